@@ -1,0 +1,29 @@
+// Time as the engine sees it: monotonic, in nanoseconds, always a parameter of polled code.
+#pragma once
+
+#include <chrono>
+
+namespace farandole {
+
+using Clock = std::chrono::steady_clock;
+using TimePoint = Clock::time_point;
+using Duration = Clock::duration;
+
+inline TimePoint now() { return Clock::now(); }
+
+/// A point in time after which a wait gives up; the default never comes.
+struct Deadline {
+  TimePoint at = TimePoint::max();
+
+  static Deadline never() { return {}; }
+  static Deadline after(Duration delay) { return {now() + delay}; }
+  static Deadline after_seconds(double seconds) {
+    return after(std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds)));
+  }
+  bool passed(TimePoint when) const { return when >= at; }
+  Duration left(TimePoint when) const { return at <= when ? Duration::zero() : at - when; }
+};
+
+inline double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
+
+}  // namespace farandole

@@ -1,0 +1,86 @@
+// What a caller can meet. Every error has one verdict line, one evidence line, one advice line,
+// and the same facts as fields.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace farandole {
+
+enum class ErrorCode : uint8_t {
+  invalid_argument,
+  not_initialized,
+  peer_lost,
+  peer_hung,
+  stalled,
+  deadlock,
+  mismatch,
+  remote_error,
+  early_exit,
+  rendezvous,
+  version_mismatch,
+  authentication,
+  link,
+  resource,
+  numerics,
+  forked,
+  membership_changed,
+  aborted,
+  internal,
+};
+
+/// One row per kind: the Python class it becomes and what to do about it when nobody knows better.
+struct ErrorRow {
+  ErrorCode code;
+  std::string_view python_class;
+  std::string_view also_is;  // a second, builtin base class in Python; may be empty
+  std::string_view advice;
+};
+
+extern const std::array<ErrorRow, 19> kErrors;
+const ErrorRow& row(ErrorCode code);
+
+/// Where it happened and who was involved; whatever is unknown stays at its default.
+struct Context {
+  int rank = -1;  // the guilty rank
+  int peer = -1;
+  int pid = 0;
+  int signal = 0;
+  std::string host;
+  std::string operation;
+  std::string tensor;
+  uint64_t sequence = 0;
+  int lane = -1;
+  int step = -1;
+  size_t bytes_done = 0;
+  size_t bytes_total = 0;
+  std::string field;     // Mismatch: what differs
+  std::string evidence;  // what was seen, and by whom
+  std::vector<std::pair<std::string, std::vector<int>>> values;  // who gave or misses what
+};
+
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorCode code, std::string verdict, Context where = {}, std::string advice = {});
+
+  ErrorCode code() const noexcept { return code_; }
+  const Context& where() const noexcept { return where_; }
+  const std::string& verdict() const noexcept { return verdict_; }
+  const std::string& advice() const noexcept { return advice_; }
+
+ private:
+  ErrorCode code_;
+  std::string verdict_;
+  Context where_;
+  std::string advice_;
+};
+
+/// "0, 2-4" for {0, 2, 3, 4}.
+std::string describe_ranks(const std::vector<int>& ranks);
+
+}  // namespace farandole

@@ -1,0 +1,39 @@
+#include "base/fd.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+
+namespace farandole {
+
+void Fd::reset() {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
+}
+
+void throw_errno(std::string_view call) {
+  const int code = errno;
+  throw Error(ErrorCode::resource, std::string(call) + " failed: " + std::strerror(code) +
+                                       " (errno " + std::to_string(code) + ")");
+}
+
+Fd make_event_fd() { return Fd(checked(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd")); }
+
+void ring(int event_fd) {
+  const uint64_t one = 1;
+  // A full counter (EAGAIN) is as loud as it gets; nothing else can fail on an owned eventfd.
+  [[maybe_unused]] const auto written = ::write(event_fd, &one, sizeof one);
+}
+
+void silence(int event_fd) {
+  uint64_t count = 0;
+  [[maybe_unused]] const auto taken = ::read(event_fd, &count, sizeof count);
+}
+
+}  // namespace farandole

@@ -1,0 +1,47 @@
+// Owned descriptors and checked system calls: errno and the call's name reach the message.
+#pragma once
+
+#include <string_view>
+#include <utility>
+
+namespace farandole {
+
+/// A file descriptor that is closed with its owner.
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd) : fd_(fd) {}
+  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Fd& operator=(Fd&& other) noexcept {
+    if (this != &other) {
+      reset();
+      fd_ = std::exchange(other.fd_, -1);
+    }
+    return *this;
+  }
+  ~Fd() { reset(); }
+
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+  int release() { return std::exchange(fd_, -1); }
+  void reset();
+
+ private:
+  int fd_ = -1;
+};
+
+/// Throws Error(resource) naming `call` and errno.
+[[noreturn]] void throw_errno(std::string_view call);
+
+/// `result` of a system call; throws when it is -1.
+template <typename T>
+T checked(T result, std::string_view call) {
+  if (result == T(-1)) throw_errno(call);
+  return result;
+}
+
+Fd make_event_fd();               // non-blocking, close-on-exec
+void ring(int event_fd);          // adds one; never blocks
+void silence(int event_fd);       // takes whatever was added
+
+}  // namespace farandole

@@ -1,0 +1,17 @@
+// One function per concept; module.cpp calls them in order.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "base/error.h"
+
+namespace farandole {
+
+namespace py = pybind11;
+
+void bind_errors(py::module_& module);
+
+void raise_in_python(const Error& error);
+py::object python_error(const Error& error);
+
+}  // namespace farandole

@@ -1,0 +1,93 @@
+// The error table as Python classes: farandole.Error and one subclass per row, fields as attributes.
+#include "base/error.h"
+
+#include <string>
+
+#include "bindings/bind.h"
+
+namespace farandole {
+namespace {
+
+std::array<PyObject*, kErrors.size()> python_classes{};
+
+void set_fields(PyObject* instance, const Error& error) {
+  const Context& c = error.where();
+  py::handle h(instance);
+  h.attr("verdict") = error.verdict();
+  h.attr("evidence") = c.evidence;
+  h.attr("advice") = error.advice();
+  h.attr("rank") = c.rank >= 0 ? py::object(py::int_(c.rank)) : py::none();
+  h.attr("peer") = c.peer >= 0 ? py::object(py::int_(c.peer)) : py::none();
+  h.attr("pid") = c.pid > 0 ? py::object(py::int_(c.pid)) : py::none();
+  h.attr("signal") = c.signal > 0 ? py::object(py::int_(c.signal)) : py::none();
+  h.attr("host") = c.host;
+  h.attr("operation") = c.operation;
+  h.attr("tensor") = c.tensor;
+  h.attr("sequence") = c.sequence;
+  h.attr("lane") = c.lane >= 0 ? py::object(py::int_(c.lane)) : py::none();
+  h.attr("step") = c.step >= 0 ? py::object(py::int_(c.step)) : py::none();
+  h.attr("bytes_done") = c.bytes_done;
+  h.attr("bytes_total") = c.bytes_total;
+  h.attr("field") = c.field;
+  py::dict values;
+  for (const auto& [value, ranks] : c.values) {
+    py::list list;
+    for (int r : ranks) list.append(r);
+    values[py::str(value)] = list;
+  }
+  h.attr("values") = values;
+}
+
+}  // namespace
+
+/// Sets the Python error that `error` stands for; the GIL is held.
+void raise_in_python(const Error& error) {
+  PyObject* type = python_classes[static_cast<size_t>(error.code())];
+  PyObject* instance = PyObject_CallFunction(type, "s", error.what());
+  if (instance == nullptr) return;
+  set_fields(instance, error);
+  PyErr_SetObject(type, instance);
+  Py_DECREF(instance);
+}
+
+/// A Python exception object for `error`, for code that stores rather than raises it.
+py::object python_error(const Error& error) {
+  PyObject* type = python_classes[static_cast<size_t>(error.code())];
+  py::object instance = py::reinterpret_steal<py::object>(
+      PyObject_CallFunction(type, "s", error.what()));
+  if (!instance) throw py::error_already_set();
+  set_fields(instance.ptr(), error);
+  return instance;
+}
+
+void bind_errors(py::module_& module) {
+  py::module_ builtins = py::module_::import("builtins");
+  py::object base = py::reinterpret_steal<py::object>(
+      PyErr_NewExceptionWithDoc("farandole.Error",
+                                "Base of every error of farandole: a verdict, its evidence, and "
+                                "advice, with the facts as attributes.",
+                                PyExc_RuntimeError, nullptr));
+  module.attr("Error") = base;
+  py::list names;
+  for (const ErrorRow& r : kErrors) {
+    py::list bases;
+    bases.append(base);
+    if (!r.also_is.empty()) bases.append(builtins.attr(std::string(r.also_is).c_str()));
+    const std::string name = "farandole." + std::string(r.python_class);
+    PyObject* type = PyErr_NewException(name.c_str(), py::tuple(bases).ptr(), nullptr);
+    if (type == nullptr) throw py::error_already_set();
+    python_classes[static_cast<size_t>(r.code)] = type;  // lives as long as the process
+    module.attr(std::string(r.python_class).c_str()) = py::handle(type);
+    names.append(std::string(r.python_class));
+  }
+  module.attr("error_names") = names;
+  py::register_exception_translator([](std::exception_ptr p) {
+    try {
+      if (p) std::rethrow_exception(p);
+    } catch (const Error& error) {
+      raise_in_python(error);
+    }
+  });
+}
+
+}  // namespace farandole

@@ -1,0 +1,9 @@
+// The native module's table of contents.
+#include "bindings/bind.h"
+
+PYBIND11_MODULE(_core, module) {
+  using namespace farandole;
+  module.doc() = "The native core of farandole.";
+  module.attr("__version__") = FARANDOLE_VERSION;
+  bind_errors(module);
+}

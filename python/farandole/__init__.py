@@ -1,0 +1,1 @@
+"""All-reduce and tensor fusion for data-parallel training."""
