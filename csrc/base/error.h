@@ -59,8 +59,8 @@ struct Context {
   int step = -1;
   size_t bytes_done = 0;
   size_t bytes_total = 0;
-  std::string field;     // Mismatch: what differs
-  std::string evidence;  // what was seen, and by whom
+  std::string field;                                             // Mismatch: what differs
+  std::string evidence;                                          // what was seen, and by whom
   std::vector<std::pair<std::string, std::vector<int>>> values;  // who gave or misses what
 };
 

@@ -40,8 +40,8 @@ T checked(T result, std::string_view call) {
   return result;
 }
 
-Fd make_event_fd();               // non-blocking, close-on-exec
-void ring(int event_fd);          // adds one; never blocks
-void silence(int event_fd);       // takes whatever was added
+Fd make_event_fd();          // non-blocking, close-on-exec
+void ring(int event_fd);     // adds one; never blocks
+void silence(int event_fd);  // takes whatever was added
 
 }  // namespace farandole

@@ -1,4 +1,5 @@
-// The error table as Python classes: farandole.Error and one subclass per row, fields as attributes.
+// The error table as Python classes: farandole.Error and one subclass per row, fields as
+// attributes.
 #include "base/error.h"
 
 #include <string>
@@ -53,8 +54,8 @@ void raise_in_python(const Error& error) {
 /// A Python exception object for `error`, for code that stores rather than raises it.
 py::object python_error(const Error& error) {
   PyObject* type = python_classes[static_cast<size_t>(error.code())];
-  py::object instance = py::reinterpret_steal<py::object>(
-      PyObject_CallFunction(type, "s", error.what()));
+  py::object instance =
+      py::reinterpret_steal<py::object>(PyObject_CallFunction(type, "s", error.what()));
   if (!instance) throw py::error_already_set();
   set_fields(instance.ptr(), error);
   return instance;

@@ -1,0 +1,30 @@
+// A way to run whole collectives on one stream.
+#pragma once
+
+#include <string_view>
+
+#include "base/clock.h"
+#include "engine/operation.h"
+
+namespace farandole {
+
+enum class Progress { idle, moved, finished };
+
+/// One instance serves one stream and holds at most one operation at a time. Used only by the
+/// thread that polls the engine; start() and poll() never block. A call may throw Error, which
+/// fails the stream's group.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual std::string_view name() const = 0;
+  /// Decided from what all ranks share: kind, counts, dtype, algorithm, level; never from pointers.
+  virtual bool can_run(const Operation& operation) const = 0;
+  /// `sequence` counts the stream's operations; `operation` outlives the run.
+  virtual void start(const Operation& operation, uint32_t sequence) = 0;
+  /// Works in pieces of at most 128 KiB and looks at the clock between them.
+  virtual Progress poll(TimePoint until) = 0;
+  /// Forgets the operation in flight; touches no caller's memory afterwards.
+  virtual void abort() noexcept = 0;
+};
+
+}  // namespace farandole

@@ -1,0 +1,199 @@
+#include "transport/segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <new>
+#include <string>
+
+#include "base/error.h"
+
+namespace farandole {
+namespace {
+
+constexpr uint64_t kMagic = 0x66617261'6e646f31;  // "farando1": changes with the layout
+constexpr size_t kPage = 4096;
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+struct Header {
+  uint64_t magic;
+  uint64_t ranks;
+  uint64_t arena_bytes;
+};
+
+size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+size_t page_bytes() { return round_up(sizeof(RankPage), kPage); }
+size_t arenas_begin(int ranks) { return kPage + static_cast<size_t>(ranks) * page_bytes(); }
+
+Error out_of_arena(size_t need, size_t have) {
+  return Error(ErrorCode::resource,
+               "the shared arena of this rank cannot hold " + std::to_string(need) +
+                   " bytes more; its largest free piece has " + std::to_string(have),
+               {}, "release allocate()d arrays, or raise FARANDOLE_ARENA_BYTES");
+}
+
+}  // namespace
+
+std::shared_ptr<Segment> Segment::create(int ranks, size_t arena_bytes) {
+  arena_bytes = round_up(arena_bytes, kPage);
+  Fd memory(checked(::memfd_create("farandole", MFD_CLOEXEC | MFD_ALLOW_SEALING), "memfd_create"));
+  const size_t bytes = arenas_begin(ranks) + static_cast<size_t>(ranks) * arena_bytes;
+  checked(::ftruncate(memory.get(), static_cast<off_t>(bytes)), "ftruncate of the shared segment");
+  checked(::fcntl(memory.get(), F_ADD_SEALS, kSeals), "sealing the shared segment");
+  const Header header{kMagic, static_cast<uint64_t>(ranks), arena_bytes};
+  checked(::pwrite(memory.get(), &header, sizeof header, 0), "writing the segment's header");
+  return std::shared_ptr<Segment>(new Segment(std::move(memory), ranks, arena_bytes));
+}
+
+std::shared_ptr<Segment> Segment::attach(Fd memory) {
+  const int seals = checked(::fcntl(memory.get(), F_GET_SEALS), "reading the segment's seals");
+  struct stat status{};
+  checked(::fstat(memory.get(), &status), "fstat of the shared segment");
+  Header header{};
+  const auto got = ::pread(memory.get(), &header, sizeof header, 0);
+  const auto size = static_cast<uint64_t>(status.st_size);
+  if ((seals & kSeals) != kSeals || got != sizeof header || header.magic != kMagic ||
+      header.ranks == 0 || header.ranks > 4096 || header.arena_bytes % kPage != 0 ||
+      size != arenas_begin(static_cast<int>(header.ranks)) + header.ranks * header.arena_bytes)
+    throw Error(ErrorCode::version_mismatch, "the shared segment is not of this version's format");
+  return std::shared_ptr<Segment>(
+      new Segment(std::move(memory), static_cast<int>(header.ranks), header.arena_bytes));
+}
+
+Segment::Segment(Fd memory, int ranks, size_t arena_bytes)
+    : memory_(std::move(memory)),
+      ranks_(ranks),
+      arena_bytes_(arena_bytes),
+      arenas_begin_(arenas_begin(ranks)),
+      bytes_(arenas_begin_ + static_cast<size_t>(ranks) * arena_bytes) {
+  void* base =
+      ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, memory_.get(), 0);
+  if (base == MAP_FAILED) throw_errno("mmap of the shared segment");
+  base_ = static_cast<std::byte*>(base);
+  ::madvise(base_, bytes_, MADV_DONTDUMP);  // a core file of the whole host helps nobody
+}
+
+Segment::~Segment() { ::munmap(base_, bytes_); }
+
+RankPage& Segment::page(int rank) const {
+  return *std::launder(
+      reinterpret_cast<RankPage*>(base_ + kPage + static_cast<size_t>(rank) * page_bytes()));
+}
+
+std::span<std::byte> Segment::arena(int rank) const {
+  return {base_ + arenas_begin_ + static_cast<size_t>(rank) * arena_bytes_, arena_bytes_};
+}
+
+std::optional<uint64_t> Segment::offset_of(const void* data, size_t bytes) const {
+  const auto begin = reinterpret_cast<uintptr_t>(base_) + arenas_begin_;
+  const auto end = reinterpret_cast<uintptr_t>(base_) + bytes_;
+  const auto at = reinterpret_cast<uintptr_t>(data);
+  if (at < begin || at > end || bytes > end - at) return std::nullopt;
+  return at - reinterpret_cast<uintptr_t>(base_);
+}
+
+// ---- directory: the owner writes, everybody reads ----
+
+DirectoryEntry* Segment::entry(int rank, uint64_t key) const {
+  for (DirectoryEntry& e : page(rank).directory)
+    if (e.key.load(std::memory_order_acquire) == key) return &e;  // partner: publish
+  return nullptr;
+}
+
+std::optional<uint64_t> Segment::find(int rank, uint64_t key) const {
+  const DirectoryEntry* e = entry(rank, key);
+  if (e == nullptr) return std::nullopt;
+  return e->offset.load(std::memory_order_relaxed);
+}
+
+bool Segment::closed(int rank, uint64_t key) const {
+  if (page(rank).state.value.load(std::memory_order_acquire) !=
+      static_cast<uint64_t>(RankState::present))
+    return true;
+  const DirectoryEntry* e = entry(rank, key);
+  return e == nullptr || e->closed.load(std::memory_order_acquire) != 0;  // partner: close
+}
+
+void Segment::publish(int rank, uint64_t key, uint64_t offset) {
+  DirectoryEntry* e = entry(rank, 0);
+  if (e == nullptr)
+    throw Error(ErrorCode::resource,
+                "this rank has no room for another stream; " + std::to_string(kDirectoryEntries) +
+                    " are in use",
+                {}, "close groups and optimizers that are no longer needed");
+  e->offset.store(offset, std::memory_order_relaxed);
+  e->closed.store(0, std::memory_order_relaxed);
+  e->key.store(key, std::memory_order_release);  // partner: entry
+}
+
+void Segment::close(int rank, uint64_t key) {
+  if (DirectoryEntry* e = entry(rank, key)) e->closed.store(1, std::memory_order_release);
+}
+
+void Segment::withdraw(int rank, uint64_t key) {
+  if (DirectoryEntry* e = entry(rank, key)) e->key.store(0, std::memory_order_release);
+}
+
+void Segment::hide_from_children() { ::madvise(base_, arenas_begin_, MADV_DONTFORK); }
+
+// ---- arena ----
+
+Arena::Arena(std::shared_ptr<Segment> segment, int rank)
+    : segment_(std::move(segment)), memory_(segment_->arena(rank)) {
+  free_[0] = memory_.size();
+}
+
+std::byte* Arena::allocate(size_t bytes) {
+  const size_t need = round_up(bytes == 0 ? 1 : bytes, kPage);
+  const std::lock_guard lock(mutex_);
+  size_t largest = 0;
+  for (auto it = free_.begin(); it != free_.end(); ++it) {
+    const auto [offset, have] = *it;
+    largest = std::max(largest, have);
+    if (have < need) continue;
+    free_.erase(it);
+    if (have > need) free_[offset + need] = have - need;
+    used_[offset] = need;
+    in_use_ += need;
+    ++allocations_;
+    return memory_.data() + offset;
+  }
+  throw out_of_arena(need, largest);
+}
+
+void Arena::release(std::byte* data) {
+  const std::lock_guard lock(mutex_);
+  const auto it = used_.find(static_cast<size_t>(data - memory_.data()));
+  if (it == used_.end()) return;
+  auto [offset, bytes] = *it;
+  used_.erase(it);
+  in_use_ -= bytes;
+  ::madvise(data, bytes, MADV_REMOVE);  // zero again, and the pages go back to the system
+  auto next = free_.lower_bound(offset);
+  if (next != free_.end() && offset + bytes == next->first) {
+    bytes += next->second;
+    next = free_.erase(next);
+  }
+  if (next != free_.begin()) {
+    const auto before = std::prev(next);
+    if (before->first + before->second == offset) {
+      before->second += bytes;
+      return;
+    }
+  }
+  free_[offset] = bytes;
+}
+
+size_t Arena::bytes_in_use() const {
+  const std::lock_guard lock(mutex_);
+  return in_use_;
+}
+
+size_t Arena::allocations() const {
+  const std::lock_guard lock(mutex_);
+  return allocations_;
+}
+
+}  // namespace farandole

@@ -1,0 +1,111 @@
+// The memory that all ranks of one host map: one sealed memfd, made once, with no name to leave
+// behind. It is sparse: pages exist when touched, so it is as large as the ranks could ever need
+// and nothing is mapped or handed over later.
+//
+//   | page of rank 0 | … | page of rank P-1 | arena of rank 0 | … | arena of rank P-1 |
+//
+// A rank's page and arena are allocated by that rank alone; every rank may read them, and writes
+// into another rank's arena only by the protocol of its owner (engine/shm_direct.h).
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+
+#include "base/fd.h"
+
+namespace farandole {
+
+/// An atomic word alone on its pair of cache lines: neighbours are prefetched together.
+struct alignas(128) Word {
+  std::atomic<uint64_t> value{0};
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+enum class RankState : uint64_t { absent, present, left };
+
+/// What a rank publishes under a key: where in its arena a thing lies.
+struct DirectoryEntry {
+  std::atomic<uint64_t> key{0};  // 0: free; released after `offset`, acquired by readers
+  std::atomic<uint64_t> offset{0};
+  std::atomic<uint64_t> closed{0};  // the owner has no more use for it
+};
+inline constexpr size_t kDirectoryEntries = 1000;
+
+struct RankPage {
+  Word asleep;     // parked: ring its doorbell after publishing something
+  Word state;      // RankState
+  Word heartbeat;  // turns of its engine, to tell late from stuck
+  DirectoryEntry directory[kDirectoryEntries];
+};
+
+class Segment {
+ public:
+  /// Makes the segment; throws Error(resource) when the kernel refuses.
+  static std::shared_ptr<Segment> create(int ranks, size_t arena_bytes);
+  /// Maps a segment made by another rank after checking seals, size and format.
+  static std::shared_ptr<Segment> attach(Fd memory);
+  ~Segment();
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  int fd() const { return memory_.get(); }
+  int ranks() const { return ranks_; }
+  RankPage& page(int rank) const;
+  std::span<std::byte> arena(int rank) const;
+
+  /// Offset of [data, data + bytes) when all of it lies in the arenas.
+  std::optional<uint64_t> offset_of(const void* data, size_t bytes) const;
+  std::byte* at(uint64_t offset) const { return base_ + offset; }
+
+  /// Waits for nobody: where `rank` published `key`, or nothing yet.
+  std::optional<uint64_t> find(int rank, uint64_t key) const;
+  /// True when `rank` no longer uses what it published under `key` (closed, withdrawn or gone).
+  bool closed(int rank, uint64_t key) const;
+  void publish(int rank, uint64_t key, uint64_t offset);
+  void close(int rank, uint64_t key);
+  void withdraw(int rank, uint64_t key);
+
+  /// Takes the control pages away from a forked child; arenas stay readable there.
+  void hide_from_children();
+
+ private:
+  Segment(Fd memory, int ranks, size_t arena_bytes);
+  DirectoryEntry* entry(int rank, uint64_t key) const;
+
+  Fd memory_;
+  int ranks_;
+  size_t arena_bytes_;
+  size_t arenas_begin_;
+  size_t bytes_;
+  std::byte* base_ = nullptr;
+};
+
+/// The allocator of one rank's arena: page-granular first fit. Memory is zero when handed out;
+/// released pages go back to the system. Any thread of the owning process.
+class Arena {
+ public:
+  Arena(std::shared_ptr<Segment> segment, int rank);
+
+  std::byte* allocate(size_t bytes);  // throws Error(resource) with need and have
+  void release(std::byte* data);
+  size_t bytes_in_use() const;
+  size_t allocations() const;  // ever made, for the steady-state tests
+  const std::shared_ptr<Segment>& segment() const { return segment_; }
+
+ private:
+  std::shared_ptr<Segment> segment_;
+  std::span<std::byte> memory_;
+  mutable std::mutex mutex_;       // guards the two maps and the counters
+  std::map<size_t, size_t> free_;  // offset -> bytes
+  std::map<size_t, size_t> used_;
+  size_t in_use_ = 0;
+  size_t allocations_ = 0;
+};
+
+}  // namespace farandole

@@ -1,0 +1,45 @@
+// A way to make channels. A new transport is a new implementation and a row in transports.cpp.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.h"
+#include "transport/channel.h"
+
+namespace farandole {
+
+struct PeerInfo {
+  int rank = -1;  // in the world
+  std::string host;
+  pid_t pid = 0;
+  std::vector<std::byte> address;
+};
+
+/// A connection on its way: polled until its channels (one per lane) are there.
+class Connecting {
+ public:
+  virtual ~Connecting() = default;
+  virtual std::vector<std::unique_ptr<Channel>> poll(TimePoint now) = 0;  // empty: not yet
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual std::string_view name() const = 0;
+  virtual std::vector<std::byte> address() const { return {}; }  // published to the peers
+  virtual bool reaches(const PeerInfo& peer) const = 0;
+  /// Begins a connection for one stream (`stream_key` is the same on both sides, and unique in the
+  /// world). Never blocks; both sides call it.
+  virtual std::unique_ptr<Connecting> connect(const PeerInfo& peer, uint64_t stream_key,
+                                              int lanes) = 0;
+  virtual std::span<const int> wake_fds() const { return {}; }  // what a parked engine waits for
+};
+
+}  // namespace farandole
