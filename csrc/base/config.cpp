@@ -1,0 +1,142 @@
+#include "base/config.h"
+
+#include <cerrno>
+#include <cstdlib>
+#include <functional>
+#include <sstream>
+#include <string_view>
+
+#include "base/error.h"
+#include "base/fault.h"
+
+namespace farandole {
+namespace {
+
+using Choices = std::vector<std::string_view>;
+
+Error unreadable(std::string_view name, std::string_view text, const std::string& expected) {
+  return Error(ErrorCode::invalid_argument,
+               std::string(name) + "=" + std::string(text) + " is not " + expected);
+}
+
+/// A variable bound to its member; the type decides how it is read and shown.
+struct Variable {
+  std::string_view name;
+  std::string_view type;
+  std::string_view doc;
+  std::function<void(Config&, std::string_view)> read;
+  std::function<std::string(const Config&)> show;
+};
+
+Variable number(std::string_view name, double Config::* member, std::string_view doc) {
+  return {name, "number", doc,
+          [=](Config& c, std::string_view text) {
+            const std::string copy(text);
+            char* end = nullptr;
+            c.*member = std::strtod(copy.c_str(), &end);
+            if (copy.empty() || *end != 0 || !(c.*member >= 0))
+              throw unreadable(name, text, "a number of at least 0");
+          },
+          [=](const Config& c) {
+            std::ostringstream out;
+            out << c.*member;
+            return out.str();
+          }};
+}
+
+Variable bytes(std::string_view name, size_t Config::* member, std::string_view doc) {
+  return {name, "bytes", doc,
+          [=](Config& c, std::string_view text) {
+            const std::string copy(text);
+            char* end = nullptr;
+            errno = 0;
+            const double value = std::strtod(copy.c_str(), &end);
+            const std::string_view unit(end);
+            const double scale = unit.empty()                   ? 1
+                                 : unit == "K" || unit == "KiB" ? 1024
+                                 : unit == "M" || unit == "MiB" ? 1024.0 * 1024
+                                 : unit == "G" || unit == "GiB" ? 1024.0 * 1024 * 1024
+                                                                : -1;
+            if (copy.empty() || end == copy.c_str() || scale < 0 || !(value >= 0) || value > 1e15)
+              throw unreadable(name, text, "a size in bytes such as 1048576, 512K, 25M or 2G");
+            c.*member = static_cast<size_t>(value * scale);
+          },
+          [=](const Config& c) { return std::to_string(c.*member); }};
+}
+
+Variable text(std::string_view name, std::string Config::* member, std::string_view doc,
+              Choices choices = {}) {
+  return {name, "text", doc,
+          [=](Config& c, std::string_view value) {
+            bool known = choices.empty();
+            std::string expected = "one of";
+            for (std::string_view choice : choices) {
+              known = known || value == choice;
+              expected += " " + std::string(choice);
+            }
+            if (!known) throw unreadable(name, value, expected);
+            c.*member = value;
+          },
+          [=](const Config& c) { return c.*member; }};
+}
+
+const std::vector<Variable>& variables() {
+  static const std::vector<Variable> table{
+      number("FARANDOLE_TIMEOUT", &Config::timeout,
+             "seconds an operation may wait for other ranks before it fails; 0: for ever"),
+      number("FARANDOLE_START_TIMEOUT", &Config::start_timeout,
+             "seconds init() waits for all ranks to arrive"),
+      number("FARANDOLE_WARN_AFTER", &Config::warn_after,
+             "seconds after which a waiting operation names the ranks it waits for"),
+      bytes("FARANDOLE_BUCKET_BYTES", &Config::bucket_bytes,
+            "gradients reduced together: 0 is one all-reduce per tensor"),
+      bytes("FARANDOLE_FIRST_BUCKET_BYTES", &Config::first_bucket_bytes,
+            "size of the first bucket, small so that communication starts early"),
+      bytes("FARANDOLE_ARENA_BYTES", &Config::arena_bytes,
+            "address space for this rank's shared memory; 0: the machine's memory"),
+      number("FARANDOLE_SPIN_US", &Config::spin_us,
+             "microseconds a waiter spins before it parks, given a core for every rank"),
+      text(
+          "FARANDOLE_PROGRESS", &Config::progress,
+          "who drives operations nobody waits for: a thread, the caller's hooks, or as cores allow",
+          {"auto", "thread", "caller"}),
+      text("FARANDOLE_LEVEL", &Config::level,
+           "canonical: the same bits for any number of ranks and algorithm; fast: any order",
+           {"canonical", "fast"}),
+      text("FARANDOLE_ALGORITHM", &Config::algorithm,
+           "forces a path or planner by name (see `farandole plan`); empty: chosen by size"),
+      text("FARANDOLE_LOG", &Config::log_level, "how much goes to stderr",
+           {"error", "warning", "info", "debug"}),
+      text("FARANDOLE_TRACE", &Config::trace,
+           "directory for a Chrome trace of all ranks; empty: no trace"),
+      text("FARANDOLE_FAULT", &Config::fault,
+           "test builds only: makes a rank fail at a named point"),
+  };
+  return table;
+}
+
+}  // namespace
+
+Config Config::from_environment() {
+  Config config;
+  for (const Variable& v : variables()) {
+    const char* value = std::getenv(std::string(v.name).c_str());
+    if (value != nullptr) v.read(config, value);
+  }
+  if (!config.fault.empty() && !kFaultPoints)
+    throw Error(ErrorCode::invalid_argument,
+                "FARANDOLE_FAULT is set, but this build has no fault points", {},
+                "unset it, or build with -DFARANDOLE_FAULT_POINTS=ON");
+  return config;
+}
+
+std::vector<Setting> settings(const Config& config) {
+  const Config fallback;
+  std::vector<Setting> list;
+  for (const Variable& v : variables())
+    list.push_back({std::string(v.name), std::string(v.type), v.show(config), v.show(fallback),
+                    std::string(v.doc)});
+  return list;
+}
+
+}  // namespace farandole

@@ -1,0 +1,39 @@
+// Every FARANDOLE_* variable: name, type, default and meaning, once. Parsed once, passed down.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace farandole {
+
+struct Config {
+  double timeout = 1800;                // FARANDOLE_TIMEOUT
+  double start_timeout = 300;           // FARANDOLE_START_TIMEOUT
+  double warn_after = 10;               // FARANDOLE_WARN_AFTER
+  size_t bucket_bytes = 25 << 20;       // FARANDOLE_BUCKET_BYTES
+  size_t first_bucket_bytes = 1 << 20;  // FARANDOLE_FIRST_BUCKET_BYTES
+  size_t arena_bytes = 0;             // FARANDOLE_ARENA_BYTES; 0: as much as the machine has memory
+  double spin_us = 50;                // FARANDOLE_SPIN_US
+  std::string progress = "auto";      // FARANDOLE_PROGRESS: auto, thread, caller
+  std::string level = "canonical";    // FARANDOLE_LEVEL
+  std::string algorithm;              // FARANDOLE_ALGORITHM
+  std::string log_level = "warning";  // FARANDOLE_LOG
+  std::string trace;                  // FARANDOLE_TRACE
+  std::string fault;                  // FARANDOLE_FAULT
+
+  /// Reads the environment; throws Error(invalid_argument) naming a variable that cannot be read.
+  static Config from_environment();
+};
+
+/// One variable as `farandole info` shows it.
+struct Setting {
+  std::string name;
+  std::string type;
+  std::string value;
+  std::string fallback;
+  std::string doc;
+};
+std::vector<Setting> settings(const Config& config);
+
+}  // namespace farandole

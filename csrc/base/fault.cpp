@@ -1,0 +1,85 @@
+#include "base/fault.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <string>
+#include <thread>
+
+#include "base/error.h"
+
+namespace farandole {
+namespace {
+
+Error bad(std::string_view specification) {
+  return Error(ErrorCode::invalid_argument,
+               "FARANDOLE_FAULT=" + std::string(specification) +
+                   " is not of the form rank=R,at=POINT#N,do=sigkill|sigstop|sigsegv|exit|sleep:S");
+}
+
+std::map<std::string, std::string, std::less<>> parse(std::string_view text) {
+  std::map<std::string, std::string, std::less<>> fields;
+  while (!text.empty()) {
+    const std::string_view item = text.substr(0, text.find(','));
+    text.remove_prefix(std::min(text.size(), item.size() + 1));
+    const size_t equals = item.find('=');
+    if (equals == std::string_view::npos) continue;
+    fields[std::string(item.substr(0, equals))] = std::string(item.substr(equals + 1));
+  }
+  return fields;
+}
+
+#ifdef FARANDOLE_FAULT_POINTS
+// One armed fault per process, set before any thread of ours starts.
+struct Armed {
+  std::string point;
+  std::string action;
+  std::atomic<int> countdown{0};
+} armed;
+
+void act(const std::string& action) {
+  if (action == "sigkill") ::raise(SIGKILL);
+  if (action == "sigstop") ::raise(SIGSTOP);
+  if (action == "sigsegv") {
+    ::signal(SIGSEGV, SIG_DFL);
+    ::raise(SIGSEGV);
+  }
+  if (action == "exit") ::_exit(7);
+  if (action.starts_with("sleep:"))
+    std::this_thread::sleep_for(std::chrono::duration<double>(std::stod(action.substr(6))));
+}
+#endif
+
+}  // namespace
+
+#ifdef FARANDOLE_FAULT_POINTS
+void fault_point(std::string_view name) {
+  if (armed.countdown.load(std::memory_order_relaxed) <= 0 || name != armed.point) return;
+  if (armed.countdown.fetch_sub(1, std::memory_order_relaxed) == 1) act(armed.action);
+}
+#endif
+
+void arm_fault(std::string_view specification, int rank) {
+  auto fields = parse(specification);
+  std::string point = fields["at"];
+  const std::string action = fields["do"];
+  const std::string who = fields["rank"];
+  if (point.empty() || action.empty() || who.empty()) throw bad(specification);
+  int visits = 1;
+  if (const size_t hash = point.find('#'); hash != std::string::npos) {
+    visits = std::atoi(point.c_str() + hash + 1);
+    point.resize(hash);
+  }
+  if (visits < 1) throw bad(specification);
+  if (std::to_string(rank) != who) return;
+#ifdef FARANDOLE_FAULT_POINTS
+  armed.point = point;
+  armed.action = action;
+  armed.countdown.store(visits, std::memory_order_relaxed);
+#endif
+}
+
+}  // namespace farandole
