@@ -1,0 +1,69 @@
+#include "control/host.h"
+
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <string>
+
+namespace farandole {
+
+CpuSet usable_cpus() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  ::sched_getaffinity(0, sizeof set, &set);
+  CpuSet cpus;
+  for (int i = 0; i < CPU_SETSIZE; ++i) cpus[static_cast<size_t>(i)] = CPU_ISSET(i, &set) != 0;
+  return cpus;
+}
+
+std::vector<Host> hosts_in_process(int size, size_t arena_bytes) {
+  auto segment = Segment::create(size, arena_bytes);
+  std::vector<Fd> doorbells;
+  for (int r = 0; r < size; ++r) doorbells.push_back(make_event_fd());
+  std::vector<Host> hosts;
+  for (int r = 0; r < size; ++r) {
+    Host host{r, {}, segment};
+    for (int p = 0; p < size; ++p)
+      host.peers.push_back({{p, "local", ::getpid(), {}},
+                            usable_cpus(),
+                            Fd(checked(::dup(doorbells[static_cast<size_t>(p)].get()), "dup")),
+                            Fd()});
+    segment->page(r).state.value.store(static_cast<uint64_t>(RankState::present));
+    hosts.push_back(std::move(host));
+  }
+  return hosts;
+}
+
+Host host_alone(size_t arena_bytes) { return std::move(hosts_in_process(1, arena_bytes)[0]); }
+
+size_t default_arena_bytes() {
+  return static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) *
+         static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+std::string process_state(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string text((std::istreambuf_iterator<char>(file)), {});
+  const size_t end = text.rfind(')');  // the name before it may hold anything
+  if (end == std::string::npos || end + 2 >= text.size()) return "dead";
+  switch (text[end + 2]) {
+    case 'R':
+      return "running";
+    case 'S':
+      return "sleeping";
+    case 'D':
+      return "in uninterruptible sleep";
+    case 'T':
+      return "stopped";
+    case 't':
+      return "stopped by a debugger";
+    case 'Z':
+      return "dead";
+    default:
+      return "unknown";
+  }
+}
+
+}  // namespace farandole

@@ -1,0 +1,47 @@
+// What a rank knows of the others on its host once they have met: the segment they all map, each
+// one's doorbell and process descriptor.
+#pragma once
+
+#include <bitset>
+#include <memory>
+#include <vector>
+
+#include "base/fd.h"
+#include "transport/segment.h"
+#include "transport/transport.h"
+
+namespace farandole {
+
+using CpuSet = std::bitset<1024>;
+
+struct HostPeer {
+  PeerInfo info;
+  CpuSet cpus;  // where it may run
+  Fd doorbell;  // eventfd that wakes its parked engine
+  Fd process;   // pidfd: readable once it has died; none for ranks that are threads
+};
+
+struct Host {
+  int rank = 0;
+  std::vector<HostPeer> peers;  // by world rank, this one included
+  std::shared_ptr<Segment> segment;
+
+  int size() const { return static_cast<int>(peers.size()); }
+};
+
+/// The processors this process may run on.
+CpuSet usable_cpus();
+
+/// All ranks in this process: for tests, where ranks are threads or take turns in one.
+std::vector<Host> hosts_in_process(int size, size_t arena_bytes);
+
+/// A world of one.
+Host host_alone(size_t arena_bytes);
+
+/// As much address space as a rank could ever fill: the machine's memory.
+size_t default_arena_bytes();
+
+/// What /proc says a process is doing: "running", "stopped", "dead", …
+std::string process_state(pid_t pid);
+
+}  // namespace farandole

@@ -1,0 +1,109 @@
+#include "control/lifeline.h"
+
+#include <cstring>
+#include <string>
+
+namespace farandole {
+namespace {
+
+template <size_t N>
+void put(char (&to)[N], const std::string& text) {
+  const size_t length = std::min(N - 1, text.size());
+  std::memcpy(to, text.data(), length);
+  to[length] = 0;
+}
+
+template <size_t N>
+std::string take(const char (&from)[N]) {
+  return {from, ::strnlen(from, N)};
+}
+
+// "value\x1f0,2\x1e…": who gave what, in one text.
+std::string join_values(const Context& where) {
+  std::string text;
+  for (const auto& [value, ranks] : where.values) {
+    text += value + '\x1f';
+    for (int r : ranks) text += std::to_string(r) + ',';
+    text += '\x1e';
+  }
+  return text;
+}
+
+std::vector<std::pair<std::string, std::vector<int>>> split_values(std::string_view text) {
+  std::vector<std::pair<std::string, std::vector<int>>> values;
+  while (!text.empty()) {
+    const std::string_view item = text.substr(0, text.find('\x1e'));
+    text.remove_prefix(std::min(text.size(), item.size() + 1));
+    const size_t middle = item.find('\x1f');
+    if (middle == std::string_view::npos) continue;
+    std::vector<int> ranks;
+    for (const char* at = item.data() + middle + 1; at < item.data() + item.size();) {
+      char* end = nullptr;
+      ranks.push_back(static_cast<int>(std::strtol(at, &end, 10)));
+      if (end == at) break;
+      at = end + 1;
+    }
+    values.emplace_back(item.substr(0, middle), std::move(ranks));
+  }
+  return values;
+}
+
+}  // namespace
+
+ErrorRecord encode(const Error& error) {
+  const Context& c = error.where();
+  ErrorRecord r{};
+  r.code = static_cast<int32_t>(error.code());
+  r.rank = c.rank;
+  r.peer = c.peer;
+  r.pid = c.pid;
+  r.signal = c.signal;
+  r.lane = c.lane;
+  r.step = c.step;
+  r.sequence = c.sequence;
+  r.bytes_done = c.bytes_done;
+  r.bytes_total = c.bytes_total;
+  put(r.verdict, error.verdict());
+  put(r.evidence, c.evidence);
+  put(r.advice, error.advice());
+  put(r.operation, c.operation);
+  put(r.tensor, c.tensor);
+  put(r.field, c.field);
+  put(r.values, join_values(c));
+  return r;
+}
+
+Error decode(const ErrorRecord& r) {
+  Context c;
+  c.rank = r.rank;
+  c.peer = r.peer;
+  c.pid = r.pid;
+  c.signal = r.signal;
+  c.lane = r.lane;
+  c.step = r.step;
+  c.sequence = r.sequence;
+  c.bytes_done = r.bytes_done;
+  c.bytes_total = r.bytes_total;
+  c.evidence = take(r.evidence);
+  c.operation = take(r.operation);
+  c.tensor = take(r.tensor);
+  c.field = take(r.field);
+  c.values = split_values(take(r.values));
+  const bool known = r.code >= 0 && static_cast<size_t>(r.code) < kErrors.size();
+  const ErrorCode code = known ? static_cast<ErrorCode>(r.code) : ErrorCode::internal;
+  return Error(code, take(r.verdict), std::move(c), take(r.advice));
+}
+
+void HostLifeline::report(const Error& error) {
+  uint64_t alive = 0;
+  if (!cell_.state.value.compare_exchange_strong(alive, 1)) return;  // somebody was first
+  cell_.record = encode(error);
+  cell_.state.value.store(2, std::memory_order_seq_cst);  // partners: failed, verdict
+}
+
+std::optional<Error> HostLifeline::verdict() const {
+  if (cell_.state.value.load(std::memory_order_acquire) != 2) return std::nullopt;
+  return decode(cell_.record);
+}
+
+}  // namespace farandole

@@ -1,0 +1,26 @@
+// How the ranks of one host find each other: over an abstract UNIX socket whose name follows from
+// how the job was started. Both sides check that the other runs as the same user; no name is left
+// in any file system.
+#pragma once
+
+#include <string>
+
+#include "base/clock.h"
+#include "control/host.h"
+
+namespace farandole {
+
+struct Invitation {
+  int rank = 0;
+  int size = 1;
+  std::string job;  // same on all ranks of this job and no other, e.g. "127.0.0.1:29500:run:epoch"
+  size_t arena_bytes = 0;
+  std::string agree;  // settings on which all ranks must agree, as text
+};
+
+/// Blocks until all ranks have met or the deadline has passed.
+/// Throws Error: rendezvous (missing ranks, wrong or duplicate rank, differing sizes — on every
+/// rank that dialled in), version_mismatch, authentication.
+Host meet(const Invitation& invitation, Deadline deadline);
+
+}  // namespace farandole
