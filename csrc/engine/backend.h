@@ -19,11 +19,18 @@ class Backend {
   virtual std::string_view name() const = 0;
   /// Decided from what all ranks share: kind, counts, dtype, algorithm, level; never from pointers.
   virtual bool can_run(const Operation& operation) const = 0;
-  /// `sequence` counts the stream's operations; `operation` outlives the run.
+  /// `sequence` counts the stream's operations; `operation` outlives the run. The other ranks may
+  /// not have come yet, or have started something else: no data of theirs is looked at.
   virtual void start(const Operation& operation, uint32_t sequence) = 0;
+  /// True when the data of the started operation carry the ranks' agreement with them; else the
+  /// stream compares descriptors first, then calls agreed(), and only then poll().
+  virtual bool agrees_in_data() const { return false; }
+  /// All ranks have started the same operation. An Error thrown here is thrown on every rank; the
+  /// operation is refused and the group lives on.
+  virtual void agreed() {}
   /// Works in pieces of at most 128 KiB and looks at the clock between them.
   virtual Progress poll(TimePoint until) = 0;
-  /// Forgets the operation in flight; touches no caller's memory afterwards.
+  /// Forgets the operation in flight; touches no memory of any caller afterwards.
   virtual void abort() noexcept = 0;
 };
 

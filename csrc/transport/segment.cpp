@@ -109,9 +109,8 @@ std::optional<uint64_t> Segment::find(int rank, uint64_t key) const {
 }
 
 bool Segment::closed(int rank, uint64_t key) const {
-  if (page(rank).state.value.load(std::memory_order_acquire) !=
-      static_cast<uint64_t>(RankState::present))
-    return true;
+  const auto state = static_cast<RankState>(page(rank).state.value.load(std::memory_order_acquire));
+  if (state == RankState::left) return true;
   const DirectoryEntry* e = entry(rank, key);
   return e == nullptr || e->closed.load(std::memory_order_acquire) != 0;  // partner: close
 }

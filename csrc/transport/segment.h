@@ -65,7 +65,7 @@ class Segment {
 
   /// Waits for nobody: where `rank` published `key`, or nothing yet.
   std::optional<uint64_t> find(int rank, uint64_t key) const;
-  /// True when `rank` no longer uses what it published under `key` (closed, withdrawn or gone).
+  /// For a key once found: true when `rank` has no more use for it (closed, withdrawn, or left).
   bool closed(int rank, uint64_t key) const;
   void publish(int rank, uint64_t key, uint64_t offset);
   void close(int rank, uint64_t key);

@@ -1,0 +1,25 @@
+// Who on this host has died, and how.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "base/clock.h"
+#include "control/host.h"
+
+namespace farandole {
+
+struct Death {
+  int signal = 0;           // what killed it, or 0
+  int exit_code = -1;       // how it exited, or -1 when not known
+  std::string how() const;  // "was killed by SIGKILL", "exited with code 1", "died"
+};
+
+/// How a process whose descriptor has become readable ended. The exit status belongs to the
+/// parent; it can be read from /proc while the process is a zombie, and from the descriptor once
+/// the parent has taken it (Linux 6.15). Nothing when neither shows it (yet).
+std::optional<Death> death_of(const HostPeer& peer);
+
+std::string signal_name(int signal);
+
+}  // namespace farandole

@@ -1,0 +1,92 @@
+// lines: for the smallest operations. A cache line carries 56 bytes of data and the operation's
+// flag, so one transit between two cores brings both; no rank waits for anything else.
+//
+// A page has two sets of lines, used in turn: when operation k+2 overwrites the lines of k, every
+// peer has started k+1, and so has finished reading k.
+#include <algorithm>
+#include <cstring>
+
+#include "engine/direct_path.h"
+#include "fold/fold.h"
+
+namespace farandole {
+namespace {
+
+size_t lines_for(size_t bytes) {
+  return std::max<size_t>(1, (bytes + kLinePayload - 1) / kLinePayload);
+}
+
+class Lines : public DirectPath {
+ public:
+  explicit Lines(const StreamMemory& memory)
+      : memory_(memory),
+        arrived_(static_cast<size_t>(memory.size()) * kLines * kLinePayload),
+        inputs_(static_cast<size_t>(memory.size())) {}
+
+  void start(const Operation& operation) override {
+    what_.start(operation, memory_);
+    scales_ = scales_for(operation.input.dtype, operation.op, operation.prescale,
+                         operation.postscale, memory_.size());
+    peer_ = 0;
+    line_ = 0;
+    const bool shows = shows_data(memory_.rank);
+    Line* lines = memory_.mine().lines[memory_.sequence() % 2];
+    const std::byte* from = operation.input.data;
+    size_t left = shows ? operation.input.bytes() : 0;
+    for (size_t i = 0, n = lines_for(left); i < n; ++i) {
+      const size_t take = std::min(left, kLinePayload);
+      if (take > 0) std::memcpy(lines[i].payload, from, take);
+      lines[i].flag.store(memory_.ticket, std::memory_order_release);  // partner: poll
+      from += take;
+      left -= take;
+    }
+  }
+
+  Progress poll(TimePoint) override {
+    for (; peer_ < memory_.size(); ++peer_, line_ = 0)
+      if (!arrived(peer_)) return Progress::idle;
+    what_.finish(inputs_, scales_, what_.operation().output.data);
+    return Progress::finished;
+  }
+
+ private:
+  bool shows_data(int r) const {
+    const Operation& o = what_.operation();
+    return o.kind != Collective::broadcast || o.root == r;
+  }
+
+  bool arrived(int r) {
+    const auto index = static_cast<size_t>(r);
+    if (r == memory_.rank) {
+      inputs_[index] = what_.operation().input.data;
+      return true;
+    }
+    std::byte* to = arrived_.data() + index * kLines * kLinePayload;
+    inputs_[index] = to;
+    const size_t bytes = shows_data(r) ? what_.operation().input.bytes() : 0;
+    const Line* lines = memory_.page(r).lines[memory_.sequence() % 2];
+    for (const size_t n = lines_for(bytes); line_ < n; ++line_) {
+      if (lines[line_].flag.load(std::memory_order_acquire) != memory_.ticket) return false;
+      const size_t at = line_ * kLinePayload;
+      if (bytes > at)
+        std::memcpy(to + at, lines[line_].payload, std::min(bytes - at, kLinePayload));
+    }
+    return true;
+  }
+
+  const StreamMemory& memory_;
+  DirectOperation what_;
+  Scales scales_;
+  std::vector<std::byte> arrived_;
+  std::vector<const std::byte*> inputs_;
+  int peer_ = 0;     // lines of peers before it have been copied
+  size_t line_ = 0;  // and this many of its own
+};
+
+}  // namespace
+
+std::unique_ptr<DirectPath> make_lines(const StreamMemory& memory) {
+  return std::make_unique<Lines>(memory);
+}
+
+}  // namespace farandole

@@ -1,0 +1,77 @@
+#include <cstring>
+#include <string>
+
+#include "engine/direct_path.h"
+#include "fold/fold.h"
+#include "schedule/slicing.h"
+
+namespace farandole {
+namespace {
+
+/// In place, a rank's own share stands where it belongs; peers may be reading it.
+void move(std::byte* to, const std::byte* from, size_t bytes) {
+  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
+}
+
+}  // namespace
+
+void DirectOperation::start(const Operation& operation, const StreamMemory& memory) {
+  operation_ = &operation;
+  memory_ = &memory;
+  const auto place = [&](const Buffer& b) {
+    const auto offset = memory.segment->offset_of(b.data, b.bytes());
+    return offset && b.count > 0 ? *offset + 1 : 0;
+  };
+  Places& mine = memory.mine().entry.places[memory.sequence() % 2];
+  // Relaxed: released with `posted`.
+  mine.input.store(place(operation.input), std::memory_order_relaxed);
+  mine.output.store(place(operation.output), std::memory_order_relaxed);
+}
+
+std::byte* DirectOperation::mapped(int r, std::atomic<uint64_t> Places::* which,
+                                   size_t bytes) const {
+  Places& places = memory_->page(r).entry.places[memory_->sequence() % 2];
+  const uint64_t place = (places.*which).load(std::memory_order_relaxed);
+  if (place == 0) return nullptr;
+  std::byte* data = memory_->segment->at(place - 1);
+  if (!memory_->segment->offset_of(data, bytes))
+    throw Error(ErrorCode::resource,
+                "shared memory control block of rank " + std::to_string(r) + " is corrupt");
+  return data;
+}
+
+bool DirectOperation::all_shared() const {
+  for (int r = 0; r < memory_->size(); ++r)
+    if (input_of(r) == nullptr || output_of(r) == nullptr) return false;
+  return true;
+}
+
+void DirectOperation::finish(const std::vector<const std::byte*>& inputs, const Scales& scales,
+                             std::byte* output) const {
+  const Operation& o = *operation_;
+  const size_t bytes = o.input.bytes();
+  switch (o.kind) {
+    case Collective::all_reduce:
+      fold_canonical(output, inputs, o.input.count, o.input.dtype, o.op, scales);
+      return;
+    case Collective::reduce_scatter: {
+      const auto size = static_cast<size_t>(memory_->size());
+      const Slice mine =
+          part({Space::input, 0, o.input.count}, size, static_cast<size_t>(memory_->rank));
+      std::vector<const std::byte*> parts = inputs;
+      for (const std::byte*& p : parts) p += mine.offset * size_of(o.input.dtype);
+      fold_canonical(output, parts, mine.count, o.input.dtype, o.op, scales);
+      return;
+    }
+    case Collective::all_gather:
+      for (size_t r = 0; r < inputs.size(); ++r) move(output + r * bytes, inputs[r], bytes);
+      return;
+    case Collective::broadcast:
+      move(output, inputs[static_cast<size_t>(o.root)], bytes);
+      return;
+    default:
+      return;
+  }
+}
+
+}  // namespace farandole

@@ -1,0 +1,89 @@
+// window: an all-reduce over buffers that every rank maps. Rank r folds part r out of all inputs
+// and stores it to all outputs; when all have, it is done. Two waits, least bytes moved.
+//
+// It writes into memory of other ranks, so every piece goes through the ownership protocol: say
+// `inside`, look at the abort word, write, leave. A rank that aborts takes its memory back only
+// when nobody is inside any more (Stream::fail).
+#include <algorithm>
+
+#include "base/fault.h"
+#include "engine/direct_path.h"
+#include "fold/fold.h"
+#include "schedule/slicing.h"
+
+namespace farandole {
+namespace {
+
+constexpr size_t kPiece = 128 << 10;  // bytes between two looks at the clock
+
+class Window : public DirectPath {
+ public:
+  explicit Window(const StreamMemory& memory)
+      : memory_(memory),
+        inputs_(static_cast<size_t>(memory.size())),
+        outputs_(static_cast<size_t>(memory.size())) {}
+
+  void start(const Operation& operation) override {
+    what_.start(operation, memory_);
+    scales_ = scales_for(operation.input.dtype, operation.op, operation.prescale,
+                         operation.postscale, memory_.size());
+    mine_ = part({Space::input, 0, operation.input.count}, static_cast<size_t>(memory_.size()),
+                 static_cast<size_t>(memory_.rank));
+    done_ = 0;
+    written_ = false;
+  }
+
+  Progress poll(TimePoint until) override {
+    const uint64_t target = progress(memory_.sequence(), 1);
+    bool moved = false;
+    while (!written_) {
+      if (!write_piece()) return Progress::idle;  // aborted
+      moved = true;
+      if (!written_ && now() >= until) return Progress::moved;
+    }
+    if (moved) publish(memory_.mine().folded, target);
+    for (int r = 0; r < memory_.size(); ++r)
+      if (!reached(memory_.page(r).folded, target)) return moved ? Progress::moved : Progress::idle;
+    return Progress::finished;
+  }
+
+ private:
+  bool write_piece() {
+    const Operation& o = what_.operation();
+    const size_t element = size_of(o.input.dtype);
+    const size_t count = std::min(mine_.count - done_, kPiece / element);
+    const size_t at = (mine_.offset + done_) * element;
+    for (int r = 0; r < memory_.size(); ++r) {
+      inputs_[static_cast<size_t>(r)] = what_.input_of(r) + at;
+      outputs_[static_cast<size_t>(r)] = what_.output_of(r) + at;
+    }
+    std::atomic<uint64_t>& inside = memory_.mine().inside.value;
+    inside.store(1, std::memory_order_seq_cst);  // partner: Stream::others_are_out
+    const bool alive = memory_.abort->load(std::memory_order_seq_cst) == 0;
+    if (alive) {
+      fault_point("window.write");
+      fold_canonical_to(outputs_, inputs_, count, o.input.dtype, o.op, scales_);
+      done_ += count;
+      written_ = done_ == mine_.count;
+    }
+    inside.store(0, std::memory_order_release);
+    return alive;
+  }
+
+  const StreamMemory& memory_;
+  DirectOperation what_;
+  Scales scales_;
+  Slice mine_;
+  size_t done_ = 0;
+  bool written_ = false;
+  std::vector<const std::byte*> inputs_;
+  std::vector<std::byte*> outputs_;
+};
+
+}  // namespace
+
+std::unique_ptr<DirectPath> make_window(const StreamMemory& memory) {
+  return std::make_unique<Window>(memory);
+}
+
+}  // namespace farandole

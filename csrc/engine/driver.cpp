@@ -1,0 +1,179 @@
+#include "engine/driver.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+
+#include "engine/engine.h"
+
+namespace farandole {
+namespace {
+
+constexpr auto kBackstop = std::chrono::milliseconds(5);  // without a turn of anyone
+constexpr auto kLongestPark = std::chrono::milliseconds(100);
+constexpr int kLooksBetweenClocks = 32;
+
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+Driver::Driver(Engine& engine, Duration spin, Crowding crowding, ProgressMode mode, bool threads)
+    : engine_(engine),
+      spin_(spin),
+      crowding_(crowding),
+      eager_(mode == ProgressMode::thread || (mode == ProgressMode::automatic && crowding.spare)) {
+  if (!threads) return;
+  // Signals are for the program's own threads.
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { progress_main(); });
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Driver::~Driver() { stop(); }
+
+void Driver::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    thread_wakes_.notify_all();
+  }
+  engine_.wake();
+  if (thread_.joinable()) thread_.join();
+}
+
+// ---- the token ----
+
+void Driver::release() {
+  taken_.store(false);  // seq_cst; partner: sleep, which publishes itself and then looks again
+  if (waiters_.load() > 0) {
+    const std::lock_guard lock(mutex_);
+    waiter_wakes_.notify_all();
+  }
+  engine_.run_completions();
+}
+
+bool Driver::wait(const Request& request, Deadline until) {
+  while (!request.finished.load(std::memory_order_acquire)) {
+    if (take()) {
+      drive([&] { return request.finished.load(std::memory_order_acquire); }, until);
+      release();
+      if (engine_.busy() && waiters_.load() == 0) note_submission();
+    } else {
+      sleep(request, until);
+    }
+    if (!request.finished.load(std::memory_order_acquire) && until.passed(now())) return false;
+  }
+  return true;
+}
+
+void Driver::sleep(const Request& request, Deadline until) {
+  std::unique_lock lock(mutex_);
+  ++waiters_;                                 // seq_cst; partners: release, note_finished
+  if (thread_drives_.load()) engine_.wake();  // it hands the token over
+  if (!request.finished.load() && taken_.load()) {
+    const Duration most = std::min<Duration>(kLongestPark, until.left(now()));
+    waiter_wakes_.wait_for(lock, most);
+  }
+  --waiters_;
+}
+
+void Driver::note_finished() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // partner: sleep
+  if (waiters_.load(std::memory_order_relaxed) == 0) return;
+  const std::lock_guard lock(mutex_);
+  waiter_wakes_.notify_all();
+}
+
+/// Polls until done: spins while there is a core for every rank, yields when there is not, and
+/// parks when nothing has moved for a while.
+template <typename Done>
+void Driver::drive(Done done, Deadline until) {
+  TimePoint idle_since{};
+  int looks = 0;
+  while (!done()) {
+    if (engine_.poll(TimePoint::min())) {  // one piece a turn
+      looks = 0;
+      turns_.fetch_add(1, std::memory_order_relaxed);
+      continue;
+    }
+    if (done()) return;
+    if (crowding_.crowded)
+      ::sched_yield();
+    else
+      relax();
+    if (++looks % kLooksBetweenClocks != 0) continue;
+    const TimePoint when = now();
+    if (until.passed(when)) return;
+    if (looks == kLooksBetweenClocks) idle_since = when;
+    if (when - idle_since < spin_) continue;
+    engine_.park(std::min<Duration>(kLongestPark, until.left(when)));
+    looks = 0;
+  }
+}
+
+void Driver::turn(Duration at_most) {
+  if (!take()) return;
+  const TimePoint until = now() + at_most;
+  while (engine_.poll(until) && now() < until) {
+  }
+  turns_.fetch_add(1, std::memory_order_relaxed);
+  release();
+}
+
+// ---- the progress thread ----
+
+void Driver::note_submission() {
+  if (!thread_sleeps_.load()) return;  // partner: progress_main publishes it before it looks
+  const std::lock_guard lock(mutex_);
+  thread_wakes_.notify_one();
+}
+
+/// With no core to spare, true once nobody has taken a turn for a while.
+bool Driver::nobody_drives() {
+  if (eager_) return true;
+  const uint64_t before = turns_.load(std::memory_order_relaxed);
+  std::unique_lock lock(mutex_);
+  thread_wakes_.wait_for(lock, kBackstop, [&] { return stopping_; });
+  return turns_.load(std::memory_order_relaxed) == before;
+}
+
+void Driver::progress_main() {
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      thread_sleeps_.store(true);
+      // The time limit repairs what a submission noted a moment too early would lose.
+      while (!stopping_ && !engine_.busy()) thread_wakes_.wait(lock);
+      thread_sleeps_.store(false);
+      if (stopping_) return;
+    }
+    if (!nobody_drives() || waiters_.load() > 0) continue;
+    if (!take()) {
+      std::unique_lock lock(mutex_);
+      thread_wakes_.wait_for(lock, kBackstop, [&] { return stopping_; });
+      continue;
+    }
+    thread_drives_.store(true);
+    bool stop = false;
+    drive(
+        [&] {
+          if (waiters_.load(std::memory_order_relaxed) > 0 || !engine_.busy()) return true;
+          const std::unique_lock lock(mutex_, std::try_to_lock);
+          stop = lock.owns_lock() && stopping_;
+          return stop;
+        },
+        Deadline::never());
+    thread_drives_.store(false);
+    release();
+  }
+}
+
+}  // namespace farandole

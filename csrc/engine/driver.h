@@ -1,0 +1,69 @@
+// Who polls the engine, and how a thread waits.
+//
+// One token says who drives; it is taken with try-lock. A waiter takes it when it is free and
+// drives until its operation is complete, so a small synchronous collective never changes thread.
+// The progress thread drives only while nobody waits: at once with a core to spare, else only when
+// nobody has taken a turn for 5 ms.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "base/clock.h"
+#include "engine/handle.h"
+
+namespace farandole {
+
+enum class ProgressMode { automatic, thread, caller };
+
+struct Crowding {
+  bool spare = false;    // more cores than ranks on this host
+  bool crowded = false;  // fewer
+};
+
+class Driver {
+ public:
+  Driver(Engine& engine, Duration spin, Crowding crowding, ProgressMode mode, bool threads);
+  ~Driver();
+
+  /// Drives until the request is finished; false when `until` passes first.
+  bool wait(const Request& request, Deadline until);
+  /// A bounded turn, if nobody else drives.
+  void turn(Duration at_most);
+  /// An operation was submitted that nobody waits for yet.
+  void note_submission();
+  /// Requests have finished: wakes those who wait for them. By the thread that polls.
+  void note_finished();
+  /// Ends the progress thread.
+  void stop();
+
+ private:
+  bool take() { return !taken_.load(std::memory_order_relaxed) && !taken_.exchange(true); }
+  void release();
+  template <typename Done>
+  void drive(Done done, Deadline until);
+  void sleep(const Request& request, Deadline until);
+  void progress_main();
+  bool nobody_drives();
+
+  Engine& engine_;
+  const Duration spin_;
+  const Crowding crowding_;
+  const bool eager_;  // the progress thread starts at once
+
+  std::atomic<bool> taken_{false};
+  std::atomic<int> waiters_{0};             // threads asleep in wait()
+  std::atomic<bool> thread_drives_{false};  // the token is the progress thread's
+  std::atomic<uint64_t> turns_{0};          // turns taken by anyone, to see that somebody drives
+  std::atomic<bool> thread_sleeps_{false};
+
+  std::mutex mutex_;  // guards nothing but sleeping
+  std::condition_variable waiter_wakes_;
+  std::condition_variable thread_wakes_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace farandole

@@ -1,0 +1,249 @@
+#include "engine/engine.h"
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <string>
+
+#include "base/log.h"
+#include "control/deaths.h"
+
+namespace farandole {
+namespace {
+
+constexpr uint64_t kTurnsBetweenEvents = 4096;
+constexpr auto kDeathPatience = std::chrono::milliseconds(25);  // for its cause to be known
+constexpr uint64_t kDoorbell = ~uint64_t{0};
+
+Crowding crowding_of(const Host& host) {
+  CpuSet cpus;
+  bool share_one = false;  // two ranks pinned to the same single core
+  for (size_t a = 0; a < host.peers.size(); ++a) {
+    cpus |= host.peers[a].cpus;
+    for (size_t b = 0; b < a; ++b)
+      share_one |= host.peers[a].cpus.count() == 1 && host.peers[a].cpus == host.peers[b].cpus;
+  }
+  const size_t cores = cpus.count();
+  return {.spare = cores > host.peers.size() && !share_one,
+          .crowded = cores < host.peers.size() || share_one};
+}
+
+void watch(int epoll, int fd, uint64_t tag) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = tag;
+  checked(::epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
+}
+
+}  // namespace
+
+Engine::Engine(Host host, EngineOptions options)
+    : host_(std::move(host)),
+      options_(std::move(options)),
+      arena_(std::make_shared<Arena>(host_.segment, host_.rank)),
+      epoll_(checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+      dead_(host_.peers.size()),
+      deaths_(host_.peers.size()),
+      death_signals_(host_.peers.size()),
+      driver_(*this, options_.spin, crowding_of(host_), options_.progress, options_.threads) {
+  watch(epoll_.get(), host_.peers[static_cast<size_t>(host_.rank)].doorbell.get(), kDoorbell);
+  for (const HostPeer& peer : host_.peers)
+    if (peer.process && peer.info.rank != host_.rank)
+      watch(epoll_.get(), peer.process.get(), static_cast<uint64_t>(peer.info.rank));
+}
+
+Engine::~Engine() {
+  leave();
+  driver_.stop();
+}
+
+std::shared_ptr<Stream> Engine::open_stream(const Membership& membership, std::string label,
+                                            uint64_t number) {
+  sweep();
+  const Surroundings around{&host_, arena_, &dead_, &deaths_, &death_signals_, options_.warn_after};
+  auto* stream = new Stream(around, membership, std::move(label), number, options_.schedules);
+  ++open_streams_;
+  return {stream, [self = weak_from_this()](Stream* closing) {
+            Closing page = {closing->key(), closing->page(), closing->known_peers()};
+            delete closing;
+            if (const auto engine = self.lock()) {
+              --engine->open_streams_;
+              const std::lock_guard lock(engine->closing_mutex_);
+              engine->closing_.push_back(std::move(page));
+            }
+          }};
+}
+
+/// Gives back the pages of closed streams that no peer will read again.
+void Engine::sweep() {
+  const std::lock_guard lock(closing_mutex_);
+  std::erase_if(closing_, [&](const Closing& c) {
+    for (const int peer : c.peers)
+      if (!host_.segment->closed(peer, c.key)) return false;
+    host_.segment->withdraw(host_.rank, c.key);
+    arena_->release(c.page);
+    return true;
+  });
+}
+
+// ---- submissions ----
+
+Handle Engine::submit(const std::shared_ptr<Stream>& stream, Operation operation,
+                      bool caller_waits) {
+  auto request = std::make_shared<Request>();
+  request->operation = std::move(operation);
+  in_flight_.fetch_add(1);  // seq_cst; partner: Driver::progress_main
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    inbox_.push_back({stream, request});
+    inbox_full_.store(true, std::memory_order_seq_cst);  // partner: park
+  }
+  wake();
+  if (!caller_waits) driver_.note_submission();
+  return {shared_from_this(), std::move(request)};
+}
+
+void Engine::wake() {
+  if (my_page().asleep.value.load(std::memory_order_seq_cst) != 0)  // partner: park
+    ring(host_.peers[static_cast<size_t>(host_.rank)].doorbell.get());
+}
+
+void Engine::wake_everyone() {
+  for (const HostPeer& peer : host_.peers) ring(peer.doorbell.get());
+}
+
+void Engine::take_submissions() {
+  std::vector<Submission> taken;
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    taken.swap(inbox_);
+    inbox_full_.store(false, std::memory_order_relaxed);
+  }
+  for (Submission& s : taken) {
+    s.stream->enqueue(std::move(s.request));
+    if (std::find(active_.begin(), active_.end(), s.stream) == active_.end())
+      active_.push_back(std::move(s.stream));
+  }
+}
+
+// ---- turns ----
+
+bool Engine::poll(TimePoint until) {
+  if (inbox_full_.load(std::memory_order_acquire)) take_submissions();
+  bool moved = false;
+  for (size_t i = 0; i < active_.size();) {
+    Stream& stream = *active_[i];
+    if (stream.poll(until) == Progress::moved) {
+      moved = true;
+      collect(stream);
+    }
+    if (stream.busy())
+      ++i;
+    else
+      active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  if (moved) ring_sleepers();
+  if (++turns_ % kTurnsBetweenEvents == 0) handle_events(0);
+  return moved;
+}
+
+void Engine::collect(Stream& stream) {
+  std::vector<std::shared_ptr<Request>> finished = stream.take_finished();
+  if (finished.empty()) return;
+  in_flight_.fetch_sub(static_cast<int>(finished.size()), std::memory_order_release);
+  driver_.note_finished();
+  for (auto& request : finished) {
+    if (!request->operation.completion) continue;
+    const std::lock_guard lock(completions_mutex_);
+    completions_.push_back(std::move(request));
+    completions_full_.store(true, std::memory_order_release);
+  }
+}
+
+void Engine::run_completions() {
+  while (completions_full_.load(std::memory_order_acquire)) {
+    std::vector<std::shared_ptr<Request>> ready;
+    {
+      const std::lock_guard lock(completions_mutex_);
+      ready.swap(completions_);
+      completions_full_.store(false, std::memory_order_relaxed);
+    }
+    for (const auto& request : ready)
+      request->operation.completion(request->error ? &*request->error : nullptr);
+  }
+}
+
+/// Whatever moved may be what a parked peer waits for.
+void Engine::ring_sleepers() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // partner: park
+  for (const HostPeer& peer : host_.peers) {
+    if (peer.info.rank == host_.rank) continue;
+    if (host_.segment->page(peer.info.rank).asleep.value.load(std::memory_order_relaxed) != 0)
+      ring(peer.doorbell.get());
+  }
+}
+
+void Engine::park(Duration at_most) {
+  std::atomic<uint64_t>& asleep = my_page().asleep.value;
+  asleep.store(1, std::memory_order_seq_cst);  // partners: ring_sleepers of peers, wake
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (!poll(TimePoint::min())) {
+    const auto ms = std::chrono::ceil<std::chrono::milliseconds>(at_most).count();
+    handle_events(unexplained_.empty() ? static_cast<int>(ms) : 1);
+  }
+  asleep.store(0, std::memory_order_relaxed);
+  look_around();
+}
+
+void Engine::handle_events(int timeout_ms) {
+  epoll_event events[16];
+  const int n = ::epoll_wait(epoll_.get(), events, 16, timeout_ms);
+  for (int i = 0; i < n; ++i) {
+    if (events[i].data.u64 == kDoorbell)
+      silence(host_.peers[static_cast<size_t>(host_.rank)].doorbell.get());
+    else
+      note_death(static_cast<int>(events[i].data.u64));
+  }
+  if (timeout_ms == 0 && n > 0) look_around();
+}
+
+void Engine::note_death(int rank) {
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, host_.peers[static_cast<size_t>(rank)].process.get(),
+              nullptr);
+  unexplained_.emplace_back(rank, now());
+}
+
+void Engine::look_around() {
+  const TimePoint when = now();
+  std::erase_if(unexplained_, [&](const auto& entry) {
+    const auto [rank, since] = entry;
+    const auto index = static_cast<size_t>(rank);
+    const std::optional<Death> death = death_of(host_.peers[index]);
+    if (!death && when - since < kDeathPatience) return false;
+    deaths_[index] = death.value_or(Death{}).how();
+    death_signals_[index] = death ? death->signal : 0;
+    dead_[index] = true;
+    return true;
+  });
+  for (const auto& stream : active_) stream->look_around(when);
+  ring_sleepers();  // a verdict may have been reported
+}
+
+// ---- the end ----
+
+void Engine::leave() {
+  my_page().state.value.store(static_cast<uint64_t>(RankState::left), std::memory_order_release);
+  wake_everyone();  // those who wait for us must look around
+}
+
+EngineCounters Engine::counters() const {
+  return {turns_, arena_->bytes_in_use(), arena_->allocations(), open_streams_.load()};
+}
+
+std::string Engine::describe() {
+  std::string text;
+  for (const auto& stream : active_) text += stream->describe() + "\n";
+  return text;
+}
+
+}  // namespace farandole

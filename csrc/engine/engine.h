@@ -1,0 +1,120 @@
+// Polls the streams of one rank. One thread at a time polls (the token is the driver's); any
+// thread submits. Nothing here blocks but park().
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/config.h"
+#include "control/host.h"
+#include "engine/driver.h"
+#include "engine/stream.h"
+
+namespace farandole {
+
+struct EngineOptions {
+  Duration spin = std::chrono::microseconds(50);
+  Duration warn_after = std::chrono::seconds(10);
+  ProgressMode progress = ProgressMode::automatic;
+  bool threads = true;  // false: whoever owns the engine polls it, as simulated worlds do
+  BackendMaker schedules;
+};
+
+struct EngineCounters {
+  uint64_t turns = 0;
+  size_t arena_bytes = 0;
+  size_t arena_allocations = 0;
+  size_t streams = 0;
+};
+
+class Engine : public std::enable_shared_from_this<Engine> {
+ public:
+  Engine(Host host, EngineOptions options);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  const Host& host() const { return host_; }
+  const std::shared_ptr<Arena>& arena() const { return arena_; }
+  Driver& driver() { return driver_; }
+
+  /// Opens a stream without waiting for the peers. `number` tells the streams of a group apart and
+  /// is the same on every member.
+  std::shared_ptr<Stream> open_stream(const Membership& membership, std::string label,
+                                      uint64_t number);
+
+  /// Any thread. With `caller_waits` nobody else is woken to drive.
+  Handle submit(const std::shared_ptr<Stream>& stream, Operation operation,
+                bool caller_waits = false);
+
+  /// One bounded turn; true if anything moved.
+  bool poll(TimePoint until);
+  /// Sleeps until a peer, a submission or a death wakes this rank, or `at_most` has passed.
+  void park(Duration at_most);
+  /// True while any operation is in flight.
+  bool busy() const { return in_flight_.load() > 0; }
+  /// Wakes the thread that is parked, if one is.
+  void wake();
+  /// The same for every rank of the host.
+  void wake_everyone();
+  /// Runs the completions of finished operations; after the token is released.
+  void run_completions();
+
+  /// Tells the peers that this rank takes no further part. Operations in flight fail.
+  void leave();
+  EngineCounters counters() const;
+  std::string describe();
+
+ private:
+  struct Submission {
+    std::shared_ptr<Stream> stream;
+    std::shared_ptr<Request> request;
+  };
+  void take_submissions();
+  void collect(Stream& stream);
+  void ring_sleepers();
+  void handle_events(int timeout_ms);
+  void note_death(int rank);
+  void look_around();
+  void sweep();
+  RankPage& my_page() const { return host_.segment->page(host_.rank); }
+
+  Host host_;
+  EngineOptions options_;
+  std::shared_ptr<Arena> arena_;
+  Fd epoll_;
+
+  // Of the polling thread.
+  std::vector<std::shared_ptr<Stream>> active_;
+  std::vector<bool> dead_;
+  std::vector<std::string> deaths_;
+  std::vector<int> death_signals_;
+  std::vector<std::pair<int, TimePoint>> unexplained_;  // deaths whose cause is not yet known
+  uint64_t turns_ = 0;
+
+  // Crossing points.
+  std::mutex inbox_mutex_;  // guards inbox_
+  std::vector<Submission> inbox_;
+  std::atomic<bool> inbox_full_{false};
+  std::atomic<int> in_flight_{0};
+  std::mutex completions_mutex_;  // guards completions_
+  std::vector<std::shared_ptr<Request>> completions_;
+  std::atomic<bool> completions_full_{false};
+  std::atomic<size_t> open_streams_{0};
+
+  // Pages of closed streams, kept until all peers have closed theirs.
+  struct Closing {
+    uint64_t key;
+    std::byte* page;
+    std::vector<int> peers;
+  };
+  std::mutex closing_mutex_;  // guards closing_
+  std::vector<Closing> closing_;
+
+  Driver driver_;  // last: its thread ends before anything else does
+};
+
+}  // namespace farandole

@@ -1,0 +1,45 @@
+// Completion of one operation, shared between the engine and whoever waits for it.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+
+#include "engine/operation.h"
+
+namespace farandole {
+
+class Engine;
+
+/// An operation on its way through the engine. `finished` is released after everything else has
+/// been written, and acquired by waiters.
+struct Request {
+  Operation operation;
+  std::optional<Error> error;
+  std::atomic<bool> finished{false};
+  TimePoint submitted{};
+};
+
+class Handle {
+ public:
+  Handle() = default;
+  Handle(std::shared_ptr<Engine> engine, std::shared_ptr<Request> request)
+      : engine_(std::move(engine)), request_(std::move(request)) {}
+
+  bool done() const noexcept {
+    return !request_ || request_->finished.load(std::memory_order_acquire);
+  }
+  /// Drives the engine until the operation is complete; false when `until` passed first.
+  /// Throws the operation's error.
+  bool wait(Deadline until = {}) const;
+  /// The error of a finished operation, without throwing.
+  const Error* error() const {
+    return done() && request_ && request_->error ? &*request_->error : nullptr;
+  }
+
+ private:
+  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<Request> request_;
+};
+
+}  // namespace farandole

@@ -1,0 +1,38 @@
+// The backend for ranks that map each other's memory: no messages, canonical order.
+#pragma once
+
+#include <array>
+#include <memory>
+
+#include "engine/direct_path.h"
+
+namespace farandole {
+
+class ShmDirect : public Backend {
+ public:
+  explicit ShmDirect(const StreamMemory& memory) : memory_(memory) {}
+
+  std::string_view name() const override { return "shm_direct"; }
+  bool can_run(const Operation& operation) const override;
+  void start(const Operation& operation, uint32_t sequence) override;
+  bool agrees_in_data() const override;
+  void agreed() override;
+  Progress poll(TimePoint until) override;
+  void abort() noexcept override { path_ = nullptr; }
+
+  /// The path of the last operation, as `algorithm` would name it.
+  std::string_view path_name() const;
+
+  enum class Path : uint8_t { lines, one_shot, window, staged, barrier };
+
+ private:
+  DirectPath& path(Path which);
+
+  const StreamMemory& memory_;
+  std::array<std::unique_ptr<DirectPath>, 4> paths_;  // made when first used, kept
+  const Operation* operation_ = nullptr;
+  DirectPath* path_ = nullptr;
+  Path which_ = Path::barrier;
+};
+
+}  // namespace farandole

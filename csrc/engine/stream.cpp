@@ -1,0 +1,414 @@
+#include "engine/stream.h"
+
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <new>
+
+#include "base/fault.h"
+#include "base/log.h"
+
+namespace farandole {
+namespace {
+
+constexpr auto kInsidePatience = std::chrono::seconds(1);
+
+uint64_t mix(uint64_t a, uint64_t b) {
+  uint64_t h = (a ^ (b + 0x9e3779b97f4a7c15 + (a << 6) + (a >> 2))) * 0xff51afd7ed558ccd;
+  h ^= h >> 33;
+  return h | 1;  // 0 means a free directory entry
+}
+
+std::string seconds_text(Duration d) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f s", seconds(d));
+  return text;
+}
+
+}  // namespace
+
+Stream::Stream(const Surroundings& around, const Membership& membership, std::string label,
+               uint64_t number, const BackendMaker& schedules)
+    : around_(around),
+      membership_(membership),
+      label_(std::move(label)),
+      key_(mix(membership.key, number)),
+      direct_(memory_) {
+  memory_.rank = membership_.rank;
+  memory_.members = membership_.members;
+  memory_.pages.assign(membership_.members.size(), nullptr);
+  memory_.segment = around_.host->segment;
+  memory_.abort = membership_.abort;
+  std::byte* page = around_.arena->allocate(sizeof(StreamPage) + staging_bytes(memory_.size()));
+  memory_.pages[static_cast<size_t>(memory_.rank)] = new (page) StreamPage;
+  memory_.segment->publish(around_.host->rank, key_, *memory_.segment->offset_of(page, 1));
+  if (schedules) schedules_ = schedules(memory_, key_);
+}
+
+Stream::~Stream() {
+  // The page itself is given back when all peers have closed theirs (Engine::sweep).
+  memory_.segment->close(around_.host->rank, key_);
+}
+
+std::vector<int> Stream::known_peers() const {
+  std::vector<int> known;
+  for (int r = 0; r < memory_.size(); ++r)
+    if (r != memory_.rank && memory_.pages[static_cast<size_t>(r)] != nullptr)
+      known.push_back(memory_.members[static_cast<size_t>(r)]);
+  return known;
+}
+
+std::vector<std::shared_ptr<Request>> Stream::take_finished() { return std::move(finished_); }
+
+// ---- the life of an operation ----
+
+Progress Stream::poll(TimePoint until) {
+  bool moved = false;
+  for (;;) {
+    if (phase_ == Phase::resting) {
+      if (queue_.empty()) return moved ? Progress::moved : Progress::idle;
+      begin();
+      moved = true;
+    }
+    const Progress progress = guarded_advance(until);
+    if (progress == Progress::idle) return moved ? Progress::moved : Progress::idle;
+    moved = true;
+    if (progress == Progress::finished && phase_ == Phase::resting) continue;
+    if (progress == Progress::moved && now() >= until) return Progress::moved;
+  }
+}
+
+Progress Stream::guarded_advance(TimePoint until) {
+  try {
+    if (phase_ != Phase::leaving && membership_.lifeline->failed()) {
+      if (backend_ != nullptr) backend_->abort();
+      phase_ = Phase::leaving;
+      leaving_since_ = now();
+    }
+    return advance(until);
+  } catch (const Error& error) {
+    fail_group(error);
+    return Progress::moved;
+  } catch (const std::exception& error) {
+    fail_group(Error(ErrorCode::internal, std::string("in ") + title() + ": " + error.what()));
+    return Progress::moved;
+  }
+}
+
+Progress Stream::advance(TimePoint until) {
+  switch (phase_) {
+    case Phase::resting:
+      return Progress::idle;
+    case Phase::opening:
+      if (!open_pages()) return Progress::idle;
+      start();
+      return Progress::moved;
+    case Phase::agreeing:
+      return agree();
+    case Phase::running:
+      return run(until);
+    case Phase::describing:
+      return describe_mine();
+    case Phase::comparing:
+      return compare_all();
+    case Phase::leaving:
+      return leave();
+  }
+  return Progress::idle;
+}
+
+void Stream::begin() {
+  ++sequence_;
+  started_ = TimePoint{};  // stamped by the first look around: most operations end before it
+  backend_ = nullptr;
+  phase_ = Phase::opening;
+}
+
+/// Peers open the stream when they come to it; until then their pages are not to be found.
+bool Stream::open_pages() {
+  if (pages_open_) return true;
+  for (size_t r = 0; r < memory_.pages.size(); ++r) {
+    if (memory_.pages[r] != nullptr) continue;
+    const auto offset = memory_.segment->find(memory_.members[r], key_);
+    if (!offset) return false;
+    memory_.pages[r] = std::launder(reinterpret_cast<StreamPage*>(memory_.segment->at(*offset)));
+  }
+  pages_open_ = true;
+  return true;
+}
+
+Backend& Stream::backend_for(const Operation& operation) {
+  if (direct_.can_run(operation)) return direct_;
+  if (schedules_ && schedules_->can_run(operation)) return *schedules_;
+  throw Error(ErrorCode::invalid_argument,
+              operation.algorithm.empty()
+                  ? "no backend of this group can run " + title()
+                  : "algorithm '" + operation.algorithm + "' cannot run " + title() + " (" +
+                        std::to_string(operation.input.bytes()) + " bytes)");
+}
+
+void Stream::start() {
+  const Operation& o = operation();
+  memory_.ticket = progress(sequence_, hash_of(farandole::describe(o)));
+  backend_ = &backend_for(o);
+  backend_->start(o, sequence_);
+  fault_point("stream.post");
+  memory_.mine().entry.posted.store(memory_.ticket, std::memory_order_release);
+  phase_ = backend_->agrees_in_data() ? Phase::running : Phase::agreeing;
+}
+
+Stream::Agreement Stream::compare_posts() const {
+  bool all = true;
+  for (int r = 0; r < memory_.size(); ++r) {
+    const uint64_t posted = memory_.page(r).entry.posted.load(std::memory_order_acquire);
+    const auto ahead =
+        static_cast<int32_t>(static_cast<uint32_t>(posted >> 32) - memory_.sequence());
+    if (ahead < 0) all = false;
+    // A peer that is ahead has compared my descriptor with its own and found them equal.
+    if (ahead == 0 && posted != memory_.ticket) return Agreement::different;
+  }
+  return all ? Agreement::same : Agreement::waiting;
+}
+
+Progress Stream::agree() {
+  switch (compare_posts()) {
+    case Agreement::waiting:
+      return Progress::idle;
+    case Agreement::different:
+      backend_->abort();
+      phase_ = Phase::describing;
+      return Progress::moved;
+    case Agreement::same:
+      break;
+  }
+  try {
+    backend_->agreed();
+  } catch (const Error& refusal) {  // the same on every rank
+    backend_->abort();
+    finish(refusal);
+    return Progress::finished;
+  }
+  phase_ = Phase::running;
+  return Progress::moved;
+}
+
+Progress Stream::run(TimePoint until) {
+  const Progress progress = backend_->poll(until);
+  if (progress == Progress::finished) {
+    finish(std::nullopt);
+  } else if (progress == Progress::idle && backend_->agrees_in_data() &&
+             compare_posts() == Agreement::different) {
+    backend_->abort();
+    phase_ = Phase::describing;
+    return Progress::moved;
+  }
+  return progress;
+}
+
+void Stream::finish(std::optional<Error> error) {
+  publish(memory_.mine().completed, progress(sequence_, 0));
+  last_path_ = backend_ == &direct_  ? direct_.path_name()
+               : backend_ != nullptr ? backend_->name()
+                                     : "";
+  std::shared_ptr<Request> request = std::move(queue_.front());
+  queue_.pop_front();
+  request->error = std::move(error);
+  request->finished.store(true, std::memory_order_release);  // partner: Handle::done
+  finished_.push_back(std::move(request));
+  backend_ = nullptr;
+  phase_ = Phase::resting;
+}
+
+// ---- the ranks disagree: everybody shows what it has started, and the operation is refused ----
+
+Progress Stream::describe_mine() {
+  memory_.mine().descriptor = farandole::describe(operation());
+  publish(memory_.mine().described, progress(sequence_, 0));
+  phase_ = Phase::comparing;
+  return Progress::moved;
+}
+
+Progress Stream::compare_all() {
+  const uint64_t target = progress(sequence_, 0);
+  StreamPage& mine = memory_.mine();
+  if (!reached(mine.compared, target)) {
+    for (int r = 0; r < memory_.size(); ++r)
+      if (!reached(memory_.page(r).described, target)) return Progress::idle;
+    std::vector<Descriptor> all;
+    for (int r = 0; r < memory_.size(); ++r) all.push_back(memory_.page(r).descriptor);
+    queue_.front()->error = disagreement(all, memory_.rank);
+    publish(mine.compared, target);
+    return Progress::moved;
+  }
+  for (int r = 0; r < memory_.size(); ++r)  // nobody may overwrite what another still reads
+    if (!reached(memory_.page(r).compared, target)) return Progress::idle;
+  finish(std::move(queue_.front()->error));
+  return Progress::finished;
+}
+
+// ---- the group has failed ----
+
+void Stream::fail_group(const Error& error) {
+  Context where = error.where();
+  if (where.operation.empty()) where.operation = title();
+  if (where.tensor.empty() && !queue_.empty()) where.tensor = operation().name;
+  membership_.lifeline->report(Error(error.code(), error.verdict(), where, error.advice()));
+}
+
+/// Peers may be writing into the buffers of the operation in flight; they are given back to their
+/// owner only when nobody is inside any more.
+bool Stream::others_are_out() {
+  bool out = true;
+  for (int r = 0; r < memory_.size(); ++r) {
+    StreamPage* page = memory_.pages[static_cast<size_t>(r)];
+    if (r == memory_.rank || page == nullptr) continue;
+    if (page->inside.value.load(std::memory_order_seq_cst) == 0) continue;
+    const int world_rank = memory_.members[static_cast<size_t>(r)];
+    if ((*around_.dead)[static_cast<size_t>(world_rank)]) continue;
+    out = false;
+    const HostPeer& peer = around_.host->peers[static_cast<size_t>(world_rank)];
+    if (now() - leaving_since_ < kInsidePatience || !peer.process) continue;
+    log(LogLevel::error, "rank " + std::to_string(world_rank) + " (pid " +
+                             std::to_string(peer.info.pid) + ", " + process_state(peer.info.pid) +
+                             ") is inside this rank's memory after its group failed; killing it");
+    ::syscall(SYS_pidfd_send_signal, peer.process.get(), SIGKILL, nullptr, 0);
+    leaving_since_ = now();
+  }
+  return out;
+}
+
+Progress Stream::leave() {
+  const std::optional<Error> verdict = membership_.lifeline->verdict();
+  if (!verdict || !others_are_out()) return Progress::idle;
+  finish(verdict);
+  return Progress::finished;
+}
+
+// ---- now and then ----
+
+bool Stream::needs(int r) const {
+  if (r == memory_.rank) return false;
+  const StreamPage* page = memory_.pages[static_cast<size_t>(r)];
+  return page == nullptr || !reached(page->completed, progress(sequence_, 0));
+}
+
+std::vector<int> Stream::waiting_for() const {
+  std::vector<int> late;
+  for (int r = 0; r < memory_.size(); ++r) {
+    const StreamPage* page = memory_.pages[static_cast<size_t>(r)];
+    const uint64_t posted = page ? page->entry.posted.load(std::memory_order_acquire) : 0;
+    if (page == nullptr ||
+        static_cast<int32_t>(static_cast<uint32_t>(posted >> 32) - sequence_) < 0)
+      late.push_back(r);
+  }
+  return late;
+}
+
+std::string Stream::title() const {
+  const Operation& o = operation();
+  std::string text = std::string(collective_name(o.kind)) + " #" + std::to_string(sequence_);
+  if (!o.name.empty()) text += " '" + o.name + "'";
+  if (!label_.empty()) text += " of " + label_;
+  return text;
+}
+
+void Stream::look_around(TimePoint when) {
+  if (phase_ == Phase::resting || phase_ == Phase::leaving) return;
+  if (started_ == TimePoint{}) {
+    started_ = when;
+    next_warning_ = when + around_.warn_after;
+  }
+  for (int r = 0; r < memory_.size(); ++r)
+    if (needs(r)) check_members(r);
+  if (operation().deadline.passed(when) && !membership_.lifeline->failed()) {
+    membership_.lifeline->report(stalled(when));
+  } else if (when >= next_warning_) {
+    warn(when);
+    next_warning_ = when + std::chrono::seconds(60);
+  }
+}
+
+void Stream::check_members(int r) {
+  const int world_rank = memory_.members[static_cast<size_t>(r)];
+  const auto index = static_cast<size_t>(world_rank);
+  const HostPeer& peer = around_.host->peers[index];
+  const auto state = static_cast<RankState>(
+      memory_.segment->page(world_rank).state.value.load(std::memory_order_acquire));
+  const bool dead = (*around_.dead)[index];
+  if (!dead && state != RankState::left) return;
+  Context where;
+  where.rank = world_rank;
+  where.host = peer.info.host;
+  where.pid = peer.info.pid;
+  where.operation = title();
+  where.tensor = operation().name;
+  where.sequence = sequence_;
+  where.signal = dead ? (*around_.death_signals)[index] : 0;
+  const std::string name =
+      "rank " + std::to_string(world_rank) + " (pid " + std::to_string(peer.info.pid) + ")";
+  if (state == RankState::left) {
+    where.evidence = "it called shutdown() or ended; rank " + std::to_string(around_.host->rank) +
+                     " waits for it";
+    membership_.lifeline->report(
+        Error(ErrorCode::early_exit, name + " left before " + title(), std::move(where)));
+  } else {
+    where.evidence = "its process descriptor reports its end; seen by rank " +
+                     std::to_string(around_.host->rank);
+    membership_.lifeline->report(Error(ErrorCode::peer_lost,
+                                       name + " " + (*around_.deaths)[index] + " during " + title(),
+                                       std::move(where)));
+  }
+}
+
+void Stream::warn(TimePoint when) {
+  std::string text = title() + " has waited " + seconds_text(when - started_);
+  const std::vector<int> late = waiting_for();
+  text += late.empty() ? " for data" : " for ranks that have not submitted it:";
+  for (const int r : late) {
+    const int world_rank = memory_.members[static_cast<size_t>(r)];
+    const pid_t pid = around_.host->peers[static_cast<size_t>(world_rank)].info.pid;
+    text += " rank " + std::to_string(world_rank) + " (pid " + std::to_string(pid) + ", " +
+            process_state(pid) + ")";
+  }
+  log(LogLevel::warning, text);
+}
+
+Error Stream::stalled(TimePoint when) const {
+  const std::vector<int> late = waiting_for();
+  Context where;
+  where.operation = title();
+  where.tensor = operation().name;
+  where.sequence = sequence_;
+  std::vector<int> world;
+  std::string states;
+  for (const int r : late) {
+    world.push_back(memory_.members[static_cast<size_t>(r)]);
+    const pid_t pid = around_.host->peers[static_cast<size_t>(world.back())].info.pid;
+    states += (states.empty() ? "rank " : "; rank ") + std::to_string(world.back()) + " (pid " +
+              std::to_string(pid) + ") is " + process_state(pid);
+  }
+  if (!world.empty()) where.rank = world.front();
+  where.values = {{"missing", world}};
+  where.evidence = states.empty() ? "all ranks have submitted it, but data stopped moving" : states;
+  return Error(
+      ErrorCode::stalled,
+      title() + " was not complete after " + seconds_text(when - started_) +
+          (world.empty() ? std::string() : "; not submitted by ranks " + describe_ranks(world)),
+      std::move(where));
+}
+
+std::string Stream::describe() const {
+  static constexpr std::string_view kPhases[] = {"resting",    "opening",   "agreeing", "running",
+                                                 "describing", "comparing", "leaving"};
+  std::string text = (label_.empty() ? std::string("program order") : label_) + ": " +
+                     std::string(kPhases[static_cast<size_t>(phase_)]);
+  if (phase_ == Phase::resting) return text;
+  text += " " + title();
+  const std::vector<int> late = waiting_for();
+  if (!late.empty()) text += ", waits for ranks " + describe_ranks(late);
+  return text;
+}
+
+}  // namespace farandole

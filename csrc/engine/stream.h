@@ -1,0 +1,116 @@
+// One agreed order of operations among the members of a group. Operations run one at a time, in
+// the order in which they were submitted; streams of one engine do not wait for each other.
+//
+//   resting ─► opening ─► agreeing ─► running ─► resting
+//                            └► describing ─► comparing ─► resting      (the ranks disagree)
+//   any phase ─► leaving ─► resting                                     (the group has failed)
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "control/host.h"
+#include "control/lifeline.h"
+#include "engine/backend.h"
+#include "engine/handle.h"
+#include "engine/shm_direct.h"
+#include "engine/stream_page.h"
+
+namespace farandole {
+
+/// What a stream needs of the group it belongs to.
+struct Membership {
+  uint64_t key = 0;          // the group's, the same on all members
+  int rank = 0;              // this rank's place in `members`
+  std::vector<int> members;  // world ranks
+  std::shared_ptr<Lifeline> lifeline;
+  const std::atomic<uint64_t>* abort = nullptr;
+};
+
+/// What all streams of an engine share.
+struct Surroundings {
+  const Host* host = nullptr;
+  std::shared_ptr<Arena> arena;
+  const std::vector<bool>* dead = nullptr;           // by world rank
+  const std::vector<std::string>* deaths = nullptr;  // how, by world rank
+  const std::vector<int>* death_signals = nullptr;
+  Duration warn_after{};
+};
+
+using BackendMaker = std::function<std::unique_ptr<Backend>(const StreamMemory&, uint64_t key)>;
+
+class Stream {
+ public:
+  Stream(const Surroundings& around, const Membership& membership, std::string label,
+         uint64_t number, const BackendMaker& schedules);
+  ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  const Membership& membership() const { return membership_; }
+  const std::string& label() const { return label_; }
+  uint64_t key() const { return key_; }
+  std::byte* page() const { return reinterpret_cast<std::byte*>(&memory_.mine()); }
+  /// World ranks of the peers whose pages this stream has found.
+  std::vector<int> known_peers() const;
+
+  // ---- by the thread that polls ----
+  void enqueue(std::shared_ptr<Request> request) { queue_.push_back(std::move(request)); }
+  bool busy() const { return phase_ != Phase::resting || !queue_.empty(); }
+  Progress poll(TimePoint until);
+  /// Now and then: deaths, deadlines, warnings.
+  void look_around(TimePoint now);
+  /// Requests that have finished since the last call.
+  std::vector<std::shared_ptr<Request>> take_finished();
+  /// What this stream is doing, for people.
+  std::string describe() const;
+  std::string_view last_path() const { return last_path_; }
+
+ private:
+  enum class Phase { resting, opening, agreeing, running, describing, comparing, leaving };
+  enum class Agreement { waiting, same, different };
+
+  void begin();
+  Progress advance(TimePoint until);
+  Progress guarded_advance(TimePoint until);
+  bool open_pages();
+  void start();
+  Agreement compare_posts() const;
+  Progress agree();
+  Progress run(TimePoint until);
+  Progress describe_mine();
+  Progress compare_all();
+  void fail_group(const Error& error);
+  Progress leave();
+  bool others_are_out();
+  void finish(std::optional<Error> error);
+  Backend& backend_for(const Operation& operation);
+
+  const Operation& operation() const { return queue_.front()->operation; }
+  std::vector<int> waiting_for() const;  // group ranks that have not done their share
+  bool needs(int r) const;               // this operation cannot end without group rank r
+  std::string title() const;             // "all_reduce #41 'bucket 3'"
+  void check_members(int r);
+  void warn(TimePoint now);
+  Error stalled(TimePoint now) const;
+
+  Surroundings around_;
+  Membership membership_;
+  std::string label_;
+  uint64_t key_;
+  StreamMemory memory_;
+  ShmDirect direct_;
+  std::unique_ptr<Backend> schedules_;
+  Backend* backend_ = nullptr;
+  Phase phase_ = Phase::resting;
+  uint32_t sequence_ = 0;
+  bool pages_open_ = false;
+  std::string_view last_path_;
+  TimePoint started_{}, next_warning_{}, leaving_since_{};
+  std::deque<std::shared_ptr<Request>> queue_;  // the front one is in flight
+  std::vector<std::shared_ptr<Request>> finished_;
+};
+
+}  // namespace farandole

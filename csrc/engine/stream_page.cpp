@@ -1,0 +1,124 @@
+#include "engine/stream_page.h"
+
+#include <bit>
+#include <functional>
+#include <map>
+#include <sstream>
+
+namespace farandole {
+namespace {
+
+constexpr std::string_view kCollectives[] = {
+    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier", "reduce",
+    "gather",     "scatter",        "all_to_all", "send",      "recv"};
+
+template <size_t N>
+void put(char (&to)[N], const std::string& text) {
+  const size_t length = std::min(N - 1, text.size());
+  std::memcpy(to, text.data(), length);
+}
+
+template <size_t N>
+std::string take(const char (&from)[N]) {
+  return {from, ::strnlen(from, N)};
+}
+
+std::string number(double value) {
+  std::ostringstream out;
+  out.precision(17);
+  out << value;
+  return out.str();
+}
+
+/// The fields in the order in which a difference is reported.
+struct Field {
+  std::string_view name;
+  std::string (*value)(const Descriptor&);
+};
+constexpr Field kFields[] = {
+    {"operation", [](const Descriptor& d) { return std::string(collective_name(d.kind)); }},
+    {"dtype", [](const Descriptor& d) { return std::string(name_of(d.dtype)); }},
+    {"count", [](const Descriptor& d) { return std::to_string(d.count); }},
+    {"op", [](const Descriptor& d) { return std::string(name_of(d.op)); }},
+    {"root", [](const Descriptor& d) { return std::to_string(d.root); }},
+    {"prescale", [](const Descriptor& d) { return number(d.prescale); }},
+    {"postscale", [](const Descriptor& d) { return number(d.postscale); }},
+    {"level",
+     [](const Descriptor& d) {
+       return std::string(d.level == Determinism::fast ? "fast" : "canonical");
+     }},
+    {"algorithm", [](const Descriptor& d) { return take(d.algorithm); }},
+    {"name", [](const Descriptor& d) { return take(d.name); }},
+};
+
+std::string first_name(const std::vector<Descriptor>& by_rank) {
+  for (const Descriptor& d : by_rank)
+    if (d.name[0] != 0) return take(d.name);
+  return "";
+}
+
+}  // namespace
+
+std::string_view collective_name(Collective kind) {
+  return kCollectives[static_cast<size_t>(kind)];
+}
+
+Descriptor describe(const Operation& o) {
+  Descriptor d;
+  std::memset(static_cast<void*>(&d), 0, sizeof d);  // padding is hashed too
+  d.kind = o.kind;
+  d.dtype = o.input.dtype;
+  d.op = o.op;
+  d.level = o.level;
+  d.root = o.root;
+  d.count = o.input.count;
+  d.prescale = o.prescale;
+  d.postscale = o.postscale;
+  put(d.algorithm, o.algorithm);
+  put(d.name, o.name);
+  return d;
+}
+
+uint32_t hash_of(const Descriptor& d) {
+  // Multiply and fold by words; the tail of an unused name is all zero and is skipped.
+  const auto* words = reinterpret_cast<const char*>(&d);
+  const size_t used =
+      d.name[0] == 0 && d.algorithm[0] == 0 ? offsetof(Descriptor, algorithm) : sizeof d;
+  uint64_t h = 0x9e3779b97f4a7c15;
+  for (size_t i = 0; i + 8 <= used; i += 8) {
+    uint64_t w = 0;
+    std::memcpy(&w, words + i, 8);
+    h = (std::rotl(h, 23) ^ w) * 0xff51afd7ed558ccd;
+  }
+  h ^= h >> 32;
+  return static_cast<uint32_t>(h);
+}
+
+std::optional<Error> disagreement(const std::vector<Descriptor>& by_rank, int me) {
+  for (const Field& field : kFields) {
+    std::map<std::string, std::vector<int>> givers;
+    for (size_t r = 0; r < by_rank.size(); ++r)
+      givers[field.value(by_rank[r])].push_back(static_cast<int>(r));
+    if (givers.size() < 2) continue;
+    const Descriptor& mine = by_rank[static_cast<size_t>(me)];
+    Context where;
+    where.field = field.name;
+    where.operation = collective_name(mine.kind);
+    where.tensor = first_name(by_rank);
+    std::string verdict =
+        "ranks disagree on the " + std::string(field.name) + " of " + where.operation;
+    if (!where.tensor.empty()) verdict += " '" + where.tensor + "'";
+    std::string list;
+    for (auto& [value, ranks] : givers) {
+      list += list.empty() ? ": " : "; ";
+      list += (value.empty() ? std::string("none") : value) +
+              (ranks.size() == 1 ? " on rank " : " on ranks ") + describe_ranks(ranks);
+      where.values.emplace_back(value, std::move(ranks));
+    }
+    where.evidence = "descriptors of all ranks were compared before any data moved";
+    return Error(ErrorCode::mismatch, verdict + list, std::move(where));
+  }
+  return std::nullopt;
+}
+
+}  // namespace farandole

@@ -1,0 +1,112 @@
+// What each rank shares about one stream: where it is in the stream's order of operations, and the
+// small memory its peers read. One page per rank and stream, in the owner's arena.
+//
+// Only the owner writes its page. Sequence numbers are 32 bits and wrap; they are compared by
+// signed difference. A progress word is (sequence << 32 | count), so it only ever grows.
+#pragma once
+
+#include <atomic>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "engine/operation.h"
+#include "transport/segment.h"
+
+namespace farandole {
+
+/// The facts on which all ranks must agree, fixed in size so that they can be hashed and shared.
+struct Descriptor {
+  Collective kind;
+  DType dtype;
+  ReduceOp op;
+  Determinism level;
+  int32_t root;
+  uint64_t count;
+  double prescale, postscale;
+  char algorithm[32];
+  char name[192];
+};
+Descriptor describe(const Operation& operation);
+uint32_t hash_of(const Descriptor& descriptor);
+std::string_view collective_name(Collective kind);
+
+/// Where a rank's buffers lie for one operation: offset in the segment + 1, or 0 when only the
+/// owner maps them.
+struct Places {
+  std::atomic<uint64_t> input{0}, output{0};
+};
+
+inline constexpr size_t kLinePayload = 56;  // a cache line less its flag
+inline constexpr size_t kLines = 37;        // 2 KiB in lines
+inline constexpr size_t kOneShotBytes = 32 << 10;
+inline constexpr size_t kStagingDepth = 4;         // blocks in flight
+inline constexpr size_t kStagingChunk = 64 << 10;  // one rank's part of a block
+
+/// Data and flag in one cache line: one transit carries both.
+struct alignas(64) Line {
+  std::atomic<uint64_t> flag{0};  // released after the payload; (sequence << 32 | hash)
+  std::byte payload[kLinePayload];
+};
+
+struct StreamPage {
+  // The newest operation this rank has started: (sequence << 32 | hash), with its places.
+  struct alignas(128) {
+    std::atomic<uint64_t> posted{0};
+    Places places[2];  // by sequence parity
+  } entry;
+  Word published;  // progress: blocks of my input that stand in my staging memory
+  Word folded;     // progress: blocks of all inputs that I have consumed
+  Word gathered;   // progress: blocks of all results that I have taken
+  Word completed;  // newest operation that needs nothing more from this rank
+  Word inside;     // not 0 while I write into other ranks' memory
+  Word described;  // newest operation whose descriptor stands below
+  Word compared;   // newest operation whose descriptors I have read
+  Descriptor descriptor;
+  Line lines[2][kLines];  // by sequence parity
+  alignas(128) std::byte one_shot[2][kOneShotBytes];
+  // Staging memory follows: see staging_bytes().
+};
+
+/// kStagingDepth blocks of all ranks' parts, then kStagingDepth blocks of my own results.
+inline size_t staging_bytes(int size) {
+  return kStagingDepth * kStagingChunk * (static_cast<size_t>(size) + 1);
+}
+inline std::byte* input_staging(StreamPage* page, int size, uint64_t block) {
+  auto* begin = reinterpret_cast<std::byte*>(page + 1);
+  return begin + (block % kStagingDepth) * kStagingChunk * static_cast<size_t>(size);
+}
+inline std::byte* result_staging(StreamPage* page, int size, uint64_t block) {
+  return input_staging(page, size, 0) + kStagingDepth * kStagingChunk * static_cast<size_t>(size) +
+         (block % kStagingDepth) * kStagingChunk;
+}
+
+constexpr uint64_t progress(uint32_t sequence, uint64_t count) {
+  return uint64_t{sequence} << 32 | count;
+}
+inline bool reached(const Word& word, uint64_t target) {
+  return static_cast<int64_t>(word.value.load(std::memory_order_acquire) - target) >= 0;
+}
+inline void publish(Word& word, uint64_t value) {
+  word.value.store(value, std::memory_order_release);  // partner: reached
+}
+
+/// A rank's view of one stream: its own page, its members' pages, the segment between them.
+struct StreamMemory {
+  int rank = 0;                    // within the group
+  std::vector<int> members;        // world ranks, by group rank
+  std::vector<StreamPage*> pages;  // by group rank; null until the peer has opened the stream
+  std::shared_ptr<Segment> segment;
+  const std::atomic<uint64_t>* abort = nullptr;  // not 0 once the group has failed
+  uint64_t ticket = 0;                           // the operation in flight: (sequence << 32 | hash)
+
+  int size() const { return static_cast<int>(members.size()); }
+  StreamPage& mine() const { return *pages[static_cast<size_t>(rank)]; }
+  uint32_t sequence() const { return static_cast<uint32_t>(ticket >> 32); }
+  StreamPage& page(int r) const { return *pages[static_cast<size_t>(r)]; }
+};
+
+/// Why ranks that started different operations disagree; nothing when they do not.
+std::optional<Error> disagreement(const std::vector<Descriptor>& by_rank, int me);
+
+}  // namespace farandole

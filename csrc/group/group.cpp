@@ -1,0 +1,201 @@
+#include "group/group.h"
+
+#include <algorithm>
+#include <array>
+#include <new>
+#include <thread>
+
+#include "schedule/slicing.h"
+
+namespace farandole {
+namespace {
+
+constexpr uint64_t kWorldKey = 0x5741'4c53'0000'0001;
+constexpr uint64_t kFateSalt = 0xfa7e'fa7e'fa7e'fa7e;
+
+uint64_t mix(uint64_t a, uint64_t b) {
+  uint64_t h = (a ^ (b + 0x9e3779b97f4a7c15)) * 0xff51afd7ed558ccd;
+  return (h ^ (h >> 29)) | 1;
+}
+
+Error invalid(const std::string& text) { return Error(ErrorCode::invalid_argument, text); }
+
+/// Waits, as only the creation of a group does, until `rank` has published `key`.
+uint64_t await(const Engine& engine, int rank, uint64_t key, Deadline deadline) {
+  for (int looks = 0;; ++looks) {
+    if (const auto offset = engine.host().segment->find(rank, key)) return *offset;
+    if (deadline.passed(now()))
+      throw Error(ErrorCode::stalled,
+                  "rank " + std::to_string(rank) + " did not create the group in time");
+    if (looks < 1000)
+      std::this_thread::yield();
+    else
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+}
+
+void check_overlap(const Buffer& input, const Buffer& output, size_t allowed_offset) {
+  const auto in = reinterpret_cast<uintptr_t>(input.data);
+  const auto out = reinterpret_cast<uintptr_t>(output.data);
+  const bool apart = in + input.bytes() <= out || out + output.bytes() <= in;
+  if (apart || input.count == 0 || output.count == 0) return;
+  if (in + allowed_offset == out || in == out + allowed_offset) return;
+  throw invalid("input and output overlap, but are not in place");
+}
+
+}  // namespace
+
+std::shared_ptr<Group> Group::world(std::shared_ptr<Engine> engine, GroupDefaults defaults,
+                                    Deadline deadline) {
+  std::vector<int> members(static_cast<size_t>(engine->host().size()));
+  for (size_t r = 0; r < members.size(); ++r) members[r] = static_cast<int>(r);
+  return std::shared_ptr<Group>(
+      new Group(std::move(engine), std::move(members), kWorldKey, std::move(defaults), deadline));
+}
+
+Group::Group(std::shared_ptr<Engine> engine, std::vector<int> members, uint64_t key,
+             GroupDefaults defaults, Deadline deadline)
+    : engine_(std::move(engine)), defaults_(std::move(defaults)) {
+  const Host& host = engine_->host();
+  const uint64_t fate_key = mix(key, kFateSalt);
+  const int leader = members.front();
+  if (host.rank == leader) {
+    fate_page_ = engine_->arena()->allocate(sizeof(FateCell));
+    new (fate_page_) FateCell;
+    host.segment->publish(leader, fate_key, *host.segment->offset_of(fate_page_, 1));
+  }
+  auto* cell = std::launder(
+      reinterpret_cast<FateCell*>(host.segment->at(await(*engine_, leader, fate_key, deadline))));
+  membership_.key = key;
+  membership_.members = std::move(members);
+  membership_.rank = static_cast<int>(
+      std::find(membership_.members.begin(), membership_.members.end(), host.rank) -
+      membership_.members.begin());
+  membership_.lifeline = std::make_shared<HostLifeline>(*cell);
+  membership_.abort = &cell->state.value;
+  program_order_ = engine_->open_stream(membership_, "", 0);
+}
+
+// The fate cell stays in the arena for as long as the engine: a slow member may still look at it.
+Group::~Group() = default;
+
+Operation Group::checked(Collective kind, Buffer input, Buffer output, Options o) const {
+  const auto p = static_cast<size_t>(size());
+  const auto r = static_cast<size_t>(rank());
+  if (kind != Collective::barrier) {
+    if (input.dtype != output.dtype)
+      throw invalid("input is " + std::string(name_of(input.dtype)) + ", output is " +
+                    std::string(name_of(output.dtype)));
+    const size_t expected = kind == Collective::all_gather ? input.count * p
+                            : kind == Collective::reduce_scatter
+                                ? part({Space::input, 0, input.count}, p, r).count
+                                : input.count;
+    if (output.count != expected)
+      throw invalid("output has " + std::to_string(output.count) + " elements; " +
+                    std::string(collective_name(kind)) + " of " + std::to_string(input.count) +
+                    " elements on " + std::to_string(p) + " ranks needs " +
+                    std::to_string(expected));
+    const size_t element = size_of(input.dtype);
+    const size_t offset = kind == Collective::all_gather ? r * input.bytes()
+                          : kind == Collective::reduce_scatter
+                              ? part({Space::input, 0, input.count}, p, r).offset * element
+                              : 0;
+    check_overlap(input, output, offset);
+  }
+  if ((kind == Collective::all_reduce || kind == Collective::reduce_scatter)) {
+    if (!has_meaning(o.op, input.dtype))
+      throw invalid(std::string(name_of(o.op)) + " has no meaning on " +
+                    std::string(name_of(input.dtype)));
+    if (input.dtype == DType::boolean && (o.prescale != 1 || o.postscale != 1))
+      throw invalid("booleans cannot be scaled");
+  }
+  if (o.root < 0 || o.root >= size())
+    throw invalid("root " + std::to_string(o.root) + " is not a rank of this group of " +
+                  std::to_string(size()));
+  Operation operation;
+  operation.kind = kind;
+  operation.input = input;
+  operation.output = output;
+  operation.op = o.op;
+  operation.prescale = o.prescale;
+  operation.postscale = o.postscale;
+  operation.root = o.root;
+  operation.name = std::move(o.name);
+  operation.algorithm = o.algorithm.empty() ? defaults_.algorithm : std::move(o.algorithm);
+  operation.level = o.level.value_or(defaults_.level);
+  operation.deadline = o.deadline;
+  if (o.deadline.at == TimePoint::max() && defaults_.timeout > Duration::zero())
+    operation.deadline = Deadline::after(defaults_.timeout);
+  operation.keepalive = std::move(o.keepalive);
+  operation.completion = std::move(o.completion);
+  return operation;
+}
+
+Handle Group::submit(Collective kind, Buffer input, Buffer output, Options options,
+                     bool caller_waits) {
+  if (submitting_.exchange(true, std::memory_order_acquire))
+    throw invalid(
+        "two threads submit to one group at the same time; their order would differ "
+        "between ranks");
+  struct Leave {
+    std::atomic<bool>& flag;
+    ~Leave() { flag.store(false, std::memory_order_release); }
+  } leave{submitting_};
+  return submit_to(program_order_, kind, input, output, std::move(options), caller_waits);
+}
+
+Handle Group::submit_to(const std::shared_ptr<Stream>& stream, Collective kind, Buffer input,
+                        Buffer output, Options options, bool caller_waits) {
+  check();
+  return engine_->submit(stream, checked(kind, input, output, std::move(options)), caller_waits);
+}
+
+std::shared_ptr<Stream> Group::open_stream(std::string label) {
+  check();
+  return engine_->open_stream(membership_, std::move(label), next_stream_++);
+}
+
+std::shared_ptr<Group> Group::split(int color, int key, Deadline deadline) {
+  const std::array<int64_t, 2> mine{color, key};
+  std::vector<std::array<int64_t, 2>> all(static_cast<size_t>(size()));
+  Options options;
+  options.name = "split";
+  options.deadline = deadline;
+  submit(Collective::all_gather,
+         {const_cast<std::byte*>(reinterpret_cast<const std::byte*>(mine.data())), 2, DType::int64},
+         {reinterpret_cast<std::byte*>(all.data()), 2 * all.size(), DType::int64}, options, true)
+      .wait();
+  const uint64_t group_key =
+      mix(mix(membership_.key, ++splits_), static_cast<uint64_t>(color) + 0x100);
+  if (color < 0) return nullptr;
+  std::vector<int> chosen;  // group ranks
+  for (int r = 0; r < size(); ++r)
+    if (all[static_cast<size_t>(r)][0] == color) chosen.push_back(r);
+  std::stable_sort(chosen.begin(), chosen.end(), [&](int a, int b) {
+    return all[static_cast<size_t>(a)][1] < all[static_cast<size_t>(b)][1];
+  });
+  std::vector<int> members;
+  for (const int r : chosen) members.push_back(membership_.members[static_cast<size_t>(r)]);
+  return std::shared_ptr<Group>(
+      new Group(engine_, std::move(members), group_key, defaults_, deadline));
+}
+
+void Group::abort(const Error& error) {
+  membership_.lifeline->report(error);
+  engine_->wake_everyone();
+}
+
+void Group::check() const {
+  if (membership_.lifeline->failed())
+    if (const auto verdict = membership_.lifeline->verdict()) throw Error(*verdict);
+}
+
+std::shared_ptr<std::byte> Group::allocate(size_t bytes) {
+  auto arena = engine_->arena();
+  std::byte* data = arena->allocate(bytes);
+  return {data, [arena](std::byte* p) { arena->release(p); }};
+}
+
+std::string Group::describe() const { return program_order_->describe(); }
+
+}  // namespace farandole

@@ -1,0 +1,82 @@
+// The communicator: the collectives among some ranks of the world, in program order.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+
+namespace farandole {
+
+/// What every collective takes besides its buffers.
+struct Options {
+  ReduceOp op = ReduceOp::sum;
+  double prescale = 1;
+  double postscale = 1;
+  int root = 0;
+  std::string name;
+  std::string algorithm;
+  std::optional<Determinism> level;  // default: the group's
+  Deadline deadline;                 // default: the group's timeout from now
+  std::shared_ptr<const void> keepalive;
+  Completion completion;
+};
+
+struct GroupDefaults {
+  Duration timeout = std::chrono::seconds(1800);  // zero: for ever
+  Determinism level = Determinism::canonical;
+  std::string algorithm;
+};
+
+class Group : public std::enable_shared_from_this<Group> {
+ public:
+  /// All ranks of the engine's host; blocks until rank 0 has made the group.
+  static std::shared_ptr<Group> world(std::shared_ptr<Engine> engine, GroupDefaults defaults,
+                                      Deadline deadline);
+  ~Group();
+
+  int rank() const { return membership_.rank; }
+  int size() const { return static_cast<int>(membership_.members.size()); }
+  const std::vector<int>& members() const { return membership_.members; }  // world ranks
+  const std::shared_ptr<Engine>& engine() const { return engine_; }
+
+  /// Checks the operation on this rank and puts it into program order. `wait`: the caller will
+  /// wait for it at once. Throws Error(invalid_argument) before anything is sent.
+  Handle submit(Collective kind, Buffer input, Buffer output, Options options = {},
+                bool caller_waits = false);
+  Handle submit_to(const std::shared_ptr<Stream>& stream, Collective kind, Buffer input,
+                   Buffer output, Options options, bool caller_waits = false);
+
+  /// A stream of its own order, for a Reducer or a traced program. Opened in the same order on
+  /// every member; waits for nobody.
+  std::shared_ptr<Stream> open_stream(std::string label);
+  /// Members that give the same color form a group, ordered by key, then rank; a negative color
+  /// joins none (nullptr). Collective; blocks until all members have come.
+  std::shared_ptr<Group> split(int color, int key, Deadline deadline);
+  /// Fails this group on every member with this error.
+  void abort(const Error& error);
+  /// Throws the verdict of a group that has failed.
+  void check() const;
+
+  /// Memory that all ranks of the host map, zero at first; released with the last owner.
+  std::shared_ptr<std::byte> allocate(size_t bytes);
+  std::string describe() const;
+  std::string_view last_path() const { return program_order_->last_path(); }
+
+ private:
+  Group(std::shared_ptr<Engine> engine, std::vector<int> members, uint64_t key,
+        GroupDefaults defaults, Deadline deadline);
+  Operation checked(Collective kind, Buffer input, Buffer output, Options options) const;
+
+  std::shared_ptr<Engine> engine_;
+  GroupDefaults defaults_;
+  Membership membership_;
+  std::byte* fate_page_ = nullptr;  // on the lowest member, which owns the cell
+  std::shared_ptr<Stream> program_order_;
+  std::atomic<bool> submitting_{false};
+  uint64_t next_stream_ = 1;
+  uint64_t splits_ = 0;
+};
+
+}  // namespace farandole
