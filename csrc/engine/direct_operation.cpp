@@ -55,9 +55,7 @@ void DirectOperation::finish(const std::vector<const std::byte*>& inputs, const 
       fold_canonical(output, inputs, o.input.count, o.input.dtype, o.op, scales);
       return;
     case Collective::reduce_scatter: {
-      const auto size = static_cast<size_t>(memory_->size());
-      const Slice mine =
-          part({Space::input, 0, o.input.count}, size, static_cast<size_t>(memory_->rank));
+      const Slice mine = part({Space::input, 0, o.input.count}, memory_->size(), memory_->rank);
       std::vector<const std::byte*> parts = inputs;
       for (const std::byte*& p : parts) p += mine.offset * size_of(o.input.dtype);
       fold_canonical(output, parts, mine.count, o.input.dtype, o.op, scales);

@@ -142,10 +142,7 @@ class Staged : public DirectPath {
               ? whole + mine.offset * element_
               : input_staging(&memory_.page(r), memory_.size(), b) + chunk_at(memory_.rank);
     }
-    const size_t base = gathers() ? 0
-                                  : part(everything(), static_cast<size_t>(memory_.size()),
-                                         static_cast<size_t>(memory_.rank))
-                                        .offset;
+    const size_t base = gathers() ? 0 : part(everything(), memory_.size(), memory_.rank).offset;
     std::byte* outputs[] = {o.output.data + (mine.offset - base) * element_,
                             result_staging(&memory_.mine(), memory_.size(), b)};
     fold_canonical_to({outputs, gathers() ? 2u : 1u}, inputs_, mine.count, o.input.dtype, o.op,
@@ -194,9 +191,8 @@ class Staged : public DirectPath {
 
   /// The part of block b that rank r folds.
   Slice piece(uint64_t b, int r) const {
-    const auto size = static_cast<size_t>(memory_.size());
-    if (gathers()) return part(block(b), size, static_cast<size_t>(r));
-    const Slice whole = part(everything(), size, static_cast<size_t>(r));
+    if (gathers()) return part(block(b), memory_.size(), r);
+    const Slice whole = part(everything(), memory_.size(), r);
     const size_t begin = std::min(b * block_count_, whole.count);
     return {Space::input, whole.offset + begin, std::min(block_count_, whole.count - begin)};
   }

@@ -27,8 +27,7 @@ class Window : public DirectPath {
     what_.start(operation, memory_);
     scales_ = scales_for(operation.input.dtype, operation.op, operation.prescale,
                          operation.postscale, memory_.size());
-    mine_ = part({Space::input, 0, operation.input.count}, static_cast<size_t>(memory_.size()),
-                 static_cast<size_t>(memory_.rank));
+    mine_ = part({Space::input, 0, operation.input.count}, memory_.size(), memory_.rank);
     done_ = 0;
     written_ = false;
   }

@@ -308,7 +308,7 @@ std::vector<int> Stream::waiting_for() const {
 
 std::string Stream::title() const {
   const Operation& o = operation();
-  std::string text = std::string(collective_name(o.kind)) + " #" + std::to_string(sequence_);
+  std::string text = std::string(name_of(o.kind)) + " #" + std::to_string(sequence_);
   if (!o.name.empty()) text += " '" + o.name + "'";
   if (!label_.empty()) text += " of " + label_;
   return text;

@@ -8,10 +8,6 @@
 namespace farandole {
 namespace {
 
-constexpr std::string_view kCollectives[] = {
-    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier", "reduce",
-    "gather",     "scatter",        "all_to_all", "send",      "recv"};
-
 template <size_t N>
 void put(char (&to)[N], const std::string& text) {
   const size_t length = std::min(N - 1, text.size());
@@ -36,17 +32,14 @@ struct Field {
   std::string (*value)(const Descriptor&);
 };
 constexpr Field kFields[] = {
-    {"operation", [](const Descriptor& d) { return std::string(collective_name(d.kind)); }},
+    {"operation", [](const Descriptor& d) { return std::string(name_of(d.kind)); }},
     {"dtype", [](const Descriptor& d) { return std::string(name_of(d.dtype)); }},
     {"count", [](const Descriptor& d) { return std::to_string(d.count); }},
     {"op", [](const Descriptor& d) { return std::string(name_of(d.op)); }},
     {"root", [](const Descriptor& d) { return std::to_string(d.root); }},
     {"prescale", [](const Descriptor& d) { return number(d.prescale); }},
     {"postscale", [](const Descriptor& d) { return number(d.postscale); }},
-    {"level",
-     [](const Descriptor& d) {
-       return std::string(d.level == Determinism::fast ? "fast" : "canonical");
-     }},
+    {"level", [](const Descriptor& d) { return std::string(name_of(d.level)); }},
     {"algorithm", [](const Descriptor& d) { return take(d.algorithm); }},
     {"name", [](const Descriptor& d) { return take(d.name); }},
 };
@@ -58,10 +51,6 @@ std::string first_name(const std::vector<Descriptor>& by_rank) {
 }
 
 }  // namespace
-
-std::string_view collective_name(Collective kind) {
-  return kCollectives[static_cast<size_t>(kind)];
-}
 
 Descriptor describe(const Operation& o) {
   Descriptor d;
@@ -103,7 +92,7 @@ std::optional<Error> disagreement(const std::vector<Descriptor>& by_rank, int me
     const Descriptor& mine = by_rank[static_cast<size_t>(me)];
     Context where;
     where.field = field.name;
-    where.operation = collective_name(mine.kind);
+    where.operation = name_of(mine.kind);
     where.tensor = first_name(by_rank);
     std::string verdict =
         "ranks disagree on the " + std::string(field.name) + " of " + where.operation;

@@ -29,7 +29,6 @@ struct Descriptor {
 };
 Descriptor describe(const Operation& operation);
 uint32_t hash_of(const Descriptor& descriptor);
-std::string_view collective_name(Collective kind);
 
 /// Where a rank's buffers lie for one operation: offset in the segment + 1, or 0 when only the
 /// owner maps them.

@@ -88,18 +88,19 @@ Operation Group::checked(Collective kind, Buffer input, Buffer output, Options o
                     std::string(name_of(output.dtype)));
     const size_t expected = kind == Collective::all_gather ? input.count * p
                             : kind == Collective::reduce_scatter
-                                ? part({Space::input, 0, input.count}, p, r).count
+                                ? part({Space::input, 0, input.count}, size(), rank()).count
                                 : input.count;
     if (output.count != expected)
       throw invalid("output has " + std::to_string(output.count) + " elements; " +
-                    std::string(collective_name(kind)) + " of " + std::to_string(input.count) +
+                    std::string(name_of(kind)) + " of " + std::to_string(input.count) +
                     " elements on " + std::to_string(p) + " ranks needs " +
                     std::to_string(expected));
     const size_t element = size_of(input.dtype);
-    const size_t offset = kind == Collective::all_gather ? r * input.bytes()
-                          : kind == Collective::reduce_scatter
-                              ? part({Space::input, 0, input.count}, p, r).offset * element
-                              : 0;
+    const size_t offset =
+        kind == Collective::all_gather ? r * input.bytes()
+        : kind == Collective::reduce_scatter
+            ? part({Space::input, 0, input.count}, size(), rank()).offset * element
+            : 0;
     check_overlap(input, output, offset);
   }
   if ((kind == Collective::all_reduce || kind == Collective::reduce_scatter)) {

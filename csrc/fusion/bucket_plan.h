@@ -1,0 +1,46 @@
+// Which gradients are reduced together: a value, computed before anything moves.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+
+namespace farandole {
+
+struct Parameter {
+  std::string name;
+  size_t count = 0;
+  DType dtype = DType::float32;
+};
+
+struct Placement {
+  int parameter = 0;  // index into the parameters
+  size_t offset = 0;  // elements from the bucket's begin
+  size_t count = 0;
+};
+
+struct Bucket {
+  DType dtype = DType::float32;
+  size_t count = 0;  // elements, padding included
+  std::vector<Placement> items;
+
+  size_t bytes() const { return count * size_of(dtype); }
+};
+
+struct BucketLimits {
+  size_t bytes = 0;        // a bucket is closed once it holds this much; 0: one tensor each
+  size_t first_bytes = 0;  // the first one, small so that communication starts early
+};
+
+/// Parameters in the order in which their gradients become ready, to buckets in the order in which
+/// these become complete. One dtype per bucket; items begin on cache lines.
+std::vector<Bucket> plan_buckets(std::span<const Parameter> in_ready_order,
+                                 const BucketLimits& limits);
+
+/// Equal on two ranks when their plans are: names, counts, dtypes, places.
+uint64_t fingerprint(std::span<const Parameter> parameters, std::span<const Bucket> buckets);
+
+}  // namespace farandole

@@ -1,0 +1,91 @@
+// Reduces the gradients of a training step in buckets, while backward still computes others.
+//
+// A gradient is copied (and prescaled) into its bucket once, when it is ready and hot in cache.
+// Gradients may arrive in any order; buckets are launched strictly in plan order, so all ranks
+// submit the same operations without talking. Each step ends with one more small all-reduce that
+// agrees on which parameters were used by any rank.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "fusion/bucket_plan.h"
+#include "group/group.h"
+
+namespace farandole {
+
+struct ReducerOptions {
+  ReduceOp op = ReduceOp::mean;
+  double prescale = 1;
+  double postscale = 1;
+  BucketLimits limits;
+  bool overlap = true;  // false: everything is launched in wait()
+  std::string label = "gradients";
+};
+
+class Reducer {
+ public:
+  /// Compares the plan with all ranks'; throws Error(mismatch) on every rank, naming the first
+  /// parameter that differs. The group lives on.
+  Reducer(std::shared_ptr<Group> group, std::vector<Parameter> in_ready_order,
+          ReducerOptions options);
+  ~Reducer();
+
+  const std::vector<Parameter>& parameters() const { return parameters_; }
+  const std::vector<Bucket>& buckets() const { return buckets_; }
+  const std::shared_ptr<std::byte>& memory(size_t bucket) const { return memory_[bucket]; }
+
+  /// Any thread. Copies `parameters()[i].count` elements from `gradient` into the bucket (nothing
+  /// when it already stands there) and launches what is complete. Throws Error(invalid_argument)
+  /// when the parameter is already marked in this step.
+  void mark_ready(int parameter, const std::byte* gradient);
+  /// Launches what never became ready (as zeros). No step is left open afterwards.
+  void launch_rest();
+  /// Drives until this step's buckets are reduced; false when `until` passes first. Throws the
+  /// verdict, or RemoteError when a rank abandoned its backward.
+  bool wait(Deadline until);
+  /// Ends a step whose backward was interrupted: the peers are told which rank it was and what
+  /// never came.
+  void abandon();
+
+  /// Gradients have been marked since the last wait().
+  bool step_open() const { return marked_count_ > 0 || launched_ > 0; }
+  /// After wait(): whether any rank used the parameter.
+  bool used(int parameter) const { return used_[static_cast<size_t>(parameter)] != 0; }
+  /// Seconds that wait() spent blocked, over all steps.
+  double blocked_seconds() const { return blocked_seconds_; }
+
+ private:
+  struct Where {
+    size_t bucket;
+    size_t offset;  // bytes
+  };
+  void compare_plans();
+  void launch_complete();
+  void launch(size_t bucket);
+  void launch_flags();
+  void reset();
+  std::byte* place(int parameter) const;
+
+  std::shared_ptr<Group> group_;
+  ReducerOptions options_;
+  std::vector<Parameter> parameters_;
+  std::vector<Bucket> buckets_;
+  std::vector<std::shared_ptr<std::byte>> memory_;
+  std::vector<Where> where_;
+  std::shared_ptr<Stream> stream_;
+
+  std::mutex mutex_;  // guards everything below
+  std::vector<uint8_t> marked_;
+  std::vector<size_t> missing_;  // per bucket: gradients not yet there
+  size_t marked_count_ = 0;
+  size_t launched_ = 0;  // buckets
+  bool rest_launched_ = false;
+  std::vector<uint8_t> used_;  // by parameter; then, by rank, who abandoned its backward
+  std::vector<Handle> handles_;
+  double blocked_seconds_ = 0;
+};
+
+}  // namespace farandole
