@@ -6,6 +6,9 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "The native core of farandole.";
   module.attr("__version__") = FARANDOLE_VERSION;
   bind_errors(module);
+  bind_arrays(module);
+  bind_group(module);
+  bind_reducer(module);
   bind_fold(module);
   bind_schedule(module);
 }

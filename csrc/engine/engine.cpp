@@ -236,6 +236,15 @@ void Engine::leave() {
   wake_everyone();  // those who wait for us must look around
 }
 
+void Engine::close_descriptors() {
+  epoll_.reset();
+  for (HostPeer& peer : host_.peers) {
+    peer.doorbell.reset();
+    peer.process.reset();
+  }
+  host_.segment->close_descriptor();
+}
+
 EngineCounters Engine::counters() const {
   return {turns_, arena_->bytes_in_use(), arena_->allocations(), open_streams_.load()};
 }

@@ -65,6 +65,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   /// Tells the peers that this rank takes no further part. Operations in flight fail.
   void leave();
+  /// For a forked child: the engine is its parent's.
+  void close_descriptors();
   EngineCounters counters() const;
   std::string describe();
 

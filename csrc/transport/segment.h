@@ -73,6 +73,7 @@ class Segment {
 
   /// Takes the control pages away from a forked child; arenas stay readable there.
   void hide_from_children();
+  void close_descriptor() { memory_.reset(); }
 
  private:
   Segment(Fd memory, int ranks, size_t arena_bytes);

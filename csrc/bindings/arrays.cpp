@@ -1,0 +1,228 @@
+#include "bindings/arrays.h"
+
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+
+namespace farandole {
+namespace {
+
+Error invalid(const char* what, const std::string& text) {
+  return Error(ErrorCode::invalid_argument, std::string(what) + " " + text);
+}
+
+// ---- the buffer protocol ----
+
+std::optional<DType> dtype_of_format(const char* format, size_t bytes) {
+  if (format == nullptr) return DType::uint8;
+  const char code =
+      format[0] == '@' || format[0] == '=' || format[0] == '<' ? format[1] : format[0];
+  const auto integer = [&](bool is_signed) -> std::optional<DType> {
+    switch (bytes) {
+      case 1:
+        return is_signed ? DType::int8 : DType::uint8;
+      case 2:
+        return is_signed ? DType::int16 : DType::uint16;
+      case 4:
+        return is_signed ? DType::int32 : DType::uint32;
+      case 8:
+        return is_signed ? DType::int64 : DType::uint64;
+      default:
+        return std::nullopt;
+    }
+  };
+  switch (code) {
+    case 'e':
+      return DType::float16;
+    case 'E':
+      return bytes == 2 ? std::optional(DType::bfloat16) : std::nullopt;
+    case 'f':
+      return DType::float32;
+    case 'd':
+      return DType::float64;
+    case '?':
+      return DType::boolean;
+    case 'b':
+    case 'h':
+    case 'i':
+    case 'l':
+    case 'q':
+    case 'n':
+      return integer(true);
+    case 'c':
+    case 'B':
+    case 'H':
+    case 'I':
+    case 'L':
+    case 'Q':
+    case 'N':
+      return integer(false);
+    default:
+      return std::nullopt;
+  }
+}
+
+Borrowed borrow_buffer(const py::object& array, bool writable, const char* what) {
+  Py_buffer view;
+  const int flags = PyBUF_FORMAT | PyBUF_STRIDES | (writable ? PyBUF_WRITABLE : 0);
+  if (PyObject_GetBuffer(array.ptr(), &view, flags) != 0) {
+    PyErr_Clear();
+    throw invalid(what, writable ? "is read-only or cannot be borrowed" : "cannot be borrowed");
+  }
+  const bool contiguous = PyBuffer_IsContiguous(&view, 'C') != 0;
+  const auto dtype = dtype_of_format(view.format, static_cast<size_t>(view.itemsize));
+  const std::string format = view.format != nullptr ? view.format : "";
+  const Buffer buffer{static_cast<std::byte*>(view.buf),
+                      view.itemsize > 0 ? static_cast<size_t>(view.len / view.itemsize) : 0,
+                      dtype.value_or(DType::uint8)};
+  PyBuffer_Release(&view);  // the caller holds the array itself
+  if (!dtype) throw invalid(what, "has an unsupported element type (format '" + format + "')");
+  if (!contiguous) throw invalid(what, "is not contiguous; pass a contiguous copy");
+  return {buffer, array};
+}
+
+// ---- DLPack, declared here so that nothing is copied in: version 0 of its C layout ----
+
+struct DlTensor {
+  void* data;
+  struct {
+    int32_t type, id;
+  } device;
+  int32_t ndim;
+  struct {
+    uint8_t code, bits;
+    uint16_t lanes;
+  } dtype;
+  int64_t* shape;
+  int64_t* strides;
+  uint64_t byte_offset;
+};
+
+std::optional<DType> dtype_of_dlpack(uint8_t code, uint8_t bits) {
+  static constexpr DType kSigned[] = {DType::int8, DType::int16, DType::int32, DType::int64};
+  static constexpr DType kUnsigned[] = {DType::uint8, DType::uint16, DType::uint32, DType::uint64};
+  const int power = bits == 8 ? 0 : bits == 16 ? 1 : bits == 32 ? 2 : bits == 64 ? 3 : -1;
+  if (power < 0) return std::nullopt;
+  if (code == 0) return kSigned[power];
+  if (code == 1) return kUnsigned[power];
+  if (code == 2 && power == 1) return DType::float16;
+  if (code == 2 && power == 2) return DType::float32;
+  if (code == 2 && power == 3) return DType::float64;
+  if (code == 4 && power == 1) return DType::bfloat16;
+  if (code == 6 && power == 0) return DType::boolean;
+  return std::nullopt;
+}
+
+bool is_contiguous(const DlTensor& t) {
+  if (t.strides == nullptr) return true;
+  int64_t expected = 1;
+  for (int i = t.ndim - 1; i >= 0; --i) {
+    if (t.shape[i] == 0) return true;
+    if (t.shape[i] != 1 && t.strides[i] != expected) return false;
+    expected *= t.shape[i];
+  }
+  return true;
+}
+
+Borrowed borrow_dlpack(const py::object& array, const char* what) {
+  py::object capsule;
+  try {
+    capsule = array.attr("__dlpack__")();
+  } catch (py::error_already_set& error) {
+    throw invalid(what, "cannot be borrowed: " + std::string(py::str(error.value())));
+  }
+  const auto* t = static_cast<const DlTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
+  if (t == nullptr) throw py::error_already_set();
+  if (t->device.type != 1) throw invalid(what, "is not in host memory");
+  if (!is_contiguous(*t)) throw invalid(what, "is not contiguous; pass a contiguous copy");
+  const auto dtype = dtype_of_dlpack(t->dtype.code, t->dtype.bits);
+  if (!dtype || t->dtype.lanes != 1) throw invalid(what, "has an unsupported element type");
+  size_t count = 1;
+  for (int i = 0; i < t->ndim; ++i) count *= static_cast<size_t>(t->shape[i]);
+  return {{static_cast<std::byte*>(t->data) + t->byte_offset, count, *dtype}, array};
+}
+
+// ---- objects the engine has let go of ----
+
+struct Released {
+  std::mutex mutex;
+  std::vector<PyObject*> objects;
+};
+Released& released() {
+  static auto* list = new Released;  // outlives every engine thread
+  return *list;
+}
+
+/// A Buffer made in Python from a pointer: for frameworks' tensors.
+struct PointedBuffer {
+  Buffer buffer;
+  py::object owner;
+};
+
+}  // namespace
+
+Borrowed borrow(const py::object& array, bool writable, const char* what) {
+  if (PyObject_CheckBuffer(array.ptr()) != 0) return borrow_buffer(array, writable, what);
+  if (py::isinstance<PointedBuffer>(array)) {
+    const auto& pointed = array.cast<const PointedBuffer&>();
+    return {pointed.buffer, array};
+  }
+  if (py::hasattr(array, "__dlpack__")) return borrow_dlpack(array, what);
+  throw invalid(what, "is a " + std::string(py::str(py::type::of(array).attr("__name__"))) +
+                          ", which has neither the buffer protocol nor __dlpack__");
+}
+
+std::shared_ptr<const void> keep(const py::object& a, const py::object& b) {
+  drop_released();
+  PyObject* both = py::make_tuple(a, b).release().ptr();
+  return {both, [](const void* p) {
+            Released& list = released();
+            const std::lock_guard lock(list.mutex);
+            list.objects.push_back(static_cast<PyObject*>(const_cast<void*>(p)));
+          }};
+}
+
+void drop_released() {
+  std::vector<PyObject*> objects;
+  {
+    const std::lock_guard lock(released().mutex);
+    objects.swap(released().objects);
+  }
+  for (PyObject* object : objects) Py_DECREF(object);
+}
+
+void bind_arrays(py::module_& module) {
+  py::class_<PointedBuffer>(module, "Buffer",
+                            "Host memory by address, for frameworks' tensors: `count` elements of "
+                            "`dtype` at `pointer`, alive as long as `owner`.")
+      .def(
+          py::init([](uintptr_t pointer, size_t count, const std::string& dtype, py::object owner) {
+            const auto known = dtype_named(dtype);
+            if (!known)
+              throw Error(ErrorCode::invalid_argument, "dtype " + dtype + " is not supported");
+            return PointedBuffer{{reinterpret_cast<std::byte*>(pointer), count, *known},
+                                 std::move(owner)};
+          }),
+          py::arg("pointer"), py::arg("count"), py::arg("dtype"), py::arg("owner") = py::none());
+  py::class_<SharedMemory, std::shared_ptr<SharedMemory>>(
+      module, "SharedMemory", py::buffer_protocol(),
+      "Bytes that every rank of the host maps. Released with its last view.")
+      .def_buffer([](SharedMemory& m) {
+        return py::buffer_info(m.data.get(), 1, py::format_descriptor<uint8_t>::format(), 1,
+                               {m.bytes}, {1});
+      })
+      .def_property_readonly(
+          "pointer",
+          [](const SharedMemory& m) { return reinterpret_cast<uintptr_t>(m.data.get()); })
+      .def_readonly("nbytes", &SharedMemory::bytes);
+  py::list dtypes;
+  for (const DTypeRow& r : kDTypes) dtypes.append(std::string(r.name));
+  module.attr("dtypes") = py::tuple(dtypes);
+  py::list ops;
+  for (const ReduceOpRow& r : kReduceOps) ops.append(std::string(r.name));
+  module.attr("reduce_ops") = py::tuple(ops);
+}
+
+}  // namespace farandole

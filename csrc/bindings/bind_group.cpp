@@ -1,0 +1,265 @@
+// Worlds, groups, handles.
+#include <pybind11/stl.h>
+
+#include <string>
+
+#include "base/fault.h"
+#include "base/log.h"
+#include "bindings/arrays.h"
+#include "bindings/bind.h"
+#include "bindings/waiting.h"
+#include "control/rendezvous.h"
+#include "engine/fork.h"
+#include "group/group.h"
+
+namespace farandole {
+namespace {
+
+ReduceOp op_from(const std::string& name) {
+  if (const auto op = reduce_op_named(name)) return *op;
+  std::string known;
+  for (const ReduceOpRow& r : kReduceOps)
+    known += (known.empty() ? "" : ", ") + std::string(r.name);
+  throw Error(ErrorCode::invalid_argument, "op '" + name + "' is unknown; there are " + known);
+}
+
+Determinism level_from(const std::string& name) {
+  if (const auto level = determinism_named(name)) return *level;
+  throw Error(ErrorCode::invalid_argument,
+              "level '" + name + "' is unknown; there are canonical and fast");
+}
+
+Collective collective_from(const std::string& name) {
+  if (const auto kind = collective_named(name)) return *kind;
+  throw Error(ErrorCode::invalid_argument, "collective '" + name + "' is unknown");
+}
+
+LogLevel log_level_from(const std::string& name) {
+  return name == "error"   ? LogLevel::error
+         : name == "info"  ? LogLevel::info
+         : name == "debug" ? LogLevel::debug
+                           : LogLevel::warning;
+}
+
+Duration to_duration(double seconds) {
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+}
+
+EngineOptions engine_options(const Config& config, const Host&) {
+  EngineOptions options;
+  options.spin = to_duration(config.spin_us * 1e-6);
+  options.warn_after = to_duration(config.warn_after);
+  options.progress = config.progress == "thread"   ? ProgressMode::thread
+                     : config.progress == "caller" ? ProgressMode::caller
+                                                   : ProgressMode::automatic;
+  return options;
+}
+
+std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
+                                  double start_timeout) {
+  const Config config = Config::from_environment();
+  set_log_rank(size > 1 ? rank : -1);
+  set_log_level(log_level_from(config.log_level));
+  if (!config.fault.empty()) arm_fault(config.fault, rank);
+  watch_for_forks();
+  Invitation me;
+  me.rank = rank;
+  me.size = size;
+  me.job = job;
+  me.arena_bytes = config.arena_bytes > 0 ? config.arena_bytes : default_arena_bytes();
+  me.agree = "level=" + config.level;
+  const Deadline deadline = Deadline::after_seconds(start_timeout);
+  Host host = meet(me, deadline);
+  host.segment->hide_from_children();
+  auto engine = std::make_shared<Engine>(std::move(host), engine_options(config, host));
+  hide_from_children(engine);
+  GroupDefaults defaults;
+  defaults.timeout = to_duration(config.timeout);
+  defaults.level = level_from(config.level);
+  defaults.algorithm = config.algorithm;
+  return Group::world(std::move(engine), defaults, deadline);
+}
+
+Error interruption(const Group& group) {
+  Context where;
+  where.rank = group.members()[static_cast<size_t>(group.rank())];
+  return Error(ErrorCode::remote_error,
+               "rank " + std::to_string(where.rank) + " was interrupted (KeyboardInterrupt)",
+               where);
+}
+
+/// An operation in flight, as Python holds it.
+struct PyHandle {
+  std::shared_ptr<Group> group;
+  Handle handle;
+  py::object result;
+
+  py::object wait(const py::object& timeout) {
+    const bool complete =
+        wait_from_python([&](Deadline d) { return handle.wait(d); }, [] {}, deadline_from(timeout));
+    if (!complete) {
+      PyErr_SetString(PyExc_TimeoutError,
+                      "the operation is not complete yet; it goes on, and can be waited for again");
+      throw py::error_already_set();
+    }
+    return result;
+  }
+};
+
+struct Call {
+  Borrowed input, output;
+  Options options;
+};
+
+Call prepare(const py::object& input, const py::object& output, const std::string& op,
+             double prescale, double postscale, int root, const py::object& name,
+             const py::object& algorithm, const py::object& level, const py::object& timeout) {
+  refuse_in_child();
+  Call call;
+  call.input = borrow(input, input.is(output), "input");
+  call.output = input.is(output) ? call.input : borrow(output, true, "output");
+  call.options.op = op_from(op);
+  call.options.prescale = prescale;
+  call.options.postscale = postscale;
+  call.options.root = root;
+  if (!name.is_none()) call.options.name = name.cast<std::string>();
+  if (!algorithm.is_none()) call.options.algorithm = algorithm.cast<std::string>();
+  if (!level.is_none()) call.options.level = level_from(level.cast<std::string>());
+  if (!timeout.is_none()) call.options.deadline = Deadline::after_seconds(timeout.cast<double>());
+  return call;
+}
+
+void wait_for(const std::shared_ptr<Group>& group, const Handle& handle) {
+  wait_from_python([&](Deadline d) { return handle.wait(d); },
+                   [&] {
+                     // The caller's memory is given back before the exception reaches it.
+                     group->abort(interruption(*group));
+                     try {
+                       handle.wait();
+                     } catch (const Error&) {  // NOLINT: the interruption itself
+                     }
+                   },
+                   Deadline::never());
+}
+
+}  // namespace
+
+void bind_group(py::module_& module) {
+  module.def("open_world", &open_world, py::arg("rank"), py::arg("size"), py::arg("job"),
+             py::arg("start_timeout"), py::call_guard<py::gil_scoped_release>(),
+             "Meets the other ranks of the job and returns the group of all of them.");
+  module.def("settings", [] {
+    py::list list;
+    for (const Setting& s : settings(Config::from_environment())) {
+      py::dict row;
+      row["name"] = s.name;
+      row["type"] = s.type;
+      row["value"] = s.value;
+      row["default"] = s.fallback;
+      row["doc"] = s.doc;
+      list.append(row);
+    }
+    return list;
+  });
+
+  py::class_<PyHandle>(module, "Handle", "An operation in flight.")
+      .def("wait", &PyHandle::wait, py::arg("timeout") = py::none(),
+           "Waits and returns the result; raises the operation's error, or TimeoutError after "
+           "`timeout` seconds (the operation then goes on).")
+      .def(
+          "done", [](const PyHandle& h) { return h.handle.done(); },
+          "Whether wait() would return at once.");
+
+  py::class_<Group, std::shared_ptr<Group>>(module, "Group", "A communicator.")
+      .def_property_readonly("rank", &Group::rank)
+      .def_property_readonly("size", &Group::size)
+      .def_property_readonly("ranks", &Group::members)
+      .def(
+          "run",
+          [](const std::shared_ptr<Group>& group, const std::string& kind, const py::object& input,
+             const py::object& output, const std::string& op, double prescale, double postscale,
+             int root, const py::object& name, const py::object& algorithm, const py::object& level,
+             const py::object& timeout) {
+            Call call = prepare(input, output, op, prescale, postscale, root, name, algorithm,
+                                level, timeout);
+            const Handle handle = group->submit(collective_from(kind), call.input.buffer,
+                                                call.output.buffer, std::move(call.options), true);
+            wait_for(group, handle);
+          },
+          py::arg("kind"), py::arg("input"), py::arg("output"), py::arg("op") = "sum",
+          py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("root") = 0,
+          py::arg("name") = py::none(), py::arg("algorithm") = py::none(),
+          py::arg("level") = py::none(), py::arg("timeout") = py::none())
+      .def(
+          "start",
+          [](const std::shared_ptr<Group>& group, const std::string& kind, const py::object& input,
+             const py::object& output, const py::object& result, const std::string& op,
+             double prescale, double postscale, int root, const py::object& name,
+             const py::object& algorithm, const py::object& level, const py::object& timeout) {
+            Call call = prepare(input, output, op, prescale, postscale, root, name, algorithm,
+                                level, timeout);
+            call.options.keepalive = keep(call.input.owner, call.output.owner);
+            return PyHandle{group,
+                            group->submit(collective_from(kind), call.input.buffer,
+                                          call.output.buffer, std::move(call.options)),
+                            result};
+          },
+          py::arg("kind"), py::arg("input"), py::arg("output"), py::arg("result"),
+          py::arg("op") = "sum", py::arg("prescale") = 1.0, py::arg("postscale") = 1.0,
+          py::arg("root") = 0, py::arg("name") = py::none(), py::arg("algorithm") = py::none(),
+          py::arg("level") = py::none(), py::arg("timeout") = py::none())
+      .def(
+          "barrier",
+          [](const std::shared_ptr<Group>& group, const py::object& name,
+             const py::object& timeout) {
+            refuse_in_child();
+            Options options;
+            if (!name.is_none()) options.name = name.cast<std::string>();
+            if (!timeout.is_none())
+              options.deadline = Deadline::after_seconds(timeout.cast<double>());
+            wait_for(group, group->submit(Collective::barrier, {}, {}, std::move(options), true));
+          },
+          py::arg("name") = py::none(), py::arg("timeout") = py::none())
+      .def(
+          "split",
+          [](Group& group, int color, int key, double timeout) {
+            refuse_in_child();
+            const py::gil_scoped_release unlocked;
+            return group.split(color, key, Deadline::after_seconds(timeout));
+          },
+          py::arg("color"), py::arg("key") = 0, py::arg("timeout") = 300.0)
+      .def(
+          "abort",
+          [](Group& group, const std::string& reason) {
+            Context where;
+            where.rank = group.members()[static_cast<size_t>(group.rank())];
+            group.abort(Error(ErrorCode::aborted,
+                              "rank " + std::to_string(where.rank) + " aborted: " + reason, where));
+          },
+          py::arg("reason"))
+      .def("check", &Group::check)
+      .def("allocate",
+           [](Group& group, size_t bytes) {
+             refuse_in_child();
+             return std::make_shared<SharedMemory>(SharedMemory{group.allocate(bytes), bytes});
+           })
+      .def("describe", &Group::describe)
+      .def_property_readonly("last_path", [](const Group& g) { return std::string(g.last_path()); })
+      .def("counters",
+           [](const Group& g) {
+             const EngineCounters c = g.engine()->counters();
+             py::dict d;
+             d["turns"] = c.turns;
+             d["arena_bytes"] = c.arena_bytes;
+             d["arena_allocations"] = c.arena_allocations;
+             d["streams"] = c.streams;
+             return d;
+           })
+      .def("leave", [](Group& g) {
+        const py::gil_scoped_release unlocked;
+        g.engine()->leave();
+        g.engine()->driver().stop();
+      });
+}
+
+}  // namespace farandole

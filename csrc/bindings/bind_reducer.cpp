@@ -1,0 +1,92 @@
+// Gradient buckets.
+#include <pybind11/stl.h>
+
+#include "bindings/arrays.h"
+#include "bindings/bind.h"
+#include "bindings/waiting.h"
+#include "engine/fork.h"
+#include "fusion/reducer.h"
+
+namespace farandole {
+namespace {
+
+std::vector<Parameter> parameters_from(const py::list& rows) {
+  std::vector<Parameter> parameters;
+  for (const py::handle row : rows) {
+    const auto [name, count, dtype] = row.cast<std::tuple<std::string, size_t, std::string>>();
+    const auto known = dtype_named(dtype);
+    if (!known)
+      throw Error(ErrorCode::invalid_argument,
+                  "parameter '" + name + "' has the unsupported dtype " + dtype);
+    parameters.push_back({name, count, *known});
+  }
+  return parameters;
+}
+
+}  // namespace
+
+void bind_reducer(py::module_& module) {
+  py::class_<Reducer, std::shared_ptr<Reducer>>(
+      module, "Reducer", "Reduces a training step's gradients in buckets during backward.")
+      .def(py::init([](std::shared_ptr<Group> group, const py::list& rows, const std::string& op,
+                       double prescale, double postscale, size_t bucket_bytes,
+                       size_t first_bucket_bytes, bool overlap, const std::string& label) {
+             refuse_in_child();
+             ReducerOptions options;
+             const auto known = reduce_op_named(op);
+             if (!known) throw Error(ErrorCode::invalid_argument, "op '" + op + "' is unknown");
+             options.op = *known;
+             options.prescale = prescale;
+             options.postscale = postscale;
+             options.limits = {bucket_bytes, first_bucket_bytes};
+             options.overlap = overlap;
+             options.label = label;
+             std::vector<Parameter> parameters = parameters_from(rows);
+             const py::gil_scoped_release unlocked;
+             return std::make_shared<Reducer>(std::move(group), std::move(parameters), options);
+           }),
+           py::arg("group"), py::arg("parameters"), py::arg("op") = "mean",
+           py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("bucket_bytes"),
+           py::arg("first_bucket_bytes"), py::arg("overlap") = true, py::arg("label") = "gradients")
+      .def(
+          "mark_ready",
+          [](Reducer& r, int parameter, uintptr_t gradient) {
+            refuse_in_child();
+            const py::gil_scoped_release unlocked;
+            r.mark_ready(parameter, reinterpret_cast<const std::byte*>(gradient));
+          },
+          py::arg("parameter"), py::arg("gradient"))
+      .def("launch_rest", &Reducer::launch_rest, py::call_guard<py::gil_scoped_release>())
+      .def(
+          "wait",
+          [](Reducer& r, const py::object& timeout) {
+            refuse_in_child();
+            if (wait_from_python([&](Deadline d) { return r.wait(d); }, [] {},
+                                 deadline_from(timeout)))
+              return;
+            PyErr_SetString(PyExc_TimeoutError, "the gradients are not reduced yet");
+            throw py::error_already_set();
+          },
+          py::arg("timeout") = py::none())
+      .def("abandon", &Reducer::abandon, py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("step_open", &Reducer::step_open)
+      .def("used", &Reducer::used, py::arg("parameter"))
+      .def_property_readonly("blocked_seconds", &Reducer::blocked_seconds)
+      .def("memory",
+           [](const Reducer& r, size_t bucket) {
+             return std::make_shared<SharedMemory>(
+                 SharedMemory{r.memory(bucket), r.buckets()[bucket].bytes()});
+           })
+      .def_property_readonly("buckets", [](const Reducer& r) {
+        py::list list;
+        for (const Bucket& b : r.buckets()) {
+          py::list items;
+          for (const Placement& p : b.items)
+            items.append(py::make_tuple(p.parameter, p.offset, p.count));
+          list.append(py::make_tuple(std::string(name_of(b.dtype)), b.count, items));
+        }
+        return list;
+      });
+}
+
+}  // namespace farandole

@@ -1,0 +1,42 @@
+// How Python waits: without its lock, and looking for signals ten times a second.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <chrono>
+
+#include "base/clock.h"
+
+namespace farandole {
+
+namespace py = pybind11;
+
+/// Calls `wait_until(deadline)` (true: complete) in slices without the GIL until it is complete or
+/// `deadline` passes. A signal handler that raises (Ctrl-C) runs `interrupted` first.
+template <typename Wait, typename Interrupted>
+bool wait_from_python(Wait wait_until, Interrupted interrupted, Deadline deadline) {
+  for (;;) {
+    const Deadline slice{std::min(deadline.at, now() + std::chrono::milliseconds(100))};
+    bool complete = false;
+    {
+      const py::gil_scoped_release unlocked;
+      complete = wait_until(slice);
+    }
+    if (complete) return true;
+    if (PyErr_CheckSignals() != 0) {
+      py::error_already_set error;  // takes the pending exception
+      {
+        const py::gil_scoped_release unlocked;
+        interrupted();
+      }
+      throw error;
+    }
+    if (deadline.passed(now())) return false;
+  }
+}
+
+inline Deadline deadline_from(const py::object& timeout) {
+  return timeout.is_none() ? Deadline::never() : Deadline::after_seconds(timeout.cast<double>());
+}
+
+}  // namespace farandole
