@@ -122,11 +122,11 @@ class Supervisor:
     def _prefix(self, rank: int, *, colour: bool) -> bytes:
         if not self._job.prefix:
             return b""
-        width = len(str(self._job.ranks - 1)) + 3
-        text = f"[{rank}]".ljust(width)
+        text = f"[{rank}]"
+        space = " " * (len(str(self._job.ranks - 1)) + 3 - len(text))  # text starts in one column
         if colour:
             text = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m"
-        return text.encode()
+        return (text + space).encode()
 
     # -- one turn -----------------------------------------------------------------------------
 
