@@ -324,7 +324,7 @@ class Supervisor:
             first = own[0]
             self._tell_the_others(first)
             memory = first.exit_code == -signal.SIGKILL and oom_kills() > self._oom_kills
-            self._say(first.describe_end() + (" (out of memory)" if memory else ""))
+            self._say(first.describe_end() + (" (out of memory: oom_kill rose)" if memory else ""))
             return shell_code(first.exit_code or 0)
         if self._stopped_by is not None and (self._failed or self._given_up):
             self._say(f"the job was ended by {self._stopped_by.name}")
