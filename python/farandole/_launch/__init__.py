@@ -1,0 +1,18 @@
+"""Starting the ranks of one host and bringing them down again.
+
+    job.py         what is asked of the launcher
+    keeper.py      two processes that watch each other, so that nothing survives a kill -9
+    supervisor.py  the loop that watches ranks, signals and output
+    ranks.py       what a rank finds in its environment; starting one
+    output.py      whole lines of many streams on one screen
+    processes.py   who descends from whom; signals only to those
+
+Only the standard library is used, and no thread: ranks are forked from here.
+"""
+
+from __future__ import annotations
+
+from farandole._launch.job import Job, LaunchError
+from farandole._launch.keeper import launch
+
+__all__ = ["Job", "LaunchError", "launch"]

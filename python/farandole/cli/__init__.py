@@ -1,0 +1,105 @@
+"""The command line: ``farandole VERB …``.
+
+A verb is a row of `VERBS` and a module of this package with two functions,
+``add_arguments(parser)`` and ``handle(arguments) -> exit code``; the module's docstring is its
+help. Only the chosen verb's module is imported, so that
+``farandole run`` starts without numpy and the native core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+VERBS = {
+    "run": "start the ranks of a job on this host",
+    "info": "show this installation, this machine and every setting",
+    "plan": "show the schedule an algorithm makes for a collective",
+}
+
+
+class CommandError(Exception):
+    """What the user should change, in one line; becomes ``farandole …: line`` and an exit code."""
+
+    def __init__(self, message: str, exit_code: int = 2) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that says what is wrong in one line and takes no abbreviations."""
+
+    def __init__(self, prog: str, description: str, epilog: str | None = None) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise CommandError(f"{message} (see: {self.prog} --help)")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one verb; returns the exit code (2 for a mistake on the command line)."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    name = "farandole"
+    try:
+        if not words or words[0] in ("-h", "--help", "help"):
+            print(_overview())
+            return 0 if words else 2
+        if words[0] in ("-V", "--version"):
+            from farandole.cli import info
+
+            print(f"farandole {info.version()}")
+            return 0
+        verb = words.pop(0)
+        if verb not in VERBS:
+            raise CommandError(_unknown(verb))
+        name = f"farandole {verb}"
+        module = importlib.import_module(f"farandole.cli.{verb}")
+        parser = Parser(name, module.__doc__ or "", getattr(module, "EPILOG", None))
+        module.add_arguments(parser)
+        code = module.handle(parser.parse_args(words))
+        sys.stdout.flush()  # here, where a reader that has left is still handled
+        return int(code)
+    except CommandError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # keeps the interpreter's own flush quiet
+        return 141
+    except SystemExit as leaving:  # argparse after --help
+        return leaving.code if isinstance(leaving.code, int) else 0
+
+
+def _overview() -> str:
+    lines = [
+        "usage: farandole VERB [options]",
+        "",
+        "All-reduce and tensor fusion for data-parallel training.",
+        "",
+        *(f"  {verb:<8}{summary}" for verb, summary in VERBS.items()),
+        "",
+        "  farandole VERB --help tells more about one; farandole --version tells the version.",
+        "",
+        "Start here:  farandole run -np 4 -- python train.py",
+    ]
+    return "\n".join(lines)
+
+
+def _unknown(verb: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(verb, VERBS, n=1)
+    if near:
+        return f"there is no verb '{verb}'; did you mean '{near[0]}'?"
+    return f"there is no verb '{verb}'; there are: {', '.join(VERBS)}"

@@ -1,0 +1,171 @@
+"""Shows this installation, what this machine allows, and every setting with its present value."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import platform
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+EPILOG = """\
+examples:
+  farandole info
+  farandole info --json > machine.json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="the same as JSON")
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    facts = collect()
+    if arguments.json:
+        import json
+
+        print(json.dumps(facts, indent=2))
+        return 0
+    from farandole.cli._terminal import print_table
+
+    for part in ("installation", "machine", "kernel"):
+        rows = [(name, _text(value)) for name, value in facts[part].items()]
+        print_table(part, ("what", "value"), rows)
+    if facts["settings"]:
+        columns = ("name", "type", "value", "default", "doc")
+        table = [[_text(setting[name]) for name in columns] for setting in facts["settings"]]
+        print_table("settings (environment variables)", columns, table)
+    return 0
+
+
+def collect() -> dict[str, Any]:
+    """All facts, as plain values."""
+    core, trouble = _core()
+    sets = getattr(core, "instruction_sets", None)
+    return {
+        "installation": {
+            "farandole": version(),
+            "native core": "loaded" if core is not None else trouble,
+            "instruction sets": list(sets() if callable(sets) else sets or []),
+            "python": f"{platform.python_implementation()} {platform.python_version()}",
+            "numpy": _numpy_version(),
+        },
+        "machine": {
+            "processor": _processor(),
+            "usable cores": len(os.sched_getaffinity(0)),
+            "online cores": os.cpu_count(),
+            "memory": _memory(),
+        },
+        "kernel": {
+            "release": f"{platform.system()} {platform.release()}",
+            "memfd_create": _probe_memfd(),
+            "pidfd_open": _probe_pidfd(),
+            "process_vm_readv": _probe_process_vm(),
+        },
+        "settings": _settings(core),
+    }
+
+
+def version() -> str:
+    """The installed version, or the native core's where the package runs from a build tree."""
+    from importlib import metadata
+
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version("farandole")
+    return str(getattr(_core()[0], "__version__", "unknown (not installed)"))
+
+
+def _core() -> tuple[Any, str]:
+    import importlib
+
+    try:
+        return importlib.import_module("farandole._core"), ""
+    except ImportError as error:
+        return None, f"cannot be loaded: {error}"
+
+
+def _settings(core: Any) -> list[dict[str, Any]]:
+    """Every FARANDOLE_ variable the core knows."""
+    if not hasattr(core, "settings"):
+        return []
+    names = ("name", "type", "default", "value", "doc")
+    return [
+        {
+            name: setting[name] if isinstance(setting, dict) else getattr(setting, name)
+            for name in names
+        }
+        for setting in core.settings()
+    ]
+
+
+def _numpy_version() -> str:
+    try:
+        import numpy
+    except ImportError as error:
+        return f"cannot be loaded: {error}"
+    return numpy.__version__
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _memory() -> str:
+    fields: dict[str, int] = {}
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            name, _, rest = line.partition(":")
+            fields[name] = int(rest.split()[0])  # KiB
+    if "MemTotal" not in fields:
+        return "unknown"
+    total, free = fields["MemTotal"], fields.get("MemAvailable", fields.get("MemFree", 0))
+    return f"{total / 2**20:.1f} GiB, {free / 2**20:.1f} GiB available"
+
+
+def _probe_memfd() -> str:
+    try:
+        os.close(os.memfd_create("farandole-probe", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    except OSError as error:
+        return f"no: {error.strerror}"
+    return "yes"
+
+
+def _probe_pidfd() -> str:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        return f"no: {error.strerror}"
+    return "yes"
+
+
+def _probe_process_vm() -> str:
+    """Reads own memory: shows a system call that is missing or filtered. Whether ranks may read
+    each other's is Yama's word in addition, and probed by every group for itself."""
+
+    class Vector(ctypes.Structure):
+        _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+    source, target = ctypes.create_string_buffer(b"probe", 8), ctypes.create_string_buffer(8)
+    here = Vector(ctypes.addressof(target), 8)
+    there = Vector(ctypes.addressof(source), 8)
+    read = ctypes.CDLL(None, use_errno=True).process_vm_readv
+    read.argtypes = [ctypes.c_int, *(ctypes.c_void_p, ctypes.c_ulong) * 2, ctypes.c_ulong]
+    read.restype = ctypes.c_ssize_t
+    if read(os.getpid(), ctypes.byref(here), 1, ctypes.byref(there), 1, 0) != 8:
+        return f"no: {os.strerror(ctypes.get_errno())}"
+    scope = ""
+    with suppress(OSError):
+        scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
+    return f"yes (Yama ptrace_scope {scope})" if scope else "yes"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "-"
+    return "-" if value is None or value == "" else str(value)

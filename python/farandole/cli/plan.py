@@ -1,0 +1,43 @@
+"""Shows the schedule that an algorithm makes for a collective: who sends which slice to whom, when,
+and what is folded. Nothing is started; a schedule is a value."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+from farandole.cli import CommandError
+
+EPILOG = """\
+examples:
+  farandole plan all_reduce ring --ranks 4                 every rank's steps
+  farandole plan all_reduce binomial --ranks 6 --rank 5    one rank's steps
+  farandole plan all_reduce ring --ranks 4 --count 4096 --segments 4
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("collective", help="all_reduce, broadcast, all_gather, …")
+    parser.add_argument("algorithm", help="the planner's name: ring, binomial, …")
+    parser.add_argument("--ranks", type=int, default=4, help="size of the group (default: 4)")
+    parser.add_argument("--count", type=int, default=1024, help="elements (default: 1024)")
+    parser.add_argument("--lanes", type=int, default=1, help="independent lanes (default: 1)")
+    parser.add_argument(
+        "--segments", type=int, default=1, help="pieces a chunk is pipelined in (default: 1)"
+    )
+    parser.add_argument("--root", type=int, default=0, help="root of a rooted one (default: 0)")
+    parser.add_argument("--rank", type=int, help="show this rank alone (default: all)")
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    try:
+        plan = importlib.import_module("farandole._plan")
+    except ImportError as error:
+        raise CommandError(f"the native core cannot be loaded: {error}") from error
+    try:
+        text = plan.render(**vars(arguments))
+    except (ValueError, KeyError) as error:
+        # The verdict is an error's first line; evidence and advice would repeat the arguments.
+        raise CommandError(str(error.args[0]).splitlines()[0]) from error
+    print(text)
+    return 0

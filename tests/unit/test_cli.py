@@ -1,0 +1,275 @@
+"""The command line without ranks: help, mistakes, tables; and how lines are put together."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole import cli
+from farandole._launch.output import Screen, Stream
+from farandole._launch.processes import descendants, read_process
+from farandole._launch.ranks import describe_exit, shell_code
+from farandole.cli import _terminal, info
+
+CORES = len(os.sched_getaffinity(0))
+
+
+# -- mistakes -----------------------------------------------------------------------------------
+
+MISTAKES = [
+    (["rnu"], 2, "did you mean 'run'?"),
+    (["run"], 2, "the command is missing"),
+    (["run", "-np", "2"], 2, "the command is missing"),
+    (["run", "-np", "2", "--"], 2, "the command is missing"),
+    (["run", "--", "true"], 2, f"farandole run -np {CORES} -- true"),
+    (["run", "--", "echo", "a b"], 2, f"farandole run -np {CORES} -- echo 'a b'"),
+    (["run", "-np", "0", "true"], 2, "-np must be at least 1, not 0"),
+    (["run", "-np", "-3", "true"], 2, "-np must be at least 1, not -3"),
+    (["run", "-np", "many", "true"], 2, "not 'many'"),
+    (["run", "-np", "1", "--bogus", "true"], 2, "--bogus"),
+    (["run", "-np", "1", "--grace", "-1", "true"], 2, "--grace takes a number of seconds"),
+    (["run", "-np", "1", "--patience", "nan", "true"], 2, "--patience takes a number of seconds"),
+    (["run", "-np", "1", "no-such-command"], 127, "command not found"),
+    (["run", "-np", "1", "/no/such/command"], 127, "command not found"),
+    (["run", "-np", "1", "/"], 126, "is a directory"),
+    (["info", "--bogus"], 2, "--bogus"),
+    (["plan"], 2, "required"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "words"), MISTAKES)
+def test_a_mistake_is_one_clear_line(
+    arguments: list[str], code: int, words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == code
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert err.startswith("farandole")
+    assert words in err
+
+
+def test_a_script_without_permission_gets_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    assert cli.main(["run", "-np", "1", "train.py"]) == 126
+    assert "perhaps: python train.py" in capfd.readouterr().err
+    (tmp_path / "job").touch(mode=0o755)
+    assert cli.main(["run", "-np", "1", "job"]) == 127
+    assert "perhaps: ./job" in capfd.readouterr().err
+
+
+def test_a_command_the_kernel_refuses_gives_126(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job").write_bytes(b"\x7fELF of no use")
+    (tmp_path / "job").chmod(0o755)
+    assert cli.main(["run", "-np", "1", str(tmp_path / "job")]) == 126
+    assert "rank 0 could not be started" in capfd.readouterr().err
+
+
+# -- help ---------------------------------------------------------------------------------------
+
+
+def test_the_overview_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for verb, summary in cli.VERBS.items():
+        assert verb in shown
+        assert summary in shown
+    assert cli.main([]) == 2
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_every_verb_explains_itself_with_examples(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([verb, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert f"usage: farandole {verb}" in shown
+    assert f"examples:\n  farandole {verb}" in shown
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_run_imports_nothing_but_the_standard_library() -> None:
+    script = """
+import sys, farandole
+before = set(sys.modules)
+import farandole.cli.run, farandole._launch
+new = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(*sorted(new - sys.stdlib_module_names - {"farandole"}))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert result.stdout.strip() == ""
+
+
+# -- info and plan ------------------------------------------------------------------------------
+
+
+def test_info_as_json_holds_the_facts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["info", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["machine"]["usable cores"] == CORES
+    assert facts["installation"]["farandole"] == info.version()
+    assert facts["kernel"]["memfd_create"].startswith(("yes", "no: "))
+    assert isinstance(facts["settings"], list)
+
+
+def test_info_shows_every_setting(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    setting = {"name": "FARANDOLE_X", "type": "int", "default": 1, "value": 2, "doc": "what it is"}
+    core = types.SimpleNamespace(settings=lambda: [setting, types.SimpleNamespace(**setting)])
+    monkeypatch.setattr(info, "_core", lambda: (core, ""))
+    assert info.collect()["settings"] == [setting, setting]
+    assert cli.main(["info"]) == 0
+    assert capfd.readouterr().out.count("FARANDOLE_X  int   2      1        what it is") == 2
+
+
+def test_plan_hands_its_arguments_over(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def render(**arguments: Any) -> str:
+        seen.update(arguments)
+        if arguments["ranks"] < 1:
+            raise ValueError("ranks must be at least 1\n  evidence: …")
+        return "the plan"
+
+    monkeypatch.setitem(sys.modules, "farandole._plan", types.SimpleNamespace(render=render))  # type: ignore[arg-type]
+    assert cli.main(["plan", "all_reduce", "ring", "--ranks", "3", "--count", "7"]) == 0
+    assert capsys.readouterr().out == "the plan\n"
+    assert seen == {
+        "collective": "all_reduce",
+        "algorithm": "ring",
+        "ranks": 3,
+        "count": 7,
+        "lanes": 1,
+        "segments": 1,
+        "root": 0,
+        "rank": None,
+    }
+    assert cli.main(["plan", "all_reduce", "ring", "--ranks", "0"]) == 2
+    assert capsys.readouterr().err == "farandole plan: ranks must be at least 1\n"
+
+
+def test_a_plain_table_is_aligned() -> None:
+    text = _terminal.plain_table("title", ("a", "long"), [("xyz", "1"), ("", "22")])
+    assert text == "title\n\na    long\n---  ----\nxyz  1\n     22\n"
+
+
+# -- putting lines together ---------------------------------------------------------------------
+
+
+class Shown:
+    """A screen that is a pipe, and what was printed on it."""
+
+    def __init__(self) -> None:
+        self.reader, self.writer = os.pipe()
+        self.screen = Screen(self.writer)
+
+    def stream(self, prefix: bytes) -> Stream:
+        return Stream(os.open(os.devnull, os.O_RDONLY), prefix, self.screen)
+
+    def text(self) -> bytes:
+        self.screen.put(b"#")  # so that there is always something to read
+        self.screen.flush()
+        return os.read(self.reader, 1 << 16)[:-1]
+
+
+@pytest.fixture
+def shown() -> Iterator[Shown]:
+    result = Shown()
+    yield result
+    os.close(result.reader)
+    os.close(result.writer)
+
+
+def test_parts_become_lines(shown: Shown) -> None:
+    a, b = shown.stream(b"[0] "), shown.stream(b"[1] ")
+    a.feed(b"one\ntw", 0.0)
+    b.feed(b"x\r\n\ny", 0.0)
+    a.feed(b"o\n", 0.0)
+    b.feed(b"\n", 0.0)
+    assert shown.text() == b"[0] one\n[1] x\n[1] \n[0] two\n[1] y\n"
+
+
+def test_an_open_line_goes_on_or_is_ended_by_another(shown: Shown) -> None:
+    a, b = shown.stream(b"[0] "), shown.stream(b"[1] ")
+    a.feed(b"wait", 0.0)
+    assert a.due() is not None
+    a.show_part(1.0)
+    assert a.due() is None
+    a.feed(b"ing\n", 1.0)
+    a.feed(b"more", 2.0)
+    a.show_part(3.0)
+    b.feed(b"me\n", 3.0)
+    a.feed(b" of it\n", 3.0)
+    assert shown.text() == b"[0] waiting\n[0] more\n[1] me\n[0]  of it\n"
+
+
+def test_only_the_newest_state_of_a_progress_bar_is_shown(shown: Shown) -> None:
+    a = shown.stream(b"[0] ")
+    for percent in range(0, 101, 10):
+        a.feed(b"\r%3d%%" % percent, percent / 1000)
+    a.feed(b"\n", 0.2)
+    assert shown.text() == b"[0] 100%\n"
+
+
+def test_a_progress_bar_in_a_file_is_shown_now_and_then(shown: Shown) -> None:
+    a = shown.stream(b"[0] ")
+    now = 0.0
+    for percent in range(100):
+        now = percent / 10
+        a.feed(b"%d%%\r" % percent, now)
+        due = a.due()
+        assert due is not None
+        if due <= now:
+            a.show_part(now)
+    assert shown.text() == b"[0] 50%"
+    a.close()
+    assert shown.text() == b"\n[0] 99%\n"
+
+
+def test_a_screen_without_reader_swallows(shown: Shown) -> None:
+    os.close(shown.reader)
+    a = shown.stream(b"")
+    a.feed(b"gone\n", 0.0)
+    shown.screen.flush()
+    assert shown.screen.gone
+    assert a.unwanted
+    shown.reader = os.open(os.devnull, os.O_RDONLY)
+
+
+# -- processes ----------------------------------------------------------------------------------
+
+
+def test_descendants_are_found_with_any_name(tmp_path: Path) -> None:
+    awkward = tmp_path / "a) R (b"
+    awkward.symlink_to("/bin/sleep")
+    with subprocess.Popen([awkward, "1000"]) as child:
+        try:
+            found = {process.pid: process for process in descendants(os.getpid())}
+            assert found[child.pid] == read_process(child.pid)
+            assert found[child.pid].parent == os.getpid()
+        finally:
+            child.kill()
+
+
+def test_ends_are_described_and_coded_as_a_shell_does() -> None:
+    assert (describe_exit(3), shell_code(3)) == ("exited with code 3", 3)
+    assert (describe_exit(-9), shell_code(-9)) == ("was killed by SIGKILL", 137)
+    assert describe_exit(-62) == "was killed by signal 62"
