@@ -148,6 +148,7 @@ void bind_group(py::module_& module) {
   module.def("open_world", &open_world, py::arg("rank"), py::arg("size"), py::arg("job"),
              py::arg("start_timeout"), py::call_guard<py::gil_scoped_release>(),
              "Meets the other ranks of the job and returns the group of all of them.");
+  module.def("in_child", &in_child, "Whether this process was forked from a rank.");
   module.def("settings", [] {
     py::list list;
     for (const Setting& s : settings(Config::from_environment())) {

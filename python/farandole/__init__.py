@@ -1,1 +1,49 @@
-"""All-reduce and tensor fusion for data-parallel training."""
+"""All-reduce and tensor fusion for data-parallel training.
+
+>>> import farandole as fd
+>>> fd.init()                       # joins the ranks that `farandole run` or torchrun started
+>>> fd.all_reduce(array, op="mean")
+
+Names are loaded when first used, so that ``farandole run`` starts without numpy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from farandole._collectives import *  # noqa: F403
+    from farandole._errors import *  # noqa: F403
+    from farandole._world import *  # noqa: F403
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "_world": (
+        "Group init shutdown is_initialized rank size local_rank local_size cross_rank cross_size "
+        "split world"
+    ).split(),
+    "_collectives": (
+        "Handle all_reduce all_gather reduce_scatter broadcast barrier allocate"
+    ).split(),
+    "_errors": (
+        "Error InvalidArgument NotInitialized PeerLost PeerHung Stalled Deadlock Mismatch "
+        "RemoteError EarlyExit RendezvousError VersionMismatch AuthError LinkError ResourceError "
+        "NumericsError ForkedEngine MembershipChanged Aborted InternalError"
+    ).split(),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'farandole' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"farandole.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULE_OF})

@@ -1,0 +1,235 @@
+"""The collectives on arrays: numpy's, and any with the buffer protocol or DLPack."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farandole import _core
+from farandole._core import Handle, InvalidArgument
+from farandole._world import Group, world
+
+__all__ = ["Handle", "all_gather", "all_reduce", "allocate", "barrier", "broadcast", "reduce_scatter"]
+
+
+def _like(x: Any, shape: tuple[int, ...]) -> Any:
+    """An uninitialised array of x's kind and dtype, in this process' memory."""
+    if isinstance(x, np.ndarray | np.generic):
+        return np.empty(shape, x.dtype)
+    if type(x).__module__.split(".")[0] == "torch":
+        import torch
+
+        return torch.empty(shape, dtype=x.dtype)
+    if hasattr(x, "__dlpack__") or hasattr(x, "__array__"):
+        return np.empty(shape, np.asarray(x).dtype)
+    view = memoryview(x)
+    return np.empty(shape, np.dtype(view.format))
+
+
+def _array(x: Any) -> Any:
+    """x itself if it can be borrowed; numpy scalars and Python numbers become arrays."""
+    if isinstance(x, np.generic | bool | int | float):
+        return np.asarray(x)
+    if isinstance(x, list | tuple):
+        raise InvalidArgument("input is a list; pass an array, as in numpy.asarray(...)")
+    if isinstance(x, np.ndarray) and x.dtype.name == "bfloat16":
+        return _core.Buffer(x.ctypes.data, x.size, "bfloat16", x) if x.flags.c_contiguous else x
+    return x
+
+
+def _shape(x: Any) -> tuple[int, ...]:
+    shape = getattr(x, "shape", None)
+    return tuple(shape) if shape is not None else tuple(memoryview(x).shape or ())
+
+
+def _call(
+    kind: str, x: Any, out: Any, group: Group | None, async_op: bool, **options: Any
+) -> Any:
+    group = group if group is not None else world()
+    source = _array(x)
+    target = source if out is x else _array(out)
+    if async_op:
+        return group.start(kind, source, target, out, **options)
+    group.run(kind, source, target, **options)
+    return out
+
+
+def all_reduce(
+    x: Any,
+    op: str = "sum",
+    *,
+    out: Any = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    name: str | None = None,
+    async_op: bool = False,
+    group: Group | None = None,
+    algorithm: str | None = None,
+    level: str | None = None,
+    timeout: float | None = None,
+) -> Any:
+    """Reduces equal arrays of all ranks, elementwise; every rank gets the result.
+
+    The result has the same bits on every rank, and for any algorithm of level ``canonical``: it is
+    defined by docs/determinism.md.
+
+    Args:
+        x: a contiguous array in host memory; any shape. dtypes: float16, bfloat16, float32,
+            float64, signed and unsigned integers of 8 to 64 bits, bool.
+        op: ``sum``, ``mean``, ``min``, ``max`` or ``product``.
+        out: where the result goes; ``out=x`` reduces in place. Default: a new array like ``x``.
+        prescale, postscale: factors on every input, and on the result.
+        name: compared between ranks, and part of errors and traces.
+        async_op: return a ``Handle`` at once; ``Handle.wait()`` gives the result.
+        group: default: all ranks. Operations of a group match in program order.
+        algorithm: force a path or planner (``farandole plan --help`` lists them).
+        level: ``canonical`` or ``fast``; default ``FARANDOLE_LEVEL``.
+        timeout: seconds until the operation fails; default ``FARANDOLE_TIMEOUT``.
+
+    Raises:
+        InvalidArgument: bad input on this rank; nothing was sent.
+        Mismatch: the ranks submitted different operations; the group lives on.
+        PeerLost, EarlyExit, Stalled, RemoteError: the group has failed.
+
+    Example:
+        >>> import farandole as fd, numpy as np
+        >>> fd.init()
+        >>> float(fd.all_reduce(np.float32(3), op="mean"))
+        3.0
+    """
+    if out is None:
+        out = _like(x, _shape(x))
+    return _call(
+        "all_reduce", x, out, group, async_op,
+        op=op, prescale=prescale, postscale=postscale, name=name,
+        algorithm=algorithm, level=level, timeout=timeout,
+    )  # fmt: skip
+
+
+def all_gather(
+    x: Any,
+    *,
+    out: Any = None,
+    name: str | None = None,
+    async_op: bool = False,
+    group: Group | None = None,
+    algorithm: str | None = None,
+    timeout: float | None = None,
+) -> Any:
+    """Joins equal-shaped arrays of all ranks along the first dimension, in rank order.
+
+    ``x`` of shape (n, ...) gives (size·n, ...); a 0-dimensional ``x`` gives (size,). Arguments and
+    errors as in :func:`all_reduce`.
+
+    Example:
+        >>> import farandole as fd, numpy as np
+        >>> fd.init()
+        >>> fd.all_gather(np.arange(2)).tolist()
+        [0, 1]
+    """
+    shape = _shape(x) or (1,)
+    size = (group if group is not None else world()).size
+    if out is None:
+        out = _like(x, (size * shape[0], *shape[1:]))
+    return _call(
+        "all_gather", x, out, group, async_op, name=name, algorithm=algorithm, timeout=timeout
+    )
+
+
+def reduce_scatter(
+    x: Any,
+    op: str = "sum",
+    *,
+    out: Any = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    name: str | None = None,
+    async_op: bool = False,
+    group: Group | None = None,
+    algorithm: str | None = None,
+    level: str | None = None,
+    timeout: float | None = None,
+) -> Any:
+    """Reduces as :func:`all_reduce` does, and leaves part r of the elements on rank r.
+
+    The elements of ``x``, flattened, are split evenly; the first ranks get one more where they do
+    not divide. The result has one dimension, unless ``out`` is given.
+
+    Example:
+        >>> import farandole as fd, numpy as np
+        >>> fd.init()
+        >>> fd.reduce_scatter(np.arange(3)).tolist()
+        [0, 1, 2]
+    """
+    g = group if group is not None else world()
+    if out is None:
+        count = math.prod(_shape(x))
+        out = _like(x, (count // g.size + (g.rank < count % g.size),))
+    return _call(
+        "reduce_scatter", x, out, group, async_op,
+        op=op, prescale=prescale, postscale=postscale, name=name,
+        algorithm=algorithm, level=level, timeout=timeout,
+    )  # fmt: skip
+
+
+def broadcast(
+    x: Any,
+    root: int = 0,
+    *,
+    out: Any = None,
+    name: str | None = None,
+    async_op: bool = False,
+    group: Group | None = None,
+    algorithm: str | None = None,
+    timeout: float | None = None,
+) -> Any:
+    """Copies the root's array to every rank; shapes and dtypes are equal on all ranks.
+
+    ``root`` is a rank of ``group``. Arguments and errors as in :func:`all_reduce`; ``out=x``
+    overwrites ``x`` on the other ranks.
+
+    Example:
+        >>> import farandole as fd, numpy as np
+        >>> fd.init()
+        >>> fd.broadcast(np.arange(3), root=0).tolist()
+        [0, 1, 2]
+    """
+    if out is None:
+        out = _like(x, _shape(x))
+    return _call(
+        "broadcast", x, out, group, async_op,
+        root=root, name=name, algorithm=algorithm, timeout=timeout,
+    )  # fmt: skip
+
+
+def barrier(
+    *, group: Group | None = None, name: str | None = None, timeout: float | None = None
+) -> None:
+    """Returns when every rank of the group has called it."""
+    (group if group is not None else world()).barrier(name, timeout)
+
+
+def allocate(shape: int | tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
+    """A zeroed array in memory that all ranks of this host map; collectives on it copy less.
+
+    It is this rank's own: allocating is not collective. Released with its last view.
+
+    Raises:
+        ResourceError: the shared arena is full (``FARANDOLE_ARENA_BYTES``).
+
+    Example:
+        >>> import farandole as fd
+        >>> fd.init()
+        >>> fd.allocate(4, "float64").tolist()
+        [0.0, 0.0, 0.0, 0.0]
+    """
+    kind = np.dtype(dtype)
+    dims = (shape,) if isinstance(shape, int) else tuple(shape)
+    if any(d < 0 for d in dims):
+        raise InvalidArgument(f"shape {dims} has a negative dimension")
+    count = math.prod(dims)
+    memory = world().allocate(max(1, count * kind.itemsize))
+    return np.frombuffer(memory, kind, count).reshape(dims)
