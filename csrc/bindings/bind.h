@@ -10,6 +10,7 @@ namespace farandole {
 namespace py = pybind11;
 
 void bind_errors(py::module_& module);
+void bind_fold(py::module_& module);
 
 void raise_in_python(const Error& error);
 py::object python_error(const Error& error);

@@ -6,4 +6,5 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "The native core of farandole.";
   module.attr("__version__") = FARANDOLE_VERSION;
   bind_errors(module);
+  bind_fold(module);
 }

@@ -1,0 +1,146 @@
+// Many leaves in canonical order, and the single steps of a schedule, tile by tile.
+#include "fold/fold.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+
+namespace farandole {
+namespace {
+
+/// Scratch of one call, on the stack. A third of a small first cache (32 KiB): sources and result
+/// of the tile need the rest.
+constexpr size_t kScratchBytes = size_t{12} << 10;
+constexpr size_t kAlignment = 64;  // of the slots: a cache line, the widest vector
+
+/// Slots that the tree over `leaves` needs at one time, every leaf scaled: the left side of a node
+/// ends up in one, while the right side, which is never the larger, uses those behind it.
+constexpr size_t slots_for(size_t leaves) { return static_cast<size_t>(std::bit_width(leaves)); }
+
+struct alignas(kAlignment) Scratch {
+  std::array<std::byte, kScratchBytes> bytes;  // left unset: written before it is read
+
+  Scratch() {}  // NOLINT(modernize-use-equals-default): = default would let {} clear it
+};
+
+constexpr size_t slot_bytes(size_t slots) {
+  return kScratchBytes / slots / kAlignment * kAlignment;
+}
+static_assert(slot_bytes(slots_for(size_t{1} << 31)) >= 256);
+
+/// Calls body(elements, byte offset) for tiles of `slot` bytes.
+template <typename Body>
+void by_tiles(size_t count, size_t element_bytes, size_t slot, Body body) {
+  const size_t tile = slot / element_bytes;
+  for (size_t at = 0; at < count; at += tile) body(std::min(tile, count - at), at * element_bytes);
+}
+
+/// One tile of the canonical tree.
+struct Tree {
+  std::span<const std::byte* const> sources;
+  size_t offset;  // of the tile, in bytes
+  size_t count;
+  DType dtype;
+  FoldFunction fold;
+  const Scale& leaf_scale;
+  size_t slot;  // bytes
+
+  /// Leaf `i`: where it lies, or scaled in `scratch`.
+  const std::byte* leaf(size_t i, std::byte* scratch) const {
+    const std::byte* raw = sources[i] + offset;
+    if (leaf_scale.is_identity()) return raw;
+    scale(scratch, raw, count, dtype, leaf_scale);
+    return scratch;
+  }
+
+  /// The two sides of the node over [first, last), folded into `out`. Uses `scratch` and behind it.
+  void fold_node(std::byte* out, size_t first, size_t last, std::byte* scratch) const {
+    const size_t middle = first + std::bit_floor(last - first - 1);
+    const std::byte* lower = side(first, middle, scratch);
+    const std::byte* upper = side(middle, last, scratch + slot);
+    fold(out, lower, upper, count);
+  }
+
+  /// The fold of [first, last): a leaf, or a node in `scratch`.
+  const std::byte* side(size_t first, size_t last, std::byte* scratch) const {
+    if (last - first == 1) return leaf(first, scratch);
+    fold_node(scratch, first, last, scratch);
+    return scratch;
+  }
+};
+
+void finish_and_spread(std::span<std::byte* const> destinations, size_t offset, size_t count,
+                       DType dtype, const Scale& finish) {
+  std::byte* result = destinations[0] + offset;
+  scale(result, result, count, dtype, finish);
+  for (std::byte* other : destinations.subspan(1))
+    scale(other + offset, result, count, dtype, Scale{});
+}
+
+}  // namespace
+
+void fold_canonical_to(std::span<std::byte* const> destinations,
+                       std::span<const std::byte* const> sources, size_t count, DType dtype,
+                       ReduceOp op, const Scales& scales) {
+  if (destinations.empty() || sources.empty()) return;
+  Scratch scratch;
+  const size_t slot = slot_bytes(slots_for(sources.size()));
+  by_tiles(count, size_of(dtype), slot, [&](size_t elements, size_t offset) {
+    const Tree tree{sources, offset, elements, dtype, fold_for(dtype, op), scales.leaf, slot};
+    std::byte* result = destinations[0] + offset;
+    // Destinations may be sources: none is written before the last fold of the tile reads them.
+    if (sources.size() == 1)
+      scale(result, sources[0] + offset, elements, dtype, scales.leaf);
+    else
+      tree.fold_node(result, 0, sources.size(), scratch.bytes.data());
+    finish_and_spread(destinations, offset, elements, dtype, scales.finish);
+  });
+}
+
+void fold_canonical(std::byte* out, std::span<const std::byte* const> sources, size_t count,
+                    DType dtype, ReduceOp op, const Scales& scales) {
+  fold_canonical_to({&out, 1}, sources, count, dtype, op, scales);
+}
+
+void fold_step(std::byte* out, const std::byte* arrived, Side arrived_is, bool arrived_is_leaf,
+               const std::byte* held, bool held_is_leaf, bool finish, size_t count, DType dtype,
+               ReduceOp op, const Scales& scales) {
+  const FoldFunction fold = fold_for(dtype, op);
+  const bool scales_arrived = arrived_is_leaf && !scales.leaf.is_identity();
+  const bool scales_held = held_is_leaf && !scales.leaf.is_identity();
+  const bool scales_result = finish && !scales.finish.is_identity();
+  const bool lower = arrived_is == Side::lower;
+  if (!scales_arrived && !scales_held && !scales_result)
+    return lower ? fold(out, arrived, held, count) : fold(out, held, arrived, count);
+
+  Scratch scratch;
+  const size_t slot = slot_bytes(2);
+  by_tiles(count, size_of(dtype), slot, [&](size_t elements, size_t offset) {
+    const auto operand = [&](const std::byte* raw, bool scaled, std::byte* space) {
+      if (!scaled) return raw + offset;
+      scale(space, raw + offset, elements, dtype, scales.leaf);
+      return static_cast<const std::byte*>(space);
+    };
+    const std::byte* a = operand(arrived, scales_arrived, scratch.bytes.data());
+    const std::byte* h = operand(held, scales_held, scratch.bytes.data() + slot);
+    std::byte* result = out + offset;
+    fold(result, lower ? a : h, lower ? h : a, elements);
+    if (scales_result) scale(result, result, elements, dtype, scales.finish);
+  });
+}
+
+void store_step(std::byte* out, const std::byte* arrived, bool arrived_is_leaf, bool finish,
+                size_t count, DType dtype, ReduceOp /*op*/, const Scales& scales) {
+  const Scale first = arrived_is_leaf ? scales.leaf : Scale{};
+  const Scale last = finish ? scales.finish : Scale{};
+  if (first.is_identity() || last.is_identity())
+    return scale(out, arrived, count, dtype, first.is_identity() ? last : first);
+  // Twice, with a rounding between: by tiles, so that the second finds the first one's in the
+  // cache.
+  by_tiles(count, size_of(dtype), kScratchBytes, [&](size_t elements, size_t offset) {
+    scale(out + offset, arrived + offset, elements, dtype, first);
+    scale(out + offset, out + offset, elements, dtype, last);
+  });
+}
+
+}  // namespace farandole

@@ -1,0 +1,80 @@
+// Which tables of loops this build has, and which of them this processor runs.
+#include <array>
+#include <cstddef>
+#include <span>
+#include <string_view>
+
+#include "fold/fold.h"
+#include "fold/kernels.h"
+
+namespace farandole {
+namespace {
+
+struct InstructionSet {
+  std::string_view name;
+  const Kernels* kernels;
+  bool (*runs_here)();
+};
+
+constexpr InstructionSet kInstructionSets[] = {
+    {"baseline", &kBaselineKernels, [] { return true; }},
+#ifdef FARANDOLE_HAS_AVX2
+    {"avx2", &kAvx2Kernels,
+     [] { return bool(__builtin_cpu_supports("avx2")) && bool(__builtin_cpu_supports("f16c")); }},
+#endif
+#ifdef FARANDOLE_HAS_AVX512
+    {"avx512", &kAvx512Kernels,
+     [] {
+       return bool(__builtin_cpu_supports("avx512f")) && bool(__builtin_cpu_supports("avx512bw")) &&
+              bool(__builtin_cpu_supports("avx512vl")) && bool(__builtin_cpu_supports("avx512dq"));
+     }},
+#endif
+};
+
+/// What was found, slowest first; asked of the processor once.
+struct Found {
+  std::array<std::string_view, std::size(kInstructionSets)> names;
+  size_t count = 0;
+  const Kernels* best = nullptr;
+
+  Found() {
+    for (const InstructionSet& set : kInstructionSets) {
+      if (!set.runs_here()) continue;
+      names[count++] = set.name;
+      best = set.kernels;
+    }
+  }
+};
+
+const Found& found() {
+  static const Found once;
+  return once;
+}
+
+}  // namespace
+
+const Kernels& best_kernels() { return *found().best; }
+
+const Kernels* kernels_for(std::string_view instruction_set) {
+  for (const InstructionSet& set : kInstructionSets)
+    if (set.name == instruction_set && set.runs_here()) return set.kernels;
+  return nullptr;
+}
+
+std::span<const std::string_view> instruction_sets() {
+  return {found().names.data(), found().count};
+}
+
+std::string_view best_instruction_set() { return instruction_sets().back(); }
+
+FoldFunction fold_for(DType dtype, ReduceOp op) {
+  return best_kernels().fold[static_cast<size_t>(dtype)][static_cast<size_t>(op)];
+}
+
+FoldFunction fold_for(DType dtype, ReduceOp op, std::string_view instruction_set) {
+  const Kernels* kernels = kernels_for(instruction_set);
+  return kernels == nullptr ? nullptr
+                            : kernels->fold[static_cast<size_t>(dtype)][static_cast<size_t>(op)];
+}
+
+}  // namespace farandole

@@ -1,0 +1,36 @@
+// AVX-512: float16 by the conversion instructions, which keep subnormals in any mode.
+#include <immintrin.h>
+
+#define FARANDOLE_VECTOR_BYTES 64
+#include "fold/instruction_sets/vectors.h"
+
+namespace farandole {
+namespace {
+
+struct Float16 {
+  using Halves = Vector<uint16_t, kVectorBytes / 2>;
+  using Pack = Halves;
+  static constexpr size_t kBytes = 2;
+
+  static Floats widen(const Halves& halves) {
+    return _mm512_cvtph_ps(reinterpret_cast<__m256i>(halves));
+  }
+  static Halves narrow(const Floats& values) {
+    return reinterpret_cast<Halves>(
+        _mm512_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+
+  template <typename F, typename... Packs>
+  static Pack map(F formula, const Packs&... packs) {
+    return narrow(canonical<Floats>(formula(widen(packs)...)));
+  }
+};
+
+}  // namespace
+}  // namespace farandole
+
+#include "fold/instruction_sets/kernels.h"
+
+namespace farandole {
+constinit const Kernels kAvx512Kernels = make_kernels();
+}  // namespace farandole

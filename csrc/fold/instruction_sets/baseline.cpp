@@ -1,0 +1,35 @@
+// Whatever the compiler targets by default. float16 in integers and one exact multiplication.
+#define FARANDOLE_VECTOR_BYTES 16
+#include "fold/instruction_sets/vectors.h"
+
+namespace farandole {
+namespace {
+
+struct Float16 {
+  using Pack = Words;
+  static constexpr size_t kBytes = 2;
+
+  template <typename F, typename... Packs>
+  static Pack map(F formula, const Packs&... packs) {
+    const Floats low = formula(float32_from_float16(packs & 0xffff)...);
+    const Floats high = formula(float32_from_float16(packs >> 16)...);
+    return float16_from_float32(canonical(low)) | float16_from_float32(canonical(high)) << 16;
+  }
+
+  using Halves = Vector<uint16_t, kVectorBytes / 2>;
+  static Floats widen(const Halves& halves) {
+    return float32_from_float16(__builtin_convertvector(halves, Words));
+  }
+  static Halves narrow(const Floats& values) {
+    return __builtin_convertvector(float16_from_float32(values), Halves);
+  }
+};
+
+}  // namespace
+}  // namespace farandole
+
+#include "fold/instruction_sets/kernels.h"
+
+namespace farandole {
+constinit const Kernels kBaselineKernels = make_kernels();
+}  // namespace farandole

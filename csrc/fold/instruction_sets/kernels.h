@@ -1,0 +1,246 @@
+// The loops, from element kinds and operations to a filled table. Included once by each instruction
+// set's translation unit, behind vectors.h and its own Float16. See Note [One source, many
+// instruction sets] in vectors.h.
+#pragma once
+
+#include "base/half.h"
+#include "fold/float_mode.h"
+#include "fold/instruction_sets/vectors.h"
+#include "fold/kernels.h"
+
+namespace farandole {
+namespace {
+
+// Element kinds: how a pack of memory becomes operands of a formula, and its result memory again.
+
+template <typename T>
+struct Integer {
+  using Pack = Vector<T>;
+  static constexpr size_t kBytes = sizeof(T);
+
+  template <typename F>
+  static Pack map(F formula, const Pack& lower, const Pack& upper) {
+    return formula(lower, upper);
+  }
+};
+
+template <typename T>
+struct Float {
+  using Pack = Vector<T>;
+  static constexpr size_t kBytes = sizeof(T);
+
+  template <typename F, typename... Packs>
+  static Pack map(F formula, const Packs&... packs) {
+    return canonical<Pack>(formula(packs...));
+  }
+};
+
+/// bfloat16 is the upper half of a float32: a word of memory holds two, and each is widened, folded
+/// and narrowed where it lies.
+struct BFloat16 {
+  using Pack = Words;
+  static constexpr size_t kBytes = 2;
+  static constexpr uint32_t kUpper = 0xffff0000;
+
+  template <typename F, typename... Packs>
+  static Pack map(F formula, const Packs&... packs) {
+    const Floats low = canonical<Floats>(formula(as_floats(packs << 16)...));
+    const Floats high = canonical<Floats>(formula(as_floats(packs & kUpper)...));
+    return (rounded_to_bfloat16(high) & kUpper) | rounded_to_bfloat16(low) >> 16;
+  }
+
+  using Halves = Vector<uint16_t, kVectorBytes / 2>;
+  static Floats widen(const Halves& halves) {
+    return as_floats(__builtin_convertvector(halves, Words) << 16);
+  }
+  static Halves narrow(const Floats& values) {
+    return __builtin_convertvector(rounded_to_bfloat16(values) >> 16, Halves);
+  }
+};
+
+// Formulas. Operands keep their sides: nothing relies on a ⊕ b and b ⊕ a having the same bits.
+
+struct Add {
+  template <typename V>
+  V operator()(const V& lower, const V& upper) const {
+    return lower + upper;
+  }
+};
+
+struct Multiply {
+  template <typename V>
+  V operator()(const V& lower, const V& upper) const {
+    return lower * upper;
+  }
+};
+
+struct Smaller {
+  template <typename V>
+  V operator()(const V& lower, const V& upper) const {
+    return lower < upper ? lower : upper;
+  }
+};
+
+struct Larger {
+  template <typename V>
+  V operator()(const V& lower, const V& upper) const {
+    return lower > upper ? lower : upper;
+  }
+};
+
+/// Neither smaller: equal, where OR changes nothing but makes a negative zero of two different
+/// ones, or unordered, where OR keeps the NaN a NaN.
+struct FloatMin {
+  template <typename V>
+  V operator()(const V& lower, const V& upper) const {
+    const auto smaller = lower<upper, larger = lower> upper;
+    using Bits = __typeof__(smaller);
+    const Bits either = reinterpret_cast<Bits>(lower) | reinterpret_cast<Bits>(upper);
+    return smaller ? lower : larger ? upper : reinterpret_cast<V>(either);
+  }
+};
+
+struct FloatMax {
+  template <typename V>
+  V operator()(const V& lower, const V& upper) const {
+    return -FloatMin()(V(-lower), V(-upper));
+  }
+};
+
+/// Booleans are bytes; whatever is not zero is true, and the answer is 0 or 1.
+struct Or {
+  template <typename V>
+  V operator()(const V& lower, const V& upper) const {
+    return reinterpret_cast<V>((lower | upper) != 0) & 1;
+  }
+};
+
+struct And {
+  template <typename V>
+  V operator()(const V& lower, const V& upper) const {
+    return reinterpret_cast<V>((lower != 0) & (upper != 0)) & 1;
+  }
+};
+
+// Loops.
+
+template <typename Element, typename Formula>
+void fold(std::byte* out, const std::byte* lower, const std::byte* upper, size_t count) {
+  using Pack = typename Element::Pack;
+  const FloatMode mode;
+  const size_t bytes = count * Element::kBytes;
+  size_t at = 0;
+  for (; at + sizeof(Pack) <= bytes; at += sizeof(Pack))
+    store(out + at, Element::map(Formula(), load<Pack>(lower + at), load<Pack>(upper + at)));
+  if (const size_t rest = bytes - at; rest > 0)
+    store_part(out + at,
+               Element::map(Formula(), load_part<Pack>(lower + at, rest),
+                            load_part<Pack>(upper + at, rest)),
+               rest);
+}
+
+template <typename Element, typename Factor>
+void multiply(std::byte* out, const std::byte* in, size_t count, Factor factor) {
+  using Pack = typename Element::Pack;
+  const auto formula = [factor](const auto& values) { return values * factor; };
+  const FloatMode mode;
+  const size_t bytes = count * Element::kBytes;
+  size_t at = 0;
+  for (; at + sizeof(Pack) <= bytes; at += sizeof(Pack))
+    store(out + at, Element::map(formula, load<Pack>(in + at)));
+  if (const size_t rest = bytes - at; rest > 0)
+    store_part(out + at, Element::map(formula, load_part<Pack>(in + at, rest)), rest);
+}
+
+template <typename Element>
+void scale_by_float64(std::byte* out, const std::byte* in, size_t count, double factor) {
+  multiply<Element, double>(out, in, count, factor);
+}
+
+/// The conversion of the factor is made of integers, so no floating-point mode can bend it.
+template <typename Element>
+void scale_by_float32(std::byte* out, const std::byte* in, size_t count, double factor) {
+  const auto bits = static_cast<uint32_t>(convert<kFloat64, kFloat32>(bits_of(factor)));
+  multiply<Element, float>(out, in, count, float_from_bits(bits));
+}
+
+template <typename Half>
+void widen(std::byte* out, const std::byte* in, size_t count) {
+  using Halves = typename Half::Halves;
+  constexpr size_t kLanes = sizeof(Floats) / sizeof(float);
+  const FloatMode mode;
+  size_t at = 0;
+  for (; at + kLanes <= count; at += kLanes)
+    store(out + 4 * at, canonical<Floats>(Half::widen(load<Halves>(in + 2 * at))));
+  if (const size_t rest = count - at; rest > 0)
+    store_part(out + 4 * at,
+               canonical<Floats>(Half::widen(load_part<Halves>(in + 2 * at, 2 * rest))), 4 * rest);
+}
+
+template <typename Half>
+void narrow(std::byte* out, const std::byte* in, size_t count) {
+  constexpr size_t kLanes = sizeof(Floats) / sizeof(float);
+  const FloatMode mode;
+  size_t at = 0;
+  for (; at + kLanes <= count; at += kLanes)
+    store(out + 2 * at, Half::narrow(canonical<Floats>(load<Floats>(in + 4 * at))));
+  if (const size_t rest = count - at; rest > 0)
+    store_part(out + 2 * at,
+               Half::narrow(canonical<Floats>(load_part<Floats>(in + 4 * at, 4 * rest))), 2 * rest);
+}
+
+// The table.
+
+constexpr size_t index(DType dtype) { return static_cast<size_t>(dtype); }
+constexpr size_t index(ReduceOp op) { return static_cast<size_t>(op); }
+
+template <typename Element, typename AddLike, typename MinLike, typename MaxLike, typename MulLike>
+constexpr void fill(Kernels& table, DType dtype) {
+  auto& of = table.fold[index(dtype)];
+  of[index(ReduceOp::sum)] = fold<Element, AddLike>;
+  of[index(ReduceOp::mean)] = fold<Element, AddLike>;
+  of[index(ReduceOp::min)] = fold<Element, MinLike>;
+  of[index(ReduceOp::max)] = fold<Element, MaxLike>;
+  of[index(ReduceOp::product)] = fold<Element, MulLike>;
+}
+
+template <typename Element>
+constexpr void fill_float(Kernels& table, DType dtype) {
+  fill<Element, Add, FloatMin, FloatMax, Multiply>(table, dtype);
+  table.scale[index(dtype)] = scale_by_float32<Element>;
+}
+
+template <typename Half>
+constexpr void fill_half(Kernels& table, DType dtype) {
+  fill_float<Half>(table, dtype);
+  table.widen[index(dtype)] = widen<Half>;
+  table.narrow[index(dtype)] = narrow<Half>;
+}
+
+/// Sums and products of integers wrap modulo 2ⁿ: signed ones are those of the unsigned type.
+template <typename Signed, typename Unsigned>
+constexpr void fill_integers(Kernels& table, DType of_signed, DType of_unsigned) {
+  fill<Integer<Unsigned>, Add, Smaller, Larger, Multiply>(table, of_unsigned);
+  fill<Integer<Unsigned>, Add, Smaller, Larger, Multiply>(table, of_signed);
+  table.fold[index(of_signed)][index(ReduceOp::min)] = fold<Integer<Signed>, Smaller>;
+  table.fold[index(of_signed)][index(ReduceOp::max)] = fold<Integer<Signed>, Larger>;
+}
+
+constexpr Kernels make_kernels() {
+  Kernels table;
+  fill_half<Float16>(table, DType::float16);
+  fill_half<BFloat16>(table, DType::bfloat16);
+  fill_float<Float<float>>(table, DType::float32);
+  fill_float<Float<double>>(table, DType::float64);
+  table.scale[index(DType::float64)] = scale_by_float64<Float<double>>;
+  fill_integers<int8_t, uint8_t>(table, DType::int8, DType::uint8);
+  fill_integers<int16_t, uint16_t>(table, DType::int16, DType::uint16);
+  fill_integers<int32_t, uint32_t>(table, DType::int32, DType::uint32);
+  fill_integers<int64_t, uint64_t>(table, DType::int64, DType::uint64);
+  fill<Integer<uint8_t>, Or, And, Or, And>(table, DType::boolean);
+  table.fold[index(DType::boolean)][index(ReduceOp::mean)] = nullptr;
+  return table;
+}
+
+}  // namespace
+}  // namespace farandole

@@ -1,0 +1,32 @@
+// The loops of one instruction set as a table. The same source fills every table
+// (instruction_sets/kernels.h); the processor chooses one, once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "fold/fold.h"
+
+namespace farandole {
+
+using FloatScaleFunction = void (*)(std::byte* out, const std::byte* in, size_t count,
+                                    double factor);
+using CastFunction = void (*)(std::byte* out, const std::byte* in, size_t count);
+
+/// Plain arrays: nothing here may bring an inline function into a translation unit that is compiled
+/// for a newer processor, where the linker could keep that copy for everyone.
+struct Kernels {
+  FoldFunction fold[kDTypes.size()][kReduceOps.size()] = {};
+  FloatScaleFunction scale[kDTypes.size()] = {};  // floats only; `factor` fits the accumulate type
+  CastFunction widen[kDTypes.size()] = {};        // a half to float32
+  CastFunction narrow[kDTypes.size()] = {};       // float32 to a half
+};
+
+extern const Kernels kBaselineKernels, kAvx2Kernels, kAvx512Kernels;  // those that were built
+
+/// The table that fold_for(dtype, op) and everything else here uses.
+const Kernels& best_kernels();
+const Kernels* kernels_for(std::string_view instruction_set);  // nullptr if not available
+
+}  // namespace farandole
