@@ -11,6 +11,7 @@ namespace py = pybind11;
 
 void bind_errors(py::module_& module);
 void bind_fold(py::module_& module);
+void bind_schedule(py::module_& module);
 
 void raise_in_python(const Error& error);
 py::object python_error(const Error& error);

@@ -7,4 +7,5 @@ PYBIND11_MODULE(_core, module) {
   module.attr("__version__") = FARANDOLE_VERSION;
   bind_errors(module);
   bind_fold(module);
+  bind_schedule(module);
 }

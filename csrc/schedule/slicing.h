@@ -1,0 +1,83 @@
+// Cutting data into parts, and numbers into powers of two. Everything here is constexpr arithmetic.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+
+#include "schedule/schedule.h"
+
+namespace farandole {
+
+/// Part `index` of `parts` as equal as can be: the first ones get one more when it does not divide.
+constexpr Slice part(Slice whole, int parts, int index) {
+  const size_t n = static_cast<size_t>(parts), i = static_cast<size_t>(index);
+  const size_t each = whole.count / n, more = whole.count % n;
+  return {whole.space, whole.offset + i * each + std::min(i, more), each + (i < more ? 1 : 0)};
+}
+
+/// The same offsets in another space.
+constexpr Slice in(Space space, Slice slice) { return {space, slice.offset, slice.count}; }
+
+/// What `slice` has inside `window`; both are offsets of one space.
+constexpr Slice clip(Slice slice, Slice window) {
+  const size_t begin = std::max(slice.offset, window.offset);
+  const size_t end = std::min(slice.offset + slice.count, window.offset + window.count);
+  return {slice.space, begin, end > begin ? end - begin : 0};
+}
+
+/// From the first slice's begin to the last one's end.
+constexpr Slice join(Slice first, Slice last) {
+  return {first.space, first.offset, last.offset + last.count - first.offset};
+}
+
+/// Where the canonical fold tree over `size` > 1 leaves splits: the largest power of two below
+/// size.
+constexpr int split_of(int size) {
+  return static_cast<int>(std::bit_floor(static_cast<unsigned>(size - 1)));
+}
+
+constexpr int floor_log2(int n) { return std::bit_width(static_cast<unsigned>(n)) - 1; }
+constexpr int ceil_log2(int n) { return std::bit_width(static_cast<unsigned>(n - 1)); }
+
+/// Chunk of `owner`, as reduce_scatter deals the data out, and of that the part of one lane.
+constexpr Slice chunk_of(const Shape& shape, int owner, int lane) {
+  return part(part({Space::input, 0, shape.count}, shape.size, owner), shape.lanes, lane);
+}
+
+/// What one lane of a collective on whole buffers takes care of.
+constexpr Slice lane_data(const Shape& shape, int lane) {
+  return part({Space::input, 0, shape.count}, shape.lanes, lane);
+}
+
+/// Adds a step in `segments` pieces. Empty halves are dropped, and steps with nothing left: both
+/// ends of a transfer know its length, so they drop the same ones.
+void add(Lane& lane, const Step& step, int segments = 1);
+
+/// A binomial tree on [0, size) with the nearest children first: the subtree of r is [r, r + w),
+/// where w is r's lowest set bit, and its children are r + 1, r + 2, r + 4 … below r + w.
+///
+///   0 ── 1      Folding nearest first makes r's total grow as [r, r+1), [r, r+2), [r, r+4) …:
+///   ├─── 2 ─ 3  each time by an aligned neighbour, the last one split off at the largest power
+///   └─── 4 ─ 5  of two below the length. That is the canonical order, for every size.
+struct BinomialTree {
+  int size;
+
+  constexpr int width(int rank) const { return rank == 0 ? size : rank & -rank; }
+  constexpr int end(int rank) const { return std::min(rank + width(rank), size); }
+  constexpr int parent(int rank) const { return rank == 0 ? kNobody : rank & (rank - 1); }
+  constexpr int depth(int rank) const { return std::popcount(static_cast<unsigned>(rank)); }
+  constexpr bool has_children(int rank) const { return end(rank) - rank > 1; }
+  /// Calls visit(child) from the nearest to the farthest.
+  template <typename Visit>
+  constexpr void ascending(int rank, Visit visit) const {
+    for (int w = 1; rank + w < end(rank); w *= 2) visit(rank + w);
+  }
+  template <typename Visit>
+  constexpr void descending(int rank, Visit visit) const {
+    if (!has_children(rank)) return;
+    for (int w = split_of(end(rank) - rank); w > 0; w /= 2) visit(rank + w);
+  }
+};
+
+}  // namespace farandole
