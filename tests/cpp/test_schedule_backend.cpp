@@ -560,7 +560,7 @@ TEST(mesh_says_whom_no_transport_reaches) {
   std::vector<PeerInfo> members = world.members();
   members[1].host = "there";
   const TransportRow& shm = *std::ranges::find(transports(), "shm", &TransportRow::name);
-  const Connect connect = connect_members({world.transport(shm, 0, nullptr)}, members, kStream);
+  const Connect connect = connect_members({world.transport(shm, 0, nullptr)}, members, 1);
   CHECK_THROWS(connect(1, 1), Error, e.code() == ErrorCode::link && e.where().peer == 1);
 }
 
