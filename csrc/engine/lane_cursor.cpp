@@ -1,0 +1,124 @@
+#include "engine/lane_cursor.h"
+
+#include <algorithm>
+
+namespace farandole {
+
+std::byte* LaneWork::at(const Slice& slice) const {
+  std::byte* const spaces[] = {input, output, scratch};
+  std::byte* space = spaces[static_cast<size_t>(slice.space)];
+  return slice.count == 0 ? space : space + slice.offset * size_of(dtype);
+}
+
+Progress LaneCursor::poll() {
+  size_t budget = kPieceBytes;
+  bool moved = false;
+  while (step_ < lane_->size()) {
+    const Step& step = (*lane_)[step_];
+    moved |= move(step, budget);
+    if (!done(step)) return moved ? Progress::moved : Progress::idle;
+    ++step_;
+    sent_ = received_ = 0;
+    moved = true;
+    if (budget == 0) break;
+  }
+  return step_ == lane_->size() ? Progress::finished : Progress::moved;
+}
+
+bool LaneCursor::move(const Step& step, size_t& budget) {
+  if (step.to == work_->rank && step.from == work_->rank) {
+    const size_t moved = run_locally(step, budget);
+    budget -= moved;
+    return moved > 0;
+  }
+  bool any = false;
+  for (;;) {
+    // Sending first: the peer works on it while we fold.
+    const size_t sent = send(step, budget);
+    const size_t received = receive(step, budget - sent);
+    budget -= sent + received;
+    if (sent + received == 0) return any;
+    any = true;
+  }
+}
+
+bool LaneCursor::done(const Step& step) const {
+  if (step.to != kNobody && step.to != work_->rank &&
+      (sent_ < work_->bytes(step.send) || !channel(step.to).drained()))
+    return false;
+  return step.from == kNobody || received_ == work_->bytes(step.recv);
+}
+
+size_t LaneCursor::send(const Step& step, size_t budget) {
+  if (step.to == kNobody) return 0;
+  const size_t want = std::min(budget, work_->bytes(step.send) - sent_);
+  if (want == 0) return 0;
+  const size_t taken = channel(step.to).write({work_->at(step.send) + sent_, want});
+  sent_ += taken;
+  return taken;
+}
+
+size_t LaneCursor::receive(const Step& step, size_t budget) {
+  if (step.from == kNobody) return 0;
+  const size_t want = std::min(budget, work_->bytes(step.recv) - received_);
+  if (want == 0) return 0;
+  Channel& source = channel(step.from);
+  if (only_moves(step)) {
+    const size_t got = source.read({work_->at(step.recv) + received_, want});
+    received_ += got;
+    return got;
+  }
+  const size_t element = size_of(work_->dtype);
+  const std::span<const std::byte> arrived = source.peek(element);
+  const size_t count = std::min(arrived.size(), want) / element;
+  if (count == 0) return 0;
+  take(step, arrived.data(), count);
+  source.consume(count * element);
+  received_ += count * element;
+  return count * element;
+}
+
+size_t LaneCursor::run_locally(const Step& step, size_t budget) {
+  const size_t element = size_of(work_->dtype);
+  const size_t count = std::min(budget, work_->bytes(step.recv) - received_) / element;
+  if (count == 0) return 0;
+  take(step, work_->at(step.send) + received_, count);
+  received_ += count * element;
+  return count * element;
+}
+
+/// Stores or folds the next `count` elements of the step.
+void LaneCursor::take(const Step& step, const std::byte* arrived, size_t count) {
+  std::byte* out = work_->at(step.recv) + received_;
+  if (step.action == Action::store) {
+    store_step(out, arrived, step.leaf_arrived, step.finish, count, work_->dtype, work_->op,
+               work_->scales);
+    return;
+  }
+  const std::byte* held = step.held.count == 0 ? out : work_->at(step.held) + received_;
+  const Side arrived_is = step.action == Action::fold_upper ? Side::upper : Side::lower;
+  fold_step(out, arrived, arrived_is, step.leaf_arrived, held, step.leaf_held, step.finish, count,
+            work_->dtype, work_->op, work_->scales);
+}
+
+/// True when the bytes arrive as they shall lie.
+bool LaneCursor::only_moves(const Step& step) const {
+  return step.action == Action::store && (!step.leaf_arrived || work_->scales.leaf.is_identity()) &&
+         (!step.finish || work_->scales.finish.is_identity());
+}
+
+int LaneCursor::peer() const {
+  if (step_ == lane_->size()) return kNobody;
+  const Step& step = (*lane_)[step_];
+  const bool receives = step.from != kNobody && received_ < work_->bytes(step.recv);
+  return receives ? step.from : step.to;
+}
+
+size_t LaneCursor::bytes_total() const {
+  if (step_ == lane_->size()) return 0;
+  const Step& step = (*lane_)[step_];
+  return (step.to == kNobody || step.to == work_->rank ? 0 : work_->bytes(step.send)) +
+         (step.from == kNobody ? 0 : work_->bytes(step.recv));
+}
+
+}  // namespace farandole

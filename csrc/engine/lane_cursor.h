@@ -1,0 +1,73 @@
+// Runs one lane of a schedule over channels: one step at a time, never waiting.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "base/dtype.h"
+#include "base/reduce_op.h"
+#include "engine/backend.h"
+#include "fold/fold.h"
+#include "schedule/schedule.h"
+#include "transport/channel.h"
+
+namespace farandole {
+
+/// What a cursor does before it returns, so that its caller can look at the clock: some 10 µs.
+inline constexpr size_t kPieceBytes = 128 * 1024;
+
+/// What the lanes of one run share. In place, input and output are the same memory.
+struct LaneWork {
+  int rank = 0;
+  std::byte* input = nullptr;  // only read, unless it is the output too
+  std::byte* output = nullptr;
+  std::byte* scratch = nullptr;
+  DType dtype = DType::float32;
+  ReduceOp op = ReduceOp::sum;
+  Scales scales;
+
+  std::byte* at(const Slice& slice) const;
+  size_t bytes(const Slice& slice) const { return slice.count * size_of(dtype); }
+};
+
+/// A step's send and receive go on independently, and what arrives is folded into place while it
+/// is hot. The next step begins when all is sent, received, and drained: a later step may overwrite
+/// what a channel still refers to.
+class LaneCursor {
+ public:
+  /// `channels` holds this lane's channel to every rank that the lane names. All arguments outlive
+  /// the cursor.
+  LaneCursor(const LaneWork& work, const Lane& lane,
+             std::span<const std::unique_ptr<Channel>> channels)
+      : work_(&work), lane_(&lane), channels_(channels) {}
+
+  /// Moves at most about kPieceBytes. Throws what a channel throws.
+  Progress poll();
+
+  // Where it stands, for the evidence of an error.
+  size_t step() const { return step_; }
+  size_t steps() const { return lane_->size(); }
+  int peer() const;  // whom the step waits for, or kNobody
+  size_t bytes_done() const { return sent_ + received_; }
+  size_t bytes_total() const;
+
+ private:
+  bool move(const Step& step, size_t& budget);
+  bool done(const Step& step) const;
+  size_t send(const Step& step, size_t budget);
+  size_t receive(const Step& step, size_t budget);
+  size_t run_locally(const Step& step, size_t budget);
+  void take(const Step& step, const std::byte* arrived, size_t count);
+  bool only_moves(const Step& step) const;
+  Channel& channel(int peer) const { return *channels_[static_cast<size_t>(peer)]; }
+
+  const LaneWork* work_;
+  const Lane* lane_;
+  std::span<const std::unique_ptr<Channel>> channels_;
+  size_t step_ = 0;
+  size_t sent_ = 0;      // bytes of this step
+  size_t received_ = 0;  // bytes of this step
+};
+
+}  // namespace farandole

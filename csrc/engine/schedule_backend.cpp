@@ -1,0 +1,265 @@
+#include "engine/schedule_backend.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+
+namespace farandole {
+namespace {
+
+// Enough for the buckets of a model and the odd metric; one plan is some kilobytes.
+constexpr size_t kPlansKept = 64;
+
+constexpr bool folds(Collective kind) {
+  return kind == Collective::all_reduce || kind == Collective::reduce_scatter;
+}
+
+/// A barrier moves tokens of one byte and has no data of its own.
+DType dtype_of(const Operation& operation) {
+  return operation.kind == Collective::barrier ? DType::uint8 : operation.input.dtype;
+}
+
+std::vector<int> peers_of(const Schedule& schedule, int rank) {
+  std::vector<int> peers;
+  for (const Lane& lane : schedule.lanes)
+    for (const Step& step : lane)
+      for (const int peer : {step.to, step.from})
+        if (peer != kNobody && peer != rank) peers.push_back(peer);
+  std::ranges::sort(peers);
+  const auto repeated = std::ranges::unique(peers);
+  peers.erase(repeated.begin(), repeated.end());
+  return peers;
+}
+
+}  // namespace
+
+Split default_split(size_t bytes) {
+  // A second lane fills the waits of the first; below this a wait is as short as the extra step.
+  constexpr size_t kSecondLane = 512 * 1024;
+  // Long enough to hide a step's fixed cost, short enough to be still in cache when passed on.
+  constexpr size_t kSegment = 256 * 1024;
+  constexpr size_t kMostSegments = 16;
+  const int lanes = bytes >= kSecondLane ? 2 : 1;
+  const size_t segments = bytes / static_cast<size_t>(lanes) / kSegment;
+  return {lanes, static_cast<int>(std::clamp<size_t>(segments, 1, kMostSegments))};
+}
+
+// ---- scratch ----
+
+std::byte* Scratch::at_least(size_t bytes) {
+  if (bytes <= bytes_) return data_;
+  release();
+  if (arena_) {
+    data_ = arena_->allocate(bytes);
+  } else {
+    heap_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+    data_ = heap_.get();
+  }
+  bytes_ = bytes;
+  return data_;
+}
+
+void Scratch::release() {
+  if (arena_ && data_) arena_->release(data_);
+  heap_.reset();
+  data_ = nullptr;
+  bytes_ = 0;
+}
+
+// ---- what to run ----
+
+ScheduleBackend::ScheduleBackend(int rank, int size, Connect connect, std::shared_ptr<Arena> arena)
+    : rank_(rank),
+      size_(size),
+      connect_(std::move(connect)),
+      scratch_(std::move(arena)),
+      connecting_(static_cast<size_t>(size)),
+      channels_(kMaxLanes) {
+  for (auto& lane : channels_) lane.resize(static_cast<size_t>(size));
+}
+
+Shape ScheduleBackend::shape_of(const Operation& operation) const {
+  // Only the root of a broadcast has to have an input.
+  const Buffer& data = operation.kind == Collective::broadcast ? operation.output : operation.input;
+  const size_t count = operation.kind == Collective::barrier ? 0 : data.count;
+  const Split split = default_split(count * size_of(dtype_of(operation)));
+  Shape shape;
+  shape.rank = rank_;
+  shape.size = size_;
+  shape.count = count;
+  shape.lanes = split.lanes;
+  shape.segments = split.segments;
+  shape.root = operation.root;
+  return shape;
+}
+
+bool ScheduleBackend::can_run(const Operation& operation) const {
+  if (folds(operation.kind) && !has_meaning(operation.op, operation.input.dtype)) return false;
+  const std::string& wanted = operation.algorithm;
+  return std::ranges::any_of(planners(), [&](const Planner& planner) {
+    return planner.collective == operation.kind &&
+           (wanted.empty() || wanted == name() || wanted == planner.name);
+  });
+}
+
+const Planner& ScheduleBackend::planner_of(const Operation& operation, const Shape& shape) const {
+  if (operation.algorithm.empty() || operation.algorithm == name())
+    return choose_planner(operation.kind, shape, size_of(dtype_of(operation)), operation.level);
+  return require_planner(operation.kind, operation.algorithm, shape, operation.level);
+}
+
+const ScheduleBackend::Plan& ScheduleBackend::plan_for(const Planner& planner, const Shape& shape) {
+  const PlanKey key{&planner, shape.count, {shape.lanes, shape.segments}, shape.root};
+  const auto known = std::ranges::find(plans_, key, &Plan::key);
+  if (known != plans_.end()) {
+    plans_.splice(plans_.begin(), plans_, known);
+    return plans_.front();
+  }
+  Schedule schedule = planner.plan(shape);
+  std::vector<int> peers = peers_of(schedule, rank_);
+  plans_.push_front({key, std::move(schedule), std::move(peers)});
+  if (plans_.size() > kPlansKept) plans_.pop_back();
+  return plans_.front();
+}
+
+// ---- running it ----
+
+void ScheduleBackend::start(const Operation& operation, uint32_t sequence) {
+  if (aborted_)
+    throw Error(ErrorCode::aborted, "this group's channels were closed by an earlier failure");
+  const Shape shape = shape_of(operation);
+  plan_ = &plan_for(planner_of(operation, shape), shape);
+  const bool scaled = folds(operation.kind);
+  const DType dtype = dtype_of(operation);
+  work_ = {.rank = rank_,
+           .input = operation.input.data,
+           .output = operation.output.data,
+           .scratch = scratch_.at_least(plan_->schedule.scratch * size_of(dtype)),
+           .dtype = dtype,
+           .op = operation.op,
+           .scales = scaled ? scales_for(dtype, operation.op, operation.prescale,
+                                         operation.postscale, size_)
+                            : Scales{}};
+  operation_ = &operation;
+  sequence_ = sequence;
+  lanes_begun_ = false;
+}
+
+Progress ScheduleBackend::poll(TimePoint until) {
+  if (operation_ == nullptr) return Progress::idle;
+  bool moved = false;
+  if (!lanes_begun_) {
+    if (!connect(now(), moved)) return moved ? Progress::moved : Progress::idle;
+    begin_lanes();
+    moved = true;
+  }
+  do {
+    const Progress round = poll_lanes(until);
+    if (round == Progress::finished) {
+      forget();
+      return Progress::finished;
+    }
+    if (round == Progress::idle) break;
+    moved = true;
+  } while (now() < until);
+  return moved ? Progress::moved : Progress::idle;
+}
+
+/// One piece of each lane in turn; goes on where the clock stopped it.
+Progress ScheduleBackend::poll_lanes(TimePoint until) {
+  bool moved = false;
+  for (size_t turn = 0; turn < cursors_.size(); ++turn) {
+    const size_t lane = next_lane_;
+    next_lane_ = (next_lane_ + 1) % cursors_.size();
+    if (lane_finished_[lane]) continue;
+    const Progress progress = poll_lane(lane);
+    if (progress == Progress::finished) {
+      lane_finished_[lane] = true;
+      --lanes_left_;
+    }
+    if (progress == Progress::idle) continue;
+    moved = true;
+    if (now() >= until) break;
+  }
+  if (lanes_left_ == 0) return Progress::finished;
+  return moved ? Progress::moved : Progress::idle;
+}
+
+Progress ScheduleBackend::poll_lane(size_t lane) {
+  try {
+    return cursors_[lane].poll();
+  } catch (const Error& error) {
+    rethrow(error, lane);
+  }
+}
+
+/// True when every rank the plan names is connected. All begin at once, so nobody waits for a
+/// chain of others.
+bool ScheduleBackend::connect(TimePoint when, bool& moved) {
+  bool all = true;
+  for (const int rank : plan_->peers) {
+    const auto index = static_cast<size_t>(rank);
+    if (channels_[0][index]) continue;
+    if (!connecting_[index]) connecting_[index] = connect_(rank, kMaxLanes);
+    std::vector<std::unique_ptr<Channel>> channels = connecting_[index]->poll(when);
+    if (channels.empty()) {
+      all = false;
+      continue;
+    }
+    for (size_t lane = 0; lane < channels.size(); ++lane)
+      channels_[lane][index] = std::move(channels[lane]);
+    connecting_[index].reset();
+    moved = true;
+  }
+  return all;
+}
+
+void ScheduleBackend::begin_lanes() {
+  const std::vector<Lane>& lanes = plan_->schedule.lanes;
+  cursors_.clear();
+  for (size_t lane = 0; lane < lanes.size(); ++lane)
+    cursors_.emplace_back(work_, lanes[lane], channels_[lane]);
+  lane_finished_.assign(lanes.size(), false);
+  lanes_left_ = lanes.size();
+  next_lane_ = 0;
+  lanes_begun_ = true;
+}
+
+/// The same error, with what only we know: the operation and where its lane stopped.
+void ScheduleBackend::rethrow(const Error& error, size_t lane) const {
+  const LaneCursor& cursor = cursors_[lane];
+  Context where = error.where();
+  where.operation = name_of(operation_->kind);
+  where.tensor = operation_->name;
+  where.sequence = sequence_;
+  if (where.peer == kNobody) where.peer = cursor.peer();
+  where.lane = static_cast<int>(lane);
+  where.step = static_cast<int>(cursor.step());
+  where.bytes_done = cursor.bytes_done();
+  where.bytes_total = cursor.bytes_total();
+  where.evidence += (where.evidence.empty() ? "lane " : "; lane ") + std::to_string(lane) +
+                    " stopped at step " + std::to_string(cursor.step()) + " of " +
+                    std::to_string(cursor.steps()) + ", " + std::to_string(where.bytes_done) +
+                    " of " + std::to_string(where.bytes_total) + " bytes (seen by rank " +
+                    std::to_string(rank_) + ")";
+  throw Error(error.code(), error.verdict(), where, error.advice());
+}
+
+void ScheduleBackend::forget() {
+  operation_ = nullptr;
+  plan_ = nullptr;
+  cursors_.clear();
+  lanes_begun_ = false;
+}
+
+void ScheduleBackend::abort() noexcept {
+  forget();
+  for (auto& lane : channels_)
+    for (auto& channel : lane) channel.reset();
+  for (auto& connecting : connecting_) connecting.reset();
+  aborted_ = true;
+}
+
+}  // namespace farandole

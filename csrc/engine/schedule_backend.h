@@ -1,0 +1,110 @@
+// Every collective on host memory over any transport: choose a planner, run its schedule's lanes.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <vector>
+
+#include "engine/backend.h"
+#include "engine/lane_cursor.h"
+#include "schedule/planners.h"
+#include "transport/segment.h"
+#include "transport/transport.h"
+
+namespace farandole {
+
+/// Begins the connection to a rank of the group, with that many channels. Both sides call it.
+using Connect = std::function<std::unique_ptr<Connecting>(int peer, int lanes)>;
+
+/// Lanes and segments of a schedule: the same on every rank, since the question is.
+struct Split {
+  int lanes = 1;
+  int segments = 1;
+  bool operator==(const Split&) const = default;
+};
+Split default_split(size_t bytes);
+
+/// Memory of a run between input and output. Grows, never shrinks, moves nothing when it is enough.
+class Scratch {
+ public:
+  explicit Scratch(std::shared_ptr<Arena> arena) : arena_(std::move(arena)) {}
+  ~Scratch() { release(); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  std::byte* at_least(size_t bytes);
+
+ private:
+  void release();
+
+  std::shared_ptr<Arena> arena_;  // null: the heap
+  std::unique_ptr<std::byte[]> heap_;
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+class ScheduleBackend : public Backend {
+ public:
+  /// The channels that every connection has, and so the most lanes of a schedule.
+  static constexpr int kMaxLanes = 4;
+
+  /// Serves rank `rank` of `size`. Scratch memory comes from `arena` where there is one, so that
+  /// channels may refer to it instead of copying.
+  ScheduleBackend(int rank, int size, Connect connect, std::shared_ptr<Arena> arena = nullptr);
+
+  std::string_view name() const override { return "schedule"; }
+  bool can_run(const Operation& operation) const override;
+  void start(const Operation& operation, uint32_t sequence) override;
+  Progress poll(TimePoint until) override;
+  /// The channels stop in the middle of something, so they are closed: nothing runs afterwards.
+  void abort() noexcept override;
+
+ private:
+  /// Everything that this rank's schedule follows from.
+  struct PlanKey {
+    const Planner* planner;
+    size_t count;
+    Split split;
+    int root;
+    bool operator==(const PlanKey&) const = default;
+  };
+  struct Plan {
+    PlanKey key;
+    Schedule schedule;
+    std::vector<int> peers;
+  };
+
+  Shape shape_of(const Operation& operation) const;
+  const Planner& planner_of(const Operation& operation, const Shape& shape) const;
+  const Plan& plan_for(const Planner& planner, const Shape& shape);
+  bool connect(TimePoint when, bool& moved);
+  void begin_lanes();
+  Progress poll_lanes(TimePoint until);
+  Progress poll_lane(size_t lane);
+  [[noreturn]] void rethrow(const Error& error, size_t lane) const;
+  void forget();
+
+  int rank_;
+  int size_;
+  Connect connect_;
+  Scratch scratch_;
+  std::list<Plan> plans_;                                        // newest use first
+  std::vector<std::unique_ptr<Connecting>> connecting_;          // by rank
+  std::vector<std::vector<std::unique_ptr<Channel>>> channels_;  // by lane, then by rank
+  bool aborted_ = false;
+
+  // The operation in flight.
+  const Operation* operation_ = nullptr;
+  uint32_t sequence_ = 0;
+  const Plan* plan_ = nullptr;
+  LaneWork work_;
+  std::vector<LaneCursor> cursors_;  // by lane, once every peer is connected
+  std::vector<bool> lane_finished_;
+  size_t lanes_left_ = 0;
+  size_t next_lane_ = 0;
+  bool lanes_begun_ = false;
+};
+
+}  // namespace farandole

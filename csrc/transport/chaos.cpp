@@ -1,0 +1,145 @@
+#include "transport/chaos.h"
+
+#include <algorithm>
+#include <deque>
+#include <random>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+
+namespace farandole {
+namespace {
+
+/// Something held back for a random number of polls.
+class Delay {
+ public:
+  void start(std::mt19937_64& random, unsigned longest) { left_ = random() % (longest + 1ULL); }
+  bool over() { return left_ == 0 || --left_ == 0; }
+
+ private:
+  uint64_t left_ = 0;
+};
+
+class ChaosChannel : public Channel {
+ public:
+  ChaosChannel(std::unique_ptr<Channel> inner, const ChaosPlan& plan, uint64_t seed, int peer)
+      : inner_(std::move(inner)), plan_(plan), peer_(peer), random_(seed) {}
+
+  // Taken bytes stay where they are and go out at a later poll: whoever changes them before
+  // drained() sends the change.
+  size_t write(std::span<const std::byte> bytes) override {
+    push();
+    if (taken_ >= plan_.cut_at) cut();
+    const size_t most =
+        std::min<uint64_t>({bytes.size(), plan_.longest_write, plan_.cut_at - taken_});
+    const size_t count = random_() % (most + 1);
+    if (count == 0) return 0;
+    if (held_.empty()) sending_.start(random_, plan_.longest_delay);
+    held_.push_back(bytes.first(count));
+    taken_ += count;
+    return count;
+  }
+
+  bool drained() const override {
+    push();
+    return held_.empty() && inner_->drained();
+  }
+
+  std::span<const std::byte> peek(size_t at_least) override {
+    push();
+    if (taken_ >= plan_.cut_at) cut();
+    const std::span<const std::byte> arrived = inner_->peek(at_least);
+    if (arrived.empty()) return {};
+    if (shown_ < at_least) {
+      if (!showing_.over()) return {};
+      showing_.start(random_, plan_.longest_delay);
+      shown_ = std::max(at_least, random_() % (plan_.longest_read + 1));
+    }
+    return arrived.first(std::min(arrived.size(), shown_));
+  }
+
+  void consume(size_t count) override {
+    inner_->consume(count);
+    shown_ -= std::min(shown_, count);
+  }
+
+ private:
+  void push() const {
+    if (held_.empty() || !sending_.over()) return;
+    std::span<const std::byte>& first = held_.front();
+    first = first.subspan(inner_->write(first));
+    if (first.empty()) held_.pop_front();
+    sending_.start(random_, plan_.longest_delay);
+  }
+
+  [[noreturn]] void cut() const {
+    Context where;
+    where.peer = peer_;
+    where.evidence = "cut by the fault plan after " + std::to_string(taken_) + " bytes";
+    throw Error(ErrorCode::link, "connection to rank " + std::to_string(peer_) + " was cut", where);
+  }
+
+  std::unique_ptr<Channel> inner_;
+  ChaosPlan plan_;
+  int peer_;
+  // drained() moves held bytes on: for its caller nothing changes but the answer.
+  mutable std::mt19937_64 random_;
+  mutable std::deque<std::span<const std::byte>> held_;
+  mutable Delay sending_;
+  Delay showing_;
+  size_t shown_ = 0;
+  uint64_t taken_ = 0;
+};
+
+class ChaosConnecting : public Connecting {
+ public:
+  ChaosConnecting(std::unique_ptr<Connecting> inner, const ChaosPlan& plan, uint64_t seed, int peer)
+      : inner_(std::move(inner)), plan_(plan), random_(seed), peer_(peer) {
+    delay_.start(random_, plan.longest_delay);
+  }
+
+  std::vector<std::unique_ptr<Channel>> poll(TimePoint now) override {
+    if (!delay_.over()) return {};
+    std::vector<std::unique_ptr<Channel>> channels = inner_->poll(now);
+    for (auto& channel : channels)
+      channel = std::make_unique<ChaosChannel>(std::move(channel), plan_, random_(), peer_);
+    return channels;
+  }
+
+ private:
+  std::unique_ptr<Connecting> inner_;
+  ChaosPlan plan_;
+  std::mt19937_64 random_;
+  int peer_;
+  Delay delay_;
+};
+
+class Chaos : public Transport {
+ public:
+  Chaos(std::unique_ptr<Transport> inner, ChaosPlan plan)
+      : inner_(std::move(inner)), plan_(plan), random_(plan.seed) {}
+
+  std::string_view name() const override { return "chaos"; }
+  std::vector<std::byte> address() const override { return inner_->address(); }
+  bool reaches(const PeerInfo& peer) const override { return inner_->reaches(peer); }
+  std::span<const int> wake_fds() const override { return inner_->wake_fds(); }
+  std::unique_ptr<Connecting> connect(const PeerInfo& peer, uint64_t stream_key,
+                                      int lanes) override {
+    return std::make_unique<ChaosConnecting>(inner_->connect(peer, stream_key, lanes), plan_,
+                                             random_(), peer.rank);
+  }
+
+ private:
+  std::unique_ptr<Transport> inner_;
+  ChaosPlan plan_;
+  std::mt19937_64 random_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> chaos_transport(std::unique_ptr<Transport> inner, ChaosPlan plan) {
+  return std::make_unique<Chaos>(std::move(inner), plan);
+}
+
+}  // namespace farandole

@@ -1,0 +1,31 @@
+// The table of transports, cheapest first. Meshes and tests iterate over it.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "transport/inproc.h"
+#include "transport/segment.h"
+#include "transport/transport.h"
+
+namespace farandole {
+
+/// What a rank has to build transports from; whatever it lacks stays null.
+struct Surroundings {
+  int rank = 0;
+  std::string host;
+  std::shared_ptr<InprocHub> hub;  // of the ranks that share this process
+  std::shared_ptr<Arena> arena;    // in the segment of the ranks that share this host
+};
+
+struct TransportRow {
+  std::string_view name;
+  std::string_view needs;                                   // to tell a user why it is missing
+  std::unique_ptr<Transport> (*make)(const Surroundings&);  // null: what it needs is not there
+};
+
+std::span<const TransportRow> transports();
+
+}  // namespace farandole

@@ -1,0 +1,42 @@
+// Runs the tests whose names contain the argument; all without one.
+#include <unistd.h>
+
+#include <cstdlib>
+#include <exception>
+
+#include "check.h"
+
+namespace {
+
+// The whole program, under a sanitizer on a slow machine: a test that hangs ends here.
+constexpr unsigned kTimeLimitSeconds = 600;
+
+bool passes(const testing::Test& test) {
+  testing::failures = 0;
+  try {
+    test.body();
+  } catch (const std::exception& error) {
+    testing::fail(__FILE__, __LINE__, std::string("exception: ") + error.what());
+  }
+  return testing::failures == 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string_view filter = argc > 1 ? argv[1] : "";
+  alarm(kTimeLimitSeconds);
+  int passed = 0, failed = 0;
+  for (const testing::Test& test : testing::tests()) {
+    if (test.name.find(filter) == std::string::npos) continue;
+    std::cout << test.name << std::endl;
+    if (passes(test)) {
+      ++passed;
+    } else {
+      ++failed;
+      std::cout << "  FAILED: " << test.name << std::endl;
+    }
+  }
+  std::cout << passed << " passed, " << failed << " failed" << std::endl;
+  return failed == 0 && passed > 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,309 @@
+// What channel.h promises, for every transport of the table, straight and through chaos.
+#include <algorithm>
+#include <random>
+
+#include "base/error.h"
+#include "check.h"
+#include "transport/shm.h"
+#include "world.h"
+
+using namespace farandole;
+using testing::World;
+
+namespace {
+
+using Channels = std::vector<std::unique_ptr<Channel>>;
+constexpr uint64_t kStream = 99;
+constexpr int kLanes = 2;
+constexpr int kSeeds = 4;  // 0 is without chaos
+
+Channels wait_for(Connecting& connecting) {
+  for (;;) {
+    Channels channels = connecting.poll(now());
+    if (!channels.empty()) return channels;
+    std::this_thread::yield();
+  }
+}
+
+/// The two ends of one connection, by rank.
+struct Pair {
+  Pair(const TransportRow& row, int seed, const World& in) {
+    const ChaosPlan plan{
+        .seed = static_cast<uint64_t>(seed) * 1000 + 1, .longest_write = 5000, .longest_read = 300};
+    std::unique_ptr<Connecting> connecting[2];
+    for (int rank : {0, 1}) {
+      transports.push_back(in.transport(row, rank, seed == 0 ? nullptr : &plan));
+      connecting[rank] =
+          transports.back()->connect(in.members()[static_cast<size_t>(1 - rank)], kStream, kLanes);
+    }
+    for (int rank : {0, 1}) ends[rank] = wait_for(*connecting[rank]);
+  }
+
+  std::vector<std::unique_ptr<Transport>> transports;
+  Channels ends[2];
+};
+
+template <typename Body>
+void for_each_transport(Body body) {
+  for (const TransportRow& row : transports())
+    for (int seed = 0; seed < kSeeds; ++seed) {
+      const testing::Note note("transport ", row.name, ", chaos seed ", seed);
+      body(row, seed);
+    }
+}
+
+std::vector<std::byte> random_bytes(std::mt19937_64& random, size_t count) {
+  std::vector<std::byte> bytes(count);
+  std::ranges::generate(bytes, [&] { return static_cast<std::byte>(random()); });
+  return bytes;
+}
+
+void send_all(Channel& channel, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const size_t taken = channel.write(bytes);
+    if (taken == 0) std::this_thread::yield();
+    bytes = bytes.subspan(taken);
+  }
+}
+
+void wait_drained(const Channel& channel) {
+  while (!channel.drained()) std::this_thread::yield();
+}
+
+/// Takes `count` bytes, by turns with read() and with peek() of elements.
+std::vector<std::byte> receive_all(Channel& channel, size_t count, std::mt19937_64& random) {
+  std::vector<std::byte> got(count);
+  for (size_t done = 0; done < count;) {
+    const std::span<std::byte> rest = std::span(got).subspan(done);
+    size_t taken = 0;
+    if (random() % 2 == 0) {
+      taken = channel.read(rest.first(random() % rest.size() + 1));
+    } else {
+      const size_t element = size_t{1} << random() % 4;
+      const auto arrived = channel.peek(std::min(element, rest.size()));
+      if (!arrived.empty()) CHECK(arrived.size() >= std::min(element, rest.size()));
+      taken = std::min(arrived.size(), rest.size());
+      taken = random() % (taken + 1);
+      std::copy_n(arrived.begin(), taken, rest.begin());
+      channel.consume(taken);
+    }
+    if (taken == 0) std::this_thread::yield();
+    done += taken;
+  }
+  return got;
+}
+
+/// One thread writes runs of odd and even lengths, the other reads them in its own lengths. Memory
+/// of the writer, in its arena or not, is overwritten as soon as the channel says drained.
+void exchange(const TransportRow& row, int seed, size_t total, bool from_arena) {
+  const World world(2, 8 * 1024);
+  Pair pair(row, seed, world);
+  std::mt19937_64 make(static_cast<uint64_t>(seed) + 5);
+  const std::vector<std::byte> sent[2] = {random_bytes(make, total), random_bytes(make, total)};
+  testing::run_ranks(2, [&](int rank) {
+    std::mt19937_64 random(static_cast<uint64_t>(seed * 2 + rank));
+    Channel& channel = *pair.ends[rank][0];
+    std::vector<std::byte> heap(total + 1);
+    std::byte* memory = from_arena ? world.arena(rank)->allocate(total + 1) : heap.data();
+    std::thread reader;
+    std::vector<std::byte> got;
+    size_t received = 0;
+    got.reserve(total);
+    for (size_t done = 0; done < total;) {
+      const size_t run = std::min(total - done, size_t{1} << random() % 18 | random() % 8);
+      std::copy_n(sent[rank].begin() + static_cast<std::ptrdiff_t>(done), run, memory);
+      // Both directions at once, as a step does.
+      for (size_t out = 0; out < run || !channel.drained();) {
+        size_t moved = 0;
+        if (out < run) moved = channel.write({memory + out, run - out});
+        out += moved;
+        if (received < total) {
+          const auto arrived = channel.peek(1);
+          const size_t taken = std::min(arrived.size(), total - received);
+          got.insert(got.end(), arrived.begin(),
+                     arrived.begin() + static_cast<std::ptrdiff_t>(taken));
+          channel.consume(taken);
+          received += taken;
+          moved += taken;
+        }
+        if (moved == 0) std::this_thread::yield();
+      }
+      std::fill_n(memory, run, std::byte{0xee});
+      done += run;
+    }
+    const auto rest = receive_all(channel, total - received, random);
+    got.insert(got.end(), rest.begin(), rest.end());
+    CHECK(got == sent[1 - rank]);
+    CHECK(channel.peek(1).empty());
+    if (from_arena) world.arena(rank)->release(memory);
+  });
+}
+
+}  // namespace
+
+TEST(channels_carry_small_big_and_odd_runs_in_order) {
+  for_each_transport([](const TransportRow& row, int seed) {
+    const World world(2, 4096);
+    Pair pair(row, seed, world);
+    std::mt19937_64 make(static_cast<uint64_t>(seed) + 17);
+    std::vector<std::vector<std::byte>> runs;
+    for (const size_t length : {1, 2, 3, 7, 8, 9, 4095, 4096, 4097, 16 * 1024 + 1, 100'003})
+      runs.push_back(random_bytes(make, length));
+    testing::run_ranks(2, [&](int rank) {
+      std::mt19937_64 random(static_cast<uint64_t>(seed) + 23);
+      Channel& channel = *pair.ends[rank][0];
+      for (const auto& run : runs) {
+        if (rank == 0) {
+          send_all(channel, run);
+          wait_drained(channel);
+        } else {
+          CHECK(receive_all(channel, run.size(), random) == run);
+        }
+      }
+    });
+  });
+}
+
+TEST(channels_go_both_ways_at_once_and_wrap) {
+  for_each_transport(
+      [](const TransportRow& row, int seed) { exchange(row, seed, 700'001, false); });
+}
+
+TEST(channels_read_arena_memory_before_they_say_drained) {
+  for_each_transport([](const TransportRow& row, int seed) { exchange(row, seed, 700'001, true); });
+}
+
+TEST(channels_of_two_lanes_do_not_wait_for_each_other) {
+  for_each_transport([](const TransportRow& row, int seed) {
+    const World world(2, 4096);
+    Pair pair(row, seed, world);
+    std::mt19937_64 random(3);
+    const auto flood = random_bytes(random, 1 << 20);
+    // Nobody reads lane 0, so in the end it takes no more; chaos refuses now and then before that.
+    size_t taken = 0;
+    for (int refused = 0; refused < 200;) {
+      const size_t more = pair.ends[0][0]->write(std::span(flood).subspan(taken));
+      refused = more == 0 ? refused + 1 : 0;
+      taken += more;
+      if (taken == flood.size()) break;
+    }
+    const auto word = random_bytes(random, 8);
+    send_all(*pair.ends[0][1], word);
+    for (std::span<const std::byte> arrived; arrived.empty();) {
+      pair.ends[0][1]->drained();
+      arrived = pair.ends[1][1]->peek(8);
+      if (!arrived.empty()) CHECK(std::ranges::equal(arrived.first(8), word));
+    }
+  });
+}
+
+TEST(channels_deliver_what_was_written_before_the_writer_closed) {
+  for (const TransportRow& row : transports()) {
+    const testing::Note note("transport ", row.name);
+    const World world(2);
+    Pair pair(row, 0, world);
+    std::mt19937_64 random(4);
+    const auto word = random_bytes(random, 3000);
+    send_all(*pair.ends[0][0], word);
+    pair.ends[0].clear();
+    pair.transports[0].reset();
+    CHECK(receive_all(*pair.ends[1][0], word.size(), random) == word);
+  }
+}
+
+TEST(chaos_cuts_at_the_byte_it_was_told) {
+  for (const TransportRow& row : transports()) {
+    const testing::Note note("transport ", row.name);
+    const World world(2);
+    const ChaosPlan plan{.seed = 8, .cut_at = 1001};
+    const auto left = world.transport(row, 0, &plan), right = world.transport(row, 1, nullptr);
+    const auto a = left->connect(world.members()[1], kStream, 1);
+    const auto b = right->connect(world.members()[0], kStream, 1);
+    const Channels out = wait_for(*a), in = wait_for(*b);
+    std::mt19937_64 random(4);
+    const auto bytes = random_bytes(random, 2000);
+    CHECK_THROWS(send_all(*out[0], bytes), Error,
+                 e.code() == ErrorCode::link && e.where().peer == 1);
+    wait_drained(*out[0]);
+    const auto got = receive_all(*in[0], 1001, random);
+    CHECK(std::ranges::equal(got, std::span(bytes).first(1001)));
+    CHECK(in[0]->peek(1).empty());
+  }
+}
+
+TEST(shm_gives_its_blocks_back_when_both_sides_have_closed) {
+  const World world(2);
+  const TransportRow& shm = *std::ranges::find(transports(), "shm", &TransportRow::name);
+  {
+    Pair pair(shm, 0, world);
+    CHECK(world.arena(0)->bytes_in_use() >= kLanes * kShmRingBytes);
+    pair.ends[0].clear();
+    CHECK(world.arena(0)->bytes_in_use() > 0);  // the other side may still read
+    pair.ends[1].clear();
+    CHECK_EQUAL(world.arena(1)->bytes_in_use(), 0U);
+  }
+  CHECK_EQUAL(world.arena(0)->bytes_in_use(), 0U);
+}
+
+TEST(shm_keeps_a_block_for_a_peer_that_may_still_come) {
+  const World world(2);
+  const auto ours = shm_transport(world.arena(0), 0, "here");
+  ours->connect(world.members()[1], kStream, 1).reset();
+  const size_t one = world.arena(0)->bytes_in_use();
+  CHECK(one > 0);
+  const auto segment = world.arena(0)->segment();
+  segment->page(1).state.value = static_cast<uint64_t>(RankState::left);
+  auto other = ours->connect(world.members()[1], kStream + 1, 1);  // sweeps
+  CHECK_EQUAL(world.arena(0)->bytes_in_use(), one);
+  other.reset();
+  ours->connect(world.members()[1], kStream + 2, 1).reset();
+  CHECK_EQUAL(world.arena(0)->bytes_in_use(), 0U);
+}
+
+TEST(shm_believes_no_index_length_or_offset_unseen) {
+  const World world(2);
+  const TransportRow& shm = *std::ranges::find(transports(), "shm", &TransportRow::name);
+  const auto segment = world.arena(0)->segment();
+  // Rank 0's block begins its arena: header, then control words and ring of lane 0.
+  std::byte* const control = segment->arena(0).data() + 128;
+  std::byte* const ring = control + 256;
+  const auto put = [](std::byte* at, uint64_t value) { std::memcpy(at, &value, sizeof value); };
+  struct Case {
+    uint64_t written, header, offset;
+  };
+  const Case cases[] = {
+      {kShmRingBytes + 8, 0, 0},        // more than a ring holds
+      {8, 16 << 1, 0},                  // an inline frame longer than what has arrived
+      {16, (1ULL << 40) << 1, 0},       // longer than any frame
+      {16, 0, 0},                       // empty
+      {8, 64 << 1 | 1, 0},              // a reference without its offset
+      {16, 64 << 1 | 1, 0},             // into the control pages
+      {16, 64 << 1 | 1, ~0ULL},         // beyond everything
+      {16, (~0ULL << 1) | 1, 1 << 20},  // with no end
+  };
+  for (const Case& wrong : cases) {
+    const testing::Note note("written ", wrong.written, ", header ", wrong.header);
+    Pair pair(shm, 0, world);
+    put(ring, wrong.header);
+    put(ring + 8, wrong.offset);
+    put(control, wrong.written);
+    CHECK_THROWS(pair.ends[1][0]->peek(1), Error, e.code() == ErrorCode::resource);
+  }
+}
+
+TEST(shm_refuses_a_connection_of_another_shape) {
+  const World world(2);
+  const auto left = shm_transport(world.arena(0), 0, "here");
+  const auto right = shm_transport(world.arena(1), 1, "here");
+  const auto a = left->connect(world.members()[1], kStream, 1);
+  const auto b = right->connect(world.members()[0], kStream, 2);
+  CHECK_THROWS(b->poll(now()), Error, e.code() == ErrorCode::link);
+}
+
+TEST(shm_reaches_its_host_only) {
+  const World world(2);
+  const auto shm = shm_transport(world.arena(0), 0, "here");
+  CHECK(shm->reaches({.rank = 1, .host = "here", .address = {}}));
+  CHECK(!shm->reaches({.rank = 1, .host = "there", .address = {}}));
+  CHECK(!shm->reaches({.rank = 2, .host = "here", .address = {}}));
+}

@@ -1,0 +1,202 @@
+#include <algorithm>
+#include <deque>
+#include <vector>
+
+#include "base/error.h"
+#include "check.h"
+#include "engine/lane_cursor.h"
+
+using namespace farandole;
+
+namespace {
+
+/// A channel that does exactly what the test says.
+class Scripted : public Channel {
+ public:
+  size_t write(std::span<const std::byte> bytes) override {
+    const size_t count = std::min(bytes.size(), room);
+    room -= count;
+    written.insert(written.end(), bytes.begin(),
+                   bytes.begin() + static_cast<std::ptrdiff_t>(count));
+    return count;
+  }
+  bool drained() const override { return is_drained; }
+  std::span<const std::byte> peek(size_t at_least) override {
+    if (arriving.size() < at_least) return {};
+    return arriving;
+  }
+  void consume(size_t count) override {
+    arriving.erase(arriving.begin(), arriving.begin() + static_cast<std::ptrdiff_t>(count));
+  }
+
+  template <typename T>
+  void arrive(const std::vector<T>& values) {
+    const auto bytes = std::as_bytes(std::span(values));
+    arriving.insert(arriving.end(), bytes.begin(), bytes.end());
+  }
+
+  size_t room = SIZE_MAX;
+  bool is_drained = true;
+  std::vector<std::byte> written, arriving;
+};
+
+/// Rank 0 of two, with a scripted channel to rank 1.
+struct Stage {
+  explicit Stage(size_t count) : input(count), output(count), scratch(count) {
+    channels.push_back(nullptr);
+    channels.push_back(std::make_unique<Scripted>());
+    work = {.rank = 0,
+            .input = bytes(input),
+            .output = bytes(output),
+            .scratch = bytes(scratch),
+            .dtype = DType::float32,
+            .op = ReduceOp::sum,
+            .scales = scales_for(DType::float32, ReduceOp::sum, 10, 100, 2)};
+    for (size_t i = 0; i < count; ++i) {
+      input[i] = static_cast<float>(i + 1);
+      output[i] = scratch[i] = -1;
+    }
+  }
+
+  static std::byte* bytes(std::vector<float>& values) {
+    return reinterpret_cast<std::byte*>(values.data());
+  }
+  Scripted& peer() { return static_cast<Scripted&>(*channels[1]); }
+  LaneCursor run(Lane steps) {
+    lane = std::move(steps);
+    return LaneCursor(work, lane, channels);
+  }
+
+  std::vector<float> input, output, scratch;
+  std::vector<std::unique_ptr<Channel>> channels;
+  LaneWork work;
+  Lane lane;
+};
+
+using Floats = std::vector<float>;
+constexpr Slice in(size_t offset, size_t count) { return {Space::input, offset, count}; }
+constexpr Slice out(size_t offset, size_t count) { return {Space::output, offset, count}; }
+constexpr Slice scratch(size_t offset, size_t count) { return {Space::scratch, offset, count}; }
+
+}  // namespace
+
+TEST(cursor_of_an_empty_lane_is_finished_at_once) {
+  Stage stage(1);
+  CHECK(stage.run({}).poll() == Progress::finished);
+}
+
+TEST(cursor_sends_and_stores_independently) {
+  Stage stage(4);
+  LaneCursor cursor = stage.run({{.to = 1, .send = in(0, 2), .from = 1, .recv = out(2, 2)}});
+  stage.peer().room = 0;
+  CHECK(cursor.poll() == Progress::idle);
+  stage.peer().arrive(Floats{7, 8});
+  CHECK(cursor.poll() == Progress::moved);
+  CHECK(stage.output == (Floats{-1, -1, 7, 8}));
+  CHECK_EQUAL(cursor.bytes_done(), 8U);
+  CHECK_EQUAL(cursor.bytes_total(), 16U);
+  CHECK_EQUAL(cursor.peer(), 1);
+  stage.peer().room = 5;  // in the middle of an element
+  CHECK(cursor.poll() == Progress::moved);
+  stage.peer().room = SIZE_MAX;
+  CHECK(cursor.poll() == Progress::finished);
+  CHECK(std::ranges::equal(stage.peer().written, std::as_bytes(std::span(stage.input)).first(8)));
+}
+
+TEST(cursor_keeps_a_step_until_its_channel_has_drained) {
+  Stage stage(2);
+  LaneCursor cursor = stage.run({{.to = 1, .send = out(0, 2)}, {.from = 1, .recv = out(0, 2)}});
+  stage.peer().is_drained = false;
+  stage.peer().arrive(Floats{7, 8});
+  CHECK(cursor.poll() == Progress::moved);
+  CHECK(cursor.poll() == Progress::idle);
+  CHECK(stage.output == (Floats{-1, -1}));  // still the channel's
+  stage.peer().is_drained = true;
+  CHECK(cursor.poll() == Progress::finished);
+  CHECK(stage.output == (Floats{7, 8}));
+}
+
+TEST(cursor_folds_whole_elements_and_leaves_the_rest) {
+  Stage stage(3);
+  stage.output = {1, 2, 3};
+  LaneCursor cursor = stage.run({{.from = 1, .recv = out(0, 3), .action = Action::fold_lower}});
+  stage.peer().arrive(Floats{10, 20, 30});
+  const std::vector<std::byte> last(stage.peer().arriving.end() - 2, stage.peer().arriving.end());
+  stage.peer().arriving.resize(10);
+  CHECK(cursor.poll() == Progress::moved);
+  CHECK(stage.output == (Floats{11, 22, 3}));
+  CHECK(cursor.poll() == Progress::idle);
+  stage.peer().arriving.insert(stage.peer().arriving.end(), last.begin(), last.end());
+  CHECK(cursor.poll() == Progress::finished);
+  CHECK(stage.output == (Floats{11, 22, 33}));
+}
+
+TEST(cursor_scales_leaves_and_finishes) {
+  Stage stage(2);
+  // Prescale 10, postscale 100; the held operand is this rank's raw input.
+  LaneCursor cursor = stage.run({{.from = 1,
+                                  .recv = out(0, 1),
+                                  .held = in(0, 1),
+                                  .action = Action::fold_upper,
+                                  .leaf_arrived = true,
+                                  .leaf_held = true},
+                                 {.from = 1,
+                                  .recv = scratch(1, 1),
+                                  .held = in(1, 1),
+                                  .action = Action::fold_upper,
+                                  .leaf_held = true,
+                                  .finish = true},
+                                 {.from = 1, .recv = out(1, 1), .leaf_arrived = true}});
+  stage.peer().arrive(Floats{5, 6, 7});
+  CHECK(cursor.poll() == Progress::finished);
+  CHECK(stage.output == (Floats{60, 70}));
+  CHECK(stage.scratch == (Floats{-1, 2600}));
+  CHECK(stage.input == (Floats{1, 2}));
+}
+
+TEST(cursor_holds_an_operand_apart_from_the_result) {
+  Stage stage(2);
+  stage.scratch = {3, 4};
+  LaneCursor cursor = stage.run(
+      {{.from = 1, .recv = out(0, 2), .held = scratch(0, 2), .action = Action::fold_lower}});
+  stage.peer().arrive(Floats{10, 20});
+  CHECK(cursor.poll() == Progress::finished);
+  CHECK(stage.output == (Floats{13, 24}));
+  CHECK(stage.scratch == (Floats{3, 4}));
+}
+
+TEST(cursor_runs_local_steps) {
+  Stage stage(3);
+  stage.scratch = {5, 6, 7};
+  LaneCursor cursor =
+      stage.run({{.to = 0, .send = in(0, 3), .from = 0, .recv = out(0, 3), .leaf_arrived = true},
+                 {.to = 0,
+                  .send = scratch(0, 2),
+                  .from = 0,
+                  .recv = out(1, 2),
+                  .action = Action::fold_upper}});
+  CHECK(cursor.poll() == Progress::finished);
+  CHECK(stage.output == (Floats{10, 25, 36}));
+}
+
+TEST(cursor_skips_empty_halves) {
+  Stage stage(1);
+  stage.peer().is_drained = true;
+  LaneCursor cursor = stage.run({{.to = 1, .send = in(0, 0), .from = 1, .recv = out(0, 0)}, {}});
+  CHECK(cursor.poll() == Progress::finished);
+}
+
+TEST(cursor_works_in_bounded_pieces) {
+  constexpr size_t kCount = 200'000;
+  Stage stage(kCount);
+  LaneCursor cursor = stage.run(
+      {{.to = 0, .send = in(0, kCount), .from = 0, .recv = out(0, kCount), .leaf_arrived = true}});
+  size_t polls = 0, before = 0;
+  while (cursor.poll() != Progress::finished) {
+    CHECK(cursor.bytes_done() - before <= kPieceBytes);
+    before = cursor.bytes_done();
+    ++polls;
+  }
+  CHECK_EQUAL(polls, kCount * sizeof(float) / kPieceBytes);
+  CHECK_EQUAL(stage.output.back(), 10 * static_cast<float>(kCount));
+}
