@@ -154,8 +154,9 @@ constexpr Mutation kMutations[] = {
     {"double_step",
      [](Schedule& s, size_t l, size_t i, const Shape& shape) {
        const Step step = step_at(s, l, i);
-       // Storing a second time on the spot is wasteful, not wrong.
-       if (step.to == shape.rank && step.action == Action::store) return false;
+       // A local step that does not change its own operands is only wasteful the second time.
+       if (step.to == shape.rank && (step.action == Action::store || step.held != step.recv))
+         return false;
        s.lanes[l].insert(s.lanes[l].begin() + static_cast<std::ptrdiff_t>(i), step);
        return true;
      }},
@@ -304,7 +305,7 @@ void judge_mutant(Mutants& all, const Proof& proof, Order claim, std::string whe
 
 /// Puts one fault into every step of every rank in turn and proves each of these worlds.
 Mutants mutate(const std::string& collective, const std::string& name, Shape shape,
-               const std::string& mutation_name, bool in_place) {
+               const std::string& mutation_name) {
   const Planner& planner = planner_of(collective, name, shape);
   const Mutation& mutation = mutation_named(mutation_name);
   std::vector<Schedule> schedules = plan_world(planner, shape);
@@ -315,8 +316,7 @@ Mutants mutate(const std::string& collective, const std::string& name, Shape sha
       for (size_t i = 0; i < original.lanes[l].size(); ++i) {
         Schedule& mutant = schedules[static_cast<size_t>(shape.rank)] = original;
         if (!mutation.apply(mutant, l, i, shape)) continue;
-        judge_mutant(all, check(planner.collective, shape, schedules, buffers_of(in_place)),
-                     planner.order(shape),
+        judge_mutant(all, check(planner.collective, shape, schedules), planner.order(shape),
                      "rank " + std::to_string(shape.rank) + ", lane " + std::to_string(l) +
                          ", step " + std::to_string(i));
       }
@@ -345,19 +345,18 @@ void bind_testing(py::module_& module) {
   testing.def(
       "mutate",
       [](const std::string& collective, const std::string& name, int size, size_t count,
-         const std::string& mutation, int lanes, int segments, int root, bool in_place) {
+         const std::string& mutation, int lanes, int segments, int root) {
         const Shape shape{
             .size = size, .count = count, .lanes = lanes, .segments = segments, .root = root};
         Mutants all;
         {
           py::gil_scoped_release release;
-          all = mutate(collective, name, shape, mutation, in_place);
+          all = mutate(collective, name, shape, mutation);
         }
         return py::make_tuple(all.made, all.survivors, all.problems);
       },
       py::arg("collective"), py::arg("name"), py::arg("size"), py::arg("count"),
       py::arg("mutation"), py::arg("lanes") = 1, py::arg("segments") = 1, py::arg("root") = 0,
-      py::arg("in_place") = false,
       "Puts one fault into every step in turn: (worlds made, survivors, kinds of problem).");
   testing.def("mutations", [] {
     std::vector<std::string_view> names;

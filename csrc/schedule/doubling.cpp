@@ -1,11 +1,14 @@
 // Recursive doubling on whole buffers, for small messages: few rounds, and everybody folds.
 //
 //   block of G ranks, split into left [0, p) and right [p, G), q = G - p ≤ p
-//     1. left and right by themselves: every rank has its block's total
+//     1. left and right by themselves: the first q ranks of each have their block's total
 //     2. left j and right j exchange totals, j < q: these 2q ranks have the total of all
 //     3. the other p - q ranks are sent it, by as many again in every round
 //
-// For powers of two there is nothing to do in 3 and this is the classic.
+// For powers of two there is nothing to do in 3 and this is the classic; for 2^k + 1 it is a
+// binomial tree up and down.
+#include <algorithm>
+
 #include "schedule/algorithms.h"
 #include "schedule/slicing.h"
 
@@ -23,43 +26,49 @@ struct Event {
 class Doubling {
  public:
   explicit Doubling(const Shape& shape) : size_(shape.size), rank_(shape.rank) {
-    block(0, shape.size);
+    block(0, shape.size, shape.size);
   }
   const std::vector<Event>& events() const { return events_; }
 
  private:
-  void block(int begin, int size) {
+  /// Leaves the first `needed` ranks of the block with its total; the others need not have it,
+  /// because all they will be sent is the total of a larger block.
+  void block(int begin, int size, int needed) {
     if (size == 1) return;
-    const int left = split_of(size), right = size - left, me = rank_ - begin;
-    if (me < left)
-      block(begin, left);
+    const int left = split_of(size), right = size - left;
+    if (rank_ < begin + left)
+      block(begin, left, std::min(right, needed));
     else
-      block(begin + left, right);
-    exchange(begin, left, right);
-    spread(begin, left, right);
+      block(begin + left, right, std::min(right, needed));
+    exchange(begin, left, right, needed);
+    if (needed == size) spread(begin, left, right);
   }
 
-  void exchange(int begin, int left, int right) {
+  void exchange(int begin, int left, int right, int needed) {
     const int me = rank_ - begin;
     const bool is_left = me < left;
     if (is_left && me >= right) return;
-    const int peer = begin + (is_left ? me + left : me - left);
-    events_.push_back({.to = peer,
-                       .from = peer,
-                       .action = is_left ? Action::fold_upper : Action::fold_lower,
-                       .leaf_arrived = (is_left ? right : left) == 1,
-                       .finish = left + right == size_});
+    const int other = is_left ? me + left : me - left;
+    Event event;
+    if (other < needed) event.to = begin + other;
+    if (me < needed) {
+      event.from = begin + other;
+      event.action = is_left ? Action::fold_upper : Action::fold_lower;
+      event.leaf_arrived = (is_left ? right : left) == 1;
+      event.finish = left + right == size_;
+    }
+    if (other < needed || me < needed) events_.push_back(event);
   }
 
   /// In line: left [0, q), right [0, q), then left [q, p), who know nothing yet.
   void spread(int begin, int left, int right) {
-    const int me = rank_ - begin;
+    const int me = rank_ - begin, size = left + right;
     const int mine = me >= left ? me - left + right : me < right ? me : me + right;
     const auto rank_at = [&](int i) {
       return begin + (i < right ? i : i < 2 * right ? left + i - right : i - right);
     };
-    for (int known = 2 * right; known < left + right; known *= 2) {
-      if (mine < known && mine + known < left + right)
+    for (int known = 2 * right; known < size; known *= 2) {
+      if (mine < known && mine + known < size)
         events_.push_back({.to = rank_at(mine + known)});
       else if (mine >= known && mine < 2 * known)
         events_.push_back({.from = rank_at(mine - known)});
@@ -76,7 +85,8 @@ class Doubling {
 Lane place(const std::vector<Event>& events, const Shape& shape, Slice data, size_t scratch) {
   const auto comes = [](const Event& event) { return event.from != kNobody; };
   const auto results = std::count_if(events.begin(), events.end(), comes);
-  const bool copy = results == 1 && events.front().to != kNobody;
+  const Event& first = *std::find_if(events.begin(), events.end(), comes);
+  const bool copy = results == 1 && first.to != kNobody;
   Lane lane;
   Slice current = in(Space::input, data);
   std::ptrdiff_t nth = 0;
