@@ -3,7 +3,6 @@
 // instruction sets] in vectors.h.
 #pragma once
 
-#include "base/half.h"
 #include "fold/float_mode.h"
 #include "fold/instruction_sets/vectors.h"
 #include "fold/kernels.h"
@@ -155,21 +154,10 @@ void fold(std::byte* out, const std::byte* lower, const std::byte* upper, size_t
   sweep<Element>(Formula(), count, out, lower, upper);
 }
 
-template <typename Element, typename Factor>
-void multiply(std::byte* out, const std::byte* in, size_t count, Factor factor) {
-  sweep<Element>([factor](const auto& values) { return values * factor; }, count, out, in);
-}
-
-template <typename Element>
-void scale_by_float64(std::byte* out, const std::byte* in, size_t count, double factor) {
-  multiply<Element, double>(out, in, count, factor);
-}
-
-/// The conversion of the factor is made of integers, so no floating-point mode can bend it.
-template <typename Element>
-void scale_by_float32(std::byte* out, const std::byte* in, size_t count, double factor) {
-  const auto bits = static_cast<uint32_t>(convert<kFloat64, kFloat32>(bits_of(factor)));
-  multiply<Element, float>(out, in, count, float_from_bits(bits));
+template <typename Element, auto kType>
+void multiply(std::byte* out, const std::byte* in, size_t count, const Factor& factor) {
+  const auto formula = [by = factor.*kType](const auto& values) { return values * by; };
+  sweep<Element>(formula, count, out, in);
 }
 
 template <typename Half>
@@ -215,7 +203,7 @@ constexpr void fill(Kernels& table, DType dtype) {
 template <typename Element>
 constexpr void fill_float(Kernels& table, DType dtype) {
   fill<Element, Add, FloatMin, FloatMax, Multiply>(table, dtype);
-  table.scale[index(dtype)] = scale_by_float32<Element>;
+  table.scale[index(dtype)] = multiply<Element, &Factor::float32>;
 }
 
 template <typename Half>
@@ -240,7 +228,7 @@ constexpr Kernels make_kernels() {
   fill_half<BFloat16>(table, DType::bfloat16);
   fill_float<Float<float>>(table, DType::float32);
   fill_float<Float<double>>(table, DType::float64);
-  table.scale[index(DType::float64)] = scale_by_float64<Float<double>>;
+  table.scale[index(DType::float64)] = multiply<Float<double>, &Factor::float64>;
   fill_integers<int8_t, uint8_t>(table, DType::int8, DType::uint8);
   fill_integers<int16_t, uint16_t>(table, DType::int16, DType::uint16);
   fill_integers<int32_t, uint32_t>(table, DType::int32, DType::uint32);
