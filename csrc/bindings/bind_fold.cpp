@@ -41,8 +41,7 @@ const Kernels& kernels_named(std::string_view isa) {
   return *kernels;
 }
 
-/// Bytes at a chosen distance from an aligned address, each buffer its own allocation of exactly
-/// its size: reading or writing past an end is seen by AddressSanitizer.
+/// Bytes at a chosen distance from an aligned address, between guards that no fold may touch.
 class Buffer {
  public:
   Buffer(size_t size, size_t misaligned)
@@ -158,7 +157,7 @@ py::bytes py_scale(std::string_view dtype, const py::buffer& in, double factor, 
   } else {
     const FloatScaleFunction function = kernels_named(*isa).scale[static_cast<size_t>(type)];
     if (function == nullptr) refuse("only floats are scaled by vectors");
-    function(buffer.data(), buffer.data(), count, factor);
+    function(buffer.data(), buffer.data(), count, factor_of(factor));
   }
   return buffer.content();
 }

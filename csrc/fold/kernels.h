@@ -10,15 +10,22 @@
 
 namespace farandole {
 
+/// A factor in both accumulate types, each converted once.
+struct Factor {
+  float float32;
+  double float64;
+};
+Factor factor_of(double factor);
+
 using FloatScaleFunction = void (*)(std::byte* out, const std::byte* in, size_t count,
-                                    double factor);
+                                    const Factor& factor);
 using CastFunction = void (*)(std::byte* out, const std::byte* in, size_t count);
 
 /// Plain arrays: nothing here may bring an inline function into a translation unit that is compiled
 /// for a newer processor, where the linker could keep that copy for everyone.
 struct Kernels {
   FoldFunction fold[kDTypes.size()][kReduceOps.size()] = {};
-  FloatScaleFunction scale[kDTypes.size()] = {};  // floats only; `factor` fits the accumulate type
+  FloatScaleFunction scale[kDTypes.size()] = {};  // floats only
   CastFunction widen[kDTypes.size()] = {};        // a half to float32
   CastFunction narrow[kDTypes.size()] = {};       // float32 to a half
 };

@@ -5,6 +5,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "base/half.h"
 #include "fold/cast.h"
 #include "fold/float_mode.h"
 #include "fold/fold.h"
@@ -45,13 +46,19 @@ void scale_booleans(std::byte* out, const std::byte* in, size_t count, const Sca
 
 }  // namespace
 
+/// In integers, so that no floating-point mode can bend it.
+Factor factor_of(double factor) {
+  const auto bits = static_cast<uint32_t>(convert<kFloat64, kFloat32>(bits_of(factor)));
+  return {float_from_bits(bits), factor};
+}
+
 void scale(std::byte* out, const std::byte* in, size_t count, DType dtype, const Scale& by) {
   if (by.is_identity()) {
     if (out != in && count > 0) std::memcpy(out, in, count * size_of(dtype));
     return;
   }
   if (FloatScaleFunction scale_floats = best_kernels().scale[static_cast<size_t>(dtype)])
-    return scale_floats(out, in, count, by.factor);
+    return scale_floats(out, in, count, factor_of(by.factor));
   switch (dtype) {
     case DType::int8:
       return scale_integers<int8_t>(out, in, count, by);

@@ -2,6 +2,7 @@
 #include <immintrin.h>
 
 #define FARANDOLE_VECTOR_BYTES 32
+#include "fold/instruction_sets/parts.h"
 #include "fold/instruction_sets/vectors.h"
 
 namespace farandole {

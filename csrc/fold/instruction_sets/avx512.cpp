@@ -7,17 +7,40 @@
 namespace farandole {
 namespace {
 
+/// The last, incomplete pack of `bytes`, which are at least one, through a mask: what lies behind
+/// it in memory is neither read nor written, and counts as zero.
+template <typename Pack>
+Pack load_part(const std::byte* from, size_t bytes) {
+  const uint64_t mask = ~uint64_t{0} >> (64 - bytes);
+  if constexpr (sizeof(Pack) == 64)
+    return reinterpret_cast<Pack>(_mm512_maskz_loadu_epi8(mask, from));
+  else
+    return reinterpret_cast<Pack>(_mm256_maskz_loadu_epi8(static_cast<__mmask32>(mask), from));
+}
+
+template <typename Pack>
+void store_part(std::byte* to, const Pack& pack, size_t bytes) {
+  const uint64_t mask = ~uint64_t{0} >> (64 - bytes);
+  if constexpr (sizeof(Pack) == 64)
+    _mm512_mask_storeu_epi8(to, mask, reinterpret_cast<__m512i>(pack));
+  else
+    _mm256_mask_storeu_epi8(to, static_cast<__mmask32>(mask), reinterpret_cast<__m256i>(pack));
+}
+
 struct Float16 {
   using Halves = Vector<uint16_t, kVectorBytes / 2>;
   using Pack = Halves;
   static constexpr size_t kBytes = 2;
 
+  // The unmasked intrinsics start from an undefined vector, of which gcc 12 warns.
+  static constexpr __mmask16 kAllLanes = 0xffff;
+
   static Floats widen(const Halves& halves) {
-    return _mm512_cvtph_ps(reinterpret_cast<__m256i>(halves));
+    return _mm512_maskz_cvtph_ps(kAllLanes, reinterpret_cast<__m256i>(halves));
   }
   static Halves narrow(const Floats& values) {
     return reinterpret_cast<Halves>(
-        _mm512_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+        _mm512_maskz_cvtps_ph(kAllLanes, values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
 
   template <typename F, typename... Packs>

@@ -1,5 +1,6 @@
 // Whatever the compiler targets by default. float16 in integers and one exact multiplication.
 #define FARANDOLE_VECTOR_BYTES 16
+#include "fold/instruction_sets/parts.h"
 #include "fold/instruction_sets/vectors.h"
 
 namespace farandole {

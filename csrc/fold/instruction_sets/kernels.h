@@ -3,7 +3,6 @@
 // instruction sets] in vectors.h.
 #pragma once
 
-#include "base/half.h"
 #include "fold/float_mode.h"
 #include "fold/instruction_sets/vectors.h"
 #include "fold/kernels.h"
@@ -124,44 +123,43 @@ struct And {
 
 // Loops.
 
+/// How far ahead operands are asked for. The hardware looks ahead too, but stops at every page, and
+/// the longer formulas of the halves leave it less room to run on. Sums of 64 MiB operands beyond
+/// the caches, best of 15, interleaved with the same loop without: bfloat16 22-28 to 35-42 GB/s,
+/// float32 39-41 to 43-44, which is near its noise; at 8 MiB no difference.
+constexpr size_t kAheadBytes = 4096;
+constexpr size_t kLineBytes = 64;
+
+/// out := formula(in…), element by element: one mapping serves lines, packs and the incomplete last
+/// pack.
+template <typename Element, typename Formula, typename... Inputs>
+void sweep(Formula formula, size_t count, std::byte* out, const Inputs*... in) {
+  using Pack = typename Element::Pack;
+  const FloatMode mode;
+  const size_t bytes = count * Element::kBytes;
+  // Nothing beyond the end is asked for: those lines may be another rank's, who is writing them.
+  const size_t ahead_end = bytes > kAheadBytes ? bytes - kAheadBytes : 0;
+  size_t at = 0;
+  for (; at < ahead_end; at += kLineBytes) {
+    (__builtin_prefetch(in + at + kAheadBytes), ...);
+    for (size_t in_line = 0; in_line < kLineBytes; in_line += sizeof(Pack))
+      store(out + at + in_line, Element::map(formula, load<Pack>(in + at + in_line)...));
+  }
+  for (; at + sizeof(Pack) <= bytes; at += sizeof(Pack))
+    store(out + at, Element::map(formula, load<Pack>(in + at)...));
+  if (const size_t rest = bytes - at; rest > 0)
+    store_part(out + at, Element::map(formula, load_part<Pack>(in + at, rest)...), rest);
+}
+
 template <typename Element, typename Formula>
 void fold(std::byte* out, const std::byte* lower, const std::byte* upper, size_t count) {
-  using Pack = typename Element::Pack;
-  const FloatMode mode;
-  const size_t bytes = count * Element::kBytes;
-  size_t at = 0;
-  for (; at + sizeof(Pack) <= bytes; at += sizeof(Pack))
-    store(out + at, Element::map(Formula(), load<Pack>(lower + at), load<Pack>(upper + at)));
-  if (const size_t rest = bytes - at; rest > 0)
-    store_part(out + at,
-               Element::map(Formula(), load_part<Pack>(lower + at, rest),
-                            load_part<Pack>(upper + at, rest)),
-               rest);
+  sweep<Element>(Formula(), count, out, lower, upper);
 }
 
-template <typename Element, typename Factor>
-void multiply(std::byte* out, const std::byte* in, size_t count, Factor factor) {
-  using Pack = typename Element::Pack;
-  const auto formula = [factor](const auto& values) { return values * factor; };
-  const FloatMode mode;
-  const size_t bytes = count * Element::kBytes;
-  size_t at = 0;
-  for (; at + sizeof(Pack) <= bytes; at += sizeof(Pack))
-    store(out + at, Element::map(formula, load<Pack>(in + at)));
-  if (const size_t rest = bytes - at; rest > 0)
-    store_part(out + at, Element::map(formula, load_part<Pack>(in + at, rest)), rest);
-}
-
-template <typename Element>
-void scale_by_float64(std::byte* out, const std::byte* in, size_t count, double factor) {
-  multiply<Element, double>(out, in, count, factor);
-}
-
-/// The conversion of the factor is made of integers, so no floating-point mode can bend it.
-template <typename Element>
-void scale_by_float32(std::byte* out, const std::byte* in, size_t count, double factor) {
-  const auto bits = static_cast<uint32_t>(convert<kFloat64, kFloat32>(bits_of(factor)));
-  multiply<Element, float>(out, in, count, float_from_bits(bits));
+template <typename Element, auto kType>
+void multiply(std::byte* out, const std::byte* in, size_t count, const Factor& factor) {
+  const auto formula = [by = factor.*kType](const auto& values) { return values * by; };
+  sweep<Element>(formula, count, out, in);
 }
 
 template <typename Half>
@@ -207,7 +205,7 @@ constexpr void fill(Kernels& table, DType dtype) {
 template <typename Element>
 constexpr void fill_float(Kernels& table, DType dtype) {
   fill<Element, Add, FloatMin, FloatMax, Multiply>(table, dtype);
-  table.scale[index(dtype)] = scale_by_float32<Element>;
+  table.scale[index(dtype)] = multiply<Element, &Factor::float32>;
 }
 
 template <typename Half>
@@ -232,7 +230,7 @@ constexpr Kernels make_kernels() {
   fill_half<BFloat16>(table, DType::bfloat16);
   fill_float<Float<float>>(table, DType::float32);
   fill_float<Float<double>>(table, DType::float64);
-  table.scale[index(DType::float64)] = scale_by_float64<Float<double>>;
+  table.scale[index(DType::float64)] = multiply<Float<double>, &Factor::float64>;
   fill_integers<int8_t, uint8_t>(table, DType::int8, DType::uint8);
   fill_integers<int16_t, uint16_t>(table, DType::int16, DType::uint16);
   fill_integers<int32_t, uint32_t>(table, DType::int32, DType::uint32);

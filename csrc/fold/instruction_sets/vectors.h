@@ -42,19 +42,6 @@ void store(std::byte* to, const Pack& pack) {
   __builtin_memcpy(to, &pack, sizeof pack);
 }
 
-/// The last, incomplete pack: what lies behind it is zero, and never read or written.
-template <typename Pack>
-Pack load_part(const std::byte* from, size_t bytes) {
-  Pack pack{};
-  __builtin_memcpy(&pack, from, bytes);
-  return pack;
-}
-
-template <typename Pack>
-void store_part(std::byte* to, const Pack& pack, size_t bytes) {
-  __builtin_memcpy(to, &pack, bytes);
-}
-
 Floats as_floats(const Words& bits) { return reinterpret_cast<Floats>(bits); }
 Words as_words(const Floats& values) { return reinterpret_cast<Words>(values); }
 SignedWords as_signed(const Words& bits) { return reinterpret_cast<SignedWords>(bits); }
