@@ -11,6 +11,7 @@
 #include "control/rendezvous.h"
 #include "engine/fork.h"
 #include "group/group.h"
+#include "group/mesh.h"
 
 namespace farandole {
 namespace {
@@ -45,8 +46,9 @@ Duration to_duration(double seconds) {
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
 }
 
-EngineOptions engine_options(const Config& config, const Host&) {
+EngineOptions engine_options(const Config& config) {
   EngineOptions options;
+  options.schedules = schedules_over_shm();
   options.spin = to_duration(config.spin_us * 1e-6);
   options.warn_after = to_duration(config.warn_after);
   options.progress = config.progress == "thread"   ? ProgressMode::thread
@@ -71,7 +73,7 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   const Deadline deadline = Deadline::after_seconds(start_timeout);
   Host host = meet(me, deadline);
   host.segment->hide_from_children();
-  auto engine = std::make_shared<Engine>(std::move(host), engine_options(config, host));
+  auto engine = std::make_shared<Engine>(std::move(host), engine_options(config));
   hide_from_children(engine);
   GroupDefaults defaults;
   defaults.timeout = to_duration(config.timeout);

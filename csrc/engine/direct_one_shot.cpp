@@ -17,7 +17,8 @@ class OneShot : public DirectPath {
     what_.start(operation, memory_);
     read_ = false;
     const bool shows = operation.kind != Collective::broadcast || operation.root == memory_.rank;
-    if (!shows || what_.mine_is_shared() || operation.input.count == 0) return;
+    const bool alone = memory_.size() == 1;
+    if (alone || !shows || what_.mine_is_shared() || operation.input.count == 0) return;
     std::memcpy(memory_.mine().one_shot[memory_.sequence() % 2], operation.input.data,
                 operation.input.bytes());
   }
@@ -30,7 +31,7 @@ class OneShot : public DirectPath {
       read_ = true;
       publish(memory_.mine().folded, done);
     }
-    if (!what_.mine_is_shared()) return Progress::finished;
+    if (memory_.size() == 1 || !what_.mine_is_shared()) return Progress::finished;
     // Peers read my input where it lies: it is mine again when all have.
     for (int r = 0; r < memory_.size(); ++r)
       if (!reached(memory_.page(r).folded, done)) return Progress::idle;
@@ -42,7 +43,7 @@ class OneShot : public DirectPath {
   /// The result would overwrite what peers are reading.
   bool writes_later() const {
     const Operation& o = what_.operation();
-    return what_.mine_is_shared() && o.kind == Collective::all_reduce &&
+    return memory_.size() > 1 && what_.mine_is_shared() && o.kind == Collective::all_reduce &&
            o.input.data == o.output.data;
   }
 

@@ -60,8 +60,11 @@ Engine::~Engine() {
 std::shared_ptr<Stream> Engine::open_stream(const Membership& membership, std::string label,
                                             uint64_t number) {
   sweep();
-  const Surroundings around{&host_, arena_, &dead_, &deaths_, &death_signals_, options_.warn_after};
-  auto* stream = new Stream(around, membership, std::move(label), number, options_.schedules);
+  const EngineView view{&host_, arena_, &dead_, &deaths_, &death_signals_, options_.warn_after};
+  const uint64_t key = stream_key(membership.key, number);
+  auto* stream =
+      new Stream(view, membership, std::move(label), key,
+                 options_.schedules ? options_.schedules(*this, membership, key) : nullptr);
   ++open_streams_;
   return {stream, [self = weak_from_this()](Stream* closing) {
             Closing page = {closing->key(), closing->page(), closing->known_peers()};

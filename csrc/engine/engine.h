@@ -15,12 +15,16 @@
 
 namespace farandole {
 
+/// Makes the backend that runs schedules on one stream.
+using BackendMaker =
+    std::function<std::unique_ptr<Backend>(const Engine&, const Membership&, uint64_t key)>;
+
 struct EngineOptions {
   Duration spin = std::chrono::microseconds(50);
   Duration warn_after = std::chrono::seconds(10);
   ProgressMode progress = ProgressMode::automatic;
-  bool threads = true;  // false: whoever owns the engine polls it, as simulated worlds do
-  BackendMaker schedules;
+  bool threads = true;     // false: whoever owns the engine polls it, as simulated worlds do
+  BackendMaker schedules;  // none: paths over shared memory alone
 };
 
 struct EngineCounters {

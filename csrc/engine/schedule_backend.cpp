@@ -255,7 +255,9 @@ void ScheduleBackend::forget() {
 }
 
 void ScheduleBackend::abort() noexcept {
+  const bool in_flight = lanes_begun_;
   forget();
+  if (!in_flight) return;
   for (auto& lane : channels_)
     for (auto& channel : lane) channel.reset();
   for (auto& connecting : connecting_) connecting.reset();

@@ -58,7 +58,8 @@ class ScheduleBackend : public Backend {
   bool can_run(const Operation& operation) const override;
   void start(const Operation& operation, uint32_t sequence) override;
   Progress poll(TimePoint until) override;
-  /// The channels stop in the middle of something, so they are closed: nothing runs afterwards.
+  /// Where data were in flight the channels stop in the middle of something, so they are closed:
+  /// nothing runs afterwards.
   void abort() noexcept override;
 
  private:

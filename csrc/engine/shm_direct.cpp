@@ -68,12 +68,14 @@ void ShmDirect::start(const Operation& o, uint32_t) {
     path_ = &path(forced->path);
   else if (is_small(o, Path::lines))
     path_ = &path(Path::lines);
-  else if (is_small(o, Path::one_shot))
+  else if (is_small(o, Path::one_shot) || memory_.size() == 1)
     path_ = &path(Path::one_shot);  // agreed() may prefer the window
   else
     path_ = &path(Path::staged);
   path_->start(o);
 }
+
+bool ShmDirect::is_path(std::string_view name) { return row_named(name) != nullptr; }
 
 bool ShmDirect::agrees_in_data() const { return which_ == Path::lines; }
 

@@ -20,6 +20,7 @@ class ShmDirect : public Backend {
   Progress poll(TimePoint until) override;
   void abort() noexcept override { path_ = nullptr; }
 
+  static bool is_path(std::string_view name);
   /// The path of the last operation, as `algorithm` would name it.
   std::string_view path_name() const;
 

@@ -9,17 +9,12 @@
 
 #include "base/fault.h"
 #include "base/log.h"
+#include "schedule/planners.h"
 
 namespace farandole {
 namespace {
 
 constexpr auto kInsidePatience = std::chrono::seconds(1);
-
-uint64_t mix(uint64_t a, uint64_t b) {
-  uint64_t h = (a ^ (b + 0x9e3779b97f4a7c15 + (a << 6) + (a >> 2))) * 0xff51afd7ed558ccd;
-  h ^= h >> 33;
-  return h | 1;  // 0 means a free directory entry
-}
 
 std::string seconds_text(Duration d) {
   char text[32];
@@ -29,13 +24,20 @@ std::string seconds_text(Duration d) {
 
 }  // namespace
 
-Stream::Stream(const Surroundings& around, const Membership& membership, std::string label,
-               uint64_t number, const BackendMaker& schedules)
+uint64_t stream_key(uint64_t group_key, uint64_t number) {
+  uint64_t h = (group_key ^ (number + 0x9e3779b97f4a7c15)) * 0xff51afd7ed558ccd;
+  h ^= h >> 33;
+  return h | 1;  // 0 means a free directory entry
+}
+
+Stream::Stream(const EngineView& around, const Membership& membership, std::string label,
+               uint64_t key, std::unique_ptr<Backend> schedules)
     : around_(around),
       membership_(membership),
       label_(std::move(label)),
-      key_(mix(membership.key, number)),
-      direct_(memory_) {
+      key_(key),
+      direct_(memory_),
+      schedules_(std::move(schedules)) {
   memory_.rank = membership_.rank;
   memory_.members = membership_.members;
   memory_.pages.assign(membership_.members.size(), nullptr);
@@ -44,7 +46,6 @@ Stream::Stream(const Surroundings& around, const Membership& membership, std::st
   std::byte* page = around_.arena->allocate(sizeof(StreamPage) + staging_bytes(memory_.size()));
   memory_.pages[static_cast<size_t>(memory_.rank)] = new (page) StreamPage;
   memory_.segment->publish(around_.host->rank, key_, *memory_.segment->offset_of(page, 1));
-  if (schedules) schedules_ = schedules(memory_, key_);
 }
 
 Stream::~Stream() {
@@ -140,13 +141,22 @@ bool Stream::open_pages() {
 }
 
 Backend& Stream::backend_for(const Operation& operation) {
-  if (direct_.can_run(operation)) return direct_;
-  if (schedules_ && schedules_->can_run(operation)) return *schedules_;
-  throw Error(ErrorCode::invalid_argument,
-              operation.algorithm.empty()
-                  ? "no backend of this group can run " + title()
-                  : "algorithm '" + operation.algorithm + "' cannot run " + title() + " (" +
-                        std::to_string(operation.input.bytes()) + " bytes)");
+  return direct_.can_run(operation) || !schedules_ ? static_cast<Backend&>(direct_) : *schedules_;
+}
+
+void Stream::require_backend(const Operation& o) const {
+  if (direct_.can_run(o)) return;
+  if (!schedules_)
+    throw Error(ErrorCode::invalid_argument, "this group can only run paths over shared memory");
+  if (ShmDirect::is_path(o.algorithm))
+    throw Error(ErrorCode::invalid_argument, "path '" + o.algorithm + "' cannot run " +
+                                                 std::string(name_of(o.kind)) + " of " +
+                                                 std::to_string(o.input.bytes()) + " bytes");
+  Shape shape;
+  shape.size = memory_.size();
+  shape.count = o.input.count;
+  shape.root = o.root;
+  if (o.algorithm != schedules_->name()) require_planner(o.kind, o.algorithm, shape, o.level);
 }
 
 void Stream::start() {

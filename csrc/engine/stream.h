@@ -29,8 +29,8 @@ struct Membership {
   const std::atomic<uint64_t>* abort = nullptr;
 };
 
-/// What all streams of an engine share.
-struct Surroundings {
+/// What a stream sees of its engine.
+struct EngineView {
   const Host* host = nullptr;
   std::shared_ptr<Arena> arena;
   const std::vector<bool>* dead = nullptr;           // by world rank
@@ -39,12 +39,13 @@ struct Surroundings {
   Duration warn_after{};
 };
 
-using BackendMaker = std::function<std::unique_ptr<Backend>(const StreamMemory&, uint64_t key)>;
+/// The key under which the members of a group find each other's pages of stream `number`.
+uint64_t stream_key(uint64_t group_key, uint64_t number);
 
 class Stream {
  public:
-  Stream(const Surroundings& around, const Membership& membership, std::string label,
-         uint64_t number, const BackendMaker& schedules);
+  Stream(const EngineView& around, const Membership& membership, std::string label, uint64_t key,
+         std::unique_ptr<Backend> schedules);
   ~Stream();
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
@@ -55,6 +56,9 @@ class Stream {
   std::byte* page() const { return reinterpret_cast<std::byte*>(&memory_.mine()); }
   /// World ranks of the peers whose pages this stream has found.
   std::vector<int> known_peers() const;
+
+  /// Any thread. Throws Error(invalid_argument) when no backend can run this, saying why.
+  void require_backend(const Operation& operation) const;
 
   // ---- by the thread that polls ----
   void enqueue(std::shared_ptr<Request> request) { queue_.push_back(std::move(request)); }
@@ -96,7 +100,7 @@ class Stream {
   void warn(TimePoint now);
   Error stalled(TimePoint now) const;
 
-  Surroundings around_;
+  EngineView around_;
   Membership membership_;
   std::string label_;
   uint64_t key_;

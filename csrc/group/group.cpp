@@ -148,7 +148,9 @@ Handle Group::submit(Collective kind, Buffer input, Buffer output, Options optio
 Handle Group::submit_to(const std::shared_ptr<Stream>& stream, Collective kind, Buffer input,
                         Buffer output, Options options, bool caller_waits) {
   check();
-  return engine_->submit(stream, checked(kind, input, output, std::move(options)), caller_waits);
+  Operation operation = checked(kind, input, output, std::move(options));
+  if (!operation.algorithm.empty()) stream->require_backend(operation);
+  return engine_->submit(stream, std::move(operation), caller_waits);
 }
 
 std::shared_ptr<Stream> Group::open_stream(std::string label) {

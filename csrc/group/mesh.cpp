@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "transport/shm.h"
 
 namespace farandole {
 
@@ -24,6 +25,24 @@ Connect connect_members(std::vector<std::shared_ptr<Transport>> transports,
     throw Error(ErrorCode::link,
                 "no transport reaches rank " + std::to_string(peer) + " on host " + member.host,
                 where);
+  };
+}
+
+BackendMaker schedules_over_shm() {
+  // Made with the first stream and shared by all streams of the engine.
+  auto transport = std::make_shared<std::shared_ptr<Transport>>();
+  return [transport](const Engine& engine, const Membership& membership, uint64_t key) {
+    const Host& host = engine.host();
+    if (!*transport)
+      *transport = shm_transport(engine.arena(), host.rank,
+                                 host.peers[static_cast<size_t>(host.rank)].info.host);
+    std::vector<PeerInfo> members;
+    for (const int r : membership.members)
+      members.push_back(host.peers[static_cast<size_t>(r)].info);
+    const int size = static_cast<int>(members.size());
+    return std::make_unique<ScheduleBackend>(membership.rank, size,
+                                             connect_members({*transport}, std::move(members), key),
+                                             engine.arena());
   };
 }
 

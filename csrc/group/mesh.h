@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "engine/engine.h"
 #include "engine/schedule_backend.h"
 #include "transport/transport.h"
 
@@ -14,5 +15,8 @@ namespace farandole {
 /// The function throws Error(link) for a member that no transport reaches.
 Connect connect_members(std::vector<std::shared_ptr<Transport>> transports,
                         std::vector<PeerInfo> members, uint64_t stream_key);
+
+/// Schedules over the transports that reach the other ranks of this host: shared memory.
+BackendMaker schedules_over_shm();
 
 }  // namespace farandole
