@@ -486,7 +486,7 @@ def test_int64_beyond_doubles_is_exact_unless_scaled() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int16"])
-def test_steps_scale_leaves_and_finish_and_keep_their_sides(dtype: str) -> None:
+def test_steps_scale_the_operands_that_are_leaves_and_finish_when_asked(dtype: str) -> None:
     rng = seeded(dtype, "steps")
     options = {"prescale": 0.3, "postscale": 1.7, "size": 5}
     arrived, held = (near_one(rng, dtype, 9001) for _ in range(2))
