@@ -30,7 +30,7 @@ PAIRS = [(dtype, op) for dtype in DTYPES for op in OPS if (dtype, op) != ("bool"
 Bits = np.ndarray[Any, np.dtype[Any]]
 
 # mantissa bits, bits of the canonical NaN, of infinity, of the sign
-FORMATS = {
+FORMATS: dict[str, tuple[Any, int, int, int, int]] = {
     "float16": (np.uint16, 10, 0x7E00, 0x7C00, 0x8000),
     "bfloat16": (np.uint16, 7, 0x7FC0, 0x7F80, 0x8000),
     "float32": (np.uint32, 23, 0x7FC00000, 0x7F800000, 0x80000000),
@@ -65,7 +65,7 @@ def widened(bits: Bits, dtype: str) -> Bits:
     return bits
 
 
-def rounded(values: Bits, dtype: str) -> Bits:
+def rounded(values: Bits, dtype: str) -> Any:
     """The bits of numbers of the accumulate type; NaN is canonical."""
     if dtype not in FORMATS:
         return values
@@ -80,7 +80,7 @@ def rounded(values: Bits, dtype: str) -> Bits:
     return np.where(np.isnan(values), kind(nan), bits)
 
 
-def ordered(values: Bits) -> Bits:
+def ordered(values: Bits) -> Any:
     """Integers in the order of the numbers, negative zero below positive zero."""
     if values.dtype.kind != "f":
         return values
