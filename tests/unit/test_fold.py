@@ -65,7 +65,7 @@ def widened(bits: Bits, dtype: str) -> Bits:
     return bits
 
 
-def rounded(values: Bits, dtype: str) -> Any:
+def rounded(values: Bits, dtype: str) -> Bits:
     """The bits of numbers of the accumulate type; NaN is canonical."""
     if dtype not in FORMATS:
         return values
@@ -80,7 +80,7 @@ def rounded(values: Bits, dtype: str) -> Any:
     return np.where(np.isnan(values), kind(nan), bits)
 
 
-def ordered(values: Bits) -> Any:
+def ordered(values: Bits) -> Bits:
     """Integers in the order of the numbers, negative zero below positive zero."""
     if values.dtype.kind != "f":
         return values
@@ -91,7 +91,7 @@ def ordered(values: Bits) -> Any:
 def reference_fold(lower: Bits, upper: Bits, dtype: str, op: str) -> Bits:
     if dtype == "bool":
         a, b = lower != 0, upper != 0
-        return (a | b if op in ("sum", "max") else a & b).astype(np.uint8)
+        return np.asarray(a | b if op in ("sum", "max") else a & b, np.uint8)
     a, b = widened(lower, dtype), widened(upper, dtype)
     with np.errstate(all="ignore"):
         if op in ("sum", "mean"):
