@@ -60,7 +60,8 @@ Engine::~Engine() {
 std::shared_ptr<Stream> Engine::open_stream(const Membership& membership, std::string label,
                                             uint64_t number) {
   sweep();
-  const EngineView view{&host_, arena_, &dead_, &deaths_, &death_signals_, options_.warn_after};
+  const EngineView view{
+      &host_, arena_, &dead_, &deaths_, &death_signals_, &left_, options_.warn_after};
   const uint64_t key = stream_key(membership.key, number);
   auto* stream =
       new Stream(view, membership, std::move(label), key,
@@ -93,6 +94,8 @@ void Engine::sweep() {
 
 Handle Engine::submit(const std::shared_ptr<Stream>& stream, Operation operation,
                       bool caller_waits) {
+  if (left_.load(std::memory_order_relaxed))
+    throw Error(ErrorCode::not_initialized, "this rank has left the world by shutdown()");
   auto request = std::make_shared<Request>();
   request->operation = std::move(operation);
   in_flight_.fetch_add(1);  // seq_cst; partner: Driver::progress_main
@@ -235,6 +238,7 @@ void Engine::look_around() {
 // ---- the end ----
 
 void Engine::leave() {
+  left_.store(true, std::memory_order_relaxed);
   my_page().state.value.store(static_cast<uint64_t>(RankState::left), std::memory_order_release);
   wake_everyone();  // those who wait for us must look around
 }

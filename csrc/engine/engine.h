@@ -110,6 +110,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<std::shared_ptr<Request>> completions_;
   std::atomic<bool> completions_full_{false};
   std::atomic<size_t> open_streams_{0};
+  std::atomic<bool> left_{false};
 
   // Pages of closed streams, kept until all peers have closed theirs.
   struct Closing {
