@@ -144,25 +144,28 @@ def _plural(number: int, noun: str) -> str:
 
 def render(
     collective: str,
-    algorithm: str,
+    algorithm: str | None,
     ranks: int,
     count: int,
     *,
     lanes: int = 1,
     segments: int = 1,
     root: int = 0,
+    rank: int | None = None,
     itemsize: int = 4,
 ) -> str:
     """The schedules of all ranks as a table for each rank and lane, and what they add up to.
 
     Args:
         collective: ``"all_reduce"``, ``"broadcast"``, …
-        algorithm: the planner's name, as in ``_core.schedule.planners()``.
+        algorithm: the planner's name, as in ``_core.schedule.planners()``; None: the one that the
+            default cost model picks.
         ranks: how many there are.
         count: elements of each rank's input.
         lanes: independent channels that share the data.
         segments: pieces in which a transfer goes, the unit of pipelining.
         root: of a broadcast.
+        rank: the only rank whose steps are shown; the totals are those of all.
         itemsize: bytes of an element, for the totals.
 
     Raises:
@@ -185,6 +188,10 @@ def render(
     folded  at most 0 bytes by a rank
     order   canonical (proved, apart and in place)
     """
+    if rank is not None and not 0 <= rank < ranks:
+        raise _core.InvalidArgument(f"rank {rank} is not one of {ranks}")
+    if algorithm is None:
+        algorithm = str(_core.schedule.choose(collective, ranks, count, itemsize))
     world = plan_world(
         collective, algorithm, ranks, count, lanes=lanes, segments=segments, root=root
     )
@@ -202,10 +209,12 @@ def render(
         f"{collective} by {algorithm}: {_plural(ranks, 'rank')}, {_plural(count, 'element')}, "
         f"{_plural(lanes, 'lane')}, {_plural(segments, 'segment')}"
     ]
-    for rank, rounds in enumerate(rounds_of(world)):
-        for number, lane in enumerate(world[rank]):
-            title = f"rank {rank}" + (f", lane {number}" if len(world[rank]) > 1 else "")
-            lines += ["", title, *_table(lane, rounds[number], rank)]
+    for shown, rounds in enumerate(rounds_of(world)):
+        if rank not in (None, shown):
+            continue
+        for number, lane in enumerate(world[shown]):
+            title = f"rank {shown}" + (f", lane {number}" if len(world[shown]) > 1 else "")
+            lines += ["", title, *_table(lane, rounds[number], shown)]
     lines += [
         "",
         f"rounds  {sums.rounds}",
