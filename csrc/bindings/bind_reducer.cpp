@@ -98,6 +98,13 @@ void bind_reducer(py::module_& module) {
              return std::make_shared<SharedMemory>(
                  SharedMemory{r.memory(bucket), r.buckets()[bucket].bytes()});
            })
+      .def_property_readonly("places",
+                             [](const Reducer& r) {
+                               py::list list;
+                               for (const Reducer::Place& p : r.places())
+                                 list.append(py::make_tuple(p.bucket, p.offset));
+                               return list;
+                             })
       .def_property_readonly("buckets", [](const Reducer& r) { return rows_of(r.buckets()); });
 
   py::module_ testing = module.def_submodule("testing");

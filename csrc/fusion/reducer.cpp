@@ -46,7 +46,7 @@ Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> in_ready_o
       options_(std::move(options)),
       parameters_(std::move(in_ready_order)),
       buckets_(plan_buckets(parameters_, options_.limits)),
-      where_(parameters_.size()) {
+      places_(parameters_.size()) {
   for (const Parameter& p : parameters_)
     if (!has_meaning(options_.op, p.dtype))
       throw Error(ErrorCode::invalid_argument, std::string(name_of(options_.op)) +
@@ -56,7 +56,7 @@ Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> in_ready_o
   for (size_t b = 0; b < buckets_.size(); ++b) {
     memory_.push_back(group_->allocate(buckets_[b].bytes()));
     for (const Placement& item : buckets_[b].items)
-      where_[static_cast<size_t>(item.parameter)] = {b, item.offset * size_of(buckets_[b].dtype)};
+      places_[static_cast<size_t>(item.parameter)] = {b, item.offset * size_of(buckets_[b].dtype)};
   }
   stream_ = group_->open_stream(options_.label);
   used_.resize(parameters_.size() + static_cast<size_t>(group_->size()));
@@ -118,9 +118,9 @@ void Reducer::agree(const std::string& field, const std::string& text, const std
   throw Error(ErrorCode::mismatch, what, std::move(where), advice);
 }
 
-std::byte* Reducer::place(int parameter) const {
-  const Where& w = where_[static_cast<size_t>(parameter)];
-  return memory_[w.bucket].get() + w.offset;
+std::byte* Reducer::address(int parameter) const {
+  const Place& p = places_[static_cast<size_t>(parameter)];
+  return memory_[p.bucket].get() + p.offset;
 }
 
 void Reducer::mark_ready(int parameter, const std::byte* gradient) {
@@ -136,11 +136,11 @@ void Reducer::mark_ready(int parameter, const std::byte* gradient) {
     marked_[i] = 1;
     ++marked_count_;
   }
-  std::byte* const here = place(parameter);
+  std::byte* const here = address(parameter);
   if (gradient != here || options_.prescale != 1)
     scale(here, gradient, p.count, p.dtype, {options_.prescale, 1});
   const std::lock_guard lock(mutex_);
-  --missing_[where_[i].bucket];
+  --missing_[places_[i].bucket];
   if (options_.overlap) launch_complete();
 }
 
@@ -177,9 +177,9 @@ void Reducer::launch_rest() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     used_[i] = marked_[i];
     if (marked_[i] != 0) continue;
-    std::memset(place(static_cast<int>(i)), 0,
+    std::memset(address(static_cast<int>(i)), 0,
                 parameters_[i].count * size_of(parameters_[i].dtype));
-    --missing_[where_[i].bucket];
+    --missing_[places_[i].bucket];
   }
   launch_complete();
   launch_flags();

@@ -27,6 +27,12 @@ struct ReducerOptions {
 
 class Reducer {
  public:
+  /// Where a gradient lies: a bucket, and bytes from its begin.
+  struct Place {
+    size_t bucket = 0;
+    size_t offset = 0;
+  };
+
   /// Compares options and plan with all ranks'; throws Error(mismatch) on every rank, naming the
   /// first thing that differs. The group lives on.
   Reducer(std::shared_ptr<Group> group, std::vector<Parameter> in_ready_order,
@@ -36,6 +42,7 @@ class Reducer {
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
   const std::shared_ptr<std::byte>& memory(size_t bucket) const { return memory_[bucket]; }
+  const std::vector<Place>& places() const { return places_; }  // by parameter
 
   /// Any thread. Copies `parameters()[i].count` elements from `gradient` into the bucket, times
   /// prescale (in place when they already stand there), and launches what is complete. Throws
@@ -65,10 +72,6 @@ class Reducer {
   double blocked_seconds() const { return blocked_seconds_; }
 
  private:
-  struct Where {
-    size_t bucket;
-    size_t offset;  // bytes
-  };
   void compare_with_peers();
   void agree(const std::string& field, const std::string& text, const std::string& verdict,
              const std::string& advice);
@@ -76,14 +79,14 @@ class Reducer {
   void launch(size_t bucket);
   void launch_flags();
   void reset();
-  std::byte* place(int parameter) const;
+  std::byte* address(int parameter) const;
 
   std::shared_ptr<Group> group_;
   ReducerOptions options_;
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
   std::vector<std::shared_ptr<std::byte>> memory_;
-  std::vector<Where> where_;
+  std::vector<Place> places_;
   std::shared_ptr<Stream> stream_;
 
   mutable std::mutex mutex_;  // guards everything below
