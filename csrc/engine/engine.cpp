@@ -60,7 +60,8 @@ Engine::~Engine() {
 std::shared_ptr<Stream> Engine::open_stream(const Membership& membership, std::string label,
                                             uint64_t number) {
   sweep();
-  const Surroundings around{&host_, arena_, &dead_, &deaths_, &death_signals_, options_.warn_after};
+  const Surroundings around{&host_, arena_, &dead_, &deaths_, &death_signals_, options_.warn_after,
+                            trace()};
   auto* stream = new Stream(around, membership, std::move(label), number, options_.schedules);
   ++open_streams_;
   return {stream, [self = weak_from_this()](Stream* closing) {
@@ -92,6 +93,7 @@ Handle Engine::submit(const std::shared_ptr<Stream>& stream, Operation operation
                       bool caller_waits) {
   auto request = std::make_shared<Request>();
   request->operation = std::move(operation);
+  if (trace() != nullptr) request->submitted = now();
   in_flight_.fetch_add(1);  // seq_cst; partner: Driver::progress_main
   {
     const std::lock_guard lock(inbox_mutex_);
@@ -130,6 +132,7 @@ void Engine::take_submissions() {
 
 bool Engine::poll(TimePoint until) {
   if (inbox_full_.load(std::memory_order_acquire)) take_submissions();
+  const TimePoint begin = trace() != nullptr ? now() : TimePoint{};
   bool moved = false;
   for (size_t i = 0; i < active_.size();) {
     Stream& stream = *active_[i];
@@ -142,6 +145,7 @@ bool Engine::poll(TimePoint until) {
     else
       active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(i));
   }
+  if (moved && trace() != nullptr) trace()->turn(begin, now());
   if (moved) ring_sleepers();
   if (++turns_ % kTurnsBetweenEvents == 0) handle_events(0);
   return moved;
@@ -188,6 +192,7 @@ void Engine::park(Duration at_most) {
   asleep.store(1, std::memory_order_seq_cst);  // partners: ring_sleepers of peers, wake
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (!poll(TimePoint::min())) {
+    const TraceSpan parked(trace(), TraceKind::parked, "parked");
     const auto ms = std::chrono::ceil<std::chrono::milliseconds>(at_most).count();
     handle_events(unexplained_.empty() ? static_cast<int>(ms) : 1);
   }

@@ -21,6 +21,7 @@ struct EngineOptions {
   ProgressMode progress = ProgressMode::automatic;
   bool threads = true;  // false: whoever owns the engine polls it, as simulated worlds do
   BackendMaker schedules;
+  std::shared_ptr<Trace> trace;  // null: nothing is traced
 };
 
 struct EngineCounters {
@@ -40,6 +41,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const Host& host() const { return host_; }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   Driver& driver() { return driver_; }
+  Trace* trace() const { return options_.trace.get(); }
 
   /// Opens a stream without waiting for the peers. `number` tells the streams of a group apart and
   /// is the same on every member.

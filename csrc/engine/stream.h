@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/trace.h"
 #include "control/host.h"
 #include "control/lifeline.h"
 #include "engine/backend.h"
@@ -37,6 +38,7 @@ struct Surroundings {
   const std::vector<std::string>* deaths = nullptr;  // how, by world rank
   const std::vector<int>* death_signals = nullptr;
   Duration warn_after{};
+  Trace* trace = nullptr;  // null: nothing is traced
 };
 
 using BackendMaker = std::function<std::unique_ptr<Backend>(const StreamMemory&, uint64_t key)>;
@@ -73,6 +75,10 @@ class Stream {
   enum class Agreement { waiting, same, different };
 
   void begin();
+  void enter(Phase next);
+  void trace_phase(Phase next);
+  void trace_operation(TimePoint end) const;
+  std::string track_name() const;
   Progress advance(TimePoint until);
   Progress guarded_advance(TimePoint until);
   bool open_pages();
@@ -108,6 +114,8 @@ class Stream {
   uint32_t sequence_ = 0;
   bool pages_open_ = false;
   std::string_view last_path_;
+  uint32_t track_ = 0;
+  TimePoint begun_{}, phase_begun_{};  // set while tracing
   TimePoint started_{}, next_warning_{}, leaving_since_{};
   std::deque<std::shared_ptr<Request>> queue_;  // the front one is in flight
   std::vector<std::shared_ptr<Request>> finished_;

@@ -44,6 +44,7 @@ Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> in_ready_o
   }
   stream_ = group_->open_stream(options_.label);
   used_.resize(parameters_.size() + static_cast<size_t>(group_->size()));
+  steps_ = TraceSteps(group_->engine()->trace(), options_.label, stream_->key());
   handles_.reserve(buckets_.size() + 1);
   reset();
 }
@@ -123,9 +124,12 @@ void Reducer::mark_ready(int parameter, const std::byte* gradient) {
                   "the gradient of '" + p.name + "' became ready twice in one step", {},
                   "call step() or zero_grad() between two backward passes, or ask for "
                   "accumulation (backward_passes_per_step)");
+    steps_.open();
     marked_[i] = 1;
     ++marked_count_;
   }
+  const TraceSpan ready(group_->engine()->trace(), TraceKind::ready, p.name,
+                        p.count * size_of(p.dtype));
   scale(place(parameter), gradient, p.count, p.dtype, {options_.prescale, 1});
   const std::lock_guard lock(mutex_);
   --missing_[where_[i].bucket];
@@ -161,6 +165,7 @@ void Reducer::launch_flags() {
 void Reducer::launch_rest() {
   const std::lock_guard lock(mutex_);
   if (rest_launched_) return;
+  steps_.open();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     used_[i] = marked_[i];
     if (marked_[i] != 0) continue;
@@ -175,6 +180,7 @@ void Reducer::launch_rest() {
 
 bool Reducer::wait(Deadline until) {
   launch_rest();
+  const TraceSpan waiting(group_->engine()->trace(), TraceKind::final_wait, options_.label);
   const TimePoint begin = now();
   try {
     for (const Handle& h : handles_)
@@ -213,6 +219,7 @@ void Reducer::abandon() {
 
 void Reducer::reset() {
   const std::lock_guard lock(mutex_);
+  steps_.close();
   marked_.assign(parameters_.size(), 0);
   missing_.assign(buckets_.size(), 0);
   for (size_t b = 0; b < buckets_.size(); ++b) missing_[b] = buckets_[b].items.size();
