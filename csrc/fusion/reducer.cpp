@@ -179,8 +179,8 @@ void Reducer::launch_rest() {
 }
 
 bool Reducer::wait(Deadline until) {
-  launch_rest();
   const TraceSpan waiting(group_->engine()->trace(), TraceKind::final_wait, options_.label);
+  launch_rest();
   const TimePoint begin = now();
   try {
     for (const Handle& h : handles_)
