@@ -11,9 +11,8 @@ from farandole.cli import CommandError
 
 EPILOG = """\
 examples:
-  FARANDOLE_TRACE=out farandole run -np 4 -- python train.py
-  farandole trace out
-  farandole trace with-overlap without-overlap
+  farandole trace out                              after a run with FARANDOLE_TRACE=out
+  farandole trace with-overlap without-overlap     two runs side by side
   farandole trace out --json > summary.json
 """
 
