@@ -199,8 +199,10 @@ def test_the_summary_counts_what_was_run(traced: Path) -> None:
     assert "backward" in found.spans
 
 
-def test_nothing_is_recorded_without_the_variable(tmp_path: Path) -> None:
-    os.chdir(tmp_path)
+def test_nothing_is_written_without_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     run(2, TRAIN, None)
     assert list(tmp_path.iterdir()) == []
 
