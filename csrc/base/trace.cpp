@@ -24,6 +24,8 @@ constexpr auto kWritePatience = std::chrono::milliseconds(200);  // for a record
 // Above any thread's number, of which Linux has at most 2^22.
 constexpr int64_t kFirstTrack = 1'000'000'000;
 
+constexpr uint64_t kWorldSalt = 0x9e3779b97f4a7c15;
+
 constexpr std::array<const char*, 9> kKinds{"operation", "phase", "turn", "wait", "final_wait",
                                             "parked",    "ready", "step", "user"};
 
@@ -242,8 +244,14 @@ void TraceSteps::close() {
   since_ = {};
 }
 
+void Trace::next_world() {
+  const std::lock_guard lock(mutex_);
+  ++worlds_;
+}
+
 uint32_t Trace::track(const std::string& name, uint64_t key) {
   const std::lock_guard lock(mutex_);
+  key ^= worlds_ * kWorldSalt;
   size_t i = 0;
   while (i < tracks_.size() && (tracks_[i].key != key || tracks_[i].name != name)) ++i;
   if (i == tracks_.size()) tracks_.push_back({name, key});

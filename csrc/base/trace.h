@@ -74,6 +74,8 @@ class Trace {
 
   const Identity& identity() const { return identity_; }
 
+  /// The process has left its world and joins another one, whose keys may be the same again.
+  void next_world();
   /// Any thread, not often: the number of the track with this name and key (the same on all ranks;
   /// 0: none), made when it is new.
   uint32_t track(const std::string& name, uint64_t key);
@@ -106,7 +108,8 @@ class Trace {
   const uint64_t id_;                 // no other Trace of this process has it, not even a later one
   std::atomic<bool> writing_{false};  // seq_cst; partner: Ring::enter
   std::atomic<uint64_t> refused_{0};  // lost for want of a ring or while writing
-  mutable std::mutex mutex_;          // guards the two lists
+  mutable std::mutex mutex_;          // guards what follows
+  uint64_t worlds_ = 0;               // that were left
   std::vector<std::unique_ptr<Ring>> rings_;
   std::vector<Track> tracks_;
 };

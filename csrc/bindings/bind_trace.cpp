@@ -42,8 +42,10 @@ std::shared_ptr<Trace> start_trace(const std::string& directory, const Host& hos
                                    const std::string& job) {
   auto& trace = current();
   if (directory.empty()) return trace = nullptr;
-  if (trace && trace->identity().directory == directory && trace->identity().rank == host.rank)
+  if (trace && trace->identity().directory == directory && trace->identity().rank == host.rank) {
+    trace->next_world();
     return trace;
+  }
   const std::string name = host.peers[static_cast<size_t>(host.rank)].info.host;
   trace = std::make_shared<Trace>(
       Trace::Identity{directory, run_of(host, job), host.rank, host.size(), name});

@@ -254,6 +254,7 @@ fd.all_reduce(np.ones(1, np.float32), name="second")
     run(2, script, tmp_path)
     for part in _trace.load(tmp_path).parts:
         assert [o.name for o in part.operations] == ["first", "second"]
+    assert _trace.summary(tmp_path).compared_operations == 2  # though both have number 1
 
 
 def test_a_killed_rank_leaves_no_part_and_the_others_do(tmp_path: Path) -> None:
