@@ -91,10 +91,13 @@ class _Pass:
 
         handles.append(node.register_hook(after))
 
-    def __del__(self) -> None:
+    def fail(self) -> None:
         if not self._over:
             self._over = True
             self._exchange.end(failed=True)
+
+    def __del__(self) -> None:
+        self.fail()
 
 
 class TorchExchange(GradientExchange):
@@ -170,8 +173,17 @@ class TorchExchange(GradientExchange):
                 self._pass = weakref.ref(present)
                 _running.add(self)
             present.enter(graph)
-        if self.reducing:
+        if not self.reducing:
+            return
+        try:
             self.take(i)
+        except BaseException:
+            # Now, since the traceback may keep the pass alive.
+            if present is not None:
+                present.fail()
+            else:
+                self.end(failed=True)
+            raise
 
     def end(self, *, failed: bool) -> None:
         self._pass = None
