@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from farandole import _world
-from farandole._core import InvalidArgument, Mismatch
+from farandole._core import Error, InvalidArgument, Mismatch
 from farandole.torch._process_set import ProcessSet, check_process_set, global_process_set
 from farandole.torch._tensors import borrow, check_tensor
 from farandole.torch.compression import Compression, Compressor
@@ -78,12 +78,10 @@ class _Handles:
         raise InvalidArgument(f"handle {number!r} is unknown, or was synchronized already")
 
     def wait(self, number: int) -> Any:
-        result = None
+        handle = self.look(number)
         try:
-            result = self.look(number).wait()
-        except TimeoutError:
-            raise
-        except Exception:
+            result = handle.wait()
+        except Error:
             self._forget(number)
             raise
         return self._forget(number)(result)
