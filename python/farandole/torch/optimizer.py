@@ -29,7 +29,8 @@ _running_node = torch._C._current_autograd_node
 
 def _untraced(function: _F) -> _F:
     """What hooks and optimizers reach is not for Dynamo: it would trace into the engine."""
-    return cast(_F, torch.compiler.disable(function))
+    disable: Any = torch.compiler.disable
+    return cast(_F, disable(function))
 
 
 # Note [The end of backward]
@@ -141,14 +142,10 @@ class TorchExchange(GradientExchange):
         self._shown = list(self._addresses)  # of the reduced gradients that users see
         self._pass: weakref.ref[_Pass] | None = None
         me = weakref.ref(self)
+        register: Any = torch.Tensor.register_post_accumulate_grad_hook
         self._hooks = [
-            p.register_post_accumulate_grad_hook(partial(_on_gradient, me, i))
-            for i, p in enumerate(self._parameters)
+            register(p, partial(_on_gradient, me, i)) for i, p in enumerate(self._parameters)
         ]
-
-    def close(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
 
     def __del__(self) -> None:
         for hook in getattr(self, "_hooks", ()):
