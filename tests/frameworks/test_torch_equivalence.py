@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from rank_cases import on_ranks, make_tests
+from rank_cases import make_tests, on_ranks
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
