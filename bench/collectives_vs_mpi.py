@@ -110,6 +110,7 @@ def _row(
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
+    compared = [_speed(row)] if "baseline" in row else []
     times = [format_microseconds(1e3 * row[name]) for name in ("min_us", "p50_us", "p99_us")]
     return [
         format_size(row["bytes"]).rjust(7),
@@ -118,12 +119,12 @@ def _cells(row: dict[str, Any]) -> list[str]:
         *(time.rjust(6) for time in times),
         f"{row['busbw_gbs']:.2f}".rjust(5),
         "yes" if row["verified"] else "WRONG",
-        _speed(row),
+        *compared,
     ]
 
 
 def _speed(row: dict[str, Any]) -> str:
-    if row["peer"] == row.get("baseline") or "speed" not in row:
+    if row["peer"] == row["baseline"]:
         return ""
     within = f"{row['speed_low']:.2f} to {row['speed_high']:.2f}"
     if row["speed_low"] <= 1 <= row["speed_high"]:
@@ -178,9 +179,11 @@ def main() -> int:
         f"all_reduce {arguments.dtype} sum in place, {arguments.ranks} ranks ({placed}), "
         f"{arguments.blocks} blocks; {versions}; Python {platform.python_version()}"
     )
-    base = rows[0].get("baseline", "nobody")
     columns = ["   size", "peer", "memory", "min us", "p50 us", "p99 us", "busbw", "right"]
-    print_table(title, [*columns, f"times as fast as {base} (95 %)"], [_cells(row) for row in rows])
+    if "baseline" in rows[0]:
+        sure = int(100 * rows[0]["speed_confidence"])
+        columns.append(f"times as fast as {rows[0]['baseline']} ({sure} %)")
+    print_table(title, columns, [_cells(row) for row in rows])
     if arguments.json is not None:
         arguments.json.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
     return 0 if all(row["verified"] for row in rows) else 1

@@ -69,7 +69,7 @@ def _cnn() -> torch.nn.Module:
         return [nn.Conv2d(wide, deep, 3, padding=1), nn.BatchNorm2d(deep), nn.ReLU()]
 
     return nn.Sequential(
-        *block(3, 32), *block(32, 64), nn.MaxPool2d(2), *block(64, 128), nn.MaxPool2d(2),
+        *block(3, 32), nn.MaxPool2d(2), *block(32, 64), *block(64, 128), nn.MaxPool2d(2),
         *block(128, 128), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128 * 16, 32), nn.ReLU(),
         nn.Linear(32, 10),
     )  # fmt: skip
@@ -96,7 +96,8 @@ def _transformer() -> torch.nn.Module:
             self.head = nn.Linear(_WIDTH, _WORDS)
 
         def forward(self, words: torch.Tensor) -> torch.Tensor:
-            return self.head(self.layers(self.words(words) + self.places)).flatten(0, 1)
+            guesses: torch.Tensor = self.head(self.layers(self.words(words) + self.places))
+            return guesses.flatten(0, 1)
 
     return Transformer()
 
@@ -205,7 +206,8 @@ class Trainer:
             words, classes = self.batches[turn % _BATCHES]
             start = time.perf_counter()
             self.optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(self.module(words), classes).backward()
+            loss: Any = torch.nn.functional.cross_entropy(self.module(words), classes)
+            loss.backward()
             self.optimizer.step()
             if turn >= 0:
                 times.append(1e3 * (time.perf_counter() - start))
@@ -297,39 +299,41 @@ def _rank(arguments: argparse.Namespace) -> int:
     dist.init_process_group("gloo")
     pins = fd.all_gather(np.array([-1 if core is None else core])).tolist()
     variants = [VARIANTS[name] for name in arguments.variants]
-    rows = [
-        row
-        for name in arguments.models
-        for row in measure(MODELS[name], variants, arguments.blocks)
-    ]
+    placed = placement.describe([None if p < 0 else p for p in pins])
+    title = f"training step, {fd.size()} ranks, {placed}; torch {torch.__version__}"
+    rows = []
+    for name in arguments.models:
+        found = measure(MODELS[name], variants, arguments.blocks)
+        rows += found
+        if fd.rank() == 0:
+            _show(found, title)
     dist.destroy_process_group()
-    if fd.rank() == 0:
-        placed = placement.describe([None if p < 0 else p for p in pins])
-        _show(rows, f"training step, {fd.size()} ranks, {placed}; torch {torch.__version__}")
-        if arguments.json is not None:
-            arguments.json.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+    if fd.rank() == 0 and arguments.json is not None:
+        arguments.json.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
     return 0 if all(row["verified"] for row in rows) else 1
 
 
 def _show(rows: list[dict[str, Any]], title: str) -> None:
-    lean = {r["model"]: r["overhead"] for r in rows if r["variant"] == "ddp_lean"}
+    """One model's rows as a table."""
+    model = f"{rows[0]['model']}, {rows[0]['parameters'] / 1e6:.2f} M, {rows[0]['batch']}"
+    lean = next((r for r in rows if r["variant"] == "ddp_lean" and r["overhead_low"] > 0), None)
     cells = []
     for row in rows:
-        against = lean.get(row["model"], 0)
         compared = row["variant"] != "none"
         cells.append(
             [
-                f"{row['model']}, {row['parameters'] / 1e6:.2f} M, {row['batch']}",
                 VARIANTS[row["variant"]].label,
                 f"{row['p50_ms']:.1f}".rjust(7),
                 _percent(row) if compared else "",
-                f"{row['overhead'] / against:.2f}" if compared and against > 0 else "",
+                f"{row['overhead'] / lean['overhead']:.2f}" if compared and lean else "",
                 "yes" if row["verified"] else "WRONG",
             ]
         )
-    columns = ["model", "variant", "step ms", "overhead (95 %)", "of lean DDP's", "right"]
+    sure = int(100 * rows[0]["overhead_confidence"])
+    columns = [model, "step ms", f"overhead ({sure} %)", "of lean DDP's", "right"]
     print_table(title, columns, cells)
-    print("* broadcast_buffers=False, gradient_as_bucket_view=True")
+    if any(row["variant"] == "ddp_lean" for row in rows):
+        print("* broadcast_buffers=False, gradient_as_bucket_view=True\n")
 
 
 def _percent(row: dict[str, Any]) -> str:

@@ -102,11 +102,12 @@ class Workers:
         for rank in self._lines:
             with suppress(OSError):
                 rank.close()
-        for stop in (lambda: None, self._process.terminate, self._process.kill):
-            stop()
+        for harsher in (self._process.terminate, self._process.kill):
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(10)
                 return
+            harsher()
+        self._process.wait()
 
 
 @contextmanager
