@@ -29,12 +29,31 @@ def _like(x: Any, shape: tuple[int, ...]) -> Any:
     return np.empty(shape, np.dtype(view.format))
 
 
-def _array(x: Any) -> Any:
-    """x itself if it can be borrowed; numpy scalars and Python numbers become arrays."""
+def _input(x: Any) -> Any:
+    """x itself if it is an array; numpy scalars and Python numbers become arrays."""
     if isinstance(x, np.generic | bool | int | float):
         return np.asarray(x)
     if isinstance(x, list | tuple):
         raise InvalidArgument("input is a list; pass an array, as in numpy.asarray(...)")
+    if not _is_array(x):
+        raise InvalidArgument(
+            f"input is a {type(x).__name__}, which has neither the buffer protocol nor __dlpack__"
+        )
+    return x
+
+
+def _is_array(x: Any) -> bool:
+    if isinstance(x, np.ndarray) or hasattr(x, "__dlpack__"):
+        return True
+    try:
+        memoryview(x).release()
+    except TypeError:
+        return False
+    return True
+
+
+def _borrowable(x: Any) -> Any:
+    """x as the native core takes it: numpy has no buffer protocol for bfloat16."""
     if isinstance(x, np.ndarray) and x.dtype.name == "bfloat16":
         return _core.Buffer(x.ctypes.data, x.size, "bfloat16", x) if x.flags.c_contiguous else x
     return x
@@ -49,8 +68,8 @@ def _call(
     kind: str, x: Any, out: Any, group: Group | None, async_op: bool, **options: Any
 ) -> Any:
     group = group if group is not None else world()
-    source = _array(x)
-    target = source if out is x else _array(out)
+    source = _borrowable(x)
+    target = source if out is x else _borrowable(out)
     if async_op:
         return group.start(kind, source, target, out, **options)
     group.run(kind, source, target, **options)
@@ -100,6 +119,7 @@ def all_reduce(
         >>> float(fd.all_reduce(np.float32(3), op="mean"))
         3.0
     """
+    x = _input(x)
     if out is None:
         out = _like(x, _shape(x))
     return _call(
@@ -130,6 +150,7 @@ def all_gather(
         >>> fd.all_gather(np.arange(2)).tolist()
         [0, 1]
     """
+    x = _input(x)
     shape = _shape(x) or (1,)
     size = (group if group is not None else world()).size
     if out is None:
@@ -164,6 +185,7 @@ def reduce_scatter(
         >>> fd.reduce_scatter(np.arange(3)).tolist()
         [0, 1, 2]
     """
+    x = _input(x)
     g = group if group is not None else world()
     if out is None:
         count = math.prod(_shape(x))
@@ -197,6 +219,7 @@ def broadcast(
         >>> fd.broadcast(np.arange(3), root=0).tolist()
         [0, 1, 2]
     """
+    x = _input(x)
     if out is None:
         out = _like(x, _shape(x))
     return _call(
