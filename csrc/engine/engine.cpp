@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "control/deaths.h"
+#include "engine/fork.h"
 
 namespace farandole {
 namespace {
@@ -67,6 +68,7 @@ std::shared_ptr<Stream> Engine::open_stream(const Membership& membership, std::s
                  options_.schedules ? options_.schedules(*this, membership, key) : nullptr);
   ++open_streams_;
   return {stream, [self = weak_from_this()](Stream* closing) {
+            if (in_child()) return;  // what it refers to belongs to the parent
             Closing page = {closing->key(), closing->page(), closing->known_peers()};
             delete closing;
             if (const auto engine = self.lock()) {
