@@ -15,6 +15,7 @@ namespace farandole {
 namespace {
 
 constexpr auto kInsidePatience = std::chrono::seconds(1);
+constexpr auto kReportPatience = std::chrono::seconds(1);  // its writer may have been killed
 
 std::string seconds_text(Duration d) {
   char text[32];
@@ -290,7 +291,11 @@ bool Stream::others_are_out() {
 }
 
 Progress Stream::leave() {
-  const std::optional<Error> verdict = membership_.lifeline->verdict();
+  std::optional<Error> verdict = membership_.lifeline->verdict();
+  if (!verdict && now() - leaving_since_ > kReportPatience)
+    verdict = Error(ErrorCode::aborted, title() +
+                                            " failed, but the rank that reported why did not "
+                                            "finish its report");
   if (!verdict || !others_are_out()) return Progress::idle;
   finish(verdict);
   return Progress::finished;
@@ -331,7 +336,7 @@ void Stream::look_around(TimePoint when) {
     next_warning_ = when + around_.warn_after;
   }
   for (int r = 0; r < memory_.size(); ++r)
-    if (needs(r)) check_members(r);
+    if (needs(r) || r == memory_.rank) check_members(r);
   if (operation().deadline.passed(when) && !membership_.lifeline->failed()) {
     membership_.lifeline->report(stalled(when));
   } else if (when >= next_warning_) {
