@@ -80,8 +80,11 @@ def _find_place(
         found_rank, found_size = 0, 1
     if found_size < 1 or not 0 <= found_rank < found_size:
         raise RendezvousError(f"rank {found_rank} does not exist in a world of {found_size}")
-    found_local = local_rank if local_rank is not None else _number("LOCAL_RANK", found_rank)
-    found_locals = local_size if local_size is not None else _number("LOCAL_WORLD_SIZE", found_size)
+    if rank is None and size is None:
+        local_rank = local_rank if local_rank is not None else _number("LOCAL_RANK")
+        local_size = local_size if local_size is not None else _number("LOCAL_WORLD_SIZE")
+    found_local = local_rank if local_rank is not None else found_rank
+    found_locals = local_size if local_size is not None else found_size
     if found_locals != found_size:
         raise RendezvousError(
             f"{found_size} ranks, {found_locals} of them on this host: "
@@ -97,7 +100,7 @@ def _find_place(
             str(_state.epoch),
         ]
     )
-    return _Place(found_rank, found_size, int(found_local or 0), int(found_locals), 0, 1, job)
+    return _Place(found_rank, found_size, found_local, found_locals, 0, 1, job)
 
 
 def init(
