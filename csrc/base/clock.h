@@ -17,8 +17,11 @@ struct Deadline {
 
   static Deadline never() { return {}; }
   static Deadline after(Duration delay) { return {now() + delay}; }
+  /// More than a century from now is never: clocks count nanoseconds in 64 bits.
   static Deadline after_seconds(double seconds) {
-    return after(std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds)));
+    if (!(seconds < 3.2e9)) return never();
+    return after(std::chrono::duration_cast<Duration>(
+        std::chrono::duration<double>(seconds > 0 ? seconds : 0)));
   }
   bool passed(TimePoint when) const { return when >= at; }
   Duration left(TimePoint when) const { return at <= when ? Duration::zero() : at - when; }

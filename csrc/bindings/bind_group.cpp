@@ -1,6 +1,10 @@
 // Worlds, groups, handles.
 #include <pybind11/stl.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
+#include <optional>
 #include <string>
 
 #include "base/fault.h"
@@ -20,8 +24,10 @@ namespace {
 ReduceOp op_from(const std::string& name) {
   if (const auto op = reduce_op_named(name)) return *op;
   std::string known;
-  for (const ReduceOpRow& r : kReduceOps)
-    known += (known.empty() ? "" : ", ") + std::string(r.name);
+  for (const ReduceOpRow& r : kReduceOps) {
+    if (!known.empty()) known += ", ";
+    known += r.name;
+  }
   throw Error(ErrorCode::invalid_argument, "op '" + name + "' is unknown; there are " + known);
 }
 
@@ -43,8 +49,23 @@ LogLevel log_level_from(const std::string& name) {
                            : LogLevel::warning;
 }
 
+/// At most a century: clocks count nanoseconds in 64 bits.
 Duration to_duration(double seconds) {
-  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+  return std::chrono::duration_cast<Duration>(
+      std::chrono::duration<double>(std::min(seconds, 3.2e9)));
+}
+
+/// For native code that waits without Python's lock: throws what a signal handler raised.
+void look_for_signals() {
+  const py::gil_scoped_acquire locked;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+Deadline checked_deadline(const py::object& timeout) {
+  if (timeout.is_none()) return Deadline::never();
+  const double seconds = timeout.cast<double>();
+  if (std::isnan(seconds)) throw Error(ErrorCode::invalid_argument, "timeout is not a number");
+  return Deadline::after_seconds(seconds);
 }
 
 EngineOptions engine_options(const Config& config) {
@@ -59,7 +80,8 @@ EngineOptions engine_options(const Config& config) {
 }
 
 std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
-                                  double start_timeout) {
+                                  const std::optional<double>& start_timeout) {
+  refuse_in_child();
   const Config config = Config::from_environment();
   set_log_rank(size > 1 ? rank : -1);
   set_log_level(log_level_from(config.log_level));
@@ -71,7 +93,8 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   me.job = job;
   me.arena_bytes = config.arena_bytes > 0 ? config.arena_bytes : default_arena_bytes();
   me.agree = "level=" + config.level;
-  const Deadline deadline = Deadline::after_seconds(start_timeout);
+  me.interrupted = look_for_signals;
+  const Deadline deadline = Deadline::after_seconds(start_timeout.value_or(config.start_timeout));
   Host host = meet(me, deadline);
   host.segment->hide_from_children();
   EngineOptions options = engine_options(config);
@@ -85,12 +108,19 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   return Group::world(std::move(engine), defaults, deadline);
 }
 
-Error interruption(const Group& group) {
-  Context where;
-  where.rank = group.members()[static_cast<size_t>(group.rank())];
-  return Error(ErrorCode::remote_error,
-               "rank " + std::to_string(where.rank) + " was interrupted (KeyboardInterrupt)",
-               where);
+/// False when the deadline passed first. An interruption fails the group, so that no other rank
+/// waits for this one, and the caller's memory is given back before the exception reaches it.
+bool wait_for(const std::shared_ptr<Group>& group, const Handle& handle,
+              Deadline deadline = Deadline::never()) {
+  return wait_from_python([&](Deadline d) { return handle.wait(d); },
+                          [&] {
+                            group->abort_interrupted();
+                            try {
+                              handle.wait();
+                            } catch (const Error&) {  // NOLINT: the interruption itself
+                            }
+                          },
+                          deadline);
 }
 
 /// An operation in flight, as Python holds it.
@@ -100,8 +130,8 @@ struct PyHandle {
   py::object result;
 
   py::object wait(const py::object& timeout) {
-    const bool complete =
-        wait_from_python([&](Deadline d) { return handle.wait(d); }, [] {}, deadline_from(timeout));
+    refuse_in_child();
+    const bool complete = wait_for(group, handle, checked_deadline(timeout));
     if (!complete) {
       PyErr_SetString(PyExc_TimeoutError,
                       "the operation is not complete yet; it goes on, and can be waited for again");
@@ -130,28 +160,15 @@ Call prepare(const py::object& input, const py::object& output, const std::strin
   if (!name.is_none()) call.options.name = name.cast<std::string>();
   if (!algorithm.is_none()) call.options.algorithm = algorithm.cast<std::string>();
   if (!level.is_none()) call.options.level = level_from(level.cast<std::string>());
-  if (!timeout.is_none()) call.options.deadline = Deadline::after_seconds(timeout.cast<double>());
+  call.options.deadline = checked_deadline(timeout);
   return call;
-}
-
-void wait_for(const std::shared_ptr<Group>& group, const Handle& handle) {
-  wait_from_python([&](Deadline d) { return handle.wait(d); },
-                   [&] {
-                     // The caller's memory is given back before the exception reaches it.
-                     group->abort(interruption(*group));
-                     try {
-                       handle.wait();
-                     } catch (const Error&) {  // NOLINT: the interruption itself
-                     }
-                   },
-                   Deadline::never());
 }
 
 }  // namespace
 
 void bind_group(py::module_& module) {
   module.def("open_world", &open_world, py::arg("rank"), py::arg("size"), py::arg("job"),
-             py::arg("start_timeout"), py::call_guard<py::gil_scoped_release>(),
+             py::arg("start_timeout") = py::none(), py::call_guard<py::gil_scoped_release>(),
              "Meets the other ranks of the job and returns the group of all of them.");
   module.def("in_child", &in_child, "Whether this process was forked from a rank.");
   module.def("settings", [] {
@@ -221,8 +238,7 @@ void bind_group(py::module_& module) {
             refuse_in_child();
             Options options;
             if (!name.is_none()) options.name = name.cast<std::string>();
-            if (!timeout.is_none())
-              options.deadline = Deadline::after_seconds(timeout.cast<double>());
+            options.deadline = checked_deadline(timeout);
             wait_for(group, group->submit(Collective::barrier, {}, {}, std::move(options), true));
           },
           py::arg("name") = py::none(), py::arg("timeout") = py::none())
@@ -231,19 +247,37 @@ void bind_group(py::module_& module) {
           [](Group& group, int color, int key, double timeout) {
             refuse_in_child();
             const py::gil_scoped_release unlocked;
-            return group.split(color, key, Deadline::after_seconds(timeout));
+            return group.split(color, key, Deadline::after_seconds(timeout), look_for_signals);
           },
           py::arg("color"), py::arg("key") = 0, py::arg("timeout") = 300.0)
       .def(
           "abort",
           [](Group& group, const std::string& reason) {
+            refuse_in_child();
             Context where;
             where.rank = group.members()[static_cast<size_t>(group.rank())];
             group.abort(Error(ErrorCode::aborted,
                               "rank " + std::to_string(where.rank) + " aborted: " + reason, where));
           },
           py::arg("reason"))
-      .def("check", &Group::check)
+      .def(
+          "report_exception",
+          [](Group& group, const std::string& what, const std::string& place) {
+            refuse_in_child();
+            Context where;
+            where.rank = group.members()[static_cast<size_t>(group.rank())];
+            where.pid = ::getpid();
+            where.evidence = place;
+            group.abort(Error(ErrorCode::remote_error,
+                              "rank " + std::to_string(where.rank) + " ended with " + what, where));
+          },
+          py::arg("what"), py::arg("place"),
+          "Fails the group: this rank ends with an exception that nobody caught.")
+      .def("check",
+           [](const Group& group) {
+             refuse_in_child();
+             group.check();
+           })
       .def("allocate",
            [](Group& group, size_t bytes) {
              refuse_in_child();
@@ -262,6 +296,7 @@ void bind_group(py::module_& module) {
              return d;
            })
       .def("leave", [](Group& g) {
+        refuse_in_child();
         {
           const py::gil_scoped_release unlocked;
           g.engine()->leave();

@@ -20,6 +20,7 @@ namespace farandole {
 namespace {
 
 constexpr uint32_t kProtocol = 1;
+constexpr auto kGrace = std::chrono::seconds(2);
 constexpr size_t kMostDescriptors = 250;  // the kernel takes at most 253 in one message
 
 struct Hello {
@@ -89,17 +90,22 @@ bool same_user(int fd) {
   return ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == ::geteuid();
 }
 
-/// True when `fd` becomes readable before the deadline.
-bool readable(int fd, Deadline deadline) {
+/// True when one of `fds` becomes readable before the deadline; see their `revents`.
+bool readable(std::span<pollfd> fds, Deadline deadline, const std::function<void()>& interrupted) {
   for (;;) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.left(now()));
-    pollfd p{fd, POLLIN, 0};
-    const int timeout = static_cast<int>(std::min<int64_t>(left.count(), 1000));
-    const int n = ::poll(&p, 1, timeout);
+    const int timeout = static_cast<int>(std::min<int64_t>(left.count(), 100));
+    const int n = ::poll(fds.data(), fds.size(), timeout);
     if (n > 0) return true;
     if (n < 0 && errno != EINTR) throw_errno("poll");
+    interrupted();
     if (deadline.passed(now())) return false;
   }
+}
+
+bool readable(int fd, Deadline deadline, const std::function<void()>& interrupted) {
+  pollfd p{fd, POLLIN, 0};
+  return readable({&p, 1}, deadline, interrupted);
 }
 
 bool send_message(int fd, const void* data, size_t bytes, std::span<const int> fds = {}) {
@@ -244,18 +250,36 @@ Fd listen_at(const Address& address, const std::string& job) {
   return listener;
 }
 
+/// Waits for the next guest. A guest that leaves again (its socket ends) ends the meeting.
+void wait_at_door(int listener, const std::vector<Guest>& seats, Deadline deadline,
+                  const std::function<void()>& interrupted) {
+  std::vector<pollfd> fds{{listener, POLLIN, 0}};
+  for (const Guest& g : seats) fds.push_back({g.socket ? g.socket.get() : -1, POLLIN, 0});
+  if (!readable(fds, deadline, interrupted)) refuse_all(seats, -1, missing(seats));
+  for (size_t r = 0; r < seats.size(); ++r) {
+    if (fds[r + 1].revents == 0) continue;
+    Context where;
+    where.rank = static_cast<int>(r);
+    where.pid = seats[r].hello.pid;
+    refuse_all(seats, -1,
+               Error(ErrorCode::rendezvous, who(seats[r].hello) + " left while the ranks met",
+                     std::move(where), "look at that rank's log"));
+  }
+}
+
 /// Takes guests in until every seat is filled.
-std::vector<Guest> receive_guests(int listener, const Hello& mine, Deadline deadline) {
+std::vector<Guest> receive_guests(int listener, const Hello& mine, Deadline deadline,
+                                  const std::function<void()>& interrupted) {
   std::vector<Guest> seats(static_cast<size_t>(mine.size));
   for (int left = mine.size - 1; left > 0;) {
-    if (!readable(listener, deadline)) refuse_all(seats, -1, missing(seats));
+    wait_at_door(listener, seats, deadline, interrupted);
     Fd socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
     if (!socket || !same_user(socket.get())) continue;  // a stranger is dropped silently
     Hello hello{};
     std::vector<Fd> fds;
     // A guest says hello at once or not at all; nobody may hold up the others.
     const Deadline polite{std::min(deadline.at, now() + std::chrono::seconds(5))};
-    if (!readable(socket.get(), polite) ||
+    if (!readable(socket.get(), polite, interrupted) ||
         !receive_message(socket.get(), &hello, sizeof hello, &fds) || fds.size() != 2)
       continue;
     hello.version[sizeof hello.version - 1] = hello.agree[sizeof hello.agree - 1] = 0;
@@ -308,7 +332,7 @@ Host assemble(int rank, std::shared_ptr<Segment> segment, const std::vector<Memb
 Host be_host(const Invitation& me, Deadline deadline) {
   const Fd listener = listen_at(address_of(me.job), me.job);
   const Hello mine = hello_from(me);
-  std::vector<Guest> seats = receive_guests(listener.get(), mine, deadline);
+  std::vector<Guest> seats = receive_guests(listener.get(), mine, deadline, me.interrupted);
   seats[0].hello = mine;
   seats[0].doorbell = make_event_fd();
   seats[0].process = own_process();
@@ -345,6 +369,7 @@ Fd dial(const Invitation& me, Deadline deadline) {
           "rank " + std::to_string(me.rank) + " found no rank 0 of the job '" + me.job + "'", {},
           "look at rank 0's log; check that all ranks share MASTER_ADDR, MASTER_PORT "
           "and WORLD_SIZE");
+    me.interrupted();
     std::this_thread::sleep_for(pause);
     pause = std::min(pause * 2, std::chrono::microseconds(20000));
   }
@@ -365,7 +390,9 @@ Host be_guest(const Invitation& me, Deadline deadline) {
 
   Answer answer{};
   std::vector<Fd> memory;
-  if (!readable(socket.get(), deadline))
+  // Rank 0 knows who is missing and says so at its deadline, which may be a little after mine.
+  const auto patience = std::min<Duration>(deadline.left(now()), std::chrono::hours(24 * 365));
+  if (!readable(socket.get(), Deadline::after(patience + kGrace), me.interrupted))
     throw Error(ErrorCode::rendezvous, "not all ranks arrived before the start timeout", {},
                 "look at rank 0's message for the missing ranks");
   if (!receive_message(socket.get(), &answer, sizeof answer, &memory)) throw lost_host();

@@ -3,6 +3,7 @@
 // in any file system.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "base/clock.h"
@@ -15,7 +16,8 @@ struct Invitation {
   int size = 1;
   std::string job;  // same on all ranks of this job and no other, e.g. "127.0.0.1:29500:run:epoch"
   size_t arena_bytes = 0;
-  std::string agree;  // settings on which all ranks must agree, as text
+  std::string agree;                          // settings on which all ranks must agree, as text
+  std::function<void()> interrupted = [] {};  // asked ten times a second; throws to give up
 };
 
 /// Blocks until all ranks have met or the deadline has passed.

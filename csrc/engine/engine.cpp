@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "control/deaths.h"
+#include "engine/fork.h"
 
 namespace farandole {
 namespace {
@@ -60,14 +61,15 @@ Engine::~Engine() {
 std::shared_ptr<Stream> Engine::open_stream(const Membership& membership, std::string label,
                                             uint64_t number) {
   sweep();
-  const EngineView view{
-      &host_, arena_, &dead_, &deaths_, &death_signals_, &left_, options_.warn_after, trace()};
+  const EngineView view{&host_, arena_, &dead_, &deaths_, &death_signals_, options_.warn_after,
+                        trace()};
   const uint64_t key = stream_key(membership.key, number);
   auto* stream =
       new Stream(view, membership, std::move(label), key,
                  options_.schedules ? options_.schedules(*this, membership, key) : nullptr);
   ++open_streams_;
   return {stream, [self = weak_from_this()](Stream* closing) {
+            if (in_child()) return;  // what it refers to belongs to the parent
             Closing page = {closing->key(), closing->page(), closing->known_peers()};
             delete closing;
             if (const auto engine = self.lock()) {

@@ -15,7 +15,7 @@ namespace farandole {
 namespace {
 
 constexpr auto kInsidePatience = std::chrono::seconds(1);
-constexpr auto kVerdictPatience = std::chrono::seconds(1);     // for the record to be written
+constexpr auto kReportPatience = std::chrono::seconds(1);      // its writer may have been killed
 constexpr auto kShortestPhase = std::chrono::microseconds(1);  // that a trace shows
 
 constexpr std::string_view kPhases[] = {"resting",    "opening",   "agreeing", "running",
@@ -348,9 +348,10 @@ bool Stream::others_are_out() {
 
 Progress Stream::leave() {
   std::optional<Error> verdict = membership_.lifeline->verdict();
-  if (!verdict && now() - leaving_since_ > kVerdictPatience)
-    verdict =
-        Error(ErrorCode::aborted, "the group failed, and the rank that knew why died with it");
+  if (!verdict && now() - leaving_since_ > kReportPatience)
+    verdict = Error(ErrorCode::aborted, title() +
+                                            " failed, but the rank that reported why did not "
+                                            "finish its report");
   if (!verdict || !others_are_out()) return Progress::idle;
   finish(std::move(verdict));
   return Progress::finished;
@@ -390,12 +391,8 @@ void Stream::look_around(TimePoint when) {
     started_ = when;
     next_warning_ = when + around_.warn_after;
   }
-  if (around_.left->load(std::memory_order_relaxed))
-    membership_.lifeline->report(Error(
-        ErrorCode::early_exit,
-        "rank " + std::to_string(around_.host->rank) + " called shutdown() during " + title()));
   for (int r = 0; r < memory_.size(); ++r)
-    if (needs(r)) check_members(r);
+    if (needs(r) || r == memory_.rank) check_members(r);
   if (operation().deadline.passed(when) && !membership_.lifeline->failed()) {
     membership_.lifeline->report(stalled(when));
   } else if (when >= next_warning_) {

@@ -1,5 +1,8 @@
 #include "group/group.h"
 
+#include <poll.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <new>
@@ -20,6 +23,23 @@ uint64_t mix(uint64_t a, uint64_t b) {
 
 Error invalid(const std::string& text) { return Error(ErrorCode::invalid_argument, text); }
 
+/// Throws if `rank` will never come to create the group.
+void require_present(const Host& host, int rank) {
+  const HostPeer& peer = host.peers[static_cast<size_t>(rank)];
+  pollfd process{peer.process ? peer.process.get() : -1, POLLIN, 0};
+  const bool dead = ::poll(&process, 1, 0) > 0;
+  const auto state = static_cast<RankState>(host.segment->page(rank).state.value.load());
+  if (!dead && state != RankState::left) return;
+  Context where;
+  where.rank = rank;
+  where.pid = peer.info.pid;
+  const std::string name =
+      "rank " + std::to_string(rank) + " (pid " + std::to_string(peer.info.pid) + ")";
+  if (state == RankState::left)
+    throw Error(ErrorCode::early_exit, name + " left before it created the group", where);
+  throw Error(ErrorCode::peer_lost, name + " died before it created the group", where);
+}
+
 /// Waits, as only the creation of a group does, until `rank` has published `key`.
 uint64_t await(const Engine& engine, int rank, uint64_t key, Deadline deadline) {
   for (int looks = 0;; ++looks) {
@@ -27,10 +47,12 @@ uint64_t await(const Engine& engine, int rank, uint64_t key, Deadline deadline) 
     if (deadline.passed(now()))
       throw Error(ErrorCode::stalled,
                   "rank " + std::to_string(rank) + " did not create the group in time");
-    if (looks < 1000)
+    if (looks < 1000) {
       std::this_thread::yield();
-    else
+    } else {
+      require_present(engine.host(), rank);
       std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
   }
 }
 
@@ -158,16 +180,29 @@ std::shared_ptr<Stream> Group::open_stream(std::string label) {
   return engine_->open_stream(membership_, std::move(label), next_stream_++);
 }
 
-std::shared_ptr<Group> Group::split(int color, int key, Deadline deadline) {
+std::shared_ptr<Group> Group::split(int color, int key, Deadline deadline,
+                                    const std::function<void()>& interrupted) {
   const std::array<int64_t, 2> mine{color, key};
   std::vector<std::array<int64_t, 2>> all(static_cast<size_t>(size()));
   Options options;
   options.name = "split";
   options.deadline = deadline;
-  submit(Collective::all_gather,
-         {const_cast<std::byte*>(reinterpret_cast<const std::byte*>(mine.data())), 2, DType::int64},
-         {reinterpret_cast<std::byte*>(all.data()), 2 * all.size(), DType::int64}, options, true)
-      .wait();
+  const Handle gathered = submit(
+      Collective::all_gather,
+      {const_cast<std::byte*>(reinterpret_cast<const std::byte*>(mine.data())), 2, DType::int64},
+      {reinterpret_cast<std::byte*>(all.data()), 2 * all.size(), DType::int64}, options, true);
+  while (!gathered.wait(Deadline::after(std::chrono::milliseconds(100)))) {
+    try {
+      interrupted();
+    } catch (...) {
+      abort_interrupted();
+      try {
+        gathered.wait();        // nobody writes to this stack any more
+      } catch (const Error&) {  // NOLINT: the interruption itself
+      }
+      throw;
+    }
+  }
   const uint64_t group_key =
       mix(mix(membership_.key, ++splits_), static_cast<uint64_t>(color) + 0x100);
   if (color < 0) return nullptr;
@@ -186,6 +221,15 @@ std::shared_ptr<Group> Group::split(int color, int key, Deadline deadline) {
 void Group::abort(const Error& error) {
   membership_.lifeline->report(error);
   engine_->wake_everyone();
+}
+
+void Group::abort_interrupted() {
+  Context where;
+  where.rank = engine_->host().rank;
+  where.pid = ::getpid();
+  abort(Error(ErrorCode::remote_error,
+              "rank " + std::to_string(where.rank) + " was interrupted (KeyboardInterrupt)",
+              where));
 }
 
 void Group::check() const {

@@ -53,9 +53,13 @@ class Group : public std::enable_shared_from_this<Group> {
   std::shared_ptr<Stream> open_stream(std::string label);
   /// Members that give the same color form a group, ordered by key, then rank; a negative color
   /// joins none (nullptr). Collective; blocks until all members have come.
-  std::shared_ptr<Group> split(int color, int key, Deadline deadline);
+  /// `interrupted` is asked ten times a second and throws to give up, which fails this group.
+  std::shared_ptr<Group> split(
+      int color, int key, Deadline deadline, const std::function<void()>& interrupted = [] {});
   /// Fails this group on every member with this error.
   void abort(const Error& error);
+  /// The same, for a rank whose user has interrupted it.
+  void abort_interrupted();
   /// Throws the verdict of a group that has failed.
   void check() const;
 

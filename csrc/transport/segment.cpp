@@ -128,6 +128,7 @@ void Segment::publish(int rank, uint64_t key, uint64_t offset) {
 }
 
 void Segment::close(int rank, uint64_t key) {
+  if (!memory_) return;  // a forked child: the page is its parent's
   if (DirectoryEntry* e = entry(rank, key)) e->closed.store(1, std::memory_order_release);
 }
 
@@ -140,7 +141,7 @@ void Segment::hide_from_children() { ::madvise(base_, arenas_begin_, MADV_DONTFO
 // ---- arena ----
 
 Arena::Arena(std::shared_ptr<Segment> segment, int rank)
-    : segment_(std::move(segment)), memory_(segment_->arena(rank)) {
+    : segment_(std::move(segment)), owner_(::getpid()), memory_(segment_->arena(rank)) {
   free_[0] = memory_.size();
 }
 
@@ -163,6 +164,7 @@ std::byte* Arena::allocate(size_t bytes) {
 }
 
 void Arena::release(std::byte* data) {
+  if (::getpid() != owner_) return;  // a forked child drops its parent's array, which lives on
   const std::lock_guard lock(mutex_);
   const auto it = used_.find(static_cast<size_t>(data - memory_.data()));
   if (it == used_.end()) return;

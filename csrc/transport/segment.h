@@ -8,6 +8,8 @@
 // into another rank's arena only by the protocol of its owner (engine/shm_direct.h).
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -101,6 +103,7 @@ class Arena {
 
  private:
   std::shared_ptr<Segment> segment_;
+  pid_t owner_;
   std::span<std::byte> memory_;
   mutable std::mutex mutex_;       // guards the two maps and the counters
   std::map<size_t, size_t> free_;  // offset -> bytes

@@ -17,7 +17,7 @@ __all__ = ["Handle", "all_gather", "all_reduce", "allocate", "barrier", "broadca
 
 def _like(x: Any, shape: tuple[int, ...]) -> Any:
     """An uninitialised array of x's kind and dtype, in this process' memory."""
-    if isinstance(x, np.ndarray | np.generic):
+    if isinstance(x, (np.ndarray, np.generic)):
         return np.empty(shape, x.dtype)
     if type(x).__module__.split(".")[0] == "torch":
         import torch
@@ -29,13 +29,43 @@ def _like(x: Any, shape: tuple[int, ...]) -> Any:
     return np.empty(shape, np.dtype(view.format))
 
 
-def _array(x: Any) -> Any:
-    """x itself if it can be borrowed; numpy scalars and Python numbers become arrays."""
-    if isinstance(x, np.generic | bool | int | float):
+_BFLOAT16 = "E"  # the type character of ml_dtypes.bfloat16
+_SCALARS = (np.generic, bool, int, float)
+
+
+def _is_plain(x: Any) -> bool:
+    """numpy's own arrays need no looking at: a small collective takes less than a microsecond."""
+    return type(x) is np.ndarray and x.dtype.char != _BFLOAT16
+
+
+def _input(x: Any) -> Any:
+    """x itself if it is an array; numpy scalars and Python numbers become arrays."""
+    if _is_plain(x):
+        return x
+    if isinstance(x, _SCALARS):
         return np.asarray(x)
     if isinstance(x, list | tuple):
         raise InvalidArgument("input is a list; pass an array, as in numpy.asarray(...)")
-    if isinstance(x, np.ndarray) and x.dtype.name == "bfloat16":
+    if not _is_array(x):
+        raise InvalidArgument(
+            f"input is a {type(x).__name__}, which has neither the buffer protocol nor __dlpack__"
+        )
+    return x
+
+
+def _is_array(x: Any) -> bool:
+    if isinstance(x, np.ndarray) or hasattr(x, "__dlpack__"):
+        return True
+    try:
+        memoryview(x).release()
+    except TypeError:
+        return False
+    return True
+
+
+def _borrowable(x: Any) -> Any:
+    """x as the native core takes it: numpy has no buffer protocol for bfloat16."""
+    if not _is_plain(x) and isinstance(x, np.ndarray) and x.dtype.name == "bfloat16":
         return _core.Buffer(x.ctypes.data, x.size, "bfloat16", x) if x.flags.c_contiguous else x
     return x
 
@@ -50,8 +80,8 @@ def _call(
 ) -> Any:
     """Runs or starts a collective; `options` go by position, which costs a fifth of keywords."""
     group = group if group is not None else world()
-    source = x if type(x) is np.ndarray and x.dtype.kind != "V" else _array(x)
-    target = source if out is x else _array(out)
+    source = _borrowable(x)
+    target = source if out is x else _borrowable(out)
     if async_op:
         return group.start(kind, source, target, out, *options)
     group.run(kind, source, target, *options)
@@ -101,6 +131,7 @@ def all_reduce(
         >>> float(fd.all_reduce(np.float32(3), op="mean"))
         3.0
     """
+    x = _input(x)
     if out is None:
         out = _like(x, _shape(x))
     return _call(
@@ -130,6 +161,7 @@ def all_gather(
         >>> fd.all_gather(np.arange(2)).tolist()
         [0, 1]
     """
+    x = _input(x)
     shape = _shape(x) or (1,)
     size = (group if group is not None else world()).size
     if out is None:
@@ -165,6 +197,7 @@ def reduce_scatter(
         >>> fd.reduce_scatter(np.arange(3)).tolist()
         [0, 1, 2]
     """
+    x = _input(x)
     g = group if group is not None else world()
     if out is None:
         count = math.prod(_shape(x))
@@ -197,6 +230,7 @@ def broadcast(
         >>> fd.broadcast(np.arange(3), root=0).tolist()
         [0, 1, 2]
     """
+    x = _input(x)
     if out is None:
         out = _like(x, _shape(x))
     return _call(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
+import traceback
 from dataclasses import dataclass
 
 from farandole import _core
@@ -78,8 +80,11 @@ def _find_place(
         found_rank, found_size = 0, 1
     if found_size < 1 or not 0 <= found_rank < found_size:
         raise RendezvousError(f"rank {found_rank} does not exist in a world of {found_size}")
-    found_local = local_rank if local_rank is not None else _number("LOCAL_RANK", found_rank)
-    found_locals = local_size if local_size is not None else _number("LOCAL_WORLD_SIZE", found_size)
+    if rank is None and size is None:
+        local_rank = local_rank if local_rank is not None else _number("LOCAL_RANK")
+        local_size = local_size if local_size is not None else _number("LOCAL_WORLD_SIZE")
+    found_local = local_rank if local_rank is not None else found_rank
+    found_locals = local_size if local_size is not None else found_size
     if found_locals != found_size:
         raise RendezvousError(
             f"{found_size} ranks, {found_locals} of them on this host: "
@@ -95,7 +100,7 @@ def _find_place(
             str(_state.epoch),
         ]
     )
-    return _Place(found_rank, found_size, int(found_local or 0), int(found_locals), 0, 1, job)
+    return _Place(found_rank, found_size, found_local, found_locals, 0, 1, job)
 
 
 def init(
@@ -130,11 +135,9 @@ def init(
         >>> fd.size()
         1
     """
-    if is_initialized():
+    if is_initialized() and not _core.in_child():
         return
     place = _find_place(rank, size, local_rank, local_size)
-    if timeout is None:
-        timeout = float(os.environ.get("FARANDOLE_START_TIMEOUT", "300"))
     name = f"{job}:{_state.epoch}" if job is not None else place.job
     _state.group = _core.open_world(place.rank, place.size, name, timeout)
     _state.place = place
@@ -151,7 +154,19 @@ def shutdown() -> None:
         group.leave()
 
 
-atexit.register(shutdown)
+def _leave_at_exit() -> None:
+    """Peers that wait for a rank which ends by an exception learn what it was."""
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    group = _state.group
+    if error is not None and group is not None and not hasattr(sys, "ps1") and not _core.in_child():
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+        text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        group.report_exception(text.partition("\n")[0], place)
+    shutdown()
+
+
+atexit.register(_leave_at_exit)
 
 
 def is_initialized() -> bool:

@@ -1,0 +1,130 @@
+"""Worlds of rank processes for every test that asks, and a look at what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import harness  # noqa: E402
+from harness import Nursery, World  # noqa: E402
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture(scope="session")
+def faulty_package() -> Path:
+    """The package over a core with fault points, built once into build/faults."""
+    if shutil.which("cmake") is None:
+        pytest.skip("fault points need a second build of the core, and cmake is not installed")
+    build = ROOT / "build" / "faults"
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    configure = [
+        "cmake", "-S", str(ROOT), "-B", str(build), *generator, "-DFARANDOLE_FAULT_POINTS=ON",
+        f"-DPython_EXECUTABLE={sys.executable}",
+    ]  # fmt: skip
+    for command in (configure, ["cmake", "--build", str(build), "--target", "_core"]):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+    package = build / "package" / "farandole"
+    shutil.rmtree(package, ignore_errors=True)
+    shutil.copytree(
+        ROOT / "python" / "farandole", package, ignore=shutil.ignore_patterns("*.so", "__pycache__")
+    )
+    for module in build.glob("_core*.so"):
+        (package / module.name).symlink_to(module)
+    return package.parent
+
+
+@pytest.fixture(scope="session")
+def faulty_nursery(faulty_package: Path) -> Iterator[Nursery]:
+    nursery = Nursery([faulty_package])
+    yield nursery
+    nursery.close()
+
+
+def _spawner(nursery: Nursery) -> Iterator[Callable[..., World]]:
+    worlds: list[World] = []
+    before = harness.open_files()
+
+    def spawn(size: int, **options: Any) -> World:
+        worlds.append(World(size, nursery, **options))
+        return worlds[-1]
+
+    yield spawn
+    for world in worlds:
+        world.close()
+        for pid in world.pids:
+            assert not Path(f"/proc/{pid}").exists(), f"process {pid} is left"
+        assert harness.traces_of(world.run_id) == []
+    assert harness.open_files() <= before
+
+
+@pytest.fixture
+def spawn(nursery: Nursery) -> Iterator[Callable[..., World]]:
+    """Starts worlds that end with the test; nothing of them may be left then."""
+    yield from _spawner(nursery)
+
+
+@pytest.fixture
+def spawn_faulty(faulty_nursery: Nursery) -> Iterator[Callable[..., World]]:
+    """The same over a core with fault points (FARANDOLE_FAULT)."""
+    yield from _spawner(faulty_nursery)
+
+
+@pytest.fixture(scope="session")
+def standing(nursery: Nursery) -> Iterator[Callable[[int], World]]:
+    """A world of a size that many tests share; a new one after a test that failed in it."""
+    worlds: dict[int, World] = {}
+
+    def world_of(size: int) -> World:
+        world = worlds.get(size)
+        if world is not None and not _is_well(world):
+            world.close()
+            world = None
+        if world is None:
+            world = worlds[size] = World(size, nursery)
+        return world
+
+    yield world_of
+    for world in worlds.values():
+        assert all(status == 0 for status in world.close()), "a rank did not leave by itself"
+        assert harness.traces_of(world.run_id) == []
+
+
+def _is_well(world: World) -> bool:
+    try:
+        world.start(check_health)
+        return all(o.error is None for o in world.outcomes(timeout=5))
+    except (TimeoutError, harness.Ended, OSError):
+        return False
+
+
+def check_health() -> None:
+    """On a rank: every operation of the test before has come to its end."""
+    import farandole as fd
+
+    if fd.is_initialized():
+        fd.barrier(timeout=4)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Whoever runs the tests from within a job does not mean that job.
+    for name in [n for n in os.environ if harness._is_ours(n)]:
+        del os.environ[name]
+    del config

@@ -1,0 +1,167 @@
+"""Ranks that die or stop at named points inside an operation, in a build that has such points."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+from harness import World
+
+import farandole as fd
+
+# The first of these tests builds the core a second time.
+pytestmark = pytest.mark.timeout(1200)
+
+Spawn = Callable[..., World]
+BLOCK = 64 << 10  # elements: some blocks of the staged path
+
+POINTS = {  # operations that come by the point
+    "stream.post": [("all_reduce", 10, False), ("all_reduce", 1000, False), ("barrier", 0, False),
+                    ("all_reduce", 10 * BLOCK, False), ("all_gather", 10 * BLOCK, False)],
+    "window.write": [("all_reduce", 1000, True), ("all_reduce", 10 * BLOCK, True)],
+    "staged.publish": [("all_reduce", 10 * BLOCK, False), ("broadcast", 10 * BLOCK, False)],
+    "staged.fold": [("all_reduce", 10 * BLOCK, False), ("reduce_scatter", 10 * BLOCK, False)],
+    "staged.gather": [("all_reduce", 10 * BLOCK, False)],
+}  # fmt: skip
+CASES = [
+    (point, visit, *operation)
+    for point, operations in POINTS.items()
+    for operation in operations
+    for visit in (1, 3)
+]
+
+
+def operate(kind: str, count: int, ours: bool) -> None:
+    """Three operations; the fault comes in one of them. Whoever survives meets at the barrier."""
+    fd.init()
+    x = fd.allocate(count) if ours else np.ones(count, np.float32)
+    for i in range(3):
+        inputs: dict[str, Any] = {} if kind == "barrier" else {"x": x}
+        if ours:  # the window path needs all memory to be ours
+            inputs["out"] = x
+        getattr(fd, kind)(**inputs, name=f"operation {i}")
+    fd.barrier()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("point", "visit", "kind", "count", "ours"), CASES)
+def test_death_at_every_point(
+    spawn_faulty: Spawn, size: int, point: str, visit: int, kind: str, count: int, ours: bool
+) -> None:
+    fault = f"rank=1,at={point}#{visit},do=sigkill"
+    world = spawn_faulty(size, env={"FARANDOLE_FAULT": fault})
+    world.start(operate, kind, count, ours)
+    assert world.died(1), world.report()
+    died = time.monotonic()
+    outcomes = world.outcomes([r for r in range(size) if r != 1])
+    verdicts = set()
+    for o in outcomes:
+        assert o.error == "PeerLost", o.trace
+        assert (o.rank, o.pid, o.signal) == (1, world.pids[1], signal.SIGKILL)
+        verdicts.add(o.verdict)
+    assert len(verdicts) == 1
+    assert max(o.ended for o in outcomes) - died < 0.25
+
+
+def window_is_left(count: int) -> tuple[str, bool]:
+    fd.init()
+    x = fd.allocate(count)
+    x[:] = 1
+    error = ""
+    try:
+        fd.all_reduce(x, out=x)
+    except fd.Error as caught:
+        error = f"{type(caught).__name__} {caught.rank}"
+    # The memory is this rank's own again: nobody may write to it now.
+    x[:] = 7
+    harness.tell("out")
+    assert harness.listen() == "look"
+    return error, bool((x == 7).all())
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_rank_stopped_inside_others_memory_never_writes_there_again(
+    spawn_faulty: Spawn, size: int
+) -> None:
+    env = {"FARANDOLE_FAULT": "rank=1,at=window.write#1,do=sigstop", "FARANDOLE_TIMEOUT": "0.5"}
+    world = spawn_faulty(size, env=env)
+    survivors = [r for r in range(size) if r != 1]
+    world.start(window_is_left, 50_000)
+    world.hear_all(survivors)
+    # It was inside, so the survivors have killed it; continuing it brings nothing back.
+    assert world.died(1)
+    for r in survivors:
+        world.say(r, "look")
+        o = world.outcome(r)
+        assert o.error is None, o.trace
+        assert o.value == ("Stalled 1", True) or o.value == ("Stalled None", True)
+        assert "killing it" in world.output(r)
+
+
+def slow_but_well() -> float:
+    fd.init()
+    return float(fd.all_reduce(np.ones(10 * BLOCK))[-1])
+
+
+@pytest.mark.parametrize("point", ["stream.post", "staged.publish", "staged.fold", "staged.gather"])
+def test_a_pause_at_any_point_changes_nothing(spawn_faulty: Spawn, point: str) -> None:
+    world = spawn_faulty(3, env={"FARANDOLE_FAULT": f"rank=2,at={point}#1,do=sleep:0.3"})
+    world.start(slow_but_well)
+    assert [o.value for o in world.outcomes()] == [3.0] * 3
+
+
+@pytest.mark.parametrize("fault", ["rank=1", "at=stream.post,do=sigkill", "rank=1,at=x#0,do=exit"])
+def test_a_fault_that_cannot_be_read_is_refused(spawn_faulty: Spawn, fault: str) -> None:
+    world = spawn_faulty(1, env={"FARANDOLE_FAULT": fault})
+    world.start(slow_but_well)
+    o = world.outcome(0)
+    assert o.error == "InvalidArgument"
+    assert fault in o.verdict
+
+
+def test_other_builds_refuse_the_variable(spawn: Spawn) -> None:
+    world = spawn(1, env={"FARANDOLE_FAULT": "rank=0,at=stream.post,do=sigkill"})
+    world.start(slow_but_well)
+    o = world.outcome(0)
+    assert o.error == "InvalidArgument"
+    assert "FARANDOLE_FAULT_POINTS" in o.advice
+
+
+def random_program(seed: int) -> Any:
+    fd.init()
+    random = np.random.default_rng(seed)
+    for _ in range(200):
+        count = int(2 ** random.uniform(0, 19))
+        x = fd.allocate(count) if random.random() < 0.5 else np.ones(count, np.float32)
+        kind = ["all_reduce", "all_gather", "reduce_scatter", "broadcast"][random.integers(4)]
+        getattr(fd, kind)(x)
+    return None
+
+
+@pytest.mark.parametrize("repetition", range(10))
+def test_death_at_random(spawn: Spawn, repetition: int) -> None:
+    seed = int(np.random.SeedSequence().entropy) % 2**32  # type: ignore[arg-type]
+    print(f"seed {seed}, repetition {repetition}")
+    random = np.random.default_rng(seed)
+    size, victim, delay = 3, int(random.integers(3)), random.uniform(0, 0.2)
+    world = spawn(size)
+    world.start(random_program, seed)
+    threading.Event().wait(delay)  # a random moment, not synchronisation
+    when = world.signal(victim, signal.SIGKILL)
+    for r in range(size):
+        if r == victim:
+            continue
+        o = world.outcome(r)
+        if o.error is None:
+            continue  # it had finished
+        if o.error == "RendezvousError":  # killed before the world was there
+            continue
+        assert o.error == "PeerLost", o.trace
+        assert o.rank == victim
+        assert o.ended - when < 0.25

@@ -1,0 +1,401 @@
+"""Rank processes for tests: started in milliseconds, told what to run, asked how it ended.
+
+A nursery is one small process that has imported numpy and farandole; ranks are forked from it, so a
+world of eight costs little. The nursery keeps dead ranks as zombies until their world is closed:
+how a process ended can then be read by the others, as under a launcher.
+
+    with World(3) as world:
+        outcomes = world.run(function, argument)     # function(argument) on every rank
+
+Functions live in a test module and are sent by name. Inside one, `tell(text)` sends a word to the
+test, which `hear`s it: ranks and tests synchronise by words, not by time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+LIMIT = 30.0  # seconds for one call on all ranks: an upper bound, never waited for when all is well
+FIELDS = (
+    "verdict evidence advice rank peer pid signal host operation tensor sequence lane step "
+    "bytes_done bytes_total field values"
+).split()
+
+
+# ---- what a rank reports ----
+
+
+@dataclass
+class Outcome:
+    """How one call ended on one rank."""
+
+    value: Any = None
+    error: str | None = None  # the exception's class name
+    text: str = ""
+    fields: dict[str, Any] = field(default_factory=dict)
+    bases: tuple[str, ...] = ()
+    trace: str = ""
+    ended: float = 0.0  # time.monotonic(), which all processes of a machine share
+
+    def __getattr__(self, name: str) -> Any:
+        """The error's facts: outcome.rank, outcome.signal, ..."""
+        if name.startswith("__") or name not in FIELDS:
+            raise AttributeError(name)
+        return self.fields.get(name)
+
+
+class Ended(Exception):
+    """A rank's process ended without reporting an outcome."""
+
+
+def _outcome(call: Callable[[], Any]) -> Outcome:
+    try:
+        value = call()
+        return Outcome(value=value, ended=time.monotonic())
+    except BaseException as error:
+        ended = time.monotonic()
+        return Outcome(
+            error=type(error).__name__,
+            text=str(error),
+            fields={name: getattr(error, name) for name in FIELDS if hasattr(error, name)},
+            bases=tuple(base.__name__ for base in type(error).__mro__),
+            trace=traceback.format_exc(),
+            ended=ended,
+        )
+
+
+# ---- inside a rank ----
+
+_to_test: Connection | None = None
+
+
+def tell(word: Any) -> None:
+    """Inside a rank: sends a word to the test."""
+    assert _to_test is not None
+    _to_test.send(("word", word))
+
+
+def listen() -> Any:
+    """Inside a rank: waits for what the test says."""
+    assert _to_test is not None
+    kind, word = _to_test.recv()
+    assert kind == "word"
+    return word
+
+
+def _call(folder: str, module: str, name: str, arguments: tuple[Any, ...]) -> Any:
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return getattr(importlib.import_module(module), name)(*arguments)
+
+
+def _live(connection: Connection) -> None:
+    """A rank's life: calls, one after the other, until the test closes the connection."""
+    global _to_test
+    _to_test = connection
+    while True:
+        try:
+            kind, payload = connection.recv()
+        except (EOFError, ConnectionError):
+            return
+        if kind == "leave":
+            return
+        outcome = _outcome(lambda p=payload: _call(*p))  # type: ignore[misc]
+        with contextlib.suppress(BrokenPipeError):
+            connection.send(("outcome", outcome))
+
+
+def _be_born(connection_fd: int, output_fd: int, environment: dict[str, str | None]) -> None:
+    for name, value in environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    os.dup2(output_fd, 1)
+    os.dup2(output_fd, 2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    keep = {0, 1, 2, connection_fd}
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208
+        if fd not in keep:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+    # Unbuffered, as what a rank said last must be there when it is killed.
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    code = 0
+    try:
+        _live(Connection(connection_fd))
+        if "farandole._world" in sys.modules:
+            sys.modules["farandole._world"].shutdown()
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    os._exit(code)
+
+
+# ---- the nursery ----
+
+
+def _nursery(control: socket.socket) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import numpy  # noqa: F401
+    import pytest  # noqa: F401
+
+    import farandole._collectives  # noqa: F401
+
+    while True:
+        message, fds, _, _ = socket.recv_fds(control, 1 << 16, 64)
+        if not message:
+            return
+        kind, payload = pickle.loads(message)
+        if kind == "fork":
+            pids = []
+            for i, environment in enumerate(payload):
+                pid = os.fork()
+                if pid == 0:
+                    _be_born(fds[2 * i], fds[2 * i + 1], environment)
+                pids.append(pid)
+            for fd in fds:
+                os.close(fd)
+            control.send(pickle.dumps(pids))
+        else:  # reap: they have been killed, so this does not wait
+            control.send(pickle.dumps([os.waitpid(pid, 0)[1] for pid in payload]))
+
+
+class Nursery:
+    """The process that ranks are forked from; one for each package to be tested."""
+
+    def __init__(self, python_path: Iterable[str | Path] = ()) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        path = [str(p) for p in (*python_path, HERE, os.environ.get("PYTHONPATH", "")) if str(p)]
+        environment = {k: v for k, v in os.environ.items() if not _is_ours(k)}
+        environment |= {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, str(HERE / "harness.py"), str(theirs.fileno())],
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+
+    def fork(self, fds: list[int], environments: list[dict[str, str | None]]) -> list[int]:
+        socket.send_fds(self._control, [pickle.dumps(("fork", environments))], fds)
+        return self._answer()
+
+    def reap(self, pids: list[int]) -> list[int]:
+        self._control.send(pickle.dumps(("reap", pids)))
+        return self._answer()
+
+    def _answer(self) -> list[int]:
+        answer = self._control.recv(1 << 16)
+        assert answer, "the nursery ended"
+        return pickle.loads(answer)  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        self._control.close()
+        self._process.wait(LIMIT)
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(("FARANDOLE_", "TORCHELASTIC_")) or name in {
+        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+    }  # fmt: skip
+
+
+# ---- a world of ranks, as a test sees it ----
+
+_ports = itertools.count(20000 + os.getpid() % 20000)
+
+
+class World:
+    """Rank processes of one job, alive until closed."""
+
+    def __init__(
+        self,
+        size: int,
+        nursery: Nursery,
+        env: dict[str, str | None] | None = None,
+        each: list[dict[str, str | None]] | None = None,
+    ) -> None:
+        """`env` is set on all ranks; `each` has what differs, and decides how many there are."""
+        self.nursery = nursery
+        self.run_id = uuid.uuid4().hex[:12]
+        job = {
+            "WORLD_SIZE": str(size),
+            "LOCAL_WORLD_SIZE": str(size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(next(_ports)),
+            "FARANDOLE_RUN_ID": self.run_id,
+            "FARANDOLE_START_TIMEOUT": "20",
+        }
+        own = each if each is not None else [{}] * size
+        environments: list[dict[str, str | None]] = [
+            {**job, "RANK": str(r), "LOCAL_RANK": str(r), **(env or {}), **extra}
+            for r, extra in enumerate(own)
+        ]
+        self.outputs = [tempfile.TemporaryFile() for _ in own]
+        self.connections: list[Connection] = []
+        fds = []
+        theirs = []
+        for output in self.outputs:
+            mine, other = socket.socketpair()
+            self.connections.append(Connection(mine.detach()))
+            theirs.append(other)
+            fds += [other.fileno(), output.fileno()]
+        self.pids = nursery.fork(fds, environments)
+        for other in theirs:
+            other.close()
+        self._words: list[list[Any]] = [[] for _ in own]
+        self._outcomes: list[list[Outcome]] = [[] for _ in own]
+        self._closed = False
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self.pids)
+
+    # -- telling ranks what to do
+
+    def start(self, function: Callable[..., Any], *arguments: Any, ranks: Any = None) -> None:
+        folder = str(Path(function.__code__.co_filename).parent)
+        call = (folder, function.__module__, function.__name__, arguments)
+        for r in range(len(self)) if ranks is None else ranks:
+            self.connections[r].send(("call", call))
+
+    def say(self, rank: int, word: Any) -> None:
+        """What `listen()` gives on that rank."""
+        self.connections[rank].send(("word", word))
+
+    def signal(self, rank: int, number: int) -> float:
+        """Sends a signal; the time at which it was sent."""
+        when = time.monotonic()
+        os.kill(self.pids[rank], number)
+        return when
+
+    # -- hearing from them
+
+    def _pump(self, rank: int, deadline: float) -> None:
+        connection = self.connections[rank]
+        if not connection.poll(max(0.0, deadline - time.monotonic())):
+            raise TimeoutError(f"rank {rank} said nothing\n{self.report()}")
+        try:
+            kind, payload = connection.recv()
+        except (EOFError, ConnectionError):
+            raise Ended(f"rank {rank} (pid {self.pids[rank]}) ended\n{self.report()}") from None
+        (self._words if kind == "word" else self._outcomes)[rank].append(payload)
+
+    def hear(self, rank: int, timeout: float = LIMIT) -> Any:
+        """The next word that the rank `tell`s."""
+        deadline = time.monotonic() + timeout
+        while not self._words[rank]:
+            self._pump(rank, deadline)
+        return self._words[rank].pop(0)
+
+    def hear_all(self, ranks: Iterable[int] | None = None) -> list[Any]:
+        return [self.hear(r) for r in (range(len(self)) if ranks is None else ranks)]
+
+    def outcome(self, rank: int, timeout: float = LIMIT) -> Outcome:
+        """How the rank's next call ended; raises Ended when its process did."""
+        deadline = time.monotonic() + timeout
+        while not self._outcomes[rank]:
+            self._pump(rank, deadline)
+        return self._outcomes[rank].pop(0)
+
+    def outcomes(self, ranks: Iterable[int] | None = None, timeout: float = LIMIT) -> list[Outcome]:
+        return [self.outcome(r, timeout) for r in (range(len(self)) if ranks is None else ranks)]
+
+    def run(self, function: Callable[..., Any], *arguments: Any, timeout: float = LIMIT) -> Any:
+        """Calls it on all ranks and returns the values; fails if one raised."""
+        self.start(function, *arguments)
+        outcomes = self.outcomes(timeout=timeout)
+        for r, o in enumerate(outcomes):
+            assert o.error is None, f"rank {r}: {o.trace}\n{self.report()}"
+        return [o.value for o in outcomes]
+
+    def output(self, rank: int) -> str:
+        """Everything the rank has written to stdout and stderr."""
+        self.outputs[rank].seek(0)
+        return self.outputs[rank].read().decode(errors="replace")
+
+    def report(self) -> str:
+        return "\n".join(f"--- output of rank {r}\n{self.output(r)}" for r in range(len(self)))
+
+    def died(self, rank: int, timeout: float = LIMIT) -> bool:
+        """Waits for the end of a rank's process, which stays a zombie; False when it lives on."""
+        fd = os.pidfd_open(self.pids[rank])
+        try:
+            return bool(select.select([fd], [], [], timeout)[0])
+        finally:
+            os.close(fd)
+
+    def close(self) -> list[int]:
+        """Lets ranks leave, kills those that do not; returns their exit statuses."""
+        if self._closed:
+            return []
+        self._closed = True
+        for connection in self.connections:
+            with contextlib.suppress(OSError):
+                connection.send(("leave", None))
+        for r in range(len(self)):
+            if not self.died(r, 5.0):
+                os.kill(self.pids[r], signal.SIGKILL)
+        for connection in self.connections:
+            connection.close()
+        statuses = self.nursery.reap(self.pids)
+        for output in self.outputs:
+            output.close()
+        return statuses
+
+
+# ---- nothing is left behind ----
+
+
+def traces_of(run_id: str) -> list[str]:
+    """What a job may have left on this machine: sockets and shared memory by name."""
+    left = [
+        line.split()[-1]
+        for line in Path("/proc/net/unix").read_text().splitlines()
+        if run_id in line
+    ]
+    return left + [str(p) for p in Path("/dev/shm").iterdir() if "farandole" in p.name]
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+def mappings() -> int:
+    return Path("/proc/self/maps").read_text().count("\n")
+
+
+if __name__ == "__main__":
+    # Ranks import this module by name, as their test modules do.
+    import harness
+
+    with socket.socket(fileno=int(sys.argv[1])) as nursery_control:
+        harness._nursery(nursery_control)
