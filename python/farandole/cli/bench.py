@@ -20,7 +20,7 @@ EPILOG = """\
 examples:
   farandole bench all_reduce -np 2
   farandole bench all_reduce -np 4 --sizes 4,64K,16M --dtype bfloat16 --memory ours
-  farandole bench broadcast -np 2 --algorithm binomial --iterations 100 --json rows.json
+  farandole bench all_reduce -np 2 --algorithm staged --iterations 100 --json rows.json
   farandole run -np 2 -- farandole bench all_gather    among ranks that are there already
 
 columns:
@@ -51,7 +51,7 @@ _TAKERS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "farandole bench COLLECTIVE -np N [options]"
-    parser.add_argument("collective", choices=COLLECTIVES, help=" ".join(COLLECTIVES))
+    parser.add_argument("collective", choices=COLLECTIVES, help="what is measured")
     parser.add_argument(
         "-np",
         "--num-proc",
