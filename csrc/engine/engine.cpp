@@ -64,27 +64,33 @@ std::shared_ptr<Stream> Engine::open_stream(const Membership& membership, std::s
   const uint64_t key = stream_key(membership.key, number);
   auto* stream =
       new Stream(view, membership, std::move(label), key,
-                 options_.schedules ? options_.schedules(*this, membership, key) : nullptr);
-  ++open_streams_;
-  return {stream, [self = weak_from_this()](Stream* closing) {
-            Closing page = {closing->key(), closing->page(), closing->known_peers()};
+                 options_.schedules ? options_.schedules(*this, membership, key) : nullptr,
+                 options_.first_sequence);
+  ++closed_->open_streams;
+  return {stream, [closed = closed_](Stream* closing) {
+            ClosedPage page = closing->leave_behind();
             delete closing;
-            if (const auto engine = self.lock()) {
-              --engine->open_streams_;
-              const std::lock_guard lock(engine->closing_mutex_);
-              engine->closing_.push_back(std::move(page));
-            }
+            --closed->open_streams;
+            const std::lock_guard lock(closed->mutex);
+            closed->pages.push_back(std::move(page));
           }};
 }
 
-/// Gives back the pages of closed streams that no peer will read again.
+/// Gives back the pages of closed streams that no peer will read again: it has closed the stream
+/// too, or left. A peer that has not opened it yet may still do so, and will find ours.
 void Engine::sweep() {
-  const std::lock_guard lock(closing_mutex_);
-  std::erase_if(closing_, [&](const Closing& c) {
-    for (const int peer : c.peers)
-      if (!host_.segment->closed(peer, c.key)) return false;
-    host_.segment->withdraw(host_.rank, c.key);
-    arena_->release(c.page);
+  const Segment& segment = *host_.segment;
+  const std::lock_guard lock(closed_->mutex);
+  std::erase_if(closed_->pages, [&](ClosedPage& page) {
+    std::erase_if(page.readers, [&](ClosedPage::Reader& reader) {
+      reader.met = reader.met || segment.listed(reader.rank, page.key);
+      if (reader.met) return segment.closed(reader.rank, page.key);
+      return segment.page(reader.rank).state.value.load(std::memory_order_acquire) ==
+             static_cast<uint64_t>(RankState::left);  // partner: leave
+    });
+    if (!page.readers.empty()) return false;
+    host_.segment->withdraw(host_.rank, page.key);
+    arena_->release(page.memory);
     return true;
   });
 }
@@ -146,7 +152,12 @@ bool Engine::poll(TimePoint until) {
       active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(i));
   }
   if (moved) ring_sleepers();
-  if (++turns_ % kTurnsBetweenEvents == 0) handle_events(0);
+  const uint64_t turns = turns_.load(std::memory_order_relaxed) + 1;  // no partner: a statistic
+  turns_.store(turns, std::memory_order_relaxed);
+  if (turns % kTurnsBetweenEvents == 0) {  // a busy engine never parks
+    handle_events(0);
+    look_around();
+  }
   return moved;
 }
 
@@ -207,7 +218,6 @@ void Engine::handle_events(int timeout_ms) {
     else
       note_death(static_cast<int>(events[i].data.u64));
   }
-  if (timeout_ms == 0 && n > 0) look_around();
 }
 
 void Engine::note_death(int rank) {
@@ -249,7 +259,8 @@ void Engine::close_descriptors() {
 }
 
 EngineCounters Engine::counters() const {
-  return {turns_, arena_->bytes_in_use(), arena_->allocations(), open_streams_.load()};
+  return {turns_.load(std::memory_order_relaxed), arena_->bytes_in_use(), arena_->allocations(),
+          closed_->open_streams.load()};
 }
 
 std::string Engine::describe() {
