@@ -13,6 +13,7 @@ namespace {
 
 constexpr uint64_t kTurnsBetweenEvents = 4096;
 constexpr auto kDeathPatience = std::chrono::milliseconds(25);  // for its cause to be known
+constexpr auto kEndPatience = std::chrono::seconds(3);
 constexpr uint64_t kDoorbell = ~uint64_t{0};
 
 Crowding crowding_of(const Host& host) {
@@ -55,12 +56,20 @@ Engine::Engine(Host host, EngineOptions options)
 Engine::~Engine() {
   leave();
   driver_.stop();
+  // Nobody else polls any more. What is in flight fails and its completions run; peers that are
+  // inside its memory come out first, or are killed.
+  const Deadline patience = Deadline::after(kEndPatience);
+  while (busy() && !patience.passed(now())) {
+    park(std::chrono::milliseconds(1));
+    run_completions();
+  }
 }
 
 std::shared_ptr<Stream> Engine::open_stream(const Membership& membership, std::string label,
                                             uint64_t number) {
   sweep();
-  const EngineView view{&host_, arena_, &dead_, &deaths_, &death_signals_, options_.warn_after};
+  const EngineView view{
+      &host_, arena_, &dead_, &deaths_, &death_signals_, &left_, options_.warn_after};
   const uint64_t key = stream_key(membership.key, number);
   auto* stream =
       new Stream(view, membership, std::move(label), key,
@@ -99,6 +108,8 @@ void Engine::sweep() {
 
 Handle Engine::submit(const std::shared_ptr<Stream>& stream, Operation operation,
                       bool caller_waits) {
+  if (left_.load(std::memory_order_relaxed))
+    throw Error(ErrorCode::not_initialized, "this rank has left the world by shutdown()");
   auto request = std::make_shared<Request>();
   request->operation = std::move(operation);
   in_flight_.fetch_add(1);  // seq_cst; partner: Driver::progress_main
@@ -245,6 +256,7 @@ void Engine::look_around() {
 // ---- the end ----
 
 void Engine::leave() {
+  left_.store(true, std::memory_order_relaxed);
   my_page().state.value.store(static_cast<uint64_t>(RankState::left), std::memory_order_release);
   wake_everyone();  // those who wait for us must look around
 }

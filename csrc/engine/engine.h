@@ -110,6 +110,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::mutex completions_mutex_;  // guards completions_
   std::vector<std::shared_ptr<Request>> completions_;
   std::atomic<bool> completions_full_{false};
+  std::atomic<bool> left_{false};
 
   // Shared with the streams: one that closes must not hold the engine, lest the thread that polls
   // becomes the engine's last owner and has to end itself.

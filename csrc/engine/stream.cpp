@@ -15,6 +15,7 @@ namespace farandole {
 namespace {
 
 constexpr auto kInsidePatience = std::chrono::seconds(1);
+constexpr auto kVerdictPatience = std::chrono::seconds(1);  // for the record to be written
 
 std::string seconds_text(Duration d) {
   char text[32];
@@ -298,9 +299,12 @@ bool Stream::others_are_out() {
 }
 
 Progress Stream::leave() {
-  const std::optional<Error> verdict = membership_.lifeline->verdict();
+  std::optional<Error> verdict = membership_.lifeline->verdict();
+  if (!verdict && now() - leaving_since_ > kVerdictPatience)
+    verdict =
+        Error(ErrorCode::aborted, "the group failed, and the rank that knew why died with it");
   if (!verdict || !others_are_out()) return Progress::idle;
-  finish(verdict);
+  finish(std::move(verdict));
   return Progress::finished;
 }
 
@@ -338,6 +342,10 @@ void Stream::look_around(TimePoint when) {
     started_ = when;
     next_warning_ = when + around_.warn_after;
   }
+  if (around_.left->load(std::memory_order_relaxed))
+    membership_.lifeline->report(Error(
+        ErrorCode::early_exit,
+        "rank " + std::to_string(around_.host->rank) + " called shutdown() during " + title()));
   for (int r = 0; r < memory_.size(); ++r)
     if (needs(r)) check_members(r);
   if (operation().deadline.passed(when) && !membership_.lifeline->failed()) {

@@ -36,6 +36,7 @@ struct EngineView {
   const std::vector<bool>* dead = nullptr;           // by world rank
   const std::vector<std::string>* deaths = nullptr;  // how, by world rank
   const std::vector<int>* death_signals = nullptr;
+  const std::atomic<bool>* left = nullptr;  // this rank has left the world
   Duration warn_after{};
 };
 
