@@ -372,7 +372,7 @@ Mutants mutate(const std::string& collective, const std::string& name, Shape sha
   return all;
 }
 
-void bind_testing(py::module_& module) {
+void bind_proofs(py::module_& module) {
   py::module_ testing = module.def_submodule("testing", "What only tests need.");
   testing.def("check", check_steps, py::arg("collective"), py::arg("count"), py::arg("ranks"),
               py::arg("scratch") = size_t{0}, py::arg("root") = 0, py::arg("in_place") = false,
@@ -483,7 +483,7 @@ void bind_schedule(py::module_& module) {
       py::arg("collective"), py::arg("name"), py::arg("size"), py::arg("count"),
       py::arg("level") = "canonical",
       "The name again; raises when the planner is unknown, does not fit or is below the level.");
-  bind_testing(module);
+  bind_proofs(module);
 }
 
 }  // namespace farandole

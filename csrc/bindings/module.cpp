@@ -12,4 +12,5 @@ PYBIND11_MODULE(_core, module) {
   bind_fold(module);
   bind_schedule(module);
   bind_trace(module);
+  bind_testing(module);
 }

@@ -8,7 +8,9 @@ namespace {
 
 template <size_t N>
 void put(char (&to)[N], const std::string& text) {
-  const size_t length = std::min(N - 1, text.size());
+  size_t length = std::min(N - 1, text.size());
+  if (length < text.size())  // never in the middle of a character of UTF-8
+    while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xc0) == 0x80) --length;
   std::memcpy(to, text.data(), length);
   to[length] = 0;
 }
@@ -32,8 +34,10 @@ std::string join_values(const Context& where) {
 std::vector<std::pair<std::string, std::vector<int>>> split_values(std::string_view text) {
   std::vector<std::pair<std::string, std::vector<int>>> values;
   while (!text.empty()) {
-    const std::string_view item = text.substr(0, text.find('\x1e'));
-    text.remove_prefix(std::min(text.size(), item.size() + 1));
+    const size_t length = text.find('\x1e');
+    if (length == std::string_view::npos) break;  // cut to fit: its ranks may be too
+    const std::string_view item = text.substr(0, length);
+    text.remove_prefix(length + 1);
     const size_t middle = item.find('\x1f');
     if (middle == std::string_view::npos) continue;
     std::vector<int> ranks;
@@ -69,6 +73,7 @@ ErrorRecord encode(const Error& error) {
   put(r.operation, c.operation);
   put(r.tensor, c.tensor);
   put(r.field, c.field);
+  put(r.host, c.host);
   put(r.values, join_values(c));
   return r;
 }
@@ -88,6 +93,7 @@ Error decode(const ErrorRecord& r) {
   c.operation = take(r.operation);
   c.tensor = take(r.tensor);
   c.field = take(r.field);
+  c.host = take(r.host);
   c.values = split_values(take(r.values));
   const bool known = r.code >= 0 && static_cast<size_t>(r.code) < kErrors.size();
   const ErrorCode code = known ? static_cast<ErrorCode>(r.code) : ErrorCode::internal;
@@ -96,8 +102,9 @@ Error decode(const ErrorRecord& r) {
 
 void HostLifeline::report(const Error& error) {
   uint64_t alive = 0;
+  const ErrorRecord record = encode(error);  // before, so that the record is soon complete
   if (!cell_.state.value.compare_exchange_strong(alive, 1)) return;  // somebody was first
-  cell_.record = encode(error);
+  cell_.record = record;
   cell_.state.value.store(2, std::memory_order_seq_cst);  // partners: failed, verdict
 }
 

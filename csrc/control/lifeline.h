@@ -25,7 +25,7 @@ class Lifeline {
 struct ErrorRecord {
   int32_t code, rank, peer, pid, signal, lane, step;
   uint64_t sequence, bytes_done, bytes_total;
-  char verdict[512], evidence[512], advice[256], operation[64], tensor[192], field[32];
+  char verdict[512], evidence[512], advice[256], operation[64], tensor[192], field[32], host[64];
   char values[1024];
 };
 ErrorRecord encode(const Error& error);

@@ -42,7 +42,7 @@ Driver::~Driver() { stop(); }
 void Driver::stop() {
   {
     const std::lock_guard lock(mutex_);
-    stopping_ = true;
+    stopping_.store(true);
     thread_wakes_.notify_all();
   }
   engine_.wake();
@@ -60,21 +60,29 @@ void Driver::release() {
   engine_.run_completions();
 }
 
+/// What is left in flight when a thread stops driving or waiting is the progress thread's, unless
+/// somebody else waits.
+void Driver::hand_over() {
+  if (engine_.busy() && waiters_.load() == 0) note_submission();
+}
+
 bool Driver::wait(const Request& request, Deadline until) {
   const Operation& o = request.operation;
   const TraceSpan waiting(engine_.trace(), TraceKind::wait,
                           o.name.empty() ? name_of(o.kind) : o.name);
-  while (!request.finished.load(std::memory_order_acquire)) {
+  const auto done = [&] { return request.finished.load(std::memory_order_acquire); };
+  bool in_time = true;
+  while (in_time && !done()) {
     if (take()) {
-      drive([&] { return request.finished.load(std::memory_order_acquire); }, until);
+      drive(done, until);
       release();
-      if (engine_.busy() && waiters_.load() == 0) note_submission();
     } else {
       sleep(request, until);
     }
-    if (!request.finished.load(std::memory_order_acquire) && until.passed(now())) return false;
+    in_time = done() || !until.passed(now());
   }
-  return true;
+  hand_over();
+  return in_time;
 }
 
 void Driver::sleep(const Request& request, Deadline until) {
@@ -104,7 +112,8 @@ void Driver::drive(Done done, Deadline until) {
   while (!done()) {
     if (engine_.poll(TimePoint::min())) {  // one piece a turn
       looks = 0;
-      turns_.fetch_add(1, std::memory_order_relaxed);
+      const uint64_t turns = turns_.fetch_add(1, std::memory_order_relaxed);
+      if (turns % kLooksBetweenClocks == 0 && until.passed(now())) return;  // others may be busy
       continue;
     }
     if (done()) return;
@@ -129,6 +138,7 @@ void Driver::turn(Duration at_most) {
   }
   turns_.fetch_add(1, std::memory_order_relaxed);
   release();
+  if (eager_) hand_over();
 }
 
 // ---- the progress thread ----
@@ -139,42 +149,44 @@ void Driver::note_submission() {
   thread_wakes_.notify_one();
 }
 
+/// Sleeps while nothing is in flight; false at the end.
+bool Driver::await_work() {
+  std::unique_lock lock(mutex_);
+  thread_sleeps_.store(true);
+  while (!stopping_.load() && !engine_.busy()) thread_wakes_.wait(lock);
+  thread_sleeps_.store(false);
+  return !stopping_.load();
+}
+
 /// With no core to spare, true once nobody has taken a turn for a while.
 bool Driver::nobody_drives() {
   if (eager_) return true;
   const uint64_t before = turns_.load(std::memory_order_relaxed);
   std::unique_lock lock(mutex_);
-  thread_wakes_.wait_for(lock, kBackstop, [&] { return stopping_; });
+  thread_wakes_.wait_for(lock, kBackstop, [&] { return stopping_.load(); });
   return turns_.load(std::memory_order_relaxed) == before;
+}
+
+/// Leaves the driving to the waiters until one of them hands it over.
+void Driver::step_aside() {
+  std::unique_lock lock(mutex_);
+  thread_sleeps_.store(true);  // seq_cst; partner: hand_over, which looks at it last
+  if (!stopping_.load() && (waiters_.load() > 0 || taken_.load()))
+    thread_wakes_.wait_for(lock, kBackstop);
+  thread_sleeps_.store(false);
 }
 
 void Driver::progress_main() {
   ::pthread_setname_np(::pthread_self(), "farandole");
-  for (;;) {
-    {
-      std::unique_lock lock(mutex_);
-      thread_sleeps_.store(true);
-      // The time limit repairs what a submission noted a moment too early would lose.
-      while (!stopping_ && !engine_.busy()) thread_wakes_.wait(lock);
-      thread_sleeps_.store(false);
-      if (stopping_) return;
-    }
-    if (!nobody_drives() || waiters_.load() > 0) continue;
-    if (!take()) {
-      std::unique_lock lock(mutex_);
-      thread_wakes_.wait_for(lock, kBackstop, [&] { return stopping_; });
+  while (await_work()) {
+    if (!nobody_drives()) continue;
+    if (waiters_.load() > 0 || !take()) {
+      step_aside();
       continue;
     }
     thread_drives_.store(true);
-    bool stop = false;
-    drive(
-        [&] {
-          if (waiters_.load(std::memory_order_relaxed) > 0 || !engine_.busy()) return true;
-          const std::unique_lock lock(mutex_, std::try_to_lock);
-          stop = lock.owns_lock() && stopping_;
-          return stop;
-        },
-        Deadline::never());
+    drive([&] { return waiters_.load() > 0 || !engine_.busy() || stopping_.load(); },
+          Deadline::never());
     thread_drives_.store(false);
     release();
   }

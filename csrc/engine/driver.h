@@ -46,7 +46,10 @@ class Driver {
   void drive(Done done, Deadline until);
   void sleep(const Request& request, Deadline until);
   void progress_main();
+  bool await_work();
   bool nobody_drives();
+  void step_aside();
+  void hand_over();
 
   Engine& engine_;
   const Duration spin_;
@@ -62,7 +65,7 @@ class Driver {
   std::mutex mutex_;  // guards nothing but sleeping
   std::condition_variable waiter_wakes_;
   std::condition_variable thread_wakes_;
-  bool stopping_ = false;
+  std::atomic<bool> stopping_{false};  // set under the mutex; read by the driving thread without
   std::thread thread_;
 };
 

@@ -14,6 +14,7 @@ namespace {
 
 constexpr uint64_t kTurnsBetweenEvents = 4096;
 constexpr auto kDeathPatience = std::chrono::milliseconds(25);  // for its cause to be known
+constexpr auto kEndPatience = std::chrono::seconds(3);
 constexpr uint64_t kDoorbell = ~uint64_t{0};
 
 Crowding crowding_of(const Host& host) {
@@ -56,6 +57,13 @@ Engine::Engine(Host host, EngineOptions options)
 Engine::~Engine() {
   leave();
   driver_.stop();
+  // Nobody else polls any more. What is in flight fails and its completions run; peers that are
+  // inside its memory come out first, or are killed.
+  const Deadline patience = Deadline::after(kEndPatience);
+  while (busy() && !patience.passed(now())) {
+    park(std::chrono::milliseconds(1));
+    run_completions();
+  }
 }
 
 std::shared_ptr<Stream> Engine::open_stream(const Membership& membership, std::string label,
@@ -66,28 +74,34 @@ std::shared_ptr<Stream> Engine::open_stream(const Membership& membership, std::s
   const uint64_t key = stream_key(membership.key, number);
   auto* stream =
       new Stream(view, membership, std::move(label), key,
-                 options_.schedules ? options_.schedules(*this, membership, key) : nullptr);
-  ++open_streams_;
-  return {stream, [self = weak_from_this()](Stream* closing) {
+                 options_.schedules ? options_.schedules(*this, membership, key) : nullptr,
+                 options_.first_sequence);
+  ++closed_->open_streams;
+  return {stream, [closed = closed_](Stream* closing) {
             if (in_child()) return;  // what it refers to belongs to the parent
-            Closing page = {closing->key(), closing->page(), closing->known_peers()};
+            ClosedPage page = closing->leave_behind();
             delete closing;
-            if (const auto engine = self.lock()) {
-              --engine->open_streams_;
-              const std::lock_guard lock(engine->closing_mutex_);
-              engine->closing_.push_back(std::move(page));
-            }
+            --closed->open_streams;
+            const std::lock_guard lock(closed->mutex);
+            closed->pages.push_back(std::move(page));
           }};
 }
 
-/// Gives back the pages of closed streams that no peer will read again.
+/// Gives back the pages of closed streams that no peer will read again: it has closed the stream
+/// too, or left. A peer that has not opened it yet may still do so, and will find ours.
 void Engine::sweep() {
-  const std::lock_guard lock(closing_mutex_);
-  std::erase_if(closing_, [&](const Closing& c) {
-    for (const int peer : c.peers)
-      if (!host_.segment->closed(peer, c.key)) return false;
-    host_.segment->withdraw(host_.rank, c.key);
-    arena_->release(c.page);
+  const Segment& segment = *host_.segment;
+  const std::lock_guard lock(closed_->mutex);
+  std::erase_if(closed_->pages, [&](ClosedPage& page) {
+    std::erase_if(page.readers, [&](ClosedPage::Reader& reader) {
+      reader.met = reader.met || segment.listed(reader.rank, page.key);
+      if (reader.met) return segment.closed(reader.rank, page.key);
+      return segment.page(reader.rank).state.value.load(std::memory_order_acquire) ==
+             static_cast<uint64_t>(RankState::left);  // partner: leave
+    });
+    if (!page.readers.empty()) return false;
+    host_.segment->withdraw(host_.rank, page.key);
+    arena_->release(page.memory);
     return true;
   });
 }
@@ -154,7 +168,12 @@ bool Engine::poll(TimePoint until) {
   }
   if (moved && trace() != nullptr) trace()->turn(begin, now());
   if (moved) ring_sleepers();
-  if (++turns_ % kTurnsBetweenEvents == 0) handle_events(0);
+  const uint64_t turns = turns_.load(std::memory_order_relaxed) + 1;  // no partner: a statistic
+  turns_.store(turns, std::memory_order_relaxed);
+  if (turns % kTurnsBetweenEvents == 0) {  // a busy engine never parks
+    handle_events(0);
+    look_around();
+  }
   return moved;
 }
 
@@ -216,7 +235,6 @@ void Engine::handle_events(int timeout_ms) {
     else
       note_death(static_cast<int>(events[i].data.u64));
   }
-  if (timeout_ms == 0 && n > 0) look_around();
 }
 
 void Engine::note_death(int rank) {
@@ -259,7 +277,8 @@ void Engine::close_descriptors() {
 }
 
 EngineCounters Engine::counters() const {
-  return {turns_, arena_->bytes_in_use(), arena_->allocations(), open_streams_.load()};
+  return {turns_.load(std::memory_order_relaxed), arena_->bytes_in_use(), arena_->allocations(),
+          closed_->open_streams.load()};
 }
 
 std::string Engine::describe() {

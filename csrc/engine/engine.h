@@ -26,6 +26,7 @@ struct EngineOptions {
   bool threads = true;           // false: whoever owns the engine polls it, as simulated worlds do
   BackendMaker schedules;        // none: paths over shared memory alone
   std::shared_ptr<Trace> trace;  // null: nothing is traced
+  uint32_t first_sequence = 0;   // where the numbers of operations begin, for tests of their wrap
 };
 
 struct EngineCounters {
@@ -101,7 +102,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<std::string> deaths_;
   std::vector<int> death_signals_;
   std::vector<std::pair<int, TimePoint>> unexplained_;  // deaths whose cause is not yet known
-  uint64_t turns_ = 0;
+  std::atomic<uint64_t> turns_{0};                      // written by the polling thread alone
 
   // Crossing points.
   std::mutex inbox_mutex_;  // guards inbox_
@@ -111,17 +112,16 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::mutex completions_mutex_;  // guards completions_
   std::vector<std::shared_ptr<Request>> completions_;
   std::atomic<bool> completions_full_{false};
-  std::atomic<size_t> open_streams_{0};
   std::atomic<bool> left_{false};
 
-  // Pages of closed streams, kept until all peers have closed theirs.
-  struct Closing {
-    uint64_t key;
-    std::byte* page;
-    std::vector<int> peers;
+  // Shared with the streams: one that closes must not hold the engine, lest the thread that polls
+  // becomes the engine's last owner and has to end itself.
+  struct Closed {
+    std::mutex mutex;               // guards pages
+    std::vector<ClosedPage> pages;  // kept until no peer can read them
+    std::atomic<size_t> open_streams{0};
   };
-  std::mutex closing_mutex_;  // guards closing_
-  std::vector<Closing> closing_;
+  std::shared_ptr<Closed> closed_ = std::make_shared<Closed>();
 
   Driver driver_;  // last: its thread ends before anything else does
 };

@@ -36,20 +36,21 @@ uint64_t stream_key(uint64_t group_key, uint64_t number) {
 }
 
 Stream::Stream(const EngineView& around, const Membership& membership, std::string label,
-               uint64_t key, std::unique_ptr<Backend> schedules)
+               uint64_t key, std::unique_ptr<Backend> schedules, uint32_t first_sequence)
     : around_(around),
       membership_(membership),
       label_(std::move(label)),
       key_(key),
       direct_(memory_),
-      schedules_(std::move(schedules)) {
+      schedules_(std::move(schedules)),
+      sequence_(first_sequence) {
   memory_.rank = membership_.rank;
   memory_.members = membership_.members;
   memory_.pages.assign(membership_.members.size(), nullptr);
   memory_.segment = around_.host->segment;
   memory_.abort = membership_.abort;
   std::byte* page = around_.arena->allocate(sizeof(StreamPage) + staging_bytes(memory_.size()));
-  memory_.pages[static_cast<size_t>(memory_.rank)] = new (page) StreamPage;
+  memory_.pages[static_cast<size_t>(memory_.rank)] = new (page) StreamPage(sequence_);
   memory_.segment->publish(around_.host->rank, key_, *memory_.segment->offset_of(page, 1));
   if (around_.trace != nullptr) track_ = around_.trace->track(track_name(), key_);
 }
@@ -59,12 +60,12 @@ Stream::~Stream() {
   memory_.segment->close(around_.host->rank, key_);
 }
 
-std::vector<int> Stream::known_peers() const {
-  std::vector<int> known;
-  for (int r = 0; r < memory_.size(); ++r)
-    if (r != memory_.rank && memory_.pages[static_cast<size_t>(r)] != nullptr)
-      known.push_back(memory_.members[static_cast<size_t>(r)]);
-  return known;
+ClosedPage Stream::leave_behind() const {
+  ClosedPage page{key_, reinterpret_cast<std::byte*>(&memory_.mine()), {}};
+  for (size_t r = 0; r < memory_.pages.size(); ++r)
+    if (static_cast<int>(r) != memory_.rank)
+      page.readers.push_back({memory_.members[r], memory_.pages[r] != nullptr});
+  return page;
 }
 
 std::vector<std::shared_ptr<Request>> Stream::take_finished() { return std::move(finished_); }
@@ -213,6 +214,10 @@ Progress Stream::agree() {
 Progress Stream::run(TimePoint until) {
   const Progress progress = backend_->poll(until);
   if (progress == Progress::finished) {
+    // A rank that learns of the failure takes its buffers back, while we may still have read them:
+    // data count only when the group was alive after the last of them was read.
+    std::atomic_thread_fence(std::memory_order_acquire);  // partner: Lifeline::report
+    if (membership_.lifeline->failed()) return Progress::moved;
     finish(std::nullopt);
   } else if (progress == Progress::idle && backend_->agrees_in_data() &&
              compare_posts() == Agreement::different) {
@@ -306,6 +311,9 @@ Progress Stream::compare_all() {
     std::vector<Descriptor> all;
     for (int r = 0; r < memory_.size(); ++r) all.push_back(memory_.page(r).descriptor);
     queue_.front()->error = disagreement(all, memory_.rank);
+    if (!queue_.front()->error)
+      throw Error(ErrorCode::internal,
+                  "ranks disagree on " + title() + ", but what they started looks the same");
     publish(mine.compared, target);
     return Progress::moved;
   }
@@ -409,6 +417,7 @@ void Stream::check_members(int r) {
       memory_.segment->page(world_rank).state.value.load(std::memory_order_acquire));
   const bool dead = (*around_.dead)[index];
   if (!dead && state != RankState::left) return;
+  if (!needs(r)) return;  // it did its share, and left between two looks (partner: Engine::leave)
   Context where;
   where.rank = world_rank;
   where.host = peer.info.host;

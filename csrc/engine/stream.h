@@ -41,13 +41,24 @@ struct EngineView {
   Trace* trace = nullptr;  // null: nothing is traced
 };
 
+/// The page of a closed stream, and who may still read it.
+struct ClosedPage {
+  struct Reader {
+    int rank;  // in the world
+    bool met;  // it has opened the stream: when it is no longer listed, it has closed it
+  };
+  uint64_t key;
+  std::byte* memory;
+  std::vector<Reader> readers;
+};
+
 /// The key under which the members of a group find each other's pages of stream `number`.
 uint64_t stream_key(uint64_t group_key, uint64_t number);
 
 class Stream {
  public:
   Stream(const EngineView& around, const Membership& membership, std::string label, uint64_t key,
-         std::unique_ptr<Backend> schedules);
+         std::unique_ptr<Backend> schedules, uint32_t first_sequence);
   ~Stream();
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
@@ -55,9 +66,8 @@ class Stream {
   const Membership& membership() const { return membership_; }
   const std::string& label() const { return label_; }
   uint64_t key() const { return key_; }
-  std::byte* page() const { return reinterpret_cast<std::byte*>(&memory_.mine()); }
-  /// World ranks of the peers whose pages this stream has found.
-  std::vector<int> known_peers() const;
+  /// What is to be given back later, for a stream that is about to be destroyed.
+  ClosedPage leave_behind() const;
 
   /// Any thread. Throws Error(invalid_argument) when no backend can run this, saying why.
   void require_backend(const Operation& operation) const;

@@ -10,7 +10,9 @@ namespace {
 
 template <size_t N>
 void put(char (&to)[N], const std::string& text) {
-  const size_t length = std::min(N - 1, text.size());
+  size_t length = std::min(N - 1, text.size());
+  if (length < text.size())  // never in the middle of a character of UTF-8
+    while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xc0) == 0x80) --length;
   std::memcpy(to, text.data(), length);
 }
 
@@ -80,7 +82,8 @@ uint32_t hash_of(const Descriptor& d) {
     h = (std::rotl(h, 23) ^ w) * 0xff51afd7ed558ccd;
   }
   h ^= h >> 32;
-  return static_cast<uint32_t>(h);
+  const auto hash = static_cast<uint32_t>(h);
+  return hash != 0 ? hash : 1;  // a line never used bears the flag 0, which is a number after 2^32
 }
 
 std::optional<Error> disagreement(const std::vector<Descriptor>& by_rank, int me) {

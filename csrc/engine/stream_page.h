@@ -49,6 +49,14 @@ struct alignas(64) Line {
 };
 
 struct StreamPage {
+  /// A rank that has not started any operation stands at the number before the first.
+  explicit StreamPage(uint32_t sequence) {
+    const uint64_t none = uint64_t{sequence} << 32;
+    entry.posted.store(none, std::memory_order_relaxed);  // released by the directory
+    for (Word* word : {&published, &folded, &gathered, &completed, &described, &compared})
+      word->value.store(none, std::memory_order_relaxed);
+  }
+
   // The newest operation this rank has started: (sequence << 32 | hash), with its places.
   struct alignas(128) {
     std::atomic<uint64_t> posted{0};

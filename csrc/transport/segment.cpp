@@ -98,42 +98,67 @@ std::optional<uint64_t> Segment::offset_of(const void* data, size_t bytes) const
 
 DirectoryEntry* Segment::entry(int rank, uint64_t key) const {
   for (DirectoryEntry& e : page(rank).directory)
-    if (e.key.load(std::memory_order_acquire) == key) return &e;  // partner: publish
+    if (e.key.load() == key) return &e;
   return nullptr;
 }
 
 std::optional<uint64_t> Segment::find(int rank, uint64_t key) const {
   const DirectoryEntry* e = entry(rank, key);
   if (e == nullptr) return std::nullopt;
-  return e->offset.load(std::memory_order_relaxed);
+  const uint64_t offset = e->offset.load();
+  const auto state = static_cast<EntryState>(e->state.load());
+  // The same key still: neither was written for another one (partner: publish).
+  if (e->key.load() != key || state == EntryState::withdrawn) return std::nullopt;
+  return offset;
 }
+
+bool Segment::listed(int rank, uint64_t key) const { return entry(rank, key) != nullptr; }
 
 bool Segment::closed(int rank, uint64_t key) const {
   const auto state = static_cast<RankState>(page(rank).state.value.load(std::memory_order_acquire));
   if (state == RankState::left) return true;
   const DirectoryEntry* e = entry(rank, key);
-  return e == nullptr || e->closed.load(std::memory_order_acquire) != 0;  // partner: close
+  return e == nullptr || static_cast<EntryState>(e->state.load()) != EntryState::open;
+}
+
+/// A place never used, or withdrawn by its last user.
+DirectoryEntry* Segment::place_for(int rank, uint64_t key) {
+  const auto withdrawn = [](const DirectoryEntry& e) {
+    return static_cast<EntryState>(e.state.load()) == EntryState::withdrawn;
+  };
+  if (DirectoryEntry* same = entry(rank, key); same != nullptr && withdrawn(*same)) return same;
+  for (size_t i = 0; i < kDirectoryEntries; ++i) {
+    DirectoryEntry& e = page(rank).directory[(next_place_ + i) % kDirectoryEntries];
+    if (e.key.load() != 0 && !withdrawn(e)) continue;
+    next_place_ = (next_place_ + i + 1) % kDirectoryEntries;
+    return &e;
+  }
+  throw Error(ErrorCode::resource,
+              "this rank has no room for another stream; " + std::to_string(kDirectoryEntries) +
+                  " are in use",
+              {}, "close groups and optimizers that are no longer needed");
 }
 
 void Segment::publish(int rank, uint64_t key, uint64_t offset) {
-  DirectoryEntry* e = entry(rank, 0);
-  if (e == nullptr)
-    throw Error(ErrorCode::resource,
-                "this rank has no room for another stream; " + std::to_string(kDirectoryEntries) +
-                    " are in use",
-                {}, "close groups and optimizers that are no longer needed");
-  e->offset.store(offset, std::memory_order_relaxed);
-  e->closed.store(0, std::memory_order_relaxed);
-  e->key.store(key, std::memory_order_release);  // partner: entry
+  const std::lock_guard lock(publishing_);
+  DirectoryEntry* e = place_for(rank, key);
+  e->key.store(0);
+  e->offset.store(offset);
+  e->state.store(static_cast<uint64_t>(EntryState::open));
+  e->key.store(key);
 }
 
 void Segment::close(int rank, uint64_t key) {
   if (!memory_) return;  // a forked child: the page is its parent's
-  if (DirectoryEntry* e = entry(rank, key)) e->closed.store(1, std::memory_order_release);
+  const std::lock_guard lock(publishing_);
+  if (DirectoryEntry* e = entry(rank, key))
+    e->state.store(static_cast<uint64_t>(EntryState::closed));
 }
 
 void Segment::withdraw(int rank, uint64_t key) {
-  if (DirectoryEntry* e = entry(rank, key)) e->key.store(0, std::memory_order_release);
+  const std::lock_guard lock(publishing_);
+  if (DirectoryEntry* e = entry(rank, key))
+    e->state.store(static_cast<uint64_t>(EntryState::withdrawn));
 }
 
 void Segment::hide_from_children() { ::madvise(base_, arenas_begin_, MADV_DONTFORK); }

@@ -31,11 +31,18 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 enum class RankState : uint64_t { absent, present, left };
 
-/// What a rank publishes under a key: where in its arena a thing lies.
+/// What a rank publishes under a key: where in its arena a thing lies. A withdrawn entry keeps its
+/// key until its place is needed: a peer that looks late sees that there was one, and is gone.
+/// All accesses are seq_cst: readers look at the key again after the rest (Segment::find).
 struct DirectoryEntry {
-  std::atomic<uint64_t> key{0};  // 0: free; released after `offset`, acquired by readers
+  std::atomic<uint64_t> key{0};  // 0: never used, or changing hands
   std::atomic<uint64_t> offset{0};
-  std::atomic<uint64_t> closed{0};  // the owner has no more use for it
+  std::atomic<uint64_t> state{0};  // EntryState
+};
+enum class EntryState : uint64_t {
+  open,
+  closed,     // the owner has no more use for it
+  withdrawn,  // the memory may hold something else
 };
 inline constexpr size_t kDirectoryEntries = 1000;
 
@@ -67,7 +74,9 @@ class Segment {
 
   /// Waits for nobody: where `rank` published `key`, or nothing yet.
   std::optional<uint64_t> find(int rank, uint64_t key) const;
-  /// For a key once found: true when `rank` has no more use for it (closed, withdrawn, or left).
+  /// True when `rank` has published `key`, even if it has withdrawn it since.
+  bool listed(int rank, uint64_t key) const;
+  /// For a key once listed: true when `rank` has no more use for it (closed, withdrawn, or left).
   bool closed(int rank, uint64_t key) const;
   void publish(int rank, uint64_t key, uint64_t offset);
   void close(int rank, uint64_t key);
@@ -80,7 +89,11 @@ class Segment {
  private:
   Segment(Fd memory, int ranks, size_t arena_bytes);
   DirectoryEntry* entry(int rank, uint64_t key) const;
+  DirectoryEntry* place_for(int rank, uint64_t key);
 
+  // Streams are opened by any thread, connections by the one that polls.
+  std::mutex publishing_;  // guards the writing of directories, and next_place_
+  size_t next_place_ = 0;  // where the search begins: the longest withdrawn are used again first
   Fd memory_;
   int ranks_;
   size_t arena_bytes_;

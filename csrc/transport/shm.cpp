@@ -111,7 +111,7 @@ class Shared {
   /// closed as well. A counterpart that we met and is no longer listed was closed and withdrawn;
   /// one that we never met may still come, and finds us, until its rank is gone.
   bool free_to_go(Block& block) const {
-    block.met = block.met || segment().find(block.peer, block.peer_key).has_value();
+    block.met = block.met || segment().listed(block.peer, block.peer_key);
     if (block.met) return segment().closed(block.peer, block.peer_key);
     return segment().page(block.peer).state.value.load(std::memory_order_acquire) ==
            static_cast<uint64_t>(RankState::left);

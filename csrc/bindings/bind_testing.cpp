@@ -1,0 +1,36 @@
+// What tests of the native core need beyond what users see.
+#include <string>
+
+#include "bindings/bind.h"
+#include "testing/sim_world.h"
+
+namespace farandole {
+
+void bind_testing(py::module_& module) {
+  py::module_ testing = module.def_submodule("testing", "For the tests of farandole itself.");
+  py::class_<SimReport>(testing, "SimReport")
+      .def_readonly("seed", &SimReport::seed)
+      .def_readonly("ranks", &SimReport::ranks)
+      .def_readonly("fate", &SimReport::fate)
+      .def_readonly("turns", &SimReport::turns)
+      .def_readonly("operations", &SimReport::operations)
+      .def_readonly("correct", &SimReport::correct)
+      .def_readonly("refused", &SimReport::refused)
+      .def_readonly("failed", &SimReport::failed)
+      .def_readonly("verdict", &SimReport::verdict)
+      .def_readonly("complaint", &SimReport::complaint)
+      .def("__repr__", [](const SimReport& r) {
+        return "SimReport(seed=" + std::to_string(r.seed) + ", ranks=" + std::to_string(r.ranks) +
+               ", fate='" + r.fate + "', turns=" + std::to_string(r.turns) +
+               ", operations=" + std::to_string(r.operations) +
+               ", correct=" + std::to_string(r.correct) + ", refused=" + std::to_string(r.refused) +
+               ", failed=" + std::to_string(r.failed) + ", verdict='" + r.verdict +
+               "', complaint='" + r.complaint + "')";
+      });
+  testing.def("simulate", &simulate, py::arg("seed"), py::arg("steps") = 30, py::arg("ranks") = 3,
+              py::call_guard<py::gil_scoped_release>(),
+              "Runs a whole world of ranks in this thread, in an order drawn from the seed. "
+              "`complaint` is empty when all was well.");
+}
+
+}  // namespace farandole

@@ -1,0 +1,268 @@
+#include "testing/sim_operation.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "fold/cast.h"
+#include "fold/fold.h"
+#include "schedule/planners.h"
+#include "schedule/slicing.h"
+
+namespace farandole {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+template <typename T>
+const T& pick(SimRandom& random, const std::vector<T>& from) {
+  return from[random() % from.size()];
+}
+
+bool one_in(SimRandom& random, uint64_t n) { return random() % n == 0; }
+
+bool folds(Collective kind) {
+  return kind == Collective::all_reduce || kind == Collective::reduce_scatter;
+}
+
+// ---- the question ----
+
+size_t draw_count(SimRandom& random, int size) {
+  switch (random() % 8) {
+    case 0:
+      return random() % 3;
+    case 1:
+      return static_cast<size_t>(size) - 1 + random() % 3;
+    case 2:
+    case 3:
+      return 1 + random() % 600;  // about where lines end
+    case 4:
+      return 4000 + random() % 9000;  // about where one_shot ends
+    case 5:
+      return 40'000 + random() % 60'000;
+    default:
+      return 1 + random() % 40;
+  }
+}
+
+Operation draw_question(SimRandom& random, int size) {
+  static const std::vector<Collective> kinds = {Collective::all_reduce,     Collective::all_reduce,
+                                                Collective::reduce_scatter, Collective::all_gather,
+                                                Collective::broadcast,      Collective::barrier};
+  static const std::vector<DType> dtypes = {DType::float32, DType::float32, DType::bfloat16,
+                                            DType::float64, DType::int32,   DType::uint8};
+  static const std::vector<ReduceOp> ops = {ReduceOp::sum, ReduceOp::sum, ReduceOp::mean,
+                                            ReduceOp::min, ReduceOp::max};
+  Operation o;
+  o.kind = pick(random, kinds);
+  o.input.dtype = o.output.dtype = pick(random, dtypes);
+  if (o.kind != Collective::barrier) o.input.count = draw_count(random, size);
+  if (folds(o.kind)) o.op = pick(random, ops);
+  if (o.kind == Collective::broadcast)
+    o.root = static_cast<int>(random() % static_cast<uint64_t>(size));
+  if (one_in(random, 3)) o.name = "tensor " + std::to_string(random() % 100);
+  return o;
+}
+
+/// Any path or planner that takes the question; its level follows from it.
+void draw_algorithm(SimRandom& random, int size, Operation& o) {
+  if (o.kind == Collective::barrier || one_in(random, 3)) return;
+  std::vector<std::string> able = {"staged", "schedule"};
+  if (o.input.bytes() <= 2048) able.emplace_back("lines");
+  if (o.input.bytes() <= size_t{32} << 10) able.emplace_back("one_shot");
+  if (o.kind == Collective::all_reduce) able.emplace_back("window");
+  Shape shape;
+  shape.size = size;
+  shape.count = o.input.count;
+  shape.root = o.root;
+  for (const Planner& planner : planners())
+    if (planner.collective == o.kind && is_allowed(planner, shape, Determinism::fast))
+      able.emplace_back(planner.name);
+  o.algorithm = pick(random, able);
+  const Planner* planner = find_planner(o.kind, o.algorithm);
+  if (planner != nullptr && !is_allowed(*planner, shape, Determinism::canonical))
+    o.level = Determinism::fast;
+}
+
+/// On the level `fast` small integers, whose sums are exact in any order; else magnitudes apart, so
+/// that every rounding shows.
+Bytes draw_data(SimRandom& random, const Operation& o) {
+  const DTypeRow& type = row(o.input.dtype);
+  const bool whole = type.kind == DTypeKind::integer;
+  Bytes data(o.input.bytes());
+  for (size_t i = 0; i < o.input.count; ++i) {
+    const auto small = static_cast<uint32_t>(random() % 8);
+    const bool wide = !whole && o.level == Determinism::canonical;
+    const float value = wide ? std::ldexp(static_cast<float>(random() % 2001) - 1000.0F,
+                                          static_cast<int>(random() % 24) - 12)
+                             : static_cast<float>(small);
+    std::byte* to = data.data() + i * type.bytes;
+    if (whole)
+      std::memcpy(to, &small, type.bytes);  // little-endian: its lowest bytes
+    else
+      cast(to, o.input.dtype, reinterpret_cast<const std::byte*>(&value), DType::float32, 1);
+  }
+  return data;
+}
+
+// ---- the reference ----
+
+/// docs/determinism.md, word for word: the tree splits at the largest power of two below the size.
+Bytes fold_tree(const std::vector<Bytes>& leaves, size_t begin, size_t end, const Operation& o) {
+  if (end - begin == 1) return leaves[begin];
+  const size_t middle = begin + std::bit_floor(end - begin - 1);
+  Bytes lower = fold_tree(leaves, begin, middle, o);
+  const Bytes upper = fold_tree(leaves, middle, end, o);
+  fold_for(o.input.dtype, o.op)(lower.data(), lower.data(), upper.data(), o.input.count);
+  return lower;
+}
+
+Bytes reduced(std::vector<Bytes> leaves, const Operation& o) {
+  const Scales scales =
+      scales_for(o.input.dtype, o.op, o.prescale, o.postscale, static_cast<int>(leaves.size()));
+  for (Bytes& leaf : leaves)
+    scale(leaf.data(), leaf.data(), o.input.count, o.input.dtype, scales.leaf);
+  Bytes total = fold_tree(leaves, 0, leaves.size(), o);
+  scale(total.data(), total.data(), o.input.count, o.input.dtype, scales.finish);
+  return total;
+}
+
+Slice own_part(const Operation& o, int size, int rank) {
+  return part({Space::input, 0, o.input.count}, size, rank);
+}
+
+std::vector<Bytes> reference(const std::vector<Bytes>& inputs, const Operation& o) {
+  const size_t size = inputs.size();
+  const size_t element = size_of(o.input.dtype);
+  Bytes whole;
+  switch (o.kind) {
+    case Collective::all_reduce:
+      return std::vector<Bytes>(size, reduced(inputs, o));
+    case Collective::broadcast:
+      return std::vector<Bytes>(size, inputs[static_cast<size_t>(o.root)]);
+    case Collective::all_gather:
+      for (const Bytes& input : inputs) whole.insert(whole.end(), input.begin(), input.end());
+      return std::vector<Bytes>(size, whole);
+    case Collective::reduce_scatter: {
+      whole = reduced(inputs, o);
+      std::vector<Bytes> parts;
+      for (size_t r = 0; r < size; ++r) {
+        const Slice mine = own_part(o, static_cast<int>(size), static_cast<int>(r));
+        const auto begin = whole.begin() + static_cast<std::ptrdiff_t>(mine.offset * element);
+        parts.emplace_back(begin, begin + static_cast<std::ptrdiff_t>(mine.count * element));
+      }
+      return parts;
+    }
+    default:
+      return std::vector<Bytes>(size);
+  }
+}
+
+// ---- disagreement ----
+
+/// One rank asks for something else. Its buffers stay large enough for either question.
+void make_odd(SimRandom& random, Operation& o) {
+  switch (random() % 4) {
+    case 0:
+      o.name += "?";
+      return;
+    case 1:
+      o.prescale = 0.5;
+      return;
+    case 2:
+      o.op = o.op == ReduceOp::max ? ReduceOp::min : ReduceOp::max;
+      return;
+    default:
+      if (o.input.count > 0 && o.kind == Collective::all_reduce)
+        o.output.count = --o.input.count;
+      else
+        o.name += "!";
+  }
+}
+
+constexpr size_t kApart = ~size_t{0};
+
+/// Where output begins in input, or input in output, when they share memory.
+size_t in_place_at(const Operation& o, int size, int rank) {
+  if (o.kind == Collective::all_gather) return static_cast<size_t>(rank) * o.input.bytes();
+  if (o.kind == Collective::reduce_scatter)
+    return own_part(o, size, rank).offset * size_of(o.input.dtype);
+  return 0;
+}
+
+}  // namespace
+
+// ---- shares ----
+
+SimShare::SimShare(const Operation& what, Bytes input, Bytes expected, size_t in_place_at,
+                   std::shared_ptr<Arena> arena)
+    : operation_(what), expected_(std::move(expected)), arena_(std::move(arena)) {
+  const size_t longest = std::max(input.size(), expected_.size());
+  const bool apart = in_place_at == kApart;
+  const size_t bytes = (apart ? 2 : 1) * longest + 1;
+  if (arena_) {
+    memory_ = arena_->allocate(bytes);
+  } else {
+    heap_.resize(bytes);
+    memory_ = heap_.data();
+  }
+  std::fill_n(memory_, bytes, std::byte{0xa5});
+  const bool gathers = operation_.kind == Collective::all_gather;
+  std::byte* in = memory_ + (!apart && gathers ? in_place_at : 0);
+  std::byte* out = memory_ + (apart ? longest : gathers ? 0 : in_place_at);
+  std::ranges::copy(input, in);
+  operation_.input.data = in;
+  operation_.output = {out, expected_.size() / size_of(operation_.input.dtype),
+                       operation_.input.dtype};
+}
+
+SimShare::~SimShare() {
+  if (arena_) arena_->release(memory_);
+}
+
+bool SimShare::is_right() const {
+  return std::equal(expected_.begin(), expected_.end(), operation_.output.data);
+}
+
+SimOperation draw_operation(SimRandom& random, const std::vector<std::shared_ptr<Arena>>& arenas) {
+  const int size = static_cast<int>(arenas.size());
+  Operation what = draw_question(random, size);
+  draw_algorithm(random, size, what);
+  if (folds(what.kind) && what.level == Determinism::canonical && one_in(random, 4)) {
+    what.prescale = 0.75;
+    what.postscale = 3;
+  }
+  std::vector<Bytes> inputs;
+  for (int r = 0; r < size; ++r) inputs.push_back(draw_data(random, what));
+  std::vector<Bytes> expected = reference(inputs, what);
+
+  SimOperation drawn;
+  const uint64_t places = random();  // a bit a rank: in its arena
+  const bool mixed = one_in(random, 2);
+  const bool in_place = one_in(random, 2);
+  const bool disagree = size > 1 && one_in(random, 12);
+  const int odd = disagree ? static_cast<int>(random() % static_cast<uint64_t>(size)) : -1;
+  bool all_shared = what.input.count > 0;
+  for (int r = 0; r < size; ++r) {
+    const auto i = static_cast<size_t>(r);
+    const bool shared = (places >> (mixed ? r : 0) & 1) != 0;
+    all_shared = all_shared && shared;
+    Operation mine = what;
+    const size_t at = in_place ? in_place_at(what, size, r) : kApart;
+    if (r == odd) make_odd(random, mine);
+    drawn.shares.push_back(std::make_shared<SimShare>(
+        mine, std::move(inputs[i]), std::move(expected[i]), at, shared ? arenas[i] : nullptr));
+  }
+  if (disagree)
+    drawn.end = SimEnd::mismatch;
+  else if (what.algorithm == "window" && !all_shared && what.input.count > 0)
+    drawn.end = SimEnd::not_shared;
+  drawn.text = std::string(name_of(what.kind)) + " of " + std::to_string(what.input.count) + " " +
+               std::string(name_of(what.input.dtype)) + ", " + std::string(name_of(what.op)) +
+               ", by '" + what.algorithm + "', " + (in_place ? "in place" : "apart") +
+               (disagree ? ", odd rank " + std::to_string(odd) : "");
+  return drawn;
+}
+
+}  // namespace farandole

@@ -1,0 +1,50 @@
+// One collective of a simulated world: drawn from a seed, given to every rank, checked on every
+// rank against a reference.
+#pragma once
+
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/operation.h"
+#include "transport/segment.h"
+
+namespace farandole {
+
+using SimRandom = std::mt19937_64;
+
+/// What one rank is asked, and what it should be left with.
+class SimShare {
+ public:
+  /// In `arena` or, without one, on the heap.
+  SimShare(const Operation& what, std::vector<std::byte> input, std::vector<std::byte> expected,
+           size_t in_place_at, std::shared_ptr<Arena> arena);
+  ~SimShare();
+  SimShare(const SimShare&) = delete;
+  SimShare& operator=(const SimShare&) = delete;
+
+  const Operation& operation() const { return operation_; }
+  bool is_right() const;
+
+ private:
+  Operation operation_;
+  std::vector<std::byte> expected_;
+  std::shared_ptr<Arena> arena_;
+  std::vector<std::byte> heap_;
+  std::byte* memory_ = nullptr;
+};
+
+/// What becomes of an operation when nothing happens to its group.
+enum class SimEnd { right, mismatch, not_shared };
+
+struct SimOperation {
+  std::vector<std::shared_ptr<SimShare>> shares;  // by rank in the group
+  SimEnd end = SimEnd::right;
+  std::string text;  // for a complaint
+};
+
+/// `arenas` by rank in the group.
+SimOperation draw_operation(SimRandom& random, const std::vector<std::shared_ptr<Arena>>& arenas);
+
+}  // namespace farandole

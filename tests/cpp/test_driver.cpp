@@ -1,0 +1,91 @@
+// Who drives: many threads wait, submit and leave at the same time, in every progress mode.
+#include <algorithm>
+#include <atomic>
+#include <random>
+#include <thread>
+
+#include "engines.h"
+
+using namespace farandole;
+using testing::error_of;
+using testing::run_groups;
+using testing::Sum;
+
+namespace {
+
+constexpr ProgressMode kModes[] = {ProgressMode::automatic, ProgressMode::thread,
+                                   ProgressMode::caller};
+
+constexpr size_t kCounts[] = {1, 100, 4'000, 40'000};  // lines, one_shot, staged
+
+}  // namespace
+
+TEST(driver_wakes_every_one_of_several_waiting_threads) {
+  constexpr int kRanks = 3, kStreams = 3, kRounds = 30;
+  for (const ProgressMode mode : kModes)
+    run_groups(kRanks, mode, [&](const std::shared_ptr<Group>& group) {
+      std::vector<std::shared_ptr<Stream>> streams;
+      for (int s = 0; s < kStreams; ++s) streams.push_back(group->open_stream("stream"));
+      std::vector<std::thread> users;
+      for (int s = 0; s < kStreams; ++s)
+        users.emplace_back([&, s] {
+          for (int i = 0; i < kRounds; ++i) {
+            Sum sum(group->rank(), kRanks, kCounts[static_cast<size_t>(s + i) % 4]);
+            const Handle handle =
+                group->submit_to(streams[static_cast<size_t>(s)], Collective::all_reduce,
+                                 sum.buffer(), sum.buffer(), {}, i % 2 == 0);
+            CHECK_EQUAL(error_of(handle), "");
+            CHECK(sum.is_right());
+          }
+        });
+      for (std::thread& user : users) user.join();
+    });
+}
+
+TEST(driver_lets_waiters_give_up_and_somebody_else_goes_on) {
+  constexpr int kRanks = 2;
+  for (const ProgressMode mode : kModes)
+    run_groups(kRanks, mode, [&](const std::shared_ptr<Group>& group) {
+      for (int i = 0; i < 20; ++i) {
+        std::atomic<bool> completed{false};
+        Sum sum(group->rank(), kRanks, 30'000);
+        Options options;
+        options.completion = [&](const Error*) { completed.store(true); };
+        const Handle handle = group->submit(Collective::all_reduce, sum.buffer(), sum.buffer(),
+                                            std::move(options), true);
+        std::thread impatient(
+            [&] { (void)handle.wait(Deadline::after(std::chrono::microseconds(i))); });
+        (void)handle.wait(Deadline::after(std::chrono::microseconds(2 * i)));
+        impatient.join();
+        // Nobody waits now: the progress thread finishes what was begun.
+        const TimePoint until = testing::patience().at;
+        while (!completed.load() && now() < until) std::this_thread::yield();
+        CHECK(completed.load());
+        CHECK(handle.done() && sum.is_right());
+      }
+    });
+}
+
+TEST(driver_runs_what_nobody_waits_for) {
+  constexpr int kRanks = 3, kOperations = 40;
+  for (const ProgressMode mode : kModes)
+    run_groups(kRanks, mode, [&](const std::shared_ptr<Group>& group) {
+      std::vector<Sum> sums;
+      for (int i = 0; i < kOperations; ++i)
+        sums.emplace_back(group->rank(), kRanks, kCounts[static_cast<size_t>(i) % 4]);
+      std::atomic<int> completions{0};
+      std::vector<Handle> handles;
+      for (Sum& sum : sums) {
+        Options options;
+        options.completion = [&](const Error* error) {
+          completions += error == nullptr ? 1 : 1000;
+        };
+        handles.push_back(
+            group->submit(Collective::all_reduce, sum.buffer(), sum.buffer(), std::move(options)));
+      }
+      const TimePoint until = testing::patience().at;
+      while (completions.load() < kOperations && now() < until) std::this_thread::yield();
+      CHECK_EQUAL(completions.load(), kOperations);
+      for (const Sum& sum : sums) CHECK(sum.is_right());
+    });
+}

@@ -1,0 +1,157 @@
+// Gradients that many threads hand over, in every order, while buckets are already on their way.
+#include "fusion/reducer.h"
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <thread>
+
+#include "engines.h"
+
+using namespace farandole;
+using testing::run_groups;
+
+namespace {
+
+constexpr int kRanks = 3;
+
+std::vector<Parameter> model() {
+  std::vector<Parameter> parameters;
+  for (int i = 0; i < 12; ++i)
+    parameters.push_back({"layer " + std::to_string(i), static_cast<size_t>(1 + i * i * 37),
+                          i % 5 == 4 ? DType::float64 : DType::float32});
+  return parameters;
+}
+
+ReducerOptions small_buckets(bool overlap) {
+  ReducerOptions options;
+  options.op = ReduceOp::sum;
+  options.limits = {4000, 500};
+  options.overlap = overlap;
+  return options;
+}
+
+/// What `rank` contributes to every element of a parameter; sums of them are exact.
+double gradient_of(int rank, int parameter, int step) {
+  return rank * 100 + parameter + step * 1000;
+}
+
+void mark(Reducer& reducer, int rank, int parameter, int step) {
+  const Parameter& p = reducer.parameters()[static_cast<size_t>(parameter)];
+  const double value = gradient_of(rank, parameter, step);
+  if (p.dtype == DType::float64) {
+    const std::vector<double> gradient(p.count, value);
+    reducer.mark_ready(parameter, reinterpret_cast<const std::byte*>(gradient.data()));
+  } else {
+    const std::vector<float> gradient(p.count, static_cast<float>(value));
+    reducer.mark_ready(parameter, reinterpret_cast<const std::byte*>(gradient.data()));
+  }
+}
+
+template <typename T>
+bool all_are(const std::byte* data, size_t count, double value) {
+  const T* begin = reinterpret_cast<const T*>(data);
+  return std::all_of(begin, begin + count, [&](T x) { return x == static_cast<T>(value); });
+}
+
+/// True when every element of the parameter's place in its bucket is `value`.
+bool holds(const Reducer& reducer, int parameter, double value) {
+  for (size_t b = 0; b < reducer.buckets().size(); ++b)
+    for (const Placement& item : reducer.buckets()[b].items) {
+      if (item.parameter != parameter) continue;
+      const DType dtype = reducer.buckets()[b].dtype;
+      const std::byte* at = reducer.memory(b).get() + item.offset * size_of(dtype);
+      return dtype == DType::float64 ? all_are<double>(at, item.count, value)
+                                     : all_are<float>(at, item.count, value);
+    }
+  return false;
+}
+
+}  // namespace
+
+TEST(reducer_takes_gradients_of_many_threads_in_any_order) {
+  for (const bool overlap : {true, false})
+    run_groups(kRanks, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
+      Reducer reducer(group, model(), small_buckets(overlap));
+      const int count = static_cast<int>(reducer.parameters().size());
+      const auto seed = static_cast<uint64_t>(group->rank() + (overlap ? 10 : 20));
+      const testing::Note note("seed ", seed);
+      std::mt19937_64 random(seed);
+      for (int step = 0; step < 5; ++step) {
+        std::vector<int> order(static_cast<size_t>(count));
+        std::iota(order.begin(), order.end(), 0);
+        std::ranges::shuffle(order, random);
+        std::vector<std::thread> hooks;
+        for (size_t t = 0; t < 3; ++t)
+          hooks.emplace_back([&, t] {
+            for (size_t i = t; i < order.size(); i += 3)
+              mark(reducer, group->rank(), order[i], step);
+          });
+        for (std::thread& hook : hooks) hook.join();
+        CHECK(reducer.wait(testing::patience()));
+        for (int p = 0; p < count; ++p) {
+          double sum = 0;
+          for (int r = 0; r < kRanks; ++r) sum += gradient_of(r, p, step);
+          CHECK(holds(reducer, p, sum));
+          CHECK(reducer.used(p));
+        }
+      }
+    });
+}
+
+TEST(reducer_counts_what_a_rank_did_not_use_as_zeros) {
+  run_groups(kRanks, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
+    Reducer reducer(group, model(), small_buckets(true));
+    const int count = static_cast<int>(reducer.parameters().size());
+    for (int step = 0; step < 3; ++step) {
+      // Nobody uses parameter 3; parameter p is used by the ranks that do not divide it.
+      const auto uses = [&](int rank, int p) { return p != 3 && (p + step) % kRanks != rank; };
+      for (int p = count - 1; p >= 0; --p)
+        if (uses(group->rank(), p)) mark(reducer, group->rank(), p, step);
+      CHECK(reducer.wait(testing::patience()));
+      for (int p = 0; p < count; ++p) {
+        double sum = 0;
+        for (int r = 0; r < kRanks; ++r)
+          if (uses(r, p)) sum += gradient_of(r, p, step);
+        CHECK(holds(reducer, p, sum));
+        CHECK_EQUAL(reducer.used(p), p != 3);
+      }
+    }
+  });
+}
+
+TEST(reducer_tells_everybody_who_abandoned_a_step_and_goes_on) {
+  run_groups(kRanks, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
+    Reducer reducer(group, model(), small_buckets(true));
+    const int count = static_cast<int>(reducer.parameters().size());
+    for (int step = 0; step < 4; ++step) {
+      const int quitter = step % 2 == 0 ? kNobody : step % kRanks;
+      for (int p = 0; p < count; ++p) {
+        if (group->rank() == quitter && p == 5) break;  // an exception in backward
+        mark(reducer, group->rank(), p, step);
+      }
+      if (quitter == kNobody) {
+        CHECK(reducer.wait(testing::patience()));
+        for (int p = 0; p < count; ++p)
+          CHECK(holds(reducer, p,
+                      gradient_of(0, p, step) + gradient_of(1, p, step) + gradient_of(2, p, step)));
+      } else if (group->rank() == quitter) {
+        reducer.abandon();
+      } else {
+        CHECK_THROWS(reducer.wait(testing::patience()), Error,
+                     e.code() == ErrorCode::remote_error && e.where().rank == quitter);
+      }
+      CHECK(!reducer.step_open());
+    }
+  });
+}
+
+TEST(reducer_refuses_a_gradient_that_comes_twice) {
+  run_groups(1, ProgressMode::caller, [&](const std::shared_ptr<Group>& group) {
+    Reducer reducer(group, model(), small_buckets(true));
+    mark(reducer, 0, 4, 0);
+    CHECK_THROWS(mark(reducer, 0, 4, 0), Error, e.code() == ErrorCode::invalid_argument);
+    CHECK(reducer.wait(testing::patience()));
+    CHECK(reducer.used(4) && !reducer.used(5));
+  });
+}

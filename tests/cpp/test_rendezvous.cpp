@@ -1,0 +1,136 @@
+// Ranks that are threads meet over the abstract socket, and whoever does not belong is told so.
+#include "control/rendezvous.h"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <fstream>
+#include <mutex>
+#include <thread>
+
+#include "base/error.h"
+#include "check.h"
+#include "world.h"
+
+using namespace farandole;
+
+namespace {
+
+constexpr size_t kArenaBytes = 1 << 20;
+
+Deadline soon() { return Deadline::after(std::chrono::seconds(60)); }
+
+Invitation invitation(const std::string& job, int rank, int size) {
+  return {rank, size, "test " + std::to_string(::getpid()) + " " + job, kArenaBytes, "level=x"};
+}
+
+/// What meet() throws, or "met".
+std::string outcome(const Invitation& me, Deadline deadline) {
+  try {
+    const Host host = meet(me, deadline);
+    CHECK_EQUAL(host.rank, me.rank);
+    return "met";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+/// The abstract name under which rank 0 of `job` listens: looked up, not computed.
+std::string listening_name(const std::string& job) {
+  std::ifstream sockets("/proc/net/unix");
+  for (std::string line; std::getline(sockets, line);) {
+    const size_t at = line.find("@farandole-");
+    const std::string end = "test " + std::to_string(::getpid()) + " " + job;
+    if (at != std::string::npos && line.ends_with(end)) return line.substr(at + 1);
+  }
+  return "";
+}
+
+Fd dial(const std::string& job) {
+  std::string name;
+  while ((name = listening_name(job)).empty()) std::this_thread::yield();
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, name.data(), name.size());
+  Fd socket(checked(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), "socket"));
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  checked(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), length), "connect");
+  return socket;
+}
+
+}  // namespace
+
+TEST(rendezvous_brings_five_ranks_together) {
+  constexpr int kRanks = 5;
+  std::mutex mutex;
+  std::vector<std::shared_ptr<Segment>> segments(kRanks);
+  testing::run_ranks(kRanks, [&](int rank) {
+    const Host host = meet(invitation("five", rank, kRanks), soon());
+    CHECK_EQUAL(host.size(), kRanks);
+    for (int r = 0; r < kRanks; ++r) {
+      const HostPeer& peer = host.peers[static_cast<size_t>(r)];
+      CHECK_EQUAL(peer.info.rank, r);
+      CHECK_EQUAL(peer.info.pid, ::getpid());
+      CHECK(peer.doorbell && peer.process && peer.cpus.any());
+    }
+    host.segment->arena(rank)[0] = static_cast<std::byte>(rank + 1);
+    const std::lock_guard lock(mutex);
+    segments[static_cast<size_t>(rank)] = host.segment;
+  });
+  for (const auto& segment : segments)  // each mapped it for itself: it is one memory
+    for (int r = 0; r < kRanks; ++r) CHECK(segment->arena(r)[0] == static_cast<std::byte>(r + 1));
+}
+
+TEST(rendezvous_names_the_missing_ranks) {
+  testing::run_ranks(2, [&](int rank) {
+    const std::string told =
+        outcome(invitation("missing", rank, 4), Deadline::after(std::chrono::seconds(2)));
+    CHECK(told.find("missing: 2-3") != std::string::npos ||
+          (rank == 1 && told.find("not all ranks arrived") != std::string::npos));
+  });
+}
+
+TEST(rendezvous_tells_everybody_of_a_duplicate_rank) {
+  std::atomic<int> told{0};
+  testing::run_ranks(3, [&](int thread) {  // ranks 0, 1 and 1 of three
+    const std::string text = outcome(invitation("twice", std::min(thread, 1), 3), soon());
+    if (text.find("two processes are rank 1") != std::string::npos) ++told;
+  });
+  CHECK_EQUAL(told.load(), 3);
+}
+
+TEST(rendezvous_tells_everybody_of_another_world_size) {
+  std::atomic<int> told{0};
+  testing::run_ranks(2, [&](int rank) {
+    const std::string text = outcome(invitation("sizes", rank, 2 + rank), soon());
+    if (text.find("was started for a world of 3") != std::string::npos) ++told;
+  });
+  CHECK_EQUAL(told.load(), 2);
+}
+
+TEST(rendezvous_refuses_ranks_that_cannot_be) {
+  CHECK_THROWS(meet(invitation("none", 2, 2), soon()), Error, e.code() == ErrorCode::rendezvous);
+  CHECK_THROWS(meet(invitation("none", -1, 2), soon()), Error, e.code() == ErrorCode::rendezvous);
+  CHECK_EQUAL(meet(invitation("alone", 0, 1), soon()).size(), 1);
+}
+
+TEST(rendezvous_does_not_mind_strangers) {
+  std::vector<std::string> told(2);
+  std::thread host([&] { told[0] = outcome(invitation("strangers", 0, 2), soon()); });
+  const Fd silent = dial("strangers");  // says nothing, and holds nobody up
+  const Fd rude = dial("strangers");
+  CHECK(::send(rude.get(), "hello?", 6, MSG_NOSIGNAL) == 6);
+  std::string garbage(5000, 'x');
+  const Fd loud = dial("strangers");
+  CHECK(::send(loud.get(), garbage.data(), garbage.size(), MSG_NOSIGNAL) == 5000);
+  {
+    const Fd fickle = dial("strangers");
+  }
+  told[1] = outcome(invitation("strangers", 1, 2), soon());
+  host.join();
+  CHECK_EQUAL(told[0], "met");
+  CHECK_EQUAL(told[1], "met");
+}
