@@ -115,6 +115,10 @@ class GradientExchange(ABC):
         """Whether parameter i has a gradient, of this pass or an older one."""
 
     @abstractmethod
+    def still_stands(self, i: int) -> bool:
+        """Whether the gradient of parameter i is the one that was shown, perhaps added to."""
+
+    @abstractmethod
     def take(self, i: int) -> None:
         """Calls mark_ready() with parameter i's gradient."""
 
@@ -134,10 +138,10 @@ class GradientExchange(ABC):
         self.reducer.mark_ready(i, pointer)
         self._marked[i] = 1
 
-    def refuse_standing(self, i: int) -> None:
-        """Called when a gradient was added to a reduced one. The mean is still right then (equal
-        values have themselves as mean); a sum would count what was reduced once per rank."""
-        if self._standing and not self._is_mean:
+    def refuse_second_sum(self, i: int) -> None:
+        """Before a gradient is taken. The mean of what was reduced already, and equal on all
+        ranks, is that value; a sum would count it once per rank."""
+        if self._standing and not self._is_mean and self.still_stands(i):
             raise InvalidArgument(
                 f"the gradient of '{self.names[i]}' was already summed over the ranks and would "
                 "be summed again\n  advice: call step() or zero_grad() between two backward "
@@ -147,7 +151,11 @@ class GradientExchange(ABC):
     # The pass.
 
     def begin_pass(self) -> None:
-        if self._standing and self._passes_per_step > 1:
+        if (
+            self._standing
+            and self._passes_per_step > 1
+            and any(self.still_stands(i) for i in range(len(self.names)))
+        ):
             raise InvalidArgument(
                 f"more than backward_passes_per_step={self._passes_per_step} backward passes "
                 "without step()\n  advice: call step() or zero_grad() after every "

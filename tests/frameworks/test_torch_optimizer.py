@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import farandole as fd
 import farandole.torch as hvd
+from farandole.testing import RanksFailed, run_ranks
 
 WIDTH = 16
 
@@ -175,10 +178,13 @@ def a_rank_without_any_gradient_takes_part_in_step() -> None:
 @on_ranks(2)
 def a_gradient_that_stays_is_kept_when_a_later_pass_does_not_touch_it() -> None:
     model = Two()
-    wrap(model)
-    model.a(torch.ones(1, WIDTH)).sum().backward()
-    model.b(torch.ones(1, WIDTH)).sum().backward()
-    torch.testing.assert_close(model.a.weight.grad, torch.ones(2, WIDTH))
+    optimizer = wrap(model)
+    x = torch.full((1, WIDTH), float(hvd.rank()))
+    model.a(x).sum().backward()
+    model.b(x).sum().backward()
+    for layer in (model.a, model.b):
+        torch.testing.assert_close(layer.weight.grad, torch.full((2, WIDTH), 0.5))
+    optimizer.step()
 
 
 @on_ranks(2)
@@ -189,6 +195,14 @@ def a_parameter_unfrozen_later_is_refused_at_step() -> None:
     model[0].weight.requires_grad_(True)
     model(part()).sum().backward()
     refused(optimizer.step, "frozen when DistributedOptimizer was made")
+
+
+@on_ranks(2)
+def a_model_without_trainable_parameters_steps() -> None:
+    model = make().requires_grad_(False)
+    optimizer = wrap(model)
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 # Failing backwards.
@@ -304,6 +318,11 @@ def a_pass_too_many_is_refused() -> None:
     for mine, mean in zip(gradients(model), expected_mean(), strict=True):
         torch.testing.assert_close(mine, 2 * mean)
     refused(once, "more than backward_passes_per_step=2")
+    model.zero_grad()  # without a step, as where a scaler skips it
+    once()
+    once()
+    for mine, mean in zip(gradients(model), expected_mean(), strict=True):
+        torch.testing.assert_close(mine, 2 * mean)
     optimizer.step()
     optimizer.zero_grad()
     optimizer.set_backward_passes_per_step(1)
@@ -519,3 +538,32 @@ def what_is_not_supported_is_refused() -> None:
 
 
 test_on_ranks = make_tests(__name__)
+
+
+class Dies(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        if hvd.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return grad
+
+
+def die_in_backward() -> None:
+    prepare()
+    model = make()
+    optimizer = wrap(model, bucket_bytes=0)
+    optimizer.zero_grad()
+    model[2:](Dies.apply(model[:2](part()))).square().mean().backward()
+
+
+def test_a_rank_that_dies_in_backward_is_named() -> None:
+    with pytest.raises(RanksFailed, match="rank 1 was killed by SIGKILL") as caught:
+        run_ranks(3, die_in_backward)
+    for rank in (0, 2):
+        error = caught.value.errors[rank]
+        assert isinstance(error, fd.PeerLost), error
+        assert error.rank == 1

@@ -141,7 +141,7 @@ class TorchExchange(GradientExchange):
         self._strides = [view.stride() for view in self._views]
         self._shown = list(self._addresses)  # of the reduced gradients that users see
         self._pass: weakref.ref[_Pass] | None = None
-        me = weakref.ref(self)
+        me = weakref.ref(self)  # nothing is reduced any more when the optimizer is gone
         register: Any = torch.Tensor.register_post_accumulate_grad_hook
         self._hooks = [
             register(p, partial(_on_gradient, me, i)) for i, p in enumerate(self._parameters)
@@ -195,10 +195,15 @@ class TorchExchange(GradientExchange):
     def has_gradient(self, i: int) -> bool:
         return self._parameters[i].grad is not None
 
+    def still_stands(self, i: int) -> bool:
+        grad = self._parameters[i].grad
+        return grad is not None and not grad.is_sparse and grad.data_ptr() == self._shown[i]
+
     def take(self, i: int) -> None:
         p = self._parameters[i]
         grad = p.grad
         assert grad is not None
+        self.refuse_second_sum(i)
         if grad.requires_grad:
             raise InvalidArgument(
                 f"the gradient of '{self.names[i]}' is part of a graph (create_graph=True), which "
@@ -212,17 +217,13 @@ class TorchExchange(GradientExchange):
                 )
             grad = grad.to_dense()
         if self._compression is not None:
-            if grad.data_ptr() == self._shown[i]:
-                self.refuse_standing(i)
             p.grad = grad
             self._views[i].copy_(self._compress(i, grad))
             self.mark_ready(i, self._addresses[i])
             return
         view = self._views[i]
         address = grad.data_ptr()
-        if address == self._addresses[i]:
-            self.refuse_standing(i)
-        elif grad.stride() != self._strides[i] or grad.dtype != view.dtype:
+        if grad.stride() != self._strides[i] or grad.dtype != view.dtype:
             view.copy_(grad)
             address = self._addresses[i]
         self.mark_ready(i, address)
