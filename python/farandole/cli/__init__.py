@@ -18,6 +18,7 @@ from typing import NoReturn
 VERBS = {
     "run": "start the ranks of a job on this host",
     "info": "show this installation, this machine and every setting",
+    "bench": "measure a collective between ranks",
     "plan": "show the schedule an algorithm makes for a collective",
 }
 

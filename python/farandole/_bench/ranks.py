@@ -1,0 +1,149 @@
+"""The measurement, as every rank runs it.
+
+Of each call: the owner rewrites its input, a barrier, the call between two readings of the clock,
+and every element of the result compared. A call's time is that of the slowest rank, so a rank that
+leaves the barrier late is counted in.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import farandole as fd
+from farandole import _core
+from farandole._bench import placement
+from farandole._bench.collectives import COLLECTIVES, Case, Collective
+from farandole._bench.statistics import gigabytes_per_second, summarize
+
+_WARM_UP = 5
+_CHUNK, _MOST = 10, 10_000  # iterations, where seconds are asked for
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be measured; the same on every rank."""
+
+    collective: str
+    sizes: tuple[int, ...]
+    dtype: str
+    memory: tuple[str, ...]
+    options: dict[str, Any]  # of the call: op, algorithm, level
+    iterations: int | None
+    seconds: float
+
+
+def measure(request: Request) -> dict[str, Any]:
+    """Joins the world, measures, and returns {"placement": text, "rows": [...]} on every rank."""
+    core = _pin()
+    fd.init()
+    pins = fd.all_gather(np.array([-1 if core is None else core])).tolist()
+    collective = COLLECTIVES[request.collective]
+    kinds = request.memory if collective.moves else ("",)
+    rows = [_row(request, collective, size, memory) for size in request.sizes for memory in kinds]
+    return {"placement": placement.describe([None if p < 0 else p for p in pins]), "rows": rows}
+
+
+def _pin() -> int | None:
+    from farandole._world import _find_place
+
+    place = _find_place(None, None, None, None)
+    return placement.pin(place.local_rank, place.local_size)
+
+
+class _Run(NamedTuple):
+    starts: NDArray[np.int64]  # of each call on this rank, nanoseconds of the host's clock
+    ends: NDArray[np.int64]
+    wrong: int  # elements, on this rank
+    path: str  # what ran
+
+
+def _run(case: Case, iterations: int) -> _Run:
+    starts, ends = np.empty((2, iterations), np.int64)
+    wrong, path = 0, ""
+    clock, call, barrier = time.perf_counter_ns, case.call, fd.barrier
+    for turn in range(iterations):
+        case.prepare(turn)
+        barrier()
+        start = clock()
+        call()
+        ends[turn] = clock()
+        starts[turn] = start
+        path = fd.world().last_path
+        wrong += case.count_wrong(turn)
+    return _Run(starts, ends, wrong, path)
+
+
+def _run_for(case: Case, seconds: float) -> _Run:
+    """Goes on until the time is over, as rank 0 sees it."""
+    until = time.perf_counter() + seconds
+    parts: list[_Run] = []
+    while len(parts) < _MOST // _CHUNK:
+        parts.append(_run(case, _CHUNK))
+        if fd.broadcast(np.array([time.perf_counter() > until]))[0]:
+            break
+    return _Run(
+        np.concatenate([part.starts for part in parts]),
+        np.concatenate([part.ends for part in parts]),
+        sum(part.wrong for part in parts),
+        parts[-1].path,
+    )
+
+
+def _default_level() -> str:
+    return next(str(s["value"]) for s in _core.settings() if s["name"] == "FARANDOLE_LEVEL")
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Garbage is collected between rows, not between readings of the clock."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _row(request: Request, collective: Collective, size: int, memory: str) -> dict[str, Any]:
+    case = Case(collective, size, request.dtype, memory, request.options)
+    with _no_collector():
+        _run(case, _WARM_UP)
+        run = (
+            _run(case, request.iterations)
+            if request.iterations is not None
+            else _run_for(case, request.seconds)
+        )
+    slowest = fd.all_reduce(run.ends - run.starts, "max").tolist()
+    wrong = int(fd.all_reduce(np.array([run.wrong]))[0])
+    if not collective.moves:  # a barrier is wrong when somebody leaves before the last has come
+        wrong = int(np.sum(fd.all_reduce(run.ends, "min") < fd.all_reduce(run.starts, "max")))
+    least, middle, p99 = summarize(slowest)
+    bandwidth = gigabytes_per_second(case.bytes, middle)
+    moves = collective.moves
+    return {
+        "collective": collective.name,
+        "ranks": fd.size(),
+        "bytes": case.bytes,
+        "dtype": request.dtype if moves else None,
+        "op": request.options.get("op", "sum") if collective.folds else None,
+        "memory": memory or None,
+        "peer": "farandole",
+        "algorithm": run.path,
+        "level": request.options.get("level") or _default_level() if collective.folds else None,
+        "iterations": len(slowest),
+        "min_us": least / 1e3,
+        "p50_us": middle / 1e3,
+        "p99_us": p99 / 1e3,
+        "algbw_gbs": bandwidth if moves else None,
+        "busbw_gbs": bandwidth * collective.bus_factor(fd.size()) if moves else None,
+        "errors": wrong,
+        "verified": wrong == 0,
+    }

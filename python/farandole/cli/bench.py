@@ -1,0 +1,277 @@
+"""Measures one collective between the ranks of this host, and verifies every result."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from farandole.cli import CommandError
+
+if TYPE_CHECKING:
+    from farandole._bench.ranks import Request
+
+EPILOG = """\
+examples:
+  farandole bench all_reduce -np 2
+  farandole bench all_reduce -np 4 --sizes 4,64K,16M --dtype bfloat16 --memory ours
+  farandole bench broadcast -np 2 --algorithm binomial --iterations 100 --json rows.json
+  farandole run -np 2 -- farandole bench all_gather    among ranks that are there already
+
+columns:
+  time         of the slowest rank, from the call to its return in Python; min, median, p99
+  algbw        GB/s: bytes / median time; bytes of the larger of input and output on one rank
+  busbw        GB/s: algbw times what must leave each rank in any algorithm, as in nccl-tests:
+               all_reduce 2(n-1)/n, all_gather and reduce_scatter (n-1)/n, broadcast 1
+  errors       elements of all results that differ from the exact one, or barriers that a rank left
+               before the last had come; 0, or the exit code is 1
+  memory       ours: farandole.allocate, mapped by all ranks; caller: numpy's own
+"""
+
+COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier")
+_FOLDING = ("all_reduce", "reduce_scatter")
+_SIZES = "4,64,1K,16K,256K,1M,4M,16M,64M"
+_MEMORY = ("ours", "caller")
+
+# Which collectives take an option; it is refused elsewhere rather than ignored.
+_TAKERS = {
+    "sizes": COLLECTIVES[:-1],
+    "dtype": COLLECTIVES[:-1],
+    "memory": COLLECTIVES[:-1],
+    "algorithm": COLLECTIVES[:-1],
+    "op": _FOLDING,
+    "level": _FOLDING,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "farandole bench COLLECTIVE -np N [options]"
+    parser.add_argument("collective", choices=COLLECTIVES, help=" ".join(COLLECTIVES))
+    parser.add_argument(
+        "-np",
+        "--num-proc",
+        metavar="N",
+        dest="ranks",
+        help="start this many ranks; without it, this process is one of ranks started before",
+    )
+    parser.add_argument("--sizes", help=f"bytes, with K, M, G for powers of 1024 ({_SIZES})")
+    parser.add_argument("--dtype", help="element type (float32)")
+    parser.add_argument("--op", help="sum, mean, min, max, product (sum)")
+    parser.add_argument("--algorithm", help="force a path or planner (default: what fits best)")
+    parser.add_argument("--level", choices=("canonical", "fast"), help="of determinism")
+    parser.add_argument("--memory", help="ours, caller or both (ours,caller)")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--iterations", metavar="N", help="timed calls per row")
+    length.add_argument("--seconds", metavar="S", help="about this long per row (0.25)")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write the rows as JSON")
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    ranks = _ranks(arguments)
+    request = _request(arguments)
+    if arguments.json is not None:
+        _check_writable(arguments.json)
+    result = _here(request) if ranks is None else _among(ranks, request)
+    if result is None:  # another rank tells it
+        return 0
+    if isinstance(result, int):
+        return result
+    _show(request, result)
+    if arguments.json is not None:
+        arguments.json.write_text(as_json(result["rows"]))
+    return 0 if all(row["verified"] for row in result["rows"]) else 1
+
+
+def as_json(rows: list[dict[str, Any]]) -> str:
+    """A list with a row per line, which also line tools can read."""
+    return "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n"
+
+
+# -- what was asked -------------------------------------------------------------------------------
+
+
+def _ranks(arguments: argparse.Namespace) -> int | None:
+    cores = len(os.sched_getaffinity(0))
+    is_rank = bool(os.environ.get("RANK"))
+    if arguments.ranks is None:
+        if is_rank:
+            return None
+        raise CommandError(
+            f"-np is missing; {cores} cores are usable here, so perhaps: "
+            f"farandole bench {arguments.collective} -np {cores}"
+        )
+    if is_rank:
+        raise CommandError(
+            f"-np starts ranks, but this process is one already (RANK={os.environ['RANK']})"
+        )
+    return _positive("-np", arguments.ranks)
+
+
+def _request(arguments: argparse.Namespace) -> Request:
+    kind = arguments.collective
+    for option, takers in _TAKERS.items():
+        if getattr(arguments, option) is not None and kind not in takers:
+            raise CommandError(f"{kind} takes no --{option}")
+    from farandole._bench import data
+    from farandole._bench.ranks import Request
+
+    dtype = arguments.dtype or "float32"
+    if dtype not in data.DTYPES:
+        raise CommandError(f"--dtype {dtype} is unknown; there are {', '.join(data.DTYPES)}")
+    given = {name: getattr(arguments, name) for name in ("op", "algorithm", "level")}
+    options = {name: value for name, value in given.items() if value is not None}
+    _check_op(options.get("op", "sum"))
+    return Request(
+        collective=kind,
+        sizes=_sizes(arguments.sizes or _SIZES, dtype) if kind != "barrier" else (0,),
+        dtype=dtype,
+        memory=_memory(arguments.memory or ",".join(_MEMORY)),
+        options=options,
+        iterations=(
+            _positive("--iterations", arguments.iterations) if arguments.iterations else None
+        ),
+        seconds=_seconds(arguments.seconds or "0.25"),
+    )
+
+
+def _check_op(op: str) -> None:
+    from farandole import _core
+
+    if op not in _core.reduce_ops:
+        raise CommandError(f"--op {op} is unknown; there are {', '.join(_core.reduce_ops)}")
+
+
+def _sizes(text: str, dtype: str) -> tuple[int, ...]:
+    from farandole._bench import data
+    from farandole._bench.statistics import parse_size
+
+    try:
+        sizes = tuple(parse_size(part) for part in text.split(","))
+    except ValueError as error:
+        raise CommandError(f"--sizes: {error}") from None
+    item = data.storage(dtype).itemsize
+    for size in sizes:
+        if size < item or size % item:
+            raise CommandError(f"--sizes: {size} bytes are not a number of {dtype} ({item} bytes)")
+    return sizes
+
+
+def _memory(text: str) -> tuple[str, ...]:
+    kinds = tuple(text.split(","))
+    if not set(kinds) <= set(_MEMORY):
+        raise CommandError(f"--memory takes ours, caller or both, not '{text}'")
+    return kinds
+
+
+def _positive(option: str, text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise CommandError(f"{option} takes a number from 1 on, not '{text}'")
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e6:  # also refuses nan
+        raise CommandError(f"--seconds takes a number of seconds, not '{text}'")
+    return seconds
+
+
+def _check_writable(path: Path) -> None:
+    """Before minutes of measuring, not after."""
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise CommandError(f"--json: {path}: {error.strerror}") from error
+
+
+# -- measuring ------------------------------------------------------------------------------------
+
+
+def _here(request: Request) -> dict[str, Any] | int | None:
+    import farandole as fd
+    from farandole._bench.ranks import measure
+
+    try:
+        result = measure(request)
+    except fd.InvalidArgument as error:
+        if fd.is_initialized() and fd.rank() != 0:
+            return 2
+        raise CommandError(str(error).splitlines()[0]) from error
+    return result if fd.rank() == 0 else None
+
+
+def _among(ranks: int, request: Request) -> dict[str, Any] | int:
+    """Starts ranks; rank 0 leaves the result in a file."""
+    from farandole import _launch
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # or the launcher explains its own choice
+    with tempfile.TemporaryDirectory(prefix="farandole-bench-") as directory:
+        file = Path(directory, "result.json")
+        command = [sys.executable, "-m", "farandole._bench", json.dumps(asdict(request)), str(file)]
+        try:
+            code = _launch.launch(_launch.Job(command=command, ranks=ranks, prefix=False))
+        except _launch.LaunchError as error:
+            raise CommandError(str(error), error.exit_code) from error
+        result: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    if "mistake" in result:
+        raise CommandError(result["mistake"])
+    if code == 0 and not result:
+        raise CommandError("the ranks ended without a result", 1)
+    return code or result
+
+
+# -- showing --------------------------------------------------------------------------------------
+
+
+def _show(request: Request, result: dict[str, Any]) -> None:
+    from farandole._bench.statistics import format_microseconds, format_size
+    from farandole.cli._terminal import print_table
+
+    rows = result["rows"]
+    moves = request.collective != "barrier"
+    cells = []
+    for row in rows:
+        times = [format_microseconds(1e3 * row[name]) for name in ("min_us", "p50_us", "p99_us")]
+        if moves:
+            size = format_size(row["bytes"])
+            bandwidth = [f"{row[name]:.2f}" for name in ("algbw_gbs", "busbw_gbs")]
+            cells.append(
+                [size, row["memory"], row["algorithm"], str(row["iterations"]), *times,
+                 *bandwidth, str(row["errors"])]
+            )  # fmt: skip
+        else:
+            cells.append([str(row["iterations"]), *times, str(row["errors"])])
+    columns = ["iterations", "min us", "p50 us", "p99 us", "errors"]
+    if moves:
+        columns = ["size", "memory", "algorithm", *columns[:-1], "algbw", "busbw", "errors"]
+    print_table(_title(rows[0], result["placement"]), columns, _right(columns, cells))
+
+
+def _title(row: dict[str, Any], placement: str) -> str:
+    what = [row["collective"], row["dtype"], row["op"], row["level"]]
+    return f"{' '.join(w for w in what if w)}, {row['ranks']} ranks, {placement}"
+
+
+def _right(columns: list[str], cells: list[list[str]]) -> list[list[str]]:
+    """Numbers end in one column; words begin in one."""
+    words = {"memory", "algorithm"}
+    widths = [max(len(c), *(len(row[i]) for row in cells)) for i, c in enumerate(columns)]
+    return [
+        [
+            cell if column in words else cell.rjust(width)
+            for cell, column, width in zip(row, columns, widths, strict=True)
+        ]
+        for row in cells
+    ]
