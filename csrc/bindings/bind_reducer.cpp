@@ -23,6 +23,26 @@ std::vector<Parameter> parameters_from(const py::list& rows) {
   return parameters;
 }
 
+/// The plan as rows: (dtype, count, [(parameter, offset, count)…]), in elements.
+py::list rows_of(const std::vector<Bucket>& buckets) {
+  py::list list;
+  for (const Bucket& b : buckets) {
+    py::list items;
+    for (const Placement& p : b.items) items.append(py::make_tuple(p.parameter, p.offset, p.count));
+    list.append(py::make_tuple(std::string(name_of(b.dtype)), b.count, items));
+  }
+  return list;
+}
+
+/// Calls `wait_until` as Python waits; TimeoutError when `timeout` passes.
+template <typename Wait>
+void wait_or_raise(Wait wait_until, const py::object& timeout) {
+  refuse_in_child();
+  if (wait_from_python(wait_until, [] {}, deadline_from(timeout))) return;
+  PyErr_SetString(PyExc_TimeoutError, "the gradients are not reduced yet");
+  throw py::error_already_set();
+}
+
 }  // namespace
 
 void bind_reducer(py::module_& module) {
@@ -60,12 +80,13 @@ void bind_reducer(py::module_& module) {
       .def(
           "wait",
           [](Reducer& r, const py::object& timeout) {
-            refuse_in_child();
-            if (wait_from_python([&](Deadline d) { return r.wait(d); }, [] {},
-                                 deadline_from(timeout)))
-              return;
-            PyErr_SetString(PyExc_TimeoutError, "the gradients are not reduced yet");
-            throw py::error_already_set();
+            wait_or_raise([&](Deadline d) { return r.wait(d); }, timeout);
+          },
+          py::arg("timeout") = py::none())
+      .def(
+          "drain",
+          [](Reducer& r, const py::object& timeout) {
+            wait_or_raise([&](Deadline d) { return r.drain(d); }, timeout);
           },
           py::arg("timeout") = py::none())
       .def("abandon", &Reducer::abandon, py::call_guard<py::gil_scoped_release>())
@@ -77,16 +98,30 @@ void bind_reducer(py::module_& module) {
              return std::make_shared<SharedMemory>(
                  SharedMemory{r.memory(bucket), r.buckets()[bucket].bytes()});
            })
-      .def_property_readonly("buckets", [](const Reducer& r) {
-        py::list list;
-        for (const Bucket& b : r.buckets()) {
-          py::list items;
-          for (const Placement& p : b.items)
-            items.append(py::make_tuple(p.parameter, p.offset, p.count));
-          list.append(py::make_tuple(std::string(name_of(b.dtype)), b.count, items));
-        }
-        return list;
-      });
+      .def_property_readonly("places",
+                             [](const Reducer& r) {
+                               py::list list;
+                               for (const Reducer::Place& p : r.places())
+                                 list.append(py::make_tuple(p.bucket, p.offset));
+                               return list;
+                             })
+      .def_property_readonly("buckets", [](const Reducer& r) { return rows_of(r.buckets()); });
+
+  py::module_ testing = module.def_submodule("testing");
+  testing.def(
+      "plan_buckets",
+      [](const py::list& rows, size_t bucket_bytes, size_t first_bucket_bytes) {
+        return rows_of(plan_buckets(parameters_from(rows), {bucket_bytes, first_bucket_bytes}));
+      },
+      py::arg("parameters"), py::arg("bucket_bytes"), py::arg("first_bucket_bytes"));
+  testing.def(
+      "plan_fingerprint",
+      [](const py::list& rows, size_t bucket_bytes, size_t first_bucket_bytes) {
+        const std::vector<Parameter> parameters = parameters_from(rows);
+        return fingerprint(parameters,
+                           plan_buckets(parameters, {bucket_bytes, first_bucket_bytes}));
+      },
+      py::arg("parameters"), py::arg("bucket_bytes"), py::arg("first_bucket_bytes"));
 }
 
 }  // namespace farandole

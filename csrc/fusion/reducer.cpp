@@ -2,24 +2,40 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
+#include <sstream>
 
 #include "fold/fold.h"
 
 namespace farandole {
 namespace {
 
-std::vector<std::byte> pack(const Parameter& p) {
-  std::vector<std::byte> row(256);
-  const std::string text =
-      p.name.substr(0, 200) + '\0' + std::to_string(p.count) + " " + std::string(name_of(p.dtype));
-  std::memcpy(row.data(), text.data(), std::min(text.size(), row.size() - 1));
-  return row;
+constexpr size_t kRowBytes = 256;  // what ranks show each other of a parameter, when plans differ
+
+std::string describe(const Parameter& p) {
+  return "'" + p.name.substr(0, kRowBytes / 2) + "' (" + std::to_string(p.count) + " x " +
+         std::string(name_of(p.dtype)) + ")";
 }
 
-std::string unpack(const std::byte* row) {
-  const auto* text = reinterpret_cast<const char*>(row);
-  const std::string name = text;
-  return "'" + name + "' (" + std::string(text + name.size() + 1) + ")";
+std::string describe(const ReducerOptions& o) {
+  std::ostringstream text;
+  text << name_of(o.op) << ", prescale " << o.prescale << ", postscale " << o.postscale
+       << ", bucket_bytes " << o.limits.bytes << ", first_bucket_bytes " << o.limits.first_bytes;
+  return text.str();
+}
+
+/// Every rank's bytes, in rank order.
+std::vector<std::byte> gather(Group& group, const std::string& name, const void* mine,
+                              size_t bytes) {
+  std::vector<std::byte> all(bytes * static_cast<size_t>(group.size()));
+  Options o;
+  o.name = name;
+  auto* in = const_cast<std::byte*>(static_cast<const std::byte*>(mine));
+  group
+      .submit(Collective::all_gather, {in, bytes, DType::uint8},
+              {all.data(), all.size(), DType::uint8}, o, true)
+      .wait();
+  return all;
 }
 
 }  // namespace
@@ -30,17 +46,17 @@ Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> in_ready_o
       options_(std::move(options)),
       parameters_(std::move(in_ready_order)),
       buckets_(plan_buckets(parameters_, options_.limits)),
-      where_(parameters_.size()) {
+      places_(parameters_.size()) {
   for (const Parameter& p : parameters_)
     if (!has_meaning(options_.op, p.dtype))
       throw Error(ErrorCode::invalid_argument, std::string(name_of(options_.op)) +
                                                    " has no meaning on parameter '" + p.name +
                                                    "' of dtype " + std::string(name_of(p.dtype)));
-  compare_plans();
+  compare_with_peers();
   for (size_t b = 0; b < buckets_.size(); ++b) {
     memory_.push_back(group_->allocate(buckets_[b].bytes()));
     for (const Placement& item : buckets_[b].items)
-      where_[static_cast<size_t>(item.parameter)] = {b, item.offset * size_of(buckets_[b].dtype)};
+      places_[static_cast<size_t>(item.parameter)] = {b, item.offset * size_of(buckets_[b].dtype)};
   }
   stream_ = group_->open_stream(options_.label);
   used_.resize(parameters_.size() + static_cast<size_t>(group_->size()));
@@ -56,61 +72,55 @@ Reducer::~Reducer() {
   }
 }
 
-void Reducer::compare_plans() {
-  const int size = group_->size();
-  const auto gather = [&](const void* mine, size_t bytes, std::byte* all) {
-    Options o;
-    o.name = "plan of " + options_.label;
-    auto* in = const_cast<std::byte*>(static_cast<const std::byte*>(mine));
-    group_
-        ->submit(Collective::all_gather, {in, bytes, DType::uint8},
-                 {all, bytes * static_cast<size_t>(size), DType::uint8}, o, true)
-        .wait();
-  };
+void Reducer::compare_with_peers() {
   const uint64_t mine[] = {fingerprint(parameters_, buckets_), parameters_.size()};
-  std::vector<uint64_t> all(2 * static_cast<size_t>(size));
-  gather(mine, sizeof mine, reinterpret_cast<std::byte*>(all.data()));
+  const auto all = gather(*group_, "plan of " + options_.label, mine, sizeof mine);
+  agree("reduction", describe(options_), "ranks reduce " + options_.label + " differently",
+        "give every rank the same options and the same FARANDOLE_BUCKET_BYTES");
   bool same = true;
-  size_t longest = 0;
-  for (size_t r = 0; r < static_cast<size_t>(size); ++r) {
-    same = same && all[2 * r] == mine[0];
-    longest = std::max<size_t>(longest, all[2 * r + 1]);
+  uint64_t longest = 0;
+  for (size_t at = 0; at < all.size(); at += sizeof mine) {
+    uint64_t theirs[2];
+    std::memcpy(theirs, all.data() + at, sizeof theirs);
+    same = same && theirs[0] == mine[0];
+    longest = std::max(longest, theirs[1]);
   }
   if (same) return;
-  for (size_t i = 0; i < longest; ++i) {
-    const auto row = i < parameters_.size() ? pack(parameters_[i]) : std::vector<std::byte>(256);
-    std::vector<std::byte> rows(256 * static_cast<size_t>(size));
-    gather(row.data(), row.size(), rows.data());
-    std::vector<std::pair<std::string, std::vector<int>>> values;
-    for (int r = 0; r < size; ++r) {
-      const std::byte* theirs = rows.data() + 256 * static_cast<size_t>(r);
-      const std::string text = theirs[0] == std::byte{0} ? "no parameter" : unpack(theirs);
-      auto it = std::find_if(values.begin(), values.end(),
-                             [&](const auto& v) { return v.first == text; });
-      if (it == values.end()) it = values.insert(values.end(), {text, {}});
-      it->second.push_back(r);
-    }
-    if (values.size() < 2) continue;
-    Context where;
-    where.field = "parameter " + std::to_string(i);
-    where.operation = "plan of " + options_.label;
-    where.tensor = i < parameters_.size() ? parameters_[i].name : "";
-    std::string verdict =
-        "ranks train different models: parameter " + std::to_string(i) + " (in ready order) is ";
-    for (size_t v = 0; v < values.size(); ++v)
-      verdict +=
-          (v > 0 ? "; " : "") + values[v].first + " on ranks " + describe_ranks(values[v].second);
-    where.values = std::move(values);
-    throw Error(ErrorCode::mismatch, verdict, std::move(where),
-                "build the same model, with the same trainable parameters, on every rank");
-  }
-  throw Error(ErrorCode::mismatch, "ranks use different bucket sizes for " + options_.label, {},
-              "set FARANDOLE_BUCKET_BYTES alike on every rank");
+  for (size_t i = 0; i < longest; ++i)
+    agree("parameter " + std::to_string(i),
+          i < parameters_.size() ? describe(parameters_[i]) : "no parameter",
+          "ranks train different models: parameter " + std::to_string(i) + " (in ready order)",
+          "build the same model, with the same trainable parameters, on every rank");
 }
 
-std::byte* Reducer::place(int parameter) const {
-  const Where& w = where_[static_cast<size_t>(parameter)];
-  return memory_[w.bucket].get() + w.offset;
+/// Throws Error(mismatch) on every rank unless all ranks gave the same text.
+void Reducer::agree(const std::string& field, const std::string& text, const std::string& verdict,
+                    const std::string& advice) {
+  std::vector<char> mine(kRowBytes);
+  std::memcpy(mine.data(), text.data(), std::min(text.size(), kRowBytes - 1));
+  const auto rows = gather(*group_, field + " of " + options_.label, mine.data(), kRowBytes);
+  Context where;
+  for (int r = 0; r < group_->size(); ++r) {
+    const std::string theirs =
+        reinterpret_cast<const char*>(rows.data() + kRowBytes * static_cast<size_t>(r));
+    auto it = std::find_if(where.values.begin(), where.values.end(),
+                           [&](const auto& v) { return v.first == theirs; });
+    if (it == where.values.end()) it = where.values.insert(it, {theirs, {}});
+    it->second.push_back(group_->members()[static_cast<size_t>(r)]);
+  }
+  if (where.values.size() < 2) return;
+  std::string what = verdict;
+  for (const auto& [value, ranks] : where.values)
+    what += (&value == &where.values.front().first ? ": " : "; ") + value +
+            (ranks.size() > 1 ? " on ranks " : " on rank ") + describe_ranks(ranks);
+  where.field = field;
+  where.operation = "plan of " + options_.label;
+  throw Error(ErrorCode::mismatch, what, std::move(where), advice);
+}
+
+std::byte* Reducer::address(int parameter) const {
+  const Place& p = places_[static_cast<size_t>(parameter)];
+  return memory_[p.bucket].get() + p.offset;
 }
 
 void Reducer::mark_ready(int parameter, const std::byte* gradient) {
@@ -126,9 +136,11 @@ void Reducer::mark_ready(int parameter, const std::byte* gradient) {
     marked_[i] = 1;
     ++marked_count_;
   }
-  scale(place(parameter), gradient, p.count, p.dtype, {options_.prescale, 1});
+  std::byte* const here = address(parameter);
+  if (gradient != here || options_.prescale != 1)
+    scale(here, gradient, p.count, p.dtype, {options_.prescale, 1});
   const std::lock_guard lock(mutex_);
-  --missing_[where_[i].bucket];
+  --missing_[places_[i].bucket];
   if (options_.overlap) launch_complete();
 }
 
@@ -161,27 +173,36 @@ void Reducer::launch_flags() {
 void Reducer::launch_rest() {
   const std::lock_guard lock(mutex_);
   if (rest_launched_) return;
+  rest_launched_ = true;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     used_[i] = marked_[i];
     if (marked_[i] != 0) continue;
-    std::memset(place(static_cast<int>(i)), 0,
+    std::memset(address(static_cast<int>(i)), 0,
                 parameters_[i].count * size_of(parameters_[i].dtype));
-    --missing_[where_[i].bucket];
+    --missing_[places_[i].bucket];
   }
   launch_complete();
   launch_flags();
-  rest_launched_ = true;
 }
 
 bool Reducer::wait(Deadline until) {
-  launch_rest();
   const TimePoint begin = now();
+  std::optional<Error> first;
   try {
-    for (const Handle& h : handles_)
-      if (!h.wait(until)) return false;
-  } catch (...) {
-    reset();
-    throw;
+    launch_rest();
+  } catch (const Error& error) {
+    first = error;
+  }
+  // Also after an error: what follows is still in flight, in memory that the next step reuses.
+  for (const Handle& h : handles_) {
+    try {
+      if (!h.wait(until)) {
+        blocked_seconds_ += seconds(now() - begin);
+        return false;
+      }
+    } catch (const Error& error) {
+      if (!first) first = error;
+    }
   }
   blocked_seconds_ += seconds(now() - begin);
   std::vector<int> quitters;
@@ -189,6 +210,7 @@ bool Reducer::wait(Deadline until) {
     if (used_[parameters_.size() + static_cast<size_t>(r)] != 0)
       quitters.push_back(group_->members()[static_cast<size_t>(r)]);
   reset();
+  if (first) throw Error(*first);
   if (quitters.empty()) return true;
   Context where;
   where.rank = quitters.front();
@@ -202,12 +224,20 @@ bool Reducer::wait(Deadline until) {
 }
 
 void Reducer::abandon() {
-  used_[parameters_.size() + static_cast<size_t>(group_->rank())] = 1;
+  {
+    const std::lock_guard lock(mutex_);
+    if (rest_launched_) return;  // too late to tell: the peers have this rank's gradients already
+    used_[parameters_.size() + static_cast<size_t>(group_->rank())] = 1;
+  }
   launch_rest();
+}
+
+bool Reducer::drain(Deadline until) {
   try {
-    wait({});
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::remote_error) throw;  // that it was abandoned is known here
+    return !step_open() || wait(until);
+  } catch (const Error&) {
+    group_->check();
+    return true;
   }
 }
 

@@ -27,8 +27,14 @@ struct ReducerOptions {
 
 class Reducer {
  public:
-  /// Compares the plan with all ranks'; throws Error(mismatch) on every rank, naming the first
-  /// parameter that differs. The group lives on.
+  /// Where a gradient lies: a bucket, and bytes from its begin.
+  struct Place {
+    size_t bucket = 0;
+    size_t offset = 0;
+  };
+
+  /// Compares options and plan with all ranks'; throws Error(mismatch) on every rank, naming the
+  /// first thing that differs. The group lives on.
   Reducer(std::shared_ptr<Group> group, std::vector<Parameter> in_ready_order,
           ReducerOptions options);
   ~Reducer();
@@ -36,48 +42,54 @@ class Reducer {
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
   const std::shared_ptr<std::byte>& memory(size_t bucket) const { return memory_[bucket]; }
+  const std::vector<Place>& places() const { return places_; }  // by parameter
 
-  /// Any thread. Copies `parameters()[i].count` elements from `gradient` into the bucket (nothing
-  /// when it already stands there) and launches what is complete. Throws Error(invalid_argument)
-  /// when the parameter is already marked in this step.
+  /// Any thread. Copies `parameters()[i].count` elements from `gradient` into the bucket, times
+  /// prescale (in place when they already stand there), and launches what is complete. Throws
+  /// Error(invalid_argument) when the parameter is already marked in this step.
   void mark_ready(int parameter, const std::byte* gradient);
   /// Launches what never became ready (as zeros). No step is left open afterwards.
   void launch_rest();
   /// Drives until this step's buckets are reduced; false when `until` passes first. Throws the
-  /// verdict, or RemoteError when a rank abandoned its backward.
+  /// verdict, or RemoteError when a rank abandoned its backward. Whatever it throws, nothing of the
+  /// step is in flight afterwards.
   bool wait(Deadline until);
-  /// Ends a step whose backward was interrupted: the peers are told which rank it was and what
-  /// never came.
+  /// Gives up a step whose backward was interrupted: the peers learn which rank it was. Waits for
+  /// nobody; the buckets belong to the step until drain().
   void abandon();
+  /// Waits out a step that is still open; its outcome concerns nobody any more, except when the
+  /// group has failed. False when `until` passes first.
+  bool drain(Deadline until);
 
-  /// Gradients have been marked since the last wait().
-  bool step_open() const { return marked_count_ > 0 || launched_ > 0; }
+  /// Gradients have been marked, or launched, since the last wait() or drain().
+  bool step_open() const {
+    const std::lock_guard lock(mutex_);
+    return marked_count_ > 0 || rest_launched_;
+  }
   /// After wait(): whether any rank used the parameter.
   bool used(int parameter) const { return used_[static_cast<size_t>(parameter)] != 0; }
   /// Seconds that wait() spent blocked, over all steps.
   double blocked_seconds() const { return blocked_seconds_; }
 
  private:
-  struct Where {
-    size_t bucket;
-    size_t offset;  // bytes
-  };
-  void compare_plans();
+  void compare_with_peers();
+  void agree(const std::string& field, const std::string& text, const std::string& verdict,
+             const std::string& advice);
   void launch_complete();
   void launch(size_t bucket);
   void launch_flags();
   void reset();
-  std::byte* place(int parameter) const;
+  std::byte* address(int parameter) const;
 
   std::shared_ptr<Group> group_;
   ReducerOptions options_;
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
   std::vector<std::shared_ptr<std::byte>> memory_;
-  std::vector<Where> where_;
+  std::vector<Place> places_;
   std::shared_ptr<Stream> stream_;
 
-  std::mutex mutex_;  // guards everything below
+  mutable std::mutex mutex_;  // guards everything below
   std::vector<uint8_t> marked_;
   std::vector<size_t> missing_;  // per bucket: gradients not yet there
   size_t marked_count_ = 0;

@@ -1,0 +1,243 @@
+"""When gradients are reduced, and how a backward pass ends: the same for every framework.
+
+A *pass* is one backward. A pass either *reduces* (its gradients go to the reducer as they become
+ready, while backward goes on) or only accumulates. The framework's hooks call, in this order::
+
+    begin_pass()                   before the first gradient of a pass
+    take(i)                        per gradient, if the pass is `reducing`
+    finish_pass()                  at the end of backward; or fail_pass(), when it raised
+
+Between them stands the rule for parameters without a gradient in this pass: one that has an older
+gradient contributes that; one without stays without where no rank used it, and gets the reduced
+gradient where some rank did.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+from farandole import _core
+from farandole._core import Error, InvalidArgument
+from farandole._world import Group
+
+
+class Parameter(NamedTuple):
+    name: str
+    count: int  # elements
+    dtype: str  # numpy's name
+
+
+class Place(NamedTuple):
+    """Where a parameter's gradient lies."""
+
+    bucket: int
+    offset: int  # bytes
+
+
+class Limits(NamedTuple):
+    """How gradients are put together; the defaults come from the environment."""
+
+    bucket_bytes: int
+    first_bucket_bytes: int
+
+    @classmethod
+    def of(cls, bucket_bytes: int | None, first_bucket_bytes: int | None) -> Limits:
+        values = {row["name"]: row["value"] for row in _core.settings()}
+
+        def choose(given: int | None, what: str) -> int:
+            if given is not None and given < 0:
+                raise InvalidArgument(f"{what} is {given}; a size is at least 0")
+            return int(values["FARANDOLE_" + what.upper()]) if given is None else given
+
+        return cls(
+            choose(bucket_bytes, "bucket_bytes"), choose(first_bucket_bytes, "first_bucket_bytes")
+        )
+
+
+class GradientExchange(ABC):
+    """The gradients of one optimizer on their way to the mean (or sum) of all ranks.
+
+    Collective: every rank makes one, with the same parameters in the same order.
+
+    Args:
+        group: the ranks.
+        parameters: in the order in which their gradients become ready.
+        op: ``mean`` or ``sum``.
+        prescale, postscale: factors on every rank's gradient, and on the result.
+        passes_per_step: every that many passes reduce; the others accumulate.
+        limits: how large the buckets are.
+        overlap: launch buckets during backward; else all of them at its end.
+
+    Raises:
+        Mismatch: the ranks' parameters or options differ; says which.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        parameters: Sequence[Parameter],
+        *,
+        op: str,
+        prescale: float,
+        postscale: float,
+        passes_per_step: int,
+        limits: Limits,
+        overlap: bool,
+    ) -> None:
+        self.reducer = _core.Reducer(
+            group,
+            [tuple(p) for p in parameters],
+            op,
+            prescale,
+            postscale,
+            limits.bucket_bytes,
+            limits.first_bucket_bytes,
+            overlap,
+        )
+        self.names = [p.name for p in parameters]
+        self.reducing = False  # the present pass
+        self._is_mean = op == "mean" or math.isclose(prescale * postscale * group.size, 1)
+        self._passes_per_step = passes_per_step
+        self._passes = 0  # begun since gradients were last reduced
+        self._held = 0  # depth of no_sync()
+        self._marked = bytearray(len(parameters))
+        # Reduced gradients stand where the framework accumulates, and nobody has used them up.
+        self._standing = False
+        # step() must still reduce: since the last reduction a step or a zero_grad was seen.
+        self._due = True
+
+    @abstractmethod
+    def has_gradient(self, i: int) -> bool:
+        """Whether parameter i has a gradient, of this pass or an older one."""
+
+    @abstractmethod
+    def take(self, i: int) -> None:
+        """Calls mark_ready() with parameter i's gradient."""
+
+    @abstractmethod
+    def show(self, i: int) -> None:
+        """Makes the reduced gradient of parameter i what the user sees."""
+
+    @abstractmethod
+    def drop_gradients(self) -> None:
+        """Forgets all gradients: they are incomplete, and their memory is another step's."""
+
+    def places(self) -> list[Place]:
+        """By parameter."""
+        return [Place(*place) for place in self.reducer.places]
+
+    def mark_ready(self, i: int, pointer: int) -> None:
+        self.reducer.mark_ready(i, pointer)
+        self._marked[i] = 1
+
+    def refuse_standing(self, i: int) -> None:
+        """Called when a gradient was added to a reduced one. The mean is still right then (equal
+        values have themselves as mean); a sum would count what was reduced once per rank."""
+        if self._standing and not self._is_mean:
+            raise InvalidArgument(
+                f"the gradient of '{self.names[i]}' was already summed over the ranks and would "
+                "be summed again\n  advice: call step() or zero_grad() between two backward "
+                "passes, or accumulate with backward_passes_per_step or no_sync()"
+            )
+
+    # The pass.
+
+    def begin_pass(self) -> None:
+        if self._standing and self._passes_per_step > 1:
+            raise InvalidArgument(
+                f"more than backward_passes_per_step={self._passes_per_step} backward passes "
+                "without step()\n  advice: call step() or zero_grad() after every "
+                f"{self._passes_per_step} passes"
+            )
+        self._begin(reducing=self._held == 0 and self._passes + 1 >= self._passes_per_step)
+        self._passes += 1
+
+    def _begin(self, *, reducing: bool) -> None:
+        if reducing and self.reducer.step_open:
+            self.reducer.drain()  # of a pass that failed
+        self.reducing = reducing
+        if reducing:
+            self._marked = bytearray(len(self._marked))
+
+    def launch_rest(self) -> None:
+        """Hands in what this pass did not bring. Waits for nobody."""
+        for i, marked in enumerate(self._marked):
+            if not marked and self.has_gradient(i):
+                self.take(i)
+        self.reducer.launch_rest()
+
+    def finish_pass(self) -> None:
+        """Waits for the reduced gradients, if this pass reduces."""
+        if not self.reducing:
+            return
+        try:
+            self.launch_rest()
+            self.reducer.wait()
+            for i in range(len(self._marked)):
+                if self.reducer.used(i):
+                    self.show(i)
+        except BaseException:
+            self.fail_pass()
+            raise
+        self.reducing = False
+        self._passes = 0
+        self._standing, self._due = True, False
+
+    def fail_pass(self) -> None:
+        """Tells the other ranks, without waiting for them; the next pass will work again."""
+        if not self.reducing:
+            return
+        self.reducing = False
+        self._passes = 0
+        self._standing, self._due = False, True
+        self.drop_gradients()
+        if self.reducer.step_open:
+            with suppress(Error):  # of a group that has failed: the next call will say it
+                self.reducer.abandon()
+
+    # What the optimizer sees.
+
+    def synchronize(self) -> None:
+        """Reduces what was accumulated and not reduced yet.
+
+        Also where nothing was: other ranks may have gradients, and expect this one.
+        """
+        if not self.reducing:
+            if self._passes == 0 and not self._due:
+                return
+            self._begin(reducing=True)
+        self.finish_pass()
+
+    def note_step(self) -> None:
+        self._standing, self._due = False, True
+
+    def note_zero_grad(self) -> None:
+        if self.reducing:
+            raise InvalidArgument(
+                "zero_grad() was called while gradients are being reduced\n"
+                "  advice: call step() or synchronize() first"
+            )
+        self._passes = 0
+        self._standing, self._due = False, True
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Passes inside only accumulate."""
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+
+    @property
+    def passes_per_step(self) -> int:
+        return self._passes_per_step
+
+    @passes_per_step.setter
+    def passes_per_step(self, passes: int) -> None:
+        self._passes_per_step = passes
+        self._passes = 0

@@ -1,0 +1,50 @@
+"""Tensors as the engine's buffers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from farandole import _core
+from farandole._core import InvalidArgument
+
+# The engine's dtypes that this PyTorch has, by PyTorch's own object.
+DTYPE_NAMES: dict[torch.dtype, str] = {
+    getattr(torch, name): name for name in _core.dtypes if hasattr(torch, name)
+}
+
+
+def dtype_name(dtype: torch.dtype, what: str) -> str:
+    try:
+        return DTYPE_NAMES[dtype]
+    except KeyError:
+        raise InvalidArgument(
+            f"{what} has dtype {dtype}, which is not supported; there are "
+            + ", ".join(DTYPE_NAMES.values())
+        ) from None
+
+
+def check_tensor(tensor: Any, what: str) -> None:
+    """Refuses what the engine cannot send, whatever its strides."""
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgument(f"{what} is a {type(tensor).__name__}, not a torch.Tensor")
+    if tensor.layout != torch.strided:
+        raise InvalidArgument(
+            f"{what} is sparse ({tensor.layout}), which is not supported yet; pass a dense tensor"
+        )
+    if tensor.device.type != "cpu":
+        raise InvalidArgument(f"{what} is on {tensor.device}; only CPU tensors are supported yet")
+    dtype_name(tensor.dtype, what)
+
+
+def borrow(tensor: Any, what: str = "tensor") -> Any:
+    """The tensor's memory, for as long as the result lives. Raises InvalidArgument."""
+    check_tensor(tensor, what)
+    if not tensor.is_contiguous():
+        raise InvalidArgument(
+            f"{what} of shape {tuple(tensor.shape)} is not contiguous; pass tensor.contiguous()"
+        )
+    if tensor.is_conj() or tensor.is_neg():
+        raise InvalidArgument(f"{what} is a lazy view; pass tensor.resolve_neg()")
+    return _core.Buffer(tensor.data_ptr(), tensor.numel(), DTYPE_NAMES[tensor.dtype], tensor)

@@ -1,0 +1,233 @@
+"""One rank's parameters, optimizer state and objects for all ranks."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from farandole import _world
+from farandole._core import InvalidArgument, Mismatch
+from farandole.torch._process_set import ProcessSet, check_process_set, global_process_set
+from farandole.torch._tensors import check_tensor
+from farandole.torch.ops import (
+    allgather,
+    allgather_async,
+    broadcast_,
+    broadcast_async_,
+    synchronize,
+)
+
+# Objects travel as pickles: the ranks of a job are processes of one user on one host, which is
+# checked when they meet, and run the same program.
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Returns the root's object on every rank; it is pickled."""
+    check_process_set(process_set)
+    label = name or "object"
+    root = _world.rank() == root_rank
+    size = torch.zeros(1, dtype=torch.int64)
+    data = torch.empty(0, dtype=torch.uint8)
+    if root:
+        data = torch.from_numpy(np.frombuffer(bytearray(pickle.dumps(obj)), np.uint8))
+        size[0] = data.numel()
+    broadcast_(size, root_rank, f"{label}.size")
+    if not root:
+        data = torch.empty(int(size), dtype=torch.uint8)
+    broadcast_(data, root_rank, f"{label}.data")
+    return obj if root else pickle.loads(data.numpy().tobytes())
+
+
+def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+    """Every rank's object, in rank order; they are pickled."""
+    data = torch.from_numpy(np.frombuffer(bytearray(pickle.dumps(obj)), np.uint8))
+    sizes = allgather(torch.tensor([data.numel()]), f"{name or 'object'}.size").tolist()
+    whole = synchronize(allgather_async(data, f"{name or 'object'}.data")).numpy().tobytes()
+    objects, begin = [], 0
+    for size in sizes:
+        objects.append(pickle.loads(whole[begin : begin + size]))
+        begin += size
+    return objects
+
+
+def broadcast_parameters(params: Any, root_rank: int) -> None:
+    """Overwrites tensors with the root's.
+
+    Args:
+        params: ``model.state_dict()``, ``model.named_parameters()``, or a list of tensors or
+            (name, tensor). What is None is skipped, on every rank.
+        root_rank: whose values.
+
+    Raises:
+        InvalidArgument: params is something else, or a tensor cannot be sent.
+        Mismatch: the ranks' names or shapes differ; says which.
+
+    Example:
+        >>> import torch, farandole.torch as hvd
+        >>> hvd.init()
+        >>> hvd.broadcast_parameters(torch.nn.Linear(2, 1).state_dict(), root_rank=0)
+    """
+    named: list[tuple[str, torch.Tensor]] = []
+    for name, tensor in _pairs(params):
+        if tensor is not None:
+            check_tensor(tensor, f"'{name}'")
+            named.append((name, tensor.detach()))
+    # Compared before anything is overwritten, and in one message.
+    _agree("parameters to broadcast", [f"'{n}' {list(t.shape)} {t.dtype}" for n, t in named])
+    _broadcast_all(named, root_rank)
+
+
+def _pairs(params: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(params, Mapping):
+        return sorted(params.items())
+    if isinstance(params, torch.Tensor | str) or not isinstance(params, Iterable):
+        raise InvalidArgument(
+            f"params is a {type(params).__name__}; pass a state_dict, or a list of tensors or "
+            "(name, tensor)"
+        )
+    pairs = []
+    for i, row in enumerate(params):
+        named = isinstance(row, tuple) and len(row) == 2 and isinstance(row[0], str)
+        pairs.append(row if named else (f"parameter {i}", row))
+    return pairs
+
+
+def _agree(what: str, rows: list[str]) -> None:
+    """Raises Mismatch on every rank unless all ranks have the same rows."""
+    by_rank = allgather_object(rows, what)
+    for i in range(max(map(len, by_rank))):
+        values = [theirs[i] if i < len(theirs) else "nothing" for theirs in by_rank]
+        if len(set(values)) > 1:
+            given = "; ".join(f"rank {r}: {value}" for r, value in enumerate(values))
+            raise Mismatch(
+                f"ranks disagree on {what}, number {i}: {given}\n"
+                "  advice: build the same model on every rank"
+            )
+
+
+def _broadcast_all(named: Iterable[tuple[str, torch.Tensor]], root_rank: int) -> None:
+    """All at once, then all waited for: they fly together."""
+    flights = []
+    for name, tensor in named:
+        if tensor.numel() == 0:
+            continue
+        # Strides may differ between ranks: only contiguous memory means the same everywhere.
+        flat = tensor if tensor.is_contiguous() else tensor.contiguous()
+        flights.append((broadcast_async_(flat, root_rank, name), flat, tensor))
+    for handle, flat, tensor in flights:
+        synchronize(handle)
+        if flat is not tensor:
+            tensor.copy_(flat)
+
+
+class _Slot(NamedTuple):
+    """Stands for a tensor that is sent by itself."""
+
+    number: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _take_out(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """`value` with slots for its tensors, which are appended to `tensors`."""
+    if isinstance(value, torch.Tensor):
+        check_tensor(value, "optimizer state")
+        tensors.append(value.detach())
+        return _Slot(len(tensors) - 1, tuple(value.shape), value.stride(), value.dtype)
+    if isinstance(value, dict):
+        return {key: _take_out(item, tensors) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_take_out(item, tensors) for item in value)
+    return value
+
+
+def _put_back(value: Any, tensors: list[torch.Tensor]) -> Any:
+    if isinstance(value, _Slot):
+        return tensors[value.number]
+    if isinstance(value, dict):
+        return {key: _put_back(item, tensors) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_put_back(item, tensors) for item in value)
+    return value
+
+
+def _slots(value: Any) -> Iterable[_Slot]:
+    if isinstance(value, _Slot):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _slots(item)
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,  # noqa: ARG001 - Horovod's signature
+) -> None:
+    """Gives every rank's optimizer the root's state and options (learning rate and so on).
+
+    No step is taken: the root says what state there is, and the others create it.
+
+    Args:
+        optimizer: of the same class and over the same parameters on every rank.
+        root_rank: whose state.
+        model: accepted as Horovod does, and not needed.
+
+    Raises:
+        InvalidArgument: an optimizer whose state is not by parameter (LBFGS).
+        Mismatch: the ranks' optimizers differ; says how.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InvalidArgument("the state of LBFGS is not supported")
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    _agree(
+        "the optimizer",
+        [
+            type(optimizer).__name__,
+            *(f"a group of {len(g['params'])} parameters" for g in optimizer.param_groups),
+            *(f"a parameter {list(p.shape)} {p.dtype}" for p in parameters),
+        ],
+    )
+    number_of = {id(p): i for i, p in enumerate(parameters)}
+    tensors: list[torch.Tensor] = []
+    structure: Any = None
+    if _world.rank() == root_rank:
+        structure = _take_out(
+            {
+                "state": {
+                    number_of[id(p)]: values
+                    for p, values in optimizer.state.items()
+                    if id(p) in number_of
+                },
+                "options": [
+                    {key: value for key, value in group.items() if key != "params"}
+                    for group in optimizer.param_groups
+                ],
+            },
+            tensors,
+        )
+    structure = broadcast_object(structure, root_rank, "optimizer state")
+    if _world.rank() != root_rank:
+        tensors = [
+            torch.empty_strided(slot.shape, slot.strides, dtype=slot.dtype)
+            for slot in _slots(structure)
+        ]
+    _broadcast_all(((f"optimizer state {i}", t) for i, t in enumerate(tensors)), root_rank)
+    if _world.rank() == root_rank:
+        return
+    whole = _put_back(structure, tensors)
+    optimizer.state.clear()
+    for number, values in whole["state"].items():
+        optimizer.state[parameters[number]] = values
+    for group, options in zip(optimizer.param_groups, whole["options"], strict=True):
+        group.update(options)

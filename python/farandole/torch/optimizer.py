@@ -1,0 +1,488 @@
+"""DistributedOptimizer: an optimizer whose gradients are the mean over all ranks."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, NoReturn, TypeVar, cast
+
+import torch
+
+from farandole import _world
+from farandole._core import InvalidArgument
+from farandole._hooks import GradientExchange, Limits, Parameter
+from farandole._world import Group
+from farandole.torch._process_set import ProcessSet, check_process_set, global_process_set
+from farandole.torch._tensors import check_tensor, dtype_name
+from farandole.torch.compression import Compression, Compressor
+from farandole.torch.ops import Average, Sum, op_name
+
+_O = TypeVar("_O", bound=torch.optim.Optimizer)
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_graph_task = torch._C._current_graph_task_id  # -1 outside of a backward
+_running_node = torch._C._current_autograd_node
+
+
+def _untraced(function: _F) -> _F:
+    """What hooks and optimizers reach is not for Dynamo: it would trace into the engine."""
+    return cast(_F, torch.compiler.disable(function))
+
+
+# Note [The end of backward]
+#
+# The wait stands at the end of backward, before unscaling, clipping and step: autograd calls what
+# was queued in a graph task when that task is done. Three things make that harder than it sounds:
+#
+# * A backward that raises never makes the call. But it destroys the queued object: a _Pass that
+#   dies uncalled is a backward that failed, and is known before the exception reaches the user.
+# * A reentrant backward (activation checkpointing) is a graph task inside another. Its end is not
+#   the end: the _Pass moves on to the task around it, by a hook on the node that runs there.
+# * Gradients of several optimizers become ready in one backward. Each launches everything before
+#   any waits, or ranks could wait for one another crosswise.
+
+
+class _Pass:
+    """One backward, as the graph tasks that take part in it see it; they alone keep it alive."""
+
+    def __init__(self, exchange: TorchExchange) -> None:
+        self._exchange = exchange
+        self._graphs: set[int] = set()
+        self._over = False
+
+    def enter(self, graph: int) -> None:
+        """Asks to be called at the end of this graph task, which is the running one."""
+        if graph in self._graphs:
+            return
+        self._graphs.add(graph)
+        torch.autograd.Variable._execution_engine.queue_callback(self)
+
+    def takes_part_in(self, graph: int) -> bool:
+        return graph in self._graphs
+
+    def __call__(self) -> None:
+        if self._over:
+            return
+        around = _running_node()
+        if around is not None:
+            self._move_on(around)
+            return
+        self._over = True
+        graph = _graph_task()
+        try:
+            for other in list(_running):
+                beside = other.present_pass()
+                if beside is not None and beside.takes_part_in(graph) and other.reducing:
+                    other.launch_rest()
+        except BaseException:
+            self._exchange.end(failed=True)
+            raise
+        self._exchange.end(failed=False)
+
+    def _move_on(self, node: Any) -> None:
+        handles: list[Any] = []
+
+        def after(*_: Any) -> None:
+            handles.pop().remove()
+            self.enter(_graph_task())
+
+        handles.append(node.register_hook(after))
+
+    def __del__(self) -> None:
+        if not self._over:
+            self._over = True
+            self._exchange.end(failed=True)
+
+
+class TorchExchange(GradientExchange):
+    """The gradients of some parameters. ``p.grad`` becomes a view of the bucket, except where
+    gradients are compressed."""
+
+    def __init__(
+        self,
+        group: Group,
+        named: Sequence[tuple[str, torch.Tensor]],
+        *,
+        compression: type[Compressor],
+        sparse_as_dense: bool,
+        **options: Any,
+    ) -> None:
+        self._parameters = [p for _, p in named]
+        self._compression = None if compression is Compression.none else compression
+        self._sparse_as_dense = sparse_as_dense
+        empty = [compression.compress(p.detach().new_empty(0)) for p in self._parameters]
+        dtypes = [wire.dtype for wire, _ in empty]
+        self._contexts = [context for _, context in empty]
+        super().__init__(
+            group,
+            [
+                Parameter(name, p.numel(), dtype_name(dtype, f"parameter '{name}'"))
+                for (name, p), dtype in zip(named, dtypes, strict=True)
+            ],
+            **options,
+        )
+        # torch.frombuffer holds the memory object, which holds the memory.
+        bytes_of = [
+            torch.frombuffer(self.reducer.memory(b), dtype=torch.uint8)
+            for b in range(len(self.reducer.buckets))
+        ]
+        self._views = [
+            _view(bytes_of[place.bucket][place.offset :], p, dtype)
+            for place, p, dtype in zip(self.places(), self._parameters, dtypes, strict=True)
+        ]
+        self._addresses = [view.data_ptr() for view in self._views]
+        self._strides = [view.stride() for view in self._views]
+        self._shown = list(self._addresses)  # of the reduced gradients that users see
+        self._pass: weakref.ref[_Pass] | None = None
+        me = weakref.ref(self)
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(partial(_on_gradient, me, i))
+            for i, p in enumerate(self._parameters)
+        ]
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def __del__(self) -> None:
+        for hook in getattr(self, "_hooks", ()):
+            hook.remove()
+
+    # The pass.
+
+    def present_pass(self) -> _Pass | None:
+        return self._pass() if self._pass is not None else None
+
+    def on_gradient(self, i: int) -> None:
+        graph = _graph_task()
+        present = self.present_pass()
+        if graph < 0:
+            # No backward that would tell its end (compiled autograd): step() does the rest.
+            if not self.reducing:
+                self.begin_pass()
+        else:
+            if present is None:
+                self.begin_pass()
+                present = _Pass(self)
+                self._pass = weakref.ref(present)
+                _running.add(self)
+            present.enter(graph)
+        if self.reducing:
+            self.take(i)
+
+    def end(self, *, failed: bool) -> None:
+        self._pass = None
+        _running.discard(self)
+        if failed:
+            self.fail_pass()
+        else:
+            self.finish_pass()
+
+    # The gradients.
+
+    def has_gradient(self, i: int) -> bool:
+        return self._parameters[i].grad is not None
+
+    def take(self, i: int) -> None:
+        p = self._parameters[i]
+        grad = p.grad
+        assert grad is not None
+        if grad.requires_grad:
+            raise InvalidArgument(
+                f"the gradient of '{self.names[i]}' is part of a graph (create_graph=True), which "
+                "DistributedOptimizer does not support; use torch.autograd.grad"
+            )
+        if grad.is_sparse:
+            if not self._sparse_as_dense:
+                raise InvalidArgument(
+                    f"the gradient of '{self.names[i]}' is sparse; sparse reduction is not "
+                    "supported yet, pass sparse_as_dense=True"
+                )
+            grad = grad.to_dense()
+        if self._compression is not None:
+            if grad.data_ptr() == self._shown[i]:
+                self.refuse_standing(i)
+            p.grad = grad
+            self._views[i].copy_(self._compress(i, grad))
+            self.mark_ready(i, self._addresses[i])
+            return
+        view = self._views[i]
+        address = grad.data_ptr()
+        if address == self._addresses[i]:
+            self.refuse_standing(i)
+        elif grad.stride() != self._strides[i] or grad.dtype != view.dtype:
+            view.copy_(grad)
+            address = self._addresses[i]
+        self.mark_ready(i, address)
+        p.grad = view
+
+    def _compress(self, i: int, grad: torch.Tensor) -> torch.Tensor:
+        assert self._compression is not None
+        wire, self._contexts[i] = self._compression.compress(grad)
+        if wire.dtype != self._views[i].dtype or wire.numel() != grad.numel():
+            raise InvalidArgument(
+                f"compression of '{self.names[i]}' gave {wire.numel()} x {wire.dtype} where "
+                f"{grad.numel()} x {self._views[i].dtype} were announced"
+            )
+        return wire.reshape(grad.shape)
+
+    def show(self, i: int) -> None:
+        p = self._parameters[i]
+        if self._compression is None:
+            p.grad = self._views[i]
+            return
+        p.grad = self._compression.decompress(self._views[i], self._contexts[i])
+        self._shown[i] = p.grad.data_ptr()
+
+    def drop_gradients(self) -> None:
+        for p in self._parameters:
+            p.grad = None
+
+    synchronize = _untraced(GradientExchange.synchronize)
+    note_step = _untraced(GradientExchange.note_step)
+    note_zero_grad = _untraced(GradientExchange.note_zero_grad)
+
+
+_running: weakref.WeakSet[TorchExchange] = weakref.WeakSet()  # with a pass that is not over
+
+
+@_untraced
+def _on_gradient(exchange: weakref.ref[TorchExchange], i: int, _: torch.Tensor) -> None:
+    present = exchange()
+    if present is not None:
+        present.on_gradient(i)
+
+
+def _view(memory: torch.Tensor, p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The begin of `memory` in the parameter's shape, and in its strides if they leave no gaps:
+    autograd makes gradients of the same strides."""
+    flat = memory[: p.numel() * dtype.itemsize].view(dtype)
+    strides = p.stride()
+    expected = 1
+    for stride, extent in sorted(zip(strides, p.shape, strict=True)):
+        if extent != 1 and stride != expected:
+            return flat.view(p.shape)
+        expected *= extent
+    return torch.as_strided(flat, p.shape, strides)
+
+
+class _Distributed(torch.optim.Optimizer):
+    """What DistributedOptimizer puts before the optimizer's own class."""
+
+    _exchange: TorchExchange | None  # None where there is one rank
+    _unmanaged: list[torch.Tensor]  # frozen when the optimizer was wrapped
+    _passes_per_step: int
+    _skip: bool
+
+    def step(self, closure: Any = None) -> Any:
+        """The optimizer's own step. Gradients that were accumulated and not reduced yet (an
+        interrupted accumulation) are reduced first."""
+        exchange = self._exchange
+        if exchange is None:
+            return super().step(closure)
+        for p in self._unmanaged:
+            if p.grad is not None:
+                raise InvalidArgument(
+                    f"a parameter of shape {tuple(p.shape)} was frozen when DistributedOptimizer "
+                    "was made, and has a gradient now that no other rank knows\n"
+                    "  advice: make the DistributedOptimizer after the parameters' requires_grad "
+                    "is what it will be"
+                )
+        if closure is None and not self._skip:
+            exchange.synchronize()
+        result = super().step() if closure is None else super().step(closure)
+        exchange.note_step()
+        return result
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if self._exchange is not None:
+            self._exchange.note_zero_grad()
+        super().zero_grad(set_to_none)
+
+    def synchronize(self) -> None:
+        """Reduces what was accumulated and not reduced yet. Not needed before clipping: gradients
+        are reduced when ``backward()`` returns."""
+        if self._exchange is not None:
+            self._exchange.synchronize()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Steps inside reduce nothing."""
+        before, self._skip = self._skip, True
+        try:
+            yield
+        finally:
+            self._skip = before
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Backward passes inside only accumulate; the first one outside reduces the sum."""
+        return self._exchange.held() if self._exchange is not None else nullcontext()
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        self._passes_per_step = _checked_passes(passes)
+        if self._exchange is not None:
+            self._exchange.passes_per_step = passes
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
+        raise InvalidArgument(
+            "adding parameters to a DistributedOptimizer is not supported; add them to the "
+            "optimizer before it is wrapped"
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise InvalidArgument(
+            "a DistributedOptimizer cannot be copied or pickled; use state_dict()"
+        )
+
+
+def DistributedOptimizer(
+    optimizer: _O,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+    *,
+    bucket_bytes: int | None = None,
+    first_bucket_bytes: int | None = None,
+    overlap: bool = True,
+) -> _O:
+    """Makes the optimizer step with gradients averaged over all ranks.
+
+    Gradients are reduced while backward still computes others; when ``backward()`` returns they are
+    the same on all ranks, so that clipping, ``GradScaler`` and your own code see reduced ones.
+
+    The optimizer stays the same object, of a child class with its class' name: its state, LR
+    schedulers, ``isinstance`` and ``state_dict()`` go on working. Where there is one rank, nothing
+    else changes.
+
+    Args:
+        optimizer: any optimizer but LBFGS. Every rank's has the same parameters.
+        named_parameters: ``model.named_parameters()``: names for errors and traces.
+        compression: what is sent: ``Compression.none``, ``.fp16``, ``.bf16``, or your own class.
+        backward_passes_per_step: gradients are summed over that many passes, then reduced.
+        op: ``Average`` or ``Sum``.
+        gradient_predivide_factor: divides gradients before they are summed, and multiplies the
+            sum, so that halves do not overflow; with ``Average`` only.
+        num_groups, groups: not supported; see ``bucket_bytes``.
+        sparse_as_dense: reduce sparse gradients as dense ones.
+        process_set: only ``global_process_set`` yet.
+        bucket_bytes: gradients reduced together; 0 is one all-reduce per tensor. Default
+            ``FARANDOLE_BUCKET_BYTES``.
+        first_bucket_bytes: the first of them, small, so that communication starts early. Default
+            ``FARANDOLE_FIRST_BUCKET_BYTES``.
+        overlap: False launches everything at the end of backward.
+
+    Raises:
+        InvalidArgument: an argument is wrong; the optimizer is as before.
+        Mismatch: the ranks' models or options differ; says which parameter.
+
+    Example:
+        >>> import torch, farandole.torch as hvd
+        >>> hvd.init()
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        >>> model(torch.ones(1, 2)).sum().backward()
+        >>> optimizer.step()
+    """
+    check_process_set(process_set)
+    if isinstance(optimizer, _Distributed):
+        raise InvalidArgument("the optimizer is a DistributedOptimizer already")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InvalidArgument(
+            "LBFGS is not supported: its line search decides from the local loss, which differs "
+            "between ranks"
+        )
+    if num_groups != 0 or groups is not None:
+        raise InvalidArgument(
+            "num_groups and groups are not supported yet; bucket_bytes says how much is reduced "
+            "together"
+        )
+    if op not in (Average, Sum):
+        raise InvalidArgument(
+            f"op={op_name(op)}: DistributedOptimizer reduces with Average or Sum only"
+        )
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise InvalidArgument("gradient_predivide_factor is supported with op=Average only")
+    if not gradient_predivide_factor > 0:
+        raise InvalidArgument(f"gradient_predivide_factor is {gradient_predivide_factor}")
+    passes = _checked_passes(backward_passes_per_step)
+    named = _named(optimizer, named_parameters)
+    limits = Limits.of(bucket_bytes, first_bucket_bytes)
+    group = _world.world()
+    exchange = None
+    if group.size > 1:
+        divided = gradient_predivide_factor != 1.0
+        exchange = TorchExchange(
+            group,
+            [(n, p) for n, p in reversed(named) if p.requires_grad and p.numel() > 0],
+            compression=compression,
+            sparse_as_dense=sparse_as_dense,
+            op="mean" if op == Average and not divided else "sum",
+            prescale=1 / gradient_predivide_factor,
+            postscale=gradient_predivide_factor / group.size if divided else 1.0,
+            passes_per_step=passes,
+            limits=limits,
+            overlap=overlap,
+        )
+    own = type(optimizer)
+    child = type(
+        own.__name__,
+        (_Distributed, own),
+        {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__},
+    )
+    optimizer.__class__ = child
+    distributed = cast(_Distributed, optimizer)
+    distributed._exchange = exchange
+    distributed._unmanaged = [p for _, p in named if not p.requires_grad]
+    distributed._passes_per_step = passes
+    distributed._skip = False
+    return optimizer
+
+
+def _checked_passes(passes: int) -> int:
+    if passes < 1:
+        raise InvalidArgument(f"backward_passes_per_step is {passes}; it is at least 1")
+    return passes
+
+
+def _named(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[Any] | None
+) -> list[tuple[str, torch.Tensor]]:
+    """The optimizer's parameters in registration order, each with a name of its own."""
+    owned = [
+        (f"group {g}, parameter {i}", p)
+        for g, group in enumerate(optimizer.param_groups)
+        for i, p in enumerate(group["params"])
+    ]
+    for name, p in owned:
+        check_tensor(p, name)
+    if named_parameters is None:
+        return owned
+    given = list(named_parameters)
+    if any(not (isinstance(row, tuple) and len(row) == 2) for row in given):
+        raise InvalidArgument(
+            "named_parameters must be a sequence of tuples (name, parameter), as "
+            "model.named_parameters() gives it"
+        )
+    names = [name for name, _ in given]
+    twice = sorted(name for name, times in Counter(names).items() if times > 1)
+    if twice:
+        raise InvalidArgument("named_parameters has these names twice: " + ", ".join(twice))
+    by_parameter = {id(p): (name, p) for name, p in reversed(given)}
+    unnamed = [name for name, p in owned if id(p) not in by_parameter]
+    if unnamed:
+        raise InvalidArgument(
+            "named_parameters does not name these of the optimizer's parameters: "
+            + "; ".join(unnamed)
+        )
+    mine = {id(p) for _, p in owned}
+    return [(name, p) for name, p in given if id(p) in mine and by_parameter[id(p)][0] == name]
