@@ -20,6 +20,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+import farandole as fd
 import farandole.torch as hvd  # (1)
 
 BATCH = 64  # over all ranks
@@ -73,10 +74,13 @@ def main() -> None:
             began = time.perf_counter()
             mine = batch[hvd.rank() :: hvd.size()]  # (5) this rank's part
             optimizer.zero_grad()
-            loss = cross_entropy(model(images[mine]), labels[mine])
-            loss.backward()
-            optimizer.step()
-            schedule.step()
+            with fd.trace_span("forward"):  # spans are for FARANDOLE_TRACE, and optional
+                loss = cross_entropy(model(images[mine]), labels[mine])
+            with fd.trace_span("backward"):
+                loss.backward()
+            with fd.trace_span("optimizer"):
+                optimizer.step()
+                schedule.step()
             seconds.append(time.perf_counter() - began)
             losses.append(loss.detach())
         if hvd.rank() == 0:
