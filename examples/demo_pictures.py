@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 # Okabe and Ito's colours, which people tell apart whatever colours they see.
 BLUE, SKY, ORANGE, GREEN, RED = "#0072B2", "#56B4E9", "#E69F00", "#009E73", "#D55E00"
 GREY = "#CCCCCC"
-STYLE = {
+STYLE: dict[Any, Any] = {
     "figure.dpi": 110,
     "figure.constrained_layout.use": True,
     "font.size": 11,
