@@ -74,7 +74,8 @@ void bind_errors(py::module_& module) {
     py::list bases;
     bases.append(base);
     if (!r.also_is.empty()) bases.append(builtins.attr(std::string(r.also_is).c_str()));
-    const std::string name = "farandole." + std::string(r.python_class);
+    std::string name("farandole.");
+    name += r.python_class;
     PyObject* type = PyErr_NewException(name.c_str(), py::tuple(bases).ptr(), nullptr);
     if (type == nullptr) throw py::error_already_set();
     python_classes[static_cast<size_t>(r.code)] = type;  // lives as long as the process

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
+#include "bindings/tracing.h"
 #include "bindings/waiting.h"
 #include "control/rendezvous.h"
 #include "engine/fork.h"
@@ -73,7 +74,9 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   const Deadline deadline = Deadline::after_seconds(start_timeout);
   Host host = meet(me, deadline);
   host.segment->hide_from_children();
-  auto engine = std::make_shared<Engine>(std::move(host), engine_options(config));
+  EngineOptions options = engine_options(config);
+  options.trace = start_trace(config.trace, host, job);
+  auto engine = std::make_shared<Engine>(std::move(host), std::move(options));
   hide_from_children(engine);
   GroupDefaults defaults;
   defaults.timeout = to_duration(config.timeout);
@@ -259,9 +262,12 @@ void bind_group(py::module_& module) {
              return d;
            })
       .def("leave", [](Group& g) {
-        const py::gil_scoped_release unlocked;
-        g.engine()->leave();
-        g.engine()->driver().stop();
+        {
+          const py::gil_scoped_release unlocked;
+          g.engine()->leave();
+          g.engine()->driver().stop();
+        }
+        finish_trace(g.engine()->trace());
       });
 }
 

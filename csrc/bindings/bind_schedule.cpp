@@ -92,7 +92,54 @@ py::list planners_as_dicts(const Shape& shape, size_t itemsize) {
   return rows;
 }
 
-// --- farandole._core.testing: many proofs, and mutations
+// --- farandole._core.testing: schedules from outside, many proofs, and mutations
+
+Slice slice_from(const py::dict& step, const char* key) {
+  if (!step.contains(key) || step[key].is_none()) return {};
+  const auto [space, offset, count] = step[key].cast<std::tuple<std::string, size_t, size_t>>();
+  const auto found = std::find(kSpaceNames.begin(), kSpaceNames.end(), space);
+  if (found == kSpaceNames.end())
+    throw Error(ErrorCode::invalid_argument, "there is no space '" + space + "'");
+  return {static_cast<Space>(found - kSpaceNames.begin()), offset, count};
+}
+
+/// A step as step_as_dict gives it; what is missing has its default.
+Step step_from(const py::dict& step) {
+  const auto peer = [&](const char* key) {
+    return step.contains(key) && !step[key].is_none() ? step[key].cast<int>() : kNobody;
+  };
+  const auto flag = [&](const char* key) { return step.contains(key) && step[key].cast<bool>(); };
+  const std::string action = step.contains("action") ? step["action"].cast<std::string>() : "store";
+  const auto found = std::find(kActionNames.begin(), kActionNames.end(), action);
+  if (found == kActionNames.end())
+    throw Error(ErrorCode::invalid_argument, "there is no action '" + action + "'");
+  return {.to = peer("to"),
+          .send = slice_from(step, "send"),
+          .from = peer("from"),
+          .recv = slice_from(step, "recv"),
+          .held = slice_from(step, "held"),
+          .action = static_cast<Action>(found - kActionNames.begin()),
+          .leaf_arrived = flag("leaf_arrived"),
+          .leaf_held = flag("leaf_held"),
+          .finish = flag("finish")};
+}
+
+Verdict check_steps(const std::string& collective, size_t count,
+                    const std::vector<std::vector<std::vector<py::dict>>>& ranks, size_t scratch,
+                    int root, bool in_place) {
+  std::vector<Schedule> by_rank;
+  for (const auto& lanes : ranks) {
+    Schedule& schedule = by_rank.emplace_back();
+    schedule.scratch = scratch;
+    for (const auto& steps : lanes) {
+      Lane& lane = schedule.lanes.emplace_back();
+      for (const py::dict& step : steps) lane.push_back(step_from(step));
+    }
+  }
+  const Shape shape{.size = static_cast<int>(ranks.size()), .count = count, .root = root};
+  require_valid(shape);
+  return verdict(check(collective_of(collective), shape, by_rank, buffers_of(in_place)));
+}
 
 struct Sweep {
   size_t proved = 0;
@@ -327,6 +374,9 @@ Mutants mutate(const std::string& collective, const std::string& name, Shape sha
 
 void bind_testing(py::module_& module) {
   py::module_ testing = module.def_submodule("testing", "What only tests need.");
+  testing.def("check", check_steps, py::arg("collective"), py::arg("count"), py::arg("ranks"),
+              py::arg("scratch") = size_t{0}, py::arg("root") = 0, py::arg("in_place") = false,
+              "Proves any schedules, given as `plan` gives them: (problem, order).");
   testing.def(
       "prove_all",
       [](const std::string& collective, const std::string& name, const std::vector<int>& sizes,
@@ -358,11 +408,14 @@ void bind_testing(py::module_& module) {
       py::arg("collective"), py::arg("name"), py::arg("size"), py::arg("count"),
       py::arg("mutation"), py::arg("lanes") = 1, py::arg("segments") = 1, py::arg("root") = 0,
       "Puts one fault into every step in turn: (worlds made, survivors, kinds of problem).");
-  testing.def("mutations", [] {
-    std::vector<std::string_view> names;
-    for (const Mutation& m : kMutations) names.push_back(m.name);
-    return names;
-  });
+  testing.def(
+      "mutations",
+      [] {
+        std::vector<std::string_view> names;
+        for (const Mutation& m : kMutations) names.push_back(m.name);
+        return names;
+      },
+      "The faults that `mutate` knows.");
 }
 
 }  // namespace

@@ -11,4 +11,5 @@ PYBIND11_MODULE(_core, module) {
   bind_reducer(module);
   bind_fold(module);
   bind_schedule(module);
+  bind_trace(module);
 }

@@ -61,6 +61,9 @@ void Driver::release() {
 }
 
 bool Driver::wait(const Request& request, Deadline until) {
+  const Operation& o = request.operation;
+  const TraceSpan waiting(engine_.trace(), TraceKind::wait,
+                          o.name.empty() ? name_of(o.kind) : o.name);
   while (!request.finished.load(std::memory_order_acquire)) {
     if (take()) {
       drive([&] { return request.finished.load(std::memory_order_acquire); }, until);
@@ -146,6 +149,7 @@ bool Driver::nobody_drives() {
 }
 
 void Driver::progress_main() {
+  ::pthread_setname_np(::pthread_self(), "farandole");
   for (;;) {
     {
       std::unique_lock lock(mutex_);

@@ -60,7 +60,8 @@ Engine::~Engine() {
 std::shared_ptr<Stream> Engine::open_stream(const Membership& membership, std::string label,
                                             uint64_t number) {
   sweep();
-  const EngineView view{&host_, arena_, &dead_, &deaths_, &death_signals_, options_.warn_after};
+  const EngineView view{
+      &host_, arena_, &dead_, &deaths_, &death_signals_, &left_, options_.warn_after, trace()};
   const uint64_t key = stream_key(membership.key, number);
   auto* stream =
       new Stream(view, membership, std::move(label), key,
@@ -93,8 +94,11 @@ void Engine::sweep() {
 
 Handle Engine::submit(const std::shared_ptr<Stream>& stream, Operation operation,
                       bool caller_waits) {
+  if (left_.load(std::memory_order_relaxed))
+    throw Error(ErrorCode::not_initialized, "this rank has left the world by shutdown()");
   auto request = std::make_shared<Request>();
   request->operation = std::move(operation);
+  if (trace() != nullptr) request->submitted = now();
   in_flight_.fetch_add(1);  // seq_cst; partner: Driver::progress_main
   {
     const std::lock_guard lock(inbox_mutex_);
@@ -133,6 +137,7 @@ void Engine::take_submissions() {
 
 bool Engine::poll(TimePoint until) {
   if (inbox_full_.load(std::memory_order_acquire)) take_submissions();
+  const TimePoint begin = trace() != nullptr ? now() : TimePoint{};
   bool moved = false;
   for (size_t i = 0; i < active_.size();) {
     Stream& stream = *active_[i];
@@ -145,6 +150,7 @@ bool Engine::poll(TimePoint until) {
     else
       active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(i));
   }
+  if (moved && trace() != nullptr) trace()->turn(begin, now());
   if (moved) ring_sleepers();
   if (++turns_ % kTurnsBetweenEvents == 0) handle_events(0);
   return moved;
@@ -191,6 +197,7 @@ void Engine::park(Duration at_most) {
   asleep.store(1, std::memory_order_seq_cst);  // partners: ring_sleepers of peers, wake
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (!poll(TimePoint::min())) {
+    const TraceSpan parked(trace(), TraceKind::parked, "parked");
     const auto ms = std::chrono::ceil<std::chrono::milliseconds>(at_most).count();
     handle_events(unexplained_.empty() ? static_cast<int>(ms) : 1);
   }
@@ -235,6 +242,7 @@ void Engine::look_around() {
 // ---- the end ----
 
 void Engine::leave() {
+  left_.store(true, std::memory_order_relaxed);
   my_page().state.value.store(static_cast<uint64_t>(RankState::left), std::memory_order_release);
   wake_everyone();  // those who wait for us must look around
 }

@@ -23,8 +23,9 @@ struct EngineOptions {
   Duration spin = std::chrono::microseconds(50);
   Duration warn_after = std::chrono::seconds(10);
   ProgressMode progress = ProgressMode::automatic;
-  bool threads = true;     // false: whoever owns the engine polls it, as simulated worlds do
-  BackendMaker schedules;  // none: paths over shared memory alone
+  bool threads = true;           // false: whoever owns the engine polls it, as simulated worlds do
+  BackendMaker schedules;        // none: paths over shared memory alone
+  std::shared_ptr<Trace> trace;  // null: nothing is traced
 };
 
 struct EngineCounters {
@@ -44,6 +45,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const Host& host() const { return host_; }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   Driver& driver() { return driver_; }
+  Trace* trace() const { return options_.trace.get(); }
 
   /// Opens a stream without waiting for the peers. `number` tells the streams of a group apart and
   /// is the same on every member.
@@ -110,6 +112,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<std::shared_ptr<Request>> completions_;
   std::atomic<bool> completions_full_{false};
   std::atomic<size_t> open_streams_{0};
+  std::atomic<bool> left_{false};
 
   // Pages of closed streams, kept until all peers have closed theirs.
   struct Closing {

@@ -17,7 +17,7 @@ struct Request {
   Operation operation;
   std::optional<Error> error;
   std::atomic<bool> finished{false};
-  TimePoint submitted{};
+  TimePoint submitted{};  // set while tracing
 };
 
 class Handle {

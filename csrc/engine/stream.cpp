@@ -15,6 +15,11 @@ namespace farandole {
 namespace {
 
 constexpr auto kInsidePatience = std::chrono::seconds(1);
+constexpr auto kVerdictPatience = std::chrono::seconds(1);     // for the record to be written
+constexpr auto kShortestPhase = std::chrono::microseconds(1);  // that a trace shows
+
+constexpr std::string_view kPhases[] = {"resting",    "opening",   "agreeing", "running",
+                                        "describing", "comparing", "leaving"};
 
 std::string seconds_text(Duration d) {
   char text[32];
@@ -46,6 +51,7 @@ Stream::Stream(const EngineView& around, const Membership& membership, std::stri
   std::byte* page = around_.arena->allocate(sizeof(StreamPage) + staging_bytes(memory_.size()));
   memory_.pages[static_cast<size_t>(memory_.rank)] = new (page) StreamPage;
   memory_.segment->publish(around_.host->rank, key_, *memory_.segment->offset_of(page, 1));
+  if (around_.trace != nullptr) track_ = around_.trace->track(track_name(), key_);
 }
 
 Stream::~Stream() {
@@ -85,7 +91,7 @@ Progress Stream::guarded_advance(TimePoint until) {
   try {
     if (phase_ != Phase::leaving && membership_.lifeline->failed()) {
       if (backend_ != nullptr) backend_->abort();
-      phase_ = Phase::leaving;
+      enter(Phase::leaving);
       leaving_since_ = now();
     }
     return advance(until);
@@ -124,7 +130,7 @@ void Stream::begin() {
   ++sequence_;
   started_ = TimePoint{};  // stamped by the first look around: most operations end before it
   backend_ = nullptr;
-  phase_ = Phase::opening;
+  enter(Phase::opening);
 }
 
 /// Peers open the stream when they come to it; until then their pages are not to be found.
@@ -166,7 +172,7 @@ void Stream::start() {
   backend_->start(o, sequence_);
   fault_point("stream.post");
   memory_.mine().entry.posted.store(memory_.ticket, std::memory_order_release);
-  phase_ = backend_->agrees_in_data() ? Phase::running : Phase::agreeing;
+  enter(backend_->agrees_in_data() ? Phase::running : Phase::agreeing);
 }
 
 Stream::Agreement Stream::compare_posts() const {
@@ -188,7 +194,7 @@ Progress Stream::agree() {
       return Progress::idle;
     case Agreement::different:
       backend_->abort();
-      phase_ = Phase::describing;
+      enter(Phase::describing);
       return Progress::moved;
     case Agreement::same:
       break;
@@ -200,7 +206,7 @@ Progress Stream::agree() {
     finish(refusal);
     return Progress::finished;
   }
-  phase_ = Phase::running;
+  enter(Phase::running);
   return Progress::moved;
 }
 
@@ -211,7 +217,7 @@ Progress Stream::run(TimePoint until) {
   } else if (progress == Progress::idle && backend_->agrees_in_data() &&
              compare_posts() == Agreement::different) {
     backend_->abort();
-    phase_ = Phase::describing;
+    enter(Phase::describing);
     return Progress::moved;
   }
   return progress;
@@ -222,13 +228,64 @@ void Stream::finish(std::optional<Error> error) {
   last_path_ = backend_ == &direct_  ? direct_.path_name()
                : backend_ != nullptr ? backend_->name()
                                      : "";
+  queue_.front()->error = std::move(error);
+  enter(Phase::resting);
   std::shared_ptr<Request> request = std::move(queue_.front());
   queue_.pop_front();
-  request->error = std::move(error);
   request->finished.store(true, std::memory_order_release);  // partner: Handle::done
   finished_.push_back(std::move(request));
   backend_ = nullptr;
-  phase_ = Phase::resting;
+}
+
+// ---- what a trace shows ----
+
+void Stream::enter(Phase next) {
+  if (around_.trace != nullptr) [[unlikely]]
+    trace_phase(next);
+  phase_ = next;
+}
+
+void Stream::trace_phase(Phase next) {
+  const TimePoint when = now();
+  if (phase_ == Phase::resting) {
+    begun_ = when;
+  } else if (when - phase_begun_ >= kShortestPhase) {
+    TraceEvent event;
+    event.kind = TraceKind::phase;
+    event.track = track_;
+    event.sequence = sequence_;
+    event.begin = phase_begun_;
+    event.end = when;
+    event.label = kPhases[static_cast<size_t>(phase_)];
+    around_.trace->record(event);
+  }
+  phase_begun_ = when;
+  if (next == Phase::resting) trace_operation(when);
+}
+
+void Stream::trace_operation(TimePoint end) const {
+  const Request& request = *queue_.front();
+  const Operation& o = request.operation;
+  TraceEvent event;
+  event.kind = TraceKind::operation;
+  event.track = track_;
+  event.sequence = sequence_;
+  event.count = request.error ? 1 : 0;
+  event.begin = begun_;
+  event.end = end;
+  event.launched = request.submitted;
+  event.bytes = o.input.bytes();
+  event.label = name_of(o.kind);
+  copy_cut(last_path_, event.path);
+  copy_cut(o.name, event.name);
+  around_.trace->record(event);
+}
+
+std::string Stream::track_name() const {
+  if (!label_.empty()) return label_;
+  return membership_.members.size() == around_.host->peers.size()
+             ? "program order"
+             : "program order of ranks " + describe_ranks(membership_.members);
 }
 
 // ---- the ranks disagree: everybody shows what it has started, and the operation is refused ----
@@ -236,7 +293,7 @@ void Stream::finish(std::optional<Error> error) {
 Progress Stream::describe_mine() {
   memory_.mine().descriptor = farandole::describe(operation());
   publish(memory_.mine().described, progress(sequence_, 0));
-  phase_ = Phase::comparing;
+  enter(Phase::comparing);
   return Progress::moved;
 }
 
@@ -290,9 +347,12 @@ bool Stream::others_are_out() {
 }
 
 Progress Stream::leave() {
-  const std::optional<Error> verdict = membership_.lifeline->verdict();
+  std::optional<Error> verdict = membership_.lifeline->verdict();
+  if (!verdict && now() - leaving_since_ > kVerdictPatience)
+    verdict =
+        Error(ErrorCode::aborted, "the group failed, and the rank that knew why died with it");
   if (!verdict || !others_are_out()) return Progress::idle;
-  finish(verdict);
+  finish(std::move(verdict));
   return Progress::finished;
 }
 
@@ -330,6 +390,10 @@ void Stream::look_around(TimePoint when) {
     started_ = when;
     next_warning_ = when + around_.warn_after;
   }
+  if (around_.left->load(std::memory_order_relaxed))
+    membership_.lifeline->report(Error(
+        ErrorCode::early_exit,
+        "rank " + std::to_string(around_.host->rank) + " called shutdown() during " + title()));
   for (int r = 0; r < memory_.size(); ++r)
     if (needs(r)) check_members(r);
   if (operation().deadline.passed(when) && !membership_.lifeline->failed()) {
@@ -410,8 +474,6 @@ Error Stream::stalled(TimePoint when) const {
 }
 
 std::string Stream::describe() const {
-  static constexpr std::string_view kPhases[] = {"resting",    "opening",   "agreeing", "running",
-                                                 "describing", "comparing", "leaving"};
   std::string text = (label_.empty() ? std::string("program order") : label_) + ": " +
                      std::string(kPhases[static_cast<size_t>(phase_)]);
   if (phase_ == Phase::resting) return text;

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/trace.h"
 #include "control/host.h"
 #include "control/lifeline.h"
 #include "engine/backend.h"
@@ -36,7 +37,9 @@ struct EngineView {
   const std::vector<bool>* dead = nullptr;           // by world rank
   const std::vector<std::string>* deaths = nullptr;  // how, by world rank
   const std::vector<int>* death_signals = nullptr;
+  const std::atomic<bool>* left = nullptr;  // this rank has left the world
   Duration warn_after{};
+  Trace* trace = nullptr;  // null: nothing is traced
 };
 
 /// The key under which the members of a group find each other's pages of stream `number`.
@@ -77,6 +80,10 @@ class Stream {
   enum class Agreement { waiting, same, different };
 
   void begin();
+  void enter(Phase next);
+  void trace_phase(Phase next);
+  void trace_operation(TimePoint end) const;
+  std::string track_name() const;
   Progress advance(TimePoint until);
   Progress guarded_advance(TimePoint until);
   bool open_pages();
@@ -112,6 +119,8 @@ class Stream {
   uint32_t sequence_ = 0;
   bool pages_open_ = false;
   std::string_view last_path_;
+  uint32_t track_ = 0;
+  TimePoint begun_{}, phase_begun_{};  // set while tracing
   TimePoint started_{}, next_warning_{}, leaving_since_{};
   std::deque<std::shared_ptr<Request>> queue_;  // the front one is in flight
   std::vector<std::shared_ptr<Request>> finished_;

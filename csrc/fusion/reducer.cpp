@@ -60,6 +60,7 @@ Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> in_ready_o
   }
   stream_ = group_->open_stream(options_.label);
   used_.resize(parameters_.size() + static_cast<size_t>(group_->size()));
+  steps_ = TraceSteps(group_->engine()->trace(), options_.label, stream_->key());
   handles_.reserve(buckets_.size() + 1);
   reset();
 }
@@ -133,9 +134,12 @@ void Reducer::mark_ready(int parameter, const std::byte* gradient) {
                   "the gradient of '" + p.name + "' became ready twice in one step", {},
                   "call step() or zero_grad() between two backward passes, or ask for "
                   "accumulation (backward_passes_per_step)");
+    steps_.open();
     marked_[i] = 1;
     ++marked_count_;
   }
+  const TraceSpan ready(group_->engine()->trace(), TraceKind::ready, p.name,
+                        p.count * size_of(p.dtype));
   std::byte* const here = address(parameter);
   if (gradient != here || options_.prescale != 1)
     scale(here, gradient, p.count, p.dtype, {options_.prescale, 1});
@@ -174,6 +178,7 @@ void Reducer::launch_rest() {
   const std::lock_guard lock(mutex_);
   if (rest_launched_) return;
   rest_launched_ = true;
+  steps_.open();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     used_[i] = marked_[i];
     if (marked_[i] != 0) continue;
@@ -186,6 +191,7 @@ void Reducer::launch_rest() {
 }
 
 bool Reducer::wait(Deadline until) {
+  const TraceSpan waiting(group_->engine()->trace(), TraceKind::final_wait, options_.label);
   const TimePoint begin = now();
   std::optional<Error> first;
   try {
@@ -243,6 +249,7 @@ bool Reducer::drain(Deadline until) {
 
 void Reducer::reset() {
   const std::lock_guard lock(mutex_);
+  steps_.close();
   marked_.assign(parameters_.size(), 0);
   missing_.assign(buckets_.size(), 0);
   for (size_t b = 0; b < buckets_.size(); ++b) missing_[b] = buckets_[b].items.size();

@@ -90,6 +90,7 @@ class Reducer {
   std::shared_ptr<Stream> stream_;
 
   mutable std::mutex mutex_;  // guards everything below
+  TraceSteps steps_;
   std::vector<uint8_t> marked_;
   std::vector<size_t> missing_;  // per bucket: gradients not yet there
   size_t marked_count_ = 0;

@@ -6,9 +6,6 @@
 
 namespace farandole {
 
-/// What a further message of the same round costs, in rounds: it is handled, but not waited for.
-inline constexpr double kFurtherMessage = 0.25;
-
 Schedule ring_all_reduce(const Shape& shape);
 Schedule ring_reduce_scatter(const Shape& shape);
 Schedule ring_all_gather(const Shape& shape);

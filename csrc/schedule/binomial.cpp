@@ -158,21 +158,19 @@ Schedule binomial_broadcast(const Shape& shape) {
 
 Cost binomial_all_reduce_cost(const Shape& shape) {
   const double n = static_cast<double>(shape.count), levels = ceil_log2(shape.size);
-  return {.rounds = 2 * levels + kFurtherMessage * 2 * levels * (shape.segments - 1),
+  return {.rounds = 2.0 * (floor_log2(shape.size) + shape.segments - 1),
           .bytes = n * levels * (1 + 1.0 / shape.segments),
           .folds = n * levels};
 }
 
 Cost binomial_reduce_scatter_cost(const Shape& shape) {
   const double n = static_cast<double>(shape.count), levels = ceil_log2(shape.size);
-  return {.rounds = 2 * levels + kFurtherMessage * 2 * levels * (shape.segments - 1),
-          .bytes = n * levels + n,
-          .folds = n * levels};
+  return {.rounds = 2.0 * floor_log2(shape.size), .bytes = n * levels + n, .folds = n * levels};
 }
 
 Cost binomial_broadcast_cost(const Shape& shape) {
   const double n = static_cast<double>(shape.count), levels = ceil_log2(shape.size);
-  return {.rounds = levels + kFurtherMessage * levels * (shape.segments - 1), .bytes = n * levels};
+  return {.rounds = static_cast<double>(floor_log2(shape.size)), .bytes = n * levels};
 }
 
 }  // namespace farandole

@@ -1,7 +1,7 @@
 // Direct: everybody sends chunk r to its owner r, who folds all of them in canonical order and, for
-// all_reduce, sends the result to everybody. Two latencies and the least bytes; as many messages as
-// there are ranks. In turn k a rank sends k places to the right and receives from k to the left, so
-// that no rank is ever the target of two.
+// all_reduce, sends the result to everybody. The least bytes, in canonical order, whatever the
+// size; the price is a message for every pair. In turn k a rank sends k places to the right and
+// receives from k to the left, so that no rank is ever the target of two.
 #include "schedule/algorithms.h"
 #include "schedule/slicing.h"
 
@@ -151,10 +151,10 @@ Schedule reduce(const Shape& shape, bool then_gather) {
   return schedule;
 }
 
-/// `phases` rounds of size - 1 messages for each segment.
-Cost direct_cost(const Shape& shape, double phases, int segments, double data, double folded) {
+/// Every message waits for the one before, because a step ends only when its own has come.
+Cost direct_cost(const Shape& shape, double phases, double data, double folded) {
   const double others = shape.size - 1, share = others / shape.size;
-  return {.rounds = phases * segments * (1 + kFurtherMessage * (others - 1)),
+  return {.rounds = phases * others * shape.segments,
           .bytes = phases * data * share,
           .folds = folded * share};
 }
@@ -187,16 +187,16 @@ Schedule direct_all_gather(const Shape& shape) {
 
 Cost direct_all_reduce_cost(const Shape& shape) {
   const double n = static_cast<double>(shape.count);
-  return direct_cost(shape, 2, shape.segments, n, n);
+  return direct_cost(shape, 2, n, n);
 }
 
 Cost direct_reduce_scatter_cost(const Shape& shape) {
   const double n = static_cast<double>(shape.count);
-  return direct_cost(shape, 1, shape.segments, n, n);
+  return direct_cost(shape, 1, n, n);
 }
 
 Cost direct_all_gather_cost(const Shape& shape) {
-  return direct_cost(shape, 1, shape.segments, static_cast<double>(shape.count) * shape.size, 0);
+  return direct_cost(shape, 1, static_cast<double>(shape.count) * shape.size, 0);
 }
 
 }  // namespace farandole

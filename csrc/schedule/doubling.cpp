@@ -107,13 +107,13 @@ Lane place(const std::vector<Event>& events, const Shape& shape, Slice data, siz
       }
       current = step.recv;
     }
-    add(lane, step, shape.segments);
+    add(lane, step);
   }
   if (copy) add(lane, {.to = shape.rank, .send = current, .from = shape.rank, .recv = data});
   return lane;
 }
 
-/// Rounds and folds of a block, as the longest of its ranks has them.
+/// Rounds of a block if every message waits for the slower of its ends: never fewer than there are.
 int rounds_of(int size) {
   if (size == 1) return 0;
   const int left = split_of(size), right = size - left;
@@ -137,9 +137,7 @@ Schedule doubling_all_reduce(const Shape& shape) {
 
 Cost doubling_all_reduce_cost(const Shape& shape) {
   const double n = static_cast<double>(shape.count), rounds = rounds_of(shape.size);
-  return {.rounds = rounds * (1 + kFurtherMessage * (shape.segments - 1)),
-          .bytes = n * rounds,
-          .folds = n * ceil_log2(shape.size)};
+  return {.rounds = rounds, .bytes = n * rounds, .folds = n * ceil_log2(shape.size)};
 }
 
 }  // namespace farandole

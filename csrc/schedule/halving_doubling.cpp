@@ -12,8 +12,8 @@
 //                    those of ranks i with i mod (block size) == j, because all cut alike
 //   all-gather       all of it backwards
 //
-// A block is ready to cross one round after the next smaller one at the latest, so the rounds are
-// log2 of the size, rounded up, both ways. No rank sends more than the data once each way.
+// The rounds are those of the largest block and one to cross, each way. No rank sends more than the
+// data once each way. Segments would add rounds and hide nothing: a round needs all of the last.
 #include "schedule/algorithms.h"
 #include "schedule/slicing.h"
 
@@ -58,7 +58,6 @@ class HalvingDoubling {
       : place_(place_of(shape)),
         index_(shape.rank - place_.own.begin),
         cuts_(floor_log2(place_.own.size)),
-        segments_(shape.segments),
         data_(data) {}
 
   Lane run() {
@@ -84,29 +83,25 @@ class HalvingDoubling {
     const bool alone = place_.larger.size == 0 && place_.smaller.size == 0;
     const int peer = place_.own.begin + partner(bit);
     const Slice keep = mine(bit + 1), give = piece(data_, partner(bit), bit + 1);
-    add(lane_,
-        {.to = peer,
-         .send = held(bit, give),
-         .from = peer,
-         .recv = keep,
-         .held = held(bit, keep),
-         .action = partner(bit) < index_ ? Action::fold_lower : Action::fold_upper,
-         .leaf_arrived = first,
-         .leaf_held = first,
-         .finish = last && alone},
-        segments_);
+    add(lane_, {.to = peer,
+                .send = held(bit, give),
+                .from = peer,
+                .recv = keep,
+                .held = held(bit, keep),
+                .action = partner(bit) < index_ ? Action::fold_lower : Action::fold_upper,
+                .leaf_arrived = first,
+                .leaf_held = first,
+                .finish = last && alone});
   }
 
   int in_smaller() const { return place_.smaller.begin + index_ % place_.smaller.size; }
 
   void take_from_smaller() {
-    add(lane_,
-        {.from = in_smaller(),
-         .recv = mine(cuts_),
-         .action = Action::fold_upper,
-         .leaf_arrived = place_.smaller.size == 1,
-         .finish = place_.larger.size == 0},
-        segments_);
+    add(lane_, {.from = in_smaller(),
+                .recv = mine(cuts_),
+                .action = Action::fold_upper,
+                .leaf_arrived = place_.smaller.size == 1,
+                .finish = place_.larger.size == 0});
   }
 
   /// Sends its piece to the owners in the larger block and receives it back complete.
@@ -115,27 +110,23 @@ class HalvingDoubling {
       for (int i = index_; i < place_.larger.size; i += place_.own.size)
         visit(place_.larger.begin + i, piece(data_, i, floor_log2(place_.larger.size)));
     };
-    each_owner([&](int owner, Slice slice) {
-      add(lane_, {.to = owner, .send = held(cuts_, slice)}, segments_);
-    });
     each_owner(
-        [&](int owner, Slice slice) { add(lane_, {.from = owner, .recv = slice}, segments_); });
+        [&](int owner, Slice slice) { add(lane_, {.to = owner, .send = held(cuts_, slice)}); });
+    each_owner([&](int owner, Slice slice) { add(lane_, {.from = owner, .recv = slice}); });
   }
 
-  void give_to_smaller() { add(lane_, {.to = in_smaller(), .send = mine(cuts_)}, segments_); }
+  void give_to_smaller() { add(lane_, {.to = in_smaller(), .send = mine(cuts_)}); }
 
   void gather(int bit) {
     const int peer = place_.own.begin + partner(bit);
-    add(lane_,
-        {.to = peer,
-         .send = mine(bit + 1),
-         .from = peer,
-         .recv = piece(data_, partner(bit), bit + 1)},
-        segments_);
+    add(lane_, {.to = peer,
+                .send = mine(bit + 1),
+                .from = peer,
+                .recv = piece(data_, partner(bit), bit + 1)});
   }
 
   Place place_;
-  int index_, cuts_, segments_;
+  int index_, cuts_;
   Slice data_;
   Lane lane_;
 };
@@ -156,9 +147,7 @@ Cost halving_doubling_all_reduce_cost(const Shape& shape) {
   const int largest = 1 << floor_log2(shape.size), rest = shape.size - largest;
   const int next = rest > 0 ? 1 << floor_log2(rest) : 0;
   const double crossing = rest > 0 ? n / next : 0;
-  const double messages = rest > 0 ? static_cast<double>(largest) / next - 1 : 0;
-  const double rounds = 2 * ceil_log2(shape.size);
-  return {.rounds = rounds + kFurtherMessage * (2 * messages + rounds * (shape.segments - 1)),
+  return {.rounds = 2.0 * floor_log2(shape.size),
           .bytes = 2 * (n * (1 - 1.0 / largest) + crossing),
           .folds = n * (1 - 1.0 / largest) + (rest > 0 ? n / largest : 0)};
 }

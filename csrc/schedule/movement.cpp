@@ -16,7 +16,8 @@ std::vector<Slice> stretch(const Shape& shape, int lane, int begin, int chunks) 
   std::vector<Slice> pieces;
   if (shape.lanes == 1) {
     const int before_end = std::min(chunks, shape.size - begin);
-    pieces = {output(begin, before_end), output(0, chunks - before_end)};
+    pieces = {output(begin, before_end)};
+    if (before_end < chunks) pieces.push_back(output(0, chunks - before_end));
   } else {
     for (int c = 0; c < chunks; ++c)
       pieces.push_back(part(output((begin + c) % shape.size, 1), shape.lanes, lane));
@@ -33,7 +34,8 @@ void each_distance(int size, Visit visit) {
 }  // namespace
 
 /// Before the round at distance d a rank has the d chunks from its own on. It sends them d to the
-/// left and gets the next d from the right, straight to their place.
+/// left and gets the next d from the right, straight to their place. Not cut in segments: a round
+/// needs all of the one before.
 Schedule bruck_all_gather(const Shape& shape) {
   Schedule schedule;
   for (int l = 0; l < shape.lanes; ++l) {
@@ -46,9 +48,16 @@ Schedule bruck_all_gather(const Shape& shape) {
       const int chunks = std::min(distance, shape.size - distance);
       const int left = (shape.rank - distance + shape.size) % shape.size;
       const int right = (shape.rank + distance) % shape.size;
-      auto out = stretch(shape, l, shape.rank, chunks), arriving = stretch(shape, l, right, chunks);
-      for (size_t i = 0; i < out.size(); ++i)
-        add(lane, {.to = left, .send = out[i], .from = right, .recv = arriving[i]}, shape.segments);
+      const auto out = stretch(shape, l, shape.rank, chunks);
+      const auto arriving = stretch(shape, l, right, chunks);
+      // A rank whose own stretch is cut in two sends the first piece before it waits for anything.
+      const size_t ahead = out.size() > arriving.size() ? 1 : 0;
+      for (size_t i = 0; i < ahead; ++i) add(lane, {.to = left, .send = out[i]});
+      for (size_t i = 0; i < arriving.size(); ++i)
+        add(lane, {.to = left,
+                   .send = i + ahead < out.size() ? out[i + ahead] : Slice{},
+                   .from = right,
+                   .recv = arriving[i]});
     });
     schedule.lanes.push_back(std::move(lane));
   }
@@ -112,17 +121,15 @@ Schedule dissemination_barrier(const Shape& shape) {
 }
 
 Cost bruck_all_gather_cost(const Shape& shape) {
-  const double others = shape.size - 1, rounds = ceil_log2(shape.size);
-  const double messages = shape.lanes == 1 ? rounds : others;
-  return {.rounds = rounds + kFurtherMessage * (messages * shape.segments - rounds),
+  const double others = shape.size - 1;
+  return {.rounds = shape.lanes == 1 ? ceil_log2(shape.size) : others,
           .bytes = static_cast<double>(shape.count) * others};
 }
 
 Cost scatter_ring_broadcast_cost(const Shape& shape) {
   const double others = shape.size - 1, share = others / shape.size;
   const double rounds = ceil_log2(shape.size) + others;
-  return {.rounds = rounds * (1 + kFurtherMessage * (shape.segments - 1)),
-          .bytes = 2 * static_cast<double>(shape.count) * share};
+  return {.rounds = rounds, .bytes = 2 * static_cast<double>(shape.count) * share};
 }
 
 Cost dissemination_barrier_cost(const Shape& shape) {

@@ -24,8 +24,8 @@ const Planner& require_planner(Collective collective, std::string_view name, con
 
 /// The cheapest allowed row by the default model, in seconds:
 ///
-///   kSecondsPerRound * rounds + bytes_per_element * (kSecondsPerByte * bytes +
-///   kSecondsPerFoldedByte * folds)
+///   kSecondsPerRound * rounds +
+///   bytes_per_element * (kSecondsPerByte * bytes + kSecondsPerFoldedByte * folds)
 ///
 /// Pure: equal arguments (`shape.rank` does not count) give an equal answer on every rank.
 const Planner& choose_planner(Collective collective, const Shape& shape, size_t bytes_per_element,

@@ -51,7 +51,7 @@ void add_gather(Lane& lane, const Shape& shape, Chunk chunk) {
 /// `passes` times around, each time all but one chunk.
 Cost ring_cost(const Shape& shape, double passes, double data, double folded) {
   const double turns = shape.size - 1, share = turns / shape.size;
-  return {.rounds = passes * turns * (1 + kFurtherMessage * (shape.segments - 1)),
+  return {.rounds = passes * turns * shape.segments,
           .bytes = passes * data * share,
           .folds = folded * share};
 }

@@ -118,8 +118,8 @@ struct Shape {
   size_t count = 0;
   std::span<const size_t> counts{};  // uneven forms
   std::span<const int> leaves{};     // logical ranks held by each rank; empty: one each
-  int lanes = 1;
-  int segments = 2;
+  int lanes = 1;                     // at most; each takes a share of the data
+  int segments = 2;  // pieces of a transfer, for planners that pipeline; others have one
   int root = 0;
   std::span<const int> host_of{};
 };
@@ -149,8 +149,8 @@ constexpr std::optional<Determinism> determinism_named(std::string_view name) {
 }
 
 /// Along the longest path through the ranks. `bytes` and `folds` are for elements of one byte:
-/// multiply by the element's size. `rounds` need not be whole: a further message of the same round
-/// costs handling, but no second latency (kFurtherMessage).
+/// multiply by the element's size. A round is a message that somebody has to wait for: a step that
+/// exchanges is one, messages sent one after the other without receiving are one together.
 struct Cost {
   double rounds = 0;
   double bytes = 0;

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "_core": ["trace_span"],
     "_world": (
         "Group init shutdown is_initialized rank size local_rank local_size cross_rank cross_size "
         "split world"

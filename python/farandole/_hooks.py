@@ -27,7 +27,7 @@ from farandole._world import Group
 
 class Parameter(NamedTuple):
     name: str
-    count: int  # elements
+    elements: int
     dtype: str  # numpy's name
 
 

@@ -291,6 +291,8 @@ struct Backends {
 
 // ---- simulated worlds ----
 
+constexpr int kLargestSimulated = testing::kThreadSanitizer ? 3 : 8;
+
 /// Runs all the work on all ranks, turned by one thread in an order drawn from `seed`.
 void simulate(Work& work, Backends& backends, uint64_t seed) {
   constexpr int kTurnsWithoutAMove = 100'000;
@@ -388,7 +390,7 @@ void simulate_size(int size, const TransportRow& row, uint64_t seed, bool chaoti
 Question big_question(int size, std::string_view planner, DType dtype) {
   return {.planner = find_planner(Collective::all_reduce, planner),
           .size = size,
-          .count = 400'009,
+          .count = testing::kThreadSanitizer ? 150'001 : 400'009,
           .dtype = dtype,
           .seed = 11};
 }
@@ -396,7 +398,7 @@ Question big_question(int size, std::string_view planner, DType dtype) {
 }  // namespace
 
 TEST(simulated_worlds_compute_every_collective) {
-  for (int size = 1; size <= 8; ++size)
+  for (int size = 1; size <= kLargestSimulated; ++size)
     for (const TransportRow& row : transports())
       simulate_size(size, row, static_cast<uint64_t>(size) * 100, false);
 }
@@ -404,7 +406,7 @@ TEST(simulated_worlds_compute_every_collective) {
 TEST(simulated_worlds_survive_chaos) {
   const uint64_t seed = std::random_device{}();
   std::cout << "  seed " << seed << std::endl;
-  for (int size = 1; size <= 8; ++size)
+  for (int size = 1; size <= kLargestSimulated; ++size)
     for (const TransportRow& row : transports())
       simulate_size(size, row, seed + static_cast<uint64_t>(size), true);
 }
@@ -412,6 +414,7 @@ TEST(simulated_worlds_survive_chaos) {
 TEST(simulated_worlds_pipeline_lanes_and_segments) {
   for (const TransportRow& row : transports())
     for (const int size : {2, 3, 5}) {
+      if (size > kLargestSimulated) continue;
       const testing::Note note("transport ", row.name, ", size ", size);
       const World world(size);
       const ChaosPlan chaos{.seed = 3, .longest_write = 100'000, .longest_read = 100'000};

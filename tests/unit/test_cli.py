@@ -150,7 +150,7 @@ def test_plan_hands_its_arguments_over(
         return "the plan"
 
     monkeypatch.setitem(sys.modules, "farandole._plan", types.SimpleNamespace(render=render))  # type: ignore[arg-type]
-    assert cli.main(["plan", "all_reduce", "ring", "--ranks", "3", "--count", "7"]) == 0
+    assert cli.main(["plan", "all_reduce", "--algorithm", "ring", "--ranks", "3", "--count", "7"]) == 0
     assert capsys.readouterr().out == "the plan\n"
     assert seen == {
         "collective": "all_reduce",
@@ -162,7 +162,7 @@ def test_plan_hands_its_arguments_over(
         "root": 0,
         "rank": None,
     }
-    assert cli.main(["plan", "all_reduce", "ring", "--ranks", "0"]) == 2
+    assert cli.main(["plan", "all_reduce", "--ranks", "0"]) == 2
     assert capsys.readouterr().err == "farandole plan: ranks must be at least 1\n"
 
 

@@ -30,7 +30,7 @@ PAIRS = [(dtype, op) for dtype in DTYPES for op in OPS if (dtype, op) != ("bool"
 Bits = np.ndarray[Any, np.dtype[Any]]
 
 # mantissa bits, bits of the canonical NaN, of infinity, of the sign
-FORMATS = {
+FORMATS: dict[str, tuple[Any, int, int, int, int]] = {
     "float16": (np.uint16, 10, 0x7E00, 0x7C00, 0x8000),
     "bfloat16": (np.uint16, 7, 0x7FC0, 0x7F80, 0x8000),
     "float32": (np.uint32, 23, 0x7FC00000, 0x7F800000, 0x80000000),
@@ -91,7 +91,7 @@ def ordered(values: Bits) -> Bits:
 def reference_fold(lower: Bits, upper: Bits, dtype: str, op: str) -> Bits:
     if dtype == "bool":
         a, b = lower != 0, upper != 0
-        return (a | b if op in ("sum", "max") else a & b).astype(np.uint8)
+        return np.asarray(a | b if op in ("sum", "max") else a & b, np.uint8)
     a, b = widened(lower, dtype), widened(upper, dtype)
     with np.errstate(all="ignore"):
         if op in ("sum", "mean"):
@@ -486,7 +486,7 @@ def test_int64_beyond_doubles_is_exact_unless_scaled() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int16"])
-def test_steps_scale_leaves_and_finish_and_keep_their_sides(dtype: str) -> None:
+def test_steps_scale_the_operands_that_are_leaves_and_finish_when_asked(dtype: str) -> None:
     rng = seeded(dtype, "steps")
     options = {"prescale": 0.3, "postscale": 1.7, "size": 5}
     arrived, held = (near_one(rng, dtype, 9001) for _ in range(2))

@@ -47,8 +47,8 @@ def reduced(parts: list[NDArray[np.int64]], op: str, dtype: str) -> NDArray[Any]
     stack = np.stack(parts)
     if op == "mean":
         return _mean(stack.sum(0), len(parts), dtype)
-    fold = {"sum": np.sum, "min": np.min, "max": np.max, "product": np.prod}[op]
-    return encode(fold(stack, axis=0), dtype)
+    fold = {"sum": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}[op]
+    return encode(fold.reduce(stack), dtype)
 
 
 def _mean(total: NDArray[np.int64], ranks: int, dtype: str) -> NDArray[Any]:

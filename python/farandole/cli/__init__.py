@@ -20,6 +20,7 @@ VERBS = {
     "info": "show this installation, this machine and every setting",
     "bench": "measure a collective between ranks",
     "plan": "show the schedule an algorithm makes for a collective",
+    "trace": "merge a trace's parts and tell where the time went",
 }
 
 

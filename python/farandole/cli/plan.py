@@ -10,15 +10,18 @@ from farandole.cli import CommandError
 
 EPILOG = """\
 examples:
-  farandole plan all_reduce ring --ranks 4                 every rank's steps
-  farandole plan all_reduce binomial --ranks 6 --rank 5    one rank's steps
-  farandole plan all_reduce ring --ranks 4 --count 4096 --segments 4
+  farandole plan all_reduce --algorithm ring                      every rank's steps
+  farandole plan all_reduce --algorithm binomial --ranks 6 --rank 5
+  farandole plan broadcast --ranks 8 --count 1000000              whatever the model picks
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("collective", help="all_reduce, broadcast, all_gather, …")
-    parser.add_argument("algorithm", help="the planner's name: ring, binomial, …")
+    parser.add_argument(
+        "--algorithm",
+        help="the planner's name: ring, binomial, … (default: what the cost model picks)",
+    )
     parser.add_argument("--ranks", type=int, default=4, help="size of the group (default: 4)")
     parser.add_argument("--count", type=int, default=1024, help="elements (default: 1024)")
     parser.add_argument("--lanes", type=int, default=1, help="independent lanes (default: 1)")

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from farandole import _world
-from farandole._core import InvalidArgument, Mismatch
+from farandole._core import Error, InvalidArgument, Mismatch
 from farandole.torch._process_set import ProcessSet, check_process_set, global_process_set
 from farandole.torch._tensors import borrow, check_tensor
 from farandole.torch.compression import Compression, Compressor
@@ -78,12 +78,10 @@ class _Handles:
         raise InvalidArgument(f"handle {number!r} is unknown, or was synchronized already")
 
     def wait(self, number: int) -> Any:
-        result = None
+        handle = self.look(number)
         try:
-            result = self.look(number).wait()
-        except TimeoutError:
-            raise
-        except Exception:
+            result = handle.wait()
+        except Error:
             self._forget(number)
             raise
         return self._forget(number)(result)
@@ -153,6 +151,11 @@ def _label(name: str | None, tensor: torch.Tensor) -> str:
     return f"{list(tensor.shape)} {name}" if name else str(list(tensor.shape))
 
 
+def _apply(function: Any, *arguments: Any) -> torch.Tensor:
+    result: torch.Tensor = function.apply(*arguments)
+    return result
+
+
 # allreduce
 
 
@@ -188,11 +191,11 @@ class _AllReduce(torch.autograd.Function):
         return _allreduce(tensor, None, *how).run()
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         name, op, *rest = ctx.how
         if op not in (Average, Sum):
             raise InvalidArgument(f"allreduce with op={op_name(op)} has no gradient")
-        result = _AllReduce.apply(grad.contiguous(), name and f"gradient of {name}", op, *rest)
+        result = _apply(_AllReduce, grad.contiguous(), name and f"gradient of {name}", op, *rest)
         return (result, *(None for _ in ctx.how))
 
 
@@ -230,7 +233,7 @@ def allreduce(
     chosen = _choose_op(average, op)
     check_tensor(tensor, "tensor")
     wire, context = compression.compress(tensor)
-    result = _AllReduce.apply(wire, name, chosen, prescale_factor, postscale_factor, process_set)
+    result = _apply(_AllReduce, wire, name, chosen, prescale_factor, postscale_factor, process_set)
     return compression.decompress(result, context)
 
 
@@ -312,7 +315,7 @@ class _Broadcast(torch.autograd.Function):
         return _broadcast(tensor, None, root_rank, name, process_set).run()
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         averaged = allreduce(grad.contiguous(), op=Average)
         if _world.rank() != ctx.root:
             averaged = torch.zeros_like(averaged)
@@ -326,8 +329,7 @@ def broadcast(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Returns the root's tensor on every rank; shapes and dtypes are equal on all ranks."""
-    result: torch.Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)
-    return result
+    return _apply(_Broadcast, tensor, root_rank, name, process_set)
 
 
 def broadcast_async(
@@ -424,7 +426,7 @@ class _AllGather(torch.autograd.Function):
         return finish(call.run())
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         averaged = allreduce(grad.contiguous(), op=Average)
         rows = allgather(torch.tensor([ctx.rows]))
         begin = int(rows[: _world.rank()].sum())
@@ -439,8 +441,7 @@ def allgather(
     Raises:
         Mismatch: the other dimensions, or the dtypes, differ; the next call works.
     """
-    result: torch.Tensor = _AllGather.apply(tensor, name, process_set)
-    return result
+    return _apply(_AllGather, tensor, name, process_set)
 
 
 def allgather_async(
@@ -503,7 +504,7 @@ class _ReduceScatter(torch.autograd.Function):
         return finish(call.run())
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         _, op, _, prescale_factor, postscale_factor = ctx.how
         factor = prescale_factor * postscale_factor * (_world.size() if op == Sum else 1)
         whole = allgather((grad * factor).contiguous())
@@ -523,7 +524,7 @@ def reducescatter(
     first ranks get one row more where it does not divide."""
     check_tensor(tensor, "tensor")
     wire, context = compression.compress(tensor)
-    result = _ReduceScatter.apply(wire, name, op, process_set, prescale_factor, postscale_factor)
+    result = _apply(_ReduceScatter, wire, name, op, process_set, prescale_factor, postscale_factor)
     return compression.decompress(result, context)
 
 

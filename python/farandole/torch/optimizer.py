@@ -29,7 +29,8 @@ _running_node = torch._C._current_autograd_node
 
 def _untraced(function: _F) -> _F:
     """What hooks and optimizers reach is not for Dynamo: it would trace into the engine."""
-    return cast(_F, torch.compiler.disable(function))
+    disable: Any = torch.compiler.disable
+    return cast(_F, disable(function))
 
 
 # Note [The end of backward]
@@ -91,10 +92,13 @@ class _Pass:
 
         handles.append(node.register_hook(after))
 
-    def __del__(self) -> None:
+    def fail(self) -> None:
         if not self._over:
             self._over = True
             self._exchange.end(failed=True)
+
+    def __del__(self) -> None:
+        self.fail()
 
 
 class TorchExchange(GradientExchange):
@@ -138,14 +142,10 @@ class TorchExchange(GradientExchange):
         self._shown = list(self._addresses)  # of the reduced gradients that users see
         self._pass: weakref.ref[_Pass] | None = None
         me = weakref.ref(self)
+        register: Any = torch.Tensor.register_post_accumulate_grad_hook
         self._hooks = [
-            p.register_post_accumulate_grad_hook(partial(_on_gradient, me, i))
-            for i, p in enumerate(self._parameters)
+            register(p, partial(_on_gradient, me, i)) for i, p in enumerate(self._parameters)
         ]
-
-    def close(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
 
     def __del__(self) -> None:
         for hook in getattr(self, "_hooks", ()):
@@ -170,8 +170,17 @@ class TorchExchange(GradientExchange):
                 self._pass = weakref.ref(present)
                 _running.add(self)
             present.enter(graph)
-        if self.reducing:
+        if not self.reducing:
+            return
+        try:
             self.take(i)
+        except BaseException:
+            # Now, since the traceback may keep the pass alive.
+            if present is not None:
+                present.fail()
+            else:
+                self.end(failed=True)
+            raise
 
     def end(self, *, failed: bool) -> None:
         self._pass = None

@@ -1,0 +1,394 @@
+"""What data-parallel training costs over training alone: python bench/training_step.py
+
+One training step of a model on every rank, one thread and one core each, with nothing exchanged,
+with farandole and with PyTorch's DistributedDataParallel over gloo. All variants live in the same
+rank processes and take turns in blocks of steps; overheads are taken block by block against the
+block with nothing exchanged. Afterwards all variants that exchange must hold equal parameters on
+every rank, and nearly the same as each other; the one that does not must differ.
+
+Needs torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import farandole as fd
+from farandole import _launch
+from farandole._bench import placement
+from farandole._bench.statistics import median, median_interval, ratios
+from farandole.cli._terminal import print_table
+
+if TYPE_CHECKING:
+    import torch
+
+_BATCHES = 4  # different ones, in turn
+_RATE = 1e-3
+_CLOSE = 1e-4  # of a parameter vector's largest element, after some hundred steps
+
+
+# -- models ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model, its batches, and how many steps make a block of a few tenths of a second."""
+
+    name: str
+    build: Callable[[], torch.nn.Module]
+    batch: Callable[[torch.Generator], tuple[torch.Tensor, torch.Tensor]]  # input, class of each
+    size: str
+    steps: int
+
+
+def _mlp() -> torch.nn.Module:
+    from torch import nn
+
+    return nn.Sequential(
+        nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)
+    )
+
+
+def _cnn() -> torch.nn.Module:
+    from torch import nn
+
+    def block(wide: int, deep: int) -> list[nn.Module]:
+        return [nn.Conv2d(wide, deep, 3, padding=1), nn.BatchNorm2d(deep), nn.ReLU()]
+
+    return nn.Sequential(
+        *block(3, 32), nn.MaxPool2d(2), *block(32, 64), *block(64, 128), nn.MaxPool2d(2),
+        *block(128, 128), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128 * 16, 32), nn.ReLU(),
+        nn.Linear(32, 10),
+    )  # fmt: skip
+
+
+_WORDS, _LENGTH, _WIDTH = 4920, 64, 256
+
+
+def _transformer() -> torch.nn.Module:
+    import torch
+    from torch import nn
+
+    class Transformer(nn.Module):
+        """Six encoder layers that guess a word at every place."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(_WORDS, _WIDTH)
+            self.places = nn.Parameter(torch.zeros(_LENGTH, _WIDTH))
+            layer = nn.TransformerEncoderLayer(
+                _WIDTH, 4, 4 * _WIDTH, dropout=0.0, batch_first=True, norm_first=True
+            )
+            self.layers = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+            self.head = nn.Linear(_WIDTH, _WORDS)
+
+        def forward(self, words: torch.Tensor) -> torch.Tensor:
+            guesses: torch.Tensor = self.head(self.layers(self.words(words) + self.places))
+            return guesses.flatten(0, 1)
+
+    return Transformer()
+
+
+def _images(count: int, *shape: int) -> Callable[[Any], tuple[Any, Any]]:
+    def batch(seed: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
+        return (
+            torch.randn(count, *shape, generator=seed),
+            torch.randint(10, (count,), generator=seed),
+        )
+
+    return batch
+
+
+def _texts(seed: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    import torch
+
+    words = torch.randint(_WORDS, (8, _LENGTH + 1), generator=seed)
+    return words[:, :-1].contiguous(), words[:, 1:].flatten()
+
+
+MODELS = {
+    model.name: model
+    for model in (
+        Model("mlp", _mlp, _images(64, 784), "batch 64", 10),
+        Model("cnn", _cnn, _images(32, 3, 32, 32), "batch 32", 6),
+        Model("transformer", _transformer, _texts, "8 x 64 words", 3),
+    )
+}
+
+
+# -- variants -------------------------------------------------------------------------------------
+
+Parts = tuple["torch.nn.Module", "torch.optim.Optimizer"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to train on many ranks: what it makes of a model and its optimizer."""
+
+    name: str
+    label: str
+    wrap: Callable[[Any, Any], Parts]
+    needs: str = "torch"
+
+
+def _alone(module: Any, optimizer: Any) -> Parts:
+    return module, optimizer
+
+
+def _farandole(overlap: bool) -> Callable[[Any, Any], Parts]:
+    def wrap(module: Any, optimizer: Any) -> Parts:
+        from farandole.torch import DistributedOptimizer
+
+        names = list(module.named_parameters())
+        return module, DistributedOptimizer(optimizer, named_parameters=names, overlap=overlap)
+
+    return wrap
+
+
+def _ddp(**options: Any) -> Callable[[Any, Any], Parts]:
+    def wrap(module: Any, optimizer: Any) -> Parts:
+        from torch.nn.parallel import DistributedDataParallel
+
+        with warnings.catch_warnings():  # newer versions have another name for it as well
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
+            return DistributedDataParallel(module, **options), optimizer
+
+    return wrap
+
+
+VARIANTS = {
+    variant.name: variant
+    for variant in (
+        Variant("none", "nothing exchanged", _alone),
+        Variant("farandole", "farandole", _farandole(True), "farandole.torch"),
+        Variant("farandole_flat", "farandole, overlap=False", _farandole(False), "farandole.torch"),
+        Variant("ddp", "DDP, gloo", _ddp()),
+        Variant(
+            "ddp_lean",
+            "DDP, gloo, lean *",
+            _ddp(broadcast_buffers=False, gradient_as_bucket_view=True),
+        ),
+    )
+}
+
+
+@dataclass
+class Trainer:
+    """One variant of one model on this rank, and its times."""
+
+    variant: Variant
+    module: Any
+    optimizer: Any
+    batches: list[tuple[Any, Any]]
+    blocks: list[float] = field(default_factory=list)  # milliseconds: medians of this rank's steps
+
+    def train(self, steps: int) -> None:
+        """A block; its first step is not timed, for it finds the caches full of another's."""
+        import torch
+
+        times = []
+        for turn in range(-1, steps):
+            words, classes = self.batches[turn % _BATCHES]
+            start = time.perf_counter()
+            self.optimizer.zero_grad()
+            loss: Any = torch.nn.functional.cross_entropy(self.module(words), classes)
+            loss.backward()
+            self.optimizer.step()
+            if turn >= 0:
+                times.append(1e3 * (time.perf_counter() - start))
+        self.blocks.append(median(times))
+
+    def parameters(self) -> np.ndarray[Any, Any]:
+        return np.concatenate([p.detach().numpy().ravel() for p in self.module.parameters()])
+
+
+def _trainer(variant: Variant, model: Model) -> Trainer:
+    import torch
+
+    torch.manual_seed(7)  # equal on every rank and for every variant
+    module = model.build()
+    optimizer = torch.optim.SGD(module.parameters(), lr=_RATE)
+    seed = torch.Generator().manual_seed(100 + fd.rank())
+    batches = [model.batch(seed) for _ in range(_BATCHES)]
+    return Trainer(variant, *variant.wrap(module, optimizer), batches)
+
+
+# -- measuring ------------------------------------------------------------------------------------
+
+
+def measure(model: Model, variants: list[Variant], blocks: int) -> list[dict[str, Any]]:
+    """All variants of one model, taking turns; one row each, the same on every rank."""
+    trainers = [_trainer(variant, model) for variant in variants]
+    for trainer in trainers:
+        trainer.train(1)  # makes buckets and what is made at first use
+        trainer.blocks.clear()
+    gc.collect()
+    gc.disable()
+    for block in range(blocks):
+        turn = block % len(trainers)
+        for trainer in trainers[turn:] + trainers[:turn]:
+            fd.barrier()
+            trainer.train(model.steps)
+    gc.enable()
+    verified = _verify(trainers)
+    for trainer in trainers:  # the slowest rank's
+        trainer.blocks = fd.all_reduce(np.array(trainer.blocks), "max").tolist()
+    alone = trainers[0].blocks
+    rows = []
+    for trainer in trainers:
+        overhead = median_interval([r - 1 for r in ratios(trainer.blocks, alone)])
+        rows.append(
+            {
+                "benchmark": "training_step",
+                "model": model.name,
+                "parameters": trainer.parameters().size,
+                "batch": model.size,
+                "ranks": fd.size(),
+                "variant": trainer.variant.name,
+                "p50_ms": median(trainer.blocks),
+                "min_ms": min(trainer.blocks),
+                "overhead": overhead.median,
+                "overhead_low": overhead.low,
+                "overhead_high": overhead.high,
+                "overhead_confidence": overhead.confidence,
+                "verified": verified[trainer.variant.name],
+            }
+        )
+    return rows
+
+
+def _verify(trainers: list[Trainer]) -> dict[str, bool]:
+    """Whether each exchanges what it must: see the head of this file."""
+    right = {}
+    reference = None
+    for trainer in trainers:
+        mine = trainer.parameters()
+        same = bool(np.array_equal(fd.all_reduce(mine, "min"), fd.all_reduce(mine, "max")))
+        if trainer.variant.name == "none":
+            right["none"] = not same or fd.size() == 1
+            continue
+        reference = mine if reference is None else reference
+        error = float(np.abs(mine - reference).max() / np.abs(reference).max())
+        right[trainer.variant.name] = same and error < _CLOSE
+    return right
+
+
+def _rank(arguments: argparse.Namespace) -> int:
+    """What every rank does; rank 0 shows it."""
+    core = placement.pin(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    fd.init()
+    dist.init_process_group("gloo")
+    pins = fd.all_gather(np.array([-1 if core is None else core])).tolist()
+    variants = [VARIANTS[name] for name in arguments.variants]
+    placed = placement.describe([None if p < 0 else p for p in pins])
+    title = f"training step, {fd.size()} ranks, {placed}; torch {torch.__version__}"
+    rows = []
+    for name in arguments.models:
+        found = measure(MODELS[name], variants, arguments.blocks)
+        rows += found
+        if fd.rank() == 0:
+            _show(found, title)
+    dist.destroy_process_group()
+    if fd.rank() == 0 and arguments.json is not None:
+        arguments.json.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+    return 0 if all(row["verified"] for row in rows) else 1
+
+
+def _show(rows: list[dict[str, Any]], title: str) -> None:
+    """One model's rows as a table."""
+    model = f"{rows[0]['model']}, {rows[0]['parameters'] / 1e6:.2f} M, {rows[0]['batch']}"
+    lean = next((r for r in rows if r["variant"] == "ddp_lean" and r["overhead_low"] > 0), None)
+    cells = []
+    for row in rows:
+        compared = row["variant"] != "none"
+        cells.append(
+            [
+                VARIANTS[row["variant"]].label,
+                f"{row['p50_ms']:.1f}".rjust(7),
+                _percent(row) if compared else "",
+                f"{row['overhead'] / lean['overhead']:.2f}" if compared and lean else "",
+                "yes" if row["verified"] else "WRONG",
+            ]
+        )
+    sure = int(100 * rows[0]["overhead_confidence"])
+    columns = [model, "step ms", f"overhead ({sure} %)", "of lean DDP's", "right"]
+    print_table(title, columns, cells)
+    if any(row["variant"] == "ddp_lean" for row in rows):
+        print("* broadcast_buffers=False, gradient_as_bucket_view=True\n")
+
+
+def _percent(row: dict[str, Any]) -> str:
+    low, high = 100 * row["overhead_low"], 100 * row["overhead_high"]
+    within = f"({low:+.1f} to {high:+.1f})"
+    if low <= 0 <= high:
+        return f"no difference {within}"
+    return f"{100 * row['overhead']:+.1f} % {within}"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    here = [v.name for v in VARIANTS.values() if _is_here(v.needs)]
+    parser.add_argument("-np", type=int, default=2, dest="ranks", help="ranks (2)")
+    parser.add_argument("--models", default=",".join(MODELS), help="(%(default)s)")
+    parser.add_argument("--variants", default=",".join(here), help="(%(default)s)")
+    parser.add_argument("--blocks", type=int, default=11, help="per model and variant (11)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows as JSON")
+    arguments = parser.parse_args()
+    arguments.models = _names(parser, "--models", arguments.models, MODELS)
+    arguments.variants = _names(parser, "--variants", arguments.variants, VARIANTS)
+    if lacking := [v for v in arguments.variants if not _is_here(VARIANTS[v].needs)]:
+        parser.error(f"{', '.join(lacking)} cannot run: {VARIANTS[lacking[0]].needs} is not here")
+    # Overheads are over this one, so it is always there, and first.
+    arguments.variants = ["none", *(v for v in arguments.variants if v != "none")]
+    if arguments.ranks < 1 or arguments.blocks < 1:
+        parser.error("numbers must be positive")
+    return arguments
+
+
+def _names(
+    parser: argparse.ArgumentParser, option: str, text: str, known: dict[str, Any]
+) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in known:
+            parser.error(f"{option}: there is no {name!r}; there are {', '.join(known)}")
+    return names
+
+
+def _is_here(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def main() -> int:
+    arguments = _arguments()
+    if "RANK" in os.environ:
+        return _rank(arguments)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    command = [sys.executable, *sys.argv]
+    return _launch.launch(_launch.Job(command=command, ranks=arguments.ranks, prefix=False))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,521 @@
+"""DistributedOptimizer beyond equality: bits, memory, failures, disagreement, refusals."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from rank_cases import make_tests, on_ranks
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import farandole as fd
+import farandole.torch as hvd
+
+WIDTH = 16
+
+
+def prepare() -> None:
+    hvd.init()
+    torch.set_num_threads(1)
+
+
+def make(layers: int = 4) -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
+
+
+def wrap(model: nn.Module, **options: Any) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    return hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
+
+
+def part(seed: int = 5) -> torch.Tensor:
+    torch.manual_seed(seed + hvd.rank())
+    return torch.randn(4, WIDTH)
+
+
+def gradients(model: nn.Module) -> list[torch.Tensor]:
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def expected_mean(seed: int = 5) -> list[torch.Tensor]:
+    """Computed here, from every rank's part."""
+    model = make()
+    sums: list[torch.Tensor] = []
+    for rank in range(hvd.size()):
+        model.zero_grad()
+        torch.manual_seed(seed + rank)
+        model(torch.randn(4, WIDTH)).square().mean().backward()
+        mine = gradients(model)
+        sums = [a + b for a, b in zip(sums, mine, strict=True)] if sums else mine
+    return [s / hvd.size() for s in sums]
+
+
+def check_step(model: nn.Module, optimizer: Any) -> None:
+    """A step on make()'s own weights works."""
+    optimizer.zero_grad()
+    model(part()).square().mean().backward()
+    for mine, mean in zip(gradients(model), expected_mean(), strict=True):
+        torch.testing.assert_close(mine, mean)
+
+
+def refused(call: Callable[[], Any], pattern: str) -> None:
+    with pytest.raises(fd.InvalidArgument, match=pattern) as caught:
+        call()
+    assert isinstance(caught.value, ValueError)
+
+
+# Bits and memory.
+
+
+@on_ranks(2, 3, 4)
+def bits_do_not_depend_on_bucket_sizes() -> None:
+    seen = []
+    for bucket_bytes in (0, 4096, 1 << 20, 1 << 40):
+        for first in (0, bucket_bytes):
+            for overlap in (True, False):
+                model = make()
+                optimizer = wrap(
+                    model, bucket_bytes=bucket_bytes, first_bucket_bytes=first, overlap=overlap
+                )
+                for step in range(2):
+                    optimizer.zero_grad()
+                    (model(part(step)) * 1e3).square().sum().backward()
+                    seen.append((step, gradients(model)))
+                    optimizer.step()
+    for step, grads in seen:
+        for mine, others in zip(grads, seen[step][1], strict=True):
+            assert torch.equal(mine, others)
+
+
+def mappings() -> int:
+    return Path("/proc/self/maps").read_text().count("\n")
+
+
+@on_ranks(2)
+def steady_steps_allocate_nothing() -> None:
+    model = make()
+    optimizer = wrap(model, bucket_bytes=2000)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(part()).square().mean().backward()
+        optimizer.step()
+
+    for _ in range(10):
+        step()
+    before, lines = fd.world().counters(), mappings()
+    for _ in range(100):
+        step()
+    after = fd.world().counters()
+    for what in ("arena_allocations", "arena_bytes", "streams"):
+        assert after[what] == before[what], what
+    assert mappings() == lines
+
+
+@on_ranks(2)
+def gradients_are_views_of_the_buckets() -> None:
+    model = make()
+    optimizer = wrap(model)
+    places = set()
+    for _ in range(3):
+        check_step(model, optimizer)
+        places.add(tuple(p.grad.data_ptr() for p in model.parameters()))
+    assert len(places) == 1
+
+
+# Which parameters are used.
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.a, self.b, self.c = (nn.Linear(WIDTH, 2) for _ in range(3))
+
+
+@on_ranks(2, 3)
+def a_parameter_used_on_one_rank_is_reduced_on_all() -> None:
+    model = Two()
+    optimizer = wrap(model, bucket_bytes=0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        layer = model.a if hvd.rank() == 0 else model.b
+        layer(torch.ones(1, WIDTH)).sum().backward()
+        of_a = torch.full((2, WIDTH), 1 / hvd.size())
+        torch.testing.assert_close(model.a.weight.grad, of_a)
+        torch.testing.assert_close(model.b.weight.grad, of_a * (hvd.size() - 1))
+        assert model.c.weight.grad is None
+        optimizer.step()
+
+
+@on_ranks(2)
+def a_rank_without_any_gradient_takes_part_in_step() -> None:
+    model = make()
+    optimizer = wrap(model)
+    for _ in range(2):
+        optimizer.zero_grad()
+        if hvd.rank() == 0:
+            model(torch.ones(1, WIDTH)).sum().backward()
+        optimizer.step()
+        both = hvd.allgather(gradients(model)[0][None])
+        assert torch.equal(both[0], both[1])
+
+
+@on_ranks(2)
+def a_gradient_that_stays_is_kept_when_a_later_pass_does_not_touch_it() -> None:
+    model = Two()
+    wrap(model)
+    model.a(torch.ones(1, WIDTH)).sum().backward()
+    model.b(torch.ones(1, WIDTH)).sum().backward()
+    torch.testing.assert_close(model.a.weight.grad, torch.ones(2, WIDTH))
+
+
+@on_ranks(2)
+def a_parameter_unfrozen_later_is_refused_at_step() -> None:
+    model = make()
+    model[0].weight.requires_grad_(False)
+    optimizer = wrap(model)
+    model[0].weight.requires_grad_(True)
+    model(part()).sum().backward()
+    refused(optimizer.step, "frozen when DistributedOptimizer was made")
+
+
+# Failing backwards.
+
+
+class Fails(torch.autograd.Function):
+    now = False
+
+    @staticmethod
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        if Fails.now:
+            raise ZeroDivisionError("of the user")
+        return grad
+
+
+@on_ranks(2, 3)
+def a_backward_that_raises_never_poisons_the_next() -> None:
+    everyone = list(range(hvd.size()))
+    for guilty in ([hvd.size() - 1], everyone, [0]):
+        for zero_with_none in (True, False):
+            model = make()
+            optimizer = wrap(model, bucket_bytes=0)
+            optimizer.zero_grad(set_to_none=zero_with_none)
+            Fails.now = hvd.rank() in guilty
+            loss = model[2:](Fails.apply(model[:2](part()))).square().mean()
+            if Fails.now:
+                with pytest.raises(ZeroDivisionError, match="of the user"):
+                    loss.backward()
+            else:
+                with pytest.raises(fd.RemoteError, match=r"abandoned on rank") as caught:
+                    loss.backward()
+                assert caught.value.rank == guilty[0]
+            assert not gradients(model), "incomplete gradients could be stepped with"
+            for _ in range(2):
+                check_step(model, optimizer)
+
+
+@on_ranks(2)
+def an_error_in_an_inner_backward_is_the_outer_ones() -> None:
+    model = make()
+    optimizer = wrap(model)
+
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        return model[2:](Fails.apply(model[1](x)))
+
+    Fails.now = True
+    loss = checkpoint(inside, model[0](part()), use_reentrant=True).square().mean()
+    with pytest.raises(ZeroDivisionError):
+        loss.backward()
+    Fails.now = False
+    check_step(model, optimizer)
+
+
+@on_ranks(2)
+def create_graph_is_refused_and_the_next_step_works() -> None:
+    model = make()
+    optimizer = wrap(model)
+    refused(lambda: model(part()).square().mean().backward(create_graph=True), "create_graph")
+    check_step(model, optimizer)
+
+
+@on_ranks(2)
+def sparse_gradients_are_refused_and_the_next_step_works() -> None:
+    model = nn.Embedding(4, 2, sparse=True)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(2):
+        refused(lambda: model(torch.tensor([1])).sum().backward(), "sparse_as_dense=True")
+        optimizer.zero_grad()
+
+
+@on_ranks(2)
+def a_parameter_in_two_inner_backwards_is_refused() -> None:
+    model = make()
+    optimizer = wrap(model)
+    y = checkpoint(model, part().requires_grad_(), use_reentrant=True)
+    z = checkpoint(model, y, use_reentrant=True)
+    refused(z.sum().backward, "ready twice")
+    check_step(model, optimizer)
+
+
+# Sums, passes, steps.
+
+
+@on_ranks(2, 3)
+def sums_are_sums_and_not_summed_again() -> None:
+    model = make()
+    optimizer = wrap(model, op=hvd.Sum)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(part()).square().mean().backward()
+        for mine, mean in zip(gradients(model), expected_mean(), strict=True):
+            torch.testing.assert_close(mine, mean * hvd.size())
+    refused(lambda: model(part()).sum().backward(), "summed again")
+    optimizer.zero_grad(set_to_none=False)
+    model(part()).square().mean().backward()
+    torch.testing.assert_close(gradients(model)[0], expected_mean()[0] * hvd.size())
+
+
+@on_ranks(2)
+def a_pass_too_many_is_refused() -> None:
+    model = make()
+    optimizer = wrap(model, backward_passes_per_step=2)
+
+    def once() -> None:
+        model(part()).square().mean().backward()
+
+    once()
+    once()
+    for mine, mean in zip(gradients(model), expected_mean(), strict=True):
+        torch.testing.assert_close(mine, 2 * mean)
+    refused(once, "more than backward_passes_per_step=2")
+    optimizer.step()
+    optimizer.zero_grad()
+    optimizer.set_backward_passes_per_step(1)
+    once()
+    optimizer.zero_grad()
+    refused(lambda: optimizer.set_backward_passes_per_step(0), "at least 1")
+
+
+@on_ranks(2)
+def step_reduces_an_interrupted_accumulation() -> None:
+    model = make()
+    optimizer = wrap(model, backward_passes_per_step=3)
+    model(part()).square().mean().backward()
+    optimizer.synchronize()
+    for mine, mean in zip(gradients(model), expected_mean(), strict=True):
+        torch.testing.assert_close(mine, mean)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+
+
+@on_ranks(2)
+def a_rank_can_step_with_a_closure() -> None:
+    model = make()
+    optimizer = wrap(model)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(part()).square().mean()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure) > 0
+    weights = hvd.allgather(model[0].weight.detach()[None].contiguous())
+    assert torch.equal(weights[0], weights[1])
+
+
+@on_ranks(2)
+def two_optimizers_share_a_backward() -> None:
+    """Each rank's gradients of the second model become ready at another time."""
+    first, second = make(1), make(1)
+    optimizers = [wrap(first), wrap(second)]
+    for _ in range(3):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        order = (first, second) if hvd.rank() == 0 else (second, first)
+        x = part()
+        for model in order:
+            x = model(x)
+        x.sum().backward()
+        for model in (first, second):
+            both = hvd.allgather(gradients(model)[0][None])
+            assert torch.equal(both[0], both[1])
+
+
+@on_ranks(2)
+def a_whole_step_can_be_compiled() -> None:
+    model, plain = make(), make()
+    optimizer = wrap(model)
+    reference = torch.optim.SGD(plain.parameters(), lr=0.01, momentum=0.9)
+    x = part()
+
+    @torch.compile(backend="aot_eager")
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    whole = hvd.allgather(x)
+    for _ in range(3):
+        step()
+        reference.zero_grad()
+        plain(whole).square().mean().backward()
+        reference.step()
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+@on_ranks(2)
+def compiled_autograd_is_complete_after_step() -> None:
+    import torch._dynamo
+
+    model, plain = make(), make()
+    optimizer = wrap(model)
+    reference = torch.optim.SGD(plain.parameters(), lr=0.01, momentum=0.9)
+    x = part()
+    whole = hvd.allgather(x)
+    run = torch.compile(model, backend="aot_eager")
+    for _ in range(2):
+        with torch._dynamo.config.patch(compiled_autograd=True):
+            optimizer.zero_grad()
+            run(x).square().mean().backward()
+            optimizer.step()
+        reference.zero_grad()
+        plain(whole).square().mean().backward()
+        reference.step()
+    torch._dynamo.reset()
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+@on_ranks(2)
+def a_scaler_skips_on_every_rank_when_one_overflows() -> None:
+    model = make()
+    optimizer = wrap(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    before = model[0].weight.detach().clone()
+    x = part() * (float("inf") if hvd.rank() == 1 else 1.0)
+    scaler.scale(model(x).sum()).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert torch.equal(before, model[0].weight)
+    assert scaler.get_scale() == 4.0
+    check_step(model, optimizer)
+
+
+# Disagreement.
+
+
+@on_ranks(2)
+def different_models_are_named() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4 + hvd.rank()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(fd.Mismatch) as caught:
+        hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    assert re.search(
+        r"different models: parameter 0 .*'0.bias' \(4 x float32\) on rank 0; "
+        r"'0.bias' \(5 x float32\) on rank 1",
+        str(caught.value),
+    )
+    assert type(optimizer) is torch.optim.SGD
+    check_step(*(lambda m: (m, wrap(m)))(make()))
+
+
+@on_ranks(3)
+def a_model_with_more_parameters_is_named() -> None:
+    model = make(2 + (hvd.rank() == 1))
+    with pytest.raises(fd.Mismatch, match=r"no parameter on ranks 0, 2|'2.bias'"):
+        wrap(model)
+
+
+@on_ranks(2)
+def different_options_are_named() -> None:
+    with pytest.raises(fd.Mismatch, match=r"bucket_bytes 100.* on rank 0; .*bucket_bytes 200"):
+        wrap(make(), bucket_bytes=100 * (1 + hvd.rank()), first_bucket_bytes=0)
+    with pytest.raises(fd.Mismatch, match=r"mean.* on rank 0; sum.* on rank 1"):
+        wrap(make(), op=hvd.Sum if hvd.rank() else hvd.Average)
+
+
+# The optimizer it still is.
+
+
+@on_ranks(1, 2)
+def it_is_the_optimizer_it_was() -> None:
+    model = make()
+    plain = torch.optim.Adam(model.parameters(), lr=0.5)
+    early = torch.optim.lr_scheduler.StepLR(plain, 1, gamma=0.5)
+    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters())
+    late = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    assert isinstance(optimizer, torch.optim.Adam)
+    assert type(optimizer).__name__ == "Adam"
+    model(part()).square().mean().backward()
+    optimizer.step()
+    early.step()
+    late.step()
+    assert optimizer.param_groups[0]["lr"] == 0.125
+    saved = optimizer.state_dict()
+    other = make()
+    loaded = torch.optim.Adam(other.parameters())
+    loaded.load_state_dict(saved)
+    again = hvd.DistributedOptimizer(loaded)
+    assert again.param_groups[0]["lr"] == 0.125
+    assert len(again.state_dict()["state"]) == len(saved["state"]) > 0
+    again.load_state_dict(saved)
+    with again.no_sync():
+        other(part()).sum().backward()
+
+
+@on_ranks(1, 2)
+def what_is_not_supported_is_refused() -> None:
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    named = list(model.named_parameters())
+
+    def distributed(**options: Any) -> Callable[[], Any]:
+        return lambda: hvd.DistributedOptimizer(optimizer, **options)
+
+    refused(distributed(op=hvd.Adasum), "op=Adasum")
+    refused(distributed(op=hvd.Max), "Average or Sum only")
+    refused(distributed(num_groups=2), "not supported yet")
+    refused(distributed(groups=[[]]), "not supported yet")
+    refused(distributed(process_set=[0]), "process_set")
+    refused(distributed(backward_passes_per_step=0), "at least 1")
+    refused(distributed(gradient_predivide_factor=2.0, op=hvd.Sum), "Average only")
+    refused(distributed(bucket_bytes=-1), "at least 0")
+    refused(distributed(named_parameters=[p for _, p in named]), "sequence of tuples")
+    refused(distributed(named_parameters=named[1:]), "does not name")
+    refused(distributed(named_parameters=[*named, named[0]]), "twice: 0.weight")
+    lbfgs = torch.optim.LBFGS(model.parameters())
+    refused(lambda: hvd.DistributedOptimizer(lbfgs), "LBFGS")
+    complex_ = torch.optim.SGD([nn.Parameter(torch.zeros(1, dtype=torch.complex64))], lr=0.1)
+    refused(lambda: hvd.DistributedOptimizer(complex_), "complex64")
+    assert type(optimizer) is torch.optim.SGD
+    wrapped = distributed()()
+    refused(distributed(), "already")
+    refused(lambda: copy.deepcopy(wrapped), "state_dict")
+    refused(lambda: pickle.dumps(wrapped), "state_dict")
+    extra = {"params": [nn.Parameter(torch.zeros(1))]}
+    refused(lambda: wrapped.add_param_group(extra), "before it is wrapped")
+
+
+test_on_ranks = make_tests(__name__)

@@ -1,0 +1,102 @@
+"""Which gradients are reduced together: properties of every plan, and a few plans by hand."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from farandole import _core
+
+SIZES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
+LINE = 64
+
+
+def plan(rows: list[tuple[str, int, str]], limit: int, first: int) -> Any:
+    return _core.testing.plan_buckets(rows, limit, first)
+
+
+def random_rows(rng: random.Random) -> list[tuple[str, int, str]]:
+    dtypes = rng.sample(sorted(SIZES), rng.randint(1, 3))
+    return [
+        (f"p{i}", rng.choice([1, 3, 16, 17, 1000, 5000]), rng.choice(dtypes))
+        for i in range(rng.randint(0, 60))
+    ]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_plan_is_sound(seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    rows = random_rows(rng)
+    limit = rng.choice([0, 64, 4096, 20_000, 1 << 40])
+    buckets = plan(rows, limit, rng.choice([0, limit // 4, limit]))
+    placed = [i for _, _, items in buckets for i, _, _ in items]
+    assert sorted(placed) == list(range(len(rows))), "each parameter once"
+    for dtype, count, items in buckets:
+        assert items
+        end = 0
+        for i, offset, length in items:
+            assert rows[i] == (rows[i][0], length, dtype)
+            assert offset >= end, "no overlap"
+            assert offset * SIZES[dtype] % LINE == 0, "begins on a cache line"
+            end = offset + length
+        assert end <= count
+        order = [i for i, _, _ in items]
+        assert order == sorted(order), "ready order"
+        if len(items) > 1:
+            assert count * SIZES[dtype] <= limit, "only a lone tensor may exceed the limit"
+    for dtype in SIZES:
+        order = [i for kind, _, items in buckets if kind == dtype for i, _, _ in items]
+        assert order == sorted(order), "buckets of a dtype complete in order"
+
+
+def test_a_limit_of_zero_gives_one_bucket_per_tensor() -> None:
+    buckets = plan([("a", 4, "float32"), ("b", 4, "float32")], 0, 0)
+    assert [[i for i, _, _ in items] for _, _, items in buckets] == [[0], [1]]
+
+
+def test_no_limit_gives_one_bucket_per_dtype() -> None:
+    rows = [("a", 4, "float32"), ("b", 4, "float64"), ("c", 4, "float32")]
+    buckets = plan(rows, 1 << 40, 1 << 40)
+    assert [(d, [i for i, _, _ in items]) for d, _, items in buckets] == [
+        ("float64", [1]),
+        ("float32", [0, 2]),
+    ]
+
+
+def test_the_first_bucket_is_small() -> None:
+    rows = [(f"p{i}", 16, "float32") for i in range(9)]
+    buckets = plan(rows, 4 * 64, 64)
+    assert [len(items) for _, _, items in buckets] == [1, 4, 4]
+
+
+def test_a_large_tensor_does_not_drag_small_ones_along() -> None:
+    rows = [("bias", 16, "float32"), ("weight", 10_000, "float32"), ("next", 16, "float32")]
+    buckets = plan(rows, 4096, 4096)
+    assert [[i for i, _, _ in items] for _, _, items in buckets] == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [("a", 8, "float32"), ("c", 4, "float32")],
+        [("a", 8, "float32"), ("b", 5, "float32")],
+        [("a", 8, "float32"), ("b", 4, "bfloat16")],
+        [("b", 4, "float32"), ("a", 8, "float32")],
+        [("a", 8, "float32")],
+        [],
+    ],
+)
+def test_fingerprints_tell_plans_apart(other: list[tuple[str, int, str]]) -> None:
+    rows = [("a", 8, "float32"), ("b", 4, "float32")]
+    mine = _core.testing.plan_fingerprint(rows, 4096, 1024)
+    assert mine == _core.testing.plan_fingerprint(list(rows), 4096, 1024)
+    assert mine != _core.testing.plan_fingerprint(other, 4096, 1024)
+    assert mine != _core.testing.plan_fingerprint(rows, 0, 0)
+
+
+def test_an_unknown_dtype_is_refused() -> None:
+    with pytest.raises(ValueError, match="'a' has the unsupported dtype complex64"):
+        plan([("a", 1, "complex64")], 0, 0)
