@@ -1,0 +1,108 @@
+# Every chore by name; `make help` lists them.
+#
+# Needed on the machine: make, a C++20 compiler, Python 3.10 or later with its headers and venv.
+# Everything else, cmake and ninja too, comes from PyPI into .venv on first use; nothing is
+# installed elsewhere. Overridable: PYTHON=python3.12  TORCH=torch==2.13.0  PYTEST='-k fold -x'
+
+PYTHON ?= python3
+TORCH  ?= torch==2.13.0
+PYTEST ?=
+OUT    ?= demo-output
+BASE   ?= HEAD
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export PYTHONNOUSERSITE := 1
+unexport PYTHONPATH PYTHONHOME
+
+SOURCES := $(shell find csrc python -name __pycache__ -prune -o -print) CMakeLists.txt pyproject.toml README.md
+CPP      = $(shell git ls-files --cached --others --exclude-standard 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/cpp/*')
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: demo test test-cpp lint format sanitize bench size clean help
+
+# ---- what a person asks for ----
+
+demo: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/demo  ## train on 1 and 2 ranks, compare, draw pictures
+	@$(BIN)/python examples/demo.py --output $(OUT)
+
+test: test-cpp $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/test  ## build, install into .venv, run all tests
+	$(BIN)/python -m pytest --junit-xml=build/pytest.xml $(PYTEST)
+
+test-cpp: $(STAMPS)/build  ## the C++ tests alone
+	cmake -S . -B build/cpp -G Ninja -DFARANDOLE_TESTS=ON -DFARANDOLE_FAULT_POINTS=ON -DFARANDOLE_WERROR=ON
+	cmake --build build/cpp
+	build/cpp/farandole_tests
+
+lint: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/test $(STAMPS)/lint  ## formatting, lint, spelling, types
+	ruff check
+	ruff format --check
+	clang-format --dry-run -Werror $(CPP)
+	codespell
+	mypy
+	$(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml farandole._core
+
+format: $(STAMPS)/lint  ## format C++ and Python in place
+	ruff check --fix-only
+	ruff format
+	clang-format -i $(CPP)
+
+sanitize: $(STAMPS)/farandole  ## C++ tests under ASan+UBSan and TSan, then real ranks under ASan+UBSan
+	cmake --workflow --preset asan
+	cmake --workflow --preset tsan
+	cmake -S . -B build/asan-core -G Ninja -DFARANDOLE_SANITIZE=address,undefined \
+	  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
+	cmake --build build/asan-core
+	rm -rf build/asan-package && mkdir -p build/asan-package && cp -r python/farandole build/asan-package/
+	cp build/asan-core/_core*.so build/asan-package/farandole/
+	for collective in all_reduce reduce_scatter all_gather broadcast barrier; do \
+	  PYTHONPATH=build/asan-package LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
+	  $(BIN)/python -m farandole bench $$collective -np 3 --sizes 4,1K,1000K,4M --iterations 20 || exit 1; \
+	done
+
+bench: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/bench  ## collectives and training steps against their peers
+	@mkdir -p build/bench
+	farandole bench all_reduce -np 2 --json build/bench/all_reduce.json
+	$(BIN)/python bench/collectives_vs_mpi.py --json build/bench/collectives_vs_mpi.json
+	$(BIN)/python bench/training_step.py --json build/bench/training_step.json
+
+size:  ## lines per folder, the longest files, and the change since BASE
+	@git ls-files -z '*.h' '*.cpp' '*.py' '*.md' | xargs -0 wc -l | grep -v ' total$$' | awk \
+	  '{ n = split($$2, p, "/"); d = p[1]; for (i = 2; i < n && i < 3; ++i) d = d "/" p[i]; s[d] += $$1; t += $$1 } \
+	   END { for (d in s) printf "%7d  %s\n", s[d], d; printf "%7d  in all\n", t }' | sort -k2
+	@echo; git ls-files -z '*.h' '*.cpp' '*.py' | xargs -0 wc -l | grep -v ' total$$' | sort -rn | head -10
+	@echo; git diff --stat $(BASE) | tail -1
+
+clean:  ## remove all that make made, .venv included
+	rm -rf build $(VENV) demo-output .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1:\2/p' $(MAKEFILE_LIST) | awk -F: '{ printf "%-18s%s\n", $$1, $$2 }'
+
+# ---- the environment: a stamp per group of packages (pyproject.toml), one for our own ----
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed; choose one with PYTHON=")'
+	@$(PYTHON) -c 'import pathlib, sys, sysconfig; sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists() and "Python.h is missing; on Debian: apt install python3-dev")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade 'pip>=25.1'
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/torch: | $(STAMPS)/venv
+	$(PIP) $(TORCH)
+	@touch $@
+
+$(STAMPS)/build $(STAMPS)/test $(STAMPS)/lint $(STAMPS)/demo $(STAMPS)/bench: $(STAMPS)/%: pyproject.toml | $(STAMPS)/venv
+	$(PIP) --group $*
+	@touch $@
+
+$(STAMPS)/farandole: $(SOURCES) $(STAMPS)/build
+	$(PIP) --no-build-isolation .
+	@touch $@
