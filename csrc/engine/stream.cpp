@@ -249,7 +249,7 @@ Progress Stream::compare_all() {
       if (!reached(memory_.page(r).described, target)) return Progress::idle;
     std::vector<Descriptor> all;
     for (int r = 0; r < memory_.size(); ++r) all.push_back(memory_.page(r).descriptor);
-    queue_.front()->error = disagreement(all, memory_.rank);
+    queue_.front()->error = disagreement(all, memory_.members);
     publish(mine.compared, target);
     return Progress::moved;
   }
