@@ -67,6 +67,11 @@ class Ended(Exception):
     """A rank's process ended without reporting an outcome."""
 
 
+def _facts(error: BaseException) -> dict[str, Any]:
+    facts = {name: getattr(error, name) for name in FIELDS if hasattr(error, name)}
+    return facts | ({"values": dict(facts["values"])} if "values" in facts else {})
+
+
 def _outcome(call: Callable[[], Any]) -> Outcome:
     try:
         value = call()
@@ -76,7 +81,7 @@ def _outcome(call: Callable[[], Any]) -> Outcome:
         return Outcome(
             error=type(error).__name__,
             text=str(error),
-            fields={name: getattr(error, name) for name in FIELDS if hasattr(error, name)},
+            fields=_facts(error),
             bases=tuple(base.__name__ for base in type(error).__mro__),
             trace=traceback.format_exc(),
             ended=ended,

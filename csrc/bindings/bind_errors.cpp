@@ -39,6 +39,26 @@ void set_fields(PyObject* instance, const Error& error) {
   h.attr("values") = values;
 }
 
+/// The verdict of an error that Python code made from a text alone. Not a data descriptor: fields
+/// set on the instance come first.
+struct FirstLine {};
+
+/// Every field exists on every error.
+void set_defaults(py::module_& module, const py::object& base) {
+  py::class_<FirstLine>(module, "_FirstLine")
+      .def("__get__", [](const py::object& self, const py::object& error, const py::object&) {
+        if (error.is_none()) return self;
+        return py::object(py::str(error).attr("partition")("\n")[py::int_(0)]);
+      });
+  base.attr("verdict") = FirstLine{};
+  for (const char* name : {"rank", "peer", "pid", "signal", "lane", "step"})
+    base.attr(name) = py::none();
+  for (const char* name : {"evidence", "host", "operation", "tensor", "field"})
+    base.attr(name) = "";
+  for (const char* name : {"sequence", "bytes_done", "bytes_total"}) base.attr(name) = 0;
+  base.attr("values") = py::module_::import("types").attr("MappingProxyType")(py::dict());
+}
+
 }  // namespace
 
 /// Sets the Python error that `error` stands for; the GIL is held.
@@ -69,6 +89,8 @@ void bind_errors(py::module_& module) {
                                 "advice, with the facts as attributes.",
                                 PyExc_RuntimeError, nullptr));
   module.attr("Error") = base;
+  base.attr("advice") = "";
+  set_defaults(module, base);
   py::list names;
   for (const ErrorRow& r : kErrors) {
     py::list bases;
@@ -79,6 +101,7 @@ void bind_errors(py::module_& module) {
     PyObject* type = PyErr_NewException(name.c_str(), py::tuple(bases).ptr(), nullptr);
     if (type == nullptr) throw py::error_already_set();
     python_classes[static_cast<size_t>(r.code)] = type;  // lives as long as the process
+    py::handle(type).attr("advice") = std::string(r.advice);
     module.attr(std::string(r.python_class).c_str()) = py::handle(type);
     names.append(std::string(r.python_class));
   }

@@ -310,7 +310,7 @@ Progress Stream::compare_all() {
       if (!reached(memory_.page(r).described, target)) return Progress::idle;
     std::vector<Descriptor> all;
     for (int r = 0; r < memory_.size(); ++r) all.push_back(memory_.page(r).descriptor);
-    queue_.front()->error = disagreement(all, memory_.rank);
+    queue_.front()->error = disagreement(all, memory_.members);
     if (!queue_.front()->error)
       throw Error(ErrorCode::internal,
                   "ranks disagree on " + title() + ", but what they started looks the same");

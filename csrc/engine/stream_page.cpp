@@ -86,19 +86,19 @@ uint32_t hash_of(const Descriptor& d) {
   return hash != 0 ? hash : 1;  // a line never used bears the flag 0, which is a number after 2^32
 }
 
-std::optional<Error> disagreement(const std::vector<Descriptor>& by_rank, int me) {
+std::optional<Error> disagreement(const std::vector<Descriptor>& by_member,
+                                  const std::vector<int>& members) {
   for (const Field& field : kFields) {
     std::map<std::string, std::vector<int>> givers;
-    for (size_t r = 0; r < by_rank.size(); ++r)
-      givers[field.value(by_rank[r])].push_back(static_cast<int>(r));
+    for (size_t r = 0; r < by_member.size(); ++r)
+      givers[field.value(by_member[r])].push_back(members[r]);
     if (givers.size() < 2) continue;
-    const Descriptor& mine = by_rank[static_cast<size_t>(me)];
     Context where;
     where.field = field.name;
-    where.operation = name_of(mine.kind);
-    where.tensor = first_name(by_rank);
-    std::string verdict =
-        "ranks disagree on the " + std::string(field.name) + " of " + where.operation;
+    where.operation = name_of(by_member.front().kind);
+    where.tensor = first_name(by_member);
+    std::string verdict = "ranks disagree on the " + std::string(field.name);
+    if (field.name != "operation") verdict += " of " + where.operation;
     if (!where.tensor.empty()) verdict += " '" + where.tensor + "'";
     std::string list;
     for (auto& [value, ranks] : givers) {

@@ -113,7 +113,9 @@ struct StreamMemory {
   StreamPage& page(int r) const { return *pages[static_cast<size_t>(r)]; }
 };
 
-/// Why ranks that started different operations disagree; nothing when they do not.
-std::optional<Error> disagreement(const std::vector<Descriptor>& by_rank, int me);
+/// Why members that started different operations disagree, in the same words on each of them and
+/// by world rank; nothing when they do not.
+std::optional<Error> disagreement(const std::vector<Descriptor>& by_member,
+                                  const std::vector<int>& members);
 
 }  // namespace farandole

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farandole import _core
-from farandole._core import Handle, InvalidArgument
+from farandole._core import Handle, InvalidArgument, ResourceError
 from farandole._world import Group, world
 
 __all__ = ["Handle", "all_gather", "all_reduce", "allocate", "barrier", "broadcast", "reduce_scatter"]
@@ -265,5 +265,8 @@ def allocate(shape: int | tuple[int, ...], dtype: Any = np.float32) -> NDArray[A
     if any(d < 0 for d in dims):
         raise InvalidArgument(f"shape {dims} has a negative dimension")
     count = math.prod(dims)
-    memory = world().allocate(max(1, count * kind.itemsize))
+    group = world()
+    if count * kind.itemsize >= 1 << 63:
+        raise ResourceError(f"no machine has {count * kind.itemsize} bytes of memory")
+    memory = group.allocate(max(1, count * kind.itemsize))
     return np.frombuffer(memory, kind, count).reshape(dims)
