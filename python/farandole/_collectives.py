@@ -54,7 +54,7 @@ def _input(x: Any) -> Any:
 
 
 def _is_array(x: Any) -> bool:
-    if isinstance(x, np.ndarray) or hasattr(x, "__dlpack__"):
+    if isinstance(x, (np.ndarray, _core.Buffer)) or hasattr(x, "__dlpack__"):
         return True
     try:
         memoryview(x).release()
