@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import harness
 import numpy as np
 import pytest
-from harness import World
 
 import farandole as fd
+import harness
+from harness import World
 
 # The first of these tests builds the core a second time.
 pytestmark = pytest.mark.timeout(1200)
