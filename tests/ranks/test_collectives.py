@@ -152,7 +152,7 @@ def check(
 
 
 def sizes(size: int, itemsize: int) -> list[int]:
-    """Counts where something changes: nothing, around the world's size, around each path's limits."""
+    """Counts where something changes: around none, the world's size, each path's limits."""
     edges = [LINES, ONE_SHOT, CHUNK * size]
     around = [e // itemsize + d for e in edges for d in (-1, 0, 1)]
     return sorted({0, 1, size - 1, size, size + 1, 7, 1009, *around})
