@@ -14,8 +14,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import harness  # noqa: E402
-from harness import Nursery, World  # noqa: E402
+import harness
+from harness import Nursery, World
 
 ROOT = Path(__file__).parent.parent
 

@@ -35,10 +35,10 @@ from typing import Any
 
 HERE = Path(__file__).parent
 LIMIT = 30.0  # seconds for one call on all ranks: an upper bound, never waited for when all is well
-FIELDS = (
-    "verdict evidence advice rank peer pid signal host operation tensor sequence lane step "
-    "bytes_done bytes_total field values"
-).split()
+FIELDS = [
+    "verdict", "evidence", "advice", "rank", "peer", "pid", "signal", "host", "operation", "tensor",
+    "sequence", "lane", "step", "bytes_done", "bytes_total", "field", "values",
+]  # fmt: skip
 
 
 # ---- what a rank reports ----
@@ -259,7 +259,7 @@ class World:
             {**job, "RANK": str(r), "LOCAL_RANK": str(r), **(env or {}), **extra}
             for r, extra in enumerate(own)
         ]
-        self.outputs = [tempfile.TemporaryFile() for _ in own]
+        self.outputs = [tempfile.TemporaryFile() for _ in own]  # noqa: SIM115
         self.connections: list[Connection] = []
         fds = []
         theirs = []

@@ -28,7 +28,9 @@ ALLOWED = {
         "fusion", "group", "engine", "control", "transport", "schedule", "fold", "testing",
     },
 }  # fmt: skip
-FRAMEWORK_HEADERS = re.compile(r"torch|tensorflow|ATen|c10|jax|xla|mpi\.h|Python\.h|cuda|nccl", re.I)
+FRAMEWORK_HEADERS = re.compile(
+    r"torch|tensorflow|ATen|c10|jax|xla|mpi\.h|Python\.h|cuda|nccl", re.I
+)
 # Of the standard library's and pybind11's headers, only bindings may include the latter.
 PYBIND = re.compile(r"pybind11/")
 
@@ -117,5 +119,7 @@ def test_importing_the_package_needs_numpy_alone() -> None:
         "import sys, farandole; farandole.all_reduce;"
         f"print(sorted(set({sorted(GUESTS)!r}) & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

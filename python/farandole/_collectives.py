@@ -12,7 +12,15 @@ from farandole import _core
 from farandole._core import Handle, InvalidArgument, ResourceError
 from farandole._world import Group, world
 
-__all__ = ["Handle", "all_gather", "all_reduce", "allocate", "barrier", "broadcast", "reduce_scatter"]
+__all__ = [
+    "Handle",
+    "all_gather",
+    "all_reduce",
+    "allocate",
+    "barrier",
+    "broadcast",
+    "reduce_scatter",
+]
 
 
 def _like(x: Any, shape: tuple[int, ...]) -> Any:
@@ -269,4 +277,7 @@ def allocate(shape: int | tuple[int, ...], dtype: Any = np.float32) -> NDArray[A
     if count * kind.itemsize >= 1 << 63:
         raise ResourceError(f"no machine has {count * kind.itemsize} bytes of memory")
     memory = group.allocate(max(1, count * kind.itemsize))
-    return np.frombuffer(memory, kind, count).reshape(dims)
+    # Its type has no buffer protocol before Python 3.12.
+    view = memoryview(memory)  # type: ignore[arg-type, unused-ignore]
+    array: NDArray[Any] = np.frombuffer(view, kind, count).reshape(dims)
+    return array

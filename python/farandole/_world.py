@@ -60,7 +60,9 @@ def _number(name: str, default: int | None = None) -> int | None:
     try:
         return int(text)
     except ValueError:
-        raise RendezvousError(f"the environment says {name}={text}, which is not a number") from None
+        raise RendezvousError(
+            f"the environment says {name}={text}, which is not a number"
+        ) from None
 
 
 def _first(*names: str) -> str:

@@ -9,13 +9,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import harness
 import numpy as np
 import pytest
-from harness import World
 
 import farandole as fd
+import harness
 from farandole import _core
+from harness import World
 
 Spawn = Callable[..., World]
 

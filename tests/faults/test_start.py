@@ -1,4 +1,4 @@
-"""Starting and ending: ranks that do not fit together, ranks that are missing, jobs side by side."""
+"""Starting and ending: ranks that do not fit together or are missing, jobs side by side."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import harness
 import numpy as np
 import pytest
-from harness import World
 
 import farandole as fd
+import harness
+from harness import World
 
 Spawn = Callable[..., World]
 
@@ -211,7 +211,7 @@ def everything_before_init() -> None:
     ]
     for _ in ("before init", "after shutdown"):
         for call in calls:
-            with pytest.raises(fd.NotInitialized, match="call farandole.init"):
+            with pytest.raises(fd.NotInitialized, match=r"call farandole\.init"):
                 call()
         fd.init()
         assert fd.rank() == fd.local_rank()
@@ -225,9 +225,9 @@ def test_nothing_works_before_init_or_after_shutdown(spawn: Spawn) -> None:
 def after_a_failure() -> float:
     """A failed world is left and a new one made, in the same processes."""
     fd.init()
+    if fd.rank() == 0:
+        fd.world().abort("on purpose")
     with pytest.raises(fd.Aborted):
-        if fd.rank() == 0:
-            fd.world().abort("on purpose")
         fd.barrier()
     fd.shutdown()
     return join()

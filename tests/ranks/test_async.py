@@ -1,4 +1,4 @@
-"""Operations in flight: handles, many at once, groups beside each other, arrays of other libraries."""
+"""Operations in flight: handles, many at once, groups side by side, others' arrays."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import harness
 import numpy as np
 import pytest
-from harness import World
 
 import farandole as fd
+import harness
+from harness import World
 
 
 def many_in_flight(how_many: int) -> None:
@@ -77,9 +77,7 @@ def completes_unattended() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_operations_complete_without_a_waiter(
-    standing: Callable[[int], World], size: int
-) -> None:
+def test_operations_complete_without_a_waiter(standing: Callable[[int], World], size: int) -> None:
     standing(size).run(completes_unattended)
 
 
@@ -213,7 +211,14 @@ def torch_tensors() -> None:
 
     fd.init()
     p = fd.size()
-    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.uint8):
+    for dtype in (
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+        torch.int64,
+        torch.bool,
+        torch.uint8,
+    ):
         result = fd.all_reduce(torch.ones(2, 5000, dtype=dtype))
         assert isinstance(result, torch.Tensor)
         assert result.dtype == dtype

@@ -106,7 +106,7 @@ def test_an_algorithm_that_cannot_run_is_named() -> None:
     done = run("all_reduce", "-np", "2", "--sizes", "4", "--algorithm", "no_such_algorithm")
     assert done.returncode == 2
     assert done.stdout == ""
-    assert "farandole bench: algorithm 'no_such_algorithm' cannot run" in done.stderr
+    assert "algorithm 'no_such_algorithm' does not exist for all_reduce" in done.stderr
 
 
 WRONG = """

@@ -13,16 +13,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import World
 
 import farandole as fd
 from farandole import _core
+from harness import World
 
 WORLDS = [1, 2, 3, 5, 8]
 DTYPES = [name for name in _core.dtypes if name != "bfloat16"]  # numpy has none; see below
 FORCED = ["lines", "one_shot", "staged", "window", "schedule"]
 PLANNERS = {
-    kind: sorted({row["name"] for row in _core.schedule.planners(1, 1) if row["collective"] == kind})
+    kind: sorted(
+        {row["name"] for row in _core.schedule.planners(1, 1) if row["collective"] == kind}
+    )
     for kind in ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 }
 MEMORY = ["caller", "ours", "mixed", "ours to caller"]
@@ -98,7 +100,10 @@ def buffers(
     """Input and output, in the kind of memory that this rank has by `memory`."""
     ours = memory.startswith("ours") or (memory == "mixed" and rank % 2 == 0)
     count = len(mine)
-    length = {"all_gather": count * size, "reduce_scatter": len(range(count)[part_of(count, size, rank)])}
+    length = {
+        "all_gather": count * size,
+        "reduce_scatter": len(range(count)[part_of(count, size, rank)]),
+    }
     if not in_place:
         empty = np.zeros(length.get(kind, count), mine.dtype)
         return place(mine, ours), place(empty, ours and memory != "ours to caller")
@@ -147,7 +152,7 @@ def check(
 
 
 def sizes(size: int, itemsize: int) -> list[int]:
-    """Counts where something changes: nothing, around the world's size, around each path's limits."""
+    """Counts where something changes: around none, the world's size, each path's limits."""
     edges = [LINES, ONE_SHOT, CHUNK * size]
     around = [e // itemsize + d for e in edges for d in (-1, 0, 1)]
     return sorted({0, 1, size - 1, size, size + 1, 7, 1009, *around})
@@ -204,7 +209,9 @@ def check_forced() -> set[tuple[str, str]]:
         for algorithm in [*FORCED, *PLANNERS[kind]]:
             if algorithm == "window" and kind != "all_reduce":
                 continue
-            for count, in_place in itertools.product((0, 1, fd.size() + 1, 509, 60001), (False, True)):
+            for count, in_place in itertools.product(
+                (0, 1, fd.size() + 1, 509, 60001), (False, True)
+            ):
                 most = {"lines": LINES, "one_shot": ONE_SHOT}.get(algorithm, 1 << 30)
                 if count * 4 > most:
                     continue
@@ -222,7 +229,9 @@ def check_forced() -> set[tuple[str, str]]:
 @pytest.mark.parametrize("size", WORLDS)
 def test_every_path_and_planner(standing: Callable[[int], World], size: int) -> None:
     ran = standing(size).run(check_forced)[0]
-    assert len(ran) == sum(len(FORCED) - (kind != "all_reduce") + len(PLANNERS[kind]) for kind in KINDS)
+    assert len(ran) == sum(
+        len(FORCED) - (kind != "all_reduce") + len(PLANNERS[kind]) for kind in KINDS
+    )
 
 
 def check_roots() -> None:

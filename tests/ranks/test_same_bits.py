@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import World
 
 import farandole as fd
 from farandole import _core
+from harness import World
 
 PLANNERS = ["direct", "binomial", "halving_doubling", "doubling"]
 WAYS = [(None, "caller"), (None, "ours"), (None, "mixed"), ("staged", "caller"), ("staged", "ours")]
@@ -97,7 +97,9 @@ def compare_small(seed: int, dtype: str) -> None:
     fd.init()
     count = 500 // np.dtype(BITS[dtype]).itemsize
     mine = heavy_tailed(seed, fd.rank(), count, dtype)
-    seen = {reduce_bits(mine, dtype, "caller", algorithm=a).tobytes() for a in ("lines", "one_shot")}
+    seen = {
+        reduce_bits(mine, dtype, "caller", algorithm=a).tobytes() for a in ("lines", "one_shot")
+    }
     seen.add(reduce_bits(mine, dtype, "mixed", algorithm="staged").tobytes())
     seen.add(reduce_bits(mine, dtype, "caller", op="sum", algorithm="direct").tobytes())
     assert len(seen) == 1

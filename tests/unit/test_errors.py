@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import FIELDS
 
 import farandole as fd
 from farandole import _core
+from harness import FIELDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 NAMES = list(_core.error_names)
@@ -67,5 +67,5 @@ def test_errors_can_be_pickled() -> None:
 def test_builtin_bases() -> None:
     assert issubclass(fd.InvalidArgument, ValueError)
     assert issubclass(fd.NotInitialized, ValueError)
-    with pytest.raises(ValueError, match="call farandole.init"):
+    with pytest.raises(ValueError, match=r"call farandole\.init"):
         fd.all_reduce(np.ones(2))

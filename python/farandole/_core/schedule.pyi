@@ -1,0 +1,37 @@
+"""Schedules as data, and their proofs."""
+
+from typing import Any
+
+def choose(
+    collective: str,
+    size: int,
+    count: int,
+    itemsize: int = 4,
+    level: str = "canonical",
+    lanes: int = 1,
+    segments: int = 2,
+) -> str: ...
+def plan(
+    collective: str,
+    name: str,
+    rank: int,
+    size: int,
+    count: int,
+    lanes: int = 1,
+    segments: int = 2,
+    root: int = 0,
+) -> list[Any]: ...
+def planners(
+    size: int = 8, count: int = 1048576, lanes: int = 1, segments: int = 2, itemsize: int = 4
+) -> list[Any]: ...
+def prove(
+    collective: str,
+    name: str,
+    size: int,
+    count: int,
+    lanes: int = 1,
+    segments: int = 2,
+    root: int = 0,
+    in_place: bool = False,
+) -> tuple[str, str]: ...
+def require(collective: str, name: str, size: int, count: int, level: str = "canonical") -> str: ...

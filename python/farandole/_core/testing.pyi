@@ -1,0 +1,75 @@
+"""What tests reach inside for: folds by instruction set, many proofs, faults on purpose."""
+
+from collections.abc import Sequence
+
+from typing_extensions import Buffer
+
+def cast(out_dtype: str, buffer: Buffer, in_dtype: str, isa: str | None = None) -> bytes: ...
+def flush_to_zero(on: bool) -> bool: ...
+def fold(
+    dtype: str,
+    op: str,
+    lower: Buffer,
+    upper: Buffer,
+    isa: str,
+    *,
+    out: str = "apart",
+    misaligned: int = 0,
+) -> bytes: ...
+def fold_canonical(
+    dtype: str,
+    op: str,
+    sources: Sequence[Buffer],
+    *,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    into: Sequence[int] = [],
+) -> bytes: ...
+def fold_step(
+    dtype: str,
+    op: str,
+    arrived: Buffer,
+    side: str,
+    arrived_is_leaf: bool,
+    held: Buffer,
+    held_is_leaf: bool,
+    finish: bool,
+    *,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    size: int = 2,
+) -> bytes: ...
+def mutate(
+    collective: str,
+    name: str,
+    size: int,
+    count: int,
+    mutation: str,
+    lanes: int = 1,
+    segments: int = 1,
+    root: int = 0,
+) -> tuple[int, list[str], list[str]]: ...
+def mutations() -> list[str]: ...
+def prove_all(
+    collective: str,
+    name: str,
+    sizes: Sequence[int],
+    counts: Sequence[int],
+    lanes: Sequence[int],
+    segments: Sequence[int],
+    all_roots: bool = False,
+) -> tuple[int, list[str]]: ...
+def scale(
+    dtype: str, buffer: Buffer, factor: float, divide: int = 1, isa: str | None = None
+) -> bytes: ...
+def store_step(
+    dtype: str,
+    op: str,
+    arrived: Buffer,
+    arrived_is_leaf: bool,
+    finish: bool,
+    *,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    size: int = 2,
+) -> bytes: ...
