@@ -417,7 +417,8 @@ void Stream::check_members(int r) {
       memory_.segment->page(world_rank).state.value.load(std::memory_order_acquire));
   const bool dead = (*around_.dead)[index];
   if (!dead && state != RankState::left) return;
-  if (!needs(r)) return;  // it did its share, and left between two looks (partner: Engine::leave)
+  // It did its share, and left between two looks (partner: Engine::leave).
+  if (r != memory_.rank && !needs(r)) return;
   Context where;
   where.rank = world_rank;
   where.host = peer.info.host;

@@ -112,7 +112,7 @@ SimWorld::SimWorld(uint64_t seed, int steps, int ranks) : random_(seed), size_(r
                                : Fate::bereaved;
   report_.fate = kFates[static_cast<size_t>(fate_)];
   by_memory_ = below(2) == 0;
-  strikes_at_ = below(static_cast<uint64_t>(steps) * static_cast<uint64_t>(ranks) * 20 + 1);
+  strikes_at_ = below(static_cast<uint64_t>(steps) * static_cast<uint64_t>(ranks) * 6 + 1);
   make_engines();
   make_groups();
   draw_operations(steps);

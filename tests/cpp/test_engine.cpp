@@ -36,18 +36,21 @@ Error verdict_of(const Handle& handle) {
 TEST(engine_that_ends_fails_what_is_in_flight_everywhere) {
   for (const ProgressMode mode : {ProgressMode::thread, ProgressMode::caller}) {
     std::atomic<int> completions{0};
+    std::barrier all_have_submitted(3);
     run_groups(3, mode, [&](const std::shared_ptr<Group>& group) {
-      Sum sum(group->rank(), 3, 50'000);
-      CHECK_EQUAL(error_of(group->submit(Collective::all_reduce, sum.buffer(), sum.buffer())), "");
-      if (group->rank() == 2) return;  // its engine ends; the others are in the next operation
-      auto next = std::make_shared<Sum>(group->rank(), 3, 50'000);
+      if (group->rank() == 2) {  // its engine ends; the others are in an operation
+        all_have_submitted.arrive_and_wait();
+        return;
+      }
+      auto sum = std::make_shared<Sum>(group->rank(), 3, 50'000);
       Options options;
-      options.keepalive = next;
+      options.keepalive = sum;
       options.completion = [&](const Error* error) {
         completions += error != nullptr && error->code() == ErrorCode::early_exit ? 1 : 1000;
       };
       const Handle handle =
-          group->submit(Collective::all_reduce, next->buffer(), next->buffer(), std::move(options));
+          group->submit(Collective::all_reduce, sum->buffer(), sum->buffer(), std::move(options));
+      all_have_submitted.arrive_and_wait();
       if (group->rank() == 1) return;  // and so does this one, with its operation in flight
       const Error verdict = verdict_of(handle);
       CHECK(verdict.code() == ErrorCode::early_exit);
