@@ -167,7 +167,8 @@ class Bar:
             print(f"\r\x1b[K{self._line}", end="", flush=True)
 
     def close(self) -> None:
-        print("" if self._terminal else self._line, flush=True)
+        if self._line:
+            print("" if self._terminal else self._line, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,79 @@
+"""The examples, and what the readme shows, run as they are told to."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(*command: str, ranks: int = 2) -> str:
+    """What the ranks print; fails with their output if any of them does."""
+    start = [sys.executable, "-m", "farandole", "run", "-np", str(ranks), "--no-prefix", "--"]
+    done = subprocess.run([*start, *command], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def code_of(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+def test_the_readme_s_ten_lines_print_what_the_readme_shows(tmp_path: Path) -> None:
+    program = tmp_path / "ten_lines.py"
+    program.write_text(code_of("README.md", "python")[0])
+    shown = re.findall(r"^\[\d\] (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert run(sys.executable, str(program)).splitlines() == shown
+
+
+def test_first_steps_all_reduce_runs(tmp_path: Path) -> None:
+    program = tmp_path / "first.py"
+    program.write_text(code_of("docs/start.md", "python")[0] + "print(total.tolist())\n")
+    assert run(sys.executable, str(program)).splitlines() == ["[2.0, 1.0]"] * 2
+
+
+def test_pages_link_to_pages_that_exist() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+    dead = [
+        f"{page.relative_to(ROOT)}: {target}"
+        for page in pages
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+        if not (page.parent / target).exists()
+    ]
+    assert not dead
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_pytorch_example_learns(ranks: int) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    output = run(sys.executable, str(ROOT / "examples/01_pytorch.py"), ranks=ranks)
+    accuracy = re.search(r"accuracy.*: ([\d.]+)", output)
+    assert accuracy is not None, output
+    assert float(accuracy[1]) > 0.9
+
+
+def test_digits_train_alike_under_farandole_run_and_torchrun_and_alone(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    program, python = str(ROOT / "examples/digits.py"), sys.executable
+    torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    curves = []
+    for name, start in {"two": [python], "torchrun": torchrun, "alone": [python]}.items():
+        result = tmp_path / f"{name}.json"
+        command = [*start, program, "--epochs", "1", "--json", str(result)]
+        if name == "two":
+            run(*command)
+        else:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+            assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        curves.append(json.loads(result.read_text())["losses"])
+    two, torchrun_curve, alone = curves
+    assert two == torchrun_curve, "the same ranks, the same bits"
+    assert two == pytest.approx(alone, rel=1e-4)
