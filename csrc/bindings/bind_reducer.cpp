@@ -34,11 +34,19 @@ py::list rows_of(const std::vector<Bucket>& buckets) {
   return list;
 }
 
-/// Calls `wait_until` as Python waits; TimeoutError when `timeout` passes.
+/// Calls `wait_until` as Python waits; TimeoutError when `timeout` passes. An interruption fails
+/// the group, as in every other wait.
 template <typename Wait>
-void wait_or_raise(Wait wait_until, const py::object& timeout) {
+void wait_or_raise(Reducer& reducer, Wait wait_until, const py::object& timeout) {
   refuse_in_child();
-  if (wait_from_python(wait_until, [] {}, deadline_from(timeout))) return;
+  const auto interrupted = [&] {
+    reducer.group().abort_interrupted();
+    try {
+      wait_until(Deadline::never());
+    } catch (const Error&) {  // NOLINT: the interruption itself
+    }
+  };
+  if (wait_from_python(wait_until, interrupted, deadline_from(timeout))) return;
   PyErr_SetString(PyExc_TimeoutError, "the gradients are not reduced yet");
   throw py::error_already_set();
 }
@@ -76,20 +84,30 @@ void bind_reducer(py::module_& module) {
             r.mark_ready(parameter, reinterpret_cast<const std::byte*>(gradient));
           },
           py::arg("parameter"), py::arg("gradient"))
-      .def("launch_rest", &Reducer::launch_rest, py::call_guard<py::gil_scoped_release>())
+      .def("launch_rest",
+           [](Reducer& r) {
+             refuse_in_child();
+             const py::gil_scoped_release unlocked;
+             r.launch_rest();
+           })
       .def(
           "wait",
           [](Reducer& r, const py::object& timeout) {
-            wait_or_raise([&](Deadline d) { return r.wait(d); }, timeout);
+            wait_or_raise(r, [&](Deadline d) { return r.wait(d); }, timeout);
           },
           py::arg("timeout") = py::none())
       .def(
           "drain",
           [](Reducer& r, const py::object& timeout) {
-            wait_or_raise([&](Deadline d) { return r.drain(d); }, timeout);
+            wait_or_raise(r, [&](Deadline d) { return r.drain(d); }, timeout);
           },
           py::arg("timeout") = py::none())
-      .def("abandon", &Reducer::abandon, py::call_guard<py::gil_scoped_release>())
+      .def("abandon",
+           [](Reducer& r) {
+             refuse_in_child();
+             const py::gil_scoped_release unlocked;
+             r.abandon();
+           })
       .def_property_readonly("step_open", &Reducer::step_open)
       .def("used", &Reducer::used, py::arg("parameter"))
       .def_property_readonly("blocked_seconds", &Reducer::blocked_seconds)

@@ -39,6 +39,7 @@ class Reducer {
           ReducerOptions options);
   ~Reducer();
 
+  Group& group() const { return *group_; }
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
   const std::shared_ptr<std::byte>& memory(size_t bucket) const { return memory_[bucket]; }

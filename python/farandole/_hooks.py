@@ -90,7 +90,7 @@ class GradientExchange(ABC):
     ) -> None:
         self.reducer = _core.Reducer(
             group,
-            [tuple(p) for p in parameters],
+            [(p.name, p.count, p.dtype) for p in parameters],
             op,
             prescale,
             postscale,

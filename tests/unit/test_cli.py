@@ -150,7 +150,9 @@ def test_plan_hands_its_arguments_over(
         return "the plan"
 
     monkeypatch.setitem(sys.modules, "farandole._plan", types.SimpleNamespace(render=render))  # type: ignore[arg-type]
-    assert cli.main(["plan", "all_reduce", "--algorithm", "ring", "--ranks", "3", "--count", "7"]) == 0
+    assert (
+        cli.main(["plan", "all_reduce", "--algorithm", "ring", "--ranks", "3", "--count", "7"]) == 0
+    )
     assert capsys.readouterr().out == "the plan\n"
     assert seen == {
         "collective": "all_reduce",

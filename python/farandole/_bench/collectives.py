@@ -48,7 +48,7 @@ COLLECTIVES = {
 }
 
 
-class _Half(_core.Buffer):  # type: ignore[misc]
+class _Half(_core.Buffer):
     """A bfloat16 buffer with a shape, which numpy has no dtype for."""
 
     def __init__(self, array: NDArray[np.uint16]) -> None:
