@@ -90,7 +90,7 @@ class GradientExchange(ABC):
     ) -> None:
         self.reducer = _core.Reducer(
             group,
-            [(p.name, p.count, p.dtype) for p in parameters],
+            [(name, count, dtype) for name, count, dtype in parameters],
             op,
             prescale,
             postscale,
