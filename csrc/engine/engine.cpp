@@ -87,6 +87,21 @@ std::shared_ptr<Stream> Engine::open_stream(const Membership& membership, std::s
           }};
 }
 
+std::shared_ptr<Lifeline> Engine::share_lifeline(FateCell& cell, uint64_t key, std::byte* owned,
+                                                 const std::vector<int>& members) {
+  ClosedPage page{key, owned, {}};
+  for (const int member : members)
+    if (member != host_.rank) page.readers.push_back({member, false});
+  return {new HostLifeline(cell), [page, closed = closed_, segment = host_.segment,
+                                   rank = host_.rank](HostLifeline* lifeline) {
+            delete lifeline;
+            if (in_child()) return;  // what it refers to belongs to the parent
+            segment->close(rank, page.key);
+            const std::lock_guard lock(closed->mutex);
+            closed->pages.push_back(page);
+          }};
+}
+
 /// Gives back the pages of closed streams that no peer will read again: it has closed the stream
 /// too, or left. A peer that has not opened it yet may still do so, and will find ours.
 void Engine::sweep() {

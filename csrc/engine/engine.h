@@ -53,6 +53,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::shared_ptr<Stream> open_stream(const Membership& membership, std::string label,
                                       uint64_t number);
 
+  /// The lifeline of a group whose members all know its cell under `key`. Once its group and
+  /// streams are gone on every member, the cell (`owned`, on the rank that made it) is given back.
+  std::shared_ptr<Lifeline> share_lifeline(FateCell& cell, uint64_t key, std::byte* owned,
+                                           const std::vector<int>& members);
+
   /// Any thread. With `caller_waits` nobody else is woken to drive.
   Handle submit(const std::shared_ptr<Stream>& stream, Operation operation,
                 bool caller_waits = false);

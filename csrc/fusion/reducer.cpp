@@ -59,7 +59,7 @@ Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> in_ready_o
       places_[static_cast<size_t>(item.parameter)] = {b, item.offset * size_of(buckets_[b].dtype)};
   }
   stream_ = group_->open_stream(options_.label);
-  used_.resize(parameters_.size() + static_cast<size_t>(group_->size()));
+  used_->resize(parameters_.size() + static_cast<size_t>(group_->size()));
   steps_ = TraceSteps(group_->engine()->trace(), options_.label, stream_->key());
   handles_.reserve(buckets_.size() + 1);
   reset();
@@ -166,9 +166,10 @@ void Reducer::launch(size_t b) {
 }
 
 void Reducer::launch_flags() {
-  const Buffer flags{reinterpret_cast<std::byte*>(used_.data()), used_.size(), DType::uint8};
+  const Buffer flags{reinterpret_cast<std::byte*>(used_->data()), used_->size(), DType::uint8};
   Options o;
   o.op = ReduceOp::max;
+  o.keepalive = used_;
   o.name = "used";
   handles_.push_back(
       group_->submit_to(stream_, Collective::all_reduce, flags, flags, std::move(o)));
@@ -180,7 +181,7 @@ void Reducer::launch_rest() {
   rest_launched_ = true;
   steps_.open();
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    used_[i] = marked_[i];
+    (*used_)[i] = marked_[i];
     if (marked_[i] != 0) continue;
     std::memset(address(static_cast<int>(i)), 0,
                 parameters_[i].count * size_of(parameters_[i].dtype));
@@ -213,7 +214,7 @@ bool Reducer::wait(Deadline until) {
   blocked_seconds_ += seconds(now() - begin);
   std::vector<int> quitters;
   for (int r = 0; r < group_->size(); ++r)
-    if (used_[parameters_.size() + static_cast<size_t>(r)] != 0)
+    if ((*used_)[parameters_.size() + static_cast<size_t>(r)] != 0)
       quitters.push_back(group_->members()[static_cast<size_t>(r)]);
   reset();
   if (first) throw Error(*first);
@@ -233,7 +234,7 @@ void Reducer::abandon() {
   {
     const std::lock_guard lock(mutex_);
     if (rest_launched_) return;  // too late to tell: the peers have this rank's gradients already
-    used_[parameters_.size() + static_cast<size_t>(group_->rank())] = 1;
+    (*used_)[parameters_.size() + static_cast<size_t>(group_->rank())] = 1;
   }
   launch_rest();
 }
@@ -253,7 +254,7 @@ void Reducer::reset() {
   marked_.assign(parameters_.size(), 0);
   missing_.assign(buckets_.size(), 0);
   for (size_t b = 0; b < buckets_.size(); ++b) missing_[b] = buckets_[b].items.size();
-  std::fill(used_.begin() + static_cast<std::ptrdiff_t>(parameters_.size()), used_.end(), 0);
+  std::fill(used_->begin() + static_cast<std::ptrdiff_t>(parameters_.size()), used_->end(), 0);
   marked_count_ = 0;
   launched_ = 0;
   rest_launched_ = false;

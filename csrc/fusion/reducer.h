@@ -68,7 +68,7 @@ class Reducer {
     return marked_count_ > 0 || rest_launched_;
   }
   /// After wait(): whether any rank used the parameter.
-  bool used(int parameter) const { return used_[static_cast<size_t>(parameter)] != 0; }
+  bool used(int parameter) const { return (*used_)[static_cast<size_t>(parameter)] != 0; }
   /// Seconds that wait() spent blocked, over all steps.
   double blocked_seconds() const { return blocked_seconds_; }
 
@@ -97,7 +97,8 @@ class Reducer {
   size_t marked_count_ = 0;
   size_t launched_ = 0;  // buckets
   bool rest_launched_ = false;
-  std::vector<uint8_t> used_;  // by parameter; then, by rank, who abandoned its backward
+  // By parameter; then, by rank, who abandoned its backward. Shared with the operation in flight.
+  std::shared_ptr<std::vector<uint8_t>> used_ = std::make_shared<std::vector<uint8_t>>();
   std::vector<Handle> handles_;
   double blocked_seconds_ = 0;
 };

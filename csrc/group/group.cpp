@@ -81,11 +81,14 @@ Group::Group(std::shared_ptr<Engine> engine, std::vector<int> members, uint64_t 
   const Host& host = engine_->host();
   const uint64_t fate_key = mix(key, kFateSalt);
   const int leader = members.front();
+  // The lowest member owns the cell; the others publish only that they may look at it.
+  std::byte* owned = nullptr;
   if (host.rank == leader) {
-    fate_page_ = engine_->arena()->allocate(sizeof(FateCell));
-    new (fate_page_) FateCell;
-    host.segment->publish(leader, fate_key, *host.segment->offset_of(fate_page_, 1));
+    owned = engine_->arena()->allocate(sizeof(FateCell));
+    new (owned) FateCell;
   }
+  host.segment->publish(host.rank, fate_key,
+                        owned != nullptr ? *host.segment->offset_of(owned, 1) : 0);
   auto* cell = std::launder(
       reinterpret_cast<FateCell*>(host.segment->at(await(*engine_, leader, fate_key, deadline))));
   membership_.key = key;
@@ -93,13 +96,10 @@ Group::Group(std::shared_ptr<Engine> engine, std::vector<int> members, uint64_t 
   membership_.rank = static_cast<int>(
       std::find(membership_.members.begin(), membership_.members.end(), host.rank) -
       membership_.members.begin());
-  membership_.lifeline = std::make_shared<HostLifeline>(*cell);
+  membership_.lifeline = engine_->share_lifeline(*cell, fate_key, owned, membership_.members);
   membership_.abort = &cell->state.value;
   program_order_ = engine_->open_stream(membership_, "", 0);
 }
-
-// The fate cell stays in the arena for as long as the engine: a slow member may still look at it.
-Group::~Group() = default;
 
 Operation Group::checked(Collective kind, Buffer input, Buffer output, Options o) const {
   const auto p = static_cast<size_t>(size());

@@ -34,7 +34,6 @@ class Group : public std::enable_shared_from_this<Group> {
   /// All ranks of the engine's host; blocks until rank 0 has made the group.
   static std::shared_ptr<Group> world(std::shared_ptr<Engine> engine, GroupDefaults defaults,
                                       Deadline deadline);
-  ~Group();
 
   int rank() const { return membership_.rank; }
   int size() const { return static_cast<int>(membership_.members.size()); }
@@ -76,7 +75,6 @@ class Group : public std::enable_shared_from_this<Group> {
   std::shared_ptr<Engine> engine_;
   GroupDefaults defaults_;
   Membership membership_;
-  std::byte* fate_page_ = nullptr;  // on the lowest member, which owns the cell
   std::shared_ptr<Stream> program_order_;
   std::atomic<bool> submitting_{false};
   uint64_t next_stream_ = 1;
