@@ -20,6 +20,8 @@ export PYTHONNOUSERSITE := 1
 unexport PYTHONPATH PYTHONHOME
 
 SOURCES := $(shell find csrc python -name __pycache__ -prune -o -print) CMakeLists.txt pyproject.toml README.md
+SANITIZED = PYTHONPATH=build/asan-package LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so)" \
+            ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 $(BIN)/python -m
 CPP      = $(shell git ls-files --cached --others --exclude-standard 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/cpp/*')
 
 .DEFAULT_GOAL := help
@@ -56,15 +58,14 @@ sanitize: $(STAMPS)/farandole  ## C++ tests under ASan+UBSan and TSan, then real
 	cmake --workflow --preset asan
 	cmake --workflow --preset tsan
 	cmake -S . -B build/asan-core -G Ninja -DFARANDOLE_SANITIZE=address,undefined \
-	  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
+	  -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O1 -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 	cmake --build build/asan-core
 	rm -rf build/asan-package && mkdir -p build/asan-package && cp -r python/farandole build/asan-package/
 	cp build/asan-core/_core*.so build/asan-package/farandole/
-	for collective in all_reduce reduce_scatter all_gather broadcast barrier; do \
-	  PYTHONPATH=build/asan-package LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so)" \
-	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
-	  $(BIN)/python -m farandole bench $$collective -np 3 --sizes 4,1K,1000K,4M --iterations 20 || exit 1; \
+	for collective in all_reduce reduce_scatter all_gather broadcast; do \
+	  $(SANITIZED) farandole bench $$collective -np 3 --sizes 4,1K,1000K,4M --iterations 20 || exit 1; \
 	done
+	$(SANITIZED) farandole bench all_reduce -np 3 --algorithm halving_doubling --sizes 4,1K,1000K --iterations 20
 
 bench: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/bench  ## collectives and training steps against their peers
 	@mkdir -p build/bench
