@@ -10,6 +10,7 @@
 namespace farandole {
 namespace {
 
+constexpr auto kTurn = std::chrono::microseconds(50);  // of communication in a gradient hook
 constexpr size_t kRowBytes = 256;  // what ranks show each other of a parameter, when plans differ
 
 std::string describe(const Parameter& p) {
@@ -143,9 +144,15 @@ void Reducer::mark_ready(int parameter, const std::byte* gradient) {
   std::byte* const here = address(parameter);
   if (gradient != here || options_.prescale != 1)
     scale(here, gradient, p.count, p.dtype, {options_.prescale, 1});
-  const std::lock_guard lock(mutex_);
-  --missing_[places_[i].bucket];
-  if (options_.overlap) launch_complete();
+  {
+    const std::lock_guard lock(mutex_);
+    --missing_[places_[i].bucket];
+    if (!options_.overlap) return;
+    launch_complete();
+    if (launched_ == 0) return;
+  }
+  // Without a core to spare nobody else brings the launched buckets on.
+  group_->engine()->driver().turn(kTurn);
 }
 
 void Reducer::launch_complete() {
