@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import time
+from bisect import bisect
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -78,6 +79,7 @@ def measure(output: Path) -> tuple[dict[str, Any], bool]:
     same, different = difference(one, two), difference(one, apart)
     accuracy = min(one.accuracy, two.accuracy)
     verdicts = [same <= SAME, different > SAME, accuracy >= ACCURATE]
+    hidden = hidden_share(json.loads(_trace.merge(trace).read_text())["traceEvents"])
     overlap = "-" if summary.overlap is None else f"{summary.overlap:.0%}"
     print(f"""
 loss curves of 1 rank and 2 ranks differ by at most {same:.1e}, relatively (limit {SAME:.0e}): \
@@ -88,10 +90,13 @@ accuracy on digits not seen in training: {one.accuracy:.3f}, {two.accuracy:.3f} 
 (at least {ACCURATE}): {word(verdicts[2], "good", "NOT GOOD ENOUGH")}
 step of {one.step_ms:.2f} ms on 1 rank, {two.step_ms:.2f} ms on 2 ranks, \
 {apart.step_ms:.2f} ms with communication off (medians, 64 digits a step)
-{overlap} of the gradients' time on their way was overlapped with computation""")
+{overlap} of the time from a bucket's launch to its end did not hold the program up;
+{hidden:.0%} of the time buckets were running lay within backward
+(with as many ranks as cores, buckets stand in line until backward ends)""")
     results = {
         "one": vars(one), "two": vars(two), "apart": vars(apart),
         "difference": same, "difference_apart": different, "overlap": summary.overlap,
+        "hidden": hidden,
         "bandwidth": json.loads(sweep.read_text()),
         "trace": str(_trace.merge(trace)),
     }  # fmt: skip
@@ -106,6 +111,27 @@ def word(good: bool, yes: str, no: str) -> str:
 def difference(a: Run, b: Run) -> float:
     """The largest relative difference between two loss curves."""
     return max(abs(x - y) / abs(x) for x, y in zip(a.losses, b.losses, strict=True))
+
+
+def hidden_share(events: list[dict[str, Any]]) -> float:
+    """How much of the time in which buckets were running lay outside of the final waits."""
+    streams = {e["args"]["stream"] for e in events if e.get("cat") == "step"}
+    running = hidden = 0.0
+    for rank in {e["pid"] for e in events}:
+        mine = [e for e in events if e["pid"] == rank and e["ph"] == "X"]
+        waits = sorted((e["ts"], e["ts"] + e["dur"]) for e in mine if e["cat"] == "final_wait")
+        begins = [begin for begin, _ in waits]
+        for phase in mine:
+            if phase["cat"] != "phase" or phase["name"] != "running":
+                continue
+            if phase["args"]["stream"] not in streams:
+                continue
+            begin, end = phase["ts"], phase["ts"] + phase["dur"]
+            near = waits[max(0, bisect(begins, begin) - 1) : bisect(begins, end)]
+            blocked = sum(max(0.0, min(end, e) - max(begin, b)) for b, e in near)
+            running += end - begin
+            hidden += end - begin - blocked
+    return hidden / running if running else 0.0
 
 
 # ---- running programs ----
