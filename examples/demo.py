@@ -92,7 +92,7 @@ step of {one.step_ms:.2f} ms on 1 rank, {two.step_ms:.2f} ms on 2 ranks, \
 {apart.step_ms:.2f} ms with communication off (medians, 64 digits a step)
 {overlap} of the time from a bucket's launch to its end did not hold the program up;
 {hidden:.0%} of the time buckets were running lay within backward
-(with as many ranks as cores, buckets stand in line until backward ends)""")
+(with as many ranks as cores, only the gradient hooks' turns bring them on before it ends)""")
     results = {
         "one": vars(one), "two": vars(two), "apart": vars(apart),
         "difference": same, "difference_apart": different, "overlap": summary.overlap,
