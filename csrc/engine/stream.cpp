@@ -4,7 +4,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <new>
 
 #include "base/fault.h"
@@ -15,17 +14,7 @@ namespace farandole {
 namespace {
 
 constexpr auto kInsidePatience = std::chrono::seconds(1);
-constexpr auto kReportPatience = std::chrono::seconds(1);      // its writer may have been killed
-constexpr auto kShortestPhase = std::chrono::microseconds(1);  // that a trace shows
-
-constexpr std::string_view kPhases[] = {"resting",    "opening",   "agreeing", "running",
-                                        "describing", "comparing", "leaving"};
-
-std::string seconds_text(Duration d) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f s", seconds(d));
-  return text;
-}
+constexpr auto kReportPatience = std::chrono::seconds(1);  // its writer may have been killed
 
 }  // namespace
 
@@ -242,57 +231,6 @@ void Stream::finish(std::optional<Error> error) {
   backend_ = nullptr;
 }
 
-// ---- what a trace shows ----
-
-void Stream::enter(Phase next) {
-  if (around_.trace != nullptr) [[unlikely]]
-    trace_phase(next);
-  phase_ = next;
-}
-
-void Stream::trace_phase(Phase next) {
-  const TimePoint when = now();
-  if (phase_ == Phase::resting) {
-    begun_ = when;
-  } else if (when - phase_begun_ >= kShortestPhase) {
-    TraceEvent event;
-    event.kind = TraceKind::phase;
-    event.track = track_;
-    event.sequence = sequence_;
-    event.begin = phase_begun_;
-    event.end = when;
-    event.label = kPhases[static_cast<size_t>(phase_)];
-    around_.trace->record(event);
-  }
-  phase_begun_ = when;
-  if (next == Phase::resting) trace_operation(when);
-}
-
-void Stream::trace_operation(TimePoint end) const {
-  const Request& request = *queue_.front();
-  const Operation& o = request.operation;
-  TraceEvent event;
-  event.kind = TraceKind::operation;
-  event.track = track_;
-  event.sequence = sequence_;
-  event.count = request.error ? 1 : 0;
-  event.begin = begun_;
-  event.end = end;
-  event.launched = request.submitted;
-  event.bytes = o.input.bytes();
-  event.label = name_of(o.kind);
-  copy_cut(last_path_, event.path);
-  copy_cut(o.name, event.name);
-  around_.trace->record(event);
-}
-
-std::string Stream::track_name() const {
-  if (!label_.empty()) return label_;
-  return membership_.members.size() == around_.host->peers.size()
-             ? "program order"
-             : "program order of ranks " + describe_ranks(membership_.members);
-}
-
 // ---- the ranks disagree: everybody shows what it has started, and the operation is refused ----
 
 Progress Stream::describe_mine() {
@@ -363,131 +301,6 @@ Progress Stream::leave() {
   if (!verdict || !others_are_out()) return Progress::idle;
   finish(std::move(verdict));
   return Progress::finished;
-}
-
-// ---- now and then ----
-
-bool Stream::needs(int r) const {
-  if (r == memory_.rank) return false;
-  const StreamPage* page = memory_.pages[static_cast<size_t>(r)];
-  return page == nullptr || !reached(page->completed, progress(sequence_, 0));
-}
-
-std::vector<int> Stream::waiting_for() const {
-  std::vector<int> late;
-  for (int r = 0; r < memory_.size(); ++r) {
-    const StreamPage* page = memory_.pages[static_cast<size_t>(r)];
-    const uint64_t posted = page ? page->entry.posted.load(std::memory_order_acquire) : 0;
-    if (page == nullptr ||
-        static_cast<int32_t>(static_cast<uint32_t>(posted >> 32) - sequence_) < 0)
-      late.push_back(r);
-  }
-  return late;
-}
-
-std::string Stream::title() const {
-  const Operation& o = operation();
-  std::string text = std::string(name_of(o.kind)) + " #" + std::to_string(sequence_);
-  if (!o.name.empty()) text += " '" + o.name + "'";
-  if (!label_.empty()) text += " of " + label_;
-  return text;
-}
-
-void Stream::look_around(TimePoint when) {
-  if (phase_ == Phase::resting || phase_ == Phase::leaving) return;
-  if (started_ == TimePoint{}) {
-    started_ = when;
-    next_warning_ = when + around_.warn_after;
-  }
-  for (int r = 0; r < memory_.size(); ++r)
-    if (needs(r) || r == memory_.rank) check_members(r);
-  if (operation().deadline.passed(when) && !membership_.lifeline->failed()) {
-    membership_.lifeline->report(stalled(when));
-  } else if (when >= next_warning_) {
-    warn(when);
-    next_warning_ = when + std::chrono::seconds(60);
-  }
-}
-
-void Stream::check_members(int r) {
-  const int world_rank = memory_.members[static_cast<size_t>(r)];
-  const auto index = static_cast<size_t>(world_rank);
-  const HostPeer& peer = around_.host->peers[index];
-  const auto state = static_cast<RankState>(
-      memory_.segment->page(world_rank).state.value.load(std::memory_order_acquire));
-  const bool dead = (*around_.dead)[index];
-  if (!dead && state != RankState::left) return;
-  // It did its share, and left between two looks (partner: Engine::leave).
-  if (r != memory_.rank && !needs(r)) return;
-  Context where;
-  where.rank = world_rank;
-  where.host = peer.info.host;
-  where.pid = peer.info.pid;
-  where.operation = title();
-  where.tensor = operation().name;
-  where.sequence = sequence_;
-  where.signal = dead ? (*around_.death_signals)[index] : 0;
-  const std::string name =
-      "rank " + std::to_string(world_rank) + " (pid " + std::to_string(peer.info.pid) + ")";
-  if (state == RankState::left) {
-    where.evidence = "it called shutdown() or ended; rank " + std::to_string(around_.host->rank) +
-                     " waits for it";
-    membership_.lifeline->report(
-        Error(ErrorCode::early_exit, name + " left before " + title(), std::move(where)));
-  } else {
-    where.evidence = "its process descriptor reports its end; seen by rank " +
-                     std::to_string(around_.host->rank);
-    membership_.lifeline->report(Error(ErrorCode::peer_lost,
-                                       name + " " + (*around_.deaths)[index] + " during " + title(),
-                                       std::move(where)));
-  }
-}
-
-void Stream::warn(TimePoint when) {
-  std::string text = title() + " has waited " + seconds_text(when - started_);
-  const std::vector<int> late = waiting_for();
-  text += late.empty() ? " for data" : " for ranks that have not submitted it:";
-  for (const int r : late) {
-    const int world_rank = memory_.members[static_cast<size_t>(r)];
-    const pid_t pid = around_.host->peers[static_cast<size_t>(world_rank)].info.pid;
-    text += " rank " + std::to_string(world_rank) + " (pid " + std::to_string(pid) + ", " +
-            process_state(pid) + ")";
-  }
-  log(LogLevel::warning, text);
-}
-
-Error Stream::stalled(TimePoint when) const {
-  const std::vector<int> late = waiting_for();
-  Context where;
-  where.operation = title();
-  where.tensor = operation().name;
-  where.sequence = sequence_;
-  std::vector<int> world;
-  std::string states;
-  for (const int r : late) {
-    world.push_back(memory_.members[static_cast<size_t>(r)]);
-    const pid_t pid = around_.host->peers[static_cast<size_t>(world.back())].info.pid;
-    states += (states.empty() ? "rank " : "; rank ") + std::to_string(world.back()) + " (pid " +
-              std::to_string(pid) + ") is " + process_state(pid);
-  }
-  if (!world.empty()) where.rank = world.front();
-  where.values = {{"missing", world}};
-  where.evidence = states.empty() ? "all ranks have submitted it, but data stopped moving" : states;
-  return Error(
-      ErrorCode::stalled,
-      title() + " was not complete after " + seconds_text(when - started_) +
-          (world.empty() ? std::string() : "; not submitted by ranks " + describe_ranks(world)),
-      std::move(where));
-}
-
-std::string Stream::describe() const {
-  std::string text = (label_.empty() ? std::string("program order") : label_) + ": " +
-                     std::string(kPhases[static_cast<size_t>(phase_)]);
-  if (phase_ == Phase::resting) return text;
-  text += " " + title();
-  const std::vector<int> late = waiting_for();
-  if (!late.empty()) text += ", waits for ranks " + describe_ranks(late);
-  return text;
 }
 
 }  // namespace farandole
