@@ -1,0 +1,47 @@
+"""Reads what `FARANDOLE_TRACE` wrote: puts the ranks' parts together, and sums up where time went.
+
+    parts.py    what a rank wrote; the newest run in a directory
+    merging.py  its parts as one file for Perfetto and Chrome
+    figures.py  where the time went, as numbers
+    text.py     the same as tables and JSON
+
+A part is `rank-N.jsonl`: one event of Chrome's trace format a line, the first of which says which
+run and rank it is of. Times are microseconds of the host's steady clock, which its ranks share.
+Needs neither numpy nor the native core.
+"""
+
+from __future__ import annotations
+
+from farandole._trace.figures import (
+    OperationSummary,
+    RankSummary,
+    Summary,
+    overlap_share,
+    summary,
+    union,
+)
+from farandole._trace.merging import merge, merge_if_complete
+from farandole._trace.parts import Header, Operation, Part, Run, TraceError, load, runs_in
+from farandole._trace.text import compare, render, summarize, to_json
+
+__all__ = [
+    "Header",
+    "Operation",
+    "OperationSummary",
+    "Part",
+    "RankSummary",
+    "Run",
+    "Summary",
+    "TraceError",
+    "compare",
+    "load",
+    "merge",
+    "merge_if_complete",
+    "overlap_share",
+    "render",
+    "runs_in",
+    "summarize",
+    "summary",
+    "to_json",
+    "union",
+]

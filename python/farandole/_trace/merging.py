@@ -1,0 +1,66 @@
+"""The parts of a run as one file that Perfetto and Chrome open."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from farandole._trace.parts import Header, TraceError, newest
+
+MERGED = "trace.json"
+
+
+def merge(directory: str | Path) -> Path:
+    """Puts the parts of the newest run into one file that Perfetto and Chrome open.
+
+    The rows of ranks that left no part (they were killed) say so.
+
+    Returns:
+        The file, ``trace.json`` in the directory, readable by this user alone.
+
+    Raises:
+        TraceError: the directory cannot be read or written, or holds no trace.
+    """
+    folder = Path(directory)
+    mine, missing, _ = newest(folder)
+    target, beside = folder / MERGED, folder / f".{MERGED}.{os.getpid()}"
+    try:
+        beside.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(beside, flags, 0o600), "wb") as file:
+            about = {"run": mine[0].run, "ranks": mine[0].size, "missing_ranks": missing}
+            head = {"displayTimeUnit": "ms", "otherData": about}
+            file.write(json.dumps(head).encode()[:-1] + b', "traceEvents": [\n')
+            file.write(b",\n".join(_lines(mine, missing)))
+            file.write(b"\n]}\n")
+        beside.rename(target)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise TraceError(f"{target} cannot be written: {error.strerror}") from error
+    return target
+
+
+def _lines(mine: Sequence[Header], missing: Iterable[int]) -> Iterator[bytes]:
+    """Lines are events already; nothing needs to be parsed."""
+    for header in mine:
+        with header.path.open("rb") as file:
+            for line in file:
+                yield line.rstrip(b"\n")
+    for rank in missing:
+        name = {"name": f"rank {rank} (left no trace)"}
+        event = {"ph": "M", "pid": rank, "name": "process_name", "args": name}
+        yield json.dumps(event).encode()
+
+
+def merge_if_complete(directory: str, size: int) -> None:
+    """Merges when all `size` ranks of the newest run have left their parts.
+
+    Every rank calls this after it has written its own; for the last one it is true.
+    """
+    mine, _, _ = newest(Path(directory))
+    if len(mine) == size:
+        merge(directory)

@@ -1,0 +1,188 @@
+"""Reading a part: which runs a directory holds, and the events of the newest one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Span = tuple[float, float]  # begin, end
+
+
+class TraceError(Exception):
+    """Why a directory cannot be read as a trace, in one line."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """The first line of a part."""
+
+    path: Path
+    run: str
+    rank: int
+    size: int
+    events: int
+    lost: int
+    complete_since: float  # whatever ended later is there
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One rank's share of an operation. `stream` and `sequence` are the same on all ranks."""
+
+    rank: int
+    stream: str
+    sequence: int
+    name: str
+    collective: str
+    path: str
+    bytes: int
+    launched: float
+    begin: float  # when its turn came in its stream
+    end: float
+    failed: bool
+
+
+@dataclass
+class Part:
+    """The events of one rank, by what they say."""
+
+    header: Header
+    operations: list[Operation] = field(default_factory=list)
+    steps: list[Span] = field(default_factory=list)
+    step_streams: set[str] = field(default_factory=set)  # where gradients are reduced
+    waits: dict[int, list[Span]] = field(default_factory=dict)  # of any kind, by thread
+    final_waits: dict[int, list[Span]] = field(default_factory=dict)
+    parked: list[Span] = field(default_factory=list)
+    spans: dict[str, list[Span]] = field(default_factory=dict)  # the program's own, by name
+
+
+@dataclass
+class Run:
+    """The parts of the newest run in a directory, by rank."""
+
+    directory: Path
+    parts: list[Part]
+    missing: list[int]
+    stale: list[Path]  # parts of older runs
+
+
+def headers(directory: Path) -> list[Header]:
+    """Of every part in the directory, the newest part first."""
+    try:
+        found = [p for p in directory.iterdir() if re.fullmatch(r"rank-\d+\.jsonl", p.name)]
+    except FileNotFoundError:
+        raise TraceError(f"there is no directory {directory}") from None
+    except OSError as error:
+        raise TraceError(f"{directory} cannot be read: {error.strerror}") from error
+    found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    return [_header(path) for path in found]
+
+
+def _header(path: Path) -> Header:
+    try:
+        with path.open("rb") as file:
+            says = json.loads(file.readline())["args"]
+        return Header(
+            path,
+            str(says["run"]),
+            int(says["rank"]),
+            int(says["size"]),
+            int(says["events"]),
+            int(says["lost"]),
+            float(says["complete_since"]),
+        )
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError):
+        raise TraceError(f"{path} is not part of a trace") from None
+
+
+def newest(directory: Path) -> tuple[list[Header], list[int], list[Path]]:
+    """The newest run's parts by rank, the ranks that left none, and the parts of older runs."""
+    found = headers(directory)
+    if not found:
+        raise TraceError(
+            f"{directory} holds no trace (rank-N.jsonl); "
+            f"run the job with FARANDOLE_TRACE={directory}"
+        )
+    mine = sorted((h for h in found if h.run == found[0].run), key=lambda h: h.rank)
+    missing = sorted(set(range(mine[0].size)) - {h.rank for h in mine})
+    return mine, missing, sorted(h.path for h in found if h.run != found[0].run)
+
+
+def runs_in(directory: Path) -> list[Path]:
+    """The directory itself; or its two subdirectories that hold traces where it holds none."""
+    if headers(directory):
+        return [directory]
+    found = sorted(p for p in directory.iterdir() if p.is_dir() and headers(p))
+    if len(found) > 2 or len(found) == 1:
+        names = ", ".join(map(str, found))
+        raise TraceError(f"{directory} holds no trace, but these do: {names}")
+    return found or [directory]
+
+
+def load(directory: Path) -> Run:
+    """Reads the newest run in a directory. What some rank has lost is left out of all of them."""
+    mine, missing, stale = newest(directory)
+    since = max(h.complete_since for h in mine)
+    return Run(directory, [_read(h, since) for h in mine], missing, stale)
+
+
+def _read(header: Header, since: float) -> Part:
+    part = Part(header)
+    for event in _events(header.path):
+        if event["ph"] != "X":
+            continue
+        begin = float(event["ts"])
+        end = begin + float(event["dur"])
+        if end <= since:
+            continue
+        _sort_in(part, event, (begin, end))
+    return part
+
+
+def _events(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                event = json.loads(line)
+            except ValueError:
+                raise TraceError(f"{path}, line {number} is not an event") from None
+            if not isinstance(event, dict):
+                raise TraceError(f"{path}, line {number} is not an event")
+            yield event
+
+
+def _sort_in(part: Part, event: dict[str, Any], span: Span) -> None:
+    kind, says = event["cat"], event.get("args", {})
+    if kind == "operation":
+        part.operations.append(
+            Operation(
+                rank=part.header.rank,
+                stream=says["stream"],
+                sequence=says["sequence"],
+                name=event["name"],
+                collective=says["collective"],
+                path=says["path"],
+                bytes=says["bytes"],
+                launched=float(says["launched"]),
+                begin=span[0],
+                end=span[1],
+                failed=says.get("failed", False),
+            )
+        )
+    elif kind == "step":
+        part.steps.append(span)
+        part.step_streams.add(says["stream"])
+    elif kind in ("wait", "final_wait"):
+        part.waits.setdefault(event["tid"], []).append(span)
+        if kind == "final_wait":
+            part.final_waits.setdefault(event["tid"], []).append(span)
+    elif kind == "parked":
+        part.parked.append(span)
+    elif kind == "user":
+        part.spans.setdefault(event["name"], []).append(span)

@@ -1,0 +1,186 @@
+"""Summaries as people and programs read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from farandole._trace.figures import Summary, summary
+
+
+def summarize(directory: str | Path) -> str:
+    """Where the time of the newest run in a directory went, for people.
+
+    Raises:
+        TraceError: the directory cannot be read or holds no trace.
+    """
+    return render(summary(directory))
+
+
+def render(found: Summary) -> str:
+    """A summary as text."""
+    return "\n".join([_title(found), *_notes(found), "", *_tables(found)])
+
+
+def to_json(found: Sequence[Summary]) -> str:
+    """One summary as a JSON object, several as a list of them."""
+    values = [asdict(summary) for summary in found]
+    return json.dumps(values[0] if len(values) == 1 else values, indent=2)
+
+
+def compare(first: Summary, second: Summary) -> str:
+    """Two runs side by side, such as one with overlap and one without."""
+    rows = []
+    for name, show, values in _measures(first, second):
+        before, after = values
+        change = f"{after / before - 1:+.0%}" if before and after is not None else "-"
+        rows.append((name, show(before), show(after), change))
+    names = _short_names(first.directory, second.directory)
+    notes = [f"{s.directory}: {n}" for s in (first, second) for n in _notes(s)]
+    return "\n".join([*notes, _table("two runs", ("", *names, "change"), rows)])
+
+
+def _measures(first: Summary, second: Summary) -> Iterator[tuple[str, Any, tuple[Any, Any]]]:
+    def both(name: str) -> tuple[Any, Any]:
+        return getattr(first, name), getattr(second, name)
+
+    yield "ranks", _count, both("ranks")
+    yield "steps", _count, both("steps")
+    yield "step, median", _time, both("step_median")
+    yield "blocked in the final wait, per step", _time, both("final_wait_per_step")
+    yield "gradients on their way, per step", _time, both("communicating_per_step")
+    yield "overlap", _share, both("overlap")
+    for name in ("other_waits", "reduced_bytes", "late_by_total"):
+        sums = tuple(sum(getattr(r, name) for r in s.by_rank) for s in (first, second))
+        show = _bytes if name == "reduced_bytes" else _time
+        yield name.replace("_", " ") + ", all ranks", show, (sums[0], sums[1])
+
+
+def _title(found: Summary) -> str:
+    ranks = f"{found.directory}: {_number(found.ranks, 'rank')}"
+    if not found.steps:
+        return f"{ranks}, no training steps"
+    return (
+        f"{ranks}, {_number(found.steps, 'step')} of "
+        f"{_time(found.step_median)} (median); {_share(found.overlap)} of the gradients' time on "
+        f"their way was overlapped with computation"
+    )
+
+
+def _notes(found: Summary) -> list[str]:
+    notes = []
+    if found.missing_ranks:
+        ranks = ", ".join(map(str, found.missing_ranks))
+        notes.append(f"note: nothing of rank {ranks}: killed, still running, or not traced")
+    if found.lost_events:
+        notes.append(
+            f"note: {found.lost_events} older events were overwritten; this is about the time "
+            "after them"
+        )
+    if found.stale_parts:
+        notes.append(f"note: parts of older runs are left out: {', '.join(found.stale_parts)}")
+    return notes
+
+
+def _tables(found: Summary) -> Iterator[str]:
+    columns = (
+        "rank", "steps", "step", "final wait", "on their way", "overlap", "other waits",
+        "operations", "reduced",
+    )  # fmt: skip
+    yield _table(
+        "where the time went (step: median; times: sums over all steps)",
+        columns,
+        [
+            (
+                str(r.rank),
+                str(r.steps),
+                _time(r.step_median),
+                _time(r.final_wait),
+                _time(r.communicating),
+                _share(r.overlap),
+                _time(r.other_waits),
+                str(r.operations)
+                + (f" ({r.failed_operations} failed)" * bool(r.failed_operations)),
+                _bytes(r.reduced_bytes),
+            )
+            for r in found.by_rank
+        ],
+    )
+    if found.compared_operations:
+        yield _table(
+            f"who is late (of {found.compared_operations} operations; how long all others waited)",
+            ("rank", "last to arrive", "share", "late by (median)", "late by (sum)"),
+            [
+                (
+                    str(r.rank),
+                    str(r.last_to_arrive),
+                    _share(r.last_to_arrive / found.compared_operations),
+                    _time(r.late_by_median),
+                    _time(r.late_by_total),
+                )
+                for r in found.by_rank
+            ],
+        )
+        yield _table(
+            "slowest operations (first rank in to last rank out)",
+            ("operation", "bytes", "path", "took", "waited for the last rank"),
+            [
+                (
+                    f"{o.collective} #{o.sequence}" + (f" '{o.name}'" * (o.name != o.collective)),
+                    _bytes(o.bytes),
+                    o.path,
+                    _time(o.took),
+                    f"{_time(o.waited)} (rank {o.last_rank})",
+                )
+                for o in found.slowest
+            ],
+        )
+    if found.spans:
+        rows = [(name, _time(time)) for name, time in found.spans.items()]
+        yield _table("spans of the program", ("name", "median"), rows)
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    from farandole.cli._terminal import plain_table
+
+    return plain_table(title, columns, rows)
+
+
+def _short_names(first: str, second: str) -> tuple[str, str]:
+    """The last parts of two paths, unless they are the same."""
+    names = Path(first).name, Path(second).name
+    return names if all(names) and names[0] != names[1] else (first, second)
+
+
+def _number(count: int, thing: str) -> str:
+    return f"{count} {thing}" + "s" * (count != 1)
+
+
+def _count(value: int) -> str:
+    return str(value)
+
+
+def _time(microseconds: float | None) -> str:
+    if microseconds is None:
+        return "-"
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if microseconds >= size:
+            value = microseconds / size
+            return f"{value:.0f} {unit}" if value >= 1000 else f"{value:.3g} {unit}"
+    return f"{microseconds:.3g} µs"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def _bytes(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
