@@ -142,7 +142,8 @@ TEST(engine_opens_and_closes_more_streams_than_its_directory_has_places) {
   run_groups(2, ProgressMode::caller, [&](const std::shared_ptr<Group>& group) {
     for (size_t i = 0; i < kDirectoryEntries + 100; ++i) {
       const auto stream = group->open_stream("");
-      if (i % 100 != 0) continue;
+      // Ranks meet often enough that the pages one is ahead by fit into its small arena.
+      if (i % 20 != 0) continue;
       Sum sum(group->rank(), 2, 10);
       CHECK_EQUAL(error_of(group->submit_to(stream, Collective::all_reduce, sum.buffer(),
                                             sum.buffer(), {}, true)),
