@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,15 @@ import harness
 from harness import Nursery, World
 
 ROOT = Path(__file__).parent.parent
+
+
+def pytest_configure() -> None:
+    """Signals that our own start ignores (a background job's SIGINT) would be ignored by every
+    process a test starts, and some tests are about them."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, default)
 
 
 @pytest.fixture(scope="session")
