@@ -21,15 +21,6 @@ from harness import Nursery, World
 ROOT = Path(__file__).parent.parent
 
 
-def pytest_configure() -> None:
-    """Signals that our own start ignores (a background job's SIGINT) would be ignored by every
-    process a test starts, and some tests are about them."""
-    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
-        if signal.getsignal(number) is signal.SIG_IGN:
-            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-            signal.signal(number, default)
-
-
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[Nursery]:
     nursery = Nursery()
@@ -134,6 +125,12 @@ def check_health() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Signals that our own start ignores (a background job's SIGINT) would be ignored by every
+    # process a test starts, and some tests are about them.
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, default)
     # Whoever runs the tests from within a job does not mean that job.
     for name in [n for n in os.environ if harness._is_ours(n)]:
         del os.environ[name]
