@@ -4,8 +4,10 @@
 #include <pybind11/pybind11.h>
 
 #include <chrono>
+#include <exception>
 
 #include "base/clock.h"
+#include "base/error.h"
 
 namespace farandole {
 
@@ -13,24 +15,33 @@ namespace py = pybind11;
 
 /// Calls `wait_until(deadline)` (true: complete) in slices without the GIL until it is complete or
 /// `deadline` passes. A signal handler that raises (Ctrl-C) runs `interrupted` first.
+///
+/// Signals are heard before an error is raised: Ctrl-C reaches all ranks, and one left pending
+/// while another rank's report arrives would strike in the display of that error.
 template <typename Wait, typename Interrupted>
 bool wait_from_python(Wait wait_until, Interrupted interrupted, Deadline deadline) {
   for (;;) {
     const Deadline slice{std::min(deadline.at, now() + std::chrono::milliseconds(100))};
     bool complete = false;
+    std::exception_ptr failure;
     {
       const py::gil_scoped_release unlocked;
-      complete = wait_until(slice);
+      try {
+        complete = wait_until(slice);
+      } catch (const Error&) {
+        failure = std::current_exception();
+      }
     }
     if (complete) return true;
     if (PyErr_CheckSignals() != 0) {
       py::error_already_set error;  // takes the pending exception
-      {
+      if (!failure) {               // else nothing is under way any more
         const py::gil_scoped_release unlocked;
         interrupted();
       }
       throw error;
     }
+    if (failure) std::rethrow_exception(failure);
     if (deadline.passed(now())) return false;
   }
 }

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -409,6 +412,41 @@ def test_an_interrupt_ends_every_kind_of_wait(spawn: Spawn, kind: str) -> None:
         assert o.rank == 1
         assert "KeyboardInterrupt" in o.verdict
     assert max(here.ended, there.ended) - when < 0.1 + PROMPT
+
+
+ENDED_BY_CTRL_C = """
+import farandole as fd, numpy as np, signal
+fd.init()
+fd.barrier()
+if fd.rank() == 0:
+    print("waits", flush=True)
+    fd.barrier()
+signal.pause()
+"""
+
+
+def test_an_interrupt_of_all_ranks_is_an_interrupt_on_each(tmp_path: Path) -> None:
+    """The report of the first to end must not come before the signal on the one that waits."""
+    job = subprocess.Popen(
+        [sys.executable, "-m", "farandole", "run", "-np", "2", "--",
+         sys.executable, "-c", ENDED_BY_CTRL_C],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    try:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "[0] waits\n"
+        job.send_signal(signal.SIGINT)
+        _, errors = job.communicate(timeout=harness.LIMIT)
+    finally:
+        job.kill()
+        job.wait()
+    for rank in range(2):
+        assert f"[{rank}] KeyboardInterrupt" in errors
+    assert "lost sys.stderr" not in errors
+    assert job.returncode == 130
 
 
 def sleeps(pid: int) -> bool:
