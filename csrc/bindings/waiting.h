@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <exception>
+#include <string>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -46,8 +47,15 @@ bool wait_from_python(Wait wait_until, Interrupted interrupted, Deadline deadlin
   }
 }
 
+/// The deadline that a `timeout` argument means; None never comes.
 inline Deadline deadline_from(const py::object& timeout) {
-  return timeout.is_none() ? Deadline::never() : Deadline::after_seconds(timeout.cast<double>());
+  if (timeout.is_none()) return Deadline::never();
+  const double seconds = PyFloat_AsDouble(timeout.ptr());
+  PyErr_Clear();  // what is no number came back as -1
+  if (!(seconds >= 0))
+    throw Error(ErrorCode::invalid_argument, "timeout=" + std::string(py::repr(timeout)) +
+                                                 " is not a number of seconds of at least 0");
+  return Deadline::after_seconds(seconds);
 }
 
 }  // namespace farandole

@@ -146,8 +146,9 @@ Operation Group::checked(Collective kind, Buffer input, Buffer output, Options o
   operation.name = std::move(o.name);
   operation.algorithm = o.algorithm.empty() ? defaults_.algorithm : std::move(o.algorithm);
   operation.level = o.level.value_or(defaults_.level);
-  operation.deadline = o.deadline;
-  if (o.deadline.at == TimePoint::max() && defaults_.timeout > Duration::zero())
+  if (o.deadline)
+    operation.deadline = *o.deadline;
+  else if (defaults_.timeout > Duration::zero())
     operation.deadline = Deadline::after(defaults_.timeout);
   operation.keepalive = std::move(o.keepalive);
   operation.completion = std::move(o.completion);

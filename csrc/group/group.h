@@ -18,7 +18,7 @@ struct Options {
   std::string name;
   std::string algorithm;
   std::optional<Determinism> level;  // default: the group's
-  Deadline deadline;                 // default: the group's timeout from now
+  std::optional<Deadline> deadline;  // default: the group's timeout from now
   std::shared_ptr<const void> keepalive;
   Completion completion;
 };
