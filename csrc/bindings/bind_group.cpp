@@ -54,12 +54,6 @@ Duration to_duration(double seconds) {
       std::chrono::duration<double>(std::min(seconds, 3.2e9)));
 }
 
-/// For native code that waits without Python's lock: throws what a signal handler raised.
-void look_for_signals() {
-  const py::gil_scoped_acquire locked;
-  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-}
-
 /// An operation's own deadline; none is the group's.
 std::optional<Deadline> own_deadline(const py::object& timeout) {
   if (timeout.is_none()) return std::nullopt;

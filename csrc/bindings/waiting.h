@@ -14,6 +14,12 @@ namespace farandole {
 
 namespace py = pybind11;
 
+/// For native code that waits without Python's lock: throws what a signal handler raised.
+inline void look_for_signals() {
+  const py::gil_scoped_acquire locked;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
 /// Calls `wait_until(deadline)` (true: complete) in slices without the GIL until it is complete or
 /// `deadline` passes. A signal handler that raises (Ctrl-C) runs `interrupted` first.
 ///

@@ -17,6 +17,7 @@ import pytest
 
 import farandole as fd
 import harness
+from farandole import _core
 from harness import Outcome, World
 
 PROMPT = 0.25  # seconds from a death to every survivor's error; 50 ms on an idle machine
@@ -376,10 +377,13 @@ def test_abort_reaches_everybody(spawn: Spawn) -> None:
 # ---- Ctrl-C ----
 
 
+INTERRUPTED = ["all_reduce", "handle", "barrier", "split", "reducer"]
+
+
 def interrupted(kind: str) -> None:
     fd.init(timeout=20)
     fd.barrier()
-    if fd.rank() == 1 or kind in ("all_reduce", "handle", "barrier", "split"):
+    if fd.rank() == 1 or kind in INTERRUPTED:
         harness.tell("there")
     if fd.rank() == 0:  # is waited for
         harness.listen()
@@ -392,11 +396,13 @@ def interrupted(kind: str) -> None:
         fd.all_reduce(np.ones(100_000), async_op=True).wait(timeout=20)
     elif kind == "barrier":
         fd.barrier()
-    else:
+    elif kind == "split":
         fd.split(0)
+    else:
+        _core.Reducer(fd.world(), [("w", 5, "float32")], "mean", 1.0, 1.0, 0, 0)
 
 
-@pytest.mark.parametrize("kind", ["all_reduce", "handle", "barrier", "split"])
+@pytest.mark.parametrize("kind", INTERRUPTED)
 def test_an_interrupt_ends_every_kind_of_wait(spawn: Spawn, kind: str) -> None:
     world = spawn(3)
     world.start(interrupted, kind)
