@@ -104,7 +104,8 @@ const std::vector<Variable>& variables() {
            "canonical: the same bits for any number of ranks and algorithm; fast: any order",
            {"canonical", "fast"}),
       text("FARANDOLE_ALGORITHM", &Config::algorithm,
-           "forces a path or planner by name (see `farandole plan`); empty: chosen by size"),
+           "forces a path (lines, one_shot, window, staged) or planner by name; empty: chosen by "
+           "size"),
       text("FARANDOLE_LOG", &Config::log_level, "how much goes to stderr",
            {"error", "warning", "info", "debug"}),
       text("FARANDOLE_TRACE", &Config::trace,

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
 #include <string>
 
@@ -55,17 +54,17 @@ Duration to_duration(double seconds) {
       std::chrono::duration<double>(std::min(seconds, 3.2e9)));
 }
 
-/// For native code that waits without Python's lock: throws what a signal handler raised.
-void look_for_signals() {
-  const py::gil_scoped_acquire locked;
-  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+/// An operation's own deadline; none is the group's.
+std::optional<Deadline> own_deadline(const py::object& timeout) {
+  if (timeout.is_none()) return std::nullopt;
+  return deadline_from(timeout);
 }
 
-Deadline checked_deadline(const py::object& timeout) {
-  if (timeout.is_none()) return Deadline::never();
-  const double seconds = timeout.cast<double>();
-  if (std::isnan(seconds)) throw Error(ErrorCode::invalid_argument, "timeout is not a number");
-  return Deadline::after_seconds(seconds);
+std::string text_from(const py::object& given, const std::string& argument) {
+  if (!py::isinstance<py::str>(given))
+    throw Error(ErrorCode::invalid_argument,
+                argument + "=" + std::string(py::repr(given)) + " is not a string");
+  return given.cast<std::string>();
 }
 
 EngineOptions engine_options(const Config& config) {
@@ -131,7 +130,7 @@ struct PyHandle {
 
   py::object wait(const py::object& timeout) {
     refuse_in_child();
-    const bool complete = wait_for(group, handle, checked_deadline(timeout));
+    const bool complete = wait_for(group, handle, deadline_from(timeout));
     if (!complete) {
       PyErr_SetString(PyExc_TimeoutError,
                       "the operation is not complete yet; it goes on, and can be waited for again");
@@ -157,10 +156,10 @@ Call prepare(const py::object& input, const py::object& output, const std::strin
   call.options.prescale = prescale;
   call.options.postscale = postscale;
   call.options.root = root;
-  if (!name.is_none()) call.options.name = name.cast<std::string>();
-  if (!algorithm.is_none()) call.options.algorithm = algorithm.cast<std::string>();
-  if (!level.is_none()) call.options.level = level_from(level.cast<std::string>());
-  call.options.deadline = checked_deadline(timeout);
+  if (!name.is_none()) call.options.name = text_from(name, "name");
+  if (!algorithm.is_none()) call.options.algorithm = text_from(algorithm, "algorithm");
+  if (!level.is_none()) call.options.level = level_from(text_from(level, "level"));
+  call.options.deadline = own_deadline(timeout);
   return call;
 }
 
@@ -237,8 +236,8 @@ void bind_group(py::module_& module) {
              const py::object& timeout) {
             refuse_in_child();
             Options options;
-            if (!name.is_none()) options.name = name.cast<std::string>();
-            options.deadline = checked_deadline(timeout);
+            if (!name.is_none()) options.name = text_from(name, "name");
+            options.deadline = own_deadline(timeout);
             wait_for(group, group->submit(Collective::barrier, {}, {}, std::move(options), true));
           },
           py::arg("name") = py::none(), py::arg("timeout") = py::none())

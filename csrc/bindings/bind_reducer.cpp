@@ -71,7 +71,8 @@ void bind_reducer(py::module_& module) {
              options.label = label;
              std::vector<Parameter> parameters = parameters_from(rows);
              const py::gil_scoped_release unlocked;
-             return std::make_shared<Reducer>(std::move(group), std::move(parameters), options);
+             return std::make_shared<Reducer>(std::move(group), std::move(parameters), options,
+                                              look_for_signals);
            }),
            py::arg("group"), py::arg("parameters"), py::arg("op") = "mean",
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("bucket_bytes"),

@@ -4,39 +4,64 @@
 #include <pybind11/pybind11.h>
 
 #include <chrono>
+#include <exception>
+#include <string>
 
 #include "base/clock.h"
+#include "base/error.h"
 
 namespace farandole {
 
 namespace py = pybind11;
 
+/// For native code that waits without Python's lock: throws what a signal handler raised.
+inline void look_for_signals() {
+  const py::gil_scoped_acquire locked;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
 /// Calls `wait_until(deadline)` (true: complete) in slices without the GIL until it is complete or
 /// `deadline` passes. A signal handler that raises (Ctrl-C) runs `interrupted` first.
+///
+/// Signals are heard before an error is raised: Ctrl-C reaches all ranks, and one left pending
+/// while another rank's report arrives would strike in the display of that error.
 template <typename Wait, typename Interrupted>
 bool wait_from_python(Wait wait_until, Interrupted interrupted, Deadline deadline) {
   for (;;) {
     const Deadline slice{std::min(deadline.at, now() + std::chrono::milliseconds(100))};
     bool complete = false;
+    std::exception_ptr failure;
     {
       const py::gil_scoped_release unlocked;
-      complete = wait_until(slice);
+      try {
+        complete = wait_until(slice);
+      } catch (const Error&) {
+        failure = std::current_exception();
+      }
     }
     if (complete) return true;
     if (PyErr_CheckSignals() != 0) {
       py::error_already_set error;  // takes the pending exception
-      {
+      if (!failure) {               // else nothing is under way any more
         const py::gil_scoped_release unlocked;
         interrupted();
       }
       throw error;
     }
+    if (failure) std::rethrow_exception(failure);
     if (deadline.passed(now())) return false;
   }
 }
 
+/// The deadline that a `timeout` argument means; None never comes.
 inline Deadline deadline_from(const py::object& timeout) {
-  return timeout.is_none() ? Deadline::never() : Deadline::after_seconds(timeout.cast<double>());
+  if (timeout.is_none()) return Deadline::never();
+  const double seconds = PyFloat_AsDouble(timeout.ptr());
+  PyErr_Clear();  // what is no number came back as -1
+  if (!(seconds >= 0))
+    throw Error(ErrorCode::invalid_argument, "timeout=" + std::string(py::repr(timeout)) +
+                                                 " is not a number of seconds of at least 0");
+  return Deadline::after_seconds(seconds);
 }
 
 }  // namespace farandole

@@ -3,7 +3,7 @@
 //
 // It writes into memory of other ranks, so every piece goes through the ownership protocol: say
 // `inside`, look at the abort word, write, leave. A rank that aborts takes its memory back only
-// when nobody is inside any more (Stream::fail).
+// when nobody is inside any more (Stream::others_are_out).
 #include <algorithm>
 
 #include "base/fault.h"

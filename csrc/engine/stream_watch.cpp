@@ -131,8 +131,13 @@ Error Stream::stalled(TimePoint when) const {
   return Error(
       ErrorCode::stalled,
       title() + " was not complete after " + seconds_text(when - started_) +
-          (world.empty() ? std::string() : "; not submitted by ranks " + describe_ranks(world)),
-      std::move(where));
+          (world.empty()       ? std::string()
+           : world.size() == 1 ? "; not submitted by rank " + describe_ranks(world)
+                               : "; not submitted by ranks " + describe_ranks(world)),
+      std::move(where),
+      world.empty()
+          ? "look at what the ranks are doing, or allow more time by timeout= or FARANDOLE_TIMEOUT"
+          : "");
 }
 
 std::string Stream::describe() const {

@@ -26,23 +26,22 @@ std::string describe(const ReducerOptions& o) {
 }
 
 /// Every rank's bytes, in rank order.
-std::vector<std::byte> gather(Group& group, const std::string& name, const void* mine,
-                              size_t bytes) {
+std::vector<std::byte> gather(Group& group, const std::string& name, const void* mine, size_t bytes,
+                              const std::function<void()>& interrupted) {
   std::vector<std::byte> all(bytes * static_cast<size_t>(group.size()));
   Options o;
   o.name = name;
   auto* in = const_cast<std::byte*>(static_cast<const std::byte*>(mine));
-  group
-      .submit(Collective::all_gather, {in, bytes, DType::uint8},
-              {all.data(), all.size(), DType::uint8}, o, true)
-      .wait();
+  group.wait_for(group.submit(Collective::all_gather, {in, bytes, DType::uint8},
+                              {all.data(), all.size(), DType::uint8}, o, true),
+                 interrupted);
   return all;
 }
 
 }  // namespace
 
 Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> in_ready_order,
-                 ReducerOptions options)
+                 ReducerOptions options, const std::function<void()>& interrupted)
     : group_(std::move(group)),
       options_(std::move(options)),
       parameters_(std::move(in_ready_order)),
@@ -53,7 +52,7 @@ Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> in_ready_o
       throw Error(ErrorCode::invalid_argument, std::string(name_of(options_.op)) +
                                                    " has no meaning on parameter '" + p.name +
                                                    "' of dtype " + std::string(name_of(p.dtype)));
-  compare_with_peers();
+  compare_with_peers(interrupted);
   for (size_t b = 0; b < buckets_.size(); ++b) {
     memory_.push_back(group_->allocate(buckets_[b].bytes()));
     for (const Placement& item : buckets_[b].items)
@@ -74,11 +73,11 @@ Reducer::~Reducer() {
   }
 }
 
-void Reducer::compare_with_peers() {
+void Reducer::compare_with_peers(const std::function<void()>& interrupted) {
   const uint64_t mine[] = {fingerprint(parameters_, buckets_), parameters_.size()};
-  const auto all = gather(*group_, "plan of " + options_.label, mine, sizeof mine);
+  const auto all = gather(*group_, "plan of " + options_.label, mine, sizeof mine, interrupted);
   agree("reduction", describe(options_), "ranks reduce " + options_.label + " differently",
-        "give every rank the same options and the same FARANDOLE_BUCKET_BYTES");
+        "give every rank the same options and the same FARANDOLE_BUCKET_BYTES", interrupted);
   bool same = true;
   uint64_t longest = 0;
   for (size_t at = 0; at < all.size(); at += sizeof mine) {
@@ -92,15 +91,16 @@ void Reducer::compare_with_peers() {
     agree("parameter " + std::to_string(i),
           i < parameters_.size() ? describe(parameters_[i]) : "no parameter",
           "ranks train different models: parameter " + std::to_string(i) + " (in ready order)",
-          "build the same model, with the same trainable parameters, on every rank");
+          "build the same model, with the same trainable parameters, on every rank", interrupted);
 }
 
 /// Throws Error(mismatch) on every rank unless all ranks gave the same text.
 void Reducer::agree(const std::string& field, const std::string& text, const std::string& verdict,
-                    const std::string& advice) {
+                    const std::string& advice, const std::function<void()>& interrupted) {
   std::vector<char> mine(kRowBytes);
   std::memcpy(mine.data(), text.data(), std::min(text.size(), kRowBytes - 1));
-  const auto rows = gather(*group_, field + " of " + options_.label, mine.data(), kRowBytes);
+  const auto rows =
+      gather(*group_, field + " of " + options_.label, mine.data(), kRowBytes, interrupted);
   Context where;
   for (int r = 0; r < group_->size(); ++r) {
     const std::string theirs =

@@ -6,6 +6,7 @@
 // agrees on which parameters were used by any rank.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -34,9 +35,10 @@ class Reducer {
   };
 
   /// Compares options and plan with all ranks'; throws Error(mismatch) on every rank, naming the
-  /// first thing that differs. The group lives on.
-  Reducer(std::shared_ptr<Group> group, std::vector<Parameter> in_ready_order,
-          ReducerOptions options);
+  /// first thing that differs. The group lives on. `interrupted` is that of Group::wait_for.
+  Reducer(
+      std::shared_ptr<Group> group, std::vector<Parameter> in_ready_order, ReducerOptions options,
+      const std::function<void()>& interrupted = [] {});
   ~Reducer();
 
   Group& group() const { return *group_; }
@@ -73,9 +75,9 @@ class Reducer {
   double blocked_seconds() const { return blocked_seconds_; }
 
  private:
-  void compare_with_peers();
+  void compare_with_peers(const std::function<void()>& interrupted);
   void agree(const std::string& field, const std::string& text, const std::string& verdict,
-             const std::string& advice);
+             const std::string& advice, const std::function<void()>& interrupted);
   void launch_complete();
   void launch(size_t bucket);
   void launch_flags();

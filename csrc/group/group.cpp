@@ -146,8 +146,9 @@ Operation Group::checked(Collective kind, Buffer input, Buffer output, Options o
   operation.name = std::move(o.name);
   operation.algorithm = o.algorithm.empty() ? defaults_.algorithm : std::move(o.algorithm);
   operation.level = o.level.value_or(defaults_.level);
-  operation.deadline = o.deadline;
-  if (o.deadline.at == TimePoint::max() && defaults_.timeout > Duration::zero())
+  if (o.deadline)
+    operation.deadline = *o.deadline;
+  else if (defaults_.timeout > Duration::zero())
     operation.deadline = Deadline::after(defaults_.timeout);
   operation.keepalive = std::move(o.keepalive);
   operation.completion = std::move(o.completion);
@@ -191,18 +192,7 @@ std::shared_ptr<Group> Group::split(int color, int key, Deadline deadline,
       Collective::all_gather,
       {const_cast<std::byte*>(reinterpret_cast<const std::byte*>(mine.data())), 2, DType::int64},
       {reinterpret_cast<std::byte*>(all.data()), 2 * all.size(), DType::int64}, options, true);
-  while (!gathered.wait(Deadline::after(std::chrono::milliseconds(100)))) {
-    try {
-      interrupted();
-    } catch (...) {
-      abort_interrupted();
-      try {
-        gathered.wait();        // nobody writes to this stack any more
-      } catch (const Error&) {  // NOLINT: the interruption itself
-      }
-      throw;
-    }
-  }
+  wait_for(gathered, interrupted);
   const uint64_t group_key =
       mix(mix(membership_.key, ++splits_), static_cast<uint64_t>(color) + 0x100);
   if (color < 0) return nullptr;
@@ -216,6 +206,29 @@ std::shared_ptr<Group> Group::split(int color, int key, Deadline deadline,
   for (const int r : chosen) members.push_back(membership_.members[static_cast<size_t>(r)]);
   return std::shared_ptr<Group>(
       new Group(engine_, std::move(members), group_key, defaults_, deadline));
+}
+
+void Group::wait_for(const Handle& handle, const std::function<void()>& interrupted) {
+  const auto complete = [&] {
+    try {
+      return handle.wait(Deadline::after(std::chrono::milliseconds(100)));
+    } catch (const Error&) {
+      interrupted();  // goes before what another rank reports of the same interruption
+      throw;
+    }
+  };
+  while (!complete()) {
+    try {
+      interrupted();
+    } catch (...) {
+      abort_interrupted();
+      try {
+        handle.wait();          // nobody writes to the caller's memory any more
+      } catch (const Error&) {  // NOLINT: the interruption itself
+      }
+      throw;
+    }
+  }
 }
 
 void Group::abort(const Error& error) {

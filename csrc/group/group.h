@@ -18,7 +18,7 @@ struct Options {
   std::string name;
   std::string algorithm;
   std::optional<Determinism> level;  // default: the group's
-  Deadline deadline;                 // default: the group's timeout from now
+  std::optional<Deadline> deadline;  // default: the group's timeout from now
   std::shared_ptr<const void> keepalive;
   Completion completion;
 };
@@ -55,6 +55,9 @@ class Group : public std::enable_shared_from_this<Group> {
   /// `interrupted` is asked ten times a second and throws to give up, which fails this group.
   std::shared_ptr<Group> split(
       int color, int key, Deadline deadline, const std::function<void()>& interrupted = [] {});
+  /// Waits for an operation on memory that the caller takes back. `interrupted` is asked ten times
+  /// a second and throws to give up, which fails this group.
+  void wait_for(const Handle& handle, const std::function<void()>& interrupted);
   /// Fails this group on every member with this error.
   void abort(const Error& error);
   /// The same, for a rank whose user has interrupted it.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterable
+from operator import index
+from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +55,9 @@ def _input(x: Any) -> Any:
     if isinstance(x, _SCALARS):
         return np.asarray(x)
     if isinstance(x, list | tuple):
-        raise InvalidArgument("input is a list; pass an array, as in numpy.asarray(...)")
+        raise InvalidArgument(
+            f"input is a {type(x).__name__}; pass an array, as in numpy.asarray(...)"
+        )
     if not _is_array(x):
         raise InvalidArgument(
             f"input is a {type(x).__name__}, which has neither the buffer protocol nor __dlpack__"
@@ -124,7 +128,8 @@ def all_reduce(
         name: compared between ranks, and part of errors and traces.
         async_op: return a ``Handle`` at once; ``Handle.wait()`` gives the result.
         group: default: all ranks. Operations of a group match in program order.
-        algorithm: force a path or planner (``farandole plan --help`` lists them).
+        algorithm: force a path (``lines``, ``one_shot``, ``window``, ``staged``) or a planner; the
+            error for an unknown name lists the planners.
         level: ``canonical`` or ``fast``; default ``FARANDOLE_LEVEL``.
         timeout: seconds until the operation fails; default ``FARANDOLE_TIMEOUT``.
 
@@ -254,7 +259,9 @@ def barrier(
     (group if group is not None else world()).barrier(name, timeout)
 
 
-def allocate(shape: int | tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
+def allocate(
+    shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = np.float32
+) -> NDArray[Any]:
     """A zeroed array in memory that all ranks of this host map; collectives on it copy less.
 
     It is this rank's own: allocating is not collective. Released with its last view.
@@ -269,7 +276,10 @@ def allocate(shape: int | tuple[int, ...], dtype: Any = np.float32) -> NDArray[A
         [0.0, 0.0, 0.0, 0.0]
     """
     kind = np.dtype(dtype)
-    dims = (shape,) if isinstance(shape, int) else tuple(shape)
+    try:
+        dims = tuple(map(index, shape if isinstance(shape, Iterable) else (shape,)))
+    except TypeError:
+        raise InvalidArgument(f"shape {shape} is not an integer or integers") from None
     if any(d < 0 for d in dims):
         raise InvalidArgument(f"shape {dims} has a negative dimension")
     count = math.prod(dims)

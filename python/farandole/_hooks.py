@@ -49,8 +49,8 @@ class Limits(NamedTuple):
         values = {row["name"]: row["value"] for row in _core.settings()}
 
         def choose(given: int | None, what: str) -> int:
-            if given is not None and given < 0:
-                raise InvalidArgument(f"{what} is {given}; a size is at least 0")
+            if given is not None and (not isinstance(given, int) or given < 0):
+                raise InvalidArgument(f"{what} is {given!r}; a size is a whole number, at least 0")
             return int(values["FARANDOLE_" + what.upper()]) if given is None else given
 
         return cls(

@@ -190,6 +190,8 @@ def render(
     """
     if rank is not None and not 0 <= rank < ranks:
         raise _core.InvalidArgument(f"rank {rank} is not one of {ranks}")
+    if count < 0:
+        raise _core.InvalidArgument(f"a collective has at least 0 elements, not {count}")
     if algorithm is None:
         algorithm = str(_core.schedule.choose(collective, ranks, count, itemsize))
     world = plan_world(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ import pytest
 
 import farandole as fd
 import harness
+from farandole import _core
 from harness import Outcome, World
 
 PROMPT = 0.25  # seconds from a death to every survivor's error; 50 ms on an idle machine
@@ -373,10 +377,13 @@ def test_abort_reaches_everybody(spawn: Spawn) -> None:
 # ---- Ctrl-C ----
 
 
+INTERRUPTED = ["all_reduce", "handle", "barrier", "split", "reducer"]
+
+
 def interrupted(kind: str) -> None:
     fd.init(timeout=20)
     fd.barrier()
-    if fd.rank() == 1 or kind in ("all_reduce", "handle", "barrier", "split"):
+    if fd.rank() == 1 or kind in INTERRUPTED:
         harness.tell("there")
     if fd.rank() == 0:  # is waited for
         harness.listen()
@@ -389,11 +396,13 @@ def interrupted(kind: str) -> None:
         fd.all_reduce(np.ones(100_000), async_op=True).wait(timeout=20)
     elif kind == "barrier":
         fd.barrier()
-    else:
+    elif kind == "split":
         fd.split(0)
+    else:
+        _core.Reducer(fd.world(), [("w", 5, "float32")], "mean", 1.0, 1.0, 0, 0)
 
 
-@pytest.mark.parametrize("kind", ["all_reduce", "handle", "barrier", "split"])
+@pytest.mark.parametrize("kind", INTERRUPTED)
 def test_an_interrupt_ends_every_kind_of_wait(spawn: Spawn, kind: str) -> None:
     world = spawn(3)
     world.start(interrupted, kind)
@@ -409,6 +418,41 @@ def test_an_interrupt_ends_every_kind_of_wait(spawn: Spawn, kind: str) -> None:
         assert o.rank == 1
         assert "KeyboardInterrupt" in o.verdict
     assert max(here.ended, there.ended) - when < 0.1 + PROMPT
+
+
+ENDED_BY_CTRL_C = """
+import farandole as fd, numpy as np, signal
+fd.init()
+fd.barrier()
+if fd.rank() == 0:
+    print("waits", flush=True)
+    fd.barrier()
+signal.pause()
+"""
+
+
+def test_an_interrupt_of_all_ranks_is_an_interrupt_on_each(tmp_path: Path) -> None:
+    """The report of the first to end must not come before the signal on the one that waits."""
+    job = subprocess.Popen(
+        [sys.executable, "-m", "farandole", "run", "-np", "2", "--",
+         sys.executable, "-c", ENDED_BY_CTRL_C],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    try:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "[0] waits\n"
+        job.send_signal(signal.SIGINT)
+        _, errors = job.communicate(timeout=harness.LIMIT)
+    finally:
+        job.kill()
+        job.wait()
+    for rank in range(2):
+        assert f"[{rank}] KeyboardInterrupt" in errors
+    assert "lost sys.stderr" not in errors
+    assert job.returncode == 130
 
 
 def sleeps(pid: int) -> bool:

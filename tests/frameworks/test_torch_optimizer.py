@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import pickle
 import re
@@ -520,7 +521,12 @@ def what_is_not_supported_is_refused() -> None:
     refused(distributed(process_set=[0]), "process_set")
     refused(distributed(backward_passes_per_step=0), "at least 1")
     refused(distributed(gradient_predivide_factor=2.0, op=hvd.Sum), "Average only")
+    refused(distributed(gradient_predivide_factor=math.inf), "is inf")
+    refused(distributed(backward_passes_per_step=1.5), "whole number")
+    refused(distributed(compression="fp16"), "compression='fp16' is not")
+    refused(lambda: hvd.DistributedOptimizer(model), "a Sequential, not a torch optimizer")
     refused(distributed(bucket_bytes=-1), "at least 0")
+    refused(distributed(bucket_bytes="25M"), "'25M'; a size is a whole number")
     refused(distributed(named_parameters=[p for _, p in named]), "sequence of tuples")
     refused(distributed(named_parameters=named[1:]), "does not name")
     refused(distributed(named_parameters=[*named, named[0]]), "twice: 0.weight")

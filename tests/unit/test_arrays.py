@@ -59,6 +59,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "text": (lambda: fd.all_reduce(np.array(["a"])), "unsupported element type"),
     "dates": (lambda: fd.all_reduce(np.array(["2020-01-01"], "M8[D]")), "cannot be borrowed"),
     "list": (lambda: fd.all_reduce([1, 2]), "input is a list"),
+    "tuple": (lambda: fd.all_reduce((1, 2)), "input is a tuple"),
     "string": (lambda: fd.all_reduce("abc"), "input is a str"),
     "none": (lambda: fd.all_gather(None), "input is a NoneType"),
     "object": (lambda: fd.broadcast(object()), "neither the buffer protocol nor __dlpack__"),
@@ -81,6 +82,14 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "gathered size": (lambda: fd.all_gather(np.ones(3), out=np.ones(2)), "output has 2 elements"),
     "overlap": (lambda: (lambda a, b: fd.all_reduce(a, out=b))(*overlapping()), "overlap"),
     "timeout": (lambda: fd.all_reduce(np.ones(3), timeout=float("nan")), "not a number"),
+    "negative timeout": (lambda: fd.barrier(timeout=-3), "timeout=-3 is not a number of seconds"),
+    "timeout of a wait": (
+        lambda: fd.all_reduce(np.ones(3), async_op=True).wait(timeout="soon"),
+        "timeout='soon' is not a number of seconds",
+    ),
+    "name": (lambda: fd.all_reduce(np.ones(3), name=3), "name=3 is not a string"),
+    "fractional shape": (lambda: fd.allocate(2.5), "shape 2.5 is not"),
+    "fractional dimension": (lambda: fd.allocate((2, 2.5)), "shape (2, 2.5) is not"),
     "negative shape": (lambda: fd.allocate(-1), "negative dimension"),
     "negative dimension": (lambda: fd.allocate((2, -1)), "negative dimension"),
     "dtype by name": (lambda: _core.Buffer(0, 1, "float128"), "float128 is not supported"),
@@ -111,6 +120,12 @@ def test_timeouts_of_any_size() -> None:
         assert fd.all_reduce(np.ones(3), timeout=timeout).tolist() == [1, 1, 1]
         handle = fd.all_reduce(np.ones(3), async_op=True)
         assert handle.wait(timeout=timeout).tolist() == [1, 1, 1]
+
+
+def test_shapes_are_what_numpy_takes() -> None:
+    assert fd.allocate(np.int64(3)).shape == (3,)
+    assert fd.allocate([np.int32(2), 3]).shape == (2, 3)
+    assert fd.allocate(()).shape == ()
 
 
 def test_allocated_memory_is_zero_again() -> None:

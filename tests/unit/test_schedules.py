@@ -358,6 +358,11 @@ def test_the_example_of_render_is_right() -> None:
     assert results.failed == 0
 
 
+def test_a_plan_of_less_than_nothing_is_refused() -> None:
+    with pytest.raises(_core.InvalidArgument, match="at least 0 elements, not -1"):
+        _plan.render("all_reduce", None, 2, -1)
+
+
 def test_a_rendered_plan_shows_operands_in_order_and_what_it_adds_up_to() -> None:
     text = _plan.render("all_reduce", "halving_doubling", 3, 8, itemsize=2)
     assert "output[0:4] = prescale(input[0:4]) ⊕ prescale(from 1)" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -26,7 +27,6 @@ class _Distributed(torch.optim.Optimizer):
 
     _exchange: TorchExchange | None  # None where there is one rank
     _unmanaged: list[torch.Tensor]  # frozen when the optimizer was wrapped
-    _passes_per_step: int
     _skip: bool
 
     def step(self, closure: Any = None) -> Any:
@@ -74,7 +74,7 @@ class _Distributed(torch.optim.Optimizer):
         return self._exchange.held() if self._exchange is not None else nullcontext()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        self._passes_per_step = _checked_passes(passes)
+        _check_passes(passes)
         if self._exchange is not None:
             self._exchange.passes_per_step = passes
 
@@ -148,10 +148,17 @@ def DistributedOptimizer(
     check_process_set(process_set)
     if isinstance(optimizer, _Distributed):
         raise InvalidArgument("the optimizer is a DistributedOptimizer already")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidArgument(f"optimizer is a {type(optimizer).__name__}, not a torch optimizer")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidArgument(
             "LBFGS is not supported: its line search decides from the local loss, which differs "
             "between ranks"
+        )
+    if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
+        raise InvalidArgument(
+            f"compression={compression!r} is not one of Compression.none, .fp16, .bf16, or a class "
+            "with compress() and decompress()"
         )
     if num_groups != 0 or groups is not None:
         raise InvalidArgument(
@@ -164,9 +171,9 @@ def DistributedOptimizer(
         )
     if gradient_predivide_factor != 1.0 and op != Average:
         raise InvalidArgument("gradient_predivide_factor is supported with op=Average only")
-    if not gradient_predivide_factor > 0:
+    if not 0 < gradient_predivide_factor < math.inf:
         raise InvalidArgument(f"gradient_predivide_factor is {gradient_predivide_factor}")
-    passes = _checked_passes(backward_passes_per_step)
+    _check_passes(backward_passes_per_step)
     named = _named(optimizer, named_parameters)
     limits = Limits.of(bucket_bytes, first_bucket_bytes)
     group = _world.world()
@@ -181,7 +188,7 @@ def DistributedOptimizer(
             op="mean" if op == Average and not divided else "sum",
             prescale=1 / gradient_predivide_factor,
             postscale=gradient_predivide_factor / group.size if divided else 1.0,
-            passes_per_step=passes,
+            passes_per_step=backward_passes_per_step,
             limits=limits,
             overlap=overlap,
         )
@@ -195,15 +202,15 @@ def DistributedOptimizer(
     distributed = cast(_Distributed, optimizer)
     distributed._exchange = exchange
     distributed._unmanaged = [p for _, p in named if not p.requires_grad]
-    distributed._passes_per_step = passes
     distributed._skip = False
     return optimizer
 
 
-def _checked_passes(passes: int) -> int:
-    if passes < 1:
-        raise InvalidArgument(f"backward_passes_per_step is {passes}; it is at least 1")
-    return passes
+def _check_passes(passes: int) -> None:
+    if not isinstance(passes, int) or passes < 1:
+        raise InvalidArgument(
+            f"backward_passes_per_step is {passes!r}; it is a whole number of at least 1"
+        )
 
 
 def _named(
