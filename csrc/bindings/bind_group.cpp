@@ -54,10 +54,11 @@ Duration to_duration(double seconds) {
       std::chrono::duration<double>(std::min(seconds, 3.2e9)));
 }
 
-/// An operation's own deadline; none is the group's.
+/// An operation's own deadline; none is the group's, 0 is never, as in FARANDOLE_TIMEOUT.
 std::optional<Deadline> own_deadline(const py::object& timeout) {
   if (timeout.is_none()) return std::nullopt;
-  return deadline_from(timeout);
+  const Deadline deadline = deadline_from(timeout);
+  return PyFloat_AsDouble(timeout.ptr()) == 0 ? Deadline::never() : deadline;
 }
 
 std::string text_from(const py::object& given, const std::string& argument) {
@@ -96,11 +97,14 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   const Deadline deadline = Deadline::after_seconds(start_timeout.value_or(config.start_timeout));
   Host host = meet(me, deadline);
   host.segment->hide_from_children();
+  log(LogLevel::info, "joined a world of " + std::to_string(size) + " ranks on this host; " +
+                          std::to_string(me.arena_bytes >> 20) + " MiB of arena each");
   EngineOptions options = engine_options(config);
   options.trace = start_trace(config.trace, host, job);
   auto engine = std::make_shared<Engine>(std::move(host), std::move(options));
   hide_from_children(engine);
   GroupDefaults defaults;
+  defaults.interrupted = look_for_signals;
   defaults.timeout = to_duration(config.timeout);
   defaults.level = level_from(config.level);
   defaults.algorithm = config.algorithm;

@@ -223,6 +223,9 @@ void Stream::finish(std::optional<Error> error) {
                : backend_ != nullptr ? backend_->name()
                                      : "";
   queue_.front()->error = std::move(error);
+  if (logs(LogLevel::debug))
+    log(LogLevel::debug, title() + (queue_.front()->error ? " failed" : " went by ") +
+                             std::string(queue_.front()->error ? "" : last_path_));
   enter(Phase::resting);
   std::shared_ptr<Request> request = std::move(queue_.front());
   queue_.pop_front();

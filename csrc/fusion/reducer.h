@@ -51,7 +51,8 @@ class Reducer {
   /// prescale (in place when they already stand there), and launches what is complete. Throws
   /// Error(invalid_argument) when the parameter is already marked in this step.
   void mark_ready(int parameter, const std::byte* gradient);
-  /// Launches what never became ready (as zeros). No step is left open afterwards.
+  /// After all mark_ready() of the step have returned: launches what never became ready (as zeros).
+  /// No step is left open afterwards.
   void launch_rest();
   /// Drives until this step's buckets are reduced; false when `until` passes first. Throws the
   /// verdict, or RemoteError when a rank abandoned its backward. Whatever it throws, nothing of the

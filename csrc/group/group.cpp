@@ -41,7 +41,8 @@ void require_present(const Host& host, int rank) {
 }
 
 /// Waits, as only the creation of a group does, until `rank` has published `key`.
-uint64_t await(const Engine& engine, int rank, uint64_t key, Deadline deadline) {
+uint64_t await(const Engine& engine, int rank, uint64_t key, Deadline deadline,
+               const std::function<void()>& interrupted) {
   for (int looks = 0;; ++looks) {
     if (const auto offset = engine.host().segment->find(rank, key)) return *offset;
     if (deadline.passed(now()))
@@ -51,6 +52,7 @@ uint64_t await(const Engine& engine, int rank, uint64_t key, Deadline deadline) 
       std::this_thread::yield();
     } else {
       require_present(engine.host(), rank);
+      if (looks % 1000 == 0) interrupted();  // ten times a second
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
   }
@@ -89,8 +91,8 @@ Group::Group(std::shared_ptr<Engine> engine, std::vector<int> members, uint64_t 
   }
   host.segment->publish(host.rank, fate_key,
                         owned != nullptr ? *host.segment->offset_of(owned, 1) : 0);
-  auto* cell = std::launder(
-      reinterpret_cast<FateCell*>(host.segment->at(await(*engine_, leader, fate_key, deadline))));
+  auto* cell = std::launder(reinterpret_cast<FateCell*>(
+      host.segment->at(await(*engine_, leader, fate_key, deadline, defaults_.interrupted))));
   membership_.key = key;
   membership_.members = std::move(members);
   membership_.rank = static_cast<int>(

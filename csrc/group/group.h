@@ -27,6 +27,8 @@ struct GroupDefaults {
   Duration timeout = std::chrono::seconds(1800);  // zero: for ever
   Determinism level = Determinism::canonical;
   std::string algorithm;
+  /// Asked now and then while the group is created; throws to give up.
+  std::function<void()> interrupted = [] {};
 };
 
 class Group : public std::enable_shared_from_this<Group> {

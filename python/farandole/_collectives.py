@@ -131,7 +131,7 @@ def all_reduce(
         algorithm: force a path (``lines``, ``one_shot``, ``window``, ``staged``) or a planner; the
             error for an unknown name lists the planners.
         level: ``canonical`` or ``fast``; default ``FARANDOLE_LEVEL``.
-        timeout: seconds until the operation fails; default ``FARANDOLE_TIMEOUT``.
+        timeout: seconds until the operation fails, 0: never; default ``FARANDOLE_TIMEOUT``.
 
     Raises:
         InvalidArgument: bad input on this rank; nothing was sent.
