@@ -3,17 +3,10 @@
 #include <cstring>
 #include <string>
 
+#include "base/trace.h"
+
 namespace farandole {
 namespace {
-
-template <size_t N>
-void put(char (&to)[N], const std::string& text) {
-  size_t length = std::min(N - 1, text.size());
-  if (length < text.size())  // never in the middle of a character of UTF-8
-    while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xc0) == 0x80) --length;
-  std::memcpy(to, text.data(), length);
-  to[length] = 0;
-}
 
 template <size_t N>
 std::string take(const char (&from)[N]) {
@@ -67,14 +60,14 @@ ErrorRecord encode(const Error& error) {
   r.sequence = c.sequence;
   r.bytes_done = c.bytes_done;
   r.bytes_total = c.bytes_total;
-  put(r.verdict, error.verdict());
-  put(r.evidence, c.evidence);
-  put(r.advice, error.advice());
-  put(r.operation, c.operation);
-  put(r.tensor, c.tensor);
-  put(r.field, c.field);
-  put(r.host, c.host);
-  put(r.values, join_values(c));
+  copy_cut(error.verdict(), r.verdict);
+  copy_cut(c.evidence, r.evidence);
+  copy_cut(error.advice(), r.advice);
+  copy_cut(c.operation, r.operation);
+  copy_cut(c.tensor, r.tensor);
+  copy_cut(c.field, r.field);
+  copy_cut(c.host, r.host);
+  copy_cut(join_values(c), r.values);
   return r;
 }
 

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/trace.h"
 
 namespace farandole {
 namespace {
@@ -52,12 +53,6 @@ CpuSet unpack_cpus(const uint64_t (&words)[16]) {
   CpuSet set;
   for (size_t i = 0; i < set.size(); ++i) set[i] = (words[i / 64] >> (i % 64)) & 1;
   return set;
-}
-
-template <size_t N>
-void put(char (&to)[N], const std::string& text) {
-  std::memset(to, 0, N);
-  std::memcpy(to, text.data(), std::min(N - 1, text.size()));
 }
 
 // ---- sockets ----
@@ -173,8 +168,8 @@ Hello hello_from(const Invitation& me) {
   h.rank = me.rank;
   h.size = me.size;
   h.pid = ::getpid();
-  put(h.version, FARANDOLE_VERSION);
-  put(h.agree, me.agree);
+  copy_cut(FARANDOLE_VERSION, h.version);
+  copy_cut(me.agree, h.agree);
   pack_cpus(usable_cpus(), h.cpus);
   return h;
 }
@@ -215,7 +210,7 @@ std::optional<Error> objection(const Hello& host, const Hello& guest,
 void refuse(int socket, const Error& error) {
   Answer answer{};
   answer.code = static_cast<int32_t>(error.code());
-  put(answer.why, error.verdict());
+  copy_cut(error.verdict(), answer.why);
   send_message(socket, &answer, sizeof answer);
 }
 

@@ -5,16 +5,10 @@
 #include <map>
 #include <sstream>
 
+#include "base/trace.h"
+
 namespace farandole {
 namespace {
-
-template <size_t N>
-void put(char (&to)[N], const std::string& text) {
-  size_t length = std::min(N - 1, text.size());
-  if (length < text.size())  // never in the middle of a character of UTF-8
-    while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xc0) == 0x80) --length;
-  std::memcpy(to, text.data(), length);
-}
 
 template <size_t N>
 std::string take(const char (&from)[N]) {
@@ -65,8 +59,8 @@ Descriptor describe(const Operation& o) {
   d.count = o.input.count;
   d.prescale = o.prescale;
   d.postscale = o.postscale;
-  put(d.algorithm, o.algorithm);
-  put(d.name, o.name);
+  copy_cut(o.algorithm, d.algorithm);
+  copy_cut(o.name, d.name);
   return d;
 }
 
