@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/dtype.h"
@@ -25,14 +26,14 @@ struct Buffer {
 /// Called once, after the token is released, on whichever thread drove; never takes Python's lock.
 using Completion = std::function<void(const Error*)>;
 
-/// One rank's share of a collective.
-/// all_reduce, broadcast: input and output hold `count` elements (broadcast reads the root's only).
-/// all_gather: output holds size times input's count, rank-major.
-/// reduce_scatter: output holds part(input.count, size, rank).
+/// One rank's share of a collective. Input and output hold what sizes_of(kind, shape) says
+/// (schedule/slicing.h); a rank that reads or gets nothing has an empty buffer there.
 struct Operation {
   Collective kind = Collective::barrier;
   Buffer input;
   Buffer output;
+  size_t count = 0;            // the shape's, equal on all ranks: what they agree on
+  std::vector<size_t> counts;  // the shape's, for uneven forms; empty: equal shares
   ReduceOp op = ReduceOp::sum;
   double prescale = 1;
   double postscale = 1;

@@ -12,10 +12,6 @@ namespace {
 // Enough for the buckets of a model and the odd metric; one plan is some kilobytes.
 constexpr size_t kPlansKept = 64;
 
-constexpr bool folds(Collective kind) {
-  return kind == Collective::all_reduce || kind == Collective::reduce_scatter;
-}
-
 /// A barrier moves tokens of one byte and has no data of its own.
 DType dtype_of(const Operation& operation) {
   return operation.kind == Collective::barrier ? DType::uint8 : operation.input.dtype;
@@ -81,14 +77,12 @@ ScheduleBackend::ScheduleBackend(int rank, int size, Connect connect, std::share
 }
 
 Shape ScheduleBackend::shape_of(const Operation& operation) const {
-  // Only the root of a broadcast has to have an input.
-  const Buffer& data = operation.kind == Collective::broadcast ? operation.output : operation.input;
-  const size_t count = operation.kind == Collective::barrier ? 0 : data.count;
-  const Split split = default_split(count * size_of(dtype_of(operation)));
+  const Split split = default_split(operation.count * size_of(dtype_of(operation)));
   Shape shape;
   shape.rank = rank_;
   shape.size = size_;
-  shape.count = count;
+  shape.count = operation.count;
+  shape.counts = operation.counts;
   shape.lanes = split.lanes;
   shape.segments = split.segments;
   shape.root = operation.root;

@@ -150,7 +150,8 @@ void Stream::require_backend(const Operation& o) const {
                                                  std::to_string(o.input.bytes()) + " bytes");
   Shape shape;
   shape.size = memory_.size();
-  shape.count = o.input.count;
+  shape.count = o.count;
+  shape.counts = o.counts;
   shape.root = o.root;
   if (o.algorithm != schedules_->name()) require_planner(o.kind, o.algorithm, shape, o.level);
 }

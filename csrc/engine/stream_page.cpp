@@ -56,7 +56,7 @@ Descriptor describe(const Operation& o) {
   d.op = o.op;
   d.level = o.level;
   d.root = o.root;
-  d.count = o.input.count;
+  d.count = o.count;
   d.prescale = o.prescale;
   d.postscale = o.postscale;
   copy_cut(o.algorithm, d.algorithm);

@@ -8,6 +8,7 @@
 #include <new>
 #include <thread>
 
+#include "schedule/planners.h"
 #include "schedule/slicing.h"
 
 namespace farandole {
@@ -67,6 +68,48 @@ void check_overlap(const Buffer& input, const Buffer& output, size_t allowed_off
   throw invalid("input and output overlap, but are not in place");
 }
 
+/// The shape's count, as far as this rank's buffers tell it.
+size_t count_of(Collective kind, const Buffer& input, const Buffer& output, int size) {
+  const auto p = static_cast<size_t>(size);
+  if (kind == Collective::scatter) return output.count;
+  if (kind != Collective::all_to_all) return input.count;
+  if (input.count % p != 0)
+    throw invalid("all_to_all of " + std::to_string(input.count) + " elements on " +
+                  std::to_string(p) + " ranks: the blocks would not be equal");
+  return input.count / p;
+}
+
+/// Where the output begins in the input's memory, or the other way round, in place.
+size_t in_place_offset(Collective kind, const Shape& shape) {
+  switch (kind) {
+    case Collective::reduce_scatter:
+    case Collective::scatter:
+    case Collective::all_gather:
+    case Collective::gather:
+      return share_of(kind, shape, shape.rank).offset;
+    default:
+      return 0;
+  }
+}
+
+void check_buffers(Collective kind, const Buffer& input, const Buffer& output, const Shape& shape) {
+  const std::string operation = std::string(name_of(kind));
+  if (input.dtype != output.dtype)
+    throw invalid("input is " + std::string(name_of(input.dtype)) + ", output is " +
+                  std::string(name_of(output.dtype)));
+  require_valid(shape);
+  const Sizes sizes = sizes_of(kind, shape);
+  const auto require = [&](const char* what, const Buffer& buffer, size_t expected) {
+    if (buffer.count == expected) return;
+    throw invalid(std::string(what) + " has " + std::to_string(buffer.count) + " elements; " +
+                  operation + " of " + std::to_string(input.count) + " elements on " +
+                  std::to_string(shape.size) + " ranks needs " + std::to_string(expected));
+  };
+  require("input", input, sizes.input);
+  require("output", output, sizes.output);
+  check_overlap(input, output, in_place_offset(kind, shape) * size_of(input.dtype));
+}
+
 }  // namespace
 
 std::shared_ptr<Group> Group::world(std::shared_ptr<Engine> engine, GroupDefaults defaults,
@@ -104,43 +147,29 @@ Group::Group(std::shared_ptr<Engine> engine, std::vector<int> members, uint64_t 
 }
 
 Operation Group::checked(Collective kind, Buffer input, Buffer output, Options o) const {
-  const auto p = static_cast<size_t>(size());
-  const auto r = static_cast<size_t>(rank());
-  if (kind != Collective::barrier) {
-    if (input.dtype != output.dtype)
-      throw invalid("input is " + std::string(name_of(input.dtype)) + ", output is " +
-                    std::string(name_of(output.dtype)));
-    const size_t expected = kind == Collective::all_gather ? input.count * p
-                            : kind == Collective::reduce_scatter
-                                ? part({Space::input, 0, input.count}, size(), rank()).count
-                                : input.count;
-    if (output.count != expected)
-      throw invalid("output has " + std::to_string(output.count) + " elements; " +
-                    std::string(name_of(kind)) + " of " + std::to_string(input.count) +
-                    " elements on " + std::to_string(p) + " ranks needs " +
-                    std::to_string(expected));
-    const size_t element = size_of(input.dtype);
-    const size_t offset =
-        kind == Collective::all_gather ? r * input.bytes()
-        : kind == Collective::reduce_scatter
-            ? part({Space::input, 0, input.count}, size(), rank()).offset * element
-            : 0;
-    check_overlap(input, output, offset);
-  }
-  if ((kind == Collective::all_reduce || kind == Collective::reduce_scatter)) {
+  if (o.root < 0 || o.root >= size())
+    throw invalid("root " + std::to_string(o.root) + " is not a rank of this group of " +
+                  std::to_string(size()));
+  Shape shape;
+  shape.rank = rank();
+  shape.size = size();
+  shape.root = o.root;
+  shape.count = o.counts.empty() ? count_of(kind, input, output, size()) : 0;
+  shape.counts = o.counts;
+  if (kind != Collective::barrier) check_buffers(kind, input, output, shape);
+  if (folds(kind)) {
     if (!has_meaning(o.op, input.dtype))
       throw invalid(std::string(name_of(o.op)) + " has no meaning on " +
                     std::string(name_of(input.dtype)));
     if (input.dtype == DType::boolean && (o.prescale != 1 || o.postscale != 1))
       throw invalid("booleans cannot be scaled");
   }
-  if (o.root < 0 || o.root >= size())
-    throw invalid("root " + std::to_string(o.root) + " is not a rank of this group of " +
-                  std::to_string(size()));
   Operation operation;
   operation.kind = kind;
   operation.input = input;
   operation.output = output;
+  operation.count = shape.count;
+  operation.counts = std::move(o.counts);
   operation.op = o.op;
   operation.prescale = o.prescale;
   operation.postscale = o.postscale;

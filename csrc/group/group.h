@@ -15,6 +15,7 @@ struct Options {
   double prescale = 1;
   double postscale = 1;
   int root = 0;
+  std::vector<size_t> counts;  // uneven forms: the same on every rank
   std::string name;
   std::string algorithm;
   std::optional<Determinism> level;  // default: the group's

@@ -19,14 +19,22 @@
 
 namespace farandole {
 
-/// What each rank reads and what it is left with (`count` is the shape's):
+/// What each rank reads and what it is left with, in elements. `count` and `counts` are the
+/// shape's; without counts every rank has an equal share:
 ///
-///   collective       input      output
-///   all_reduce       count      count: the fold over all ranks
-///   reduce_scatter   count      part(count, size, rank) of that fold
-///   all_gather       count      size * count: every rank's input, in rank order
-///   broadcast        count      count: the root's input (nobody else's is read)
-///   barrier          nothing    nothing: nobody leaves before everybody has come
+///   collective       input                        output
+///   all_reduce       count                        count: the fold over all ranks
+///   reduce_scatter   count (sum of counts)        part r of that fold; counts[r] of it
+///   all_gather       count (counts[r])            every rank's input, in rank order
+///   broadcast        count                        count: the root's input (only that is read)
+///   barrier          nothing                      nothing: nobody leaves before all have come
+///   reduce           count                        root: count, the fold; the others nothing
+///   gather           count (counts[r])            root: every rank's input; the others nothing
+///   scatter          root: a block for each rank  count (counts[r])
+///   all_to_all       a block for each rank        a block from each rank, in rank order
+///   send, recv       between two ranks: a broadcast on a stream of their own, never planned
+///
+/// A block of all_to_all has `count` elements, or counts[from * size + to].
 enum class Collective : uint8_t {
   all_reduce,
   reduce_scatter,
@@ -53,6 +61,11 @@ constexpr std::optional<Collective> collective_named(std::string_view name) {
   for (size_t i = 0; i < kCollectiveNames.size(); ++i)
     if (kCollectiveNames[i] == name) return static_cast<Collective>(i);
   return std::nullopt;
+}
+
+constexpr bool folds(Collective kind) {
+  return kind == Collective::all_reduce || kind == Collective::reduce_scatter ||
+         kind == Collective::reduce;
 }
 
 /// Input is never written. In place, input and output are one memory: output[0] lies at input[0];
@@ -116,7 +129,7 @@ struct Shape {
   int rank = 0;
   int size = 1;
   size_t count = 0;
-  std::span<const size_t> counts{};  // uneven forms
+  std::span<const size_t> counts{};  // uneven forms; `count` is then not looked at
   std::span<const int> leaves{};     // logical ranks held by each rank; empty: one each
   int lanes = 1;                     // at most; each takes a share of the data
   int segments = 2;  // pieces of a transfer, for planners that pipeline; others have one

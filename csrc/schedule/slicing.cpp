@@ -2,6 +2,44 @@
 
 namespace farandole {
 
+Sizes sizes_of(Collective kind, const Shape& shape) {
+  const bool root = shape.rank == shape.root;
+  const auto share = [&](int r) { return share_of(kind, shape, r).count; };
+  const auto all = [&] {
+    size_t total = 0;
+    for (int r = 0; r < shape.size; ++r) total += share(r);
+    return total;
+  };
+  switch (kind) {
+    case Collective::all_reduce:
+    case Collective::broadcast:
+      return {shape.count, shape.count};
+    case Collective::reduce:
+      return {shape.count, root ? shape.count : 0};
+    case Collective::reduce_scatter:
+      return {all(), share(shape.rank)};
+    case Collective::all_gather:
+      return {share(shape.rank), all()};
+    case Collective::gather:
+      return {share(shape.rank), root ? all() : 0};
+    case Collective::scatter:
+      return {root ? all() : 0, share(shape.rank)};
+    case Collective::all_to_all: {
+      Sizes sizes;
+      for (int r = 0; r < shape.size; ++r) {
+        sizes.input += block_sent(shape, shape.rank, r).count;
+        sizes.output += block_received(shape, r, shape.rank).count;
+      }
+      return sizes;
+    }
+    case Collective::barrier:
+    case Collective::send:
+    case Collective::recv:
+      break;
+  }
+  return {};
+}
+
 void add(Lane& lane, const Step& step, int segments) {
   for (int s = 0; s < segments; ++s) {
     Step piece = step;

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
+#include <numeric>
+#include <span>
 
 #include "schedule/schedule.h"
 
@@ -49,6 +51,47 @@ constexpr Slice chunk_of(const Shape& shape, int owner, int lane) {
 constexpr Slice lane_data(const Shape& shape, int lane) {
   return part({Space::input, 0, shape.count}, shape.lanes, lane);
 }
+
+/// Sum of the first `blocks` counts.
+constexpr size_t count_before(std::span<const size_t> counts, int blocks) {
+  return std::accumulate(counts.begin(), counts.begin() + blocks, size_t{0});
+}
+
+/// Where rank `owner`'s share lies among those of all ranks: in the input of reduce_scatter and
+/// scatter, in the output of all_gather and gather.
+constexpr Slice share_of(Collective kind, const Shape& shape, int owner) {
+  const auto r = static_cast<size_t>(owner);
+  if (!shape.counts.empty())
+    return {Space::input, count_before(shape.counts, owner), shape.counts[r]};
+  if (kind == Collective::reduce_scatter)
+    return part({Space::input, 0, shape.count}, shape.size, owner);
+  return {Space::input, r * shape.count, shape.count};
+}
+
+/// all_to_all: the block that rank `from` has for rank `to`, in the sender's input.
+constexpr Slice block_sent(const Shape& shape, int from, int to) {
+  const auto p = static_cast<size_t>(shape.size), f = static_cast<size_t>(from),
+             t = static_cast<size_t>(to);
+  if (shape.counts.empty()) return {Space::input, t * shape.count, shape.count};
+  return {Space::input, count_before(shape.counts.subspan(f * p, p), to), shape.counts[f * p + t]};
+}
+
+/// The same block in the receiver's output.
+constexpr Slice block_received(const Shape& shape, int from, int to) {
+  const auto p = static_cast<size_t>(shape.size), f = static_cast<size_t>(from),
+             t = static_cast<size_t>(to);
+  if (shape.counts.empty()) return {Space::output, f * shape.count, shape.count};
+  size_t before = 0;
+  for (size_t r = 0; r < f; ++r) before += shape.counts[r * p + t];
+  return {Space::output, before, shape.counts[f * p + t]};
+}
+
+/// What the shape's rank reads and is left with, by the table in schedule.h.
+struct Sizes {
+  size_t input = 0;
+  size_t output = 0;
+};
+Sizes sizes_of(Collective kind, const Shape& shape);
 
 /// Adds a step in `segments` pieces. Empty halves are dropped, and steps with nothing left: both
 /// ends of a transfer know its length, so they drop the same ones.

@@ -22,10 +22,6 @@ const T& pick(SimRandom& random, const std::vector<T>& from) {
 
 bool one_in(SimRandom& random, uint64_t n) { return random() % n == 0; }
 
-bool folds(Collective kind) {
-  return kind == Collective::all_reduce || kind == Collective::reduce_scatter;
-}
-
 // ---- the question ----
 
 size_t draw_count(SimRandom& random, int size) {
@@ -57,7 +53,7 @@ Operation draw_question(SimRandom& random, int size) {
   Operation o;
   o.kind = pick(random, kinds);
   o.input.dtype = o.output.dtype = pick(random, dtypes);
-  if (o.kind != Collective::barrier) o.input.count = draw_count(random, size);
+  if (o.kind != Collective::barrier) o.count = o.input.count = draw_count(random, size);
   if (folds(o.kind)) o.op = pick(random, ops);
   if (o.kind == Collective::broadcast)
     o.root = static_cast<int>(random() % static_cast<uint64_t>(size));
@@ -74,7 +70,7 @@ void draw_algorithm(SimRandom& random, int size, Operation& o) {
   if (o.kind == Collective::all_reduce) able.emplace_back("window");
   Shape shape;
   shape.size = size;
-  shape.count = o.input.count;
+  shape.count = o.count;
   shape.root = o.root;
   for (const Planner& planner : planners())
     if (planner.collective == o.kind && is_allowed(planner, shape, Determinism::fast))
@@ -175,7 +171,7 @@ void make_odd(SimRandom& random, Operation& o) {
       return;
     default:
       if (o.input.count > 0 && o.kind == Collective::all_reduce)
-        o.output.count = --o.input.count;
+        o.count = o.output.count = --o.input.count;
       else
         o.name += "!";
   }

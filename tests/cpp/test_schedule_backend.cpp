@@ -153,6 +153,7 @@ class Share {
     std::fill_n(memory_, bytes, std::byte{0xa5});
     std::ranges::copy(input_, memory_ + input_at);
     operation.kind = kind;
+    operation.count = question.count;
     operation.input = {memory_ + input_at, question.count, question.dtype};
     operation.output = {memory_ + output_at, expected_.size() / size_of(question.dtype),
                         question.dtype};
@@ -497,6 +498,7 @@ TEST(backend_chooses_when_nobody_insists_and_refuses_what_the_level_forbids) {
   operation.kind = Collective::all_reduce;
   operation.input =
       operation.output = {reinterpret_cast<std::byte*>(data.data()), 8, DType::float32};
+  operation.count = 8;
   CHECK(backend.can_run(operation));
   operation.algorithm = "ring";
   CHECK(backend.can_run(operation));
