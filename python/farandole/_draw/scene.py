@@ -85,7 +85,7 @@ class Scene:
 
 def text_width(text: str, size: float) -> float:
     """About how wide a text is: a little more than in the fonts that pictures ask for."""
-    return 0.62 * size * len(text)
+    return 0.57 * size * len(text)
 
 
 SCALE = (BLUE, SKY, GREEN, ORANGE, RED, PURPLE)  # from the first element of some data to its last

@@ -233,10 +233,11 @@ def _legend_items(course: Course, large: bool) -> Iterator[tuple[float, Sample]]
         if any(event.finish for event in course.events):
             yield _item("fold that completes", lambda x, y: _fold_mark(x + 16, y, True, large))
         yield _item("to be folded", arrow(colour))
-        yield _item("to be stored", arrow(mix(colour, GROUND, STORED)))
+        if not all(m.folded for m in course.messages):
+            yield _item("to be stored", arrow(mix(colour, GROUND, STORED)))
     if any(m.place is not None for m in course.messages):
-        first, last = ("of rank 0", "last rank") if course.by_owner else ("first", "last elements")
-        yield _item(f"carries: {first} … {last}", _strip)
+        what = "data of first … last rank" if course.by_owner else "first … last elements"
+        yield _item(f"carries: {what}", _strip)
         if whole:
             yield _item("all, or several pieces", arrow(WHOLE))
 
