@@ -28,7 +28,10 @@ from farandole._bench.statistics import median, median_interval
 from farandole._trace import parts
 from farandole.cli._terminal import print_table
 
-_LAYERS, _WIDTH, _BATCH = 10, 512, 288  # one bucket a layer; backward of one takes a few ms
+_LAYERS, _WIDTH, _BATCH = 30, 512, 96  # backward of a layer takes two milliseconds
+_BUCKETS = 10
+_BUCKET_BYTES = _LAYERS // _BUCKETS * _WIDTH * _WIDTH * 4
+_LIMITS = {"bucket_bytes": _BUCKET_BYTES, "first_bucket_bytes": _BUCKET_BYTES}
 _STEPS = 3  # in a block; the one before them is not timed
 SPANS = ("forward", "backward", "optimizer")
 
@@ -59,7 +62,7 @@ def _training(overlap: bool | None) -> Step:
         from farandole.torch import DistributedOptimizer
 
         optimizer = DistributedOptimizer(
-            optimizer, module.named_parameters(), bucket_bytes=0, overlap=overlap
+            optimizer, module.named_parameters(), overlap=overlap, **_LIMITS
         )
     inputs = torch.randn(_BATCH, _WIDTH)
 
@@ -82,7 +85,7 @@ def _communication() -> Step:
     from farandole.torch import DistributedOptimizer
 
     module, plain = _model()
-    optimizer: Any = DistributedOptimizer(plain, module.named_parameters(), bucket_bytes=0)
+    optimizer: Any = DistributedOptimizer(plain, module.named_parameters(), **_LIMITS)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -152,7 +155,7 @@ def _show(found: dict[str, Any], delay_ms: float) -> None:
     added = found["compute_ms"] + found["communication_ms"]
     rows = [
         ["compute alone", f"{found['compute_ms']:.1f}"],
-        [f"communication alone, {_LAYERS} buckets", f"{found['communication_ms']:.1f}"],
+        [f"communication alone, {_BUCKETS} buckets", f"{found['communication_ms']:.1f}"],
         ["their sum", f"{added:.1f}"],
         ["step, overlap=False", f"{found['no_overlap_ms']:.1f}"],
         ["step, overlap", f"{found['overlap_ms']:.1f}"],
@@ -200,15 +203,15 @@ def draw(trace: Path, found: dict[str, Any], delay_ms: float, png: Path) -> None
         compute, communication = found["compute_ms"], found["communication_ms"]
         for axis in axes:
             axis.axvline(compute + communication, color="black", ls=":", lw=1)
-        axes[0].annotate(
-            "compute + communication", (compute + communication, 1.45), ha="right", va="bottom",
+        axes[-1].annotate(
+            "compute +\ncommunication", (compute + communication, 0.5), ha="right", va="center",
             xytext=(-4, 0), textcoords="offset points", fontsize=9.5,
         )  # fmt: skip
         axes[-1].set_xlabel("milliseconds since the step began")
         axes[-1].set_xlim(0, 1.06 * max(found["no_overlap_ms"], compute + communication))
         figure.suptitle(
             f"Compute alone takes {compute:.0f} ms, communication alone {communication:.0f} ms "
-            f"({_LAYERS} buckets, {delay_ms:g} ms of latency each)",
+            f"({_BUCKETS} buckets, {delay_ms:g} ms of latency each)",
             x=0.01, ha="left", fontsize=12,
         )  # fmt: skip
         figure.legend(

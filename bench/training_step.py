@@ -250,6 +250,7 @@ def _memory_mb() -> float:
 
 def measure(model: Model, variants: list[Variant], blocks: int) -> list[dict[str, Any]]:
     """All variants of one model, taking turns; one row each, the same on every rank."""
+    _trainer(VARIANTS["none"], model)  # torch makes what it makes at first use: nobody's memory
     trainers = [_trainer(variant, model) for variant in variants]
     gc.collect()
     gc.disable()

@@ -12,7 +12,9 @@
 namespace farandole {
 namespace {
 
-constexpr auto kTurn = std::chrono::microseconds(50);  // of communication in a gradient hook
+// Of communication in a gradient hook; it ends as soon as nothing moves. With 50 us a bucket of
+// some MiB took a hook per 50 us of folding, and less was hidden (docs/benchmarking.md, Overlap).
+constexpr auto kTurn = std::chrono::milliseconds(1);
 constexpr double kWorthIt = 0.01;  // of backward, that the average byte must be launched earlier
 constexpr size_t kRowBytes = 256;  // what ranks show each other of a parameter, when plans differ
 
