@@ -127,43 +127,71 @@ void add_gather(Lane& lane, const Shape& shape, Chunk chunk) {
   }
 }
 
-/// Segments run one after the other here, so that scratch is all ranks' contributions to one
-/// segment.
-Schedule reduce(const Shape& shape, bool then_gather) {
-  Schedule schedule;
-  const Slice own = part({Space::input, 0, shape.count}, shape.size, shape.rank);
+Slice folded_chunk(const Shape& shape, int owner, int lane, int segment) {
+  return part(chunk_of(Collective::reduce_scatter, shape, owner, lane), shape.segments, segment);
+}
+
+/// Everybody's chunk is folded by its owner, into `result(chunk)`; then comes `then(lane, chunk)`,
+/// where chunk(owner) is in input. Segments run one after the other, so that scratch, from
+/// `scratch` on, holds all ranks' contributions to one segment.
+template <typename Result, typename Then>
+Schedule reduce(const Shape& shape, size_t scratch, Result result, Then then) {
+  Schedule schedule{.scratch = scratch};
   for (int l = 0; l < shape.lanes; ++l) {
     Lane lane;
     for (int s = 0; s < shape.segments; ++s) {
-      const auto chunk = [&](int owner) {
-        return part(chunk_of(shape, owner, l), shape.segments, s);
-      };
-      Slice result = in(Space::output, chunk(shape.rank));
-      if (!then_gather) result.offset -= own.offset;
-      add_reduce(lane, shape, chunk, result, schedule.scratch);
-      if (then_gather)
-        add_gather(lane, shape, [&](int owner) { return in(Space::output, chunk(owner)); });
+      const auto chunk = [&](int owner) { return folded_chunk(shape, owner, l, s); };
+      add_reduce(lane, shape, chunk, result(chunk(shape.rank)), schedule.scratch);
+      then(lane, chunk);
     }
-    schedule.scratch += part(chunk_of(shape, shape.rank, l), shape.segments, 0).count *
-                        static_cast<size_t>(shape.size - 1);
+    schedule.scratch +=
+        folded_chunk(shape, shape.rank, l, 0).count * static_cast<size_t>(shape.size - 1);
     schedule.lanes.push_back(std::move(lane));
   }
   return schedule;
 }
 
 /// Every message waits for the one before, because a step ends only when its own has come.
-Cost direct_cost(const Shape& shape, double phases, double data, double folded) {
-  const double others = shape.size - 1, share = others / shape.size;
+Cost direct_cost(const Shape& shape, double phases, size_t chunk, bool folds) {
+  const double others = shape.size - 1, each = static_cast<double>(chunk);
   return {.rounds = phases * others * shape.segments,
-          .bytes = phases * data * share,
-          .folds = folded * share};
+          .bytes = phases * others * each,
+          .folds = folds ? others * each : 0};
 }
 
 }  // namespace
 
-Schedule direct_all_reduce(const Shape& shape) { return reduce(shape, true); }
+Schedule direct_all_reduce(const Shape& shape) {
+  const auto output = [](Slice chunk) { return in(Space::output, chunk); };
+  return reduce(shape, 0, output, [&](Lane& lane, auto chunk) {
+    add_gather(lane, shape, [&](int owner) { return output(chunk(owner)); });
+  });
+}
 
-Schedule direct_reduce_scatter(const Shape& shape) { return reduce(shape, false); }
+Schedule direct_reduce_scatter(const Shape& shape) {
+  const size_t begin = share_of(Collective::reduce_scatter, shape, shape.rank).offset;
+  const auto output = [&](Slice chunk) -> Slice {
+    return {Space::output, chunk.offset - begin, chunk.count};
+  };
+  return reduce(shape, 0, output, [](Lane&, auto) {});
+}
+
+/// The owners send what they have folded to the root; theirs lies in scratch.
+Schedule direct_reduce(const Shape& shape) {
+  const Slice own = share_of(Collective::reduce_scatter, shape, shape.rank);
+  const bool is_root = shape.rank == shape.root;
+  const auto total = [&](Slice chunk) -> Slice {
+    if (is_root) return in(Space::output, chunk);
+    return {Space::scratch, chunk.offset - own.offset, chunk.count};
+  };
+  return reduce(shape, is_root ? 0 : own.count, total, [&](Lane& lane, auto chunk) {
+    if (!is_root) return add(lane, {.to = shape.root, .send = total(chunk(shape.rank))});
+    for (int k = 1; k < shape.size; ++k) {
+      const int from = turn(shape, k).from;
+      add(lane, {.from = from, .recv = total(chunk(from))});
+    }
+  });
+}
 
 Schedule direct_all_gather(const Shape& shape) {
   Schedule schedule;
@@ -171,11 +199,12 @@ Schedule direct_all_gather(const Shape& shape) {
     Lane lane;
     for (int s = 0; s < shape.segments; ++s) {
       const auto chunk = [&](int owner) {
-        const Slice whole = {Space::output, static_cast<size_t>(owner) * shape.count, shape.count};
-        return part(part(whole, shape.lanes, l), shape.segments, s);
+        const Slice whole = chunk_of(Collective::all_gather, shape, owner, l);
+        return part(in(Space::output, whole), shape.segments, s);
       };
       add(lane, {.to = shape.rank,
-                 .send = part(lane_data(shape, l), shape.segments, s),
+                 .send = part(own_chunk(Collective::all_gather, shape, Space::input, l),
+                              shape.segments, s),
                  .from = shape.rank,
                  .recv = chunk(shape.rank)});
       add_gather(lane, shape, chunk);
@@ -186,17 +215,23 @@ Schedule direct_all_gather(const Shape& shape) {
 }
 
 Cost direct_all_reduce_cost(const Shape& shape) {
-  const double n = static_cast<double>(shape.count);
-  return direct_cost(shape, 2, n, n);
+  return direct_cost(shape, 2, largest_share(Collective::reduce_scatter, shape), true);
 }
 
 Cost direct_reduce_scatter_cost(const Shape& shape) {
-  const double n = static_cast<double>(shape.count);
-  return direct_cost(shape, 1, n, n);
+  return direct_cost(shape, 1, largest_share(Collective::reduce_scatter, shape), true);
+}
+
+/// The root takes the others' chunks one after the other.
+Cost direct_reduce_cost(const Shape& shape) {
+  Cost cost = direct_cost(shape, 2, largest_share(Collective::reduce_scatter, shape), true);
+  cost.rounds = static_cast<double>(shape.size) * shape.segments;
+  cost.messages = static_cast<double>(shape.size - 2) * shape.segments;
+  return cost;
 }
 
 Cost direct_all_gather_cost(const Shape& shape) {
-  return direct_cost(shape, 1, static_cast<double>(shape.count) * shape.size, 0);
+  return direct_cost(shape, 1, largest_share(Collective::all_gather, shape), false);
 }
 
 }  // namespace farandole
