@@ -1,79 +1,22 @@
-// Binomial: one tree (BinomialTree, slicing.h), up to rank 0 and down again, pipelined over
-// segments. Few rounds and few messages; rank 0 carries the data log2(size) times, which segments
-// hide in part because up and down go at once.
-//
-//   time i:   a rank at depth d sends segment i up and receives segment i - d from above in one
-//   step
+// Binomial: one tree (canonical_place in tree.h), up to the root and, for all_reduce, down again.
+// Few rounds and few messages; the root carries the data log2(size) times, which segments hide in
+// part because up and down go at once.
 #include "schedule/algorithms.h"
 #include "schedule/slicing.h"
+#include "schedule/tree.h"
 
 namespace farandole {
 namespace {
-
-/// How the contribution of `child` is folded into what `rank` has: `data` is the slice folded, and
-/// its own contribution lies at `own`, raw until the nearest child is folded.
-Step fold_child(const BinomialTree& tree, int rank, int child, Slice own, Slice data) {
-  const bool nearest = child == rank + 1;
-  const bool last = tree.parent(rank) == kNobody && child == rank + split_of(tree.size);
-  return {.from = child,
-          .recv = data,
-          .held = nearest ? own : data,
-          .action = Action::fold_upper,
-          .leaf_arrived = !tree.has_children(child),
-          .leaf_held = nearest,
-          .finish = last};
-}
-
-/// The steps of one rank and lane. `segment(s)` lies in output; none for s outside [0, segments).
-class UpAndDown {
- public:
-  UpAndDown(const Shape& shape, Slice data)
-      : tree_{shape.size}, rank_(shape.rank), segments_(shape.segments), data_(data) {}
-
-  Lane run() {
-    const int depth = tree_.depth(rank_);
-    for (int i = 0; i <= segments_ + depth; ++i) {
-      // Folding wants the nearest child first, and the way down the largest subtree first.
-      const auto child = [&](int c) { meet_child(c, i, i - depth - 1); };
-      if (i < segments_)
-        tree_.ascending(rank_, child);
-      else
-        tree_.descending(rank_, child);
-      if (tree_.parent(rank_) != kNobody) meet_parent(i, i - depth);
-    }
-    return std::move(lane_);
-  }
-
- private:
-  Slice segment(int s) const {
-    return s >= 0 && s < segments_ ? part(data_, segments_, s) : Slice{};
-  }
-
-  void meet_child(int child, int up, int down) {
-    Step step = fold_child(tree_, rank_, child, in(Space::input, segment(up)), segment(up));
-    step.to = child;
-    step.send = segment(down);
-    add(lane_, step);
-  }
-
-  void meet_parent(int up, int down) {
-    const int parent = tree_.parent(rank_);
-    const Space from = tree_.has_children(rank_) ? Space::output : Space::input;
-    add(lane_,
-        {.to = parent, .send = in(from, segment(up)), .from = parent, .recv = segment(down)});
-  }
-
-  BinomialTree tree_;
-  int rank_, segments_;
-  Slice data_;
-  Lane lane_;
-};
 
 /// Reduce to rank 0 within scratch, then every child is sent what its subtree owns.
 class ReduceThenScatter {
  public:
   ReduceThenScatter(const Shape& shape, int lane)
-      : shape_(shape), tree_{shape.size}, data_(in(Space::scratch, lane_data(shape, lane))) {}
+      : shape_(shape),
+        tree_{shape.size},
+        place_(canonical_place(shape.size, shape.rank, 0)),
+        data_(part({Space::scratch, 0, all_shares(Collective::reduce_scatter, shape)}, shape.lanes,
+                   lane)) {}
 
   Lane run() {
     for (int s = 0; s < shape_.segments; ++s) up(part(data_, shape_.segments, s));
@@ -83,23 +26,24 @@ class ReduceThenScatter {
 
  private:
   void up(Slice segment) {
-    const int rank = shape_.rank, parent = tree_.parent(rank);
     const Slice own = in(Space::input, segment);
-    tree_.ascending(rank,
-                    [&](int child) { add(lane_, fold_child(tree_, rank, child, own, segment)); });
-    if (parent != kNobody)
-      add(lane_, {.to = parent, .send = tree_.has_children(rank) ? segment : own});
+    for (const TreePlace::Child& child : place_.children)
+      add(lane_, fold_child(place_, child, own, segment));
+    if (place_.parent != kNobody)
+      add(lane_, {.to = place_.parent, .send = place_.children.empty() ? own : segment});
   }
 
   void down(Slice segment) {
-    const int rank = shape_.rank, parent = tree_.parent(rank);
-    const auto owned = [&](int owner) { return part({.count = shape_.count}, shape_.size, owner); };
+    const int rank = shape_.rank, parent = place_.parent;
+    const auto owned = [&](int owner) {
+      return share_of(Collective::reduce_scatter, shape_, owner);
+    };
     const auto subtree = [&](int r) {
       return in(Space::scratch, clip(join(owned(r), owned(tree_.end(r) - 1)), segment));
     };
-    Slice mine = clip(owned(rank), segment), result = mine;
+    Slice mine = clip(owned(rank), segment), result = in(Space::output, mine);
     result.offset -= owned(rank).offset * (mine.count > 0);
-    if (!tree_.has_children(rank)) return add(lane_, {.from = parent, .recv = result});
+    if (place_.children.empty()) return add(lane_, {.from = parent, .recv = result});
     if (parent != kNobody) add(lane_, {.from = parent, .recv = subtree(rank)});
     tree_.descending(rank, [&](int child) { add(lane_, {.to = child, .send = subtree(child)}); });
     add(lane_, {.to = rank, .send = in(Space::scratch, mine), .from = rank, .recv = result});
@@ -107,6 +51,7 @@ class ReduceThenScatter {
 
   const Shape& shape_;
   BinomialTree tree_;
+  TreePlace place_;
   Slice data_;
   Lane lane_;
 };
@@ -114,16 +59,29 @@ class ReduceThenScatter {
 }  // namespace
 
 Schedule binomial_all_reduce(const Shape& shape) {
+  const TreePlace place = canonical_place(shape.size, shape.rank, 0);
   Schedule schedule;
   for (int l = 0; l < shape.lanes; ++l)
-    schedule.lanes.push_back(UpAndDown(shape, in(Space::output, lane_data(shape, l))).run());
+    schedule.lanes.push_back(up_and_down(place, lane_data(shape, l), shape.segments));
+  return schedule;
+}
+
+Schedule binomial_reduce(const Shape& shape) {
+  const TreePlace place = canonical_place(shape.size, shape.rank, shape.root);
+  Schedule schedule;
+  for (int l = 0; l < shape.lanes; ++l) {
+    const Slice data = lane_data(shape, l);
+    schedule.lanes.push_back(up(place, data, shape.segments, schedule.scratch));
+    schedule.scratch += up_scratch(place, data, shape.segments);
+  }
   return schedule;
 }
 
 Schedule binomial_reduce_scatter(const Shape& shape) {
   Schedule schedule;
   for (int l = 0; l < shape.lanes; ++l) schedule.lanes.push_back(ReduceThenScatter(shape, l).run());
-  schedule.scratch = BinomialTree{shape.size}.has_children(shape.rank) ? shape.count : 0;
+  if (BinomialTree{shape.size}.has_children(shape.rank))
+    schedule.scratch = all_shares(Collective::reduce_scatter, shape);
   return schedule;
 }
 
@@ -163,8 +121,15 @@ Cost binomial_all_reduce_cost(const Shape& shape) {
           .folds = n * levels};
 }
 
-Cost binomial_reduce_scatter_cost(const Shape& shape) {
+/// The root receives each segment from log2(size) children, one after the other.
+Cost binomial_reduce_cost(const Shape& shape) {
   const double n = static_cast<double>(shape.count), levels = ceil_log2(shape.size);
+  return {.rounds = levels, .bytes = n * levels, .folds = n * levels};
+}
+
+Cost binomial_reduce_scatter_cost(const Shape& shape) {
+  const double n = static_cast<double>(all_shares(Collective::reduce_scatter, shape));
+  const double levels = ceil_log2(shape.size);
   return {.rounds = 2.0 * floor_log2(shape.size), .bytes = n * levels + n, .folds = n * levels};
 }
 

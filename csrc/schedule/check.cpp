@@ -1,161 +1,13 @@
 #include "schedule/check.h"
 
 #include <deque>
-#include <unordered_map>
 
-#include "base/error.h"
+#include "schedule/expectation.h"
 #include "schedule/slicing.h"
+#include "schedule/symbols.h"
 
 namespace farandole {
 namespace {
-
-struct Fault {
-  std::string what;
-};
-
-/// raw: a rank's contribution as given. partial: scaled, perhaps folded. finished: postscaled.
-enum class Stage : uint8_t { unset, raw, partial, finished };
-
-struct Value {
-  uint32_t expression = 0;
-  uint32_t element = 0;
-  Stage stage = Stage::unset;
-};
-
-/// Every expression of folds is kept once, so equal ones have equal numbers. Leaf r is number r.
-class Expressions {
- public:
-  explicit Expressions(int size) : words_((static_cast<size_t>(size) + 63) / 64) {
-    for (int r = 0; r < size; ++r) {
-      members_.resize(members_.size() + words_);
-      members_[members_.size() - words_ + static_cast<size_t>(r) / 64] = uint64_t{1} << (r % 64);
-    }
-    canonical_ = tree(0, size);
-  }
-
-  uint32_t canonical() const { return canonical_; }
-
-  /// lower ⊕ upper; throws when a rank is in both.
-  uint32_t fold(uint32_t lower, uint32_t upper) {
-    const uint64_t key = uint64_t{lower} << 32 | upper;
-    if (key == last_key_) return last_;  // the neighbouring element, nearly always
-    const auto [found, is_new] = numbers_.try_emplace(key, 0);
-    if (is_new) found->second = create(lower, upper);
-    last_key_ = key;
-    return last_ = found->second;
-  }
-
-  bool is_complete(uint32_t e) const { return std::equal(of(e), of(e) + words_, of(canonical_)); }
-
- private:
-  using Word = std::vector<uint64_t>::const_iterator;
-  Word of(uint32_t e) const { return members_.begin() + static_cast<std::ptrdiff_t>(e * words_); }
-
-  uint32_t create(uint32_t lower, uint32_t upper) {
-    const size_t number = members_.size() / words_;
-    for (size_t w = 0; w < words_; ++w) {
-      const uint64_t a = members_[lower * words_ + w], b = members_[upper * words_ + w];
-      if ((a & b) != 0)
-        throw Fault{"folds the contribution of rank " +
-                    std::to_string(w * 64 + static_cast<size_t>(std::countr_zero(a & b))) +
-                    " a second time"};
-      members_.push_back(a | b);
-    }
-    return static_cast<uint32_t>(number);
-  }
-
-  uint32_t tree(int begin, int size) {
-    if (size == 1) return static_cast<uint32_t>(begin);
-    const int lower = split_of(size);
-    const uint32_t a = tree(begin, lower), b = tree(begin + lower, size - lower);
-    return fold(a, b);
-  }
-
-  size_t words_;
-  std::vector<uint64_t> members_;  // bit sets of ranks, `words_` for each expression
-  std::unordered_map<uint64_t, uint32_t> numbers_;
-  uint64_t last_key_ = ~uint64_t{0};
-  uint32_t last_ = 0, canonical_ = 0;
-};
-
-/// What a collective means for one rank: how much it reads and leaves, where, and what.
-struct Meaning {
-  size_t input = 0, output = 0;            // elements
-  size_t input_base = 0, output_base = 0;  // in place: addresses in their one memory
-  bool folds = false;
-
-  static Meaning of(Collective collective, const Shape& world, int rank) {
-    const size_t n = world.count, r = static_cast<size_t>(rank);
-    const Slice own = part({.count = n}, world.size, rank);
-    switch (collective) {
-      case Collective::all_reduce:
-        return {.input = n, .output = n, .folds = true};
-      case Collective::reduce_scatter:
-        return {.input = n, .output = own.count, .output_base = own.offset, .folds = true};
-      case Collective::all_gather:
-        return {.input = n, .output = n * static_cast<size_t>(world.size), .input_base = r * n};
-      case Collective::broadcast:
-        return {.input = n, .output = n};
-      case Collective::barrier:
-        return {};
-      default:
-        throw Error(ErrorCode::invalid_argument,
-                    "there is no proof of " + std::string(name_of(collective)) + " yet");
-    }
-  }
-};
-
-/// One rank's memory: input, output and scratch as one row of cells, and which lanes touched them.
-class Memory {
- public:
-  static constexpr uint16_t kNoLane = 0xffff, kManyLanes = 0xfffe;
-
-  Memory(const Meaning& meaning, size_t scratch, Buffers buffers)
-      : extent_{meaning.input, meaning.output, scratch} {
-    if (buffers == Buffers::in_place) {
-      base_ = {meaning.input_base, meaning.output_base, 0};
-      base_[2] = std::max(base_[0] + extent_[0], base_[1] + extent_[1]);
-    } else {
-      base_ = {0, extent_[0], extent_[0] + extent_[1]};
-    }
-    cells_.resize(base_[2] + scratch);
-    marks_.resize(cells_.size());
-  }
-
-  bool contains(Slice s) const {
-    const size_t extent = extent_[static_cast<size_t>(s.space)];
-    return s.offset <= extent && s.count <= extent - s.offset;
-  }
-  size_t address(Slice s) const { return base_[static_cast<size_t>(s.space)] + s.offset; }
-  bool same(Slice a, Slice b) const { return address(a) == address(b) && a.count == b.count; }
-  bool overlap(Slice a, Slice b) const {
-    return address(a) < address(b) + b.count && address(b) < address(a) + a.count;
-  }
-
-  Value* at(Slice s) { return cells_.data() + address(s); }
-
-  void note_read(Slice s, uint16_t lane) {
-    for (Mark *m = marks_.data() + address(s), *end = m + s.count; m != end; ++m) {
-      if (m->writer != kNoLane && m->writer != lane) throw Fault{"reads what another lane writes"};
-      m->reader = m->reader == kNoLane || m->reader == lane ? lane : kManyLanes;
-    }
-  }
-  void note_write(Slice s, uint16_t lane) {
-    for (Mark *m = marks_.data() + address(s), *end = m + s.count; m != end; ++m) {
-      if (m->writer != kNoLane && m->writer != lane) throw Fault{"writes what another lane writes"};
-      if (m->reader != kNoLane && m->reader != lane) throw Fault{"writes what another lane reads"};
-      m->writer = lane;
-    }
-  }
-
- private:
-  struct Mark {
-    uint16_t reader = kNoLane, writer = kNoLane;
-  };
-  std::array<size_t, 3> extent_, base_{};
-  std::vector<Value> cells_;
-  std::vector<Mark> marks_;
-};
 
 /// Where a lane stands, and of whom it has heard.
 struct Cursor {
@@ -168,7 +20,11 @@ class Execution {
  public:
   Execution(Collective collective, const Shape& world, std::span<const Schedule> schedules,
             Buffers buffers)
-      : collective_(collective), world_(world), schedules_(schedules), expressions_(world.size) {
+      : collective_(collective),
+        world_(world),
+        schedules_(schedules),
+        expectation_(collective, world),
+        expressions_(leaf_count(world)) {
     if (std::ssize(schedules) != world.size)
       throw Fault{"there are " + std::to_string(schedules.size()) + " schedules for " +
                   std::to_string(world.size) + " ranks"};
@@ -191,18 +47,13 @@ class Execution {
     if (schedule.lanes.size() != lanes_)
       throw Fault{"rank " + std::to_string(rank) + " has " + std::to_string(schedule.lanes.size()) +
                   " lanes, rank 0 has " + std::to_string(lanes_)};
-    meanings_.push_back(Meaning::of(collective_, world_, rank));
-    const Meaning& meaning = meanings_.back();
-    Memory& memory = memories_.emplace_back(meaning, schedule.scratch, buffers);
-    const auto set = [&](Slice slice) {
-      Value* cell = memory.at(slice);
-      for (size_t i = 0; i < slice.count; ++i)
-        cell[i] = {static_cast<uint32_t>(rank), static_cast<uint32_t>(i), Stage::raw};
-    };
-    if (collective_ != Collective::broadcast || rank == world_.root)
-      set({Space::input, 0, meaning.input});
+    Memory& memory = memories_.emplace_back(expectation_.extents(rank), schedule.scratch, buffers);
+    Value* cell = memory.at({Space::input, 0, 0});
+    for (const Origin& given : expectation_.input(rank))
+      *cell++ = {given.leaf, given.element, Stage::raw};
     // A barrier's tokens have no meaning, so unset ones may travel.
-    if (collective_ == Collective::barrier) set({Space::scratch, 0, schedule.scratch});
+    if (collective_ == Collective::barrier)
+      std::fill_n(memory.at({Space::scratch, 0, 0}), schedule.scratch, Value{0, 0, Stage::raw});
     std::vector<uint64_t> self((static_cast<size_t>(world_.size) + 63) / 64);
     self[static_cast<size_t>(rank) / 64] = uint64_t{1} << (rank % 64);
     for (size_t l = 0; l < lanes_; ++l) cursors_.push_back({.heard = self, .told = self});
@@ -234,7 +85,7 @@ class Execution {
         require(s.held.count == 0 && !s.leaf_held, "holds an operand but does not fold");
         continue;
       }
-      require(meanings_.front().folds, "folds in a collective that only moves data");
+      require(folds(collective_), "folds in a collective that only moves data");
       const Slice held = held_of(s);
       require(held.count == s.recv.count, "folds slices of different lengths");
       require(memory.contains(held), "holds an operand outside the buffer");
@@ -307,7 +158,7 @@ class Execution {
   /// `value` as the receiver takes it: scaled, if the collective scales at all.
   Value operand(Value value, bool is_leaf) const {
     if (value.stage == Stage::unset) throw Fault{"reads what was never set"};
-    if (!meanings_.front().folds) {
+    if (!folds(collective_)) {
       if (is_leaf) throw Fault{"scales data that is only moved"};
       return value;
     }
@@ -329,7 +180,7 @@ class Execution {
   }
 
   Value finished(Value value) const {
-    if (!meanings_.front().folds) throw Fault{"finishes data that is only moved"};
+    if (!folds(collective_)) throw Fault{"finishes data that is only moved"};
     if (value.stage == Stage::finished) throw Fault{"finishes a slice a second time"};
     value.stage = Stage::finished;
     return value;
@@ -356,44 +207,39 @@ class Execution {
 
   Order judge_outputs() {
     Order order = Order::canonical;
-    std::vector<uint32_t> first(world_.count, kNone);  // what the first rank has of each element
     for (int r = 0; r < world_.size; ++r) {
-      const Meaning& meaning = meanings_[static_cast<size_t>(r)];
       const Value* out = memories_[static_cast<size_t>(r)].at({Space::output, 0, 0});
-      for (size_t i = 0; i < meaning.output; ++i) {
-        const auto require = [&](bool holds, const char* otherwise) {
-          if (!holds)
-            throw Fault{"rank " + std::to_string(r) + ", output " + std::to_string(i) + ": " +
-                        otherwise};
-        };
-        const Value wanted = expected(meaning, i);
-        require(out[i].stage != Stage::unset, "was never set");
-        require(out[i].element == wanted.element, "is another element");
-        if (!meaning.folds) {
-          require(out[i].expression == wanted.expression, "is another rank's");
-          continue;
+      const std::vector<Origin> wanted = expectation_.output(r);
+      for (size_t i = 0; i < wanted.size(); ++i) {
+        try {
+          order = std::min(order, judge(out[i], wanted[i]));
+        } catch (const Fault& fault) {
+          throw Fault{"rank " + std::to_string(r) + ", output " + std::to_string(i) + ": " +
+                      fault.what};
         }
-        require(expressions_.is_complete(out[i].expression), "lacks contributions");
-        require(out[i].stage == Stage::finished, "was never finished");
-        uint32_t& reference = first[wanted.element];
-        if (reference == kNone) reference = out[i].expression;
-        require(reference == out[i].expression, "differs from that of a lower rank");
-        if (out[i].expression != wanted.expression) order = Order::same_on_all_ranks;
       }
     }
     return order;
   }
 
-  Value expected(const Meaning& meaning, size_t i) const {
-    const auto element = [](size_t index) { return static_cast<uint32_t>(index); };
-    switch (collective_) {
-      case Collective::all_gather:
-        return {element(i / meaning.input), element(i % meaning.input), Stage::raw};
-      case Collective::broadcast:
-        return {static_cast<uint32_t>(world_.root), element(i), Stage::raw};
-      default:
-        return {expressions_.canonical(), element(meaning.output_base + i), Stage::finished};
+  Order judge(const Value& value, const Origin& wanted) {
+    const auto require = [](bool holds, const char* otherwise) {
+      if (!holds) throw Fault{otherwise};
+    };
+    require(value.stage != Stage::unset, "was never set");
+    require(value.element == wanted.element, "is another element");
+    if (!folds(collective_)) {
+      require(value.expression == wanted.leaf, "is another rank's");
+      return Order::canonical;
     }
+    require(expressions_.is_complete(value.expression), "lacks contributions");
+    require(value.stage == Stage::finished, "was never finished");
+    if (seen_.size() <= value.element) seen_.resize(value.element + size_t{1}, kNone);
+    uint32_t& first = seen_[value.element];
+    if (first == kNone) first = value.expression;
+    require(first == value.expression, "differs from that of a lower rank");
+    return value.expression == expressions_.canonical() ? Order::canonical
+                                                        : Order::same_on_all_ranks;
   }
 
   Order judge_barrier() const {
@@ -438,9 +284,10 @@ class Execution {
   Collective collective_;
   const Shape& world_;
   std::span<const Schedule> schedules_;
+  Expectation expectation_;
   Expressions expressions_;
   size_t lanes_ = 0;
-  std::vector<Meaning> meanings_;
+  std::vector<uint32_t> seen_;  // what the first rank has of each element
   std::vector<Memory> memories_;
   std::vector<Cursor> cursors_;
   std::deque<std::pair<int, size_t>> ready_;
@@ -459,7 +306,7 @@ Proof check(Collective collective, const Shape& world, std::span<const Schedule>
 
 Proof check(Collective collective, const Shape& world, std::span<const Schedule> by_rank) {
   Proof apart = check(collective, world, by_rank, Buffers::apart);
-  if (!apart.problem.empty()) return apart;
+  if (!apart.problem.empty() || !goes_in_place(collective)) return apart;
   Proof in_place = check(collective, world, by_rank, Buffers::in_place);
   if (!in_place.problem.empty()) in_place.problem = "in place: " + in_place.problem;
   return in_place.order < apart.order ? in_place : apart;

@@ -29,7 +29,7 @@ enum class Buffers : uint8_t { apart, in_place };
 Proof check(Collective collective, const Shape& world, std::span<const Schedule> by_rank,
             Buffers buffers);
 
-/// Both ways; the first problem, or the lesser order.
+/// Both ways, where there are two; the first problem, or the lesser order.
 Proof check(Collective collective, const Shape& world, std::span<const Schedule> by_rank);
 
 }  // namespace farandole

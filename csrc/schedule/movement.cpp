@@ -6,21 +6,19 @@
 namespace farandole {
 namespace {
 
-/// Chunks [begin, begin + chunks) of output, cyclically, in the pieces that lie in one stretch of
-/// one lane: at most two for a single lane, otherwise one for each chunk.
-std::vector<Slice> stretch(const Shape& shape, int lane, int begin, int chunks) {
-  const auto output = [&](int first, int number) {
-    return Slice{Space::output, static_cast<size_t>(first) * shape.count,
-                 static_cast<size_t>(number) * shape.count};
+/// Shares [begin, begin + shares) in output, cyclically, in the pieces that lie in one stretch of
+/// one lane: at most two for a single lane, otherwise one for each share.
+std::vector<Slice> stretch(const Shape& shape, int lane, int begin, int shares) {
+  const auto share = [&](int r) {
+    return in(Space::output, chunk_of(Collective::all_gather, shape, r, lane));
   };
   std::vector<Slice> pieces;
   if (shape.lanes == 1) {
-    const int before_end = std::min(chunks, shape.size - begin);
-    pieces = {output(begin, before_end)};
-    if (before_end < chunks) pieces.push_back(output(0, chunks - before_end));
+    const int end = begin + shares, before_end = std::min(end, shape.size);
+    pieces = {join(share(begin), share(before_end - 1))};
+    if (end > shape.size) pieces.push_back(join(share(0), share(end - shape.size - 1)));
   } else {
-    for (int c = 0; c < chunks; ++c)
-      pieces.push_back(part(output((begin + c) % shape.size, 1), shape.lanes, lane));
+    for (int r = begin; r < begin + shares; ++r) pieces.push_back(share(r % shape.size));
   }
   return pieces;
 }
@@ -41,7 +39,7 @@ Schedule bruck_all_gather(const Shape& shape) {
   for (int l = 0; l < shape.lanes; ++l) {
     Lane lane;
     add(lane, {.to = shape.rank,
-               .send = lane_data(shape, l),
+               .send = own_chunk(Collective::all_gather, shape, Space::input, l),
                .from = shape.rank,
                .recv = stretch(shape, l, shape.rank, 1).front()});
     each_distance(shape.size, [&](int distance) {
@@ -120,10 +118,25 @@ Schedule dissemination_barrier(const Shape& shape) {
   return schedule;
 }
 
+/// In every round somebody waits for the longest stretch.
 Cost bruck_all_gather_cost(const Shape& shape) {
+  const auto longest = [&](int shares) {
+    size_t most = 0;
+    for (int begin = 0; begin < shape.size; ++begin) {
+      size_t count = 0;
+      for (const Slice& piece : stretch(shape, 0, begin, shares)) count += piece.count;
+      most = std::max(most, count);
+    }
+    return static_cast<double>(most);
+  };
   const double others = shape.size - 1;
-  return {.rounds = shape.lanes == 1 ? ceil_log2(shape.size) : others,
-          .bytes = static_cast<double>(shape.count) * others};
+  Cost cost{.rounds = shape.lanes == 1 ? ceil_log2(shape.size) : others};
+  each_distance(shape.size, [&](int distance) {
+    const int shares = std::min(distance, shape.size - distance);
+    cost.bytes +=
+        shape.counts.empty() ? static_cast<double>(shape.count) * shares : longest(shares);
+  });
+  return cost;
 }
 
 Cost scatter_ring_broadcast_cost(const Shape& shape) {

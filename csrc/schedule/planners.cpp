@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "schedule/slicing.h"
 
 namespace farandole {
 namespace {
@@ -29,25 +30,62 @@ Error refusal(Collective collective, const Shape& shape, Determinism level, std:
               std::to_string(shape.size) + " ranks: " + allowed_names(collective, shape, level)};
 }
 
+void require(bool holds, const std::string& otherwise) {
+  if (!holds) throw Error(ErrorCode::invalid_argument, otherwise);
+}
+
+void require_rank(const char* what, int value, int size) {
+  require(value >= 0 && value < size, std::string(what) + " " + std::to_string(value) +
+                                          " is not one of " + std::to_string(size) + " ranks");
+}
+
+void require_counts(Collective collective, const Shape& shape) {
+  const std::string operation{name_of(collective)};
+  const size_t expected = counts_of(collective, shape.size);
+  require(expected > 0, operation + " has no uneven form: all ranks have the same count");
+  require(
+      shape.counts.size() == expected,
+      operation + " over " + std::to_string(shape.size) + " ranks takes " +
+          std::to_string(expected) + " counts" +
+          (collective == Collective::all_to_all ? ", from * size + to," : ", one for each rank,") +
+          " not " + std::to_string(shape.counts.size()));
+  size_t total = 0;
+  for (const size_t count : shape.counts)
+    require(!__builtin_add_overflow(total, count, &total),
+            "the counts of " + operation + " add up to more than any memory holds");
+}
+
+void require_leaves(Collective collective, const Shape& shape) {
+  const std::string operation{name_of(collective)};
+  require(folds(collective), operation + " folds nothing, so its ranks have no leaves");
+  require(std::ssize(shape.leaves) == shape.size, "leaves are told for " +
+                                                      std::to_string(shape.leaves.size()) + " of " +
+                                                      std::to_string(shape.size) + " ranks");
+  for (int r = 0; r < shape.size; ++r)
+    require(shape.leaves[static_cast<size_t>(r)] >= 0,
+            "rank " + std::to_string(r) + " cannot hold " +
+                std::to_string(shape.leaves[static_cast<size_t>(r)]) + " leaves");
+  require(leaf_count(shape) > 0, operation + " of no leaves at all has no result");
+}
+
 }  // namespace
 
-void require_valid(const Shape& shape) {
-  const auto require = [](bool holds, const std::string& otherwise) {
-    if (!holds) throw Error(ErrorCode::invalid_argument, otherwise);
-  };
-  const auto within = [](const char* what, int value, int size) {
-    return std::string(what) + " " + std::to_string(value) + " is not one of " +
-           std::to_string(size) + " ranks";
-  };
+void require_valid(Collective collective, const Shape& shape) {
   require(shape.size >= 1, "a group has at least one rank, not " + std::to_string(shape.size));
-  require(shape.rank >= 0 && shape.rank < shape.size, within("rank", shape.rank, shape.size));
-  require(shape.root >= 0 && shape.root < shape.size, within("root", shape.root, shape.size));
+  require_rank("rank", shape.rank, shape.size);
+  require_rank("root", shape.root, shape.size);
   require(shape.lanes >= 1, "a schedule has at least one lane, not " + std::to_string(shape.lanes));
   require(shape.segments >= 1,
           "data is cut into at least one segment, not " + std::to_string(shape.segments));
-  require(shape.leaves.empty(), "several leaves on a rank are not supported by any planner");
-  require(shape.counts.empty(),
-          "counts that differ between ranks are not supported by any planner");
+  if (!shape.counts.empty()) require_counts(collective, shape);
+  if (!shape.leaves.empty()) require_leaves(collective, shape);
+}
+
+std::vector<Schedule> plan_world(const Planner& planner, Shape world) {
+  std::vector<Schedule> by_rank;
+  for (world.rank = 0; world.rank < world.size; ++world.rank)
+    by_rank.push_back(planner.plan(world));
+  return by_rank;
 }
 
 const Planner* find_planner(Collective collective, std::string_view name) {
@@ -62,7 +100,7 @@ bool is_allowed(const Planner& planner, const Shape& shape, Determinism level) {
 
 const Planner& require_planner(Collective collective, std::string_view name, const Shape& shape,
                                Determinism level) {
-  require_valid(shape);
+  require_valid(collective, shape);
   const Planner* planner = find_planner(collective, name);
   const std::string what = "algorithm '" + std::string(name) + "'";
   const std::string where =
@@ -81,14 +119,14 @@ const Planner& require_planner(Collective collective, std::string_view name, con
 }
 
 double predicted_seconds(const Cost& cost, size_t bytes_per_element) {
-  return kSecondsPerRound * cost.rounds +
+  return kSecondsPerRound * cost.rounds + kSecondsPerMessage * cost.messages +
          static_cast<double>(bytes_per_element) *
              (kSecondsPerByte * cost.bytes + kSecondsPerFoldedByte * cost.folds);
 }
 
 const Planner& choose_planner(Collective collective, const Shape& shape, size_t bytes_per_element,
                               Determinism level) {
-  require_valid(shape);
+  require_valid(collective, shape);
   const Planner* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
   for (const Planner& planner : planners()) {

@@ -2,14 +2,18 @@
 #pragma once
 
 #include <string_view>
+#include <vector>
 
 #include "schedule/schedule.h"
 
 namespace farandole {
 
-/// Throws Error(invalid_argument) when the shape contradicts itself or asks for a form that does
-/// not exist. Every row's `plan` begins with it.
-void require_valid(const Shape& shape);
+/// Throws Error(invalid_argument) when the shape contradicts itself or asks for a form that
+/// `collective` does not have. Every row's `plan` begins with it.
+void require_valid(Collective collective, const Shape& shape);
+
+/// Every rank's schedule; `world.rank` does not count.
+std::vector<Schedule> plan_world(const Planner& planner, Shape world);
 
 /// The row, or null when `collective` has no planner of that name.
 const Planner* find_planner(Collective collective, std::string_view name);
@@ -24,7 +28,7 @@ const Planner& require_planner(Collective collective, std::string_view name, con
 
 /// The cheapest allowed row by the default model, in seconds:
 ///
-///   kSecondsPerRound * rounds +
+///   kSecondsPerRound * rounds + kSecondsPerMessage * messages +
 ///   bytes_per_element * (kSecondsPerByte * bytes + kSecondsPerFoldedByte * folds)
 ///
 /// Pure: equal arguments (`shape.rank` does not count) give an equal answer on every rank.
@@ -35,8 +39,10 @@ double predicted_seconds(const Cost& cost, size_t bytes_per_element);
 
 // Orders of magnitude for processes on a few hosts, good enough to tell latency from bandwidth; a
 // tuning table measured on the machine replaces them. Host memory: a hand-over between polling
-// ranks through a byte channel, a stream copied in and out of it, a fold bound by memory.
+// ranks through a byte channel, a step whose message is there already, a stream copied in and out
+// of the channel, a fold bound by memory.
 inline constexpr double kSecondsPerRound = 5e-6;
+inline constexpr double kSecondsPerMessage = 5e-7;
 inline constexpr double kSecondsPerByte = 1 / 5e9;
 inline constexpr double kSecondsPerFoldedByte = 1 / 10e9;
 

@@ -11,6 +11,11 @@
 namespace farandole {
 namespace {
 
+/// What is folded is dealt out like this; all_reduce has even shares.
+Slice folded_chunk(const Shape& shape, int owner, int lane) {
+  return chunk_of(Collective::reduce_scatter, shape, owner, lane);
+}
+
 int around(const Shape& shape, int rank) { return (rank + 2 * shape.size) % shape.size; }
 
 /// In turn k I pass on the chunk that k ranks before me have already folded. `place(turn, owner)`
@@ -23,10 +28,10 @@ void add_reduce(Lane& lane, const Shape& shape, int l, Place place) {
     const int out = around(shape, rank - 1 - k), mine = around(shape, rank - 2 - k);
     add(lane,
         {.to = right,
-         .send = k == 0 ? chunk_of(shape, out, l) : place(k - 1, out),
+         .send = k == 0 ? folded_chunk(shape, out, l) : place(k - 1, out),
          .from = left,
          .recv = place(k, mine),
-         .held = chunk_of(shape, mine, l),
+         .held = folded_chunk(shape, mine, l),
          .action = left < rank ? Action::fold_lower : Action::fold_upper,
          .leaf_arrived = k == 0,
          .leaf_held = true,
@@ -48,12 +53,12 @@ void add_gather(Lane& lane, const Shape& shape, Chunk chunk) {
         shape.segments);
 }
 
-/// `passes` times around, each time all but one chunk.
-Cost ring_cost(const Shape& shape, double passes, double data, double folded) {
-  const double turns = shape.size - 1, share = turns / shape.size;
+/// `passes` times around, each turn as long as the largest chunk takes.
+Cost ring_cost(const Shape& shape, double passes, size_t chunk, bool folds) {
+  const double turns = shape.size - 1, each = static_cast<double>(chunk);
   return {.rounds = passes * turns * shape.segments,
-          .bytes = passes * data * share,
-          .folds = folded * share};
+          .bytes = passes * turns * each,
+          .folds = folds ? turns * each : 0};
 }
 
 }  // namespace
@@ -61,7 +66,7 @@ Cost ring_cost(const Shape& shape, double passes, double data, double folded) {
 Schedule ring_all_reduce(const Shape& shape) {
   Schedule schedule;
   for (int l = 0; l < shape.lanes; ++l) {
-    const auto chunk = [&](int owner) { return in(Space::output, chunk_of(shape, owner, l)); };
+    const auto chunk = [&](int owner) { return in(Space::output, folded_chunk(shape, owner, l)); };
     Lane lane;
     add_reduce(lane, shape, l, [&](int, int owner) { return chunk(owner); });
     add_gather(lane, shape, chunk);
@@ -72,14 +77,16 @@ Schedule ring_all_reduce(const Shape& shape) {
 
 /// Only the own chunk has a place in output; what is on its way lies in two slots in turn.
 Schedule ring_reduce_scatter(const Shape& shape) {
+  const Slice largest{.count = largest_share(Collective::reduce_scatter, shape)};
   Schedule schedule;
-  const Slice own = {Space::output, 0, part({.count = shape.count}, shape.size, shape.rank).count};
   for (int l = 0; l < shape.lanes; ++l) {
-    const size_t base = schedule.scratch, slot = chunk_of(shape, 0, l).count;
+    const size_t base = schedule.scratch, slot = part(largest, shape.lanes, l).count;
     Lane lane;
     add_reduce(lane, shape, l, [&](int turn, int owner) -> Slice {
-      if (turn == shape.size - 2) return part(own, shape.lanes, l);
-      return {Space::scratch, base + (turn % 2 == 0 ? 0 : slot), chunk_of(shape, owner, l).count};
+      if (turn == shape.size - 2)
+        return own_chunk(Collective::reduce_scatter, shape, Space::output, l);
+      return {Space::scratch, base + (turn % 2 == 0 ? 0 : slot),
+              folded_chunk(shape, owner, l).count};
     });
     if (shape.size > 2) schedule.scratch += 2 * slot;
     schedule.lanes.push_back(std::move(lane));
@@ -91,12 +98,11 @@ Schedule ring_all_gather(const Shape& shape) {
   Schedule schedule;
   for (int l = 0; l < shape.lanes; ++l) {
     const auto chunk = [&](int owner) {
-      return part({Space::output, static_cast<size_t>(owner) * shape.count, shape.count},
-                  shape.lanes, l);
+      return in(Space::output, chunk_of(Collective::all_gather, shape, owner, l));
     };
     Lane lane;
     add(lane, {.to = shape.rank,
-               .send = lane_data(shape, l),
+               .send = own_chunk(Collective::all_gather, shape, Space::input, l),
                .from = shape.rank,
                .recv = chunk(shape.rank)});
     add_gather(lane, shape, chunk);
@@ -106,22 +112,22 @@ Schedule ring_all_gather(const Shape& shape) {
 }
 
 Cost ring_all_reduce_cost(const Shape& shape) {
-  const double n = static_cast<double>(shape.count);
-  return ring_cost(shape, 2, n, n);
+  return ring_cost(shape, 2, largest_share(Collective::reduce_scatter, shape), true);
 }
 
 Cost ring_reduce_scatter_cost(const Shape& shape) {
-  const double n = static_cast<double>(shape.count);
-  return ring_cost(shape, 1, n, n);
+  return ring_cost(shape, 1, largest_share(Collective::reduce_scatter, shape), true);
 }
 
 Cost ring_all_gather_cost(const Shape& shape) {
-  return ring_cost(shape, 1, static_cast<double>(shape.count) * shape.size, 0);
+  return ring_cost(shape, 1, largest_share(Collective::all_gather, shape), false);
 }
 
-/// Chunk 0 is folded as 0 ⊕ (1 ⊕ 2 ⊕ …): canonical for two ranks and never for more.
+/// Chunk 0 is folded as 0 ⊕ (1 ⊕ 2 ⊕ …): canonical for two ranks and not for more.
 Order ring_order(const Shape& shape) {
-  return shape.size <= 2 || shape.count == 0 ? Order::canonical : Order::same_on_all_ranks;
+  return shape.size <= 2 || all_shares(Collective::reduce_scatter, shape) == 0
+             ? Order::canonical
+             : Order::same_on_all_ranks;
 }
 
 }  // namespace farandole

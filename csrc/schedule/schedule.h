@@ -34,7 +34,8 @@ namespace farandole {
 ///   all_to_all       a block for each rank        a block from each rank, in rank order
 ///   send, recv       between two ranks: a broadcast on a stream of their own, never planned
 ///
-/// A block of all_to_all has `count` elements, or counts[from * size + to].
+/// A block of all_to_all has `count` elements, or counts[from * size + to]. A rank with several
+/// leaves has as many inputs, one after the other, for what folds.
 enum class Collective : uint8_t {
   all_reduce,
   reduce_scatter,
@@ -63,14 +64,38 @@ constexpr std::optional<Collective> collective_named(std::string_view name) {
   return std::nullopt;
 }
 
+/// How many entries Shape::counts has when shares differ; 0: this collective has no such form.
+constexpr size_t counts_of(Collective kind, int size) {
+  const auto ranks = static_cast<size_t>(size);
+  switch (kind) {
+    case Collective::reduce_scatter:
+    case Collective::all_gather:
+    case Collective::gather:
+    case Collective::scatter:
+      return ranks;
+    case Collective::all_to_all:
+      return ranks * ranks;
+    default:
+      return 0;
+  }
+}
+
+constexpr bool goes_in_place(Collective kind) { return kind != Collective::all_to_all; }
+
+constexpr bool is_rooted(Collective kind) {
+  return kind == Collective::broadcast || kind == Collective::reduce ||
+         kind == Collective::gather || kind == Collective::scatter;
+}
+
 constexpr bool folds(Collective kind) {
   return kind == Collective::all_reduce || kind == Collective::reduce_scatter ||
          kind == Collective::reduce;
 }
 
 /// Input is never written. In place, input and output are one memory: output[0] lies at input[0];
-/// for all_gather input[0] lies at the rank's own chunk of output, and for reduce_scatter output[0]
-/// lies at the rank's own part of input. Scratch starts unset.
+/// for all_gather and gather input[0] lies at the rank's own share of output, and for
+/// reduce_scatter and scatter output[0] lies at the rank's own share of input. all_to_all is never
+/// in place. Scratch starts unset.
 enum class Space : uint8_t { input, output, scratch };
 
 inline constexpr std::array<std::string_view, 3> kSpaceNames{"input", "output", "scratch"};
@@ -120,7 +145,7 @@ struct Step {
 using Lane = std::vector<Step>;
 
 struct Schedule {
-  std::vector<Lane> lanes;
+  std::vector<Lane> lanes{};
   size_t scratch = 0;  // elements, over all lanes
 };
 
@@ -129,7 +154,7 @@ struct Shape {
   int rank = 0;
   int size = 1;
   size_t count = 0;
-  std::span<const size_t> counts{};  // uneven forms; `count` is then not looked at
+  std::span<const size_t> counts{};  // uneven forms (counts_of); `count` is then not looked at
   std::span<const int> leaves{};     // logical ranks held by each rank; empty: one each
   int lanes = 1;                     // at most; each takes a share of the data
   int segments = 2;  // pieces of a transfer, for planners that pipeline; others have one
@@ -164,10 +189,12 @@ constexpr std::optional<Determinism> determinism_named(std::string_view name) {
 /// Along the longest path through the ranks. `bytes` and `folds` are for elements of one byte:
 /// multiply by the element's size. A round is a message that somebody has to wait for: a step that
 /// exchanges is one, messages sent one after the other without receiving are one together.
+/// `messages` are those that one rank deals with beyond one in each round.
 struct Cost {
   double rounds = 0;
   double bytes = 0;
   double folds = 0;
+  double messages = 0;
 };
 
 /// A way to run one collective: a pure function from shape to schedule, and what is known of it.

@@ -2,22 +2,32 @@
 
 namespace farandole {
 
+size_t largest_share(Collective kind, const Shape& shape) {
+  if (!shape.counts.empty()) return *std::ranges::max_element(shape.counts);
+  return kind == Collective::all_to_all ? shape.count : share_of(kind, shape, 0).count;
+}
+
+size_t all_shares(Collective kind, const Shape& shape) {
+  if (!shape.counts.empty())
+    return count_before(shape.counts, static_cast<int>(shape.counts.size()));
+  if (kind == Collective::reduce_scatter) return shape.count;
+  return shape.count * static_cast<size_t>(shape.size);
+}
+
 Sizes sizes_of(Collective kind, const Shape& shape) {
   const bool root = shape.rank == shape.root;
   const auto share = [&](int r) { return share_of(kind, shape, r).count; };
-  const auto all = [&] {
-    size_t total = 0;
-    for (int r = 0; r < shape.size; ++r) total += share(r);
-    return total;
-  };
+  const auto all = [&] { return all_shares(kind, shape); };
+  const auto leaves = static_cast<size_t>(leaves_of(shape, shape.rank));
   switch (kind) {
     case Collective::all_reduce:
+      return {leaves * shape.count, shape.count};
     case Collective::broadcast:
       return {shape.count, shape.count};
     case Collective::reduce:
-      return {shape.count, root ? shape.count : 0};
+      return {leaves * shape.count, root ? shape.count : 0};
     case Collective::reduce_scatter:
-      return {all(), share(shape.rank)};
+      return {leaves * all(), share(shape.rank)};
     case Collective::all_gather:
       return {share(shape.rank), all()};
     case Collective::gather:

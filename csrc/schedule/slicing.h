@@ -42,11 +42,6 @@ constexpr int split_of(int size) {
 constexpr int floor_log2(int n) { return std::bit_width(static_cast<unsigned>(n)) - 1; }
 constexpr int ceil_log2(int n) { return std::bit_width(static_cast<unsigned>(n - 1)); }
 
-/// Chunk of `owner`, as reduce_scatter deals the data out, and of that the part of one lane.
-constexpr Slice chunk_of(const Shape& shape, int owner, int lane) {
-  return part(part({Space::input, 0, shape.count}, shape.size, owner), shape.lanes, lane);
-}
-
 /// What one lane of a collective on whole buffers takes care of.
 constexpr Slice lane_data(const Shape& shape, int lane) {
   return part({Space::input, 0, shape.count}, shape.lanes, lane);
@@ -66,6 +61,17 @@ constexpr Slice share_of(Collective kind, const Shape& shape, int owner) {
   if (kind == Collective::reduce_scatter)
     return part({Space::input, 0, shape.count}, shape.size, owner);
   return {Space::input, r * shape.count, shape.count};
+}
+
+/// Of that share the part of one lane. An all_reduce deals its data out like reduce_scatter.
+constexpr Slice chunk_of(Collective kind, const Shape& shape, int owner, int lane) {
+  return part(share_of(kind, shape, owner), shape.lanes, lane);
+}
+
+/// The shape's rank's share where it lies alone: in the output of reduce_scatter and scatter, in
+/// the input of all_gather and gather.
+constexpr Slice own_chunk(Collective kind, const Shape& shape, Space space, int lane) {
+  return part({space, 0, share_of(kind, shape, shape.rank).count}, shape.lanes, lane);
 }
 
 /// all_to_all: the block that rank `from` has for rank `to`, in the sender's input.
@@ -92,6 +98,20 @@ struct Sizes {
   size_t output = 0;
 };
 Sizes sizes_of(Collective kind, const Shape& shape);
+
+/// Leaves held by the ranks below `rank`, by itself, and by all.
+constexpr int leaves_before(const Shape& shape, int rank) {
+  if (shape.leaves.empty()) return rank;
+  return std::accumulate(shape.leaves.begin(), shape.leaves.begin() + rank, 0);
+}
+constexpr int leaves_of(const Shape& shape, int rank) {
+  return leaves_before(shape, rank + 1) - leaves_before(shape, rank);
+}
+constexpr int leaf_count(const Shape& shape) { return leaves_before(shape, shape.size); }
+
+/// Elements of the largest share, of all_to_all the largest block, and of all shares together.
+size_t largest_share(Collective kind, const Shape& shape);
+size_t all_shares(Collective kind, const Shape& shape);
 
 /// Adds a step in `segments` pieces. Empty halves are dropped, and steps with nothing left: both
 /// ends of a transfer know its length, so they drop the same ones.
