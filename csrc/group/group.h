@@ -6,23 +6,10 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "group/arguments.h"
+#include "group/pairs.h"
 
 namespace farandole {
-
-/// What every collective takes besides its buffers.
-struct Options {
-  ReduceOp op = ReduceOp::sum;
-  double prescale = 1;
-  double postscale = 1;
-  int root = 0;
-  std::vector<size_t> counts;  // uneven forms: the same on every rank
-  std::string name;
-  std::string algorithm;
-  std::optional<Determinism> level;  // default: the group's
-  std::optional<Deadline> deadline;  // default: the group's timeout from now
-  std::shared_ptr<const void> keepalive;
-  Completion completion;
-};
 
 struct GroupDefaults {
   Duration timeout = std::chrono::seconds(1800);  // zero: for ever
@@ -49,6 +36,21 @@ class Group : public std::enable_shared_from_this<Group> {
                 bool caller_waits = false);
   Handle submit_to(const std::shared_ptr<Stream>& stream, Collective kind, Buffer input,
                    Buffer output, Options options, bool caller_waits = false);
+
+  /// One operation of several that are submitted together.
+  struct Item {
+    Buffer input, output;
+    Options options;
+  };
+  /// All or nothing: none is sent unless every one is valid. Handles are in the order of the items.
+  std::vector<Handle> submit_all(Collective kind, std::vector<Item> items,
+                                 bool caller_waits = false);
+
+  /// This rank's end of a transfer between two ranks: Collective::send to `peer`, or recv from it.
+  /// Messages of one direction and tag meet in the order of submission; others do not wait for
+  /// them. Complete when the receiver has the data.
+  Handle submit_between(Collective kind, int peer, int tag, Buffer data, Options options = {},
+                        bool caller_waits = false);
 
   /// A stream of its own order, for a Reducer or a traced program. Opened in the same order on
   /// every member; waits for nobody.
@@ -77,11 +79,13 @@ class Group : public std::enable_shared_from_this<Group> {
   Group(std::shared_ptr<Engine> engine, std::vector<int> members, uint64_t key,
         GroupDefaults defaults, Deadline deadline);
   Operation checked(Collective kind, Buffer input, Buffer output, Options options) const;
+  void fill(Operation& operation, Options options) const;
 
   std::shared_ptr<Engine> engine_;
   GroupDefaults defaults_;
   Membership membership_;
   std::shared_ptr<Stream> program_order_;
+  Pairs pairs_;
   std::atomic<bool> submitting_{false};
   uint64_t next_stream_ = 1;
   uint64_t splits_ = 0;
