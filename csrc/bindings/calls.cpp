@@ -62,7 +62,7 @@ Options options_from(const std::string& op, double prescale, double postscale, i
 Call borrow_both(const py::object& input, const py::object& output) {
   if (input.is_none() && output.is_none())
     throw Error(ErrorCode::invalid_argument, "neither an input nor an output is given");
-  Call call;
+  Call call{{{}, py::none()}, {{}, py::none()}};
   if (!input.is_none()) call.input = borrow(input, input.is(output), "input");
   if (input.is(output))
     call.output = call.input;

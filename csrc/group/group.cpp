@@ -109,6 +109,7 @@ Group::Group(std::shared_ptr<Engine> engine, std::vector<int> members, uint64_t 
   membership_.lifeline = engine_->share_lifeline(*cell, fate_key, owned, membership_.members);
   membership_.abort = &cell->state.value;
   program_order_ = engine_->open_stream(membership_, "", 0);
+  newest_ = program_order_.get();
 }
 
 Operation Group::checked(Collective kind, Buffer input, Buffer output, Options o) const {
@@ -143,6 +144,7 @@ void Group::fill(Operation& operation, Options o) const {
 Handle Group::submit(Collective kind, Buffer input, Buffer output, Options options,
                      bool caller_waits) {
   const InOrder order(submitting_);
+  newest_.store(program_order_.get(), std::memory_order_relaxed);
   return submit_to(program_order_, kind, input, output, std::move(options), caller_waits);
 }
 
@@ -162,6 +164,7 @@ std::vector<Handle> Group::submit_all(Collective kind, std::vector<Item> items, 
     operations.push_back(checked(kind, item.input, item.output, std::move(item.options)));
     if (!operations.back().algorithm.empty()) program_order_->require_backend(operations.back());
   }
+  newest_.store(program_order_.get(), std::memory_order_relaxed);
   std::vector<Handle> handles;
   for (Operation& operation : operations)
     handles.push_back(engine_->submit(program_order_, std::move(operation), caller_waits));
@@ -185,8 +188,9 @@ Handle Group::submit_between(Collective kind, int peer, int tag, Buffer data, Op
   operation.count = data.count;
   fill(operation, std::move(options));
   const Pair pair = sends ? Pair{rank(), peer, tag} : Pair{peer, rank(), tag};
-  return engine_->submit(pairs_.stream(*engine_, membership_, pair), std::move(operation),
-                         caller_waits);
+  const auto stream = pairs_.stream(*engine_, membership_, pair);
+  newest_.store(stream.get(), std::memory_order_relaxed);
+  return engine_->submit(stream, std::move(operation), caller_waits);
 }
 
 std::shared_ptr<Stream> Group::open_stream(std::string label) {
@@ -267,6 +271,20 @@ std::shared_ptr<std::byte> Group::allocate(size_t bytes) {
   auto arena = engine_->arena();
   std::byte* data = arena->allocate(bytes);
   return {data, [arena](std::byte* p) { arena->release(p); }};
+}
+
+std::shared_ptr<std::byte> Group::borrow(size_t bytes) {
+  constexpr size_t kMostKept = 8;
+  for (auto& [have, memory] : lent_) {
+    if (memory.use_count() > 1 || have < bytes) continue;
+    std::atomic_thread_fence(std::memory_order_acquire);  // partner: the last owner letting go
+    return memory;
+  }
+  std::shared_ptr<std::byte> memory = allocate(bytes);
+  if (lent_.size() == kMostKept)  // too small, all that are not lent
+    std::erase_if(lent_, [](const auto& kept) { return kept.second.use_count() == 1; });
+  if (lent_.size() < kMostKept) lent_.emplace_back(bytes, memory);
+  return memory;
 }
 
 std::string Group::describe() const { return program_order_->describe(); }

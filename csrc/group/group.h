@@ -72,8 +72,12 @@ class Group : public std::enable_shared_from_this<Group> {
 
   /// Memory that all ranks of the host map, zero at first; released with the last owner.
   std::shared_ptr<std::byte> allocate(size_t bytes);
+  /// Such memory from a small store, where it goes back to with its last owner. One thread at a
+  /// time.
+  std::shared_ptr<std::byte> borrow(size_t bytes);
   std::string describe() const;
-  std::string_view last_path() const { return program_order_->last_path(); }
+  /// The path of the newest operation, in program order or between two ranks.
+  std::string_view last_path() const { return newest_.load()->last_path(); }
 
  private:
   Group(std::shared_ptr<Engine> engine, std::vector<int> members, uint64_t key,
@@ -86,6 +90,8 @@ class Group : public std::enable_shared_from_this<Group> {
   Membership membership_;
   std::shared_ptr<Stream> program_order_;
   Pairs pairs_;
+  std::atomic<const Stream*> newest_{nullptr};                       // of program_order_ or pairs_
+  std::vector<std::pair<size_t, std::shared_ptr<std::byte>>> lent_;  // bytes; see borrow()
   std::atomic<bool> submitting_{false};
   uint64_t next_stream_ = 1;
   uint64_t splits_ = 0;

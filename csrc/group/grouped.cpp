@@ -77,8 +77,8 @@ std::vector<Grouped::Pack> Grouped::plan(Group& group) const {
   std::erase_if(packs, [](const Pack& p) { return p.members.size() < 2; });
   for (Pack& p : packs) {
     const size_t element = size_of(p.dtype);
-    p.sent = group.allocate(p.input * element);
-    p.arrived = in_place(kind_) ? p.sent : group.allocate(p.output * element);
+    p.sent = group.borrow(p.input * element);
+    p.arrived = in_place(kind_) ? p.sent : group.borrow(p.output * element);
   }
   return packs;
 }
