@@ -12,6 +12,7 @@ namespace py = pybind11;
 void bind_errors(py::module_& module);
 void bind_arrays(py::module_& module);
 void bind_group(py::module_& module);
+void bind_verbs(py::module_& module);
 void bind_reducer(py::module_& module);
 void bind_fold(py::module_& module);
 void bind_schedule(py::module_& module);

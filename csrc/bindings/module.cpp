@@ -8,6 +8,7 @@ PYBIND11_MODULE(_core, module) {
   bind_errors(module);
   bind_arrays(module);
   bind_group(module);
+  bind_verbs(module);
   bind_reducer(module);
   bind_fold(module);
   bind_schedule(module);

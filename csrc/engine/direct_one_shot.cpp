@@ -16,9 +16,9 @@ class OneShot : public DirectPath {
   void start(const Operation& operation) override {
     what_.start(operation, memory_);
     read_ = false;
-    const bool shows = operation.kind != Collective::broadcast || operation.root == memory_.rank;
     const bool alone = memory_.size() == 1;
-    if (alone || !shows || what_.mine_is_shared() || operation.input.count == 0) return;
+    if (alone || !what_.is_read(memory_.rank) || what_.mine_is_shared()) return;
+    if (operation.input.count == 0) return;
     std::memcpy(memory_.mine().one_shot[memory_.sequence() % 2], operation.input.data,
                 operation.input.bytes());
   }

@@ -3,7 +3,6 @@
 
 #include "engine/direct_path.h"
 #include "fold/fold.h"
-#include "schedule/slicing.h"
 
 namespace farandole {
 namespace {
@@ -18,6 +17,11 @@ void move(std::byte* to, const std::byte* from, size_t bytes) {
 void DirectOperation::start(const Operation& operation, const StreamMemory& memory) {
   operation_ = &operation;
   memory_ = &memory;
+  shape_.rank = memory.rank;
+  shape_.size = memory.size();
+  shape_.count = operation.count;
+  shape_.counts = operation.counts;
+  shape_.root = operation.root;
   const auto place = [&](const Buffer& b) {
     const auto offset = memory.segment->offset_of(b.data, b.bytes());
     return offset && b.count > 0 ? *offset + 1 : 0;
@@ -42,33 +46,35 @@ std::byte* DirectOperation::mapped(int r, std::atomic<uint64_t> Places::* which,
 
 bool DirectOperation::all_shared() const {
   for (int r = 0; r < memory_->size(); ++r)
-    if (input_of(r) == nullptr || output_of(r) == nullptr) return false;
+    if (input_of(r) == nullptr || (output_bytes(r) > 0 && output_of(r) == nullptr)) return false;
   return true;
+}
+
+size_t DirectOperation::input_bytes(int r) const {
+  if (r == shape_.rank) return operation_->input.bytes();
+  return input_count(operation_->kind, shape_, r) * size_of(operation_->input.dtype);
+}
+
+size_t DirectOperation::output_bytes(int r) const {
+  const bool has_none = operation_->kind == Collective::reduce && r != shape_.root;
+  return has_none ? 0 : shape_.count * size_of(operation_->input.dtype);
 }
 
 void DirectOperation::finish(const std::vector<const std::byte*>& inputs, const Scales& scales,
                              std::byte* output) const {
   const Operation& o = *operation_;
-  const size_t bytes = o.input.bytes();
-  switch (o.kind) {
-    case Collective::all_reduce:
-      fold_canonical(output, inputs, o.input.count, o.input.dtype, o.op, scales);
-      return;
-    case Collective::reduce_scatter: {
-      const Slice mine = part({Space::input, 0, o.input.count}, memory_->size(), memory_->rank);
-      std::vector<const std::byte*> parts = inputs;
-      for (const std::byte*& p : parts) p += mine.offset * size_of(o.input.dtype);
-      fold_canonical(output, parts, mine.count, o.input.dtype, o.op, scales);
-      return;
-    }
-    case Collective::all_gather:
-      for (size_t r = 0; r < inputs.size(); ++r) move(output + r * bytes, inputs[r], bytes);
-      return;
-    case Collective::broadcast:
-      move(output, inputs[static_cast<size_t>(o.root)], bytes);
-      return;
-    default:
-      return;
+  const size_t element = size_of(o.input.dtype);
+  if (folds(o.kind)) {
+    const Slice take = route_to_me(0).take;  // the same of every rank
+    std::vector<const std::byte*> parts = inputs;
+    for (const std::byte*& p : parts) p += take.offset * element;
+    if (take.count > 0) fold_canonical(output, parts, take.count, o.input.dtype, o.op, scales);
+    return;
+  }
+  for (size_t r = 0; r < inputs.size(); ++r) {
+    const Route from = route_to_me(static_cast<int>(r));
+    move(output + from.put.offset * element, inputs[r] + from.take.offset * element,
+         from.take.count * element);
   }
 }
 

@@ -13,6 +13,7 @@
 
 #include "engine/backend.h"
 #include "engine/stream_page.h"
+#include "schedule/routes.h"
 
 namespace farandole {
 
@@ -36,13 +37,18 @@ class DirectOperation {
   void start(const Operation& operation, const StreamMemory& memory);
 
   const Operation& operation() const { return *operation_; }
+  const Shape& shape() const { return shape_; }
+  Route route_to_me(int from) const { return route(operation_->kind, shape_, from, shape_.rank); }
+  /// Bytes of rank r's input (output, of a collective on whole buffers).
+  size_t input_bytes(int r) const;
+  size_t output_bytes(int r) const;
+  /// Whether other ranks take anything of rank r's input.
+  bool is_read(int r) const { return farandole::is_read(operation_->kind, shape_, r); }
+
   /// Where rank r's input (output) is mapped here; null when only its owner maps it.
-  const std::byte* input_of(int r) const {
-    return mapped(r, &Places::input, operation_->input.bytes());
-  }
-  std::byte* output_of(int r) const {
-    return mapped(r, &Places::output, operation_->output.bytes());
-  }
+  const std::byte* input_of(int r) const { return mapped(r, &Places::input, input_bytes(r)); }
+  std::byte* output_of(int r) const { return mapped(r, &Places::output, output_bytes(r)); }
+  /// Every rank maps all inputs, and the outputs that are written.
   bool all_shared() const;
   bool mine_is_shared() const { return input_of(memory_->rank) != nullptr; }
 
@@ -55,6 +61,7 @@ class DirectOperation {
 
   const Operation* operation_ = nullptr;
   const StreamMemory* memory_ = nullptr;
+  Shape shape_;
 };
 
 }  // namespace farandole

@@ -1,5 +1,5 @@
-// window: an all-reduce over buffers that every rank maps. Rank r folds part r out of all inputs
-// and stores it to all outputs; when all have, it is done. Two waits, least bytes moved.
+// window: an all-reduce, or a reduce, over buffers that every rank maps. Rank r folds part r out of
+// all inputs and stores it to all outputs; when all have, it is done. Two waits, least bytes moved.
 //
 // It writes into memory of other ranks, so every piece goes through the ownership protocol: say
 // `inside`, look at the abort word, write, leave. A rank that aborts takes its memory back only
@@ -19,9 +19,7 @@ constexpr size_t kPiece = 128 << 10;  // bytes between two looks at the clock
 class Window : public DirectPath {
  public:
   explicit Window(const StreamMemory& memory)
-      : memory_(memory),
-        inputs_(static_cast<size_t>(memory.size())),
-        outputs_(static_cast<size_t>(memory.size())) {}
+      : memory_(memory), inputs_(static_cast<size_t>(memory.size())) {}
 
   void start(const Operation& operation) override {
     what_.start(operation, memory_);
@@ -52,9 +50,10 @@ class Window : public DirectPath {
     const size_t element = size_of(o.input.dtype);
     const size_t count = std::min(mine_.count - done_, kPiece / element);
     const size_t at = (mine_.offset + done_) * element;
+    outputs_.clear();
     for (int r = 0; r < memory_.size(); ++r) {
       inputs_[static_cast<size_t>(r)] = what_.input_of(r) + at;
-      outputs_[static_cast<size_t>(r)] = what_.output_of(r) + at;
+      if (what_.output_bytes(r) > 0) outputs_.push_back(what_.output_of(r) + at);
     }
     std::atomic<uint64_t>& inside = memory_.mine().inside.value;
     inside.store(1, std::memory_order_seq_cst);  // partner: Stream::others_are_out

@@ -68,15 +68,15 @@ Engine::~Engine() {
 }
 
 std::shared_ptr<Stream> Engine::open_stream(const Membership& membership, std::string label,
-                                            uint64_t number) {
+                                            uint64_t number, bool schedules) {
   sweep();
   const EngineView view{&host_, arena_, &dead_, &deaths_, &death_signals_, options_.warn_after,
                         trace()};
   const uint64_t key = stream_key(membership.key, number);
-  auto* stream =
-      new Stream(view, membership, std::move(label), key,
-                 options_.schedules ? options_.schedules(*this, membership, key) : nullptr,
-                 options_.first_sequence);
+  auto* stream = new Stream(
+      view, membership, std::move(label), key,
+      schedules && options_.schedules ? options_.schedules(*this, membership, key) : nullptr,
+      options_.first_sequence);
   ++closed_->open_streams;
   return {stream, [closed = closed_](Stream* closing) {
             if (in_child()) return;  // what it refers to belongs to the parent

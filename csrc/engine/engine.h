@@ -49,9 +49,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Trace* trace() const { return options_.trace.get(); }
 
   /// Opens a stream without waiting for the peers. `number` tells the streams of a group apart and
-  /// is the same on every member.
+  /// is the same on every member. Without `schedules` it has the paths over shared memory alone.
   std::shared_ptr<Stream> open_stream(const Membership& membership, std::string label,
-                                      uint64_t number);
+                                      uint64_t number, bool schedules = true);
 
   /// The lifeline of a group whose members all know its cell under `key`. Once its group and
   /// streams are gone on every member, the cell (`owned`, on the rank that made it) is given back.

@@ -11,7 +11,7 @@ struct PathRow {
   Path path;
   std::string_view name;
   std::unique_ptr<DirectPath> (*make)(const StreamMemory&);
-  size_t most_bytes;  // of one rank's input
+  size_t most_bytes;  // of the longest input
 };
 
 constexpr size_t kUnlimited = ~size_t{0};
@@ -28,28 +28,28 @@ const PathRow* row_named(std::string_view name) {
   return nullptr;
 }
 
-bool is_small(const Operation& o, Path path) {
-  return o.input.bytes() <= kPaths[static_cast<size_t>(path)].most_bytes;
+/// Of the longest input, which all ranks know: a rank's own may be shorter.
+size_t longest_bytes(const Operation& o, int size) {
+  Shape shape;
+  shape.size = size;
+  shape.count = o.count;
+  shape.counts = o.counts;
+  shape.root = o.root;
+  return longest_input(o.kind, shape) * size_of(o.input.dtype);
+}
+
+bool has_window(Collective kind) {
+  return kind == Collective::all_reduce || kind == Collective::reduce;
 }
 
 }  // namespace
 
 bool ShmDirect::can_run(const Operation& o) const {
-  switch (o.kind) {
-    case Collective::all_reduce:
-    case Collective::reduce_scatter:
-    case Collective::all_gather:
-    case Collective::broadcast:
-    case Collective::barrier:
-      break;
-    default:
-      return false;
-  }
   if (o.algorithm.empty()) return true;
   const PathRow* forced = row_named(o.algorithm);
   if (forced == nullptr) return false;
-  return o.input.bytes() <= forced->most_bytes &&
-         (forced->path != Path::window || o.kind == Collective::all_reduce);
+  return longest_bytes(o, memory_.size()) <= forced->most_bytes &&
+         (forced->path != Path::window || has_window(o.kind));
 }
 
 DirectPath& ShmDirect::path(Path which) {
@@ -64,11 +64,13 @@ void ShmDirect::start(const Operation& o, uint32_t) {
   path_ = nullptr;
   which_ = Path::barrier;
   if (o.kind == Collective::barrier) return;
+  const size_t bytes = longest_bytes(o, memory_.size());
+  const auto fits = [&](Path p) { return bytes <= kPaths[static_cast<size_t>(p)].most_bytes; };
   if (const PathRow* forced = row_named(o.algorithm))
     path_ = &path(forced->path);
-  else if (is_small(o, Path::lines))
+  else if (fits(Path::lines))
     path_ = &path(Path::lines);
-  else if (is_small(o, Path::one_shot) || memory_.size() == 1)
+  else if (fits(Path::one_shot) || memory_.size() == 1)
     path_ = &path(Path::one_shot);  // agreed() may prefer the window
   else
     path_ = &path(Path::staged);
@@ -80,11 +82,11 @@ bool ShmDirect::is_path(std::string_view name) { return row_named(name) != nullp
 bool ShmDirect::agrees_in_data() const { return which_ == Path::lines; }
 
 void ShmDirect::agreed() {
-  if (operation_->kind != Collective::all_reduce || which_ == Path::lines) return;
+  if (!has_window(operation_->kind) || which_ == Path::lines) return;
   DirectOperation what;
   what.start(*operation_, memory_);
   const bool shared = what.all_shared();
-  if (operation_->algorithm == "window" && !shared && operation_->input.count > 0)
+  if (operation_->algorithm == "window" && !shared && operation_->count > 0)
     throw Error(ErrorCode::invalid_argument,
                 "algorithm 'window' needs input and output in memory that all ranks map", {},
                 "use arrays from farandole.allocate(), or another algorithm");

@@ -1,8 +1,10 @@
 #include "engine/stream_page.h"
 
 #include <bit>
+#include <cstdio>
 #include <functional>
 #include <map>
+#include <span>
 #include <sstream>
 
 #include "base/trace.h"
@@ -30,6 +32,7 @@ struct Field {
 constexpr Field kFields[] = {
     {"operation", [](const Descriptor& d) { return std::string(name_of(d.kind)); }},
     {"dtype", [](const Descriptor& d) { return std::string(name_of(d.dtype)); }},
+    {"counts", [](const Descriptor& d) { return take(d.counts); }},
     {"count", [](const Descriptor& d) { return std::to_string(d.count); }},
     {"op", [](const Descriptor& d) { return std::string(name_of(d.op)); }},
     {"root", [](const Descriptor& d) { return std::to_string(d.root); }},
@@ -46,12 +49,34 @@ std::string first_name(const std::vector<Descriptor>& by_rank) {
   return "";
 }
 
+uint64_t hash_of(std::span<const size_t> counts) {
+  uint64_t h = counts.size();
+  for (const size_t n : counts) h = (std::rotl(h, 23) ^ n) * 0xff51afd7ed558ccd;
+  return h ^ h >> 32;
+}
+
+/// "3, 0, 5"; what does not fit into `most` characters is cut, and the hash of all stands instead.
+std::string text_of(std::span<const size_t> counts, size_t most) {
+  std::string text;
+  for (const size_t n : counts) {
+    if (!text.empty()) text += ", ";
+    text += std::to_string(n);
+    if (text.size() >= most) break;
+  }
+  if (text.size() < most) return text;
+  char rest[40];
+  std::snprintf(rest, sizeof rest, ", … (hash %016llx)",
+                static_cast<unsigned long long>(hash_of(counts)));
+  text.resize(text.rfind(", ", most - sizeof rest));
+  return text + rest;
+}
+
 }  // namespace
 
 Descriptor describe(const Operation& o) {
   Descriptor d;
-  std::memset(static_cast<void*>(&d), 0, sizeof d);  // padding is hashed too
-  d.kind = o.kind;
+  std::memset(static_cast<void*>(&d), 0, sizeof d);                 // padding is hashed too
+  d.kind = o.kind == Collective::recv ? Collective::send : o.kind;  // two ends of one operation
   d.dtype = o.input.dtype;
   d.op = o.op;
   d.level = o.level;
@@ -61,14 +86,18 @@ Descriptor describe(const Operation& o) {
   d.postscale = o.postscale;
   copy_cut(o.algorithm, d.algorithm);
   copy_cut(o.name, d.name);
+  if (!o.counts.empty()) {
+    d.counts_hash = hash_of(o.counts);
+    copy_cut(text_of(o.counts, sizeof d.counts), d.counts);
+  }
   return d;
 }
 
 uint32_t hash_of(const Descriptor& d) {
   // Multiply and fold by words; the tail of an unused name is all zero and is skipped.
   const auto* words = reinterpret_cast<const char*>(&d);
-  const size_t used =
-      d.name[0] == 0 && d.algorithm[0] == 0 ? offsetof(Descriptor, algorithm) : sizeof d;
+  const size_t used = d.name[0] == 0 && d.algorithm[0] == 0 ? offsetof(Descriptor, algorithm)
+                                                            : offsetof(Descriptor, counts);
   uint64_t h = 0x9e3779b97f4a7c15;
   for (size_t i = 0; i + 8 <= used; i += 8) {
     uint64_t w = 0;

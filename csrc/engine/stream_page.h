@@ -24,8 +24,10 @@ struct Descriptor {
   int32_t root;
   uint64_t count;
   double prescale, postscale;
+  uint64_t counts_hash;
   char algorithm[32];
   char name[192];
+  char counts[96];  // as text, for people; cut ones tell themselves apart by their hash
 };
 Descriptor describe(const Operation& operation);
 uint32_t hash_of(const Descriptor& descriptor);

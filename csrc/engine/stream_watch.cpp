@@ -44,7 +44,8 @@ std::string Stream::title() const {
   const Operation& o = operation();
   std::string text = std::string(name_of(o.kind)) + " #" + std::to_string(sequence_);
   if (!o.name.empty()) text += " '" + o.name + "'";
-  if (!label_.empty()) text += " of " + label_;
+  const bool between_two = o.kind == Collective::send || o.kind == Collective::recv;
+  if (!label_.empty()) text += (between_two ? " " : " of ") + label_;
   return text;
 }
 
@@ -187,7 +188,7 @@ void Stream::trace_operation(TimePoint end) const {
   event.begin = begun_;
   event.end = end;
   event.launched = request.submitted;
-  event.bytes = o.input.bytes();
+  event.bytes = o.input.count > 0 ? o.input.bytes() : o.output.bytes();
   event.label = name_of(o.kind);
   copy_cut(last_path_, event.path);
   copy_cut(o.name, event.name);

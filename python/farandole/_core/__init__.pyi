@@ -1,7 +1,7 @@
 """The native core. Types only: the module is built from csrc/bindings."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, final
 
 from . import schedule as schedule
@@ -80,12 +80,62 @@ class Group(metaclass=_Native):
         algorithm: str | None = None,
         level: str | None = None,
         timeout: float | None = None,
+        counts: Sequence[int] = [],
     ) -> None: ...
     def start(
         self,
         kind: str,
         input: object,
         output: object,
+        result: object,
+        op: str = "sum",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        root: int = 0,
+        name: str | None = None,
+        algorithm: str | None = None,
+        level: str | None = None,
+        timeout: float | None = None,
+        counts: Sequence[int] = [],
+    ) -> Handle: ...
+    def run_between(
+        self,
+        kind: str,
+        array: object,
+        peer: int,
+        tag: int = 0,
+        name: str | None = None,
+        timeout: float | None = None,
+    ) -> None: ...
+    def start_between(
+        self,
+        kind: str,
+        array: object,
+        peer: int,
+        tag: int,
+        result: object,
+        name: str | None = None,
+        timeout: float | None = None,
+    ) -> Handle: ...
+    def run_grouped(
+        self,
+        kind: str,
+        inputs: Sequence[object],
+        outputs: Sequence[object],
+        op: str = "sum",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        root: int = 0,
+        name: str | None = None,
+        algorithm: str | None = None,
+        level: str | None = None,
+        timeout: float | None = None,
+    ) -> None: ...
+    def start_grouped(
+        self,
+        kind: str,
+        inputs: Sequence[object],
+        outputs: Sequence[object],
         result: object,
         op: str = "sum",
         prescale: float = 1.0,

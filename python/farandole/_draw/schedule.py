@@ -83,6 +83,7 @@ def draw_plan(
     lanes: int = 1,
     segments: int = 1,
     root: int = 0,
+    counts: Sequence[int] = (),
     lane: int = 0,
 ) -> Scene:
     """What a planner makes of a shape. The arguments are those of `farandole._plan.render`.
@@ -96,13 +97,14 @@ def draw_plan(
     if count < 0:
         raise ValueError(f"a collective has at least 0 elements, not {count}")
     if algorithm is None:
-        algorithm = str(_core.schedule.choose(collective, ranks, count))
+        algorithm = str(_core.schedule.choose(collective, ranks, count, counts=list(counts)))
     world = plan_world(
-        collective, algorithm, ranks, count, lanes=lanes, segments=segments, root=root
+        collective, algorithm, ranks, count, lanes=lanes, segments=segments, root=root, counts=counts
     )
     if not 0 <= lane < len(world[0]):
         raise ValueError(f"lane {lane} is not one of {len(world[0])}")
-    notes = [counted(count, "element")] * (collective != "barrier")
+    elements = f"counts {','.join(map(str, counts))}" if counts else counted(count, "element")
+    notes = [elements] * (collective != "barrier")
     notes += [counted(segments, "segment")] * (segments > 1) + [f"root {root}"] * (root > 0)
     title = f"{collective} by {algorithm}, {counted(ranks, 'rank')}"
     return draw_schedule(title, world, lane=lane, notes=notes)

@@ -27,14 +27,18 @@ columns:
   time         of the slowest rank, from the call to its return in Python; min, median, p99
   algbw        GB/s: bytes / median time; bytes of the larger of input and output on one rank
   busbw        GB/s: algbw times what must leave each rank in any algorithm, as in nccl-tests:
-               all_reduce 2(n-1)/n, all_gather and reduce_scatter (n-1)/n, broadcast 1
+               all_reduce 2(n-1)/n, broadcast and reduce 1, others (n-1)/n; send_recv, a
+               ping-pong of neighbours, 2
   errors       elements of all results that differ from the exact one, or barriers that a rank left
                before the last had come; 0, or the exit code is 1
   memory       ours: farandole.allocate, mapped by all ranks; caller: numpy's own
 """
 
-COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier")
-_FOLDING = ("all_reduce", "reduce_scatter")
+COLLECTIVES = (
+    "all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "reduce", "gather",
+    "scatter", "send_recv", "barrier",
+)  # fmt: skip
+_FOLDING = ("all_reduce", "reduce_scatter", "reduce")
 _SIZES = "4,64,1K,16K,256K,1M,4M,16M,64M"
 _MEMORY = ("ours", "caller")
 
@@ -43,7 +47,7 @@ _TAKERS = {
     "sizes": COLLECTIVES[:-1],
     "dtype": COLLECTIVES[:-1],
     "memory": COLLECTIVES[:-1],
-    "algorithm": COLLECTIVES[:-1],
+    "algorithm": COLLECTIVES[:-2],
     "op": _FOLDING,
     "level": _FOLDING,
 }
