@@ -7,19 +7,30 @@ namespace {
 
 using Path = ShmDirect::Path;
 
+using Kinds = uint32_t;  // a bit for each
+constexpr Kinds bit(Collective kind) { return 1U << static_cast<unsigned>(kind); }
+constexpr Kinds kAllReduce = bit(Collective::all_reduce);
+constexpr Kinds kReaders =
+    bit(Collective::reduce_scatter) | bit(Collective::all_gather) | bit(Collective::broadcast);
+constexpr Kinds kAny = kAllReduce | kReaders | bit(Collective::barrier);
+
 struct PathRow {
   Path path;
   std::string_view name;
   std::unique_ptr<DirectPath> (*make)(const StreamMemory&);
+  Kinds kinds;
   size_t most_bytes;  // of one rank's input
+  bool by_address;    // reaches other ranks' memory
 };
 
 constexpr size_t kUnlimited = ~size_t{0};
-constexpr std::array<PathRow, 4> kPaths{{
-    {Path::lines, "lines", make_lines, kLines * kLinePayload},
-    {Path::one_shot, "one_shot", make_one_shot, kOneShotBytes},
-    {Path::window, "window", make_window, kUnlimited},
-    {Path::staged, "staged", make_staged, kUnlimited},
+constexpr std::array<PathRow, 6> kPaths{{
+    {Path::lines, "lines", make_lines, kAny, kLines * kLinePayload, false},
+    {Path::one_shot, "one_shot", make_one_shot, kAny, kOneShotBytes, false},
+    {Path::window, "window", make_window, kAllReduce, kUnlimited, false},
+    {Path::push, "push", make_push, kAllReduce, kUnlimited, true},
+    {Path::pull, "pull", make_pull, kReaders, kUnlimited, true},
+    {Path::staged, "staged", make_staged, kAny, kUnlimited, false},
 }};
 
 const PathRow* row_named(std::string_view name) {
@@ -28,35 +39,36 @@ const PathRow* row_named(std::string_view name) {
   return nullptr;
 }
 
-bool is_small(const Operation& o, Path path) {
-  return o.input.bytes() <= kPaths[static_cast<size_t>(path)].most_bytes;
+const PathRow& row_of(Path path) { return kPaths[static_cast<size_t>(path)]; }
+
+bool fits(const Operation& o, const PathRow& row) {
+  return (row.kinds & bit(o.kind)) != 0 && o.input.bytes() <= row.most_bytes;
 }
 
 }  // namespace
 
 bool ShmDirect::can_run(const Operation& o) const {
-  switch (o.kind) {
-    case Collective::all_reduce:
-    case Collective::reduce_scatter:
-    case Collective::all_gather:
-    case Collective::broadcast:
-    case Collective::barrier:
-      break;
-    default:
-      return false;
-  }
+  if ((kAny & bit(o.kind)) == 0) return false;
   if (o.algorithm.empty()) return true;
   const PathRow* forced = row_named(o.algorithm);
-  if (forced == nullptr) return false;
-  return o.input.bytes() <= forced->most_bytes &&
-         (forced->path != Path::window || o.kind == Collective::all_reduce);
+  return forced != nullptr && fits(o, *forced) && (memory_.foreign || !forced->by_address);
 }
 
 DirectPath& ShmDirect::path(Path which) {
   auto& made = paths_[static_cast<size_t>(which)];
-  if (!made) made = kPaths[static_cast<size_t>(which)].make(memory_);
+  if (!made) made = row_of(which).make(memory_);
   which_ = which;
   return *made;
+}
+
+/// From what all ranks know before they have met; agreed() may prefer the window.
+Path ShmDirect::choose(const Operation& o) const {
+  if (const PathRow* forced = row_named(o.algorithm)) return forced->path;
+  if (fits(o, row_of(Path::lines))) return Path::lines;
+  if (fits(o, row_of(Path::one_shot)) || memory_.size() == 1) return Path::one_shot;
+  for (const Path by_address : {Path::push, Path::pull})
+    if (memory_.prefers_foreign && fits(o, row_of(by_address))) return by_address;
+  return Path::staged;
 }
 
 void ShmDirect::start(const Operation& o, uint32_t) {
@@ -64,18 +76,16 @@ void ShmDirect::start(const Operation& o, uint32_t) {
   path_ = nullptr;
   which_ = Path::barrier;
   if (o.kind == Collective::barrier) return;
-  if (const PathRow* forced = row_named(o.algorithm))
-    path_ = &path(forced->path);
-  else if (is_small(o, Path::lines))
-    path_ = &path(Path::lines);
-  else if (is_small(o, Path::one_shot) || memory_.size() == 1)
-    path_ = &path(Path::one_shot);  // agreed() may prefer the window
-  else
-    path_ = &path(Path::staged);
+  path_ = &path(choose(o));
   path_->start(o);
 }
 
 bool ShmDirect::is_path(std::string_view name) { return row_named(name) != nullptr; }
+
+bool ShmDirect::is_by_address(std::string_view name) {
+  const PathRow* row = row_named(name);
+  return row != nullptr && row->by_address;
+}
 
 bool ShmDirect::agrees_in_data() const { return which_ == Path::lines; }
 
@@ -99,7 +109,7 @@ Progress ShmDirect::poll(TimePoint until) {
 }
 
 std::string_view ShmDirect::path_name() const {
-  return which_ == Path::barrier ? "barrier" : kPaths[static_cast<size_t>(which_)].name;
+  return which_ == Path::barrier ? "barrier" : row_of(which_).name;
 }
 
 }  // namespace farandole

@@ -67,7 +67,8 @@ void draw_algorithm(SimRandom& random, int size, Operation& o) {
   std::vector<std::string> able = {"staged", "schedule"};
   if (o.input.bytes() <= 2048) able.emplace_back("lines");
   if (o.input.bytes() <= size_t{32} << 10) able.emplace_back("one_shot");
-  if (o.kind == Collective::all_reduce) able.emplace_back("window");
+  if (o.kind == Collective::all_reduce) able.insert(able.end(), {"window", "push"});
+  if (o.kind != Collective::all_reduce) able.emplace_back("pull");
   Shape shape;
   shape.size = size;
   shape.count = o.count;

@@ -20,7 +20,8 @@ from harness import World
 
 WORLDS = [1, 2, 3, 5, 8]
 DTYPES = [name for name in _core.dtypes if name != "bfloat16"]  # numpy has none; see below
-FORCED = ["lines", "one_shot", "staged", "window", "schedule"]
+FORCED = ["lines", "one_shot", "staged", "window", "push", "pull", "schedule"]
+REDUCES_ALL = {"window": True, "push": True, "pull": False}  # and nothing else, or all else
 PLANNERS = {
     kind: sorted(
         {row["name"] for row in _core.schedule.planners(1, 1) if row["collective"] == kind}
@@ -178,10 +179,22 @@ def test_all_sizes_in_all_memory(standing: Callable[[int], World], size: int, me
     for in_place in (False, True):
         for seen in world.run(check_sizes, "float32", memory, in_place):
             paths |= seen
-    wanted = {"lines", "one_shot"} | ({"staged"} if size > 1 else set())
-    assert wanted <= paths
+    assert {"lines", "one_shot"} <= paths
+    assert size == 1 or len(paths & {"staged", "pull"}) == 1  # as the ranks have agreed
     all_ours = memory.startswith("ours") or (memory == "mixed" and size == 1)
     assert ("window" in paths) == all_ours
+    assert ("push" in paths) == ("pull" in paths and memory != "ours")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("setting", "wanted"), [("0", {"staged"}), ("1", {"push", "pull"})])
+def test_all_sizes_with_and_without_foreign_memory(
+    spawn: Callable[..., World], size: int, setting: str, wanted: set[str]
+) -> None:
+    world = spawn(size, env={"FARANDOLE_CMA": setting})
+    for memory, in_place in (("caller", True), ("mixed", False), ("ours to caller", False)):
+        for paths in world.run(check_sizes, "float32", memory, in_place):
+            assert paths - {"lines", "one_shot"} == wanted
 
 
 def check_types() -> None:
@@ -207,7 +220,7 @@ def check_forced() -> set[tuple[str, str]]:
     ran = set()
     for kind in KINDS:
         for algorithm in [*FORCED, *PLANNERS[kind]]:
-            if algorithm == "window" and kind != "all_reduce":
+            if REDUCES_ALL.get(algorithm, kind == "all_reduce") != (kind == "all_reduce"):
                 continue
             for count, in_place in itertools.product(
                 (0, 1, fd.size() + 1, 509, 60001), (False, True)
@@ -230,7 +243,7 @@ def check_forced() -> set[tuple[str, str]]:
 def test_every_path_and_planner(standing: Callable[[int], World], size: int) -> None:
     ran = standing(size).run(check_forced)[0]
     assert len(ran) == sum(
-        len(FORCED) - (kind != "all_reduce") + len(PLANNERS[kind]) for kind in KINDS
+        len(FORCED) - (1 if kind == "all_reduce" else 2) + len(PLANNERS[kind]) for kind in KINDS
     )
 
 
