@@ -100,11 +100,18 @@ const std::vector<Variable>& variables() {
           "FARANDOLE_PROGRESS", &Config::progress,
           "who drives operations nobody waits for: a thread, the caller's hooks, or as cores allow",
           {"auto", "thread", "caller"}),
+      text(
+          "FARANDOLE_CMA", &Config::cma,
+          "reaching other ranks' memory by process_vm_readv and writev: auto where it is permitted "
+          "and found to be faster than copies through shared memory, 1 where it is permitted, 0 "
+          "never",
+          {"auto", "1", "0"}),
       text("FARANDOLE_LEVEL", &Config::level,
            "canonical: the same bits for any number of ranks and algorithm; fast: any order",
            {"canonical", "fast"}),
       text("FARANDOLE_ALGORITHM", &Config::algorithm,
-           "forces a path (lines, one_shot, window, staged) or planner by name; empty: chosen by "
+           "forces a path (lines, one_shot, window, push, pull, staged) or planner by name; empty: "
+           "chosen by "
            "size"),
       text("FARANDOLE_LOG", &Config::log_level, "how much goes to stderr",
            {"error", "warning", "info", "debug"}),

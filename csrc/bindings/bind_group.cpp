@@ -65,12 +65,18 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   me.job = job;
   me.arena_bytes = config.arena_bytes > 0 ? config.arena_bytes : default_arena_bytes();
   me.agree = "level=" + config.level;
+  me.foreign = config.cma == "0"   ? ForeignWish::never
+               : config.cma == "1" ? ForeignWish::always
+                                   : ForeignWish::if_faster;
   me.interrupted = look_for_signals;
   const Deadline deadline = Deadline::after_seconds(start_timeout.value_or(config.start_timeout));
   Host host = meet(me, deadline);
   host.segment->hide_from_children();
   log(LogLevel::info, "joined a world of " + std::to_string(size) + " ranks on this host; " +
                           std::to_string(me.arena_bytes >> 20) + " MiB of arena each");
+  if (!host.foreign.preferred)
+    log(config.cma == "1" ? LogLevel::warning : LogLevel::info,
+        "data are copied through shared memory: " + host.foreign.why_not);
   EngineOptions options = engine_options(config);
   options.trace = start_trace(config.trace, host, job);
   auto engine = std::make_shared<Engine>(std::move(host), std::move(options));

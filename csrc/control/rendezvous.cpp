@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/trace.h"
+#include "control/foreign_access.h"
 
 namespace farandole {
 namespace {
@@ -313,7 +314,7 @@ void send_welcome(const std::vector<Guest>& seats, const Segment& segment) {
 
 Host assemble(int rank, std::shared_ptr<Segment> segment, const std::vector<Member>& members,
               std::vector<Fd> fds) {
-  Host host{rank, {}, std::move(segment)};
+  Host host{rank, {}, std::move(segment), {}};
   for (size_t r = 0; r < members.size(); ++r)
     host.peers.push_back({{static_cast<int>(r), "local", members[r].pid, {}},
                           unpack_cpus(members[r].cpus),
@@ -419,8 +420,17 @@ Host meet(const Invitation& invitation, Deadline deadline) {
     throw Error(ErrorCode::rendezvous, "rank " + std::to_string(invitation.rank) +
                                            " does not exist in a world of " +
                                            std::to_string(invitation.size));
-  if (invitation.size == 1) return host_alone(invitation.arena_bytes);
-  return invitation.rank == 0 ? be_host(invitation, deadline) : be_guest(invitation, deadline);
+  Host host = invitation.size == 1   ? host_alone(invitation.arena_bytes)
+              : invitation.rank == 0 ? be_host(invitation, deadline)
+                                     : be_guest(invitation, deadline);
+  try {
+    host.foreign =
+        agree_on_foreign_access(host, invitation.foreign, deadline, invitation.interrupted);
+  } catch (...) {  // nobody shall wait for this rank
+    host.segment->page(host.rank).state.value.store(static_cast<uint64_t>(RankState::left));
+    throw;
+  }
+  return host;
 }
 
 }  // namespace farandole

@@ -16,8 +16,9 @@ struct Invitation {
   int size = 1;
   std::string job;  // same on all ranks of this job and no other, e.g. "127.0.0.1:29500:run:epoch"
   size_t arena_bytes = 0;
-  std::string agree;                          // settings on which all ranks must agree, as text
-  std::function<void()> interrupted = [] {};  // asked ten times a second; throws to give up
+  std::string agree;                             // settings on which all ranks must agree, as text
+  std::function<void()> interrupted = [] {};     // asked ten times a second; throws to give up
+  ForeignWish foreign = ForeignWish::if_faster;  // reaching each other's memory by address
 };
 
 /// Blocks until all ranks have met or the deadline has passed.

@@ -1,8 +1,10 @@
+#include <cerrno>
 #include <cstring>
 #include <string>
 
 #include "engine/direct_path.h"
 #include "fold/fold.h"
+#include "transport/foreign_memory.h"
 
 namespace farandole {
 namespace {
@@ -23,8 +25,9 @@ void DirectOperation::start(const Operation& operation, const StreamMemory& memo
   shape_.counts = operation.counts;
   shape_.root = operation.root;
   const auto place = [&](const Buffer& b) {
+    if (b.count == 0) return uint64_t{0};
     const auto offset = memory.segment->offset_of(b.data, b.bytes());
-    return offset && b.count > 0 ? *offset + 1 : 0;
+    return offset ? *offset + 1 : reinterpret_cast<uint64_t>(b.data) | kForeign;
   };
   Places& mine = memory.mine().entry.places[memory.sequence() % 2];
   // Relaxed: released with `posted`.
@@ -32,16 +35,51 @@ void DirectOperation::start(const Operation& operation, const StreamMemory& memo
   mine.output.store(place(operation.output), std::memory_order_relaxed);
 }
 
+uint64_t DirectOperation::place(int r, std::atomic<uint64_t> Places::* which) const {
+  const Places& places = memory_->page(r).entry.places[memory_->sequence() % 2];
+  return (places.*which).load(std::memory_order_relaxed);
+}
+
 std::byte* DirectOperation::mapped(int r, std::atomic<uint64_t> Places::* which,
                                    size_t bytes) const {
-  Places& places = memory_->page(r).entry.places[memory_->sequence() % 2];
-  const uint64_t place = (places.*which).load(std::memory_order_relaxed);
-  if (place == 0) return nullptr;
-  std::byte* data = memory_->segment->at(place - 1);
+  const uint64_t at = place(r, which);
+  if (at == 0 || (at & kForeign) != 0) return nullptr;
+  std::byte* data = memory_->segment->at(at - 1);
   if (!memory_->segment->offset_of(data, bytes))
     throw Error(ErrorCode::resource,
                 "shared memory control block of rank " + std::to_string(r) + " is corrupt");
   return data;
+}
+
+uint64_t DirectOperation::foreign(int r, std::atomic<uint64_t> Places::* which) const {
+  return place(r, which) & ~kForeign;
+}
+
+bool DirectOperation::read(int r, std::byte* to, uint64_t from, size_t bytes) const {
+  const pid_t process = memory_->processes[static_cast<size_t>(r)];
+  return copied(read_foreign(process, to, from, bytes), r, "read");
+}
+
+bool DirectOperation::write(int r, uint64_t to, const std::byte* from, size_t bytes) const {
+  const pid_t process = memory_->processes[static_cast<size_t>(r)];
+  return copied(write_foreign(process, to, from, bytes), r, "written");
+}
+
+bool DirectOperation::copied(int error, int r, std::string_view what) const {
+  if (error == 0) return true;
+  // A rank whose group failed has its memory back, and may have freed it.
+  if (error == ESRCH || memory_->failed()) return false;
+  Context where;
+  where.rank = memory_->members[static_cast<size_t>(r)];
+  where.pid = memory_->processes[static_cast<size_t>(r)];
+  where.evidence = std::string("the kernel says: ") + std::strerror(error) + "; seen by rank " +
+                   std::to_string(memory_->members[static_cast<size_t>(memory_->rank)]);
+  throw Error(
+      ErrorCode::resource,
+      "the buffer of rank " + std::to_string(where.rank) + " could not be " + std::string(what),
+      std::move(where),
+      error == EFAULT ? "do not free, unmap or protect memory that an operation in flight uses"
+                      : "set FARANDOLE_CMA=0 to copy through shared memory");
 }
 
 bool DirectOperation::all_shared() const {

@@ -3,6 +3,10 @@
 //   lines     every rank writes its data in cache lines that carry their own flag; one transit
 //   one_shot  every rank shows all of its input; everybody finishes alone; one wait
 //   window    buffers that all ranks map: rank r folds part r and stores it to all; two waits
+//   push      buffers of any kind: rank r reads part r of every input by address, folds it and
+//             writes it to all outputs; two waits
+//   pull      likewise, for collectives that only move data to who reads them, or fold for one
+//             rank: everybody reads what it needs by address; two waits
 //   staged    blocks are copied through shared memory where a buffer is its owner's alone
 //
 // All fold in canonical order. Designs and measurements: docs/benchmarks.md.
@@ -29,6 +33,8 @@ class DirectPath {
 std::unique_ptr<DirectPath> make_lines(const StreamMemory& memory);
 std::unique_ptr<DirectPath> make_one_shot(const StreamMemory& memory);
 std::unique_ptr<DirectPath> make_window(const StreamMemory& memory);
+std::unique_ptr<DirectPath> make_push(const StreamMemory& memory);
+std::unique_ptr<DirectPath> make_pull(const StreamMemory& memory);
 std::unique_ptr<DirectPath> make_staged(const StreamMemory& memory);
 
 /// What paths work out from the operation and the ranks' published places.
@@ -52,12 +58,24 @@ class DirectOperation {
   bool all_shared() const;
   bool mine_is_shared() const { return input_of(memory_->rank) != nullptr; }
 
+  /// Where rank r's input (output) lies in that rank's own memory, for buffers not mapped here.
+  uint64_t foreign_input_of(int r) const { return foreign(r, &Places::input); }
+  uint64_t foreign_output_of(int r) const { return foreign(r, &Places::output); }
+  /// Copies from (to) rank r's memory. False when that rank has ended or the group has failed: its
+  /// verdict is on the way, and the operation goes no further. Throws Error naming the rank. To
+  /// write, be on a Visit.
+  bool read(int r, std::byte* to, uint64_t from, size_t bytes) const;
+  bool write(int r, uint64_t to, const std::byte* from, size_t bytes) const;
+
   /// Works out this rank's output from all inputs, given where each can be read.
   void finish(const std::vector<const std::byte*>& inputs, const struct Scales& scales,
               std::byte* output) const;
 
  private:
+  uint64_t place(int r, std::atomic<uint64_t> Places::* which) const;
   std::byte* mapped(int r, std::atomic<uint64_t> Places::* which, size_t bytes) const;
+  uint64_t foreign(int r, std::atomic<uint64_t> Places::* which) const;
+  bool copied(int error, int r, std::string_view what) const;
 
   const Operation* operation_ = nullptr;
   const StreamMemory* memory_ = nullptr;

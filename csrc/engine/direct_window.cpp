@@ -1,9 +1,7 @@
 // window: an all-reduce, or a reduce, over buffers that every rank maps. Rank r folds part r out of
 // all inputs and stores it to all outputs; when all have, it is done. Two waits, least bytes moved.
 //
-// It writes into memory of other ranks, so every piece goes through the ownership protocol: say
-// `inside`, look at the abort word, write, leave. A rank that aborts takes its memory back only
-// when nobody is inside any more (Stream::others_are_out).
+// It writes into memory of other ranks, so every piece is a Visit.
 #include <algorithm>
 
 #include "base/fault.h"
@@ -55,17 +53,13 @@ class Window : public DirectPath {
       inputs_[static_cast<size_t>(r)] = what_.input_of(r) + at;
       if (what_.output_bytes(r) > 0) outputs_.push_back(what_.output_of(r) + at);
     }
-    std::atomic<uint64_t>& inside = memory_.mine().inside.value;
-    inside.store(1, std::memory_order_seq_cst);  // partner: Stream::others_are_out
-    const bool alive = memory_.abort->load(std::memory_order_seq_cst) == 0;
-    if (alive) {
-      fault_point("window.write");
-      fold_canonical_to(outputs_, inputs_, count, o.input.dtype, o.op, scales_);
-      done_ += count;
-      written_ = done_ == mine_.count;
-    }
-    inside.store(0, std::memory_order_release);
-    return alive;
+    const Visit visit(memory_);
+    if (!visit.welcome()) return false;
+    fault_point("window.write");
+    fold_canonical_to(outputs_, inputs_, count, o.input.dtype, o.op, scales_);
+    done_ += count;
+    written_ = done_ == mine_.count;
+    return true;
   }
 
   const StreamMemory& memory_;

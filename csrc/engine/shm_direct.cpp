@@ -7,19 +7,30 @@ namespace {
 
 using Path = ShmDirect::Path;
 
+using Kinds = uint32_t;  // a bit for each
+constexpr Kinds bit(Collective kind) { return 1U << static_cast<unsigned>(kind); }
+constexpr Kinds kAllReduce = bit(Collective::all_reduce);
+constexpr Kinds kAny = ~Kinds{0};
+constexpr Kinds kReaders = kAny & ~kAllReduce;
+constexpr Kinds kWindow = kAllReduce | bit(Collective::reduce);
+
 struct PathRow {
   Path path;
   std::string_view name;
   std::unique_ptr<DirectPath> (*make)(const StreamMemory&);
+  Kinds kinds;
   size_t most_bytes;  // of the longest input
+  bool by_address;    // reaches other ranks' memory
 };
 
 constexpr size_t kUnlimited = ~size_t{0};
-constexpr std::array<PathRow, 4> kPaths{{
-    {Path::lines, "lines", make_lines, kLines * kLinePayload},
-    {Path::one_shot, "one_shot", make_one_shot, kOneShotBytes},
-    {Path::window, "window", make_window, kUnlimited},
-    {Path::staged, "staged", make_staged, kUnlimited},
+constexpr std::array<PathRow, 6> kPaths{{
+    {Path::lines, "lines", make_lines, kAny, kLines * kLinePayload, false},
+    {Path::one_shot, "one_shot", make_one_shot, kAny, kOneShotBytes, false},
+    {Path::window, "window", make_window, kWindow, kUnlimited, false},
+    {Path::push, "push", make_push, kAllReduce, kUnlimited, true},
+    {Path::pull, "pull", make_pull, kReaders, kUnlimited, true},
+    {Path::staged, "staged", make_staged, kAny, kUnlimited, false},
 }};
 
 const PathRow* row_named(std::string_view name) {
@@ -28,18 +39,17 @@ const PathRow* row_named(std::string_view name) {
   return nullptr;
 }
 
-/// Of the longest input, which all ranks know: a rank's own may be shorter.
-size_t longest_bytes(const Operation& o, int size) {
+const PathRow& row_of(Path path) { return kPaths[static_cast<size_t>(path)]; }
+
+/// By the longest input, which all ranks know: a rank's own may be shorter.
+bool fits(const Operation& o, int size, const PathRow& row) {
   Shape shape;
   shape.size = size;
   shape.count = o.count;
   shape.counts = o.counts;
   shape.root = o.root;
-  return longest_input(o.kind, shape) * size_of(o.input.dtype);
-}
-
-bool has_window(Collective kind) {
-  return kind == Collective::all_reduce || kind == Collective::reduce;
+  return (row.kinds & bit(o.kind)) != 0 &&
+         longest_input(o.kind, shape) * size_of(o.input.dtype) <= row.most_bytes;
 }
 
 }  // namespace
@@ -47,16 +57,25 @@ bool has_window(Collective kind) {
 bool ShmDirect::can_run(const Operation& o) const {
   if (o.algorithm.empty()) return true;
   const PathRow* forced = row_named(o.algorithm);
-  if (forced == nullptr) return false;
-  return longest_bytes(o, memory_.size()) <= forced->most_bytes &&
-         (forced->path != Path::window || has_window(o.kind));
+  return forced != nullptr && fits(o, memory_.size(), *forced) && (memory_.foreign || !forced->by_address);
 }
 
 DirectPath& ShmDirect::path(Path which) {
   auto& made = paths_[static_cast<size_t>(which)];
-  if (!made) made = kPaths[static_cast<size_t>(which)].make(memory_);
+  if (!made) made = row_of(which).make(memory_);
   which_ = which;
   return *made;
+}
+
+/// From what all ranks know before they have met; agreed() may prefer the window.
+Path ShmDirect::choose(const Operation& o) const {
+  if (const PathRow* forced = row_named(o.algorithm)) return forced->path;
+  const auto suits = [&](Path which) { return fits(o, memory_.size(), row_of(which)); };
+  if (suits(Path::lines)) return Path::lines;
+  if (suits(Path::one_shot) || memory_.size() == 1) return Path::one_shot;
+  for (const Path by_address : {Path::push, Path::pull})
+    if (memory_.prefers_foreign && suits(by_address)) return by_address;
+  return Path::staged;
 }
 
 void ShmDirect::start(const Operation& o, uint32_t) {
@@ -64,25 +83,21 @@ void ShmDirect::start(const Operation& o, uint32_t) {
   path_ = nullptr;
   which_ = Path::barrier;
   if (o.kind == Collective::barrier) return;
-  const size_t bytes = longest_bytes(o, memory_.size());
-  const auto fits = [&](Path p) { return bytes <= kPaths[static_cast<size_t>(p)].most_bytes; };
-  if (const PathRow* forced = row_named(o.algorithm))
-    path_ = &path(forced->path);
-  else if (fits(Path::lines))
-    path_ = &path(Path::lines);
-  else if (fits(Path::one_shot) || memory_.size() == 1)
-    path_ = &path(Path::one_shot);  // agreed() may prefer the window
-  else
-    path_ = &path(Path::staged);
+  path_ = &path(choose(o));
   path_->start(o);
 }
 
 bool ShmDirect::is_path(std::string_view name) { return row_named(name) != nullptr; }
 
+bool ShmDirect::is_by_address(std::string_view name) {
+  const PathRow* row = row_named(name);
+  return row != nullptr && row->by_address;
+}
+
 bool ShmDirect::agrees_in_data() const { return which_ == Path::lines; }
 
 void ShmDirect::agreed() {
-  if (!has_window(operation_->kind) || which_ == Path::lines) return;
+  if ((kWindow & bit(operation_->kind)) == 0 || which_ == Path::lines) return;
   DirectOperation what;
   what.start(*operation_, memory_);
   const bool shared = what.all_shared();
@@ -101,7 +116,7 @@ Progress ShmDirect::poll(TimePoint until) {
 }
 
 std::string_view ShmDirect::path_name() const {
-  return which_ == Path::barrier ? "barrier" : kPaths[static_cast<size_t>(which_)].name;
+  return which_ == Path::barrier ? "barrier" : row_of(which_).name;
 }
 
 }  // namespace farandole

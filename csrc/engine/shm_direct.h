@@ -21,16 +21,19 @@ class ShmDirect : public Backend {
   void abort() noexcept override { path_ = nullptr; }
 
   static bool is_path(std::string_view name);
+  /// Whether the path of this name needs to reach other ranks' memory by address.
+  static bool is_by_address(std::string_view name);
   /// The path of the last operation, as `algorithm` would name it.
   std::string_view path_name() const;
 
-  enum class Path : uint8_t { lines, one_shot, window, staged, barrier };
+  enum class Path : uint8_t { lines, one_shot, window, push, pull, staged, barrier };
 
  private:
   DirectPath& path(Path which);
+  Path choose(const Operation& operation) const;
 
   const StreamMemory& memory_;
-  std::array<std::unique_ptr<DirectPath>, 4> paths_;  // made when first used, kept
+  std::array<std::unique_ptr<DirectPath>, 6> paths_;  // made when first used, kept
   const Operation* operation_ = nullptr;
   DirectPath* path_ = nullptr;
   Path which_ = Path::barrier;

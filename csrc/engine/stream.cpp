@@ -37,6 +37,10 @@ Stream::Stream(const EngineView& around, const Membership& membership, std::stri
   memory_.members = membership_.members;
   memory_.pages.assign(membership_.members.size(), nullptr);
   memory_.segment = around_.host->segment;
+  for (const int member : membership_.members)
+    memory_.processes.push_back(around_.host->peers[static_cast<size_t>(member)].info.pid);
+  memory_.foreign = around_.host->foreign.allowed;
+  memory_.prefers_foreign = around_.host->foreign.preferred;
   memory_.abort = membership_.abort;
   std::byte* page = around_.arena->allocate(sizeof(StreamPage) + staging_bytes(memory_.size()));
   memory_.pages[static_cast<size_t>(memory_.rank)] = new (page) StreamPage(sequence_);
@@ -153,6 +157,14 @@ void Stream::require_backend(const Operation& o) const {
   if (direct_.can_run(o)) return;
   if (!schedules_)
     throw Error(ErrorCode::invalid_argument, "this group can only run paths over shared memory");
+  if (ShmDirect::is_by_address(o.algorithm) && !memory_.foreign)
+    throw Error(ErrorCode::invalid_argument,
+                "algorithm '" + o.algorithm +
+                    "' needs to reach other ranks' memory, which it may not: " +
+                    around_.host->foreign.why_not,
+                {},
+                "let the kernel permit process_vm_readv and process_vm_writev between ranks, "
+                "or use another algorithm");
   if (ShmDirect::is_path(o.algorithm))
     throw Error(ErrorCode::invalid_argument, "path '" + o.algorithm + "' cannot run " +
                                                  std::string(name_of(o.kind)) + " of " +

@@ -1,6 +1,5 @@
 #include "group/group.h"
 
-#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,23 +22,6 @@ uint64_t mix(uint64_t a, uint64_t b) {
 
 Error invalid(const std::string& text) { return Error(ErrorCode::invalid_argument, text); }
 
-/// Throws if `rank` will never come to create the group.
-void require_present(const Host& host, int rank) {
-  const HostPeer& peer = host.peers[static_cast<size_t>(rank)];
-  pollfd process{peer.process ? peer.process.get() : -1, POLLIN, 0};
-  const bool dead = ::poll(&process, 1, 0) > 0;
-  const auto state = static_cast<RankState>(host.segment->page(rank).state.value.load());
-  if (!dead && state != RankState::left) return;
-  Context where;
-  where.rank = rank;
-  where.pid = peer.info.pid;
-  const std::string name =
-      "rank " + std::to_string(rank) + " (pid " + std::to_string(peer.info.pid) + ")";
-  if (state == RankState::left)
-    throw Error(ErrorCode::early_exit, name + " left before it created the group", where);
-  throw Error(ErrorCode::peer_lost, name + " died before it created the group", where);
-}
-
 /// Waits, as only the creation of a group does, until `rank` has published `key`.
 uint64_t await(const Engine& engine, int rank, uint64_t key, Deadline deadline,
                const std::function<void()>& interrupted) {
@@ -51,7 +33,7 @@ uint64_t await(const Engine& engine, int rank, uint64_t key, Deadline deadline,
     if (looks < 1000) {
       std::this_thread::yield();
     } else {
-      require_present(engine.host(), rank);
+      require_present(engine.host(), rank, "before it created the group");
       if (looks % 1000 == 0) interrupted();  // ten times a second
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }

@@ -20,7 +20,7 @@ from harness import World
 
 WORLDS = [1, 2, 3, 5, 8]
 DTYPES = [name for name in _core.dtypes if name != "bfloat16"]  # numpy has none; see below
-FORCED = ["lines", "one_shot", "staged", "window", "schedule"]
+FORCED = ["lines", "one_shot", "staged", "window", "push", "pull", "schedule"]
 PLANNERS = {
     kind: sorted(
         {row["name"] for row in _core.schedule.planners(1, 1) if row["collective"] == kind}
@@ -209,10 +209,22 @@ def test_all_sizes_in_all_memory(standing: Callable[[int], World], size: int, me
     for in_place in (False, True):
         for seen in world.run(check_sizes, "float32", memory, in_place):
             paths |= seen
-    wanted = {"lines", "one_shot"} | ({"staged"} if size > 1 else set())
-    assert wanted <= paths
+    assert {"lines", "one_shot"} <= paths
+    assert size == 1 or len(paths & {"staged", "pull"}) == 1  # as the ranks have agreed
     all_ours = memory.startswith("ours") or (memory == "mixed" and size == 1)
     assert ("window" in paths) == all_ours
+    assert ("push" in paths) == ("pull" in paths and memory != "ours")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("setting", "wanted"), [("0", {"staged"}), ("1", {"push", "pull"})])
+def test_all_sizes_with_and_without_foreign_memory(
+    spawn: Callable[..., World], size: int, setting: str, wanted: set[str]
+) -> None:
+    world = spawn(size, env={"FARANDOLE_CMA": setting})
+    for memory, in_place in (("caller", True), ("mixed", False), ("ours to caller", False)):
+        for paths in world.run(check_sizes, "float32", memory, in_place):
+            assert paths - {"lines", "one_shot"} == wanted
 
 
 def check_types() -> None:
@@ -236,6 +248,8 @@ def test_all_types_and_operations(standing: Callable[[int], World], size: int) -
 def runs(kind: str, algorithm: str) -> bool:
     if algorithm == "schedule":
         return bool(PLANNERS[kind])
+    if algorithm in ("push", "pull"):
+        return (kind == "all_reduce") == (algorithm == "push")
     return algorithm != "window" or kind in WINDOWS
 
 
