@@ -131,14 +131,16 @@ void Stream::begin() {
 /// Peers open the stream when they come to it; until then their pages are not to be found.
 bool Stream::open_pages() {
   if (pages_open_) return true;
+  pages_open_ = true;
   for (size_t r = 0; r < memory_.pages.size(); ++r) {
     if (memory_.pages[r] != nullptr) continue;
     const auto offset = memory_.segment->find(memory_.members[r], key_);
-    if (!offset) return false;
-    memory_.pages[r] = std::launder(reinterpret_cast<StreamPage*>(memory_.segment->at(*offset)));
+    if (offset)
+      memory_.pages[r] = std::launder(reinterpret_cast<StreamPage*>(memory_.segment->at(*offset)));
+    else
+      pages_open_ = false;  // the others are looked for nevertheless: waiting_for() names the late
   }
-  pages_open_ = true;
-  return true;
+  return pages_open_;
 }
 
 /// Only where a test has given the transport a latency.

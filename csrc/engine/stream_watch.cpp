@@ -32,6 +32,8 @@ std::vector<int> Stream::waiting_for() const {
   std::vector<int> late;
   for (int r = 0; r < memory_.size(); ++r) {
     const StreamPage* page = memory_.pages[static_cast<size_t>(r)];
+    // While pages are missing, those that are there wait for them as this rank does.
+    if (r == memory_.rank || (phase_ == Phase::opening && page != nullptr)) continue;
     const uint64_t posted = page ? page->entry.posted.load(std::memory_order_acquire) : 0;
     if (page == nullptr ||
         static_cast<int32_t>(static_cast<uint32_t>(posted >> 32) - sequence_) < 0)
