@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
+#include "bindings/quick_call.h"
 #include "bindings/tracing.h"
 #include "bindings/waiting.h"
 #include "control/rendezvous.h"
@@ -111,21 +112,6 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   return Group::world(std::move(engine), defaults, deadline);
 }
 
-/// False when the deadline passed first. An interruption fails the group, so that no other rank
-/// waits for this one, and the caller's memory is given back before the exception reaches it.
-bool wait_for(const std::shared_ptr<Group>& group, const Handle& handle,
-              Deadline deadline = Deadline::never()) {
-  return wait_from_python([&](Deadline d) { return handle.wait(d); },
-                          [&] {
-                            group->abort_interrupted();
-                            try {
-                              handle.wait();
-                            } catch (const Error&) {  // NOLINT: the interruption itself
-                            }
-                          },
-                          deadline);
-}
-
 /// An operation in flight, as Python holds it.
 struct PyHandle {
   std::shared_ptr<Group> group;
@@ -173,6 +159,15 @@ void bind_group(py::module_& module) {
   module.def("open_world", &open_world, py::arg("rank"), py::arg("size"), py::arg("job"),
              py::arg("start_timeout") = py::none(), py::call_guard<py::gil_scoped_release>(),
              "Meets the other ranks of the job and returns the group of all of them.");
+  module.def(
+      "quick_call",
+      [](const std::string& kind, const py::object& world) {
+        return py::cpp_function(
+            [kind, world](const py::object& slow) { return make_quick_call(kind, world, slow); });
+      },
+      py::arg("kind"), py::arg("world"),
+      "Decorates the function of a collective with a quick way past it for the calls that most "
+      "programs make; the default group is the attribute `group` of `world`.");
   module.def("in_child", &in_child, "Whether this process was forked from a rank.");
   module.def("settings", [] {
     py::list list;
@@ -208,9 +203,9 @@ void bind_group(py::module_& module) {
              const py::object& timeout) {
             Call call = prepare(input, output, op, prescale, postscale, root, name, algorithm,
                                 level, timeout);
-            const Handle handle = group->submit(collective_from(kind), call.input.buffer,
-                                                call.output.buffer, std::move(call.options), true);
-            wait_for(group, handle);
+            const Handle handle = group->run(collective_from(kind), call.input.buffer,
+                                             call.output.buffer, std::move(call.options), 0);
+            if (handle.valid()) wait_for(group, handle);
           },
           py::arg("kind"), py::arg("input"), py::arg("output"), py::arg("op") = "sum",
           py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("root") = 0,

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "group/group.h"
 
 namespace farandole {
 
@@ -51,6 +52,21 @@ bool wait_from_python(Wait wait_until, Interrupted interrupted, Deadline deadlin
     if (failure) std::rethrow_exception(failure);
     if (deadline.passed(now())) return false;
   }
+}
+
+/// False when the deadline passed first. An interruption fails the group, so that no other rank
+/// waits for this one, and the caller's memory is given back before the exception reaches it.
+inline bool wait_for(const std::shared_ptr<Group>& group, const Handle& handle,
+                     Deadline deadline = Deadline::never()) {
+  return wait_from_python([&](Deadline d) { return handle.wait(d); },
+                          [&] {
+                            group->abort_interrupted();
+                            try {
+                              handle.wait();
+                            } catch (const Error&) {  // NOLINT: the interruption itself
+                            }
+                          },
+                          deadline);
 }
 
 /// The deadline that a `timeout` argument means; None never comes.

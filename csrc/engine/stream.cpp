@@ -57,8 +57,6 @@ ClosedPage Stream::leave_behind() const {
   return page;
 }
 
-std::vector<std::shared_ptr<Request>> Stream::take_finished() { return std::move(finished_); }
-
 // ---- the life of an operation ----
 
 Progress Stream::poll(TimePoint until) {
@@ -119,6 +117,7 @@ Progress Stream::advance(TimePoint until) {
 void Stream::begin() {
   ++sequence_;
   started_ = TimePoint{};  // stamped by the first look around: most operations end before it
+  idle_looks_ = 0;
   backend_ = nullptr;
   enter(Phase::opening);
 }
@@ -179,6 +178,13 @@ Stream::Agreement Stream::compare_posts() const {
   return all ? Agreement::same : Agreement::waiting;
 }
 
+/// While data that would bring the agreement do not come.
+bool Stream::sees_difference() {
+  if (++idle_looks_ < kLooksBetweenPosts) return false;
+  idle_looks_ = 0;
+  return compare_posts() == Agreement::different;
+}
+
 Progress Stream::agree() {
   switch (compare_posts()) {
     case Agreement::waiting:
@@ -209,8 +215,7 @@ Progress Stream::run(TimePoint until) {
     std::atomic_thread_fence(std::memory_order_acquire);  // partner: Lifeline::report
     if (membership_.lifeline->failed()) return Progress::moved;
     finish(std::nullopt);
-  } else if (progress == Progress::idle && backend_->agrees_in_data() &&
-             compare_posts() == Agreement::different) {
+  } else if (progress == Progress::idle && backend_->agrees_in_data() && sees_difference()) {
     backend_->abort();
     enter(Phase::describing);
     return Progress::moved;

@@ -146,7 +146,11 @@ Group::Group(std::shared_ptr<Engine> engine, std::vector<int> members, uint64_t 
   program_order_ = engine_->open_stream(membership_, "", 0);
 }
 
-Operation Group::checked(Collective kind, Buffer input, Buffer output, Options o) const {
+/// Throws Error(invalid_argument) for what this rank can know to be wrong; else fills in all of
+/// `operation`.
+void Group::prepare(Operation& operation, const Stream& stream, Collective kind, Buffer input,
+                    Buffer output, Options o) const {
+  check();
   if (o.root < 0 || o.root >= size())
     throw invalid("root " + std::to_string(o.root) + " is not a rank of this group of " +
                   std::to_string(size()));
@@ -164,7 +168,6 @@ Operation Group::checked(Collective kind, Buffer input, Buffer output, Options o
     if (input.dtype == DType::boolean && (o.prescale != 1 || o.postscale != 1))
       throw invalid("booleans cannot be scaled");
   }
-  Operation operation;
   operation.kind = kind;
   operation.input = input;
   operation.output = output;
@@ -177,34 +180,56 @@ Operation Group::checked(Collective kind, Buffer input, Buffer output, Options o
   operation.name = std::move(o.name);
   operation.algorithm = o.algorithm.empty() ? defaults_.algorithm : std::move(o.algorithm);
   operation.level = o.level.value_or(defaults_.level);
-  if (o.deadline)
-    operation.deadline = *o.deadline;
-  else if (defaults_.timeout > Duration::zero())
-    operation.deadline = Deadline::after(defaults_.timeout);
+  operation.deadline = o.deadline.value_or(Deadline::never());
+  operation.timeout = o.deadline ? Duration::zero() : defaults_.timeout;
   operation.keepalive = std::move(o.keepalive);
   operation.completion = std::move(o.completion);
-  return operation;
+  if (!operation.algorithm.empty()) stream.require_backend(operation);
 }
+
+namespace {
+
+/// Program order is one thread's at a time.
+class Submitting {
+ public:
+  explicit Submitting(std::atomic<bool>& flag) : flag_(flag) {
+    if (flag.exchange(true, std::memory_order_acquire))
+      throw invalid(
+          "two threads submit to one group at the same time; their order would differ "
+          "between ranks");
+  }
+  ~Submitting() { flag_.store(false, std::memory_order_release); }
+  Submitting(const Submitting&) = delete;
+  Submitting& operator=(const Submitting&) = delete;
+
+ private:
+  std::atomic<bool>& flag_;
+};
+
+}  // namespace
 
 Handle Group::submit(Collective kind, Buffer input, Buffer output, Options options,
                      bool caller_waits) {
-  if (submitting_.exchange(true, std::memory_order_acquire))
-    throw invalid(
-        "two threads submit to one group at the same time; their order would differ "
-        "between ranks");
-  struct Leave {
-    std::atomic<bool>& flag;
-    ~Leave() { flag.store(false, std::memory_order_release); }
-  } leave{submitting_};
+  const Submitting alone(submitting_);
   return submit_to(program_order_, kind, input, output, std::move(options), caller_waits);
 }
 
 Handle Group::submit_to(const std::shared_ptr<Stream>& stream, Collective kind, Buffer input,
                         Buffer output, Options options, bool caller_waits) {
-  check();
-  Operation operation = checked(kind, input, output, std::move(options));
-  if (!operation.algorithm.empty()) stream->require_backend(operation);
+  Operation operation;
+  prepare(operation, *stream, kind, input, output, std::move(options));
   return engine_->submit(stream, std::move(operation), caller_waits);
+}
+
+Handle Group::run(Collective kind, Buffer input, Buffer output, Options options, int looks) {
+  const Submitting alone(submitting_);
+  std::shared_ptr<Request> request = spare_ ? std::move(spare_) : std::make_shared<Request>();
+  prepare(request->operation, *program_order_, kind, input, output, std::move(options));
+  if (!engine_->run(program_order_, request, looks)) return {engine_, std::move(request)};
+  if (request->error) throw Error(*request->error);
+  request->finished.store(false, std::memory_order_relaxed);
+  spare_ = std::move(request);  // no other thread has held it
+  return {};
 }
 
 std::shared_ptr<Stream> Group::open_stream(std::string label) {

@@ -47,6 +47,9 @@ class Group : public std::enable_shared_from_this<Group> {
   /// wait for it at once. Throws Error(invalid_argument) before anything is sent.
   Handle submit(Collective kind, Buffer input, Buffer output, Options options = {},
                 bool caller_waits = false);
+  /// The same for a caller that waits at once, who may have let go of nothing but time: drives for
+  /// at most `looks` looks. An empty handle: the operation is complete. Throws its error.
+  Handle run(Collective kind, Buffer input, Buffer output, Options options, int looks);
   Handle submit_to(const std::shared_ptr<Stream>& stream, Collective kind, Buffer input,
                    Buffer output, Options options, bool caller_waits = false);
 
@@ -76,13 +79,15 @@ class Group : public std::enable_shared_from_this<Group> {
  private:
   Group(std::shared_ptr<Engine> engine, std::vector<int> members, uint64_t key,
         GroupDefaults defaults, Deadline deadline);
-  Operation checked(Collective kind, Buffer input, Buffer output, Options options) const;
+  void prepare(Operation& operation, const Stream& stream, Collective kind, Buffer input,
+               Buffer output, Options options) const;
 
   std::shared_ptr<Engine> engine_;
   GroupDefaults defaults_;
   Membership membership_;
   std::shared_ptr<Stream> program_order_;
   std::atomic<bool> submitting_{false};
+  std::shared_ptr<Request> spare_;  // of run(), guarded by submitting_; null while in use
   uint64_t next_stream_ = 1;
   uint64_t splits_ = 0;
 };

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from farandole import _core
 from farandole._core import Handle, InvalidArgument, ResourceError
-from farandole._world import Group, world
+from farandole._world import Group, _state, world
 
 __all__ = [
     "Handle",
@@ -100,6 +100,7 @@ def _call(
     return out
 
 
+@_core.quick_call("all_reduce", _state)
 def all_reduce(
     x: Any,
     op: str = "sum",
@@ -153,6 +154,7 @@ def all_reduce(
     )  # fmt: skip
 
 
+@_core.quick_call("all_gather", _state)
 def all_gather(
     x: Any,
     *,
@@ -185,6 +187,7 @@ def all_gather(
     )  # fmt: skip
 
 
+@_core.quick_call("reduce_scatter", _state)
 def reduce_scatter(
     x: Any,
     op: str = "sum",
@@ -221,6 +224,7 @@ def reduce_scatter(
     )  # fmt: skip
 
 
+@_core.quick_call("broadcast", _state)
 def broadcast(
     x: Any,
     root: int = 0,
