@@ -86,7 +86,6 @@ class Stream {
 
  private:
   enum class Phase { resting, opening, agreeing, running, describing, comparing, leaving };
-  enum class Agreement { waiting, same, different };
   static constexpr int kLooksBetweenPosts = 16;  // each takes a line that a peer is about to write
 
   void begin();
@@ -98,7 +97,6 @@ class Stream {
   Progress guarded_advance(TimePoint until);
   bool open_pages();
   void start();
-  Agreement compare_posts() const;
   bool sees_difference();
   Progress agree();
   Progress run(TimePoint until);

@@ -113,6 +113,10 @@ struct StreamMemory {
   StreamPage& page(int r) const { return *pages[static_cast<size_t>(r)]; }
 };
 
+enum class Agreement { waiting, same, different };
+/// Whether all members have started the operation in flight, by what they have posted.
+Agreement compare_posts(const StreamMemory& memory);
+
 /// Why members that started different operations disagree, in the same words on each of them and
 /// by world rank; nothing when they do not.
 std::optional<Error> disagreement(const std::vector<Descriptor>& by_member,

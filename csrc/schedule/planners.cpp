@@ -108,23 +108,24 @@ Error refusal(Collective collective, const Shape& shape, Determinism level, std:
 
 std::span<const Planner> planners() { return kPlanners; }
 
+/// Called for every operation: text is made only for what does not hold.
 void require_valid(const Shape& shape) {
-  const auto require = [](bool holds, const std::string& otherwise) {
-    if (!holds) throw Error(ErrorCode::invalid_argument, otherwise);
+  const auto refuse = [](const std::string& why) { throw Error(ErrorCode::invalid_argument, why); };
+  const auto require_within = [&](const char* what, int value) {
+    if (value >= 0 && value < shape.size) return;
+    refuse(std::string(what) + " " + std::to_string(value) + " is not one of " +
+           std::to_string(shape.size) + " ranks");
   };
-  const auto within = [](const char* what, int value, int size) {
-    return std::string(what) + " " + std::to_string(value) + " is not one of " +
-           std::to_string(size) + " ranks";
-  };
-  require(shape.size >= 1, "a group has at least one rank, not " + std::to_string(shape.size));
-  require(shape.rank >= 0 && shape.rank < shape.size, within("rank", shape.rank, shape.size));
-  require(shape.root >= 0 && shape.root < shape.size, within("root", shape.root, shape.size));
-  require(shape.lanes >= 1, "a schedule has at least one lane, not " + std::to_string(shape.lanes));
-  require(shape.segments >= 1,
-          "data is cut into at least one segment, not " + std::to_string(shape.segments));
-  require(shape.leaves.empty(), "several leaves on a rank are not supported by any planner");
-  require(shape.counts.empty(),
-          "counts that differ between ranks are not supported by any planner");
+  if (shape.size < 1) refuse("a group has at least one rank, not " + std::to_string(shape.size));
+  require_within("rank", shape.rank);
+  require_within("root", shape.root);
+  if (shape.lanes < 1)
+    refuse("a schedule has at least one lane, not " + std::to_string(shape.lanes));
+  if (shape.segments < 1)
+    refuse("data is cut into at least one segment, not " + std::to_string(shape.segments));
+  if (!shape.leaves.empty()) refuse("several leaves on a rank are not supported by any planner");
+  if (!shape.counts.empty())
+    refuse("counts that differ between ranks are not supported by any planner");
 }
 
 const Planner* find_planner(Collective collective, std::string_view name) {

@@ -30,6 +30,7 @@ PLANNERS = {
 MEMORY = ["caller", "ours", "mixed", "ours to caller"]
 KINDS = ["all_reduce", "reduce_scatter", "all_gather", "broadcast"]
 LINES = 2072  # bytes, as in csrc/engine/stream_page.h
+PIECE = 4 << 10  # of one_shot
 ONE_SHOT = 32 << 10
 CHUNK = 64 << 10
 
@@ -132,7 +133,8 @@ def check(
     seed = zlib.crc32(repr(case).encode())
     inputs = [data(seed, r, count, dtype, op) for r in range(size)]
     x, out = buffers(kind, inputs[rank], memory, in_place, rank, size)
-    options: dict[str, Any] = {"algorithm": algorithm, "timeout": 20}
+    # Without options of the second kind the call takes the quick way (csrc/bindings/quick_call.cpp).
+    options: dict[str, Any] = {"algorithm": algorithm, "timeout": 20} if algorithm else {}
     if kind in ("all_reduce", "reduce_scatter"):
         options |= {"op": op, "level": level}
     if kind == "broadcast":
@@ -153,7 +155,7 @@ def check(
 
 def sizes(size: int, itemsize: int) -> list[int]:
     """Counts where something changes: around none, the world's size, each path's limits."""
-    edges = [LINES, ONE_SHOT, CHUNK * size]
+    edges = [LINES, PIECE, 2 * PIECE, ONE_SHOT, CHUNK * size]
     around = [e // itemsize + d for e in edges for d in (-1, 0, 1)]
     return sorted({0, 1, size - 1, size, size + 1, 7, 1009, *around})
 
