@@ -47,8 +47,8 @@ class Group : public std::enable_shared_from_this<Group> {
   /// wait for it at once. Throws Error(invalid_argument) before anything is sent.
   Handle submit(Collective kind, Buffer input, Buffer output, Options options = {},
                 bool caller_waits = false);
-  /// The same for a caller that waits at once, who may have let go of nothing but time: drives for
-  /// at most `looks` looks. An empty handle: the operation is complete. Throws its error.
+  /// The same for a caller that waits at once: drives for at most `looks` looks. An empty handle
+  /// means that the operation is complete. Throws its error.
   Handle run(Collective kind, Buffer input, Buffer output, Options options, int looks);
   Handle submit_to(const std::shared_ptr<Stream>& stream, Collective kind, Buffer input,
                    Buffer output, Options options, bool caller_waits = false);
