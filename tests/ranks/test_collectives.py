@@ -133,7 +133,7 @@ def check(
     seed = zlib.crc32(repr(case).encode())
     inputs = [data(seed, r, count, dtype, op) for r in range(size)]
     x, out = buffers(kind, inputs[rank], memory, in_place, rank, size)
-    # Without options of the second kind the call takes the quick way (csrc/bindings/quick_call.cpp).
+    # Without other options the call takes the quick way (csrc/bindings/quick_call.cpp).
     options: dict[str, Any] = {"algorithm": algorithm, "timeout": 20} if algorithm else {}
     if kind in ("all_reduce", "reduce_scatter"):
         options |= {"op": op, "level": level}
