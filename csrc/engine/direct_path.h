@@ -1,7 +1,7 @@
 // The ways in which ranks that map each other's memory run a collective without messages.
 //
 //   lines     every rank writes its data in cache lines that carry their own flag; one transit
-//   one_shot  every rank shows all of its input; everybody finishes alone; one wait
+//   one_shot  every rank shows all of its input in pieces; everybody finishes alone; one wait
 //   window    buffers that all ranks map: rank r folds part r and stores it to all; two waits
 //   push      buffers of any kind: rank r reads part r of every input by address, folds it and
 //             writes it to all outputs; two waits
@@ -26,6 +26,8 @@ class DirectPath {
   virtual ~DirectPath() = default;
   /// Before the ranks have agreed: writes this rank's own page only.
   virtual void start(const Operation& operation) = 0;
+  /// Meanwhile: more of this rank's own; true if there was more.
+  virtual bool show() { return false; }
   /// After they have.
   virtual Progress poll(TimePoint until) = 0;
 };

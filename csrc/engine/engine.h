@@ -61,6 +61,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Any thread. With `caller_waits` nobody else is woken to drive.
   Handle submit(const std::shared_ptr<Stream>& stream, Operation operation,
                 bool caller_waits = false);
+  /// The same for a caller that waits: drives at once, for at most `looks` looks, when nobody else
+  /// drives and nothing else is in flight. True when the request is finished, and no other thread
+  /// has ever held it.
+  bool run(const std::shared_ptr<Stream>& stream, const std::shared_ptr<Request>& request,
+           int looks);
 
   /// One bounded turn; true if anything moved.
   bool poll(TimePoint until);
@@ -87,6 +92,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Request> request;
   };
+  void note_arrival(Request& request);
+  void put(const std::shared_ptr<Stream>& stream, std::shared_ptr<Request> request);
+  bool run_alone(const std::shared_ptr<Stream>& stream, const std::shared_ptr<Request>& request,
+                 int looks);
   void take_submissions();
   void collect(Stream& stream);
   void ring_sleepers();

@@ -42,6 +42,7 @@ struct Operation {
   std::string algorithm;  // empty: the engine chooses; else a backend's path or a planner by name
   Determinism level = Determinism::canonical;
   Deadline deadline;
+  Duration timeout{};  // besides, from the first look around after it has started; zero: none
   std::shared_ptr<const void> keepalive;
   Completion completion;
 };

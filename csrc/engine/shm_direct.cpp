@@ -82,6 +82,7 @@ void ShmDirect::start(const Operation& o, uint32_t) {
   operation_ = &o;
   path_ = nullptr;
   which_ = Path::barrier;
+  agreed_ = false;
   if (o.kind == Collective::barrier) return;
   path_ = &path(choose(o));
   path_->start(o);
@@ -94,10 +95,17 @@ bool ShmDirect::is_by_address(std::string_view name) {
   return row != nullptr && row->by_address;
 }
 
-bool ShmDirect::agrees_in_data() const { return which_ == Path::lines; }
+/// one_shot copies on while it waits for the others to post.
+bool ShmDirect::agrees_in_data() const { return which_ == Path::lines || which_ == Path::one_shot; }
 
 void ShmDirect::agreed() {
-  if ((kWindow & bit(operation_->kind)) == 0 || which_ == Path::lines) return;
+  agreed_ = true;
+  choose_by_places();
+}
+
+/// Where the buffers lie is known when all have posted.
+void ShmDirect::choose_by_places() {
+  if ((kWindow & bit(operation_->kind)) == 0) return;
   DirectOperation what;
   what.start(*operation_, memory_);
   const bool shared = what.all_shared();
@@ -112,6 +120,11 @@ void ShmDirect::agreed() {
 }
 
 Progress ShmDirect::poll(TimePoint until) {
+  if (which_ == Path::one_shot && !agreed_) {
+    if (compare_posts(memory_) != Agreement::same)
+      return path_->show() ? Progress::moved : Progress::idle;
+    agreed();
+  }
   return path_ == nullptr ? Progress::finished : path_->poll(until);
 }
 

@@ -31,12 +31,14 @@ class ShmDirect : public Backend {
  private:
   DirectPath& path(Path which);
   Path choose(const Operation& operation) const;
+  void choose_by_places();
 
   const StreamMemory& memory_;
   std::array<std::unique_ptr<DirectPath>, 6> paths_;  // made when first used, kept
   const Operation* operation_ = nullptr;
   DirectPath* path_ = nullptr;
   Path which_ = Path::barrier;
+  bool agreed_ = false;  // posts have been compared, by the stream or here
 };
 
 }  // namespace farandole

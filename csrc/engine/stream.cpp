@@ -61,8 +61,6 @@ ClosedPage Stream::leave_behind() const {
   return page;
 }
 
-std::vector<std::shared_ptr<Request>> Stream::take_finished() { return std::move(finished_); }
-
 // ---- the life of an operation ----
 
 Progress Stream::poll(TimePoint until) {
@@ -124,6 +122,7 @@ void Stream::begin() {
   ++sequence_;
   held_since_ = TimePoint{};
   started_ = TimePoint{};  // stamped by the first look around: most operations end before it
+  idle_looks_ = 0;
   backend_ = nullptr;
   enter(Phase::opening);
 }
@@ -189,21 +188,15 @@ void Stream::start() {
   enter(backend_->agrees_in_data() ? Phase::running : Phase::agreeing);
 }
 
-Stream::Agreement Stream::compare_posts() const {
-  bool all = true;
-  for (int r = 0; r < memory_.size(); ++r) {
-    const uint64_t posted = memory_.page(r).entry.posted.load(std::memory_order_acquire);
-    const auto ahead =
-        static_cast<int32_t>(static_cast<uint32_t>(posted >> 32) - memory_.sequence());
-    if (ahead < 0) all = false;
-    // A peer that is ahead has compared my descriptor with its own and found them equal.
-    if (ahead == 0 && posted != memory_.ticket) return Agreement::different;
-  }
-  return all ? Agreement::same : Agreement::waiting;
+/// While data that would bring the agreement do not come.
+bool Stream::sees_difference() {
+  if (++idle_looks_ < kLooksBetweenPosts) return false;
+  idle_looks_ = 0;
+  return compare_posts(memory_) == Agreement::different;
 }
 
 Progress Stream::agree() {
-  switch (compare_posts()) {
+  switch (compare_posts(memory_)) {
     case Agreement::waiting:
       return Progress::idle;
     case Agreement::different:
@@ -232,8 +225,7 @@ Progress Stream::run(TimePoint until) {
     std::atomic_thread_fence(std::memory_order_acquire);  // partner: Lifeline::report
     if (membership_.lifeline->failed()) return Progress::moved;
     finish(std::nullopt);
-  } else if (progress == Progress::idle && backend_->agrees_in_data() &&
-             compare_posts() == Agreement::different) {
+  } else if (progress == Progress::idle && backend_->agrees_in_data() && sees_difference()) {
     backend_->abort();
     enter(Phase::describing);
     return Progress::moved;

@@ -56,7 +56,10 @@ void Stream::look_around(TimePoint when) {
   if (started_ == TimePoint{}) {
     started_ = when;
     next_warning_ = when + around_.warn_after;
+    Operation& o = queue_.front()->operation;
+    if (o.timeout > Duration::zero()) o.deadline.at = std::min(o.deadline.at, when + o.timeout);
   }
+  idle_looks_ = kLooksBetweenPosts;  // whoever has just been woken looks at everything
   for (int r = 0; r < memory_.size(); ++r)
     if (needs(r) || r == memory_.rank) check_members(r);
   if (operation().deadline.passed(when) && !membership_.lifeline->failed()) {

@@ -94,9 +94,12 @@ Group::Group(std::shared_ptr<Engine> engine, std::vector<int> members, uint64_t 
   newest_ = program_order_.get();
 }
 
-Operation Group::checked(Collective kind, Buffer input, Buffer output, Options o) const {
+/// Throws Error(invalid_argument) for what this rank can know to be wrong; else fills in all of
+/// `operation`.
+void Group::prepare(Operation& operation, const Stream& stream, Collective kind, Buffer input,
+                    Buffer output, Options o) const {
+  check();
   const Shape shape = checked_shape(kind, input, output, o, rank(), size());
-  Operation operation;
   operation.kind = kind;
   operation.input = input;
   operation.output = output;
@@ -109,16 +112,14 @@ Operation Group::checked(Collective kind, Buffer input, Buffer output, Options o
   operation.algorithm = o.algorithm.empty() ? defaults_.algorithm : std::move(o.algorithm);
   operation.level = o.level.value_or(defaults_.level);
   fill(operation, std::move(o));
-  return operation;
+  if (!operation.algorithm.empty()) stream.require_backend(operation);
 }
 
 /// What every operation has of its options.
 void Group::fill(Operation& operation, Options o) const {
   operation.name = std::move(o.name);
-  if (o.deadline)
-    operation.deadline = *o.deadline;
-  else if (defaults_.timeout > Duration::zero())
-    operation.deadline = Deadline::after(defaults_.timeout);
+  operation.deadline = o.deadline.value_or(Deadline::never());
+  operation.timeout = o.deadline ? Duration::zero() : defaults_.timeout;
   operation.keepalive = std::move(o.keepalive);
   operation.completion = std::move(o.completion);
 }
@@ -132,20 +133,29 @@ Handle Group::submit(Collective kind, Buffer input, Buffer output, Options optio
 
 Handle Group::submit_to(const std::shared_ptr<Stream>& stream, Collective kind, Buffer input,
                         Buffer output, Options options, bool caller_waits) {
-  check();
-  Operation operation = checked(kind, input, output, std::move(options));
-  if (!operation.algorithm.empty()) stream->require_backend(operation);
+  Operation operation;
+  prepare(operation, *stream, kind, input, output, std::move(options));
   return engine_->submit(stream, std::move(operation), caller_waits);
+}
+
+Handle Group::run(Collective kind, Buffer input, Buffer output, Options options, int looks) {
+  const InOrder order(submitting_);
+  newest_.store(program_order_.get(), std::memory_order_relaxed);
+  std::shared_ptr<Request> request = spare_ ? std::move(spare_) : std::make_shared<Request>();
+  prepare(request->operation, *program_order_, kind, input, output, std::move(options));
+  if (!engine_->run(program_order_, request, looks)) return {engine_, std::move(request)};
+  if (request->error) throw Error(*request->error);
+  request->finished.store(false, std::memory_order_relaxed);
+  spare_ = std::move(request);  // no other thread has held it
+  return {};
 }
 
 std::vector<Handle> Group::submit_all(Collective kind, std::vector<Item> items, bool caller_waits) {
   const InOrder order(submitting_);
-  check();
-  std::vector<Operation> operations;
-  for (Item& item : items) {
-    operations.push_back(checked(kind, item.input, item.output, std::move(item.options)));
-    if (!operations.back().algorithm.empty()) program_order_->require_backend(operations.back());
-  }
+  std::vector<Operation> operations(items.size());
+  for (size_t i = 0; i < items.size(); ++i)
+    prepare(operations[i], *program_order_, kind, items[i].input, items[i].output,
+            std::move(items[i].options));
   newest_.store(program_order_.get(), std::memory_order_relaxed);
   std::vector<Handle> handles;
   for (Operation& operation : operations)

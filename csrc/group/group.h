@@ -34,6 +34,9 @@ class Group : public std::enable_shared_from_this<Group> {
   /// wait for it at once. Throws Error(invalid_argument) before anything is sent.
   Handle submit(Collective kind, Buffer input, Buffer output, Options options = {},
                 bool caller_waits = false);
+  /// The same for a caller that waits at once: drives for at most `looks` looks. An empty handle
+  /// means that the operation is complete. Throws its error.
+  Handle run(Collective kind, Buffer input, Buffer output, Options options, int looks);
   Handle submit_to(const std::shared_ptr<Stream>& stream, Collective kind, Buffer input,
                    Buffer output, Options options, bool caller_waits = false);
 
@@ -82,7 +85,8 @@ class Group : public std::enable_shared_from_this<Group> {
  private:
   Group(std::shared_ptr<Engine> engine, std::vector<int> members, uint64_t key,
         GroupDefaults defaults, Deadline deadline);
-  Operation checked(Collective kind, Buffer input, Buffer output, Options options) const;
+  void prepare(Operation& operation, const Stream& stream, Collective kind, Buffer input,
+               Buffer output, Options options) const;
   void fill(Operation& operation, Options options) const;
 
   std::shared_ptr<Engine> engine_;
@@ -93,6 +97,7 @@ class Group : public std::enable_shared_from_this<Group> {
   std::atomic<const Stream*> newest_{nullptr};                       // of program_order_ or pairs_
   std::vector<std::pair<size_t, std::shared_ptr<std::byte>>> lent_;  // bytes; see borrow()
   std::atomic<bool> submitting_{false};
+  std::shared_ptr<Request> spare_;  // of run(), guarded by submitting_; null while in use
   uint64_t next_stream_ = 1;
   uint64_t splits_ = 0;
 };

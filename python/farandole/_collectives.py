@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from farandole import _core
 from farandole._arrays import call, checked_counts, input_array, like, rows_of, shape_of
 from farandole._core import Handle
-from farandole._world import Group, world
+from farandole._world import Group, _state, world
 
 __all__ = [
     "Handle",
@@ -20,6 +21,7 @@ __all__ = [
 ]
 
 
+@_core.quick_call("all_reduce", _state)
 def all_reduce(
     x: Any,
     op: str = "sum",
@@ -110,6 +112,7 @@ def reduce(
     )  # fmt: skip
 
 
+@_core.quick_call("reduce_scatter", _state)
 def reduce_scatter(
     x: Any,
     op: str = "sum",
@@ -157,6 +160,7 @@ def reduce_scatter(
     return call("reduce_scatter", x, out, g, async_op, options)
 
 
+@_core.quick_call("broadcast", _state)
 def broadcast(
     x: Any,
     root: int = 0,

@@ -14,7 +14,7 @@ import numpy as np
 from farandole import _core
 from farandole._arrays import borrowable, call, checked_counts, input_array, like, rows_of, shape_of
 from farandole._core import InvalidArgument
-from farandole._world import Group, world
+from farandole._world import Group, _state, world
 
 __all__ = ["all_gather", "all_to_all", "gather", "scatter"]
 
@@ -65,6 +65,7 @@ def _joined(
     return (sum(rows), *rest), [n * width for n in rows]
 
 
+@_core.quick_call("all_gather", _state)
 def all_gather(
     x: Any,
     *,

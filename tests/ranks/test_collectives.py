@@ -36,6 +36,7 @@ FOLDING = ["all_reduce", "reduce_scatter", "reduce"]
 KINDS = ["all_reduce", "reduce_scatter", "all_gather", *ROOTED, "all_to_all"]
 WINDOWS = ["all_reduce", "reduce"]
 LINES = 2072  # bytes, as in csrc/engine/stream_page.h
+PIECE = 4 << 10  # of one_shot
 ONE_SHOT = 32 << 10
 CHUNK = 64 << 10
 
@@ -159,7 +160,8 @@ def check(
     length = input_length(kind, count, size)
     inputs = [data(seed, r, length, dtype, op) for r in range(size)]
     x, out = buffers(kind, inputs[rank], count, root, memory, in_place)
-    options: dict[str, Any] = {"algorithm": algorithm, "timeout": 20}
+    # Without other options the call takes the quick way (csrc/bindings/quick_call.cpp).
+    options: dict[str, Any] = {"algorithm": algorithm, "timeout": 20} if algorithm else {}
     if kind in FOLDING:
         options |= {"op": op, "level": level}
     if kind in ROOTED:
@@ -183,7 +185,7 @@ def check(
 
 def sizes(size: int, itemsize: int) -> list[int]:
     """Counts where something changes: around none, the world's size, each path's limits."""
-    edges = [LINES, ONE_SHOT, CHUNK * size]
+    edges = [LINES, PIECE, 2 * PIECE, ONE_SHOT, CHUNK * size]
     around = [e // itemsize + d for e in edges for d in (-1, 0, 1)]
     return sorted({0, 1, size - 1, size, size + 1, 7, 1009, *around})
 

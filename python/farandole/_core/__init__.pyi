@@ -1,8 +1,8 @@
 """The native core. Types only: the module is built from csrc/bindings."""
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict, final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict, TypeVar, final
 
 from . import schedule as schedule
 from . import testing as testing
@@ -12,6 +12,8 @@ dtypes: tuple[str, ...]
 reduce_ops: tuple[str, ...]
 error_names: list[str]
 
+_F = TypeVar("_F", bound=Callable[..., Any])
+
 class _Setting(TypedDict):
     name: str
     type: str
@@ -20,6 +22,7 @@ class _Setting(TypedDict):
     doc: str
 
 def in_child() -> bool: ...
+def quick_call(kind: str, world: object) -> Callable[[_F], _F]: ...
 def instruction_sets() -> list[str]: ...
 def settings() -> list[_Setting]: ...
 def open_world(rank: int, size: int, job: str, start_timeout: float | None = None) -> Group: ...
