@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from farandole._bench import data
 from farandole._bench.peers.finding import Found
 from farandole._bench.peers.layouts import bus_factor
 from farandole._bench.peers.table import PeerError
@@ -51,6 +52,8 @@ class Variant:
     workers: Workers
     memory: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    setting: str = ""  # what is special about it, where a peer appears more than once
+    dtype: str = ""  # another than the question's, of as many elements
     times: list[int] = field(default_factory=list)
     rounds: list[float] = field(default_factory=list)  # their medians
     wrong: int = 0
@@ -60,7 +63,8 @@ class Variant:
 
     @property
     def name(self) -> str:
-        return f"{self.workers.peer.label} ({self.memory})"
+        setting = f", {self.setting}" if self.setting else ""
+        return f"{self.workers.peer.label} ({self.memory}{setting})"
 
     def begin(self, question: Question, size: int) -> str:
         """Makes the buffers and finds how many calls a block has; why not, where it cannot."""
@@ -82,11 +86,13 @@ class Variant:
 
     def _block(self, question: Question, size: int, warm: int, calls: int) -> tuple[str, int]:
         """Why it is unable, or '', and how long all took. A call's time is the slowest rank's."""
+        dtype = self.dtype or question.dtype
         answers = self.workers.ask(
             {
                 "collective": question.collective,
-                "bytes": size,
-                "dtype": question.dtype,
+                "bytes": size // _item(question.dtype) * _item(dtype),
+                "dtype": dtype,
+                "keep": [question.collective, size],
                 "memory": self.memory,
                 "options": dict(self.options),
                 "hot": question.hot,
@@ -151,6 +157,10 @@ def _able(
             yield variant
 
 
+def _item(dtype: str) -> int:
+    return data.storage(dtype).itemsize
+
+
 def _row(question: Question, variant: Variant, present: list[Variant]) -> dict[str, Any]:
     is_ours = variant.workers.peer.library == "ours"
     least, _, p99 = summarize(variant.times)
@@ -160,8 +170,9 @@ def _row(question: Question, variant: Variant, present: list[Variant]) -> dict[s
         "collective": question.collective,
         "ranks": question.ranks,
         "bytes": variant.bytes,
-        "dtype": question.dtype,
+        "dtype": variant.dtype or question.dtype,
         "memory": variant.memory,
+        "setting": variant.setting,
         "peer": variant.workers.peer.name,
         "version": variant.workers.version,
         "algorithm": variant.path or None,

@@ -82,19 +82,13 @@ def _show(question: Question, variants: Sequence[Variant], rows: list[dict[str, 
         "our time / best peer's", "best peer",
     ]  # fmt: skip
     workers = dict.fromkeys(variant.workers for variant in variants)
-    versions = ", ".join(f"{w.peer.label} {_short(w.version, w.peer.label)}" for w in workers)
+    versions = ", ".join(f"{w.peer.label} {w.version}" for w in workers)
     title = (
         f"{question.collective} {question.dtype}, {question.ranks} ranks, "
         f"{placement.describe(variants[0].workers.cores)}, {question.rounds} rounds"
         f"{', hot' if question.hot else ''}; {versions}"
     )
     print_table(title, columns, [_cells(row) for row in rows])
-
-
-def _short(version: str, label: str) -> str:
-    """'Open MPI v5.0.11' of Open MPI is 'v5.0.11'."""
-    digits = [word for word in version.split() if any(c.isdigit() for c in word)]
-    return digits[0] if digits else version.removeprefix(label).strip()
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farandole.cli import CommandError, _compare
+from farandole.cli._bench_rows import plot, show
 
 if TYPE_CHECKING:
     from farandole._bench.comparing import Question
@@ -110,7 +111,7 @@ def handle(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         arguments.json.write_text(as_json(rows))
     if arguments.plot is not None:
-        _plot(rows, arguments.plot)
+        plot(rows, arguments.plot)
     return 0 if all(row["verified"] for row in rows) else 1
 
 
@@ -130,7 +131,7 @@ def _measured(
     result = _here(request) if ranks is None else _among(ranks, request)
     if not isinstance(result, dict):
         return result
-    _show(request, result)
+    show(request, result)
     rows: list[dict[str, Any]] = result["rows"]
     return rows
 
@@ -315,55 +316,3 @@ def _among(ranks: int, request: Request) -> dict[str, Any] | int:
     if code == 0 and not result:
         raise CommandError("the ranks ended without a result", 1)
     return code or result
-
-
-# -- showing --------------------------------------------------------------------------------------
-
-
-def _show(request: Request, result: dict[str, Any]) -> None:
-    from farandole._bench.statistics import format_microseconds, format_size
-    from farandole.cli._terminal import print_table
-
-    rows = result["rows"]
-    moves = request.collective != "barrier"
-    cells = []
-    for row in rows:
-        times = [format_microseconds(1e3 * row[name]) for name in ("min_us", "p50_us", "p99_us")]
-        if moves:
-            size = format_size(row["bytes"])
-            bandwidth = [f"{row[name]:.2f}" for name in ("algbw_gbs", "busbw_gbs")]
-            cells.append(
-                [size, row["memory"], row["algorithm"], str(row["iterations"]), *times,
-                 *bandwidth, str(row["errors"])]
-            )  # fmt: skip
-        else:
-            cells.append([str(row["iterations"]), *times, str(row["errors"])])
-    columns = ["iterations", "min us", "p50 us", "p99 us", "errors"]
-    if moves:
-        columns = ["size", "memory", "algorithm", *columns[:-1], "algbw", "busbw", "errors"]
-    print_table(_title(rows[0], result["placement"]), columns, _right(columns, cells))
-
-
-def _plot(rows: list[dict[str, Any]], path: Path) -> None:
-    from farandole._bench.plotting import draw
-
-    draw(rows, path)
-    print(f"{path} shows it")
-
-
-def _title(row: dict[str, Any], placement: str) -> str:
-    what = [row["collective"], row["dtype"], row["op"], row["level"]]
-    return f"{' '.join(w for w in what if w)}, {row['ranks']} ranks, {placement}"
-
-
-def _right(columns: list[str], cells: list[list[str]]) -> list[list[str]]:
-    """Numbers end in one column; words begin in one."""
-    words = {"memory", "algorithm"}
-    widths = [max(len(c), *(len(row[i]) for row in cells)) for i, c in enumerate(columns)]
-    return [
-        [
-            cell if column in words else cell.rjust(width)
-            for cell, column, width in zip(row, columns, widths, strict=True)
-        ]
-        for row in cells
-    ]

@@ -75,15 +75,15 @@ def measure(case: Case, meet: Meeting, ask: dict[str, Any]) -> dict[str, Any]:
 def serve(me: Member, lines: IO[str], meet: Meeting) -> None:
     """Answers questions until nobody asks any more."""
     cases: dict[str, Case] = {}
-    size: Any = None
+    kept: Any = None
     gc.disable()
     for line in lines:
         ask = json.loads(line)
         key = json.dumps([ask[k] for k in ("collective", "bytes", "dtype", "memory", "options")])
         try:
             if key not in cases:
-                if size != (ask["collective"], ask["bytes"], ask["dtype"]):
-                    size = (ask["collective"], ask["bytes"], ask["dtype"])
+                if kept != ask["keep"]:
+                    kept = ask["keep"]
                     cases.clear()  # one size at a time stays in memory
                 gc.collect()
                 cases[key] = me.make(ask)

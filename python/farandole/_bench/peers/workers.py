@@ -3,7 +3,8 @@
 Each rank connects to a socket of ours and reads one JSON line at a time::
 
     to every rank    {"collective": "all_reduce", "bytes": 1048576, "dtype": "float32",
-                      "memory": "ours", "hot": false, "warm": 3, "iterations": 100}
+                      "memory": "ours", "options": {}, "hot": false, "warm": 3,
+                      "iterations": 100, "keep": what buffers stay for}
     from every rank  {"times": [nanoseconds, …], "wrong": 0, "wall": nanoseconds, …}
                      or {"unable": "MPI has no bfloat16"}
 
@@ -13,6 +14,7 @@ that is measured nothing. The end of the socket ends the rank: no process outliv
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -36,6 +38,7 @@ _WORKER = (
 _PACKAGE = str(Path(__file__).parents[3])
 _START_SECONDS = 60.0
 _ANSWER_SECONDS = 120.0
+_numbers = itertools.count()
 _LINE = 64  # bytes of a cache line: each rank's flag has its own
 
 
@@ -105,7 +108,7 @@ def _connect(listener: socket.socket) -> IO[str]:
 @contextmanager
 def started(found: Found, ranks: int) -> Iterator[Workers]:
     """Starts a peer's ranks; ends them at the end. PeerError tells their last words."""
-    address = f"farandole-bench-{os.getpid()}-{found.peer.name}"  # abstract: leaves no file behind
+    address = f"farandole-bench-{os.getpid()}-{next(_numbers)}"  # abstract: leaves no file behind
     meeting = os.memfd_create("meeting")
     with (
         socket.socket(socket.AF_UNIX) as listener,

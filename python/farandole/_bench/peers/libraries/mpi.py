@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -31,8 +32,8 @@ def join() -> Member:
             raise Unable(f"MPI has no {ask['dtype']}")
         return _MpiCase(MPI, ask, rank, ranks)
 
-    version = MPI.Get_library_version().splitlines()[0].partition(",")[0]
-    return Member(rank, ranks, " ".join(version.split()).rstrip("\0"), make)
+    found = re.search(r"\d+(\.\d+)+", MPI.Get_library_version())
+    return Member(rank, ranks, found[0] if found else "", make)
 
 
 class _MpiCase(Buffers):
