@@ -27,8 +27,8 @@ from farandole._bench.statistics import (
 )
 
 OURS = "farandole"
-_WARM = 3  # calls of every block that are not timed
-_FEWEST, _MOST = 5, 400  # timed calls of a block
+_WARM = 3  # calls of every block that are not timed; one where calls are slow
+_FEWEST, _MOST = 3, 400  # timed calls of a block
 _TOO_SLOW = 0.25e9  # nanoseconds a call may take, or the variant rests from this size on
 
 
@@ -60,6 +60,7 @@ class Variant:
     bytes: int = 0
     path: str = ""
     iterations: int = _FEWEST
+    warm: int = _WARM
 
     @property
     def name(self) -> str:
@@ -78,11 +79,12 @@ class Variant:
         unable, wall = self._block(question, size, 3, 5)
         fit = int(question.block_seconds * 1e9 * 8 / max(wall, 1)) - _WARM
         self.iterations = max(_FEWEST, min(_MOST, fit))
+        self.warm = _WARM if fit > _FEWEST else 1
         self.times, self.rounds = [], []
         return unable
 
     def measure(self, question: Question, size: int) -> None:
-        self._block(question, size, _WARM, self.iterations)
+        self._block(question, size, self.warm, self.iterations)
 
     def _block(self, question: Question, size: int, warm: int, calls: int) -> tuple[str, int]:
         """Why it is unable, or '', and how long all took. A call's time is the slowest rank's."""
