@@ -31,7 +31,7 @@ CPP      = $(shell git ls-files --cached --others --exclude-standard 'csrc/*.h' 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: demo test test-cpp lint format sanitize bench size clean help
+.PHONY: demo test test-cpp lint format sanitize bench docs size clean help
 
 # ---- what a person asks for ----
 
@@ -74,6 +74,9 @@ sanitize: $(STAMPS)/farandole  ## C++ tests under ASan+UBSan and TSan, then real
 
 bench: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/bench $(PEERS:%=$(STAMPS)/bench-%)  ## measure all of docs/benchmarks.md beside peers and write its tables
 	$(BIN)/python bench/report $(if $(PEERS),--peer-python $(subst $(SPACE),$(COMMA),$(foreach p,$(PEERS),$p=$(VENV)/peers/$p/bin/python))) $(REPORT)
+
+docs: $(STAMPS)/farandole  ## the generated part of docs/algorithms.md and its drawings
+	@$(BIN)/python docs/generate_algorithms.py
 
 size:  ## lines per folder, the longest files, and the change since BASE
 	@git ls-files -z '*.h' '*.cpp' '*.py' '*.md' | xargs -0 wc -l | grep -v ' total$$' | awk \

@@ -38,14 +38,13 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         ImportError: matplotlib is not here.
         ValueError: matplotlib knows no such kind of file.
     """
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
 
     settings: Any = {"font.size": 10, "svg.hashsalt": "farandole", "svg.fonttype": "none"}
-    with pyplot.rc_context(settings):
-        figure, (left, right) = pyplot.subplots(1, 2, figsize=(12.5, 5.2), layout="constrained")
+    with rc_context(settings):
+        figure = Figure(figsize=(12.5, 5.2), layout="constrained")
+        left, right = figure.subplots(1, 2)
         first = rows[0]
         what = f"{first['collective']}, {first['dtype']}, {first['ranks']} ranks on one host"
         figure.suptitle(what, x=0.01, ha="left", fontsize=13, color=_INK)
@@ -58,7 +57,6 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         )  # fmt: skip
         metadata = {"Date": None} if path.suffix == ".svg" else None
         figure.savefig(path, dpi=150, metadata=metadata)
-        pyplot.close(figure)
 
 
 def _panel(axes: Any, rows: Sequence[dict[str, Any]], value: str, title: str) -> None:

@@ -172,8 +172,10 @@ def _check_partners(arguments: argparse.Namespace, ranks: int | None) -> None:
         return
     if ranks is None:
         raise CommandError("--compare starts the ranks of every peer: it needs -np")
-    if arguments.collective == "barrier" or arguments.op not in (None, "sum"):
-        raise CommandError("--compare knows sums and movements, no barrier and no other --op")
+    from farandole._bench.peers.layouts import LAYOUTS
+
+    if arguments.collective not in LAYOUTS or arguments.op not in (None, "sum"):
+        raise CommandError(f"--compare knows sums (no other --op) and {', '.join(LAYOUTS)}")
     if arguments.iterations is not None:
         raise CommandError("--compare takes --seconds and --rounds, not --iterations")
 
