@@ -3,16 +3,21 @@
 # Needed on the machine: make, a C++20 compiler, Python 3.10 or later with its headers and venv.
 # Everything else, cmake and ninja too, comes from PyPI into .venv on first use; nothing is
 # installed elsewhere. Overridable: PYTHON=python3.12  TORCH=torch==2.13.0  PYTEST='-k fold -x'
+# REPORT='--quick --only all_reduce,training'  PEERS= (MPIs beside Open MPI)
 
 PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 PYTEST ?=
 OUT    ?= demo-output
 BASE   ?= HEAD
+PEERS  ?= mpich impi
+REPORT ?=
 
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/stamps
+COMMA  := ,
+SPACE  := $(subst ,, )
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -67,11 +72,8 @@ sanitize: $(STAMPS)/farandole  ## C++ tests under ASan+UBSan and TSan, then real
 	done
 	$(SANITIZED) farandole bench all_reduce -np 3 --algorithm halving_doubling --sizes 4,1K,1000K --iterations 20
 
-bench: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/bench  ## collectives and training steps against their peers
-	@mkdir -p build/bench
-	farandole bench all_reduce -np 2 --json build/bench/all_reduce.json
-	$(BIN)/python bench/collectives_vs_mpi.py --json build/bench/collectives_vs_mpi.json
-	$(BIN)/python bench/training_step.py --json build/bench/training_step.json
+bench: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/bench $(PEERS:%=$(STAMPS)/bench-%)  ## measure all of docs/benchmarks.md beside peers and write its tables
+	$(BIN)/python bench/report $(if $(PEERS),--peer-python $(subst $(SPACE),$(COMMA),$(foreach p,$(PEERS),$p=$(VENV)/peers/$p/bin/python))) $(REPORT)
 
 docs: $(STAMPS)/farandole  ## the generated part of docs/algorithms.md and its drawings
 	@$(BIN)/python docs/generate_algorithms.py
@@ -105,6 +107,12 @@ $(STAMPS)/torch: | $(STAMPS)/venv
 
 $(STAMPS)/build $(STAMPS)/test $(STAMPS)/lint $(STAMPS)/demo $(STAMPS)/bench: $(STAMPS)/%: pyproject.toml | $(STAMPS)/venv
 	$(PIP) --group $*
+	@touch $@
+
+# An MPI overwrites another's files, so each lives in an environment of its own.
+$(STAMPS)/bench-%: pyproject.toml | $(STAMPS)/venv
+	$(PYTHON) -m venv $(VENV)/peers/$*
+	$(BIN)/python -m pip --disable-pip-version-check --python $(VENV)/peers/$*/bin/python install --quiet --group bench-$*
 	@touch $@
 
 $(STAMPS)/farandole: $(SOURCES) $(STAMPS)/build

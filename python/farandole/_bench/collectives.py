@@ -161,6 +161,10 @@ class Case:
         if self._collective.moves and self._has_input:
             data.lay(self._turns[turn % 4][0], self._input)
 
+    def clear(self) -> None:
+        """Zeros, which every sum leaves as they are."""
+        self._input[...] = 0
+
     def count_wrong(self, turn: int) -> int:
         """Elements of the result that are not what they must be."""
         if not self._collective.moves:
