@@ -9,6 +9,7 @@ PYBIND11_MODULE(_core, module) {
   bind_arrays(module);
   bind_group(module);
   bind_reducer(module);
+  bind_update(module);
   bind_fold(module);
   bind_schedule(module);
   bind_trace(module);

@@ -1,10 +1,13 @@
 // window: an all-reduce over buffers that every rank maps. Rank r folds part r out of all inputs
 // and stores it to all outputs; when all have, it is done. Two waits, least bytes moved.
 //
+// An epilogue works on the folded part tile by tile, between fold and store.
+//
 // It writes into memory of other ranks, so every piece goes through the ownership protocol: say
 // `inside`, look at the abort word, write, leave. A rank that aborts takes its memory back only
 // when nobody is inside any more (Stream::others_are_out).
 #include <algorithm>
+#include <cstring>
 
 #include "base/fault.h"
 #include "engine/direct_path.h"
@@ -15,6 +18,8 @@ namespace farandole {
 namespace {
 
 constexpr size_t kPiece = 128 << 10;  // bytes between two looks at the clock
+constexpr size_t kTile =
+    8 << 10;  // folded for an epilogue: stays in the first cache with what it reads
 
 class Window : public DirectPath {
  public:
@@ -61,12 +66,33 @@ class Window : public DirectPath {
     const bool alive = memory_.abort->load(std::memory_order_seq_cst) == 0;
     if (alive) {
       fault_point("window.write");
-      fold_canonical_to(outputs_, inputs_, count, o.input.dtype, o.op, scales_);
+      if (o.epilogue)
+        transform(count);
+      else
+        fold_canonical_to(outputs_, inputs_, count, o.input.dtype, o.op, scales_);
       done_ += count;
       written_ = done_ == mine_.count;
     }
     inside.store(0, std::memory_order_release);
     return alive;
+  }
+
+  /// `count` elements from inputs_ through the epilogue to outputs_.
+  void transform(size_t count) {
+    const Operation& o = what_.operation();
+    const size_t element = size_of(o.input.dtype);
+    const size_t first = mine_.offset + done_;
+    std::byte* const result = outputs_[static_cast<size_t>(memory_.rank)];
+    tile_.resize(kTile);
+    for (size_t at = 0; at < count; at += kTile / element) {
+      const size_t here = std::min(count - at, kTile / element);
+      fold_canonical(tile_.data(), inputs_, here, o.input.dtype, o.op, scales_);
+      o.epilogue->apply(result + at * element, tile_.data(), first + at, here);
+      for (std::byte* output : outputs_)
+        if (output != result && o.epilogue->stores())
+          std::memcpy(output + at * element, result + at * element, here * element);
+      for (const std::byte*& input : inputs_) input += here * element;
+    }
   }
 
   const StreamMemory& memory_;
@@ -77,6 +103,7 @@ class Window : public DirectPath {
   bool written_ = false;
   std::vector<const std::byte*> inputs_;
   std::vector<std::byte*> outputs_;
+  std::vector<std::byte> tile_;
 };
 
 }  // namespace

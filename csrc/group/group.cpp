@@ -175,7 +175,10 @@ Operation Group::checked(Collective kind, Buffer input, Buffer output, Options o
   operation.postscale = o.postscale;
   operation.root = o.root;
   operation.name = std::move(o.name);
-  operation.algorithm = o.algorithm.empty() ? defaults_.algorithm : std::move(o.algorithm);
+  operation.algorithm = o.epilogue            ? "window"
+                        : o.algorithm.empty() ? defaults_.algorithm
+                                              : std::move(o.algorithm);
+  operation.epilogue = std::move(o.epilogue);
   operation.level = o.level.value_or(defaults_.level);
   if (o.deadline)
     operation.deadline = *o.deadline;
