@@ -15,6 +15,7 @@ SETS = _core.instruction_sets()
 DTYPES = ["float32", "float64"]
 COUNTS = [0, 1, 3, 7, 16, 17, 1000, 4099]
 
+
 def data(dtype: str, count: int) -> tuple[Array, Array, Array, Array]:
     random = np.random.default_rng(count)
     value, gradient, first, second = (

@@ -207,7 +207,7 @@ def DistributedOptimizer(
             overlap=overlap,
             **reduction,
         )
-    optimizer.__class__ = _child_of(optimizer, _Distributed)
+    optimizer.__class__ = _child_of(optimizer, _Distributed)  # type: ignore[assignment]
     distributed = cast(_Distributed, optimizer)
     distributed._exchange = exchange
     distributed._unmanaged = [p for _, p in named if not p.requires_grad]

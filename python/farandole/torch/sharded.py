@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, NoReturn
@@ -139,7 +140,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         one's loads here. Collective: every rank calls it, and gets all of it."""
         slots = [self._shards.gather(s) for s in range(len(self._rule.slots))]
         steps = self._shards.update.steps
-        for i, p in enumerate(self._shards.parameters):
+        for i, p in reversed(list(enumerate(self._shards.parameters))):
             if steps[i] == 0:
                 continue
             mine: dict[str, Any] = {}
@@ -217,6 +218,7 @@ def shard(
         options: those of Shards.
     """
     rule = rule_of(optimizer)
+    scheduled = _is_scheduled(optimizer)
     hyper_group = {
         id(p): g
         for g, param_group in enumerate(optimizer.param_groups)
@@ -235,8 +237,36 @@ def shard(
     hooked.hooked = True  # step hooks run around this step, since torch's own is not called
     child.step = hooked  # type: ignore[method-assign]
     optimizer.__class__ = child
+    if scheduled:
+        _step_for_schedulers(optimizer)
     assert isinstance(optimizer, ShardedOptimizer)
     optimizer._shards = shards
     optimizer._rule = rule
     optimizer._unmanaged = [p for _, p in named if not p.requires_grad]
     optimizer.take_state()
+
+
+def _is_scheduled(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an LR scheduler has put a step of its own on the object, as all do when made; it
+    goes by the class that the optimizer had then."""
+    step = vars(optimizer).get("step")
+    if step is not None and not getattr(step, "_wrapped_by_lr_sched", False):
+        raise InvalidArgument(
+            "optimizer.step was replaced, and a sharded update would never run it\n  advice: use "
+            "register_step_pre_hook() or register_step_post_hook()"
+        )
+    return step is not None
+
+
+def _step_for_schedulers(optimizer: Any) -> None:
+    """Puts the new class' step where that of the old one stands, saying what schedulers look for:
+    that it ran."""
+    reference = weakref.ref(optimizer)
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        present: Any = reference()
+        present._opt_called = True
+        return type(present).step(present, *args, **kwargs)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = step
