@@ -18,8 +18,7 @@ namespace farandole {
 namespace {
 
 constexpr size_t kPiece = 128 << 10;  // bytes between two looks at the clock
-constexpr size_t kTile =
-    8 << 10;  // folded for an epilogue: stays in the first cache with what it reads
+constexpr size_t kTile = 8 << 10;     // folded for an epilogue: fits the first cache with its state
 
 class Window : public DirectPath {
  public:
