@@ -26,7 +26,7 @@ CPP      = $(shell git ls-files --cached --others --exclude-standard 'csrc/*.h' 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: demo test test-cpp lint format sanitize bench size clean help
+.PHONY: demo test test-cpp lint format sanitize bench docs size clean help
 
 # ---- what a person asks for ----
 
@@ -72,6 +72,9 @@ bench: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/bench  ## collectives and t
 	farandole bench all_reduce -np 2 --json build/bench/all_reduce.json
 	$(BIN)/python bench/collectives_vs_mpi.py --json build/bench/collectives_vs_mpi.json
 	$(BIN)/python bench/training_step.py --json build/bench/training_step.json
+
+docs: $(STAMPS)/farandole  ## the generated part of docs/algorithms.md and its drawings
+	@$(BIN)/python docs/generate_algorithms.py
 
 size:  ## lines per folder, the longest files, and the change since BASE
 	@git ls-files -z '*.h' '*.cpp' '*.py' '*.md' | xargs -0 wc -l | grep -v ' total$$' | awk \

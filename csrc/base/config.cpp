@@ -111,7 +111,7 @@ const std::vector<Variable>& variables() {
       text("FARANDOLE_TRACE", &Config::trace,
            "directory for a Chrome trace of all ranks; empty: no trace"),
       text("FARANDOLE_FAULT", &Config::fault,
-           "test builds only: makes a rank fail at a named point"),
+           "test builds only: makes a rank fail at a named point, or delays operations"),
   };
   return table;
 }

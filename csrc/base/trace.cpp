@@ -26,8 +26,8 @@ constexpr int64_t kFirstTrack = 1'000'000'000;
 
 constexpr uint64_t kWorldSalt = 0x9e3779b97f4a7c15;
 
-constexpr std::array<const char*, 9> kKinds{"operation", "phase", "turn", "wait", "final_wait",
-                                            "parked",    "ready", "step", "user"};
+constexpr std::array<const char*, 10> kKinds{"operation", "phase", "turn", "wait", "final_wait",
+                                             "parked",    "ready", "step", "plan", "user"};
 
 int64_t nanoseconds(TimePoint t) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(t.time_since_epoch()).count();

@@ -29,6 +29,7 @@ enum class TraceKind : uint8_t {
   parked,      // the driving thread sleeps until somebody wakes it
   ready,       // a gradient is copied into its bucket
   step,        // first gradient ready to all reduced
+  plan,        // gradients get other buckets
   user,        // whatever the program named
 };
 

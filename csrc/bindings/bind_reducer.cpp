@@ -64,6 +64,14 @@ void bind_reducer(py::module_& module) {
              const py::gil_scoped_release unlocked;
              r.abandon();
            })
+      .def_property_readonly("has_better_plan", &Reducer::has_better_plan)
+      .def("take_better_plan",
+           [](Reducer& r) {
+             refuse_in_child();
+             const py::gil_scoped_release unlocked;
+             r.take_better_plan();
+           })
+      .def("describe", &Reducer::describe)
       .def_property_readonly("step_open", &Reducer::step_open)
       .def("used", &Reducer::used, py::arg("parameter"))
       .def_property_readonly("blocked_seconds", &Reducer::blocked_seconds)
@@ -84,10 +92,26 @@ void bind_reducer(py::module_& module) {
   py::module_ testing = module.def_submodule("testing");
   testing.def(
       "plan_buckets",
-      [](const py::list& rows, size_t bucket_bytes, size_t first_bucket_bytes) {
-        return rows_of(plan_buckets(parameters_from(rows), {bucket_bytes, first_bucket_bytes}));
+      [](const py::list& rows, size_t bucket_bytes, size_t first_bucket_bytes,
+         const std::optional<std::vector<int>>& ready_order) {
+        const std::vector<Parameter> parameters = parameters_from(rows);
+        const BucketLimits limits{bucket_bytes, first_bucket_bytes};
+        return rows_of(ready_order ? plan_buckets(parameters, *ready_order, limits)
+                                   : plan_buckets(parameters, limits));
       },
-      py::arg("parameters"), py::arg("bucket_bytes"), py::arg("first_bucket_bytes"));
+      py::arg("parameters"), py::arg("bucket_bytes"), py::arg("first_bucket_bytes"),
+      py::arg("ready_order") = py::none());
+  testing.def(
+      "launch_point",
+      [](const py::list& rows, size_t bucket_bytes, size_t first_bucket_bytes,
+         const std::vector<int>& planned_order, const std::vector<int>& ready_order) {
+        const std::vector<Parameter> parameters = parameters_from(rows);
+        return launch_point(
+            parameters, plan_buckets(parameters, planned_order, {bucket_bytes, first_bucket_bytes}),
+            ready_order);
+      },
+      py::arg("parameters"), py::arg("bucket_bytes"), py::arg("first_bucket_bytes"),
+      py::arg("planned_order"), py::arg("ready_order"));
   testing.def(
       "plan_fingerprint",
       [](const py::list& rows, size_t bucket_bytes, size_t first_bucket_bytes) {

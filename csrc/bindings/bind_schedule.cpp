@@ -82,6 +82,7 @@ py::list planners_as_dicts(const Shape& shape, size_t itemsize) {
     py::dict d;
     d["name"] = planner.name;
     d["collective"] = name_of(planner.collective);
+    d["summary"] = planner.summary;
     d["order"] = name_of(planner.order(shape));
     d["rounds"] = cost.rounds;
     d["bytes"] = cost.bytes * static_cast<double>(itemsize);
@@ -430,7 +431,8 @@ void bind_schedule(py::module_& module) {
       },
       py::arg("size") = 8, py::arg("count") = size_t{1} << 20, py::arg("lanes") = 1,
       py::arg("segments") = 2, py::arg("itemsize") = size_t{4},
-      "One dict for each planner: name, collective, and order and predicted cost for the shape.");
+      "One dict for each planner: name, collective, summary, and order and predicted cost for the "
+      "shape.");
   schedule.def(
       "plan",
       [](const std::string& collective, const std::string& name, int rank, int size, size_t count,

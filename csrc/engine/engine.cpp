@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "base/fault.h"
 #include "base/log.h"
 #include "control/deaths.h"
 #include "engine/fork.h"
@@ -235,7 +236,8 @@ void Engine::park(Duration at_most) {
   if (!poll(TimePoint::min())) {
     const TraceSpan parked(trace(), TraceKind::parked, "parked");
     const auto ms = std::chrono::ceil<std::chrono::milliseconds>(at_most).count();
-    handle_events(unexplained_.empty() ? static_cast<int>(ms) : 1);
+    const bool look_again = !unexplained_.empty() || fault_latency_armed();
+    handle_events(look_again ? 1 : static_cast<int>(ms));
   }
   asleep.store(0, std::memory_order_relaxed);
   look_around();

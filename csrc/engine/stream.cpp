@@ -99,7 +99,7 @@ Progress Stream::advance(TimePoint until) {
     case Phase::resting:
       return Progress::idle;
     case Phase::opening:
-      if (!open_pages()) return Progress::idle;
+      if (!open_pages() || held_back()) return Progress::idle;
       start();
       return Progress::moved;
     case Phase::agreeing:
@@ -118,6 +118,7 @@ Progress Stream::advance(TimePoint until) {
 
 void Stream::begin() {
   ++sequence_;
+  held_since_ = TimePoint{};
   started_ = TimePoint{};  // stamped by the first look around: most operations end before it
   backend_ = nullptr;
   enter(Phase::opening);
@@ -134,6 +135,14 @@ bool Stream::open_pages() {
   }
   pages_open_ = true;
   return true;
+}
+
+/// Only where a test has given the transport a latency.
+bool Stream::held_back() {
+  if (!fault_latency_armed()) return false;
+  const TimePoint when = now();
+  if (held_since_ == TimePoint{}) held_since_ = when;
+  return when - held_since_ < fault_latency(operation().name);
 }
 
 Backend& Stream::backend_for(const Operation& operation) {

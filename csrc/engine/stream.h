@@ -96,6 +96,7 @@ class Stream {
   Progress advance(TimePoint until);
   Progress guarded_advance(TimePoint until);
   bool open_pages();
+  bool held_back();
   void start();
   Agreement compare_posts() const;
   Progress agree();
@@ -130,7 +131,7 @@ class Stream {
   std::string_view last_path_;
   uint32_t track_ = 0;
   TimePoint begun_{}, phase_begun_{};  // set while tracing
-  TimePoint started_{}, next_warning_{}, leaving_since_{};
+  TimePoint started_{}, next_warning_{}, leaving_since_{}, held_since_{};
   std::deque<std::shared_ptr<Request>> queue_;  // the front one is in flight
   std::vector<std::shared_ptr<Request>> finished_;
 };

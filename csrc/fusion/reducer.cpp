@@ -1,9 +1,11 @@
 #include "fusion/reducer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <optional>
 #include <sstream>
+#include <utility>
 
 #include "fold/fold.h"
 #include "fusion/agreement.h"
@@ -11,9 +13,12 @@
 namespace farandole {
 namespace {
 
-constexpr auto kTurn = std::chrono::microseconds(50);  // of communication in a gradient hook
+// Of communication in a gradient hook; it ends as soon as nothing moves. With 50 us a bucket of
+// some MiB took a hook per 50 us of folding, and less was hidden (docs/benchmarking.md, Overlap).
+constexpr auto kTurn = std::chrono::milliseconds(1);
+constexpr double kWorthIt = 0.01;  // of backward, that the average byte must be launched earlier
 
-std::string describe(const ReducerOptions& o) {
+std::string words(const ReducerOptions& o) {
   std::ostringstream text;
   text << name_of(o.op) << ", prescale " << o.prescale << ", postscale " << o.postscale
        << ", bucket_bytes " << o.limits.bytes << ", first_bucket_bytes " << o.limits.first_bytes;
@@ -22,33 +27,38 @@ std::string describe(const ReducerOptions& o) {
 
 }  // namespace
 
-Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> in_ready_order,
+Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> parameters,
                  ReducerOptions options, const std::function<void()>& interrupted)
     : group_(std::move(group)),
       options_(std::move(options)),
-      parameters_(std::move(in_ready_order)),
+      parameters_(std::move(parameters)),
       buckets_(plan_buckets(parameters_, options_.limits)),
-      places_(parameters_.size()) {
+      places_(parameters_.size()),
+      order_(parameters_.size()) {
   for (const Parameter& p : parameters_)
     if (!has_meaning(options_.op, p.dtype))
       throw Error(ErrorCode::invalid_argument, std::string(name_of(options_.op)) +
                                                    " has no meaning on parameter '" + p.name +
                                                    "' of dtype " + std::string(name_of(p.dtype)));
   const Agreement agreement(*group_, options_.label, interrupted);
-  agreement.require_same("reduction", describe(options_),
+  agreement.require_same("reduction", words(options_),
                          "ranks reduce " + options_.label + " differently",
                          "give every rank the same options and the same FARANDOLE_BUCKET_BYTES");
   agreement.require_same_plan(parameters_, buckets_);
+  allocate_buckets();
+  stream_ = group_->open_stream(options_.label);
+  used_->resize(parameters_.size() + static_cast<size_t>(group_->size()));
+  steps_ = TraceSteps(group_->engine()->trace(), options_.label, stream_->key());
+  reset();
+}
+
+void Reducer::allocate_buckets() {
+  memory_.clear();  // first: with nobody else's views of it, the new buckets take its room
   for (size_t b = 0; b < buckets_.size(); ++b) {
     memory_.push_back(group_->allocate(buckets_[b].bytes()));
     for (const Placement& item : buckets_[b].items)
       places_[static_cast<size_t>(item.parameter)] = {b, item.offset * size_of(buckets_[b].dtype)};
   }
-  stream_ = group_->open_stream(options_.label);
-  used_->resize(parameters_.size() + static_cast<size_t>(group_->size()));
-  steps_ = TraceSteps(group_->engine()->trace(), options_.label, stream_->key());
-  handles_.reserve(buckets_.size() + 1);
-  reset();
 }
 
 Reducer::~Reducer() {
@@ -77,6 +87,7 @@ void Reducer::mark_ready(int parameter, const std::byte* gradient) {
     steps_.open();
     marked_[i] = 1;
     ++marked_count_;
+    order_.note(i);
   }
   const TraceSpan ready(group_->engine()->trace(), TraceKind::ready, p.name,
                         p.count * size_of(p.dtype));
@@ -121,6 +132,18 @@ void Reducer::launch_flags() {
       group_->submit_to(stream_, Collective::all_reduce, flags, flags, std::move(o)));
 }
 
+/// In the first steps, until all ranks have completed one.
+void Reducer::launch_order() {
+  const std::shared_ptr<std::vector<int32_t>>& positions = order_.positions();
+  const Buffer all{reinterpret_cast<std::byte*>(positions->data()), positions->size(),
+                   DType::int32};
+  Options o;
+  o.op = ReduceOp::max;
+  o.keepalive = positions;
+  o.name = "ready order";
+  handles_.push_back(group_->submit_to(stream_, Collective::all_reduce, all, all, std::move(o)));
+}
+
 void Reducer::launch_rest() {
   const std::lock_guard lock(mutex_);
   if (rest_launched_) return;
@@ -135,6 +158,7 @@ void Reducer::launch_rest() {
   }
   launch_complete();
   launch_flags();
+  if (!order_.agreed()) launch_order();
 }
 
 bool Reducer::wait(Deadline until) {
@@ -162,6 +186,7 @@ bool Reducer::wait(Deadline until) {
   for (int r = 0; r < group_->size(); ++r)
     if ((*used_)[parameters_.size() + static_cast<size_t>(r)] != 0)
       quitters.push_back(group_->members()[static_cast<size_t>(r)]);
+  if (!first && quitters.empty() && !order_.agreed()) agree_on_order();
   reset();
   if (first) throw Error(*first);
   if (quitters.empty()) return true;
@@ -194,9 +219,58 @@ bool Reducer::drain(Deadline until) {
   }
 }
 
+/// Every rank comes here after the same step, with the same positions.
+void Reducer::agree_on_order() {
+  const std::lock_guard lock(mutex_);
+  const std::vector<int> order = order_.agree();
+  launch_point_ = launch_point(parameters_, buckets_, order);
+  std::vector<Bucket> plan = plan_buckets(parameters_, order, options_.limits);
+  const double point = launch_point(parameters_, plan, order);
+  if (point + kWorthIt > launch_point_) return;
+  better_ = std::move(plan);
+  better_point_ = point;
+}
+
+void Reducer::take_better_plan() {
+  const std::lock_guard lock(mutex_);
+  if (!better_) return;
+  if (marked_count_ > 0 || rest_launched_)
+    throw Error(ErrorCode::invalid_argument,
+                "buckets of " + options_.label + " cannot change while a step is open");
+  const TraceSpan planning(group_->engine()->trace(), TraceKind::plan, "buckets in ready order");
+  buckets_ = *std::exchange(better_, std::nullopt);
+  launch_point_ = better_point_;
+  try {
+    allocate_buckets();
+  } catch (const Error& error) {
+    group_->abort(error);  // the other ranks have the new plan already
+    throw;
+  }
+  begin_step();
+}
+
+std::string Reducer::describe() const {
+  const std::lock_guard lock(mutex_);
+  std::ostringstream text;
+  text << options_.label << ": " << parameters_.size() << " parameters in " << buckets_.size()
+       << (buckets_.size() == 1 ? " bucket" : " buckets");
+  if (launch_point_ >= 0)
+    text << ", the average byte launched at " << std::lround(100 * launch_point_)
+         << " % of backward";
+  if (better_)
+    text << "; from the next step on in ready order, at " << std::lround(100 * better_point_)
+         << " %";
+  return text.str();
+}
+
 void Reducer::reset() {
   const std::lock_guard lock(mutex_);
   steps_.close();
+  begin_step();
+}
+
+void Reducer::begin_step() {
+  order_.begin();
   marked_.assign(parameters_.size(), 0);
   missing_.assign(buckets_.size(), 0);
   for (size_t b = 0; b < buckets_.size(); ++b) missing_[b] = buckets_[b].items.size();

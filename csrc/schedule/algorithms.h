@@ -1,4 +1,4 @@
-// The doors of the algorithm files, for the table in planners.cpp. Sizes are at least two here:
+// The doors of the algorithm files, for the table in table.cpp. Sizes are at least two here:
 // a single rank is dealt with in one place, there.
 #pragma once
 

@@ -176,6 +176,7 @@ struct Cost {
 struct Planner {
   std::string_view name;
   Collective collective;
+  std::string_view summary;  // one sentence for a reader: who sends what to whom, and whose idea
   bool (*fits)(const Shape&);
   Order (*order)(const Shape&);
   Cost (*cost)(const Shape&);

@@ -200,3 +200,21 @@ def test_death_at_random(spawn: Spawn, repetition: int) -> None:
         assert o.error == "PeerLost", o.trace
         assert o.rank == victim
         assert o.ended - when < 0.25
+
+
+LATENCY = 0.2  # seconds
+
+
+def how_long(name: str) -> float:
+    fd.init()
+    fd.barrier()
+    start = time.monotonic()
+    assert fd.all_reduce(np.ones(3, np.float32), name=name).tolist() == [2, 2, 2]
+    return time.monotonic() - start
+
+
+def test_a_latency_holds_up_operations_of_that_name(spawn_faulty: Spawn) -> None:
+    fault = f"rank=any,at=bucket,do=delay:{LATENCY}"
+    with spawn_faulty(2, env={"FARANDOLE_FAULT": fault}) as world:
+        assert min(world.run(how_long, "bucket 3")) >= LATENCY
+        assert min(world.run(how_long, "other")) < LATENCY, "nothing else is held up"

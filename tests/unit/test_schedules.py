@@ -31,6 +31,13 @@ def totals(collective: str, name: str, size: int, count: int, **how: int) -> _pl
     return _plan.totals(_plan.plan_world(collective, name, size, count, **how), "")
 
 
+def test_every_planner_says_in_one_sentence_what_it_does() -> None:
+    for row in schedule.planners():
+        assert row["summary"][0].isupper(), row["name"]
+        assert row["summary"].endswith("."), row["name"]
+        assert 40 < len(row["summary"]) < 240, row["name"]
+
+
 # --- proofs
 
 

@@ -32,8 +32,18 @@ class SimReport(metaclass=_Native):
 
 def simulate(seed: int, steps: int = 30, ranks: int = 3) -> SimReport: ...
 def plan_buckets(
-    parameters: list[tuple[str, int, str]], bucket_bytes: int, first_bucket_bytes: int
+    parameters: list[tuple[str, int, str]],
+    bucket_bytes: int,
+    first_bucket_bytes: int,
+    ready_order: list[int] | None = None,
 ) -> list[tuple[str, int, list[tuple[int, int, int]]]]: ...
+def launch_point(
+    parameters: list[tuple[str, int, str]],
+    bucket_bytes: int,
+    first_bucket_bytes: int,
+    planned_order: list[int],
+    ready_order: list[int],
+) -> float: ...
 def plan_fingerprint(
     parameters: list[tuple[str, int, str]], bucket_bytes: int, first_bucket_bytes: int
 ) -> int: ...

@@ -126,17 +126,8 @@ class TorchExchange(GradientExchange):
             ],
             **options,
         )
-        # torch.frombuffer holds the memory object, which holds the memory.
-        bytes_of = [
-            torch.frombuffer(self.reducer.memory(b), dtype=torch.uint8)
-            for b in range(len(self.reducer.buckets))
-        ]
-        self._views = [
-            _view(bytes_of[place.bucket][place.offset :], p, dtype)
-            for place, p, dtype in zip(self.places(), self._parameters, dtypes, strict=True)
-        ]
-        self._addresses = [view.data_ptr() for view in self._views]
-        self._strides = [view.stride() for view in self._views]
+        self._dtypes = dtypes
+        self.learn_places()
         self._shown = list(self._addresses)  # of the reduced gradients that users see
         self._pass: weakref.ref[_Pass] | None = None
         me = weakref.ref(self)  # nothing is reduced any more when the optimizer is gone
@@ -148,6 +139,24 @@ class TorchExchange(GradientExchange):
     def __del__(self) -> None:
         for hook in getattr(self, "_hooks", ()):
             hook.remove()
+
+    # The buckets.
+
+    def forget_places(self) -> None:
+        self._views.clear()
+
+    def learn_places(self) -> None:
+        # torch.frombuffer holds the memory object, which holds the memory.
+        bytes_of = [
+            torch.frombuffer(self.reducer.memory(b), dtype=torch.uint8)
+            for b in range(len(self.reducer.buckets))
+        ]
+        self._views = [
+            _view(bytes_of[place.bucket][place.offset :], p, dtype)
+            for place, p, dtype in zip(self.places(), self._parameters, self._dtypes, strict=True)
+        ]
+        self._addresses = [view.data_ptr() for view in self._views]
+        self._strides = [view.stride() for view in self._views]
 
     # The pass.
 
@@ -241,6 +250,7 @@ class TorchExchange(GradientExchange):
         p = self._parameters[i]
         if self._compression is None:
             p.grad = self._views[i]
+            self._shown[i] = self._addresses[i]
             return
         p.grad = self._compression.decompress(self._views[i], self._contexts[i])
         self._shown[i] = p.grad.data_ptr()
