@@ -17,9 +17,10 @@ import sys
 import time
 from pathlib import Path
 
+from farandole._bench.peers.finding import find
+from farandole._bench.peers.table import PEERS, PeerError
 from farandole._bench.statistics import median
 from farandole.cli._terminal import print_table
-from peers import PEERS, PeerError
 
 _REPORT = """
 import os, time
@@ -33,7 +34,7 @@ import farandole as fd, numpy as np
 fd.init()
 assert fd.all_reduce(np.ones(4))[0] == fd.size()
 """,
-    "openmpi": """
+    "mpi": """
 from mpi4py import MPI
 import numpy as np
 x = np.ones(4)
@@ -52,11 +53,14 @@ assert x[0] == dist.get_world_size()
 
 def start_once(peer: str, ranks: int) -> tuple[float, float]:
     """Seconds from launch until the last rank has its result, and until all have ended."""
-    launch = PEERS[peer].launch(ranks) if peer in PEERS else []
-    environment = dict(os.environ, OMP_NUM_THREADS="1")
+    command, environment = [sys.executable], dict(os.environ, OMP_NUM_THREADS="1")
+    if peer in PEERS:
+        found = find(PEERS[peer])
+        command = [*found.command(ranks), found.python]
+        environment |= found.environment
     begin = time.monotonic_ns()
     ended = subprocess.run(
-        [*launch, sys.executable, "-c", _PROGRAMS[peer] + _REPORT],
+        [*command, "-c", _PROGRAMS[peer] + _REPORT],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         env=environment,
@@ -65,7 +69,7 @@ def start_once(peer: str, ranks: int) -> tuple[float, float]:
     )
     end = time.monotonic_ns()
     times = [int(line) for line in ended.stdout.split()]
-    if ended.returncode != 0 or len(times) != (ranks if launch else 1):
+    if ended.returncode != 0 or len(times) != (ranks if peer in PEERS else 1):
         raise PeerError(f"{peer} did not start: it ended with status {ended.returncode}")
     return (max(times) - begin) / 1e9, (end - begin) / 1e9
 
@@ -76,7 +80,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=7, help="of every peer (7)")
     parser.add_argument(
         "--peers",
-        default="python,farandole,openmpi",
+        default="python,farandole,mpi",
         help=f"of {', '.join(_PROGRAMS)} (%(default)s)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows as JSON")

@@ -151,12 +151,12 @@ def _alone(module: Any, optimizer: Any) -> Parts:
     return module, optimizer
 
 
-def _farandole(overlap: bool) -> Callable[[Any, Any], Parts]:
+def _farandole(**options: Any) -> Callable[[Any, Any], Parts]:
     def wrap(module: Any, optimizer: Any) -> Parts:
         from farandole.torch import DistributedOptimizer
 
         names = list(module.named_parameters())
-        return module, DistributedOptimizer(optimizer, named_parameters=names, overlap=overlap)
+        return module, DistributedOptimizer(optimizer, named_parameters=names, **options)
 
     return wrap
 
@@ -176,8 +176,19 @@ VARIANTS = {
     variant.name: variant
     for variant in (
         Variant("none", "nothing exchanged", _alone),
-        Variant("farandole", "farandole", _farandole(True), "farandole.torch"),
-        Variant("farandole_flat", "farandole, overlap=False", _farandole(False), "farandole.torch"),
+        Variant("farandole", "farandole", _farandole(), "farandole.torch"),
+        Variant(
+            "farandole_flat",
+            "farandole, overlap=False",
+            _farandole(overlap=False),
+            "farandole.torch",
+        ),
+        Variant(
+            "farandole_sharded",
+            "farandole, sharded update",
+            _farandole(sharded_update=True),
+            "farandole.torch",
+        ),
         Variant("ddp", "DDP, gloo", _ddp()),
         Variant(
             "ddp_lean",
@@ -219,7 +230,21 @@ class Trainer:
         return np.concatenate([p.detach().numpy().ravel() for p in self.module.parameters()])
 
 
-def _trainer(variant: Variant, model: Model) -> Trainer:
+# Made anew for every variant; Adam's epsilon keeps rounding from deciding where gradients are tiny.
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "sgd": lambda p: _optim().SGD(p, lr=_RATE),
+    "adam": lambda p: _optim().Adam(p, lr=_RATE, eps=1e-3),
+    "adam_fused": lambda p: _optim().Adam(p, lr=_RATE, eps=1e-3, fused=True),
+}
+
+
+def _optim() -> Any:
+    import torch
+
+    return torch.optim
+
+
+def _trainer(variant: Variant, model: Model, optimizer: str) -> Trainer:
     """Made, and warm: a first step makes buckets, a second one has taken up their final plan."""
     import torch
 
@@ -227,10 +252,10 @@ def _trainer(variant: Variant, model: Model) -> Trainer:
     before = _memory_mb()
     torch.manual_seed(7)  # equal on every rank and for every variant
     module = model.build()
-    optimizer = torch.optim.SGD(module.parameters(), lr=_RATE)
+    made = OPTIMIZERS[optimizer](module.parameters())
     seed = torch.Generator().manual_seed(100 + fd.rank())
     batches = [model.batch(seed) for _ in range(_BATCHES)]
-    trainer = Trainer(variant, *variant.wrap(module, optimizer), batches, 0.0)
+    trainer = Trainer(variant, *variant.wrap(module, made), batches, 0.0)
     trainer.train(2)
     trainer.blocks.clear()
     trainer.memory_mb = _memory_mb() - before
@@ -248,10 +273,13 @@ def _memory_mb() -> float:
 # -- measuring ------------------------------------------------------------------------------------
 
 
-def measure(model: Model, variants: list[Variant], blocks: int) -> list[dict[str, Any]]:
+def measure(
+    model: Model, variants: list[Variant], optimizer: str, blocks: int
+) -> list[dict[str, Any]]:
     """All variants of one model, taking turns; one row each, the same on every rank."""
-    _trainer(VARIANTS["none"], model)  # torch makes what it makes at first use: nobody's memory
-    trainers = [_trainer(variant, model) for variant in variants]
+    # Torch makes what it makes at first use: nobody's memory.
+    _trainer(VARIANTS["none"], model, optimizer)
+    trainers = [_trainer(variant, model, optimizer) for variant in variants]
     gc.collect()
     gc.disable()
     for block in range(blocks):
@@ -263,7 +291,8 @@ def measure(model: Model, variants: list[Variant], blocks: int) -> list[dict[str
     verified = _verify(trainers)
     for trainer in trainers:  # the slowest rank's
         trainer.blocks = fd.all_reduce(np.array(trainer.blocks), "max").tolist()
-    return [_row(model, trainer, trainers, verified) for trainer in trainers]
+    rows = [_row(model, trainer, trainers, verified) for trainer in trainers]
+    return [row | {"optimizer": optimizer} for row in rows]
 
 
 def _row(
@@ -326,10 +355,13 @@ def _rank(arguments: argparse.Namespace) -> int:
     pins = fd.all_gather(np.array([-1 if core is None else core])).tolist()
     variants = [VARIANTS[name] for name in arguments.variants]
     placed = placement.describe([None if p < 0 else p for p in pins])
-    title = f"training step, {fd.size()} ranks, {placed}; torch {torch.__version__}"
+    title = (
+        f"training step, {arguments.optimizer}, {fd.size()} ranks, {placed}; "
+        f"torch {torch.__version__}"
+    )
     rows = []
     for name in arguments.models:
-        found = measure(MODELS[name], variants, arguments.blocks)
+        found = measure(MODELS[name], variants, arguments.optimizer, arguments.blocks)
         rows += found
         if fd.rank() == 0:
             _show(found, title)
@@ -380,6 +412,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("-np", type=int, default=2, dest="ranks", help="ranks (2)")
     parser.add_argument("--models", default=",".join(MODELS), help="(%(default)s)")
     parser.add_argument("--variants", default=",".join(here), help="(%(default)s)")
+    parser.add_argument("--optimizer", default="sgd", choices=OPTIMIZERS, help="(%(default)s)")
     parser.add_argument("--blocks", type=int, default=31, help="per model and variant (31)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows as JSON")
     arguments = parser.parse_args()

@@ -14,6 +14,7 @@ void bind_arrays(py::module_& module);
 void bind_group(py::module_& module);
 void bind_verbs(py::module_& module);
 void bind_reducer(py::module_& module);
+void bind_update(py::module_& module);
 void bind_fold(py::module_& module);
 void bind_schedule(py::module_& module);
 void bind_proofs(py::module_& module);

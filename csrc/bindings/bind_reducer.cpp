@@ -3,56 +3,11 @@
 
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
-#include "bindings/waiting.h"
+#include "bindings/bucket_plans.h"
 #include "engine/fork.h"
 #include "fusion/reducer.h"
 
 namespace farandole {
-namespace {
-
-std::vector<Parameter> parameters_from(const py::list& rows) {
-  std::vector<Parameter> parameters;
-  for (const py::handle row : rows) {
-    const auto [name, count, dtype] = row.cast<std::tuple<std::string, size_t, std::string>>();
-    const auto known = dtype_named(dtype);
-    if (!known)
-      throw Error(ErrorCode::invalid_argument,
-                  "parameter '" + name + "' has the unsupported dtype " + dtype);
-    parameters.push_back({name, count, *known});
-  }
-  return parameters;
-}
-
-/// The plan as rows: (dtype, count, [(parameter, offset, count)…]), in elements.
-py::list rows_of(const std::vector<Bucket>& buckets) {
-  py::list list;
-  for (const Bucket& b : buckets) {
-    py::list items;
-    for (const Placement& p : b.items) items.append(py::make_tuple(p.parameter, p.offset, p.count));
-    list.append(py::make_tuple(std::string(name_of(b.dtype)), b.count, items));
-  }
-  return list;
-}
-
-/// Calls `wait_until` as Python waits; TimeoutError when `timeout` passes. An interruption fails
-/// the group, as in every other wait.
-template <typename Wait>
-void wait_or_raise(Reducer& reducer, Wait wait_until, const py::object& timeout) {
-  refuse_in_child();
-  const auto interrupted = [&] {
-    reducer.group().abort_interrupted();
-    try {
-      wait_until(Deadline::never());
-    } catch (const Error&) {  // NOLINT: the interruption itself
-    }
-  };
-  if (wait_from_python(wait_until, interrupted, deadline_from(timeout))) return;
-  PyErr_SetString(PyExc_TimeoutError, "the gradients are not reduced yet");
-  throw py::error_already_set();
-}
-
-}  // namespace
-
 void bind_reducer(py::module_& module) {
   py::class_<Reducer, std::shared_ptr<Reducer>>(
       module, "Reducer", "Reduces a training step's gradients in buckets during backward.")
@@ -94,13 +49,13 @@ void bind_reducer(py::module_& module) {
       .def(
           "wait",
           [](Reducer& r, const py::object& timeout) {
-            wait_or_raise(r, [&](Deadline d) { return r.wait(d); }, timeout);
+            wait_or_raise(r.group(), [&](Deadline d) { return r.wait(d); }, timeout);
           },
           py::arg("timeout") = py::none())
       .def(
           "drain",
           [](Reducer& r, const py::object& timeout) {
-            wait_or_raise(r, [&](Deadline d) { return r.drain(d); }, timeout);
+            wait_or_raise(r.group(), [&](Deadline d) { return r.drain(d); }, timeout);
           },
           py::arg("timeout") = py::none())
       .def("abandon",

@@ -10,6 +10,7 @@ PYBIND11_MODULE(_core, module) {
   bind_group(module);
   bind_verbs(module);
   bind_reducer(module);
+  bind_update(module);
   bind_fold(module);
   bind_schedule(module);
   bind_proofs(module);

@@ -1,8 +1,11 @@
 // window: an all-reduce, or a reduce, over buffers that every rank maps. Rank r folds part r out of
 // all inputs and stores it to all outputs; when all have, it is done. Two waits, least bytes moved.
 //
+// An epilogue works on the folded part tile by tile, between fold and store.
+//
 // It writes into memory of other ranks, so every piece is a Visit.
 #include <algorithm>
+#include <cstring>
 
 #include "base/fault.h"
 #include "engine/direct_path.h"
@@ -13,6 +16,7 @@ namespace farandole {
 namespace {
 
 constexpr size_t kPiece = 128 << 10;  // bytes between two looks at the clock
+constexpr size_t kTile = 8 << 10;     // folded for an epilogue: fits the first cache with its state
 
 class Window : public DirectPath {
  public:
@@ -56,10 +60,31 @@ class Window : public DirectPath {
     const Visit visit(memory_);
     if (!visit.welcome()) return false;
     fault_point("window.write");
-    fold_canonical_to(outputs_, inputs_, count, o.input.dtype, o.op, scales_);
+    if (o.epilogue)
+      transform(count);
+    else
+      fold_canonical_to(outputs_, inputs_, count, o.input.dtype, o.op, scales_);
     done_ += count;
     written_ = done_ == mine_.count;
     return true;
+  }
+
+  /// `count` elements from inputs_ through the epilogue to outputs_.
+  void transform(size_t count) {
+    const Operation& o = what_.operation();
+    const size_t element = size_of(o.input.dtype);
+    const size_t first = mine_.offset + done_;
+    std::byte* const result = outputs_[static_cast<size_t>(memory_.rank)];
+    tile_.resize(kTile);
+    for (size_t at = 0; at < count; at += kTile / element) {
+      const size_t here = std::min(count - at, kTile / element);
+      fold_canonical(tile_.data(), inputs_, here, o.input.dtype, o.op, scales_);
+      o.epilogue->apply(result + at * element, tile_.data(), first + at, here);
+      for (std::byte* output : outputs_)
+        if (output != result && o.epilogue->stores())
+          std::memcpy(output + at * element, result + at * element, here * element);
+      for (const std::byte*& input : inputs_) input += here * element;
+    }
   }
 
   const StreamMemory& memory_;
@@ -70,6 +95,7 @@ class Window : public DirectPath {
   bool written_ = false;
   std::vector<const std::byte*> inputs_;
   std::vector<std::byte*> outputs_;
+  std::vector<std::byte> tile_;
 };
 
 }  // namespace

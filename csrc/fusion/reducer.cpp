@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "fold/fold.h"
+#include "fusion/agreement.h"
 
 namespace farandole {
 namespace {
@@ -16,31 +17,12 @@ namespace {
 // some MiB took a hook per 50 us of folding, and less was hidden (docs/benchmarking.md, Overlap).
 constexpr auto kTurn = std::chrono::milliseconds(1);
 constexpr double kWorthIt = 0.01;  // of backward, that the average byte must be launched earlier
-constexpr size_t kRowBytes = 256;  // what ranks show each other of a parameter, when plans differ
-
-std::string words(const Parameter& p) {
-  return "'" + p.name.substr(0, kRowBytes / 2) + "' (" + std::to_string(p.count) + " x " +
-         std::string(name_of(p.dtype)) + ")";
-}
 
 std::string words(const ReducerOptions& o) {
   std::ostringstream text;
   text << name_of(o.op) << ", prescale " << o.prescale << ", postscale " << o.postscale
        << ", bucket_bytes " << o.limits.bytes << ", first_bucket_bytes " << o.limits.first_bytes;
   return text.str();
-}
-
-/// Every rank's bytes, in rank order.
-std::vector<std::byte> gather(Group& group, const std::string& name, const void* mine, size_t bytes,
-                              const std::function<void()>& interrupted) {
-  std::vector<std::byte> all(bytes * static_cast<size_t>(group.size()));
-  Options o;
-  o.name = name;
-  auto* in = const_cast<std::byte*>(static_cast<const std::byte*>(mine));
-  group.wait_for(group.submit(Collective::all_gather, {in, bytes, DType::uint8},
-                              {all.data(), all.size(), DType::uint8}, o, true),
-                 interrupted);
-  return all;
 }
 
 }  // namespace
@@ -58,7 +40,11 @@ Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> parameters
       throw Error(ErrorCode::invalid_argument, std::string(name_of(options_.op)) +
                                                    " has no meaning on parameter '" + p.name +
                                                    "' of dtype " + std::string(name_of(p.dtype)));
-  compare_with_peers(interrupted);
+  const Agreement agreement(*group_, options_.label, interrupted);
+  agreement.require_same("reduction", words(options_),
+                         "ranks reduce " + options_.label + " differently",
+                         "give every rank the same options and the same FARANDOLE_BUCKET_BYTES");
+  agreement.require_same_plan(parameters_, buckets_);
   allocate_buckets();
   stream_ = group_->open_stream(options_.label);
   used_->resize(parameters_.size() + static_cast<size_t>(group_->size()));
@@ -81,53 +67,6 @@ Reducer::~Reducer() {
     for (const Handle& h : handles_) h.wait(Deadline::after(std::chrono::seconds(5)));
   } catch (const Error&) {  // NOLINT: a failed group has nobody inside its memory any more
   }
-}
-
-void Reducer::compare_with_peers(const std::function<void()>& interrupted) {
-  const uint64_t mine[] = {fingerprint(parameters_, buckets_), parameters_.size()};
-  const auto all = gather(*group_, "plan of " + options_.label, mine, sizeof mine, interrupted);
-  agree("reduction", words(options_), "ranks reduce " + options_.label + " differently",
-        "give every rank the same options and the same FARANDOLE_BUCKET_BYTES", interrupted);
-  bool same = true;
-  uint64_t longest = 0;
-  for (size_t at = 0; at < all.size(); at += sizeof mine) {
-    uint64_t theirs[2];
-    std::memcpy(theirs, all.data() + at, sizeof theirs);
-    same = same && theirs[0] == mine[0];
-    longest = std::max(longest, theirs[1]);
-  }
-  if (same) return;
-  for (size_t i = 0; i < longest; ++i)
-    agree("parameter " + std::to_string(i),
-          i < parameters_.size() ? words(parameters_[i]) : "no parameter",
-          "ranks train different models: parameter " + std::to_string(i) + " (in ready order)",
-          "build the same model, with the same trainable parameters, on every rank", interrupted);
-}
-
-/// Throws Error(mismatch) on every rank unless all ranks gave the same text.
-void Reducer::agree(const std::string& field, const std::string& text, const std::string& verdict,
-                    const std::string& advice, const std::function<void()>& interrupted) {
-  std::vector<char> mine(kRowBytes);
-  std::memcpy(mine.data(), text.data(), std::min(text.size(), kRowBytes - 1));
-  const auto rows =
-      gather(*group_, field + " of " + options_.label, mine.data(), kRowBytes, interrupted);
-  Context where;
-  for (int r = 0; r < group_->size(); ++r) {
-    const std::string theirs =
-        reinterpret_cast<const char*>(rows.data() + kRowBytes * static_cast<size_t>(r));
-    auto it = std::find_if(where.values.begin(), where.values.end(),
-                           [&](const auto& v) { return v.first == theirs; });
-    if (it == where.values.end()) it = where.values.insert(it, {theirs, {}});
-    it->second.push_back(group_->members()[static_cast<size_t>(r)]);
-  }
-  if (where.values.size() < 2) return;
-  std::string what = verdict;
-  for (const auto& [value, ranks] : where.values)
-    what += (&value == &where.values.front().first ? ": " : "; ") + value +
-            (ranks.size() > 1 ? " on ranks " : " on rank ") + describe_ranks(ranks);
-  where.field = field;
-  where.operation = "plan of " + options_.label;
-  throw Error(ErrorCode::mismatch, what, std::move(where), advice);
 }
 
 std::byte* Reducer::address(int parameter) const {

@@ -91,9 +91,6 @@ class Reducer {
   double blocked_seconds() const { return blocked_seconds_; }
 
  private:
-  void compare_with_peers(const std::function<void()>& interrupted);
-  void agree(const std::string& field, const std::string& text, const std::string& verdict,
-             const std::string& advice, const std::function<void()>& interrupted);
   void launch_complete();
   void launch(size_t bucket);
   void launch_flags();

@@ -19,6 +19,7 @@ struct Options {
   std::vector<size_t> counts;  // uneven forms: the same on every rank
   std::string name;
   std::string algorithm;
+  std::shared_ptr<Epilogue> epilogue;
   std::optional<Determinism> level;  // default: the group's
   std::optional<Deadline> deadline;  // default: the group's timeout from now
   std::shared_ptr<const void> keepalive;

@@ -109,7 +109,10 @@ void Group::prepare(Operation& operation, const Stream& stream, Collective kind,
   operation.prescale = o.prescale;
   operation.postscale = o.postscale;
   operation.root = o.root;
-  operation.algorithm = o.algorithm.empty() ? defaults_.algorithm : std::move(o.algorithm);
+  operation.algorithm = o.epilogue            ? "window"
+                        : o.algorithm.empty() ? defaults_.algorithm
+                                              : std::move(o.algorithm);
+  operation.epilogue = std::move(o.epilogue);
   operation.level = o.level.value_or(defaults_.level);
   fill(operation, std::move(o));
   if (!operation.algorithm.empty()) stream.require_backend(operation);

@@ -13,6 +13,8 @@ import pytest
 
 import farandole as fd
 import harness
+from farandole import _core
+from farandole._world import world as world_group
 from harness import World
 
 # The first of these tests builds the core a second time.
@@ -116,6 +118,39 @@ def test_a_rank_stopped_inside_others_memory_never_writes_there_again(
         assert error in ("Stalled 1", "Stalled None")
         assert untouched, "the memory changed after the call had returned"
         assert took < 0.5 + 1 + 1  # the timeout, the patience with a rank inside, the rest
+
+
+def update_until_death(count: int) -> tuple[str, int | None, bool]:
+    """Ten updates that each take 1 from every element; what they leave behind."""
+    fd.init()
+    update = _core.ShardedUpdate(
+        world_group(), [("w", count, "float32")], [0], "sgd", 0,
+        bucket_bytes=1 << 30, first_bucket_bytes=1 << 30,
+    )  # fmt: skip
+    gradient = np.ones(count, np.float32)
+    values = np.frombuffer(update.values(0), np.float32)[:count]
+    for done in range(10):
+        update.take(0, gradient.ctypes.data)
+        try:
+            update.begin("update", b"\1", [_core.HyperParameters(rate=1.0)])
+            update.wait()
+        except fd.Error as error:
+            whole = np.isin(values, (-done, -done - 1)).all()
+            return type(error).__name__, error.rank, bool(whole)
+    return "no error", None, False
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("visit", [1, 3, 12])
+def test_after_a_death_in_an_update_every_element_is_old_or_new(
+    spawn_faulty: Spawn, size: int, visit: int
+) -> None:
+    fault = f"rank=1,at=window.write#{visit},do=sigkill"
+    world = spawn_faulty(size, env={"FARANDOLE_FAULT": fault})
+    world.start(update_until_death, 10 * BLOCK + 7)
+    assert world.died(1), world.report()
+    for o in world.outcomes([r for r in range(size) if r != 1]):
+        assert o.value == ("PeerLost", 1, True), o.trace
 
 
 def slow_but_well() -> float:

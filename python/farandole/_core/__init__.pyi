@@ -201,6 +201,66 @@ class Reducer(metaclass=_Native):
     def used(self, parameter: int) -> bool: ...
     def memory(self, bucket: int, /) -> SharedMemory: ...
 
+class HyperParameters(metaclass=_Native):
+    """An optimizer's settings for one group of parameters."""
+
+    def __init__(
+        self,
+        *,
+        rate: float,
+        weight_decay: float = 0.0,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        beta1: float = 0.0,
+        beta2: float = 0.0,
+        epsilon: float = 0.0,
+        nesterov: bool = False,
+        decoupled: bool = False,
+        maximize: bool = False,
+    ) -> None: ...
+
+class ShardedUpdate(metaclass=_Native):
+    """An optimizer's step where every rank updates 1/n of each bucket."""
+
+    steps: list[int]
+    def __init__(
+        self,
+        group: Group,
+        parameters: list[tuple[str, int, str]],
+        hyper_group: list[int],
+        optimizer: str,
+        slots: int,
+        op: str = "mean",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        bucket_bytes: int = ...,  # required
+        first_bucket_bytes: int = ...,  # required
+        label: str = "gradients",
+    ) -> None: ...
+    @property
+    def places(self) -> list[tuple[int, int]]: ...  # bucket, bytes from its begin
+    @property
+    def buckets(self) -> list[tuple[str, int, list[tuple[int, int, int]]]]: ...
+    @property
+    def busy(self) -> bool: ...
+    @property
+    def norm(self) -> float: ...
+    @property
+    def slots(self) -> int: ...
+    @property
+    def state_bytes(self) -> int: ...
+    def take(self, parameter: int, gradient: int) -> None: ...
+    def begin(
+        self, task: str, present: bytes, groups: list[HyperParameters], factor: float = 1.0
+    ) -> None: ...
+    def wait(self, timeout: float | None = None) -> None: ...
+    def abandon(self) -> None: ...
+    def drain(self, timeout: float | None = None) -> None: ...
+    def gather_state(self, bucket: int, slot: int, whole: int) -> None: ...
+    def set_state(self, bucket: int, slot: int, whole: int) -> None: ...
+    def gradients(self, bucket: int, /) -> SharedMemory: ...
+    def values(self, bucket: int, /) -> SharedMemory: ...
+
 # ---- errors (docs/errors.md) ----
 
 @final

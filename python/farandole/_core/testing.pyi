@@ -5,7 +5,7 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-from . import _Native
+from . import HyperParameters, _Native
 
 class SimReport(metaclass=_Native):
     def __init__(self, *args: object, **kwargs: object) -> None: ...  # never called
@@ -127,3 +127,16 @@ def store_step(
     postscale: float = 1.0,
     size: int = 2,
 ) -> bytes: ...
+def update(
+    optimizer: str,
+    dtype: str,
+    value: Buffer,
+    gradient: Buffer,
+    state: Sequence[Buffer],
+    hyper: HyperParameters,
+    step: int,
+    factor: float = 1.0,
+    *,
+    isa: str,
+) -> tuple[bytes, ...]: ...
+def norm(kind: str, dtype: str, elements: Buffer) -> float: ...

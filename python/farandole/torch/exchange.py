@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
@@ -40,10 +40,14 @@ def _untraced(function: _F) -> _F:
 #   any waits, or ranks could wait for one another crosswise.
 
 
+class _HearsEnd(Protocol):
+    def end(self, *, failed: bool) -> None: ...
+
+
 class _Pass:
     """One backward, as the graph tasks that take part in it see it; they alone keep it alive."""
 
-    def __init__(self, exchange: TorchExchange) -> None:
+    def __init__(self, exchange: _HearsEnd) -> None:
         self._exchange = exchange
         self._graphs: set[int] = set()
         self._over = False
