@@ -51,8 +51,9 @@ def test_every_planner_says_in_one_sentence_what_it_does() -> None:
 
 @every_planner
 def test_every_size_is_proved_and_has_the_claimed_order(collective: str, name: str) -> None:
-    # As many blocks as there are pairs of ranks, or the worlds grow too large.
-    sizes, counts = (SIZES[:17], COUNTS[:5]) if collective == "all_to_all" else (SIZES, COUNTS)
+    # Where the whole is as large as size times count, 33 ranks would take long.
+    sizes = SIZES[:17] if collective in UNEVEN[1:] else SIZES
+    counts = COUNTS[:6] if collective in UNEVEN[1:] else COUNTS
     proved, failures = testing.prove_all(collective, name, sizes, counts, [1, 2, 3], [1, 2, 3])
     assert failures == []
     assert proved == places(collective) * len(sizes) * len(counts) * 3 * 3
