@@ -121,7 +121,7 @@ void ShmDirect::choose_by_places() {
 
 Progress ShmDirect::poll(TimePoint until) {
   if (which_ == Path::one_shot && !agreed_) {
-    if (compare_posts(memory_) != Agreement::same)
+    if (compare_posts(memory_) != Posts::same)
       return path_->show() ? Progress::moved : Progress::idle;
     agreed();
   }

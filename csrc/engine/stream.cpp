@@ -192,18 +192,18 @@ void Stream::start() {
 bool Stream::sees_difference() {
   if (++idle_looks_ < kLooksBetweenPosts) return false;
   idle_looks_ = 0;
-  return compare_posts(memory_) == Agreement::different;
+  return compare_posts(memory_) == Posts::different;
 }
 
 Progress Stream::agree() {
   switch (compare_posts(memory_)) {
-    case Agreement::waiting:
+    case Posts::waiting:
       return Progress::idle;
-    case Agreement::different:
+    case Posts::different:
       backend_->abort();
       enter(Phase::describing);
       return Progress::moved;
-    case Agreement::same:
+    case Posts::same:
       break;
   }
   try {

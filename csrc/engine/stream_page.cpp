@@ -109,7 +109,7 @@ uint32_t hash_of(const Descriptor& d) {
   return hash != 0 ? hash : 1;  // a line never used bears the flag 0, which is a number after 2^32
 }
 
-Agreement compare_posts(const StreamMemory& memory) {
+Posts compare_posts(const StreamMemory& memory) {
   bool all = true;
   for (int r = 0; r < memory.size(); ++r) {
     const uint64_t posted = memory.page(r).entry.posted.load(std::memory_order_acquire);
@@ -117,9 +117,9 @@ Agreement compare_posts(const StreamMemory& memory) {
         static_cast<int32_t>(static_cast<uint32_t>(posted >> 32) - memory.sequence());
     if (ahead < 0) all = false;
     // A peer that is ahead has compared my descriptor with its own and found them equal.
-    if (ahead == 0 && posted != memory.ticket) return Agreement::different;
+    if (ahead == 0 && posted != memory.ticket) return Posts::different;
   }
-  return all ? Agreement::same : Agreement::waiting;
+  return all ? Posts::same : Posts::waiting;
 }
 
 std::optional<Error> disagreement(const std::vector<Descriptor>& by_member,

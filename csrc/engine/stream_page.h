@@ -139,9 +139,9 @@ class Visit {
   bool welcome_;
 };
 
-enum class Agreement { waiting, same, different };
+enum class Posts { waiting, same, different };
 /// Whether all members have started the operation in flight, by what they have posted.
-Agreement compare_posts(const StreamMemory& memory);
+Posts compare_posts(const StreamMemory& memory);
 
 /// Why members that started different operations disagree, in the same words on each of them and
 /// by world rank; nothing when they do not.
