@@ -57,7 +57,8 @@ bool fits(const Operation& o, int size, const PathRow& row) {
 bool ShmDirect::can_run(const Operation& o) const {
   if (o.algorithm.empty()) return true;
   const PathRow* forced = row_named(o.algorithm);
-  return forced != nullptr && fits(o, memory_.size(), *forced) && (memory_.foreign || !forced->by_address);
+  return forced != nullptr && fits(o, memory_.size(), *forced) &&
+         (memory_.foreign || !forced->by_address);
 }
 
 DirectPath& ShmDirect::path(Path which) {

@@ -89,8 +89,7 @@ void draw_algorithm(SimRandom& random, int size, Operation& o) {
   std::vector<std::string> able = {"staged", "schedule"};
   if (bytes <= 2048) able.emplace_back("lines");
   if (bytes <= size_t{32} << 10) able.emplace_back("one_shot");
-  if (o.kind == Collective::all_reduce || o.kind == Collective::reduce)
-    able.emplace_back("window");
+  if (o.kind == Collective::all_reduce || o.kind == Collective::reduce) able.emplace_back("window");
   able.emplace_back(o.kind == Collective::all_reduce ? "push" : "pull");
   for (const Planner& planner : planners())
     if (planner.collective == o.kind && is_allowed(planner, shape, Determinism::fast))

@@ -99,7 +99,14 @@ def draw_plan(
     if algorithm is None:
         algorithm = str(_core.schedule.choose(collective, ranks, count, counts=list(counts)))
     world = plan_world(
-        collective, algorithm, ranks, count, lanes=lanes, segments=segments, root=root, counts=counts
+        collective,
+        algorithm,
+        ranks,
+        count,
+        lanes=lanes,
+        segments=segments,
+        root=root,
+        counts=counts,
     )
     if not 0 <= lane < len(world[0]):
         raise ValueError(f"lane {lane} is not one of {len(world[0])}")

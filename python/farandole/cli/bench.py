@@ -66,7 +66,12 @@ _TAKERS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "farandole bench COLLECTIVE -np N [options]"
-    parser.add_argument("collective", choices=COLLECTIVES, help="what is measured")
+    parser.add_argument(
+        "collective",
+        choices=COLLECTIVES,
+        metavar="COLLECTIVE",
+        help="what is measured: " + ", ".join(COLLECTIVES),
+    )
     parser.add_argument(
         "-np",
         "--num-proc",
