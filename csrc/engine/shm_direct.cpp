@@ -28,6 +28,11 @@ const PathRow* row_named(std::string_view name) {
   return nullptr;
 }
 
+bool fits(const Operation& o, const PathRow& row) {
+  return o.input.bytes() <= row.most_bytes &&
+         (row.path != Path::window || o.kind == Collective::all_reduce);
+}
+
 bool is_small(const Operation& o, Path path) {
   return o.input.bytes() <= kPaths[static_cast<size_t>(path)].most_bytes;
 }
@@ -47,9 +52,7 @@ bool ShmDirect::can_run(const Operation& o) const {
   }
   if (o.algorithm.empty()) return true;
   const PathRow* forced = row_named(o.algorithm);
-  if (forced == nullptr) return false;
-  return o.input.bytes() <= forced->most_bytes &&
-         (forced->path != Path::window || o.kind == Collective::all_reduce);
+  return forced != nullptr && fits(o, *forced);
 }
 
 DirectPath& ShmDirect::path(Path which) {
@@ -76,6 +79,19 @@ void ShmDirect::start(const Operation& o, uint32_t) {
 }
 
 bool ShmDirect::is_path(std::string_view name) { return row_named(name) != nullptr; }
+
+std::vector<std::string_view> ShmDirect::path_names() {
+  std::vector<std::string_view> names;
+  for (const PathRow& row : kPaths) names.push_back(row.name);
+  return names;
+}
+
+std::vector<std::string_view> ShmDirect::paths_for(const Operation& o) const {
+  std::vector<std::string_view> names;
+  for (const PathRow& row : kPaths)
+    if (fits(o, row)) names.push_back(row.name);
+  return names;
+}
 
 bool ShmDirect::agrees_in_data() const { return which_ == Path::lines; }
 

@@ -47,9 +47,8 @@ enum class EntryState : uint64_t {
 inline constexpr size_t kDirectoryEntries = 1000;
 
 struct RankPage {
-  Word asleep;     // parked: ring its doorbell after publishing something
-  Word state;      // RankState
-  Word heartbeat;  // turns of its engine, to tell late from stuck
+  Word asleep;  // parked: ring its doorbell after publishing something
+  Word state;   // RankState
   DirectoryEntry directory[kDirectoryEntries];
 };
 
