@@ -37,4 +37,8 @@ struct Setting {
 };
 std::vector<Setting> settings(const Config& config);
 
+/// A sentence for each variable of the environment that is called FARANDOLE_* and that nobody
+/// reads.
+std::vector<std::string> unread_variables();
+
 }  // namespace farandole

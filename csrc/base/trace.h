@@ -48,13 +48,6 @@ struct TraceEvent {
 };
 static_assert(sizeof(TraceEvent) == 128);
 
-/// Copies as much of `text` as fits, whole characters of UTF-8 only, and ends it with zero.
-void copy_cut(std::string_view text, char* into, size_t capacity);
-template <size_t N>
-void copy_cut(std::string_view text, char (&into)[N]) {
-  copy_cut(text, into, N);
-}
-
 class Trace {
  public:
   static constexpr size_t kEventsPerThread = 32768;  // 4 MiB

@@ -15,6 +15,7 @@
 #include "bindings/tracing.h"
 #include "bindings/waiting.h"
 #include "control/rendezvous.h"
+#include "engine/algorithm_names.h"
 #include "engine/fork.h"
 #include "group/group.h"
 #include "group/mesh.h"
@@ -59,6 +60,9 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   set_log_rank(size > 1 ? rank : -1);
   set_log_level(log_level_from(config.log_level));
   if (!config.fault.empty()) arm_fault(config.fault, rank);
+  if (rank == 0)
+    for (const std::string& line : unread_variables()) log(LogLevel::warning, line);
+  if (!config.algorithm.empty()) require_algorithm_name("FARANDOLE_ALGORITHM", config.algorithm);
   watch_for_forks();
   Invitation me;
   me.rank = rank;
@@ -119,6 +123,9 @@ void bind_group(py::module_& module) {
     }
     return list;
   });
+
+  module.def("unread_variables", &unread_variables,
+             "A sentence for each FARANDOLE_* variable that nobody reads.");
 
   py::class_<PyHandle>(module, "Handle", "An operation in flight.")
       .def("wait", &PyHandle::wait, py::arg("timeout") = py::none(),

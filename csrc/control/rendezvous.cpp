@@ -14,8 +14,8 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/fixed_text.h"
 #include "base/log.h"
-#include "base/trace.h"
 #include "control/foreign_access.h"
 
 namespace farandole {

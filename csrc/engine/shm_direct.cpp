@@ -96,6 +96,20 @@ bool ShmDirect::is_by_address(std::string_view name) {
   return row != nullptr && row->by_address;
 }
 
+std::vector<std::string_view> ShmDirect::path_names() {
+  std::vector<std::string_view> names;
+  for (const PathRow& row : kPaths) names.push_back(row.name);
+  return names;
+}
+
+std::vector<std::string_view> ShmDirect::paths_for(const Operation& o) const {
+  std::vector<std::string_view> names;
+  for (const PathRow& row : kPaths)
+    if (fits(o, memory_.size(), row) && (memory_.foreign || !row.by_address))
+      names.push_back(row.name);
+  return names;
+}
+
 /// one_shot copies on while it waits for the others to post.
 bool ShmDirect::agrees_in_data() const { return which_ == Path::lines || which_ == Path::one_shot; }
 

@@ -3,6 +3,8 @@
 
 #include <array>
 #include <memory>
+#include <string_view>
+#include <vector>
 
 #include "engine/direct_path.h"
 
@@ -23,6 +25,9 @@ class ShmDirect : public Backend {
   static bool is_path(std::string_view name);
   /// Whether the path of this name needs to reach other ranks' memory by address.
   static bool is_by_address(std::string_view name);
+  static std::vector<std::string_view> path_names();
+  /// The paths that can run this operation.
+  std::vector<std::string_view> paths_for(const Operation& operation) const;
   /// The path of the last operation, as `algorithm` would name it.
   std::string_view path_name() const;
 

@@ -8,6 +8,7 @@
 
 #include "base/fault.h"
 #include "base/log.h"
+#include "base/spelling.h"
 #include "schedule/planners.h"
 
 namespace farandole {
@@ -175,7 +176,13 @@ void Stream::require_backend(const Operation& o) const {
   shape.count = o.count;
   shape.counts = o.counts;
   shape.root = o.root;
-  if (o.algorithm != schedules_->name()) require_planner(o.kind, o.algorithm, shape, o.level);
+  if (o.algorithm == schedules_->name()) return;
+  try {
+    require_planner(o.kind, o.algorithm, shape, o.level);
+  } catch (const Error& refusal) {  // knows of planners alone
+    throw Error(refusal.code(), refusal.verdict(), refusal.where(),
+                refusal.advice() + "; over shared memory: " + join_names(direct_.paths_for(o)));
+  }
 }
 
 void Stream::start() {
@@ -235,13 +242,14 @@ Progress Stream::run(TimePoint until) {
 
 void Stream::finish(std::optional<Error> error) {
   publish(memory_.mine().completed, progress(sequence_, 0));
-  last_path_ = backend_ == &direct_  ? direct_.path_name()
-               : backend_ != nullptr ? backend_->name()
-                                     : "";
+  const std::string_view path = backend_ == &direct_  ? direct_.path_name()
+                                : backend_ != nullptr ? backend_->name()
+                                                      : "";
+  last_path_.store(path.data(), std::memory_order_relaxed);
   queue_.front()->error = std::move(error);
   if (logs(LogLevel::debug))
     log(LogLevel::debug, title() + (queue_.front()->error ? " failed" : " went by ") +
-                             std::string(queue_.front()->error ? "" : last_path_));
+                             std::string(queue_.front()->error ? "" : path));
   enter(Phase::resting);
   std::shared_ptr<Request> request = std::move(queue_.front());
   queue_.pop_front();

@@ -6,6 +6,7 @@
 //   any phase ─► leaving ─► resting                                     (the group has failed)
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <string>
@@ -82,7 +83,8 @@ class Stream {
   std::vector<std::shared_ptr<Request>>& finished() { return finished_; }
   /// What this stream is doing, for people.
   std::string describe() const;
-  std::string_view last_path() const { return last_path_; }
+  /// How the last operation was run; any thread may ask.
+  std::string_view last_path() const { return last_path_.load(std::memory_order_relaxed); }
 
  private:
   enum class Phase { resting, opening, agreeing, running, describing, comparing, leaving };
@@ -128,7 +130,7 @@ class Stream {
   Phase phase_ = Phase::resting;
   uint32_t sequence_ = 0;
   bool pages_open_ = false;
-  std::string_view last_path_;
+  std::atomic<const char*> last_path_{""};  // a literal
   uint32_t track_ = 0;
   TimePoint begun_{}, phase_begun_{};  // set while tracing
   TimePoint started_{}, next_warning_{}, leaving_since_{}, held_since_{};

@@ -7,15 +7,10 @@
 #include <span>
 #include <sstream>
 
-#include "base/trace.h"
+#include "base/fixed_text.h"
 
 namespace farandole {
 namespace {
-
-template <size_t N>
-std::string take(const char (&from)[N]) {
-  return {from, ::strnlen(from, N)};
-}
 
 std::string number(double value) {
   std::ostringstream out;
@@ -39,13 +34,13 @@ constexpr Field kFields[] = {
     {"prescale", [](const Descriptor& d) { return number(d.prescale); }},
     {"postscale", [](const Descriptor& d) { return number(d.postscale); }},
     {"level", [](const Descriptor& d) { return std::string(name_of(d.level)); }},
-    {"algorithm", [](const Descriptor& d) { return take(d.algorithm); }},
-    {"name", [](const Descriptor& d) { return take(d.name); }},
+    {"algorithm", [](const Descriptor& d) { return text_in(d.algorithm); }},
+    {"name", [](const Descriptor& d) { return text_in(d.name); }},
 };
 
 std::string first_name(const std::vector<Descriptor>& by_rank) {
   for (const Descriptor& d : by_rank)
-    if (d.name[0] != 0) return take(d.name);
+    if (d.name[0] != 0) return text_in(d.name);
   return "";
 }
 

@@ -1,6 +1,7 @@
 // What a stream tells: whom it waits for, warnings, verdicts about its peers, its part of a trace.
 #include <cstdio>
 
+#include "base/fixed_text.h"
 #include "base/log.h"
 #include "engine/stream.h"
 
@@ -195,7 +196,7 @@ void Stream::trace_operation(TimePoint end) const {
   event.launched = request.submitted;
   event.bytes = o.input.count > 0 ? o.input.bytes() : o.output.bytes();
   event.label = name_of(o.kind);
-  copy_cut(last_path_, event.path);
+  copy_cut(last_path(), event.path);
   copy_cut(o.name, event.name);
   around_.trace->record(event);
 }

@@ -58,9 +58,8 @@ struct alignas(128) ForeignSample {
 };
 
 struct RankPage {
-  Word asleep;     // parked: ring its doorbell after publishing something
-  Word state;      // RankState
-  Word heartbeat;  // turns of its engine, to tell late from stuck
+  Word asleep;  // parked: ring its doorbell after publishing something
+  Word state;   // RankState
   ForeignSample foreign;
   DirectoryEntry directory[kDirectoryEntries];
 };
