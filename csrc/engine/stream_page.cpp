@@ -27,7 +27,7 @@ struct Field {
 constexpr Field kFields[] = {
     {"operation", [](const Descriptor& d) { return std::string(name_of(d.kind)); }},
     {"dtype", [](const Descriptor& d) { return std::string(name_of(d.dtype)); }},
-    {"counts", [](const Descriptor& d) { return take(d.counts); }},
+    {"counts", [](const Descriptor& d) { return text_in(d.counts); }},
     {"count", [](const Descriptor& d) { return std::to_string(d.count); }},
     {"op", [](const Descriptor& d) { return std::string(name_of(d.op)); }},
     {"root", [](const Descriptor& d) { return std::to_string(d.root); }},
