@@ -29,6 +29,9 @@ SANITIZED = PYTHONPATH=build/asan-package LD_PRELOAD="$$($(CXX) -print-file-name
             ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 $(BIN)/python -m
 CPP      = $(shell git ls-files --cached --others --exclude-standard 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/cpp/*')
 
+# A compiler that was asked for has a folder of its own: cmake does not change it in an old one.
+BUILD_CPP := build/cpp$(if $(filter default undefined,$(origin CXX)),,-$(notdir $(CXX)))
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: demo test test-cpp lint format sanitize bench docs size clean help
@@ -41,10 +44,10 @@ demo: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/demo  ## train on 1 and 2 ra
 test: test-cpp $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/test  ## build, install into .venv, run all tests
 	$(BIN)/python -m pytest --junit-xml=build/pytest.xml $(PYTEST)
 
-test-cpp: $(STAMPS)/build  ## the C++ tests alone
-	cmake -S . -B build/cpp -G Ninja -DFARANDOLE_TESTS=ON -DFARANDOLE_FAULT_POINTS=ON -DFARANDOLE_WERROR=ON
-	cmake --build build/cpp
-	build/cpp/farandole_tests
+test-cpp: $(STAMPS)/build  ## the C++ tests alone; CXX=clang++-14 by another compiler
+	cmake -S . -B $(BUILD_CPP) -G Ninja -DFARANDOLE_TESTS=ON -DFARANDOLE_FAULT_POINTS=ON -DFARANDOLE_WERROR=ON
+	cmake --build $(BUILD_CPP)
+	$(BUILD_CPP)/farandole_tests
 
 lint: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/test $(STAMPS)/lint  ## formatting, lint, spelling, types
 	ruff check

@@ -1,5 +1,6 @@
 #include "control/host.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/syscall.h>
@@ -29,10 +30,11 @@ std::vector<Host> hosts_in_process(int size, size_t arena_bytes) {
   for (int r = 0; r < size; ++r) {
     Host host{r, {}, segment, {true, true, ""}};
     for (int p = 0; p < size; ++p)
-      host.peers.push_back({{p, "local", ::getpid(), {}},
-                            usable_cpus(),
-                            Fd(checked(::dup(doorbells[static_cast<size_t>(p)].get()), "dup")),
-                            Fd()});
+      host.peers.push_back(
+          {{p, "local", ::getpid(), {}},
+           usable_cpus(),
+           Fd(checked(::fcntl(doorbells[static_cast<size_t>(p)].get(), F_DUPFD_CLOEXEC, 0), "dup")),
+           Fd()});
     segment->page(r).state.value.store(static_cast<uint64_t>(RankState::present));
     hosts.push_back(std::move(host));
   }

@@ -35,9 +35,9 @@ class Staged : public DirectPath {
   Progress poll(TimePoint until) override {
     bool moved = false;
     for (bool again = true; again;) {
-      again = step(published_, &Staged::may_publish, &Staged::publish_block) |
-              step(taken_, &Staged::may_take, &Staged::take_block) |
-              step(gathered_, &Staged::may_gather, &Staged::gather_block);
+      again = step(published_, &Staged::may_publish, &Staged::publish_block);
+      again |= step(taken_, &Staged::may_take, &Staged::take_block);
+      again |= step(gathered_, &Staged::may_gather, &Staged::gather_block);
       moved |= again;
       if (finished()) return Progress::finished;
       if (again && now() >= until) break;
