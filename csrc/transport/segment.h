@@ -49,7 +49,7 @@ inline constexpr size_t kMostRanks = 4096;
 
 /// What a rank shows of its own memory when ranks meet (control/foreign_access.h): a number to be
 /// found there, whether this rank found the others', and how fast. `step` releases the rest.
-struct alignas(128) ForeignSample {
+struct ForeignSample {
   std::atomic<uint64_t> step{0};
   uint64_t number = 0, number_at = 0, bytes_at = 0;  // addresses in its owner
   int32_t error = 0, refused_by = 0;
