@@ -134,4 +134,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # Whoever runs the tests from within a job does not mean that job.
     for name in [n for n in os.environ if harness._is_ours(n)]:
         del os.environ[name]
+    # What `farandole tune` has found on this machine changes which paths tests see.
+    os.environ["XDG_CACHE_HOME"] = f"/tmp/farandole-tests-{os.getpid()}"
     del config

@@ -106,6 +106,10 @@ const std::vector<Variable>& variables() {
       text("FARANDOLE_ALGORITHM", &Config::algorithm,
            "forces a path (lines, one_shot, window, staged) or planner by name; empty: chosen by "
            "size"),
+      text(
+          "FARANDOLE_TUNING", &Config::tuning,
+          "the measured numbers from which choices follow, rank 0's for all: auto: what `farandole "
+          "tune` left for this kind of host, if anything; off: the defaults; else a file of it"),
       text("FARANDOLE_LOG", &Config::log_level, "how much goes to stderr",
            {"error", "warning", "info", "debug"}),
       text("FARANDOLE_TRACE", &Config::trace,

@@ -18,6 +18,7 @@ struct Config {
   std::string progress = "auto";      // FARANDOLE_PROGRESS: auto, thread, caller
   std::string level = "canonical";    // FARANDOLE_LEVEL
   std::string algorithm;              // FARANDOLE_ALGORITHM
+  std::string tuning = "auto";        // FARANDOLE_TUNING: auto, off, a file
   std::string log_level = "warning";  // FARANDOLE_LOG
   std::string trace;                  // FARANDOLE_TRACE
   std::string fault;                  // FARANDOLE_FAULT

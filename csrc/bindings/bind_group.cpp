@@ -80,7 +80,8 @@ EngineOptions engine_options(const Config& config) {
 }
 
 std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
-                                  const std::optional<double>& start_timeout) {
+                                  const std::optional<double>& start_timeout,
+                                  const std::string& tuning) {
   refuse_in_child();
   const Config config = Config::from_environment();
   set_log_rank(size > 1 ? rank : -1);
@@ -93,6 +94,7 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   me.job = job;
   me.arena_bytes = config.arena_bytes > 0 ? config.arena_bytes : default_arena_bytes();
   me.agree = "level=" + config.level;
+  if (rank == 0) me.hand_out = text_of(tuning.empty() ? TuningTable{} : table_from(tuning));
   me.interrupted = look_for_signals;
   const Deadline deadline = Deadline::after_seconds(start_timeout.value_or(config.start_timeout));
   Host host = meet(me, deadline);
@@ -100,7 +102,10 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   log(LogLevel::info, "joined a world of " + std::to_string(size) + " ranks on this host; " +
                           std::to_string(me.arena_bytes >> 20) + " MiB of arena each");
   EngineOptions options = engine_options(config);
-  options.trace = start_trace(config.trace, host, job);
+  options.tuning = table_from(host.handed_out);
+  log(LogLevel::info, "choices follow from tuning table " + fingerprint(options.tuning) + " (" +
+                          options.tuning.origin + ")");
+  options.trace = start_trace(config.trace, host, job, fingerprint(options.tuning));
   auto engine = std::make_shared<Engine>(std::move(host), std::move(options));
   hide_from_children(engine);
   GroupDefaults defaults;
@@ -170,9 +175,12 @@ Call prepare(const py::object& input, const py::object& output, const std::strin
 }  // namespace
 
 void bind_group(py::module_& module) {
-  module.def("open_world", &open_world, py::arg("rank"), py::arg("size"), py::arg("job"),
-             py::arg("start_timeout") = py::none(), py::call_guard<py::gil_scoped_release>(),
-             "Meets the other ranks of the job and returns the group of all of them.");
+  module.def(
+      "open_world", &open_world, py::arg("rank"), py::arg("size"), py::arg("job"),
+      py::arg("start_timeout") = py::none(), py::arg("tuning") = "",
+      py::call_guard<py::gil_scoped_release>(),
+      "Meets the other ranks of the job and returns the group of all of them. `tuning`: a table "
+      "as text (tuning.text), the defaults if empty; that of rank 0 holds for all.");
   module.def("in_child", &in_child, "Whether this process was forked from a rank.");
   module.def("settings", [] {
     py::list list;
@@ -287,6 +295,9 @@ void bind_group(py::module_& module) {
              return std::make_shared<SharedMemory>(SharedMemory{group.allocate(bytes), bytes});
            })
       .def("describe", &Group::describe)
+      .def_property_readonly(
+          "tuning", [](const Group& g) { return text_of(g.engine()->tuning()); },
+          "The tuning table that all ranks of the world choose from, as text.")
       .def_property_readonly("last_path", [](const Group& g) { return std::string(g.last_path()); })
       .def("counters",
            [](const Group& g) {

@@ -87,6 +87,7 @@ py::list planners_as_dicts(const Shape& shape, size_t itemsize) {
     d["rounds"] = cost.rounds;
     d["bytes"] = cost.bytes * static_cast<double>(itemsize);
     d["folds"] = cost.folds * static_cast<double>(itemsize);
+    d["messages"] = cost.messages;
     d["seconds"] = predicted_seconds(cost, itemsize);
     rows.append(std::move(d));
   }

@@ -11,6 +11,7 @@ PYBIND11_MODULE(_core, module) {
   bind_reducer(module);
   bind_fold(module);
   bind_schedule(module);
+  bind_tuner(module);
   bind_trace(module);
   bind_testing(module);
 }

@@ -4,6 +4,7 @@
 
 #include <bitset>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/fd.h"
@@ -25,6 +26,7 @@ struct Host {
   int rank = 0;
   std::vector<HostPeer> peers;  // by world rank, this one included
   std::shared_ptr<Segment> segment;
+  std::string handed_out;  // by rank 0 when the ranks met; the same on all of them
 
   int size() const { return static_cast<int>(peers.size()); }
 };

@@ -1,86 +1,52 @@
 #include "engine/shm_direct.h"
 
+#include <array>
 #include <string>
 
 namespace farandole {
 namespace {
 
-using Path = ShmDirect::Path;
-
-struct PathRow {
-  Path path;
-  std::string_view name;
-  std::unique_ptr<DirectPath> (*make)(const StreamMemory&);
-  size_t most_bytes;  // of one rank's input
-};
-
-constexpr size_t kUnlimited = ~size_t{0};
-constexpr std::array<PathRow, 4> kPaths{{
-    {Path::lines, "lines", make_lines, kLines * kLinePayload},
-    {Path::one_shot, "one_shot", make_one_shot, kOneShotBytes},
-    {Path::window, "window", make_window, kUnlimited},
-    {Path::staged, "staged", make_staged, kUnlimited},
-}};
-
-const PathRow* row_named(std::string_view name) {
-  for (const PathRow& r : kPaths)
-    if (r.name == name) return &r;
-  return nullptr;
-}
-
-bool is_small(const Operation& o, Path path) {
-  return o.input.bytes() <= kPaths[static_cast<size_t>(path)].most_bytes;
-}
+/// By PathKind.
+constexpr std::array<std::unique_ptr<DirectPath> (*)(const StreamMemory&), 4> kMakers{
+    make_lines, make_one_shot, make_window, make_staged};
 
 }  // namespace
 
 bool ShmDirect::can_run(const Operation& o) const {
-  switch (o.kind) {
-    case Collective::all_reduce:
-    case Collective::reduce_scatter:
-    case Collective::all_gather:
-    case Collective::broadcast:
-    case Collective::barrier:
-      break;
-    default:
-      return false;
-  }
+  if (!has_path(o.kind)) return false;
   if (o.algorithm.empty()) return true;
-  const PathRow* forced = row_named(o.algorithm);
-  if (forced == nullptr) return false;
-  return o.input.bytes() <= forced->most_bytes &&
-         (forced->path != Path::window || o.kind == Collective::all_reduce);
+  const PathRow* forced = path_named(o.algorithm);
+  return forced != nullptr && fits(*forced, o.kind, o.input.bytes());
 }
 
-DirectPath& ShmDirect::path(Path which) {
-  auto& made = paths_[static_cast<size_t>(which)];
-  if (!made) made = kPaths[static_cast<size_t>(which)].make(memory_);
+DirectPath& ShmDirect::path(PathKind which) {
+  const auto index = static_cast<size_t>(which);
+  auto& made = paths_[index];
+  if (!made) made = kMakers[index](memory_);
   which_ = which;
   return *made;
+}
+
+PathQuestion ShmDirect::question(const Operation& o, bool shared) const {
+  return {o.kind, o.input.bytes(), memory_.size(), shared};
 }
 
 void ShmDirect::start(const Operation& o, uint32_t) {
   operation_ = &o;
   path_ = nullptr;
-  which_ = Path::barrier;
+  which_ = PathKind::barrier;
   if (o.kind == Collective::barrier) return;
-  if (const PathRow* forced = row_named(o.algorithm))
-    path_ = &path(forced->path);
-  else if (is_small(o, Path::lines))
-    path_ = &path(Path::lines);
-  else if (is_small(o, Path::one_shot) || memory_.size() == 1)
-    path_ = &path(Path::one_shot);  // agreed() may prefer the window
-  else
-    path_ = &path(Path::staged);
+  const PathRow* forced = path_named(o.algorithm);
+  path_ = &path(forced != nullptr ? forced->path : choose_path(question(o, false), tuning_));
   path_->start(o);
 }
 
-bool ShmDirect::is_path(std::string_view name) { return row_named(name) != nullptr; }
+bool ShmDirect::is_path(std::string_view name) { return path_named(name) != nullptr; }
 
-bool ShmDirect::agrees_in_data() const { return which_ == Path::lines; }
+bool ShmDirect::agrees_in_data() const { return which_ == PathKind::lines; }
 
 void ShmDirect::agreed() {
-  if (operation_->kind != Collective::all_reduce || which_ == Path::lines) return;
+  if (operation_->kind != Collective::all_reduce || which_ == PathKind::lines) return;
   DirectOperation what;
   what.start(*operation_, memory_);
   const bool shared = what.all_shared();
@@ -88,8 +54,9 @@ void ShmDirect::agreed() {
     throw Error(ErrorCode::invalid_argument,
                 "algorithm 'window' needs input and output in memory that all ranks map", {},
                 "use arrays from farandole.allocate(), or another algorithm");
-  if (operation_->algorithm.empty() && shared) {
-    path_ = &path(Path::window);
+  if (operation_->algorithm.empty() && shared &&
+      choose_path(question(*operation_, true), tuning_) == PathKind::window) {
+    path_ = &path(PathKind::window);
     path_->start(*operation_);
   }
 }
@@ -99,7 +66,7 @@ Progress ShmDirect::poll(TimePoint until) {
 }
 
 std::string_view ShmDirect::path_name() const {
-  return which_ == Path::barrier ? "barrier" : kPaths[static_cast<size_t>(which_)].name;
+  return which_ == PathKind::barrier ? "barrier" : row_of(which_).name;
 }
 
 }  // namespace farandole

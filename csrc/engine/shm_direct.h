@@ -4,13 +4,16 @@
 #include <array>
 #include <memory>
 
+#include "engine/direct_choice.h"
 #include "engine/direct_path.h"
 
 namespace farandole {
 
 class ShmDirect : public Backend {
  public:
-  explicit ShmDirect(const StreamMemory& memory) : memory_(memory) {}
+  /// `tuning` is the same on all ranks.
+  ShmDirect(const StreamMemory& memory, const TuningTable& tuning)
+      : memory_(memory), tuning_(tuning) {}
 
   std::string_view name() const override { return "shm_direct"; }
   bool can_run(const Operation& operation) const override;
@@ -24,16 +27,16 @@ class ShmDirect : public Backend {
   /// The path of the last operation, as `algorithm` would name it.
   std::string_view path_name() const;
 
-  enum class Path : uint8_t { lines, one_shot, window, staged, barrier };
-
  private:
-  DirectPath& path(Path which);
+  DirectPath& path(PathKind which);
+  PathQuestion question(const Operation& operation, bool shared) const;
 
   const StreamMemory& memory_;
+  const TuningTable& tuning_;
   std::array<std::unique_ptr<DirectPath>, 4> paths_;  // made when first used, kept
   const Operation* operation_ = nullptr;
   DirectPath* path_ = nullptr;
-  Path which_ = Path::barrier;
+  PathKind which_ = PathKind::barrier;
 };
 
 }  // namespace farandole

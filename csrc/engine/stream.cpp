@@ -30,7 +30,7 @@ Stream::Stream(const EngineView& around, const Membership& membership, std::stri
       membership_(membership),
       label_(std::move(label)),
       key_(key),
-      direct_(memory_),
+      direct_(memory_, *around.tuning),
       schedules_(std::move(schedules)),
       sequence_(first_sequence) {
   memory_.rank = membership_.rank;

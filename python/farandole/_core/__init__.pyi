@@ -6,6 +6,7 @@ from typing import Any, TypedDict, final
 
 from . import schedule as schedule
 from . import testing as testing
+from . import tuning as tuning
 
 __version__: str
 dtypes: tuple[str, ...]
@@ -22,7 +23,9 @@ class _Setting(TypedDict):
 def in_child() -> bool: ...
 def instruction_sets() -> list[str]: ...
 def settings() -> list[_Setting]: ...
-def open_world(rank: int, size: int, job: str, start_timeout: float | None = None) -> Group: ...
+def open_world(
+    rank: int, size: int, job: str, start_timeout: float | None = None, tuning: str = ""
+) -> Group: ...
 
 # ---- memory ----
 
@@ -67,6 +70,8 @@ class Group(metaclass=_Native):
     def ranks(self) -> list[int]: ...
     @property
     def last_path(self) -> str: ...
+    @property
+    def tuning(self) -> str: ...
     def run(
         self,
         kind: str,
