@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "schedule/slicing.h"
 
 namespace farandole {
 namespace {
@@ -27,6 +28,21 @@ std::vector<int> peers_of(const Schedule& schedule, int rank) {
   const auto repeated = std::ranges::unique(peers);
   peers.erase(repeated.begin(), repeated.end());
   return peers;
+}
+
+/// Elements: of the share or block where each is moved for itself, else all of the data.
+size_t largest_transfer(Collective kind, const Shape& shape) {
+  switch (kind) {
+    case Collective::all_gather:
+    case Collective::gather:
+    case Collective::scatter:
+    case Collective::all_to_all:
+      return largest_share(kind, shape);
+    case Collective::reduce_scatter:
+      return all_shares(kind, shape);
+    default:
+      return shape.count;
+  }
 }
 
 }  // namespace
@@ -79,15 +95,17 @@ ScheduleBackend::ScheduleBackend(int rank, int size, Connect connect, std::share
 }
 
 Shape ScheduleBackend::shape_of(const Operation& operation) const {
-  const Split split = default_split(operation.count * size_of(dtype_of(operation)));
   Shape shape;
   shape.rank = rank_;
   shape.size = size_;
   shape.count = operation.count;
   shape.counts = operation.counts;
+  shape.root = operation.root;
+  require_valid(operation.kind, shape);
+  const size_t element = size_of(dtype_of(operation));
+  const Split split = default_split(largest_transfer(operation.kind, shape) * element);
   shape.lanes = split.lanes;
   shape.segments = split.segments;
-  shape.root = operation.root;
   return shape;
 }
 
@@ -107,16 +125,19 @@ const Planner& ScheduleBackend::planner_of(const Operation& operation, const Sha
   return require_planner(operation.kind, operation.algorithm, shape, operation.level);
 }
 
-const ScheduleBackend::Plan& ScheduleBackend::plan_for(const Planner& planner, const Shape& shape) {
-  const PlanKey key{&planner, shape.count, {shape.lanes, shape.segments}, shape.root};
-  const auto known = std::ranges::find(plans_, key, &Plan::key);
+const ScheduleBackend::Plan& ScheduleBackend::plan_for(const Operation& operation) {
+  Question question{
+      operation.kind,  operation.algorithm, operation.level, size_of(dtype_of(operation)),
+      operation.count, operation.counts,    operation.root};
+  const auto known = std::ranges::find(plans_, question, &Plan::question);
   if (known != plans_.end()) {
     plans_.splice(plans_.begin(), plans_, known);
     return plans_.front();
   }
-  Schedule schedule = planner.plan(shape);
+  const Shape shape = shape_of(operation);
+  Schedule schedule = planner_of(operation, shape).plan(shape);
   std::vector<int> peers = peers_of(schedule, rank_);
-  plans_.push_front({key, std::move(schedule), std::move(peers)});
+  plans_.push_front({std::move(question), std::move(schedule), std::move(peers)});
   if (plans_.size() > kPlansKept) plans_.pop_back();
   return plans_.front();
 }
@@ -126,8 +147,7 @@ const ScheduleBackend::Plan& ScheduleBackend::plan_for(const Planner& planner, c
 void ScheduleBackend::start(const Operation& operation, uint32_t sequence) {
   if (aborted_)
     throw Error(ErrorCode::aborted, "this group's channels were closed by an earlier failure");
-  const Shape shape = shape_of(operation);
-  plan_ = &plan_for(planner_of(operation, shape), shape);
+  plan_ = &plan_for(operation);
   const bool scaled = folds(operation.kind);
   const DType dtype = dtype_of(operation);
   work_ = {.rank = rank_,

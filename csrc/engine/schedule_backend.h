@@ -65,22 +65,25 @@ class ScheduleBackend : public Backend {
 
  private:
   /// Everything that this rank's schedule follows from.
-  struct PlanKey {
-    const Planner* planner;
+  struct Question {
+    Collective kind;
+    std::string algorithm;
+    Determinism level;
+    size_t element;  // bytes
     size_t count;
-    Split split;
+    std::vector<size_t> counts;
     int root;
-    bool operator==(const PlanKey&) const = default;
+    bool operator==(const Question&) const = default;
   };
   struct Plan {
-    PlanKey key;
+    Question question;
     Schedule schedule;
     std::vector<int> peers;
   };
 
   Shape shape_of(const Operation& operation) const;
   const Planner& planner_of(const Operation& operation, const Shape& shape) const;
-  const Plan& plan_for(const Planner& planner, const Shape& shape);
+  const Plan& plan_for(const Operation& operation);
   bool connect(TimePoint when, bool& moved);
   void begin_lanes();
   Progress poll_lanes(TimePoint until);

@@ -97,7 +97,7 @@ void check_buffers(Collective kind, const Buffer& input, const Buffer& output, c
   if (input.dtype != output.dtype)
     throw invalid("input is " + std::string(name_of(input.dtype)) + ", output is " +
                   std::string(name_of(output.dtype)));
-  require_valid(shape);
+  require_valid(kind, shape);
   const Sizes sizes = sizes_of(kind, shape);
   const auto require = [&](const char* what, const Buffer& buffer, size_t expected) {
     if (buffer.count == expected) return;

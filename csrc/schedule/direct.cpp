@@ -2,101 +2,15 @@
 // all_reduce, sends the result to everybody. The least bytes, in canonical order, whatever the
 // size; the price is a message for every pair. In turn k a rank sends k places to the right and
 // receives from k to the left, so that no rank is ever the target of two.
+#include <algorithm>
+
 #include "schedule/algorithms.h"
+#include "schedule/fold_on_arrival.h"
+#include "schedule/leaves.h"
 #include "schedule/slicing.h"
 
 namespace farandole {
 namespace {
-
-/// Builds the canonical tree over one chunk's contributions in whatever order they come: each is
-/// folded with its sibling if that is there, and the result with its own sibling, and so on up;
-/// otherwise it waits in its slot. About half the folds so happen on data that is just arriving.
-class FoldOnArrival {
- public:
-  /// `own` is the rank's raw contribution, `result` the place for the total and, before, for the
-  /// subtree that has swallowed `own`; `slot(r)` holds the contribution of rank r.
-  template <typename Slot>
-  FoldOnArrival(Lane& lane, int rank, int size, Slice own, Slice result, Slot slot)
-      : lane_(lane), rank_(rank), result_(result) {
-    plant(0, size, slot);
-    nodes_[leaf_[static_cast<size_t>(rank)]].place = own;
-    nodes_[leaf_[static_cast<size_t>(rank)]].is_there = true;
-  }
-
-  /// The contribution of rank step.from comes with `step`, whose receiving half is filled in here.
-  void arrive(Step step) {
-    size_t node = leaf_[static_cast<size_t>(step.from)];
-    step.leaf_arrived = true;
-    const size_t sibling = nodes_[node].sibling;
-    if (nodes_[sibling].is_there) {
-      step.action = nodes_[node].is_upper ? Action::fold_upper : Action::fold_lower;
-      node = fold_into(sibling, step);
-    } else {
-      step.recv = nodes_[node].place;
-      nodes_[node].is_there = true;
-    }
-    add(lane_, step);
-    while (nodes_[node].parent != kRoot && nodes_[nodes_[node].sibling].is_there)
-      node = climb(node);
-  }
-
- private:
-  static constexpr size_t kRoot = static_cast<size_t>(-1);
-  struct Node {
-    size_t parent = kRoot, sibling = kRoot;
-    Slice place{};
-    bool is_upper = false, is_there = false;
-  };
-
-  template <typename Slot>
-  size_t plant(int begin, int size, const Slot& slot) {
-    const size_t id = nodes_.size();
-    nodes_.emplace_back();
-    if (size == 1) {
-      nodes_[id].place = slot(begin);
-      leaf_.push_back(id);
-      return id;
-    }
-    const int lower_size = split_of(size);
-    const size_t lower = plant(begin, lower_size, slot);
-    const size_t upper = plant(begin + lower_size, size - lower_size, slot);
-    nodes_[lower].parent = nodes_[upper].parent = id;
-    nodes_[lower].sibling = upper;
-    nodes_[upper].sibling = lower;
-    nodes_[upper].is_upper = true;
-    return id;
-  }
-
-  /// Completes `step`: what arrives is folded with `sibling`, and their parent is there.
-  size_t fold_into(size_t sibling, Step& step) {
-    const size_t parent = nodes_[sibling].parent;
-    const bool total = nodes_[parent].parent == kRoot;
-    const bool raw = nodes_[sibling].place.space == Space::input;
-    step.held = nodes_[sibling].place;
-    step.leaf_held = raw;
-    step.recv = total || raw ? result_ : step.held;
-    step.finish = total;
-    nodes_[parent].place = step.recv;
-    nodes_[parent].is_there = true;
-    return parent;
-  }
-
-  size_t climb(size_t node) {
-    Step step{.to = rank_,
-              .send = nodes_[node].place,
-              .from = rank_,
-              .action = nodes_[node].is_upper ? Action::fold_upper : Action::fold_lower};
-    const size_t parent = fold_into(nodes_[node].sibling, step);
-    add(lane_, step);
-    return parent;
-  }
-
-  Lane& lane_;
-  int rank_;
-  Slice result_;
-  std::vector<Node> nodes_;
-  std::vector<size_t> leaf_;  // by rank
-};
 
 struct Turn {
   int to, from;
@@ -105,19 +19,58 @@ Turn turn(const Shape& shape, int k) {
   return {(shape.rank + k) % shape.size, (shape.rank + shape.size - k) % shape.size};
 }
 
-/// One segment: `chunk(owner)` in input, `result` for the own one. Slots begin at `base`.
-template <typename Chunk>
-void add_reduce(Lane& lane, const Shape& shape, Chunk chunk, Slice result, size_t base) {
-  const Slice own = chunk(shape.rank);
-  FoldOnArrival fold(lane, shape.rank, shape.size, own, result, [&](int from) -> Slice {
-    const int slot = from < shape.rank ? from : from - 1;
-    return {Space::scratch, base + static_cast<size_t>(slot) * own.count, own.count};
-  });
-  for (int k = 1; k < shape.size; ++k) {
-    const auto [to, from] = turn(shape, k);
-    fold.arrive({.to = to, .send = chunk(to), .from = from});
+/// What reduces one segment of one lane after the other.
+class DirectReduce {
+ public:
+  DirectReduce(const Shape& shape, size_t scratch)
+      : shape_(shape),
+        partials_(partials_of(shape)),
+        own_(shape, all_shares(Collective::reduce_scatter, shape), scratch) {
+    by_rank_.resize(static_cast<size_t>(shape.size));
+    for (size_t i = 0; i < partials_.size(); ++i)
+      by_rank_[static_cast<size_t>(partials_[i].owner)].push_back(i);
   }
-}
+
+  /// Elements of scratch for own partials, and for each element of the rank's chunk.
+  size_t scratch() const { return own_.scratch(); }
+  size_t slots() const { return partials_.size() - (own_.number() > 0 ? 1 : 0); }
+
+  /// `chunk(owner)` in input, `result` for the own one. Slots begin at `base`.
+  template <typename Chunk>
+  void add_to(Lane& lane, Chunk chunk, Slice result, size_t base) const {
+    for (int owner = 0; owner < shape_.size; ++owner) own_.fold(lane, chunk(owner));
+    const Slice mine = chunk(shape_.rank);
+    const std::vector<size_t>& skipped = of(shape_.rank);
+    const auto slot = [&](size_t i) -> Slice {
+      if (!skipped.empty() && i == skipped.front()) return {};
+      const size_t index = i - (!skipped.empty() && i > skipped.front() ? 1 : 0);
+      return {Space::scratch, base + index * mine.count, mine.count};
+    };
+    FoldOnArrival fold(lane, shape_.rank, partials_, result, slot,
+                       [&](size_t j) { return own_.place(j, mine); });
+    for (int k = 1; k < shape_.size; ++k) {
+      const auto [to, from] = turn(shape_, k);
+      const std::vector<size_t>& theirs = of(from);
+      for (size_t j = 0; j < std::max(own_.number(), theirs.size()); ++j) {
+        Step step;
+        if (j < own_.number()) step = {.to = to, .send = own_.place(j, chunk(to))};
+        step.from = j < theirs.size() ? from : kNobody;
+        if (j < theirs.size())
+          fold.arrive(step, theirs[j]);
+        else
+          add(lane, step);
+      }
+    }
+  }
+
+ private:
+  const std::vector<size_t>& of(int rank) const { return by_rank_[static_cast<size_t>(rank)]; }
+
+  const Shape& shape_;
+  std::vector<Partial> partials_;
+  OwnPartials own_;
+  std::vector<std::vector<size_t>> by_rank_;  // which partials
+};
 
 template <typename Chunk>
 void add_gather(Lane& lane, const Shape& shape, Chunk chunk) {
@@ -136,16 +89,16 @@ Slice folded_chunk(const Shape& shape, int owner, int lane, int segment) {
 /// `scratch` on, holds all ranks' contributions to one segment.
 template <typename Result, typename Then>
 Schedule reduce(const Shape& shape, size_t scratch, Result result, Then then) {
-  Schedule schedule{.scratch = scratch};
+  const DirectReduce segment(shape, scratch);
+  Schedule schedule{.scratch = scratch + segment.scratch()};
   for (int l = 0; l < shape.lanes; ++l) {
     Lane lane;
     for (int s = 0; s < shape.segments; ++s) {
       const auto chunk = [&](int owner) { return folded_chunk(shape, owner, l, s); };
-      add_reduce(lane, shape, chunk, result(chunk(shape.rank)), schedule.scratch);
+      segment.add_to(lane, chunk, result(chunk(shape.rank)), schedule.scratch);
       then(lane, chunk);
     }
-    schedule.scratch +=
-        folded_chunk(shape, shape.rank, l, 0).count * static_cast<size_t>(shape.size - 1);
+    schedule.scratch += folded_chunk(shape, shape.rank, l, 0).count * segment.slots();
     schedule.lanes.push_back(std::move(lane));
   }
   return schedule;

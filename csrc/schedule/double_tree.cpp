@@ -10,6 +10,8 @@
 //
 // Odd positions are leaves. Below a position lies its left subtree, above it the right one, so
 // totals are folded in the order of positions; canonical it is for two ranks alone.
+#include <algorithm>
+
 #include "schedule/algorithms.h"
 #include "schedule/slicing.h"
 #include "schedule/tree.h"
@@ -94,7 +96,7 @@ Schedule double_tree_all_reduce(const Shape& shape) {
 /// tree, so its inner ranks carry everything; with more, each rank is inner for half at most.
 Cost double_tree_all_reduce_cost(const Shape& shape) {
   const double n = static_cast<double>(shape.count), levels = ceil_log2(shape.size);
-  const double carried = shape.lanes == 1 ? 3 : 2;
+  const double carried = std::min(shape.lanes == 1 ? 3 : 2, shape.size - 1);
   return {.rounds = 2 * (levels + shape.segments - 1),
           .bytes = n * carried * (1 + (levels - 1) / shape.segments),
           .folds = n * (shape.lanes == 1 ? 2 : 1)};

@@ -81,6 +81,13 @@ void require_valid(Collective collective, const Shape& shape) {
   if (!shape.leaves.empty()) require_leaves(collective, shape);
 }
 
+std::vector<Schedule> plan_world(const Planner& planner, Shape world) {
+  std::vector<Schedule> by_rank;
+  for (world.rank = 0; world.rank < world.size; ++world.rank)
+    by_rank.push_back(planner.plan(world));
+  return by_rank;
+}
+
 const Planner* find_planner(Collective collective, std::string_view name) {
   for (const Planner& planner : planners())
     if (planner.collective == collective && planner.name == name) return &planner;

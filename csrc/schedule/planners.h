@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string_view>
+#include <vector>
 
 #include "schedule/schedule.h"
 #include "schedule/tuning.h"
@@ -11,6 +12,9 @@ namespace farandole {
 /// Throws Error(invalid_argument) when the shape contradicts itself or asks for a form that
 /// `collective` does not have. Every row's `plan` begins with it.
 void require_valid(Collective collective, const Shape& shape);
+
+/// Every rank's schedule; `world.rank` does not count.
+std::vector<Schedule> plan_world(const Planner& planner, Shape world);
 
 /// The row, or null when `collective` has no planner of that name.
 const Planner* find_planner(Collective collective, std::string_view name);

@@ -16,7 +16,7 @@ struct TreePlace {
   };
   int rank = 0;
   int parent = kNobody;
-  int depth = 0;                // below the root
+  int depth = 0;                  // below the root
   std::vector<Child> children{};  // in the order in which they are folded
 };
 

@@ -22,6 +22,16 @@ const T& pick(SimRandom& random, const std::vector<T>& from) {
 
 bool one_in(SimRandom& random, uint64_t n) { return random() % n == 0; }
 
+Shape shape_of(const Operation& o, int size, int rank) {
+  Shape shape;
+  shape.rank = rank;
+  shape.size = size;
+  shape.count = o.count;
+  shape.counts = o.counts;
+  shape.root = o.root;
+  return shape;
+}
+
 // ---- the question ----
 
 size_t draw_count(SimRandom& random, int size) {
@@ -42,10 +52,19 @@ size_t draw_count(SimRandom& random, int size) {
   }
 }
 
+/// Shares that differ, about as large together as even ones.
+void draw_counts(SimRandom& random, int size, Operation& o) {
+  const size_t each = o.count / (o.kind == Collective::all_to_all ? static_cast<size_t>(size) : 1);
+  for (size_t i = 0; i < counts_of(o.kind, size); ++i)
+    o.counts.push_back(one_in(random, 4) ? 0 : random() % (2 * each + 1));
+}
+
 Operation draw_question(SimRandom& random, int size) {
   static const std::vector<Collective> kinds = {Collective::all_reduce,     Collective::all_reduce,
                                                 Collective::reduce_scatter, Collective::all_gather,
-                                                Collective::broadcast,      Collective::barrier};
+                                                Collective::broadcast,      Collective::barrier,
+                                                Collective::reduce,         Collective::gather,
+                                                Collective::scatter,        Collective::all_to_all};
   static const std::vector<DType> dtypes = {DType::float32, DType::float32, DType::bfloat16,
                                             DType::float64, DType::int32,   DType::uint8};
   static const std::vector<ReduceOp> ops = {ReduceOp::sum, ReduceOp::sum, ReduceOp::mean,
@@ -53,25 +72,31 @@ Operation draw_question(SimRandom& random, int size) {
   Operation o;
   o.kind = pick(random, kinds);
   o.input.dtype = o.output.dtype = pick(random, dtypes);
-  if (o.kind != Collective::barrier) o.count = o.input.count = draw_count(random, size);
+  if (o.kind != Collective::barrier) o.count = draw_count(random, size);
+  if (one_in(random, 3)) draw_counts(random, size, o);
   if (folds(o.kind)) o.op = pick(random, ops);
-  if (o.kind == Collective::broadcast)
-    o.root = static_cast<int>(random() % static_cast<uint64_t>(size));
+  if (is_rooted(o.kind)) o.root = static_cast<int>(random() % static_cast<uint64_t>(size));
   if (one_in(random, 3)) o.name = "tensor " + std::to_string(random() % 100);
   return o;
 }
 
+/// What paths over shared memory run; the rest goes as schedules.
+bool has_paths(const Operation& o) {
+  return o.counts.empty() && (!is_rooted(o.kind) || o.kind == Collective::broadcast) &&
+         o.kind != Collective::all_to_all;
+}
+
 /// Any path or planner that takes the question; its level follows from it.
 void draw_algorithm(SimRandom& random, int size, Operation& o) {
-  if (o.kind == Collective::barrier || one_in(random, 3)) return;
-  std::vector<std::string> able = {"staged", "schedule"};
-  if (o.input.bytes() <= 2048) able.emplace_back("lines");
-  if (o.input.bytes() <= size_t{32} << 10) able.emplace_back("one_shot");
+  const bool paths = has_paths(o);
+  if (o.kind == Collective::barrier || (paths && one_in(random, 3))) return;
+  const size_t bytes = o.count * size_of(o.input.dtype);
+  std::vector<std::string> able = {"schedule"};
+  if (paths) able.emplace_back("staged");
+  if (paths && bytes <= 2048) able.emplace_back("lines");
+  if (paths && bytes <= size_t{32} << 10) able.emplace_back("one_shot");
   if (o.kind == Collective::all_reduce) able.emplace_back("window");
-  Shape shape;
-  shape.size = size;
-  shape.count = o.count;
-  shape.root = o.root;
+  const Shape shape = shape_of(o, size, 0);
   for (const Planner& planner : planners())
     if (planner.collective == o.kind && is_allowed(planner, shape, Determinism::fast))
       able.emplace_back(planner.name);
@@ -83,11 +108,11 @@ void draw_algorithm(SimRandom& random, int size, Operation& o) {
 
 /// On the level `fast` small integers, whose sums are exact in any order; else magnitudes apart, so
 /// that every rounding shows.
-Bytes draw_data(SimRandom& random, const Operation& o) {
+Bytes draw_data(SimRandom& random, const Operation& o, size_t count) {
   const DTypeRow& type = row(o.input.dtype);
   const bool whole = type.kind == DTypeKind::integer;
-  Bytes data(o.input.bytes());
-  for (size_t i = 0; i < o.input.count; ++i) {
+  Bytes data(count * type.bytes);
+  for (size_t i = 0; i < count; ++i) {
     const auto small = static_cast<uint32_t>(random() % 8);
     const bool wide = !whole && o.level == Determinism::canonical;
     const float value = wide ? std::ldexp(static_cast<float>(random() % 2001) - 1000.0F,
@@ -110,49 +135,68 @@ Bytes fold_tree(const std::vector<Bytes>& leaves, size_t begin, size_t end, cons
   const size_t middle = begin + std::bit_floor(end - begin - 1);
   Bytes lower = fold_tree(leaves, begin, middle, o);
   const Bytes upper = fold_tree(leaves, middle, end, o);
-  fold_for(o.input.dtype, o.op)(lower.data(), lower.data(), upper.data(), o.input.count);
+  fold_for(o.input.dtype, o.op)(lower.data(), lower.data(), upper.data(),
+                                lower.size() / size_of(o.input.dtype));
   return lower;
 }
 
 Bytes reduced(std::vector<Bytes> leaves, const Operation& o) {
   const Scales scales =
       scales_for(o.input.dtype, o.op, o.prescale, o.postscale, static_cast<int>(leaves.size()));
-  for (Bytes& leaf : leaves)
-    scale(leaf.data(), leaf.data(), o.input.count, o.input.dtype, scales.leaf);
+  const size_t count = leaves.front().size() / size_of(o.input.dtype);
+  for (Bytes& leaf : leaves) scale(leaf.data(), leaf.data(), count, o.input.dtype, scales.leaf);
   Bytes total = fold_tree(leaves, 0, leaves.size(), o);
-  scale(total.data(), total.data(), o.input.count, o.input.dtype, scales.finish);
+  scale(total.data(), total.data(), count, o.input.dtype, scales.finish);
   return total;
 }
 
-Slice own_part(const Operation& o, int size, int rank) {
-  return part({Space::input, 0, o.input.count}, size, rank);
+Bytes cut(const Bytes& whole, Slice slice, size_t element) {
+  const auto begin = whole.begin() + static_cast<std::ptrdiff_t>(slice.offset * element);
+  return {begin, begin + static_cast<std::ptrdiff_t>(slice.count * element)};
 }
 
-std::vector<Bytes> reference(const std::vector<Bytes>& inputs, const Operation& o) {
-  const size_t size = inputs.size();
+/// What one rank should be left with; `total` is the fold over all, where there is one.
+Bytes reference(int rank, const std::vector<Bytes>& inputs, const Bytes& total,
+                const Operation& o) {
+  const int size = static_cast<int>(inputs.size());
+  const Shape shape = shape_of(o, size, rank);
   const size_t element = size_of(o.input.dtype);
-  Bytes whole;
+  const Bytes& given = inputs[static_cast<size_t>(o.root)];
+  Bytes joined;
+  const auto join = [&](const Bytes& more) {
+    joined.insert(joined.end(), more.begin(), more.end());
+  };
   switch (o.kind) {
     case Collective::all_reduce:
-      return std::vector<Bytes>(size, reduced(inputs, o));
+      return total;
+    case Collective::reduce:
+      return rank == o.root ? total : joined;
+    case Collective::reduce_scatter:
+      return cut(total, share_of(o.kind, shape, rank), element);
     case Collective::broadcast:
-      return std::vector<Bytes>(size, inputs[static_cast<size_t>(o.root)]);
+      return given;
+    case Collective::scatter:
+      return cut(given, share_of(o.kind, shape, rank), element);
     case Collective::all_gather:
-      for (const Bytes& input : inputs) whole.insert(whole.end(), input.begin(), input.end());
-      return std::vector<Bytes>(size, whole);
-    case Collective::reduce_scatter: {
-      whole = reduced(inputs, o);
-      std::vector<Bytes> parts;
-      for (size_t r = 0; r < size; ++r) {
-        const Slice mine = own_part(o, static_cast<int>(size), static_cast<int>(r));
-        const auto begin = whole.begin() + static_cast<std::ptrdiff_t>(mine.offset * element);
-        parts.emplace_back(begin, begin + static_cast<std::ptrdiff_t>(mine.count * element));
-      }
-      return parts;
-    }
+    case Collective::gather:
+      if (o.kind == Collective::all_gather || rank == o.root)
+        for (const Bytes& input : inputs) join(input);
+      return joined;
+    case Collective::all_to_all:
+      for (int from = 0; from < size; ++from)
+        join(cut(inputs[static_cast<size_t>(from)], block_sent(shape, from, rank), element));
+      return joined;
     default:
-      return std::vector<Bytes>(size);
+      return joined;
   }
+}
+
+std::vector<Bytes> references(const std::vector<Bytes>& inputs, const Operation& o) {
+  const Bytes total = folds(o.kind) ? reduced(inputs, o) : Bytes{};
+  std::vector<Bytes> expected;
+  for (int r = 0; r < static_cast<int>(inputs.size()); ++r)
+    expected.push_back(reference(r, inputs, total, o));
+  return expected;
 }
 
 // ---- disagreement ----
@@ -181,10 +225,15 @@ constexpr size_t kApart = ~size_t{0};
 
 /// Where output begins in input, or input in output, when they share memory.
 size_t in_place_at(const Operation& o, int size, int rank) {
-  if (o.kind == Collective::all_gather) return static_cast<size_t>(rank) * o.input.bytes();
-  if (o.kind == Collective::reduce_scatter)
-    return own_part(o, size, rank).offset * size_of(o.input.dtype);
-  return 0;
+  switch (o.kind) {
+    case Collective::all_gather:
+    case Collective::gather:
+    case Collective::reduce_scatter:
+    case Collective::scatter:
+      return share_of(o.kind, shape_of(o, size, rank), rank).offset * size_of(o.input.dtype);
+    default:
+      return 0;
+  }
 }
 
 }  // namespace
@@ -204,7 +253,8 @@ SimShare::SimShare(const Operation& what, Bytes input, Bytes expected, size_t in
     memory_ = heap_.data();
   }
   std::fill_n(memory_, bytes, std::byte{0xa5});
-  const bool gathers = operation_.kind == Collective::all_gather;
+  const bool gathers =
+      operation_.kind == Collective::all_gather || operation_.kind == Collective::gather;
   std::byte* in = memory_ + (!apart && gathers ? in_place_at : 0);
   std::byte* out = memory_ + (apart ? longest : gathers ? 0 : in_place_at);
   std::ranges::copy(input, in);
@@ -230,33 +280,37 @@ SimOperation draw_operation(SimRandom& random, const std::vector<std::shared_ptr
     what.postscale = 3;
   }
   std::vector<Bytes> inputs;
-  for (int r = 0; r < size; ++r) inputs.push_back(draw_data(random, what));
-  std::vector<Bytes> expected = reference(inputs, what);
+  for (int r = 0; r < size; ++r)
+    inputs.push_back(draw_data(random, what, sizes_of(what.kind, shape_of(what, size, r)).input));
+  std::vector<Bytes> expected = references(inputs, what);
 
   SimOperation drawn;
   const uint64_t places = random();  // a bit a rank: in its arena
   const bool mixed = one_in(random, 2);
-  const bool in_place = one_in(random, 2);
+  const bool in_place = goes_in_place(what.kind) && one_in(random, 2);
   const bool disagree = size > 1 && one_in(random, 12);
   const int odd = disagree ? static_cast<int>(random() % static_cast<uint64_t>(size)) : -1;
-  bool all_shared = what.input.count > 0;
+  bool all_shared = what.count > 0;
   for (int r = 0; r < size; ++r) {
     const auto i = static_cast<size_t>(r);
     const bool shared = (places >> (mixed ? r : 0) & 1) != 0;
     all_shared = all_shared && shared;
     Operation mine = what;
-    const size_t at = in_place ? in_place_at(what, size, r) : kApart;
+    const bool both = !inputs[i].empty() && !expected[i].empty();
+    const size_t at = !in_place ? kApart : both ? in_place_at(what, size, r) : 0;
+    mine.input.count = inputs[i].size() / size_of(what.input.dtype);
     if (r == odd) make_odd(random, mine);
     drawn.shares.push_back(std::make_shared<SimShare>(
         mine, std::move(inputs[i]), std::move(expected[i]), at, shared ? arenas[i] : nullptr));
   }
   if (disagree)
     drawn.end = SimEnd::mismatch;
-  else if (what.algorithm == "window" && !all_shared && what.input.count > 0)
+  else if (what.algorithm == "window" && !all_shared && what.count > 0)
     drawn.end = SimEnd::not_shared;
-  drawn.text = std::string(name_of(what.kind)) + " of " + std::to_string(what.input.count) + " " +
-               std::string(name_of(what.input.dtype)) + ", " + std::string(name_of(what.op)) +
-               ", by '" + what.algorithm + "', " + (in_place ? "in place" : "apart") +
+  drawn.text = std::string(name_of(what.kind)) + " of " + std::to_string(what.count) +
+               (what.counts.empty() ? " " : " (uneven) ") + std::string(name_of(what.input.dtype)) +
+               ", " + std::string(name_of(what.op)) + ", by '" + what.algorithm + "', " +
+               (in_place ? "in place" : "apart") +
                (disagree ? ", odd rank " + std::to_string(odd) : "");
   return drawn;
 }

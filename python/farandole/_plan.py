@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,7 @@ def plan_world(
     lanes: int = 1,
     segments: int = 1,
     root: int = 0,
+    counts: Sequence[int] = (),
 ) -> list[Lanes]:
     """Every rank's lanes.
 
@@ -40,7 +42,9 @@ def plan_world(
         InvalidArgument: there is no such algorithm for the collective, or the shape makes no sense.
     """
     return [
-        _core.schedule.plan(collective, algorithm, rank, ranks, count, lanes, segments, root)
+        _core.schedule.plan(
+            collective, algorithm, rank, ranks, count, lanes, segments, root, list(counts)
+        )
         for rank in range(ranks)
     ]
 
@@ -151,6 +155,7 @@ def render(
     lanes: int = 1,
     segments: int = 1,
     root: int = 0,
+    counts: Sequence[int] = (),
     rank: int | None = None,
     itemsize: int = 4,
 ) -> str:
@@ -161,10 +166,12 @@ def render(
         algorithm: the planner's name, as in ``_core.schedule.planners()``; None: the one that the
             default cost model picks.
         ranks: how many there are.
-        count: elements of each rank's input.
+        count: elements of each rank's input; of a scatter's output; of an all_to_all's blocks.
         lanes: independent channels that share the data.
         segments: pieces in which a transfer goes, the unit of pipelining.
-        root: of a broadcast.
+        root: of a broadcast, reduce, gather or scatter.
+        counts: the elements of each rank's share, where they differ; of an all_to_all those of each
+            block, at ``sender * ranks + receiver``. ``count`` does not count then.
         rank: the only rank whose steps are shown; the totals are those of all.
         itemsize: bytes of an element, for the totals.
 
@@ -192,23 +199,35 @@ def render(
         raise _core.InvalidArgument(f"rank {rank} is not one of {ranks}")
     if count < 0:
         raise _core.InvalidArgument(f"a collective has at least 0 elements, not {count}")
+    counts = list(counts)
+    if any(share < 0 for share in counts):
+        raise _core.InvalidArgument(f"a share has at least 0 elements, not {min(counts)}")
     if algorithm is None:
-        algorithm = str(_core.schedule.choose(collective, ranks, count, itemsize))
+        algorithm = str(_core.schedule.choose(collective, ranks, count, itemsize, counts=counts))
     world = plan_world(
-        collective, algorithm, ranks, count, lanes=lanes, segments=segments, root=root
+        collective,
+        algorithm,
+        ranks,
+        count,
+        lanes=lanes,
+        segments=segments,
+        root=root,
+        counts=counts,
     )
     orders = set()
-    for in_place in (False, True):
+    places = (False, True) if _core.schedule.goes_in_place(collective) else (False,)
+    for in_place in places:
         problem, order = _core.schedule.prove(
-            collective, algorithm, ranks, count, lanes, segments, root, in_place
+            collective, algorithm, ranks, count, lanes, segments, root, in_place, counts
         )
         if problem:
             raise RuntimeError(f"{algorithm} is wrong: {problem}")
         orders.add(order)
     sums = totals(world, min(orders, key=["same_on_all_ranks", "canonical"].index))
 
+    elements = f"counts {','.join(map(str, counts))}" if counts else _plural(count, "element")
     lines = [
-        f"{collective} by {algorithm}: {_plural(ranks, 'rank')}, {_plural(count, 'element')}, "
+        f"{collective} by {algorithm}: {_plural(ranks, 'rank')}, {elements}, "
         f"{_plural(lanes, 'lane')}, {_plural(segments, 'segment')}"
     ]
     for shown, rounds in enumerate(rounds_of(world)):
@@ -223,6 +242,6 @@ def render(
         f"sent    at most {max(sums.sent) * itemsize} bytes by a rank, "
         f"in {_plural(max(sums.messages), 'message')}; {sum(sums.sent) * itemsize} bytes by all",
         f"folded  at most {max(sums.folded) * itemsize} bytes by a rank",
-        f"order   {sums.order} (proved, apart and in place)",
+        f"order   {sums.order} (proved, {'apart and in place' if len(places) > 1 else 'apart'})",
     ]
     return "\n".join(lines)

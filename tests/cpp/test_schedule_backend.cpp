@@ -31,29 +31,26 @@ struct Question {
   double prescale = 1, postscale = 1;
   int root = 0;
   uint64_t seed = 0;
+  std::vector<size_t> counts{};  // uneven
 
-  bool folds() const {
-    return planner->collective == Collective::all_reduce ||
-           planner->collective == Collective::reduce_scatter;
-  }
-  size_t bytes() const { return count * size_of(dtype); }
+  Collective kind() const { return planner->collective; }
   Shape shape(int rank) const {
-    const Split split = default_split(bytes());
     Shape shape;
     shape.rank = rank;
     shape.size = size;
     shape.count = count;
-    shape.lanes = split.lanes;
-    shape.segments = split.segments;
+    shape.counts = counts;
     shape.root = root;
     return shape;
   }
+  size_t input_count(int rank) const { return sizes_of(kind(), shape(rank)).input; }
   bool is_canonical() const { return planner->order(shape(0)) == Order::canonical; }
   std::string text() const {
     return std::string(name_of(planner->collective)) + " by " + std::string(planner->name) +
            ", size " + std::to_string(size) + ", count " + std::to_string(count) + ", " +
            std::string(name_of(dtype)) + (in_place ? ", in place" : ", apart") + ", " +
-           std::string(name_of(op)) + ", root " + std::to_string(root);
+           std::string(name_of(op)) + ", root " + std::to_string(root) +
+           (counts.empty() ? "" : ", uneven");
   }
 };
 
@@ -61,7 +58,7 @@ struct Question {
 /// shows. Elsewhere small integers, whose sums are exact in any order.
 void fill(Bytes& data, const Question& question, std::mt19937_64& random) {
   const size_t element = size_of(question.dtype);
-  for (size_t i = 0; i < question.count; ++i) {
+  for (size_t i = 0; i < data.size() / element; ++i) {
     std::byte* at = data.data() + i * element;
     const bool exact = !question.is_canonical();
     const float value = exact ? static_cast<float>(random() % 8)
@@ -88,17 +85,18 @@ Bytes fold_reference(const std::vector<Bytes>& leaves, size_t begin, size_t end,
   const size_t middle = begin + std::bit_floor(end - begin - 1);
   Bytes lower = fold_reference(leaves, begin, middle, question);
   const Bytes upper = fold_reference(leaves, middle, end, question);
-  fold_for(question.dtype, question.op)(lower.data(), lower.data(), upper.data(), question.count);
+  fold_for(question.dtype, question.op)(lower.data(), lower.data(), upper.data(),
+                                        lower.size() / size_of(question.dtype));
   return lower;
 }
 
 Bytes reduced(std::vector<Bytes> leaves, const Question& question) {
   const Scales scales =
       scales_for(question.dtype, question.op, question.prescale, question.postscale, question.size);
-  for (Bytes& leaf : leaves)
-    scale(leaf.data(), leaf.data(), question.count, question.dtype, scales.leaf);
+  const size_t count = leaves.front().size() / size_of(question.dtype);
+  for (Bytes& leaf : leaves) scale(leaf.data(), leaf.data(), count, question.dtype, scales.leaf);
   Bytes total = fold_reference(leaves, 0, leaves.size(), question);
-  scale(total.data(), total.data(), question.count, question.dtype, scales.finish);
+  scale(total.data(), total.data(), count, question.dtype, scales.finish);
   return total;
 }
 
@@ -108,21 +106,49 @@ Bytes cut(const Bytes& whole, Slice slice, size_t element) {
 }
 
 Bytes expected_of(int rank, const std::vector<Bytes>& inputs, const Question& question) {
+  const Collective kind = question.kind();
+  const Shape shape = question.shape(rank);
+  const size_t element = size_of(question.dtype);
+  const auto& roots = inputs[static_cast<size_t>(question.root)];
   Bytes joined;
-  switch (question.planner->collective) {
+  const auto join = [&](const Bytes& more) {
+    joined.insert(joined.end(), more.begin(), more.end());
+  };
+  switch (kind) {
     case Collective::all_reduce:
       return reduced(inputs, question);
+    case Collective::reduce:
+      return rank == question.root ? reduced(inputs, question) : joined;
     case Collective::reduce_scatter:
-      return cut(reduced(inputs, question),
-                 part({Space::input, 0, question.count}, question.size, rank),
-                 size_of(question.dtype));
+      return cut(reduced(inputs, question), share_of(kind, shape, rank), element);
     case Collective::all_gather:
-      for (const Bytes& input : inputs) joined.insert(joined.end(), input.begin(), input.end());
+    case Collective::gather:
+      if (kind == Collective::all_gather || rank == question.root)
+        for (const Bytes& input : inputs) join(input);
+      return joined;
+    case Collective::scatter:
+      return cut(roots, share_of(kind, shape, rank), element);
+    case Collective::all_to_all:
+      for (int from = 0; from < question.size; ++from)
+        join(cut(inputs[static_cast<size_t>(from)], block_sent(shape, from, rank), element));
       return joined;
     case Collective::broadcast:
-      return inputs[static_cast<size_t>(question.root)];
+      return roots;
     default:
-      return {};
+      return joined;
+  }
+}
+
+/// Where the shorter buffer begins in the longer one, in elements, when a rank is in place.
+size_t in_place_at(const Question& question, int rank) {
+  switch (question.kind()) {
+    case Collective::all_gather:
+    case Collective::gather:
+    case Collective::reduce_scatter:
+    case Collective::scatter:
+      return share_of(question.kind(), question.shape(rank), rank).offset;
+    default:
+      return 0;
   }
 }
 
@@ -134,15 +160,15 @@ class Share {
       : input_(inputs[static_cast<size_t>(rank)]),
         expected_(expected_of(rank, inputs, question)),
         arena_(std::move(arena)) {
-    const Collective kind = question.planner->collective;
+    const Collective kind = question.kind();
+    const size_t element = size_of(question.dtype);
     const size_t longest = std::max(input_.size(), expected_.size());
-    // In place the shorter buffer lies inside the longer one.
-    size_t input_at = 0, output_at = question.in_place ? 0 : longest;
-    if (question.in_place && kind == Collective::all_gather)
-      input_at = static_cast<size_t>(rank) * input_.size();
-    if (question.in_place && kind == Collective::reduce_scatter)
-      output_at = part({Space::input, 0, question.count}, question.size, rank).offset *
-                  size_of(question.dtype);
+    // In place the shorter buffer lies inside the longer one; a rank that has one has that alone.
+    const bool gathers = kind == Collective::all_gather || kind == Collective::gather;
+    const bool both = !input_.empty() && !expected_.empty();
+    const size_t at = question.in_place && both ? in_place_at(question, rank) * element : 0;
+    const size_t input_at = gathers ? at : 0;
+    const size_t output_at = !question.in_place ? longest : gathers ? 0 : at;
     const size_t bytes = 2 * longest + 1;
     if (arena_) {
       memory_ = arena_->allocate(bytes);
@@ -154,9 +180,9 @@ class Share {
     std::ranges::copy(input_, memory_ + input_at);
     operation.kind = kind;
     operation.count = question.count;
-    operation.input = {memory_ + input_at, question.count, question.dtype};
-    operation.output = {memory_ + output_at, expected_.size() / size_of(question.dtype),
-                        question.dtype};
+    operation.counts = question.counts;
+    operation.input = {memory_ + input_at, input_.size() / element, question.dtype};
+    operation.output = {memory_ + output_at, expected_.size() / element, question.dtype};
     operation.op = question.op;
     operation.prescale = question.prescale;
     operation.postscale = question.postscale;
@@ -201,8 +227,10 @@ class Work {
     if (all.empty()) {
       const Question& question = questions_[index];
       std::mt19937_64 random(question.seed);
-      std::vector<Bytes> inputs(static_cast<size_t>(question.size), Bytes(question.bytes()));
-      for (Bytes& input : inputs) fill(input, question, random);
+      std::vector<Bytes> inputs;
+      for (int r = 0; r < question.size; ++r)
+        fill(inputs.emplace_back(question.input_count(r) * size_of(question.dtype)), question,
+             random);
       for (int r = 0; r < question.size; ++r)
         all.push_back(std::make_unique<Share>(question, r, inputs,
                                               in_arena_ && index % 2 ? world_->arena(r) : nullptr));
@@ -344,33 +372,55 @@ constexpr Scaling kExact[] = {{ReduceOp::sum, 1, 1},
                               {ReduceOp::sum, 2, 0.5},
                               {ReduceOp::min, 1, 1}};
 
+/// Shares that differ, some of them empty; one large where there is one for each rank.
+std::vector<size_t> draw_counts(size_t number, bool large, std::mt19937_64& random) {
+  std::vector<size_t> counts;
+  for (size_t i = 0; i < number; ++i) counts.push_back(random() % 3 == 0 ? 0 : random() % 200);
+  if (large) counts[random() % number] = 50'000;
+  return counts;
+}
+
 /// Every planner × count × dtype × place for one size; the largest count once per planner.
 std::vector<Question> questions_for(int size, uint64_t seed) {
   std::vector<Question> questions;
-  const auto ask = [&](const Planner& planner, size_t count, DType dtype, bool in_place) {
-    Question question{
-        .planner = &planner, .size = size, .count = count, .dtype = dtype, .in_place = in_place};
+  std::mt19937_64 random(seed);
+  const auto ask = [&](Question question) {
     const size_t turn = questions.size();
+    question.size = size;
     question.seed = seed + turn;
     question.root = static_cast<int>(turn % static_cast<size_t>(size));
-    if (question.folds()) {
+    if (folds(question.kind())) {
       const Scaling& scaling = kExact[turn % std::size(kExact)];
       question.op = scaling.op;
       question.prescale = scaling.prescale;
       question.postscale = scaling.postscale;
     }
-    questions.push_back(question);
+    questions.push_back(std::move(question));
   };
   constexpr DType kTypes[] = {DType::float32, DType::bfloat16, DType::int32};
   for (const Planner& planner : planners()) {
-    if (planner.collective == Collective::barrier) {
-      ask(planner, 0, DType::uint8, false);
+    const Collective kind = planner.collective;
+    if (kind == Collective::barrier) {
+      ask({.planner = &planner, .dtype = DType::uint8});
       continue;
     }
+    const auto dtype = [&] { return kTypes[questions.size() % 3]; };
+    const auto in_place = [&] { return goes_in_place(kind) && questions.size() % 2 == 0; };
     for (const size_t count : {0, 1, 2, 7, 1000})
-      for (const DType dtype : kTypes)
-        for (const bool in_place : {false, true}) ask(planner, count, dtype, in_place);
-    ask(planner, 100'003, kTypes[questions.size() % 3], questions.size() % 2 == 0);
+      for (const DType each : kTypes)
+        for (const bool shared : {false, true})
+          if (!shared || goes_in_place(kind))
+            ask({.planner = &planner, .count = count, .dtype = each, .in_place = shared});
+    const size_t large =
+        kind == Collective::all_to_all ? 100'003 / static_cast<size_t>(size) : 100'003;
+    ask({.planner = &planner, .count = large, .dtype = dtype(), .in_place = in_place()});
+    const size_t uneven = counts_of(kind, size);
+    for (int draw = 0; draw < 4 && uneven > 0; ++draw) {
+      Question question{.planner = &planner, .dtype = dtype(), .in_place = in_place()};
+      question.counts = draw_counts(uneven, draw == 3, random);
+      question.size = size;
+      if (planner.fits(question.shape(0))) ask(std::move(question));
+    }
   }
   return questions;
 }
@@ -435,7 +485,7 @@ TEST(ring_of_three_is_told_from_the_canonical_order) {
   Question canonical = big_question(3, "direct", DType::float32);
   canonical.count = 1000;
   std::mt19937_64 random(1);
-  std::vector<Bytes> inputs(3, Bytes(canonical.bytes()));
+  std::vector<Bytes> inputs(3, Bytes(canonical.count * size_of(canonical.dtype)));
   for (Bytes& input : inputs) fill(input, canonical, random);
   const Bytes folded = reduced(inputs, canonical);
   std::rotate(inputs.begin(), inputs.begin() + 1, inputs.end());
@@ -476,7 +526,7 @@ TEST(threads_pass_references_into_their_arenas) {
   testing::run_ranks(kRanks, [&](int rank) {
     std::mt19937_64 random(5);
     const Question question = big_question(kRanks, "halving_doubling", DType::float32);
-    std::vector<Bytes> inputs(kRanks, Bytes(question.bytes()));
+    std::vector<Bytes> inputs(kRanks, Bytes(question.count * size_of(question.dtype)));
     for (Bytes& input : inputs) fill(input, question, random);
     for (uint32_t i = 0; i < 5; ++i) {
       const Share share(question, rank, inputs, world.arena(rank));
@@ -511,7 +561,31 @@ TEST(backend_chooses_when_nobody_insists_and_refuses_what_the_level_forbids) {
   operation.op = ReduceOp::mean;
   CHECK(!backend.can_run(operation));
   operation.kind = Collective::all_to_all;
+  CHECK(backend.can_run(operation));
+  operation.kind = Collective::send;
   CHECK(!backend.can_run(operation));
+}
+
+TEST(backend_refuses_counts_that_make_no_sense_and_keeps_plans_of_different_ones_apart) {
+  const World world(3);
+  Backends backends(world, transports()[0], nullptr);
+  std::vector<float> data(64);
+  Operation operation;
+  operation.kind = Collective::all_gather;
+  operation.input =
+      operation.output = {reinterpret_cast<std::byte*>(data.data()), 64, DType::float32};
+  operation.counts = {1, 2};
+  CHECK_THROWS(backends.all[0]->start(operation, 0), Error,
+               e.verdict().find("takes 3 counts") != std::string::npos);
+  operation.kind = Collective::broadcast;
+  CHECK_THROWS(backends.all[0]->start(operation, 0), Error,
+               e.verdict().find("no uneven form") != std::string::npos);
+  const Planner* planner = find_planner(Collective::all_gather, "ring");
+  std::vector<Question> questions;
+  for (const size_t last : {3, 0, 5, 3})
+    questions.push_back({.planner = planner, .size = 3, .seed = last, .counts = {1, 2, last}});
+  Work work(questions, world, false);
+  simulate(work, backends, 1);
 }
 
 TEST(backend_waits_for_a_peer_without_blocking) {

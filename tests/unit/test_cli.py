@@ -150,15 +150,15 @@ def test_plan_hands_its_arguments_over(
         return "the plan"
 
     monkeypatch.setitem(sys.modules, "farandole._plan", types.SimpleNamespace(render=render))  # type: ignore[arg-type]
-    assert (
-        cli.main(["plan", "all_reduce", "--algorithm", "ring", "--ranks", "3", "--count", "7"]) == 0
-    )
+    asked = ["plan", "gather", "--algorithm", "direct", "--ranks", "3", "--count", "7"]
+    assert cli.main([*asked, "--counts", "3,0,5"]) == 0
     assert capsys.readouterr().out == "the plan\n"
     assert seen == {
-        "collective": "all_reduce",
-        "algorithm": "ring",
+        "collective": "gather",
+        "algorithm": "direct",
         "ranks": 3,
         "count": 7,
+        "counts": (3, 0, 5),
         "lanes": 1,
         "segments": 1,
         "root": 0,
@@ -166,6 +166,9 @@ def test_plan_hands_its_arguments_over(
     }
     assert cli.main(["plan", "all_reduce", "--ranks", "0"]) == 2
     assert capsys.readouterr().err == "farandole plan: ranks must be at least 1\n"
+    with pytest.raises(SystemExit):
+        cli.main(["plan", "gather", "--counts", "3,x"])
+    assert "'3,x' is not a list of numbers, such as 3,0,5" in capsys.readouterr().err
 
 
 def test_a_plain_table_is_aligned() -> None:

@@ -44,6 +44,7 @@ def check(
     scratch: int = 0,
     root: int = 0,
     in_place: bool = False,
+    counts: Sequence[int] = [],
 ) -> tuple[str, str]: ...
 def cast(out_dtype: str, buffer: Buffer, in_dtype: str, isa: str | None = None) -> bytes: ...
 def flush_to_zero(on: bool) -> bool: ...
@@ -99,6 +100,8 @@ def prove_all(
     lanes: Sequence[int],
     segments: Sequence[int],
     all_roots: bool = False,
+    uneven: Sequence[Sequence[int]] = [],
+    leaves: Sequence[Sequence[int]] = [],
 ) -> tuple[int, list[str]]: ...
 def scale(
     dtype: str, buffer: Buffer, factor: float, divide: int = 1, isa: str | None = None

@@ -42,7 +42,7 @@ def measure() -> list[Sample]:
 def _rows() -> Iterator[tuple[str, str, int]]:
     for path, sizes in _PATH_SIZES.items():
         yield from (("all_reduce", path, size) for size in sizes)
-    for planner in _core.schedule.planners(fd.size()):
+    for planner in _core.schedule.planners(size=fd.size()):
         row = COLLECTIVES.get(planner["collective"])
         if row is not None and row.moves:
             yield from ((row.name, planner["name"], size) for size in _SCHEDULE_SIZES)

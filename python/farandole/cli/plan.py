@@ -13,17 +13,39 @@ examples:
   farandole plan all_reduce --algorithm ring                      every rank's steps
   farandole plan all_reduce --algorithm binomial --ranks 6 --rank 5
   farandole plan broadcast --ranks 8 --count 1000000              whatever the model picks
+  farandole plan gather --ranks 3 --counts 3,0,5 --root 2         shares that differ
 """
 
 
+def _counts(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(count) for count in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of numbers, such as 3,0,5"
+        ) from None
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("collective", help="all_reduce, broadcast, all_gather, …")
+    parser.add_argument(
+        "collective",
+        help="all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter, "
+        "all_to_all or barrier",
+    )
     parser.add_argument(
         "--algorithm",
         help="the planner's name: ring, binomial, … (default: what the cost model picks)",
     )
     parser.add_argument("--ranks", type=int, default=4, help="size of the group (default: 4)")
     parser.add_argument("--count", type=int, default=1024, help="elements (default: 1024)")
+    parser.add_argument(
+        "--counts",
+        type=_counts,
+        default=(),
+        metavar="N,N,…",
+        help="elements of each rank's share where they differ, as 3,0,5; for all_to_all those of "
+        "each block, by sender and then by receiver",
+    )
     parser.add_argument("--lanes", type=int, default=1, help="independent lanes (default: 1)")
     parser.add_argument(
         "--segments", type=int, default=1, help="pieces a chunk is pipelined in (default: 1)"

@@ -1,0 +1,137 @@
+#include "schedule/leaves.h"
+
+#include <algorithm>
+
+#include "schedule/slicing.h"
+
+namespace farandole {
+namespace {
+
+/// What of the node [begin, end) lies with one rank; `ends` are where each rank's leaves end.
+void cover(std::vector<Partial>& partials, const std::vector<int>& ends, int begin, int end) {
+  const auto owner_of = [&](int leaf) {
+    return static_cast<int>(std::ranges::upper_bound(ends, leaf) - ends.begin());
+  };
+  if (owner_of(begin) == owner_of(end - 1)) {
+    partials.push_back({owner_of(begin), begin, end});
+    return;
+  }
+  const int middle = begin + split_of(end - begin);
+  cover(partials, ends, begin, middle);
+  cover(partials, ends, middle, end);
+}
+
+/// Rows that folding needs besides the one it folds into.
+size_t spare_rows(int leaves) {
+  if (leaves <= 1) return 0;
+  const int lower = split_of(leaves), upper = leaves - lower;
+  return std::max(spare_rows(lower), upper > 1 ? 1 + spare_rows(upper) : 0);
+}
+
+/// What of input a lane looks at, in stretches that neither touch nor overlap.
+std::vector<Slice> input_of(const Lane& lane) {
+  std::vector<Slice> slices;
+  for (const Step& step : lane)
+    for (const Slice& slice : {step.send, step.held})
+      if (slice.space == Space::input && slice.count > 0) slices.push_back(slice);
+  std::ranges::sort(slices, {}, &Slice::offset);
+  std::vector<Slice> stretches;
+  for (const Slice& slice : slices) {
+    if (stretches.empty() || slice.offset > stretches.back().offset + stretches.back().count) {
+      stretches.push_back(slice);
+      continue;
+    }
+    Slice& last = stretches.back();
+    last.count = std::max(last.count, slice.offset + slice.count - last.offset);
+  }
+  return stretches;
+}
+
+}  // namespace
+
+std::vector<Partial> partials_of(const Shape& shape) {
+  std::vector<int> ends;
+  for (int r = 0; r < shape.size; ++r) ends.push_back(leaves_before(shape, r + 1));
+  std::vector<Partial> partials;
+  cover(partials, ends, 0, leaf_count(shape));
+  return partials;
+}
+
+bool has_aligned_leaves(const Shape& shape) {
+  const auto is_first = [&](int leaves) { return leaves == shape.leaves.front(); };
+  if (shape.leaves.empty() || shape.size == 1) return true;
+  return std::ranges::all_of(shape.leaves, is_first) &&
+         std::has_single_bit(static_cast<unsigned>(shape.leaves.front()));
+}
+
+OwnPartials::OwnPartials(const Shape& shape, size_t count, size_t scratch)
+    : rank_(shape.rank),
+      first_(leaves_before(shape, shape.rank)),
+      count_(count),
+      scratch_(scratch) {
+  size_t spare = 0;
+  bool folds = false;
+  for (const Partial& partial : partials_of(shape)) {
+    if (partial.owner != rank_) continue;
+    own_.push_back(partial);
+    folds = folds || !partial.is_leaf();
+    spare = std::max(spare, spare_rows(partial.end - partial.begin));
+  }
+  if (folds) rows_ = own_.size() + spare;
+}
+
+Slice OwnPartials::leaf(int number, Slice data) const {
+  return {Space::input, data.offset + static_cast<size_t>(number - first_) * count_, data.count};
+}
+
+Slice OwnPartials::row(size_t index, Slice data) const {
+  return {Space::scratch, scratch_ + index * count_ + data.offset, data.count};
+}
+
+Slice OwnPartials::place(size_t i, Slice data) const {
+  return own_[i].is_leaf() ? leaf(own_[i].begin, data) : row(i, data);
+}
+
+void OwnPartials::fold(Lane& lane, Slice data) const {
+  for (size_t i = 0; i < own_.size(); ++i)
+    fold(lane, data, own_[i].begin, own_[i].end, i, own_.size());
+}
+
+/// Into row `into`; rows from `spare` on are free. Returns where it lies: a leaf is not moved.
+Slice OwnPartials::fold(Lane& lane, Slice data, int begin, int end, size_t into,
+                        size_t spare) const {
+  if (end - begin == 1) return leaf(begin, data);
+  const int middle = begin + split_of(end - begin);
+  const Slice lower = fold(lane, data, begin, middle, into, spare);
+  const Slice upper = fold(lane, data, middle, end, spare, spare + 1);
+  add(lane, {.to = rank_,
+             .send = upper,
+             .from = rank_,
+             .recv = row(into, data),
+             .held = lower,
+             .action = Action::fold_upper,
+             .leaf_arrived = upper.space == Space::input,
+             .leaf_held = lower.space == Space::input});
+  return row(into, data);
+}
+
+Schedule fold_leaves_first(Collective kind, const Shape& shape, Schedule schedule) {
+  const size_t count = kind == Collective::reduce_scatter ? all_shares(kind, shape) : shape.count;
+  const OwnPartials own(shape, count, schedule.scratch);
+  if (own.scratch() == 0) return schedule;  // one leaf each
+  for (Lane& lane : schedule.lanes) {
+    Lane all;
+    for (const Slice& stretch : input_of(lane)) own.fold(all, stretch);
+    for (Step step : lane) {
+      for (Slice* slice : {&step.send, &step.held})
+        if (slice->space == Space::input) *slice = own.place(0, *slice);
+      step.leaf_arrived = step.leaf_held = false;
+      all.push_back(step);
+    }
+    lane = std::move(all);
+  }
+  schedule.scratch += own.scratch();
+  return schedule;
+}
+
+}  // namespace farandole
