@@ -5,25 +5,16 @@
 #include <string>
 
 #include "bindings/bind.h"
+#include "bindings/schedules.h"
 #include "engine/schedule_backend.h"
 #include "group/tuner.h"
 
 namespace farandole {
 namespace {
 
-Collective collective_of(const std::string& name) {
-  if (const auto collective = collective_named(name)) return *collective;
-  throw Error(ErrorCode::invalid_argument, "there is no collective '" + name + "'");
-}
-
 DType dtype_of(const std::string& name) {
   if (const auto dtype = dtype_named(name)) return *dtype;
   throw Error(ErrorCode::invalid_argument, "there is no dtype '" + name + "'");
-}
-
-Determinism level_of(const std::string& name) {
-  if (const auto level = determinism_named(name)) return *level;
-  throw Error(ErrorCode::invalid_argument, "level is 'canonical' or 'fast', not '" + name + "'");
 }
 
 TuningTable table_or_defaults(const std::string& text) {

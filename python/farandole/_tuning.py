@@ -164,8 +164,12 @@ def _require_kind(theirs: Any, any_kind: bool) -> None:
 
 def _text(content: dict[str, Any]) -> str:
     seconds, ranks, measured = (content.get(key) for key in ("seconds", "ranks", "measured"))
-    numbers = isinstance(seconds, dict) and all(type(s) in (int, float) for s in seconds.values())
-    if not numbers or type(ranks) is not int or not isinstance(measured, str):
+    if (
+        not isinstance(seconds, dict)
+        or not all(type(s) in (int, float) for s in seconds.values())
+        or type(ranks) is not int
+        or not isinstance(measured, str)
+    ):
         raise NotBelieved("numbers are missing")
     try:
         return _core.tuning.text(seconds, f"measured {measured} with {ranks} ranks")

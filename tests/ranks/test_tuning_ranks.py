@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import World
 
 import farandole as fd
 from farandole import _core, _tuning
+from harness import World
 
 tuning = _core.tuning
 DEFAULTS = tuning.numbers()

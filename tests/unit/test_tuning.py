@@ -72,8 +72,9 @@ def test_garbled_text_is_refused() -> None:
     lines = good.splitlines(keepends=True)
     bad = [good + "more=1\n", good[:-1], good.replace("=", ":"), "x" * 5000, "\n", good + good]
     bad += ["".join(lines[:i] + lines[i + 1 :]) for i in range(len(lines))]
-    bad += ["".join(lines[:i] + [f"{name}={v}\n"] + lines[i + 1 :])
-            for i, name in enumerate(NAMES) for v in ("", "1e-6x", "nan", "-1", "0x1p-3")]  # fmt: skip
+    for i, name in enumerate(NAMES):
+        for value in ("", "1e-6x", "nan", "-1", "0x1p-3"):
+            bad.append("".join([*lines[:i], f"{name}={value}\n", *lines[i + 1 :]]))
     for text in bad:
         with pytest.raises(fd.InvalidArgument, match="tuning table: "):
             tuning.numbers(text)
@@ -132,12 +133,12 @@ def test_a_write_that_fails_leaves_the_old_file(
 
 
 GARBLED: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
-    ("no JSON", lambda c: b"\xff\x00 not json"),
-    ("no JSON", lambda c: b""),
+    ("no JSON", lambda _: b"\xff\x00 not json"),
+    ("no JSON", lambda _: b""),
     ("no JSON", lambda c: json.dumps(c)[:-9].encode()),
-    ("no JSON", lambda c: b"[" * 60000),
-    ("too long", lambda c: b" " * 70000),
-    ("format", lambda c: []),
+    ("no JSON", lambda _: b"[" * 60000),
+    ("too long", lambda _: b" " * 70000),
+    ("format", lambda _: []),
     ("format", lambda c: {**c, "format": 2}),
     ("which kind of host", lambda c: {**c, "kind": None}),
     ("for farandole '0.0.1'", lambda c: {**c, "kind": {**c["kind"], "farandole": "0.0.1"}}),

@@ -10,7 +10,7 @@ from typing import Any
 from farandole.cli import CommandError
 
 _DEFAULTS = {
-    "collective": "all_reduce", "ranks": "2", "memory": "caller", "dtype": "float32", "level": None,
+    "collective": "all_reduce", "ranks": "2", "memory": "caller", "dtype": "float32", "level": "",
 }  # fmt: skip
 
 
@@ -55,7 +55,9 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     from farandole import _core, _tuning
     from farandole._bench.statistics import parse_size
 
-    asked = {name: getattr(arguments, name) or default for name, default in _DEFAULTS.items()}
+    asked: dict[str, str] = {
+        name: getattr(arguments, name) or default for name, default in _DEFAULTS.items()
+    }
     settings = {str(row["name"]): str(row["value"]) for row in _core.settings()}
     asked["level"] = asked["level"] or settings["FARANDOLE_LEVEL"]
     ranks = int(asked["ranks"]) if asked["ranks"].isdecimal() else 0
