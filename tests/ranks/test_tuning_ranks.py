@@ -38,7 +38,7 @@ def join() -> str:
 def path_of(count: int, shared: bool) -> tuple[str, bytes]:
     """What runs an all-reduce of that length, and its bits."""
     x = fd.allocate(count, np.float32) if shared else np.empty(count, np.float32)
-    x[:] = np.random.default_rng(fd.rank()).standard_cauchy(count, np.float64)
+    x[:] = np.random.default_rng(fd.rank()).standard_cauchy(count)
     out = fd.all_reduce(x, out=x)
     return str(fd.world().last_path), out.tobytes()
 

@@ -151,7 +151,7 @@ GARBLED: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
     ("lines_start is nan", lambda c: {**c, "seconds": {**c["seconds"], "lines_start": np.nan}}),
     ("lines_start is 1000", lambda c: {**c, "seconds": {**c["seconds"], "lines_start": 1000}}),
     ("numbers", lambda c: {**c, "seconds": {**c["seconds"], "more": 1e-6}}),
-    ("no lines_start", lambda c: {**c, "seconds": {}}),
+    ("no channel_round", lambda c: {**c, "seconds": {}}),
     ("origin", lambda c: {**c, "measured": "a\nb"}),
     ("origin", lambda c: {**c, "measured": "long " * 100}),
 ]
@@ -272,7 +272,7 @@ WHY = """\
 all_reduce of 4 MiB float32, 3 ranks on this host, memory caller, level canonical: staged
 
 name              what     us         why
-----------------  -------  ---------  -------------------------------------------------------------------------
+----------------  -------  ---------  ------------------------------------------------------------------------
 lines             path          1678  takes at most 2072 bytes
 one_shot          path          1679  takes at most 32768 bytes
 window            path           421  needs input and output in memory that all ranks map (farandole.allocate)

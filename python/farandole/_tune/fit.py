@@ -20,7 +20,7 @@ from farandole import _core
 PATHS = ("lines", "one_shot", "window", "staged")
 CHANNELS = ("channel_round", "channel_message", "channel_byte", "channel_folded_byte")
 
-_PULL = 1e-3  # towards the default: decides only where times do not
+_PULL = 1e-6  # towards the default: decides only where times do not
 _LEAST = 1e-3  # of the default: times are noisy, and nothing takes no time
 
 

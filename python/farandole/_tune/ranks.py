@@ -57,7 +57,7 @@ def _sample(collective: str, algorithm: str, size: int) -> Sample:
     case = Case(row, larger, "float32", memory, options)
     times = _times(case)
     slowest = fd.all_reduce(np.array(times, np.int64), "max").tolist()
-    wrong = int(fd.all_reduce(np.array([case.count_wrong(len(times) - 1)]))[0])
+    wrong = int(fd.all_reduce(np.array([case.count_wrong(_WARM_UP + len(times) - 1)]))[0])
     if wrong:
         raise RuntimeError(f"{collective} by {algorithm} of {size} bytes: {wrong} wrong elements")
     sent = case.bytes // fd.size() if row.part_in else case.bytes
