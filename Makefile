@@ -3,16 +3,21 @@
 # Needed on the machine: make, a C++20 compiler, Python 3.10 or later with its headers and venv.
 # Everything else, cmake and ninja too, comes from PyPI into .venv on first use; nothing is
 # installed elsewhere. Overridable: PYTHON=python3.12  TORCH=torch==2.13.0  PYTEST='-k fold -x'
+# REPORT='--quick --only all_reduce,training'  PEERS= (MPIs beside Open MPI)
 
 PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 PYTEST ?=
 OUT    ?= demo-output
 BASE   ?= HEAD
+PEERS  ?= mpich impi
+REPORT ?=
 
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/stamps
+COMMA  := ,
+SPACE  := $(subst ,, )
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -24,9 +29,12 @@ SANITIZED = PYTHONPATH=build/asan-package LD_PRELOAD="$$($(CXX) -print-file-name
             ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 $(BIN)/python -m
 CPP      = $(shell git ls-files --cached --others --exclude-standard 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/cpp/*')
 
+# A compiler that was asked for has a folder of its own: cmake does not change it in an old one.
+BUILD_CPP := build/cpp$(if $(filter default undefined,$(origin CXX)),,-$(notdir $(CXX)))
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: demo test test-cpp lint format sanitize bench size clean help
+.PHONY: demo test test-cpp lint format sanitize bench docs size clean help
 
 # ---- what a person asks for ----
 
@@ -36,10 +44,10 @@ demo: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/demo  ## train on 1 and 2 ra
 test: test-cpp $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/test  ## build, install into .venv, run all tests
 	$(BIN)/python -m pytest --junit-xml=build/pytest.xml $(PYTEST)
 
-test-cpp: $(STAMPS)/build  ## the C++ tests alone
-	cmake -S . -B build/cpp -G Ninja -DFARANDOLE_TESTS=ON -DFARANDOLE_FAULT_POINTS=ON -DFARANDOLE_WERROR=ON
-	cmake --build build/cpp
-	build/cpp/farandole_tests
+test-cpp: $(STAMPS)/build  ## the C++ tests alone; CXX=clang++-14 by another compiler
+	cmake -S . -B $(BUILD_CPP) -G Ninja -DFARANDOLE_TESTS=ON -DFARANDOLE_FAULT_POINTS=ON -DFARANDOLE_WERROR=ON
+	cmake --build $(BUILD_CPP)
+	$(BUILD_CPP)/farandole_tests
 
 lint: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/test $(STAMPS)/lint  ## formatting, lint, spelling, types
 	ruff check
@@ -67,11 +75,11 @@ sanitize: $(STAMPS)/farandole  ## C++ tests under ASan+UBSan and TSan, then real
 	done
 	$(SANITIZED) farandole bench all_reduce -np 3 --algorithm halving_doubling --sizes 4,1K,1000K --iterations 20
 
-bench: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/bench  ## collectives and training steps against their peers
-	@mkdir -p build/bench
-	farandole bench all_reduce -np 2 --json build/bench/all_reduce.json
-	$(BIN)/python bench/collectives_vs_mpi.py --json build/bench/collectives_vs_mpi.json
-	$(BIN)/python bench/training_step.py --json build/bench/training_step.json
+bench: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/bench $(PEERS:%=$(STAMPS)/bench-%)  ## measure all of docs/benchmarks.md beside peers and write its tables
+	$(BIN)/python bench/report $(if $(PEERS),--peer-python $(subst $(SPACE),$(COMMA),$(foreach p,$(PEERS),$p=$(VENV)/peers/$p/bin/python))) $(REPORT)
+
+docs: $(STAMPS)/farandole  ## the generated part of docs/algorithms.md and its drawings
+	@$(BIN)/python docs/generate_algorithms.py
 
 size:  ## lines per folder, the longest files, and the change since BASE
 	@git ls-files -z '*.h' '*.cpp' '*.py' '*.md' | xargs -0 wc -l | grep -v ' total$$' | awk \
@@ -102,6 +110,12 @@ $(STAMPS)/torch: | $(STAMPS)/venv
 
 $(STAMPS)/build $(STAMPS)/test $(STAMPS)/lint $(STAMPS)/demo $(STAMPS)/bench: $(STAMPS)/%: pyproject.toml | $(STAMPS)/venv
 	$(PIP) --group $*
+	@touch $@
+
+# An MPI overwrites another's files, so each lives in an environment of its own.
+$(STAMPS)/bench-%: pyproject.toml | $(STAMPS)/venv
+	$(PYTHON) -m venv $(VENV)/peers/$*
+	$(BIN)/python -m pip --disable-pip-version-check --python $(VENV)/peers/$*/bin/python install --quiet --group bench-$*
 	@touch $@
 
 $(STAMPS)/farandole: $(SOURCES) $(STAMPS)/build

@@ -2,9 +2,10 @@
 
 One training step of a model on every rank, one thread and one core each, with nothing exchanged,
 with farandole and with PyTorch's DistributedDataParallel over gloo. All variants live in the same
-rank processes and take turns in blocks of steps; overheads are taken block by block against the
-block with nothing exchanged. Afterwards all variants that exchange must hold equal parameters on
-every rank, and nearly the same as each other; the one that does not must differ.
+rank processes and take turns in blocks of steps; everything is compared block by block, and an
+interval is that of the median over the blocks (sign test). Afterwards all variants that exchange
+must hold equal parameters on every rank, and nearly the same as each other; the one that does not
+must differ.
 
 Needs torch.
 """
@@ -150,12 +151,12 @@ def _alone(module: Any, optimizer: Any) -> Parts:
     return module, optimizer
 
 
-def _farandole(overlap: bool) -> Callable[[Any, Any], Parts]:
+def _farandole(**options: Any) -> Callable[[Any, Any], Parts]:
     def wrap(module: Any, optimizer: Any) -> Parts:
         from farandole.torch import DistributedOptimizer
 
         names = list(module.named_parameters())
-        return module, DistributedOptimizer(optimizer, named_parameters=names, overlap=overlap)
+        return module, DistributedOptimizer(optimizer, named_parameters=names, **options)
 
     return wrap
 
@@ -175,12 +176,23 @@ VARIANTS = {
     variant.name: variant
     for variant in (
         Variant("none", "nothing exchanged", _alone),
-        Variant("farandole", "farandole", _farandole(True), "farandole.torch"),
-        Variant("farandole_flat", "farandole, overlap=False", _farandole(False), "farandole.torch"),
+        Variant("farandole", "farandole", _farandole(), "farandole.torch"),
+        Variant(
+            "farandole_flat",
+            "farandole, overlap=False",
+            _farandole(overlap=False),
+            "farandole.torch",
+        ),
+        Variant(
+            "farandole_sharded",
+            "farandole, sharded update",
+            _farandole(sharded_update=True),
+            "farandole.torch",
+        ),
         Variant("ddp", "DDP, gloo", _ddp()),
         Variant(
             "ddp_lean",
-            "DDP, gloo, lean *",
+            "DDP, gloo, lean",
             _ddp(broadcast_buffers=False, gradient_as_bucket_view=True),
         ),
     )
@@ -195,6 +207,7 @@ class Trainer:
     module: Any
     optimizer: Any
     batches: list[tuple[Any, Any]]
+    memory_mb: float  # by which this process has grown: model, gradients, buckets
     blocks: list[float] = field(default_factory=list)  # milliseconds: medians of this rank's steps
 
     def train(self, steps: int) -> None:
@@ -217,26 +230,56 @@ class Trainer:
         return np.concatenate([p.detach().numpy().ravel() for p in self.module.parameters()])
 
 
-def _trainer(variant: Variant, model: Model) -> Trainer:
+# Made anew for every variant; Adam's epsilon keeps rounding from deciding where gradients are tiny.
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "sgd": lambda p: _optim().SGD(p, lr=_RATE),
+    "adam": lambda p: _optim().Adam(p, lr=_RATE, eps=1e-3),
+    "adam_fused": lambda p: _optim().Adam(p, lr=_RATE, eps=1e-3, fused=True),
+}
+
+
+def _optim() -> Any:
     import torch
 
+    return torch.optim
+
+
+def _trainer(variant: Variant, model: Model, optimizer: str) -> Trainer:
+    """Made, and warm: a first step makes buckets, a second one has taken up their final plan."""
+    import torch
+
+    gc.collect()
+    before = _memory_mb()
     torch.manual_seed(7)  # equal on every rank and for every variant
     module = model.build()
-    optimizer = torch.optim.SGD(module.parameters(), lr=_RATE)
+    made = OPTIMIZERS[optimizer](module.parameters())
     seed = torch.Generator().manual_seed(100 + fd.rank())
     batches = [model.batch(seed) for _ in range(_BATCHES)]
-    return Trainer(variant, *variant.wrap(module, optimizer), batches)
+    trainer = Trainer(variant, *variant.wrap(module, made), batches, 0.0)
+    trainer.train(2)
+    trainer.blocks.clear()
+    trainer.memory_mb = _memory_mb() - before
+    return trainer
+
+
+def _memory_mb() -> float:
+    """Of this process; what ranks share is counted once among them."""
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) / 1000
+    return 0.0
 
 
 # -- measuring ------------------------------------------------------------------------------------
 
 
-def measure(model: Model, variants: list[Variant], blocks: int) -> list[dict[str, Any]]:
+def measure(
+    model: Model, variants: list[Variant], optimizer: str, blocks: int
+) -> list[dict[str, Any]]:
     """All variants of one model, taking turns; one row each, the same on every rank."""
-    trainers = [_trainer(variant, model) for variant in variants]
-    for trainer in trainers:
-        trainer.train(1)  # makes buckets and what is made at first use
-        trainer.blocks.clear()
+    # Torch makes what it makes at first use: nobody's memory.
+    _trainer(VARIANTS["none"], model, optimizer)
+    trainers = [_trainer(variant, model, optimizer) for variant in variants]
     gc.collect()
     gc.disable()
     for block in range(blocks):
@@ -248,28 +291,40 @@ def measure(model: Model, variants: list[Variant], blocks: int) -> list[dict[str
     verified = _verify(trainers)
     for trainer in trainers:  # the slowest rank's
         trainer.blocks = fd.all_reduce(np.array(trainer.blocks), "max").tolist()
-    alone = trainers[0].blocks
-    rows = []
-    for trainer in trainers:
-        overhead = median_interval([r - 1 for r in ratios(trainer.blocks, alone)])
-        rows.append(
-            {
-                "benchmark": "training_step",
-                "model": model.name,
-                "parameters": trainer.parameters().size,
-                "batch": model.size,
-                "ranks": fd.size(),
-                "variant": trainer.variant.name,
-                "p50_ms": median(trainer.blocks),
-                "min_ms": min(trainer.blocks),
-                "overhead": overhead.median,
-                "overhead_low": overhead.low,
-                "overhead_high": overhead.high,
-                "overhead_confidence": overhead.confidence,
-                "verified": verified[trainer.variant.name],
-            }
-        )
-    return rows
+    rows = [_row(model, trainer, trainers, verified) for trainer in trainers]
+    return [row | {"optimizer": optimizer} for row in rows]
+
+
+def _row(
+    model: Model, trainer: Trainer, trainers: list[Trainer], verified: dict[str, bool]
+) -> dict[str, Any]:
+    """One variant's numbers, alone and beside the others'; shares of time, not percent."""
+    blocks = {t.variant.name: t.blocks for t in trainers}
+    mine, alone = trainer.blocks, blocks["none"]
+    over = {name: median_interval([r - 1 for r in ratios(mine, b)]) for name, b in blocks.items()}
+    row = {
+        "benchmark": "training_step",
+        "model": model.name,
+        "parameters": trainer.parameters().size,
+        "batch": model.size,
+        "ranks": fd.size(),
+        "variant": trainer.variant.name,
+        "blocks": len(mine),
+        "p50_ms": median(mine),
+        "min_ms": min(mine),
+        "memory_mb": float(fd.all_reduce(np.array([trainer.memory_mb]), "max")[0]),
+        "overhead": over["none"].median,
+        "overhead_low": over["none"].low,
+        "overhead_high": over["none"].high,
+        "overhead_confidence": over["none"].confidence,
+        "over": {name: [i.median, i.low, i.high] for name, i in over.items()},
+        "verified": verified[trainer.variant.name],
+    }
+    if "ddp_lean" in blocks and over["none"].low > 0:
+        rows = zip(mine, blocks["ddp_lean"], alone, strict=True)
+        share = median_interval([(m - a) / max(lean - a, 1e-9) for m, lean, a in rows])
+        row["of_lean"] = [share.median, share.low, share.high]
+    return row
 
 
 def _verify(trainers: list[Trainer]) -> dict[str, bool]:
@@ -300,10 +355,13 @@ def _rank(arguments: argparse.Namespace) -> int:
     pins = fd.all_gather(np.array([-1 if core is None else core])).tolist()
     variants = [VARIANTS[name] for name in arguments.variants]
     placed = placement.describe([None if p < 0 else p for p in pins])
-    title = f"training step, {fd.size()} ranks, {placed}; torch {torch.__version__}"
+    title = (
+        f"training step, {arguments.optimizer}, {fd.size()} ranks, {placed}; "
+        f"torch {torch.__version__}"
+    )
     rows = []
     for name in arguments.models:
-        found = measure(MODELS[name], variants, arguments.blocks)
+        found = measure(MODELS[name], variants, arguments.optimizer, arguments.blocks)
         rows += found
         if fd.rank() == 0:
             _show(found, title)
@@ -316,32 +374,36 @@ def _rank(arguments: argparse.Namespace) -> int:
 def _show(rows: list[dict[str, Any]], title: str) -> None:
     """One model's rows as a table."""
     model = f"{rows[0]['model']}, {rows[0]['parameters'] / 1e6:.2f} M, {rows[0]['batch']}"
-    lean = next((r for r in rows if r["variant"] == "ddp_lean" and r["overhead_low"] > 0), None)
     cells = []
     for row in rows:
-        compared = row["variant"] != "none"
+        of_lean = row.get("of_lean") if row["variant"] != "ddp_lean" else None
         cells.append(
             [
                 VARIANTS[row["variant"]].label,
                 f"{row['p50_ms']:.1f}".rjust(7),
-                _percent(row) if compared else "",
-                f"{row['overhead'] / lean['overhead']:.2f}" if compared and lean else "",
+                _percent(row["over"]["none"]) if row["variant"] != "none" else "",
+                f"{of_lean[0]:.2f} ({of_lean[1]:.2f} to {of_lean[2]:.2f})" if of_lean else "",
+                f"{row['memory_mb']:.0f}".rjust(6),
                 "yes" if row["verified"] else "WRONG",
             ]
         )
     sure = int(100 * rows[0]["overhead_confidence"])
-    columns = [model, "step ms", f"overhead ({sure} %)", "of lean DDP's", "right"]
+    columns = [model, "step ms", f"overhead ({sure} %)", "of lean DDP's", "MB *", "right"]
     print_table(title, columns, cells)
+    for row in rows:
+        if row["variant"] == "farandole" and "farandole_flat" in row["over"]:
+            print("overlap over no overlap: " + _percent(row["over"]["farandole_flat"]))
+    print("* by which a rank's process grew: model, batches, gradients, buckets")
     if any(row["variant"] == "ddp_lean" for row in rows):
-        print("* broadcast_buffers=False, gradient_as_bucket_view=True\n")
+        print("lean: broadcast_buffers=False, gradient_as_bucket_view=True\n")
 
 
-def _percent(row: dict[str, Any]) -> str:
-    low, high = 100 * row["overhead_low"], 100 * row["overhead_high"]
+def _percent(interval: list[float]) -> str:
+    middle, low, high = (100 * share for share in interval)
     within = f"({low:+.1f} to {high:+.1f})"
     if low <= 0 <= high:
         return f"no difference {within}"
-    return f"{100 * row['overhead']:+.1f} % {within}"
+    return f"{middle:+.1f} % {within}"
 
 
 def _arguments() -> argparse.Namespace:
@@ -350,7 +412,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("-np", type=int, default=2, dest="ranks", help="ranks (2)")
     parser.add_argument("--models", default=",".join(MODELS), help="(%(default)s)")
     parser.add_argument("--variants", default=",".join(here), help="(%(default)s)")
-    parser.add_argument("--blocks", type=int, default=11, help="per model and variant (11)")
+    parser.add_argument("--optimizer", default="sgd", choices=OPTIMIZERS, help="(%(default)s)")
+    parser.add_argument("--blocks", type=int, default=31, help="per model and variant (31)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows as JSON")
     arguments = parser.parse_args()
     arguments.models = _names(parser, "--models", arguments.models, MODELS)

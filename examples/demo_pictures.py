@@ -1,21 +1,19 @@
-"""The demo's pictures: loss curves, the timeline of one step, bandwidth over size."""
+"""The demo's pictures: loss curves, bandwidth over size, and the timeline of one step."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+
+from farandole import _draw, _trace
+from farandole._draw.timeline import draw_step
 
 # Okabe and Ito's colours, which people tell apart whatever colours they see.
-BLUE, SKY, ORANGE, GREEN, RED = "#0072B2", "#56B4E9", "#E69F00", "#009E73", "#D55E00"
-GREY = "#CCCCCC"
+BLUE, SKY, ORANGE, RED = "#0072B2", "#56B4E9", "#E69F00", "#D55E00"
 STYLE: dict[Any, Any] = {
     "figure.dpi": 110,
     "figure.constrained_layout.use": True,
@@ -27,20 +25,17 @@ STYLE: dict[Any, Any] = {
 }
 SIZE = (8.6, 4.8)
 
-Event = dict[str, Any]
-Span = tuple[float, float]  # begin, end
-
 
 def draw(output: Path, results: dict[str, Any]) -> None:
     mpl.use("Agg")
     with plt.rc_context(STYLE):
         for name, picture in {
             "loss": losses(results),
-            "timeline": timeline(json.loads(Path(results["trace"]).read_text())["traceEvents"]),
             "bandwidth": bandwidth(results["bandwidth"]),
         }.items():
             picture.savefig(output / f"{name}.png")
             plt.close(picture)
+    _draw.save(draw_step(_trace.load(Path(results["trace"]).parent)), output / "timeline.svg")
 
 
 # ---- loss curves ----
@@ -67,92 +62,6 @@ def losses(results: dict[str, Any]) -> Figure:
     below.set_yticks([1e-8, 1e-6, 1e-4, 1e-2, 1])
     below.minorticks_off()
     return figure
-
-
-# ---- one step of both ranks ----
-
-
-def timeline(events: list[Event]) -> Figure:
-    """What each rank's program did in one step, and where its buckets were meanwhile."""
-    spans = one_step(events)
-    begin, end = min(b for b, _ in spans.values()), max(e for _, e in spans.values())
-    figure, axes = plt.subplots(len(spans), sharex=True, figsize=SIZE, squeeze=False)
-    for axis, (rank, (first, last)) in zip(axes[:, 0], spans.items(), strict=True):
-        mine = [
-            e for e in events
-            if e["pid"] == rank and e["ph"] == "X" and first <= e["ts"] and ends(e) <= last
-        ]  # fmt: skip
-        for event, colour in program_of(mine):
-            bar(axis, 0, event["ts"], ends(event), begin, colour)
-        reduced = operations_of(mine)
-        for row, event in enumerate(reduced, 1):
-            bar(axis, row, event["args"]["launched"], ends(event), begin, GREY)
-            for phase in phases(mine, event, "running"):
-                bar(axis, row, phase["ts"], ends(phase), begin, RED)
-        names = [f"{e['name']}, {size_text(e['args']['bytes'])}" for e in reduced]
-        axis.set_yticks(range(len(names) + 1), ["program", *names])
-        axis.set(ylim=(len(names) + 0.6, -0.6), xlim=(0, (end - begin) / 1000))
-        axis.set_title(f"rank {rank}", fontsize=11)
-        axis.tick_params(left=False)
-    axes[-1, 0].set_xlabel("milliseconds since the step began")
-    figure.suptitle("One training step of both ranks, from the trace", x=0.01, ha="left")
-    legend = {"forward": SKY, "backward": BLUE, "waiting for gradients": ORANGE,
-              "optimizer": GREEN, "launched": GREY, "running": RED}  # fmt: skip
-    figure.legend(handles=[Patch(color=c, label=n) for n, c in legend.items()],
-                  loc="outside lower center", ncols=6, fontsize=9.5, columnspacing=1.2)  # fmt: skip
-    return figure
-
-
-def program_of(events: Iterable[Event]) -> list[tuple[Event, str]]:
-    """The bars of the program's row, those on top last."""
-    colours = {"forward": SKY, "backward": BLUE, "optimizer": GREEN}
-    spans = [(e, colours[e["name"]]) for e in events if e["cat"] == "user"]
-    return spans + [(e, ORANGE) for e in events if e["cat"] == "final_wait"]
-
-
-def one_step(events: Iterable[Event]) -> dict[int, Span]:
-    """From forward to optimizer on every rank, in a step of the second half of the training.
-
-    It is the one at the lower quartile of lengths: other programs on the machine make steps longer,
-    nothing makes them shorter.
-    """
-    begins: dict[int, list[float]] = {}
-    stops: dict[int, list[float]] = {}
-    for event in events:
-        if event.get("cat") == "user" and event["name"] == "forward":
-            begins.setdefault(event["pid"], []).append(event["ts"])
-        elif event.get("cat") == "user" and event["name"] == "optimizer":
-            stops.setdefault(event["pid"], []).append(ends(event))
-    steps = [
-        {r: (sorted(begins[r])[i], sorted(stops[r])[i]) for r in sorted(begins)}
-        for i in range(len(begins[0]) // 2, len(begins[0]))
-    ]
-    steps.sort(key=lambda s: max(e for _, e in s.values()) - min(b for b, _ in s.values()))
-    return steps[len(steps) // 4]
-
-
-def operations_of(events: list[Event]) -> list[Event]:
-    """The buckets of the step, then the operation that agrees on which gradients were used."""
-    streams = {e["args"]["stream"] for e in events if e["cat"] == "step"}
-    mine = [e for e in events if e["cat"] == "operation" and e["args"]["stream"] in streams]
-    return sorted(mine, key=lambda e: e["args"]["sequence"])
-
-
-def phases(events: Iterable[Event], operation: Event, name: str) -> list[Event]:
-    key = ("stream", "sequence")
-    wanted = [operation["args"][k] for k in key]
-    return [
-        e for e in events
-        if e["cat"] == "phase" and e["name"] == name and [e["args"][k] for k in key] == wanted
-    ]  # fmt: skip
-
-
-def ends(event: Event) -> float:
-    return float(event["ts"] + event["dur"])
-
-
-def bar(axis: Axes, row: int, begin: float, end: float, zero: float, colour: str) -> None:
-    axis.barh(row, (end - begin) / 1000, left=(begin - zero) / 1000, height=0.72, color=colour)
 
 
 # ---- bandwidth ----

@@ -1,13 +1,18 @@
 #include "base/config.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <sstream>
 #include <string_view>
 
 #include "base/error.h"
 #include "base/fault.h"
+#include "base/spelling.h"
 
 namespace farandole {
 namespace {
@@ -100,11 +105,18 @@ const std::vector<Variable>& variables() {
           "FARANDOLE_PROGRESS", &Config::progress,
           "who drives operations nobody waits for: a thread, the caller's hooks, or as cores allow",
           {"auto", "thread", "caller"}),
+      text(
+          "FARANDOLE_CMA", &Config::cma,
+          "reaching other ranks' memory by process_vm_readv and writev: auto where it is permitted "
+          "and found to be faster than copies through shared memory, 1 where it is permitted, 0 "
+          "never",
+          {"auto", "1", "0"}),
       text("FARANDOLE_LEVEL", &Config::level,
            "canonical: the same bits for any number of ranks and algorithm; fast: any order",
            {"canonical", "fast"}),
       text("FARANDOLE_ALGORITHM", &Config::algorithm,
-           "forces a path (lines, one_shot, window, staged) or planner by name; empty: chosen by "
+           "forces a path (lines, one_shot, window, push, pull, staged) or planner by name; empty: "
+           "chosen by "
            "size"),
       text(
           "FARANDOLE_TUNING", &Config::tuning,
@@ -115,9 +127,17 @@ const std::vector<Variable>& variables() {
       text("FARANDOLE_TRACE", &Config::trace,
            "directory for a Chrome trace of all ranks; empty: no trace"),
       text("FARANDOLE_FAULT", &Config::fault,
-           "test builds only: makes a rank fail at a named point"),
+           "test builds only: makes a rank fail at a named point, or delays operations"),
   };
   return table;
+}
+
+constexpr std::string_view kPrefix = "FARANDOLE_";
+
+/// Set by launchers and by tests for the ranks, not by people.
+bool is_read_elsewhere(std::string_view name) {
+  return name == "FARANDOLE_RUN_ID" || name == "FARANDOLE_RESTART_COUNT" ||
+         name.starts_with("FARANDOLE_TEST_");
 }
 
 }  // namespace
@@ -142,6 +162,24 @@ std::vector<Setting> settings(const Config& config) {
     list.push_back({std::string(v.name), std::string(v.type), v.show(config), v.show(fallback),
                     std::string(v.doc)});
   return list;
+}
+
+std::vector<std::string> unread_variables() {
+  std::vector<std::string_view> settable;  // what follows the prefix
+  for (const Variable& v : variables()) settable.push_back(v.name.substr(kPrefix.size()));
+  std::vector<std::string> lines;
+  for (char** variable = environ; variable != nullptr && *variable != nullptr; ++variable) {
+    const std::string_view name(*variable, std::strcspn(*variable, "="));
+    if (!name.starts_with(kPrefix) || is_read_elsewhere(name)) continue;
+    const std::string_view written = name.substr(kPrefix.size());
+    if (std::ranges::find(settable, written) != settable.end()) continue;
+    const std::string_view meant = closest(written, settable);
+    lines.push_back(std::string(name) + " is not a setting");
+    if (!meant.empty())
+      lines.back() += "; did you mean " + std::string(kPrefix) + std::string(meant) + "?";
+  }
+  std::ranges::sort(lines);
+  return lines;
 }
 
 }  // namespace farandole

@@ -16,6 +16,7 @@ struct Config {
   size_t arena_bytes = 0;             // FARANDOLE_ARENA_BYTES; 0: as much as the machine has memory
   double spin_us = 50;                // FARANDOLE_SPIN_US
   std::string progress = "auto";      // FARANDOLE_PROGRESS: auto, thread, caller
+  std::string cma = "auto";           // FARANDOLE_CMA: auto, 1, 0
   std::string level = "canonical";    // FARANDOLE_LEVEL
   std::string algorithm;              // FARANDOLE_ALGORITHM
   std::string tuning = "auto";        // FARANDOLE_TUNING: auto, off, a file
@@ -36,5 +37,9 @@ struct Setting {
   std::string doc;
 };
 std::vector<Setting> settings(const Config& config);
+
+/// A sentence for each variable of the environment that is called FARANDOLE_* and that nobody
+/// reads.
+std::vector<std::string> unread_variables();
 
 }  // namespace farandole

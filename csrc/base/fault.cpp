@@ -15,9 +15,9 @@ namespace farandole {
 namespace {
 
 Error bad(std::string_view specification) {
-  return Error(ErrorCode::invalid_argument,
-               "FARANDOLE_FAULT=" + std::string(specification) +
-                   " is not of the form rank=R,at=POINT#N,do=sigkill|sigstop|sigsegv|exit|sleep:S");
+  return Error(ErrorCode::invalid_argument, "FARANDOLE_FAULT=" + std::string(specification) +
+                                                " is not of the form rank=R|any,at=POINT#N,"
+                                                "do=sigkill|sigstop|sigsegv|exit|sleep:S|delay:S");
 }
 
 std::map<std::string, std::string, std::less<>> parse(std::string_view text) {
@@ -38,6 +38,7 @@ struct Armed {
   std::string point;
   std::string action;
   std::atomic<int> countdown{0};
+  Duration latency{};  // of operations whose names begin with `point`
 } armed;
 
 void act(const std::string& action) {
@@ -60,6 +61,12 @@ void fault_point(std::string_view name) {
   if (armed.countdown.load(std::memory_order_relaxed) <= 0 || name != armed.point) return;
   if (armed.countdown.fetch_sub(1, std::memory_order_relaxed) == 1) act(armed.action);
 }
+
+Duration fault_latency(std::string_view operation) {
+  return fault_latency_armed() && operation.starts_with(armed.point) ? armed.latency : Duration{};
+}
+
+bool fault_latency_armed() { return armed.latency > Duration{}; }
 #endif
 
 void arm_fault(std::string_view specification, int rank) {
@@ -73,10 +80,15 @@ void arm_fault(std::string_view specification, int rank) {
     visits = std::atoi(point.c_str() + hash + 1);
     point.resize(hash);
   }
-  if (visits < 1) throw bad(specification);
-  if (std::to_string(rank) != who) return;
+  const double delay = action.starts_with("delay:") ? std::atof(action.c_str() + 6) : 0;
+  if (visits < 1 || (action.starts_with("delay") && delay <= 0)) throw bad(specification);
+  if (who != "any" && std::to_string(rank) != who) return;
 #ifdef FARANDOLE_FAULT_POINTS
   armed.point = point;
+  if (delay > 0) {
+    armed.latency = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(delay));
+    return;
+  }
   armed.action = action;
   armed.countdown.store(visits, std::memory_order_relaxed);
 #endif

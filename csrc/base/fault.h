@@ -5,18 +5,28 @@
 
 #include <string_view>
 
+#include "base/clock.h"
+
 namespace farandole {
 
 #ifdef FARANDOLE_FAULT_POINTS
 inline constexpr bool kFaultPoints = true;
 void fault_point(std::string_view name);
+/// How long an operation with this name is kept from beginning: FARANDOLE_FAULT="rank=any,
+/// at=bucket,do=delay:0.005" gives the transport a latency for every one named "bucket ...". It
+/// occupies nobody: who polls goes on meanwhile.
+Duration fault_latency(std::string_view operation);
+/// Any latency is armed: somebody has to look again without being woken.
+bool fault_latency_armed();
 #else
 inline constexpr bool kFaultPoints = false;
 inline void fault_point(std::string_view) {}
+inline Duration fault_latency(std::string_view) { return {}; }
+inline bool fault_latency_armed() { return false; }
 #endif
 
 /// Arms a point in this process; throws Error(invalid_argument) on a bad specification.
-/// do: sigkill, sigstop, sigsegv, exit, or sleep:SECONDS.
+/// rank: a number, or any. do: sigkill, sigstop, sigsegv, exit, sleep:SECONDS or delay:SECONDS.
 void arm_fault(std::string_view specification, int rank);
 
 }  // namespace farandole

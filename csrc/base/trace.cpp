@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/fd.h"
+#include "base/fixed_text.h"
 
 namespace farandole {
 namespace {
@@ -26,8 +27,8 @@ constexpr int64_t kFirstTrack = 1'000'000'000;
 
 constexpr uint64_t kWorldSalt = 0x9e3779b97f4a7c15;
 
-constexpr std::array<const char*, 9> kKinds{"operation", "phase", "turn", "wait", "final_wait",
-                                            "parked",    "ready", "step", "user"};
+constexpr std::array<const char*, 10> kKinds{"operation", "phase", "turn", "wait", "final_wait",
+                                             "parked",    "ready", "step", "plan", "user"};
 
 int64_t nanoseconds(TimePoint t) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(t.time_since_epoch()).count();
@@ -101,15 +102,6 @@ uint64_t next_id() {
 }
 
 }  // namespace
-
-void copy_cut(std::string_view text, char* into, size_t capacity) {
-  size_t n = std::min(text.size(), capacity - 1);
-  const auto continues = [&](size_t i) { return (static_cast<uint8_t>(text[i]) & 0xc0) == 0x80; };
-  if (n < text.size())
-    while (n > 0 && continues(n)) --n;
-  std::memcpy(into, text.data(), n);
-  into[n] = 0;
-}
 
 // ---- recording ----
 

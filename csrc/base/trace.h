@@ -29,6 +29,7 @@ enum class TraceKind : uint8_t {
   parked,      // the driving thread sleeps until somebody wakes it
   ready,       // a gradient is copied into its bucket
   step,        // first gradient ready to all reduced
+  plan,        // gradients get other buckets
   user,        // whatever the program named
 };
 
@@ -46,13 +47,6 @@ struct TraceEvent {
   char name[48] = {};      // cut to fit
 };
 static_assert(sizeof(TraceEvent) == 128);
-
-/// Copies as much of `text` as fits, whole characters of UTF-8 only, and ends it with zero.
-void copy_cut(std::string_view text, char* into, size_t capacity);
-template <size_t N>
-void copy_cut(std::string_view text, char (&into)[N]) {
-  copy_cut(text, into, N);
-}
 
 class Trace {
  public:

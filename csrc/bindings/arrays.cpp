@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "bindings/known_arrays.h"
 
 namespace farandole {
 namespace {
@@ -83,48 +84,7 @@ Borrowed borrow_buffer(const py::object& array, bool writable, const char* what)
   return {buffer, array};
 }
 
-// ---- DLPack, declared here so that nothing is copied in: version 0 of its C layout ----
-
-struct DlTensor {
-  void* data;
-  struct {
-    int32_t type, id;
-  } device;
-  int32_t ndim;
-  struct {
-    uint8_t code, bits;
-    uint16_t lanes;
-  } dtype;
-  int64_t* shape;
-  int64_t* strides;
-  uint64_t byte_offset;
-};
-
-std::optional<DType> dtype_of_dlpack(uint8_t code, uint8_t bits) {
-  static constexpr DType kSigned[] = {DType::int8, DType::int16, DType::int32, DType::int64};
-  static constexpr DType kUnsigned[] = {DType::uint8, DType::uint16, DType::uint32, DType::uint64};
-  const int power = bits == 8 ? 0 : bits == 16 ? 1 : bits == 32 ? 2 : bits == 64 ? 3 : -1;
-  if (power < 0) return std::nullopt;
-  if (code == 0) return kSigned[power];
-  if (code == 1) return kUnsigned[power];
-  if (code == 2 && power == 1) return DType::float16;
-  if (code == 2 && power == 2) return DType::float32;
-  if (code == 2 && power == 3) return DType::float64;
-  if (code == 4 && power == 1) return DType::bfloat16;
-  if (code == 6 && power == 0) return DType::boolean;
-  return std::nullopt;
-}
-
-bool is_contiguous(const DlTensor& t) {
-  if (t.strides == nullptr) return true;
-  int64_t expected = 1;
-  for (int i = t.ndim - 1; i >= 0; --i) {
-    if (t.shape[i] == 0) return true;
-    if (t.shape[i] != 1 && t.strides[i] != expected) return false;
-    expected *= t.shape[i];
-  }
-  return true;
-}
+// ---- DLPack ----
 
 Borrowed borrow_dlpack(const py::object& array, const char* what) {
   py::object capsule;
@@ -164,6 +124,7 @@ struct PointedBuffer {
 }  // namespace
 
 Borrowed borrow(const py::object& array, bool writable, const char* what) {
+  if (const auto known = look_at(array.ptr(), writable)) return {*known, array};
   if (PyObject_CheckBuffer(array.ptr()) != 0) return borrow_buffer(array, writable, what);
   if (py::isinstance<PointedBuffer>(array)) {
     const auto& pointed = array.cast<const PointedBuffer&>();

@@ -10,9 +10,12 @@
 #include "base/log.h"
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
+#include "bindings/calls.h"
+#include "bindings/quick_call.h"
 #include "bindings/tracing.h"
 #include "bindings/waiting.h"
 #include "control/rendezvous.h"
+#include "engine/algorithm_names.h"
 #include "engine/fork.h"
 #include "group/group.h"
 #include "group/mesh.h"
@@ -20,25 +23,10 @@
 namespace farandole {
 namespace {
 
-ReduceOp op_from(const std::string& name) {
-  if (const auto op = reduce_op_named(name)) return *op;
-  std::string known;
-  for (const ReduceOpRow& r : kReduceOps) {
-    if (!known.empty()) known += ", ";
-    known += r.name;
-  }
-  throw Error(ErrorCode::invalid_argument, "op '" + name + "' is unknown; there are " + known);
-}
-
 Determinism level_from(const std::string& name) {
   if (const auto level = determinism_named(name)) return *level;
   throw Error(ErrorCode::invalid_argument,
               "level '" + name + "' is unknown; there are canonical and fast");
-}
-
-Collective collective_from(const std::string& name) {
-  if (const auto kind = collective_named(name)) return *kind;
-  throw Error(ErrorCode::invalid_argument, "collective '" + name + "' is unknown");
 }
 
 LogLevel log_level_from(const std::string& name) {
@@ -52,20 +40,6 @@ LogLevel log_level_from(const std::string& name) {
 Duration to_duration(double seconds) {
   return std::chrono::duration_cast<Duration>(
       std::chrono::duration<double>(std::min(seconds, 3.2e9)));
-}
-
-/// An operation's own deadline; none is the group's, 0 is never, as in FARANDOLE_TIMEOUT.
-std::optional<Deadline> own_deadline(const py::object& timeout) {
-  if (timeout.is_none()) return std::nullopt;
-  const Deadline deadline = deadline_from(timeout);
-  return PyFloat_AsDouble(timeout.ptr()) == 0 ? Deadline::never() : deadline;
-}
-
-std::string text_from(const py::object& given, const std::string& argument) {
-  if (!py::isinstance<py::str>(given))
-    throw Error(ErrorCode::invalid_argument,
-                argument + "=" + std::string(py::repr(given)) + " is not a string");
-  return given.cast<std::string>();
 }
 
 EngineOptions engine_options(const Config& config) {
@@ -87,6 +61,9 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   set_log_rank(size > 1 ? rank : -1);
   set_log_level(log_level_from(config.log_level));
   if (!config.fault.empty()) arm_fault(config.fault, rank);
+  if (rank == 0)
+    for (const std::string& line : unread_variables()) log(LogLevel::warning, line);
+  if (!config.algorithm.empty()) require_algorithm_name("FARANDOLE_ALGORITHM", config.algorithm);
   watch_for_forks();
   Invitation me;
   me.rank = rank;
@@ -95,12 +72,18 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   me.arena_bytes = config.arena_bytes > 0 ? config.arena_bytes : default_arena_bytes();
   me.agree = "level=" + config.level;
   if (rank == 0) me.hand_out = text_of(tuning.empty() ? TuningTable{} : table_from(tuning));
+  me.foreign = config.cma == "0"   ? ForeignWish::never
+               : config.cma == "1" ? ForeignWish::always
+                                   : ForeignWish::if_faster;
   me.interrupted = look_for_signals;
   const Deadline deadline = Deadline::after_seconds(start_timeout.value_or(config.start_timeout));
   Host host = meet(me, deadline);
   host.segment->hide_from_children();
   log(LogLevel::info, "joined a world of " + std::to_string(size) + " ranks on this host; " +
                           std::to_string(me.arena_bytes >> 20) + " MiB of arena each");
+  if (!host.foreign.preferred)
+    log(config.cma == "1" ? LogLevel::warning : LogLevel::info,
+        "data are copied through shared memory: " + host.foreign.why_not);
   EngineOptions options = engine_options(config);
   options.tuning = table_from(host.handed_out);
   log(LogLevel::info, "choices follow from tuning table " + fingerprint(options.tuning) + " (" +
@@ -116,62 +99,6 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   return Group::world(std::move(engine), defaults, deadline);
 }
 
-/// False when the deadline passed first. An interruption fails the group, so that no other rank
-/// waits for this one, and the caller's memory is given back before the exception reaches it.
-bool wait_for(const std::shared_ptr<Group>& group, const Handle& handle,
-              Deadline deadline = Deadline::never()) {
-  return wait_from_python([&](Deadline d) { return handle.wait(d); },
-                          [&] {
-                            group->abort_interrupted();
-                            try {
-                              handle.wait();
-                            } catch (const Error&) {  // NOLINT: the interruption itself
-                            }
-                          },
-                          deadline);
-}
-
-/// An operation in flight, as Python holds it.
-struct PyHandle {
-  std::shared_ptr<Group> group;
-  Handle handle;
-  py::object result;
-
-  py::object wait(const py::object& timeout) {
-    refuse_in_child();
-    const bool complete = wait_for(group, handle, deadline_from(timeout));
-    if (!complete) {
-      PyErr_SetString(PyExc_TimeoutError,
-                      "the operation is not complete yet; it goes on, and can be waited for again");
-      throw py::error_already_set();
-    }
-    return result;
-  }
-};
-
-struct Call {
-  Borrowed input, output;
-  Options options;
-};
-
-Call prepare(const py::object& input, const py::object& output, const std::string& op,
-             double prescale, double postscale, int root, const py::object& name,
-             const py::object& algorithm, const py::object& level, const py::object& timeout) {
-  refuse_in_child();
-  Call call;
-  call.input = borrow(input, input.is(output), "input");
-  call.output = input.is(output) ? call.input : borrow(output, true, "output");
-  call.options.op = op_from(op);
-  call.options.prescale = prescale;
-  call.options.postscale = postscale;
-  call.options.root = root;
-  if (!name.is_none()) call.options.name = text_from(name, "name");
-  if (!algorithm.is_none()) call.options.algorithm = text_from(algorithm, "algorithm");
-  if (!level.is_none()) call.options.level = level_from(text_from(level, "level"));
-  call.options.deadline = own_deadline(timeout);
-  return call;
-}
-
 }  // namespace
 
 void bind_group(py::module_& module) {
@@ -181,6 +108,15 @@ void bind_group(py::module_& module) {
       py::call_guard<py::gil_scoped_release>(),
       "Meets the other ranks of the job and returns the group of all of them. `tuning`: a table "
       "as text (tuning.text), the defaults if empty; that of rank 0 holds for all.");
+  module.def(
+      "quick_call",
+      [](const std::string& kind, const py::object& world) {
+        return py::cpp_function(
+            [kind, world](const py::object& slow) { return make_quick_call(kind, world, slow); });
+      },
+      py::arg("kind"), py::arg("world"),
+      "Decorates the function of a collective with a quick way past it for the calls that most "
+      "programs make; the default group is the attribute `group` of `world`.");
   module.def("in_child", &in_child, "Whether this process was forked from a rank.");
   module.def("settings", [] {
     py::list list;
@@ -196,12 +132,15 @@ void bind_group(py::module_& module) {
     return list;
   });
 
+  module.def("unread_variables", &unread_variables,
+             "A sentence for each FARANDOLE_* variable that nobody reads.");
+
   py::class_<PyHandle>(module, "Handle", "An operation in flight.")
       .def("wait", &PyHandle::wait, py::arg("timeout") = py::none(),
            "Waits and returns the result; raises the operation's error, or TimeoutError after "
            "`timeout` seconds (the operation then goes on).")
       .def(
-          "done", [](const PyHandle& h) { return h.handle.done(); },
+          "done", [](const PyHandle& h) { return h.is_done(); },
           "Whether wait() would return at once.");
 
   py::class_<Group, std::shared_ptr<Group>>(module, "Group", "A communicator.")
@@ -213,35 +152,43 @@ void bind_group(py::module_& module) {
           [](const std::shared_ptr<Group>& group, const std::string& kind, const py::object& input,
              const py::object& output, const std::string& op, double prescale, double postscale,
              int root, const py::object& name, const py::object& algorithm, const py::object& level,
-             const py::object& timeout) {
-            Call call = prepare(input, output, op, prescale, postscale, root, name, algorithm,
-                                level, timeout);
-            const Handle handle = group->submit(collective_from(kind), call.input.buffer,
-                                                call.output.buffer, std::move(call.options), true);
-            wait_for(group, handle);
+             const py::object& timeout, const std::vector<size_t>& counts) {
+            refuse_in_child();
+            const Call call = borrow_both(input, output);
+            const Handle handle =
+                group->run(collective_from(kind), call.input.buffer, call.output.buffer,
+                           options_from(op, prescale, postscale, root, name, algorithm, level,
+                                        timeout, counts),
+                           0);
+            if (handle.valid()) wait_for(group, [&](Deadline d) { return handle.wait(d); });
           },
           py::arg("kind"), py::arg("input"), py::arg("output"), py::arg("op") = "sum",
           py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("root") = 0,
           py::arg("name") = py::none(), py::arg("algorithm") = py::none(),
-          py::arg("level") = py::none(), py::arg("timeout") = py::none())
+          py::arg("level") = py::none(), py::arg("timeout") = py::none(),
+          py::arg("counts") = std::vector<size_t>{})
       .def(
           "start",
           [](const std::shared_ptr<Group>& group, const std::string& kind, const py::object& input,
              const py::object& output, const py::object& result, const std::string& op,
              double prescale, double postscale, int root, const py::object& name,
-             const py::object& algorithm, const py::object& level, const py::object& timeout) {
-            Call call = prepare(input, output, op, prescale, postscale, root, name, algorithm,
-                                level, timeout);
-            call.options.keepalive = keep(call.input.owner, call.output.owner);
-            return PyHandle{group,
+             const py::object& algorithm, const py::object& level, const py::object& timeout,
+             const std::vector<size_t>& counts) {
+            refuse_in_child();
+            const Call call = borrow_both(input, output);
+            Options options = options_from(op, prescale, postscale, root, name, algorithm, level,
+                                           timeout, counts);
+            options.keepalive = keep(call.input.owner, call.output.owner);
+            return PyHandle(group,
                             group->submit(collective_from(kind), call.input.buffer,
-                                          call.output.buffer, std::move(call.options)),
-                            result};
+                                          call.output.buffer, std::move(options)),
+                            result);
           },
           py::arg("kind"), py::arg("input"), py::arg("output"), py::arg("result"),
           py::arg("op") = "sum", py::arg("prescale") = 1.0, py::arg("postscale") = 1.0,
           py::arg("root") = 0, py::arg("name") = py::none(), py::arg("algorithm") = py::none(),
-          py::arg("level") = py::none(), py::arg("timeout") = py::none())
+          py::arg("level") = py::none(), py::arg("timeout") = py::none(),
+          py::arg("counts") = std::vector<size_t>{})
       .def(
           "barrier",
           [](const std::shared_ptr<Group>& group, const py::object& name,
@@ -250,7 +197,9 @@ void bind_group(py::module_& module) {
             Options options;
             if (!name.is_none()) options.name = text_from(name, "name");
             options.deadline = own_deadline(timeout);
-            wait_for(group, group->submit(Collective::barrier, {}, {}, std::move(options), true));
+            const Handle handle =
+                group->submit(Collective::barrier, {}, {}, std::move(options), true);
+            wait_for(group, [&](Deadline d) { return handle.wait(d); });
           },
           py::arg("name") = py::none(), py::arg("timeout") = py::none())
       .def(

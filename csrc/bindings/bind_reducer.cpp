@@ -3,56 +3,11 @@
 
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
-#include "bindings/waiting.h"
+#include "bindings/bucket_plans.h"
 #include "engine/fork.h"
 #include "fusion/reducer.h"
 
 namespace farandole {
-namespace {
-
-std::vector<Parameter> parameters_from(const py::list& rows) {
-  std::vector<Parameter> parameters;
-  for (const py::handle row : rows) {
-    const auto [name, count, dtype] = row.cast<std::tuple<std::string, size_t, std::string>>();
-    const auto known = dtype_named(dtype);
-    if (!known)
-      throw Error(ErrorCode::invalid_argument,
-                  "parameter '" + name + "' has the unsupported dtype " + dtype);
-    parameters.push_back({name, count, *known});
-  }
-  return parameters;
-}
-
-/// The plan as rows: (dtype, count, [(parameter, offset, count)…]), in elements.
-py::list rows_of(const std::vector<Bucket>& buckets) {
-  py::list list;
-  for (const Bucket& b : buckets) {
-    py::list items;
-    for (const Placement& p : b.items) items.append(py::make_tuple(p.parameter, p.offset, p.count));
-    list.append(py::make_tuple(std::string(name_of(b.dtype)), b.count, items));
-  }
-  return list;
-}
-
-/// Calls `wait_until` as Python waits; TimeoutError when `timeout` passes. An interruption fails
-/// the group, as in every other wait.
-template <typename Wait>
-void wait_or_raise(Reducer& reducer, Wait wait_until, const py::object& timeout) {
-  refuse_in_child();
-  const auto interrupted = [&] {
-    reducer.group().abort_interrupted();
-    try {
-      wait_until(Deadline::never());
-    } catch (const Error&) {  // NOLINT: the interruption itself
-    }
-  };
-  if (wait_from_python(wait_until, interrupted, deadline_from(timeout))) return;
-  PyErr_SetString(PyExc_TimeoutError, "the gradients are not reduced yet");
-  throw py::error_already_set();
-}
-
-}  // namespace
-
 void bind_reducer(py::module_& module) {
   py::class_<Reducer, std::shared_ptr<Reducer>>(
       module, "Reducer", "Reduces a training step's gradients in buckets during backward.")
@@ -94,13 +49,13 @@ void bind_reducer(py::module_& module) {
       .def(
           "wait",
           [](Reducer& r, const py::object& timeout) {
-            wait_or_raise(r, [&](Deadline d) { return r.wait(d); }, timeout);
+            wait_or_raise(r.group(), [&](Deadline d) { return r.wait(d); }, timeout);
           },
           py::arg("timeout") = py::none())
       .def(
           "drain",
           [](Reducer& r, const py::object& timeout) {
-            wait_or_raise(r, [&](Deadline d) { return r.drain(d); }, timeout);
+            wait_or_raise(r.group(), [&](Deadline d) { return r.drain(d); }, timeout);
           },
           py::arg("timeout") = py::none())
       .def("abandon",
@@ -109,6 +64,14 @@ void bind_reducer(py::module_& module) {
              const py::gil_scoped_release unlocked;
              r.abandon();
            })
+      .def_property_readonly("has_better_plan", &Reducer::has_better_plan)
+      .def("take_better_plan",
+           [](Reducer& r) {
+             refuse_in_child();
+             const py::gil_scoped_release unlocked;
+             r.take_better_plan();
+           })
+      .def("describe", &Reducer::describe)
       .def_property_readonly("step_open", &Reducer::step_open)
       .def("used", &Reducer::used, py::arg("parameter"))
       .def_property_readonly("blocked_seconds", &Reducer::blocked_seconds)
@@ -129,10 +92,26 @@ void bind_reducer(py::module_& module) {
   py::module_ testing = module.def_submodule("testing");
   testing.def(
       "plan_buckets",
-      [](const py::list& rows, size_t bucket_bytes, size_t first_bucket_bytes) {
-        return rows_of(plan_buckets(parameters_from(rows), {bucket_bytes, first_bucket_bytes}));
+      [](const py::list& rows, size_t bucket_bytes, size_t first_bucket_bytes,
+         const std::optional<std::vector<int>>& ready_order) {
+        const std::vector<Parameter> parameters = parameters_from(rows);
+        const BucketLimits limits{bucket_bytes, first_bucket_bytes};
+        return rows_of(ready_order ? plan_buckets(parameters, *ready_order, limits)
+                                   : plan_buckets(parameters, limits));
       },
-      py::arg("parameters"), py::arg("bucket_bytes"), py::arg("first_bucket_bytes"));
+      py::arg("parameters"), py::arg("bucket_bytes"), py::arg("first_bucket_bytes"),
+      py::arg("ready_order") = py::none());
+  testing.def(
+      "launch_point",
+      [](const py::list& rows, size_t bucket_bytes, size_t first_bucket_bytes,
+         const std::vector<int>& planned_order, const std::vector<int>& ready_order) {
+        const std::vector<Parameter> parameters = parameters_from(rows);
+        return launch_point(
+            parameters, plan_buckets(parameters, planned_order, {bucket_bytes, first_bucket_bytes}),
+            ready_order);
+      },
+      py::arg("parameters"), py::arg("bucket_bytes"), py::arg("first_bucket_bytes"),
+      py::arg("planned_order"), py::arg("ready_order"));
   testing.def(
       "plan_fingerprint",
       [](const py::list& rows, size_t bucket_bytes, size_t first_bucket_bytes) {

@@ -46,9 +46,9 @@ py::dict numbers_of(const std::string& text) {
 }
 
 py::list explained(const std::string& collective, size_t count, const std::string& dtype, int ranks,
-                   bool shared, const std::string& level, const std::string& text) {
+                   bool shared, bool foreign, const std::string& level, const std::string& text) {
   const Question question{
-      collective_of(collective), count, dtype_of(dtype), ranks, shared, level_of(level)};
+      collective_of(collective), count, dtype_of(dtype), ranks, shared, foreign, level_of(level)};
   py::list rows;
   for (const Candidate& c : explain(question, table_or_defaults(text))) {
     py::dict d;
@@ -92,8 +92,8 @@ void bind_tuner(py::module_& module) {
       py::arg("text") = "", "Equal for tables of equal numbers.");
   tuning.def(
       "explain", explained, py::arg("collective"), py::arg("count"), py::arg("dtype") = "float32",
-      py::arg("ranks") = 2, py::arg("shared") = false, py::arg("level") = "canonical",
-      py::arg("text") = "",
+      py::arg("ranks") = 2, py::arg("shared") = false, py::arg("foreign") = false,
+      py::arg("level") = "canonical", py::arg("text") = "",
       "Every path and planner as a dict: backend, name, predicted seconds, refusal, chosen.");
   tuning.def("passes", passes_of, py::arg("path"), py::arg("collective"), py::arg("ranks"),
              "How often a path reads or copies as many bytes as a rank's input has.");

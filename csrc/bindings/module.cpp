@@ -8,7 +8,9 @@ PYBIND11_MODULE(_core, module) {
   bind_errors(module);
   bind_arrays(module);
   bind_group(module);
+  bind_verbs(module);
   bind_reducer(module);
+  bind_update(module);
   bind_fold(module);
   bind_schedule(module);
   bind_tuner(module);

@@ -1,11 +1,15 @@
 #include "control/host.h"
 
+#include <fcntl.h>
+#include <poll.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <fstream>
 #include <string>
+
+#include "base/error.h"
 
 namespace farandole {
 
@@ -24,12 +28,13 @@ std::vector<Host> hosts_in_process(int size, size_t arena_bytes) {
   for (int r = 0; r < size; ++r) doorbells.push_back(make_event_fd());
   std::vector<Host> hosts;
   for (int r = 0; r < size; ++r) {
-    Host host{r, {}, segment, {}};
+    Host host{r, {}, segment, {true, true, ""}, {}};
     for (int p = 0; p < size; ++p)
-      host.peers.push_back({{p, "local", ::getpid(), {}},
-                            usable_cpus(),
-                            Fd(checked(::dup(doorbells[static_cast<size_t>(p)].get()), "dup")),
-                            Fd()});
+      host.peers.push_back(
+          {{p, "local", ::getpid(), {}},
+           usable_cpus(),
+           Fd(checked(::fcntl(doorbells[static_cast<size_t>(p)].get(), F_DUPFD_CLOEXEC, 0), "dup")),
+           Fd()});
     segment->page(r).state.value.store(static_cast<uint64_t>(RankState::present));
     hosts.push_back(std::move(host));
   }
@@ -41,6 +46,21 @@ Host host_alone(size_t arena_bytes) { return std::move(hosts_in_process(1, arena
 size_t default_arena_bytes() {
   return static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) *
          static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+void require_present(const Host& host, int rank, const std::string& when) {
+  const HostPeer& peer = host.peers[static_cast<size_t>(rank)];
+  pollfd process{peer.process ? peer.process.get() : -1, POLLIN, 0};
+  const bool dead = ::poll(&process, 1, 0) > 0;
+  const auto state = static_cast<RankState>(host.segment->page(rank).state.value.load());
+  if (!dead && state != RankState::left) return;
+  Context where;
+  where.rank = rank;
+  where.pid = peer.info.pid;
+  const std::string name =
+      "rank " + std::to_string(rank) + " (pid " + std::to_string(peer.info.pid) + ")";
+  if (state == RankState::left) throw Error(ErrorCode::early_exit, name + " left " + when, where);
+  throw Error(ErrorCode::peer_lost, name + " died " + when, where);
 }
 
 std::string process_state(pid_t pid) {

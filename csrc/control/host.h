@@ -22,10 +22,19 @@ struct HostPeer {
   Fd process;   // pidfd: readable once it has died; none for ranks that are threads
 };
 
+/// Whether this host's ranks read and write each other's memory by address; all agree.
+struct ForeignAccess {
+  bool allowed = false;    // they may
+  bool preferred = false;  // they do where an operation does not say how
+  std::string why_not;     // of the first that is false
+};
+enum class ForeignWish : uint8_t { never, if_faster, always };
+
 struct Host {
   int rank = 0;
   std::vector<HostPeer> peers;  // by world rank, this one included
   std::shared_ptr<Segment> segment;
+  ForeignAccess foreign;
   std::string handed_out;  // by rank 0 when the ranks met; the same on all of them
 
   int size() const { return static_cast<int>(peers.size()); }
@@ -42,6 +51,9 @@ Host host_alone(size_t arena_bytes);
 
 /// As much address space as a rank could ever fill: the machine's memory.
 size_t default_arena_bytes();
+
+/// Throws Error if `rank` will never come: it died, or left, "before it created the group".
+void require_present(const Host& host, int rank, const std::string& when);
 
 /// What /proc says a process is doing: "running", "stopped", "dead", …
 std::string process_state(pid_t pid);

@@ -3,15 +3,10 @@
 #include <cstring>
 #include <string>
 
-#include "base/trace.h"
+#include "base/fixed_text.h"
 
 namespace farandole {
 namespace {
-
-template <size_t N>
-std::string take(const char (&from)[N]) {
-  return {from, ::strnlen(from, N)};
-}
 
 // "value\x1f0,2\x1e…": who gave what, in one text.
 std::string join_values(const Context& where) {
@@ -82,15 +77,15 @@ Error decode(const ErrorRecord& r) {
   c.sequence = r.sequence;
   c.bytes_done = r.bytes_done;
   c.bytes_total = r.bytes_total;
-  c.evidence = take(r.evidence);
-  c.operation = take(r.operation);
-  c.tensor = take(r.tensor);
-  c.field = take(r.field);
-  c.host = take(r.host);
-  c.values = split_values(take(r.values));
+  c.evidence = text_in(r.evidence);
+  c.operation = text_in(r.operation);
+  c.tensor = text_in(r.tensor);
+  c.field = text_in(r.field);
+  c.host = text_in(r.host);
+  c.values = split_values(text_in(r.values));
   const bool known = r.code >= 0 && static_cast<size_t>(r.code) < kErrors.size();
   const ErrorCode code = known ? static_cast<ErrorCode>(r.code) : ErrorCode::internal;
-  return Error(code, take(r.verdict), std::move(c), take(r.advice));
+  return Error(code, text_in(r.verdict), std::move(c), text_in(r.advice));
 }
 
 void HostLifeline::report(const Error& error) {

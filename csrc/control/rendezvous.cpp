@@ -14,8 +14,9 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/fixed_text.h"
 #include "base/log.h"
-#include "base/trace.h"
+#include "control/foreign_access.h"
 
 namespace farandole {
 namespace {
@@ -315,7 +316,7 @@ void send_welcome(const std::vector<Guest>& seats, const Segment& segment,
 
 Host assemble(int rank, std::shared_ptr<Segment> segment, const std::vector<Member>& members,
               std::vector<Fd> fds, std::string handed_out) {
-  Host host{rank, {}, std::move(segment), std::move(handed_out)};
+  Host host{rank, {}, std::move(segment), {}, std::move(handed_out)};
   for (size_t r = 0; r < members.size(); ++r)
     host.peers.push_back({{static_cast<int>(r), "local", members[r].pid, {}},
                           unpack_cpus(members[r].cpus),
@@ -346,7 +347,7 @@ Host be_host(const Invitation& me, Deadline deadline) {
     fds.push_back(std::move(g.doorbell));
     fds.push_back(std::move(g.process));
   }
-  return assemble(0, std::move(segment), members, std::move(fds), me.hand_out);
+  return assemble(0, std::move(segment), members, std::move(fds), {});
 }
 
 Fd dial(const Invitation& me, Deadline deadline) {
@@ -424,12 +425,18 @@ Host meet(const Invitation& invitation, Deadline deadline) {
                                            std::to_string(invitation.size));
   if (invitation.hand_out.size() > kMostHandedOut)
     throw Error(ErrorCode::internal, "rank 0 hands out more than fits");
-  if (invitation.size == 1) {
-    Host host = host_alone(invitation.arena_bytes);
-    host.handed_out = invitation.hand_out;
-    return host;
+  Host host = invitation.size == 1   ? host_alone(invitation.arena_bytes)
+              : invitation.rank == 0 ? be_host(invitation, deadline)
+                                     : be_guest(invitation, deadline);
+  if (invitation.rank == 0) host.handed_out = invitation.hand_out;
+  try {
+    host.foreign =
+        agree_on_foreign_access(host, invitation.foreign, deadline, invitation.interrupted);
+  } catch (...) {  // nobody shall wait for this rank
+    host.segment->page(host.rank).state.value.store(static_cast<uint64_t>(RankState::left));
+    throw;
   }
-  return invitation.rank == 0 ? be_host(invitation, deadline) : be_guest(invitation, deadline);
+  return host;
 }
 
 }  // namespace farandole

@@ -22,6 +22,7 @@ struct Invitation {
   std::string hand_out;                       // rank 0's: every rank is told it (Host::handed_out)
   std::string agree;                          // settings on which all ranks must agree, as text
   std::function<void()> interrupted = [] {};  // asked ten times a second; throws to give up
+  ForeignWish foreign = ForeignWish::if_faster;  // reaching each other's memory by address
 };
 
 /// Blocks until all ranks have met or the deadline has passed.

@@ -6,38 +6,55 @@ namespace farandole {
 namespace {
 
 constexpr uint32_t kAllReduce = bit(Collective::all_reduce);
-constexpr uint32_t kMoves = kAllReduce | bit(Collective::reduce_scatter) |
-                            bit(Collective::all_gather) | bit(Collective::broadcast);
-constexpr uint32_t kAny = kMoves | bit(Collective::barrier);
+constexpr uint32_t kAny = ~uint32_t{0};
+constexpr uint32_t kReaders = kAny & ~kAllReduce;
+constexpr uint32_t kWindow = kAllReduce | bit(Collective::reduce);
 constexpr size_t kUnlimited = ~size_t{0};
 
-/// Everybody's input is copied out of its lines before it is looked at.
-double lines_passes(Collective kind, double size) {
-  return kind == Collective::broadcast ? 2 : 1 + size;
+/// How many inputs' worth the busiest rank looks at: all, or a part of each.
+double reads(Collective kind, double size) {
+  switch (kind) {
+    case Collective::all_reduce:
+    case Collective::reduce:
+    case Collective::all_gather:
+    case Collective::gather:
+      return size;
+    default:
+      return 1;
+  }
 }
 
-/// Shown once; then read by everybody, whole where everybody's result needs all of it.
-double one_shot_passes(Collective kind, double size) {
-  return kind == Collective::all_reduce || kind == Collective::all_gather ? 1 + size : 2;
+/// Everybody's lines are copied out whole before they are looked at.
+double lines_passes(Collective kind, double size) {
+  return kind == Collective::broadcast || kind == Collective::scatter ? 2 : 1 + size;
 }
+
+double one_shot_passes(Collective kind, double size) { return 1 + reads(kind, size); }
 
 /// My part of every input is read, and stored to every output.
 double window_passes(Collective, double) { return 2; }
+double push_passes(Collective, double) { return 2; }
+double pull_passes(Collective kind, double size) { return reads(kind, size); }
 
-/// Published once, read by part; results of all_reduce are gathered, all_gather reads everything.
+/// Published once; of a fold everybody reads a part of each input, and results are gathered.
 double staged_passes(Collective kind, double size) {
-  return kind == Collective::all_reduce ? 3 : kind == Collective::all_gather ? 1 + size : 2;
+  const bool gathers = kind == Collective::all_reduce || kind == Collective::reduce;
+  return gathers ? 3 : 1 + reads(kind, size);
 }
 
 using T = TuningTable;
-constexpr std::array<PathRow, 4> kPaths{{
-    {PathKind::lines, "lines", kAny, kLines * kLinePayload, &T::lines_start, &T::lines_byte,
+constexpr std::array<PathRow, 6> kPaths{{
+    {PathKind::lines, "lines", kAny, kLines * kLinePayload, false, &T::lines_start, &T::lines_byte,
      lines_passes},
-    {PathKind::one_shot, "one_shot", kAny, kOneShotBytes, &T::one_shot_start, &T::one_shot_byte,
-     one_shot_passes},
-    {PathKind::window, "window", kAllReduce, kUnlimited, &T::window_start, &T::window_byte,
+    {PathKind::one_shot, "one_shot", kAny, kOneShotBytes, false, &T::one_shot_start,
+     &T::one_shot_byte, one_shot_passes},
+    {PathKind::window, "window", kWindow, kUnlimited, false, &T::window_start, &T::window_byte,
      window_passes},
-    {PathKind::staged, "staged", kAny, kUnlimited, &T::staged_start, &T::staged_byte,
+    {PathKind::push, "push", kAllReduce, kUnlimited, true, &T::push_start, &T::push_byte,
+     push_passes},
+    {PathKind::pull, "pull", kReaders, kUnlimited, true, &T::pull_start, &T::pull_byte,
+     pull_passes},
+    {PathKind::staged, "staged", kAny, kUnlimited, false, &T::staged_start, &T::staged_byte,
      staged_passes},
 }};
 
@@ -60,7 +77,7 @@ PathKind first_choice(const PathQuestion& question, const TuningTable& table) {
 
 }  // namespace
 
-const std::array<PathRow, 4>& path_table() { return kPaths; }
+const std::array<PathRow, 6>& path_table() { return kPaths; }
 
 const PathRow& row_of(PathKind path) { return kPaths[static_cast<size_t>(path)]; }
 
@@ -74,12 +91,12 @@ bool fits(const PathRow& row, Collective kind, size_t bytes) {
   return (row.kinds & bit(kind)) != 0 && bytes <= row.most_bytes;
 }
 
-bool has_path(Collective kind) { return (kAny & bit(kind)) != 0; }
-
 Refusal refusal(const PathRow& row, const PathQuestion& q, const TuningTable& table) {
   if ((row.kinds & bit(q.kind)) == 0) return Refusal::collective;
   // A group of one has nobody to show anything to: one_shot then only works out the result.
-  if (q.size == 1 && row.path == PathKind::staged) return Refusal::alone;
+  if (q.size == 1 && row.most_bytes == kUnlimited && row.path != PathKind::window)
+    return Refusal::alone;
+  if (row.by_address && !q.foreign) return Refusal::by_address;
   if (q.bytes > row.most_bytes && !(q.size == 1 && row.path == PathKind::one_shot))
     return Refusal::too_long;
   if (row.path != PathKind::window) return Refusal::none;

@@ -10,42 +10,42 @@
 
 namespace farandole {
 
-enum class PathKind : uint8_t { lines, one_shot, window, staged, barrier };
+enum class PathKind : uint8_t { lines, one_shot, window, push, pull, staged, barrier };
 
 /// What the choice follows from; the same on all ranks.
 struct PathQuestion {
   Collective kind = Collective::all_reduce;
-  size_t bytes = 0;     // of one rank's input
-  int size = 1;         // ranks
-  bool shared = false;  // all ranks have shown that input and output lie in memory that all map
+  size_t bytes = 0;      // of the longest input
+  int size = 1;          // ranks
+  bool shared = false;   // all ranks have shown that input and output lie in memory that all map
+  bool foreign = false;  // ranks may reach each other's memory by address, and found it faster
 };
 
 /// Why a path does not run an operation.
-enum class Refusal : uint8_t { none, collective, too_long, memory, alone, too_late };
+enum class Refusal : uint8_t { none, collective, too_long, memory, by_address, alone, too_late };
 
 struct PathRow {
   PathKind path;
   std::string_view name;
   uint32_t kinds;     // a bit for each collective
-  size_t most_bytes;  // of one rank's input
+  size_t most_bytes;  // of the longest input
+  bool by_address;    // reaches other ranks' memory
   double TuningTable::* start;
   double TuningTable::* byte;
-  /// How often a rank reads or copies as many bytes as its input has.
+  /// How often the busiest rank reads, copies or writes as many bytes as the input has.
   double (*passes)(Collective, double size);
 };
 
 constexpr uint32_t bit(Collective kind) { return 1U << static_cast<unsigned>(kind); }
 
 /// By PathKind; the barrier alone has no row, as it has no data.
-const std::array<PathRow, 4>& path_table();
+const std::array<PathRow, 6>& path_table();
 const PathRow& row_of(PathKind path);
 /// Null when there is no path of that name.
 const PathRow* path_named(std::string_view name);
 
 /// Whether the path could run this when it is asked for by name, as far as all ranks know.
 bool fits(const PathRow& row, Collective kind, size_t bytes);
-/// Whether any path runs this collective.
-bool has_path(Collective kind);
 
 /// Why choose_path does not consider the path.
 Refusal refusal(const PathRow& row, const PathQuestion& question, const TuningTable& table);

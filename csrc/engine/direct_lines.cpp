@@ -29,10 +29,9 @@ class Lines : public DirectPath {
                          operation.postscale, memory_.size());
     peer_ = 0;
     line_ = 0;
-    const bool shows = shows_data(memory_.rank);
     Line* lines = memory_.mine().lines[memory_.sequence() % 2];
     const std::byte* from = operation.input.data;
-    size_t left = shows ? operation.input.bytes() : 0;
+    size_t left = shown_bytes(memory_.rank);
     for (size_t i = 0, n = lines_for(left); i < n; ++i) {
       const size_t take = std::min(left, kLinePayload);
       if (take > 0) std::memcpy(lines[i].payload, from, take);
@@ -50,10 +49,7 @@ class Lines : public DirectPath {
   }
 
  private:
-  bool shows_data(int r) const {
-    const Operation& o = what_.operation();
-    return o.kind != Collective::broadcast || o.root == r;
-  }
+  size_t shown_bytes(int r) const { return what_.is_read(r) ? what_.input_bytes(r) : 0; }
 
   bool arrived(int r) {
     const auto index = static_cast<size_t>(r);
@@ -63,7 +59,7 @@ class Lines : public DirectPath {
     }
     std::byte* to = arrived_.data() + index * kLines * kLinePayload;
     inputs_[index] = to;
-    const size_t bytes = shows_data(r) ? what_.operation().input.bytes() : 0;
+    const size_t bytes = shown_bytes(r);
     const Line* lines = memory_.page(r).lines[memory_.sequence() % 2];
     for (const size_t n = lines_for(bytes); line_ < n; ++line_) {
       if (lines[line_].flag.load(std::memory_order_acquire) != memory_.ticket) return false;

@@ -1,5 +1,7 @@
-// one_shot: every rank shows all of its input, in its page or where it lies; posting the operation
-// says that it is there. Everybody then finishes alone.
+// one_shot: every rank shows all of its input, in its page or where it lies; everybody finishes
+// alone. Posting the operation says that the first piece is there, the progress word `published`
+// how many more: what is copied in, on its way and folded are different pieces.
+#include <algorithm>
 #include <cstring>
 
 #include "engine/direct_path.h"
@@ -8,6 +10,8 @@
 namespace farandole {
 namespace {
 
+constexpr size_t kPiece = 4 << 10;  // bytes; whole elements of every type
+
 class OneShot : public DirectPath {
  public:
   explicit OneShot(const StreamMemory& memory)
@@ -15,31 +19,80 @@ class OneShot : public DirectPath {
 
   void start(const Operation& operation) override {
     what_.start(operation, memory_);
-    read_ = false;
-    const bool shows = operation.kind != Collective::broadcast || operation.root == memory_.rank;
-    const bool alone = memory_.size() == 1;
-    if (alone || !shows || what_.mine_is_shared() || operation.input.count == 0) return;
-    std::memcpy(memory_.mine().one_shot[memory_.sequence() % 2], operation.input.data,
-                operation.input.bytes());
+    scales_ = scales_for(operation.input.dtype, operation.op, operation.prescale,
+                         operation.postscale, memory_.size());
+    // Elsewhere inputs differ in length, or the output is no place by place image of them.
+    piece_bytes_ = operation.kind == Collective::all_reduce ? kPiece : kOneShotBytes;
+    pieces_ = operation.kind == Collective::all_reduce
+                  ? std::max<size_t>(1, (operation.input.bytes() + kPiece - 1) / kPiece)
+                  : 1;
+    shown_ = read_ = 0;
+    located_ = false;
+    copies_ = what_.is_read(memory_.rank) && memory_.size() > 1 && !what_.mine_is_shared();
+    if (!copies_ && pieces_ > 1) publish(memory_.mine().published, shown(pieces_));
+    show();
+  }
+
+  bool show() override {
+    if (!copies_ || shown_ == pieces_) return false;
+    const Piece piece = piece_at(shown_);
+    if (piece.bytes > 0)
+      std::memcpy(my_slot() + piece.begin, what_.operation().input.data + piece.begin, piece.bytes);
+    if (shown_++ > 0) publish(memory_.mine().published, shown(shown_));
+    return true;
   }
 
   Progress poll(TimePoint) override {
-    const uint64_t done = progress(memory_.sequence(), 1);
-    const Operation& o = what_.operation();
-    if (!read_) {
-      read_everything();
-      read_ = true;
-      publish(memory_.mine().folded, done);
+    if (!located_) locate();
+    bool moved = false;
+    while (read_ < pieces_) {
+      moved |= show();
+      if (!others_show(read_)) {
+        if (copies_ && shown_ < pieces_) continue;
+        return moved ? Progress::moved : Progress::idle;
+      }
+      read();
+      moved = true;
     }
     if (memory_.size() == 1 || !what_.mine_is_shared()) return Progress::finished;
     // Peers read my input where it lies: it is mine again when all have.
     for (int r = 0; r < memory_.size(); ++r)
-      if (!reached(memory_.page(r).folded, done)) return Progress::idle;
+      if (!reached(memory_.page(r).folded, progress(memory_.sequence(), 1)))
+        return moved ? Progress::moved : Progress::idle;
+    const Operation& o = what_.operation();
     if (writes_later()) std::memcpy(o.output.data, later_.data(), o.output.bytes());
     return Progress::finished;
   }
 
  private:
+  struct Piece {
+    size_t begin, bytes;
+  };
+  Piece piece_at(size_t index) const {
+    const size_t begin = index * piece_bytes_;
+    return {begin, std::min(piece_bytes_, what_.operation().input.bytes() - begin)};
+  }
+  uint64_t shown(size_t pieces) const { return progress(memory_.sequence(), pieces); }
+  std::byte* my_slot() const { return memory_.mine().one_shot[memory_.sequence() % 2]; }
+
+  bool others_show(size_t index) const {
+    if (index == 0) return true;  // they have posted the operation
+    for (int r = 0; r < memory_.size(); ++r)
+      if (r != memory_.rank && !reached(memory_.page(r).published, shown(index + 1))) return false;
+    return true;
+  }
+
+  void locate() {
+    located_ = true;
+    for (int r = 0; r < memory_.size(); ++r) {
+      const std::byte* mapped =
+          r == memory_.rank ? what_.operation().input.data : what_.input_of(r);
+      inputs_[static_cast<size_t>(r)] =
+          mapped != nullptr ? mapped : memory_.page(r).one_shot[memory_.sequence() % 2];
+    }
+    if (writes_later()) later_.resize(kOneShotBytes);
+  }
+
   /// The result would overwrite what peers are reading.
   bool writes_later() const {
     const Operation& o = what_.operation();
@@ -47,23 +100,30 @@ class OneShot : public DirectPath {
            o.input.data == o.output.data;
   }
 
-  void read_everything() {
+  /// Folds the next piece of an all_reduce; other kinds have one.
+  void read() {
     const Operation& o = what_.operation();
-    for (int r = 0; r < memory_.size(); ++r) {
-      const std::byte* mapped = r == memory_.rank ? o.input.data : what_.input_of(r);
-      inputs_[static_cast<size_t>(r)] =
-          mapped != nullptr ? mapped : memory_.page(r).one_shot[memory_.sequence() % 2];
+    std::byte* output = writes_later() ? later_.data() : o.output.data;
+    if (o.kind != Collective::all_reduce) {
+      what_.finish(inputs_, scales_, output);
+      ++read_;
+    } else {
+      const Piece piece = piece_at(read_++);
+      fold_canonical(output + piece.begin, inputs_, piece.bytes / size_of(o.input.dtype),
+                     o.input.dtype, o.op, scales_);
+      for (const std::byte*& input : inputs_) input += piece.bytes;
     }
-    if (writes_later()) later_.resize(kOneShotBytes);
-    what_.finish(inputs_, scales_for(o.input.dtype, o.op, o.prescale, o.postscale, memory_.size()),
-                 writes_later() ? later_.data() : o.output.data);
+    if (read_ == pieces_) publish(memory_.mine().folded, progress(memory_.sequence(), 1));
   }
 
   const StreamMemory& memory_;
   DirectOperation what_;
-  std::vector<const std::byte*> inputs_;
+  Scales scales_;
+  std::vector<const std::byte*> inputs_;  // of the next piece
   std::vector<std::byte> later_;
-  bool read_ = false;
+  size_t piece_bytes_ = kPiece, pieces_ = 0, shown_ = 0, read_ = 0;
+  bool copies_ = false;   // my input into my page
+  bool located_ = false;  // where the others' inputs lie
 };
 
 }  // namespace

@@ -1,9 +1,10 @@
+#include <cerrno>
 #include <cstring>
 #include <string>
 
 #include "engine/direct_path.h"
 #include "fold/fold.h"
-#include "schedule/slicing.h"
+#include "transport/foreign_memory.h"
 
 namespace farandole {
 namespace {
@@ -18,9 +19,15 @@ void move(std::byte* to, const std::byte* from, size_t bytes) {
 void DirectOperation::start(const Operation& operation, const StreamMemory& memory) {
   operation_ = &operation;
   memory_ = &memory;
+  shape_.rank = memory.rank;
+  shape_.size = memory.size();
+  shape_.count = operation.count;
+  shape_.counts = operation.counts;
+  shape_.root = operation.root;
   const auto place = [&](const Buffer& b) {
+    if (b.count == 0) return uint64_t{0};
     const auto offset = memory.segment->offset_of(b.data, b.bytes());
-    return offset && b.count > 0 ? *offset + 1 : 0;
+    return offset ? *offset + 1 : reinterpret_cast<uint64_t>(b.data) | kForeign;
   };
   Places& mine = memory.mine().entry.places[memory.sequence() % 2];
   // Relaxed: released with `posted`.
@@ -28,47 +35,84 @@ void DirectOperation::start(const Operation& operation, const StreamMemory& memo
   mine.output.store(place(operation.output), std::memory_order_relaxed);
 }
 
+uint64_t DirectOperation::place(int r, std::atomic<uint64_t> Places::* which) const {
+  const Places& places = memory_->page(r).entry.places[memory_->sequence() % 2];
+  return (places.*which).load(std::memory_order_relaxed);
+}
+
 std::byte* DirectOperation::mapped(int r, std::atomic<uint64_t> Places::* which,
                                    size_t bytes) const {
-  Places& places = memory_->page(r).entry.places[memory_->sequence() % 2];
-  const uint64_t place = (places.*which).load(std::memory_order_relaxed);
-  if (place == 0) return nullptr;
-  std::byte* data = memory_->segment->at(place - 1);
+  const uint64_t at = place(r, which);
+  if (at == 0 || (at & kForeign) != 0) return nullptr;
+  std::byte* data = memory_->segment->at(at - 1);
   if (!memory_->segment->offset_of(data, bytes))
     throw Error(ErrorCode::resource,
                 "shared memory control block of rank " + std::to_string(r) + " is corrupt");
   return data;
 }
 
+uint64_t DirectOperation::foreign(int r, std::atomic<uint64_t> Places::* which) const {
+  return place(r, which) & ~kForeign;
+}
+
+bool DirectOperation::read(int r, std::byte* to, uint64_t from, size_t bytes) const {
+  const pid_t process = memory_->processes[static_cast<size_t>(r)];
+  return copied(read_foreign(process, to, from, bytes), r, "read");
+}
+
+bool DirectOperation::write(int r, uint64_t to, const std::byte* from, size_t bytes) const {
+  const pid_t process = memory_->processes[static_cast<size_t>(r)];
+  return copied(write_foreign(process, to, from, bytes), r, "written");
+}
+
+bool DirectOperation::copied(int error, int r, std::string_view what) const {
+  if (error == 0) return true;
+  // A rank whose group failed has its memory back, and may have freed it.
+  if (error == ESRCH || memory_->failed()) return false;
+  Context where;
+  where.rank = memory_->members[static_cast<size_t>(r)];
+  where.pid = memory_->processes[static_cast<size_t>(r)];
+  where.evidence = std::string("the kernel says: ") + std::strerror(error) + "; seen by rank " +
+                   std::to_string(memory_->members[static_cast<size_t>(memory_->rank)]);
+  throw Error(
+      ErrorCode::resource,
+      "the buffer of rank " + std::to_string(where.rank) + " could not be " + std::string(what),
+      std::move(where),
+      error == EFAULT ? "do not free, unmap or protect memory that an operation in flight uses"
+                      : "set FARANDOLE_CMA=0 to copy through shared memory");
+}
+
 bool DirectOperation::all_shared() const {
   for (int r = 0; r < memory_->size(); ++r)
-    if (input_of(r) == nullptr || output_of(r) == nullptr) return false;
+    if (input_of(r) == nullptr || (output_bytes(r) > 0 && output_of(r) == nullptr)) return false;
   return true;
+}
+
+size_t DirectOperation::input_bytes(int r) const {
+  if (r == shape_.rank) return operation_->input.bytes();
+  return input_count(operation_->kind, shape_, r) * size_of(operation_->input.dtype);
+}
+
+size_t DirectOperation::output_bytes(int r) const {
+  const bool has_none = operation_->kind == Collective::reduce && r != shape_.root;
+  return has_none ? 0 : shape_.count * size_of(operation_->input.dtype);
 }
 
 void DirectOperation::finish(const std::vector<const std::byte*>& inputs, const Scales& scales,
                              std::byte* output) const {
   const Operation& o = *operation_;
-  const size_t bytes = o.input.bytes();
-  switch (o.kind) {
-    case Collective::all_reduce:
-      fold_canonical(output, inputs, o.input.count, o.input.dtype, o.op, scales);
-      return;
-    case Collective::reduce_scatter: {
-      const Slice mine = part({Space::input, 0, o.input.count}, memory_->size(), memory_->rank);
-      std::vector<const std::byte*> parts = inputs;
-      for (const std::byte*& p : parts) p += mine.offset * size_of(o.input.dtype);
-      fold_canonical(output, parts, mine.count, o.input.dtype, o.op, scales);
-      return;
-    }
-    case Collective::all_gather:
-      for (size_t r = 0; r < inputs.size(); ++r) move(output + r * bytes, inputs[r], bytes);
-      return;
-    case Collective::broadcast:
-      move(output, inputs[static_cast<size_t>(o.root)], bytes);
-      return;
-    default:
-      return;
+  const size_t element = size_of(o.input.dtype);
+  if (folds(o.kind)) {
+    const Slice take = route_to_me(0).take;  // the same of every rank
+    std::vector<const std::byte*> parts = inputs;
+    for (const std::byte*& p : parts) p += take.offset * element;
+    if (take.count > 0) fold_canonical(output, parts, take.count, o.input.dtype, o.op, scales);
+    return;
+  }
+  for (size_t r = 0; r < inputs.size(); ++r) {
+    const Route from = route_to_me(static_cast<int>(r));
+    move(output + from.put.offset * element, inputs[r] + from.take.offset * element,
+         from.take.count * element);
   }
 }
 

@@ -1,8 +1,12 @@
 // The ways in which ranks that map each other's memory run a collective without messages.
 //
 //   lines     every rank writes its data in cache lines that carry their own flag; one transit
-//   one_shot  every rank shows all of its input; everybody finishes alone; one wait
+//   one_shot  every rank shows all of its input in pieces; everybody finishes alone; one wait
 //   window    buffers that all ranks map: rank r folds part r and stores it to all; two waits
+//   push      buffers of any kind: rank r reads part r of every input by address, folds it and
+//             writes it to all outputs; two waits
+//   pull      likewise, for collectives that only move data to who reads them, or fold for one
+//             rank: everybody reads what it needs by address; two waits
 //   staged    blocks are copied through shared memory where a buffer is its owner's alone
 //
 // All fold in canonical order. Designs and measurements: docs/benchmarks.md.
@@ -13,6 +17,7 @@
 
 #include "engine/backend.h"
 #include "engine/stream_page.h"
+#include "schedule/routes.h"
 
 namespace farandole {
 
@@ -21,6 +26,8 @@ class DirectPath {
   virtual ~DirectPath() = default;
   /// Before the ranks have agreed: writes this rank's own page only.
   virtual void start(const Operation& operation) = 0;
+  /// Meanwhile: more of this rank's own; true if there was more.
+  virtual bool show() { return false; }
   /// After they have.
   virtual Progress poll(TimePoint until) = 0;
 };
@@ -28,6 +35,8 @@ class DirectPath {
 std::unique_ptr<DirectPath> make_lines(const StreamMemory& memory);
 std::unique_ptr<DirectPath> make_one_shot(const StreamMemory& memory);
 std::unique_ptr<DirectPath> make_window(const StreamMemory& memory);
+std::unique_ptr<DirectPath> make_push(const StreamMemory& memory);
+std::unique_ptr<DirectPath> make_pull(const StreamMemory& memory);
 std::unique_ptr<DirectPath> make_staged(const StreamMemory& memory);
 
 /// What paths work out from the operation and the ranks' published places.
@@ -36,25 +45,43 @@ class DirectOperation {
   void start(const Operation& operation, const StreamMemory& memory);
 
   const Operation& operation() const { return *operation_; }
+  const Shape& shape() const { return shape_; }
+  Route route_to_me(int from) const { return route(operation_->kind, shape_, from, shape_.rank); }
+  /// Bytes of rank r's input (output, of a collective on whole buffers).
+  size_t input_bytes(int r) const;
+  size_t output_bytes(int r) const;
+  /// Whether other ranks take anything of rank r's input.
+  bool is_read(int r) const { return farandole::is_read(operation_->kind, shape_, r); }
+
   /// Where rank r's input (output) is mapped here; null when only its owner maps it.
-  const std::byte* input_of(int r) const {
-    return mapped(r, &Places::input, operation_->input.bytes());
-  }
-  std::byte* output_of(int r) const {
-    return mapped(r, &Places::output, operation_->output.bytes());
-  }
+  const std::byte* input_of(int r) const { return mapped(r, &Places::input, input_bytes(r)); }
+  std::byte* output_of(int r) const { return mapped(r, &Places::output, output_bytes(r)); }
+  /// Every rank maps all inputs, and the outputs that are written.
   bool all_shared() const;
   bool mine_is_shared() const { return input_of(memory_->rank) != nullptr; }
+
+  /// Where rank r's input (output) lies in that rank's own memory, for buffers not mapped here.
+  uint64_t foreign_input_of(int r) const { return foreign(r, &Places::input); }
+  uint64_t foreign_output_of(int r) const { return foreign(r, &Places::output); }
+  /// Copies from (to) rank r's memory. False when that rank has ended or the group has failed: its
+  /// verdict is on the way, and the operation goes no further. Throws Error naming the rank. To
+  /// write, be on a Visit.
+  bool read(int r, std::byte* to, uint64_t from, size_t bytes) const;
+  bool write(int r, uint64_t to, const std::byte* from, size_t bytes) const;
 
   /// Works out this rank's output from all inputs, given where each can be read.
   void finish(const std::vector<const std::byte*>& inputs, const struct Scales& scales,
               std::byte* output) const;
 
  private:
+  uint64_t place(int r, std::atomic<uint64_t> Places::* which) const;
   std::byte* mapped(int r, std::atomic<uint64_t> Places::* which, size_t bytes) const;
+  uint64_t foreign(int r, std::atomic<uint64_t> Places::* which) const;
+  bool copied(int error, int r, std::string_view what) const;
 
   const Operation* operation_ = nullptr;
   const StreamMemory* memory_ = nullptr;
+  Shape shape_;
 };
 
 }  // namespace farandole

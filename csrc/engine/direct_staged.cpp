@@ -1,9 +1,9 @@
 // staged: any collective over memory of any kind. Data go in blocks through three stages, several
-// blocks in flight:
+// blocks in flight; what a block is, and who takes what of it, is said by Blocks:
 //
 //   publish  copy what others will read into my staging memory (not if they map my input)
-//   fold     read the others' inputs: fold my part of the block, or copy it to its place
-//   gather   copy the parts that others folded from their staging memory (all_reduce only)
+//   take     read the others' inputs: fold them, or copy them to their places
+//   gather   copy the parts that others folded from their staging memory (all_reduce, reduce)
 //
 // Each rank announces how many blocks it has brought through each stage; a slot of staging memory
 // is used again kStagingDepth blocks later, when the slowest reader has announced that it is past.
@@ -12,9 +12,8 @@
 #include <cstring>
 
 #include "base/fault.h"
-#include "engine/direct_path.h"
+#include "engine/direct_blocks.h"
 #include "fold/fold.h"
-#include "schedule/slicing.h"
 
 namespace farandole {
 namespace {
@@ -29,23 +28,16 @@ class Staged : public DirectPath {
     scales_ = scales_for(operation.input.dtype, operation.op, operation.prescale,
                          operation.postscale, memory_.size());
     element_ = size_of(operation.input.dtype);
-    const size_t chunk = kStagingChunk / element_;
-    const auto size = static_cast<size_t>(memory_.size());
-    // reduce_scatter: a block is a chunk of every rank's part; else `size` chunks of the whole.
-    const bool by_part = operation.kind == Collective::reduce_scatter;
-    block_count_ = by_part ? chunk : chunk * size;
-    const size_t longest =
-        by_part ? (operation.input.count + size - 1) / size : operation.input.count;
-    blocks_ = (longest + block_count_ - 1) / block_count_;
-    published_ = folded_ = gathered_ = 0;
+    blocks_.start(what_, kStagingChunk / element_);
+    published_ = taken_ = gathered_ = 0;
   }
 
   Progress poll(TimePoint until) override {
     bool moved = false;
     for (bool again = true; again;) {
-      again = step(published_, &Staged::may_publish, &Staged::publish_block) |
-              step(folded_, &Staged::may_fold, &Staged::fold_block) |
-              step(gathered_, &Staged::may_gather, &Staged::gather_block);
+      again = step(published_, &Staged::may_publish, &Staged::publish_block);
+      again |= step(taken_, &Staged::may_take, &Staged::take_block);
+      again |= step(gathered_, &Staged::may_gather, &Staged::gather_block);
       moved |= again;
       if (finished()) return Progress::finished;
       if (again && now() >= until) break;
@@ -54,124 +46,138 @@ class Staged : public DirectPath {
   }
 
  private:
-  Collective kind() const { return what_.operation().kind; }
-  bool is_reader() const {
-    return kind() != Collective::broadcast || what_.operation().root != memory_.rank;
-  }
-  bool is_shown(int r) const {
-    return kind() != Collective::broadcast || what_.operation().root == r;
-  }
-
   bool step(uint64_t& block, bool (Staged::*may)(uint64_t) const, void (Staged::*run)(uint64_t)) {
-    if (block >= blocks_ || !(this->*may)(block)) return false;
+    if (block >= blocks_.count() || !(this->*may)(block)) return false;
     (this->*run)(block);
     ++block;
     return true;
   }
 
-  bool all_reached(Word StreamPage::* word, uint64_t count) const {
+  bool has(int r, Word StreamPage::* word, uint64_t count) const {
+    return r == memory_.rank || reached(memory_.page(r).*word, progress(memory_.sequence(), count));
+  }
+
+  /// All who read my input, through staging memory or where it lies, are past `count` blocks.
+  bool readers_took(uint64_t count) const {
     for (int r = 0; r < memory_.size(); ++r)
-      if (r != memory_.rank && !reached(memory_.page(r).*word, progress(memory_.sequence(), count)))
-        return false;
+      if (reads(r) && !has(r, &StreamPage::folded, count)) return false;
     return true;
   }
 
   bool finished() const {
-    if (published_ < blocks_ || folded_ < blocks_ || gathered_ < blocks_) return false;
-    // Peers that read my input where it lies must be done with it.
-    return !what_.mine_is_shared() || all_reached(&StreamPage::folded, blocks_);
+    const uint64_t all = blocks_.count();
+    if (published_ < all || taken_ < all || gathered_ < all) return false;
+    return all == 0 || !shows_in_place() || readers_took(all);
   }
 
   // ---- publish ----
 
+  bool shows(int r) const { return blocks_.two_phases() || what_.is_read(r); }
+  bool shows_in_place() const { return shows(memory_.rank) && what_.mine_is_shared(); }
+  bool shows_by_copy() const { return shows(memory_.rank) && !what_.mine_is_shared(); }
+
   bool may_publish(uint64_t b) const {
-    return b < kStagingDepth || all_reached(&StreamPage::folded, b - kStagingDepth + 1);
+    return !shows_by_copy() || b < kStagingDepth || readers_took(b - kStagingDepth + 1);
   }
 
   void publish_block(uint64_t b) {
-    if (is_shown(memory_.rank) && !what_.mine_is_shared()) {
+    if (shows_by_copy()) {
       std::byte* slot = input_staging(&memory_.mine(), memory_.size(), b);
-      if (splits()) {
-        for (int r = 0; r < memory_.size(); ++r)
-          if (r != memory_.rank) copy(slot + chunk_at(r), input(memory_.rank), piece(b, r));
-      } else {
-        copy(slot, input(memory_.rank), block(b));
+      for (int r = 0; r < memory_.size(); ++r) {
+        if (r == memory_.rank || !reads(r)) continue;
+        copy(slot + blocks_.slot_of(r) * element_, what_.operation().input.data,
+             blocks_.shown_to(r, b));
+        if (blocks_.in_common()) break;
       }
     }
     fault_point("staged.publish");
     publish(memory_.mine().published, progress(memory_.sequence(), b + 1));
   }
 
-  // ---- fold ----
+  // ---- take ----
 
-  bool may_fold(uint64_t b) const {
-    if (is_reader() && !all_published(b + 1)) return false;
-    return !gathers() || b < kStagingDepth ||
-           all_reached(&StreamPage::gathered, b - kStagingDepth + 1);
+  bool reads(int r) const {
+    return blocks_.two_phases() || is_reader(what_.operation().kind, what_.shape(), r);
   }
 
-  bool all_published(uint64_t count) const {
-    for (int r = 0; r < memory_.size(); ++r)
-      if (r != memory_.rank && is_shown(r) && what_.input_of(r) == nullptr &&
-          !reached(memory_.page(r).published, progress(memory_.sequence(), count)))
-        return false;
-    return true;
-  }
-
-  void fold_block(uint64_t b) {
-    const Operation& o = what_.operation();
-    if (splits()) {
-      fold_my_piece(b);
-    } else if (kind() == Collective::all_gather) {
+  bool may_take(uint64_t b) const {
+    if (reads(memory_.rank))
       for (int r = 0; r < memory_.size(); ++r)
-        take_block(b, r, o.output.data + static_cast<size_t>(r) * o.input.bytes());
-    } else {
-      take_block(b, o.root, o.output.data);
-    }
+        if (shows(r) && what_.input_of(r) == nullptr && !has(r, &StreamPage::published, b + 1))
+          return false;
+    return b < kStagingDepth || !blocks_.two_phases() || gatherers_took(b - kStagingDepth + 1);
+  }
+
+  void take_block(uint64_t b) {
+    if (folds(what_.operation().kind))
+      fold_mine(b);
+    else
+      for (int r = 0; r < memory_.size(); ++r) take_from(r, b);
     fault_point("staged.fold");
     publish(memory_.mine().folded, progress(memory_.sequence(), b + 1));
   }
 
-  void fold_my_piece(uint64_t b) {
-    const Operation& o = what_.operation();
-    const Slice mine = piece(b, memory_.rank);
-    for (int r = 0; r < memory_.size(); ++r) {
-      const std::byte* whole = input(r);
-      inputs_[static_cast<size_t>(r)] =
-          whole != nullptr
-              ? whole + mine.offset * element_
-              : input_staging(&memory_.page(r), memory_.size(), b) + chunk_at(memory_.rank);
-    }
-    const size_t base = gathers() ? 0 : part(everything(), memory_.size(), memory_.rank).offset;
-    std::byte* outputs[] = {o.output.data + (mine.offset - base) * element_,
-                            result_staging(&memory_.mine(), memory_.size(), b)};
-    fold_canonical_to({outputs, gathers() ? 2u : 1u}, inputs_, mine.count, o.input.dtype, o.op,
-                      scales_);
+  void take_from(int r, uint64_t b) {
+    const Route from = blocks_.taken_from(r, b);
+    if (from.take.count == 0) return;
+    const std::byte* data = shown_by(r, b, from.take);
+    std::byte* to = output(from.put);
+    if (to != data) std::memcpy(to, data, from.take.count * element_);
   }
 
-  /// Copies rank r's block to its place in `whole`.
-  void take_block(uint64_t b, int r, std::byte* whole) {
-    const Slice s = block(b);
-    const std::byte* from = input(r) != nullptr
-                                ? input(r) + s.offset * element_
-                                : input_staging(&memory_.page(r), memory_.size(), b);
-    std::byte* to = whole + s.offset * element_;
-    if (to != from) std::memcpy(to, from, s.count * element_);
+  void fold_mine(uint64_t b) {
+    const Operation& o = what_.operation();
+    const Route mine = blocks_.taken_from(memory_.rank, b);
+    if (mine.take.count == 0) return;
+    for (int r = 0; r < memory_.size(); ++r)
+      inputs_[static_cast<size_t>(r)] = shown_by(r, b, mine.take);
+    std::byte* outputs[2];
+    size_t n = 0;
+    if (gathers(memory_.rank) || !blocks_.two_phases()) outputs[n++] = output(mine.put);
+    if (has_gatherers()) outputs[n++] = result_staging(&memory_.mine(), memory_.size(), b);
+    fold_canonical_to({outputs, n}, inputs_, mine.take.count, o.input.dtype, o.op, scales_);
+  }
+
+  /// Where rank r shows what I take of block b: in its input, or in its staging memory.
+  const std::byte* shown_by(int r, uint64_t b, const Slice& take) const {
+    const std::byte* whole = r == memory_.rank ? what_.operation().input.data : what_.input_of(r);
+    if (whole != nullptr) return whole + take.offset * element_;
+    return input_staging(&memory_.page(r), memory_.size(), b) +
+           blocks_.slot_of(memory_.rank) * element_;
   }
 
   // ---- gather ----
 
+  bool gathers(int r) const {
+    const Operation& o = what_.operation();
+    return o.kind == Collective::all_reduce || (o.kind == Collective::reduce && o.root == r);
+  }
+  /// Others take the results that I fold.
+  bool has_gatherers() const {
+    return blocks_.two_phases() &&
+           (what_.operation().kind == Collective::all_reduce || !gathers(memory_.rank));
+  }
+
+  bool gatherers_took(uint64_t count) const {
+    for (int r = 0; r < memory_.size(); ++r)
+      if (gathers(r) && !has(r, &StreamPage::gathered, count)) return false;
+    return true;
+  }
+
   bool may_gather(uint64_t b) const {
-    return !gathers() || all_reached(&StreamPage::folded, b + 1);
+    if (!gathers(memory_.rank)) return true;
+    for (int r = 0; r < memory_.size(); ++r)
+      if (!has(r, &StreamPage::folded, b + 1)) return false;
+    return true;
   }
 
   void gather_block(uint64_t b) {
-    if (!gathers()) return;
+    if (!gathers(memory_.rank)) return;
     for (int r = 0; r < memory_.size(); ++r) {
       if (r == memory_.rank) continue;
-      const Slice theirs = piece(b, r);
-      std::memcpy(what_.operation().output.data + theirs.offset * element_,
-                  result_staging(&memory_.page(r), memory_.size(), b), theirs.count * element_);
+      const Slice theirs = blocks_.folded_by(r, b);
+      std::memcpy(output(theirs), result_staging(&memory_.page(r), memory_.size(), b),
+                  theirs.count * element_);
     }
     fault_point("staged.gather");
     publish(memory_.mine().gathered, progress(memory_.sequence(), b + 1));
@@ -179,40 +185,21 @@ class Staged : public DirectPath {
 
   // ---- where things are ----
 
-  bool gathers() const { return kind() == Collective::all_reduce; }
-  bool splits() const { return gathers() || kind() == Collective::reduce_scatter; }
-  Slice everything() const { return {Space::input, 0, what_.operation().input.count}; }
-  static size_t chunk_at(int r) { return static_cast<size_t>(r) * kStagingChunk; }
-
-  Slice block(uint64_t b) const {
-    const size_t begin = b * block_count_;
-    return {Space::input, begin, std::min(block_count_, everything().count - begin)};
+  std::byte* output(const Slice& s) const {
+    return what_.operation().output.data + s.offset * element_;
   }
 
-  /// The part of block b that rank r folds.
-  Slice piece(uint64_t b, int r) const {
-    if (gathers()) return part(block(b), memory_.size(), r);
-    const Slice whole = part(everything(), memory_.size(), r);
-    const size_t begin = std::min(b * block_count_, whole.count);
-    return {Space::input, whole.offset + begin, std::min(block_count_, whole.count - begin)};
-  }
-
-  /// Rank r's input as mapped here; null when it comes through staging memory.
-  const std::byte* input(int r) const {
-    return r == memory_.rank ? what_.operation().input.data : what_.input_of(r);
-  }
-
-  void copy(std::byte* to, const std::byte* from, Slice s) const {
-    std::memcpy(to, from + s.offset * element_, s.count * element_);
+  void copy(std::byte* to, const std::byte* from, const Slice& s) const {
+    if (s.count > 0) std::memcpy(to, from + s.offset * element_, s.count * element_);
   }
 
   const StreamMemory& memory_;
   DirectOperation what_;
+  Blocks blocks_;
   Scales scales_;
   std::vector<const std::byte*> inputs_;
   size_t element_ = 1;
-  size_t block_count_ = 1;
-  uint64_t blocks_ = 0, published_ = 0, folded_ = 0, gathered_ = 0;
+  uint64_t published_ = 0, taken_ = 0, gathered_ = 0;
 };
 
 }  // namespace

@@ -1,10 +1,11 @@
-// window: an all-reduce over buffers that every rank maps. Rank r folds part r out of all inputs
-// and stores it to all outputs; when all have, it is done. Two waits, least bytes moved.
+// window: an all-reduce, or a reduce, over buffers that every rank maps. Rank r folds part r out of
+// all inputs and stores it to all outputs; when all have, it is done. Two waits, least bytes moved.
 //
-// It writes into memory of other ranks, so every piece goes through the ownership protocol: say
-// `inside`, look at the abort word, write, leave. A rank that aborts takes its memory back only
-// when nobody is inside any more (Stream::others_are_out).
+// An epilogue works on the folded part tile by tile, between fold and store.
+//
+// It writes into memory of other ranks, so every piece is a Visit.
 #include <algorithm>
+#include <cstring>
 
 #include "base/fault.h"
 #include "engine/direct_path.h"
@@ -15,13 +16,12 @@ namespace farandole {
 namespace {
 
 constexpr size_t kPiece = 128 << 10;  // bytes between two looks at the clock
+constexpr size_t kTile = 8 << 10;     // folded for an epilogue: fits the first cache with its state
 
 class Window : public DirectPath {
  public:
   explicit Window(const StreamMemory& memory)
-      : memory_(memory),
-        inputs_(static_cast<size_t>(memory.size())),
-        outputs_(static_cast<size_t>(memory.size())) {}
+      : memory_(memory), inputs_(static_cast<size_t>(memory.size())) {}
 
   void start(const Operation& operation) override {
     what_.start(operation, memory_);
@@ -52,21 +52,39 @@ class Window : public DirectPath {
     const size_t element = size_of(o.input.dtype);
     const size_t count = std::min(mine_.count - done_, kPiece / element);
     const size_t at = (mine_.offset + done_) * element;
+    outputs_.clear();
     for (int r = 0; r < memory_.size(); ++r) {
       inputs_[static_cast<size_t>(r)] = what_.input_of(r) + at;
-      outputs_[static_cast<size_t>(r)] = what_.output_of(r) + at;
+      if (what_.output_bytes(r) > 0) outputs_.push_back(what_.output_of(r) + at);
     }
-    std::atomic<uint64_t>& inside = memory_.mine().inside.value;
-    inside.store(1, std::memory_order_seq_cst);  // partner: Stream::others_are_out
-    const bool alive = memory_.abort->load(std::memory_order_seq_cst) == 0;
-    if (alive) {
-      fault_point("window.write");
+    const Visit visit(memory_);
+    if (!visit.welcome()) return false;
+    fault_point("window.write");
+    if (o.epilogue)
+      transform(count);
+    else
       fold_canonical_to(outputs_, inputs_, count, o.input.dtype, o.op, scales_);
-      done_ += count;
-      written_ = done_ == mine_.count;
+    done_ += count;
+    written_ = done_ == mine_.count;
+    return true;
+  }
+
+  /// `count` elements from inputs_ through the epilogue to outputs_.
+  void transform(size_t count) {
+    const Operation& o = what_.operation();
+    const size_t element = size_of(o.input.dtype);
+    const size_t first = mine_.offset + done_;
+    std::byte* const result = outputs_[static_cast<size_t>(memory_.rank)];
+    tile_.resize(kTile);
+    for (size_t at = 0; at < count; at += kTile / element) {
+      const size_t here = std::min(count - at, kTile / element);
+      fold_canonical(tile_.data(), inputs_, here, o.input.dtype, o.op, scales_);
+      o.epilogue->apply(result + at * element, tile_.data(), first + at, here);
+      for (std::byte* output : outputs_)
+        if (output != result && o.epilogue->stores())
+          std::memcpy(output + at * element, result + at * element, here * element);
+      for (const std::byte*& input : inputs_) input += here * element;
     }
-    inside.store(0, std::memory_order_release);
-    return alive;
   }
 
   const StreamMemory& memory_;
@@ -77,6 +95,7 @@ class Window : public DirectPath {
   bool written_ = false;
   std::vector<const std::byte*> inputs_;
   std::vector<std::byte*> outputs_;
+  std::vector<std::byte> tile_;
 };
 
 }  // namespace

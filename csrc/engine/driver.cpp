@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <signal.h>
 
+#include "base/relax.h"
 #include "engine/engine.h"
 
 namespace farandole {
@@ -12,14 +13,6 @@ namespace {
 constexpr auto kBackstop = std::chrono::milliseconds(5);  // without a turn of anyone
 constexpr auto kLongestPark = std::chrono::milliseconds(100);
 constexpr int kLooksBetweenClocks = 32;
-
-inline void relax() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 }  // namespace
 
@@ -60,8 +53,6 @@ void Driver::release() {
   engine_.run_completions();
 }
 
-/// What is left in flight when a thread stops driving or waiting is the progress thread's, unless
-/// somebody else waits.
 void Driver::hand_over() {
   if (engine_.busy() && waiters_.load() == 0) note_submission();
 }

@@ -32,6 +32,19 @@ class Driver {
   bool wait(const Request& request, Deadline until);
   /// A bounded turn, if nobody else drives.
   void turn(Duration at_most);
+  /// Runs `body` as the thread that drives; false, and nothing is done, when another one does.
+  template <typename Body>
+  bool with_token(Body body) {
+    if (!take()) return false;
+    const bool done = body();
+    release();
+    return done;
+  }
+  /// What is in flight when a thread stops driving or waiting is the progress thread's, unless
+  /// somebody else waits.
+  void hand_over();
+  /// More ranks than cores: whoever spins keeps another from coming.
+  bool crowded() const { return crowding_.crowded; }
   /// An operation was submitted that nobody waits for yet.
   void note_submission();
   /// Requests have finished: wakes those who wait for them. By the thread that polls.
@@ -49,7 +62,6 @@ class Driver {
   bool await_work();
   bool nobody_drives();
   void step_aside();
-  void hand_over();
 
   Engine& engine_;
   const Duration spin_;

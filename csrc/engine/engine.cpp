@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <string>
 
+#include "base/fault.h"
 #include "base/log.h"
+#include "base/relax.h"
 #include "control/deaths.h"
 #include "engine/fork.h"
 
@@ -67,16 +69,16 @@ Engine::~Engine() {
 }
 
 std::shared_ptr<Stream> Engine::open_stream(const Membership& membership, std::string label,
-                                            uint64_t number) {
+                                            uint64_t number, bool schedules) {
   sweep();
   const EngineView view{&host_,   arena_,          &dead_,
                         &deaths_, &death_signals_, options_.warn_after,
                         trace(),  &options_.tuning};
   const uint64_t key = stream_key(membership.key, number);
-  auto* stream =
-      new Stream(view, membership, std::move(label), key,
-                 options_.schedules ? options_.schedules(*this, membership, key) : nullptr,
-                 options_.first_sequence);
+  auto* stream = new Stream(
+      view, membership, std::move(label), key,
+      schedules && options_.schedules ? options_.schedules(*this, membership, key) : nullptr,
+      options_.first_sequence);
   ++closed_->open_streams;
   return {stream, [closed = closed_](Stream* closing) {
             if (in_child()) return;  // what it refers to belongs to the parent
@@ -124,22 +126,62 @@ void Engine::sweep() {
 
 // ---- submissions ----
 
-Handle Engine::submit(const std::shared_ptr<Stream>& stream, Operation operation,
-                      bool caller_waits) {
+void Engine::note_arrival(Request& request) {
   if (left_.load(std::memory_order_relaxed))
     throw Error(ErrorCode::not_initialized, "this rank has left the world by shutdown()");
-  auto request = std::make_shared<Request>();
-  request->operation = std::move(operation);
-  if (trace() != nullptr) request->submitted = now();
+  if (trace() != nullptr) request.submitted = now();
   in_flight_.fetch_add(1);  // seq_cst; partner: Driver::progress_main
+}
+
+void Engine::put(const std::shared_ptr<Stream>& stream, std::shared_ptr<Request> request) {
   {
     const std::lock_guard lock(inbox_mutex_);
-    inbox_.push_back({stream, request});
+    inbox_.push_back({stream, std::move(request)});
     inbox_full_.store(true, std::memory_order_seq_cst);  // partner: park
   }
   wake();
+}
+
+Handle Engine::submit(const std::shared_ptr<Stream>& stream, Operation operation,
+                      bool caller_waits) {
+  auto request = std::make_shared<Request>();
+  request->operation = std::move(operation);
+  note_arrival(*request);
+  put(stream, request);
   if (!caller_waits) driver_.note_submission();
   return {shared_from_this(), std::move(request)};
+}
+
+bool Engine::run(const std::shared_ptr<Stream>& stream, const std::shared_ptr<Request>& request,
+                 int looks) {
+  note_arrival(*request);
+  if (driver_.crowded()) looks = std::min(looks, 1);  // the others need this core to come
+  if (trace() != nullptr ||
+      !driver_.with_token([&] { return run_alone(stream, request, looks); })) {
+    put(stream, request);
+    return false;
+  }
+  if (!request->finished.load(std::memory_order_acquire)) return false;
+  driver_.hand_over();
+  return true;
+}
+
+/// By the thread that holds the token. False, and nothing is done, when other operations are in
+/// flight: those that were submitted before it must stay before it.
+bool Engine::run_alone(const std::shared_ptr<Stream>& stream,
+                       const std::shared_ptr<Request>& request, int looks) {
+  if (!active_.empty() || inbox_full_.load(std::memory_order_acquire)) return false;
+  stream->enqueue(request);
+  for (; looks > 0; --looks) {
+    if (stream->poll(TimePoint::min()) == Progress::moved) {
+      collect(*stream);
+      ring_sleepers();
+    }
+    if (!stream->busy()) return true;
+    relax();
+  }
+  active_.push_back(stream);
+  return true;
 }
 
 void Engine::wake() {
@@ -194,7 +236,7 @@ bool Engine::poll(TimePoint until) {
 }
 
 void Engine::collect(Stream& stream) {
-  std::vector<std::shared_ptr<Request>> finished = stream.take_finished();
+  std::vector<std::shared_ptr<Request>>& finished = stream.finished();
   if (finished.empty()) return;
   in_flight_.fetch_sub(static_cast<int>(finished.size()), std::memory_order_release);
   driver_.note_finished();
@@ -204,6 +246,7 @@ void Engine::collect(Stream& stream) {
     completions_.push_back(std::move(request));
     completions_full_.store(true, std::memory_order_release);
   }
+  finished.clear();
 }
 
 void Engine::run_completions() {
@@ -236,7 +279,8 @@ void Engine::park(Duration at_most) {
   if (!poll(TimePoint::min())) {
     const TraceSpan parked(trace(), TraceKind::parked, "parked");
     const auto ms = std::chrono::ceil<std::chrono::milliseconds>(at_most).count();
-    handle_events(unexplained_.empty() ? static_cast<int>(ms) : 1);
+    const bool look_again = !unexplained_.empty() || fault_latency_armed();
+    handle_events(look_again ? 1 : static_cast<int>(ms));
   }
   asleep.store(0, std::memory_order_relaxed);
   look_around();

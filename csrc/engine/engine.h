@@ -51,9 +51,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const TuningTable& tuning() const { return options_.tuning; }
 
   /// Opens a stream without waiting for the peers. `number` tells the streams of a group apart and
-  /// is the same on every member.
+  /// is the same on every member. Without `schedules` it has the paths over shared memory alone.
   std::shared_ptr<Stream> open_stream(const Membership& membership, std::string label,
-                                      uint64_t number);
+                                      uint64_t number, bool schedules = true);
 
   /// The lifeline of a group whose members all know its cell under `key`. Once its group and
   /// streams are gone on every member, the cell (`owned`, on the rank that made it) is given back.
@@ -63,6 +63,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Any thread. With `caller_waits` nobody else is woken to drive.
   Handle submit(const std::shared_ptr<Stream>& stream, Operation operation,
                 bool caller_waits = false);
+  /// The same for a caller that waits: drives at once, for at most `looks` looks, when nobody else
+  /// drives and nothing else is in flight. True when the request is finished, and no other thread
+  /// has ever held it.
+  bool run(const std::shared_ptr<Stream>& stream, const std::shared_ptr<Request>& request,
+           int looks);
 
   /// One bounded turn; true if anything moved.
   bool poll(TimePoint until);
@@ -89,6 +94,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Request> request;
   };
+  void note_arrival(Request& request);
+  void put(const std::shared_ptr<Stream>& stream, std::shared_ptr<Request> request);
+  bool run_alone(const std::shared_ptr<Stream>& stream, const std::shared_ptr<Request>& request,
+                 int looks);
   void take_submissions();
   void collect(Stream& stream);
   void ring_sleepers();

@@ -26,6 +26,8 @@ class Handle {
   Handle(std::shared_ptr<Engine> engine, std::shared_ptr<Request> request)
       : engine_(std::move(engine)), request_(std::move(request)) {}
 
+  /// False for a handle of nothing, which is complete.
+  bool valid() const noexcept { return request_ != nullptr; }
   bool done() const noexcept {
     return !request_ || request_->finished.load(std::memory_order_acquire);
   }

@@ -26,6 +26,19 @@ struct Buffer {
 /// Called once, after the token is released, on whichever thread drove; never takes Python's lock.
 using Completion = std::function<void(const Error*)>;
 
+/// What an all-reduce over memory that all ranks map makes of its sums before anything is stored. A
+/// rank is asked for its own part of the elements alone, each once, in pieces, by the thread that
+/// polls; what it answers is what all ranks get.
+class Epilogue {
+ public:
+  virtual ~Epilogue() = default;
+  /// The reduced elements [first, first + count) stand in `reduced`. Turns `result`, this rank's
+  /// output there, from what it was into what is stored on every rank. `result` is not `reduced`.
+  virtual void apply(std::byte* result, const std::byte* reduced, size_t first, size_t count) = 0;
+  /// False: apply() only looks, and no rank's output changes.
+  virtual bool stores() const { return true; }
+};
+
 /// One rank's share of a collective. Input and output hold what sizes_of(kind, shape) says
 /// (schedule/slicing.h); a rank that reads or gets nothing has an empty buffer there.
 struct Operation {
@@ -41,7 +54,9 @@ struct Operation {
   std::string name;
   std::string algorithm;  // empty: the engine chooses; else a backend's path or a planner by name
   Determinism level = Determinism::canonical;
+  std::shared_ptr<Epilogue> epilogue;  // goes with algorithm "window" alone
   Deadline deadline;
+  Duration timeout{};  // besides, from the first look around after it has started; zero: none
   std::shared_ptr<const void> keepalive;
   Completion completion;
 };

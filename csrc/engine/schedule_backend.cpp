@@ -25,8 +25,8 @@ std::vector<int> peers_of(const Schedule& schedule, int rank) {
       for (const int peer : {step.to, step.from})
         if (peer != kNobody && peer != rank) peers.push_back(peer);
   std::ranges::sort(peers);
-  const auto repeated = std::ranges::unique(peers);
-  peers.erase(repeated.begin(), repeated.end());
+  // Not std::ranges::unique: clang 14 cannot compile what g++ 12's library returns from it.
+  peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
   return peers;
 }
 

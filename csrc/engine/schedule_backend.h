@@ -55,7 +55,8 @@ class ScheduleBackend : public Backend {
   ScheduleBackend(int rank, int size, Connect connect, std::shared_ptr<Arena> arena = nullptr,
                   TuningTable tuning = {});
 
-  std::string_view name() const override { return "schedule"; }
+  static constexpr std::string_view kName = "schedule";
+  std::string_view name() const override { return kName; }
   bool can_run(const Operation& operation) const override;
   void start(const Operation& operation, uint32_t sequence) override;
   Progress poll(TimePoint until) override;

@@ -1,22 +1,33 @@
 #include "engine/shm_direct.h"
 
-#include <array>
 #include <string>
+
+#include "schedule/routes.h"
 
 namespace farandole {
 namespace {
 
 /// By PathKind.
-constexpr std::array<std::unique_ptr<DirectPath> (*)(const StreamMemory&), 4> kMakers{
-    make_lines, make_one_shot, make_window, make_staged};
+constexpr std::array<std::unique_ptr<DirectPath> (*)(const StreamMemory&), 6> kMakers{
+    make_lines, make_one_shot, make_window, make_push, make_pull, make_staged};
+
+/// Of the longest input, which all ranks know: a rank's own may be shorter.
+size_t bytes_of(const Operation& o, int size) {
+  Shape shape;
+  shape.size = size;
+  shape.count = o.count;
+  shape.counts = o.counts;
+  shape.root = o.root;
+  return longest_input(o.kind, shape) * size_of(o.input.dtype);
+}
 
 }  // namespace
 
 bool ShmDirect::can_run(const Operation& o) const {
-  if (!has_path(o.kind)) return false;
   if (o.algorithm.empty()) return true;
   const PathRow* forced = path_named(o.algorithm);
-  return forced != nullptr && fits(*forced, o.kind, o.input.bytes());
+  return forced != nullptr && fits(*forced, o.kind, bytes_of(o, memory_.size())) &&
+         (memory_.foreign || !forced->by_address);
 }
 
 DirectPath& ShmDirect::path(PathKind which) {
@@ -28,13 +39,14 @@ DirectPath& ShmDirect::path(PathKind which) {
 }
 
 PathQuestion ShmDirect::question(const Operation& o, bool shared) const {
-  return {o.kind, o.input.bytes(), memory_.size(), shared};
+  return {o.kind, bytes_of(o, memory_.size()), memory_.size(), shared, memory_.prefers_foreign};
 }
 
 void ShmDirect::start(const Operation& o, uint32_t) {
   operation_ = &o;
   path_ = nullptr;
   which_ = PathKind::barrier;
+  agreed_ = false;
   if (o.kind == Collective::barrier) return;
   const PathRow* forced = path_named(o.algorithm);
   path_ = &path(forced != nullptr ? forced->path : choose_path(question(o, false), tuning_));
@@ -43,14 +55,42 @@ void ShmDirect::start(const Operation& o, uint32_t) {
 
 bool ShmDirect::is_path(std::string_view name) { return path_named(name) != nullptr; }
 
-bool ShmDirect::agrees_in_data() const { return which_ == PathKind::lines; }
+bool ShmDirect::is_by_address(std::string_view name) {
+  const PathRow* row = path_named(name);
+  return row != nullptr && row->by_address;
+}
+
+std::vector<std::string_view> ShmDirect::path_names() {
+  std::vector<std::string_view> names;
+  for (const PathRow& row : path_table()) names.push_back(row.name);
+  return names;
+}
+
+std::vector<std::string_view> ShmDirect::paths_for(const Operation& o) const {
+  std::vector<std::string_view> names;
+  for (const PathRow& row : path_table())
+    if (fits(row, o.kind, bytes_of(o, memory_.size())) && (memory_.foreign || !row.by_address))
+      names.push_back(row.name);
+  return names;
+}
+
+/// one_shot copies on while it waits for the others to post.
+bool ShmDirect::agrees_in_data() const {
+  return which_ == PathKind::lines || which_ == PathKind::one_shot;
+}
 
 void ShmDirect::agreed() {
-  if (operation_->kind != Collective::all_reduce || which_ == PathKind::lines) return;
+  agreed_ = true;
+  choose_by_places();
+}
+
+/// Where the buffers lie is known when all have posted.
+void ShmDirect::choose_by_places() {
+  if (which_ == PathKind::lines || !fits(row_of(PathKind::window), operation_->kind, 0)) return;
   DirectOperation what;
   what.start(*operation_, memory_);
   const bool shared = what.all_shared();
-  if (operation_->algorithm == "window" && !shared && operation_->input.count > 0)
+  if (operation_->algorithm == "window" && !shared && operation_->count > 0)
     throw Error(ErrorCode::invalid_argument,
                 "algorithm 'window' needs input and output in memory that all ranks map", {},
                 "use arrays from farandole.allocate(), or another algorithm");
@@ -62,6 +102,11 @@ void ShmDirect::agreed() {
 }
 
 Progress ShmDirect::poll(TimePoint until) {
+  if (which_ == PathKind::one_shot && !agreed_) {
+    if (compare_posts(memory_) != Posts::same)
+      return path_->show() ? Progress::moved : Progress::idle;
+    agreed();
+  }
   return path_ == nullptr ? Progress::finished : path_->poll(until);
 }
 

@@ -3,6 +3,8 @@
 
 #include <array>
 #include <memory>
+#include <string_view>
+#include <vector>
 
 #include "engine/direct_choice.h"
 #include "engine/direct_path.h"
@@ -24,19 +26,26 @@ class ShmDirect : public Backend {
   void abort() noexcept override { path_ = nullptr; }
 
   static bool is_path(std::string_view name);
+  /// Whether the path of this name needs to reach other ranks' memory by address.
+  static bool is_by_address(std::string_view name);
+  static std::vector<std::string_view> path_names();
+  /// The paths that can run this operation.
+  std::vector<std::string_view> paths_for(const Operation& operation) const;
   /// The path of the last operation, as `algorithm` would name it.
   std::string_view path_name() const;
 
  private:
   DirectPath& path(PathKind which);
   PathQuestion question(const Operation& operation, bool shared) const;
+  void choose_by_places();
 
   const StreamMemory& memory_;
   const TuningTable& tuning_;
-  std::array<std::unique_ptr<DirectPath>, 4> paths_;  // made when first used, kept
+  std::array<std::unique_ptr<DirectPath>, 6> paths_;  // made when first used, kept
   const Operation* operation_ = nullptr;
   DirectPath* path_ = nullptr;
   PathKind which_ = PathKind::barrier;
+  bool agreed_ = false;  // posts have been compared, by the stream or here
 };
 
 }  // namespace farandole

@@ -8,6 +8,7 @@
 
 #include "base/fault.h"
 #include "base/log.h"
+#include "base/spelling.h"
 #include "schedule/planners.h"
 
 namespace farandole {
@@ -37,6 +38,10 @@ Stream::Stream(const EngineView& around, const Membership& membership, std::stri
   memory_.members = membership_.members;
   memory_.pages.assign(membership_.members.size(), nullptr);
   memory_.segment = around_.host->segment;
+  for (const int member : membership_.members)
+    memory_.processes.push_back(around_.host->peers[static_cast<size_t>(member)].info.pid);
+  memory_.foreign = around_.host->foreign.allowed;
+  memory_.prefers_foreign = around_.host->foreign.preferred;
   memory_.abort = membership_.abort;
   std::byte* page = around_.arena->allocate(sizeof(StreamPage) + staging_bytes(memory_.size()));
   memory_.pages[static_cast<size_t>(memory_.rank)] = new (page) StreamPage(sequence_);
@@ -56,8 +61,6 @@ ClosedPage Stream::leave_behind() const {
       page.readers.push_back({memory_.members[r], memory_.pages[r] != nullptr});
   return page;
 }
-
-std::vector<std::shared_ptr<Request>> Stream::take_finished() { return std::move(finished_); }
 
 // ---- the life of an operation ----
 
@@ -99,7 +102,7 @@ Progress Stream::advance(TimePoint until) {
     case Phase::resting:
       return Progress::idle;
     case Phase::opening:
-      if (!open_pages()) return Progress::idle;
+      if (!open_pages() || held_back()) return Progress::idle;
       start();
       return Progress::moved;
     case Phase::agreeing:
@@ -118,7 +121,9 @@ Progress Stream::advance(TimePoint until) {
 
 void Stream::begin() {
   ++sequence_;
+  held_since_ = TimePoint{};
   started_ = TimePoint{};  // stamped by the first look around: most operations end before it
+  idle_looks_ = 0;
   backend_ = nullptr;
   enter(Phase::opening);
 }
@@ -126,14 +131,24 @@ void Stream::begin() {
 /// Peers open the stream when they come to it; until then their pages are not to be found.
 bool Stream::open_pages() {
   if (pages_open_) return true;
+  pages_open_ = true;
   for (size_t r = 0; r < memory_.pages.size(); ++r) {
     if (memory_.pages[r] != nullptr) continue;
     const auto offset = memory_.segment->find(memory_.members[r], key_);
-    if (!offset) return false;
-    memory_.pages[r] = std::launder(reinterpret_cast<StreamPage*>(memory_.segment->at(*offset)));
+    if (offset)
+      memory_.pages[r] = std::launder(reinterpret_cast<StreamPage*>(memory_.segment->at(*offset)));
+    else
+      pages_open_ = false;  // the others are looked for nevertheless: waiting_for() names the late
   }
-  pages_open_ = true;
-  return true;
+  return pages_open_;
+}
+
+/// Only where a test has given the transport a latency.
+bool Stream::held_back() {
+  if (!fault_latency_armed()) return false;
+  const TimePoint when = now();
+  if (held_since_ == TimePoint{}) held_since_ = when;
+  return when - held_since_ < fault_latency(operation().name);
 }
 
 Backend& Stream::backend_for(const Operation& operation) {
@@ -144,6 +159,14 @@ void Stream::require_backend(const Operation& o) const {
   if (direct_.can_run(o)) return;
   if (!schedules_)
     throw Error(ErrorCode::invalid_argument, "this group can only run paths over shared memory");
+  if (ShmDirect::is_by_address(o.algorithm) && !memory_.foreign)
+    throw Error(ErrorCode::invalid_argument,
+                "algorithm '" + o.algorithm +
+                    "' needs to reach other ranks' memory, which it may not: " +
+                    around_.host->foreign.why_not,
+                {},
+                "let the kernel permit process_vm_readv and process_vm_writev between ranks, "
+                "or use another algorithm");
   if (ShmDirect::is_path(o.algorithm))
     throw Error(ErrorCode::invalid_argument, "path '" + o.algorithm + "' cannot run " +
                                                  std::string(name_of(o.kind)) + " of " +
@@ -153,7 +176,13 @@ void Stream::require_backend(const Operation& o) const {
   shape.count = o.count;
   shape.counts = o.counts;
   shape.root = o.root;
-  if (o.algorithm != schedules_->name()) require_planner(o.kind, o.algorithm, shape, o.level);
+  if (o.algorithm == schedules_->name()) return;
+  try {
+    require_planner(o.kind, o.algorithm, shape, o.level);
+  } catch (const Error& refusal) {  // knows of planners alone
+    throw Error(refusal.code(), refusal.verdict(), refusal.where(),
+                refusal.advice() + "; over shared memory: " + join_names(direct_.paths_for(o)));
+  }
 }
 
 void Stream::start() {
@@ -166,28 +195,22 @@ void Stream::start() {
   enter(backend_->agrees_in_data() ? Phase::running : Phase::agreeing);
 }
 
-Stream::Agreement Stream::compare_posts() const {
-  bool all = true;
-  for (int r = 0; r < memory_.size(); ++r) {
-    const uint64_t posted = memory_.page(r).entry.posted.load(std::memory_order_acquire);
-    const auto ahead =
-        static_cast<int32_t>(static_cast<uint32_t>(posted >> 32) - memory_.sequence());
-    if (ahead < 0) all = false;
-    // A peer that is ahead has compared my descriptor with its own and found them equal.
-    if (ahead == 0 && posted != memory_.ticket) return Agreement::different;
-  }
-  return all ? Agreement::same : Agreement::waiting;
+/// While data that would bring the agreement do not come.
+bool Stream::sees_difference() {
+  if (++idle_looks_ < kLooksBetweenPosts) return false;
+  idle_looks_ = 0;
+  return compare_posts(memory_) == Posts::different;
 }
 
 Progress Stream::agree() {
-  switch (compare_posts()) {
-    case Agreement::waiting:
+  switch (compare_posts(memory_)) {
+    case Posts::waiting:
       return Progress::idle;
-    case Agreement::different:
+    case Posts::different:
       backend_->abort();
       enter(Phase::describing);
       return Progress::moved;
-    case Agreement::same:
+    case Posts::same:
       break;
   }
   try {
@@ -209,8 +232,7 @@ Progress Stream::run(TimePoint until) {
     std::atomic_thread_fence(std::memory_order_acquire);  // partner: Lifeline::report
     if (membership_.lifeline->failed()) return Progress::moved;
     finish(std::nullopt);
-  } else if (progress == Progress::idle && backend_->agrees_in_data() &&
-             compare_posts() == Agreement::different) {
+  } else if (progress == Progress::idle && backend_->agrees_in_data() && sees_difference()) {
     backend_->abort();
     enter(Phase::describing);
     return Progress::moved;
@@ -220,13 +242,14 @@ Progress Stream::run(TimePoint until) {
 
 void Stream::finish(std::optional<Error> error) {
   publish(memory_.mine().completed, progress(sequence_, 0));
-  last_path_ = backend_ == &direct_  ? direct_.path_name()
-               : backend_ != nullptr ? backend_->name()
-                                     : "";
+  const std::string_view path = backend_ == &direct_  ? direct_.path_name()
+                                : backend_ != nullptr ? backend_->name()
+                                                      : "";
+  last_path_.store(path.data(), std::memory_order_relaxed);
   queue_.front()->error = std::move(error);
   if (logs(LogLevel::debug))
     log(LogLevel::debug, title() + (queue_.front()->error ? " failed" : " went by ") +
-                             std::string(queue_.front()->error ? "" : last_path_));
+                             std::string(queue_.front()->error ? "" : path));
   enter(Phase::resting);
   std::shared_ptr<Request> request = std::move(queue_.front());
   queue_.pop_front();

@@ -6,6 +6,7 @@
 //   any phase ─► leaving ─► resting                                     (the group has failed)
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <string>
@@ -79,15 +80,16 @@ class Stream {
   Progress poll(TimePoint until);
   /// Now and then: deaths, deadlines, warnings.
   void look_around(TimePoint now);
-  /// Requests that have finished since the last call.
-  std::vector<std::shared_ptr<Request>> take_finished();
+  /// Requests that have finished since they were last cleared away.
+  std::vector<std::shared_ptr<Request>>& finished() { return finished_; }
   /// What this stream is doing, for people.
   std::string describe() const;
-  std::string_view last_path() const { return last_path_; }
+  /// How the last operation was run; any thread may ask.
+  std::string_view last_path() const { return last_path_.load(std::memory_order_relaxed); }
 
  private:
   enum class Phase { resting, opening, agreeing, running, describing, comparing, leaving };
-  enum class Agreement { waiting, same, different };
+  static constexpr int kLooksBetweenPosts = 16;  // each takes a line that a peer is about to write
 
   void begin();
   void enter(Phase next);
@@ -97,8 +99,9 @@ class Stream {
   Progress advance(TimePoint until);
   Progress guarded_advance(TimePoint until);
   bool open_pages();
+  bool held_back();
   void start();
-  Agreement compare_posts() const;
+  bool sees_difference();
   Progress agree();
   Progress run(TimePoint until);
   Progress describe_mine();
@@ -128,10 +131,11 @@ class Stream {
   Phase phase_ = Phase::resting;
   uint32_t sequence_ = 0;
   bool pages_open_ = false;
-  std::string_view last_path_;
+  std::atomic<const char*> last_path_{""};  // a literal
   uint32_t track_ = 0;
   TimePoint begun_{}, phase_begun_{};  // set while tracing
-  TimePoint started_{}, next_warning_{}, leaving_since_{};
+  TimePoint started_{}, next_warning_{}, leaving_since_{}, held_since_{};
+  int idle_looks_ = 0;  // at data that carry the agreement, since posts were compared
   std::deque<std::shared_ptr<Request>> queue_;  // the front one is in flight
   std::vector<std::shared_ptr<Request>> finished_;
 };

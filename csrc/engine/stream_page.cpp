@@ -1,19 +1,16 @@
 #include "engine/stream_page.h"
 
 #include <bit>
+#include <cstdio>
 #include <functional>
 #include <map>
+#include <span>
 #include <sstream>
 
-#include "base/trace.h"
+#include "base/fixed_text.h"
 
 namespace farandole {
 namespace {
-
-template <size_t N>
-std::string take(const char (&from)[N]) {
-  return {from, ::strnlen(from, N)};
-}
 
 std::string number(double value) {
   std::ostringstream out;
@@ -30,28 +27,51 @@ struct Field {
 constexpr Field kFields[] = {
     {"operation", [](const Descriptor& d) { return std::string(name_of(d.kind)); }},
     {"dtype", [](const Descriptor& d) { return std::string(name_of(d.dtype)); }},
+    {"counts", [](const Descriptor& d) { return text_in(d.counts); }},
     {"count", [](const Descriptor& d) { return std::to_string(d.count); }},
     {"op", [](const Descriptor& d) { return std::string(name_of(d.op)); }},
     {"root", [](const Descriptor& d) { return std::to_string(d.root); }},
     {"prescale", [](const Descriptor& d) { return number(d.prescale); }},
     {"postscale", [](const Descriptor& d) { return number(d.postscale); }},
     {"level", [](const Descriptor& d) { return std::string(name_of(d.level)); }},
-    {"algorithm", [](const Descriptor& d) { return take(d.algorithm); }},
-    {"name", [](const Descriptor& d) { return take(d.name); }},
+    {"algorithm", [](const Descriptor& d) { return text_in(d.algorithm); }},
+    {"name", [](const Descriptor& d) { return text_in(d.name); }},
 };
 
 std::string first_name(const std::vector<Descriptor>& by_rank) {
   for (const Descriptor& d : by_rank)
-    if (d.name[0] != 0) return take(d.name);
+    if (d.name[0] != 0) return text_in(d.name);
   return "";
+}
+
+uint64_t hash_of(std::span<const size_t> counts) {
+  uint64_t h = counts.size();
+  for (const size_t n : counts) h = (std::rotl(h, 23) ^ n) * 0xff51afd7ed558ccd;
+  return h ^ h >> 32;
+}
+
+/// "3, 0, 5"; what does not fit into `most` characters is cut, and the hash of all stands instead.
+std::string text_of(std::span<const size_t> counts, size_t most) {
+  std::string text;
+  for (const size_t n : counts) {
+    if (!text.empty()) text += ", ";
+    text += std::to_string(n);
+    if (text.size() >= most) break;
+  }
+  if (text.size() < most) return text;
+  char rest[40];
+  std::snprintf(rest, sizeof rest, ", … (hash %016llx)",
+                static_cast<unsigned long long>(hash_of(counts)));
+  text.resize(text.rfind(", ", most - sizeof rest));
+  return text + rest;
 }
 
 }  // namespace
 
 Descriptor describe(const Operation& o) {
   Descriptor d;
-  std::memset(static_cast<void*>(&d), 0, sizeof d);  // padding is hashed too
-  d.kind = o.kind;
+  std::memset(static_cast<void*>(&d), 0, sizeof d);                 // padding is hashed too
+  d.kind = o.kind == Collective::recv ? Collective::send : o.kind;  // two ends of one operation
   d.dtype = o.input.dtype;
   d.op = o.op;
   d.level = o.level;
@@ -61,14 +81,18 @@ Descriptor describe(const Operation& o) {
   d.postscale = o.postscale;
   copy_cut(o.algorithm, d.algorithm);
   copy_cut(o.name, d.name);
+  if (!o.counts.empty()) {
+    d.counts_hash = hash_of(o.counts);
+    copy_cut(text_of(o.counts, sizeof d.counts), d.counts);
+  }
   return d;
 }
 
 uint32_t hash_of(const Descriptor& d) {
   // Multiply and fold by words; the tail of an unused name is all zero and is skipped.
   const auto* words = reinterpret_cast<const char*>(&d);
-  const size_t used =
-      d.name[0] == 0 && d.algorithm[0] == 0 ? offsetof(Descriptor, algorithm) : sizeof d;
+  const size_t used = d.name[0] == 0 && d.algorithm[0] == 0 ? offsetof(Descriptor, algorithm)
+                                                            : offsetof(Descriptor, counts);
   uint64_t h = 0x9e3779b97f4a7c15;
   for (size_t i = 0; i + 8 <= used; i += 8) {
     uint64_t w = 0;
@@ -78,6 +102,19 @@ uint32_t hash_of(const Descriptor& d) {
   h ^= h >> 32;
   const auto hash = static_cast<uint32_t>(h);
   return hash != 0 ? hash : 1;  // a line never used bears the flag 0, which is a number after 2^32
+}
+
+Posts compare_posts(const StreamMemory& memory) {
+  bool all = true;
+  for (int r = 0; r < memory.size(); ++r) {
+    const uint64_t posted = memory.page(r).entry.posted.load(std::memory_order_acquire);
+    const auto ahead =
+        static_cast<int32_t>(static_cast<uint32_t>(posted >> 32) - memory.sequence());
+    if (ahead < 0) all = false;
+    // A peer that is ahead has compared my descriptor with its own and found them equal.
+    if (ahead == 0 && posted != memory.ticket) return Posts::different;
+  }
+  return all ? Posts::same : Posts::waiting;
 }
 
 std::optional<Error> disagreement(const std::vector<Descriptor>& by_member,

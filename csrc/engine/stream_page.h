@@ -24,17 +24,20 @@ struct Descriptor {
   int32_t root;
   uint64_t count;
   double prescale, postscale;
+  uint64_t counts_hash;
   char algorithm[32];
   char name[192];
+  char counts[96];  // as text, for people; cut ones tell themselves apart by their hash
 };
 Descriptor describe(const Operation& operation);
 uint32_t hash_of(const Descriptor& descriptor);
 
-/// Where a rank's buffers lie for one operation: offset in the segment + 1, or 0 when only the
-/// owner maps them.
+/// Where a rank's buffers lie for one operation: offset in the segment + 1 where all ranks map
+/// them, else kForeign and the address in their owner; 0 for an empty buffer.
 struct Places {
   std::atomic<uint64_t> input{0}, output{0};
 };
+inline constexpr uint64_t kForeign = uint64_t{1} << 63;  // no address of a process has this bit
 
 inline constexpr size_t kLinePayload = 56;  // a cache line less its flag
 inline constexpr size_t kLines = 37;        // 2 KiB in lines
@@ -104,6 +107,9 @@ struct StreamMemory {
   std::vector<int> members;        // world ranks, by group rank
   std::vector<StreamPage*> pages;  // by group rank; null until the peer has opened the stream
   std::shared_ptr<Segment> segment;
+  std::vector<pid_t> processes;  // by group rank
+  bool foreign = false;          // every rank may read and write the others' memory by address
+  bool prefers_foreign = false;  // and does, where it is not told how
   const std::atomic<uint64_t>* abort = nullptr;  // not 0 once the group has failed
   uint64_t ticket = 0;                           // the operation in flight: (sequence << 32 | hash)
 
@@ -111,7 +117,31 @@ struct StreamMemory {
   StreamPage& mine() const { return *pages[static_cast<size_t>(rank)]; }
   uint32_t sequence() const { return static_cast<uint32_t>(ticket >> 32); }
   StreamPage& page(int r) const { return *pages[static_cast<size_t>(r)]; }
+  bool failed() const { return abort->load(std::memory_order_seq_cst) != 0; }
 };
+
+/// A stay in other ranks' memory, to write there. A rank whose group fails takes its memory back
+/// only when nobody is inside any more (Stream::others_are_out): so come in first, then look
+/// whether the group is alive, and write only then.
+class Visit {
+ public:
+  explicit Visit(const StreamMemory& memory) : inside_(memory.mine().inside.value) {
+    inside_.store(1, std::memory_order_seq_cst);  // partner: Stream::others_are_out
+    welcome_ = !memory.failed();
+  }
+  ~Visit() { inside_.store(0, std::memory_order_release); }
+  Visit(const Visit&) = delete;
+  Visit& operator=(const Visit&) = delete;
+  bool welcome() const { return welcome_; }
+
+ private:
+  std::atomic<uint64_t>& inside_;
+  bool welcome_;
+};
+
+enum class Posts { waiting, same, different };
+/// Whether all members have started the operation in flight, by what they have posted.
+Posts compare_posts(const StreamMemory& memory);
 
 /// Why members that started different operations disagree, in the same words on each of them and
 /// by world rank; nothing when they do not.

@@ -1,6 +1,7 @@
 // What a stream tells: whom it waits for, warnings, verdicts about its peers, its part of a trace.
 #include <cstdio>
 
+#include "base/fixed_text.h"
 #include "base/log.h"
 #include "engine/stream.h"
 
@@ -32,6 +33,8 @@ std::vector<int> Stream::waiting_for() const {
   std::vector<int> late;
   for (int r = 0; r < memory_.size(); ++r) {
     const StreamPage* page = memory_.pages[static_cast<size_t>(r)];
+    // While pages are missing, those that are there wait for them as this rank does.
+    if (r == memory_.rank || (phase_ == Phase::opening && page != nullptr)) continue;
     const uint64_t posted = page ? page->entry.posted.load(std::memory_order_acquire) : 0;
     if (page == nullptr ||
         static_cast<int32_t>(static_cast<uint32_t>(posted >> 32) - sequence_) < 0)
@@ -44,7 +47,8 @@ std::string Stream::title() const {
   const Operation& o = operation();
   std::string text = std::string(name_of(o.kind)) + " #" + std::to_string(sequence_);
   if (!o.name.empty()) text += " '" + o.name + "'";
-  if (!label_.empty()) text += " of " + label_;
+  const bool between_two = o.kind == Collective::send || o.kind == Collective::recv;
+  if (!label_.empty()) text += (between_two ? " " : " of ") + label_;
   return text;
 }
 
@@ -53,7 +57,10 @@ void Stream::look_around(TimePoint when) {
   if (started_ == TimePoint{}) {
     started_ = when;
     next_warning_ = when + around_.warn_after;
+    Operation& o = queue_.front()->operation;
+    if (o.timeout > Duration::zero()) o.deadline.at = std::min(o.deadline.at, when + o.timeout);
   }
+  idle_looks_ = kLooksBetweenPosts;  // whoever has just been woken looks at everything
   for (int r = 0; r < memory_.size(); ++r)
     if (needs(r) || r == memory_.rank) check_members(r);
   if (operation().deadline.passed(when) && !membership_.lifeline->failed()) {
@@ -187,9 +194,9 @@ void Stream::trace_operation(TimePoint end) const {
   event.begin = begun_;
   event.end = end;
   event.launched = request.submitted;
-  event.bytes = o.input.bytes();
+  event.bytes = o.input.count > 0 ? o.input.bytes() : o.output.bytes();
   event.label = name_of(o.kind);
-  copy_cut(last_path_, event.path);
+  copy_cut(last_path(), event.path);
   copy_cut(o.name, event.name);
   around_.trace->record(event);
 }

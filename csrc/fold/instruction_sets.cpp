@@ -1,4 +1,8 @@
 // Which tables of loops this build has, and which of them this processor runs.
+#ifdef FARANDOLE_HAS_AVX2
+#include <cpuid.h>
+#endif
+
 #include <array>
 #include <cstddef>
 #include <span>
@@ -16,11 +20,18 @@ struct InstructionSet {
   bool (*runs_here)();
 };
 
+#ifdef FARANDOLE_HAS_AVX2
+/// clang 14's __builtin_cpu_supports does not know it. Whoever has AVX2 may use its registers.
+bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
+
 constexpr InstructionSet kInstructionSets[] = {
     {"baseline", &kBaselineKernels, [] { return true; }},
 #ifdef FARANDOLE_HAS_AVX2
-    {"avx2", &kAvx2Kernels,
-     [] { return bool(__builtin_cpu_supports("avx2")) && bool(__builtin_cpu_supports("f16c")); }},
+    {"avx2", &kAvx2Kernels, [] { return bool(__builtin_cpu_supports("avx2")) && has_f16c(); }},
 #endif
 #ifdef FARANDOLE_HAS_AVX512
     {"avx512", &kAvx512Kernels,

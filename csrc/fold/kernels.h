@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "fold/fold.h"
+#include "fold/update.h"
 
 namespace farandole {
 
@@ -19,15 +20,17 @@ Factor factor_of(double factor);
 
 using FloatScaleFunction = void (*)(std::byte* out, const std::byte* in, size_t count,
                                     const Factor& factor);
+using UpdateFunction = void (*)(const UpdateArrays& arrays, const UpdateFactors& factors);
 using CastFunction = void (*)(std::byte* out, const std::byte* in, size_t count);
 
 /// Plain arrays: nothing here may bring an inline function into a translation unit that is compiled
 /// for a newer processor, where the linker could keep that copy for everyone.
 struct Kernels {
   FoldFunction fold[kDTypes.size()][kReduceOps.size()] = {};
-  FloatScaleFunction scale[kDTypes.size()] = {};  // floats only
-  CastFunction widen[kDTypes.size()] = {};        // a half to float32
-  CastFunction narrow[kDTypes.size()] = {};       // float32 to a half
+  FloatScaleFunction scale[kDTypes.size()] = {};                    // floats only
+  CastFunction widen[kDTypes.size()] = {};                          // a half to float32
+  CastFunction narrow[kDTypes.size()] = {};                         // float32 to a half
+  UpdateFunction update[kDTypes.size()][kUpdateNames.size()] = {};  // float32 and float64
 };
 
 extern const Kernels kBaselineKernels, kAvx2Kernels, kAvx512Kernels;  // those that were built

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 
 namespace farandole {
 namespace {
@@ -19,36 +20,65 @@ uint64_t mix(uint64_t h, uint64_t value) { return (h ^ value) * 0x100000001b3; }
 
 std::vector<Bucket> plan_buckets(std::span<const Parameter> in_ready_order,
                                  const BucketLimits& limits) {
+  std::vector<int> order(in_ready_order.size());
+  std::iota(order.begin(), order.end(), 0);
+  return plan_buckets(in_ready_order, order, limits);
+}
+
+std::vector<Bucket> plan_buckets(std::span<const Parameter> parameters,
+                                 std::span<const int> ready_order, const BucketLimits& limits) {
+  struct Open {
+    Bucket bucket;
+    size_t complete = 0;  // the place in the order of its last gradient
+  };
   std::vector<Bucket> closed;
-  std::map<DType, Bucket> open;
+  std::map<DType, Open> open;
   const auto close = [&](DType dtype) {
-    closed.push_back(std::move(open[dtype]));
+    closed.push_back(std::move(open[dtype].bucket));
     open.erase(dtype);
   };
-  for (size_t i = 0; i < in_ready_order.size(); ++i) {
-    const Parameter& p = in_ready_order[i];
+  const auto limit = [&] {
+    return closed.empty() ? std::min(limits.first_bytes, limits.bytes) : limits.bytes;
+  };
+  for (size_t at = 0; at < ready_order.size(); ++at) {
+    const Parameter& p = parameters[static_cast<size_t>(ready_order[at])];
     const size_t element = size_of(p.dtype);
-    const size_t limit = closed.empty() ? std::min(limits.first_bytes, limits.bytes) : limits.bytes;
     // A tensor that would overfill its bucket opens a new one.
     if (const auto it = open.find(p.dtype);
-        it != open.end() && (it->second.count + p.count) * element > limit)
+        it != open.end() && (it->second.bucket.count + p.count) * element > limit())
       close(p.dtype);
-    Bucket& bucket = open[p.dtype];
+    auto& [bucket, complete] = open[p.dtype];
     bucket.dtype = p.dtype;
-    bucket.items.push_back({static_cast<int>(i), bucket.count, p.count});
+    bucket.items.push_back({ready_order[at], bucket.count, p.count});
     bucket.count += aligned(p.count, element);
-    if (bucket.bytes() >=
-        (closed.empty() ? std::min(limits.first_bytes, limits.bytes) : limits.bytes))
-      close(p.dtype);
+    complete = at;
+    if (bucket.bytes() >= limit()) close(p.dtype);
   }
   // What is left, in the order in which it becomes complete.
-  std::vector<Bucket> rest;
-  for (auto& [dtype, bucket] : open) rest.push_back(std::move(bucket));
-  std::sort(rest.begin(), rest.end(), [](const Bucket& a, const Bucket& b) {
-    return a.items.back().parameter < b.items.back().parameter;
-  });
-  for (Bucket& bucket : rest) closed.push_back(std::move(bucket));
+  std::vector<Open> rest;
+  for (auto& [dtype, left] : open) rest.push_back(std::move(left));
+  std::sort(rest.begin(), rest.end(),
+            [](const Open& a, const Open& b) { return a.complete < b.complete; });
+  for (Open& left : rest) closed.push_back(std::move(left.bucket));
   return closed;
+}
+
+double launch_point(std::span<const Parameter> parameters, std::span<const Bucket> buckets,
+                    std::span<const int> ready_order) {
+  std::vector<double> ready(parameters.size());  // bytes of gradients made so far
+  double made = 0;
+  for (const int i : ready_order) {
+    const Parameter& p = parameters[static_cast<size_t>(i)];
+    ready[static_cast<size_t>(i)] = made += static_cast<double>(p.count * size_of(p.dtype));
+  }
+  double launched = 0, sum = 0, bytes = 0;
+  for (const Bucket& bucket : buckets) {
+    for (const Placement& item : bucket.items)
+      launched = std::max(launched, ready[static_cast<size_t>(item.parameter)]);
+    sum += launched * static_cast<double>(bucket.bytes());
+    bytes += static_cast<double>(bucket.bytes());
+  }
+  return made > 0 ? sum / bytes / made : 1;
 }
 
 uint64_t fingerprint(std::span<const Parameter> parameters, std::span<const Bucket> buckets) {

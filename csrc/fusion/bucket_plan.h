@@ -39,6 +39,14 @@ struct BucketLimits {
 /// these become complete. One dtype per bucket; items begin on cache lines.
 std::vector<Bucket> plan_buckets(std::span<const Parameter> in_ready_order,
                                  const BucketLimits& limits);
+/// The same for parameters that become ready in the order of these indices.
+std::vector<Bucket> plan_buckets(std::span<const Parameter> parameters,
+                                 std::span<const int> ready_order, const BucketLimits& limits);
+
+/// How far backward is, from 0 to 1, when the average byte can be launched: buckets go strictly in
+/// plan order, each when its last gradient is ready. Backward is measured in bytes of gradients.
+double launch_point(std::span<const Parameter> parameters, std::span<const Bucket> buckets,
+                    std::span<const int> ready_order);
 
 /// Equal on two ranks when their plans are: names, counts, dtypes, places.
 uint64_t fingerprint(std::span<const Parameter> parameters, std::span<const Bucket> buckets);

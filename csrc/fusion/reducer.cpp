@@ -1,68 +1,64 @@
 #include "fusion/reducer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <optional>
 #include <sstream>
+#include <utility>
 
 #include "fold/fold.h"
+#include "fusion/agreement.h"
 
 namespace farandole {
 namespace {
 
-constexpr auto kTurn = std::chrono::microseconds(50);  // of communication in a gradient hook
-constexpr size_t kRowBytes = 256;  // what ranks show each other of a parameter, when plans differ
+// Of communication in a gradient hook; it ends as soon as nothing moves. With 50 us a bucket of
+// some MiB took a hook per 50 us of folding, and less was hidden (docs/benchmarking.md, Overlap).
+constexpr auto kTurn = std::chrono::milliseconds(1);
+constexpr double kWorthIt = 0.01;  // of backward, that the average byte must be launched earlier
 
-std::string describe(const Parameter& p) {
-  return "'" + p.name.substr(0, kRowBytes / 2) + "' (" + std::to_string(p.count) + " x " +
-         std::string(name_of(p.dtype)) + ")";
-}
-
-std::string describe(const ReducerOptions& o) {
+std::string words(const ReducerOptions& o) {
   std::ostringstream text;
   text << name_of(o.op) << ", prescale " << o.prescale << ", postscale " << o.postscale
        << ", bucket_bytes " << o.limits.bytes << ", first_bucket_bytes " << o.limits.first_bytes;
   return text.str();
 }
 
-/// Every rank's bytes, in rank order.
-std::vector<std::byte> gather(Group& group, const std::string& name, const void* mine, size_t bytes,
-                              const std::function<void()>& interrupted) {
-  std::vector<std::byte> all(bytes * static_cast<size_t>(group.size()));
-  Options o;
-  o.name = name;
-  auto* in = const_cast<std::byte*>(static_cast<const std::byte*>(mine));
-  group.wait_for(group.submit(Collective::all_gather, {in, bytes, DType::uint8},
-                              {all.data(), all.size(), DType::uint8}, o, true),
-                 interrupted);
-  return all;
-}
-
 }  // namespace
 
-Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> in_ready_order,
+Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> parameters,
                  ReducerOptions options, const std::function<void()>& interrupted)
     : group_(std::move(group)),
       options_(std::move(options)),
-      parameters_(std::move(in_ready_order)),
+      parameters_(std::move(parameters)),
       buckets_(plan_buckets(parameters_, options_.limits)),
-      places_(parameters_.size()) {
+      places_(parameters_.size()),
+      order_(parameters_.size()) {
   for (const Parameter& p : parameters_)
     if (!has_meaning(options_.op, p.dtype))
       throw Error(ErrorCode::invalid_argument, std::string(name_of(options_.op)) +
                                                    " has no meaning on parameter '" + p.name +
                                                    "' of dtype " + std::string(name_of(p.dtype)));
-  compare_with_peers(interrupted);
+  const Agreement agreement(*group_, options_.label, interrupted);
+  agreement.require_same("reduction", words(options_),
+                         "ranks reduce " + options_.label + " differently",
+                         "give every rank the same options and the same FARANDOLE_BUCKET_BYTES");
+  agreement.require_same_plan(parameters_, buckets_);
+  allocate_buckets();
+  stream_ = group_->open_stream(options_.label);
+  used_->resize(parameters_.size() + static_cast<size_t>(group_->size()));
+  steps_ = TraceSteps(group_->engine()->trace(), options_.label, stream_->key());
+  reset();
+}
+
+void Reducer::allocate_buckets() {
+  memory_.clear();  // first: with nobody else's views of it, the new buckets take its room
   for (size_t b = 0; b < buckets_.size(); ++b) {
     memory_.push_back(group_->allocate(buckets_[b].bytes()));
     for (const Placement& item : buckets_[b].items)
       places_[static_cast<size_t>(item.parameter)] = {b, item.offset * size_of(buckets_[b].dtype)};
   }
-  stream_ = group_->open_stream(options_.label);
-  used_->resize(parameters_.size() + static_cast<size_t>(group_->size()));
-  steps_ = TraceSteps(group_->engine()->trace(), options_.label, stream_->key());
-  handles_.reserve(buckets_.size() + 1);
-  reset();
 }
 
 Reducer::~Reducer() {
@@ -71,53 +67,6 @@ Reducer::~Reducer() {
     for (const Handle& h : handles_) h.wait(Deadline::after(std::chrono::seconds(5)));
   } catch (const Error&) {  // NOLINT: a failed group has nobody inside its memory any more
   }
-}
-
-void Reducer::compare_with_peers(const std::function<void()>& interrupted) {
-  const uint64_t mine[] = {fingerprint(parameters_, buckets_), parameters_.size()};
-  const auto all = gather(*group_, "plan of " + options_.label, mine, sizeof mine, interrupted);
-  agree("reduction", describe(options_), "ranks reduce " + options_.label + " differently",
-        "give every rank the same options and the same FARANDOLE_BUCKET_BYTES", interrupted);
-  bool same = true;
-  uint64_t longest = 0;
-  for (size_t at = 0; at < all.size(); at += sizeof mine) {
-    uint64_t theirs[2];
-    std::memcpy(theirs, all.data() + at, sizeof theirs);
-    same = same && theirs[0] == mine[0];
-    longest = std::max(longest, theirs[1]);
-  }
-  if (same) return;
-  for (size_t i = 0; i < longest; ++i)
-    agree("parameter " + std::to_string(i),
-          i < parameters_.size() ? describe(parameters_[i]) : "no parameter",
-          "ranks train different models: parameter " + std::to_string(i) + " (in ready order)",
-          "build the same model, with the same trainable parameters, on every rank", interrupted);
-}
-
-/// Throws Error(mismatch) on every rank unless all ranks gave the same text.
-void Reducer::agree(const std::string& field, const std::string& text, const std::string& verdict,
-                    const std::string& advice, const std::function<void()>& interrupted) {
-  std::vector<char> mine(kRowBytes);
-  std::memcpy(mine.data(), text.data(), std::min(text.size(), kRowBytes - 1));
-  const auto rows =
-      gather(*group_, field + " of " + options_.label, mine.data(), kRowBytes, interrupted);
-  Context where;
-  for (int r = 0; r < group_->size(); ++r) {
-    const std::string theirs =
-        reinterpret_cast<const char*>(rows.data() + kRowBytes * static_cast<size_t>(r));
-    auto it = std::find_if(where.values.begin(), where.values.end(),
-                           [&](const auto& v) { return v.first == theirs; });
-    if (it == where.values.end()) it = where.values.insert(it, {theirs, {}});
-    it->second.push_back(group_->members()[static_cast<size_t>(r)]);
-  }
-  if (where.values.size() < 2) return;
-  std::string what = verdict;
-  for (const auto& [value, ranks] : where.values)
-    what += (&value == &where.values.front().first ? ": " : "; ") + value +
-            (ranks.size() > 1 ? " on ranks " : " on rank ") + describe_ranks(ranks);
-  where.field = field;
-  where.operation = "plan of " + options_.label;
-  throw Error(ErrorCode::mismatch, what, std::move(where), advice);
 }
 
 std::byte* Reducer::address(int parameter) const {
@@ -138,6 +87,7 @@ void Reducer::mark_ready(int parameter, const std::byte* gradient) {
     steps_.open();
     marked_[i] = 1;
     ++marked_count_;
+    order_.note(i);
   }
   const TraceSpan ready(group_->engine()->trace(), TraceKind::ready, p.name,
                         p.count * size_of(p.dtype));
@@ -182,6 +132,18 @@ void Reducer::launch_flags() {
       group_->submit_to(stream_, Collective::all_reduce, flags, flags, std::move(o)));
 }
 
+/// In the first steps, until all ranks have completed one.
+void Reducer::launch_order() {
+  const std::shared_ptr<std::vector<int32_t>>& positions = order_.positions();
+  const Buffer all{reinterpret_cast<std::byte*>(positions->data()), positions->size(),
+                   DType::int32};
+  Options o;
+  o.op = ReduceOp::max;
+  o.keepalive = positions;
+  o.name = "ready order";
+  handles_.push_back(group_->submit_to(stream_, Collective::all_reduce, all, all, std::move(o)));
+}
+
 void Reducer::launch_rest() {
   const std::lock_guard lock(mutex_);
   if (rest_launched_) return;
@@ -196,6 +158,7 @@ void Reducer::launch_rest() {
   }
   launch_complete();
   launch_flags();
+  if (!order_.agreed()) launch_order();
 }
 
 bool Reducer::wait(Deadline until) {
@@ -223,6 +186,7 @@ bool Reducer::wait(Deadline until) {
   for (int r = 0; r < group_->size(); ++r)
     if ((*used_)[parameters_.size() + static_cast<size_t>(r)] != 0)
       quitters.push_back(group_->members()[static_cast<size_t>(r)]);
+  if (!first && quitters.empty() && !order_.agreed()) agree_on_order();
   reset();
   if (first) throw Error(*first);
   if (quitters.empty()) return true;
@@ -255,9 +219,58 @@ bool Reducer::drain(Deadline until) {
   }
 }
 
+/// Every rank comes here after the same step, with the same positions.
+void Reducer::agree_on_order() {
+  const std::lock_guard lock(mutex_);
+  const std::vector<int> order = order_.agree();
+  launch_point_ = launch_point(parameters_, buckets_, order);
+  std::vector<Bucket> plan = plan_buckets(parameters_, order, options_.limits);
+  const double point = launch_point(parameters_, plan, order);
+  if (point + kWorthIt > launch_point_) return;
+  better_ = std::move(plan);
+  better_point_ = point;
+}
+
+void Reducer::take_better_plan() {
+  const std::lock_guard lock(mutex_);
+  if (!better_) return;
+  if (marked_count_ > 0 || rest_launched_)
+    throw Error(ErrorCode::invalid_argument,
+                "buckets of " + options_.label + " cannot change while a step is open");
+  const TraceSpan planning(group_->engine()->trace(), TraceKind::plan, "buckets in ready order");
+  buckets_ = *std::exchange(better_, std::nullopt);
+  launch_point_ = better_point_;
+  try {
+    allocate_buckets();
+  } catch (const Error& error) {
+    group_->abort(error);  // the other ranks have the new plan already
+    throw;
+  }
+  begin_step();
+}
+
+std::string Reducer::describe() const {
+  const std::lock_guard lock(mutex_);
+  std::ostringstream text;
+  text << options_.label << ": " << parameters_.size() << " parameters in " << buckets_.size()
+       << (buckets_.size() == 1 ? " bucket" : " buckets");
+  if (launch_point_ >= 0)
+    text << ", the average byte launched at " << std::lround(100 * launch_point_)
+         << " % of backward";
+  if (better_)
+    text << "; from the next step on in ready order, at " << std::lround(100 * better_point_)
+         << " %";
+  return text.str();
+}
+
 void Reducer::reset() {
   const std::lock_guard lock(mutex_);
   steps_.close();
+  begin_step();
+}
+
+void Reducer::begin_step() {
+  order_.begin();
   marked_.assign(parameters_.size(), 0);
   missing_.assign(buckets_.size(), 0);
   for (size_t b = 0; b < buckets_.size(); ++b) missing_[b] = buckets_[b].items.size();

@@ -4,15 +4,21 @@
 // Gradients may arrive in any order; buckets are launched strictly in plan order, so all ranks
 // submit the same operations without talking. Each step ends with one more small all-reduce that
 // agrees on which parameters were used by any rank.
+//
+// The first plan follows the order of the parameters. The first step that every rank completes also
+// agrees on the order in which gradients became ready; where buckets in that order can be launched
+// clearly earlier, there is a better plan from then on, to be taken up between two steps.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "fusion/bucket_plan.h"
+#include "fusion/ready_order.h"
 #include "group/group.h"
 
 namespace farandole {
@@ -37,7 +43,7 @@ class Reducer {
   /// Compares options and plan with all ranks'; throws Error(mismatch) on every rank, naming the
   /// first thing that differs. The group lives on. `interrupted` is that of Group::wait_for.
   Reducer(
-      std::shared_ptr<Group> group, std::vector<Parameter> in_ready_order, ReducerOptions options,
+      std::shared_ptr<Group> group, std::vector<Parameter> parameters, ReducerOptions options,
       const std::function<void()>& interrupted = [] {});
   ~Reducer();
 
@@ -65,6 +71,15 @@ class Reducer {
   /// group has failed. False when `until` passes first.
   bool drain(Deadline until);
 
+  /// A better plan is known, equal on all ranks. It is there after the same step on every rank.
+  bool has_better_plan() const { return better_.has_value(); }
+  /// Takes it up: buckets, places and memory are new ones, and the old memory is released with its
+  /// last owner. While no step is open; every rank between the same two steps. Throws
+  /// Error(resource) when there is no room for the new buckets, which fails the group.
+  void take_better_plan();
+  /// Buckets and how early they go, in words.
+  std::string describe() const;
+
   /// Gradients have been marked, or launched, since the last wait() or drain().
   bool step_open() const {
     const std::lock_guard lock(mutex_);
@@ -76,13 +91,14 @@ class Reducer {
   double blocked_seconds() const { return blocked_seconds_; }
 
  private:
-  void compare_with_peers(const std::function<void()>& interrupted);
-  void agree(const std::string& field, const std::string& text, const std::string& verdict,
-             const std::string& advice, const std::function<void()>& interrupted);
   void launch_complete();
   void launch(size_t bucket);
   void launch_flags();
+  void launch_order();
+  void agree_on_order();
+  void allocate_buckets();
   void reset();
+  void begin_step();  // under the mutex
   std::byte* address(int parameter) const;
 
   std::shared_ptr<Group> group_;
@@ -95,6 +111,10 @@ class Reducer {
 
   mutable std::mutex mutex_;  // guards everything below
   TraceSteps steps_;
+  ReadyOrder order_;
+  std::optional<std::vector<Bucket>> better_;
+  double launch_point_ = -1;  // of the present plan, once the order is agreed
+  double better_point_ = -1;
   std::vector<uint8_t> marked_;
   std::vector<size_t> missing_;  // per bucket: gradients not yet there
   size_t marked_count_ = 0;

@@ -1,6 +1,5 @@
 #include "group/group.h"
 
-#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,8 +7,7 @@
 #include <new>
 #include <thread>
 
-#include "schedule/planners.h"
-#include "schedule/slicing.h"
+#include "group/arguments.h"
 
 namespace farandole {
 namespace {
@@ -24,23 +22,6 @@ uint64_t mix(uint64_t a, uint64_t b) {
 
 Error invalid(const std::string& text) { return Error(ErrorCode::invalid_argument, text); }
 
-/// Throws if `rank` will never come to create the group.
-void require_present(const Host& host, int rank) {
-  const HostPeer& peer = host.peers[static_cast<size_t>(rank)];
-  pollfd process{peer.process ? peer.process.get() : -1, POLLIN, 0};
-  const bool dead = ::poll(&process, 1, 0) > 0;
-  const auto state = static_cast<RankState>(host.segment->page(rank).state.value.load());
-  if (!dead && state != RankState::left) return;
-  Context where;
-  where.rank = rank;
-  where.pid = peer.info.pid;
-  const std::string name =
-      "rank " + std::to_string(rank) + " (pid " + std::to_string(peer.info.pid) + ")";
-  if (state == RankState::left)
-    throw Error(ErrorCode::early_exit, name + " left before it created the group", where);
-  throw Error(ErrorCode::peer_lost, name + " died before it created the group", where);
-}
-
 /// Waits, as only the creation of a group does, until `rank` has published `key`.
 uint64_t await(const Engine& engine, int rank, uint64_t key, Deadline deadline,
                const std::function<void()>& interrupted) {
@@ -52,63 +33,29 @@ uint64_t await(const Engine& engine, int rank, uint64_t key, Deadline deadline,
     if (looks < 1000) {
       std::this_thread::yield();
     } else {
-      require_present(engine.host(), rank);
+      require_present(engine.host(), rank, "before it created the group");
       if (looks % 1000 == 0) interrupted();  // ten times a second
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
   }
 }
 
-void check_overlap(const Buffer& input, const Buffer& output, size_t allowed_offset) {
-  const auto in = reinterpret_cast<uintptr_t>(input.data);
-  const auto out = reinterpret_cast<uintptr_t>(output.data);
-  const bool apart = in + input.bytes() <= out || out + output.bytes() <= in;
-  if (apart || input.count == 0 || output.count == 0) return;
-  if (in + allowed_offset == out || in == out + allowed_offset) return;
-  throw invalid("input and output overlap, but are not in place");
-}
-
-/// The shape's count, as far as this rank's buffers tell it.
-size_t count_of(Collective kind, const Buffer& input, const Buffer& output, int size) {
-  const auto p = static_cast<size_t>(size);
-  if (kind == Collective::scatter) return output.count;
-  if (kind != Collective::all_to_all) return input.count;
-  if (input.count % p != 0)
-    throw invalid("all_to_all of " + std::to_string(input.count) + " elements on " +
-                  std::to_string(p) + " ranks: the blocks would not be equal");
-  return input.count / p;
-}
-
-/// Where the output begins in the input's memory, or the other way round, in place.
-size_t in_place_offset(Collective kind, const Shape& shape) {
-  switch (kind) {
-    case Collective::reduce_scatter:
-    case Collective::scatter:
-    case Collective::all_gather:
-    case Collective::gather:
-      return share_of(kind, shape, shape.rank).offset;
-    default:
-      return 0;
+/// Two threads that submit to one group would do so in different orders on different ranks.
+class InOrder {
+ public:
+  explicit InOrder(std::atomic<bool>& submitting) : submitting_(submitting) {
+    if (submitting_.exchange(true, std::memory_order_acquire))
+      throw invalid(
+          "two threads submit to one group at the same time; their order would differ "
+          "between ranks");
   }
-}
+  ~InOrder() { submitting_.store(false, std::memory_order_release); }
+  InOrder(const InOrder&) = delete;
+  InOrder& operator=(const InOrder&) = delete;
 
-void check_buffers(Collective kind, const Buffer& input, const Buffer& output, const Shape& shape) {
-  const std::string operation = std::string(name_of(kind));
-  if (input.dtype != output.dtype)
-    throw invalid("input is " + std::string(name_of(input.dtype)) + ", output is " +
-                  std::string(name_of(output.dtype)));
-  require_valid(kind, shape);
-  const Sizes sizes = sizes_of(kind, shape);
-  const auto require = [&](const char* what, const Buffer& buffer, size_t expected) {
-    if (buffer.count == expected) return;
-    throw invalid(std::string(what) + " has " + std::to_string(buffer.count) + " elements; " +
-                  operation + " of " + std::to_string(input.count) + " elements on " +
-                  std::to_string(shape.size) + " ranks needs " + std::to_string(expected));
-  };
-  require("input", input, sizes.input);
-  require("output", output, sizes.output);
-  check_overlap(input, output, in_place_offset(kind, shape) * size_of(input.dtype));
-}
+ private:
+  std::atomic<bool>& submitting_;
+};
 
 }  // namespace
 
@@ -144,27 +91,15 @@ Group::Group(std::shared_ptr<Engine> engine, std::vector<int> members, uint64_t 
   membership_.lifeline = engine_->share_lifeline(*cell, fate_key, owned, membership_.members);
   membership_.abort = &cell->state.value;
   program_order_ = engine_->open_stream(membership_, "", 0);
+  newest_ = program_order_.get();
 }
 
-Operation Group::checked(Collective kind, Buffer input, Buffer output, Options o) const {
-  if (o.root < 0 || o.root >= size())
-    throw invalid("root " + std::to_string(o.root) + " is not a rank of this group of " +
-                  std::to_string(size()));
-  Shape shape;
-  shape.rank = rank();
-  shape.size = size();
-  shape.root = o.root;
-  shape.count = o.counts.empty() ? count_of(kind, input, output, size()) : 0;
-  shape.counts = o.counts;
-  if (kind != Collective::barrier) check_buffers(kind, input, output, shape);
-  if (folds(kind)) {
-    if (!has_meaning(o.op, input.dtype))
-      throw invalid(std::string(name_of(o.op)) + " has no meaning on " +
-                    std::string(name_of(input.dtype)));
-    if (input.dtype == DType::boolean && (o.prescale != 1 || o.postscale != 1))
-      throw invalid("booleans cannot be scaled");
-  }
-  Operation operation;
+/// Throws Error(invalid_argument) for what this rank can know to be wrong; else fills in all of
+/// `operation`.
+void Group::prepare(Operation& operation, const Stream& stream, Collective kind, Buffer input,
+                    Buffer output, Options o) const {
+  check();
+  const Shape shape = checked_shape(kind, input, output, o, rank(), size());
   operation.kind = kind;
   operation.input = input;
   operation.output = output;
@@ -174,36 +109,82 @@ Operation Group::checked(Collective kind, Buffer input, Buffer output, Options o
   operation.prescale = o.prescale;
   operation.postscale = o.postscale;
   operation.root = o.root;
-  operation.name = std::move(o.name);
-  operation.algorithm = o.algorithm.empty() ? defaults_.algorithm : std::move(o.algorithm);
+  operation.algorithm = o.epilogue            ? "window"
+                        : o.algorithm.empty() ? defaults_.algorithm
+                                              : std::move(o.algorithm);
+  operation.epilogue = std::move(o.epilogue);
   operation.level = o.level.value_or(defaults_.level);
-  if (o.deadline)
-    operation.deadline = *o.deadline;
-  else if (defaults_.timeout > Duration::zero())
-    operation.deadline = Deadline::after(defaults_.timeout);
+  fill(operation, std::move(o));
+  if (!operation.algorithm.empty()) stream.require_backend(operation);
+}
+
+/// What every operation has of its options.
+void Group::fill(Operation& operation, Options o) const {
+  operation.name = std::move(o.name);
+  operation.deadline = o.deadline.value_or(Deadline::never());
+  operation.timeout = o.deadline ? Duration::zero() : defaults_.timeout;
   operation.keepalive = std::move(o.keepalive);
   operation.completion = std::move(o.completion);
-  return operation;
 }
 
 Handle Group::submit(Collective kind, Buffer input, Buffer output, Options options,
                      bool caller_waits) {
-  if (submitting_.exchange(true, std::memory_order_acquire))
-    throw invalid(
-        "two threads submit to one group at the same time; their order would differ "
-        "between ranks");
-  struct Leave {
-    std::atomic<bool>& flag;
-    ~Leave() { flag.store(false, std::memory_order_release); }
-  } leave{submitting_};
+  const InOrder order(submitting_);
+  newest_.store(program_order_.get(), std::memory_order_relaxed);
   return submit_to(program_order_, kind, input, output, std::move(options), caller_waits);
 }
 
 Handle Group::submit_to(const std::shared_ptr<Stream>& stream, Collective kind, Buffer input,
                         Buffer output, Options options, bool caller_waits) {
+  Operation operation;
+  prepare(operation, *stream, kind, input, output, std::move(options));
+  return engine_->submit(stream, std::move(operation), caller_waits);
+}
+
+Handle Group::run(Collective kind, Buffer input, Buffer output, Options options, int looks) {
+  const InOrder order(submitting_);
+  newest_.store(program_order_.get(), std::memory_order_relaxed);
+  std::shared_ptr<Request> request = spare_ ? std::move(spare_) : std::make_shared<Request>();
+  prepare(request->operation, *program_order_, kind, input, output, std::move(options));
+  if (!engine_->run(program_order_, request, looks)) return {engine_, std::move(request)};
+  if (request->error) throw Error(*request->error);
+  request->finished.store(false, std::memory_order_relaxed);
+  spare_ = std::move(request);  // no other thread has held it
+  return {};
+}
+
+std::vector<Handle> Group::submit_all(Collective kind, std::vector<Item> items, bool caller_waits) {
+  const InOrder order(submitting_);
+  std::vector<Operation> operations(items.size());
+  for (size_t i = 0; i < items.size(); ++i)
+    prepare(operations[i], *program_order_, kind, items[i].input, items[i].output,
+            std::move(items[i].options));
+  newest_.store(program_order_.get(), std::memory_order_relaxed);
+  std::vector<Handle> handles;
+  for (Operation& operation : operations)
+    handles.push_back(engine_->submit(program_order_, std::move(operation), caller_waits));
+  return handles;
+}
+
+Handle Group::submit_between(Collective kind, int peer, int tag, Buffer data, Options options,
+                             bool caller_waits) {
   check();
-  Operation operation = checked(kind, input, output, std::move(options));
-  if (!operation.algorithm.empty()) stream->require_backend(operation);
+  const bool sends = kind == Collective::send;
+  const std::string what = std::string(name_of(kind)) + (sends ? " to" : " from");
+  if (peer < 0 || peer >= size())
+    throw invalid(what + " rank " + std::to_string(peer) + ": not a rank of this group of " +
+                  std::to_string(size()));
+  if (peer == rank()) throw invalid(what + " rank " + std::to_string(peer) + ", which is this one");
+  if (tag < 0) throw invalid("tag " + std::to_string(tag) + " is negative");
+  Operation operation;
+  operation.kind = kind;
+  (sends ? operation.input : operation.output) = data;
+  (sends ? operation.output : operation.input).dtype = data.dtype;
+  operation.count = data.count;
+  fill(operation, std::move(options));
+  const Pair pair = sends ? Pair{rank(), peer, tag} : Pair{peer, rank(), tag};
+  const auto stream = pairs_.stream(*engine_, membership_, pair);
+  newest_.store(stream.get(), std::memory_order_relaxed);
   return engine_->submit(stream, std::move(operation), caller_waits);
 }
 
@@ -285,6 +266,20 @@ std::shared_ptr<std::byte> Group::allocate(size_t bytes) {
   auto arena = engine_->arena();
   std::byte* data = arena->allocate(bytes);
   return {data, [arena](std::byte* p) { arena->release(p); }};
+}
+
+std::shared_ptr<std::byte> Group::borrow(size_t bytes) {
+  constexpr size_t kMostKept = 8;
+  for (auto& [have, memory] : lent_) {
+    if (memory.use_count() > 1 || have < bytes) continue;
+    std::atomic_thread_fence(std::memory_order_acquire);  // partner: the last owner letting go
+    return memory;
+  }
+  std::shared_ptr<std::byte> memory = allocate(bytes);
+  if (lent_.size() == kMostKept)  // too small, all that are not lent
+    std::erase_if(lent_, [](const auto& kept) { return kept.second.use_count() == 1; });
+  if (lent_.size() < kMostKept) lent_.emplace_back(bytes, memory);
+  return memory;
 }
 
 std::string Group::describe() const { return program_order_->describe(); }

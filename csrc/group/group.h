@@ -6,23 +6,10 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "group/arguments.h"
+#include "group/pairs.h"
 
 namespace farandole {
-
-/// What every collective takes besides its buffers.
-struct Options {
-  ReduceOp op = ReduceOp::sum;
-  double prescale = 1;
-  double postscale = 1;
-  int root = 0;
-  std::vector<size_t> counts;  // uneven forms: the same on every rank
-  std::string name;
-  std::string algorithm;
-  std::optional<Determinism> level;  // default: the group's
-  std::optional<Deadline> deadline;  // default: the group's timeout from now
-  std::shared_ptr<const void> keepalive;
-  Completion completion;
-};
 
 struct GroupDefaults {
   Duration timeout = std::chrono::seconds(1800);  // zero: for ever
@@ -47,8 +34,26 @@ class Group : public std::enable_shared_from_this<Group> {
   /// wait for it at once. Throws Error(invalid_argument) before anything is sent.
   Handle submit(Collective kind, Buffer input, Buffer output, Options options = {},
                 bool caller_waits = false);
+  /// The same for a caller that waits at once: drives for at most `looks` looks. An empty handle
+  /// means that the operation is complete. Throws its error.
+  Handle run(Collective kind, Buffer input, Buffer output, Options options, int looks);
   Handle submit_to(const std::shared_ptr<Stream>& stream, Collective kind, Buffer input,
                    Buffer output, Options options, bool caller_waits = false);
+
+  /// One operation of several that are submitted together.
+  struct Item {
+    Buffer input, output;
+    Options options;
+  };
+  /// All or nothing: none is sent unless every one is valid. Handles are in the order of the items.
+  std::vector<Handle> submit_all(Collective kind, std::vector<Item> items,
+                                 bool caller_waits = false);
+
+  /// This rank's end of a transfer between two ranks: Collective::send to `peer`, or recv from it.
+  /// Messages of one direction and tag meet in the order of submission; others do not wait for
+  /// them. Complete when the receiver has the data.
+  Handle submit_between(Collective kind, int peer, int tag, Buffer data, Options options = {},
+                        bool caller_waits = false);
 
   /// A stream of its own order, for a Reducer or a traced program. Opened in the same order on
   /// every member; waits for nobody.
@@ -70,19 +75,29 @@ class Group : public std::enable_shared_from_this<Group> {
 
   /// Memory that all ranks of the host map, zero at first; released with the last owner.
   std::shared_ptr<std::byte> allocate(size_t bytes);
+  /// Such memory from a small store, where it goes back to with its last owner. One thread at a
+  /// time.
+  std::shared_ptr<std::byte> borrow(size_t bytes);
   std::string describe() const;
-  std::string_view last_path() const { return program_order_->last_path(); }
+  /// The path of the newest operation, in program order or between two ranks.
+  std::string_view last_path() const { return newest_.load()->last_path(); }
 
  private:
   Group(std::shared_ptr<Engine> engine, std::vector<int> members, uint64_t key,
         GroupDefaults defaults, Deadline deadline);
-  Operation checked(Collective kind, Buffer input, Buffer output, Options options) const;
+  void prepare(Operation& operation, const Stream& stream, Collective kind, Buffer input,
+               Buffer output, Options options) const;
+  void fill(Operation& operation, Options options) const;
 
   std::shared_ptr<Engine> engine_;
   GroupDefaults defaults_;
   Membership membership_;
   std::shared_ptr<Stream> program_order_;
+  Pairs pairs_;
+  std::atomic<const Stream*> newest_{nullptr};                       // of program_order_ or pairs_
+  std::vector<std::pair<size_t, std::shared_ptr<std::byte>>> lent_;  // bytes; see borrow()
   std::atomic<bool> submitting_{false};
+  std::shared_ptr<Request> spare_;  // of run(), guarded by submitting_; null while in use
   uint64_t next_stream_ = 1;
   uint64_t splits_ = 0;
 };

@@ -2,7 +2,7 @@
 
 #include "base/error.h"
 #include "engine/schedule_backend.h"
-#include "schedule/slicing.h"
+#include "schedule/routes.h"
 
 namespace farandole {
 namespace {
@@ -17,6 +17,8 @@ std::string words_for(Refusal refusal, const PathRow& row, Collective kind) {
       return "takes at most " + std::to_string(row.most_bytes) + " bytes";
     case Refusal::memory:
       return "needs input and output in memory that all ranks map (farandole.allocate)";
+    case Refusal::by_address:
+      return "reaches other ranks' memory, which is forbidden or found to be slower";
     case Refusal::alone:
       return "needs more than one rank";
     case Refusal::too_late:
@@ -40,9 +42,8 @@ std::string words_for(const Planner& planner, const Shape& shape, Determinism le
 
 std::vector<Candidate> paths(const Question& q, const TuningTable& table) {
   std::vector<Candidate> all;
-  const size_t input = sizes_of(q.kind, shape_of(q)).input * size_of(q.dtype);
-  const PathQuestion question{q.kind, input, q.size, q.shared};
-  const bool runs_here = has_path(q.kind);
+  const size_t input = longest_input(q.kind, shape_of(q)) * size_of(q.dtype);
+  const PathQuestion question{q.kind, input, q.size, q.shared, q.foreign};
   const PathKind choice = choose_path(question, table);
   if (choice == PathKind::barrier) return {{"shm_direct", "barrier", std::nullopt, "", true}};
   for (const PathRow& row : path_table()) {
@@ -51,7 +52,7 @@ std::vector<Candidate> paths(const Question& q, const TuningTable& table) {
                    no == Refusal::collective
                        ? std::nullopt
                        : std::optional(predicted_seconds(row, question, table)),
-                   words_for(no, row, q.kind), runs_here && row.path == choice});
+                   words_for(no, row, q.kind), row.path == choice});
   }
   return all;
 }
@@ -61,19 +62,20 @@ std::vector<Candidate> paths(const Question& q, const TuningTable& table) {
 std::vector<Candidate> explain(const Question& q, const TuningTable& table) {
   const Shape shape = shape_of(q);
   require_valid(q.kind, shape);
+  if (q.kind == Collective::send || q.kind == Collective::recv)
+    throw Error(ErrorCode::invalid_argument,
+                std::string(name_of(q.kind)) + " is no collective, and always goes one way");
   const size_t item = q.kind == Collective::barrier ? 1 : size_of(q.dtype);
   std::vector<Candidate> all = paths(q, table);
-  const bool direct = has_path(q.kind);
-  const Planner* choice = direct ? nullptr : &choose_planner(q.kind, shape, item, q.level, table);
   for (const Planner& planner : planners()) {
     if (planner.collective != q.kind) continue;
     std::string no = words_for(planner, shape, q.level);
     const bool fits = planner.fits(shape);
-    if (no.empty() && direct) no = "only where a rank is out of reach of paths over shared memory";
+    if (no.empty()) no = "only where a rank is out of reach of paths over shared memory";
     all.push_back(
         {"schedule", std::string(planner.name),
          fits ? std::optional(predicted_seconds(planner.cost(shape), item, table)) : std::nullopt,
-         std::move(no), &planner == choice});
+         std::move(no), false});
   }
   return all;
 }

@@ -15,8 +15,9 @@ struct Question {
   Collective kind = Collective::all_reduce;
   size_t count = 0;  // the shape's: what one rank gives (of scatter: gets; of all_to_all: a block)
   DType dtype = DType::float32;
-  int size = 1;         // ranks, all on one host
-  bool shared = false;  // input and output lie in memory that all ranks map
+  int size = 1;          // ranks, all on one host
+  bool shared = false;   // input and output lie in memory that all ranks map
+  bool foreign = false;  // ranks may reach each other's memory by address, and found it faster
   Determinism level = Determinism::canonical;
 };
 

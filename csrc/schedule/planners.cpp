@@ -30,13 +30,16 @@ Error refusal(Collective collective, const Shape& shape, Determinism level, std:
               std::to_string(shape.size) + " ranks: " + allowed_names(collective, shape, level)};
 }
 
+[[noreturn]] void refuse(const std::string& why) { throw Error(ErrorCode::invalid_argument, why); }
+
 void require(bool holds, const std::string& otherwise) {
-  if (!holds) throw Error(ErrorCode::invalid_argument, otherwise);
+  if (!holds) refuse(otherwise);
 }
 
 void require_rank(const char* what, int value, int size) {
-  require(value >= 0 && value < size, std::string(what) + " " + std::to_string(value) +
-                                          " is not one of " + std::to_string(size) + " ranks");
+  if (value < 0 || value >= size)
+    refuse(std::string(what) + " " + std::to_string(value) + " is not one of " +
+           std::to_string(size) + " ranks");
 }
 
 void require_counts(Collective collective, const Shape& shape) {
@@ -70,13 +73,15 @@ void require_leaves(Collective collective, const Shape& shape) {
 
 }  // namespace
 
+/// Called for every operation: text is made only for what does not hold.
 void require_valid(Collective collective, const Shape& shape) {
-  require(shape.size >= 1, "a group has at least one rank, not " + std::to_string(shape.size));
+  if (shape.size < 1) refuse("a group has at least one rank, not " + std::to_string(shape.size));
   require_rank("rank", shape.rank, shape.size);
   require_rank("root", shape.root, shape.size);
-  require(shape.lanes >= 1, "a schedule has at least one lane, not " + std::to_string(shape.lanes));
-  require(shape.segments >= 1,
-          "data is cut into at least one segment, not " + std::to_string(shape.segments));
+  if (shape.lanes < 1)
+    refuse("a schedule has at least one lane, not " + std::to_string(shape.lanes));
+  if (shape.segments < 1)
+    refuse("data is cut into at least one segment, not " + std::to_string(shape.segments));
   if (!shape.counts.empty()) require_counts(collective, shape);
   if (!shape.leaves.empty()) require_leaves(collective, shape);
 }

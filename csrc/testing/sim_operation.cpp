@@ -8,6 +8,7 @@
 #include "fold/cast.h"
 #include "fold/fold.h"
 #include "schedule/planners.h"
+#include "schedule/routes.h"
 #include "schedule/slicing.h"
 
 namespace farandole {
@@ -80,23 +81,16 @@ Operation draw_question(SimRandom& random, int size) {
   return o;
 }
 
-/// What paths over shared memory run; the rest goes as schedules.
-bool has_paths(const Operation& o) {
-  return o.counts.empty() && (!is_rooted(o.kind) || o.kind == Collective::broadcast) &&
-         o.kind != Collective::all_to_all;
-}
-
 /// Any path or planner that takes the question; its level follows from it.
 void draw_algorithm(SimRandom& random, int size, Operation& o) {
-  const bool paths = has_paths(o);
-  if (o.kind == Collective::barrier || (paths && one_in(random, 3))) return;
-  const size_t bytes = o.count * size_of(o.input.dtype);
-  std::vector<std::string> able = {"schedule"};
-  if (paths) able.emplace_back("staged");
-  if (paths && bytes <= 2048) able.emplace_back("lines");
-  if (paths && bytes <= size_t{32} << 10) able.emplace_back("one_shot");
-  if (o.kind == Collective::all_reduce) able.emplace_back("window");
+  if (o.kind == Collective::barrier || one_in(random, 3)) return;
   const Shape shape = shape_of(o, size, 0);
+  const size_t bytes = longest_input(o.kind, shape) * size_of(o.input.dtype);
+  std::vector<std::string> able = {"staged", "schedule"};
+  if (bytes <= 2048) able.emplace_back("lines");
+  if (bytes <= size_t{32} << 10) able.emplace_back("one_shot");
+  if (o.kind == Collective::all_reduce || o.kind == Collective::reduce) able.emplace_back("window");
+  able.emplace_back(o.kind == Collective::all_reduce ? "push" : "pull");
   for (const Planner& planner : planners())
     if (planner.collective == o.kind && is_allowed(planner, shape, Determinism::fast))
       able.emplace_back(planner.name);

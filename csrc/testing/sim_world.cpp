@@ -1,5 +1,6 @@
 #include "testing/sim_world.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -152,7 +153,7 @@ void SimWorld::make_engines() {
     Host& host = hosts[static_cast<size_t>(r)];
     for (int p = 0; p < size_; ++p)
       host.peers[static_cast<size_t>(p)].process =
-          Fd(checked(::dup(ends_[static_cast<size_t>(p)].get()), "dup"));
+          Fd(checked(::fcntl(ends_[static_cast<size_t>(p)].get(), F_DUPFD_CLOEXEC, 0), "dup"));
     options.schedules = schedules(r);
     engines_.push_back(std::make_shared<Engine>(std::move(host), options));
   }

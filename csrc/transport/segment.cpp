@@ -13,7 +13,7 @@
 namespace farandole {
 namespace {
 
-constexpr uint64_t kMagic = 0x66617261'6e646f31;  // "farando1": changes with the layout
+constexpr uint64_t kMagic = 0x66617261'6e646f32;  // "farando2": changes with the layout
 constexpr size_t kPage = 4096;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
@@ -55,7 +55,7 @@ std::shared_ptr<Segment> Segment::attach(Fd memory) {
   const auto got = ::pread(memory.get(), &header, sizeof header, 0);
   const auto size = static_cast<uint64_t>(status.st_size);
   if ((seals & kSeals) != kSeals || got != sizeof header || header.magic != kMagic ||
-      header.ranks == 0 || header.ranks > 4096 || header.arena_bytes % kPage != 0 ||
+      header.ranks == 0 || header.ranks > kMostRanks || header.arena_bytes % kPage != 0 ||
       size != arenas_begin(static_cast<int>(header.ranks)) + header.ranks * header.arena_bytes)
     throw Error(ErrorCode::version_mismatch, "the shared segment is not of this version's format");
   return std::shared_ptr<Segment>(

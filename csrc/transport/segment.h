@@ -45,11 +45,22 @@ enum class EntryState : uint64_t {
   withdrawn,  // the memory may hold something else
 };
 inline constexpr size_t kDirectoryEntries = 1000;
+inline constexpr size_t kMostRanks = 4096;
+
+/// What a rank shows of its own memory when ranks meet (control/foreign_access.h): a number to be
+/// found there, whether this rank found the others', and how fast. `step` releases the rest.
+struct alignas(128) ForeignSample {
+  std::atomic<uint64_t> step{0};
+  uint64_t number = 0, number_at = 0, bytes_at = 0;  // addresses in its owner
+  int32_t error = 0, refused_by = 0;
+  uint32_t percent = 0;  // time of a copy by address, in that of copies through shared memory
+  alignas(4096) std::byte bytes[64 << 10];  // to be copied
+};
 
 struct RankPage {
-  Word asleep;     // parked: ring its doorbell after publishing something
-  Word state;      // RankState
-  Word heartbeat;  // turns of its engine, to tell late from stuck
+  Word asleep;  // parked: ring its doorbell after publishing something
+  Word state;   // RankState
+  ForeignSample foreign;
   DirectoryEntry directory[kDirectoryEntries];
 };
 

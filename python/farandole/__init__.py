@@ -15,6 +15,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from farandole._collectives import *  # noqa: F403
     from farandole._errors import *  # noqa: F403
+    from farandole._exchange import *  # noqa: F403
+    from farandole._grouped import *  # noqa: F403
+    from farandole._memory import *  # noqa: F403
+    from farandole._pair import *  # noqa: F403
     from farandole._world import *  # noqa: F403
 
 __version__ = "0.1.0"
@@ -25,9 +29,13 @@ _HOME = {
         "Group init shutdown is_initialized rank size local_rank local_size cross_rank cross_size "
         "split world"
     ).split(),
-    "_collectives": (
-        "Handle all_reduce all_gather reduce_scatter broadcast barrier allocate"
+    "_collectives": "Handle all_reduce reduce reduce_scatter broadcast barrier".split(),
+    "_exchange": "all_gather gather scatter all_to_all".split(),
+    "_pair": "send recv".split(),
+    "_grouped": (
+        "grouped_all_reduce grouped_reduce_scatter grouped_all_gather grouped_broadcast"
     ).split(),
+    "_memory": ["allocate"],
     "_errors": (
         "Error InvalidArgument NotInitialized PeerLost PeerHung Stalled Deadlock Mismatch "
         "RemoteError EarlyExit RendezvousError VersionMismatch AuthError LinkError ResourceError "

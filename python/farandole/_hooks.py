@@ -65,7 +65,8 @@ class GradientExchange(ABC):
 
     Args:
         group: the ranks.
-        parameters: in the order in which their gradients become ready.
+        parameters: in the order in which their gradients probably become ready. The order that
+            the first step shows is used from the second one on.
         op: ``mean`` or ``sum``.
         prescale, postscale: factors on every rank's gradient, and on the result.
         passes_per_step: every that many passes reduce; the others accumulate.
@@ -130,6 +131,14 @@ class GradientExchange(ABC):
     def drop_gradients(self) -> None:
         """Forgets all gradients: they are incomplete, and their memory is another step's."""
 
+    @abstractmethod
+    def forget_places(self) -> None:
+        """Drops the views of the buckets, which will move. Gradients that users see stay."""
+
+    @abstractmethod
+    def learn_places(self) -> None:
+        """Makes views of places()."""
+
     def places(self) -> list[Place]:
         """By parameter."""
         return [Place(*place) for place in self.reducer.places]
@@ -165,11 +174,15 @@ class GradientExchange(ABC):
         self._passes += 1
 
     def _begin(self, *, reducing: bool) -> None:
-        if reducing and self.reducer.step_open:
-            self.reducer.drain()  # of a pass that failed
-        self.reducing = reducing
         if reducing:
+            if self.reducer.step_open:
+                self.reducer.drain()  # of a pass that failed
+            if self.reducer.has_better_plan:
+                self.forget_places()
+                self.reducer.take_better_plan()
+                self.learn_places()
             self._marked = bytearray(len(self._marked))
+        self.reducing = reducing
 
     def launch_rest(self) -> None:
         """Hands in what this pass did not bring. Waits for nobody."""

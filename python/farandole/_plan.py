@@ -142,7 +142,8 @@ def _table(lane: list[Step], rounds: list[int], rank: int) -> list[str]:
     return [f"  {number:>5}  {sends:<{width}}  {text}".rstrip() for number, sends, text in rows]
 
 
-def _plural(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """As "1 rank" or "2 ranks"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
@@ -225,10 +226,10 @@ def render(
         orders.add(order)
     sums = totals(world, min(orders, key=["same_on_all_ranks", "canonical"].index))
 
-    elements = f"counts {','.join(map(str, counts))}" if counts else _plural(count, "element")
+    elements = f"counts {','.join(map(str, counts))}" if counts else counted(count, "element")
     lines = [
-        f"{collective} by {algorithm}: {_plural(ranks, 'rank')}, {elements}, "
-        f"{_plural(lanes, 'lane')}, {_plural(segments, 'segment')}"
+        f"{collective} by {algorithm}: {counted(ranks, 'rank')}, {elements}, "
+        f"{counted(lanes, 'lane')}, {counted(segments, 'segment')}"
     ]
     for shown, rounds in enumerate(rounds_of(world)):
         if rank not in (None, shown):
@@ -240,7 +241,7 @@ def render(
         "",
         f"rounds  {sums.rounds}",
         f"sent    at most {max(sums.sent) * itemsize} bytes by a rank, "
-        f"in {_plural(max(sums.messages), 'message')}; {sum(sums.sent) * itemsize} bytes by all",
+        f"in {counted(max(sums.messages), 'message')}; {sum(sums.sent) * itemsize} bytes by all",
         f"folded  at most {max(sums.folded) * itemsize} bytes by a rank",
         f"order   {sums.order} (proved, {'apart and in place' if len(places) > 1 else 'apart'})",
     ]

@@ -2,6 +2,7 @@
 #include "fusion/reducer.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -156,5 +157,69 @@ TEST(reducer_refuses_a_gradient_that_comes_twice) {
     CHECK_THROWS(mark(reducer, 0, 4, 0), Error, e.code() == ErrorCode::invalid_argument);
     CHECK(reducer.wait(testing::patience()));
     CHECK(reducer.used(4) && !reducer.used(5));
+  });
+}
+
+TEST(reducer_plans_in_the_order_of_the_first_step_that_all_ranks_complete) {
+  std::array<uint64_t, kRanks> plans{};
+  run_groups(kRanks, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
+    const int rank = group->rank();
+    Reducer reducer(group, model(), small_buckets(true));
+    const int count = static_cast<int>(reducer.parameters().size());
+    const size_t room = group->engine()->arena()->bytes_in_use();
+    const auto step = [&](int number, int skipped) {
+      for (int p = count - 1; p >= 0; --p)  // far from the plan's order
+        if (p != skipped) mark(reducer, rank, p, number);
+    };
+    // The first one is given up by a rank half-way: what it shows is no order.
+    mark(reducer, rank, 3, 0);
+    if (rank == 1) reducer.abandon();
+    CHECK_THROWS(reducer.wait(testing::patience()), Error,
+                 e.code() == ErrorCode::remote_error && e.where().rank == 1);
+    CHECK(!reducer.has_better_plan());
+    // Rank 2 does not use the parameter that is ready second: it goes last.
+    const int unused = count - 2;
+    step(1, rank == 2 ? unused : -1);
+    CHECK(reducer.wait(testing::patience()));
+    CHECK(reducer.has_better_plan());
+    const std::shared_ptr<std::byte> old = reducer.memory(0);
+    mark(reducer, rank, 0, 2);
+    CHECK_THROWS(reducer.take_better_plan(), Error, e.code() == ErrorCode::invalid_argument);
+    CHECK(reducer.drain(testing::patience()));
+    reducer.take_better_plan();
+    CHECK(!reducer.has_better_plan());
+    plans[static_cast<size_t>(rank)] = fingerprint(reducer.parameters(), reducer.buckets());
+    CHECK_EQUAL(reducer.buckets().front().items.front().parameter, count - 1);
+    CHECK_EQUAL(reducer.buckets().back().items.back().parameter, unused);
+    CHECK(reducer.memory(0) != old && old.use_count() == 1);
+    for (int number = 3; number < 6; ++number) {
+      step(number, -1);
+      CHECK(reducer.wait(testing::patience()));
+      for (int p = 0; p < count; ++p)
+        CHECK(holds(
+            reducer, p,
+            gradient_of(0, p, number) + gradient_of(1, p, number) + gradient_of(2, p, number)));
+      CHECK(!reducer.has_better_plan());
+    }
+    // What was held back is one page at most per bucket, besides the old bucket that is held here.
+    const size_t page = 4096;
+    CHECK(group->engine()->arena()->bytes_in_use() <= room + page * (reducer.buckets().size() + 1));
+  });
+  CHECK_EQUAL(plans[1], plans[0]);
+  CHECK_EQUAL(plans[2], plans[0]);
+}
+
+TEST(reducer_keeps_a_plan_that_fits_the_order) {
+  run_groups(kRanks, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
+    Reducer reducer(group, model(), small_buckets(true));
+    const int count = static_cast<int>(reducer.parameters().size());
+    for (int step = 0; step < 2; ++step) {
+      for (int p = 0; p < count; ++p) mark(reducer, group->rank(), p, step);
+      CHECK(reducer.wait(testing::patience()));
+      CHECK(!reducer.has_better_plan());
+    }
+    Reducer nothing(group, {}, small_buckets(true));
+    CHECK(nothing.wait(testing::patience()));
+    CHECK(!nothing.has_better_plan());
   });
 }

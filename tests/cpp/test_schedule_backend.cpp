@@ -345,7 +345,7 @@ void simulate(Work& work, Backends& backends, uint64_t seed) {
     const Progress progress = backend.poll(TimePoint::min());  // one piece
     idle = progress == Progress::idle ? idle + 1 : 0;
     if (idle > kTurnsWithoutAMove) {
-      CHECK(!"some rank moves");
+      testing::fail(__FILE__, __LINE__, "no rank moves");
       return;
     }
     if (progress != Progress::finished) continue;

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/fixed_text.h"
 #include "base/trace.h"
 #include "check.h"
 

@@ -89,16 +89,71 @@ def assert_all_lost(outcomes: list[Outcome], world: World, victim: int, when: fl
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("before", [0, 3])
 @pytest.mark.parametrize(
-    "kind", ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier"]
-)
+    "kind",
+    [
+        "all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier", "reduce", "gather",
+        "all_to_all",
+    ],
+)  # fmt: skip
 def test_survivors_name_the_killed_rank(spawn: Spawn, size: int, before: int, kind: str) -> None:
     victim = before % size
     world = spawn(size)
-    world.start(one_dies, victim, before, kind, 100_000, False)
+    world.start(one_dies, victim, before, kind, 99_990, False)  # divides into blocks
     world.hear_all()
     when = world.signal(victim, signal.SIGKILL)
     survivors = [r for r in range(size) if r != victim]
     assert_all_lost(world.outcomes(survivors), world, victim, when)
+
+
+def exchange_until_killed(count: int) -> None:
+    fd.init()
+    x = np.ones(count * fd.size(), np.float32)
+    for i in range(10**9):
+        if i == 5:
+            harness.tell("busy")
+        fd.all_to_all(x)
+
+
+@pytest.mark.parametrize("count", [10, 300_000])
+def test_death_inside_an_all_to_all(spawn: Spawn, count: int) -> None:
+    world = spawn(3)
+    world.start(exchange_until_killed, count)
+    world.hear_all()
+    when = world.signal(1, signal.SIGKILL)
+    assert_all_lost(world.outcomes([0, 2]), world, 1, when)
+
+
+def wait_for_a_message(count: int, timeout: float | None) -> None:
+    """Rank 0 receives what rank 1 never sends; rank 2 waits for both."""
+    fd.init()
+    fd.barrier()
+    harness.tell("there")
+    if fd.rank() == 1:
+        signal.pause()
+    if fd.rank() == 0:
+        repeat_error(lambda: fd.recv(np.empty(count), 1, tag=7, timeout=timeout))
+    repeat_error(fd.barrier)
+
+
+@pytest.mark.parametrize("count", [1, 500_000])
+def test_death_of_a_sender(spawn: Spawn, count: int) -> None:
+    world = spawn(3)
+    world.start(wait_for_a_message, count, None)
+    world.hear_all()
+    when = world.signal(1, signal.SIGKILL)
+    assert_all_lost(world.outcomes([0, 2]), world, 1, when)
+
+
+def test_a_message_that_never_comes(spawn: Spawn) -> None:
+    world = spawn(3)
+    world.start(wait_for_a_message, 10, 0.3)
+    world.hear_all()
+    waiting, other = world.outcomes([0, 2])
+    assert (waiting.error, other.error) == ("Stalled", "Stalled")
+    assert waiting.verdict == other.verdict
+    assert waiting.verdict.startswith("recv #1 from rank 1, tag 7 was not complete after 0.")
+    assert waiting.verdict.endswith("not submitted by rank 1")
+    assert waiting.rank == 1
 
 
 @pytest.mark.parametrize("ours", [False, True])

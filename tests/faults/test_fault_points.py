@@ -13,6 +13,8 @@ import pytest
 
 import farandole as fd
 import harness
+from farandole import _core
+from farandole._world import world as world_group
 from harness import World
 
 # The first of these tests builds the core a second time.
@@ -25,6 +27,9 @@ POINTS = {  # operations that come by the point
     "stream.post": [("all_reduce", 10, False), ("all_reduce", 1000, False), ("barrier", 0, False),
                     ("all_reduce", 10 * BLOCK, False), ("all_gather", 10 * BLOCK, False)],
     "window.write": [("all_reduce", 1000, True), ("all_reduce", 10 * BLOCK, True)],
+    "push.write": [("all_reduce", 10 * BLOCK, False), ("all_reduce", 40_000, False)],
+    "pull.fetch": [("broadcast", 10 * BLOCK, False), ("all_gather", 40_000, False),
+                   ("reduce_scatter", 10 * BLOCK, False)],
     "staged.publish": [("all_reduce", 10 * BLOCK, False), ("broadcast", 10 * BLOCK, False)],
     "staged.fold": [("all_reduce", 10 * BLOCK, False), ("reduce_scatter", 10 * BLOCK, False)],
     "staged.gather": [("all_reduce", 10 * BLOCK, False)],
@@ -35,6 +40,11 @@ CASES = [
     for operation in operations
     for visit in (1, 3)
 ]
+
+
+def variables(point: str, fault: str) -> dict[str, str]:
+    """What makes a rank fail there: callers' memory is staged without CMA alone."""
+    return {"FARANDOLE_FAULT": fault, "FARANDOLE_CMA": "0" if point.startswith("staged") else "1"}
 
 
 def operate(kind: str, count: int, ours: bool) -> None:
@@ -55,7 +65,7 @@ def test_death_at_every_point(
     spawn_faulty: Spawn, size: int, point: str, visit: int, kind: str, count: int, ours: bool
 ) -> None:
     fault = f"rank=1,at={point}#{visit},do=sigkill"
-    world = spawn_faulty(size, env={"FARANDOLE_FAULT": fault})
+    world = spawn_faulty(size, env=variables(point, fault))
     world.start(operate, kind, count, ours)
     assert world.died(1), world.report()
     died = time.monotonic()
@@ -69,30 +79,33 @@ def test_death_at_every_point(
     assert max(o.ended for o in outcomes) - died < 0.25
 
 
-def window_is_left(count: int) -> tuple[str, bool]:
+def memory_is_left(count: int, ours: bool) -> tuple[str, bool, float]:
     fd.init()
-    x = fd.allocate(count)
+    x = fd.allocate(count) if ours else np.empty(count, np.float32)
     x[:] = 1
     error = ""
+    begun = time.monotonic()
     try:
         fd.all_reduce(x, out=x)
     except fd.Error as caught:
         error = f"{type(caught).__name__} {caught.rank}"
+    took = time.monotonic() - begun
     # The memory is this rank's own again: nobody may write to it now.
     x[:] = 7
     harness.tell("out")
     assert harness.listen() == "look"
-    return error, bool((x == 7).all())
+    return error, bool((x == 7).all()), took
 
 
 @pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("point", ["window.write", "push.write"])
 def test_a_rank_stopped_inside_others_memory_never_writes_there_again(
-    spawn_faulty: Spawn, size: int
+    spawn_faulty: Spawn, size: int, point: str
 ) -> None:
-    env = {"FARANDOLE_FAULT": "rank=1,at=window.write#1,do=sigstop", "FARANDOLE_TIMEOUT": "0.5"}
+    env = variables(point, f"rank=1,at={point}#1,do=sigstop") | {"FARANDOLE_TIMEOUT": "0.5"}
     world = spawn_faulty(size, env=env)
     survivors = [r for r in range(size) if r != 1]
-    world.start(window_is_left, 50_000)
+    world.start(memory_is_left, 50_000, point == "window.write")
     world.hear_all(survivors)
     # It was inside, so the survivors have killed it; continuing it brings nothing back.
     assert world.died(1), world.report()
@@ -101,7 +114,43 @@ def test_a_rank_stopped_inside_others_memory_never_writes_there_again(
         world.say(r, "look")
         o = world.outcome(r)
         assert o.error is None, o.trace
-        assert o.value == ("Stalled 1", True) or o.value == ("Stalled None", True)
+        error, untouched, took = o.value
+        assert error in ("Stalled 1", "Stalled None")
+        assert untouched, "the memory changed after the call had returned"
+        assert took < 0.5 + 1 + 1  # the timeout, the patience with a rank inside, the rest
+
+
+def update_until_death(count: int) -> tuple[str, int | None, bool]:
+    """Ten updates that each take 1 from every element; what they leave behind."""
+    fd.init()
+    update = _core.ShardedUpdate(
+        world_group(), [("w", count, "float32")], [0], "sgd", 0,
+        bucket_bytes=1 << 30, first_bucket_bytes=1 << 30,
+    )  # fmt: skip
+    gradient = np.ones(count, np.float32)
+    values = np.frombuffer(update.values(0), np.float32)[:count]
+    for done in range(10):
+        update.take(0, gradient.ctypes.data)
+        try:
+            update.begin("update", b"\1", [_core.HyperParameters(rate=1.0)])
+            update.wait()
+        except fd.Error as error:
+            whole = np.isin(values, (-done, -done - 1)).all()
+            return type(error).__name__, error.rank, bool(whole)
+    return "no error", None, False
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("visit", [1, 3, 12])
+def test_after_a_death_in_an_update_every_element_is_old_or_new(
+    spawn_faulty: Spawn, size: int, visit: int
+) -> None:
+    fault = f"rank=1,at=window.write#{visit},do=sigkill"
+    world = spawn_faulty(size, env={"FARANDOLE_FAULT": fault})
+    world.start(update_until_death, 10 * BLOCK + 7)
+    assert world.died(1), world.report()
+    for o in world.outcomes([r for r in range(size) if r != 1]):
+        assert o.value == ("PeerLost", 1, True), o.trace
 
 
 def slow_but_well() -> float:
@@ -109,11 +158,15 @@ def slow_but_well() -> float:
     return float(fd.all_reduce(np.ones(10 * BLOCK))[-1])
 
 
-@pytest.mark.parametrize("point", ["stream.post", "staged.publish", "staged.fold", "staged.gather"])
+@pytest.mark.parametrize(
+    "point", ["stream.post", "push.write", "staged.publish", "staged.fold", "staged.gather"]
+)
 def test_a_pause_at_any_point_changes_nothing(spawn_faulty: Spawn, point: str) -> None:
-    world = spawn_faulty(3, env={"FARANDOLE_FAULT": f"rank=2,at={point}#1,do=sleep:0.3"})
+    world = spawn_faulty(3, env=variables(point, f"rank=2,at={point}#1,do=sleep:0.3"))
+    began = time.monotonic()
     world.start(slow_but_well)
     assert [o.value for o in world.outcomes()] == [3.0] * 3
+    assert time.monotonic() - began >= 0.3, "the operation did not come by the point"
 
 
 @pytest.mark.parametrize("fault", ["rank=1", "at=stream.post,do=sigkill", "rank=1,at=x#0,do=exit"])
@@ -165,3 +218,21 @@ def test_death_at_random(spawn: Spawn, repetition: int) -> None:
         assert o.error == "PeerLost", o.trace
         assert o.rank == victim
         assert o.ended - when < 0.25
+
+
+LATENCY = 0.2  # seconds
+
+
+def how_long(name: str) -> float:
+    fd.init()
+    fd.barrier()
+    start = time.monotonic()
+    assert fd.all_reduce(np.ones(3, np.float32), name=name).tolist() == [2, 2, 2]
+    return time.monotonic() - start
+
+
+def test_a_latency_holds_up_operations_of_that_name(spawn_faulty: Spawn) -> None:
+    fault = f"rank=any,at=bucket,do=delay:{LATENCY}"
+    with spawn_faulty(2, env={"FARANDOLE_FAULT": fault}) as world:
+        assert min(world.run(how_long, "bucket 3")) >= LATENCY
+        assert min(world.run(how_long, "other")) < LATENCY, "nothing else is held up"

@@ -5,8 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -171,6 +175,115 @@ def test_a_living_child_does_not_hide_its_parents_death(spawn: Spawn) -> None:
             assert o.ended - when < 0.25
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+# ---- children by vfork: in the parent's memory until they exec, and no fork handler runs ----
+
+
+def start_popen() -> int:
+    assert subprocess._USE_VFORK  # type: ignore[attr-defined]
+    return subprocess.Popen(["sleep", "60"], close_fds=False).pid
+
+
+def start_posix_spawn() -> int:
+    return os.posix_spawnp("sleep", ["sleep", "60"], os.environ)
+
+
+def start_fork() -> int:
+    """With a Python function between fork and exec there can be no vfork."""
+    return subprocess.Popen(["sleep", "60"], close_fds=False, preexec_fn=lambda: None).pid
+
+
+STARTS = {"popen": start_popen, "posix_spawn": start_posix_spawn, "fork": start_fork}
+
+
+def of_ours(process: int) -> list[str]:
+    """What a process has of an engine: open files, mapped memory."""
+    files = []
+    for link in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(FileNotFoundError):  # the open folder itself, in one's own
+            files.append(str(link.readlink()))
+    maps = Path(f"/proc/{process}/maps").read_text().splitlines()
+    return [line for line in files + maps if "farandole" in line or "[pidfd]" in line]
+
+
+def await_exec(child: int) -> None:
+    """posix_spawn and vfork return after it; fork may before."""
+    deadline = time.monotonic() + 30
+    while not Path(f"/proc/{child}/cmdline").read_text().startswith("sleep"):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def starts_programs(how: str) -> None:
+    fd.init()
+    array = fd.allocate(100_000)
+    array[:] = 1
+    handles = [fd.all_reduce(np.ones(200_000), async_op=True) for _ in range(4)]
+    child = STARTS[how]()
+    try:
+        await_exec(child)
+        assert of_ours(os.getpid())
+        assert of_ours(child) == []
+        assert not _core.in_child()
+        for handle in handles:
+            assert (handle.wait() == fd.size()).all(), "what was in flight goes on"
+        fd.all_reduce(array, out=array)
+        assert (array == fd.size()).all()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert (fd.all_reduce(array) == fd.size() ** 2).all(), "the child's end is not the parent's"
+
+
+@pytest.mark.parametrize("how", STARTS)
+def test_programs_started_by_a_rank_have_nothing_of_it(spawn: Spawn, how: str) -> None:
+    spawn(2).run(starts_programs, how)
+
+
+def starts_and_waits(how: str) -> None:
+    fd.init()
+    fd.barrier()
+    if fd.rank() == 1:
+        child = STARTS[how]()
+        await_exec(child)
+        harness.tell(child)
+        signal.pause()
+    harness.tell(0)
+    fd.barrier()
+
+
+@pytest.mark.parametrize("how", STARTS)
+def test_a_program_that_outlives_its_rank_does_not_hide_its_death(spawn: Spawn, how: str) -> None:
+    world = spawn(3)
+    world.start(starts_and_waits, how)
+    child = world.hear_all()[1]
+    try:
+        when = world.signal(1, signal.SIGKILL)
+        for o in world.outcomes([0, 2]):
+            assert o.error == "PeerLost", o.trace
+            assert (o.rank, o.signal) == (1, signal.SIGKILL)
+            assert o.ended - when < 0.25
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def starts_many() -> None:
+    """Programs, and children that never come to a program, while operations run."""
+    fd.init()
+    for step in range(30):
+        handle = fd.all_reduce(np.full(50_000, step), async_op=True)
+        subprocess.run(["true"], check=True, close_fds=False)
+        with pytest.raises(FileNotFoundError):
+            subprocess.run(["/no/such/program"], check=True)
+        with pytest.raises(FileNotFoundError):
+            os.posix_spawn("/no/such/program", ["program"], os.environ)
+        assert (handle.wait() == step * fd.size()).all(), step
+    assert not _core.in_child()
+
+
+def test_a_vfork_that_fails_leaves_the_rank_as_it_was(spawn: Spawn) -> None:
+    spawn(2).run(starts_many)
 
 
 def worker_pool() -> None:

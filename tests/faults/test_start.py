@@ -62,6 +62,46 @@ def test_misfits_are_refused_with_the_reason(spawn: Spawn, name: str) -> None:
         assert all(str(pid) in outcomes[0].verdict for pid in world.pids[1:])
 
 
+def test_an_algorithm_that_nothing_has_is_refused_at_init(spawn: Spawn) -> None:
+    world = spawn(2, env={"FARANDOLE_ALGORITHM": "rign"})
+    world.start(join)
+    for o in world.outcomes():
+        assert o.error == "InvalidArgument", o.trace
+        assert "FARANDOLE_ALGORITHM=rign is not an algorithm; did you mean ring?" in o.text
+        assert "one of: lines, one_shot, " in o.text
+        assert "halving_doubling" in o.text
+
+
+def asks_for_an_algorithm() -> None:
+    fd.init()
+    with pytest.raises(fd.InvalidArgument, match="does not exist for all_reduce") as refused:
+        fd.all_reduce(np.ones(10), algorithm="rign")
+    assert "ring" in str(refused.value)
+    assert "; over shared memory: lines, one_shot, window, " in str(refused.value)
+    with pytest.raises(fd.InvalidArgument, match="does not exist for broadcast") as refused:
+        fd.broadcast(np.ones(10), algorithm="rign")
+    assert "; over shared memory: lines, one_shot, " in str(refused.value)
+    assert "window" not in str(refused.value)
+
+
+def test_an_unknown_algorithm_is_refused_with_all_that_there_are(spawn: Spawn) -> None:
+    spawn(2).run(asks_for_an_algorithm)
+
+
+@pytest.mark.parametrize("name", ["ring", "staged", "schedule"])
+def test_an_algorithm_for_all_operations(spawn: Spawn, name: str) -> None:
+    env = {"FARANDOLE_ALGORITHM": name, "FARANDOLE_LEVEL": "fast"}
+    assert spawn(2, env=env).run(join) == [2.0, 2.0]
+
+
+def test_a_mistyped_setting_is_said_once(spawn: Spawn) -> None:
+    world = spawn(2, env={"FARANDOLE_TIMOUT": "5"})
+    assert world.run(join) == [2.0, 2.0]
+    warning = "warning: FARANDOLE_TIMOUT is not a setting; did you mean FARANDOLE_TIMEOUT?"
+    assert world.output(0).count(warning) == 1
+    assert warning not in world.output(1)
+
+
 def test_two_first_ranks(spawn: Spawn) -> None:
     world = spawn(2, each=[{"RANK": "0"}, {"RANK": "0"}], env={"FARANDOLE_START_TIMEOUT": "1"})
     world.start(join)

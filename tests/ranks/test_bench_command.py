@@ -141,3 +141,45 @@ def test_one_wrong_element_a_call_is_seen(tmp_path: Path) -> None:
     (row,) = json.loads(path.read_text())["rows"]
     assert row["errors"] == 2 * 7  # both ranks, every call
     assert row["verified"] is False
+
+
+# -- beside others --------------------------------------------------------------------------------
+
+
+def test_gloo_is_measured_beside_ours(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="gloo needs torch")
+    path = tmp_path / "rows.json"
+    done = run(
+        "all_reduce", "-np", "2", "--compare", "gloo", "--sizes", "4,1K", "--rounds", "2",
+        "--seconds", "0.01", "--dtype", "float16", "--json", str(path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(path.read_text())
+    assert [(row["bytes"], row["peer"], row["memory"]) for row in rows] == [
+        (size, *who)
+        for size in (4, 1024)
+        for who in (("farandole", "ours"), ("farandole", "caller"), ("gloo", "caller"))
+    ]
+    for row in rows:
+        assert row["verified"] is True
+        assert len(row["rounds_us"]) == row["rounds"] == 2
+        assert set(row["ratios"]) == ({"gloo", "best"} if row["peer"] == "farandole" else set())
+    assert "our time / best peer's" in done.stdout
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "all_gather", "reduce_scatter"])
+def test_a_missing_peer_is_told_of_and_the_others_go_on(tmp_path: Path, collective: str) -> None:
+    path = tmp_path / "rows.json"
+    bare = tmp_path / "python"  # one that has no mpi4py
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    bare.chmod(0o755)
+    done = run(
+        collective, "-np", "3", "--compare", "impi", "--peer-python", f"impi={bare}", "--sizes",
+        "40", "--rounds", "2", "--seconds", "0.01", "--hot", "--json", str(path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Intel MPI is not here: " in done.stderr
+    rows = json.loads(path.read_text())
+    assert [row["memory"] for row in rows] == ["ours", "caller"]
+    assert all(row["verified"] and row["hot"] for row in rows)
+    assert [row["bytes"] for row in rows] == [48 if collective != "broadcast" else 40] * 2

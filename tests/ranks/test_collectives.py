@@ -20,16 +20,23 @@ from harness import World
 
 WORLDS = [1, 2, 3, 5, 8]
 DTYPES = [name for name in _core.dtypes if name != "bfloat16"]  # numpy has none; see below
-FORCED = ["lines", "one_shot", "staged", "window", "schedule"]
+FORCED = ["lines", "one_shot", "staged", "window", "push", "pull", "schedule"]
 PLANNERS = {
     kind: sorted(
         {row["name"] for row in _core.schedule.planners(1, 1) if row["collective"] == kind}
     )
-    for kind in ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
-}
+    for kind in (
+        "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter",
+        "all_to_all",
+    )
+}  # fmt: skip
 MEMORY = ["caller", "ours", "mixed", "ours to caller"]
-KINDS = ["all_reduce", "reduce_scatter", "all_gather", "broadcast"]
+ROOTED = ["broadcast", "reduce", "gather", "scatter"]
+FOLDING = ["all_reduce", "reduce_scatter", "reduce"]
+KINDS = ["all_reduce", "reduce_scatter", "all_gather", *ROOTED, "all_to_all"]
+WINDOWS = ["all_reduce", "reduce"]
 LINES = 2072  # bytes, as in csrc/engine/stream_page.h
+PIECE = 4 << 10  # of one_shot
 ONE_SHOT = 32 << 10
 CHUNK = 64 << 10
 
@@ -74,13 +81,31 @@ def part_of(count: int, size: int, rank: int) -> slice:
     return slice(begin, begin + count // size + (rank < count % size))
 
 
-def expected(kind: str, inputs: list[Array], op: str, root: int, rank: int) -> Array:
-    if kind == "all_gather":
+def expected(kind: str, inputs: list[Array], op: str, root: int, rank: int) -> Array | None:
+    """None where a rank gets nothing."""
+    size = len(inputs)
+    if kind in ("reduce", "gather") and rank != root:
+        return None
+    if kind in ("all_gather", "gather"):
         return np.concatenate(inputs)
     if kind == "broadcast":
         return inputs[root]
+    if kind == "scatter":
+        return inputs[root].reshape(size, -1)[rank]
+    if kind == "all_to_all":
+        return np.concatenate([x.reshape(size, -1)[rank] for x in inputs])
     total = reduced(inputs, op)
-    return total if kind == "all_reduce" else total[part_of(len(total), len(inputs), rank)]
+    return total[part_of(len(total), size, rank)] if kind == "reduce_scatter" else total
+
+
+def input_length(kind: str, count: int, size: int) -> int:
+    return count * size if kind in ("scatter", "all_to_all") else count
+
+
+def output_length(kind: str, count: int, size: int, rank: int) -> int:
+    if kind == "reduce_scatter":
+        return len(range(count)[part_of(count, size, rank)])
+    return count * size if kind in ("all_gather", "gather", "all_to_all") else count
 
 
 # ---- on a rank ----
@@ -95,23 +120,25 @@ def place(array: Array, ours: bool) -> Array:
 
 
 def buffers(
-    kind: str, mine: Array, memory: str, in_place: bool, rank: int, size: int
-) -> tuple[Array, Array]:
+    kind: str, mine: Array, count: int, root: int, memory: str, in_place: bool
+) -> tuple[Array | None, Array | None]:
     """Input and output, in the kind of memory that this rank has by `memory`."""
+    rank, size = fd.rank(), fd.size()
     ours = memory.startswith("ours") or (memory == "mixed" and rank % 2 == 0)
-    count = len(mine)
-    length = {
-        "all_gather": count * size,
-        "reduce_scatter": len(range(count)[part_of(count, size, rank)]),
-    }
-    if not in_place:
-        empty = np.zeros(length.get(kind, count), mine.dtype)
-        return place(mine, ours), place(empty, ours and memory != "ours to caller")
-    if kind == "all_gather":
+    reads = kind != "scatter" or rank == root
+    gets = kind not in ("reduce", "gather") or rank == root
+    if not (in_place and reads and gets):
+        empty = np.zeros(output_length(kind, count, size, rank), mine.dtype)
+        x = place(mine, ours) if reads else None
+        return x, place(empty, ours and memory != "ours to caller") if gets else None
+    if kind in ("all_gather", "gather"):
         out = place(np.zeros(count * size, mine.dtype), ours)
-        out[rank * count : (rank + 1) * count] = mine
-        return out[rank * count : (rank + 1) * count], out
+        own = out[rank * count : (rank + 1) * count]
+        own[...] = mine
+        return own, out
     x = place(mine, ours)
+    if kind == "scatter":
+        return x, x[rank * count : (rank + 1) * count]
     return x, x[part_of(count, size, rank)] if kind == "reduce_scatter" else x
 
 
@@ -130,30 +157,35 @@ def check(
     rank, size = fd.rank(), fd.size()
     case = (kind, dtype, count, op, root, memory, in_place, algorithm)
     seed = zlib.crc32(repr(case).encode())
-    inputs = [data(seed, r, count, dtype, op) for r in range(size)]
-    x, out = buffers(kind, inputs[rank], memory, in_place, rank, size)
-    options: dict[str, Any] = {"algorithm": algorithm, "timeout": 20}
-    if kind in ("all_reduce", "reduce_scatter"):
+    length = input_length(kind, count, size)
+    inputs = [data(seed, r, length, dtype, op) for r in range(size)]
+    x, out = buffers(kind, inputs[rank], count, root, memory, in_place)
+    # Without other options the call takes the quick way (csrc/bindings/quick_call.cpp).
+    options: dict[str, Any] = {"algorithm": algorithm, "timeout": 20} if algorithm else {}
+    if kind in FOLDING:
         options |= {"op": op, "level": level}
-    if kind == "broadcast":
+    if kind in ROOTED:
         options["root"] = root
     answer = getattr(fd, kind)(x, out=out, **options)
     assert answer is out
     wanted = expected(kind, inputs, op, root, rank)
-    assert out.dtype == wanted.dtype
-    wrong = np.flatnonzero(out != wanted)
-    assert not len(wrong), (
-        f"{case}: {len(wrong)} of {len(out)} wrong, first at {wrong[0]}: "
-        f"{out[wrong[0]]} instead of {wanted[wrong[0]]}"
-    )
-    if not in_place:
+    if out is None or wanted is None:
+        assert out is wanted
+    else:
+        assert out.dtype == wanted.dtype
+        wrong = np.flatnonzero(out != wanted)
+        assert not len(wrong), (
+            f"{case}: {len(wrong)} of {len(out)} wrong, first at {wrong[0]}: "
+            f"{out[wrong[0]]} instead of {wanted[wrong[0]]}"
+        )
+    if not in_place and x is not None:
         assert (x == inputs[rank]).all(), f"{case}: the input changed"
     return str(fd.world().last_path)
 
 
 def sizes(size: int, itemsize: int) -> list[int]:
     """Counts where something changes: around none, the world's size, each path's limits."""
-    edges = [LINES, ONE_SHOT, CHUNK * size]
+    edges = [LINES, PIECE, 2 * PIECE, ONE_SHOT, CHUNK * size]
     around = [e // itemsize + d for e in edges for d in (-1, 0, 1)]
     return sorted({0, 1, size - 1, size, size + 1, 7, 1009, *around})
 
@@ -166,6 +198,7 @@ def check_sizes(dtype: str, memory: str, in_place: bool) -> set[str]:
     return {
         check(kind, dtype, count, memory=memory, in_place=in_place)
         for kind in KINDS
+        if not (in_place and kind == "all_to_all")
         for count in sizes(fd.size(), np.dtype(dtype).itemsize)
     }
 
@@ -178,10 +211,22 @@ def test_all_sizes_in_all_memory(standing: Callable[[int], World], size: int, me
     for in_place in (False, True):
         for seen in world.run(check_sizes, "float32", memory, in_place):
             paths |= seen
-    wanted = {"lines", "one_shot"} | ({"staged"} if size > 1 else set())
-    assert wanted <= paths
+    assert {"lines", "one_shot"} <= paths
+    assert size == 1 or len(paths & {"staged", "pull"}) == 1  # as the ranks have agreed
     all_ours = memory.startswith("ours") or (memory == "mixed" and size == 1)
     assert ("window" in paths) == all_ours
+    assert ("push" in paths) == ("pull" in paths and memory != "ours")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("setting", "wanted"), [("0", {"staged"}), ("1", {"push", "pull"})])
+def test_all_sizes_with_and_without_foreign_memory(
+    spawn: Callable[..., World], size: int, setting: str, wanted: set[str]
+) -> None:
+    world = spawn(size, env={"FARANDOLE_CMA": setting})
+    for memory, in_place in (("caller", True), ("mixed", False), ("ours to caller", False)):
+        for paths in world.run(check_sizes, "float32", memory, in_place):
+            assert paths - {"lines", "one_shot"} == wanted
 
 
 def check_types() -> None:
@@ -189,16 +234,25 @@ def check_types() -> None:
     for dtype in DTYPES:
         for op in ops_of(dtype):
             for count in (fd.size() + 1, 3001, *([70001] if op in ("sum", "mean") else [])):
-                check("all_reduce", dtype, count, op)
-                check("reduce_scatter", dtype, count, op)
+                for kind in FOLDING:
+                    check(kind, dtype, count, op)
         for count in (fd.size() + 1, 70001):
-            check("all_gather", dtype, count)
-            check("broadcast", dtype, count)
+            for kind in KINDS:
+                if kind not in FOLDING:
+                    check(kind, dtype, count)
 
 
 @pytest.mark.parametrize("size", WORLDS)
 def test_all_types_and_operations(standing: Callable[[int], World], size: int) -> None:
     standing(size).run(check_types)
+
+
+def runs(kind: str, algorithm: str) -> bool:
+    if algorithm == "schedule":
+        return bool(PLANNERS[kind])
+    if algorithm in ("push", "pull"):
+        return (kind == "all_reduce") == (algorithm == "push")
+    return algorithm != "window" or kind in WINDOWS
 
 
 def check_forced() -> set[tuple[str, str]]:
@@ -207,13 +261,15 @@ def check_forced() -> set[tuple[str, str]]:
     ran = set()
     for kind in KINDS:
         for algorithm in [*FORCED, *PLANNERS[kind]]:
-            if algorithm == "window" and kind != "all_reduce":
+            if not runs(kind, algorithm):
                 continue
             for count, in_place in itertools.product(
                 (0, 1, fd.size() + 1, 509, 60001), (False, True)
             ):
                 most = {"lines": LINES, "one_shot": ONE_SHOT}.get(algorithm, 1 << 30)
-                if count * 4 > most:
+                if input_length(kind, count, fd.size()) * 4 > most:
+                    continue
+                if in_place and kind == "all_to_all":
                     continue
                 check(
                     kind, "int32", count, "sum", root=fd.size() - 1, in_place=in_place,
@@ -229,17 +285,16 @@ def check_forced() -> set[tuple[str, str]]:
 @pytest.mark.parametrize("size", WORLDS)
 def test_every_path_and_planner(standing: Callable[[int], World], size: int) -> None:
     ran = standing(size).run(check_forced)[0]
-    assert len(ran) == sum(
-        len(FORCED) - (kind != "all_reduce") + len(PLANNERS[kind]) for kind in KINDS
-    )
+    assert len(ran) == sum(runs(k, name) for k in KINDS for name in [*FORCED, *PLANNERS[k]])
 
 
 def check_roots() -> None:
     fd.init()
     for root in range(fd.size()):
-        for count in (1, 600, 9001, 300001):
+        for count in (1, 600, 9001, 100_003):
             for memory in ("caller", "mixed"):
-                check("broadcast", "int16", count, root=root, memory=memory, in_place=count == 600)
+                for kind in ROOTED:
+                    check(kind, "int16", count, root=root, memory=memory, in_place=count == 600)
 
 
 @pytest.mark.parametrize("size", WORLDS)
@@ -362,6 +417,10 @@ def test_nobody_passes_a_barrier_early(standing: Callable[[int], World], size: i
             assert passed >= came
 
 
+def planner(random: np.random.Generator, kind: str) -> str | None:
+    return str(random.choice(PLANNERS[kind])) if PLANNERS[kind] else None
+
+
 def cases(random: np.random.Generator, how_many: int, size: int) -> Iterator[dict[str, Any]]:
     for _ in range(how_many):
         dtype = str(random.choice(DTYPES))
@@ -373,8 +432,8 @@ def cases(random: np.random.Generator, how_many: int, size: int) -> Iterator[dic
             "op": str(random.choice(ops_of(dtype))),
             "root": int(random.integers(size)),
             "memory": str(random.choice(MEMORY)),
-            "in_place": bool(random.integers(2)),
-            "algorithm": str(random.choice(PLANNERS[kind])) if random.random() < 0.3 else None,
+            "in_place": bool(random.integers(2)) and kind != "all_to_all",
+            "algorithm": planner(random, kind) if random.random() < 0.3 else None,
             "level": "fast",
         }
 

@@ -19,7 +19,8 @@ from harness import World
 
 PLANNERS = ["direct", "binomial", "halving_doubling", "doubling"]
 WAYS = [(None, "caller"), (None, "ours"), (None, "mixed"), ("staged", "caller"), ("staged", "ours")]
-WAYS += [("window", "ours"), ("schedule", "caller")]
+WAYS += [("staged", "mixed"), ("window", "ours"), ("schedule", "caller")]
+WAYS += [("push", "caller"), ("push", "ours"), ("push", "mixed")]
 WAYS += [(name, memory) for name in PLANNERS for memory in ("caller", "ours")]
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 BITS = {"float16": np.uint16, "bfloat16": np.uint16, "float32": np.uint32, "float64": np.uint64}

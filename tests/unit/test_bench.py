@@ -89,6 +89,11 @@ def test_bandwidth_is_bytes_per_nanosecond() -> None:
         ("broadcast", 1, 1),
         ("all_gather", 0.5, 0.75),
         ("reduce_scatter", 0.5, 0.75),
+        ("all_to_all", 0.5, 0.75),
+        ("reduce", 1, 1),
+        ("gather", 0.5, 0.75),
+        ("scatter", 0.5, 0.75),
+        ("send_recv", 2, 2),
         ("barrier", 0, 0),
     ],
 )

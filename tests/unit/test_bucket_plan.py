@@ -97,6 +97,43 @@ def test_fingerprints_tell_plans_apart(other: list[tuple[str, int, str]]) -> Non
     assert mine != _core.testing.plan_fingerprint(rows, 0, 0)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_plan_in_ready_order_is_that_of_reordered_parameters(seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    rows = random_rows(rng)
+    order = rng.sample(range(len(rows)), len(rows))
+    limit = rng.choice([0, 4096, 20_000, 1 << 40])
+    renamed = [
+        (dtype, count, [(order[i], offset, length) for i, offset, length in items])
+        for dtype, count, items in plan([rows[i] for i in order], limit, limit // 4)
+    ]
+    assert _core.testing.plan_buckets(rows, limit, limit // 4, order) == renamed
+
+
+def launched(rows: list[tuple[str, int, str]], limit: int, planned: list[int]) -> float:
+    return _core.testing.launch_point(rows, limit, limit, planned, list(range(len(rows))))
+
+
+def test_the_launch_point_says_how_early_buckets_go() -> None:
+    rows = [(f"p{i}", 16, "float32") for i in range(4)]
+    assert launched(rows, 64, [0, 1, 2, 3]) == (1 + 2 + 3 + 4) / 16
+    assert launched(rows, 64, [3, 2, 1, 0]) == 1, "the first bucket holds all others up"
+    assert launched(rows, 64, [1, 0, 2, 3]) == (2 + 2 + 3 + 4) / 16
+    assert launched(rows, 1 << 30, [0, 1, 2, 3]) == 1, "one bucket goes at the end"
+    assert launched([], 64, []) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_order_launches_earlier_than_the_ready_order(seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    rows = [(f"p{i}", 16 * rng.randint(1, 40), "float32") for i in range(rng.randint(1, 30))]
+    order = list(range(len(rows)))
+    best = launched(rows, 0, order)
+    assert best <= launched(rows, 0, rng.sample(order, len(order)))
+
+
 def test_an_unknown_dtype_is_refused() -> None:
     with pytest.raises(ValueError, match="'a' has the unsupported dtype complex64"):
         plan([("a", 1, "complex64")], 0, 0)

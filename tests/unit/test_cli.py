@@ -166,8 +166,7 @@ def test_plan_hands_its_arguments_over(
     }
     assert cli.main(["plan", "all_reduce", "--ranks", "0"]) == 2
     assert capsys.readouterr().err == "farandole plan: ranks must be at least 1\n"
-    with pytest.raises(SystemExit):
-        cli.main(["plan", "gather", "--counts", "3,x"])
+    assert cli.main(["plan", "gather", "--counts", "3,x"]) == 2
     assert "'3,x' is not a list of numbers, such as 3,0,5" in capsys.readouterr().err
 
 

@@ -69,3 +69,42 @@ def test_choices(monkeypatch: pytest.MonkeyPatch, name: str, choices: str) -> No
     monkeypatch.setenv(name, "other")
     with pytest.raises(InvalidArgument, match=f"{name}=other is not one of {choices}"):
         _core.settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("FARANDOLE_TIMOUT", "FARANDOLE_TIMEOUT"),
+        ("FARANDOLE_BUCKETBYTES", "FARANDOLE_BUCKET_BYTES"),
+        ("FARANDOLE_BUCKET_BYTE", "FARANDOLE_BUCKET_BYTES"),
+        ("FARANDOLE_LEVLE", "FARANDOLE_LEVEL"),
+    ],
+)
+def test_a_mistyped_name_is_noticed(monkeypatch: pytest.MonkeyPatch, name: str, meant: str) -> None:
+    assert _core.unread_variables() == []
+    monkeypatch.setenv(name, "1")
+    assert _core.unread_variables() == [f"{name} is not a setting; did you mean {meant}?"]
+
+
+@pytest.mark.parametrize("name", ["FARANDOLE_DEBUG", "FARANDOLE_SOMETHING_ELSE", "FARANDOLE_"])
+def test_a_name_like_no_other_is_noticed_without_a_guess(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "1")
+    assert _core.unread_variables() == [f"{name} is not a setting"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *SETTINGS,
+        "FARANDOLE_RUN_ID",
+        "FARANDOLE_RESTART_COUNT",
+        "FARANDOLE_TEST_FOLDER",
+        "MY_FARANDOLE_TIMOUT",
+        "farandole_timout",
+    ],
+)
+def test_what_somebody_reads_is_no_mistake(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "1")
+    assert _core.unread_variables() == []

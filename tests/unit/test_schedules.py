@@ -51,8 +51,9 @@ def test_every_planner_says_in_one_sentence_what_it_does() -> None:
 
 @every_planner
 def test_every_size_is_proved_and_has_the_claimed_order(collective: str, name: str) -> None:
-    # As many blocks as there are pairs of ranks, or the worlds grow too large.
-    sizes, counts = (SIZES[:17], COUNTS[:5]) if collective == "all_to_all" else (SIZES, COUNTS)
+    # Where the whole is as large as size times count, 33 ranks would take long.
+    sizes = SIZES[:17] if collective in UNEVEN[1:] else SIZES
+    counts = COUNTS[:6] if collective in UNEVEN[1:] else COUNTS
     proved, failures = testing.prove_all(collective, name, sizes, counts, [1, 2, 3], [1, 2, 3])
     assert failures == []
     assert proved == places(collective) * len(sizes) * len(counts) * 3 * 3
@@ -460,9 +461,15 @@ def test_no_step_has_an_empty_half() -> None:
 
 
 def survives(collective: str, name: str, mutation: str) -> bool:
-    """Whether the fault is none: a ring turned around is a ring, and a token means nothing."""
-    return (name, mutation) == ("ring", "swap_action") or (
-        (collective, mutation) == ("barrier", "send_unset")
+    """Whether the fault is none: a ring turned around is a ring, two trees fold in any order, a
+    token means nothing, and a copy of what nobody else is sent is as right in another lane."""
+    return (
+        (name in ("ring", "double_tree") and mutation == "swap_action")
+        or (collective, mutation) == ("barrier", "send_unset")
+        or (
+            (name, mutation) == ("direct", "other_lane")
+            and collective in ("gather", "scatter", "all_to_all")
+        )
     )
 
 

@@ -8,6 +8,9 @@
 namespace farandole {
 namespace {
 
+Floats square_root(const Floats& values) { return _mm256_sqrt_ps(values); }
+Vector<double> square_root(const Vector<double>& values) { return _mm256_sqrt_pd(values); }
+
 struct Float16 {
   using Halves = Vector<uint16_t, kVectorBytes / 2>;
   using Pack = Halves;

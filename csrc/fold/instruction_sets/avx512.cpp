@@ -27,6 +27,12 @@ void store_part(std::byte* to, const Pack& pack, size_t bytes) {
     _mm256_mask_storeu_epi8(to, static_cast<__mmask32>(mask), reinterpret_cast<__m256i>(pack));
 }
 
+// Masked: the plain intrinsics start from an undefined vector, of which gcc 12 warns.
+Floats square_root(const Floats& values) { return _mm512_maskz_sqrt_ps(0xffff, values); }
+Vector<double> square_root(const Vector<double>& values) {
+  return _mm512_maskz_sqrt_pd(0xff, values);
+}
+
 struct Float16 {
   using Halves = Vector<uint16_t, kVectorBytes / 2>;
   using Pack = Halves;

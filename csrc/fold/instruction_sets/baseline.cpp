@@ -1,10 +1,30 @@
 // Whatever the compiler targets by default. float16 in integers and one exact multiplication.
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #define FARANDOLE_VECTOR_BYTES 16
 #include "fold/instruction_sets/parts.h"
 #include "fold/instruction_sets/vectors.h"
 
 namespace farandole {
 namespace {
+
+#if defined(__SSE2__)
+Floats square_root(const Floats& values) { return _mm_sqrt_ps(values); }
+Vector<double> square_root(const Vector<double>& values) { return _mm_sqrt_pd(values); }
+#else
+Floats square_root(Floats values) {
+  for (size_t i = 0; i < sizeof values / sizeof values[0]; ++i)
+    values[i] = __builtin_sqrtf(values[i]);
+  return values;
+}
+Vector<double> square_root(Vector<double> values) {
+  for (size_t i = 0; i < sizeof values / sizeof values[0]; ++i)
+    values[i] = __builtin_sqrt(values[i]);
+  return values;
+}
+#endif
 
 struct Float16 {
   using Pack = Words;

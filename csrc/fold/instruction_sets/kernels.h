@@ -4,6 +4,7 @@
 #pragma once
 
 #include "fold/float_mode.h"
+#include "fold/instruction_sets/updates.h"
 #include "fold/instruction_sets/vectors.h"
 #include "fold/kernels.h"
 
@@ -231,6 +232,8 @@ constexpr Kernels make_kernels() {
   fill_float<Float<float>>(table, DType::float32);
   fill_float<Float<double>>(table, DType::float64);
   table.scale[index(DType::float64)] = multiply<Float<double>, &Factor::float64>;
+  fill_updates<float>(table.update[index(DType::float32)]);
+  fill_updates<double>(table.update[index(DType::float64)]);
   fill_integers<int8_t, uint8_t>(table, DType::int8, DType::uint8);
   fill_integers<int16_t, uint16_t>(table, DType::int16, DType::uint16);
   fill_integers<int32_t, uint32_t>(table, DType::int32, DType::uint32);

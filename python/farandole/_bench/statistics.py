@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -71,6 +72,40 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> Interv
 def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
     """Pairwise: block by block, so that what slows a whole block cancels."""
     return [a / b for a, b in zip(numerators, denominators, strict=True)]
+
+
+def ratio_to_best(
+    ours: Sequence[float],
+    others: Sequence[Sequence[float]],
+    confidence: float = 0.95,
+    resamples: int = 1000,
+) -> Interval:
+    """Our median over the least of the others' medians, of values that belong together by index.
+
+    The interval is the percentile bootstrap's: whole rounds are drawn again, ours and the others'
+    of a round together, and in each drawing the best of the others is chosen anew. So it holds
+    both the noise of a round and the doubt which of the others is the best. The drawings are the
+    same in every call.
+    """
+    rounds = len(ours)
+    if rounds == 0 or not others or any(len(other) != rounds for other in others):
+        raise ValueError("a ratio needs rounds, and a value of everybody in each")
+
+    def ratio(drawn: Sequence[int]) -> float:
+        best = min(median([other[i] for i in drawn]) for other in others)
+        return median([ours[i] for i in drawn]) / best
+
+    draw = random.Random(rounds)
+    ratios = sorted(ratio(draw.choices(range(rounds), k=rounds)) for _ in range(resamples))
+    tail = (1 - confidence) / 2
+    low, high = (percentile(ratios, 100 * part) for part in (tail, 1 - tail))
+    return Interval(ratio(range(rounds)), low, high, confidence)
+
+
+def format_ratio(ratio: float, low: float, high: float) -> str:
+    """'0.41 (0.39 to 0.44)'; where noise covers the difference, that is said."""
+    within = f"({low:.2f} to {high:.2f})"
+    return f"no difference {within}" if low <= 1 <= high else f"{ratio:.2f} {within}"
 
 
 def gigabytes_per_second(bytes_moved: float, nanoseconds: float) -> float:

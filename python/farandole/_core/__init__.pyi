@@ -1,8 +1,8 @@
 """The native core. Types only: the module is built from csrc/bindings."""
 
 import sys
-from collections.abc import Mapping
-from typing import Any, TypedDict, final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict, TypeVar, final
 
 from . import schedule as schedule
 from . import testing as testing
@@ -13,6 +13,8 @@ dtypes: tuple[str, ...]
 reduce_ops: tuple[str, ...]
 error_names: list[str]
 
+_F = TypeVar("_F", bound=Callable[..., Any])
+
 class _Setting(TypedDict):
     name: str
     type: str
@@ -21,8 +23,10 @@ class _Setting(TypedDict):
     doc: str
 
 def in_child() -> bool: ...
+def quick_call(kind: str, world: object) -> Callable[[_F], _F]: ...
 def instruction_sets() -> list[str]: ...
 def settings() -> list[_Setting]: ...
+def unread_variables() -> list[str]: ...
 def open_world(
     rank: int, size: int, job: str, start_timeout: float | None = None, tuning: str = ""
 ) -> Group: ...
@@ -85,12 +89,62 @@ class Group(metaclass=_Native):
         algorithm: str | None = None,
         level: str | None = None,
         timeout: float | None = None,
+        counts: Sequence[int] = [],
     ) -> None: ...
     def start(
         self,
         kind: str,
         input: object,
         output: object,
+        result: object,
+        op: str = "sum",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        root: int = 0,
+        name: str | None = None,
+        algorithm: str | None = None,
+        level: str | None = None,
+        timeout: float | None = None,
+        counts: Sequence[int] = [],
+    ) -> Handle: ...
+    def run_between(
+        self,
+        kind: str,
+        array: object,
+        peer: int,
+        tag: int = 0,
+        name: str | None = None,
+        timeout: float | None = None,
+    ) -> None: ...
+    def start_between(
+        self,
+        kind: str,
+        array: object,
+        peer: int,
+        tag: int,
+        result: object,
+        name: str | None = None,
+        timeout: float | None = None,
+    ) -> Handle: ...
+    def run_grouped(
+        self,
+        kind: str,
+        inputs: Sequence[object],
+        outputs: Sequence[object],
+        op: str = "sum",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        root: int = 0,
+        name: str | None = None,
+        algorithm: str | None = None,
+        level: str | None = None,
+        timeout: float | None = None,
+    ) -> None: ...
+    def start_grouped(
+        self,
+        kind: str,
+        inputs: Sequence[object],
+        outputs: Sequence[object],
         result: object,
         op: str = "sum",
         prescale: float = 1.0,
@@ -136,6 +190,10 @@ class Reducer(metaclass=_Native):
     @property
     def places(self) -> list[tuple[int, int]]: ...  # bucket, bytes from its begin
     @property
+    def has_better_plan(self) -> bool: ...
+    def take_better_plan(self) -> None: ...
+    def describe(self) -> str: ...
+    @property
     def step_open(self) -> bool: ...
     @property
     def blocked_seconds(self) -> float: ...
@@ -148,6 +206,66 @@ class Reducer(metaclass=_Native):
     def drain(self, timeout: float | None = None) -> None: ...
     def used(self, parameter: int) -> bool: ...
     def memory(self, bucket: int, /) -> SharedMemory: ...
+
+class HyperParameters(metaclass=_Native):
+    """An optimizer's settings for one group of parameters."""
+
+    def __init__(
+        self,
+        *,
+        rate: float,
+        weight_decay: float = 0.0,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        beta1: float = 0.0,
+        beta2: float = 0.0,
+        epsilon: float = 0.0,
+        nesterov: bool = False,
+        decoupled: bool = False,
+        maximize: bool = False,
+    ) -> None: ...
+
+class ShardedUpdate(metaclass=_Native):
+    """An optimizer's step where every rank updates 1/n of each bucket."""
+
+    steps: list[int]
+    def __init__(
+        self,
+        group: Group,
+        parameters: list[tuple[str, int, str]],
+        hyper_group: list[int],
+        optimizer: str,
+        slots: int,
+        op: str = "mean",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        bucket_bytes: int = ...,  # required
+        first_bucket_bytes: int = ...,  # required
+        label: str = "gradients",
+    ) -> None: ...
+    @property
+    def places(self) -> list[tuple[int, int]]: ...  # bucket, bytes from its begin
+    @property
+    def buckets(self) -> list[tuple[str, int, list[tuple[int, int, int]]]]: ...
+    @property
+    def busy(self) -> bool: ...
+    @property
+    def norm(self) -> float: ...
+    @property
+    def slots(self) -> int: ...
+    @property
+    def state_bytes(self) -> int: ...
+    def take(self, parameter: int, gradient: int) -> None: ...
+    def begin(
+        self, task: str, present: bytes, groups: list[HyperParameters], factor: float = 1.0
+    ) -> None: ...
+    def wait(self, timeout: float | None = None) -> None: ...
+    def abandon(self) -> None: ...
+    def drain(self, timeout: float | None = None) -> None: ...
+    def gather_state(self, bucket: int, slot: int, whole: int) -> None: ...
+    def set_state(self, bucket: int, slot: int, whole: int) -> None: ...
+    def gradients(self, bucket: int, /) -> SharedMemory: ...
+    def values(self, bucket: int, /) -> SharedMemory: ...
 
 # ---- errors (docs/errors.md) ----
 

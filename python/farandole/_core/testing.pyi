@@ -5,7 +5,7 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-from . import _Native
+from . import HyperParameters, _Native
 
 class SimReport(metaclass=_Native):
     def __init__(self, *args: object, **kwargs: object) -> None: ...  # never called
@@ -32,8 +32,18 @@ class SimReport(metaclass=_Native):
 
 def simulate(seed: int, steps: int = 30, ranks: int = 3) -> SimReport: ...
 def plan_buckets(
-    parameters: list[tuple[str, int, str]], bucket_bytes: int, first_bucket_bytes: int
+    parameters: list[tuple[str, int, str]],
+    bucket_bytes: int,
+    first_bucket_bytes: int,
+    ready_order: list[int] | None = None,
 ) -> list[tuple[str, int, list[tuple[int, int, int]]]]: ...
+def launch_point(
+    parameters: list[tuple[str, int, str]],
+    bucket_bytes: int,
+    first_bucket_bytes: int,
+    planned_order: list[int],
+    ready_order: list[int],
+) -> float: ...
 def plan_fingerprint(
     parameters: list[tuple[str, int, str]], bucket_bytes: int, first_bucket_bytes: int
 ) -> int: ...
@@ -117,3 +127,16 @@ def store_step(
     postscale: float = 1.0,
     size: int = 2,
 ) -> bytes: ...
+def update(
+    optimizer: str,
+    dtype: str,
+    value: Buffer,
+    gradient: Buffer,
+    state: Sequence[Buffer],
+    hyper: HyperParameters,
+    step: int,
+    factor: float = 1.0,
+    *,
+    isa: str,
+) -> tuple[bytes, ...]: ...
+def norm(kind: str, dtype: str, elements: Buffer) -> float: ...

@@ -16,6 +16,7 @@ def explain(
     dtype: str = "float32",
     ranks: int = 2,
     shared: bool = False,
+    foreign: bool = False,
     level: str = "canonical",
     text: str = "",
 ) -> list[_Candidate]: ...

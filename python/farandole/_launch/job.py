@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 
 class LaunchError(Exception):
@@ -14,8 +14,7 @@ class LaunchError(Exception):
         self.exit_code = exit_code
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):  # a dataclass would import inspect: ranks start that much later
     """One command, started once per rank."""
 
     command: list[str]

@@ -10,7 +10,6 @@ import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from farandole._launch.job import LaunchError
@@ -21,14 +20,14 @@ from farandole._launch.processes import die_with_parent
 _FOREIGN_PREFIXES = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_")
 
 
-@dataclass
 class Rank:
     """One started rank. It stays unreaped until the job ends, so its process group's number cannot
     be taken by anybody else while we may still signal it."""
 
-    number: int
-    process: subprocess.Popen[bytes]
-    exit_code: int | None = None  # negative: minus the signal
+    def __init__(self, number: int, process: subprocess.Popen[bytes]) -> None:
+        self.number = number
+        self.process = process
+        self.exit_code: int | None = None  # negative: minus the signal
 
     @property
     def pid(self) -> int:

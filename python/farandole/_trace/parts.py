@@ -54,6 +54,7 @@ class Part:
     operations: list[Operation] = field(default_factory=list)
     steps: list[Span] = field(default_factory=list)
     step_streams: set[str] = field(default_factory=set)  # where gradients are reduced
+    running: dict[tuple[str, int], list[Span]] = field(default_factory=dict)  # data moved
     waits: dict[int, list[Span]] = field(default_factory=dict)  # of any kind, by thread
     final_waits: dict[int, list[Span]] = field(default_factory=dict)
     parked: list[Span] = field(default_factory=list)
@@ -175,6 +176,9 @@ def _sort_in(part: Part, event: dict[str, Any], span: Span) -> None:
                 failed=says.get("failed", False),
             )
         )
+    elif kind == "phase":
+        if event["name"] == "running":
+            part.running.setdefault((says["stream"], says["sequence"]), []).append(span)
     elif kind == "step":
         part.steps.append(span)
         part.step_streams.add(says["stream"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
@@ -11,9 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farandole.cli import CommandError
+from farandole.cli import CommandError, _compare
+from farandole.cli._bench_rows import plot, show
 
 if TYPE_CHECKING:
+    from farandole._bench.comparing import Question
     from farandole._bench.ranks import Request
 
 EPILOG = """\
@@ -22,28 +25,40 @@ examples:
   farandole bench all_reduce -np 4 --sizes 4,64K,16M --dtype bfloat16 --memory ours
   farandole bench all_reduce -np 2 --algorithm staged --iterations 100 --json rows.json
   farandole run -np 2 -- farandole bench all_gather    among ranks that are there already
+  farandole bench all_reduce -np 2 --compare mpi,gloo --plot bench.png    beside other libraries
 
 columns:
   time         of the slowest rank, from the call to its return in Python; min, median, p99
   algbw        GB/s: bytes / median time; bytes of the larger of input and output on one rank
   busbw        GB/s: algbw times what must leave each rank in any algorithm, as in nccl-tests:
-               all_reduce 2(n-1)/n, all_gather and reduce_scatter (n-1)/n, broadcast 1
+               all_reduce 2(n-1)/n, broadcast and reduce 1, others (n-1)/n; send_recv, a
+               ping-pong of neighbours, 2
   errors       elements of all results that differ from the exact one, or barriers that a rank left
                before the last had come; 0, or the exit code is 1
   memory       ours: farandole.allocate, mapped by all ranks; caller: numpy's own
+  our time /   below 1 farandole is faster; 95 % bootstrap interval over rounds
+
+peers of --compare, each from an environment that has it (--peer-python, default: this one):
+  mpi          Open MPI, by mpi4py            mpich        MPICH, by mpi4py
+  impi         Intel MPI, by mpi4py           mpich-mpir   the same, intra-node algorithm mpir
+  gloo         torch.distributed
 """
 
-COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier")
-_FOLDING = ("all_reduce", "reduce_scatter")
+COLLECTIVES = (
+    "all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "reduce", "gather",
+    "scatter", "send_recv", "barrier",
+)  # fmt: skip
+_FOLDING = ("all_reduce", "reduce_scatter", "reduce")
 _SIZES = "4,64,1K,16K,256K,1M,4M,16M,64M"
 _MEMORY = ("ours", "caller")
+_PICTURES = (".png", ".svg", ".pdf")
 
 # Which collectives take an option; it is refused elsewhere rather than ignored.
 _TAKERS = {
     "sizes": COLLECTIVES[:-1],
     "dtype": COLLECTIVES[:-1],
     "memory": COLLECTIVES[:-1],
-    "algorithm": COLLECTIVES[:-1],
+    "algorithm": COLLECTIVES[:-2],
     "op": _FOLDING,
     "level": _FOLDING,
 }
@@ -51,7 +66,12 @@ _TAKERS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "farandole bench COLLECTIVE -np N [options]"
-    parser.add_argument("collective", choices=COLLECTIVES, help="what is measured")
+    parser.add_argument(
+        "collective",
+        choices=COLLECTIVES,
+        metavar="COLLECTIVE",
+        help="what is measured: " + ", ".join(COLLECTIVES),
+    )
     parser.add_argument(
         "-np",
         "--num-proc",
@@ -69,22 +89,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     length.add_argument("--iterations", metavar="N", help="timed calls per row")
     length.add_argument("--seconds", metavar="S", help="about this long per row (0.25)")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the rows as JSON")
+    parser.add_argument(
+        "--plot", metavar="FILE", type=Path, help="draw time and bandwidth (png, svg or pdf)"
+    )
+    others = parser.add_argument_group("beside other libraries")
+    others.add_argument("--compare", metavar="PEERS", help=f"of {', '.join(_compare.PEERS)}")
+    others.add_argument(
+        "--peer-python",
+        metavar="PEER=PYTHON,…",
+        help="the Python of the environment that has a peer: no two MPIs fit into one",
+    )
+    others.add_argument("--rounds", metavar="N", help="blocks of each peer and size (11)")
+    others.add_argument(
+        "--hot", action="store_true", help="do not rewrite the input before each call"
+    )
 
 
 def handle(arguments: argparse.Namespace) -> int:
     ranks = _ranks(arguments)
+    _check_partners(arguments, ranks)
     request = _request(arguments)
-    if arguments.json is not None:
-        _check_writable(arguments.json)
-    result = _here(request) if ranks is None else _among(ranks, request)
-    if result is None:  # another rank tells it
+    for option in ("json", "plot"):
+        if getattr(arguments, option) is not None:
+            _check_writable(option, getattr(arguments, option))
+    rows = _measured(arguments, ranks, request)
+    if rows is None:  # another rank tells it
         return 0
-    if isinstance(result, int):
-        return result
-    _show(request, result)
+    if isinstance(rows, int):
+        return rows
     if arguments.json is not None:
-        arguments.json.write_text(as_json(result["rows"]))
-    return 0 if all(row["verified"] for row in result["rows"]) else 1
+        arguments.json.write_text(as_json(rows))
+    if arguments.plot is not None:
+        plot(rows, arguments.plot)
+    return 0 if all(row["verified"] for row in rows) else 1
+
+
+def _measured(
+    arguments: argparse.Namespace, ranks: int | None, request: Request
+) -> list[dict[str, Any]] | int | None:
+    """The rows, after they were shown; an exit code; None on a rank that has nothing to tell."""
+    if arguments.compare is not None:
+        assert ranks is not None
+        return _compare.run(
+            arguments.compare.split(","),
+            arguments.peer_python,
+            _question(request, ranks, arguments),
+            request.memory,
+            request.options,
+        )
+    result = _here(request) if ranks is None else _among(ranks, request)
+    if not isinstance(result, dict):
+        return result
+    show(request, result)
+    rows: list[dict[str, Any]] = result["rows"]
+    return rows
 
 
 def as_json(rows: list[dict[str, Any]]) -> str:
@@ -110,6 +168,40 @@ def _ranks(arguments: argparse.Namespace) -> int | None:
             f"-np starts ranks, but this process is one already (RANK={os.environ['RANK']})"
         )
     return _positive("-np", arguments.ranks)
+
+
+def _check_partners(arguments: argparse.Namespace, ranks: int | None) -> None:
+    """Options that make sense only together, or never do."""
+    if arguments.plot is not None and arguments.collective == "barrier":
+        raise CommandError("--plot draws over sizes; a barrier has none")
+    if arguments.compare is None:
+        for option in ("peer_python", "rounds", "hot"):
+            if getattr(arguments, option):
+                raise CommandError(f"--{option.replace('_', '-')} needs --compare")
+        return
+    if ranks is None:
+        raise CommandError("--compare starts the ranks of every peer: it needs -np")
+    from farandole._bench.peers.layouts import LAYOUTS
+
+    if arguments.collective not in LAYOUTS or arguments.op not in (None, "sum"):
+        raise CommandError(f"--compare knows sums (no other --op) and {', '.join(LAYOUTS)}")
+    if arguments.iterations is not None:
+        raise CommandError("--compare takes --seconds and --rounds, not --iterations")
+
+
+def _question(request: Request, ranks: int, arguments: argparse.Namespace) -> Question:
+    from farandole._bench.comparing import Question
+
+    rounds = _positive("--rounds", arguments.rounds or "11")
+    return Question(
+        collective=request.collective,
+        sizes=request.sizes,
+        dtype=request.dtype,
+        ranks=ranks,
+        rounds=rounds,
+        block_seconds=request.seconds / rounds,
+        hot=arguments.hot,
+    )
 
 
 def _request(arguments: argparse.Namespace) -> Request:
@@ -188,12 +280,17 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _check_writable(path: Path) -> None:
+def _check_writable(option: str, path: Path) -> None:
     """Before minutes of measuring, not after."""
+    if option == "plot":
+        if path.suffix not in _PICTURES:
+            raise CommandError(f"--plot: {path} does not end in {', '.join(_PICTURES)}")
+        if importlib.util.find_spec("matplotlib") is None:
+            raise CommandError("--plot needs matplotlib: pip install matplotlib")
     try:
         path.open("a").close()
     except OSError as error:
-        raise CommandError(f"--json: {path}: {error.strerror}") from error
+        raise CommandError(f"--{option}: {path}: {error.strerror}") from error
 
 
 # -- measuring ------------------------------------------------------------------------------------
@@ -230,48 +327,3 @@ def _among(ranks: int, request: Request) -> dict[str, Any] | int:
     if code == 0 and not result:
         raise CommandError("the ranks ended without a result", 1)
     return code or result
-
-
-# -- showing --------------------------------------------------------------------------------------
-
-
-def _show(request: Request, result: dict[str, Any]) -> None:
-    from farandole._bench.statistics import format_microseconds, format_size
-    from farandole.cli._terminal import print_table
-
-    rows = result["rows"]
-    moves = request.collective != "barrier"
-    cells = []
-    for row in rows:
-        times = [format_microseconds(1e3 * row[name]) for name in ("min_us", "p50_us", "p99_us")]
-        if moves:
-            size = format_size(row["bytes"])
-            bandwidth = [f"{row[name]:.2f}" for name in ("algbw_gbs", "busbw_gbs")]
-            cells.append(
-                [size, row["memory"], row["algorithm"], str(row["iterations"]), *times,
-                 *bandwidth, str(row["errors"])]
-            )  # fmt: skip
-        else:
-            cells.append([str(row["iterations"]), *times, str(row["errors"])])
-    columns = ["iterations", "min us", "p50 us", "p99 us", "errors"]
-    if moves:
-        columns = ["size", "memory", "algorithm", *columns[:-1], "algbw", "busbw", "errors"]
-    print_table(_title(rows[0], result["placement"]), columns, _right(columns, cells))
-
-
-def _title(row: dict[str, Any], placement: str) -> str:
-    what = [row["collective"], row["dtype"], row["op"], row["level"]]
-    return f"{' '.join(w for w in what if w)}, {row['ranks']} ranks, {placement}"
-
-
-def _right(columns: list[str], cells: list[list[str]]) -> list[list[str]]:
-    """Numbers end in one column; words begin in one."""
-    words = {"memory", "algorithm"}
-    widths = [max(len(c), *(len(row[i]) for row in cells)) for i, c in enumerate(columns)]
-    return [
-        [
-            cell if column in words else cell.rjust(width)
-            for cell, column, width in zip(row, columns, widths, strict=True)
-        ]
-        for row in cells
-    ]

@@ -45,6 +45,8 @@ def handle(arguments: argparse.Namespace) -> int:
         columns = ("name", "type", "value", "default", "doc")
         table = [[_text(setting[name]) for name in columns] for setting in facts["settings"]]
         print_table("settings (environment variables)", columns, table)
+    for line in facts["unread"]:
+        print(f"warning: {line}")
     return 0
 
 
@@ -74,6 +76,7 @@ def collect() -> dict[str, Any]:
         },
         "tuning": _tuning(core),
         "settings": _settings(core),
+        "unread": core.unread_variables() if hasattr(core, "unread_variables") else [],
     }
 
 

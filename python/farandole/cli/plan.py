@@ -1,10 +1,12 @@
 """Shows the schedule that an algorithm makes for a collective: who sends which slice to whom, when,
-and what is folded. Nothing is started; a schedule is a value."""
+and what is folded. Nothing is started; a schedule is a value. With --draw it becomes a picture."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+from pathlib import Path
+from typing import Any
 
 from farandole.cli import CommandError
 
@@ -13,6 +15,7 @@ examples:
   farandole plan all_reduce --algorithm ring                      every rank's steps
   farandole plan all_reduce --algorithm binomial --ranks 6 --rank 5
   farandole plan broadcast --ranks 8 --count 1000000              whatever the model picks
+  farandole plan all_reduce --algorithm binomial --ranks 8 --draw binomial.svg
   farandole plan gather --ranks 3 --counts 3,0,5 --root 2         shares that differ
 """
 
@@ -52,6 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--root", type=int, default=0, help="root of a rooted one (default: 0)")
     parser.add_argument("--rank", type=int, help="show this rank alone (default: all)")
+    parser.add_argument(
+        "--draw", type=Path, metavar="FILE", help="draw all ranks to FILE.svg or FILE.png instead"
+    )
+    parser.add_argument("--lane", type=int, help="with --draw, the lane to draw (default: 0)")
 
 
 def handle(arguments: argparse.Namespace) -> int:
@@ -59,10 +66,30 @@ def handle(arguments: argparse.Namespace) -> int:
         plan = importlib.import_module("farandole._plan")
     except ImportError as error:
         raise CommandError(f"the native core cannot be loaded: {error}") from error
+    given = dict(vars(arguments))
+    file, lane = given.pop("draw"), given.pop("lane")
+    if lane is not None and file is None:
+        raise CommandError("--lane chooses the lane that --draw FILE draws")
     try:
-        text = plan.render(**vars(arguments))
+        if file is None:
+            print(plan.render(**given))
+        else:
+            _draw(file, lane or 0, given)
     except (ValueError, KeyError) as error:
         # The verdict is an error's first line; evidence and advice would repeat the arguments.
         raise CommandError(str(error.args[0]).splitlines()[0]) from error
-    print(text)
     return 0
+
+
+def _draw(file: Path, lane: int, given: dict[str, Any]) -> None:
+    from farandole import _draw
+    from farandole._draw.schedule import draw_plan
+
+    if given.pop("rank") is not None:
+        raise CommandError("--draw shows all ranks; leave out --rank")
+    try:
+        _draw.check_name(file)
+        _draw.save(draw_plan(**given, lane=lane), file)
+    except _draw.DrawError as error:
+        raise CommandError(str(error)) from error
+    print(f"drew {file}")

@@ -1,10 +1,12 @@
 """Puts the parts of a trace together into DIR/trace.json, which https://ui.perfetto.dev and
 chrome://tracing open, and tells where the time went. With a second directory the two runs are
-shown side by side; so are the two of a directory that holds nothing but two of them."""
+shown side by side; so are the two of a directory that holds nothing but two of them. --draw makes a
+picture of one training step: every rank's program, and its buckets below it."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from farandole.cli import CommandError
@@ -13,6 +15,7 @@ EPILOG = """\
 examples:
   farandole trace out                              after a run with FARANDOLE_TRACE=out
   farandole trace with-overlap without-overlap     two runs side by side
+  farandole trace out --draw step.svg              a training step as a picture
   farandole trace out --json > summary.json
 """
 
@@ -21,17 +24,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIR", type=Path, help="what FARANDOLE_TRACE named")
     parser.add_argument("other", metavar="DIR2", type=Path, nargs="?", help="another run's")
     parser.add_argument("--json", action="store_true", help="the summary as JSON, in microseconds")
+    parser.add_argument(
+        "--draw", type=Path, metavar="FILE", help="draw a step to FILE.svg or FILE.png instead"
+    )
+    parser.add_argument(
+        "--step", type=int, help="with --draw, the step's number from 0 (default: a typical one)"
+    )
 
 
 def handle(arguments: argparse.Namespace) -> int:
     from farandole import _trace
 
     directories = [arguments.directory]
+    if arguments.step is not None and arguments.draw is None:
+        raise CommandError("--step chooses the step that --draw FILE draws")
+    if arguments.draw is not None and arguments.json:
+        raise CommandError("--draw and --json exclude each other")
     try:
         if arguments.other is not None:
             directories.append(arguments.other)
         else:
             directories = _trace.runs_in(arguments.directory)
+        if arguments.draw is not None:
+            return _draw(directories, arguments.step, arguments.draw)
         merged = [_trace.merge(directory) for directory in directories]
         found = [_trace.summary(directory) for directory in directories]
     except _trace.TraceError as error:
@@ -42,4 +57,19 @@ def handle(arguments: argparse.Namespace) -> int:
     print(_trace.render(found[0]) if len(found) == 1 else _trace.compare(*found))
     for path in merged:
         print(f"open {path} in https://ui.perfetto.dev")
+    return 0
+
+
+def _draw(directories: Sequence[Path], step: int | None, file: Path) -> int:
+    from farandole import _draw, _trace
+    from farandole._draw.timeline import draw_step
+
+    if len(directories) > 1:
+        raise CommandError("--draw shows one run; name one directory")
+    try:
+        _draw.check_name(file)
+        _draw.save(draw_step(_trace.load(directories[0]), step), file)
+    except _draw.DrawError as error:
+        raise CommandError(str(error)) from error
+    print(f"drew {file}")
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
@@ -40,10 +40,14 @@ def _untraced(function: _F) -> _F:
 #   any waits, or ranks could wait for one another crosswise.
 
 
+class _HearsEnd(Protocol):
+    def end(self, *, failed: bool) -> None: ...
+
+
 class _Pass:
     """One backward, as the graph tasks that take part in it see it; they alone keep it alive."""
 
-    def __init__(self, exchange: TorchExchange) -> None:
+    def __init__(self, exchange: _HearsEnd) -> None:
         self._exchange = exchange
         self._graphs: set[int] = set()
         self._over = False
@@ -122,17 +126,8 @@ class TorchExchange(GradientExchange):
             ],
             **options,
         )
-        # torch.frombuffer holds the memory object, which holds the memory.
-        bytes_of = [
-            torch.frombuffer(self.reducer.memory(b), dtype=torch.uint8)
-            for b in range(len(self.reducer.buckets))
-        ]
-        self._views = [
-            _view(bytes_of[place.bucket][place.offset :], p, dtype)
-            for place, p, dtype in zip(self.places(), self._parameters, dtypes, strict=True)
-        ]
-        self._addresses = [view.data_ptr() for view in self._views]
-        self._strides = [view.stride() for view in self._views]
+        self._dtypes = dtypes
+        self.learn_places()
         self._shown = list(self._addresses)  # of the reduced gradients that users see
         self._pass: weakref.ref[_Pass] | None = None
         me = weakref.ref(self)  # nothing is reduced any more when the optimizer is gone
@@ -144,6 +139,24 @@ class TorchExchange(GradientExchange):
     def __del__(self) -> None:
         for hook in getattr(self, "_hooks", ()):
             hook.remove()
+
+    # The buckets.
+
+    def forget_places(self) -> None:
+        self._views.clear()
+
+    def learn_places(self) -> None:
+        # torch.frombuffer holds the memory object, which holds the memory.
+        bytes_of = [
+            torch.frombuffer(self.reducer.memory(b), dtype=torch.uint8)
+            for b in range(len(self.reducer.buckets))
+        ]
+        self._views = [
+            _view(bytes_of[place.bucket][place.offset :], p, dtype)
+            for place, p, dtype in zip(self.places(), self._parameters, self._dtypes, strict=True)
+        ]
+        self._addresses = [view.data_ptr() for view in self._views]
+        self._strides = [view.stride() for view in self._views]
 
     # The pass.
 
@@ -237,6 +250,7 @@ class TorchExchange(GradientExchange):
         p = self._parameters[i]
         if self._compression is None:
             p.grad = self._views[i]
+            self._shown[i] = self._addresses[i]
             return
         p.grad = self._compression.decompress(self._views[i], self._contexts[i])
         self._shown[i] = p.grad.data_ptr()

@@ -20,6 +20,7 @@ from farandole.torch.ops import (
     broadcast_async_,
     synchronize,
 )
+from farandole.torch.sharded import ShardedOptimizer
 
 # Objects travel as pickles: the ranks of a job are processes of one user on one host, which is
 # checked when they meet, and run the same program.
@@ -189,6 +190,11 @@ def broadcast_optimizer_state(
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidArgument("the state of LBFGS is not supported")
+    if isinstance(optimizer, ShardedOptimizer):
+        raise InvalidArgument(
+            "with sharded_update=True every rank has a part of the state\n  advice: broadcast it "
+            "before DistributedOptimizer, or load the same state_dict() on every rank"
+        )
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     _agree(
         "the optimizer",

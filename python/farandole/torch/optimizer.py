@@ -18,6 +18,7 @@ from farandole.torch._tensors import check_tensor
 from farandole.torch.compression import Compression, Compressor
 from farandole.torch.exchange import TorchExchange
 from farandole.torch.ops import Average, Sum, op_name
+from farandole.torch.sharded import ShardedOptimizer, shard
 
 _O = TypeVar("_O", bound=torch.optim.Optimizer)
 
@@ -105,6 +106,7 @@ def DistributedOptimizer(
     bucket_bytes: int | None = None,
     first_bucket_bytes: int | None = None,
     overlap: bool = True,
+    sharded_update: bool = False,
 ) -> _O:
     """Makes the optimizer step with gradients averaged over all ranks.
 
@@ -131,6 +133,11 @@ def DistributedOptimizer(
         first_bucket_bytes: the first of them, small, so that communication starts early. Default
             ``FARANDOLE_FIRST_BUCKET_BYTES``.
         overlap: False launches everything at the end of backward.
+        sharded_update: every rank updates 1/n of the parameters and holds 1/n of the optimizer's
+            state, inside ``step()``; SGD, Adam and AdamW over float32 and float64 parameters.
+            Until then ``p.grad`` is this rank's own: clip with ``optimizer.clip_grad_norm_()``,
+            and call ``state_dict()`` on every rank. See docs/pytorch.md. Buckets are not launched
+            during backward, whatever `overlap` says.
 
     Raises:
         InvalidArgument: an argument is wrong; the optimizer is as before.
@@ -146,7 +153,7 @@ def DistributedOptimizer(
         >>> optimizer.step()
     """
     check_process_set(process_set)
-    if isinstance(optimizer, _Distributed):
+    if isinstance(optimizer, (_Distributed, ShardedOptimizer)):
         raise InvalidArgument("the optimizer is a DistributedOptimizer already")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidArgument(f"optimizer is a {type(optimizer).__name__}, not a torch optimizer")
@@ -177,33 +184,46 @@ def DistributedOptimizer(
     named = _named(optimizer, named_parameters)
     limits = Limits.of(bucket_bytes, first_bucket_bytes)
     group = _world.world()
+    divided = gradient_predivide_factor != 1.0
+    reduction: dict[str, Any] = {
+        "op": "mean" if op == Average and not divided else "sum",
+        "prescale": 1 / gradient_predivide_factor,
+        "postscale": gradient_predivide_factor / group.size if divided else 1.0,
+        "passes_per_step": backward_passes_per_step,
+        "sparse_as_dense": sparse_as_dense,
+        "limits": limits,
+    }
+    if sharded_update:
+        if compression is not Compression.none:
+            raise InvalidArgument("sharded_update=True does not support compression")
+        shard(optimizer, _child_of(optimizer, ShardedOptimizer), group, named, **reduction)
+        return optimizer
     exchange = None
     if group.size > 1:
-        divided = gradient_predivide_factor != 1.0
         exchange = TorchExchange(
             group,
             [(n, p) for n, p in reversed(named) if p.requires_grad and p.numel() > 0],
             compression=compression,
-            sparse_as_dense=sparse_as_dense,
-            op="mean" if op == Average and not divided else "sum",
-            prescale=1 / gradient_predivide_factor,
-            postscale=gradient_predivide_factor / group.size if divided else 1.0,
-            passes_per_step=backward_passes_per_step,
-            limits=limits,
             overlap=overlap,
+            **reduction,
         )
-    own = type(optimizer)
-    child = type(
-        own.__name__,
-        (_Distributed, own),
-        {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__},
-    )
-    optimizer.__class__ = child
+    optimizer.__class__ = _child_of(optimizer, _Distributed)  # type: ignore[assignment]
     distributed = cast(_Distributed, optimizer)
     distributed._exchange = exchange
     distributed._unmanaged = [p for _, p in named if not p.requires_grad]
     distributed._skip = False
     return optimizer
+
+
+def _child_of(
+    optimizer: torch.optim.Optimizer, mixin: type[torch.optim.Optimizer]
+) -> type[torch.optim.Optimizer]:
+    own = type(optimizer)
+    return type(
+        own.__name__,
+        (mixin, own),
+        {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__},
+    )
 
 
 def _check_passes(passes: int) -> None:

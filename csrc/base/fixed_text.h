@@ -1,0 +1,34 @@
+// Text in arrays of fixed size: what lies in shared memory, and in records that never allocate.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+namespace farandole {
+
+/// Copies as much of `text` as fits, whole characters of UTF-8 only, and ends it with zero.
+inline void copy_cut(std::string_view text, char* into, size_t capacity) {
+  size_t n = std::min(text.size(), capacity - 1);
+  const auto continues = [&](size_t i) { return (static_cast<uint8_t>(text[i]) & 0xc0) == 0x80; };
+  if (n < text.size())
+    while (n > 0 && continues(n)) --n;
+  std::memcpy(into, text.data(), n);
+  into[n] = 0;
+}
+
+template <size_t N>
+void copy_cut(std::string_view text, char (&into)[N]) {
+  copy_cut(text, into, N);
+}
+
+/// What copy_cut left there; another process may have, so the end is not taken on trust.
+template <size_t N>
+std::string text_in(const char (&from)[N]) {
+  return {from, ::strnlen(from, N)};
+}
+
+}  // namespace farandole

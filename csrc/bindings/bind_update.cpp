@@ -1,0 +1,205 @@
+// Sharded optimizer steps.
+#include <pybind11/stl.h>
+
+#include "bindings/arrays.h"
+#include "bindings/bind.h"
+#include "bindings/bucket_plans.h"
+#include "engine/fork.h"
+#include "fold/kernels.h"
+#include "fusion/sharded_update.h"
+
+namespace farandole {
+namespace {
+
+std::shared_ptr<ShardedUpdate> make_update(std::shared_ptr<Group> group, const py::list& rows,
+                                           std::vector<size_t> hyper_group,
+                                           const std::string& optimizer, size_t slots,
+                                           const std::string& op, double prescale, double postscale,
+                                           size_t bucket_bytes, size_t first_bucket_bytes,
+                                           const std::string& label) {
+  refuse_in_child();
+  const auto known_optimizer = optimizer_named(optimizer);
+  const auto known_op = reduce_op_named(op);
+  if (!known_optimizer)
+    throw Error(ErrorCode::invalid_argument, "optimizer '" + optimizer + "' is unknown");
+  if (!known_op) throw Error(ErrorCode::invalid_argument, "op '" + op + "' is unknown");
+  std::vector<Parameter> parameters = parameters_from(rows);
+  if (hyper_group.size() != parameters.size() || slots > kMostSlots)
+    throw Error(ErrorCode::invalid_argument, "one parameter group each, and at most 2 slots");
+  const ShardedOptions options{*known_optimizer,
+                               slots,
+                               *known_op,
+                               prescale,
+                               postscale,
+                               {bucket_bytes, first_bucket_bytes},
+                               label};
+  const py::gil_scoped_release unlocked;
+  return std::make_shared<ShardedUpdate>(std::move(group), std::move(parameters),
+                                         std::move(hyper_group), options, look_for_signals);
+}
+
+ShardedUpdate::Task task_named(const std::string& name) {
+  if (name == "update") return ShardedUpdate::Task::update;
+  if (name == "norm 2") return ShardedUpdate::Task::norm_two;
+  if (name == "norm inf") return ShardedUpdate::Task::norm_infinite;
+  throw Error(ErrorCode::invalid_argument, "task '" + name + "' is unknown");
+}
+
+std::byte* pointer(uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
+
+std::shared_ptr<SharedMemory> shared(const std::shared_ptr<std::byte>& data, const Bucket& bucket) {
+  return std::make_shared<SharedMemory>(SharedMemory{data, bucket.bytes()});
+}
+
+void bind_hyper_parameters(py::module_& module) {
+  py::class_<HyperParameters>(module, "HyperParameters",
+                              "An optimizer's settings for one group of parameters.")
+      .def(py::init([](double rate, double weight_decay, double momentum, double dampening,
+                       double beta1, double beta2, double epsilon, bool nesterov, bool decoupled,
+                       bool maximize) {
+             return HyperParameters{rate,  weight_decay, momentum, dampening, beta1,
+                                    beta2, epsilon,      nesterov, decoupled, maximize};
+           }),
+           py::kw_only(), py::arg("rate"), py::arg("weight_decay") = 0.0, py::arg("momentum") = 0.0,
+           py::arg("dampening") = 0.0, py::arg("beta1") = 0.0, py::arg("beta2") = 0.0,
+           py::arg("epsilon") = 0.0, py::arg("nesterov") = false, py::arg("decoupled") = false,
+           py::arg("maximize") = false);
+}
+
+void bind_sharded_update(py::module_& module) {
+  py::class_<ShardedUpdate, std::shared_ptr<ShardedUpdate>>(
+      module, "ShardedUpdate", "An optimizer's step where every rank updates 1/n of each bucket.")
+      .def(py::init(&make_update), py::arg("group"), py::arg("parameters"), py::arg("hyper_group"),
+           py::arg("optimizer"), py::arg("slots"), py::arg("op") = "mean",
+           py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("bucket_bytes"),
+           py::arg("first_bucket_bytes"), py::arg("label") = "gradients")
+      .def(
+          "take",
+          [](ShardedUpdate& u, size_t parameter, uintptr_t gradient) {
+            refuse_in_child();
+            const py::gil_scoped_release unlocked;
+            u.take(parameter, pointer(gradient));
+          },
+          py::arg("parameter"), py::arg("gradient"))
+      .def(
+          "begin",
+          [](ShardedUpdate& u, const std::string& task, const py::bytes& present,
+             std::vector<HyperParameters> groups, double factor) {
+            refuse_in_child();
+            const auto flags = std::string_view(present);
+            if (flags.size() != u.places().size())
+              throw Error(ErrorCode::invalid_argument, "`present` has a byte for each parameter");
+            u.begin(task_named(task), {flags.begin(), flags.end()}, std::move(groups), factor);
+          },
+          py::arg("task"), py::arg("present"), py::arg("groups"), py::arg("factor") = 1.0)
+      .def(
+          "wait",
+          [](ShardedUpdate& u, const py::object& timeout) {
+            wait_or_raise(u.group(), [&](Deadline d) { return u.wait(d); }, timeout);
+          },
+          py::arg("timeout") = py::none())
+      .def("abandon",
+           [](ShardedUpdate& u) {
+             refuse_in_child();
+             const py::gil_scoped_release unlocked;
+             u.abandon();
+           })
+      .def(
+          "drain",
+          [](ShardedUpdate& u, const py::object& timeout) {
+            wait_or_raise(u.group(), [&](Deadline d) { return u.drain(d); }, timeout);
+          },
+          py::arg("timeout") = py::none())
+      .def_property_readonly("busy", &ShardedUpdate::busy)
+      .def_property_readonly("norm", &ShardedUpdate::norm)
+      .def_property_readonly("slots", &ShardedUpdate::slots)
+      .def_property_readonly("state_bytes", &ShardedUpdate::state_bytes)
+      .def_readwrite("steps", &ShardedUpdate::steps)
+      .def(
+          "gather_state",
+          [](ShardedUpdate& u, size_t bucket, size_t slot, uintptr_t whole) {
+            refuse_in_child();
+            const py::gil_scoped_release unlocked;
+            u.gather_state(bucket, slot, pointer(whole));
+          },
+          py::arg("bucket"), py::arg("slot"), py::arg("whole"))
+      .def(
+          "set_state",
+          [](ShardedUpdate& u, size_t bucket, size_t slot, uintptr_t whole) {
+            u.set_state(bucket, slot, pointer(whole));
+          },
+          py::arg("bucket"), py::arg("slot"), py::arg("whole"))
+      .def("gradients",
+           [](const ShardedUpdate& u, size_t b) { return shared(u.gradients(b), u.buckets()[b]); })
+      .def("values",
+           [](const ShardedUpdate& u, size_t b) { return shared(u.values(b), u.buckets()[b]); })
+      .def_property_readonly("places",
+                             [](const ShardedUpdate& u) {
+                               py::list list;
+                               for (const ShardedUpdate::Place& p : u.places())
+                                 list.append(py::make_tuple(p.bucket, p.offset));
+                               return list;
+                             })
+      .def_property_readonly("buckets",
+                             [](const ShardedUpdate& u) { return rows_of(u.buckets()); });
+}
+
+// For tests: the kernels on bytes, for one named instruction set.
+
+const Kernels& kernels_named(const std::string& name) {
+  const Kernels* kernels = kernels_for(name);
+  if (kernels == nullptr)
+    throw Error(ErrorCode::invalid_argument, "no instruction set '" + name + "' here");
+  return *kernels;
+}
+
+std::string_view view(const py::buffer_info& info) {
+  return {static_cast<const char*>(info.ptr), static_cast<size_t>(info.size * info.itemsize)};
+}
+
+/// New value and new state of the `step`-th update.
+py::tuple py_update(const std::string& optimizer, const std::string& dtype, const py::buffer& value,
+                    const py::buffer& gradient, const std::vector<py::buffer>& state,
+                    const HyperParameters& h, int64_t step, double factor, const std::string& isa) {
+  const Optimizer which = optimizer_named(optimizer).value();
+  const DType type = dtype_named(dtype).value();
+  const UpdateKind kind = kind_of(which, h);
+  if (!can_update(type) || state.size() < slots_of(kind))
+    throw Error(ErrorCode::invalid_argument, "wrong dtype, or too little state");
+  std::string values(view(value.request()));
+  std::vector<std::string> slots;
+  for (const py::buffer& s : state) slots.emplace_back(view(s.request()));
+  const py::buffer_info g = gradient.request();
+  const auto bytes_of = [](std::string& s) { return reinterpret_cast<std::byte*>(s.data()); };
+  UpdateArrays arrays{
+      bytes_of(values), static_cast<const std::byte*>(g.ptr), {}, values.size() / size_of(type)};
+  for (size_t s = 0; s < slots.size(); ++s) arrays.state[s] = bytes_of(slots[s]);
+  kernels_named(isa).update[static_cast<size_t>(type)][static_cast<size_t>(kind)](
+      arrays, factors_for(which, h, step, factor));
+  py::tuple result(1 + slots.size());
+  result[0] = py::bytes(values);
+  for (size_t s = 0; s < slots.size(); ++s) result[s + 1] = py::bytes(slots[s]);
+  return result;
+}
+
+double py_norm(const std::string& kind, const std::string& dtype, const py::buffer& elements) {
+  const DType type = dtype_named(dtype).value();
+  const py::buffer_info info = elements.request();
+  const auto* data = static_cast<const std::byte*>(info.ptr);
+  const auto count = static_cast<size_t>(info.size);
+  return kind == "2" ? sum_of_squares(data, count, type) : largest_magnitude(data, count, type);
+}
+
+}  // namespace
+
+void bind_update(py::module_& module) {
+  bind_hyper_parameters(module);
+  bind_sharded_update(module);
+  py::module_ testing = module.def_submodule("testing");
+  testing.def("update", &py_update, py::arg("optimizer"), py::arg("dtype"), py::arg("value"),
+              py::arg("gradient"), py::arg("state"), py::arg("hyper"), py::arg("step"),
+              py::arg("factor") = 1.0, py::kw_only(), py::arg("isa"));
+  testing.def("norm", &py_norm, py::arg("kind"), py::arg("dtype"), py::arg("elements"));
+}
+
+}  // namespace farandole

@@ -1,0 +1,117 @@
+// Between two ranks, and many arrays at once.
+#include <pybind11/stl.h>
+
+#include "bindings/bind.h"
+#include "bindings/calls.h"
+#include "engine/fork.h"
+#include "group/grouped.h"
+
+namespace farandole {
+namespace {
+
+using Arrays = std::vector<py::object>;
+
+Collective direction_from(const std::string& kind) {
+  if (kind == "send") return Collective::send;
+  if (kind == "recv") return Collective::recv;
+  throw Error(ErrorCode::invalid_argument, "'" + kind + "' is neither send nor recv");
+}
+
+Handle submit_between(Group& group, const std::string& kind, const Borrowed& array, int peer,
+                      int tag, const py::object& name, const py::object& timeout, bool waits) {
+  Options options;
+  if (!name.is_none()) options.name = text_from(name, "name");
+  options.deadline = own_deadline(timeout);
+  if (!waits) options.keepalive = keep(array.owner, py::none());
+  return group.submit_between(direction_from(kind), peer, tag, array.buffer, std::move(options),
+                              waits);
+}
+
+void run_between(const std::shared_ptr<Group>& group, const std::string& kind,
+                 const py::object& array, int peer, int tag, const py::object& name,
+                 const py::object& timeout) {
+  refuse_in_child();
+  const Borrowed borrowed = borrow(array, kind == "recv", "array");
+  const Handle handle = submit_between(*group, kind, borrowed, peer, tag, name, timeout, true);
+  wait_for(group, [&](Deadline d) { return handle.wait(d); });
+}
+
+PyHandle start_between(const std::shared_ptr<Group>& group, const std::string& kind,
+                       const py::object& array, int peer, int tag, const py::object& result,
+                       const py::object& name, const py::object& timeout) {
+  refuse_in_child();
+  const Borrowed borrowed = borrow(array, kind == "recv", "array");
+  return {group, submit_between(*group, kind, borrowed, peer, tag, name, timeout, false), result};
+}
+
+std::vector<Member> members_of(const Arrays& inputs, const Arrays& outputs) {
+  if (inputs.size() != outputs.size())
+    throw Error(ErrorCode::invalid_argument, std::to_string(inputs.size()) + " inputs and " +
+                                                 std::to_string(outputs.size()) + " outputs");
+  std::vector<Member> members;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Call call = borrow_both(inputs[i], outputs[i]);
+    members.push_back({call.input.buffer, call.output.buffer});
+  }
+  return members;
+}
+
+std::shared_ptr<Grouped> submit_grouped(Group& group, const std::string& kind, const Arrays& inputs,
+                                        const Arrays& outputs, Options options, bool waits) {
+  const Collective collective = collective_from(kind);
+  if (!Grouped::has(collective))
+    throw Error(ErrorCode::invalid_argument, "there is no grouped " + kind);
+  if (options.name.empty()) options.name = "grouped";
+  if (!waits) options.keepalive = keep(py::cast(inputs), py::cast(outputs));
+  return std::make_shared<Grouped>(group, collective, members_of(inputs, outputs), options, waits);
+}
+
+}  // namespace
+
+void bind_verbs(py::module_& module) {
+  py::class_<Group, std::shared_ptr<Group>> group = module.attr("Group");
+  group
+      .def("run_between", &run_between, py::arg("kind"), py::arg("array"), py::arg("peer"),
+           py::arg("tag") = 0, py::arg("name") = py::none(), py::arg("timeout") = py::none(),
+           "Sends or receives.")
+      .def("start_between", &start_between, py::arg("kind"), py::arg("array"), py::arg("peer"),
+           py::arg("tag"), py::arg("result"), py::arg("name") = py::none(),
+           py::arg("timeout") = py::none())
+      .def(
+          "run_grouped",
+          [](const std::shared_ptr<Group>& of, const std::string& kind, const Arrays& inputs,
+             const Arrays& outputs, const std::string& op, double prescale, double postscale,
+             int root, const py::object& name, const py::object& algorithm, const py::object& level,
+             const py::object& timeout) {
+            refuse_in_child();
+            const auto grouped = submit_grouped(
+                *of, kind, inputs, outputs,
+                options_from(op, prescale, postscale, root, name, algorithm, level, timeout), true);
+            wait_for(of, [&](Deadline d) { return grouped->wait(d); });
+          },
+          py::arg("kind"), py::arg("inputs"), py::arg("outputs"), py::arg("op") = "sum",
+          py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("root") = 0,
+          py::arg("name") = py::none(), py::arg("algorithm") = py::none(),
+          py::arg("level") = py::none(), py::arg("timeout") = py::none())
+      .def(
+          "start_grouped",
+          [](const std::shared_ptr<Group>& of, const std::string& kind, const Arrays& inputs,
+             const Arrays& outputs, const py::object& result, const std::string& op,
+             double prescale, double postscale, int root, const py::object& name,
+             const py::object& algorithm, const py::object& level, const py::object& timeout) {
+            refuse_in_child();
+            auto grouped = submit_grouped(
+                *of, kind, inputs, outputs,
+                options_from(op, prescale, postscale, root, name, algorithm, level, timeout),
+                false);
+            return PyHandle(
+                of, [grouped](Deadline d) { return grouped->wait(d); },
+                [grouped] { return grouped->done(); }, result);
+          },
+          py::arg("kind"), py::arg("inputs"), py::arg("outputs"), py::arg("result"),
+          py::arg("op") = "sum", py::arg("prescale") = 1.0, py::arg("postscale") = 1.0,
+          py::arg("root") = 0, py::arg("name") = py::none(), py::arg("algorithm") = py::none(),
+          py::arg("level") = py::none(), py::arg("timeout") = py::none());
+}
+
+}  // namespace farandole

@@ -1,0 +1,109 @@
+#include "bindings/calls.h"
+
+#include "bindings/waiting.h"
+#include "engine/fork.h"
+
+namespace farandole {
+namespace {
+
+ReduceOp op_from(const std::string& name) {
+  if (const auto op = reduce_op_named(name)) return *op;
+  std::string known;
+  for (const ReduceOpRow& r : kReduceOps) {
+    if (!known.empty()) known += ", ";
+    known += r.name;
+  }
+  throw Error(ErrorCode::invalid_argument, "op '" + name + "' is unknown; there are " + known);
+}
+
+Determinism level_from(const std::string& name) {
+  if (const auto level = determinism_named(name)) return *level;
+  throw Error(ErrorCode::invalid_argument,
+              "level '" + name + "' is unknown; there are canonical and fast");
+}
+
+}  // namespace
+
+Collective collective_from(const std::string& name) {
+  const auto kind = collective_named(name);
+  if (kind && *kind != Collective::send && *kind != Collective::recv) return *kind;
+  throw Error(ErrorCode::invalid_argument, "collective '" + name + "' is unknown");
+}
+
+std::optional<Deadline> own_deadline(const py::object& timeout) {
+  if (timeout.is_none()) return std::nullopt;
+  const Deadline deadline = deadline_from(timeout);
+  return PyFloat_AsDouble(timeout.ptr()) == 0 ? Deadline::never() : deadline;
+}
+
+std::string text_from(const py::object& given, const std::string& argument) {
+  if (!py::isinstance<py::str>(given))
+    throw Error(ErrorCode::invalid_argument,
+                argument + "=" + std::string(py::repr(given)) + " is not a string");
+  return given.cast<std::string>();
+}
+
+Options options_from(const std::string& op, double prescale, double postscale, int root,
+                     const py::object& name, const py::object& algorithm, const py::object& level,
+                     const py::object& timeout, const std::vector<size_t>& counts) {
+  Options options;
+  options.op = op_from(op);
+  options.prescale = prescale;
+  options.postscale = postscale;
+  options.root = root;
+  options.counts = counts;
+  if (!name.is_none()) options.name = text_from(name, "name");
+  if (!algorithm.is_none()) options.algorithm = text_from(algorithm, "algorithm");
+  if (!level.is_none()) options.level = level_from(text_from(level, "level"));
+  options.deadline = own_deadline(timeout);
+  return options;
+}
+
+Call borrow_both(const py::object& input, const py::object& output) {
+  if (input.is_none() && output.is_none())
+    throw Error(ErrorCode::invalid_argument, "neither an input nor an output is given");
+  Call call{{{}, py::none()}, {{}, py::none()}};
+  if (!input.is_none()) call.input = borrow(input, input.is(output), "input");
+  if (input.is(output))
+    call.output = call.input;
+  else if (!output.is_none())
+    call.output = borrow(output, true, "output");
+  if (input.is_none()) call.input.buffer.dtype = call.output.buffer.dtype;
+  if (output.is_none()) call.output.buffer.dtype = call.input.buffer.dtype;
+  return call;
+}
+
+bool wait_for(const std::shared_ptr<Group>& group, const WaitUntil& wait_until, Deadline deadline) {
+  return wait_from_python(
+      wait_until,
+      [&] {
+        group->abort_interrupted();
+        try {
+          wait_until(Deadline::never());
+        } catch (const Error&) {  // NOLINT: the interruption itself
+        }
+      },
+      deadline);
+}
+
+PyHandle::PyHandle(std::shared_ptr<Group> of, const Handle& handle, py::object value)
+    : PyHandle(
+          std::move(of), [handle](Deadline d) { return handle.wait(d); },
+          [handle] { return handle.done(); }, std::move(value)) {}
+
+PyHandle::PyHandle(std::shared_ptr<Group> of, WaitUntil waits, std::function<bool()> done,
+                   py::object value)
+    : group(std::move(of)),
+      wait_until(std::move(waits)),
+      is_done(std::move(done)),
+      result(std::move(value)) {}
+
+py::object PyHandle::wait(const py::object& timeout) const {
+  refuse_in_child();
+  if (wait_for(group, wait_until, deadline_from(timeout))) return result;
+  PyErr_SetString(PyExc_TimeoutError,
+                  "the operation is not complete yet; it goes on, and can be waited for again");
+  throw py::error_already_set();
+}
+
+}  // namespace farandole

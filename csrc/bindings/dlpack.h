@@ -1,0 +1,37 @@
+// DLPack's C layouts, declared here so that nothing is copied in: version 0's tensor, which later
+// versions kept, and version 1's table of C functions that a type offers beside __dlpack__.
+#pragma once
+
+#include <cstdint>
+
+namespace farandole {
+
+struct DlTensor {
+  void* data;
+  struct {
+    int32_t type, id;  // type 1: the host
+  } device;
+  int32_t ndim;
+  struct {
+    uint8_t code, bits;
+    uint16_t lanes;
+  } dtype;
+  int64_t* shape;
+  int64_t* strides;
+  uint64_t byte_offset;
+};
+
+struct DlExchange {
+  struct {
+    uint32_t major, minor;
+  } version;
+  DlExchange* older;
+  void* allocate;  // functions that we do not call
+  void* export_owned;
+  void* import_owned;
+  /// What `object` is, without owning it; -1 with a Python error. May be null.
+  int (*look)(void* object, DlTensor* tensor);
+  void* current_stream;
+};
+
+}  // namespace farandole

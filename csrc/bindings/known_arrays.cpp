@@ -1,0 +1,213 @@
+#include "bindings/known_arrays.h"
+
+#include <pybind11/stl.h>
+
+#include <array>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace farandole {
+namespace {
+
+using namespace py::literals;
+
+// ---- numpy: the heads of its objects, which are part of its binary interface ----
+
+struct NumpyDtype {
+  PyObject_HEAD PyTypeObject* scalar;
+  char kind, code, byte_order, flags;
+  int number;
+};
+
+struct NumpyArray {
+  PyObject_HEAD char* data;
+  int ndim;
+  Py_ssize_t* shape;
+  Py_ssize_t* strides;
+  PyObject* base;
+  NumpyDtype* dtype;
+  int flags;
+};
+constexpr int kContiguous = 0x1, kAligned = 0x100, kWritable = 0x400;
+
+struct Numpy {
+  PyTypeObject* type = nullptr;  // null: not learned
+  PyObject* empty = nullptr;
+  PyObject *shape = nullptr, *dtype = nullptr;  // names
+  std::array<signed char, 32> dtypes{};         // by numpy's number; -1: none of ours
+};
+Numpy numpy;  // of the one interpreter; lives as long as the process
+
+const NumpyArray& head_of(const py::handle& array) {
+  return *reinterpret_cast<const NumpyArray*>(array.ptr());
+}
+
+/// Whether the head says what the array's own attributes say.
+bool reads_right(const py::handle& array) {
+  const NumpyArray& head = head_of(array);
+  const auto shape = array.attr("shape").cast<std::vector<Py_ssize_t>>();
+  const auto strides = array.attr("strides").cast<std::vector<Py_ssize_t>>();
+  const py::tuple data = array.attr("__array_interface__")["data"];
+  const py::handle dtype = array.attr("dtype");
+  const py::object flags = array.attr("flags");
+  if (head.ndim != static_cast<int>(shape.size())) return false;
+  for (size_t i = 0; i < shape.size(); ++i)
+    if (head.shape[i] != shape[i] || head.strides[i] != strides[i]) return false;
+  const auto has = [&](int flag) { return (head.flags & flag) != 0; };
+  return reinterpret_cast<uintptr_t>(head.data) == data[0].cast<uintptr_t>() &&
+         reinterpret_cast<PyObject*>(head.dtype) == dtype.ptr() &&
+         head.dtype->number == dtype.attr("num").cast<int>() &&
+         head.dtype->byte_order == dtype.attr("byteorder").cast<std::string>()[0] &&
+         has(kContiguous) == flags.attr("c_contiguous").cast<bool>() &&
+         has(kWritable) == flags.attr("writeable").cast<bool>() &&
+         has(kAligned) == flags.attr("aligned").cast<bool>();
+}
+
+bool all_read_right(const py::module_& np) {
+  const py::object table = np.attr("arange")(24, "dtype"_a = "float32").attr("reshape")(2, 3, 4);
+  const py::object turned = table.attr("T");
+  const py::object other = np.attr("zeros")(py::make_tuple(3, 1), "dtype"_a = ">i8");
+  const py::object fixed = np.attr("ones")(5, "dtype"_a = "bool");
+  fixed.attr("setflags")("write"_a = false);
+  return reads_right(table) && reads_right(turned) && reads_right(other) && reads_right(fixed);
+}
+
+void learn_dtypes(const py::module_& np) {
+  numpy.dtypes.fill(-1);
+  for (const char code : std::string_view("?bBhHiIlLqQefd")) {
+    const py::object dtype = np.attr("dtype")(std::string(1, code));
+    const auto name = dtype.attr("name").cast<std::string>();
+    const auto number = dtype.attr("num").cast<size_t>();
+    const auto ours = dtype_named(name);
+    if (ours && number < numpy.dtypes.size())
+      numpy.dtypes[number] = static_cast<signed char>(*ours);
+  }
+}
+
+// ---- types with DLPack's C functions ----
+
+struct Tensors {
+  PyTypeObject* type = nullptr;  // the last one met, kept alive; null: none yet
+  int (*look)(void*, DlTensor*) = nullptr;
+  bool has_gradients = false;
+};
+Tensors tensors;
+
+/// The functions of exactly this type: a subclass may be something else.
+bool offers_look(PyTypeObject* type) {
+  if (type == tensors.type) return tensors.look != nullptr;
+  tensors.look = nullptr;
+  Py_INCREF(type);
+  Py_XDECREF(tensors.type);
+  tensors.type = type;
+  PyObject* capsule = type->tp_dict == nullptr
+                          ? nullptr
+                          : PyDict_GetItemString(type->tp_dict, "__dlpack_c_exchange_api__");
+  if (capsule == nullptr || PyCapsule_IsValid(capsule, "dlpack_exchange_api") == 0) return false;
+  const auto* api =
+      static_cast<const DlExchange*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+  if (api->version.major != 1) return false;
+  tensors.look = api->look;
+  tensors.has_gradients =
+      PyObject_HasAttrString(reinterpret_cast<PyObject*>(type), "requires_grad") != 0;
+  return tensors.look != nullptr;
+}
+
+/// __dlpack__ refuses a tensor that autograd watches; so do we.
+bool is_watched(PyObject* tensor) {
+  static PyObject* const name = PyUnicode_InternFromString("requires_grad");
+  PyObject* answer = PyObject_GetAttr(tensor, name);
+  const bool watched = answer != Py_False;
+  Py_XDECREF(answer);
+  if (answer == nullptr) PyErr_Clear();
+  return watched;
+}
+
+std::optional<Buffer> look_at_tensor(PyObject* array) noexcept {
+  if (!offers_look(Py_TYPE(array))) return std::nullopt;
+  if (tensors.has_gradients && is_watched(array)) return std::nullopt;
+  DlTensor t;
+  if (tensors.look(array, &t) != 0) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  const auto dtype = dtype_of_dlpack(t.dtype.code, t.dtype.bits);
+  if (!dtype || t.dtype.lanes != 1 || t.device.type != 1 || !is_contiguous(t)) return std::nullopt;
+  size_t count = 1;
+  for (int i = 0; i < t.ndim; ++i) count *= static_cast<size_t>(t.shape[i]);
+  return Buffer{static_cast<std::byte*>(t.data) + t.byte_offset, count, *dtype};
+}
+
+}  // namespace
+
+std::optional<Buffer> look_at_numpy(PyObject* array, bool writable) noexcept {
+  if (Py_TYPE(array) != numpy.type) return std::nullopt;
+  const NumpyArray& head = head_of(array);
+  const int needed = writable ? kContiguous | kWritable : kContiguous;
+  if ((head.flags & needed) != needed) return std::nullopt;
+  const NumpyDtype& dtype = *head.dtype;
+  const auto number = static_cast<size_t>(dtype.number);
+  if (number >= numpy.dtypes.size() || numpy.dtypes[number] < 0 ||
+      (dtype.byte_order != '=' && dtype.byte_order != '|'))
+    return std::nullopt;
+  size_t count = 1;
+  for (int i = 0; i < head.ndim; ++i) count *= static_cast<size_t>(head.shape[i]);
+  return Buffer{reinterpret_cast<std::byte*>(head.data), count,
+                static_cast<DType>(numpy.dtypes[number])};
+}
+
+std::optional<Buffer> look_at(PyObject* array, bool writable) noexcept {
+  if (Py_TYPE(array) == numpy.type) return look_at_numpy(array, writable);
+  return look_at_tensor(array);
+}
+
+PyObject* empty_like(PyObject* array) noexcept {
+  const NumpyArray& head = head_of(array);
+  PyObject* shape =
+      head.ndim == 1 ? PyLong_FromSsize_t(head.shape[0]) : PyObject_GetAttr(array, numpy.shape);
+  if (shape == nullptr) return nullptr;
+  PyObject* arguments[] = {shape, reinterpret_cast<PyObject*>(head.dtype)};
+  PyObject* made = PyObject_Vectorcall(numpy.empty, arguments, 2, nullptr);
+  Py_DECREF(shape);
+  return made;
+}
+
+void learn_numpy() {
+  if (numpy.type != nullptr) return;
+  const py::module_ np = py::module_::import("numpy");
+  if (!all_read_right(np)) return;
+  learn_dtypes(np);
+  numpy.empty = py::object(np.attr("empty")).release().ptr();
+  numpy.shape = PyUnicode_InternFromString("shape");
+  numpy.type = reinterpret_cast<PyTypeObject*>(py::object(np.attr("ndarray")).release().ptr());
+}
+
+std::optional<DType> dtype_of_dlpack(uint8_t code, uint8_t bits) {
+  static constexpr DType kSigned[] = {DType::int8, DType::int16, DType::int32, DType::int64};
+  static constexpr DType kUnsigned[] = {DType::uint8, DType::uint16, DType::uint32, DType::uint64};
+  const int power = bits == 8 ? 0 : bits == 16 ? 1 : bits == 32 ? 2 : bits == 64 ? 3 : -1;
+  if (power < 0) return std::nullopt;
+  if (code == 0) return kSigned[power];
+  if (code == 1) return kUnsigned[power];
+  if (code == 2 && power == 1) return DType::float16;
+  if (code == 2 && power == 2) return DType::float32;
+  if (code == 2 && power == 3) return DType::float64;
+  if (code == 4 && power == 1) return DType::bfloat16;
+  if (code == 6 && power == 0) return DType::boolean;
+  return std::nullopt;
+}
+
+bool is_contiguous(const DlTensor& t) {
+  if (t.strides == nullptr) return true;
+  int64_t expected = 1;
+  for (int i = t.ndim - 1; i >= 0; --i) {
+    if (t.shape[i] == 0) return true;
+    if (t.shape[i] != 1 && t.strides[i] != expected) return false;
+    expected *= t.shape[i];
+  }
+  return true;
+}
+
+}  // namespace farandole

@@ -1,0 +1,36 @@
+// Arrays that are read without asking Python: an exact numpy.ndarray by its head, and tensors whose
+// type offers DLPack's C functions. Tens of nanoseconds, where the buffer protocol takes hundreds
+// and a DLPack capsule thousands.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <optional>
+
+#include "bindings/dlpack.h"
+#include "engine/operation.h"
+
+namespace farandole {
+
+namespace py = pybind11;
+
+/// The array as a buffer if it is of a known type and fit: contiguous, in host memory, of an
+/// element type of ours, writable if it must be. Nothing for any other: bindings/arrays.h knows
+/// what it is or what is wrong with it. Raises nothing.
+std::optional<Buffer> look_at(PyObject* array, bool writable) noexcept;
+
+/// The same, for an exact numpy.ndarray alone.
+std::optional<Buffer> look_at_numpy(PyObject* array, bool writable) noexcept;
+
+/// An uninitialised numpy.ndarray of the shape and dtype of one that look_at_numpy knows; null with
+/// a Python error.
+PyObject* empty_like(PyObject* array) noexcept;
+
+/// Learns what numpy's arrays look like; to be called by a module that has imported numpy. Where
+/// they look otherwise than we expect, none is ever known.
+void learn_numpy();
+
+std::optional<DType> dtype_of_dlpack(uint8_t code, uint8_t bits);
+bool is_contiguous(const DlTensor& tensor);
+
+}  // namespace farandole

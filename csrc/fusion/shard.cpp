@@ -1,0 +1,72 @@
+#include "fusion/shard.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "schedule/slicing.h"
+
+namespace farandole {
+namespace {
+
+constexpr size_t kLineBytes = 64;
+
+/// Calls body(update, element, count) for what each parameter that is not skipped has in [first,
+/// first + count) of its bucket.
+template <typename Body>
+void by_parameters(const Shard& shard, size_t first, size_t count, Body body) {
+  const std::vector<Placement>& items = shard.bucket().items;
+  auto item = std::upper_bound(items.begin(), items.end(), first,
+                               [](size_t at, const Placement& p) { return at < p.offset; });
+  if (item != items.begin()) --item;
+  for (; item != items.end() && item->offset < first + count; ++item) {
+    const auto& update = shard.updates[static_cast<size_t>(item - items.begin())];
+    const Slice mine =
+        clip({Space::output, item->offset, item->count}, {Space::output, first, count});
+    if (!update.skipped && mine.count > 0) body(update, mine.offset, mine.count);
+  }
+}
+
+}  // namespace
+
+Shard::Shard(Bucket bucket, int size, int rank, size_t slots)
+    : updates(bucket.items.size()),
+      bucket_(std::move(bucket)),
+      part_(part({Space::output, 0, bucket_.count}, size, rank)) {
+  for (size_t s = 0; s < slots; ++s) {
+    const size_t rounded = (bytes() / kLineBytes + 1) * kLineBytes;
+    auto* memory = static_cast<std::byte*>(std::aligned_alloc(kLineBytes, rounded));
+    if (memory == nullptr) throw std::bad_alloc();
+    std::memset(memory, 0, rounded);
+    state_.emplace_back(memory);
+  }
+}
+
+void Shard::Free::operator()(std::byte* memory) const { std::free(memory); }
+
+void Shard::apply(std::byte* result, const std::byte* reduced, size_t first, size_t count) {
+  const size_t element = size_of(bucket_.dtype);
+  by_parameters(*this, first, count, [&](const ParameterUpdate& u, size_t at, size_t here) {
+    UpdateArrays arrays{
+        result + (at - first) * element, reduced + (at - first) * element, {}, here};
+    for (size_t s = 0; s < slots_of(u.kind); ++s)
+      arrays.state[s] = state(s) + (at - part_.offset) * element;
+    update(u.kind, bucket_.dtype, arrays, u.factors);
+  });
+}
+
+void PartNorm::apply(std::byte*, const std::byte* reduced, size_t first, size_t count) {
+  const DType dtype = shard_->bucket().dtype;
+  by_parameters(*shard_, first, count, [&](const ParameterUpdate&, size_t at, size_t here) {
+    const std::byte* from = reduced + (at - first) * size_of(dtype);
+    if (norm_ == Norm::two) {
+      total_ += sum_of_squares(from, here, dtype);
+    } else {
+      const double most = largest_magnitude(from, here, dtype);
+      if (!(most <= total_)) total_ = total_ != total_ ? total_ : most;  // a NaN stays
+    }
+  });
+}
+
+}  // namespace farandole

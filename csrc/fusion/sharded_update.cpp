@@ -1,0 +1,347 @@
+#include "fusion/sharded_update.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <optional>
+#include <sstream>
+
+#include "fusion/agreement.h"
+
+namespace farandole {
+namespace {
+
+constexpr std::string_view kTaskNames[] = {"step", "norm", "infinity norm"};
+
+std::string describe(const ShardedOptions& o) {
+  std::ostringstream text;
+  text << name_of(o.op) << ", prescale " << o.prescale << ", postscale " << o.postscale
+       << ", bucket_bytes " << o.limits.bytes << ", first_bucket_bytes " << o.limits.first_bytes
+       << ", sharded update by " << kOptimizerNames[static_cast<size_t>(o.optimizer)] << " with "
+       << o.slots << " numbers of state per element";
+  return text.str();
+}
+
+uint64_t hash_of(const std::vector<std::string>& texts) {
+  uint64_t h = 0xcbf29ce484222325;
+  for (const std::string& text : texts)
+    for (const char c : text + '\n') h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  return h;
+}
+
+// Note [Equal everywhere]
+//
+// A maximum over the ranks tells whether all gave the same bytes, when each gives them once as they
+// are and once complemented: largest and smallest are equal where all are. So one small all-reduce
+// carries both what is or-ed (used, gave up) and what must be equal.
+constexpr size_t kHashBytes = sizeof(uint64_t);
+
+void put_twofold(uint8_t* to, uint64_t hash) {
+  for (size_t i = 0; i < kHashBytes; ++i) {
+    to[i] = static_cast<uint8_t>(hash >> (8 * i));
+    to[kHashBytes + i] = static_cast<uint8_t>(~to[i]);
+  }
+}
+
+bool equal_everywhere(const uint8_t* largest) {
+  for (size_t i = 0; i < kHashBytes; ++i)
+    if (static_cast<uint8_t>(~largest[i]) != largest[kHashBytes + i]) return false;
+  return true;
+}
+
+}  // namespace
+
+ShardedUpdate::ShardedUpdate(std::shared_ptr<Group> group, std::vector<Parameter> in_ready_order,
+                             std::vector<size_t> hyper_group, ShardedOptions options,
+                             std::function<void()> interrupted)
+    : steps(in_ready_order.size()),
+      group_(std::move(group)),
+      options_(std::move(options)),
+      interrupted_(std::move(interrupted)),
+      parameters_(std::move(in_ready_order)),
+      hyper_group_(std::move(hyper_group)),
+      buckets_(plan_buckets(parameters_, options_.limits)),
+      places_(parameters_.size()) {
+  for (const Parameter& p : parameters_)
+    if (!can_update(p.dtype))
+      throw Error(ErrorCode::invalid_argument, "parameter '" + p.name + "' is " +
+                                                   std::string(name_of(p.dtype)) +
+                                                   "; a sharded update takes float32 and float64");
+  const Agreement agreement(*group_, options_.label, interrupted_);
+  agreement.require_same("reduction", describe(options_),
+                         "ranks reduce " + options_.label + " differently",
+                         "give every rank the same options and the same FARANDOLE_BUCKET_BYTES");
+  agreement.require_same_plan(parameters_, buckets_);
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    gradients_.push_back(group_->allocate(buckets_[b].bytes()));
+    values_.push_back(group_->allocate(buckets_[b].bytes()));
+    shards_.push_back(
+        std::make_shared<Shard>(buckets_[b], group_->size(), group_->rank(), options_.slots));
+    for (const Placement& item : buckets_[b].items)
+      places_[static_cast<size_t>(item.parameter)] = {b, item.offset * size_of(buckets_[b].dtype)};
+  }
+  stream_ = group_->open_stream(options_.label);
+  trace_steps_ = TraceSteps(group_->engine()->trace(), options_.label, stream_->key());
+  flags_ = std::make_shared<std::vector<uint8_t>>(
+      parameters_.size() + static_cast<size_t>(group_->size()) + 2 * kHashBytes);
+}
+
+ShardedUpdate::~ShardedUpdate() {
+  // Buckets may still be written to; their memory outlives the operations in flight.
+  try {
+    for (const Handle& h : flights_) h.wait(Deadline::after(std::chrono::seconds(5)));
+  } catch (const Error&) {  // NOLINT: a failed group has nobody inside its memory any more
+  }
+}
+
+void ShardedUpdate::take(size_t parameter, const std::byte* gradient) {
+  const Parameter& p = parameters_[parameter];
+  const Place& place = places_[parameter];
+  const size_t bytes = p.count * size_of(p.dtype);
+  const TraceSpan ready(group_->engine()->trace(), TraceKind::ready, p.name, bytes);
+  trace_steps_.open();
+  if (bytes > 0) std::memcpy(gradients_[place.bucket].get() + place.offset, gradient, bytes);
+}
+
+// ---- a task ----
+
+void ShardedUpdate::begin(Task task, std::vector<uint8_t> present,
+                          std::vector<HyperParameters> groups, double factor) {
+  if (busy()) throw Error(ErrorCode::invalid_argument, "an update is under way already");
+  task_ = task;
+  present_ = std::move(present);
+  groups_ = std::move(groups);
+  factor_ = factor;
+  abandoned_ = false;
+  launch_flags();
+}
+
+void ShardedUpdate::abandon() {
+  if (busy()) return;  // too late to tell
+  abandoned_ = true;
+  present_.assign(parameters_.size(), 0);
+  launch_flags();
+}
+
+bool ShardedUpdate::drain(Deadline until) {
+  try {
+    return wait(until);
+  } catch (const Error&) {
+    group_->check();
+    return true;
+  }
+}
+
+bool ShardedUpdate::wait(Deadline until) {
+  const TraceSpan waiting(group_->engine()->trace(), TraceKind::final_wait, options_.label);
+  while (busy()) {
+    try {
+      if (!flights_over(until)) return false;
+      advance();
+    } catch (...) {
+      rest();
+      throw;
+    }
+  }
+  return true;
+}
+
+/// True when nothing is in flight any more; throws the first error then.
+bool ShardedUpdate::flights_over(Deadline until) {
+  std::optional<Error> first;
+  for (const Handle& h : flights_) {
+    try {
+      if (!h.wait(until)) return false;
+    } catch (const Error& error) {
+      if (!first) first = error;
+    }
+  }
+  flights_.clear();
+  if (first) throw Error(*first);
+  return true;
+}
+
+void ShardedUpdate::advance() {
+  switch (phase_) {
+    case Phase::agreeing:
+      refuse_quitters();
+      refuse_differences();
+      prepare();
+      launch_buckets();
+      return;
+    case Phase::working:
+      if (task_ == Task::update) return rest();
+      launch_sum();
+      return;
+    case Phase::summing:
+      norm_ = task_ == Task::norm_two ? std::sqrt(*sum_) : *sum_;
+      return rest();
+    case Phase::resting:
+      return;
+  }
+}
+
+void ShardedUpdate::rest() {
+  phase_ = Phase::resting;
+  if (task_ == Task::update || abandoned_) trace_steps_.close();
+}
+
+Options ShardedUpdate::options_for(std::string name) const {
+  Options o;
+  o.name = std::move(name);
+  return o;
+}
+
+void ShardedUpdate::launch_flags() {
+  std::vector<uint8_t>& flags = *flags_;
+  std::fill(flags.begin(), flags.end(), 0);
+  std::copy(present_.begin(), present_.end(), flags.begin());
+  flags[parameters_.size() + static_cast<size_t>(group_->rank())] = abandoned_ ? 1 : 0;
+  put_twofold(flags.data() + flags.size() - 2 * kHashBytes, abandoned_ ? 0 : hash_of(facts()));
+  const Buffer buffer{reinterpret_cast<std::byte*>(flags.data()), flags.size(), DType::uint8};
+  Options o = options_for("used");
+  o.op = ReduceOp::max;
+  o.keepalive = flags_;
+  flights_.push_back(
+      group_->submit_to(stream_, Collective::all_reduce, buffer, buffer, std::move(o)));
+  phase_ = Phase::agreeing;
+}
+
+void ShardedUpdate::refuse_quitters() {
+  std::vector<int> quitters;
+  for (int r = 0; r < group_->size(); ++r)
+    if ((*flags_)[parameters_.size() + static_cast<size_t>(r)] != 0)
+      quitters.push_back(group_->members()[static_cast<size_t>(r)]);
+  if (quitters.empty()) return;
+  Context where;
+  where.rank = quitters.front();
+  where.operation = options_.label;
+  where.values = {{"abandoned", quitters}};
+  throw Error(ErrorCode::remote_error,
+              "the step was abandoned on rank" + std::string(quitters.size() > 1 ? "s " : " ") +
+                  describe_ranks(quitters) + "; no parameter was updated",
+              std::move(where),
+              "look at the error on that rank; skip this step on every rank, or restart");
+}
+
+/// What must be equal on all ranks, in the order in which a difference is reported.
+std::vector<std::string> ShardedUpdate::facts() const {
+  std::vector<std::string> texts{std::string(kTaskNames[static_cast<size_t>(task_)])};
+  for (const HyperParameters& h : groups_) texts.push_back(describe(options_.optimizer, h));
+  std::ostringstream factor;
+  factor.precision(17);
+  factor << "gradients times " << factor_;
+  texts.push_back(factor.str());
+  uint64_t all_steps = 0;
+  for (const int64_t s : steps) all_steps = all_steps * 0x100000001b3 + static_cast<uint64_t>(s);
+  texts.push_back("steps taken: " + std::to_string(steps.empty() ? 0 : steps.front()) +
+                  " (all parameters': " + std::to_string(all_steps) + ")");
+  return texts;
+}
+
+void ShardedUpdate::refuse_differences() {
+  if (equal_everywhere(flags_->data() + flags_->size() - 2 * kHashBytes)) return;
+  const Agreement agreement(*group_, options_.label, interrupted_);
+  const std::vector<std::string> texts = facts();
+  agreement.require_same("number of parameter groups", std::to_string(groups_.size()),
+                         "ranks have different parameter groups", "give every rank the same");
+  const auto field = [&](size_t i) -> std::string {
+    if (i == 0) return "task";
+    if (i <= groups_.size()) return "settings of parameter group " + std::to_string(i - 1);
+    return i + 1 < texts.size() ? "gradient factor" : "optimizer state";
+  };
+  for (size_t i = 0; i < texts.size(); ++i)
+    agreement.require_same(
+        field(i), texts[i], "ranks disagree on the " + field(i) + " of a sharded update",
+        "every rank calls step() and clip_grad_norm_() alike, with the same learning rate and so "
+        "on, and loads the same state");
+  throw Error(ErrorCode::internal, "ranks disagree on an update, but what they do looks the same");
+}
+
+/// Zeros for the gradients that only others have, and what becomes of each parameter.
+void ShardedUpdate::prepare() {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const bool used = (*flags_)[i] != 0;
+    const Parameter& p = parameters_[i];
+    if (used && present_[i] == 0)
+      std::memset(gradients_[places_[i].bucket].get() + places_[i].offset, 0,
+                  p.count * size_of(p.dtype));
+    if (used && task_ == Task::update) ++steps[i];
+  }
+  for (const auto& shard : shards_)
+    for (size_t k = 0; k < shard->updates.size(); ++k) {
+      const auto i = static_cast<size_t>(shard->bucket().items[k].parameter);
+      ParameterUpdate& update = shard->updates[k];
+      update.skipped = (*flags_)[i] == 0;
+      if (update.skipped || task_ != Task::update) continue;
+      const HyperParameters& h = groups_[hyper_group_[i]];
+      update.kind = kind_of(options_.optimizer, h);
+      update.factors = factors_for(options_.optimizer, h, steps[i], factor_);
+    }
+}
+
+void ShardedUpdate::launch_buckets() {
+  norms_.clear();
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    std::shared_ptr<Epilogue> epilogue = shards_[b];
+    if (task_ != Task::update) {
+      const Norm norm = task_ == Task::norm_two ? Norm::two : Norm::infinite;
+      norms_.push_back(std::make_shared<PartNorm>(shards_[b], norm));
+      epilogue = norms_.back();
+    }
+    Options o = options_for("bucket " + std::to_string(b));
+    o.op = options_.op;
+    o.prescale = options_.prescale;
+    o.postscale = options_.postscale;
+    o.epilogue = std::move(epilogue);
+    o.keepalive =
+        std::make_shared<std::pair<std::shared_ptr<std::byte>, std::shared_ptr<std::byte>>>(
+            gradients_[b], values_[b]);
+    const size_t count = buckets_[b].count;
+    flights_.push_back(group_->submit_to(
+        stream_, Collective::all_reduce, {gradients_[b].get(), count, buckets_[b].dtype},
+        {values_[b].get(), count, buckets_[b].dtype}, std::move(o)));
+  }
+  phase_ = Phase::working;
+}
+
+void ShardedUpdate::launch_sum() {
+  *sum_ = 0;
+  for (const auto& part : norms_)
+    *sum_ = task_ == Task::norm_two ? *sum_ + part->total() : std::fmax(*sum_, part->total());
+  for (const auto& part : norms_)
+    if (part->total() != part->total()) *sum_ = part->total();  // fmax passes a NaN over
+  const Buffer sum{reinterpret_cast<std::byte*>(sum_.get()), 1, DType::float64};
+  Options o = options_for("norm");
+  o.op = task_ == Task::norm_two ? ReduceOp::sum : ReduceOp::max;
+  o.keepalive = sum_;
+  flights_.push_back(group_->submit_to(stream_, Collective::all_reduce, sum, sum, std::move(o)));
+  phase_ = Phase::summing;
+}
+
+// ---- the optimizer's state ----
+
+size_t ShardedUpdate::state_bytes() const {
+  size_t bytes = 0;
+  for (const auto& shard : shards_) bytes += shard->slots() * shard->bytes();
+  return bytes;
+}
+
+void ShardedUpdate::gather_state(size_t b, size_t slot, std::byte* whole) {
+  Shard& shard = *shards_[b];
+  const size_t bytes = buckets_[b].bytes();
+  std::memset(whole, 0, bytes);
+  std::memcpy(whole + shard.first() * size_of(buckets_[b].dtype), shard.state(slot), shard.bytes());
+  // As bytes, whose sum with zeros is exact, whatever they mean.
+  const Buffer buffer{whole, bytes, DType::uint8};
+  Options o = options_for("optimizer state (every rank calls state_dict)");
+  group_->wait_for(group_->submit_to(stream_, Collective::all_reduce, buffer, buffer, std::move(o)),
+                   interrupted_);
+}
+
+void ShardedUpdate::set_state(size_t b, size_t slot, const std::byte* whole) {
+  Shard& shard = *shards_[b];
+  std::memcpy(shard.state(slot), whole + shard.first() * size_of(buckets_[b].dtype), shard.bytes());
+}
+
+}  // namespace farandole

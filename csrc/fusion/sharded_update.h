@@ -1,0 +1,130 @@
+// The optimizer's step where every rank owns 1/n of each bucket: it folds the gradients of its
+// part, updates its part of the parameters with the state that it alone holds, and stores the new
+// values to all ranks, in one pass over memory and two waits.
+//
+//   take() …       gradients, as backward makes them, into buckets that all ranks map
+//   begin()        says which gradients there are and what is to be done; waits for nobody
+//   wait()         a byte per parameter goes round: who has which gradient, whether all do the
+//                  same; then the buckets are updated
+//
+// Nothing is reduced before begin(): a rank may still change its mind until then.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fusion/shard.h"
+#include "fusion/update_rule.h"
+#include "group/group.h"
+
+namespace farandole {
+
+struct ShardedOptions {
+  Optimizer optimizer = Optimizer::sgd;
+  size_t slots = 0;  // of state, per element
+  ReduceOp op = ReduceOp::mean;
+  double prescale = 1, postscale = 1;
+  BucketLimits limits;
+  std::string label = "gradients";
+};
+
+/// Used by one thread at a time.
+class ShardedUpdate {
+ public:
+  struct Place {
+    size_t bucket = 0;
+    size_t offset = 0;  // bytes
+  };
+  enum class Task : uint8_t { update, norm_two, norm_infinite };
+
+  /// Compares options and plan with all ranks', as Reducer does. `hyper_group` tells by parameter
+  /// which of begin()'s settings are its own. `interrupted` is that of Group::wait_for.
+  ShardedUpdate(
+      std::shared_ptr<Group> group, std::vector<Parameter> in_ready_order,
+      std::vector<size_t> hyper_group, ShardedOptions options,
+      std::function<void()> interrupted = [] {});
+  ~ShardedUpdate();
+  ShardedUpdate(const ShardedUpdate&) = delete;
+  ShardedUpdate& operator=(const ShardedUpdate&) = delete;
+
+  Group& group() const { return *group_; }
+  const std::vector<Place>& places() const { return places_; }  // by parameter
+  const std::vector<Bucket>& buckets() const { return buckets_; }
+  /// Memory that all ranks map: this rank's own gradients, and the parameters.
+  const std::shared_ptr<std::byte>& gradients(size_t bucket) const { return gradients_[bucket]; }
+  const std::shared_ptr<std::byte>& values(size_t bucket) const { return values_[bucket]; }
+
+  /// Copies a gradient into its bucket.
+  void take(size_t parameter, const std::byte* gradient);
+
+  /// Begins a task with the gradients that `present` names (by parameter). The reduced gradient is
+  /// taken times `factor`. `groups`: the settings, the same on every rank.
+  void begin(Task task, std::vector<uint8_t> present, std::vector<HyperParameters> groups,
+             double factor);
+  /// Drives until the task is done; false when `until` passes first. Throws the verdict;
+  /// RemoteError when a rank gave the step up; Mismatch when ranks do different things. In the
+  /// latter two cases no parameter has changed. Afterwards nothing is in flight.
+  bool wait(Deadline until);
+  /// Gives the step up and tells the peers, without waiting for them.
+  void abandon();
+  /// Waits out an abandoned step. False when `until` passes first.
+  bool drain(Deadline until);
+  bool busy() const { return phase_ != Phase::resting; }
+  /// Of the reduced gradients times the factor; after a norm task.
+  double norm() const { return norm_; }
+
+  // The optimizer's state.
+
+  size_t slots() const { return options_.slots; }
+  /// Bytes of state that this rank holds.
+  size_t state_bytes() const;
+  std::vector<int64_t> steps;  // updates taken, by parameter
+  /// Puts all ranks' parts of a bucket's state together in `whole`. Collective.
+  void gather_state(size_t bucket, size_t slot, std::byte* whole);
+  /// Takes this rank's part of it.
+  void set_state(size_t bucket, size_t slot, const std::byte* whole);
+
+ private:
+  enum class Phase : uint8_t { resting, agreeing, working, summing };
+
+  Options options_for(std::string name) const;
+  void launch_flags();
+  void launch_buckets();
+  void launch_sum();
+  bool flights_over(Deadline until);
+  void advance();
+  void refuse_quitters();
+  void refuse_differences();
+  void prepare();
+  void rest();
+  std::vector<std::string> facts() const;
+
+  std::shared_ptr<Group> group_;
+  ShardedOptions options_;
+  std::function<void()> interrupted_;
+  std::vector<Parameter> parameters_;
+  std::vector<size_t> hyper_group_;
+  std::vector<Bucket> buckets_;
+  std::vector<Place> places_;
+  std::vector<std::shared_ptr<std::byte>> gradients_, values_;
+  std::vector<std::shared_ptr<Shard>> shards_;
+  std::shared_ptr<Stream> stream_;
+  TraceSteps trace_steps_;
+
+  // The task.
+  Phase phase_ = Phase::resting;
+  Task task_ = Task::update;
+  bool abandoned_ = false;
+  std::vector<uint8_t> present_;
+  std::vector<HyperParameters> groups_;
+  double factor_ = 1, norm_ = 0;
+  /// By parameter: used; by rank: gave up; then what refuse_differences() compares.
+  std::shared_ptr<std::vector<uint8_t>> flags_;
+  std::vector<std::shared_ptr<PartNorm>> norms_;
+  std::shared_ptr<double> sum_ = std::make_shared<double>(0);
+  std::vector<Handle> flights_;
+};
+
+}  // namespace farandole

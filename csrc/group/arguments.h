@@ -1,0 +1,34 @@
+// What a rank can see of its own arguments before anything is sent.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/operation.h"
+
+namespace farandole {
+
+/// What every collective takes besides its buffers.
+struct Options {
+  ReduceOp op = ReduceOp::sum;
+  double prescale = 1;
+  double postscale = 1;
+  int root = 0;
+  std::vector<size_t> counts;  // uneven forms: the same on every rank
+  std::string name;
+  std::string algorithm;
+  std::shared_ptr<Epilogue> epilogue;
+  std::optional<Determinism> level;  // default: the group's
+  std::optional<Deadline> deadline;  // default: the group's timeout from now
+  std::shared_ptr<const void> keepalive;
+  Completion completion;
+};
+
+/// The shape of a collective of these arguments, on rank `rank` of `size`; it refers to the
+/// options' counts. Throws Error(invalid_argument) when they make no sense together.
+Shape checked_shape(Collective kind, const Buffer& input, const Buffer& output,
+                    const Options& options, int rank, int size);
+
+}  // namespace farandole

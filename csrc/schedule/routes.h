@@ -1,0 +1,59 @@
+// Collectives among ranks that read each other's memory: no messages, each takes what it needs.
+//
+// One table says what a rank takes of another's input and where that stands in its own output; what
+// folds, folds what it takes of all of them. Every path over shared memory follows it.
+#pragma once
+
+#include "schedule/schedule.h"
+
+namespace farandole {
+
+/// What one rank takes of another's input. `put` is as long as `take`.
+struct Route {
+  Slice take{Space::input};
+  Slice put{Space::output};
+};
+
+/// What `to` takes of `from`'s input, which may be itself. Empty where nothing goes that way.
+Route route(Collective kind, const Shape& shape, int from, int to);
+
+/// Whether other ranks take anything of `rank`'s input.
+constexpr bool is_read(Collective kind, const Shape& shape, int rank) {
+  switch (kind) {
+    case Collective::broadcast:
+    case Collective::scatter:
+    case Collective::send:
+    case Collective::recv:
+      return rank == shape.root;
+    case Collective::reduce:
+    case Collective::gather:
+      return rank != shape.root;
+    default:
+      return kind != Collective::barrier;
+  }
+}
+
+/// Whether `rank` takes anything of other ranks' inputs.
+constexpr bool is_reader(Collective kind, const Shape& shape, int rank) {
+  switch (kind) {
+    case Collective::broadcast:
+    case Collective::scatter:
+    case Collective::send:
+    case Collective::recv:
+      return rank != shape.root;
+    case Collective::reduce:
+    case Collective::gather:
+      return rank == shape.root;
+    default:
+      return kind != Collective::barrier;
+  }
+}
+
+/// Elements of one rank's input.
+size_t input_count(Collective kind, const Shape& shape, int rank);
+/// Elements of the longest input: what decides, equally on all ranks, how a collective goes.
+size_t longest_input(Collective kind, const Shape& shape);
+/// Elements of the longest route.
+size_t longest_route(Collective kind, const Shape& shape);
+
+}  // namespace farandole

@@ -1,0 +1,62 @@
+"""Every MPI, through mpi4py; which one, the launcher's environment says (MPI4PY_LIBMPI)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from farandole._bench import placement
+from farandole._bench.peers.layouts import LAYOUTS, ROOT, Buffers
+from farandole._bench.peers.libraries import Case, Member, Unable
+
+_HALVES = ("float16", "bfloat16")
+_RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")  # what the launchers call it
+_RANKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+
+def join() -> Member:
+    rank, ranks = (
+        int(next(os.environ[n] for n in names if n in os.environ)) for names in (_RANK, _RANKS)
+    )
+    placement.pin(rank, ranks)
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    if world.Get_size() != ranks:
+        raise RuntimeError(f"its launcher started {ranks} ranks, MPI knows {world.Get_size()}")
+
+    def make(ask: dict[str, Any]) -> Case:
+        if ask["dtype"] in _HALVES and LAYOUTS[ask["collective"]].folds:
+            raise Unable(f"the MPI standard has no arithmetic on {ask['dtype']}")
+        return _MpiCase(MPI, ask, rank, ranks)
+
+    found = re.search(r"\d+(\.\d+)+", MPI.Get_library_version())
+    return Member(rank, ranks, found[0] if found else "", make)
+
+
+class _MpiCase(Buffers):
+    def __init__(self, mpi: Any, ask: dict[str, Any], rank: int, ranks: int) -> None:
+        super().__init__(ask["collective"], ask["bytes"], ask["dtype"], rank, ranks)
+        source, result = self.input, self.output
+        if ask["dtype"] in _HALVES:  # moved as any two bytes
+            source, result = (None if a is None else a.view("uint16") for a in (source, result))
+        known = {"in place": mpi.IN_PLACE, "input": source, "output": result}
+        known |= {"sum": mpi.SUM, "root": ROOT}
+        method, *arguments = _CALLS[ask["collective"]]
+        call = getattr(mpi.COMM_WORLD, method)
+        self.call: Callable[[], Any] = partial(call, *(known[name] for name in arguments))
+
+
+_CALLS = {  # method and what it takes
+    "all_reduce": ("Allreduce", "in place", "output"),
+    "broadcast": ("Bcast", "output", "root"),
+    "all_gather": ("Allgather", "input", "output"),
+    "reduce_scatter": ("Reduce_scatter_block", "input", "output"),
+    "reduce": ("Reduce", "input", "output", "sum", "root"),
+    "gather": ("Gather", "input", "output", "root"),
+    "scatter": ("Scatter", "input", "output", "root"),
+    "all_to_all": ("Alltoall", "input", "output"),
+}

@@ -1,0 +1,32 @@
+"""farandole."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from farandole._bench import placement
+from farandole._bench.peers.libraries import Case, Member, Unable
+
+
+def join() -> Member:
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    placement.pin(rank, ranks)
+    import farandole as fd
+    from farandole._bench import collectives
+
+    fd.init()
+
+    def make(ask: dict[str, Any]) -> Case:
+        row = collectives.COLLECTIVES.get(ask["collective"])
+        if row is None:
+            raise Unable(f"farandole {fd.__version__} has no {ask['collective']}")
+        try:
+            case = collectives.Case(row, ask["bytes"], ask["dtype"], ask["memory"], ask["options"])
+            case.prepare(0)
+            case.call()
+        except fd.InvalidArgument as error:
+            raise Unable(str(error).partition("\n")[0]) from error
+        return case
+
+    return Member(rank, ranks, fd.__version__, make, lambda: str(fd.world().last_path))

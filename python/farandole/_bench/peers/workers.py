@@ -1,0 +1,153 @@
+"""The ranks of a peer, which wait to be told what to measure.
+
+Each rank connects to a socket of ours and reads one JSON line at a time::
+
+    to every rank    {"collective": "all_reduce", "bytes": 1048576, "dtype": "float32",
+                      "memory": "ours", "options": {}, "hot": false, "warm": 3,
+                      "iterations": 100, "keep": what buffers stay for}
+    from every rank  {"times": [nanoseconds, …], "wrong": 0, "wall": nanoseconds, …}
+                     or {"unable": "MPI has no bfloat16"}
+
+A rank with nothing to do sleeps in the kernel until its line comes, so peers that wait cost the one
+that is measured nothing. The end of the socket ends the rank: no process outlives this one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from farandole._bench.peers.finding import Found
+from farandole._bench.peers.table import PeerError
+
+# The peer's Python may be another environment, without farandole: it borrows ours, and no more.
+_WORKER = (
+    "import sys; sys.path.insert(0, sys.argv[1]); import farandole; del sys.path[0];"
+    "from farandole._bench.peers.worker import main; main(sys.argv[2])"
+)
+_PACKAGE = str(Path(__file__).parents[3])
+_START_SECONDS = 60.0
+_ANSWER_SECONDS = 120.0
+_numbers = itertools.count()
+_LINE = 64  # bytes of a cache line: each rank's flag has its own
+
+
+class Workers:
+    """The ranks of one peer."""
+
+    def __init__(self, found: Found, process: subprocess.Popen[bytes]) -> None:
+        self.peer = found.peer
+        self.version = ""
+        self.cores: list[int | None] = []
+        self._process = process
+        self._lines: list[IO[str]] = []  # of each rank
+
+    def ask(self, question: dict[str, Any]) -> list[dict[str, Any]]:
+        """Puts one question to every rank; their answers, in rank order."""
+        line = json.dumps(question) + "\n"
+        try:
+            for rank in self._lines:
+                rank.write(line)
+                rank.flush()
+            answers = [rank.readline() for rank in self._lines]
+        except OSError as error:  # a rank that is gone, or late
+            raise PeerError(f"{self.peer.label} gave no answer to {question}: {error}") from error
+        if not all(answers):
+            raise PeerError(f"{self.peer.label}: a rank ended; asked was {question}")
+        return [json.loads(answer) for answer in answers]
+
+    def accept(self, listener: socket.socket, ranks: int) -> None:
+        """Waits until every rank has said who it is."""
+        found: dict[int, tuple[IO[str], dict[str, Any]]] = {}
+        listener.settimeout(0.2)
+        until = time.monotonic() + _START_SECONDS
+        while len(found) < ranks:
+            if self._process.poll() is not None or time.monotonic() > until:
+                raise PeerError(f"{self.peer.label} did not start")
+            with suppress(TimeoutError):
+                line = _connect(listener)
+                self._lines.append(line)
+                about = json.loads(line.readline() or "null")
+                if about is None:
+                    raise PeerError(f"{self.peer.label}: a rank ended while it started")
+                found[about["rank"]] = (line, about)
+        self._lines = [found[rank][0] for rank in range(ranks)]
+        self.version = found[0][1]["version"]
+        self.cores = [found[rank][1]["core"] for rank in range(ranks)]
+
+    def end(self) -> None:
+        for rank in self._lines:
+            with suppress(OSError):
+                rank.close()
+        for harsher in (self._process.terminate, self._process.kill):
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(10)
+                return
+            harsher()
+        self._process.wait()
+
+
+def _connect(listener: socket.socket) -> IO[str]:
+    connection, _ = listener.accept()
+    connection.settimeout(_ANSWER_SECONDS)
+    line = connection.makefile("rw")
+    connection.close()  # the file keeps it
+    return line
+
+
+@contextmanager
+def started(found: Found, ranks: int) -> Iterator[Workers]:
+    """Starts a peer's ranks; ends them at the end. PeerError tells their last words."""
+    address = f"farandole-bench-{os.getpid()}-{next(_numbers)}"  # abstract: leaves no file behind
+    meeting = os.memfd_create("meeting")
+    with (
+        socket.socket(socket.AF_UNIX) as listener,
+        os.fdopen(meeting, "wb") as shared,
+        tempfile.TemporaryFile("w+") as said,
+    ):
+        shared.truncate(ranks * _LINE)
+        listener.bind("\0" + address)
+        listener.listen(ranks)
+        process = subprocess.Popen(
+            [*found.command(ranks), found.python, "-c", _WORKER, _PACKAGE, found.peer.library],
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            env=_environment(found, address, f"/proc/{os.getpid()}/fd/{meeting}"),
+        )
+        workers = Workers(found, process)
+        try:
+            workers.accept(listener, ranks)
+            yield workers
+        except PeerError as error:
+            workers.end()
+            raise PeerError(f"{error}{_last_words(said)}") from error
+        finally:
+            workers.end()
+
+
+def _environment(found: Found, address: str, meeting: str) -> dict[str, str]:
+    """The caller's, without what a launcher around us said of this process."""
+    launchers = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "HYDRA_")
+    mine = {name: text for name, text in os.environ.items() if not name.startswith(launchers)}
+    ours = {"OMP_NUM_THREADS": "1", "BENCH_SOCKET": address, "BENCH_MEETING": meeting}
+    return {**mine, **ours, **found.environment}
+
+
+def _last_words(said: IO[str]) -> str:
+    """The error of a traceback, or the last lines that have words."""
+    said.seek(0)
+    lines = [line.strip() for line in said if any(c.isalpha() for c in line)]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    told = dict.fromkeys(errors or lines[-3:])
+    return ": " + " / ".join(told)[:500] if told else ""

@@ -1,0 +1,90 @@
+"""Between two ranks: send and receive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from farandole._arrays import borrowable, input_array
+from farandole._world import Group, world
+
+__all__ = ["recv", "send"]
+
+
+def send(
+    x: Any,
+    to: int,
+    tag: int = 0,
+    *,
+    name: str | None = None,
+    async_op: bool = False,
+    group: Group | None = None,
+    timeout: float | None = None,
+) -> Any:
+    """Sends an array to one rank, which receives it by :func:`recv` with the same tag.
+
+    Messages of one sender, receiver and tag meet in program order; those of different tags, and
+    collectives, do not wait for them. ``send`` returns when the receiver has the data: two ranks
+    that send to each other use ``async_op``.
+
+    Args:
+        x: a contiguous array in host memory, as in :func:`all_reduce`.
+        to: the receiver, a rank of ``group``; not this one.
+        tag: at least 0. A rank keeps a channel open for each of up to 256 combinations of
+            direction, rank and tag in a group: use tags again.
+        name: compared between the two, and part of errors and traces.
+        async_op: return a ``Handle`` at once; leave ``x`` alone until ``Handle.wait()``.
+        group: default: all ranks.
+        timeout: seconds until it fails, 0: never; default ``FARANDOLE_TIMEOUT``.
+
+    Raises:
+        InvalidArgument: bad input on this rank; nothing was sent.
+        Mismatch: the receiver expects another dtype or number of elements; the group lives on.
+        ResourceError: too many combinations.
+        PeerLost, EarlyExit, Stalled, RemoteError: the group has failed.
+
+    Example:
+        >>> import farandole as fd, numpy as np
+        >>> fd.init()
+        >>> if fd.size() > 1 and fd.rank() == 0:
+        ...     fd.send(np.arange(3), to=1)
+        >>> if fd.rank() == 1:
+        ...     fd.recv(np.empty(3, int), source=0)
+    """
+    g = group if group is not None else world()
+    array = borrowable(input_array(x))
+    if async_op:
+        return g.start_between("send", array, to, tag, None, name, timeout)
+    g.run_between("send", array, to, tag, name, timeout)
+    return None
+
+
+def recv(
+    out: Any,
+    source: int,
+    tag: int = 0,
+    *,
+    name: str | None = None,
+    async_op: bool = False,
+    group: Group | None = None,
+    timeout: float | None = None,
+) -> Any:
+    """Receives what ``source`` sends by :func:`send` with the same tag, into ``out``.
+
+    ``out`` has the dtype and the number of elements of what is sent. Returns ``out``, or with
+    ``async_op`` a ``Handle`` whose ``wait()`` does. Arguments and errors as in :func:`send`.
+
+    Example:
+        >>> import farandole as fd, numpy as np
+        >>> fd.init()
+        >>> try:
+        ...     fd.recv(np.empty(3), source=fd.rank())
+        ... except fd.InvalidArgument as error:
+        ...     print(error.verdict)
+        recv from rank 0, which is this one
+    """
+    g = group if group is not None else world()
+    array = borrowable(out)
+    if async_op:
+        return g.start_between("recv", array, source, tag, out, name, timeout)
+    g.run_between("recv", array, source, tag, name, timeout)
+    return out

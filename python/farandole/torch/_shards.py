@@ -1,0 +1,302 @@
+"""Parameters and gradients of a sharded update: in buckets that all ranks map.
+
+Parameters become views of buckets, so that the rank that updates a part can store it to all. After
+backward a gradient is a view of its bucket too, and still this rank's own: ranks meet in step().
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import torch
+
+from farandole import _core
+from farandole._core import Error, InvalidArgument
+from farandole._hooks import Limits, Place
+from farandole._world import Group
+from farandole.torch._tensors import dtype_name
+from farandole.torch.exchange import _graph_task, _Pass, _untraced, _view
+
+Settings = Callable[[], list[_core.HyperParameters]]  # by param group
+
+
+class Shards:
+    """Collective: every rank makes one, with the same parameters in the same order.
+
+    Args:
+        group: the ranks.
+        named: the parameters in the order in which their gradients become ready. They move.
+        hyper_group: by parameter, which of the optimizer's parameter groups it belongs to.
+        rule: the core's name of the optimizer.
+        slots: how many numbers of state an element has.
+
+    Raises:
+        InvalidArgument: a parameter that cannot be updated; none has moved.
+        Mismatch: the ranks' parameters or options differ; says which.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        named: Sequence[tuple[str, torch.Tensor]],
+        hyper_group: Sequence[int],
+        rule: str,
+        slots: int,
+        *,
+        op: str,
+        prescale: float,
+        postscale: float,
+        passes_per_step: int,
+        sparse_as_dense: bool,
+        limits: Limits,
+    ) -> None:
+        self.names = [name for name, _ in named]
+        self.parameters = [p for _, p in named]
+        self.passes_per_step = passes_per_step
+        self._sparse_as_dense = sparse_as_dense
+        self._refuse_shared_memory()
+        self.update = _core.ShardedUpdate(
+            group,
+            [(name, p.numel(), dtype_name(p.dtype, f"parameter '{name}'")) for name, p in named],
+            list(hyper_group),
+            rule,
+            slots,
+            op,
+            prescale,
+            postscale,
+            limits.bucket_bytes,
+            limits.first_bucket_bytes,
+        )
+        self.places = [Place(*place) for place in self.update.places]
+        buckets = range(len(self.update.buckets))
+        self._gradients = [_bytes(self.update.gradients(b)) for b in buckets]
+        values = [_bytes(self.update.values(b)) for b in buckets]
+        self._views = self.views(self._gradients)
+        self._addresses = [view.data_ptr() for view in self._views]
+        self._strides = [view.stride() for view in self._views]
+        homes = self.views(values)
+        for p, home in zip(self.parameters, homes, strict=True):
+            home.copy_(p.detach())
+            p.data = home
+        self._homes = [home.data_ptr() for home in homes]
+        self._versions = [memory._version for memory in self._gradients]
+        self._factor = 1.0  # that clipping has put on the gradients
+        self._passes = 0  # since the last step
+        self._pass: weakref.ref[_Pass] | None = None
+        me = weakref.ref(self)
+        register: Any = torch.Tensor.register_post_accumulate_grad_hook
+        self._hooks = [
+            register(p, partial(_on_gradient, me, i)) for i, p in enumerate(self.parameters)
+        ]
+
+    def __del__(self) -> None:
+        for hook in getattr(self, "_hooks", ()):
+            hook.remove()
+
+    def views(self, buckets: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """By parameter: its place in the buckets' bytes, in its shape."""
+        return [
+            _view(buckets[place.bucket][place.offset :], p, p.dtype)
+            for place, p in zip(self.places, self.parameters, strict=True)
+        ]
+
+    def _refuse_shared_memory(self) -> None:
+        owner: dict[int, str] = {}
+        for name, p in zip(self.names, self.parameters, strict=True):
+            other = owner.setdefault(p.data_ptr(), name)
+            if other != name:
+                raise InvalidArgument(
+                    f"parameters '{other}' and '{name}' share memory, which a sharded update would "
+                    "part\n  advice: tie them by registering one Parameter twice"
+                )
+
+    # Backward.
+
+    def on_gradient(self, i: int) -> None:
+        graph = _graph_task()
+        present = self._pass() if self._pass is not None else None
+        if graph >= 0:  # else no backward that would tell its end (compiled autograd)
+            if present is None:
+                present = _Pass(self)
+                self._pass = weakref.ref(present)
+                self._passes += 1
+            present.enter(graph)
+        try:
+            self._refuse_pass()
+            self._take(i)
+        except BaseException:
+            if present is not None:  # now, since the traceback may keep the pass alive
+                present.fail()
+            raise
+
+    def _refuse_pass(self) -> None:
+        if self._factor != 1:
+            raise InvalidArgument(
+                "backward() between clip_grad_norm_() and step(): clipped gradients cannot be "
+                "added to\n  advice: clip once, when all gradients are there"
+            )
+        if 1 < self.passes_per_step < self._passes:
+            raise InvalidArgument(
+                f"more than backward_passes_per_step={self.passes_per_step} backward passes "
+                "without step()\n  advice: call step() or zero_grad() after every "
+                f"{self.passes_per_step} passes"
+            )
+
+    def end(self, *, failed: bool) -> None:
+        """The end of a backward."""
+        self._pass = None
+        if not failed:
+            return
+        for p in self.parameters:
+            p.grad = None
+        self.note_zero_grad()
+        self._abandon()
+
+    def _abandon(self) -> None:
+        """Tells the other ranks that there is no step, without waiting for them."""
+        with suppress(Error):  # of a group that has failed: the next call will say it
+            self.update.abandon()
+
+    def _take(self, i: int) -> None:
+        """Moves a gradient to its bucket, unless it is there already."""
+        p = self.parameters[i]
+        grad = p.grad
+        assert grad is not None
+        if grad.requires_grad:
+            raise InvalidArgument(
+                f"the gradient of '{self.names[i]}' is part of a graph (create_graph=True), which "
+                "DistributedOptimizer does not support; use torch.autograd.grad"
+            )
+        if grad.is_sparse:
+            if not self._sparse_as_dense:
+                raise InvalidArgument(
+                    f"the gradient of '{self.names[i]}' is sparse; sparse reduction is not "
+                    "supported yet, pass sparse_as_dense=True"
+                )
+            grad = grad.to_dense()
+        view = self._views[i]
+        address = grad.data_ptr()
+        if address != self._addresses[i]:
+            if grad.stride() != self._strides[i] or grad.dtype != view.dtype:
+                view.copy_(grad)
+            else:
+                self.update.take(i, address)
+            p.grad = view
+        bucket = self.places[i].bucket
+        self._versions[bucket] = self._gradients[bucket]._version
+
+    def note_zero_grad(self) -> None:
+        self._factor = 1.0
+        self._passes = 0
+        self._versions = [memory._version for memory in self._gradients]
+
+    # The step.
+
+    @_untraced
+    def step(self, settings: Settings, unmanaged: Sequence[torch.Tensor]) -> None:
+        """Updates all parameters, by param group with `settings()`."""
+        with self._abandoning():
+            _refuse_unmanaged(unmanaged)
+            present, groups = self._present(), settings()
+        self.update.begin("update", present, groups, self._factor)
+        self._factor = 1.0
+        self._passes = 0
+        self.update.wait()
+
+    @_untraced
+    def clip(self, max_norm: float, kind: str, settings: Settings, strict: bool) -> float:
+        """Scales the gradients as torch's clip_grad_norm_; gives the norm of before."""
+        with self._abandoning():
+            present, groups = self._present(), settings()
+        self.update.begin(f"norm {kind}", present, groups, 1.0)
+        self.update.wait()
+        total = self.update.norm * self._factor
+        if strict and not total < float("inf"):  # the same on every rank
+            raise RuntimeError(
+                f"the total norm of the gradients is {total}, so they cannot be clipped; pass "
+                "error_if_nonfinite=False to scale by it anyway"
+            )
+        self._factor *= min(max_norm / (total + 1e-6), 1.0)
+        return total
+
+    @contextmanager
+    def _abandoning(self) -> Iterator[None]:
+        """What this rank refuses on its own, the others hear of."""
+        if self.update.busy:
+            self.update.drain()  # of a step that was given up
+        try:
+            yield
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _present(self) -> bytes:
+        """A byte per parameter: whether it has a gradient, which then stands in its bucket."""
+        for memory, version in zip(self._gradients, self._versions, strict=True):
+            if memory._version != version:
+                raise InvalidArgument(
+                    "gradients were changed after backward(), where they are this rank's own and "
+                    "not yet the mean\n  advice: clip with optimizer.clip_grad_norm_(); what "
+                    "else changes gradients (GradScaler, clip_grad_value_) needs "
+                    "sharded_update=False"
+                )
+        present = bytearray(len(self.parameters))
+        for i, p in enumerate(self.parameters):
+            if p.data_ptr() != self._homes[i]:
+                raise InvalidArgument(
+                    f"parameter '{self.names[i]}' was moved out of its bucket\n"
+                    "  advice: move and convert models before DistributedOptimizer is made"
+                )
+            grad = p.grad
+            if grad is None:
+                continue
+            if grad.is_sparse or grad.data_ptr() != self._addresses[i]:
+                self._take(i)  # no hook has seen it
+            present[i] = 1
+        return bytes(present)
+
+    # The optimizer's state.
+
+    def gather(self, slot: int) -> list[torch.Tensor]:
+        """By parameter, that number of every element's state. Collective."""
+        if self.update.busy:
+            self.update.drain()
+        wholes = [torch.empty_like(memory) for memory in self._gradients]
+        for b, whole in enumerate(wholes):
+            self.update.gather_state(b, slot, whole.data_ptr())
+        return [view.clone() for view in self.views(wholes)]
+
+    def scatter(self, slot: int, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Takes this rank's part of gather()'s list; None is zeros."""
+        wholes = [torch.zeros_like(memory) for memory in self._gradients]
+        for view, tensor in zip(self.views(wholes), tensors, strict=True):
+            if tensor is not None:
+                view.copy_(tensor)
+        for b, whole in enumerate(wholes):
+            self.update.set_state(b, slot, whole.data_ptr())
+
+
+def _refuse_unmanaged(unmanaged: Sequence[torch.Tensor]) -> None:
+    for p in unmanaged:
+        if p.grad is not None:
+            raise InvalidArgument(
+                f"a parameter of shape {tuple(p.shape)} was frozen when DistributedOptimizer "
+                "was made, and has a gradient now that no other rank knows\n"
+                "  advice: make the DistributedOptimizer after the parameters' requires_grad "
+                "is what it will be"
+            )
+
+
+def _bytes(memory: _core.SharedMemory) -> torch.Tensor:
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+@_untraced
+def _on_gradient(shards: weakref.ref[Shards], i: int, _: torch.Tensor) -> None:
+    present = shards()
+    if present is not None:
+        present.on_gradient(i)

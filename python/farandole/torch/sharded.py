@@ -1,0 +1,272 @@
+"""DistributedOptimizer(..., sharded_update=True): every rank updates 1/n of the parameters."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+
+from farandole import _core
+from farandole._core import InvalidArgument
+from farandole.torch._shards import Shards
+
+
+class Rule(NamedTuple):
+    """How an optimizer's class is known to the core, and what its state is called in torch."""
+
+    name: str
+    slots: tuple[str, ...]
+    counts_steps: bool  # state has a "step"
+    decoupled: bool = False  # weight decay, where param groups do not say
+
+
+_RULES: dict[type[torch.optim.Optimizer], Rule] = {
+    torch.optim.SGD: Rule("sgd", ("momentum_buffer",), False),
+    torch.optim.Adam: Rule("adam", ("exp_avg", "exp_avg_sq"), True),
+    torch.optim.AdamW: Rule("adam", ("exp_avg", "exp_avg_sq"), True, decoupled=True),
+}
+
+
+def rule_of(optimizer: torch.optim.Optimizer) -> Rule:
+    """Raises InvalidArgument for an optimizer that cannot be sharded."""
+    rule = _RULES.get(type(optimizer))
+    if rule is None:
+        raise InvalidArgument(
+            f"sharded_update=True does not know {type(optimizer).__name__}; it updates by "
+            + ", ".join(known.__name__ for known in _RULES)
+        )
+    if rule.name == "sgd" and all(group["momentum"] == 0 for group in optimizer.param_groups):
+        rule = rule._replace(slots=())
+    for group in optimizer.param_groups:
+        settings_of(rule, group)
+    return rule
+
+
+def settings_of(rule: Rule, group: dict[str, Any]) -> _core.HyperParameters:
+    """A param group's options for the core. Raises InvalidArgument."""
+    for option in ("amsgrad", "differentiable"):
+        if group.get(option):
+            raise InvalidArgument(f"sharded_update=True does not support {option}=True")
+    common: dict[str, Any] = {
+        "rate": float(group["lr"]),
+        "weight_decay": float(group["weight_decay"]),
+        "maximize": bool(group["maximize"]),
+    }
+    if rule.name == "adam":
+        beta1, beta2 = group["betas"]
+        return _core.HyperParameters(
+            **common,
+            beta1=float(beta1),
+            beta2=float(beta2),
+            epsilon=float(group["eps"]),
+            decoupled=bool(group.get("decoupled_weight_decay", rule.decoupled)),
+        )
+    if group["momentum"] != 0 and not rule.slots:
+        raise InvalidArgument(
+            f"momentum={group['momentum']} after the DistributedOptimizer was made without\n"
+            "  advice: make the optimizer with a momentum that is not 0"
+        )
+    return _core.HyperParameters(
+        **common,
+        momentum=float(group["momentum"]),
+        dampening=float(group["dampening"]),
+        nesterov=bool(group["nesterov"]),
+    )
+
+
+class ShardedOptimizer(torch.optim.Optimizer):
+    """What DistributedOptimizer puts before the optimizer's own class."""
+
+    _shards: Shards
+    _rule: Rule
+    _unmanaged: list[torch.Tensor]  # frozen when the optimizer was wrapped
+
+    def step(self, closure: Any = None) -> Any:
+        """Reduces the gradients, updates this rank's part of the parameters, and gives it to all.
+        Collective.
+
+        Raises:
+            RemoteError: another rank's backward raised, or it refused to step; no parameter has
+                changed.
+            Mismatch: the ranks' settings differ, as learning rates; no parameter has changed.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._shards.step(self._settings, self._unmanaged)
+        return loss
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """What ``torch.nn.utils.clip_grad_norm_`` does, for the reduced gradients. Collective.
+
+        Args:
+            max_norm: of all gradients as one vector.
+            norm_type: 2 or ``inf``.
+            error_if_nonfinite: raise RuntimeError where the norm is NaN or infinite.
+
+        Returns:
+            The norm before; the step then takes the gradients times max_norm / norm, if that is
+            below 1. ``p.grad`` stays as it is.
+
+        Example:
+            >>> loss.backward()                                    # doctest: +SKIP
+            >>> norm = optimizer.clip_grad_norm_(1.0)              # doctest: +SKIP
+            >>> optimizer.step()                                   # doctest: +SKIP
+        """
+        kind = {2.0: "2", math.inf: "inf"}.get(float(norm_type))
+        if kind is None:
+            raise InvalidArgument(f"norm_type is {norm_type}; a sharded update knows 2 and inf")
+        norm = self._shards.clip(float(max_norm), kind, self._settings, error_if_nonfinite)
+        return torch.tensor(norm)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        self._shards.note_zero_grad()
+
+    def _settings(self) -> list[_core.HyperParameters]:
+        return [settings_of(self._rule, group) for group in self.param_groups]
+
+    # State: whole in dictionaries, 1/n of it here.
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state, in torch's format: it loads into the plain optimizer, and the plain
+        one's loads here. Collective: every rank calls it, and gets all of it."""
+        slots = [self._shards.gather(s) for s in range(len(self._rule.slots))]
+        steps = self._shards.update.steps
+        for i, p in reversed(list(enumerate(self._shards.parameters))):
+            if steps[i] == 0:
+                continue
+            mine: dict[str, Any] = {}
+            if self._rule.counts_steps:
+                mine["step"] = torch.tensor(float(steps[i]))
+            mine.update(zip(self._rule.slots, (tensors[i] for tensors in slots), strict=True))
+            if mine:
+                self.state[p] = mine
+        try:
+            return super().state_dict()
+        finally:
+            self.state.clear()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes this rank's part of a whole state. Every rank loads the same."""
+        super().load_state_dict(state_dict)
+        self._settings()  # refuses what cannot be updated by
+        self.take_state()
+
+    def take_state(self) -> None:
+        """From torch's place of it to the shards."""
+        mine = [self.state.get(p, {}) for p in self._shards.parameters]
+        for slot, name in enumerate(self._rule.slots):
+            self._shards.scatter(slot, [state.get(name) for state in mine])
+        self._shards.update.steps = [self._steps_in(state) for state in mine]
+        self.state.clear()
+
+    def _steps_in(self, state: dict[str, Any]) -> int:
+        if self._rule.counts_steps:
+            return int(state.get("step", 0))
+        return int(any(state.get(name) is not None for name in self._rule.slots))
+
+    # What the plain DistributedOptimizer has besides.
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Backward passes only accumulate anyway; ``step()`` reduces."""
+        return nullcontext()
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        if not isinstance(passes, int) or passes < 1:
+            raise InvalidArgument(f"backward_passes_per_step is {passes!r}; it is at least 1")
+        self._shards.passes_per_step = passes
+
+    def synchronize(self) -> NoReturn:
+        raise InvalidArgument(
+            "with sharded_update=True no rank ever has all reduced gradients\n  advice: clip with "
+            "optimizer.clip_grad_norm_(), or take sharded_update=False"
+        )
+
+    skip_synchronize = synchronize
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
+        raise InvalidArgument(
+            "adding parameters to a DistributedOptimizer is not supported; add them to the "
+            "optimizer before it is wrapped"
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise InvalidArgument(
+            "a DistributedOptimizer cannot be copied or pickled; use state_dict()"
+        )
+
+
+def shard(
+    optimizer: torch.optim.Optimizer,
+    child: type[torch.optim.Optimizer],
+    group: Any,
+    named: Sequence[tuple[str, torch.Tensor]],
+    **options: Any,
+) -> None:
+    """Turns the optimizer into `child`, which derives from ShardedOptimizer. Collective.
+
+    Args:
+        named: the optimizer's parameters in registration order.
+        options: those of Shards.
+    """
+    rule = rule_of(optimizer)
+    scheduled = _is_scheduled(optimizer)
+    hyper_group = {
+        id(p): g
+        for g, param_group in enumerate(optimizer.param_groups)
+        for p in param_group["params"]
+    }
+    managed = [(n, p) for n, p in reversed(named) if p.requires_grad and p.numel() > 0]
+    shards = Shards(
+        group,
+        managed,
+        [hyper_group[id(p)] for _, p in managed],
+        rule.name,
+        len(rule.slots),
+        **options,
+    )
+    hooked: Any = torch.optim.Optimizer.profile_hook_step(child.step)
+    hooked.hooked = True  # step hooks run around this step, since torch's own is not called
+    child.step = hooked  # type: ignore[method-assign]
+    optimizer.__class__ = child
+    if scheduled:
+        _step_for_schedulers(optimizer)
+    assert isinstance(optimizer, ShardedOptimizer)
+    optimizer._shards = shards
+    optimizer._rule = rule
+    optimizer._unmanaged = [p for _, p in named if not p.requires_grad]
+    optimizer.take_state()
+
+
+def _is_scheduled(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an LR scheduler has put a step of its own on the object, as all do when made; it
+    goes by the class that the optimizer had then."""
+    step = vars(optimizer).get("step")
+    if step is not None and not getattr(step, "_wrapped_by_lr_sched", False):
+        raise InvalidArgument(
+            "optimizer.step was replaced, and a sharded update would never run it\n  advice: use "
+            "register_step_pre_hook() or register_step_post_hook()"
+        )
+    return step is not None
+
+
+def _step_for_schedulers(optimizer: Any) -> None:
+    """Puts the new class' step where that of the old one stands, saying what schedulers look for:
+    that it ran."""
+    reference = weakref.ref(optimizer)
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        present: Any = reference()
+        present._opt_called = True
+        return type(present).step(present, *args, **kwargs)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = step

@@ -1,0 +1,26 @@
+"""The examples in the docstrings of the collectives, on a world of one."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+from collections.abc import Callable
+
+import pytest
+
+from harness import World
+
+MODULES = ["_collectives", "_exchange", "_pair", "_grouped", "_memory"]
+
+
+def run_examples(name: str) -> tuple[int, int]:
+    results = doctest.testmod(importlib.import_module(f"farandole.{name}"))
+    return results.failed, results.attempted
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings(standing: Callable[[int], World], name: str) -> None:
+    world = standing(1)
+    failed, attempted = world.run(run_examples, name)[0]
+    assert failed == 0, world.report()
+    assert attempted > 0
