@@ -10,8 +10,6 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kPiece = 4 << 10;  // bytes; whole elements of every type
-
 class OneShot : public DirectPath {
  public:
   explicit OneShot(const StreamMemory& memory)
@@ -21,11 +19,12 @@ class OneShot : public DirectPath {
     what_.start(operation, memory_);
     scales_ = scales_for(operation.input.dtype, operation.op, operation.prescale,
                          operation.postscale, memory_.size());
-    pieces_ = std::max<size_t>(1, (operation.input.bytes() + kPiece - 1) / kPiece);
+    pieces_ = std::max<size_t>(1, (operation.input.bytes() + kPieceBytes - 1) / kPieceBytes);
     shown_ = read_ = 0;
     located_ = false;
     const bool shows = operation.kind != Collective::broadcast || operation.root == memory_.rank;
-    copies_ = shows && memory_.size() > 1 && !what_.mine_is_shared();
+    lies_ = operation.input.bytes() > kPieceBytes && what_.mine_is_shared();
+    copies_ = shows && memory_.size() > 1 && !lies_;
     if (!copies_ && pieces_ > 1) publish(memory_.mine().published, shown(pieces_));
     show();
   }
@@ -50,7 +49,7 @@ class OneShot : public DirectPath {
       read();
       moved = true;
     }
-    if (memory_.size() == 1 || !what_.mine_is_shared()) return Progress::finished;
+    if (memory_.size() == 1 || !lies_) return Progress::finished;
     // Peers read my input where it lies: it is mine again when all have.
     for (int r = 0; r < memory_.size(); ++r)
       if (!reached(memory_.page(r).folded, progress(memory_.sequence(), 1)))
@@ -65,8 +64,8 @@ class OneShot : public DirectPath {
     size_t begin, bytes;
   };
   Piece piece_at(size_t index) const {
-    const size_t begin = index * kPiece;
-    return {begin, std::min(kPiece, what_.operation().input.bytes() - begin)};
+    const size_t begin = index * kPieceBytes;
+    return {begin, std::min(kPieceBytes, what_.operation().input.bytes() - begin)};
   }
   uint64_t shown(size_t pieces) const { return progress(memory_.sequence(), pieces); }
   std::byte* my_slot() const { return memory_.mine().one_shot[memory_.sequence() % 2]; }
@@ -80,9 +79,11 @@ class OneShot : public DirectPath {
 
   void locate() {
     located_ = true;
+    const bool some_lie = what_.operation().input.bytes() > kPieceBytes;
     for (int r = 0; r < memory_.size(); ++r) {
-      const std::byte* mapped =
-          r == memory_.rank ? what_.operation().input.data : what_.input_of(r);
+      const std::byte* mapped = r == memory_.rank ? what_.operation().input.data
+                                : some_lie        ? what_.input_of(r)
+                                                  : nullptr;
       inputs_[static_cast<size_t>(r)] =
           mapped != nullptr ? mapped : memory_.page(r).one_shot[memory_.sequence() % 2];
     }
@@ -92,7 +93,7 @@ class OneShot : public DirectPath {
   /// The result would overwrite what peers are reading.
   bool writes_later() const {
     const Operation& o = what_.operation();
-    return memory_.size() > 1 && what_.mine_is_shared() && o.kind == Collective::all_reduce &&
+    return memory_.size() > 1 && lies_ && o.kind == Collective::all_reduce &&
            o.input.data == o.output.data;
   }
 
@@ -118,6 +119,7 @@ class OneShot : public DirectPath {
   std::vector<std::byte> later_;
   size_t pieces_ = 0, shown_ = 0, read_ = 0;
   bool copies_ = false;   // my input into my page
+  bool lies_ = false;     // my input is read where it lies
   bool located_ = false;  // where the others' inputs lie
 };
 

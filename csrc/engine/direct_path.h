@@ -27,6 +27,10 @@ class DirectPath {
   virtual Progress poll(TimePoint until) = 0;
 };
 
+/// Up to here data that all ranks map are copied too: that is less than waiting until all have read
+/// them, or stored to them. In our memory at 4 KiB: 2.0 us by the window, 1.3 by copies.
+inline constexpr size_t kPieceBytes = 4 << 10;  // of one_shot; whole elements of every type
+
 std::unique_ptr<DirectPath> make_lines(const StreamMemory& memory);
 std::unique_ptr<DirectPath> make_one_shot(const StreamMemory& memory);
 std::unique_ptr<DirectPath> make_window(const StreamMemory& memory);

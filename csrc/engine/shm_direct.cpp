@@ -14,6 +14,9 @@ struct PathRow {
   size_t most_bytes;  // of one rank's input
 };
 
+/// Where one_shot becomes faster than lines: at 256 B lines take 0.1 us less, at 1 KiB 0.4 more.
+constexpr size_t kLinesBytes = 9 * kLinePayload;
+
 constexpr size_t kUnlimited = ~size_t{0};
 constexpr std::array<PathRow, 4> kPaths{{
     {Path::lines, "lines", make_lines, kLines * kLinePayload},
@@ -67,7 +70,7 @@ void ShmDirect::start(const Operation& o, uint32_t) {
   if (o.kind == Collective::barrier) return;
   if (const PathRow* forced = row_named(o.algorithm))
     path_ = &path(forced->path);
-  else if (is_small(o, Path::lines))
+  else if (o.input.bytes() <= kLinesBytes)
     path_ = &path(Path::lines);
   else if (is_small(o, Path::one_shot) || memory_.size() == 1)
     path_ = &path(Path::one_shot);  // agreed() may prefer the window
@@ -96,19 +99,20 @@ void ShmDirect::choose_by_places() {
     throw Error(ErrorCode::invalid_argument,
                 "algorithm 'window' needs input and output in memory that all ranks map", {},
                 "use arrays from farandole.allocate(), or another algorithm");
-  if (operation_->algorithm.empty() && shared) {
+  if (operation_->algorithm.empty() && shared && operation_->input.bytes() > kPieceBytes) {
     path_ = &path(Path::window);
     path_->start(*operation_);
   }
 }
 
 Progress ShmDirect::poll(TimePoint until) {
+  if (path_ == nullptr) return Progress::finished;
   if (which_ == Path::one_shot && !agreed_) {
     if (compare_posts(memory_) != Agreement::same)
       return path_->show() ? Progress::moved : Progress::idle;
     agreed();
   }
-  return path_ == nullptr ? Progress::finished : path_->poll(until);
+  return path_->poll(until);
 }
 
 std::string_view ShmDirect::path_name() const {

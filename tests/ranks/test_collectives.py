@@ -30,6 +30,7 @@ PLANNERS = {
 MEMORY = ["caller", "ours", "mixed", "ours to caller"]
 KINDS = ["all_reduce", "reduce_scatter", "all_gather", "broadcast"]
 LINES = 2072  # bytes, as in csrc/engine/stream_page.h
+LINES_CHOSEN = 504  # as in csrc/engine/shm_direct.cpp
 PIECE = 4 << 10  # of one_shot
 ONE_SHOT = 32 << 10
 CHUNK = 64 << 10
@@ -155,7 +156,7 @@ def check(
 
 def sizes(size: int, itemsize: int) -> list[int]:
     """Counts where something changes: around none, the world's size, each path's limits."""
-    edges = [LINES, PIECE, 2 * PIECE, ONE_SHOT, CHUNK * size]
+    edges = [LINES_CHOSEN, PIECE, 2 * PIECE, ONE_SHOT, CHUNK * size]
     around = [e // itemsize + d for e in edges for d in (-1, 0, 1)]
     return sorted({0, 1, size - 1, size, size + 1, 7, 1009, *around})
 
