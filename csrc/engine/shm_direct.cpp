@@ -41,15 +41,18 @@ const PathRow* row_named(std::string_view name) {
 
 const PathRow& row_of(Path path) { return kPaths[static_cast<size_t>(path)]; }
 
-/// By the longest input, which all ranks know: a rank's own may be shorter.
-bool fits(const Operation& o, int size, const PathRow& row) {
+/// Of the longest input, which all ranks know: a rank's own may be shorter.
+size_t longest_bytes(const Operation& o, int size) {
   Shape shape;
   shape.size = size;
   shape.count = o.count;
   shape.counts = o.counts;
   shape.root = o.root;
-  return (row.kinds & bit(o.kind)) != 0 &&
-         longest_input(o.kind, shape) * size_of(o.input.dtype) <= row.most_bytes;
+  return longest_input(o.kind, shape) * size_of(o.input.dtype);
+}
+
+bool fits(Collective kind, size_t longest, const PathRow& row) {
+  return (row.kinds & bit(kind)) != 0 && longest <= row.most_bytes;
 }
 
 }  // namespace
@@ -57,7 +60,7 @@ bool fits(const Operation& o, int size, const PathRow& row) {
 bool ShmDirect::can_run(const Operation& o) const {
   if (o.algorithm.empty()) return true;
   const PathRow* forced = row_named(o.algorithm);
-  return forced != nullptr && fits(o, memory_.size(), *forced) &&
+  return forced != nullptr && fits(o.kind, longest_bytes(o, memory_.size()), *forced) &&
          (memory_.foreign || !forced->by_address);
 }
 
@@ -71,7 +74,8 @@ DirectPath& ShmDirect::path(Path which) {
 /// From what all ranks know before they have met; agreed() may prefer the window.
 Path ShmDirect::choose(const Operation& o) const {
   if (const PathRow* forced = row_named(o.algorithm)) return forced->path;
-  const auto suits = [&](Path which) { return fits(o, memory_.size(), row_of(which)); };
+  const size_t longest = longest_bytes(o, memory_.size());
+  const auto suits = [&](Path which) { return fits(o.kind, longest, row_of(which)); };
   if (suits(Path::lines)) return Path::lines;
   if (suits(Path::one_shot) || memory_.size() == 1) return Path::one_shot;
   for (const Path by_address : {Path::push, Path::pull})
@@ -103,9 +107,10 @@ std::vector<std::string_view> ShmDirect::path_names() {
 }
 
 std::vector<std::string_view> ShmDirect::paths_for(const Operation& o) const {
+  const size_t longest = longest_bytes(o, memory_.size());
   std::vector<std::string_view> names;
   for (const PathRow& row : kPaths)
-    if (fits(o, memory_.size(), row) && (memory_.foreign || !row.by_address))
+    if (fits(o.kind, longest, row) && (memory_.foreign || !row.by_address))
       names.push_back(row.name);
   return names;
 }
