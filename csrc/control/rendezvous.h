@@ -11,13 +11,17 @@
 
 namespace farandole {
 
+/// The most characters that rank 0 can hand out.
+inline constexpr size_t kMostHandedOut = 2047;
+
 struct Invitation {
   int rank = 0;
   int size = 1;
   std::string job;  // same on all ranks of this job and no other, e.g. "127.0.0.1:29500:run:epoch"
   size_t arena_bytes = 0;
-  std::string agree;                             // settings on which all ranks must agree, as text
-  std::function<void()> interrupted = [] {};     // asked ten times a second; throws to give up
+  std::string hand_out;                       // rank 0's: every rank is told it (Host::handed_out)
+  std::string agree;                          // settings on which all ranks must agree, as text
+  std::function<void()> interrupted = [] {};  // asked ten times a second; throws to give up
   ForeignWish foreign = ForeignWish::if_faster;  // reaching each other's memory by address
 };
 
