@@ -148,7 +148,7 @@ def init(
 
 def _table(place: _Place) -> str:
     """The tuning table: rank 0's, which it hands to all. One rank alone has little to choose."""
-    if place.rank != 0 or place.size == 1:
+    if place.rank != 0 or place.size == 1 or os.environ.get("FARANDOLE_TUNING") == "off":
         return ""
     from farandole._tune import table
 

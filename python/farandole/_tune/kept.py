@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from binascii import crc32
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,6 +46,7 @@ class Kept(NamedTuple):  # a dataclass would import inspect: ranks start that mu
 # ---- the kind of host ----
 
 
+@cache
 def kind() -> dict[str, str]:
     """What the times depend on: a table is used on hosts of which all of this is the same."""
     found = {
@@ -52,7 +54,7 @@ def kind() -> dict[str, str]:
         "kernel": os.uname().release,
         "processor": _line("/proc/cpuinfo", "model name") or os.uname().machine,
         "cores": str(os.cpu_count()),  # not the usable ones: a rank may be bound to one of them
-        "numa nodes": str(len(list(Path("/sys/devices/system/node").glob("node[0-9]*")))),
+        "numa nodes": _first_line("/sys/devices/system/node/online"),
         "huge pages": _first_line("/sys/kernel/mm/transparent_hugepage/shmem_enabled"),
         "ptrace scope": _first_line("/proc/sys/kernel/yama/ptrace_scope"),
     }

@@ -6,16 +6,15 @@ No other rank reads a file. One that is not to be believed is a warning, and the
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from farandole import _core
 from farandole._tune import kept
 from farandole._tune.kept import Kept, NotBelieved
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """A tuning table, and where it came from."""
 
     text: str = ""  # as the native core takes it; empty: the defaults
