@@ -19,10 +19,10 @@ struct Invitation {
   int size = 1;
   std::string job;  // same on all ranks of this job and no other, e.g. "127.0.0.1:29500:run:epoch"
   size_t arena_bytes = 0;
-  std::string hand_out;                       // rank 0's: every rank is told it (Host::handed_out)
-  std::string agree;                          // settings on which all ranks must agree, as text
-  std::function<void()> interrupted = [] {};  // asked ten times a second; throws to give up
+  std::string agree;                             // settings on which all ranks must agree, as text
+  std::function<void()> interrupted = [] {};     // asked ten times a second; throws to give up
   ForeignWish foreign = ForeignWish::if_faster;  // reaching each other's memory by address
+  std::string hand_out{};                        // rank 0's: all are told it (Host::handed_out)
 };
 
 /// Blocks until all ranks have met or the deadline has passed.
