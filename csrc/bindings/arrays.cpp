@@ -121,12 +121,8 @@ struct PointedBuffer {
   py::object owner;
 };
 
-std::optional<Buffer> look_at_pointed(PyObject* array) {
-  try {
-    return py::handle(array).cast<const PointedBuffer&>().buffer;
-  } catch (const py::cast_error&) {  // a subclass whose __init__ has not called ours
-    return std::nullopt;
-  }
+Buffer look_at_pointed(PyObject* array) {
+  return py::handle(array).cast<const PointedBuffer&>().buffer;
 }
 
 }  // namespace

@@ -103,7 +103,7 @@ void learn_dtypes(const py::module_& np) {
 
 struct Pointed {
   PyTypeObject* type = nullptr;
-  std::optional<Buffer> (*look)(PyObject*) = nullptr;
+  Buffer (*look)(PyObject*) = nullptr;
 };
 Pointed pointed;
 
@@ -163,9 +163,7 @@ std::optional<Buffer> look_at_tensor(PyObject* array) noexcept {
 
 }  // namespace
 
-void learn_pointed(PyTypeObject* type, std::optional<Buffer> (*look)(PyObject*)) {
-  pointed = {type, look};
-}
+void learn_pointed(PyTypeObject* type, Buffer (*look)(PyObject*)) { pointed = {type, look}; }
 
 std::optional<Buffer> look_at_numpy(PyObject* array, bool writable) noexcept {
   if (Py_TYPE(array) != numpy.type) return std::nullopt;

@@ -31,7 +31,7 @@ PyObject* empty_like(PyObject* array) noexcept;
 void learn_numpy();
 
 /// Learns the Python type of a Buffer that says itself where it lies; `look` raises nothing.
-void learn_pointed(PyTypeObject* type, std::optional<Buffer> (*look)(PyObject*));
+void learn_pointed(PyTypeObject* type, Buffer (*look)(PyObject*));
 
 std::optional<DType> dtype_of_dlpack(uint8_t code, uint8_t bits);
 bool is_contiguous(const DlTensor& tensor);
