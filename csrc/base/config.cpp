@@ -120,6 +120,10 @@ const std::vector<Variable>& variables() {
            "forces a path (lines, one_shot, window, push, pull, staged) or planner by name; empty: "
            "chosen by "
            "size"),
+      text("FARANDOLE_TUNING", &Config::tuning,
+           "the measured numbers from which choices follow, rank 0's for all. auto: those kept for "
+           "this kind of host; `farandole run` measures where there are none. kept: those kept, if "
+           "any. off: none. Else a file that `farandole tune` has written"),
       text("FARANDOLE_LOG", &Config::log_level, "how much goes to stderr",
            {"error", "warning", "info", "debug"}),
       text("FARANDOLE_TRACE", &Config::trace,

@@ -20,6 +20,7 @@ struct Config {
   std::string cma = "auto";           // FARANDOLE_CMA: auto, 1, 0
   std::string level = "canonical";    // FARANDOLE_LEVEL
   std::string algorithm;              // FARANDOLE_ALGORITHM
+  std::string tuning = "auto";        // FARANDOLE_TUNING: auto, kept, off, a file
   std::string log_level = "warning";  // FARANDOLE_LOG
   std::string trace;                  // FARANDOLE_TRACE
   std::string fault;                  // FARANDOLE_FAULT

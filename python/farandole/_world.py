@@ -141,9 +141,18 @@ def init(
         return
     place = _find_place(rank, size, local_rank, local_size)
     name = f"{job}:{_state.epoch}" if job is not None else place.job
-    _state.group = _core.open_world(place.rank, place.size, name, timeout)
+    _state.group = _core.open_world(place.rank, place.size, name, timeout, _table(place))
     _state.place = place
     _state.epoch += 1
+
+
+def _table(place: _Place) -> str:
+    """The tuning table: rank 0's, which it hands to all. One rank alone has little to choose."""
+    if place.rank != 0 or place.size == 1 or os.environ.get("FARANDOLE_TUNING") == "off":
+        return ""
+    from farandole._tune import table
+
+    return table.for_world(place.size)
 
 
 def shutdown() -> None:
