@@ -97,6 +97,8 @@ const std::vector<Variable>& variables() {
             "gradients reduced together: 0 is one all-reduce per tensor"),
       bytes("FARANDOLE_FIRST_BUCKET_BYTES", &Config::first_bucket_bytes,
             "size of the first bucket, small so that communication starts early"),
+      bytes("FARANDOLE_IN_PLACE_BYTES", &Config::in_place_bytes,
+            "a gradient of so much is reduced where it lies, not copied into a bucket"),
       bytes("FARANDOLE_ARENA_BYTES", &Config::arena_bytes,
             "address space for this rank's shared memory; 0: the machine's memory"),
       number("FARANDOLE_SPIN_US", &Config::spin_us,

@@ -13,6 +13,7 @@ struct Config {
   double warn_after = 10;               // FARANDOLE_WARN_AFTER
   size_t bucket_bytes = 25 << 20;       // FARANDOLE_BUCKET_BYTES
   size_t first_bucket_bytes = 1 << 20;  // FARANDOLE_FIRST_BUCKET_BYTES
+  size_t in_place_bytes = 4 << 20;      // FARANDOLE_IN_PLACE_BYTES
   size_t arena_bytes = 0;             // FARANDOLE_ARENA_BYTES; 0: as much as the machine has memory
   double spin_us = 50;                // FARANDOLE_SPIN_US
   std::string progress = "auto";      // FARANDOLE_PROGRESS: auto, thread, caller
