@@ -119,7 +119,7 @@ def test_no_table_takes_an_update_off_the_window(
 ) -> None:
     slow = {**_core.tuning.numbers(), "window_start": 1.0, "window_byte": 1.0}
     file = tmp_path / "windows are slow"
-    kept.write(file, kept.Kept(kept.kind(), "now", 2, 0.0, 1, {}, slow))
+    kept.write(str(file), kept.Kept(kept.kind(), "now", 2, 0.0, 1, {}, slow))
     bits = set()
     for setting in ("off", str(file)):
         world = spawn(2, env={"FARANDOLE_TUNING": setting, "FARANDOLE_LOG": "debug"})

@@ -27,7 +27,7 @@ TABLES = [DEFAULTS, SLOW_LINES, EAGER_STAGED, DEAR_BYTES]
 
 def file_of(tmp_path: Path, seconds: dict[str, float]) -> str:
     path = tmp_path / f"{tuning.fingerprint(tuning.text(seconds, 'x'))}.txt"
-    kept.write(path, kept.Kept(kept.kind(), "2026-01-02 03:04 UTC", 2, 0.05, 1, {}, seconds))
+    kept.write(str(path), kept.Kept(kept.kind(), "2026-01-02 03:04 UTC", 2, 0.05, 1, {}, seconds))
     return str(path)
 
 
@@ -134,7 +134,7 @@ def test_tune_measures_and_the_next_job_uses_it(tmp_path: Path) -> None:
     assert f"written: {file}" in shown
     for name in DEFAULTS:
         assert name in shown
-    found = kept.read(file)
+    found = kept.read(str(file))
     assert (found.ranks, found.tries) == (2, 0)
     assert set(found.errors) >= {"lines", "one_shot", "window", "staged", "schedules"}
     why = command("info", "--json", "--why", "4M", FARANDOLE_TUNING=str(file)).stdout
@@ -173,14 +173,14 @@ def test_the_first_run_measures_and_the_second_starts_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = kept.path_here()
+    path = Path(kept.path_here())
     said = run_first(tmp_path)
     assert said.count("\n") == 1, said
     assert said.startswith("farandole: this kind of host is new; measuring it once")
-    found = kept.read(path)
+    found = kept.read(str(path))
     assert found.tries == 1
     assert [p.name for p in path.parent.iterdir()] == [path.name]
-    kept.write(path, found._replace(noise=0.01))
+    kept.write(str(path), found._replace(noise=0.01))
     before = path.read_bytes()
     assert run_first(tmp_path) == ""
     assert path.read_bytes() == before
@@ -188,19 +188,19 @@ def test_the_first_run_measures_and_the_second_starts_at_once(
     path.write_bytes(before.replace(b"cores", b"cares"))
     said = run_first(tmp_path)
     assert f"{path} is not used: it is damaged; measuring it once" in said
-    assert kept.read(path).tries == 1
+    assert kept.read(str(path)).tries == 1
 
 
 def test_a_noisy_first_run_is_tried_again_but_not_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = kept.path_here()
+    path = Path(kept.path_here())
     noisy = kept.Kept(kept.kind(), "2026-01-02 03:04 UTC", 2, 0.9, 2, {}, DEFAULTS)
-    kept.write(path, noisy)
+    kept.write(str(path), noisy)
     assert "this host was busy when it was measured; measuring it" in run_first(tmp_path)
-    assert kept.read(path).tries == 3
-    kept.write(path, noisy._replace(tries=3))
+    assert kept.read(str(path)).tries == 3
+    kept.write(str(path), noisy._replace(tries=3))
     assert run_first(tmp_path) == ""
 
 

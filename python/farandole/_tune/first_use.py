@@ -20,11 +20,11 @@ _LIMIT_SECONDS = 15.0  # far beyond what it takes
 
 
 def measure_if_unknown(ranks: int) -> None:
-    """Measures this kind of host if there is no table of it, the host is quiet, and the next job
-    will find what this one has measured; else does nothing. Never fails."""
-    setting = os.environ.get("FARANDOLE_TUNING") or "auto"
+    """What `FARANDOLE_TUNING=auto` asks for. Measures this kind of host if there is no table of it,
+    the host is quiet, and the next job will find what this one has measured; else does nothing.
+    Never fails."""
     in_a_job = bool(os.environ.get("RANK"))
-    if setting != "auto" or in_a_job or not 2 <= ranks <= kept.usable_cores():
+    if in_a_job or not 2 <= ranks <= kept.usable_cores():
         return
     try:
         path = kept.path_here()
@@ -33,13 +33,13 @@ def measure_if_unknown(ranks: int) -> None:
     reason = _why_unknown(path)
     if not reason or _is_passing() or not _is_quiet():
         return
-    with _locked(path.parent) as mine:
+    with _locked(Path(path).parent) as mine:
         if mine:
             _say(f"{reason}; measuring it once, about 2 s (FARANDOLE_TUNING=kept does not)")
             _measure()
 
 
-def _why_unknown(path: Path) -> str:
+def _why_unknown(path: str) -> str:
     """Empty: there is a table, or no use in trying."""
     try:
         found = kept.read(path)

@@ -6,7 +6,6 @@ No other rank reads a file. One that is not to be believed is a warning, and the
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import NamedTuple
 
 from farandole import _core
@@ -18,7 +17,7 @@ class Table(NamedTuple):
     """A tuning table, and where it came from."""
 
     text: str = ""  # as the native core takes it; empty: the defaults
-    path: Path | None = None  # the file that was read
+    path: str | None = None  # the file that was read
     kept: Kept | None = None  # what it says
     why_not: str = ""  # why the file was not used
     warns: bool = False  # somebody should look at that
@@ -58,7 +57,7 @@ def find(ranks: int = 2) -> Table:
     if setting == "off":
         return Table()
     if setting not in ("", "auto", "kept"):
-        return _named(Path(setting))
+        return _named(setting)
     if ranks > kept.usable_cores():
         return Table(why_not=f"{ranks} ranks take turns on {kept.usable_cores()} cores")
     try:
@@ -73,7 +72,7 @@ def find(ranks: int = 2) -> Table:
         return Table(why_not=_in_words(path, error), warns=True)
 
 
-def _named(path: Path) -> Table:
+def _named(path: str) -> Table:
     """A file that somebody asks for is used whatever host it is for, and however noisy it was."""
     try:
         return _read(path, any_kind=True)
@@ -81,7 +80,7 @@ def _named(path: Path) -> Table:
         return Table(why_not=_in_words(path, error), warns=True)
 
 
-def _read(path: Path, *, any_kind: bool) -> Table:
+def _read(path: str, *, any_kind: bool) -> Table:
     found = kept.read(path, any_kind=any_kind)
     text = text_of(found)
     if found.is_noisy and not any_kind:
@@ -89,7 +88,7 @@ def _read(path: Path, *, any_kind: bool) -> Table:
     return Table(text, path, found)
 
 
-def _in_words(path: Path, error: Exception) -> str:
+def _in_words(path: str, error: Exception) -> str:
     return f"{path}: {error.strerror if isinstance(error, OSError) else error}"
 
 

@@ -120,7 +120,7 @@ def describe(found: Table) -> dict[str, Any]:
     return {
         "from": found.origin,
         "fingerprint": found.fingerprint,
-        "file": str(found.path) if found.path else None,
+        "file": found.path,
         "noise": found.kept.noise if found.kept else None,
         "median errors": found.kept.errors if found.kept else {},
         "not used": found.why_not or None,

@@ -73,7 +73,6 @@ def handle(arguments: argparse.Namespace) -> int:
         raise CommandError("the command is missing: farandole run -np 4 -- python train.py")
 
     from farandole import _launch
-    from farandole._tune.first_use import measure_if_unknown
     from farandole.cli._terminal import wants_colour
 
     job = _launch.Job(
@@ -87,7 +86,10 @@ def handle(arguments: argparse.Namespace) -> int:
     )
     try:
         _launch.check_command(command)  # before anything that takes time
-        measure_if_unknown(job.ranks)
+        if (os.environ.get("FARANDOLE_TUNING") or "auto") == "auto":
+            from farandole._tune.first_use import measure_if_unknown
+
+            measure_if_unknown(job.ranks)
         return _launch.launch(job)
     except _launch.LaunchError as error:
         raise CommandError(str(error), error.exit_code) from error

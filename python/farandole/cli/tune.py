@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farandole.cli import CommandError
@@ -38,9 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="ranks",
         help="measure with this many ranks (the usable cores, from 2 to 8)",
     )
-    parser.add_argument(
-        "--output", metavar="FILE", type=Path, help="write here, not into the cache"
-    )
+    parser.add_argument("--output", metavar="FILE", help="write here, not into the cache")
     parser.add_argument("--dry-run", action="store_true", help="measure and show, write nothing")
     parser.add_argument("--force", action="store_true", help="replace a table of less noise, too")
     # What `farandole run` starts: paths alone, in a second, and however it turns out.
@@ -91,7 +88,7 @@ def _ranks(text: str | None) -> int:
     return ranks
 
 
-def _keep(path: Path, found: Kept, *, force: bool) -> str:
+def _keep(path: str, found: Kept, *, force: bool) -> str:
     """Writes the file, unless the one that is there is the better one; says what it did."""
     from farandole._tune import kept, table
 
@@ -114,7 +111,7 @@ def _keep(path: Path, found: Kept, *, force: bool) -> str:
     return said
 
 
-def _before(path: Path) -> Kept | None:
+def _before(path: str) -> Kept | None:
     """The table that is there, if it is one."""
     from farandole._tune import kept
 
