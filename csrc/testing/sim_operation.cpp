@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "engine/stream_page.h"
 #include "fold/cast.h"
 #include "fold/fold.h"
 #include "schedule/planners.h"
@@ -43,7 +44,7 @@ size_t draw_count(SimRandom& random, int size) {
       return static_cast<size_t>(size) - 1 + random() % 3;
     case 2:
     case 3:
-      return 1 + random() % 600;  // about where lines end
+      return 1 + random() % 300;  // about where lines end
     case 4:
       return 4000 + random() % 9000;  // about where one_shot ends
     case 5:
@@ -87,7 +88,7 @@ void draw_algorithm(SimRandom& random, int size, Operation& o) {
   const Shape shape = shape_of(o, size, 0);
   const size_t bytes = longest_input(o.kind, shape) * size_of(o.input.dtype);
   std::vector<std::string> able = {"staged", "schedule"};
-  if (bytes <= 2048) able.emplace_back("lines");
+  if (bytes <= kLines * kLinePayload) able.emplace_back("lines");
   if (bytes <= size_t{32} << 10) able.emplace_back("one_shot");
   if (o.kind == Collective::all_reduce || o.kind == Collective::reduce) able.emplace_back("window");
   able.emplace_back(o.kind == Collective::all_reduce ? "push" : "pull");
