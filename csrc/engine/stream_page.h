@@ -40,7 +40,7 @@ struct Places {
 inline constexpr uint64_t kForeign = uint64_t{1} << 63;  // no address of a process has this bit
 
 inline constexpr size_t kLinePayload = 56;  // a cache line less its flag
-inline constexpr size_t kLines = 18;        // from 1 KiB on one_shot is quicker
+inline constexpr size_t kLines = 19;        // 1 KiB; then one_shot and window are quicker
 inline constexpr size_t kOneShotBytes = 32 << 10;
 inline constexpr size_t kStagingDepth = 4;         // blocks in flight
 inline constexpr size_t kStagingChunk = 64 << 10;  // one rank's part of a block
