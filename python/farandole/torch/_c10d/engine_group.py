@@ -41,7 +41,7 @@ class EngineGroup(_ProcessGroup):  # type: ignore[misc]
         self._group = self._membership.group
         self._coalesced: list[Work] | None = None
         # The registered backend names the group and its device for PyTorch, and runs what the
-        # engine does not have; ranks connect when it does.
+        # engine does not have.
         self._gloo = dist.ProcessGroupGloo(
             PrefixStore("farandole-gloo", store), rank, size, timeout
         )
