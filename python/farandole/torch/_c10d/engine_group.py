@@ -43,7 +43,7 @@ class EngineGroup(_ProcessGroup):  # type: ignore[misc]
         # The registered backend names the group and its device for PyTorch, and runs what the
         # engine does not have.
         self._gloo = dist.ProcessGroupGloo(
-            PrefixStore("farandole-gloo", store), rank, size, timeout
+            PrefixStore(self._membership.name, store), rank, size, timeout
         )
         kind = dist.ProcessGroup.BackendType.GLOO
         self._register_backend(torch.device("cpu"), kind, self._gloo)

@@ -107,8 +107,9 @@ class Membership:
         posts = _exchange(store, rank, size, _my_post(), timeout)
         _check(posts)
         token = posts[0].token
+        self.name = f"farandole-{token:x}"  # no other group's, ever
         if posts[0].world is None:
-            _world.enter(rank, size, f"c10d-{token:x}", timeout.total_seconds())
+            _world.enter(rank, size, self.name, timeout.total_seconds())
             Membership._entered, Membership._members = _world.world(), 0
             ranks = list(range(size))
         else:
