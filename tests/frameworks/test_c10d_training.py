@@ -127,6 +127,35 @@ def ddp_over_gloo_with_our_hook_trains_as_one_rank() -> None:
         wrapped(batch(0)[0]).sum().backward()
 
 
+@on_ranks(2, 3)
+def our_hook_gives_the_same_bits_for_all_buckets_and_moves_them_where_it_may() -> None:
+    import farandole.torch as hvd
+    from farandole.torch._c10d import shared_buckets
+
+    results = []
+    for megabytes, options in (
+        (0.001, {}), (25, {}), (0.001, {"gradient_as_bucket_view": True}),
+        (25, {"gradient_as_bucket_view": True}),
+    ):  # fmt: skip
+        before = len(shared_buckets._moved)
+        wrapped = DistributedDataParallel(
+            model(), process_group=_gloo, bucket_cap_mb=megabytes, **options
+        )
+        wrapped.register_comm_hook(_gloo, hvd.ddp_comm_hook)
+        optimizer = sgd(wrapped.parameters())
+        for to_none in (True, False):
+            optimizer.zero_grad(set_to_none=to_none)
+            train(wrapped, optimizer, my_part())
+        assert (len(shared_buckets._moved) > before) == bool(options)
+        with wrapped.no_sync():
+            wrapped(batch(0)[0]).sum().backward()
+        wrapped(batch(1)[0]).sum().backward()
+        results.append([*wrapped.parameters(), *(p.grad for p in wrapped.parameters())])
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            assert torch.equal(a, b)
+
+
 @on_ranks(2)
 def ddp_with_buffers_unused_parameters_and_no_sync() -> None:
     class Net(nn.Module):

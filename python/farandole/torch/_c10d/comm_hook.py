@@ -13,6 +13,7 @@ from farandole import _world
 from farandole._core import InvalidArgument
 from farandole._world import Group
 from farandole.torch._c10d.meeting import group_beside
+from farandole.torch._c10d.shared_buckets import move_when_it_stays
 from farandole.torch._c10d.works import Work
 from farandole.torch._tensors import borrow
 
@@ -40,8 +41,8 @@ def ddp_comm_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.
         ...     ddp.register_comm_hook(None, farandole.torch.ddp_comm_hook)
         ...     return ddp
     """
-    tensor = bucket.buffer()
     group = _group_beside(state)
+    tensor = move_when_it_stays(bucket, group)
     given = borrow(tensor, f"DDP bucket {bucket.index()}")
     name = f"DDP bucket {bucket.index()}"
     handle = group.start("all_reduce", given, given, None, "mean", 1.0, 1.0, 0, name)
