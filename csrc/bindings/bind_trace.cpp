@@ -39,7 +39,7 @@ class PySpan {
 }  // namespace
 
 std::shared_ptr<Trace> start_trace(const std::string& directory, const Host& host,
-                                   const std::string& job) {
+                                   const std::string& job, const std::string& tuning) {
   auto& trace = current();
   if (directory.empty()) return trace = nullptr;
   if (trace && trace->identity().directory == directory && trace->identity().rank == host.rank) {
@@ -48,7 +48,7 @@ std::shared_ptr<Trace> start_trace(const std::string& directory, const Host& hos
   }
   const std::string name = host.peers[static_cast<size_t>(host.rank)].info.host;
   trace = std::make_shared<Trace>(
-      Trace::Identity{directory, run_of(host, job), host.rank, host.size(), name});
+      Trace::Identity{directory, run_of(host, job), host.rank, host.size(), name, tuning});
   try {
     trace->prepare();
   } catch (const Error& error) {

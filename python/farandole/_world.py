@@ -144,15 +144,24 @@ def init(
     _enter(replace(place, job=name), timeout)
 
 
+def enter(rank: int, size: int, job: str, timeout: float | None) -> None:
+    """Joins the ranks that give this job, whatever the environment says; all are on this host."""
+    _enter(_Place(rank, size, rank, size, 0, 1, job), timeout)
+
+
 def _enter(place: _Place, timeout: float | None) -> None:
-    _state.group = _core.open_world(place.rank, place.size, place.job, timeout)
+    _state.group = _core.open_world(place.rank, place.size, place.job, timeout, _table(place))
     _state.place = place
     _state.epoch += 1
 
 
-def enter(rank: int, size: int, job: str, timeout: float | None) -> None:
-    """Joins the ranks that give this job, whatever the environment says; all are on this host."""
-    _enter(_Place(rank, size, rank, size, 0, 1, job), timeout)
+def _table(place: _Place) -> str:
+    """The tuning table: rank 0's, which it hands to all. One rank alone has little to choose."""
+    if place.rank != 0 or place.size == 1 or os.environ.get("FARANDOLE_TUNING") == "off":
+        return ""
+    from farandole._tune import table
+
+    return table.for_world(place.size)
 
 
 def shutdown() -> None:

@@ -14,5 +14,6 @@ from __future__ import annotations
 
 from farandole._launch.job import Job, LaunchError
 from farandole._launch.keeper import launch
+from farandole._launch.ranks import check_command
 
-__all__ = ["Job", "LaunchError", "launch"]
+__all__ = ["Job", "LaunchError", "check_command", "launch"]

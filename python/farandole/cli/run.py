@@ -21,6 +21,9 @@ what the ranks find:
                 PYTHONUNBUFFERED=1; OMP_NUM_THREADS = cores / ranks unless it is set
   stdin         empty (/dev/null)
 
+before they start: the first time on a kind of host, about 2 s measure what its memory does, for all
+later jobs too (farandole tune); not if it is busy, CI is set, or FARANDOLE_TUNING=kept or off
+
 how it ends:
   one rank fails    the others have --grace seconds to say what they saw, then SIGTERM and SIGKILL;
                     the last line names the rank that failed first, whose exit code is returned
@@ -70,6 +73,7 @@ def handle(arguments: argparse.Namespace) -> int:
         raise CommandError("the command is missing: farandole run -np 4 -- python train.py")
 
     from farandole import _launch
+    from farandole._tune.first_use import measure_if_unknown
     from farandole.cli._terminal import wants_colour
 
     job = _launch.Job(
@@ -82,6 +86,8 @@ def handle(arguments: argparse.Namespace) -> int:
         patience=_seconds("--patience", arguments.patience),
     )
     try:
+        _launch.check_command(command)  # before anything that takes time
+        measure_if_unknown(job.ranks)
         return _launch.launch(job)
     except _launch.LaunchError as error:
         raise CommandError(str(error), error.exit_code) from error

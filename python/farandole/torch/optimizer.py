@@ -105,6 +105,7 @@ def DistributedOptimizer(
     *,
     bucket_bytes: int | None = None,
     first_bucket_bytes: int | None = None,
+    in_place_bytes: int | None = None,
     overlap: bool = True,
     sharded_update: bool = False,
 ) -> _O:
@@ -132,6 +133,8 @@ def DistributedOptimizer(
             ``FARANDOLE_BUCKET_BYTES``.
         first_bucket_bytes: the first of them, small, so that communication starts early. Default
             ``FARANDOLE_FIRST_BUCKET_BYTES``.
+        in_place_bytes: a gradient of so much is reduced where it lies, not copied into a bucket.
+            Default ``FARANDOLE_IN_PLACE_BYTES``.
         overlap: False launches everything at the end of backward.
         sharded_update: every rank updates 1/n of the parameters and holds 1/n of the optimizer's
             state, inside ``step()``; SGD, Adam and AdamW over float32 and float64 parameters.
@@ -182,7 +185,7 @@ def DistributedOptimizer(
         raise InvalidArgument(f"gradient_predivide_factor is {gradient_predivide_factor}")
     _check_passes(backward_passes_per_step)
     named = _named(optimizer, named_parameters)
-    limits = Limits.of(bucket_bytes, first_bucket_bytes)
+    limits = Limits.of(bucket_bytes, first_bucket_bytes, in_place_bytes)
     group = _world.world()
     divided = gradient_predivide_factor != 1.0
     reduction: dict[str, Any] = {
