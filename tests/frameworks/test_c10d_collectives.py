@@ -266,6 +266,22 @@ def many_tensors_go_as_one() -> None:
     ours_alone()
 
 
+@on_ranks(2)
+def the_names_of_older_releases_are_there() -> None:
+    group: Any = dist.group.WORLD
+    x, whole, part = torch.ones(2) * (rank() + 1), torch.empty(2 * size()), torch.empty(2)
+    group._allgather_base(whole, x).wait()
+    assert whole.tolist() == [1, 1, 2, 2]
+    group._reduce_scatter_base(part, whole).wait()
+    assert part.tolist() == [2.0 * (rank() + 1)] * 2
+    group.alltoall_base(part, x, [], []).wait()
+    assert part.tolist() == [1, 2]
+    group.allgather_into_tensor_coalesced([whole], [x]).wait()
+    group.reduce_scatter_tensor_coalesced([part], [whole]).wait()
+    assert part.tolist() == [2.0 * (rank() + 1)] * 2
+    ours_alone()
+
+
 @on_ranks(2, 3)
 def messages_meet_by_rank_and_tag() -> None:
     right, left = (rank() + 1) % size(), (rank() - 1) % size()
