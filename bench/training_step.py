@@ -161,17 +161,32 @@ def _farandole(**options: Any) -> Callable[[Any, Any], Parts]:
     return wrap
 
 
-def _ddp(**options: Any) -> Callable[[Any, Any], Parts]:
+_BACKEND: dict[str, Any] = {}  # the process group of DDP's variants that are not over gloo
+
+
+def _ddp(*, over: str = "", hook: bool = False, **options: Any) -> Callable[[Any, Any], Parts]:
     def wrap(module: Any, optimizer: Any) -> Parts:
+        import torch.distributed as dist
         from torch.nn.parallel import DistributedDataParallel
 
+        group = None
+        if over:
+            import farandole.torch.distributed  # noqa: F401
+
+            group = _BACKEND[over] = _BACKEND.get(over) or dist.new_group(backend=over)
         with warnings.catch_warnings():  # newer versions have another name for it as well
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
-            return DistributedDataParallel(module, **options), optimizer
+            wrapped = DistributedDataParallel(module, process_group=group, **options)
+        if hook:
+            from farandole.torch import ddp_comm_hook
+
+            wrapped.register_comm_hook(None, ddp_comm_hook)
+        return wrapped, optimizer
 
     return wrap
 
 
+_LEAN = {"broadcast_buffers": False, "gradient_as_bucket_view": True}
 VARIANTS = {
     variant.name: variant
     for variant in (
@@ -190,10 +205,19 @@ VARIANTS = {
             "farandole.torch",
         ),
         Variant("ddp", "DDP, gloo", _ddp()),
+        Variant("ddp_lean", "DDP, gloo, lean", _ddp(**_LEAN)),
+        Variant("ddp_hook", "DDP, our hook", _ddp(hook=True), "farandole.torch"),
         Variant(
-            "ddp_lean",
-            "DDP, gloo, lean",
-            _ddp(broadcast_buffers=False, gradient_as_bucket_view=True),
+            "ddp_hook_lean", "DDP, our hook, lean", _ddp(hook=True, **_LEAN), "farandole.torch"
+        ),
+        Variant(
+            "ddp_backend", "DDP, our backend", _ddp(over="farandole"), "farandole.torch.distributed"
+        ),
+        Variant(
+            "ddp_backend_lean",
+            "DDP, our backend, lean",
+            _ddp(over="farandole", **_LEAN),
+            "farandole.torch.distributed",
         ),
     )
 }

@@ -50,10 +50,14 @@ def test_pages_link_to_pages_that_exist() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_pytorch_example_learns(ranks: int) -> None:
+@pytest.mark.parametrize(
+    "program", ["01_pytorch.py", "03_ddp.py", "03_ddp.py --hook", "04_fsdp.py"]
+)
+def test_pytorch_example_learns(program: str, ranks: int) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
-    output = run(sys.executable, str(ROOT / "examples/01_pytorch.py"), ranks=ranks)
+    name, *arguments = program.split()
+    output = run(sys.executable, str(ROOT / "examples" / name), *arguments, ranks=ranks)
     accuracy = re.search(r"accuracy.*: ([\d.]+)", output)
     assert accuracy is not None, output
     assert float(accuracy[1]) > 0.9

@@ -11,6 +11,10 @@ _LABELS = {
     "farandole_flat": "farandole, `overlap=False`",
     "ddp": "DDP, gloo",
     "ddp_lean": "DDP, gloo, lean",
+    "ddp_hook": "DDP, our hook",
+    "ddp_hook_lean": "DDP, our hook, lean",
+    "ddp_backend": "DDP, our backend",
+    "ddp_backend_lean": "DDP, our backend, lean",
 }
 
 

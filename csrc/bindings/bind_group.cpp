@@ -211,6 +211,23 @@ void bind_group(py::module_& module) {
           },
           py::arg("color"), py::arg("key") = 0, py::arg("timeout") = 300.0)
       .def(
+          "form",
+          [](Group& group, const std::vector<int>& ranks, uint64_t token, double timeout) {
+            refuse_in_child();
+            const py::gil_scoped_release unlocked;
+            return group.form(ranks, token, Deadline::after_seconds(timeout));
+          },
+          py::arg("ranks"), py::arg("token"), py::arg("timeout") = 300.0,
+          "The group of some ranks, made by these alone; they give the same token, used once.")
+      .def(
+          "turn",
+          [](Group& group) {
+            refuse_in_child();
+            const py::gil_scoped_release unlocked;
+            group.engine()->driver().turn(Driver::kTurn);
+          },
+          "Brings on what is in flight, for a millisecond at most, if nobody else does.")
+      .def(
           "abort",
           [](Group& group, const std::string& reason) {
             refuse_in_child();

@@ -30,6 +30,9 @@ class Driver {
 
   /// Drives until the request is finished; false when `until` passes first.
   bool wait(const Request& request, Deadline until);
+  /// Of communication in a gradient hook; it ends as soon as nothing moves. With 50 us a bucket of
+  /// some MiB took a hook per 50 us of folding, and less was hidden (docs/benchmarking.md, Overlap).
+  static constexpr Duration kTurn = std::chrono::milliseconds(1);
   /// A bounded turn, if nobody else drives.
   void turn(Duration at_most);
   /// Runs `body` as the thread that drives; false, and nothing is done, when another one does.

@@ -13,9 +13,6 @@
 namespace farandole {
 namespace {
 
-// Of communication in a gradient hook; it ends as soon as nothing moves. With 50 us a bucket of
-// some MiB took a hook per 50 us of folding, and less was hidden (docs/benchmarking.md, Overlap).
-constexpr auto kTurn = std::chrono::milliseconds(1);
 constexpr double kWorthIt = 0.01;  // of backward, that the average byte must be launched earlier
 
 std::string words(const ReducerOptions& o) {
@@ -138,7 +135,7 @@ void Reducer::launch_if_complete(size_t bucket) {
     if (launched_ == 0) return;
   }
   // Without a core to spare nobody else brings the launched buckets on.
-  group_->engine()->driver().turn(kTurn);
+  group_->engine()->driver().turn(Driver::kTurn);
 }
 
 void Reducer::launch_complete() {

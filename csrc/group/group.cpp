@@ -14,6 +14,7 @@ namespace {
 
 constexpr uint64_t kWorldKey = 0x5741'4c53'0000'0001;
 constexpr uint64_t kFateSalt = 0xfa7e'fa7e'fa7e'fa7e;
+constexpr uint64_t kFormedSalt = 0xf02d'f02d'f02d'f02d;  // keys of form() are none of split()'s
 
 uint64_t mix(uint64_t a, uint64_t b) {
   uint64_t h = (a ^ (b + 0x9e3779b97f4a7c15)) * 0xff51afd7ed558ccd;
@@ -216,6 +217,26 @@ std::shared_ptr<Group> Group::split(int color, int key, Deadline deadline,
   });
   std::vector<int> members;
   for (const int r : chosen) members.push_back(membership_.members[static_cast<size_t>(r)]);
+  return std::shared_ptr<Group>(
+      new Group(engine_, std::move(members), group_key, defaults_, deadline));
+}
+
+std::shared_ptr<Group> Group::form(const std::vector<int>& ranks, uint64_t token,
+                                   Deadline deadline) {
+  check();
+  std::vector<int> members;
+  for (const int r : ranks) {
+    if (r < 0 || r >= size())
+      throw invalid("rank " + std::to_string(r) + " is not one of this group of " +
+                    std::to_string(size()));
+    const int member = membership_.members[static_cast<size_t>(r)];
+    if (std::find(members.begin(), members.end(), member) != members.end())
+      throw invalid("rank " + std::to_string(r) + " is twice in the group to be formed");
+    members.push_back(member);
+  }
+  if (std::find(ranks.begin(), ranks.end(), rank()) == ranks.end())
+    throw invalid("rank " + std::to_string(rank()) + " forms a group without itself");
+  const uint64_t group_key = mix(mix(membership_.key, kFormedSalt), token);
   return std::shared_ptr<Group>(
       new Group(engine_, std::move(members), group_key, defaults_, deadline));
 }

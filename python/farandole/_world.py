@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from farandole import _core
 from farandole._core import InvalidArgument, NotInitialized, RendezvousError
@@ -141,7 +141,16 @@ def init(
         return
     place = _find_place(rank, size, local_rank, local_size)
     name = f"{job}:{_state.epoch}" if job is not None else place.job
-    _state.group = _core.open_world(place.rank, place.size, name, timeout, _table(place))
+    _enter(replace(place, job=name), timeout)
+
+
+def enter(rank: int, size: int, job: str, timeout: float | None) -> None:
+    """Joins the ranks that give this job, whatever the environment says; all are on this host."""
+    _enter(_Place(rank, size, rank, size, 0, 1, job), timeout)
+
+
+def _enter(place: _Place, timeout: float | None) -> None:
+    _state.group = _core.open_world(place.rank, place.size, place.job, timeout, _table(place))
     _state.place = place
     _state.epoch += 1
 

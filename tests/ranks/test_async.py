@@ -182,6 +182,51 @@ def test_groups_that_are_dropped_give_back_their_memory(spawn: Callable[..., Wor
         assert end <= half + (8 << 20)
 
 
+def form_alone(times: int) -> tuple[list[float], int, int]:
+    """The others of the world take no part, and need not come."""
+    fd.init()
+    world, mine = fd.world(), fd.rank()
+    ways = [[0, 1], [2, 0], [2, 1, 0], [1]]
+    totals, used = [], []
+    for i in range(times):
+        for w, members in enumerate(ways):
+            if mine not in members:
+                continue
+            group = world.form(members, len(ways) * i + w)
+            assert group.ranks == members, "in the order that was given"
+            totals.append(float(fd.all_reduce(np.float64(10.0**mine), group=group)))
+            del group
+        used.append(world.counters()["arena_bytes"])
+    for wrong, why in (([0, 1, 2, 3], "rank 3"), ([mine, mine], "twice"), ([], "without itself")):
+        with pytest.raises(fd.InvalidArgument, match=why):
+            world.form(wrong, 1000)
+    return totals[: len(ways)], used[times // 2], used[-1]
+
+
+def test_members_alone_form_a_group_and_give_it_back(spawn: Callable[..., World]) -> None:
+    rows = spawn(3).run(form_alone, 40)
+    assert [totals for totals, _, _ in rows] == [
+        [11.0, 101.0, 111.0, 11.0], [11.0, 111.0, 10.0, 11.0], [101.0, 111.0, 101.0, 111.0],
+    ]  # fmt: skip
+    for _, half, end in rows:
+        assert end <= half + (8 << 20)
+
+
+def form_without_the_first() -> None:
+    fd.init()
+    if fd.rank() == 1:
+        fd.world().form([0, 1], 7, timeout=0.3)
+
+
+def test_a_group_whose_first_member_does_not_come_says_so(spawn: Callable[..., World]) -> None:
+    world = spawn(2)
+    world.start(form_without_the_first)
+    assert world.outcome(0).error is None
+    late = world.outcome(1)
+    assert late.error == "Stalled"
+    assert "rank 0 did not create the group in time" in late.text
+
+
 # ---- arrays of other libraries ----
 
 

@@ -13,6 +13,7 @@ from farandole._world import (
     shutdown,
     size,
 )
+from farandole.torch._c10d.comm_hook import ddp_comm_hook
 from farandole.torch._process_set import ProcessSet, global_process_set
 from farandole.torch.compression import Compression
 from farandole.torch.functions import (
@@ -73,6 +74,7 @@ __all__ = [
     "broadcast_parameters",
     "cross_rank",
     "cross_size",
+    "ddp_comm_hook",
     "global_process_set",
     "init",
     "is_initialized",

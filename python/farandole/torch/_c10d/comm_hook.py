@@ -1,0 +1,67 @@
+"""DistributedDataParallel keeps its process group and its buckets; farandole reduces them."""
+
+# Without postponed annotations: register_comm_hook compares them as objects.
+
+import weakref
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+
+from farandole import _world
+from farandole._core import InvalidArgument
+from farandole._world import Group
+from farandole.torch._c10d.meeting import group_beside
+from farandole.torch._c10d.shared_buckets import move_when_it_stays
+from farandole.torch._c10d.works import Work
+from farandole.torch._tensors import borrow
+
+__all__ = ["ddp_comm_hook"]
+
+
+def ddp_comm_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A communication hook for DistributedDataParallel: the mean over all ranks, by farandole.
+
+    Gradients are reduced in place in DDP's own buckets, by an order of operations that nothing else
+    uses, while backward goes on. DDP's process group, of any backend, does the rest. Ranks that
+    have not called ``farandole.init()`` meet through the group's store, at the first bucket.
+
+    Args:
+        state: the process group that DDP was given, or None for all ranks.
+        bucket: what DDP passes.
+
+    Returns:
+        A future of the bucket's buffer. An error is raised by ``backward()``.
+
+    Example:
+        >>> import farandole.torch
+        >>> def wrap(model):
+        ...     ddp = torch.nn.parallel.DistributedDataParallel(model)
+        ...     ddp.register_comm_hook(None, farandole.torch.ddp_comm_hook)
+        ...     return ddp
+    """
+    group = _group_beside(state)
+    tensor = move_when_it_stays(bucket, group)
+    given = borrow(tensor, f"DDP bucket {bucket.index()}")
+    name = f"DDP bucket {bucket.index()}"
+    handle = group.start("all_reduce", given, given, None, "mean", 1.0, 1.0, 0, name)
+    group.turn()
+    return cast("torch.futures.Future[torch.Tensor]", Work(handle, tensor).get_future())
+
+
+# By process group: a farandole group of the same ranks, and the world it belongs to.
+_beside: "weakref.WeakKeyDictionary[Any, tuple[Group, Group]]" = weakref.WeakKeyDictionary()
+
+
+def _group_beside(state: Any) -> Group:
+    group = dist.group.WORLD if state is None else state
+    if not isinstance(group, dist.ProcessGroup):
+        raise InvalidArgument(
+            f"the state of ddp_comm_hook is a {type(state).__name__}; give the process group of "
+            "DistributedDataParallel, or None for all ranks"
+        )
+    if group not in _beside or _beside[group][1] is not _world._state.group:
+        found = group_beside(group, "ddp_comm_hook")
+        _beside[group] = (found, _world.world())
+    return _beside[group][0]

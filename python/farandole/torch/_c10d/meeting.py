@@ -1,0 +1,138 @@
+"""How ranks that share a store of torch.distributed become a group of one farandole world.
+
+Each rank posts who it is and reads what the others posted, so all decide alike: ranks that have a
+world already stay in it; ranks that have none enter a new one, under a name that the first posted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+from farandole import _core, _world
+from farandole._core import RendezvousError
+from farandole._world import Group
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class _Post:
+    """What a rank tells the others."""
+
+    host: str
+    place: str  # where its sockets are: the boot of the kernel, and the network namespace
+    world: str | None  # the name of the world it is in
+    world_rank: int
+    token: int  # the first rank's names the new group, and the new world if there is none
+
+
+def _my_post() -> _Post:
+    place = _world._state.place
+    alive = place is not None and not _core.in_child()
+    return _Post(
+        socket.gethostname(),
+        Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        + os.readlink("/proc/self/ns/net"),  # noqa: PTH115
+        f"{place.job} of {place.size}" if alive and place is not None else None,
+        place.rank if alive and place is not None else -1,
+        secrets.randbits(62),
+    )
+
+
+def _exchange(store: Any, rank: int, size: int, mine: _Post, timeout: timedelta) -> list[_Post]:
+    # A store may outlive a group and be used again by the next: each meeting has a number, and
+    # nobody begins the next before all have come to this one.
+    meeting = (store.add("farandole/arrivals", 1) - 1) // size
+    keys = [f"farandole/{meeting}/{r}" for r in range(size)]
+    store.set(keys[rank], json.dumps(asdict(mine)))
+    try:
+        store.wait(keys, timeout)
+    except RuntimeError as error:
+        missing = [r for r, key in enumerate(keys) if not store.check([key])]
+        raise RendezvousError(
+            f"{size - len(missing)} of {size} ranks came to make the process group within "
+            f"{timeout.total_seconds():g} s; missing: {_list(missing)}"
+        ) from error
+    return [_Post(**json.loads(store.get(key))) for key in keys]
+
+
+def _list(ranks: Sequence[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def _differing(posts: list[_Post], what: Callable[[_Post], _T]) -> dict[_T, list[int]]:
+    ranks: dict[_T, list[int]] = {}
+    for rank, post in enumerate(posts):
+        ranks.setdefault(what(post), []).append(rank)
+    return ranks
+
+
+def _check(posts: list[_Post]) -> None:
+    """Raises the same on every rank when they cannot share a world."""
+    if len(_differing(posts, lambda post: post.place)) > 1:
+        places = _differing(posts, lambda post: (post.host, post.place))
+        rows = (f"{_list(ranks)} on {host}" for (host, _), ranks in places.items())
+        raise RendezvousError(
+            f"ranks run on different hosts, or in different containers: {'; '.join(rows)}\n"
+            "  advice: worlds of more than one host are not supported yet"
+        )
+    worlds = _differing(posts, lambda post: post.world)
+    if len(worlds) > 1:
+        rows = (f"{_list(r)} in {world or 'none'}" for world, r in worlds.items())
+        raise RendezvousError(
+            f"ranks of a process group are in different farandole worlds: {'; '.join(rows)}\n"
+            "  advice: call farandole.init() on all ranks before init_process_group, or on none"
+        )
+
+
+class Membership:
+    """A group of engine's ranks, made through a store; leaves the world if it was the last that
+    kept it."""
+
+    _entered: Group | None = None  # the world that a meeting entered, and who is still in it
+    _members = 0
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        posts = _exchange(store, rank, size, _my_post(), timeout)
+        _check(posts)
+        token = posts[0].token
+        self.name = f"farandole-{token:x}"  # no other group's, ever
+        if posts[0].world is None:
+            _world.enter(rank, size, self.name, timeout.total_seconds())
+            Membership._entered, Membership._members = _world.world(), 0
+            ranks = list(range(size))
+        else:
+            ranks = [post.world_rank for post in posts]
+        self._world = _world.world()
+        if self._world is Membership._entered:
+            Membership._members += 1
+        self.group = self._world.form(ranks, token, timeout.total_seconds())
+
+    def leave(self) -> None:
+        """Called once. Where ``farandole.init()`` made the world, it stays."""
+        del self.group
+        if self._world is not Membership._entered:
+            return
+        Membership._members -= 1
+        if Membership._members == 0:
+            Membership._entered = None
+            if _world._state.group is self._world:
+                _world.shutdown()
+
+
+def group_beside(group: dist.ProcessGroup, name: str) -> Group:
+    """Of the same ranks as a process group of any backend, for an order of its own."""
+    store = PrefixStore(name, dist.distributed_c10d._get_process_group_store(group))
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    return Membership(store, rank, size, dist.default_pg_timeout).group

@@ -1,0 +1,56 @@
+"""farandole as a backend of ``torch.distributed``, whose programs change one word:
+
+    import farandole.torch.distributed
+    torch.distributed.init_process_group("farandole")
+
+Ranks meet through the store that ``init_process_group`` makes or is given; where they have called
+``farandole.init()`` before, that world is used. CPU tensors, ranks of one host.
+"""
+
+from __future__ import annotations
+
+import functools
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from farandole.torch._c10d.fallbacks import fallbacks
+from farandole.torch._c10d.process_group import FarandoleProcessGroup
+
+__all__ = ["FarandoleProcessGroup", "fallbacks", "monitored_barrier"]
+
+
+def monitored_barrier(
+    group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
+) -> None:
+    """``torch.distributed.monitored_barrier``, for groups of any backend that has one.
+
+    Over farandole every rank of the group gets the same error, which names all ranks that did not
+    come, whatever ``wait_all_ranks`` says. The group has then failed.
+
+    ``torch.distributed.monitored_barrier`` refuses every backend but gloo by its name; while this
+    module is imported it is this function, which leaves groups of other backends to PyTorch's.
+
+    Args:
+        group: default: all ranks.
+        timeout: how long to wait; default: the group's.
+
+    Raises:
+        Stalled: ranks did not come in time; ``error.values["missing"]`` lists them.
+    """
+    chosen = dist.group.WORLD if group is None else group
+    if isinstance(chosen, FarandoleProcessGroup):
+        chosen.monitored_barrier(timeout, wait_all_ranks)
+    else:
+        _of_pytorch(group, timeout, wait_all_ranks)
+
+
+def _register() -> None:
+    dist.Backend.register_backend("farandole", FarandoleProcessGroup, devices=["cpu"])
+    wrapped = functools.wraps(_of_pytorch)(monitored_barrier)
+    dist.monitored_barrier = dist.distributed_c10d.monitored_barrier = wrapped
+
+
+_of_pytorch: Any = dist.monitored_barrier
+_register()

@@ -1,0 +1,448 @@
+"""The collectives of the farandole backend, against gloo's and against plain arithmetic."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+import torch.distributed as dist
+from rank_cases import make_tests, on_ranks
+
+import farandole as fd
+
+SHAPES = [(), (0,), (1,), (7,), (3, 5), (2, 0, 3), (1000,), (70_001,)]
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+WIDE = [torch.uint16, torch.uint32, torch.uint64]
+COMPLEX = [torch.complex64, torch.complex128]
+MOVED = [*FLOATS, *INTEGERS, *WIDE, *COMPLEX, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2]
+Op = dist.ReduceOp
+_gloo: Any = None
+
+
+def prepare() -> None:
+    global _gloo
+    import farandole.torch.distributed  # noqa: F401
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", FutureWarning)  # older names of collectives
+    dist.init_process_group("farandole", timeout=timedelta(seconds=60))
+    _gloo = dist.new_group(backend="gloo")
+
+
+def rank() -> int:
+    return dist.get_rank()
+
+
+def size() -> int:
+    return dist.get_world_size()
+
+
+def numbers(shape: tuple[int, ...], dtype: torch.dtype, of: int, seed: int = 0) -> torch.Tensor:
+    """Small integers: every sum and product of four is exact in every dtype."""
+    generator = torch.Generator().manual_seed(1000 * seed + 17 * of + 1)
+    drawn = torch.randint(0, 3, shape, generator=generator)
+    if dtype.is_complex:
+        return torch.complex(
+            drawn.double(), drawn.flip(-1).double() if shape else drawn.double()
+        ).to(dtype)
+    return drawn.to(dtype)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> None:
+    assert a.dtype == b.dtype
+    assert a.shape == b.shape, (a.shape, b.shape)
+    if a.dtype.itemsize == 1:
+        a, b = a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)
+    assert torch.equal(a, b), (a, b)
+
+
+def ours_alone() -> None:
+    from farandole.torch.distributed import fallbacks
+
+    assert fallbacks() == {}
+
+
+def refused(call: Callable[[], Any], pattern: str) -> None:
+    with pytest.raises(ValueError, match=pattern) as caught:
+        call()
+    assert isinstance(caught.value, fd.InvalidArgument)
+
+
+def strided(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Not contiguous, where the shape allows."""
+    return torch.zeros((*shape, 2), dtype=dtype)[..., 0]
+
+
+@on_ranks(1, 2, 3, 4)
+def all_reduce_is_right_for_every_dtype_op_and_layout() -> None:
+    for dtype in [*FLOATS, *INTEGERS]:
+        for shape in SHAPES:
+            whole = torch.stack([numbers(shape, dtype, r) for r in range(size())]).double()
+            expected = {
+                Op.SUM: whole.sum(0), Op.MIN: whole.amin(0), Op.MAX: whole.amax(0),
+                Op.PRODUCT: whole.prod(0), Op.AVG: whole.mean(0),
+            }  # fmt: skip
+            for op, right in expected.items():
+                for x in (numbers(shape, dtype, rank()), strided(shape, dtype)):
+                    x.copy_(numbers(shape, dtype, rank()))
+                    dist.all_reduce(x, op)
+                    if op == Op.AVG and dtype.is_floating_point:
+                        torch.testing.assert_close(x, right.to(dtype))
+                    else:
+                        same(x, right.to(dtype))
+    ours_alone()
+
+
+@on_ranks(2, 3)
+def booleans_complex_numbers_and_premultiplied_sums_reduce() -> None:
+    mine = torch.tensor([rank() == 0, True, False])
+    for op, right in {
+        Op.SUM: [True, True, False], Op.PRODUCT: [False, True, False],
+        Op.BOR: [True, True, False], Op.BAND: [False, True, False],
+    }.items():  # fmt: skip
+        x = mine.clone()
+        dist.all_reduce(x, op)
+        assert x.tolist() == right, op
+    z = numbers((5,), torch.complex64, rank())
+    dist.all_reduce(z)
+    same(z, torch.stack([numbers((5,), torch.complex64, r) for r in range(size())]).sum(0))
+    y = torch.ones(3)
+    dist.all_reduce(y, dist._make_nccl_premul_sum(0.5))
+    assert y.tolist() == [size() / 2] * 3
+    ours_alone()
+
+
+@on_ranks(2, 3)
+def movements_are_gloo_s_for_every_dtype_and_layout() -> None:
+    last = size() - 1
+    for dtype in MOVED:
+        for shape in SHAPES:
+            for make in (
+                lambda s=shape, d=dtype: torch.zeros(s, dtype=d),
+                lambda s=shape, d=dtype: strided(s, d),
+            ):
+                everyones = [numbers(shape, dtype, r) for r in range(size())]
+                x = make()
+                x.copy_(everyones[rank()])
+                y = x.clone()
+                dist.broadcast(y, last)
+                same(y, everyones[last])
+                gathered = [make() for _ in range(size())]
+                dist.all_gather(gathered, x)
+                for got, right in zip(gathered, everyones, strict=True):
+                    same(got, right)
+                out = make()
+                dist.scatter(out, everyones if rank() == 0 else None, src=0)
+                same(out, everyones[rank()])
+                got_here = [make() for _ in range(size())] if rank() == last else None
+                dist.gather(x, got_here, dst=last)
+                if got_here is not None:
+                    for got, right in zip(got_here, everyones, strict=True):
+                        same(got, right)
+    ours_alone()
+
+
+@on_ranks(2, 3)
+def whole_tensors_gather_and_scatter() -> None:
+    for dtype in [torch.float32, torch.bfloat16, torch.int64, torch.complex64]:
+        for rows in (0, 1, 5, 4000):
+            mine = numbers((rows, 3), dtype, rank())
+            everyones = torch.cat([numbers((rows, 3), dtype, r) for r in range(size())])
+            out = torch.empty(size() * rows, 3, dtype=dtype)
+            dist.all_gather_into_tensor(out, mine)
+            same(out, everyones)
+            whole = torch.stack([numbers((size() * rows, 3), dtype, r, 1) for r in range(size())])
+            part = torch.empty(rows, 3, dtype=dtype)
+            dist.reduce_scatter_tensor(part, whole[rank()].clone())
+            right = whole.sum(0).to(dtype).split(rows or 1)[rank()] if rows else part
+            same(part, right)
+            dist.reduce_scatter(part, [t.clone() for t in whole[rank()].view(size(), rows, 3)])
+            same(part, right)
+    ours_alone()
+
+
+@on_ranks(2, 3)
+def lists_of_different_lengths_gather_and_scatter() -> None:
+    everyones = [numbers((r + 1, 2), torch.float32, r) for r in range(size())]
+    gathered = [torch.empty(r + 1, 2) for r in range(size())]
+    dist.all_gather(gathered, everyones[rank()])
+    for got, right in zip(gathered, everyones, strict=True):
+        same(got, right)
+    out = torch.empty(rank() + 1, 2)
+    dist.reduce_scatter(out, [torch.full((r + 1, 2), float(r)) for r in range(size())])
+    same(out, torch.full((rank() + 1, 2), float(size() * rank())))
+    ours_alone()
+
+
+@on_ranks(2, 4)
+def reduce_reaches_its_root_alone() -> None:
+    for root in range(size()):
+        for shape in SHAPES:
+            x, y = numbers(shape, torch.float32, rank()), numbers(shape, torch.float32, rank())
+            dist.reduce(x, root)
+            dist.reduce(y, root, group=_gloo)
+            same(x, y if rank() == root else numbers(shape, torch.float32, rank()))
+    ours_alone()
+
+
+@on_ranks(2, 3)
+def all_to_all_is_right_even_uneven_and_in_lists() -> None:
+    x = torch.arange(2.0 * size()) + 100 * rank()
+    y = torch.empty_like(x)
+    dist.all_to_all_single(y, x)
+    same(y, torch.cat([torch.arange(2.0) + 2 * rank() + 100 * r for r in range(size())]))
+    sends = [(rank() + 2 * to) % 3 for to in range(size())]
+    takes = [(r + 2 * rank()) % 3 for r in range(size())]
+    x = numbers((sum(sends), 2), torch.int32, rank())
+    ours, theirs = (
+        torch.empty(sum(takes), 2, dtype=torch.int32),
+        torch.empty(sum(takes), 2, dtype=torch.int32),
+    )
+    dist.all_to_all_single(ours, x, takes, sends)
+    dist.all_to_all_single(theirs, x, takes, sends, group=_gloo)
+    same(ours, theirs)
+    outs = [torch.empty(n, 2) for n in takes]
+    dist.all_to_all(
+        outs, [torch.full((n, 2), float(10 * rank() + to)) for to, n in enumerate(sends)]
+    )
+    for r, out in enumerate(outs):
+        same(out, torch.full((takes[r], 2), float(10 * r + rank())))
+    with pytest.raises(fd.Mismatch, match="splits"):
+        dist.all_to_all_single(
+            torch.empty(size() + 1), torch.empty(size()), [1] * (size() - 1) + [2], [1] * size()
+        )
+    ours_alone()
+
+
+@on_ranks(2, 3)
+def many_tensors_go_as_one() -> None:
+    shapes = [(3,), (2, 2), (0,), (5000,)]
+    tensors = [numbers(s, torch.float32, rank()) for s in shapes]
+    rights = [sum(numbers(s, torch.float32, r) for r in range(size())) for s in shapes]
+    ours = [t.clone() for t in tensors]
+    dist.all_reduce_coalesced(ours)
+    for got, right in zip(ours, rights, strict=True):
+        same(got, right)
+    ours = [t.clone() for t in tensors]
+    with dist.distributed_c10d._coalescing_manager(async_ops=True) as manager:
+        for t in ours:
+            dist.all_reduce(t)
+    manager.wait()
+    for got, right in zip(ours, rights, strict=True):
+        same(got, right)
+    outs = [torch.empty(size() * t.numel()) for t in tensors]
+    with dist.distributed_c10d._coalescing_manager():
+        for out, t in zip(outs, tensors, strict=True):
+            dist.all_gather_into_tensor(out, t)
+    for shape, out in zip(shapes, outs, strict=True):
+        same(out, torch.cat([numbers(shape, torch.float32, r).flatten() for r in range(size())]))
+    outs = [torch.empty(4), torch.empty(0)]
+    with dist.distributed_c10d._coalescing_manager():
+        for out in outs:
+            dist.reduce_scatter_tensor(out, torch.ones(size() * out.numel()))
+    assert outs[0].tolist() == [float(size())] * 4
+    with dist.distributed_c10d._coalescing_manager(
+        device=torch.device("cpu"), async_ops=True
+    ) as manager:
+        first, second = torch.ones(2), torch.ones(3)
+        dist.broadcast(first, 0)
+        works = dist.group.WORLD.allreduce([second])
+    manager.wait()
+    assert works.is_completed()
+    assert second.tolist() == [float(size())] * 3
+    lists = [[torch.empty(2), torch.empty(3)] for _ in range(size())]
+    dist.all_gather_coalesced(
+        lists, [torch.full((2,), float(rank())), torch.full((3,), float(rank()))]
+    )
+    assert [[t[0].item() for t in row] for row in lists] == [[r, r] for r in range(size())]
+    ours_alone()
+
+
+@on_ranks(2)
+def the_names_of_older_releases_are_there() -> None:
+    group: Any = dist.group.WORLD
+    x, whole, part = torch.ones(2) * (rank() + 1), torch.empty(2 * size()), torch.empty(2)
+    group._allgather_base(whole, x).wait()
+    assert whole.tolist() == [1, 1, 2, 2]
+    group._reduce_scatter_base(part, whole).wait()
+    assert part.tolist() == [2.0 * (rank() + 1)] * 2
+    group.alltoall_base(part, x, [], []).wait()
+    assert part.tolist() == [1, 2]
+    group.allgather_into_tensor_coalesced([whole], [x]).wait()
+    group.reduce_scatter_tensor_coalesced([part], [whole]).wait()
+    assert part.tolist() == [2.0 * (rank() + 1)] * 2
+    ours_alone()
+
+
+@on_ranks(2, 3)
+def messages_meet_by_rank_and_tag() -> None:
+    right, left = (rank() + 1) % size(), (rank() - 1) % size()
+    if rank() == 0:
+        dist.send(torch.arange(3.0), right)
+        dist.send(torch.arange(4), right, tag=7)
+    if rank() == 1:
+        later = dist.irecv(torch.empty(4, dtype=torch.int64), 0, tag=7)
+        x = torch.empty(6)[::2]
+        assert dist.recv(x, 0) == 0
+        same(x.contiguous(), torch.arange(3.0))
+        later.wait()
+        assert later._source_rank() == 0
+    inbox = torch.empty(5)
+    outbox = torch.full((5,), float(rank()))
+    pair = [dist.P2POp(dist.irecv, inbox, left), dist.P2POp(dist.isend, outbox, right)]
+    for work in dist.batch_isend_irecv(pair):
+        work.wait()
+    assert inbox.tolist() == [float(left)] * 5
+    refused(lambda: dist.recv(inbox), "any rank")
+    ours_alone()
+
+
+@on_ranks(2, 3)
+def objects_travel() -> None:
+    everyones: list[Any] = [None] * size()
+    dist.all_gather_object(everyones, {"rank": rank(), "text": "x" * rank()})
+    assert everyones == [{"rank": r, "text": "x" * r} for r in range(size())]
+    box = [{"from": 1}] if rank() == 1 else [None]
+    dist.broadcast_object_list(box, src=1)
+    assert box == [{"from": 1}]
+    mine: list[Any] = [None]
+    dist.scatter_object_list(mine, list(range(size())) if rank() == 0 else None, src=0)
+    assert mine == [rank()]
+    gathered: list[Any] | None = [None] * size() if rank() == 0 else None
+    dist.gather_object(rank(), gathered, dst=0)
+    assert gathered is None or gathered == list(range(size()))
+    if rank() == 0:
+        dist.send_object_list(["a", 2], dst=1)
+    if rank() == 1:
+        got: list[Any] = [None, None]
+        dist.recv_object_list(got, src=0)
+        assert got == ["a", 2]
+    ours_alone()
+
+
+@on_ranks(2, 3)
+def works_and_their_futures_complete() -> None:
+    x = torch.ones(4) * (rank() + 1)
+    total = sum(range(1, size() + 1))
+    work = dist.all_reduce(x, async_op=True)
+    chained = work.get_future().then(lambda future: future.value()[0].sum().item())
+    assert chained.wait() == 4 * total
+    assert work.wait()
+    assert work.is_completed()
+    assert work.is_success()
+    assert work.result()[0] is not None
+    assert x.tolist() == [total] * 4
+    ready = dist.all_reduce(torch.ones(1), async_op=True)
+    ready.wait()
+    assert ready.get_future().done()
+    # Futures complete in the order in which their operations do, not in that of submission.
+    if rank() == 0:
+        late = dist.irecv(torch.empty(1), 1).get_future()
+        assert dist.all_reduce(torch.ones(1), async_op=True).get_future().wait()
+        assert not late.done()
+        dist.barrier()
+        late.wait()
+    else:
+        assert dist.all_reduce(torch.ones(1), async_op=True).get_future().wait()
+        dist.barrier()
+        if rank() == 1:
+            dist.send(torch.ones(1), 0)
+    y = strided((1000,), torch.float32)
+    dist.all_reduce(y.add_(1), async_op=True).get_future().wait()
+    assert y.tolist() == [size()] * 1000
+    ours_alone()
+
+
+@on_ranks(4)
+def subgroups_have_orders_of_their_own() -> None:
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    crossed = dist.new_group([3, 0])
+    mine = halves[rank() // 2]
+    x = torch.ones(3)
+    dist.all_reduce(x, group=mine)
+    assert x.tolist() == [2.0] * 3
+    if rank() in (0, 3):
+        y = torch.tensor([float(rank())])
+        dist.broadcast(y, src=3, group=crossed)
+        assert y.item() == 3
+        out = [torch.empty(1), torch.empty(1)]
+        dist.all_gather(out, torch.tensor([float(rank())]), group=crossed)
+        assert [t.item() for t in out] == [0, 3]
+    again, _ = dist.new_subgroups(2)
+    dist.barrier(again)
+    dist.destroy_process_group(mine)
+    dist.barrier()
+    assert type(dist.group.WORLD).__name__ == "FarandoleProcessGroup"
+    assert dist.get_backend(again) == "farandole"
+    ours_alone()
+
+
+@on_ranks(2)
+def mistakes_are_refused_and_the_group_lives_on() -> None:
+    with pytest.raises(fd.Mismatch):
+        dist.all_reduce(torch.ones(3 + rank()))
+    with pytest.raises(fd.Mismatch):
+        dist.all_reduce(torch.ones(3, dtype=torch.float32 if rank() == 0 else torch.float64))
+    with pytest.raises(fd.Mismatch):
+        dist.broadcast(torch.ones(3), rank())
+    work = dist.all_reduce(torch.ones(3 + rank()), async_op=True)
+    with pytest.raises(fd.Mismatch):
+        work.wait()
+    assert isinstance(work.exception(), fd.Mismatch)
+    assert not work.is_success()
+    future = dist.all_reduce(torch.ones(3 + rank()), async_op=True).get_future()
+    with pytest.raises(fd.Mismatch):
+        future.wait()
+    refused(lambda: dist.all_reduce(torch.ones(3, device="meta")), "meta")
+    refused(lambda: dist.all_reduce(torch.ones(3).to(torch.float8_e5m2)), "float8_e5m2")
+    refused(lambda: dist.all_gather_into_tensor(torch.empty(3), torch.empty(2)), "2 times")
+    refused(lambda: dist.all_to_all_single(torch.empty(3), torch.empty(3), [1, 1], [1, 2]), "rows")
+    dist.barrier()
+    ours_alone()
+
+
+@on_ranks(2)
+def gloo_runs_what_we_do_not_have_and_is_counted() -> None:
+    from farandole.torch.distributed import fallbacks
+
+    x = torch.tensor([5 + rank()])
+    dist.all_reduce(x, Op.BXOR)
+    assert x.item() == 5 ^ 6
+    dist.all_reduce(x, Op.BOR)
+    indices = torch.tensor([[rank(), 2]])
+    sparse = torch.sparse_coo_tensor(indices, torch.ones(2), (4,))
+    dist.all_reduce(sparse)
+    assert sparse.to_dense().tolist() == [1, 1, 2, 0]
+    assert fallbacks() == {
+        "all_reduce with BXOR": 1, "all_reduce with BOR": 1, "all_reduce of sparse tensors": 1,
+    }  # fmt: skip
+
+
+@on_ranks(2)
+def zz_timeouts_name_the_missing(limit: float = 0.5) -> None:
+    """Last: they fail their groups."""
+    lonely = dist.new_group()
+    if rank() == 0:
+        with pytest.raises(fd.Stalled, match="rank 1") as caught:
+            dist.monitored_barrier(lonely, timedelta(seconds=limit))
+        assert caught.value.values["missing"] == [1]
+    dist.monitored_barrier(_gloo)
+    other = dist.new_group(timeout=timedelta(seconds=limit))
+    if rank() == 0:
+        with pytest.raises(fd.Stalled, match="rank 1"):
+            dist.all_reduce(torch.ones(1), group=other)
+    dist.monitored_barrier(_gloo)
+    x = torch.ones(1)
+    dist.all_reduce(x)  # other groups live on
+    assert x.item() == 2
+
+
+test_on_ranks = make_tests(__name__)

@@ -1,0 +1,386 @@
+"""What is built on torch.distributed trains over farandole as one rank on the joined batch does."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+import torch.distributed as dist
+from rank_cases import make_tests, on_ranks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import farandole as fd
+
+BATCH, WIDE = 12, 16  # of all ranks together
+_gloo: Any = None
+
+
+def prepare() -> None:
+    global _gloo
+    import farandole.torch.distributed  # noqa: F401
+
+    torch.set_num_threads(1)
+    # PyTorch's own older names, and what it says of FSDP on processors.
+    warnings.simplefilter("ignore")
+    dist.init_process_group("farandole", timeout=timedelta(seconds=60))
+    _gloo = dist.new_group(backend="gloo")
+
+
+def ours_alone() -> None:
+    from farandole.torch.distributed import fallbacks
+
+    assert fallbacks() == {}
+
+
+def model() -> nn.Module:
+    torch.manual_seed(3)
+    layers = [nn.Linear(WIDE, WIDE), nn.ReLU(), nn.Linear(WIDE, 300), nn.ReLU(), nn.Linear(300, 4)]
+    return nn.Sequential(*layers)
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    seed = torch.Generator().manual_seed(100 + step)
+    return torch.randn(BATCH, WIDE, generator=seed), torch.randn(BATCH, 4, generator=seed)
+
+
+def train(trained: nn.Module, optimizer: Any, mine: slice, steps: int = 4) -> None:
+    for step in range(steps):
+        inputs, targets = batch(step)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(trained(inputs[mine]), targets[mine]).backward()
+        optimizer.step()
+
+
+def my_part() -> slice:
+    share = BATCH // dist.get_world_size()
+    return slice(dist.get_rank() * share, (dist.get_rank() + 1) * share)
+
+
+def serial(optimizer: Callable[[Any], Any] | None = None) -> list[torch.Tensor]:
+    alone = model()
+    train(alone, (optimizer or sgd)(alone.parameters()), slice(None))
+    return [p.detach() for p in alone.parameters()]
+
+
+def sgd(parameters: Any) -> Any:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def close(got: list[torch.Tensor], right: list[torch.Tensor]) -> None:
+    for a, b in zip(got, right, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def same_everywhere(parameters: list[torch.Tensor]) -> None:
+    for p in parameters:
+        others = [torch.empty_like(p) for _ in range(dist.get_world_size())]
+        dist.all_gather(others, p.contiguous())
+        assert all(torch.equal(p, other) for other in others)
+
+
+# ---- DistributedDataParallel ----
+
+
+def ddp(group: Any = None, **options: Any) -> DistributedDataParallel:
+    return DistributedDataParallel(model(), process_group=group, bucket_cap_mb=0.01, **options)
+
+
+@on_ranks(2, 3, 4)
+def ddp_trains_as_one_rank() -> None:
+    for options in (
+        {},
+        {"gradient_as_bucket_view": True, "broadcast_buffers": False},
+        {"static_graph": True},
+        {"find_unused_parameters": True},
+    ):
+        wrapped = ddp(**options)
+        train(wrapped, sgd(wrapped.parameters()), my_part())
+        got = [p.detach() for p in wrapped.parameters()]
+        close(got, serial())
+        same_everywhere(got)
+    ours_alone()
+
+
+@on_ranks(2, 3, 4)
+def ddp_over_gloo_with_our_hook_trains_as_one_rank() -> None:
+    import farandole.torch as hvd
+
+    for options in ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}):
+        wrapped = ddp(_gloo, **options)
+        wrapped.register_comm_hook(_gloo, hvd.ddp_comm_hook)
+        train(wrapped, sgd(wrapped.parameters()), my_part())
+        got = [p.detach() for p in wrapped.parameters()]
+        close(got, serial())
+        same_everywhere(got)
+    wrapped = ddp(_gloo)
+    wrapped.register_comm_hook(3, hvd.ddp_comm_hook)
+    with pytest.raises(ValueError, match="process group"):
+        wrapped(batch(0)[0]).sum().backward()
+
+
+@on_ranks(2, 3)
+def our_hook_gives_the_same_bits_for_all_buckets_and_moves_them_where_it_may() -> None:
+    import farandole.torch as hvd
+    from farandole.torch._c10d import shared_buckets
+
+    results = []
+    for megabytes, options in (
+        (0.001, {}), (25, {}), (0.001, {"gradient_as_bucket_view": True}),
+        (25, {"gradient_as_bucket_view": True}),
+    ):  # fmt: skip
+        before = len(shared_buckets._moved)
+        wrapped = DistributedDataParallel(
+            model(), process_group=_gloo, bucket_cap_mb=megabytes, **options
+        )
+        wrapped.register_comm_hook(_gloo, hvd.ddp_comm_hook)
+        optimizer = sgd(wrapped.parameters())
+        for to_none in (True, False):
+            optimizer.zero_grad(set_to_none=to_none)
+            train(wrapped, optimizer, my_part())
+        assert (len(shared_buckets._moved) > before) == bool(options)
+        with wrapped.no_sync():
+            wrapped(batch(0)[0]).sum().backward()
+        wrapped(batch(1)[0]).sum().backward()
+        results.append([*wrapped.parameters(), *(p.grad for p in wrapped.parameters())])
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            assert torch.equal(a, b)
+
+
+@on_ranks(2)
+def ddp_with_buffers_unused_parameters_and_no_sync() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm = nn.Linear(WIDE, 8), nn.BatchNorm1d(8)
+            self.unused, self.last = nn.Linear(3, 3), nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.last(self.norm(self.first(x)))
+            return out
+
+    import farandole.torch as hvd
+
+    torch.manual_seed(dist.get_rank())  # DDP broadcasts
+    for group in (None, _gloo):
+        wrapped = DistributedDataParallel(Net(), process_group=group, find_unused_parameters=True)
+        if group is not None:
+            wrapped.register_comm_hook(group, hvd.ddp_comm_hook)
+        inputs, targets = batch(0)
+        with wrapped.no_sync():
+            nn.functional.mse_loss(wrapped(inputs[my_part()]), targets[my_part()]).backward()
+        nn.functional.mse_loss(wrapped(inputs[my_part()]), targets[my_part()]).backward()
+        assert wrapped.module.unused.weight.grad is None
+        same_everywhere([p.grad for p in wrapped.module.last.parameters()])
+    ours_alone()
+
+
+@on_ranks(2)
+def pytorch_s_own_hooks_and_checkpointing_work() -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    from torch.utils.checkpoint import checkpoint
+
+    import farandole.torch as hvd
+
+    for hook in (default_hooks.allreduce_hook, default_hooks.fp16_compress_hook):
+        wrapped = ddp()
+        wrapped.register_comm_hook(None, hook)
+        train(wrapped, sgd(wrapped.parameters()), my_part())
+        same_everywhere([p.detach() for p in wrapped.parameters()])
+    for reentrant in (False, True):
+        for group in (None, _gloo):
+            inner = model()
+
+            class Checkpointed(nn.Module):
+                def __init__(self, inner: nn.Module, reentrant: bool) -> None:
+                    super().__init__()
+                    self.inner, self.reentrant = inner, reentrant
+
+                def forward(self, x: torch.Tensor) -> Any:
+                    x = x.detach().requires_grad_()
+                    return checkpoint(self.inner, x, use_reentrant=self.reentrant)
+
+            wrapped = DistributedDataParallel(
+                Checkpointed(inner, reentrant), process_group=group, bucket_cap_mb=0.01
+            )
+            if group is not None:
+                wrapped.register_comm_hook(group, hvd.ddp_comm_hook)
+            train(wrapped, sgd(wrapped.parameters()), my_part())
+            close([p.detach() for p in inner.parameters()], serial())
+    ours_alone()
+
+
+@on_ranks(2)
+def a_program_may_wait_for_a_future_inside_of_backward() -> None:
+    seen = []
+
+    def hook(gradient: torch.Tensor) -> torch.Tensor:
+        total = gradient.clone()
+        seen.append(dist.all_reduce(total, async_op=True).get_future().wait())
+        return total
+
+    w = torch.ones(3, requires_grad=True)
+    w.register_hook(hook)
+    (w * (dist.get_rank() + 1)).sum().backward()
+    assert w.grad is not None
+    assert w.grad.tolist() == [3.0] * 3
+    assert len(seen) == 1
+
+
+@on_ranks(2)
+def a_mismatch_is_raised_by_backward_itself() -> None:
+    import farandole.torch as hvd
+
+    def uneven(state: Any, bucket: Any) -> Any:
+        if dist.get_rank() == 1:
+            bucket.set_buffer(torch.cat([bucket.buffer(), torch.ones(1)]))
+        if state is not None:
+            return hvd.ddp_comm_hook(state, bucket)
+        return dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+
+    uneven.__annotations__.clear()  # DDP compares them, and these are texts
+    for group in (None, _gloo):
+        wrapped = DistributedDataParallel(nn.Linear(4, 4), process_group=group)
+        wrapped.register_comm_hook(group, uneven)
+        with pytest.raises(fd.Mismatch, match="20"):
+            wrapped(torch.ones(2, 4)).sum().backward()
+    dist.barrier()
+
+
+# ---- the rest of torch.distributed ----
+
+
+@on_ranks(2, 4)
+def fully_shard_trains_as_one_rank() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    size = dist.get_world_size()
+    meshes = [init_device_mesh("cpu", (size,))]
+    if size == 4:  # replicated over one dimension, sharded over the other
+        meshes.append(init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+    for mesh in meshes:
+        sharded = model()
+        for layer in sharded:
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer, mesh=mesh)
+        fully_shard(sharded, mesh=mesh)
+        train(sharded, sgd(sharded.parameters()), my_part())
+        close([p.full_tensor().detach() for p in sharded.parameters()], serial())
+    ours_alone()
+
+
+@on_ranks(2, 4)
+def fsdp_trains_as_one_rank() -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+    for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP):
+        sharded = FullyShardedDataParallel(
+            model(), sharding_strategy=strategy, device_id=torch.device("cpu")
+        )
+        train(sharded, sgd(sharded.parameters()), my_part())
+        with FullyShardedDataParallel.summon_full_params(sharded):
+            close(
+                [p.detach().view(-1) for p in sharded.parameters()], [p.view(-1) for p in serial()]
+            )
+    ours_alone()
+
+
+@on_ranks(2, 3)
+def zero_redundancy_optimizer_trains_as_one_rank() -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    def zero(parameters: Any) -> Any:
+        return ZeroRedundancyOptimizer(parameters, torch.optim.Adam, lr=0.01)
+
+    wrapped = ddp()
+    optimizer = zero(wrapped.parameters())
+    train(wrapped, optimizer, my_part())
+    close(
+        [p.detach() for p in wrapped.parameters()],
+        serial(lambda p: torch.optim.Adam(p, lr=0.01)),
+    )
+    optimizer.consolidate_state_dict(0)
+    if dist.get_rank() == 0:
+        assert len(optimizer.state_dict()["state"]) == 6
+    ours_alone()
+
+
+@on_ranks(2)
+def distributed_sampler_and_join_share_the_data() -> None:
+    from torch.distributed.algorithms.join import Join
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    dataset = TensorDataset(torch.arange(10.0))
+    loader = DataLoader(dataset, batch_size=1, sampler=DistributedSampler(dataset, shuffle=False))
+    seen = torch.cat([row for (row,) in loader])
+    everyones = [torch.empty(5), torch.empty(5)]
+    dist.all_gather(everyones, seen)
+    assert sorted(torch.cat(everyones).tolist()) == list(range(10))
+    wrapped = ddp()  # ranks with different numbers of batches
+    with Join([wrapped]):
+        for step in range(2 + dist.get_rank()):
+            wrapped(batch(step)[0]).sum().backward()
+    same_everywhere([p.detach() for p in wrapped.parameters()])
+    ours_alone()
+
+
+@on_ranks(2)
+def functional_collectives_run_eagerly_and_compiled() -> None:
+    from torch.distributed import _functional_collectives as functional
+
+    size, rank = dist.get_world_size(), dist.get_rank()
+    everyone = dist.group.WORLD
+
+    def program(x: torch.Tensor) -> list[torch.Tensor]:
+        total = functional.all_reduce(x, "sum", everyone)
+        rows = functional.all_gather_tensor(x, 0, everyone)
+        part = functional.reduce_scatter_tensor(rows, "sum", 0, everyone)
+        turned = functional.all_to_all_single(rows, None, None, everyone)
+        many = functional.all_reduce_coalesced([x, 2 * x], "avg", everyone)
+        told = functional.broadcast(x, 1, everyone)
+        return [torch.as_tensor(t + 0) for t in (total, rows, part, turned, *many, told)]
+
+    x = torch.ones(4) * (rank + 1)
+    right = [
+        [3.0] * 4, [1.0] * 4 + [2.0] * 4, [size * (rank + 1.0)] * 4, [rank + 1.0] * 8,
+        [1.5] * 4, [3.0] * 4, [2.0] * 4,
+    ]  # fmt: skip
+    assert [t.tolist() for t in program(x)] == right
+    compiled = torch.compile(program, backend="aot_eager", fullgraph=True)
+    assert [t.tolist() for t in compiled(x)] == right
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def in_place(y: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(y)
+        return y + 1
+
+    assert in_place(torch.ones(2)).tolist() == [3.0, 3.0]
+    net = DistributedDataParallel(model())
+    step: Any = torch.compile(net, backend="aot_eager")
+    step(batch(0)[0][my_part()]).sum().backward()
+    same_everywhere([p.grad for p in net.parameters()])
+    ours_alone()
+
+
+@on_ranks(2)
+def copies_of_models_can_be_trained_in_one_backward() -> None:
+    one, two = ddp(), ddp()
+    copy.deepcopy(one.module)
+    x = batch(0)[0][my_part()]
+    (one(x).sum() + two(x).sum()).backward()
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
+    same_everywhere([p.grad for p in two.parameters()])
+
+
+test_on_ranks = make_tests(__name__)

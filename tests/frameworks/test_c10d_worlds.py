@@ -1,0 +1,214 @@
+"""How process groups over farandole begin and end: stores, launchers, worlds, ranks that die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from harness import World, listen, tell
+
+Spawn = Callable[..., World]
+IMPORT = 60.0  # seconds, for ranks that import PyTorch first
+
+
+def world_of(spawn: Spawn, size: int) -> World:
+    """With a port that is free, since torch listens on it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return spawn(size, env={"MASTER_PORT": str(probe.getsockname()[1])})
+
+
+# ---- on ranks ----
+
+
+def begin(store: str = "", timeout: float = 30.0) -> Any:
+    """Makes the default group; through a file if there is one, else by the environment."""
+    import torch
+    import torch.distributed as dist
+
+    import farandole.torch.distributed  # noqa: F401
+
+    torch.set_num_threads(1)
+    options: dict[str, Any] = {}
+    if store:
+        place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+        options = {"init_method": f"file://{store}", **place}
+    dist.init_process_group("farandole", timeout=timedelta(seconds=timeout), **options)
+    return dist
+
+
+def total() -> float:
+    import torch
+    import torch.distributed as dist
+
+    x = torch.tensor([float(dist.get_rank() + 1)])
+    dist.all_reduce(x)
+    return x.item()
+
+
+def come_and_go(folder: str) -> tuple[list[float], list[bool]]:
+    """Several groups, one after the other, by environment and by file."""
+    import farandole as fd
+
+    totals, worlds = [], []
+    for store in ("", f"{folder}/one", "", f"{folder}/two"):
+        dist = begin(store)
+        ends = sorted({0, dist.get_world_size() - 1})
+        sub = dist.new_group(ends)
+        if dist.get_rank() in ends:
+            dist.barrier(sub)
+        totals.append(total())
+        worlds.append(fd.is_initialized())
+        dist.destroy_process_group()
+        worlds.append(fd.is_initialized())
+    return totals, worlds
+
+
+def within_a_world() -> tuple[float, int, float]:
+    """A world that was there before stays afterwards."""
+    import numpy as np
+
+    import farandole as fd
+
+    fd.init()
+    dist = begin()
+    found = total()
+    dist.destroy_process_group()
+    return found, fd.size(), float(fd.all_reduce(np.float32(1)))
+
+
+def with_half_a_world(store: str) -> None:
+    import farandole as fd
+
+    if os.environ["RANK"] == "0":
+        fd.init(0, 1)
+    begin(store)
+
+
+def all_but_the_last(store: str) -> None:
+    if os.environ["RANK"] != "2":
+        begin(store, timeout=1.0)
+
+
+def wait_for_the_dead(how: str) -> None:
+    dist = begin()
+    import torch
+
+    x = torch.ones(1000)
+    dist.all_reduce(x)
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    tell("ready")
+    if dist.get_rank() == 2:
+        listen()
+    if how == "wait":
+        dist.all_reduce(x)
+    elif how == "work":
+        dist.all_reduce(x, async_op=True).wait()
+    elif how == "future":
+        dist.all_reduce(x, async_op=True).get_future().wait()
+    elif how == "backward":
+        ddp(torch.ones(2, 4)).sum().backward()
+    elif how == "recv":
+        dist.recv(x, 2)
+
+
+# ---- the tests ----
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_groups_come_and_go_in_one_process(spawn: Spawn, tmp_path: Path, size: int) -> None:
+    world = world_of(spawn, size)
+    for totals, worlds in world.run(come_and_go, str(tmp_path), timeout=IMPORT):
+        assert totals == [size * (size + 1) / 2] * 4
+        assert worlds == [True, False] * 4
+
+
+def test_a_world_that_was_there_is_used_and_stays(spawn: Spawn) -> None:
+    assert world_of(spawn, 2).run(within_a_world, timeout=IMPORT) == [(3.0, 2, 2.0)] * 2
+
+
+def test_ranks_of_different_worlds_are_told_so(spawn: Spawn, tmp_path: Path) -> None:
+    world = world_of(spawn, 2)
+    world.start(with_half_a_world, str(tmp_path / "store"))
+    for outcome in world.outcomes(timeout=IMPORT):
+        assert outcome.error == "RendezvousError"
+        assert "rank 1 in none" in outcome.text
+
+
+def test_ranks_that_do_not_come_are_named(spawn: Spawn, tmp_path: Path) -> None:
+    world = world_of(spawn, 3)
+    world.start(all_but_the_last, str(tmp_path / "store"))
+    for outcome in world.outcomes([0, 1], timeout=IMPORT):
+        assert outcome.error == "RendezvousError"
+        assert "2 of 3 ranks" in outcome.text
+        assert "missing: rank 2" in outcome.text
+
+
+@pytest.mark.parametrize("how", ["wait", "work", "future", "backward", "recv"])
+def test_survivors_name_the_killed_rank_within_a_second(spawn: Spawn, how: str) -> None:
+    world = world_of(spawn, 3)
+    world.start(wait_for_the_dead, how)
+    for r in range(3):
+        assert world.hear(r, IMPORT) == "ready"
+    time.sleep(0.1)  # most often they are inside by then; it is right if not
+    killed = world.signal(2, signal.SIGKILL)
+    for outcome in world.outcomes([0, 1]):
+        assert outcome.error == "PeerLost", outcome.trace
+        assert "rank 2" in outcome.verdict
+        assert outcome.ended - killed < 1.0
+
+
+PROGRAM = """
+import os
+import torch, torch.distributed as dist
+import farandole.torch.distributed
+torch.set_num_threads(1)
+again = 2 if "TORCHELASTIC_RUN_ID" in os.environ else 0  # its store outlives the groups
+for _ in range(again):
+    dist.init_process_group("farandole")
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    dist.all_reduce(x.int(), dist.ReduceOp.BXOR)  # gloo's
+    dist.destroy_process_group()
+dist.init_process_group("farandole")
+torch.manual_seed(0)
+ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+for _ in range(3):
+    ddp(torch.ones(2, 8) * (dist.get_rank() + 1)).square().sum().backward()
+print(f"norm {ddp.module.weight.grad.norm():.4f} of {dist.get_world_size()}", flush=True)
+pending = dist.irecv(torch.empty(3), src=1 - dist.get_rank()).get_future()
+assert sum(farandole.torch.distributed.fallbacks().values()) == again
+"""
+
+
+@pytest.mark.parametrize("launcher", ["farandole run", "torchrun"])
+def test_a_program_runs_under_either_launcher_and_may_just_end(
+    tmp_path: Path, launcher: str
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    start = {
+        "farandole run": ["farandole", "run", "-np", "2", "--no-prefix", "--", sys.executable],
+        "torchrun": ["torch.distributed.run", "--standalone", "--nproc-per-node=2"],
+    }[launcher]
+    done = subprocess.run(
+        [sys.executable, "-m", *start, str(program)], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    lines = [line for line in done.stdout.splitlines() if line.startswith("norm")]
+    assert len(lines) == 2
+    assert len(set(lines)) == 1
+    for sign in ("Traceback", "terminate called", "Fatal"):
+        assert sign not in done.stderr, done.stderr
