@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,6 +50,7 @@ class _State:
     place: _Place | None = None
     group: Group | None = None
     epoch: int = 0  # how many worlds this process has joined
+    narrowed: Counter[tuple[int, ...]] = Counter()  # the same of those of some ranks, by them
 
 
 _state = _State()
@@ -119,7 +121,7 @@ def _narrowed(place: _Place, ranks: Sequence[int]) -> _Place:
     if place.rank not in chosen:
         raise InvalidArgument(f"rank {place.rank} calls init(ranks={chosen}) and is not among them")
     here, count = chosen.index(place.rank), len(chosen)
-    job = f"{place.job}:{','.join(map(str, chosen))}"
+    job = f"{place.job}:{','.join(map(str, chosen))}:{_state.narrowed[tuple(chosen)]}"
     return _Place(here, count, here, count, place.cross_rank, place.cross_size, job)
 
 
@@ -163,11 +165,16 @@ def init(
         return
     place = _find_place(rank, size, local_rank, local_size)
     if ranks is not None:
+        if job is not None:
+            raise InvalidArgument("ranks and job are both given; ranks are of the job they are in")
         place = _narrowed(place, ranks)
     name = f"{job}:{_state.epoch}" if job is not None else place.job
     _state.group = _core.open_world(place.rank, place.size, name, timeout)
     _state.place = place
-    _state.epoch += 1
+    if ranks is None:
+        _state.epoch += 1
+    else:
+        _state.narrowed[tuple(ranks)] += 1
     if os.environ.get("FARANDOLE_TIMELINE") or os.environ.get("HOROVOD_TIMELINE"):
         from farandole import _timeline
 

@@ -133,7 +133,8 @@ def test_reducers_and_streams_made_before_are_shown(tmp_path: Path) -> None:
         2,
         "from farandole import _core\n"
         "g = np.ones(1000, np.float32)\n"
-        "reducer = _core.Reducer(fd.world(), [('p', g.size, 'float32')], bucket_bytes=1, first_bucket_bytes=1)\n"
+        "sizes = dict(bucket_bytes=1, first_bucket_bytes=1)\n"
+        "reducer = _core.Reducer(fd.world(), [('p', g.size, 'float32')], **sizes)\n"
         "def backward():\n    reducer.mark_ready(0, g.ctypes.data)\n    reducer.wait()\n"
         "backward()\n"
         f"fd.start_timeline({str(file)!r})\n"
