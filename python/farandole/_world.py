@@ -47,10 +47,12 @@ class _Place:
 class _State:
     """The one default world of the process."""
 
-    place: _Place | None = None
-    group: Group | None = None
-    epoch: int = 0  # how many worlds this process has joined
-    narrowed: Counter[tuple[int, ...]] = Counter()  # the same of those of some ranks, by them
+    def __init__(self) -> None:
+        self.place: _Place | None = None
+        self.group: Group | None = None
+        self.epoch = 0  # how many worlds this process has joined
+        # The same for worlds of some of the job's ranks, by these.
+        self.narrowed: Counter[tuple[int, ...]] = Counter()
 
 
 _state = _State()
