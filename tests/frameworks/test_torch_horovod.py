@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import json
 import os
 from collections.abc import Callable
@@ -219,6 +221,14 @@ def bf16_sends_half_and_leaves_integers_alone() -> None:
     assert got == third.to(torch.bfloat16).float()
     counts = torch.tensor([257])
     assert hvd.allreduce(counts, compression=hvd.Compression.bf16, op=hvd.Sum).tolist() == [514]
+
+
+@on_ranks(1)
+def examples_in_docstrings_are_true() -> None:
+    for name in ("_basics", "sparse", "adasum", "sync_batch_norm"):
+        results = doctest.testmod(importlib.import_module(f"farandole.torch.{name}"))
+        assert results.failed == 0, name
+        assert results.attempted > 0, name
 
 
 test_on_ranks = make_tests(__name__)
