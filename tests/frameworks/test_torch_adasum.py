@@ -15,7 +15,7 @@ from torch import nn
 
 import farandole as fd
 import farandole.torch as hvd
-from farandole.torch.adasum import adasum, adasum_together
+from farandole.torch.adasum import adasum, adasum_together, fold_rows
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -122,6 +122,20 @@ def local_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tens
     optimizer.zero_grad()
     model(x).square().mean().backward()
     optimizer.step()
+
+
+@on_ranks(1)
+def rows_that_are_here_are_folded_alike() -> None:
+    for count in range(1, 10):
+        for shape in [(), (0,), (5,), (3, 4)]:
+            rows = torch.stack([leaf(shape, r) for r in range(count)])
+            kept = rows.clone()
+            right = tree([leaf(shape, r).numpy() for r in range(count)])
+            got = fold_rows(rows)
+            torch.testing.assert_close(got, torch.from_numpy(np.asarray(right)))
+            assert torch.equal(rows, kept)
+            half = fold_rows(rows.to(torch.bfloat16))
+            assert (half.dtype, half.shape) == (torch.bfloat16, shape)
 
 
 @on_ranks(1, 2, 3)

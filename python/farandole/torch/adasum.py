@@ -15,7 +15,7 @@ Folds and products are in float64, and the result is rounded once; all ranks get
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -25,7 +25,7 @@ from farandole._core import InvalidArgument
 from farandole.torch._tensors import borrow, check_tensor
 from farandole.torch.compression import Compressor
 
-__all__ = ["AdasumOptimizer", "adasum", "adasum_together"]
+__all__ = ["AdasumOptimizer", "adasum", "adasum_together", "fold_rows"]
 
 _Columns = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -86,7 +86,9 @@ def _of_one_dtype(
         column.copy_(padded.view(column.shape))
     parts = torch.empty_like(sent)
     _exchange("all_to_all", sent, parts, label)
-    mine = _fold(parts.double(), widths, label).to(dtype)
+    mine = _fold(
+        parts.double(), widths, lambda sums: _exchange("all_reduce", sums, sums, label)
+    ).to(dtype)
     table = torch.empty_like(sent)
     _exchange("all_gather", mine, table, label)
     return [
@@ -95,8 +97,26 @@ def _of_one_dtype(
     ]
 
 
-def _fold(parts: torch.Tensor, widths: Sequence[int], label: str) -> torch.Tensor:
-    """My part of the result, of all ranks' parts (one a row), which are overwritten."""
+def fold_rows(rows: torch.Tensor) -> torch.Tensor:
+    """The Adasum of whole tensors that are here already, one a row; nothing is exchanged.
+
+    Example:
+        >>> import torch
+        >>> from farandole.torch.adasum import fold_rows
+        >>> fold_rows(torch.tensor([[1.0, 0.0], [0.0, 1.0]])).tolist()
+        [1.0, 1.0]
+    """
+    flat = rows.detach().reshape(len(rows), -1).double()
+    if flat.data_ptr() == rows.data_ptr():
+        flat = flat.clone()
+    return _fold(flat, [flat.shape[1]], lambda _: None).to(rows.dtype).view(rows.shape[1:])
+
+
+def _fold(
+    parts: torch.Tensor, widths: Sequence[int], add_up: Callable[[torch.Tensor], None]
+) -> torch.Tensor:
+    """A part of the result, of all ranks' parts (one a row), which are overwritten. `add_up` makes
+    dot products of parts those of whole tensors."""
     stride = 1
     while stride < len(parts):
         pairs = [(a, a + stride) for a in range(0, len(parts) - stride, 2 * stride)]
@@ -107,8 +127,7 @@ def _fold(parts: torch.Tensor, widths: Sequence[int], label: str) -> torch.Tenso
             ],
             dtype=torch.float64,
         )
-        if products.numel() > 0:
-            _exchange("all_reduce", products, products, label)
+        add_up(products)
         for (a, b), of_tensors in zip(pairs, products, strict=True):
             for (x, y), product in zip(
                 _columns(parts[a], parts[b], widths), of_tensors.tolist(), strict=True
