@@ -134,4 +134,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Whoever runs the tests from within a job does not mean that job.
     for name in [n for n in os.environ if harness._is_ours(n)]:
         del os.environ[name]
+    # What was measured on this machine changes which paths tests see: nothing is kept there, and
+    # `farandole run` does not measure where CI is set.
+    os.environ["XDG_CACHE_HOME"] = f"/tmp/farandole-tests-{os.getpid()}"
+    os.environ["CI"] = "true"
     del config

@@ -98,6 +98,8 @@ const std::vector<Variable>& variables() {
             "gradients reduced together: 0 is one all-reduce per tensor"),
       bytes("FARANDOLE_FIRST_BUCKET_BYTES", &Config::first_bucket_bytes,
             "size of the first bucket, small so that communication starts early"),
+      bytes("FARANDOLE_IN_PLACE_BYTES", &Config::in_place_bytes,
+            "a gradient of so much is reduced where it lies, not copied into a bucket"),
       bytes("FARANDOLE_ARENA_BYTES", &Config::arena_bytes,
             "address space for this rank's shared memory; 0: the machine's memory"),
       number("FARANDOLE_SPIN_US", &Config::spin_us,
@@ -119,6 +121,10 @@ const std::vector<Variable>& variables() {
            "forces a path (lines, one_shot, window, push, pull, staged) or planner by name; empty: "
            "chosen by "
            "size"),
+      text("FARANDOLE_TUNING", &Config::tuning,
+           "the measured numbers from which choices follow, rank 0's for all. auto: those kept for "
+           "this kind of host; `farandole run` measures where there are none. kept: those kept, if "
+           "any. off: none. Else a file that `farandole tune` has written"),
       text("FARANDOLE_LOG", &Config::log_level, "how much goes to stderr",
            {"error", "warning", "info", "debug"}),
       text("FARANDOLE_TRACE", &Config::trace,

@@ -13,12 +13,14 @@ struct Config {
   double warn_after = 10;               // FARANDOLE_WARN_AFTER
   size_t bucket_bytes = 25 << 20;       // FARANDOLE_BUCKET_BYTES
   size_t first_bucket_bytes = 1 << 20;  // FARANDOLE_FIRST_BUCKET_BYTES
+  size_t in_place_bytes = 4 << 20;      // FARANDOLE_IN_PLACE_BYTES
   size_t arena_bytes = 0;             // FARANDOLE_ARENA_BYTES; 0: as much as the machine has memory
   double spin_us = 50;                // FARANDOLE_SPIN_US
   std::string progress = "auto";      // FARANDOLE_PROGRESS: auto, thread, caller
   std::string cma = "auto";           // FARANDOLE_CMA: auto, 1, 0
   std::string level = "canonical";    // FARANDOLE_LEVEL
   std::string algorithm;              // FARANDOLE_ALGORITHM
+  std::string tuning = "auto";        // FARANDOLE_TUNING: auto, kept, off, a file
   std::string log_level = "warning";  // FARANDOLE_LOG
   std::string trace;                  // FARANDOLE_TRACE
   std::string timeline;               // FARANDOLE_TIMELINE

@@ -387,6 +387,7 @@ std::string Trace::to_json() const {
       "\"run\":" + hexadecimal(identity_.run) + member("rank", std::to_string(rank)) +
           member("size", std::to_string(identity_.size)) +
           member("process", std::to_string(::getpid())) + member("host", quoted(identity_.host)) +
+          member("tuning", quoted(identity_.tuning)) +
           member("events", std::to_string(shown.size())) + member("lost", std::to_string(lost)) +
           member("complete_since", microseconds(nanoseconds(complete_since))));
   text += metadata(rank, -1, "process_name",

@@ -59,6 +59,7 @@ class Trace {
     int rank = 0;
     int size = 1;
     std::string host;
+    std::string tuning{};  // fingerprint of the table that choices follow from
   };
 
   explicit Trace(Identity identity);

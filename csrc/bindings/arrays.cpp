@@ -121,15 +121,15 @@ struct PointedBuffer {
   py::object owner;
 };
 
+Buffer look_at_pointed(PyObject* array) {
+  return py::handle(array).cast<const PointedBuffer&>().buffer;
+}
+
 }  // namespace
 
 Borrowed borrow(const py::object& array, bool writable, const char* what) {
   if (const auto known = look_at(array.ptr(), writable)) return {*known, array};
   if (PyObject_CheckBuffer(array.ptr()) != 0) return borrow_buffer(array, writable, what);
-  if (py::isinstance<PointedBuffer>(array)) {
-    const auto& pointed = array.cast<const PointedBuffer&>();
-    return {pointed.buffer, array};
-  }
   if (py::hasattr(array, "__dlpack__")) return borrow_dlpack(array, what);
   throw invalid(what, "is a " + std::string(py::str(py::type::of(array).attr("__name__"))) +
                           ", which has neither the buffer protocol nor __dlpack__");
@@ -155,18 +155,20 @@ void drop_released() {
 }
 
 void bind_arrays(py::module_& module) {
-  py::class_<PointedBuffer>(module, "Buffer",
-                            "Host memory by address, for frameworks' tensors: `count` elements of "
-                            "`dtype` at `pointer`, alive as long as `owner`.")
-      .def(
-          py::init([](uintptr_t pointer, size_t count, const std::string& dtype, py::object owner) {
-            const auto known = dtype_named(dtype);
-            if (!known)
-              throw Error(ErrorCode::invalid_argument, "dtype " + dtype + " is not supported");
-            return PointedBuffer{{reinterpret_cast<std::byte*>(pointer), count, *known},
-                                 std::move(owner)};
-          }),
-          py::arg("pointer"), py::arg("count"), py::arg("dtype"), py::arg("owner") = py::none());
+  const py::class_<PointedBuffer> pointed(
+      module, "Buffer",
+      "Host memory by address, for frameworks' tensors: `count` elements of `dtype` at `pointer`, "
+      "alive as long as `owner`.");
+  learn_pointed(reinterpret_cast<PyTypeObject*>(pointed.ptr()), look_at_pointed);
+  py::class_<PointedBuffer>(pointed).def(
+      py::init([](uintptr_t pointer, size_t count, const std::string& dtype, py::object owner) {
+        const auto known = dtype_named(dtype);
+        if (!known)
+          throw Error(ErrorCode::invalid_argument, "dtype " + dtype + " is not supported");
+        return PointedBuffer{{reinterpret_cast<std::byte*>(pointer), count, *known},
+                             std::move(owner)};
+      }),
+      py::arg("pointer"), py::arg("count"), py::arg("dtype"), py::arg("owner") = py::none());
   py::class_<SharedMemory, std::shared_ptr<SharedMemory>>(
       module, "SharedMemory", py::buffer_protocol(),
       "Bytes that every rank of the host maps. Released with its last view.")

@@ -17,6 +17,7 @@ void bind_reducer(py::module_& module);
 void bind_update(py::module_& module);
 void bind_fold(py::module_& module);
 void bind_schedule(py::module_& module);
+void bind_tuner(py::module_& module);
 void bind_proofs(py::module_& module);
 void bind_trace(py::module_& module);
 void bind_testing(py::module_& module);

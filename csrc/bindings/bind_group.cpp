@@ -54,7 +54,8 @@ EngineOptions engine_options(const Config& config) {
 }
 
 std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
-                                  const std::optional<double>& start_timeout) {
+                                  const std::optional<double>& start_timeout,
+                                  const std::string& tuning) {
   refuse_in_child();
   const Config config = Config::from_environment();
   set_log_rank(size > 1 ? rank : -1);
@@ -70,6 +71,7 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   me.job = job;
   me.arena_bytes = config.arena_bytes > 0 ? config.arena_bytes : default_arena_bytes();
   me.agree = "level=" + config.level;
+  if (rank == 0) me.hand_out = text_of(tuning.empty() ? TuningTable{} : table_from(tuning));
   me.foreign = config.cma == "0"   ? ForeignWish::never
                : config.cma == "1" ? ForeignWish::always
                                    : ForeignWish::if_faster;
@@ -83,7 +85,10 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
     log(config.cma == "1" ? LogLevel::warning : LogLevel::info,
         "data are copied through shared memory: " + host.foreign.why_not);
   EngineOptions options = engine_options(config);
-  options.trace = start_trace(config.trace, host, job);
+  options.tuning = table_from(host.handed_out);
+  log(LogLevel::info, "choices follow from tuning table " + fingerprint(options.tuning) + " (" +
+                          options.tuning.origin + ")");
+  options.trace = start_trace(config.trace, host, job, fingerprint(options.tuning));
   auto engine = std::make_shared<Engine>(std::move(host), std::move(options));
   hide_from_children(engine);
   GroupDefaults defaults;
@@ -97,9 +102,12 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
 }  // namespace
 
 void bind_group(py::module_& module) {
-  module.def("open_world", &open_world, py::arg("rank"), py::arg("size"), py::arg("job"),
-             py::arg("start_timeout") = py::none(), py::call_guard<py::gil_scoped_release>(),
-             "Meets the other ranks of the job and returns the group of all of them.");
+  module.def(
+      "open_world", &open_world, py::arg("rank"), py::arg("size"), py::arg("job"),
+      py::arg("start_timeout") = py::none(), py::arg("tuning") = "",
+      py::call_guard<py::gil_scoped_release>(),
+      "Meets the other ranks of the job and returns the group of all of them. `tuning`: a table "
+      "as text (tuning.text), the defaults if empty; that of rank 0 holds for all.");
   module.def(
       "quick_call",
       [](const std::string& kind, const py::object& world) {
@@ -237,6 +245,16 @@ void bind_group(py::module_& module) {
              return std::make_shared<SharedMemory>(SharedMemory{group.allocate(bytes), bytes});
            })
       .def("describe", &Group::describe)
+      .def_property_readonly(
+          "tuning", [](const Group& g) { return text_of(g.engine()->tuning()); },
+          "The tuning table that all ranks of the world choose from, as text.")
+      .def_property_readonly(
+          "by_address",
+          [](const Group& g) {
+            const ForeignAccess& foreign = g.engine()->host().foreign;
+            return py::make_tuple(foreign.preferred, foreign.why_not);
+          },
+          "(whether the ranks reach each other's memory by address, else why not).")
       .def_property_readonly("last_path", [](const Group& g) { return std::string(g.last_path()); })
       .def("counters",
            [](const Group& g) {

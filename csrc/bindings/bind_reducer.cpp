@@ -8,12 +8,17 @@
 #include "fusion/reducer.h"
 
 namespace farandole {
+namespace {
+constexpr size_t kNeverAlone = BucketLimits{}.alone_bytes;
+}  // namespace
+
 void bind_reducer(py::module_& module) {
   py::class_<Reducer, std::shared_ptr<Reducer>>(
       module, "Reducer", "Reduces a training step's gradients in buckets during backward.")
       .def(py::init([](std::shared_ptr<Group> group, const py::list& rows, const std::string& op,
                        double prescale, double postscale, size_t bucket_bytes,
-                       size_t first_bucket_bytes, bool overlap, const std::string& label) {
+                       size_t first_bucket_bytes, size_t in_place_bytes, bool overlap,
+                       const std::string& label) {
              refuse_in_child();
              ReducerOptions options;
              const auto known = reduce_op_named(op);
@@ -21,7 +26,7 @@ void bind_reducer(py::module_& module) {
              options.op = *known;
              options.prescale = prescale;
              options.postscale = postscale;
-             options.limits = {bucket_bytes, first_bucket_bytes};
+             options.limits = {bucket_bytes, first_bucket_bytes, in_place_bytes};
              options.overlap = overlap;
              options.label = label;
              std::vector<Parameter> parameters = parameters_from(rows);
@@ -31,7 +36,8 @@ void bind_reducer(py::module_& module) {
            }),
            py::arg("group"), py::arg("parameters"), py::arg("op") = "mean",
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("bucket_bytes"),
-           py::arg("first_bucket_bytes"), py::arg("overlap") = true, py::arg("label") = "gradients")
+           py::arg("first_bucket_bytes"), py::arg("in_place_bytes") = kNeverAlone,
+           py::arg("overlap") = true, py::arg("label") = "gradients")
       .def(
           "mark_ready",
           [](Reducer& r, int parameter, uintptr_t gradient) {
@@ -40,6 +46,16 @@ void bind_reducer(py::module_& module) {
             r.mark_ready(parameter, reinterpret_cast<const std::byte*>(gradient));
           },
           py::arg("parameter"), py::arg("gradient"))
+      .def(
+          "lend",
+          [](Reducer& r, int parameter, uintptr_t gradient, const py::object& owner) {
+            refuse_in_child();
+            std::shared_ptr<const void> kept = keep(owner, py::none());
+            const py::gil_scoped_release unlocked;
+            r.lend(parameter, reinterpret_cast<std::byte*>(gradient), std::move(kept));
+          },
+          py::arg("parameter"), py::arg("gradient"), py::arg("owner"))
+      .def("in_place", &Reducer::in_place, py::arg("parameter"))
       .def("launch_rest",
            [](Reducer& r) {
              refuse_in_child();
@@ -76,7 +92,7 @@ void bind_reducer(py::module_& module) {
       .def("used", &Reducer::used, py::arg("parameter"))
       .def_property_readonly("blocked_seconds", &Reducer::blocked_seconds)
       .def("memory",
-           [](const Reducer& r, size_t bucket) {
+           [](Reducer& r, size_t bucket) {
              return std::make_shared<SharedMemory>(
                  SharedMemory{r.memory(bucket), r.buckets()[bucket].bytes()});
            })
@@ -93,14 +109,14 @@ void bind_reducer(py::module_& module) {
   testing.def(
       "plan_buckets",
       [](const py::list& rows, size_t bucket_bytes, size_t first_bucket_bytes,
-         const std::optional<std::vector<int>>& ready_order) {
+         const std::optional<std::vector<int>>& ready_order, size_t in_place_bytes) {
         const std::vector<Parameter> parameters = parameters_from(rows);
-        const BucketLimits limits{bucket_bytes, first_bucket_bytes};
+        const BucketLimits limits{bucket_bytes, first_bucket_bytes, in_place_bytes};
         return rows_of(ready_order ? plan_buckets(parameters, *ready_order, limits)
                                    : plan_buckets(parameters, limits));
       },
       py::arg("parameters"), py::arg("bucket_bytes"), py::arg("first_bucket_bytes"),
-      py::arg("ready_order") = py::none());
+      py::arg("ready_order") = py::none(), py::arg("in_place_bytes") = kNeverAlone);
   testing.def(
       "launch_point",
       [](const py::list& rows, size_t bucket_bytes, size_t first_bucket_bytes,

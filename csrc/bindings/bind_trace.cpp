@@ -41,7 +41,7 @@ class PySpan {
 }  // namespace
 
 std::shared_ptr<Trace> start_trace(const std::string& directory, const Host& host,
-                                   const std::string& job) {
+                                   const std::string& job, const std::string& tuning) {
   auto& trace = current();
   if (directory.empty()) return trace = nullptr;
   if (trace && trace->identity().directory == directory && trace->identity().rank == host.rank) {
@@ -50,7 +50,7 @@ std::shared_ptr<Trace> start_trace(const std::string& directory, const Host& hos
   }
   const std::string name = host.peers[static_cast<size_t>(host.rank)].info.host;
   trace = std::make_shared<Trace>(
-      Trace::Identity{directory, run_of(host, job), host.rank, host.size(), name});
+      Trace::Identity{directory, run_of(host, job), host.rank, host.size(), name, tuning});
   try {
     trace->prepare();
   } catch (const Error& error) {
@@ -66,8 +66,9 @@ void start_timeline(Engine& engine, const std::string& directory, int number) {
                 "this rank is traced into " + engine.trace()->identity().directory + " already");
   const Host& host = engine.host();
   const std::string name = host.peers[static_cast<size_t>(host.rank)].info.host;
-  auto trace = std::make_shared<Trace>(Trace::Identity{
-      directory, run_of(host, "timeline " + std::to_string(number)), host.rank, host.size(), name});
+  const uint64_t run = run_of(host, "timeline " + std::to_string(number));
+  auto trace = std::make_shared<Trace>(
+      Trace::Identity{directory, run, host.rank, host.size(), name, fingerprint(engine.tuning())});
   trace->prepare();
   engine.set_trace(trace);
   current() = trace;

@@ -40,6 +40,19 @@ struct Numpy {
 };
 Numpy numpy;  // of the one interpreter; lives as long as the process
 
+constexpr int kFirstForeignNumber = 256;  // dtypes that other packages bring are numbered from here
+
+std::optional<DType> dtype_of(const NumpyDtype& dtype) {
+  if (dtype.byte_order != '=' && dtype.byte_order != '|') return std::nullopt;
+  const auto number = static_cast<size_t>(dtype.number);
+  if (number < numpy.dtypes.size() && numpy.dtypes[number] >= 0)
+    return static_cast<DType>(numpy.dtypes[number]);
+  if (dtype.number >= kFirstForeignNumber &&
+      std::string_view(dtype.scalar->tp_name) == "ml_dtypes.bfloat16")
+    return DType::bfloat16;
+  return std::nullopt;
+}
+
 const NumpyArray& head_of(const py::handle& array) {
   return *reinterpret_cast<const NumpyArray*>(array.ptr());
 }
@@ -85,6 +98,14 @@ void learn_dtypes(const py::module_& np) {
       numpy.dtypes[number] = static_cast<signed char>(*ours);
   }
 }
+
+// ---- our own Buffer ----
+
+struct Pointed {
+  PyTypeObject* type = nullptr;
+  Buffer (*look)(PyObject*) = nullptr;
+};
+Pointed pointed;
 
 // ---- types with DLPack's C functions ----
 
@@ -142,24 +163,24 @@ std::optional<Buffer> look_at_tensor(PyObject* array) noexcept {
 
 }  // namespace
 
+void learn_pointed(PyTypeObject* type, Buffer (*look)(PyObject*)) { pointed = {type, look}; }
+
 std::optional<Buffer> look_at_numpy(PyObject* array, bool writable) noexcept {
   if (Py_TYPE(array) != numpy.type) return std::nullopt;
   const NumpyArray& head = head_of(array);
   const int needed = writable ? kContiguous | kWritable : kContiguous;
   if ((head.flags & needed) != needed) return std::nullopt;
-  const NumpyDtype& dtype = *head.dtype;
-  const auto number = static_cast<size_t>(dtype.number);
-  if (number >= numpy.dtypes.size() || numpy.dtypes[number] < 0 ||
-      (dtype.byte_order != '=' && dtype.byte_order != '|'))
-    return std::nullopt;
+  const auto dtype = dtype_of(*head.dtype);
+  if (!dtype) return std::nullopt;
   size_t count = 1;
   for (int i = 0; i < head.ndim; ++i) count *= static_cast<size_t>(head.shape[i]);
-  return Buffer{reinterpret_cast<std::byte*>(head.data), count,
-                static_cast<DType>(numpy.dtypes[number])};
+  return Buffer{reinterpret_cast<std::byte*>(head.data), count, *dtype};
 }
 
 std::optional<Buffer> look_at(PyObject* array, bool writable) noexcept {
   if (Py_TYPE(array) == numpy.type) return look_at_numpy(array, writable);
+  if (pointed.type != nullptr && PyType_IsSubtype(Py_TYPE(array), pointed.type) != 0)
+    return pointed.look(array);
   return look_at_tensor(array);
 }
 

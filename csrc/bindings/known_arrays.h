@@ -1,6 +1,6 @@
-// Arrays that are read without asking Python: an exact numpy.ndarray by its head, and tensors whose
-// type offers DLPack's C functions. Tens of nanoseconds, where the buffer protocol takes hundreds
-// and a DLPack capsule thousands.
+// Arrays that are read without asking Python: an exact numpy.ndarray by its head, our own Buffer,
+// and tensors whose type offers DLPack's C functions. Tens of nanoseconds, where the buffer
+// protocol takes hundreds and a DLPack capsule thousands.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -29,6 +29,9 @@ PyObject* empty_like(PyObject* array) noexcept;
 /// Learns what numpy's arrays look like; to be called by a module that has imported numpy. Where
 /// they look otherwise than we expect, none is ever known.
 void learn_numpy();
+
+/// Learns the Python type of a Buffer that says itself where it lies; `look` raises nothing.
+void learn_pointed(PyTypeObject* type, Buffer (*look)(PyObject*));
 
 std::optional<DType> dtype_of_dlpack(uint8_t code, uint8_t bits);
 bool is_contiguous(const DlTensor& tensor);

@@ -13,6 +13,7 @@ PYBIND11_MODULE(_core, module) {
   bind_update(module);
   bind_fold(module);
   bind_schedule(module);
+  bind_tuner(module);
   bind_proofs(module);
   bind_trace(module);
   bind_testing(module);

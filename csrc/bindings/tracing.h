@@ -11,9 +11,9 @@
 namespace farandole {
 
 /// The trace into `directory` for this rank of `job`; null when the directory is empty, or cannot
-/// be made (one warning).
+/// be made (one warning). `tuning`: the fingerprint of the world's tuning table.
 std::shared_ptr<Trace> start_trace(const std::string& directory, const Host& host,
-                                   const std::string& job);
+                                   const std::string& job, const std::string& tuning);
 /// The same while ranks run, for `number`, which is the same on all ranks that take part. Throws
 /// Error: something is traced already, or the directory cannot be made.
 void start_timeline(Engine& engine, const std::string& directory, int number);

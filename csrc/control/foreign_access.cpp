@@ -29,7 +29,7 @@ std::array<std::atomic<uint64_t>, kMostRanks> numbers;
 // 230-350 % where push then took 1.8 times as long as staged (64 KiB to 4 MiB, AMD Zen 3 without
 // fast string copies in the kernel); the other side of the mark is not measured.
 constexpr size_t kCopied = 32 << 10;
-constexpr uint32_t kMostPercent = 150, kMost = 10'000;
+constexpr uint32_t kDemanded = 0, kMostPercent = 150, kMost = 10'000;
 
 ForeignSample& sample_of(const Host& host, int rank) { return host.segment->page(rank).foreign; }
 
@@ -101,7 +101,7 @@ uint32_t percent_of_shared(const Host& host) {
     shared = std::min<Duration>(shared, now() - middle);
   }
   const auto percent = 100 * by_address.count() / std::max<int64_t>(1, shared.count());
-  return static_cast<uint32_t>(std::min<int64_t>(percent, kMost));
+  return static_cast<uint32_t>(std::clamp<int64_t>(percent, kDemanded + 1, kMost));
 }
 
 Step try_all(const Host& host, ForeignWish wish) {
@@ -114,7 +114,8 @@ Step try_all(const Host& host, ForeignWish wish) {
     mine.refused_by = r;
     if (mine.error != 0) return refused;
   }
-  mine.percent = wish == ForeignWish::always || host.size() == 1 ? 0 : percent_of_shared(host);
+  mine.percent =
+      wish == ForeignWish::always || host.size() == 1 ? kDemanded : percent_of_shared(host);
   return allowed;
 }
 
@@ -129,12 +130,12 @@ std::string why_refused(const Host& host, int rank) {
 ForeignAccess answer_of(const Host& host) {
   std::vector<uint32_t> percents;
   for (int r = 0; r < host.size(); ++r) {
-    if (step_of(host, r) == refused) return {false, false, why_refused(host, r)};
+    if (step_of(host, r) == refused) return {.why_not = why_refused(host, r)};
     percents.push_back(sample_of(host, r).percent);
   }
   std::sort(percents.begin(), percents.end());
   const uint32_t middle = percents[percents.size() / 2];  // more than half are no slower
-  if (middle <= kMostPercent) return {true, true, ""};
+  if (middle <= kMostPercent) return {true, true, "", middle == kDemanded};
   return {true, false,
           "reaching other ranks' memory takes " + std::to_string(middle) +
               " % of the time of copies through shared memory (FARANDOLE_CMA=1 does it anyway)"};

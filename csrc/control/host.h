@@ -26,7 +26,8 @@ struct HostPeer {
 struct ForeignAccess {
   bool allowed = false;    // they may
   bool preferred = false;  // they do where an operation does not say how
-  std::string why_not;     // of the first that is false
+  std::string why_not{};   // of the first that is false
+  bool demanded = false;   // more than half of them were told to, be it faster or not
 };
 enum class ForeignWish : uint8_t { never, if_faster, always };
 
@@ -35,6 +36,7 @@ struct Host {
   std::vector<HostPeer> peers;  // by world rank, this one included
   std::shared_ptr<Segment> segment;
   ForeignAccess foreign;
+  std::string handed_out;  // by rank 0 when the ranks met; the same on all of them
 
   int size() const { return static_cast<int>(peers.size()); }
 };

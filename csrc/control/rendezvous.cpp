@@ -21,7 +21,7 @@
 namespace farandole {
 namespace {
 
-constexpr uint32_t kProtocol = 1;
+constexpr uint32_t kProtocol = 2;
 constexpr auto kGrace = std::chrono::seconds(2);
 constexpr size_t kMostDescriptors = 250;  // the kernel takes at most 253 in one message
 
@@ -35,9 +35,9 @@ struct Hello {
 };
 
 struct Answer {
-  uint32_t accepted;  // else `why` says why not
+  uint32_t accepted;  // else `text` says why not
   int32_t code;
-  char why[1024];
+  char text[kMostHandedOut + 1];  // accepted: what rank 0 hands out
 };
 
 struct Member {  // one row of the Welcome, by rank
@@ -211,7 +211,7 @@ std::optional<Error> objection(const Hello& host, const Hello& guest,
 void refuse(int socket, const Error& error) {
   Answer answer{};
   answer.code = static_cast<int32_t>(error.code());
-  copy_cut(error.verdict(), answer.why);
+  copy_cut(error.verdict(), answer.text);
   send_message(socket, &answer, sizeof answer);
 }
 
@@ -287,7 +287,8 @@ std::vector<Guest> receive_guests(int listener, const Hello& mine, Deadline dead
   return seats;
 }
 
-void send_welcome(const std::vector<Guest>& seats, const Segment& segment) {
+void send_welcome(const std::vector<Guest>& seats, const Segment& segment,
+                  const std::string& hand_out) {
   std::vector<Member> members;
   std::vector<int> fds;
   for (const Guest& g : seats) {
@@ -298,7 +299,8 @@ void send_welcome(const std::vector<Guest>& seats, const Segment& segment) {
     fds.push_back(g.doorbell.get());
     fds.push_back(g.process.get());
   }
-  const Answer yes{1, 0, {}};
+  Answer yes{1, 0, {}};
+  copy_cut(hand_out, yes.text);
   const int memory = segment.fd();
   for (size_t r = 1; r < seats.size(); ++r) {
     const int to = seats[r].socket.get();
@@ -313,8 +315,8 @@ void send_welcome(const std::vector<Guest>& seats, const Segment& segment) {
 }
 
 Host assemble(int rank, std::shared_ptr<Segment> segment, const std::vector<Member>& members,
-              std::vector<Fd> fds) {
-  Host host{rank, {}, std::move(segment), {}};
+              std::vector<Fd> fds, std::string handed_out) {
+  Host host{rank, {}, std::move(segment), {}, std::move(handed_out)};
   for (size_t r = 0; r < members.size(); ++r)
     host.peers.push_back({{static_cast<int>(r), "local", members[r].pid, {}},
                           unpack_cpus(members[r].cpus),
@@ -334,7 +336,7 @@ Host be_host(const Invitation& me, Deadline deadline) {
   seats[0].process = own_process();
   auto segment = Segment::create(me.size, me.arena_bytes);
   // All ranks are present from the moment the segment is theirs; absent means not yet mapped.
-  send_welcome(seats, *segment);
+  send_welcome(seats, *segment, me.hand_out);
   std::vector<Member> members;
   std::vector<Fd> fds;
   for (Guest& g : seats) {
@@ -345,7 +347,7 @@ Host be_host(const Invitation& me, Deadline deadline) {
     fds.push_back(std::move(g.doorbell));
     fds.push_back(std::move(g.process));
   }
-  return assemble(0, std::move(segment), members, std::move(fds));
+  return assemble(0, std::move(segment), members, std::move(fds), {});
 }
 
 Fd dial(const Invitation& me, Deadline deadline) {
@@ -392,12 +394,12 @@ Host be_guest(const Invitation& me, Deadline deadline) {
     throw Error(ErrorCode::rendezvous, "not all ranks arrived before the start timeout", {},
                 "look at rank 0's message for the missing ranks");
   if (!receive_message(socket.get(), &answer, sizeof answer, &memory)) throw lost_host();
+  answer.text[sizeof answer.text - 1] = 0;
   if (answer.accepted == 0) {
-    answer.why[sizeof answer.why - 1] = 0;
     throw Error(answer.code == static_cast<int>(ErrorCode::version_mismatch)
                     ? ErrorCode::version_mismatch
                     : ErrorCode::rendezvous,
-                answer.why);
+                answer.text);
   }
   std::vector<Member> members(static_cast<size_t>(me.size));
   if (memory.size() != 1 ||
@@ -410,7 +412,8 @@ Host be_guest(const Invitation& me, Deadline deadline) {
     if (!receive_message(socket.get(), &n, sizeof n, &some) || some.empty()) throw lost_host();
     for (Fd& fd : some) fds.push_back(std::move(fd));
   }
-  return assemble(me.rank, Segment::attach(std::move(memory[0])), members, std::move(fds));
+  return assemble(me.rank, Segment::attach(std::move(memory[0])), members, std::move(fds),
+                  answer.text);
 }
 
 }  // namespace
@@ -420,9 +423,12 @@ Host meet(const Invitation& invitation, Deadline deadline) {
     throw Error(ErrorCode::rendezvous, "rank " + std::to_string(invitation.rank) +
                                            " does not exist in a world of " +
                                            std::to_string(invitation.size));
+  if (invitation.hand_out.size() > kMostHandedOut)
+    throw Error(ErrorCode::internal, "rank 0 hands out more than fits");
   Host host = invitation.size == 1   ? host_alone(invitation.arena_bytes)
               : invitation.rank == 0 ? be_host(invitation, deadline)
                                      : be_guest(invitation, deadline);
+  if (invitation.rank == 0) host.handed_out = invitation.hand_out;
   try {
     host.foreign =
         agree_on_foreign_access(host, invitation.foreign, deadline, invitation.interrupted);

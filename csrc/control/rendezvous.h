@@ -11,6 +11,9 @@
 
 namespace farandole {
 
+/// The most characters that rank 0 can hand out.
+inline constexpr size_t kMostHandedOut = 2047;
+
 struct Invitation {
   int rank = 0;
   int size = 1;
@@ -19,6 +22,7 @@ struct Invitation {
   std::string agree;                             // settings on which all ranks must agree, as text
   std::function<void()> interrupted = [] {};     // asked ten times a second; throws to give up
   ForeignWish foreign = ForeignWish::if_faster;  // reaching each other's memory by address
+  std::string hand_out{};                        // rank 0's: all are told it (Host::handed_out)
 };
 
 /// Blocks until all ranks have met or the deadline has passed.

@@ -1,7 +1,8 @@
 // staged: any collective over memory of any kind. Data go in blocks through three stages, several
 // blocks in flight; what a block is, and who takes what of it, is said by Blocks:
 //
-//   publish  copy what others will read into my staging memory (not if they map my input)
+//   publish  copy what others will read into my staging memory (not if they map my input), and
+//            what is moved from me to me
 //   take     read the others' inputs: fold them, or copy them to their places
 //   gather   copy the parts that others folded from their staging memory (all_reduce, reduce)
 //
@@ -12,11 +13,20 @@
 #include <cstring>
 
 #include "base/fault.h"
+#include "base/stream_copy.h"
 #include "engine/direct_blocks.h"
 #include "fold/fold.h"
 
 namespace farandole {
 namespace {
+
+/// From here on an output that is not the input is evicted before anybody reads it. Two ranks, a
+/// gather of 16 MiB in all: 1.14 ms, past the caches 0.88; of 4 MiB: no difference.
+constexpr size_t kStreamedBytes = 8 << 20;
+
+void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
+  std::memcpy(to, from, bytes);
+}
 
 class Staged : public DirectPath {
  public:
@@ -28,6 +38,8 @@ class Staged : public DirectPath {
     scales_ = scales_for(operation.input.dtype, operation.op, operation.prescale,
                          operation.postscale, memory_.size());
     element_ = size_of(operation.input.dtype);
+    streams_ =
+        operation.input.data != operation.output.data && operation.output.bytes() >= kStreamedBytes;
     blocks_.start(what_, kStagingChunk / element_);
     published_ = taken_ = gathered_ = 0;
   }
@@ -92,6 +104,8 @@ class Staged : public DirectPath {
     }
     fault_point("staged.publish");
     publish(memory_.mine().published, progress(memory_.sequence(), b + 1));
+    // Here, while the others take theirs.
+    if (!folds(what_.operation().kind)) take_from(memory_.rank, b);
   }
 
   // ---- take ----
@@ -112,7 +126,8 @@ class Staged : public DirectPath {
     if (folds(what_.operation().kind))
       fold_mine(b);
     else
-      for (int r = 0; r < memory_.size(); ++r) take_from(r, b);
+      for (int r = 0; r < memory_.size(); ++r)
+        if (r != memory_.rank) take_from(r, b);
     fault_point("staged.fold");
     publish(memory_.mine().folded, progress(memory_.sequence(), b + 1));
   }
@@ -122,7 +137,7 @@ class Staged : public DirectPath {
     if (from.take.count == 0) return;
     const std::byte* data = shown_by(r, b, from.take);
     std::byte* to = output(from.put);
-    if (to != data) std::memcpy(to, data, from.take.count * element_);
+    if (to != data) deliver(to, data, from.take.count);
   }
 
   void fold_mine(uint64_t b) {
@@ -176,14 +191,17 @@ class Staged : public DirectPath {
     for (int r = 0; r < memory_.size(); ++r) {
       if (r == memory_.rank) continue;
       const Slice theirs = blocks_.folded_by(r, b);
-      std::memcpy(output(theirs), result_staging(&memory_.page(r), memory_.size(), b),
-                  theirs.count * element_);
+      deliver(output(theirs), result_staging(&memory_.page(r), memory_.size(), b), theirs.count);
     }
     fault_point("staged.gather");
     publish(memory_.mine().gathered, progress(memory_.sequence(), b + 1));
   }
 
   // ---- where things are ----
+
+  void deliver(std::byte* to, const std::byte* from, size_t count) const {
+    (streams_ ? stream_copy : copy_bytes)(to, from, count * element_);
+  }
 
   std::byte* output(const Slice& s) const {
     return what_.operation().output.data + s.offset * element_;
@@ -196,6 +214,7 @@ class Staged : public DirectPath {
   const StreamMemory& memory_;
   DirectOperation what_;
   Blocks blocks_;
+  bool streams_ = false;  // results go past the caches
   Scales scales_;
   std::vector<const std::byte*> inputs_;
   size_t element_ = 1;

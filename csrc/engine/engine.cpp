@@ -78,8 +78,9 @@ void Engine::set_trace(std::shared_ptr<Trace> trace) {
 std::shared_ptr<Stream> Engine::open_stream(const Membership& membership, std::string label,
                                             uint64_t number, bool schedules) {
   sweep();
-  const EngineView view{&host_, arena_, &dead_, &deaths_, &death_signals_, options_.warn_after,
-                        &trace_};
+  const EngineView view{&host_,   arena_,          &dead_,
+                        &deaths_, &death_signals_, options_.warn_after,
+                        &trace_,  &options_.tuning};
   const uint64_t key = stream_key(membership.key, number);
   auto* stream = new Stream(
       view, membership, std::move(label), key,

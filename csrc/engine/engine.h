@@ -26,6 +26,7 @@ struct EngineOptions {
   bool threads = true;           // false: whoever owns the engine polls it, as simulated worlds do
   BackendMaker schedules;        // none: paths over shared memory alone
   std::shared_ptr<Trace> trace;  // null: nothing is traced until set_trace()
+  TuningTable tuning;            // the same on all ranks
   uint32_t first_sequence = 0;   // where the numbers of operations begin, for tests of their wrap
 };
 
@@ -50,6 +51,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Trace* trace() const { return trace_.load(std::memory_order_acquire); }  // partner: set_trace
   /// Any thread: what begins from now on is recorded there; null: nowhere.
   void set_trace(std::shared_ptr<Trace> trace);
+  const TuningTable& tuning() const { return options_.tuning; }
 
   /// Opens a stream without waiting for the peers. `number` tells the streams of a group apart and
   /// is the same on every member. Without `schedules` it has the paths over shared memory alone.

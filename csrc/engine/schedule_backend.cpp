@@ -82,10 +82,12 @@ void Scratch::release() {
 
 // ---- what to run ----
 
-ScheduleBackend::ScheduleBackend(int rank, int size, Connect connect, std::shared_ptr<Arena> arena)
+ScheduleBackend::ScheduleBackend(int rank, int size, Connect connect, std::shared_ptr<Arena> arena,
+                                 TuningTable tuning)
     : rank_(rank),
       size_(size),
       connect_(std::move(connect)),
+      tuning_(std::move(tuning)),
       scratch_(std::move(arena)),
       connecting_(static_cast<size_t>(size)),
       channels_(kMaxLanes) {
@@ -118,7 +120,8 @@ bool ScheduleBackend::can_run(const Operation& operation) const {
 
 const Planner& ScheduleBackend::planner_of(const Operation& operation, const Shape& shape) const {
   if (operation.algorithm.empty() || operation.algorithm == name())
-    return choose_planner(operation.kind, shape, size_of(dtype_of(operation)), operation.level);
+    return choose_planner(operation.kind, shape, size_of(dtype_of(operation)), operation.level,
+                          tuning_);
   return require_planner(operation.kind, operation.algorithm, shape, operation.level);
 }
 

@@ -51,8 +51,9 @@ class ScheduleBackend : public Backend {
   static constexpr int kMaxLanes = 4;
 
   /// Serves rank `rank` of `size`. Scratch memory comes from `arena` where there is one, so that
-  /// channels may refer to it instead of copying.
-  ScheduleBackend(int rank, int size, Connect connect, std::shared_ptr<Arena> arena = nullptr);
+  /// channels may refer to it instead of copying. `tuning` is the same on all ranks.
+  ScheduleBackend(int rank, int size, Connect connect, std::shared_ptr<Arena> arena = nullptr,
+                  TuningTable tuning = {});
 
   static constexpr std::string_view kName = "schedule";
   std::string_view name() const override { return kName; }
@@ -94,6 +95,7 @@ class ScheduleBackend : public Backend {
   int rank_;
   int size_;
   Connect connect_;
+  TuningTable tuning_;
   Scratch scratch_;
   std::list<Plan> plans_;                                        // newest use first
   std::vector<std::unique_ptr<Connecting>> connecting_;          // by rank

@@ -6,13 +6,16 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/direct_choice.h"
 #include "engine/direct_path.h"
 
 namespace farandole {
 
 class ShmDirect : public Backend {
  public:
-  explicit ShmDirect(const StreamMemory& memory) : memory_(memory) {}
+  /// `tuning` is the same on all ranks.
+  ShmDirect(const StreamMemory& memory, const TuningTable& tuning)
+      : memory_(memory), tuning_(tuning) {}
 
   std::string_view name() const override { return "shm_direct"; }
   bool can_run(const Operation& operation) const override;
@@ -31,18 +34,17 @@ class ShmDirect : public Backend {
   /// The path of the last operation, as `algorithm` would name it.
   std::string_view path_name() const;
 
-  enum class Path : uint8_t { lines, one_shot, window, push, pull, staged, barrier };
-
  private:
-  DirectPath& path(Path which);
-  Path choose(const Operation& operation) const;
+  DirectPath& path(PathKind which);
+  PathQuestion question(const Operation& operation, bool shared) const;
   void choose_by_places();
 
   const StreamMemory& memory_;
+  const TuningTable& tuning_;
   std::array<std::unique_ptr<DirectPath>, 6> paths_;  // made when first used, kept
   const Operation* operation_ = nullptr;
   DirectPath* path_ = nullptr;
-  Path which_ = Path::barrier;
+  PathKind which_ = PathKind::barrier;
   bool agreed_ = false;  // posts have been compared, by the stream or here
 };
 

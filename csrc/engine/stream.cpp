@@ -31,7 +31,7 @@ Stream::Stream(const EngineView& around, const Membership& membership, std::stri
       membership_(membership),
       label_(std::move(label)),
       key_(key),
-      direct_(memory_),
+      direct_(memory_, *around.tuning),
       schedules_(std::move(schedules)),
       sequence_(first_sequence) {
   memory_.rank = membership_.rank;
@@ -42,6 +42,7 @@ Stream::Stream(const EngineView& around, const Membership& membership, std::stri
     memory_.processes.push_back(around_.host->peers[static_cast<size_t>(member)].info.pid);
   memory_.foreign = around_.host->foreign.allowed;
   memory_.prefers_foreign = around_.host->foreign.preferred;
+  memory_.demands_foreign = around_.host->foreign.demanded;
   memory_.abort = membership_.abort;
   std::byte* page = around_.arena->allocate(sizeof(StreamPage) + staging_bytes(memory_.size()));
   memory_.pages[static_cast<size_t>(memory_.rank)] = new (page) StreamPage(sequence_);

@@ -40,6 +40,7 @@ struct EngineView {
   const std::vector<int>* death_signals = nullptr;
   Duration warn_after{};
   const std::atomic<Trace*>* trace = nullptr;  // to null while nothing is traced
+  const TuningTable* tuning = nullptr;
 };
 
 /// The page of a closed stream, and who may still read it.

@@ -110,6 +110,7 @@ struct StreamMemory {
   std::vector<pid_t> processes;  // by group rank
   bool foreign = false;          // every rank may read and write the others' memory by address
   bool prefers_foreign = false;  // and does, where it is not told how
+  bool demands_foreign = false;  // rather than copy, whatever is faster
   const std::atomic<uint64_t>* abort = nullptr;  // not 0 once the group has failed
   uint64_t ticket = 0;                           // the operation in flight: (sequence << 32 | hash)
 

@@ -43,6 +43,10 @@ std::vector<Bucket> plan_buckets(std::span<const Parameter> parameters,
   for (size_t at = 0; at < ready_order.size(); ++at) {
     const Parameter& p = parameters[static_cast<size_t>(ready_order[at])];
     const size_t element = size_of(p.dtype);
+    if (p.count > 0 && p.count * element >= limits.alone_bytes) {
+      closed.push_back({p.dtype, p.count, {{ready_order[at], 0, p.count}}, true});
+      continue;
+    }
     // A tensor that would overfill its bucket opens a new one.
     if (const auto it = open.find(p.dtype);
         it != open.end() && (it->second.bucket.count + p.count) * element > limit())
@@ -88,7 +92,7 @@ uint64_t fingerprint(std::span<const Parameter> parameters, std::span<const Buck
     h = mix(mix(h, p.count), static_cast<uint64_t>(p.dtype) + 0x100);
   }
   for (const Bucket& b : buckets) {
-    h = mix(mix(h, b.count), b.items.size());
+    h = mix(mix(mix(h, b.count), b.items.size()), b.alone);
     for (const Placement& p : b.items)
       h = mix(mix(h, static_cast<uint64_t>(p.parameter)), p.offset);
   }

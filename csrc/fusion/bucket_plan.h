@@ -26,6 +26,7 @@ struct Bucket {
   DType dtype = DType::float32;
   size_t count = 0;  // elements, padding included
   std::vector<Placement> items;
+  bool alone = false;  // one large tensor, which need not be copied to be reduced
 
   size_t bytes() const { return count * size_of(dtype); }
 };
@@ -33,6 +34,7 @@ struct Bucket {
 struct BucketLimits {
   size_t bytes = 0;        // a bucket is closed once it holds this much; 0: one tensor each
   size_t first_bytes = 0;  // the first one, small so that communication starts early
+  size_t alone_bytes = ~size_t{0};  // a tensor of so much has a bucket of its own
 };
 
 /// Parameters in the order in which their gradients become ready, to buckets in the order in which

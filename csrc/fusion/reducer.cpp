@@ -21,7 +21,8 @@ constexpr double kWorthIt = 0.01;  // of backward, that the average byte must be
 std::string words(const ReducerOptions& o) {
   std::ostringstream text;
   text << name_of(o.op) << ", prescale " << o.prescale << ", postscale " << o.postscale
-       << ", bucket_bytes " << o.limits.bytes << ", first_bucket_bytes " << o.limits.first_bytes;
+       << ", bucket_bytes " << o.limits.bytes << ", first_bucket_bytes " << o.limits.first_bytes
+       << ", in_place_bytes " << o.limits.alone_bytes;
   return text.str();
 }
 
@@ -55,7 +56,7 @@ Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> parameters
 void Reducer::allocate_buckets() {
   memory_.clear();  // first: with nobody else's views of it, the new buckets take its room
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    memory_.push_back(group_->allocate(buckets_[b].bytes()));
+    memory_.push_back(buckets_[b].alone ? nullptr : group_->allocate(buckets_[b].bytes()));
     for (const Placement& item : buckets_[b].items)
       places_[static_cast<size_t>(item.parameter)] = {b, item.offset * size_of(buckets_[b].dtype)};
   }
@@ -69,34 +70,69 @@ Reducer::~Reducer() {
   }
 }
 
-std::byte* Reducer::address(int parameter) const {
+const std::shared_ptr<std::byte>& Reducer::memory(size_t bucket) {
+  if (!memory_[bucket]) {
+    try {
+      memory_[bucket] = group_->allocate(buckets_[bucket].bytes());
+    } catch (const Error& error) {
+      group_->abort(error);  // the other ranks count on this one's share
+      throw;
+    }
+  }
+  return memory_[bucket];
+}
+
+std::byte* Reducer::address(int parameter) {
   const Place& p = places_[static_cast<size_t>(parameter)];
-  return memory_[p.bucket].get() + p.offset;
+  return memory(p.bucket).get() + p.offset;
 }
 
 void Reducer::mark_ready(int parameter, const std::byte* gradient) {
   const auto i = static_cast<size_t>(parameter);
   const Parameter& p = parameters_[i];
+  note_arrival(i);
+  const size_t bucket = places_[i].bucket;
   {
-    const std::lock_guard lock(mutex_);
-    if (rest_launched_ || marked_[i] != 0)
-      throw Error(ErrorCode::invalid_argument,
-                  "the gradient of '" + p.name + "' became ready twice in one step", {},
-                  "call step() or zero_grad() between two backward passes, or ask for "
-                  "accumulation (backward_passes_per_step)");
-    steps_.open(group_->engine()->trace());
-    marked_[i] = 1;
-    ++marked_count_;
-    order_.note(i);
+    const TraceSpan ready(group_->engine()->trace(), TraceKind::ready, p.name,
+                          p.count * size_of(p.dtype));
+    std::byte* const here = address(parameter);
+    const double factor = buckets_[bucket].alone ? 1 : options_.prescale;
+    if (gradient != here || factor != 1) scale(here, gradient, p.count, p.dtype, {factor, 1});
   }
-  const TraceSpan ready(group_->engine()->trace(), TraceKind::ready, p.name,
-                        p.count * size_of(p.dtype));
-  std::byte* const here = address(parameter);
-  if (gradient != here || options_.prescale != 1)
-    scale(here, gradient, p.count, p.dtype, {options_.prescale, 1});
+  launch_if_complete(bucket);
+}
+
+void Reducer::lend(int parameter, std::byte* gradient, std::shared_ptr<const void> owner) {
+  const auto i = static_cast<size_t>(parameter);
+  const size_t bucket = places_[i].bucket;
+  if (!buckets_[bucket].alone)
+    throw Error(ErrorCode::invalid_argument,
+                "the gradient of '" + parameters_[i].name + "' shares a bucket: it is copied");
+  note_arrival(i);
   {
     const std::lock_guard lock(mutex_);
-    --missing_[places_[i].bucket];
+    lying_[bucket] = {gradient, std::move(owner)};
+  }
+  launch_if_complete(bucket);
+}
+
+void Reducer::note_arrival(size_t i) {
+  const std::lock_guard lock(mutex_);
+  if (rest_launched_ || marked_[i] != 0)
+    throw Error(ErrorCode::invalid_argument,
+                "the gradient of '" + parameters_[i].name + "' became ready twice in one step", {},
+                "call step() or zero_grad() between two backward passes, or ask for "
+                "accumulation (backward_passes_per_step)");
+  steps_.open(group_->engine()->trace());
+  marked_[i] = 1;
+  ++marked_count_;
+  order_.note(i);
+}
+
+void Reducer::launch_if_complete(size_t bucket) {
+  {
+    const std::lock_guard lock(mutex_);
+    --missing_[bucket];
     if (!options_.overlap) return;
     launch_complete();
     if (launched_ == 0) return;
@@ -111,11 +147,19 @@ void Reducer::launch_complete() {
 
 void Reducer::launch(size_t b) {
   const Bucket& bucket = buckets_[b];
-  const Buffer whole{memory_[b].get(), bucket.count, bucket.dtype};
+  Lying& lying = lying_[b];
+  const bool copied = lying.gradient == nullptr;
+  const Buffer whole{copied ? memory_[b].get() : lying.gradient, bucket.count, bucket.dtype};
   Options o;
   o.op = options_.op;
+  // What is copied together is prescaled by the copy. Ranks may differ in whether they copy what
+  // is alone.
+  o.prescale = bucket.alone ? options_.prescale : 1;
   o.postscale = options_.postscale;
-  o.keepalive = memory_[b];
+  if (copied)
+    o.keepalive = memory_[b];
+  else
+    o.keepalive = std::move(lying.owner);
   o.name = "bucket " + std::to_string(b);
   handles_.push_back(
       group_->submit_to(stream_, Collective::all_reduce, whole, whole, std::move(o)));
@@ -254,6 +298,9 @@ std::string Reducer::describe() const {
   std::ostringstream text;
   text << options_.label << ": " << parameters_.size() << " parameters in " << buckets_.size()
        << (buckets_.size() == 1 ? " bucket" : " buckets");
+  const auto alone = std::count_if(buckets_.begin(), buckets_.end(),
+                                   [](const Bucket& bucket) { return bucket.alone; });
+  if (alone > 0) text << ", " << alone << " of them a large tensor where it lies";
   if (launch_point_ >= 0)
     text << ", the average byte launched at " << std::lround(100 * launch_point_)
          << " % of backward";
@@ -273,6 +320,7 @@ void Reducer::begin_step() {
   order_.begin();
   marked_.assign(parameters_.size(), 0);
   missing_.assign(buckets_.size(), 0);
+  lying_.assign(buckets_.size(), {});
   for (size_t b = 0; b < buckets_.size(); ++b) missing_[b] = buckets_[b].items.size();
   std::fill(used_->begin() + static_cast<std::ptrdiff_t>(parameters_.size()), used_->end(), 0);
   marked_count_ = 0;

@@ -1,6 +1,7 @@
 // Reduces the gradients of a training step in buckets, while backward still computes others.
 //
-// A gradient is copied (and prescaled) into its bucket once, when it is ready and hot in cache.
+// A gradient is copied (and prescaled) into its bucket once, when it is ready and hot in cache; a
+// large one has a bucket to itself, and may be reduced where it lies.
 // Gradients may arrive in any order; buckets are launched strictly in plan order, so all ranks
 // submit the same operations without talking. Each step ends with one more small all-reduce that
 // agrees on which parameters were used by any rank.
@@ -50,14 +51,22 @@ class Reducer {
   Group& group() const { return *group_; }
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
-  const std::shared_ptr<std::byte>& memory(size_t bucket) const { return memory_[bucket]; }
+  /// That of a tensor alone is allocated when first asked for: a copy may never be needed.
+  const std::shared_ptr<std::byte>& memory(size_t bucket);
+  /// A large tensor, alone in its bucket: lend() reduces it where it lies.
+  bool in_place(int parameter) const {
+    return buckets_[places_[static_cast<size_t>(parameter)].bucket].alone;
+  }
   const std::vector<Place>& places() const { return places_; }  // by parameter
 
   /// Any thread. Copies `parameters()[i].count` elements from `gradient` into the bucket, times
   /// prescale (in place when they already stand there), and launches what is complete. Throws
   /// Error(invalid_argument) when the parameter is already marked in this step.
   void mark_ready(int parameter, const std::byte* gradient);
-  /// After all mark_ready() of the step have returned: launches what never became ready (as zeros).
+  /// The same for a parameter that is in_place(), without a copy: the result will stand in
+  /// `gradient`, whose `owner` is held as long as it takes.
+  void lend(int parameter, std::byte* gradient, std::shared_ptr<const void> owner);
+  /// After all mark_ready() and lend() of the step have returned: launches what never became ready (as zeros).
   /// No step is left open afterwards.
   void launch_rest();
   /// Drives until this step's buckets are reduced; false when `until` passes first. Throws the
@@ -91,6 +100,8 @@ class Reducer {
   double blocked_seconds() const { return blocked_seconds_; }
 
  private:
+  void note_arrival(size_t parameter);
+  void launch_if_complete(size_t bucket);
   void launch_complete();
   void launch(size_t bucket);
   void launch_flags();
@@ -99,13 +110,13 @@ class Reducer {
   void allocate_buckets();
   void reset();
   void begin_step();  // under the mutex
-  std::byte* address(int parameter) const;
+  std::byte* address(int parameter);
 
   std::shared_ptr<Group> group_;
   ReducerOptions options_;
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
-  std::vector<std::shared_ptr<std::byte>> memory_;
+  std::vector<std::shared_ptr<std::byte>> memory_;  // null: nobody needed it yet
   std::vector<Place> places_;
   std::shared_ptr<Stream> stream_;
 
@@ -117,6 +128,11 @@ class Reducer {
   double better_point_ = -1;
   std::vector<uint8_t> marked_;
   std::vector<size_t> missing_;  // per bucket: gradients not yet there
+  struct Lying {
+    std::byte* gradient = nullptr;  // null: in the bucket
+    std::shared_ptr<const void> owner;
+  };
+  std::vector<Lying> lying_;  // per bucket: where the tensor alone is reduced in this step
   size_t marked_count_ = 0;
   size_t launched_ = 0;  // buckets
   bool rest_launched_ = false;

@@ -42,7 +42,7 @@ BackendMaker schedules_over_shm() {
     const int size = static_cast<int>(members.size());
     return std::make_unique<ScheduleBackend>(membership.rank, size,
                                              connect_members({*transport}, std::move(members), key),
-                                             engine.arena());
+                                             engine.arena(), engine.tuning());
   };
 }
 

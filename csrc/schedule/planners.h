@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "schedule/schedule.h"
+#include "schedule/tuning.h"
 
 namespace farandole {
 
@@ -26,24 +27,15 @@ bool is_allowed(const Planner& planner, const Shape& shape, Determinism level);
 const Planner& require_planner(Collective collective, std::string_view name, const Shape& shape,
                                Determinism level);
 
-/// The cheapest allowed row by the default model, in seconds:
+/// What the model expects of a planner, in seconds:
 ///
-///   kSecondsPerRound * rounds + kSecondsPerMessage * messages +
-///   bytes_per_element * (kSecondsPerByte * bytes + kSecondsPerFoldedByte * folds)
-///
-/// Pure: equal arguments (`shape.rank` does not count) give an equal answer on every rank.
+///   channel_round * rounds + channel_message * messages +
+///   bytes_per_element * (channel_byte * bytes + channel_folded_byte * folds)
+double predicted_seconds(const Cost& cost, size_t bytes_per_element, const TuningTable& table = {});
+
+/// The cheapest allowed row by that model; of equal ones, the first. Pure: equal arguments
+/// (`shape.rank` does not count) give an equal answer on every rank.
 const Planner& choose_planner(Collective collective, const Shape& shape, size_t bytes_per_element,
-                              Determinism level);
-
-double predicted_seconds(const Cost& cost, size_t bytes_per_element);
-
-// Orders of magnitude for processes on a few hosts, good enough to tell latency from bandwidth; a
-// tuning table measured on the machine replaces them. Host memory: a hand-over between polling
-// ranks through a byte channel, a step whose message is there already, a stream copied in and out
-// of the channel, a fold bound by memory.
-inline constexpr double kSecondsPerRound = 5e-6;
-inline constexpr double kSecondsPerMessage = 5e-7;
-inline constexpr double kSecondsPerByte = 1 / 5e9;
-inline constexpr double kSecondsPerFoldedByte = 1 / 10e9;
+                              Determinism level, const TuningTable& table = {});
 
 }  // namespace farandole

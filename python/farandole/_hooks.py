@@ -43,9 +43,15 @@ class Limits(NamedTuple):
 
     bucket_bytes: int
     first_bucket_bytes: int
+    in_place_bytes: int
 
     @classmethod
-    def of(cls, bucket_bytes: int | None, first_bucket_bytes: int | None) -> Limits:
+    def of(
+        cls,
+        bucket_bytes: int | None,
+        first_bucket_bytes: int | None,
+        in_place_bytes: int | None = None,
+    ) -> Limits:
         values = {row["name"]: row["value"] for row in _core.settings()}
 
         def choose(given: int | None, what: str) -> int:
@@ -54,7 +60,9 @@ class Limits(NamedTuple):
             return int(values["FARANDOLE_" + what.upper()]) if given is None else given
 
         return cls(
-            choose(bucket_bytes, "bucket_bytes"), choose(first_bucket_bytes, "first_bucket_bytes")
+            choose(bucket_bytes, "bucket_bytes"),
+            choose(first_bucket_bytes, "first_bucket_bytes"),
+            choose(in_place_bytes, "in_place_bytes"),
         )
 
 
@@ -97,6 +105,7 @@ class GradientExchange(ABC):
             postscale,
             limits.bucket_bytes,
             limits.first_bucket_bytes,
+            limits.in_place_bytes,
             overlap,
         )
         self.names = [p.name for p in parameters]
@@ -121,7 +130,7 @@ class GradientExchange(ABC):
 
     @abstractmethod
     def take(self, i: int) -> None:
-        """Calls mark_ready() with parameter i's gradient."""
+        """Calls mark_ready() or lend() with parameter i's gradient."""
 
     @abstractmethod
     def show(self, i: int) -> None:
@@ -145,6 +154,11 @@ class GradientExchange(ABC):
 
     def mark_ready(self, i: int, pointer: int) -> None:
         self.reducer.mark_ready(i, pointer)
+        self._marked[i] = 1
+
+    def lend(self, i: int, pointer: int, owner: object) -> None:
+        """A large gradient is reduced where it lies, and stays there."""
+        self.reducer.lend(i, pointer, owner)
         self._marked[i] = 1
 
     def refuse_second_sum(self, i: int) -> None:

@@ -171,7 +171,7 @@ def init(
             raise InvalidArgument("ranks and job are both given; ranks are of the job they are in")
         place = _narrowed(place, ranks)
     name = f"{job}:{_state.epoch}" if job is not None else place.job
-    _state.group = _core.open_world(place.rank, place.size, name, timeout)
+    _state.group = _core.open_world(place.rank, place.size, name, timeout, _table(place))
     _state.place = place
     if ranks is None:
         _state.epoch += 1
@@ -181,6 +181,15 @@ def init(
         from farandole import _timeline
 
         _timeline.start_as_asked()
+
+
+def _table(place: _Place) -> str:
+    """The tuning table: rank 0's, which it hands to all. One rank alone has little to choose."""
+    if place.rank != 0 or place.size == 1 or os.environ.get("FARANDOLE_TUNING") == "off":
+        return ""
+    from farandole._tune import table
+
+    return table.for_world(place.size)
 
 
 def shutdown() -> None:

@@ -39,7 +39,7 @@ TEST(group_tells_any_thread_how_the_last_operation_went) {
 TEST(closest_name_is_the_one_with_the_fewest_changes) {
   const std::string_view names[] = {"ring", "direct", "halving_doubling", "doubling"};
   CHECK_EQUAL(closest("rign", names), "ring");
-  CHECK_EQUAL(closest("doublingg", names), "doubling");
+  CHECK_EQUAL(closest("doublin", names), "doubling");
   CHECK_EQUAL(closest("halving-doubling", names), "halving_doubling");
   CHECK_EQUAL(closest("direct", names), "direct");
   CHECK_EQUAL(closest("", names), "");

@@ -56,7 +56,7 @@ bool all_are(const std::byte* data, size_t count, double value) {
 }
 
 /// True when every element of the parameter's place in its bucket is `value`.
-bool holds(const Reducer& reducer, int parameter, double value) {
+bool holds(Reducer& reducer, int parameter, double value) {
   for (size_t b = 0; b < reducer.buckets().size(); ++b)
     for (const Placement& item : reducer.buckets()[b].items) {
       if (item.parameter != parameter) continue;
@@ -98,6 +98,51 @@ TEST(reducer_takes_gradients_of_many_threads_in_any_order) {
         }
       }
     });
+}
+
+TEST(reducer_reduces_large_gradients_where_they_lie) {
+  run_groups(kRanks, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
+    ReducerOptions options = small_buckets(true);
+    options.limits.alone_bytes = 4000;
+    options.prescale = 2;
+    Reducer reducer(group, model(), options);
+    const int count = static_cast<int>(reducer.parameters().size());
+    int alone = 0;
+    for (int step = 0; step < 4; ++step) {
+      // Parameter p is not used by the rank that divides it, is copied by the next one and lent by
+      // the others.
+      std::vector<std::shared_ptr<std::vector<double>>> lent(static_cast<size_t>(count));
+      for (int p = count - 1; p >= 0; --p) {
+        const int turn = (p + step + group->rank()) % kRanks;
+        const Parameter& parameter = reducer.parameters()[static_cast<size_t>(p)];
+        if (turn == 0) continue;
+        if (turn == 1 || !reducer.in_place(p) || parameter.dtype != DType::float64) {
+          mark(reducer, group->rank(), p, step);
+          continue;
+        }
+        ++alone;
+        auto& gradient = lent[static_cast<size_t>(p)];
+        gradient = std::make_shared<std::vector<double>>(parameter.count,
+                                                         gradient_of(group->rank(), p, step));
+        reducer.lend(p, reinterpret_cast<std::byte*>(gradient->data()), gradient);
+      }
+      CHECK(reducer.wait(testing::patience()));
+      for (int p = 0; p < count; ++p) {
+        double sum = 0;
+        for (int r = 0; r < kRanks; ++r)
+          if ((p + step + r) % kRanks != 0) sum += 2 * gradient_of(r, p, step);
+        if (const auto& gradient = lent[static_cast<size_t>(p)])
+          CHECK(all_are<double>(reinterpret_cast<const std::byte*>(gradient->data()),
+                                gradient->size(), sum));
+        else
+          CHECK(holds(reducer, p, sum));
+      }
+    }
+    CHECK(alone > 0);
+    std::vector<float> small(1);
+    CHECK_THROWS(reducer.lend(0, reinterpret_cast<std::byte*>(small.data()), group), Error,
+                 e.code() == ErrorCode::invalid_argument);
+  });
 }
 
 TEST(reducer_counts_what_a_rank_did_not_use_as_zeros) {

@@ -84,6 +84,21 @@ TEST(rendezvous_brings_five_ranks_together) {
     for (int r = 0; r < kRanks; ++r) CHECK(segment->arena(r)[0] == static_cast<std::byte>(r + 1));
 }
 
+TEST(rendezvous_hands_out_rank_zeros_words_and_no_others) {
+  for (const std::string& words : {std::string(), std::string(kMostHandedOut, 'x')}) {
+    testing::run_ranks(3, [&](int rank) {
+      Invitation me = invitation("words " + std::to_string(words.size()), rank, 3);
+      me.hand_out = rank == 0 ? words : "of rank " + std::to_string(rank);
+      CHECK_EQUAL(meet(me, soon()).handed_out, words);
+    });
+  }
+  Invitation alone = invitation("alone", 0, 1);
+  alone.hand_out = "mine";
+  CHECK_EQUAL(meet(alone, soon()).handed_out, "mine");
+  alone.hand_out = std::string(kMostHandedOut + 1, 'x');
+  CHECK(outcome(alone, soon()).find("hands out more than fits") != std::string::npos);
+}
+
 TEST(rendezvous_names_the_missing_ranks) {
   testing::run_ranks(2, [&](int rank) {
     const std::string told =

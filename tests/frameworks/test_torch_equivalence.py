@@ -238,12 +238,13 @@ def make_seeded(setting: Setting) -> nn.Module:
     return setting.make().to(setting.dtype if setting.dtype != torch.float32 else None)
 
 
-def largest_error(setting: Setting, *, distributed: bool) -> float:
+def largest_error(setting: Setting, *, distributed: bool, **options: Any) -> float:
     """Of any gradient in any step, relative to the gradient's largest element."""
     model, whole = make_seeded(setting), make_seeded(setting)
     optimizer, its = (setting.optimizer(m.parameters()) for m in (model, whole))
     if distributed:
-        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **setting.options)
+        options = setting.options | options
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
     run = torch.compile(model, backend=setting.compile) if setting.compile else model
     torch.manual_seed(2)
     error = 0.0
@@ -272,12 +273,20 @@ def _register(name: str, setting: Setting) -> None:
         error = largest_error(setting, distributed=True)
         assert error <= setting.tolerance, error
 
+    def where_they_lie() -> None:
+        error = largest_error(setting, distributed=True, in_place_bytes=256)
+        assert error <= setting.tolerance, error
+
     def different() -> None:
         error = largest_error(setting, distributed=False)
         assert error > 5 * setting.tolerance, f"shows nothing: {error}"
 
     sizes = (2, 3) if name in ("an_mlp", "unused_parameters", "no_sync") else (2,)
-    for function, prefix, on in ((equal, "equal", sizes), (different, "differs_alone", (2,))):
+    for function, prefix, on in (
+        (equal, "equal", sizes),
+        (where_they_lie, "equal_where_they_lie", sizes),
+        (different, "differs_alone", (2,)),
+    ):
         function.__name__ = f"{prefix}_with_{name}"
         function.__module__ = __name__
         globals()[function.__name__] = on_ranks(*on)(function)

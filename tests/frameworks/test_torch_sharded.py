@@ -6,6 +6,7 @@ import copy
 import io
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ import farandole as fd
 import farandole.torch as hvd
 from farandole import _core
 from farandole._core import testing
+from farandole._tune import kept
+from harness import World
 
 STEPS = 20
 Make = Callable[..., torch.optim.Optimizer]
@@ -99,6 +102,32 @@ def check_same_everywhere(model: nn.Module) -> None:
 def refused(call: Callable[[], Any], pattern: str) -> None:
     with pytest.raises(fd.InvalidArgument, match=pattern):
         call()
+
+
+# Whatever was measured: an update is what a window makes of its sums.
+
+
+def train_five() -> bytes:
+    prepare()
+    model = make()
+    train(model, sharded(model), range(5), torch.float32)
+    return b"".join(p.detach().contiguous().numpy().tobytes() for p in model.parameters())
+
+
+def test_no_table_takes_an_update_off_the_window(
+    spawn: Callable[..., World], tmp_path: Path
+) -> None:
+    slow = {**_core.tuning.numbers(), "window_start": 1.0, "window_byte": 1.0}
+    file = tmp_path / "windows are slow"
+    kept.write(file, kept.Kept(kept.kind(), "now", 2, 0.0, 1, {}, slow))
+    bits = set()
+    for setting in ("off", str(file)):
+        world = spawn(2, env={"FARANDOLE_TUNING": setting, "FARANDOLE_LOG": "debug"})
+        bits |= set(world.run(train_five))
+        updates = [line for line in world.output(0).splitlines() if "'bucket " in line]
+        assert len(updates) > 5
+        assert all(line.endswith("went by window") for line in updates), updates
+    assert len(bits) == 1
 
 
 # The same as torch, and the same bits as an update of everything everywhere.

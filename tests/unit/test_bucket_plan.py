@@ -17,6 +17,18 @@ def plan(rows: list[tuple[str, int, str]], limit: int, first: int) -> Any:
     return _core.testing.plan_buckets(rows, limit, first)
 
 
+def test_a_large_tensor_has_a_bucket_of_its_own() -> None:
+    rows = [("a", 10, "float32"), ("b", 1000, "float32"), ("c", 10, "float32"), ("d", 0, "float32")]
+    buckets = _core.testing.plan_buckets(rows, 1 << 20, 1 << 20, in_place_bytes=4000)
+    assert buckets == [
+        ("float32", 1000, [(1, 0, 1000)]),
+        ("float32", 32, [(0, 0, 10), (2, 16, 10), (3, 32, 0)]),
+    ]
+    assert _core.testing.plan_buckets(rows, 1 << 20, 1 << 20, in_place_bytes=4001) == plan(
+        rows, 1 << 20, 1 << 20
+    )
+
+
 def random_rows(rng: random.Random) -> list[tuple[str, int, str]]:
     dtypes = rng.sample(sorted(SIZES), rng.randint(1, 3))
     return [

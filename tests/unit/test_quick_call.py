@@ -68,6 +68,14 @@ class Subclass(np.ndarray[Any, Any]):
     pass
 
 
+def bfloat16_of_ml_dtypes() -> Any:
+    return np.arange(6).astype(pytest.importorskip("ml_dtypes").bfloat16)
+
+
+def float8_of_ml_dtypes() -> Any:
+    return np.arange(6).astype(pytest.importorskip("ml_dtypes").float8_e5m2)
+
+
 #: Arrays known and unknown; those that are refused are so by both ways, in the same words.
 ARRAYS: dict[str, Callable[[], Any]] = {
     "plain": lambda: np.arange(7, dtype=np.float32),
@@ -81,6 +89,8 @@ ARRAYS: dict[str, Callable[[], Any]] = {
     "read-only": read_only,
     "unaligned": lambda: np.frombuffer(bytearray(13), np.uint8)[1:].view(np.float32),
     "subclass": lambda: np.arange(3.0).view(Subclass),
+    "bfloat16": bfloat16_of_ml_dtypes,
+    "float8": float8_of_ml_dtypes,
     "complex": lambda: np.ones(3, complex),
     "dates": lambda: np.zeros(3, "M8[s]"),
     "bytes": lambda: bytearray(b"abcd"),
@@ -191,6 +201,13 @@ def test_without_a_world_it_says_so() -> None:
             fd.all_reduce(np.ones(3))
     finally:
         state.group = group
+
+
+def test_a_buffer_says_where_it_lies() -> None:
+    array = np.arange(3, dtype=np.float32)
+    buffer = _core.Buffer(array.ctypes.data, array.size, "float32", array)
+    assert fd.all_reduce(buffer, prescale=2.0, out=buffer) is buffer
+    assert array.tolist() == [0, 2, 4]
 
 
 def test_torch_tensors_are_read_where_they_lie() -> None:

@@ -16,5 +16,6 @@ from __future__ import annotations
 from farandole._launch.hosts import slots_here
 from farandole._launch.job import Copies, Job, LaunchError
 from farandole._launch.keeper import launch
+from farandole._launch.ranks import check_command
 
-__all__ = ["Copies", "Job", "LaunchError", "launch", "slots_here"]
+__all__ = ["Copies", "Job", "LaunchError", "check_command", "launch", "slots_here"]

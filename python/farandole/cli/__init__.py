@@ -19,6 +19,7 @@ VERBS = {
     "run": "start the ranks of a job on this host",
     "info": "show this installation, this machine and every setting",
     "bench": "measure a collective between ranks",
+    "tune": "measure this host, so that choices follow from it",
     "plan": "show the schedule an algorithm makes for a collective",
     "trace": "merge a trace's parts and tell where the time went",
 }

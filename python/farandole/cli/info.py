@@ -1,4 +1,5 @@
-"""Shows this installation, what this machine allows, and every setting with its present value."""
+"""Shows this installation, what this machine allows, and every setting with its present value;
+with --why, which path or planner would run an operation, and why."""
 
 from __future__ import annotations
 
@@ -10,18 +11,25 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from farandole.cli import _why
+
 EPILOG = """\
 examples:
   farandole info
   farandole info --json > machine.json
+  farandole info --why 4M
+  farandole info --why 64K --collective broadcast --ranks 8 --memory ours
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="the same as JSON")
+    _why.add_arguments(parser)
 
 
 def handle(arguments: argparse.Namespace) -> int:
+    if _why.is_asked(arguments):
+        return _why.handle(arguments)
     facts = collect()
     if arguments.json:
         import json
@@ -30,7 +38,7 @@ def handle(arguments: argparse.Namespace) -> int:
         return 0
     from farandole.cli._terminal import print_table
 
-    for part in ("installation", "machine", "kernel"):
+    for part in ("installation", "machine", "kernel", "tuning"):
         rows = [(name, _text(value)) for name, value in facts[part].items()]
         print_table(part, ("what", "value"), rows)
     if facts["settings"]:
@@ -66,6 +74,7 @@ def collect() -> dict[str, Any]:
             "pidfd_open": _probe_pidfd(),
             "process_vm_readv": _probe_process_vm(),
         },
+        "tuning": _tuning(core),
         "settings": _settings(core),
         "unread": core.unread_variables() if hasattr(core, "unread_variables") else [],
     }
@@ -78,6 +87,14 @@ def version() -> str:
     with suppress(metadata.PackageNotFoundError):
         return metadata.version("farandole")
     return str(getattr(_core()[0], "__version__", "unknown (not installed)"))
+
+
+def _tuning(core: Any) -> dict[str, Any]:
+    if core is None:
+        return {}
+    from farandole._tune import table
+
+    return _why.describe(table.find())
 
 
 def _core() -> tuple[Any, str]:
@@ -171,4 +188,6 @@ def _probe_process_vm() -> str:
 def _text(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "-"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {part}" for name, part in value.items()) or "-"
     return "-" if value is None or value == "" else str(value)

@@ -7,10 +7,13 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from farandole._launch.job import Copies
 from farandole.cli import CommandError
 from farandole.cli._horovod_flags import FLAGS, Flag, add_flags, settings_of
+
+if TYPE_CHECKING:  # the launcher is loaded when there is something to launch
+    from farandole._launch import Copies
 
 EPILOG = """\
 examples:
@@ -24,6 +27,9 @@ what the ranks find:
                 CROSS_SIZE MASTER_ADDR MASTER_PORT, the HOROVOD_ names of these, FARANDOLE_RUN_ID,
                 PYTHONUNBUFFERED=1; OMP_NUM_THREADS = cores / ranks unless it is set
   stdin         empty (/dev/null)
+
+before they start: the first time on a kind of host, about 2 s measure what its memory does, for all
+later jobs too (farandole tune); not if it is busy, CI is set, or FARANDOLE_TUNING=kept or off
 
 how it ends:
   one rank fails    the others have --grace seconds to say what they saw, then SIGTERM and SIGKILL;
@@ -100,6 +106,7 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
         raise CommandError(f"the command is missing: {name} -np 4 -- python train.py")
 
     from farandole import _launch
+    from farandole._tune.first_use import measure_if_unknown
     from farandole.cli._terminal import wants_colour
 
     try:
@@ -114,6 +121,8 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
             grace=_seconds("--grace", arguments.grace),
             patience=_seconds("--patience", arguments.patience),
         )
+        _launch.check_command(command)  # before anything that takes time
+        measure_if_unknown(job.ranks)
         return _launch.launch(job)
     except _launch.LaunchError as error:
         raise CommandError(str(error), error.exit_code) from error
@@ -127,6 +136,8 @@ def _as_horovod() -> dict[str, str]:
 
 
 def _copies(arguments: argparse.Namespace) -> Copies | None:
+    from farandole._launch import Copies
+
     if arguments.output_dir is not None and arguments.output_filename is not None:
         raise CommandError("--output-dir and --output-filename are both given; choose one")
     if arguments.output_dir is not None:

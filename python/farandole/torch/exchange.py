@@ -101,7 +101,7 @@ class _Pass:
 
 class TorchExchange(GradientExchange):
     """The gradients of some parameters. ``p.grad`` becomes a view of the bucket, except where
-    gradients are compressed."""
+    gradients are compressed, and where large ones are reduced as they lie."""
 
     def __init__(
         self,
@@ -127,8 +127,10 @@ class TorchExchange(GradientExchange):
             **options,
         )
         self._dtypes = dtypes
+        self._strides = [_dense_strides(p) for p in self._parameters]
         self.learn_places()
-        self._shown = list(self._addresses)  # of the reduced gradients that users see
+        self._shown = [0] * len(named)  # addresses of the reduced gradients that users see
+        self._lie = bytearray(len(named))  # reduced where autograd left them, in this pass
         self._pass: weakref.ref[_Pass] | None = None
         me = weakref.ref(self)  # nothing is reduced any more when the optimizer is gone
         register: Any = torch.Tensor.register_post_accumulate_grad_hook
@@ -146,17 +148,22 @@ class TorchExchange(GradientExchange):
         self._views.clear()
 
     def learn_places(self) -> None:
-        # torch.frombuffer holds the memory object, which holds the memory.
-        bytes_of = [
-            torch.frombuffer(self.reducer.memory(b), dtype=torch.uint8)
-            for b in range(len(self.reducer.buckets))
-        ]
-        self._views = [
-            _view(bytes_of[place.bucket][place.offset :], p, dtype)
-            for place, p, dtype in zip(self.places(), self._parameters, self._dtypes, strict=True)
-        ]
-        self._addresses = [view.data_ptr() for view in self._views]
-        self._strides = [view.stride() for view in self._views]
+        self._alone = [self.reducer.in_place(i) for i in range(len(self._parameters))]
+        self._views: list[torch.Tensor | None] = [None] * len(self._parameters)
+        for i, alone in enumerate(self._alone):
+            if not alone or self._compression is not None:
+                self._view(i)  # now: not in the middle of a step
+
+    def _view(self, i: int) -> torch.Tensor:
+        """Parameter i's part of its bucket; that of a large one is made when it is needed."""
+        view = self._views[i]
+        if view is None:
+            bucket, offset = self.reducer.places[i]
+            # torch.frombuffer holds the memory object, which holds the memory.
+            memory = torch.frombuffer(self.reducer.memory(bucket), dtype=torch.uint8)
+            view = _view(memory[offset:], self._parameters[i], self._dtypes[i])
+            self._views[i] = view
+        return view
 
     # The pass.
 
@@ -225,37 +232,44 @@ class TorchExchange(GradientExchange):
             grad = grad.to_dense()
         if self._compression is not None:
             p.grad = grad
-            self._views[i].copy_(self._compress(i, grad))
-            self.mark_ready(i, self._addresses[i])
+            view = self._view(i)
+            view.copy_(self._compress(i, grad))
+            self.mark_ready(i, view.data_ptr())
             return
-        view = self._views[i]
-        address = grad.data_ptr()
-        if grad.stride() != self._strides[i] or grad.dtype != view.dtype:
+        alike = grad.stride() == self._strides[i] and grad.dtype == self._dtypes[i]
+        self._lie[i] = alike and self._alone[i]
+        if self._lie[i]:
+            p.grad = grad  # where a sparse one became dense
+            self.lend(i, grad.data_ptr(), grad)
+            return
+        view = self._view(i)
+        if not alike:
             view.copy_(grad)
-            address = self._addresses[i]
-        self.mark_ready(i, address)
+        self.mark_ready(i, grad.data_ptr() if alike else view.data_ptr())
         p.grad = view
 
     def _compress(self, i: int, grad: torch.Tensor) -> torch.Tensor:
         assert self._compression is not None
         wire, self._contexts[i] = self._compression.compress(grad)
-        if wire.dtype != self._views[i].dtype or wire.numel() != grad.numel():
+        if wire.dtype != self._dtypes[i] or wire.numel() != grad.numel():
             raise InvalidArgument(
                 f"compression of '{self.names[i]}' gave {wire.numel()} x {wire.dtype} where "
-                f"{grad.numel()} x {self._views[i].dtype} were announced"
+                f"{grad.numel()} x {self._dtypes[i]} were announced"
             )
         return wire.reshape(grad.shape)
 
     def show(self, i: int) -> None:
         p = self._parameters[i]
-        if self._compression is None:
-            p.grad = self._views[i]
-            self._shown[i] = self._addresses[i]
-            return
-        p.grad = self._compression.decompress(self._views[i], self._contexts[i])
+        if self._compression is not None:
+            p.grad = self._compression.decompress(self._view(i), self._contexts[i])
+        elif not self._lie[i]:
+            p.grad = self._view(i)
+        self._lie[i] = False
+        assert p.grad is not None
         self._shown[i] = p.grad.data_ptr()
 
     def drop_gradients(self) -> None:
+        self._lie = bytearray(len(self._lie))
         for p in self._parameters:
             p.grad = None
 
@@ -275,13 +289,17 @@ def _on_gradient(exchange: weakref.ref[TorchExchange], i: int, _: torch.Tensor) 
 
 
 def _view(memory: torch.Tensor, p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The begin of `memory` in the parameter's shape, and in its strides if they leave no gaps:
-    autograd makes gradients of the same strides."""
+    """The begin of `memory` as a gradient of the parameter."""
     flat = memory[: p.numel() * dtype.itemsize].view(dtype)
-    strides = p.stride()
+    return torch.as_strided(flat, p.shape, _dense_strides(p))
+
+
+def _dense_strides(p: torch.Tensor) -> tuple[int, ...]:
+    """The parameter's strides if they leave no gaps, as autograd's gradients have them; else those
+    of a contiguous tensor of its shape."""
     expected = 1
-    for stride, extent in sorted(zip(strides, p.shape, strict=True)):
+    for stride, extent in sorted(zip(p.stride(), p.shape, strict=True)):
         if extent != 1 and stride != expected:
-            return flat.view(p.shape)
+            return torch.empty(p.shape, device="meta").stride()
         expected *= extent
-    return torch.as_strided(flat, p.shape, strides)
+    return p.stride()

@@ -106,6 +106,7 @@ def DistributedOptimizer(
     *,
     bucket_bytes: int | None = None,
     first_bucket_bytes: int | None = None,
+    in_place_bytes: int | None = None,
     overlap: bool = True,
     sharded_update: bool = False,
 ) -> _O:
@@ -134,6 +135,8 @@ def DistributedOptimizer(
             ``FARANDOLE_BUCKET_BYTES``.
         first_bucket_bytes: the first of them, small, so that communication starts early. Default
             ``FARANDOLE_FIRST_BUCKET_BYTES``.
+        in_place_bytes: a gradient of so much is reduced where it lies, not copied into a bucket.
+            Default ``FARANDOLE_IN_PLACE_BYTES``.
         overlap: False launches everything at the end of backward.
         sharded_update: every rank updates 1/n of the parameters and holds 1/n of the optimizer's
             state, inside ``step()``; SGD, Adam and AdamW over float32 and float64 parameters.
@@ -192,7 +195,7 @@ def DistributedOptimizer(
         apart._named = [(n, p) for n, p in named if p.requires_grad]
         apart._compression = compression
         return optimizer
-    limits = Limits.of(bucket_bytes, first_bucket_bytes)
+    limits = Limits.of(bucket_bytes, first_bucket_bytes, in_place_bytes)
     group = _world.world()
     divided = gradient_predivide_factor != 1.0
     reduction: dict[str, Any] = {

@@ -1,0 +1,120 @@
+// Tuning tables as text and numbers, and the choices that follow from them.
+#include <pybind11/stl.h>
+
+#include <map>
+#include <string>
+
+#include "bindings/bind.h"
+#include "bindings/schedules.h"
+#include "engine/schedule_backend.h"
+#include "group/tuner.h"
+
+namespace farandole {
+namespace {
+
+DType dtype_of(const std::string& name) {
+  if (const auto dtype = dtype_named(name)) return *dtype;
+  throw Error(ErrorCode::invalid_argument, "there is no dtype '" + name + "'");
+}
+
+TuningTable table_or_defaults(const std::string& text) {
+  return text.empty() ? TuningTable{} : table_from(text);
+}
+
+std::string text_from_numbers(const std::map<std::string, double>& seconds,
+                              const std::string& origin) {
+  TuningTable table;
+  table.measured = true;
+  table.origin = origin;
+  for (const TuningField& f : kTuningFields) {
+    const auto found = seconds.find(std::string(f.name));
+    if (found == seconds.end())
+      throw Error(ErrorCode::invalid_argument, "tuning table: no " + std::string(f.name));
+    table.*f.value = found->second;
+  }
+  if (seconds.size() != kTuningFields.size())
+    throw Error(ErrorCode::invalid_argument, "tuning table: it has " +
+                                                 std::to_string(seconds.size()) + " numbers, not " +
+                                                 std::to_string(kTuningFields.size()));
+  return text_of(table);
+}
+
+py::dict numbers_of(const std::string& text) {
+  const TuningTable table = table_or_defaults(text);
+  py::dict numbers;
+  for (const TuningField& f : kTuningFields) numbers[py::str(f.name)] = table.*f.value;
+  return numbers;
+}
+
+py::list explained(const std::string& collective, size_t count, const std::string& dtype, int ranks,
+                   bool shared, bool foreign, bool demanded, const std::string& level,
+                   const std::string& text) {
+  const Question question{collective_of(collective),
+                          count,
+                          dtype_of(dtype),
+                          ranks,
+                          shared,
+                          foreign,
+                          demanded,
+                          level_of(level)};
+  py::list rows;
+  for (const Candidate& c : explain(question, table_or_defaults(text))) {
+    py::dict d;
+    d["backend"] = c.backend;
+    d["name"] = c.name;
+    d["seconds"] = c.seconds;
+    d["refusal"] = c.refusal;
+    d["chosen"] = c.chosen;
+    rows.append(std::move(d));
+  }
+  return rows;
+}
+
+double passes_of(const std::string& path, const std::string& collective, int ranks) {
+  const PathRow* row = path_named(path);
+  if (row == nullptr) throw Error(ErrorCode::invalid_argument, "there is no path '" + path + "'");
+  return row->passes(collective_of(collective), ranks);
+}
+
+}  // namespace
+
+void bind_tuner(py::module_& module) {
+  py::module_ tuning = module.def_submodule("tuning", "Tuning tables and what follows from them.");
+  tuning.def(
+      "fields",
+      [] {
+        py::list rows;
+        for (const TuningField& f : kTuningFields) rows.append(py::make_tuple(f.name, f.doc));
+        return rows;
+      },
+      "(name, what it measures) of every number of a table; all are seconds.");
+  tuning.def("text", text_from_numbers, py::arg("seconds"), py::arg("origin"),
+             "The table as text, as `open_world` takes it; raises for numbers not to be believed.");
+  tuning.def("numbers", numbers_of, py::arg("text") = "",
+             "The numbers of a table; of none, the defaults.");
+  tuning.def(
+      "origin", [](const std::string& text) { return table_or_defaults(text).origin; },
+      py::arg("text") = "", "Where the numbers come from.");
+  tuning.def(
+      "fingerprint", [](const std::string& text) { return fingerprint(table_or_defaults(text)); },
+      py::arg("text") = "", "Equal for tables of equal numbers.");
+  tuning.def(
+      "explain", explained, py::arg("collective"), py::arg("count"), py::arg("dtype") = "float32",
+      py::arg("ranks") = 2, py::arg("shared") = false, py::arg("foreign") = false,
+      py::arg("demanded") = false, py::arg("level") = "canonical", py::arg("text") = "",
+      "Every path and planner as a dict: backend, name, predicted seconds, refusal, chosen.");
+  tuning.def(
+      "is_measured", [](const std::string& text) { return table_or_defaults(text).measured; },
+      py::arg("text") = "", "Whether paths are chosen by these numbers.");
+  tuning.def("passes", passes_of, py::arg("path"), py::arg("collective"), py::arg("ranks"),
+             "How often a path reads or copies as many bytes as a rank's input has.");
+  tuning.def(
+      "split",
+      [](size_t bytes) {
+        const Split split = default_split(bytes);
+        return py::make_tuple(split.lanes, split.segments);
+      },
+      py::arg("bytes"), "(lanes, segments) of schedules for data of that length.");
+}
+
+}  // namespace farandole

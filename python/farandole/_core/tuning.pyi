@@ -1,0 +1,31 @@
+"""Tuning tables and what follows from them."""
+
+from collections.abc import Mapping
+from typing import TypedDict
+
+class _Candidate(TypedDict):
+    backend: str
+    name: str
+    seconds: float | None
+    refusal: str
+    chosen: bool
+
+def explain(
+    collective: str,
+    count: int,
+    dtype: str = "float32",
+    ranks: int = 2,
+    shared: bool = False,
+    foreign: bool = False,
+    demanded: bool = False,
+    level: str = "canonical",
+    text: str = "",
+) -> list[_Candidate]: ...
+def fields() -> list[tuple[str, str]]: ...
+def fingerprint(text: str = "") -> str: ...
+def is_measured(text: str = "") -> bool: ...
+def numbers(text: str = "") -> dict[str, float]: ...
+def origin(text: str = "") -> str: ...
+def passes(path: str, collective: str, ranks: int) -> float: ...
+def split(bytes: int) -> tuple[int, int]: ...
+def text(seconds: Mapping[str, float], origin: str) -> str: ...

@@ -1,0 +1,160 @@
+"""The measurement, as every rank runs it: each path and planner on its own, at a few sizes.
+
+All rows are visited in rounds, so that what disturbs the host for a while disturbs all of them
+alike. A visit is ten calls. Of each, the owner rewrites its input and all ranks meet in a barrier;
+its time is that from when the last rank has come until the last one has left, on the clock that all
+ranks of a host share: how late a rank left the barrier is not counted in. A reading is the median
+of a visit, a row's time the lower quartile of its readings. Results are verified once a row.
+
+To name an algorithm takes Python longer than most paths take for little data, and programs do not:
+how much longer is measured as well, and not counted in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import farandole as fd
+from farandole import _core
+from farandole._bench.collectives import COLLECTIVES, Case
+from farandole._bench.ranks import _no_collector, _pin
+from farandole._tune.fit import Sample
+
+_CALLS = 10  # of a visit
+_LEAST, _MOST = 5, 200  # rounds after the first, which warms up
+
+# Bytes of one rank's input where the choice is open: what a path cannot hold is not asked of it.
+_PATH_SIZES = {
+    ("lines", "all_reduce"): (8, 256, 504, 1024, 2048),
+    ("one_shot", "all_reduce"): (8, 512, 2048, 8192, 32768),
+    ("one_shot", "all_gather"): (8192, 32768),
+    ("window", "all_reduce"): (2048, 16384, 65536, 524288),
+    ("push", "all_reduce"): (4096, 16384, 65536, 524288),
+    ("pull", "all_gather"): (4096, 16384, 65536, 262144),
+    ("staged", "all_reduce"): (4096, 16384, 65536, 524288),
+    ("staged", "all_gather"): (16384, 262144),
+}
+_SCHEDULE_SIZES = (1024, 32768, 524288)
+
+_NAMING = (("lines", 8), ("", 8))  # what runs a few bytes of any collective, named and not
+_LEAST_LEFT = 0.1  # of a time, when the naming is taken off
+
+
+class _Row(NamedTuple):
+    """What is measured: one path or planner at one size."""
+
+    collective: str
+    algorithm: str
+    case: Case
+
+
+def measure(seconds: float, planners: bool) -> list[Sample]:
+    """Joins the world and measures for that long; the same list on every rank."""
+    _pin()
+    fd.init()
+    rows = [row for row in _with_naming(_rows(planners)) if _can_run(row)]
+    with _no_collector():
+        starts, ends = _visit_all(rows, seconds)
+    _verify(rows)
+    times = fd.all_reduce(ends, "max") - fd.all_reduce(starts, "max")
+    readings = np.median(times, axis=2)[1:]  # of (rounds, rows, calls)
+    samples = [_sample(row, readings[:, i]) for i, row in enumerate(rows)]
+    return _without_naming(samples)
+
+
+def _with_naming(rows: Iterable[_Row]) -> list[_Row]:
+    """With two further rows for each collective, in front."""
+    rows = list(rows)
+    collectives = dict.fromkeys(row.collective for row in rows)
+    return [_row(name, *row) for name in collectives for row in _NAMING] + rows
+
+
+def _without_naming(samples: list[Sample]) -> list[Sample]:
+    pairs = 2 * len({sample.collective for sample in samples})
+    naming = {
+        named.collective: max(0.0, named.seconds - unnamed.seconds)
+        for named, unnamed in zip(samples[:pairs:2], samples[1:pairs:2], strict=True)
+    }
+    return [
+        replace(s, seconds=max(s.seconds - naming[s.collective], _LEAST_LEFT * s.seconds))
+        for s in samples[pairs:]
+    ]
+
+
+def _rows(planners: bool) -> Iterator[_Row]:
+    for (path, collective), sizes in _PATH_SIZES.items():
+        yield from (_row(collective, path, size) for size in sizes)
+    for planner in _core.schedule.planners(size=fd.size()) if planners else ():
+        row = COLLECTIVES.get(planner["collective"])
+        if row is not None and row.moves:
+            yield from (_row(row.name, planner["name"], size) for size in _SCHEDULE_SIZES)
+
+
+def _row(collective: str, algorithm: str, size: int) -> _Row:
+    what = COLLECTIVES[collective]
+    # Case counts the larger of input and output, the model what one rank contributes.
+    larger = size * fd.size() if what.part_in else size
+    memory = "ours" if algorithm == "window" else "caller"
+    options = {"algorithm": algorithm} | ({"level": "fast"} if what.folds else {})
+    options = options if algorithm else {}
+    return _Row(collective, algorithm, Case(what, larger, "float32", memory, options))
+
+
+def _can_run(row: _Row) -> bool:
+    """By trying; all ranks see the same. The kernel may forbid paths by address."""
+    row.case.prepare(0)
+    try:
+        row.case.call()
+    except fd.InvalidArgument:
+        return False
+    return True
+
+
+def _visit_all(rows: list[_Row], seconds: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """When each call began and ended on this rank: (rounds, rows, calls), in nanoseconds."""
+    until = time.perf_counter() + seconds
+    rounds: list[list[tuple[list[int], list[int]]]] = []
+    while len(rounds) <= _MOST:
+        rounds.append([_visit(row.case) for row in rows])
+        over = len(rounds) > _LEAST and time.perf_counter() > until
+        if fd.broadcast(np.array([over]))[0]:
+            break
+    readings = np.array(rounds, np.int64)
+    return readings[:, :, 0].copy(), readings[:, :, 1].copy()
+
+
+def _visit(case: Case) -> tuple[list[int], list[int]]:
+    clock, prepare, call, barrier = time.perf_counter_ns, case.prepare, case.call, fd.barrier
+    starts, ends = [0] * _CALLS, [0] * _CALLS
+    for turn in range(_CALLS):
+        prepare(turn)
+        barrier()
+        starts[turn] = clock()
+        call()
+        ends[turn] = clock()
+    return starts, ends
+
+
+def _verify(rows: list[_Row]) -> None:
+    wrong = fd.all_reduce(np.array([row.case.count_wrong(_CALLS - 1) for row in rows]))
+    for row, count in zip(rows, wrong.tolist(), strict=True):
+        if count:
+            raise RuntimeError(
+                f"{row.collective} by {row.algorithm} of {row.case.bytes} bytes: "
+                f"{count} wrong elements"
+            )
+
+
+def _sample(row: _Row, readings: NDArray[np.float64]) -> Sample:
+    quick, slow = np.quantile(readings, [0.25, 0.75])
+    part_in = COLLECTIVES[row.collective].part_in
+    sent = row.case.bytes // fd.size() if part_in else row.case.bytes
+    return Sample(
+        row.collective, row.algorithm, sent, fd.size(), float(quick) / 1e9, float(slow / quick - 1)
+    )

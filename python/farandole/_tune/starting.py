@@ -1,0 +1,69 @@
+"""Starts the ranks that measure a host, and two that only meet and tell whether they reach each
+other's memory by address."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+from farandole._tune.fit import Sample
+
+_MEETING_SECONDS = 10.0
+
+
+def measure(ranks: int, seconds: float, *, planners: bool) -> list[Sample]:
+    """Starts ranks; rank 0 leaves the samples in a file.
+
+    What the environment says of farandole is about other jobs, so it is taken out of it.
+
+    Raises:
+        LaunchError: they could not be started, or ended without a result.
+    """
+    from farandole import _launch
+
+    for name in [n for n in os.environ if n.startswith("FARANDOLE_")]:
+        del os.environ[name]
+    os.environ["FARANDOLE_TUNING"] = "off"
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # or the launcher explains its own choice
+    with tempfile.TemporaryDirectory(prefix="farandole-tune-") as directory:
+        file = Path(directory, "samples.json")
+        words = ["measure", str(file), str(seconds), "planners" if planners else "paths"]
+        command = [sys.executable, "-m", "farandole._tune", *words]
+        code = _launch.launch(_launch.Job(command=command, ranks=ranks, prefix=False))
+        if code != 0 or not file.exists():
+            raise _launch.LaunchError("the ranks ended without a result", code or 1)
+        return [Sample(**row) for row in json.loads(file.read_text())]
+
+
+def ask_by_address() -> tuple[bool, str]:
+    """(whether two ranks, here and now, reach each other's memory by address, else why not)."""
+    shared = {
+        "WORLD_SIZE": "2", "FARANDOLE_RUN_ID": f"meeting-{uuid.uuid4()}", "OMP_NUM_THREADS": "1",
+        "FARANDOLE_TUNING": "off", "FARANDOLE_LOG": "error", "FARANDOLE_TRACE": "",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "farandole._tune", "meet"]
+    ranks = [
+        subprocess.Popen(
+            command, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank),
+                          "LOCAL_WORLD_SIZE": "2"},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        answers = [rank.communicate(timeout=_MEETING_SECONDS)[0] for rank in ranks]
+        reached, why_not = json.loads(answers[0])
+        return bool(reached), str(why_not)
+    except (subprocess.TimeoutExpired, ValueError):
+        return False, "two ranks that were to try it did not meet"
+    finally:
+        for rank in ranks:
+            with suppress(ProcessLookupError):
+                rank.kill()
+            rank.wait()

@@ -1,0 +1,151 @@
+"""Measures this host in seconds, so that paths and planners are chosen by what they take here."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farandole.cli import CommandError
+
+if TYPE_CHECKING:
+    from farandole._tune.fit import Fit, Sample
+    from farandole._tune.kept import Kept
+
+EPILOG = """\
+examples:
+  farandole tune
+  farandole tune -np 4 --output tuning.txt     then: export FARANDOLE_TUNING=tuning.txt
+  farandole info --why 4M                      what would be chosen now, and why
+
+Run it while the host does nothing else: a table that was measured on a quieter host is kept, unless
+--force is there. It is used on hosts of this kind (processor, cores, kernel, version of farandole)
+by every job that starts afterwards; results keep their bits.
+"""
+
+_SECONDS = 4.0
+_FIRST_USE_SECONDS = 1.2
+_MUCH_QUIETER = 1.5  # noise is itself a noisy number
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-np",
+        "--num-proc",
+        metavar="N",
+        dest="ranks",
+        help="measure with this many ranks (the usable cores, from 2 to 8)",
+    )
+    parser.add_argument(
+        "--output", metavar="FILE", type=Path, help="write here, not into the cache"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="measure and show, write nothing")
+    parser.add_argument("--force", action="store_true", help="replace a table of less noise, too")
+    # What `farandole run` starts: paths alone, in a second, and however it turns out.
+    parser.add_argument("--first-use", action="store_true", help=argparse.SUPPRESS)
+
+
+def handle(arguments: argparse.Namespace) -> int:
+    from farandole import _launch
+    from farandole._tune import fit, kept, starting
+
+    ranks = _ranks(arguments.ranks)
+    brief = arguments.first_use
+    try:
+        path = arguments.output or kept.path_here()
+    except kept.NotBelieved as error:
+        raise CommandError(f"{error}; say --output FILE") from None
+    try:
+        samples = starting.measure(
+            ranks, _FIRST_USE_SECONDS if brief else _SECONDS, planners=not brief
+        )
+    except _launch.LaunchError as error:
+        raise CommandError(str(error), error.exit_code) from error
+    result = fit.fit(samples)
+    _show(result, samples)
+    found = kept.Kept(
+        kind=kept.kind(),
+        measured=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC",
+        ranks=ranks,
+        noise=fit.noise(samples),
+        tries=int(brief),
+        errors=result.medians(),
+        seconds=result.seconds,
+    )
+    print(f"noise {100 * found.noise:.1f} %")
+    if not arguments.dry_run:
+        print(_keep(path, found, force=arguments.force))
+    return 0
+
+
+def _ranks(text: str | None) -> int:
+    if os.environ.get("RANK"):
+        raise CommandError("it starts ranks of its own; run it outside of a job")
+    if text is None:
+        return min(max(len(os.sched_getaffinity(0)), 2), 8)
+    ranks = int(text) if text.isdecimal() else 0
+    if not 2 <= ranks <= 64:
+        raise CommandError(f"-np takes a number from 2 to 64, not '{text}'")
+    return ranks
+
+
+def _keep(path: Path, found: Kept, *, force: bool) -> str:
+    """Writes the file, unless the one that is there is the better one; says what it did."""
+    from farandole._tune import kept, table
+
+    try:
+        table.text_of(found)  # what would not be believed is not written
+        before = _before(path)
+        found = found._replace(tries=found.tries + (before.tries if before else 0))
+        said = f"written: {path}"
+        if before and not force and before.noise * _MUCH_QUIETER < found.noise:
+            said = (
+                f"not written: {path} was measured {before.measured} on a quieter host "
+                f"(noise {100 * before.noise:.1f} %); --force replaces it"
+            )
+            found = before._replace(tries=found.tries)
+        kept.write(path, found)
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror}", 1) from error
+    except kept.NotBelieved as error:
+        raise CommandError(f"nothing is written: {error}", 1) from error
+    return said
+
+
+def _before(path: Path) -> Kept | None:
+    """The table that is there, if it is one."""
+    from farandole._tune import kept
+
+    try:
+        return kept.read(path)
+    except (OSError, kept.NotBelieved):
+        return None
+
+
+def _show(result: Fit, samples: list[Sample]) -> None:
+    from farandole import _core
+    from farandole.cli._terminal import print_table
+
+    defaults = _core.tuning.numbers()
+    rows = [
+        (name, _nanoseconds(result.seconds[name]), _nanoseconds(defaults[name]), doc)
+        for name, doc in _core.tuning.fields()
+    ]
+    print_table("measured", ("number", "ns", "default", "what"), rows)
+    rows = [
+        (
+            family,
+            str(len(errors)),
+            f"{100 * result.medians()[family]:.0f} %",
+            f"{100 * max(errors):.0f} %",
+        )
+        for family, errors in result.errors.items()
+    ]
+    title = f"predicted against {len(samples)} measured times, {samples[0].ranks} ranks"
+    print_table(title, ("family", "times", "median error", "worst"), rows)
+
+
+def _nanoseconds(seconds: float) -> str:
+    return f"{1e9 * seconds:.3g}" if seconds < 1e-6 else f"{1e9 * seconds:.0f}"

@@ -1,0 +1,540 @@
+"""Tuning tables: what is believed, what is chosen, what is told about it, what is fitted."""
+
+from __future__ import annotations
+
+import json
+import random
+import stat
+from binascii import crc32
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import farandole as fd
+from farandole import _core, cli
+from farandole._tune import fit, kept, table
+from farandole.cli import _why
+from farandole.cli.tune import _keep
+
+tuning = _core.tuning
+NAMES = [name for name, _ in tuning.fields()]
+COLLECTIVES = sorted({p["collective"] for p in _core.schedule.planners()})
+ORDERS = {
+    size: {(p["collective"], p["name"]): p["order"] for p in _core.schedule.planners(size, 1000)}
+    for size in range(1, 10)
+}
+
+
+def drawn(seed: int) -> str:
+    """A table that no machine has, but that is believed."""
+    draw = random.Random(seed)
+    return tuning.text({name: 10 ** draw.uniform(-12, -2) for name in NAMES}, f"drawn {seed}")
+
+
+# ---- the table ----
+
+
+def test_a_table_reads_back_exactly() -> None:
+    for seed in range(50):
+        text = drawn(seed)
+        assert tuning.text(tuning.numbers(text), f"drawn {seed}") == text
+        assert tuning.origin(text) == f"drawn {seed}"
+    assert tuning.numbers() == tuning.numbers(tuning.text(tuning.numbers(), "again"))
+
+
+def test_the_fingerprint_is_of_the_numbers_alone() -> None:
+    numbers = tuning.numbers()
+    assert tuning.fingerprint(tuning.text(numbers, "here")) == tuning.fingerprint(
+        tuning.text(numbers, "elsewhere")
+    )
+    # Equal numbers, but paths are not chosen by those that nobody has measured.
+    assert tuning.fingerprint(tuning.text(numbers, "here")) != tuning.fingerprint()
+    assert not tuning.is_measured()
+    assert tuning.is_measured(tuning.text(numbers, "here"))
+    prints = {tuning.fingerprint(drawn(seed)) for seed in range(50)}
+    assert len(prints) == 50
+    assert all(len(p) == 16 and int(p, 16) >= 0 for p in prints)
+    for name in NAMES:
+        changed = tuning.text({**numbers, name: numbers[name] * (1 + 1e-15)}, "defaults")
+        assert tuning.fingerprint(changed) != tuning.fingerprint()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("bad", [0.0, -1e-6, 11.0, float("nan"), float("inf")])
+def test_a_number_nobody_can_have_measured_is_refused_by_name(name: str, bad: float) -> None:
+    with pytest.raises(fd.InvalidArgument, match=f"tuning table: {name} is"):
+        tuning.text({**tuning.numbers(), name: bad}, "bad")
+
+
+@pytest.mark.parametrize("origin", ["", "two\nlines", "x" * 161, "é"])
+def test_an_origin_is_one_short_line(origin: str) -> None:
+    with pytest.raises(fd.InvalidArgument, match="origin"):
+        tuning.text(tuning.numbers(), origin)
+
+
+def test_garbled_text_is_refused() -> None:
+    good = drawn(1)
+    assert tuning.numbers(good)
+    lines = good.splitlines(keepends=True)
+    bad = [good + "more=1\n", good[:-1], good.replace("=", ":"), "x" * 5000, "\n", good + good]
+    bad += ["".join(lines[:i] + lines[i + 1 :]) for i in range(len(lines))]
+    for i, name in enumerate(NAMES):
+        for value in ("", "1e-6x", "nan", "-1", "0x1p-3"):
+            bad.append("".join([*lines[:i], f"{name}={value}\n", *lines[i + 1 :]]))
+    for text in bad:
+        with pytest.raises(fd.InvalidArgument, match="tuning table: "):
+            tuning.numbers(text)
+
+
+# ---- the file ----
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the table of this host lies in this test; nothing is there yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("FARANDOLE_TUNING", "auto")
+    monkeypatch.setattr(kept, "usable_cores", lambda: 8)
+    return kept.path_here()
+
+
+def measured(**changes: Any) -> kept.Kept:
+    """What a measurement might have found."""
+    return kept.Kept(
+        kind=kept.kind(),
+        measured="2026-01-02 03:04 UTC",
+        ranks=4,
+        noise=changes.pop("noise", 0.05),
+        tries=changes.pop("tries", 1),
+        errors={"lines": 0.05},
+        seconds={**tuning.numbers(), **changes},
+    )
+
+
+def fill(path: Path, **changes: Any) -> None:
+    kept.write(path, measured(**changes))
+
+
+def test_a_file_is_found_again_and_is_private(cache: Path) -> None:
+    assert table.find() == table.Table()
+    assert table.for_world(2) == ""
+    fill(cache, lines_start=2e-6)
+    found = table.find()
+    assert found.kept == measured(lines_start=2e-6)
+    assert tuning.numbers(found.text) == {**tuning.numbers(), "lines_start": 2e-6}
+    assert found.origin == "measured 2026-01-02 03:04 UTC with 4 ranks"
+    assert (found.path, found.why_not) == (cache, "")
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o600
+    assert stat.S_IMODE(cache.parent.stat().st_mode) == 0o700
+    fill(cache, lines_start=3e-6)  # over the old one
+    assert tuning.numbers(table.for_world(2))["lines_start"] == 3e-6
+    assert [p.name for p in cache.parent.iterdir()] == [cache.name]
+
+
+def test_ranks_that_take_turns_make_their_usual_choices(cache: Path) -> None:
+    fill(cache)
+    assert table.find(8).text != ""
+    assert table.find(9) == table.Table(why_not="9 ranks take turns on 8 cores")
+
+
+def test_a_table_of_a_busy_host_is_not_used_unless_it_is_named(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(cache, noise=0.3)
+    assert table.find().text == ""
+    assert table.find().why_not == f"{cache}: the host was busy (noise 30 %)"
+    assert table.for_world(2) == ""  # and no warning: warnings are errors here
+    monkeypatch.setenv("FARANDOLE_TUNING", str(cache))
+    assert table.find().text != ""
+
+
+def test_what_would_not_be_believed_is_not_written(cache: Path) -> None:
+    with pytest.raises(cli.CommandError, match=r"nothing is written: .*lines_start"):
+        _keep(cache, measured(lines_start=-1.0), force=True)
+    assert not cache.exists()
+
+
+def test_a_quieter_table_stays_and_a_noisier_one_goes(cache: Path) -> None:
+    def after(noise: float, *, force: bool = False) -> tuple[float, int]:
+        _keep(cache, measured(noise=noise), force=force)
+        found = kept.read(cache)
+        return found.noise, found.tries
+
+    assert after(0.4) == (0.4, 1)
+    assert after(0.1) == (0.1, 2)  # quieter
+    assert after(0.3) == (0.1, 3)  # noisier; that it was tried is kept
+    assert after(0.12) == (0.12, 4)  # as good, and newer
+    assert after(0.3, force=True) == (0.3, 5)
+
+
+def test_a_write_that_fails_leaves_the_old_file(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(cache)
+    before = cache.read_bytes()
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        fill(cache, lines_start=1e-3)
+    assert cache.read_bytes() == before
+    assert [p.name for p in cache.parent.iterdir()] == [cache.name]
+
+
+def sealed(text: str) -> bytes:
+    """With a checksum that fits."""
+    return text.encode() + b"check=%08x\n" % crc32(text.encode())
+
+
+def edited(old: str, new: str) -> Callable[[str], bytes]:
+    def edit(text: str) -> bytes:
+        assert old in text
+        return sealed(text.replace(old, new))
+
+    return edit
+
+
+GARBLED: list[tuple[str, Callable[[str], bytes]]] = [
+    ("no farandole tuning table 1", lambda _: b"\xff\x00 not text"),
+    ("no farandole tuning table 1", lambda _: b""),
+    ("no farandole tuning table 1", lambda _: b" " * 70000),
+    ("no farandole tuning table 1", edited("table 1", "table 2")),
+    ("no farandole tuning table 1", lambda text: text.encode()),  # cut before its checksum
+    ("damaged", lambda text: sealed(text)[:-3]),
+    ("damaged", lambda text: sealed(text).replace(b"cores", b"cares")),
+    ("damaged", lambda text: sealed(text) + b"more\n"),
+    ("for farandole '0.0.1'", edited(f"farandole={fd._core.__version__}", "farandole=0.0.1")),
+    ("for cores None", edited("kind.cores=", "kind.bores=")),
+    ("missing", edited("seconds.lines_start=", "seconds.lines_start=x")),
+    ("missing", edited("ranks=4", "ranks=four")),
+    ("missing", edited("measured=", "measurement=")),
+    ("missing", edited("noise=", "other.noise=")),
+    ("lines_start is nan", edited("lines_start=5e-07", "lines_start=nan")),
+    ("lines_start is 1000", edited("lines_start=5e-07", "lines_start=1000")),
+    ("it has 17 numbers", edited("seconds.lines_start", "seconds.more=1\nseconds.lines_start")),
+    ("no lines_start", edited("seconds.lines_start", "seconds.lines_begin")),
+    ("origin", edited("03:04", "03:04\a")),
+    ("origin", edited("03:04", "long " * 100)),
+]
+
+
+@pytest.mark.parametrize(("why", "garble"), GARBLED)
+def test_a_garbled_file_is_one_warning_and_the_usual_choices(
+    cache: Path, why: str, garble: Callable[[str], bytes]
+) -> None:
+    fill(cache)
+    whole = cache.read_text()
+    cache.write_bytes(garble(whole[: whole.index("check=")]))
+    found = table.find()
+    assert found.text == ""
+    assert why in found.why_not
+    assert str(cache) in found.why_not
+    with pytest.warns(RuntimeWarning, match="farandole makes its usual choices") as seen:
+        assert table.for_world(2) == ""
+    assert len(seen) == 1
+
+
+def test_no_changed_byte_goes_unseen(cache: Path) -> None:
+    fill(cache)
+    whole = cache.read_bytes()
+    for at in range(len(whole)):
+        cache.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(kept.NotBelieved):
+            kept.read(cache)
+
+
+def test_a_file_that_cannot_be_read_is_not_believed(cache: Path) -> None:
+    cache.mkdir(parents=True)
+    assert "directory" in table.find().why_not.lower()
+
+
+def test_the_setting_names_a_file_or_none(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(cache, lines_start=2e-6)
+    other = tmp_path / "other.txt"
+    elsewhere = measured(lines_start=4e-6)
+    kept.write(other, elsewhere._replace(kind={**elsewhere.kind, "cores": "4096"}))
+    by_setting = {"auto": 2e-6, "": 2e-6, "kept": 2e-6, str(other): 4e-6, "off": 5e-7}
+    for setting, start in by_setting.items():
+        monkeypatch.setenv("FARANDOLE_TUNING", setting)
+        assert tuning.numbers(table.find().text)["lines_start"] == start
+    monkeypatch.setenv("FARANDOLE_TUNING", str(tmp_path / "none.txt"))
+    assert "none.txt: No such file" in table.find().why_not
+
+
+@pytest.mark.usefixtures("cache")
+def test_without_a_home_there_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
+    monkeypatch.setattr(Path, "home", homeless)
+    assert table.for_world(2) == ""
+    assert "no cache directory" in table.find().why_not
+
+
+# ---- the choice ----
+
+
+def questions(seed: int) -> dict[str, Any]:
+    draw = random.Random(seed)
+    return {
+        "collective": draw.choice(COLLECTIVES),
+        "count": draw.choice([0, 1, 7, 509, 518, 519, 8192, 8193, 60001, 1 << 22]),
+        "dtype": draw.choice(["float32", "float16", "uint8"]),
+        "ranks": draw.randint(1, 9),
+        "shared": draw.random() < 0.5,
+        "foreign": draw.random() < 0.5,
+        "level": draw.choice(["canonical", "fast"]),
+    }
+
+
+def usual_path(collective: str, bytes_in: int, ranks: int, *, shared: bool, foreign: bool) -> str:
+    """What runs where nothing is measured, in so many words."""
+    if bytes_in <= 2072:
+        return "lines"
+    if shared and collective in ("all_reduce", "reduce"):
+        return "window"
+    if bytes_in <= 32768 or ranks == 1:
+        return "one_shot"
+    if foreign:
+        return "push" if collective == "all_reduce" else "pull"
+    return "staged"
+
+
+def test_without_a_table_paths_are_the_usual_ones() -> None:
+    for collective in sorted(set(COLLECTIVES) - {"barrier"}):
+        blocks = collective in ("scatter", "all_to_all")  # of `count` for every rank
+        for ranks in (1, 2, 3, 8, 33, 256):
+            for count in (0, 1, 2072, 2073, 32768, 32769, 1 << 20):
+                for shared in (False, True):
+                    for foreign in (False, True):
+                        rows = tuning.explain(
+                            collective, count, "uint8", ranks, shared=shared, foreign=foreign
+                        )
+                        longest = count * ranks if blocks else count
+                        expected = usual_path(
+                            collective, longest, ranks, shared=shared, foreign=foreign
+                        )
+                        assert [r["name"] for r in rows if r["chosen"]] == [expected], (
+                            collective, ranks, count, shared, foreign,
+                        )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_measured_choice_is_the_usual_one_or_much_less(seed: int) -> None:
+    """Nothing that is allowed is predicted to take less than 90 % of what is chosen."""
+    for q in range(100):
+        question, text = questions(1000 * seed + q), drawn(seed)
+        rows = tuning.explain(**question, text=text)
+        assert rows == tuning.explain(**question, text=text)
+        chosen = [row for row in rows if row["chosen"]]
+        assert len(chosen) == 1, question
+        assert chosen[0]["refusal"] == ""
+        if chosen[0]["name"] == "barrier":
+            continue
+        took = chosen[0]["seconds"]
+        assert took is not None
+        allowed = [row["seconds"] for row in rows if not row["refusal"]]
+        assert took * 0.9 <= min(s for s in allowed if s is not None), question
+
+
+def test_who_is_told_to_go_by_address_does_not_copy() -> None:
+    slow = tuning.text({**tuning.numbers(), "push_start": 1.0}, "by address is slow here")
+    for demanded, expected in ((False, "staged"), (True, "push")):
+        rows = tuning.explain("all_reduce", 1 << 20, foreign=True, demanded=demanded, text=slow)
+        assert [row["name"] for row in rows if row["chosen"]] == [expected]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_table_leaves_the_level(seed: int) -> None:
+    for size in range(1, 10):
+        for collective in COLLECTIVES:
+            for count in (0, 1, 1000, 1 << 20):
+                rows = tuning.explain(collective, count, "float32", size, text=drawn(seed))
+                for row in rows:
+                    if row["backend"] == "schedule" and not row["refusal"]:
+                        assert ORDERS[size][collective, row["name"]] == "canonical", row
+
+
+def test_equal_numbers_give_equal_choices_whatever_their_origin() -> None:
+    for seed in range(200):
+        numbers, question = tuning.numbers(drawn(seed)), questions(seed)
+        answers = [
+            tuning.explain(**question, text=tuning.text(numbers, origin)) for origin in ("a", "b")
+        ]
+        assert answers[0] == answers[1]
+
+
+def test_lines_hold_what_they_hold_whatever_is_measured() -> None:
+    fast = {name: 1e-12 if name.startswith(("lines", "one_shot")) else 1.0 for name in NAMES}
+    text = tuning.text(fast, "small paths alone")
+    for count, name in ((518, "lines"), (519, "one_shot"), (8192, "one_shot"), (8193, "staged")):
+        rows = tuning.explain("all_reduce", count, text=text)
+        assert [row["name"] for row in rows if row["chosen"]] == [name]
+
+
+@pytest.mark.parametrize("mistake", [{"ranks": 0}, {"collective": "dance"}, {"level": "exact"}])
+def test_a_question_without_meaning_is_refused(mistake: dict[str, Any]) -> None:
+    with pytest.raises(fd.InvalidArgument):
+        tuning.explain(**{"collective": "all_reduce", "count": 1, **mistake})
+
+
+# ---- what info --why tells ----
+
+WHY = """\
+all_reduce of 4 MiB float32, 3 ranks on this host, memory caller, level canonical: staged
+
+name              what     us         why
+----------------  -------  ---------  ------------------------------------------------------------------------
+lines             path           672  takes at most 2072 bytes
+one_shot          path           673  takes at most 32768 bytes
+window            path           169  needs input and output in memory that all ranks map (farandole.allocate)
+push              path           339  reaches other ranks' memory, which is forbidden or found to be slower
+pull              path     -          does not run all_reduce
+staged            path           507  chosen: the only one allowed
+"""  # noqa: E501
+
+
+@pytest.fixture
+def by_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host where ranks that meet find that the kernel's copies are slow."""
+    monkeypatch.setattr(_why, "_by_address", lambda *_: (False, "it is slow here"))
+
+
+@pytest.mark.usefixtures("by_copies")
+def test_why_is_a_table_and_its_origin(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FARANDOLE_TUNING", "off")
+    assert cli.main(["info", "--why", "4M", "--ranks", "3"]) == 0
+    shown = capfd.readouterr().out
+    assert shown.startswith(WHY)
+    assert "only same_on_all_ranks, below level canonical" in shown
+    assert shown.endswith(
+        "not by address: it is slow here\n"
+        f"table {tuning.fingerprint()}: defaults\nFARANDOLE_TUNING=off\n"
+    )
+
+
+@pytest.mark.usefixtures("by_copies")
+def test_why_tells_the_file_and_what_is_forced(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["info", "--why", "1K"]) == 0
+    assert capfd.readouterr().out.endswith("defaults\nmeasure this host: farandole tune\n")
+    fill(cache, lines_start=1e-3)
+    monkeypatch.setenv("FARANDOLE_ALGORITHM", "ring")
+    assert cli.main(["info", "--why", "1K"]) == 0
+    shown = capfd.readouterr().out
+    assert "level canonical: one_shot\n" in shown
+    assert f"measured 2026-01-02 03:04 UTC with 4 ranks, noise 5.0 %\nfile {cache}\n" in shown
+    assert shown.endswith("but FARANDOLE_ALGORITHM=ring forces that one where it can run\n")
+    cache.write_text("{}")
+    assert cli.main(["info", "--why", "1K"]) == 0
+    assert f"not used: {cache}: it is no farandole tuning table 1" in capfd.readouterr().out
+
+
+def test_why_asks_two_ranks_about_addresses(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for setting, expected in (("0", (False, "FARANDOLE_CMA=0")), ("1", None)):
+        monkeypatch.setenv("FARANDOLE_CMA", setting)
+        assert cli.main(["info", "--json", "--why", "4M"]) == 0
+        facts = json.loads(capfd.readouterr().out)
+        answer = facts["by address"]
+        if expected is not None:
+            assert (answer["used"], answer["why not"]) == expected
+        # Told to do so, they do, wherever the kernel lets them.
+        assert facts["choice"] == ("push" if answer["used"] else "staged")
+        assert answer["used"] or answer["why not"]
+
+
+@pytest.mark.usefixtures("by_copies")
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_why_as_json_for_every_collective(
+    collective: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["info", "--json", "--why", "64K", "--collective", collective, "--memory", "ours"]
+    assert cli.main(arguments) == 0
+    facts = json.loads(capfd.readouterr().out)
+    assert facts["choice"] in [c["name"] for c in facts["candidates"] if c["chosen"]]
+    assert facts["question"]["bytes"] == 65536
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--why", "soon"], "--why: 'soon' is not a size"),
+        (["--why", "3"], "3 bytes are not a number of float32 (4 bytes)"),
+        (["--why", "4", "--ranks", "0"], "--ranks takes a number from 1 to 1024, not '0'"),
+        (["--why", "4", "--dtype", "float7"], "--dtype float7 is unknown"),
+        (["--why", "4", "--collective", "dance"], "there is no collective 'dance'"),
+        (["--ranks", "2"], "--ranks belongs to --why SIZE"),
+    ],
+)
+def test_mistakes_in_why_are_one_line(
+    arguments: list[str], words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["info", *arguments]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert words in err
+
+
+# ---- the fit ----
+
+
+def samples(text: str, noise: float = 0.0) -> list[fit.Sample]:
+    """What a host would show of which the model is true."""
+    draw = random.Random(3)
+    found = []
+    rows = [("all_gather" if path == "pull" else "all_reduce", path) for path in fit.PATHS]
+    rows += [(c, p) for c, p in ORDERS[4] if c in ("all_reduce", "broadcast", "all_gather")]
+    for collective, name in rows:
+        for size in (8, 2048, 32768, 524288):
+            explained = tuning.explain(
+                collective, size, "uint8", 4, shared=True, foreign=True, level="fast", text=text
+            )
+            seconds = next(row["seconds"] for row in explained if row["name"] == name)
+            assert seconds is not None
+            found.append(
+                fit.Sample(collective, name, size, 4, seconds * (1 + draw.uniform(-noise, noise)))
+            )
+    return found
+
+
+def test_a_true_model_is_found_again() -> None:
+    truth = {name: value * 3 for name, value in tuning.numbers().items()} | {"lines_byte": 4e-9}
+    result = fit.fit(samples(tuning.text(truth, "true")))
+    for name in set(NAMES) - {"channel_message"}:
+        assert result.seconds[name] == pytest.approx(truth[name], rel=0.05), name
+    assert max(result.medians().values()) < 0.01
+    noisy = fit.fit(samples(tuning.text(truth, "true"), noise=0.2))
+    assert 0.01 < max(noisy.medians().values()) < 0.25
+    assert tuning.text(noisy.seconds, "noisy")
+
+
+def test_what_the_times_do_not_tell_stays_as_it_was() -> None:
+    assert fit.fit([]).seconds == tuning.numbers()
+    few = fit.fit([fit.Sample("all_reduce", "lines", 8, 2, 1e-6)])
+    changed = {n for n in NAMES if few.seconds[n] != tuning.numbers()[n]}
+    assert changed <= {"lines_start", "lines_byte"}
+
+
+def test_times_that_make_no_sense_give_a_table_that_is_believed() -> None:
+    """Longer data, shorter time: no number becomes negative."""
+    odd = [fit.Sample("all_reduce", p, b, 2, 1e-3 / (b + 1)) for p in fit.PATHS for b in (1, 2000)]
+    assert tuning.text(fit.fit(odd).seconds, "odd")
+
+
+def test_tune_takes_a_number_of_ranks(capfd: pytest.CaptureFixture[str]) -> None:
+    for wrong in ("1", "0", "-2", "many", "65"):
+        assert cli.main(["tune", "-np", wrong]) == 2
+        assert f"-np takes a number from 2 to 64, not '{wrong}'" in capfd.readouterr().err
