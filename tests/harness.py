@@ -223,7 +223,7 @@ class Nursery:
 
 
 def _is_ours(name: str) -> bool:
-    return name.startswith(("FARANDOLE_", "TORCHELASTIC_")) or name in {
+    return name.startswith(("FARANDOLE_", "HOROVOD_", "TORCHELASTIC_")) or name in {
         "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
     }  # fmt: skip
 

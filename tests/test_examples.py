@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run(*command: str, ranks: int = 2) -> str:
+def run(*command: str, ranks: int = 2, options: Sequence[str] = ()) -> str:
     """What the ranks print; fails with their output if any of them does."""
-    start = [sys.executable, "-m", "farandole", "run", "-np", str(ranks), "--no-prefix", "--"]
+    words = ["run", "-np", str(ranks), "--no-prefix", *options, "--"]
+    start = [sys.executable, "-m", "farandole", *words]
     done = subprocess.run([*start, *command], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -61,6 +63,29 @@ def test_pytorch_example_learns(program: str, ranks: int) -> None:
     accuracy = re.search(r"accuracy.*: ([\d.]+)", output)
     assert accuracy is not None, output
     assert float(accuracy[1]) > 0.9
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "",
+        "--fp16-allreduce --gradient-predivide-factor 2",
+        "--use-adasum --sync-batch-norm",
+    ],
+)
+def test_a_script_for_horovod_runs_as_it_is(arguments: str) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    script = ROOT / "examples/02_horovod_script.py"
+    imported = re.findall(r"^\s*(?:import|from) (\S+)", script.read_text(), re.MULTILINE)
+    assert "horovod.torch" in imported
+    assert not [name for name in imported if name.startswith("farandole")]
+    output = run(sys.executable, str(script), *arguments.split(), options=["--horovod"])
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
+    accuracy = re.findall(r"accuracy ([\d.]+)", output)
+    assert len(losses) == 6, output
+    assert losses[-1] < losses[0] / 3
+    assert float(accuracy[-1]) > 0.85
 
 
 def test_digits_train_alike_under_farandole_run_and_torchrun_and_alone(tmp_path: Path) -> None:

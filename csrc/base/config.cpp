@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -128,10 +129,60 @@ const std::vector<Variable>& variables() {
            {"error", "warning", "info", "debug"}),
       text("FARANDOLE_TRACE", &Config::trace,
            "directory for a Chrome trace of all ranks; empty: no trace"),
+      text("FARANDOLE_TIMELINE", &Config::timeline,
+           "file for a Chrome trace of all ranks, from init() to shutdown(); DYNAMIC: none until "
+           "start_timeline()"),
       text("FARANDOLE_FAULT", &Config::fault,
            "test builds only: makes a rank fail at a named point, or delays operations"),
   };
   return table;
+}
+
+/// One of Horovod's variables, and which of ours it sets to what; empty: to nothing.
+struct Alias {
+  std::string_view horovod;
+  std::string_view ours;
+  std::string (*value)(std::string_view);
+};
+
+std::string same(std::string_view text) { return std::string(text); }
+
+std::string never_if_set(std::string_view text) { return text.empty() || text == "0" ? "" : "1e9"; }
+
+std::string log_level(std::string_view text) {
+  std::string lower(text);
+  std::ranges::transform(lower, lower.begin(), [](char c) {
+    return 'A' <= c && c <= 'Z' ? static_cast<char>(c + 32) : c;
+  });
+  return lower == "trace" ? "debug" : lower == "fatal" ? "error" : lower;
+}
+
+/// The first one that is set wins.
+constexpr std::array kAliases{
+    Alias{"HOROVOD_FUSION_THRESHOLD", "FARANDOLE_BUCKET_BYTES", same},
+    Alias{"HOROVOD_TIMELINE", "FARANDOLE_TIMELINE", same},
+    Alias{"HOROVOD_STALL_CHECK_DISABLE", "FARANDOLE_WARN_AFTER", never_if_set},
+    Alias{"HOROVOD_STALL_CHECK_TIME_SECONDS", "FARANDOLE_WARN_AFTER", same},
+    Alias{"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "FARANDOLE_TIMEOUT", same},
+    Alias{"HOROVOD_START_TIMEOUT", "FARANDOLE_START_TIMEOUT", same},
+    Alias{"HOROVOD_LOG_LEVEL", "FARANDOLE_LOG", log_level},
+};
+
+/// Reads the first of Horovod's variables that says something; errors name it.
+void read_alias(Config& config, const Variable& variable) {
+  for (const Alias& alias : kAliases) {
+    const char* given = std::getenv(std::string(alias.horovod).c_str());
+    if (alias.ours != variable.name || given == nullptr || *given == 0) continue;
+    const std::string value = alias.value(given);
+    if (value.empty()) continue;
+    try {
+      variable.read(config, value);
+    } catch (const Error& error) {
+      throw Error(ErrorCode::invalid_argument, error.verdict(), {},
+                  "it comes from " + std::string(alias.horovod) + "=" + given);
+    }
+    return;
+  }
 }
 
 constexpr std::string_view kPrefix = "FARANDOLE_";
@@ -148,7 +199,10 @@ Config Config::from_environment() {
   Config config;
   for (const Variable& v : variables()) {
     const char* value = std::getenv(std::string(v.name).c_str());
-    if (value != nullptr) v.read(config, value);
+    if (value != nullptr)
+      v.read(config, value);
+    else
+      read_alias(config, v);
   }
   if (!config.fault.empty() && !kFaultPoints)
     throw Error(ErrorCode::invalid_argument,
@@ -160,9 +214,14 @@ Config Config::from_environment() {
 std::vector<Setting> settings(const Config& config) {
   const Config fallback;
   std::vector<Setting> list;
-  for (const Variable& v : variables())
+  for (const Variable& v : variables()) {
+    std::string horovod;
+    for (const Alias& alias : kAliases)
+      if (alias.ours == v.name)
+        horovod += (horovod.empty() ? "" : " ") + std::string(alias.horovod);
     list.push_back({std::string(v.name), std::string(v.type), v.show(config), v.show(fallback),
-                    std::string(v.doc)});
+                    std::string(v.doc), horovod});
+  }
   return list;
 }
 

@@ -23,9 +23,11 @@ struct Config {
   std::string tuning = "auto";        // FARANDOLE_TUNING: auto, kept, off, a file
   std::string log_level = "warning";  // FARANDOLE_LOG
   std::string trace;                  // FARANDOLE_TRACE
+  std::string timeline;               // FARANDOLE_TIMELINE
   std::string fault;                  // FARANDOLE_FAULT
 
-  /// Reads the environment; throws Error(invalid_argument) naming a variable that cannot be read.
+  /// Reads the environment, with Horovod's variables where ours are not set; throws
+  /// Error(invalid_argument) naming a variable that cannot be read.
   static Config from_environment();
 };
 
@@ -36,6 +38,7 @@ struct Setting {
   std::string value;
   std::string fallback;
   std::string doc;
+  std::string horovod;  // Horovod's variables that are read where this one is not set
 };
 std::vector<Setting> settings(const Config& config);
 

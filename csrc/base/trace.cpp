@@ -150,8 +150,8 @@ Trace::Ring* Trace::my_ring() {
   return mine.ring;
 }
 
-/// Null when there are too many threads. A thread that got the number of an ended one goes on with
-/// its ring.
+/// Null when there are too many threads, or nothing is recorded any more. A thread that got the
+/// number of an ended one goes on with its ring.
 Trace::Ring* Trace::open_ring() {
   const int64_t thread = ::gettid();
   char name[16] = {};
@@ -159,7 +159,7 @@ Trace::Ring* Trace::open_ring() {
   const std::lock_guard lock(mutex_);
   for (const auto& ring : rings_)
     if (ring->thread == thread) return ring.get();
-  if (rings_.size() == kMostThreads) return nullptr;
+  if (closed_ || rings_.size() == kMostThreads) return nullptr;
   rings_.push_back(std::make_unique<Ring>());
   rings_.back()->name = thread == ::getpid() ? "main" : name;
   return rings_.back().get();
@@ -223,8 +223,14 @@ void TraceSpan::end() noexcept {
   trace_->record(event);
 }
 
+void TraceSteps::begin(Trace* trace) {
+  if (trace_ != trace) track_ = trace->track(name_, key_);
+  trace_ = trace;
+  since_ = now();
+}
+
 void TraceSteps::close() {
-  if (trace_ == nullptr || since_ == TimePoint{}) return;
+  if (since_ == TimePoint{}) return;
   TraceEvent event;
   event.kind = TraceKind::step;
   event.track = track_;
@@ -258,13 +264,8 @@ void Trace::prepare() const {
   checked(::access(inside.c_str(), W_OK | X_OK), "access " + inside);
 }
 
-void Trace::write() {
-  writing_.store(true);
-  struct Leave {
-    std::atomic<bool>& flag;
-    ~Leave() { flag.store(false); }
-  } leave{writing_};
-  const std::lock_guard lock(mutex_);
+/// After `writing_` was set, with `mutex_`: returns when no thread records.
+void Trace::wait_until_outside() const {
   const Deadline patience = Deadline::after(kWritePatience);
   for (const auto& ring : rings_)
     while (ring->inside.load()) {  // a few instructions, unless its thread was put to sleep there
@@ -272,6 +273,25 @@ void Trace::write() {
         throw Error(ErrorCode::resource, "thread '" + ring->name + "' does not stop recording");
       std::this_thread::yield();
     }
+}
+
+void Trace::close() {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  writing_.store(true);
+  wait_until_outside();
+  for (const auto& ring : rings_) std::vector<TraceEvent>().swap(ring->events);
+}
+
+void Trace::write() {
+  const std::lock_guard lock(mutex_);
+  if (closed_) throw Error(ErrorCode::resource, "the trace is closed");
+  writing_.store(true);
+  struct Leave {
+    std::atomic<bool>& flag;
+    ~Leave() { flag.store(false); }
+  } leave{writing_};
+  wait_until_outside();
   const std::string name = "rank-" + std::to_string(identity_.rank) + ".jsonl";
   const std::string path = identity_.directory + "/" + name;
   const std::string beside = identity_.directory + "/." + name + "." + std::to_string(::getpid());

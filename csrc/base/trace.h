@@ -88,6 +88,9 @@ class Trace {
   /// there as a whole or not at all. Events of other threads meanwhile are lost. Throws
   /// Error(resource).
   void write();
+  /// Nothing is recorded any more, and the memory of events is given back. Who still holds the
+  /// pointer may go on calling.
+  void close();
 
  private:
   struct Ring;
@@ -97,11 +100,13 @@ class Trace {
   };
   Ring* my_ring();
   Ring* open_ring();
+  void wait_until_outside() const;
   std::string to_json() const;
 
   const Identity identity_;
   const uint64_t id_;                 // no other Trace of this process has it, not even a later one
-  std::atomic<bool> writing_{false};  // seq_cst; partner: Ring::enter
+  std::atomic<bool> writing_{false};  // seq_cst; partner: Ring::enter. True for ever once closed
+  bool closed_ = false;               // guarded by mutex_
   std::atomic<uint64_t> refused_{0};  // lost for want of a ring or while writing
   mutable std::mutex mutex_;          // guards what follows
   uint64_t worlds_ = 0;               // that were left
@@ -140,20 +145,23 @@ class TraceSpan {
 class TraceSteps {
  public:
   TraceSteps() = default;
-  TraceSteps(Trace* trace, const std::string& label, uint64_t key)
-      : trace_(trace), track_(trace != nullptr ? trace->track("steps of " + label, key) : 0) {}
+  TraceSteps(const std::string& label, uint64_t key) : name_("steps of " + label), key_(key) {}
 
-  /// The step is open from now on, unless it already is.
-  void open() {
-    if (trace_ != nullptr && since_ == TimePoint{}) [[unlikely]]
-      since_ = now();
+  /// The step is open from now on, unless it already is or nothing is traced (null).
+  void open(Trace* trace) {
+    if (trace != nullptr && since_ == TimePoint{}) [[unlikely]]
+      begin(trace);
   }
   /// Records the open step, if there is one.
   void close();
 
  private:
-  Trace* trace_ = nullptr;
-  uint32_t track_ = 0;
+  void begin(Trace* trace);
+
+  std::string name_;
+  uint64_t key_ = 0;
+  Trace* trace_ = nullptr;  // in which the open step began
+  uint32_t track_ = 0;      // of this trace
   uint32_t number_ = 0;
   TimePoint since_{};
 };

@@ -127,6 +127,7 @@ void bind_group(py::module_& module) {
       row["value"] = s.value;
       row["default"] = s.fallback;
       row["doc"] = s.doc;
+      row["horovod"] = s.horovod;
       list.append(row);
     }
     return list;
@@ -282,6 +283,17 @@ void bind_group(py::module_& module) {
              d["streams"] = c.streams;
              return d;
            })
+      .def(
+          "start_timeline",
+          [](Group& g, const std::string& directory, int number) {
+            refuse_in_child();
+            start_timeline(*g.engine(), directory, number);
+          },
+          py::arg("directory"), py::arg("number"),
+          "Records from now on, on this rank; `number` is the same on all ranks that do so.")
+      .def(
+          "stop_timeline", [](Group& g) { stop_timeline(*g.engine()); },
+          "Ends what start_timeline began, and writes this rank's part into its directory.")
       .def("leave", [](Group& g) {
         refuse_in_child();
         {

@@ -3,6 +3,8 @@
 #include "bindings/bind.h"
 #include "bindings/tracing.h"
 
+#include <utility>
+
 namespace farandole {
 namespace {
 
@@ -56,6 +58,31 @@ std::shared_ptr<Trace> start_trace(const std::string& directory, const Host& hos
     trace = nullptr;
   }
   return trace;
+}
+
+void start_timeline(Engine& engine, const std::string& directory, int number) {
+  if (engine.trace() != nullptr)
+    throw Error(ErrorCode::invalid_argument,
+                "this rank is traced into " + engine.trace()->identity().directory + " already");
+  const Host& host = engine.host();
+  const std::string name = host.peers[static_cast<size_t>(host.rank)].info.host;
+  const uint64_t run = run_of(host, "timeline " + std::to_string(number));
+  auto trace = std::make_shared<Trace>(
+      Trace::Identity{directory, run, host.rank, host.size(), name, fingerprint(engine.tuning())});
+  trace->prepare();
+  engine.set_trace(trace);
+  current() = trace;
+}
+
+void stop_timeline(Engine& engine) {
+  Trace* const trace = engine.trace();
+  if (trace == nullptr)
+    throw Error(ErrorCode::invalid_argument, "nothing is traced, so nothing can be stopped");
+  const std::shared_ptr<Trace> kept = std::exchange(current(), nullptr);
+  engine.set_trace(nullptr);
+  const py::gil_scoped_release unlocked;
+  trace->write();
+  trace->close();
 }
 
 void finish_trace(Trace* trace) {

@@ -50,6 +50,7 @@ Engine::Engine(Host host, EngineOptions options)
       deaths_(host_.peers.size()),
       death_signals_(host_.peers.size()),
       driver_(*this, options_.spin, crowding_of(host_), options_.progress, options_.threads) {
+  set_trace(options_.trace);
   watch(epoll_.get(), host_.peers[static_cast<size_t>(host_.rank)].doorbell.get(), kDoorbell);
   for (const HostPeer& peer : host_.peers)
     if (peer.process && peer.info.rank != host_.rank)
@@ -68,12 +69,18 @@ Engine::~Engine() {
   }
 }
 
+void Engine::set_trace(std::shared_ptr<Trace> trace) {
+  const std::lock_guard lock(traces_mutex_);
+  if (trace) traces_.push_back(trace);
+  trace_.store(trace.get(), std::memory_order_release);  // partner: trace()
+}
+
 std::shared_ptr<Stream> Engine::open_stream(const Membership& membership, std::string label,
                                             uint64_t number, bool schedules) {
   sweep();
   const EngineView view{&host_,   arena_,          &dead_,
                         &deaths_, &death_signals_, options_.warn_after,
-                        trace(),  &options_.tuning};
+                        &trace_,  &options_.tuning};
   const uint64_t key = stream_key(membership.key, number);
   auto* stream = new Stream(
       view, membership, std::move(label), key,
@@ -129,7 +136,7 @@ void Engine::sweep() {
 void Engine::note_arrival(Request& request) {
   if (left_.load(std::memory_order_relaxed))
     throw Error(ErrorCode::not_initialized, "this rank has left the world by shutdown()");
-  if (trace() != nullptr) request.submitted = now();
+  request.submitted = trace() != nullptr ? now() : TimePoint{};
   in_flight_.fetch_add(1);  // seq_cst; partner: Driver::progress_main
 }
 
@@ -211,7 +218,8 @@ void Engine::take_submissions() {
 
 bool Engine::poll(TimePoint until) {
   if (inbox_full_.load(std::memory_order_acquire)) take_submissions();
-  const TimePoint begin = trace() != nullptr ? now() : TimePoint{};
+  Trace* const traced = trace();
+  const TimePoint begin = traced != nullptr ? now() : TimePoint{};
   bool moved = false;
   for (size_t i = 0; i < active_.size();) {
     Stream& stream = *active_[i];
@@ -224,7 +232,7 @@ bool Engine::poll(TimePoint until) {
     else
       active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(i));
   }
-  if (moved && trace() != nullptr) trace()->turn(begin, now());
+  if (moved && traced != nullptr) traced->turn(begin, now());
   if (moved) ring_sleepers();
   const uint64_t turns = turns_.load(std::memory_order_relaxed) + 1;  // no partner: a statistic
   turns_.store(turns, std::memory_order_relaxed);

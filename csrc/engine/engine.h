@@ -25,7 +25,7 @@ struct EngineOptions {
   ProgressMode progress = ProgressMode::automatic;
   bool threads = true;           // false: whoever owns the engine polls it, as simulated worlds do
   BackendMaker schedules;        // none: paths over shared memory alone
-  std::shared_ptr<Trace> trace;  // null: nothing is traced
+  std::shared_ptr<Trace> trace;  // null: nothing is traced until set_trace()
   TuningTable tuning;            // the same on all ranks
   uint32_t first_sequence = 0;   // where the numbers of operations begin, for tests of their wrap
 };
@@ -47,7 +47,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const Host& host() const { return host_; }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   Driver& driver() { return driver_; }
-  Trace* trace() const { return options_.trace.get(); }
+  /// Null while nothing is traced. What it points to lives as long as the engine.
+  Trace* trace() const { return trace_.load(std::memory_order_acquire); }  // partner: set_trace
+  /// Any thread: what begins from now on is recorded there; null: nowhere.
+  void set_trace(std::shared_ptr<Trace> trace);
   const TuningTable& tuning() const { return options_.tuning; }
 
   /// Opens a stream without waiting for the peers. `number` tells the streams of a group apart and
@@ -109,6 +112,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   Host host_;
   EngineOptions options_;
+  std::atomic<Trace*> trace_{nullptr};
+  std::mutex traces_mutex_;                     // guards traces_
+  std::vector<std::shared_ptr<Trace>> traces_;  // all there ever were: a thread may hold any
   std::shared_ptr<Arena> arena_;
   Fd epoll_;
 

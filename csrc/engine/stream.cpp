@@ -47,7 +47,6 @@ Stream::Stream(const EngineView& around, const Membership& membership, std::stri
   std::byte* page = around_.arena->allocate(sizeof(StreamPage) + staging_bytes(memory_.size()));
   memory_.pages[static_cast<size_t>(memory_.rank)] = new (page) StreamPage(sequence_);
   memory_.segment->publish(around_.host->rank, key_, *memory_.segment->offset_of(page, 1));
-  if (around_.trace != nullptr) track_ = around_.trace->track(track_name(), key_);
 }
 
 Stream::~Stream() {

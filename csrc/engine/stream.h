@@ -39,7 +39,7 @@ struct EngineView {
   const std::vector<std::string>* deaths = nullptr;  // how, by world rank
   const std::vector<int>* death_signals = nullptr;
   Duration warn_after{};
-  Trace* trace = nullptr;  // null: nothing is traced
+  const std::atomic<Trace*>* trace = nullptr;  // to null while nothing is traced
   const TuningTable* tuning = nullptr;
 };
 
@@ -93,7 +93,8 @@ class Stream {
 
   void begin();
   void enter(Phase next);
-  void trace_phase(Phase next);
+  Trace* trace() const { return around_.trace->load(std::memory_order_acquire); }
+  void trace_phase(Trace* trace, Phase next);
   void trace_operation(TimePoint end) const;
   std::string track_name() const;
   Progress advance(TimePoint until);
@@ -132,8 +133,9 @@ class Stream {
   uint32_t sequence_ = 0;
   bool pages_open_ = false;
   std::atomic<const char*> last_path_{""};  // a literal
-  uint32_t track_ = 0;
-  TimePoint begun_{}, phase_begun_{};  // set while tracing
+  Trace* traced_ = nullptr;                 // where the present operation is recorded
+  uint32_t track_ = 0;                      // of `traced_`
+  TimePoint begun_{}, phase_begun_{};       // set while tracing
   TimePoint started_{}, next_warning_{}, leaving_since_{}, held_since_{};
   int idle_looks_ = 0;  // at data that carry the agreement, since posts were compared
   std::deque<std::shared_ptr<Request>> queue_;  // the front one is in flight

@@ -160,15 +160,19 @@ std::string Stream::describe() const {
 // ---- what a trace shows ----
 
 void Stream::enter(Phase next) {
-  if (around_.trace != nullptr) [[unlikely]]
-    trace_phase(next);
+  if (Trace* const on = trace(); on != nullptr) [[unlikely]]
+    trace_phase(on, next);
   phase_ = next;
 }
 
-void Stream::trace_phase(Phase next) {
+void Stream::trace_phase(Trace* trace, Phase next) {
   const TimePoint when = now();
   if (phase_ == Phase::resting) {
+    if (traced_ != trace) track_ = trace->track(track_name(), key_);
+    traced_ = trace;
     begun_ = when;
+  } else if (traced_ != trace) {
+    return;  // tracing began in the middle of this operation
   } else if (when - phase_begun_ >= kShortestPhase) {
     TraceEvent event;
     event.kind = TraceKind::phase;
@@ -177,7 +181,7 @@ void Stream::trace_phase(Phase next) {
     event.begin = phase_begun_;
     event.end = when;
     event.label = kPhases[static_cast<size_t>(phase_)];
-    around_.trace->record(event);
+    traced_->record(event);
   }
   phase_begun_ = when;
   if (next == Phase::resting) trace_operation(when);
@@ -193,12 +197,12 @@ void Stream::trace_operation(TimePoint end) const {
   event.count = request.error ? 1 : 0;
   event.begin = begun_;
   event.end = end;
-  event.launched = request.submitted;
+  event.launched = request.submitted != TimePoint{} ? request.submitted : begun_;
   event.bytes = o.input.count > 0 ? o.input.bytes() : o.output.bytes();
   event.label = name_of(o.kind);
   copy_cut(last_path(), event.path);
   copy_cut(o.name, event.name);
-  around_.trace->record(event);
+  traced_->record(event);
 }
 
 std::string Stream::track_name() const {

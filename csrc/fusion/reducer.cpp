@@ -46,7 +46,7 @@ Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> parameters
   allocate_buckets();
   stream_ = group_->open_stream(options_.label);
   used_->resize(parameters_.size() + static_cast<size_t>(group_->size()));
-  steps_ = TraceSteps(group_->engine()->trace(), options_.label, stream_->key());
+  steps_ = TraceSteps(options_.label, stream_->key());
   reset();
 }
 
@@ -120,7 +120,7 @@ void Reducer::note_arrival(size_t i) {
                 "the gradient of '" + parameters_[i].name + "' became ready twice in one step", {},
                 "call step() or zero_grad() between two backward passes, or ask for "
                 "accumulation (backward_passes_per_step)");
-  steps_.open();
+  steps_.open(group_->engine()->trace());
   marked_[i] = 1;
   ++marked_count_;
   order_.note(i);
@@ -189,7 +189,7 @@ void Reducer::launch_rest() {
   const std::lock_guard lock(mutex_);
   if (rest_launched_) return;
   rest_launched_ = true;
-  steps_.open();
+  steps_.open(group_->engine()->trace());
   for (size_t i = 0; i < parameters_.size(); ++i) {
     (*used_)[i] = marked_[i];
     if (marked_[i] != 0) continue;

@@ -81,7 +81,7 @@ ShardedUpdate::ShardedUpdate(std::shared_ptr<Group> group, std::vector<Parameter
       places_[static_cast<size_t>(item.parameter)] = {b, item.offset * size_of(buckets_[b].dtype)};
   }
   stream_ = group_->open_stream(options_.label);
-  trace_steps_ = TraceSteps(group_->engine()->trace(), options_.label, stream_->key());
+  trace_steps_ = TraceSteps(options_.label, stream_->key());
   flags_ = std::make_shared<std::vector<uint8_t>>(
       parameters_.size() + static_cast<size_t>(group_->size()) + 2 * kHashBytes);
 }
@@ -99,7 +99,7 @@ void ShardedUpdate::take(size_t parameter, const std::byte* gradient) {
   const Place& place = places_[parameter];
   const size_t bytes = p.count * size_of(p.dtype);
   const TraceSpan ready(group_->engine()->trace(), TraceKind::ready, p.name, bytes);
-  trace_steps_.open();
+  trace_steps_.open(group_->engine()->trace());
   if (bytes > 0) std::memcpy(gradients_[place.bucket].get() + place.offset, gradient, bytes);
 }
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from farandole._grouped import *  # noqa: F403
     from farandole._memory import *  # noqa: F403
     from farandole._pair import *  # noqa: F403
+    from farandole._run import *  # noqa: F403
+    from farandole._timeline import *  # noqa: F403
     from farandole._world import *  # noqa: F403
 
 __version__ = "0.1.0"
@@ -36,6 +38,8 @@ _HOME = {
         "grouped_all_reduce grouped_reduce_scatter grouped_all_gather grouped_broadcast"
     ).split(),
     "_memory": ["allocate"],
+    "_run": ["RanksFailed", "run"],
+    "_timeline": ["start_timeline", "stop_timeline"],
     "_errors": (
         "Error InvalidArgument NotInitialized PeerLost PeerHung Stalled Deadlock Mismatch "
         "RemoteError EarlyExit RendezvousError VersionMismatch AuthError LinkError ResourceError "

@@ -6,6 +6,8 @@ import atexit
 import os
 import sys
 import traceback
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from farandole import _core
@@ -45,9 +47,12 @@ class _Place:
 class _State:
     """The one default world of the process."""
 
-    place: _Place | None = None
-    group: Group | None = None
-    epoch: int = 0  # how many worlds this process has joined
+    def __init__(self) -> None:
+        self.place: _Place | None = None
+        self.group: Group | None = None
+        self.epoch = 0  # how many worlds this process has joined
+        # The same for worlds of some of the job's ranks, by these.
+        self.narrowed: Counter[tuple[int, ...]] = Counter()
 
 
 _state = _State()
@@ -73,8 +78,8 @@ def _find_place(
     rank: int | None, size: int | None, local_rank: int | None, local_size: int | None
 ) -> _Place:
     """From the arguments, else from what the launcher put into the environment."""
-    found_rank = rank if rank is not None else _number("RANK")
-    found_size = size if size is not None else _number("WORLD_SIZE")
+    found_rank = rank if rank is not None else _number("RANK", _number("HOROVOD_RANK"))
+    found_size = size if size is not None else _number("WORLD_SIZE", _number("HOROVOD_SIZE"))
     if (found_rank is None) != (found_size is None):
         given, lacking = ("RANK", "WORLD_SIZE") if found_size is None else ("WORLD_SIZE", "RANK")
         raise RendezvousError(f"{given} is given, but {lacking} is not")
@@ -83,8 +88,10 @@ def _find_place(
     if found_size < 1 or not 0 <= found_rank < found_size:
         raise RendezvousError(f"rank {found_rank} does not exist in a world of {found_size}")
     if rank is None and size is None:
-        local_rank = local_rank if local_rank is not None else _number("LOCAL_RANK")
-        local_size = local_size if local_size is not None else _number("LOCAL_WORLD_SIZE")
+        if local_rank is None:
+            local_rank = _number("LOCAL_RANK", _number("HOROVOD_LOCAL_RANK"))
+        if local_size is None:
+            local_size = _number("LOCAL_WORLD_SIZE", _number("HOROVOD_LOCAL_SIZE"))
     found_local = local_rank if local_rank is not None else found_rank
     found_locals = local_size if local_size is not None else found_size
     if found_locals != found_size:
@@ -94,8 +101,8 @@ def _find_place(
         )
     job = ":".join(
         [
-            _first("MASTER_ADDR") or "127.0.0.1",
-            _first("MASTER_PORT") or "0",
+            _first("MASTER_ADDR", "HOROVOD_GLOO_RENDEZVOUS_ADDR") or "127.0.0.1",
+            _first("MASTER_PORT", "HOROVOD_GLOO_RENDEZVOUS_PORT") or "0",
             str(found_size),
             _first("FARANDOLE_RUN_ID", "TORCHELASTIC_RUN_ID"),
             _first("FARANDOLE_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"),
@@ -103,6 +110,21 @@ def _find_place(
         ]
     )
     return _Place(found_rank, found_size, found_local, found_locals, 0, 1, job)
+
+
+def _narrowed(place: _Place, ranks: Sequence[int]) -> _Place:
+    """The same process in a world of some of the job's ranks, in the order in which they stand."""
+    chosen = list(ranks)
+    strange = [r for r in chosen if not isinstance(r, int) or not 0 <= r < place.size]
+    if strange or not chosen or len(set(chosen)) < len(chosen):
+        raise InvalidArgument(
+            f"ranks={chosen} are not different ranks of the {place.size} that were started"
+        )
+    if place.rank not in chosen:
+        raise InvalidArgument(f"rank {place.rank} calls init(ranks={chosen}) and is not among them")
+    here, count = chosen.index(place.rank), len(chosen)
+    job = f"{place.job}:{','.join(map(str, chosen))}:{_state.narrowed[tuple(chosen)]}"
+    return _Place(here, count, here, count, place.cross_rank, place.cross_size, job)
 
 
 def init(
@@ -113,6 +135,7 @@ def init(
     local_size: int | None = None,
     job: str | None = None,
     timeout: float | None = None,
+    ranks: Sequence[int] | None = None,
 ) -> None:
     """Joins the other ranks of the job; a second call without ``shutdown()`` does nothing.
 
@@ -126,8 +149,11 @@ def init(
         job: a name that the ranks of this job share and no other job has; default: from the
             environment.
         timeout: seconds to wait for the other ranks; default ``FARANDOLE_START_TIMEOUT``.
+        ranks: only these of the started ranks form the world, numbered in this order; all of them
+            call with the same list.
 
     Raises:
+        InvalidArgument: ``ranks`` are not ranks of the job, or this one is not among them.
         RendezvousError: ranks are missing, duplicate, or disagree about the world.
         VersionMismatch: another rank runs another version of farandole.
 
@@ -140,19 +166,31 @@ def init(
     if is_initialized() and not _core.in_child():
         return
     place = _find_place(rank, size, local_rank, local_size)
+    if ranks is not None:
+        if job is not None:
+            raise InvalidArgument("ranks and job are both given; ranks are of the job they are in")
+        place = _narrowed(place, ranks)
     name = f"{job}:{_state.epoch}" if job is not None else place.job
     _enter(replace(place, job=name), timeout)
+    if ranks is None:
+        _state.epoch += 1
+    else:
+        _state.narrowed[tuple(ranks)] += 1
 
 
 def enter(rank: int, size: int, job: str, timeout: float | None) -> None:
     """Joins the ranks that give this job, whatever the environment says; all are on this host."""
     _enter(_Place(rank, size, rank, size, 0, 1, job), timeout)
+    _state.epoch += 1
 
 
 def _enter(place: _Place, timeout: float | None) -> None:
     _state.group = _core.open_world(place.rank, place.size, place.job, timeout, _table(place))
     _state.place = place
-    _state.epoch += 1
+    if os.environ.get("FARANDOLE_TIMELINE") or os.environ.get("HOROVOD_TIMELINE"):
+        from farandole import _timeline
+
+        _timeline.start_as_asked()
 
 
 def _table(place: _Place) -> str:
@@ -169,6 +207,8 @@ def shutdown() -> None:
 
     ``init()`` may be called again afterwards.
     """
+    if "farandole._timeline" in sys.modules and is_initialized() and not _core.in_child():
+        sys.modules["farandole._timeline"].finish()
     group, _state.group, _state.place = _state.group, None, None
     if group is not None and not _core.in_child():
         group.leave()

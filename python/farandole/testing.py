@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import faulthandler
-import importlib
-import operator
-import os
 import pickle
-import signal
-import subprocess
 import sys
-import tempfile
-import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from farandole._launch.processes import die_with_parent
-from farandole._launch.ranks import describe_exit, rank_environment, shared_environment
+from farandole import _ranks
+from farandole._launch.ranks import describe_exit
 
 __all__ = ["RanksFailed", "run_ranks"]
 
 _GRACE = 5.0  # seconds that the others have once a rank has failed
-_CODE = "from farandole.testing import _run_as_rank; _run_as_rank()"
 
 
 class RanksFailed(AssertionError):
@@ -34,14 +22,6 @@ class RanksFailed(AssertionError):
     """
 
     errors: list[BaseException | None]
-
-
-class _Outcome(NamedTuple):
-    """What a rank leaves in its file."""
-
-    result: Any
-    error: BaseException | None
-    trace: str
 
 
 def run_ranks(
@@ -74,116 +54,43 @@ def run_ranks(
     """
     if "<" in function.__qualname__ or function.__module__ == "__main__":
         raise ValueError(f"{function.__qualname__} is not at the top of an importable module")
-    shared = shared_environment(n, os.environ) | {"OMP_NUM_THREADS": "1"} | dict(env or {})
-    parent = os.getpid()
-    with tempfile.TemporaryDirectory(prefix="farandole-ranks-") as name:
-        folder = Path(name)
-        (folder / "call").write_bytes(
-            pickle.dumps((sys.path, function.__module__, function.__qualname__, args, timeout))
-        )
-        processes: list[subprocess.Popen[bytes]] = []
-        try:
-            for rank in range(n):
-                with (folder / f"output-{rank}").open("wb") as output:
-                    processes.append(
-                        subprocess.Popen(
-                            [sys.executable, "-c", _CODE],
-                            env=shared
-                            | rank_environment(rank, n)
-                            | {
-                                "FARANDOLE_TEST_FOLDER": name,
-                                # What this process imports from, the ranks do too.
-                                "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-                            },
-                            stdin=subprocess.DEVNULL,
-                            stdout=output,
-                            stderr=subprocess.STDOUT,
-                            start_new_session=True,
-                            preexec_fn=lambda: die_with_parent(parent),
-                        )
-                    )
-            order = _await(processes, timeout)
-        finally:
-            for process in processes:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        return _results(folder, processes, order, timeout)
+    packed = pickle.dumps((function, args, {}))
+    call = _ranks.Call(list(sys.path), None, packed, False, max(1.0, timeout - 2))
+    output = [bytearray() for _ in range(n)]
+    ends, order = _ranks.call_on_ranks(
+        n,
+        call,
+        env={"OMP_NUM_THREADS": "1"} | dict(env or {}),
+        timeout=timeout,
+        grace=_GRACE,
+        listen=lambda rank, _, data: output[rank].extend(data),
+    )
+    if any(end.late or end.exit_code != 0 or end.answer is None for end in ends):
+        raise _failure(ends, order, output, timeout)
+    return [end.answer.result for end in ends if end.answer is not None]
 
 
-def _await(processes: Sequence[subprocess.Popen[bytes]], timeout: float) -> list[int]:
-    """Waits for all to end, or the time to pass; returns the ranks in the order of their ends."""
-    order: list[int] = []
-    deadline = time.monotonic() + timeout
-    while len(order) < len(processes) and time.monotonic() < deadline:
-        for rank, process in enumerate(processes):
-            if rank not in order and process.poll() is not None:
-                order.append(rank)
-                if process.returncode != 0:
-                    deadline = min(deadline, time.monotonic() + _GRACE)
-        time.sleep(0.005)
-    return order
-
-
-def _results(
-    folder: Path,
-    processes: Sequence[subprocess.Popen[bytes]],
+def _failure(
+    ends: Sequence[_ranks.End],
     order: Sequence[int],
+    output: Sequence[bytes | bytearray],
     timeout: float,
-) -> list[Any]:
-    outcomes = [_read(folder / f"outcome-{rank}") for rank in range(len(processes))]
-    bad = [r for r in order if processes[r].returncode != 0 or outcomes[r] is None]
-    late = [r for r in range(len(processes)) if r not in order]
-    if not bad and not late:
-        return [outcome.result for outcome in outcomes if outcome is not None]
+) -> RanksFailed:
+    bad = [r for r in order if ends[r].exit_code != 0 or ends[r].answer is None]
+    late = [r for r, end in enumerate(ends) if end.late]
     parts = []
     for rank in [*bad, *late]:
-        outcome = outcomes[rank]
-        end = (
+        answer = ends[rank].answer
+        how = (
             f"did not end within {timeout:g} s"
             if rank in late and not bad
             else "was killed after another rank had failed"
             if rank in late
-            else describe_exit(processes[rank].returncode)
+            else describe_exit(ends[rank].exit_code)
         )
-        parts.append(f"rank {rank} {end}\n{outcome.trace if outcome else ''}")
-    for rank in range(len(processes)):
-        output = (folder / f"output-{rank}").read_text(errors="replace")
-        parts.append(f"--- output of rank {rank} ---\n{output}")
+        parts.append(f"rank {rank} {how}\n{answer.trace if answer else ''}")
+    for rank, text in enumerate(output):
+        parts.append(f"--- output of rank {rank} ---\n{text.decode(errors='replace')}")
     failure = RanksFailed("\n".join(parts))
-    failure.errors = [outcome.error if outcome else None for outcome in outcomes]
-    raise failure
-
-
-def _read(path: Path) -> _Outcome | None:
-    if not path.exists():
-        return None
-    outcome: _Outcome = pickle.loads(path.read_bytes())
-    return outcome
-
-
-def _run_as_rank() -> None:
-    """A rank's main."""
-    folder = Path(os.environ["FARANDOLE_TEST_FOLDER"])
-    path, module, name, args, timeout = pickle.loads((folder / "call").read_bytes())
-    sys.path[:] = path
-    faulthandler.enable()
-    faulthandler.dump_traceback_later(max(1.0, timeout - 2), exit=False)
-    result, error, trace = None, None, ""
-    try:
-        function = operator.attrgetter(name)(importlib.import_module(module))
-        result = function(*args)
-    except BaseException as raised:
-        error, trace = raised, traceback.format_exc()
-    try:
-        data = pickle.dumps(_Outcome(result, error, trace))
-        pickle.loads(data)
-    except Exception as unpicklable:
-        data = pickle.dumps(
-            _Outcome(None, None, trace or f"the result cannot be pickled: {unpicklable!r}")
-        )
-        trace = trace or "unpicklable"
-    ready = folder / f"outcome-{os.environ['RANK']}"
-    ready.with_suffix(".part").write_bytes(data)
-    ready.with_suffix(".part").replace(ready)
-    sys.exit(1 if trace else 0)
+    failure.errors = [end.answer.error if end.answer else None for end in ends]
+    return failure

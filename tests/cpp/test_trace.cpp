@@ -110,6 +110,38 @@ TEST(trace_is_whole_while_threads_go_on_recording) {
   for (auto& thread : threads) thread.join();
 }
 
+TEST(trace_that_is_closed_records_nothing_whoever_still_holds_it) {
+  const Directory directory;
+  Trace trace({directory.path, 1, 0, 1, "host"});
+  TraceSteps steps("of a test", 7);
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t)
+    threads.emplace_back([&] {
+      for (int64_t i = 1; !stop.load(std::memory_order_relaxed); ++i) {
+        const TraceSpan span(&trace, TraceKind::user, "span");
+        trace.turn(at(i), at(i));
+        trace.record(event(i, i));
+      }
+    });
+  steps.open(&trace);
+  trace.write();
+  trace.close();
+  steps.close();
+  std::thread([&] { trace.record(event(1, 1)); }).join();  // has no ring yet
+  const auto before = directory.lines();
+  bool refused = false;
+  try {
+    trace.write();
+  } catch (const Error& error) {
+    refused = error.code() == ErrorCode::resource;
+  }
+  CHECK(refused);
+  CHECK(directory.lines() == before);
+  stop = true;
+  for (auto& thread : threads) thread.join();
+}
+
 TEST(trace_joins_turns_that_follow_each_other_closely) {
   const Directory directory;
   Trace trace({directory.path, 1, 0, 1, "host"});

@@ -514,8 +514,7 @@ def what_is_not_supported_is_refused() -> None:
     def distributed(**options: Any) -> Callable[[], Any]:
         return lambda: hvd.DistributedOptimizer(optimizer, **options)
 
-    refused(distributed(op=hvd.Adasum), "op=Adasum")
-    refused(distributed(op=hvd.Max), "Average or Sum only")
+    refused(distributed(op=hvd.Max), "Average, Sum or Adasum only")
     refused(distributed(num_groups=2), "not supported yet")
     refused(distributed(groups=[[]]), "not supported yet")
     refused(distributed(process_set=[0]), "process_set")

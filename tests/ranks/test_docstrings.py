@@ -1,4 +1,4 @@
-"""The examples in the docstrings of the collectives, on a world of one."""
+"""The examples in docstrings, on a world of one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from harness import World
 
-MODULES = ["_collectives", "_exchange", "_pair", "_grouped", "_memory"]
+MODULES = ["_collectives", "_exchange", "_pair", "_grouped", "_memory", "_run", "horovod"]
 
 
 def run_examples(name: str) -> tuple[int, int]:

@@ -130,7 +130,10 @@ def test_info_as_json_holds_the_facts(capsys: pytest.CaptureFixture[str]) -> Non
 def test_info_shows_every_setting(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    setting = {"name": "FARANDOLE_X", "type": "int", "default": 1, "value": 2, "doc": "what it is"}
+    setting = {
+        "name": "FARANDOLE_X", "type": "int", "default": 1, "value": 2, "doc": "what it is",
+        "horovod": "HOROVOD_X",
+    }  # fmt: skip
     core = types.SimpleNamespace(settings=lambda: [setting, types.SimpleNamespace(**setting)])
     monkeypatch.setattr(info, "_core", lambda: (core, ""))
     assert info.collect()["settings"] == [setting, setting]

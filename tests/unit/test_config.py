@@ -108,3 +108,56 @@ def test_a_name_like_no_other_is_noticed_without_a_guess(
 def test_what_somebody_reads_is_no_mistake(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "1")
     assert _core.unread_variables() == []
+
+
+# -- Horovod's names ----------------------------------------------------------------------------
+
+ALIASES = [
+    ("HOROVOD_FUSION_THRESHOLD", "1048576", "FARANDOLE_BUCKET_BYTES", "1048576"),
+    ("HOROVOD_FUSION_THRESHOLD", "0", "FARANDOLE_BUCKET_BYTES", "0"),
+    ("HOROVOD_TIMELINE", "/tmp/t.json", "FARANDOLE_TIMELINE", "/tmp/t.json"),
+    ("HOROVOD_STALL_CHECK_DISABLE", "1", "FARANDOLE_WARN_AFTER", "1e+09"),
+    ("HOROVOD_STALL_CHECK_DISABLE", "0", "FARANDOLE_WARN_AFTER", "10"),
+    ("HOROVOD_STALL_CHECK_TIME_SECONDS", "30", "FARANDOLE_WARN_AFTER", "30"),
+    ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "90", "FARANDOLE_TIMEOUT", "90"),
+    ("HOROVOD_START_TIMEOUT", "12", "FARANDOLE_START_TIMEOUT", "12"),
+    ("HOROVOD_LOG_LEVEL", "TRACE", "FARANDOLE_LOG", "debug"),
+    ("HOROVOD_LOG_LEVEL", "warning", "FARANDOLE_LOG", "warning"),
+    ("HOROVOD_LOG_LEVEL", "Fatal", "FARANDOLE_LOG", "error"),
+]
+
+
+@pytest.mark.parametrize(("theirs", "text", "ours", "expected"), ALIASES)
+def test_horovods_variable_is_read_where_ours_is_not_set(
+    monkeypatch: pytest.MonkeyPatch, theirs: str, text: str, ours: str, expected: str
+) -> None:
+    monkeypatch.setenv(theirs, text)
+    assert value(ours) == expected
+    assert theirs in SETTINGS[ours]["horovod"].split()
+    mine = "error" if ours == "FARANDOLE_LOG" else "77"
+    monkeypatch.setenv(ours, mine)
+    assert value(ours) == mine
+
+
+def test_a_disabled_stall_check_wins_over_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "30")
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_DISABLE", "1")
+    assert value("FARANDOLE_WARN_AFTER") == "1e+09"
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_DISABLE", "0")
+    assert value("FARANDOLE_WARN_AFTER") == "30"
+
+
+def test_a_bad_value_of_horovods_variable_is_refused_by_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOROVOD_START_TIMEOUT", "soon")
+    with pytest.raises(InvalidArgument, match="it comes from HOROVOD_START_TIMEOUT=soon"):
+        _core.settings()
+
+
+def test_other_variables_of_horovod_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "nonsense")
+    monkeypatch.setenv("HOROVOD_SOMETHING", "else")
+    monkeypatch.setenv("HOROVOD_LOG_LEVEL", "")
+    assert all(row["value"] == row["default"] for row in _core.settings())
+    assert _core.unread_variables() == []

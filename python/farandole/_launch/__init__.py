@@ -4,6 +4,7 @@
     keeper.py      two processes that watch each other, so that nothing survives a kill -9
     supervisor.py  the loop that watches ranks, signals and output
     ranks.py       what a rank finds in its environment; starting one
+    hosts.py       which hosts a job may use: this one
     output.py      whole lines of many streams on one screen
     processes.py   who descends from whom; signals only to those
 
@@ -12,8 +13,9 @@ Only the standard library is used, and no thread: ranks are forked from here.
 
 from __future__ import annotations
 
-from farandole._launch.job import Job, LaunchError
+from farandole._launch.hosts import slots_here
+from farandole._launch.job import Copies, Job, LaunchError
 from farandole._launch.keeper import launch
 from farandole._launch.ranks import check_command
 
-__all__ = ["Job", "LaunchError", "check_command", "launch"]
+__all__ = ["Copies", "Job", "LaunchError", "check_command", "launch", "slots_here"]

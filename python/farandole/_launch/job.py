@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -14,6 +16,15 @@ class LaunchError(Exception):
         self.exit_code = exit_code
 
 
+class Copies(NamedTuple):
+    """Files that get what ranks write, byte for byte."""
+
+    option: str  # that asked for them, for messages
+    directory: Path
+    names: tuple[str, str]  # of stdout's and stderr's, with {rank}, and {width} of the highest
+    overwrite: bool  # else a file that is there already is an error
+
+
 class Job(NamedTuple):  # a dataclass would import inspect: ranks start that much later
     """One command, started once per rank."""
 
@@ -21,6 +32,7 @@ class Job(NamedTuple):  # a dataclass would import inspect: ranks start that muc
     ranks: int
     prefix: bool = True
     colours: tuple[bool, bool] = (False, False)  # on stdout, on stderr
-    output_dir: Path | None = None
+    copies: Copies | None = None
+    environment: Mapping[str, str] = MappingProxyType({})  # besides what is inherited
     grace: float = 1.0
     patience: float = 5.0

@@ -14,7 +14,7 @@ import signal
 import time
 from contextlib import suppress
 
-from farandole._launch.job import Job, LaunchError
+from farandole._launch.job import Copies, Job, LaunchError
 from farandole._launch.output import Stream, open_screens
 from farandole._launch.processes import Process, descendants, describe, oom_kills, reap, send
 from farandole._launch.ranks import (
@@ -84,8 +84,9 @@ class Supervisor:
 
     def _start(self) -> None:
         job = self._job
-        shared = shared_environment(job.ranks, os.environ)
-        if job.ranks > 1 and not os.environ.get("OMP_NUM_THREADS"):
+        inherited = {**os.environ, **job.environment}
+        shared = shared_environment(job.ranks, inherited)
+        if job.ranks > 1 and not inherited.get("OMP_NUM_THREADS"):
             cores = len(os.sched_getaffinity(0))
             self._say(
                 f"OMP_NUM_THREADS is not set; each rank gets {threads_per_rank(job.ranks)} "
@@ -100,24 +101,20 @@ class Supervisor:
                 self._streams.append(Stream(pipes[i], prefix, screen, copies[number][i]))
 
     def _open_copies(self) -> list[tuple[int | None, int | None]]:
-        """Opens DIR/rank-N.{out,err}. Refuses to overwrite: the last run's logs may be wanted."""
-        directory = self._job.output_dir
-        if directory is None:
+        copies = self._job.copies
+        if copies is None:
             return [(None, None)] * self._job.ranks
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        width = len(str(self._job.ranks - 1))
         try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            copies.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             return [
-                (
-                    os.open(directory / f"rank-{number}.out", flags, 0o600),
-                    os.open(directory / f"rank-{number}.err", flags, 0o600),
-                )
-                for number in range(self._job.ranks)
+                (_open_copy(copies, 0, rank, width), _open_copy(copies, 1, rank, width))
+                for rank in range(self._job.ranks)
             ]
         except FileExistsError as error:
-            raise LaunchError(f"--output-dir: {error.filename} is there already") from error
+            raise LaunchError(f"{copies.option}: {error.filename} is there already") from error
         except OSError as error:
-            raise LaunchError(f"--output-dir: {error.filename}: {error.strerror}") from error
+            raise LaunchError(f"{copies.option}: {error.filename}: {error.strerror}") from error
 
     def _prefix(self, rank: int, *, colour: bool) -> bytes:
         if not self._job.prefix:
@@ -165,7 +162,8 @@ class Supervisor:
 
     def _look_after(self, stream: Stream) -> None:
         if stream.trouble:
-            self._say(f"--output-dir: {stream.trouble}; a file ends here")
+            option = self._job.copies.option if self._job.copies else ""
+            self._say(f"{option}: {stream.trouble}; a file ends here")
             stream.trouble = ""
         if stream.unwanted:
             stream.close()
@@ -350,6 +348,14 @@ class Supervisor:
 
 class KeeperLost(BaseException):
     """Ends the loop from wherever it is; the launcher then kills all that descends from it."""
+
+
+def _open_copy(copies: Copies, which: int, rank: int, width: int) -> int:
+    """Refuses to overwrite unless that was asked for: the last run's logs may be wanted."""
+    path = copies.directory / copies.names[which].format(rank=rank, width=width)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    if_there = os.O_TRUNC if copies.overwrite else os.O_EXCL
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | if_there, 0o600)
 
 
 def _rank_list(ranks: list[int]) -> str:

@@ -13,20 +13,21 @@ from farandole._trace.parts import Header, TraceError, newest
 MERGED = "trace.json"
 
 
-def merge(directory: str | Path) -> Path:
+def merge(directory: str | Path, into: str | Path | None = None) -> Path:
     """Puts the parts of the newest run into one file that Perfetto and Chrome open.
 
     The rows of ranks that left no part (they were killed) say so.
 
     Returns:
-        The file, ``trace.json`` in the directory, readable by this user alone.
+        The file, by default ``trace.json`` in the directory, readable by this user alone.
 
     Raises:
         TraceError: the directory cannot be read or written, or holds no trace.
     """
     folder = Path(directory)
     mine, missing, _ = newest(folder)
-    target, beside = folder / MERGED, folder / f".{MERGED}.{os.getpid()}"
+    target = folder / MERGED if into is None else Path(into)
+    beside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         beside.unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

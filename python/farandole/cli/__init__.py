@@ -12,7 +12,7 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 VERBS = {
@@ -52,24 +52,20 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one verb; returns the exit code (2 for a mistake on the command line)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    name = "farandole"
-    try:
-        if not words or words[0] in ("-h", "--help", "help"):
-            print(_overview())
-            return 0 if words else 2
-        if words[0] in ("-V", "--version"):
-            from farandole.cli import info
+    if not words or words[0] in ("-h", "--help", "help"):
+        return guarded("farandole", lambda: _print(_overview(), 0 if words else 2))
+    if words[0] in ("-V", "--version"):
+        return guarded("farandole", _print_version)
+    verb = words.pop(0)
+    if verb not in VERBS:
+        return guarded("farandole", lambda: _refuse(verb))
+    return guarded(f"farandole {verb}", lambda: _run_verb(verb, words))
 
-            print(f"farandole {info.version()}")
-            return 0
-        verb = words.pop(0)
-        if verb not in VERBS:
-            raise CommandError(_unknown(verb))
-        name = f"farandole {verb}"
-        module = importlib.import_module(f"farandole.cli.{verb}")
-        parser = Parser(name, module.__doc__ or "", getattr(module, "EPILOG", None))
-        module.add_arguments(parser)
-        code = module.handle(parser.parse_args(words))
+
+def guarded(name: str, body: Callable[[], int]) -> int:
+    """Runs a command called `name`; turns what may end it into exit codes."""
+    try:
+        code = body()
         sys.stdout.flush()  # here, where a reader that has left is still handled
         return int(code)
     except CommandError as error:
@@ -82,6 +78,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
     except SystemExit as leaving:  # argparse after --help
         return leaving.code if isinstance(leaving.code, int) else 0
+
+
+def _run_verb(verb: str, words: Sequence[str]) -> int:
+    module = importlib.import_module(f"farandole.cli.{verb}")
+    parser = Parser(f"farandole {verb}", module.__doc__ or "", getattr(module, "EPILOG", None))
+    module.add_arguments(parser)
+    return int(module.handle(parser.parse_args(words)))
+
+
+def _print(text: str, code: int) -> int:
+    print(text)
+    return code
+
+
+def _print_version() -> int:
+    from farandole.cli import info
+
+    return _print(f"farandole {info.version()}", 0)
+
+
+def _refuse(verb: str) -> NoReturn:
+    raise CommandError(_unknown(verb))
 
 
 def _overview() -> str:

@@ -110,7 +110,7 @@ def _settings(core: Any) -> list[dict[str, Any]]:
     """Every FARANDOLE_ variable the core knows."""
     if not hasattr(core, "settings"):
         return []
-    names = ("name", "type", "default", "value", "doc")
+    names = ("name", "type", "default", "value", "doc", "horovod")
     return [
         {
             name: setting[name] if isinstance(setting, dict) else getattr(setting, name)

@@ -5,15 +5,22 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from farandole.cli import CommandError
+from farandole.cli._horovod_flags import FLAGS, Flag, add_flags, settings_of
+
+if TYPE_CHECKING:  # the launcher is loaded when there is something to launch
+    from farandole._launch import Copies
 
 EPILOG = """\
 examples:
   farandole run -np 4 -- python train.py --epochs 3
   farandole run -np 2 --output-dir logs -- python train.py
   farandole run -np 4 -- bash -c 'echo I am rank $RANK of $WORLD_SIZE'
+  farandole run --horovod -np 2 -- python a_program_for_horovod.py
 
 what the ranks find:
   environment   RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK CROSS_RANK
@@ -40,6 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-np", "--num-proc", metavar="N", dest="ranks", help="how many ranks to start"
     )
     parser.add_argument(
+        "--horovod",
+        action="store_true",
+        help="`import horovod` means farandole, in the command and all that it starts",
+    )
+    parser.add_argument(
         "--no-prefix", action="store_true", help="show lines as they are, without '[rank] '"
     )
     parser.add_argument(
@@ -60,31 +72,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="5",
         help="time between a signal and the next harsher one (default: 5)",
     )
+    add_horovods(parser.add_argument_group("as horovodrun has them"), WITH_AN_EFFECT)
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
-def handle(arguments: argparse.Namespace) -> int:
+WITH_AN_EFFECT = [flag for flag in FLAGS if flag.sets]
+
+
+def add_horovods(parser: argparse._ActionsContainer, flags: Sequence[Flag]) -> None:
+    """The options that `farandole-horovodrun` has, too."""
+    parser.add_argument(
+        "-H", "--hosts", metavar="HOST:N", help="this host, and how many ranks it may have"
+    )
+    parser.add_argument(
+        "-hostfile", "--hostfile", metavar="FILE", type=Path, help="the same as 'HOST slots=N'"
+    )
+    parser.add_argument(
+        "--output-filename",
+        metavar="DIR",
+        type=Path,
+        help="also write DIR/rank.N/stdout and DIR/rank.N/stderr (replaced if they are there)",
+    )
+    add_flags(parser, flags)
+
+
+def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
     command = arguments.command
     if command[:1] == ["--"]:
         command = command[1:]
     if command and command[0].startswith("-"):
-        raise CommandError(f"unknown option {command[0]} (see: farandole run --help)")
+        raise CommandError(f"unknown option {command[0]} (see: {name} --help)")
     if not command:
-        raise CommandError("the command is missing: farandole run -np 4 -- python train.py")
+        raise CommandError(f"the command is missing: {name} -np 4 -- python train.py")
 
     from farandole import _launch
     from farandole.cli._terminal import wants_colour
 
-    job = _launch.Job(
-        command=command,
-        ranks=_ranks(arguments.ranks, command),
-        prefix=not arguments.no_prefix,
-        colours=(wants_colour(1), wants_colour(2)),
-        output_dir=arguments.output_dir,
-        grace=_seconds("--grace", arguments.grace),
-        patience=_seconds("--patience", arguments.patience),
-    )
     try:
+        slots = _launch.slots_here(arguments.hosts, arguments.hostfile)
+        job = _launch.Job(
+            command=command,
+            ranks=_ranks(arguments.ranks, command, slots, name),
+            prefix=not arguments.no_prefix,
+            colours=(wants_colour(1), wants_colour(2)),
+            copies=_copies(arguments),
+            environment=settings_of(arguments) | (_as_horovod() if arguments.horovod else {}),
+            grace=_seconds("--grace", arguments.grace),
+            patience=_seconds("--patience", arguments.patience),
+        )
         _launch.check_command(command)  # before anything that takes time
         if (os.environ.get("FARANDOLE_TUNING") or "auto") == "auto":
             from farandole._tune.first_use import measure_if_unknown
@@ -95,14 +130,37 @@ def handle(arguments: argparse.Namespace) -> int:
         raise CommandError(str(error), error.exit_code) from error
 
 
-def _ranks(text: str | None, command: list[str]) -> int:
+def _as_horovod() -> dict[str, str]:
+    from farandole.horovod import SEARCH_PATH
+
+    inherited = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(SEARCH_PATH), *([inherited] if inherited else [])])}
+
+
+def _copies(arguments: argparse.Namespace) -> Copies | None:
+    from farandole._launch import Copies
+
+    if arguments.output_dir is not None and arguments.output_filename is not None:
+        raise CommandError("--output-dir and --output-filename are both given; choose one")
+    if arguments.output_dir is not None:
+        names = ("rank-{rank}.out", "rank-{rank}.err")
+        return Copies("--output-dir", arguments.output_dir, names, overwrite=False)
+    if arguments.output_filename is not None:
+        names = ("rank.{rank:0{width}}/stdout", "rank.{rank:0{width}}/stderr")
+        return Copies("--output-filename", arguments.output_filename, names, overwrite=True)
+    return None
+
+
+def _ranks(text: str | None, command: list[str], slots: int | None, name: str) -> int:
     cores = len(os.sched_getaffinity(0))
+    if text is None and slots is not None:
+        return slots
     if text is None:
         import shlex
 
         raise CommandError(
             f"-np is missing; {cores} cores are usable here, so perhaps: "
-            f"farandole run -np {cores} -- {shlex.join(command)}"
+            f"{name} -np {cores} -- {shlex.join(command)}"
         )
     try:
         ranks = int(text)
@@ -110,6 +168,8 @@ def _ranks(text: str | None, command: list[str]) -> int:
         raise CommandError(f"-np takes a number of ranks, not '{text}'") from None
     if ranks < 1:
         raise CommandError(f"-np must be at least 1, not {ranks}; {cores} cores are usable here")
+    if slots is not None and ranks > slots:
+        raise CommandError(f"-np is {ranks}, but this host has {slots} slots")
     return ranks
 
 

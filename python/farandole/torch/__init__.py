@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from farandole._world import (
+from farandole.common.exceptions import HorovodInternalError
+from farandole.torch import elastic
+from farandole.torch._basics import (
+    ccl_built,
     cross_rank,
     cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
     init,
+    is_homogeneous,
     is_initialized,
     local_rank,
     local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
     rank,
+    rocm_built,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from farandole.torch._c10d.comm_hook import ddp_comm_hook
 from farandole.torch._process_set import ProcessSet, global_process_set
@@ -46,17 +61,21 @@ from farandole.torch.ops import (
     synchronize,
 )
 from farandole.torch.optimizer import DistributedOptimizer
+from farandole.torch.sparse import sparse_allreduce_async
+from farandole.torch.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 
 __all__ = [
     "Adasum",
     "Average",
     "Compression",
     "DistributedOptimizer",
+    "HorovodInternalError",
     "Max",
     "Min",
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNorm",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -72,19 +91,35 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "ccl_built",
+    "convert_sync_batchnorm",
     "cross_rank",
     "cross_size",
+    "cuda_built",
+    "ddl_built",
     "ddp_comm_hook",
+    "elastic",
     "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
     "init",
+    "is_homogeneous",
     "is_initialized",
     "local_rank",
     "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
     "poll",
     "rank",
     "reducescatter",
     "reducescatter_async",
+    "rocm_built",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

@@ -15,9 +15,10 @@ from farandole._core import InvalidArgument
 from farandole._hooks import Limits
 from farandole.torch._process_set import ProcessSet, check_process_set, global_process_set
 from farandole.torch._tensors import check_tensor
+from farandole.torch.adasum import AdasumOptimizer
 from farandole.torch.compression import Compression, Compressor
 from farandole.torch.exchange import TorchExchange
-from farandole.torch.ops import Average, Sum, op_name
+from farandole.torch.ops import Adasum, Average, Sum, op_name
 from farandole.torch.sharded import ShardedOptimizer, shard
 
 _O = TypeVar("_O", bound=torch.optim.Optimizer)
@@ -123,7 +124,8 @@ def DistributedOptimizer(
         named_parameters: ``model.named_parameters()``: names for errors and traces.
         compression: what is sent: ``Compression.none``, ``.fp16``, ``.bf16``, or your own class.
         backward_passes_per_step: gradients are summed over that many passes, then reduced.
-        op: ``Average`` or ``Sum``.
+        op: ``Average`` or ``Sum`` of gradients; or ``Adasum``, with which every rank steps with its
+            own gradients, and parameters move by the Adasum of all ranks' moves, in ``step()``.
         gradient_predivide_factor: divides gradients before they are summed, and multiplies the
             sum, so that halves do not overflow; with ``Average`` only.
         num_groups, groups: not supported; see ``bucket_bytes``.
@@ -156,7 +158,7 @@ def DistributedOptimizer(
         >>> optimizer.step()
     """
     check_process_set(process_set)
-    if isinstance(optimizer, (_Distributed, ShardedOptimizer)):
+    if isinstance(optimizer, (_Distributed, ShardedOptimizer, AdasumOptimizer)):
         raise InvalidArgument("the optimizer is a DistributedOptimizer already")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidArgument(f"optimizer is a {type(optimizer).__name__}, not a torch optimizer")
@@ -175,16 +177,24 @@ def DistributedOptimizer(
             "num_groups and groups are not supported yet; bucket_bytes says how much is reduced "
             "together"
         )
-    if op not in (Average, Sum):
+    if op not in (Average, Sum, Adasum):
         raise InvalidArgument(
-            f"op={op_name(op)}: DistributedOptimizer reduces with Average or Sum only"
+            f"op={op_name(op)}: DistributedOptimizer reduces with Average, Sum or Adasum only"
         )
+    if op == Adasum and sharded_update:
+        raise InvalidArgument("sharded_update=True does not support op=Adasum")
     if gradient_predivide_factor != 1.0 and op != Average:
         raise InvalidArgument("gradient_predivide_factor is supported with op=Average only")
     if not 0 < gradient_predivide_factor < math.inf:
         raise InvalidArgument(f"gradient_predivide_factor is {gradient_predivide_factor}")
     _check_passes(backward_passes_per_step)
     named = _named(optimizer, named_parameters)
+    if op == Adasum and _world.size() > 1:
+        optimizer.__class__ = _child_of(optimizer, AdasumOptimizer)  # type: ignore[assignment]
+        apart = cast(AdasumOptimizer, optimizer)
+        apart._named = [(n, p) for n, p in named if p.requires_grad]
+        apart._compression = compression
+        return optimizer
     limits = Limits.of(bucket_bytes, first_bucket_bytes, in_place_bytes)
     group = _world.world()
     divided = gradient_predivide_factor != 1.0

@@ -1,0 +1,1 @@
+"""What Horovod's programs import from ``horovod.common``: exceptions, questions about the build."""

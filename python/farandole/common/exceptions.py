@@ -1,0 +1,32 @@
+"""Horovod's exceptions. ``HorovodInternalError`` is the class of every error of ours.
+
+try:
+    loss = hvd.allreduce(loss)
+except HorovodInternalError as error:    # PeerLost, Mismatch, Stalled, …: docs/errors.md
+    print(error.rank, error.advice)
+"""
+
+from __future__ import annotations
+
+from farandole._errors import Error as HorovodInternalError
+
+__all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt"]
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """The hosts of an elastic job have changed. Nothing raises it yet: ranks are fixed."""
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("the hosts of the job have changed")
+        self.skip_sync = skip_sync
+
+
+class HorovodVersionMismatchError(ImportError):
+    """A framework is another version than at build time. Nothing raises it: nothing of ours is
+    built against a framework."""
+
+    def __init__(self, name: str, version: str, installed_version: str) -> None:
+        super().__init__(f"built for {name} {version}, but {installed_version} is installed")
+        self.name = name
+        self.version = version
+        self.installed_version = installed_version

@@ -1,0 +1,7 @@
+"""Sets of ranks, under the name at which Horovod's programs import them."""
+
+from __future__ import annotations
+
+from farandole.torch._process_set import ProcessSet, global_process_set
+
+__all__ = ["ProcessSet", "global_process_set"]

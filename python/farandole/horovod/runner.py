@@ -1,0 +1,84 @@
+"""``horovod.run``: `farandole.run` with Horovod's signature."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from farandole._launch.hosts import slots_here
+from farandole._launch.job import LaunchError
+
+__all__ = ["run"]
+
+# Arguments that change nothing here, and why.
+_IGNORED = {
+    "ssh_port": "ranks start on this host",
+    "ssh_identity_file": "ranks start on this host",
+    "disable_cache": "nothing about hosts is cached",
+    "verbose": "set FARANDOLE_LOG",
+    "use_gloo": "farandole has transports of its own",
+    "use_mpi": "farandole has transports of its own",
+    "mpi_args": "MPI is not used",
+    "network_interface": "ranks of one host use shared memory",
+    "network_interfaces": "ranks of one host use shared memory",
+    "cooldown_range": "the number of ranks is fixed",
+    "reset_limit": "the number of ranks is fixed",
+}
+_REFUSED = {
+    "min_num_proc": "elastic jobs come later",
+    "max_num_proc": "elastic jobs come later",
+    "min_np": "elastic jobs come later",
+    "max_np": "elastic jobs come later",
+    "slots": "elastic jobs come later",
+    "host_discovery_script": "elastic jobs come later",
+    "executable": "ranks run the Python that calls run()",
+    "output_filename": "horovodrun's option alone; the ranks' output is shown as it comes",
+}
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    *,
+    np: int | None = None,
+    hosts: str | None = None,
+    hostfile: str | os.PathLike[str] | None = None,
+    start_timeout: float | None = None,
+    env: Mapping[str, str] | None = None,
+    **others: Any,
+) -> list[Any]:
+    """Calls ``func(*args, **kwargs)`` on ``num_proc`` ranks of this host; their results by rank.
+
+    Horovod's other arguments are taken: those that change nothing here with a warning that says
+    why, those that ask for what is not there with an error.
+
+    Raises:
+        ValueError: more ranks than ``hosts`` or ``hostfile`` have slots, other hosts, elastic jobs.
+        TypeError: an argument that Horovod does not have.
+        Exception: what a rank raised, as `farandole.run` tells it.
+    """
+    given = {name: value for name, value in others.items() if value is not None}
+    for name in given:
+        if name in _REFUSED:
+            raise ValueError(f"{name} is not supported: {_REFUSED[name]}")
+        if name not in _IGNORED:
+            raise TypeError(f"run() got an unexpected keyword argument {name!r}")
+    if given:
+        why = ", ".join(f"{name} ({_IGNORED[name]})" for name in given)
+        warnings.warn(f"horovod.run ignores {why}", stacklevel=2)
+    ranks = num_proc if num_proc is not None else np if np is not None else 1
+    try:
+        slots = slots_here(hosts, Path(hostfile) if hostfile is not None else None)
+    except LaunchError as error:
+        raise ValueError(str(error)) from None
+    if slots is not None and ranks > slots:
+        raise ValueError(f"num_proc is {ranks}, but this host has {slots} slots")
+    from farandole._run import run as run_ranks
+
+    more = {} if start_timeout is None else {"FARANDOLE_START_TIMEOUT": f"{start_timeout:g}"}
+    return run_ranks(func, args, kwargs, ranks, env=more | dict(env or {}))

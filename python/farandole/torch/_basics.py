@@ -1,0 +1,118 @@
+"""Who is who, and what this build can do: what Horovod has in all of its frameworks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from farandole import _world
+from farandole._core import InvalidArgument
+from farandole._timeline import start_timeline, stop_timeline
+from farandole._world import (
+    cross_rank,
+    cross_size,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+)
+from farandole.common.util import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    mpi_built,
+    nccl_built,
+    rocm_built,
+)
+
+__all__ = [
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+
+
+def init(
+    comm: Sequence[int] | None = None,
+    process_sets: Iterable[Any] | str | None = None,
+    **place: Any,
+) -> None:
+    """Joins the other ranks of the job; a second call without ``shutdown()`` does nothing.
+
+    Args:
+        comm: None, all ranks that were started; or a list of some of them, which then are the world
+            and are numbered by their places in the list. Each of them calls with the same list.
+        process_sets: only None yet.
+        place: the keywords of ``farandole.init``.
+
+    Raises:
+        ValueError: ``comm`` is not a list of ranks with this one in it.
+        RendezvousError: ranks are missing, duplicate, or disagree about the world.
+
+    Example:
+        >>> import farandole.torch as hvd
+        >>> hvd.init()
+        >>> hvd.rank(), hvd.size()
+        (0, 1)
+    """
+    if process_sets is not None:
+        raise InvalidArgument(
+            f"process_sets={process_sets!r}: sets of some of the ranks are not supported yet"
+        )
+    if comm is None:
+        _world.init(**place)
+        return
+    if hasattr(comm, "Get_rank"):
+        raise InvalidArgument(
+            "comm is an mpi4py communicator, which is not supported yet\n"
+            "  advice: start the ranks with `farandole run`, and pass nothing or a list of ranks"
+        )
+    if isinstance(comm, str) or not isinstance(comm, Sequence):
+        raise InvalidArgument(f"comm is a {type(comm).__name__}; it is None or a list of ranks")
+    _world.init(ranks=comm, **place)
+
+
+def is_homogeneous() -> bool:
+    """Whether every host has equally many ranks: true of one host."""
+    return rank() < size()  # raises before init(), as Horovod does
+
+
+def mpi_enabled() -> bool:
+    """Whether MPI carries operations of this process: not yet."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """Whether Gloo carries operations of this process: farandole has transports of its own."""
+    return False
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI may be called from several threads.
+
+    Raises:
+        ValueError: always yet, since MPI is not used.
+    """
+    raise InvalidArgument("MPI is not used, so there is no answer to mpi_threads_supported()")

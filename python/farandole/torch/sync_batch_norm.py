@@ -1,0 +1,203 @@
+"""Batch normalization over the batches of all ranks, which may differ in length.
+
+A rank's statistics are its count, mean and sum of squared distances from that mean. All ranks
+gather those of all, and join them in rank order: every rank computes the same bits. In backward two
+sums per channel are reduced. On one rank it is the plain layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from farandole import _world
+from farandole._core import InvalidArgument
+from farandole.torch._tensors import borrow
+
+__all__ = ["SyncBatchNorm", "convert_sync_batchnorm"]
+
+
+class SyncBatchNorm(_BatchNorm):
+    """``torch.nn.BatchNorm1d/2d/3d`` over the joined batch of all ranks.
+
+    Every rank calls it in the same order, with (N, C, …) of the same C; N may differ, and be 0. In
+    eval mode, and on one rank, nothing is exchanged. Works on the CPU.
+
+    Args:
+        num_features: C.
+        eps, momentum, affine, track_running_stats: as in ``torch.nn.BatchNorm2d``.
+
+    Raises:
+        InvalidArgument: the input has fewer than two dimensions, or another C.
+        ValueError: all ranks together have one value per channel only.
+
+    Example:
+        >>> import torch, farandole.torch as hvd
+        >>> hvd.init()
+        >>> layer = hvd.SyncBatchNorm(3)
+        >>> layer(torch.randn(4, 3, 8, 8)).shape
+        torch.Size([4, 3, 8, 8])
+    """
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        if input.dim() < 2 or input.shape[1] != self.num_features:
+            raise InvalidArgument(
+                f"input of shape {list(input.shape)} is not (N, {self.num_features}, …)"
+            )
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        self._check_input_dim(input)
+        if not self.training or not _world.is_initialized() or _world.size() == 1:
+            return super().forward(input)
+        normalize: Any = _Normalize.apply
+        out, mean, var, count = normalize(input, self.weight, self.bias, self.eps)
+        if self.track_running_stats and self.running_mean is not None:
+            self._track(mean, var, int(count))
+        result: torch.Tensor = out
+        return result
+
+    def _track(self, mean: torch.Tensor, var: torch.Tensor, count: int) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        factor = 0.0 if self.momentum is None else self.momentum
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                factor = 1.0 / float(self.num_batches_tracked)
+        unbiased = var * (count / (count - 1))
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
+
+
+def convert_sync_batchnorm(module: torch.nn.Module) -> torch.nn.Module:
+    """The module with every batch normalization in it (1d to 3d, and torch's own synchronized one)
+    replaced by a `SyncBatchNorm` that holds the same parameters and statistics.
+
+    Make the optimizer before or after: parameters stay the same objects.
+
+    Example:
+        >>> import torch, farandole.torch as hvd
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4))
+        >>> type(hvd.convert_sync_batchnorm(model)[1]).__name__
+        'SyncBatchNorm'
+    """
+    if isinstance(module, SyncBatchNorm):
+        return module
+    if isinstance(module, _BatchNorm):
+        return _converted(module)
+    for name, child in module.named_children():
+        setattr(module, name, convert_sync_batchnorm(child))
+    return module
+
+
+def _converted(layer: _BatchNorm) -> SyncBatchNorm:
+    if isinstance(layer, torch.nn.modules.lazy.LazyModuleMixin):
+        raise InvalidArgument(
+            f"{type(layer).__name__} does not know its features yet; run the model once first"
+        )
+    new = SyncBatchNorm(
+        layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats
+    )
+    new.weight, new.bias = layer.weight, layer.bias
+    new.running_mean, new.running_var = layer.running_mean, layer.running_var
+    new.num_batches_tracked = layer.num_batches_tracked
+    new.training = layer.training
+    return new
+
+
+def _channels(x: torch.Tensor, per_channel: torch.Tensor) -> torch.Tensor:
+    """Per-channel values in a shape that broadcasts over x."""
+    return per_channel.view(1, -1, *(1,) * (x.dim() - 2))
+
+
+def _exchange(kind: str, mine: torch.Tensor, target: torch.Tensor, name: str) -> None:
+    _world.world().run(kind, borrow(mine), borrow(target), name=name)
+
+
+def _statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Mean and biased variance per channel, in float64, and the count, over all ranks."""
+    channels = x.shape[1]
+    mine = torch.zeros(1 + 2 * channels, dtype=torch.float64)
+    count = x.numel() // channels
+    if count > 0:
+        dims = [d for d in range(x.dim()) if d != 1]
+        var, mean = torch.var_mean(x, dims, correction=0)
+        mine[0] = count
+        mine[1 : 1 + channels] = mean
+        mine[1 + channels :] = var.double() * count
+    table = torch.empty(_world.size(), len(mine), dtype=torch.float64)
+    _exchange("all_gather", mine, table, "statistics of SyncBatchNorm")
+    counts, means, spreads = torch.split(table, [1, channels, channels], dim=1)
+    total = int(counts.sum())
+    if total <= 1:
+        raise ValueError(
+            f"all ranks together have {total} values per channel, and training needs at least 2"
+        )
+    mean = (counts * means).sum(0) / total
+    # A rank's squared distances from its own mean, and that mean's from the common one.
+    var = (spreads + counts * (means - mean) ** 2).sum(0) / total
+    return mean, var, total
+
+
+class _Normalize(torch.autograd.Function):
+    """(out, mean, var, count) of an input; the last three are not differentiable."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        eps: float,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        mean, var, total = _statistics(wide)
+        inverse = torch.rsqrt(var + eps).to(wide.dtype)
+        narrow_mean, narrow_var = mean.to(wide.dtype), var.to(wide.dtype)
+        out = (
+            functional.batch_norm(
+                wide,
+                narrow_mean,
+                narrow_var,
+                weight.to(wide.dtype) if weight is not None else None,
+                bias.to(wide.dtype) if bias is not None else None,
+                training=False,
+                eps=eps,
+            )
+            if wide.numel() > 0
+            else wide.clone()
+        )
+        ctx.save_for_backward(x, weight, narrow_mean, inverse)
+        ctx.total = total
+        count = torch.tensor(total)
+        ctx.mark_non_differentiable(mean, var, count)
+        return out.to(x.dtype), mean, var, count
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> Any:
+        x, weight, mean, inverse = ctx.saved_tensors
+        dims = [d for d in range(x.dim()) if d != 1]
+        wide, grad = x.to(mean.dtype), grad.to(mean.dtype)
+        centred = wide - _channels(x, mean)
+        # Σ dy and Σ dy·(x - mean), of this rank: what the parameters' gradients are made of.
+        sums = torch.stack([grad.sum(dims), (grad * centred).sum(dims)]).double()
+        own = sums.clone()
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            _exchange("all_reduce", sums, sums, "gradients of SyncBatchNorm")
+            grad_mean, grad_spread = (sums / ctx.total).to(mean.dtype)
+            scale = inverse if weight is None else inverse * weight.to(mean.dtype)
+            grad_x = grad - _channels(x, grad_mean)
+            grad_x -= centred * _channels(x, inverse**2 * grad_spread)
+            grad_x = (grad_x * _channels(x, scale)).to(x.dtype)
+        grad_bias, grad_weight = own[0], own[1] * inverse.double()
+        return (
+            grad_x,
+            grad_weight.to(weight.dtype) if weight is not None else None,
+            grad_bias.to(weight.dtype) if weight is not None else None,
+            None,
+        )

@@ -1,0 +1,245 @@
+"""`import horovod` means farandole: from inside, under farandole run, and in what ranks start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from farandole.common import exceptions, util
+
+LIMIT = 60
+
+# Prints where each rank's horovod comes from. Nothing here needs a framework.
+WHOSE = "import horovod.common.util as util; print(util.__name__)"
+OURS = "farandole.common.util"
+
+
+def python(*words: str, cwd: Path | None = None, **environment: str) -> tuple[str, str]:
+    done = subprocess.run(
+        [sys.executable, *words], env=os.environ | environment, cwd=cwd,
+        capture_output=True, text=True, timeout=LIMIT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def under_run(*command: str, cwd: Path | None = None, **environment: str) -> tuple[list[str], str]:
+    """What two ranks of `farandole run --horovod` print."""
+    run = ["-m", "farandole", "run", "--horovod", "-np", "2", "--no-prefix", "--"]
+    out, err = python(*run, *command, cwd=cwd, OMP_NUM_THREADS="1", **environment)
+    return out.splitlines(), err
+
+
+def installed(script: str) -> tuple[str, str]:
+    return python("-c", f"from farandole.horovod import install\ninstall()\n{script}")
+
+
+def test_it_is_known_from_inside() -> None:
+    out, err = installed(
+        "import horovod, horovod.common.exceptions as e, horovod.runner\n"
+        "from horovod.common.util import mpi_built\n"
+        "print(horovod.__version__, e.__name__, mpi_built(), horovod.run is horovod.runner.run)\n"
+        "install()\n"
+        "import sys; print(sum(type(f).__name__ == '_Finder' for f in sys.meta_path))\n"
+    )
+    assert out == "0.28.1 farandole.common.exceptions False True\n1\n"
+    assert err == ""
+
+
+def test_a_command_line_a_module_and_a_script_find_it(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(WHOSE)
+    assert under_run(sys.executable, "-c", WHOSE)[0] == [OURS] * 2
+    assert under_run(sys.executable, "-m", "program", cwd=tmp_path)[0] == [OURS] * 2
+    assert under_run(sys.executable, str(tmp_path / "program.py"))[0] == [OURS] * 2
+
+
+SPAWNS = f"""
+import multiprocessing, subprocess, sys
+
+def work(_):
+    import horovod.common.util
+    return horovod.common.util.__name__
+
+if __name__ == "__main__":
+    for way in ("fork", "spawn", "forkserver"):
+        with multiprocessing.get_context(way).Pool(1) as pool:
+            print(*pool.map(work, [0]))
+    subprocess.run([sys.executable, "-c", {WHOSE!r}], check=True)
+"""
+
+
+def test_processes_that_ranks_start_find_it(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(SPAWNS)
+    assert under_run(sys.executable, str(tmp_path / "program.py"))[0] == [OURS] * 8
+
+
+def test_without_the_option_it_is_not_there() -> None:
+    run = [sys.executable, "-m", "farandole", "run", "-np", "1", "--"]
+    done = subprocess.run(
+        [*run, sys.executable, "-c", "import horovod"],
+        capture_output=True, text=True, timeout=LIMIT, check=False,
+    )  # fmt: skip
+    if done.returncode == 0:
+        pytest.skip("Horovod is installed")
+    assert "No module named 'horovod'" in done.stderr
+
+
+def test_the_ranks_own_pythonpath_stays(tmp_path: Path) -> None:
+    (tmp_path / "my_module.py").touch()
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    script = f"import my_module; {WHOSE}"
+    assert under_run(sys.executable, "-c", script, PYTHONPATH=path)[0] == [OURS] * 2
+
+
+def test_nothing_runs_in_a_python_that_does_not_import_it() -> None:
+    script = "import sys; print([m for m in sys.modules if 'horovod' in m or 'farandole' in m])"
+    assert under_run(sys.executable, "-c", script)[0] == ["[]"] * 2
+
+
+@pytest.fixture
+def another(tmp_path: Path) -> str:
+    """A PYTHONPATH with another horovod on it."""
+    (tmp_path / "horovod").mkdir()
+    (tmp_path / "horovod" / "__init__.py").write_text("theirs = True")
+    return os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+
+
+def test_an_installed_horovod_is_shadowed_and_one_rank_says_so(another: str) -> None:
+    out, err = under_run(sys.executable, "-c", WHOSE, PYTHONPATH=another)
+    assert out == [OURS] * 2
+    said = [line for line in err.splitlines() if "horovod means farandole here" in line]
+    assert len(said) == 1
+    assert str(Path(another.split(os.pathsep)[0], "horovod")) in said[0]
+
+
+def test_one_that_was_imported_before_is_not_replaced(another: str) -> None:
+    script = "import horovod, farandole.horovod; farandole.horovod.install()"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": another},
+        capture_output=True, text=True, timeout=LIMIT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "before farandole.horovod.install(); call that first" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("horovod.spark", "farandole.run(function)"),
+        ("horovod.ray.elastic", "farandole.run(function)"),
+        ("horovod.mxnet", "MXNet is retired"),
+        ("horovod.tensorflow.keras", "TensorFlow is not supported yet"),
+        ("horovod.keras", "Keras is not supported yet"),
+        ("horovod.nonsense", "docs/from-horovod.md"),
+    ],
+)
+def test_what_is_not_there_says_what_to_do(name: str, advice: str) -> None:
+    top = ".".join(name.split(".")[:2])
+    out, _ = installed(
+        f"try:\n    import {name}\nexcept ImportError as error:\n    print(error.name, error)"
+    )
+    assert out.startswith(f"{top} horovod is farandole here, which has no {top}: ")
+    assert advice in out
+
+
+def test_horovods_names_in_torch() -> None:
+    pytest.importorskip("torch")
+    out, _ = installed(
+        "import horovod.torch as hvd, farandole.torch\n"
+        "import horovod.torch.compression, horovod.torch.functions, horovod.torch.optimizer\n"
+        "import horovod.torch.sync_batch_norm, horovod.torch.elastic\n"
+        "from horovod.torch.mpi_ops import allreduce_async_, synchronize, rank, Average\n"
+        "from horovod.torch.functions import broadcast_object\n"
+        "print(hvd is farandole.torch, hvd.elastic.__name__, broadcast_object.__module__)\n"
+    )
+    assert out == "True farandole.torch.elastic farandole.torch.functions\n"
+
+
+def test_horovods_run() -> None:
+    script = (
+        "import horovod, warnings\n"
+        "warnings.simplefilter('error')\n"
+        "print(horovod.run(len, ('abc',), num_proc=2), horovod.run(len, ('ab',)))\n"
+        "print(horovod.run(len, ('abc',), np=1, hosts='localhost:1', start_timeout=5))\n"
+        "for bad in dict(hosts='elsewhere:2'), dict(min_num_proc=1), dict(nonsense=1), "
+        "dict(num_proc=2, hosts='localhost'):\n"
+        "    try:\n        horovod.run(len, ('abc',), **bad)\n"
+        "    except (ValueError, TypeError) as error:\n        print(type(error).__name__, error)\n"
+        "try:\n    horovod.run(len, ('abc',), use_gloo=True)\n"
+        "except UserWarning as warning:\n    print(warning)\n"
+    )
+    lines = installed(script)[0].splitlines()
+    assert lines[:2] == ["[3, 3] [2]", "[3]"]
+    assert "ValueError host elsewhere is not this one" in lines[2]
+    assert lines[3:6] == [
+        "ValueError min_num_proc is not supported: elastic jobs come later",
+        "TypeError run() got an unexpected keyword argument 'nonsense'",
+        "ValueError num_proc is 2, but this host has 1 slots",
+    ]
+    assert lines[6] == "horovod.run ignores use_gloo (farandole has transports of its own)"
+
+
+# -- horovod.common ---------------------------------------------------------------------------
+
+
+def test_exceptions_have_horovods_shapes() -> None:
+    import farandole as fd
+
+    assert issubclass(fd.PeerLost, exceptions.HorovodInternalError)
+    assert issubclass(exceptions.HorovodInternalError, RuntimeError)
+    assert exceptions.HostsUpdatedInterrupt(True).skip_sync is True
+    error = exceptions.HorovodVersionMismatchError("torch", "1.0.0", "2.0.0")
+    assert isinstance(error, ImportError)
+    assert (error.name, error.version, error.installed_version) == ("torch", "1.0.0", "2.0.0")
+
+
+def test_lists_are_split_as_evenly_as_can_be() -> None:
+    for n in range(1, 9):
+        for count in range(20):
+            parts = util.split_list(list(range(count)), n)
+            assert [x for part in parts for x in part] == list(range(count))
+            assert len(parts) == n
+            lengths = [len(part) for part in parts]
+            assert lengths == sorted(lengths, reverse=True)
+            assert max(lengths) - min(lengths) <= 1
+
+
+def test_powers_of_two() -> None:
+    assert [n for n in range(-2, 20) if util.num_rank_is_power_2(n)] == [1, 2, 4, 8, 16]
+
+
+def test_versions_are_compared_by_number() -> None:
+    assert util.is_version_greater_equal_than("1.10.0", "1.9.1")
+    assert util.is_version_greater_equal_than("2.0.0+cpu", "2.0.0")
+    assert not util.is_version_greater_equal_than("1.9.9", "1.10.0")
+    with pytest.raises(ValueError, match=r"'2\.0' is not a version"):
+        util.is_version_greater_equal_than("2.0", "1.0.0")
+
+
+def test_the_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVD_A", "1")
+    monkeypatch.delenv("HVD_B", raising=False)
+    with suppress(KeyError), util.env(HVD_A=None, HVD_B="2"):
+        assert "HVD_A" not in os.environ
+        assert os.environ["HVD_B"] == "2"
+        raise KeyError
+    assert os.environ["HVD_A"] == "1"
+    assert "HVD_B" not in os.environ
+
+
+def test_answers_about_the_build() -> None:
+    built = [
+        util.mpi_built(), util.gloo_built(), util.ddl_built(), util.ccl_built(), util.cuda_built(),
+        util.rocm_built(), util.gpu_available("torch"), util.extension_available("mxnet"),
+    ]  # fmt: skip
+    assert built == [False] * 8
+    assert util.nccl_built() == 0
+    with pytest.raises(ImportError, match=r"horovod\.mxnet is not available"):
+        util.check_extension("horovod.mxnet")
+    assert util.is_iterable([])
+    assert not util.is_iterable(1)
