@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -76,6 +78,15 @@ if __name__ == "__main__":
 def test_processes_that_ranks_start_find_it(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(SPAWNS)
     assert under_run(sys.executable, str(tmp_path / "program.py"))[0] == [OURS] * 8
+
+
+def test_the_launchers_copy_of_the_package_may_be_another(tmp_path: Path) -> None:
+    package = Path(importlib.util.find_spec("farandole").origin).parent  # type: ignore[union-attr,arg-type]
+    (tmp_path / "farandole" / "horovod").mkdir(parents=True)
+    shutil.copytree(package / "horovod" / "path", tmp_path / "farandole" / "horovod" / "path")
+    theirs = str(tmp_path / "farandole" / "horovod" / "path")
+    path = os.pathsep.join(filter(None, [theirs, os.environ.get("PYTHONPATH", "")]))
+    assert python("-c", WHOSE, PYTHONPATH=path) == (f"{OURS}\n", "")
 
 
 def test_without_the_option_it_is_not_there() -> None:

@@ -119,13 +119,14 @@ class _Alias(importlib.abc.Loader):
 
 
 def _is_ours(file: str | None) -> bool:
-    return file is not None and Path(file).resolve() == _PACKAGE
+    # Of any copy: the launcher's farandole may lie elsewhere than the rank's.
+    return file is not None and Path(file).parts[-5:] == _PACKAGE.parts[-5:]
 
 
 def _say_what_is_shadowed() -> None:
     if os.environ.get("RANK", "0") != "0":
         return
-    elsewhere = [entry for entry in sys.path if Path(entry).resolve() != SEARCH_PATH]
+    elsewhere = [entry for entry in sys.path if not _is_ours(f"{entry}/horovod/__init__.py")]
     other = PathFinder.find_spec("horovod", elsewhere)
     if other is not None and other.origin is not None:
         print(
