@@ -39,6 +39,7 @@ void bind_testing(py::module_& module) {
       .def_readonly("refused", &NegotiationReport::refused)
       .def_readonly("stood_in", &NegotiationReport::stood_in)
       .def_readonly("forgotten", &NegotiationReport::forgotten)
+      .def_readonly("stale", &NegotiationReport::stale)
       .def_readonly("bytes", &NegotiationReport::bytes)
       .def_readonly("complaint", &NegotiationReport::complaint);
   testing.def("simulate_negotiation", &simulate_negotiation, py::arg("seed"), py::arg("ranks") = 3,

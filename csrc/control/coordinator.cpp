@@ -91,7 +91,10 @@ Coordinator::Set& Coordinator::set_of(uint32_t set, int rank) {
 void Coordinator::take_ready(int rank, uint32_t id, uint64_t seen, TimePoint when) {
   if (id >= by_id_.size()) WireReader::malformed("id " + std::to_string(id) + " is unknown");
   Slot* slot = by_id_[id];
-  if (slot == nullptr || seen < id_since_[id]) return;  // stale: it comes again, in full
+  if (slot == nullptr || seen < id_since_[id]) {  // it comes again, in full
+    ++stale_;
+    return;
+  }
   const Set& set = set_of(slot->agreed.set, rank);
   Offer& offer = slot->offers[static_cast<size_t>(set.place[static_cast<size_t>(rank)])];
   if (offer.state != Offer::State::none) WireReader::malformed("an id is offered twice");

@@ -122,6 +122,8 @@ class Coordinator {
   /// Tells those who have submitted it who has not.
   void tell_late(const Waiting& what);
   size_t ids() const { return by_id_.size() - free_ids_.size(); }
+  /// Offers by ids that had been taken back meanwhile.
+  size_t stale() const { return stale_; }
 
  private:
   struct Offer {
@@ -184,6 +186,7 @@ class Coordinator {
   size_t joined_count_ = 0;
   int last_joined_ = -1;
   uint64_t round_ = 0, arrivals_ = 0;
+  size_t stale_ = 0;
   std::vector<Mailbox> mail_;
 };
 

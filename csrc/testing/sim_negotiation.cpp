@@ -57,6 +57,7 @@ class Simulation {
     } catch (const std::exception& error) {
       complain(error.what());
     }
+    report_.stale = coordinator_.stale();
     return report_;
   }
 

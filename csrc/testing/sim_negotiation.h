@@ -14,6 +14,7 @@ struct NegotiationReport {
   size_t refused = 0;     // because the ranks disagree
   size_t stood_in = 0;    // for ranks that have joined
   size_t forgotten = 0;   // ids taken back
+  size_t stale = 0;       // offers by ids that had been taken back meanwhile
   size_t bytes = 0;       // of all messages
   std::string complaint;  // empty when all was well
 };
