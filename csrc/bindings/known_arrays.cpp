@@ -125,7 +125,9 @@ bool is_watched(PyObject* tensor) {
   return watched;
 }
 
-std::optional<Buffer> look_at_tensor(PyObject* array) noexcept {
+}  // namespace
+
+std::optional<LookedAt> look_at_tensor(PyObject* array) noexcept {
   if (!offers_look(Py_TYPE(array))) return std::nullopt;
   if (tensors.has_gradients && is_watched(array)) return std::nullopt;
   DlTensor t;
@@ -137,10 +139,9 @@ std::optional<Buffer> look_at_tensor(PyObject* array) noexcept {
   if (!dtype || t.dtype.lanes != 1 || t.device.type != 1 || !is_contiguous(t)) return std::nullopt;
   size_t count = 1;
   for (int i = 0; i < t.ndim; ++i) count *= static_cast<size_t>(t.shape[i]);
-  return Buffer{static_cast<std::byte*>(t.data) + t.byte_offset, count, *dtype};
+  return LookedAt{{static_cast<std::byte*>(t.data) + t.byte_offset, count, *dtype},
+                  {t.shape, static_cast<size_t>(t.ndim)}};
 }
-
-}  // namespace
 
 std::optional<Buffer> look_at_numpy(PyObject* array, bool writable) noexcept {
   if (Py_TYPE(array) != numpy.type) return std::nullopt;
@@ -160,7 +161,8 @@ std::optional<Buffer> look_at_numpy(PyObject* array, bool writable) noexcept {
 
 std::optional<Buffer> look_at(PyObject* array, bool writable) noexcept {
   if (Py_TYPE(array) == numpy.type) return look_at_numpy(array, writable);
-  return look_at_tensor(array);
+  const auto looked = look_at_tensor(array);
+  return looked ? std::optional(looked->buffer) : std::nullopt;
 }
 
 PyObject* empty_like(PyObject* array) noexcept {

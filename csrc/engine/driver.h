@@ -28,8 +28,14 @@ class Driver {
   Driver(Engine& engine, Duration spin, Crowding crowding, ProgressMode mode, bool threads);
   ~Driver();
 
-  /// Drives until the request is finished; false when `until` passes first.
-  bool wait(const Request& request, Deadline until);
+  /// Drives until the flag is set; false when `until` passes first. `what`: for a trace. Whoever
+  /// sets the flag calls note_finished() then.
+  bool wait(const std::atomic<bool>& finished, std::string_view what, Deadline until);
+  bool wait(const Request& request, Deadline until) {
+    const Operation& o = request.operation;
+    return wait(request.finished, o.name.empty() ? name_of(o.kind) : std::string_view(o.name),
+                until);
+  }
   /// A bounded turn, if nobody else drives.
   void turn(Duration at_most);
   /// Runs `body` as the thread that drives; false, and nothing is done, when another one does.
@@ -57,7 +63,7 @@ class Driver {
   void release();
   template <typename Done>
   void drive(Done done, Deadline until);
-  void sleep(const Request& request, Deadline until);
+  void sleep(const std::atomic<bool>& finished, Deadline until);
   void progress_main();
   bool await_work();
   bool nobody_drives();

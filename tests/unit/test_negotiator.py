@@ -23,4 +23,3 @@ def test_every_rank_is_told_the_same_order_and_each_operation_once(ranks: int, i
     assert (stood_in > 0) == (ranks > 1)
     assert (forgotten > 0) == (ids < 7)
     assert (stale > 0) == (ids < 7)
-
