@@ -292,7 +292,8 @@ bool Named::exchange_as_coordinator() {
   }
   for (size_t r = 1; r < links_.size(); ++r) {
     moved |= links_[r]->poll();
-    while (links_[r]->receive(message)) coordinator_->receive(static_cast<int>(r), message, now());
+    for (; links_[r]->receive(message); moved = true)  // also what came while it was sending
+      coordinator_->receive(static_cast<int>(r), message, now());
   }
   if (moved) coordinator_->order();
   if (coordinator_->take_message(0, message)) {
