@@ -34,10 +34,7 @@ int64_t submit(const std::shared_ptr<PyNames>& names, const std::string& kind,
   ask.postscale = postscale;
   ask.root = root;
   ask.splits = splits;
-  ask.lasting = !name.is_none();
-  const std::string text =
-      name.is_none() ? "noname." + std::to_string(names->named->count_nameless(set, ask.kind))
-                     : text_from(name, "name");
+  const std::string text = name.is_none() ? std::string() : text_from(name, "name");
   ask.name = text;
   std::vector<AskedTensor> tensors;
   py::list keep;

@@ -35,6 +35,8 @@ struct Terms {
   bool operator==(const Terms&) const = default;
 
   std::string title() const { return kind + " '" + name + "'"; }
+  /// What operations meet by.
+  std::string key() const { return std::to_string(set) + '\x1f' + kind + '\x1f' + name; }
 };
 
 inline constexpr size_t kLongestName = 1024;

@@ -57,8 +57,6 @@ class Named : public Task {
   bool wait(NamedRequest& request, Deadline until);
   /// Gives a finished request back.
   void release(NamedRequest* request);
-  /// How often this name was submitted without one of its own: names the next.
-  uint64_t count_nameless(uint32_t set, Collective kind);
   /// What waits for its order.
   std::string describe();
   /// Drives until nothing that others need is unsent, for a rank that leaves.

@@ -29,7 +29,8 @@ size_t share(size_t rows, int members, int m) {
 }
 
 std::string title_of(const Ask& ask) {
-  return std::string(name_of(ask.kind)) + " '" + std::string(ask.name) + "'";
+  const std::string kind(name_of(ask.kind));
+  return ask.name.empty() ? kind : kind + " '" + std::string(ask.name) + "'";
 }
 
 void check_splits(const Ask& ask, const NamedSet& set) {
@@ -145,15 +146,15 @@ void check(const Ask& ask, const NamedSet& set) {
                   " tensors; at most " + std::to_string(kMostTensors) + " go together");
   if (std::ranges::find(set.members, ask.root) == set.members.end() &&
       ask.kind == Collective::broadcast)
-    throw invalid("the root of " + title_of(ask) + ", " + std::to_string(ask.root) +
-                  ", is not a rank of its process set of ranks " + describe_ranks(set.members));
+    throw invalid("root " + std::to_string(ask.root) + " of " + title_of(ask) +
+                  " is not a rank of its process set of ranks " + describe_ranks(set.members));
   for (const AskedTensor& tensor : ask.tensors) check_tensor(ask, tensor);
   if (ask.kind == Collective::all_to_all) check_splits(ask, set);
 }
 
 bool matches(const Terms& t, const Ask& ask) {
   if (t.op != ask.op || t.prescale != ask.prescale || t.postscale != ask.postscale ||
-      t.root != ask.root || t.lasting != ask.lasting || t.tensors.size() != ask.tensors.size() ||
+      t.root != ask.root || !t.lasting || t.tensors.size() != ask.tensors.size() ||
       !std::ranges::equal(t.splits, ask.splits))
     return false;
   for (size_t i = 0; i < ask.tensors.size(); ++i)
@@ -163,12 +164,12 @@ bool matches(const Terms& t, const Ask& ask) {
   return true;
 }
 
-Terms terms_of(const Ask& ask) {
+Terms terms_of(const Ask& ask, std::string_view name) {
   Terms t;
   t.kind = name_of(ask.kind);
-  t.name = ask.name;
+  t.name = name;
   t.set = ask.set;
-  t.lasting = ask.lasting;
+  t.lasting = !ask.name.empty();
   t.op = ask.op;
   t.prescale = ask.prescale;
   t.postscale = ask.postscale;

@@ -24,9 +24,8 @@ struct AskedTensor {
 /// What somebody asks for by name. Refers to the caller's memory.
 struct Ask {
   Collective kind = Collective::all_reduce;
-  std::string_view name;
+  std::string_view name;  // empty: "noname.n" for the n-th such one of this kind in this set
   uint32_t set = 0;
-  bool lasting = true;
   ReduceOp op = ReduceOp::sum;
   double prescale = 1, postscale = 1;
   int root = 0;  // world rank
@@ -84,7 +83,8 @@ struct NamedRequest {
 /// Throws Error(invalid_argument) for what this rank can know to be wrong.
 void check(const Ask& ask, const NamedSet& set);
 bool matches(const Terms& terms, const Ask& ask);
-Terms terms_of(const Ask& ask);
+/// `name`: its own, or what it is called for want of one; that one does not last.
+Terms terms_of(const Ask& ask, std::string_view name);
 
 /// Gives every part of the request the memory it lacks, now that the extents of all members are
 /// known: results that others decide the size of, and for a stand-in everything.

@@ -94,15 +94,17 @@ class Broadcast(torch.autograd.Function):
 
 class AllGather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, *how: Any) -> torch.Tensor:
-        result: torch.Tensor = wait(_calls.grouped_allgather(tensor, *how, single=True))
-        ctx.how, ctx.rows = how, tensor.shape[0]
+    def forward(
+        ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet
+    ) -> torch.Tensor:
+        handle = _calls.grouped_allgather(tensor, name, process_set, single=True)
+        result: torch.Tensor = wait(handle)
+        ctx.rows, ctx.process_set = tensor.shape[0], process_set
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        _, process_set = ctx.how
-        return (_own_rows(grad, ctx.rows, process_set), *(None for _ in ctx.how))
+        return (_own_rows(grad, ctx.rows, ctx.process_set), None, None)
 
 
 class GroupedAllGather(torch.autograd.Function):
@@ -140,7 +142,11 @@ class ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, *how: Any) -> torch.Tensor:
         ctx.how = how
-        result: torch.Tensor = wait(_calls.grouped_reducescatter(tensor, *how, single=True))
+        name, op, process_set, prescale_factor, postscale_factor = how
+        handle = _calls.grouped_reducescatter(
+            tensor, name, op, process_set, prescale_factor, postscale_factor, single=True
+        )
+        result: torch.Tensor = wait(handle)
         return result
 
     @staticmethod
