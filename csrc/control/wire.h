@@ -19,15 +19,13 @@ class WireWriter {
   template <typename T>
   void put(T value) {
     static_assert(std::is_trivially_copyable_v<T>);
-    const auto* begin = reinterpret_cast<const std::byte*>(&value);
-    bytes_.insert(bytes_.end(), begin, begin + sizeof value);
+    append(&value, sizeof value);
   }
   template <typename T>
   void put_list(std::span<const T> list) {
     static_assert(std::is_trivially_copyable_v<T>);
     put(static_cast<uint32_t>(list.size()));
-    const auto raw = std::as_bytes(list);
-    bytes_.insert(bytes_.end(), raw.begin(), raw.end());
+    append(list.data(), list.size_bytes());
   }
   void put_text(std::string_view text) { put_list(std::span<const char>(text)); }
 
@@ -36,6 +34,12 @@ class WireWriter {
   std::vector<std::byte> take() { return std::move(bytes_); }
 
  private:
+  void append(const void* from, size_t bytes) {
+    const size_t at = bytes_.size();
+    bytes_.resize(at + bytes);
+    if (bytes > 0) std::memcpy(bytes_.data() + at, from, bytes);
+  }
+
   std::vector<std::byte> bytes_;
 };
 
