@@ -247,6 +247,7 @@ def test_a_name_in_flight_is_refused_on_that_rank_alone(spawn: Spawn) -> None:
 def submit_all_but_on(late: int) -> None:
     fd.init()
     works("first")
+    tell("met")
     if fd.rank() == late:
         assert listen() == "go on"
     assert (wait(reduce("lonely", np.ones(3))) == fd.size()).all()
@@ -282,7 +283,7 @@ def test_death_ends_what_waits_for_its_order(spawn: Spawn, victim: int) -> None:
     with spawn(3) as world:
         world.start(submit_all_but_on, victim)
         rest = [r for r in range(3) if r != victim]
-        world.died(rest[0], 0.5)  # they wait by now; whether or not changes nothing
+        assert world.hear_all() == ["met"] * 3
         world.signal(victim, signal.SIGKILL)
         for outcome in world.outcomes(rest):
             assert outcome.error == "PeerLost", outcome.trace
