@@ -168,22 +168,12 @@ void Named::put_on_its_way(NamedRequest* request) {
 
 bool Named::wait(NamedRequest& request, Deadline until) {
   if (done(request)) return true;
-  return engine_.driver().wait(
-      request.finished,
-      request.name != nullptr ? std::string_view(request.name->terms.name) : "join", until);
+  return engine_.driver().wait(request.finished, "operation by name", until);
 }
 
 void Named::release(NamedRequest* request) {
   const std::lock_guard lock(mutex_);
   for (NamedRequest::Part& part : request->parts) part.made = {};
-  // A name that does not last is gone with its request, once nobody refers to it any more.
-  if (request->name != nullptr && request->ordered && !request->name->terms.lasting) {
-    const Terms& terms = request->name->terms;
-    auto& entries = sets_[terms.set]->entries[static_cast<size_t>(*collective_named(terms.kind))];
-    const auto entry = entries.find(terms.name);
-    if (entry != entries.end() && entry->second->request == nullptr) entries.erase(entry);
-  }
-  request->name = nullptr;
   free_.push_back(request);
 }
 

@@ -97,6 +97,7 @@ class Named : public Task {
   void apply(std::vector<Decision>& decisions);
   void apply_order(Decision& decision);
   void finish(std::vector<NamedRequest*>& requests);
+  void part_from_name(NamedRequest& request);
   void fail_unordered(SetState& state, const Error& error);
   void hold_for(bool& held, bool needed);
   // named_watch.cpp

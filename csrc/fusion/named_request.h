@@ -61,7 +61,7 @@ struct NamedRequest {
   };
   std::atomic<bool> finished{false};  // released after everything else has been written
   std::optional<Error> error;
-  Name* name = nullptr;  // null: join, or a stand-in
+  Name* name = nullptr;  // while in flight; null: join, or a stand-in
   std::vector<Part> parts;
   size_t parts_left = 0;
   std::vector<int64_t> received;  // all_to_all: rows that came from each member

@@ -191,10 +191,10 @@ void Named::finish(std::vector<NamedRequest*>& requests) {
   {
     const std::lock_guard lock(mutex_);
     for (NamedRequest* request : requests) {
-      if (request->name != nullptr)
-        static_cast<Entry*>(request->name->owner)->request = nullptr;
-      else
+      if (request->name == nullptr)
         joining_ = false;
+      else
+        part_from_name(*request);
     }
   }
   for (NamedRequest* request : requests)
@@ -202,6 +202,17 @@ void Named::finish(std::vector<NamedRequest*>& requests) {
   requests.clear();
   if (unfinished_.fetch_sub(count) == count) engine_.let_go();
   engine_.note_finished();
+}
+
+/// From here on the name may be forgotten, whether or not anybody has taken the result. One that
+/// does not last is gone at once; where no order came, the participant still knows it.
+void Named::part_from_name(NamedRequest& request) {
+  const Name& name = *std::exchange(request.name, nullptr);
+  static_cast<Entry*>(name.owner)->request = nullptr;
+  if (!request.ordered || name.terms.lasting) return;
+  auto& entries = polled_sets_[name.terms.set]
+                      ->entries[static_cast<size_t>(*collective_named(name.terms.kind))];
+  entries.erase(entries.find(name.terms.name));
 }
 
 // ---- failure ----
