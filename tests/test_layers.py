@@ -22,7 +22,7 @@ ALLOWED = {
     "engine": {"control", "transport", "schedule", "fold"},
     # The group lays the mesh (group/mesh): it knows all transports and what an engine runs over.
     "group": {"engine", "control", "transport", "schedule", "fold"},
-    "fusion": {"group", "engine", "schedule", "fold"},
+    "fusion": {"group", "engine", "control", "transport", "schedule", "fold"},
     "testing": {"group", "engine", "control", "transport", "schedule", "fold"},
     "bindings": {
         "fusion", "group", "engine", "control", "transport", "schedule", "fold", "testing",

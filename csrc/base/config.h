@@ -14,6 +14,8 @@ struct Config {
   size_t bucket_bytes = 25 << 20;       // FARANDOLE_BUCKET_BYTES
   size_t first_bucket_bytes = 1 << 20;  // FARANDOLE_FIRST_BUCKET_BYTES
   size_t in_place_bytes = 4 << 20;      // FARANDOLE_IN_PLACE_BYTES
+  size_t fusion_bytes = 64 << 20;       // FARANDOLE_FUSION_BYTES
+  size_t name_cache = 16384;            // FARANDOLE_NAME_CACHE
   size_t arena_bytes = 0;             // FARANDOLE_ARENA_BYTES; 0: as much as the machine has memory
   double spin_us = 50;                // FARANDOLE_SPIN_US
   std::string progress = "auto";      // FARANDOLE_PROGRESS: auto, thread, caller

@@ -13,6 +13,7 @@ void bind_errors(py::module_& module);
 void bind_arrays(py::module_& module);
 void bind_group(py::module_& module);
 void bind_verbs(py::module_& module);
+void bind_named(py::module_& module);
 void bind_reducer(py::module_& module);
 void bind_update(py::module_& module);
 void bind_fold(py::module_& module);

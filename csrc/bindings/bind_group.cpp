@@ -11,6 +11,7 @@
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
 #include "bindings/calls.h"
+#include "bindings/named_handles.h"
 #include "bindings/quick_call.h"
 #include "bindings/tracing.h"
 #include "bindings/waiting.h"
@@ -45,6 +46,7 @@ Duration to_duration(double seconds) {
 EngineOptions engine_options(const Config& config) {
   EngineOptions options;
   options.schedules = schedules_over_shm();
+  options.channels = channels_over_shm();
   options.spin = to_duration(config.spin_us * 1e-6);
   options.warn_after = to_duration(config.warn_after);
   options.progress = config.progress == "thread"   ? ProgressMode::thread
@@ -296,6 +298,7 @@ void bind_group(py::module_& module) {
           "Ends what start_timeline began, and writes this rank's part into its directory.")
       .def("leave", [](Group& g) {
         refuse_in_child();
+        flush_names(g);
         {
           const py::gil_scoped_release unlocked;
           g.engine()->leave();

@@ -2,6 +2,7 @@
 #include <string>
 
 #include "bindings/bind.h"
+#include "testing/sim_negotiation.h"
 #include "testing/sim_world.h"
 
 namespace farandole {
@@ -31,6 +32,21 @@ void bind_testing(py::module_& module) {
               py::call_guard<py::gil_scoped_release>(),
               "Runs a whole world of ranks in this thread, in an order drawn from the seed. "
               "`complaint` is empty when all was well.");
+  py::class_<NegotiationReport>(testing, "NegotiationReport")
+      .def_readonly("seed", &NegotiationReport::seed)
+      .def_readonly("ranks", &NegotiationReport::ranks)
+      .def_readonly("ordered", &NegotiationReport::ordered)
+      .def_readonly("refused", &NegotiationReport::refused)
+      .def_readonly("stood_in", &NegotiationReport::stood_in)
+      .def_readonly("forgotten", &NegotiationReport::forgotten)
+      .def_readonly("stale", &NegotiationReport::stale)
+      .def_readonly("bytes", &NegotiationReport::bytes)
+      .def_readonly("complaint", &NegotiationReport::complaint);
+  testing.def("simulate_negotiation", &simulate_negotiation, py::arg("seed"), py::arg("ranks") = 3,
+              py::arg("names") = 6, py::arg("times") = 6, py::arg("ids") = 16384,
+              py::call_guard<py::gil_scoped_release>(),
+              "Ranks that submit operations by name in random orders; `complaint` is empty when "
+              "all were told one order, each operation once.");
 }
 
 }  // namespace farandole

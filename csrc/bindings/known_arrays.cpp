@@ -146,7 +146,9 @@ bool is_watched(PyObject* tensor) {
   return watched;
 }
 
-std::optional<Buffer> look_at_tensor(PyObject* array) noexcept {
+}  // namespace
+
+std::optional<LookedAt> look_at_tensor(PyObject* array) noexcept {
   if (!offers_look(Py_TYPE(array))) return std::nullopt;
   if (tensors.has_gradients && is_watched(array)) return std::nullopt;
   DlTensor t;
@@ -158,10 +160,9 @@ std::optional<Buffer> look_at_tensor(PyObject* array) noexcept {
   if (!dtype || t.dtype.lanes != 1 || t.device.type != 1 || !is_contiguous(t)) return std::nullopt;
   size_t count = 1;
   for (int i = 0; i < t.ndim; ++i) count *= static_cast<size_t>(t.shape[i]);
-  return Buffer{static_cast<std::byte*>(t.data) + t.byte_offset, count, *dtype};
+  return LookedAt{{static_cast<std::byte*>(t.data) + t.byte_offset, count, *dtype},
+                  {t.shape, static_cast<size_t>(t.ndim)}};
 }
-
-}  // namespace
 
 void learn_pointed(PyTypeObject* type, Buffer (*look)(PyObject*)) { pointed = {type, look}; }
 
@@ -181,7 +182,8 @@ std::optional<Buffer> look_at(PyObject* array, bool writable) noexcept {
   if (Py_TYPE(array) == numpy.type) return look_at_numpy(array, writable);
   if (pointed.type != nullptr && PyType_IsSubtype(Py_TYPE(array), pointed.type) != 0)
     return pointed.look(array);
-  return look_at_tensor(array);
+  const auto looked = look_at_tensor(array);
+  return looked ? std::optional(looked->buffer) : std::nullopt;
 }
 
 PyObject* empty_like(PyObject* array) noexcept {

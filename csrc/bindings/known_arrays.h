@@ -6,6 +6,7 @@
 #include <pybind11/pybind11.h>
 
 #include <optional>
+#include <span>
 
 #include "bindings/dlpack.h"
 #include "engine/operation.h"
@@ -18,6 +19,13 @@ namespace py = pybind11;
 /// element type of ours, writable if it must be. Nothing for any other: bindings/arrays.h knows
 /// what it is or what is wrong with it. Raises nothing.
 std::optional<Buffer> look_at(PyObject* array, bool writable) noexcept;
+
+/// The same, for tensors alone, with their shape: it lies in the tensor.
+struct LookedAt {
+  Buffer buffer;
+  std::span<const int64_t> shape;
+};
+std::optional<LookedAt> look_at_tensor(PyObject* tensor) noexcept;
 
 /// The same, for an exact numpy.ndarray alone.
 std::optional<Buffer> look_at_numpy(PyObject* array, bool writable) noexcept;

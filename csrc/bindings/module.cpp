@@ -9,6 +9,7 @@ PYBIND11_MODULE(_core, module) {
   bind_arrays(module);
   bind_group(module);
   bind_verbs(module);
+  bind_named(module);
   bind_reducer(module);
   bind_update(module);
   bind_fold(module);

@@ -1,15 +1,11 @@
-// The quick way into a collective from Python: a callable in front of the Python function, which it
-// wraps as functools.lru_cache does.
+// The quick way into a collective from Python.
 //
 // A call with arrays that are known (known_arrays.h) and nothing but op, out, factors, root and
 // group is made here, without one Python instruction. Every other call goes to the function, which
 // has the one meaning of all arguments and finds the words for those that are wrong.
 #include "bindings/quick_call.h"
 
-#include <structmember.h>
-
 #include <array>
-#include <cstddef>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -17,6 +13,7 @@
 #include "bindings/bind.h"
 #include "bindings/calls.h"
 #include "bindings/known_arrays.h"
+#include "bindings/quick_function.h"
 #include "engine/fork.h"
 #include "group/group.h"
 
@@ -78,16 +75,6 @@ const Names& names() {
   return *all;
 }
 
-struct QuickCall {
-  PyObject_HEAD vectorcallfunc vectorcall;
-  const Row* row;
-  PyObject* slow;
-  PyObject* world;
-  PyObject* dict;
-  PyObject* weak_references;
-};
-QuickCall& self_of(PyObject* object) { return *reinterpret_cast<QuickCall*>(object); }
-
 // ---- reading the arguments: false means that the Python function is to be asked ----
 
 bool read_keyword(PyObject* name, PyObject* value, Arguments& to) {
@@ -148,14 +135,14 @@ bool read_options(const Arguments& from, Options& to) {
 }
 
 /// A reference to the group that is meant; null for the Python function to say why there is none.
-py::object group_of(const QuickCall& self, PyObject* given) {
+py::object group_of(PyObject* world, PyObject* given) {
   static PyObject* const name = PyUnicode_InternFromString("group");
   static const py::handle type = py::type::of<Group>();
   py::object group;
   if (given != nullptr && given != Py_None) {
     group = py::reinterpret_borrow<py::object>(given);
   } else {
-    group = py::reinterpret_steal<py::object>(PyObject_GetAttr(self.world, name));
+    group = py::reinterpret_steal<py::object>(PyObject_GetAttr(world, name));
     if (!group) PyErr_Clear();
   }
   if (!group || reinterpret_cast<PyObject*>(Py_TYPE(group.ptr())) != type.ptr()) return {};
@@ -170,20 +157,20 @@ Group& native(const py::object& group) {
 // ---- the call ----
 
 /// The result; or nothing, when the Python function is to be asked.
-std::optional<py::object> call_quickly(const QuickCall& self, PyObject* const* values,
+std::optional<py::object> call_quickly(const Row& row, PyObject* world, PyObject* const* values,
                                        size_t places, PyObject* keywords) {
   Arguments given;
   Options options;
-  if (!read(*self.row, values, places, keywords, given) || !read_options(given, options))
+  if (!read(row, values, places, keywords, given) || !read_options(given, options))
     return std::nullopt;
-  const py::object group = group_of(self, given.group);
+  const py::object group = group_of(world, given.group);
   if (!group) return std::nullopt;
   refuse_in_child();
 
   py::object result;
   std::optional<Buffer> input, output;
   if (given.out == nullptr || given.out == Py_None) {
-    input = self.row->makes_alike ? look_at_numpy(given.x, false) : std::nullopt;
+    input = row.makes_alike ? look_at_numpy(given.x, false) : std::nullopt;
     if (!input) return std::nullopt;
     result = py::reinterpret_steal<py::object>(empty_like(given.x));
     if (!result) throw py::error_already_set();
@@ -197,92 +184,10 @@ std::optional<py::object> call_quickly(const QuickCall& self, PyObject* const* v
   if (!input || !output) return std::nullopt;
 
   const int looks = input->bytes() <= kBriefBytes ? kBriefLooks : 0;
-  const Handle handle =
-      native(group).run(self.row->kind, *input, *output, std::move(options), looks);
+  const Handle handle = native(group).run(row.kind, *input, *output, std::move(options), looks);
   if (handle.valid())
     wait_for(native(group).shared_from_this(), [&](Deadline d) { return handle.wait(d); });
   return result;
-}
-
-PyObject* call(PyObject* callable, PyObject* const* values, size_t flags, PyObject* keywords) {
-  const QuickCall& self = self_of(callable);
-  const auto places = static_cast<size_t>(PyVectorcall_NARGS(flags));
-  try {
-    if (auto result = call_quickly(self, values, places, keywords)) return result->release().ptr();
-  } catch (const Error& error) {
-    raise_in_python(error);
-    return nullptr;
-  } catch (py::error_already_set& error) {
-    error.restore();
-    return nullptr;
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-    return nullptr;
-  }
-  return PyObject_Vectorcall(self.slow, values, flags, keywords);
-}
-
-// ---- the type ----
-
-PyObject* bind_to_instance(PyObject* self, PyObject* instance, PyObject*) {
-  if (instance == nullptr || instance == Py_None) return Py_NewRef(self);
-  return PyMethod_New(self, instance);
-}
-
-PyObject* repr(PyObject* self) { return PyObject_Repr(self_of(self).slow); }
-
-/// As functions are pickled: by name.
-PyObject* reduce(PyObject* self, PyObject*) { return PyObject_GetAttrString(self, "__qualname__"); }
-
-int traverse(PyObject* object, visitproc visit, void* arg) {
-  QuickCall& self = self_of(object);
-  Py_VISIT(Py_TYPE(object));
-  Py_VISIT(self.slow);
-  Py_VISIT(self.world);
-  Py_VISIT(self.dict);
-  return 0;
-}
-
-int clear(PyObject* object) {
-  QuickCall& self = self_of(object);
-  Py_CLEAR(self.slow);
-  Py_CLEAR(self.world);
-  Py_CLEAR(self.dict);
-  return 0;
-}
-
-void deallocate(PyObject* object) {
-  PyTypeObject* type = Py_TYPE(object);
-  PyObject_GC_UnTrack(object);
-  if (self_of(object).weak_references != nullptr) PyObject_ClearWeakRefs(object);
-  clear(object);
-  PyObject_GC_Del(object);
-  Py_DECREF(type);
-}
-
-PyTypeObject* make_type() {
-  static PyMemberDef members[] = {
-      {"__vectorcalloffset__", T_PYSSIZET, offsetof(QuickCall, vectorcall), READONLY, nullptr},
-      {"__dictoffset__", T_PYSSIZET, offsetof(QuickCall, dict), READONLY, nullptr},
-      {"__weaklistoffset__", T_PYSSIZET, offsetof(QuickCall, weak_references), READONLY, nullptr},
-      {}};
-  static PyGetSetDef attributes[] = {
-      {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr}, {}};
-  static PyMethodDef methods[] = {{"__reduce__", reduce, METH_NOARGS, nullptr}, {}};
-  static PyType_Slot slots[] = {{Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
-                                {Py_tp_descr_get, reinterpret_cast<void*>(bind_to_instance)},
-                                {Py_tp_repr, reinterpret_cast<void*>(repr)},
-                                {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
-                                {Py_tp_clear, reinterpret_cast<void*>(clear)},
-                                {Py_tp_dealloc, reinterpret_cast<void*>(deallocate)},
-                                {Py_tp_members, members},
-                                {Py_tp_getset, attributes},
-                                {Py_tp_methods, methods},
-                                {0, nullptr}};
-  static PyType_Spec spec = {"farandole._core._QuickCall", sizeof(QuickCall), 0,
-                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-                             slots};
-  return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
 }
 
 const Row* row_named(std::string_view name) {
@@ -298,17 +203,11 @@ py::object make_quick_call(const std::string& kind, const py::object& world,
   const Row* row = row_named(kind);
   if (row == nullptr) throw Error(ErrorCode::internal, "there is no quick way into " + kind);
   learn_numpy();
-  static PyTypeObject* const type = make_type();
-  if (type == nullptr) throw py::error_already_set();
-  PyObject* object = type->tp_alloc(type, 0);
-  if (object == nullptr) throw py::error_already_set();
-  QuickCall& self = self_of(object);
-  self.vectorcall = call;
-  self.row = row;
-  self.slow = py::object(slow).release().ptr();
-  self.world = py::object(world).release().ptr();
-  py::object made = py::reinterpret_steal<py::object>(object);
-  return py::module_::import("functools").attr("update_wrapper")(made, slow);
+  return make_quick_function(
+      [row, world](PyObject* const* values, size_t places, PyObject* keywords) {
+        return call_quickly(*row, world.ptr(), values, places, keywords);
+      },
+      slow);
 }
 
 }  // namespace farandole

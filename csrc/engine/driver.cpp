@@ -57,18 +57,16 @@ void Driver::hand_over() {
   if (engine_.busy() && waiters_.load() == 0) note_submission();
 }
 
-bool Driver::wait(const Request& request, Deadline until) {
-  const Operation& o = request.operation;
-  const TraceSpan waiting(engine_.trace(), TraceKind::wait,
-                          o.name.empty() ? name_of(o.kind) : o.name);
-  const auto done = [&] { return request.finished.load(std::memory_order_acquire); };
+bool Driver::wait(const std::atomic<bool>& finished, std::string_view what, Deadline until) {
+  const TraceSpan waiting(engine_.trace(), TraceKind::wait, what);
+  const auto done = [&] { return finished.load(std::memory_order_acquire); };
   bool in_time = true;
   while (in_time && !done()) {
     if (take()) {
       drive(done, until);
       release();
     } else {
-      sleep(request, until);
+      sleep(finished, until);
     }
     in_time = done() || !until.passed(now());
   }
@@ -76,11 +74,11 @@ bool Driver::wait(const Request& request, Deadline until) {
   return in_time;
 }
 
-void Driver::sleep(const Request& request, Deadline until) {
+void Driver::sleep(const std::atomic<bool>& finished, Deadline until) {
   std::unique_lock lock(mutex_);
   ++waiters_;                                 // seq_cst; partners: release, note_finished
   if (thread_drives_.load()) engine_.wake();  // it hands the token over
-  if (!request.finished.load() && taken_.load()) {
+  if (!finished.load() && taken_.load()) {
     const Duration most = std::min<Duration>(kLongestPark, until.left(now()));
     waiter_wakes_.wait_for(lock, most);
   }

@@ -28,10 +28,17 @@ class Driver {
   Driver(Engine& engine, Duration spin, Crowding crowding, ProgressMode mode, bool threads);
   ~Driver();
 
-  /// Drives until the request is finished; false when `until` passes first.
-  bool wait(const Request& request, Deadline until);
+  /// Drives until the flag is set; false when `until` passes first. `what`: for a trace. Whoever
+  /// sets the flag calls note_finished() then.
+  bool wait(const std::atomic<bool>& finished, std::string_view what, Deadline until);
+  bool wait(const Request& request, Deadline until) {
+    const Operation& o = request.operation;
+    return wait(request.finished, o.name.empty() ? name_of(o.kind) : std::string_view(o.name),
+                until);
+  }
   /// Of communication in a gradient hook; it ends as soon as nothing moves. With 50 us a bucket of
-  /// some MiB took a hook per 50 us of folding, and less was hidden (docs/benchmarking.md, Overlap).
+  /// some MiB took a hook per 50 us of folding, and less was hidden (docs/benchmarking.md,
+  /// Overlap).
   static constexpr Duration kTurn = std::chrono::milliseconds(1);
   /// A bounded turn, if nobody else drives.
   void turn(Duration at_most);
@@ -60,7 +67,7 @@ class Driver {
   void release();
   template <typename Done>
   void drive(Done done, Deadline until);
-  void sleep(const Request& request, Deadline until);
+  void sleep(const std::atomic<bool>& finished, Deadline until);
   void progress_main();
   bool await_work();
   bool nobody_drives();

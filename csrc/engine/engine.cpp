@@ -78,12 +78,9 @@ void Engine::set_trace(std::shared_ptr<Trace> trace) {
 std::shared_ptr<Stream> Engine::open_stream(const Membership& membership, std::string label,
                                             uint64_t number, bool schedules) {
   sweep();
-  const EngineView view{&host_,   arena_,          &dead_,
-                        &deaths_, &death_signals_, options_.warn_after,
-                        &trace_,  &options_.tuning};
   const uint64_t key = stream_key(membership.key, number);
   auto* stream = new Stream(
-      view, membership, std::move(label), key,
+      view(), membership, std::move(label), key,
       schedules && options_.schedules ? options_.schedules(*this, membership, key) : nullptr,
       options_.first_sequence);
   ++closed_->open_streams;
@@ -129,6 +126,39 @@ void Engine::sweep() {
     arena_->release(page.memory);
     return true;
   });
+}
+
+EngineView Engine::view() const {
+  return {&host_,  arena_,          &dead_, &deaths_, &death_signals_, options_.warn_after,
+          &trace_, &options_.tuning};
+}
+
+// ---- tasks ----
+
+void Engine::add_task(std::shared_ptr<Task> task) {
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    new_tasks_.push_back(std::move(task));
+    inbox_full_.store(true, std::memory_order_seq_cst);  // partner: park
+  }
+  wake();
+}
+
+void Engine::launch(const std::shared_ptr<Stream>& stream, std::shared_ptr<Request> request) {
+  if (trace() != nullptr) request->submitted = now();
+  in_flight_.fetch_add(1);  // seq_cst; partner: Driver::progress_main
+  enqueue(stream, std::move(request));
+}
+
+void Engine::hold_on() {
+  held_.fetch_add(1, std::memory_order_relaxed);  // no partner: read where it was written
+  in_flight_.fetch_add(1);                        // seq_cst; partner: Driver::progress_main
+  driver_.note_submission();
+}
+
+void Engine::let_go() {
+  held_.fetch_sub(1, std::memory_order_relaxed);
+  in_flight_.fetch_sub(1, std::memory_order_release);
 }
 
 // ---- submissions ----
@@ -177,7 +207,9 @@ bool Engine::run(const std::shared_ptr<Stream>& stream, const std::shared_ptr<Re
 /// flight: those that were submitted before it must stay before it.
 bool Engine::run_alone(const std::shared_ptr<Stream>& stream,
                        const std::shared_ptr<Request>& request, int looks) {
-  if (!active_.empty() || inbox_full_.load(std::memory_order_acquire)) return false;
+  if (!active_.empty() || inbox_full_.load(std::memory_order_acquire) ||
+      held_.load(std::memory_order_relaxed) > 0)
+    return false;
   stream->enqueue(request);
   for (; looks > 0; --looks) {
     if (stream->poll(TimePoint::min()) == Progress::moved) {
@@ -205,13 +237,16 @@ void Engine::take_submissions() {
   {
     const std::lock_guard lock(inbox_mutex_);
     taken.swap(inbox_);
+    for (auto& task : new_tasks_) tasks_.push_back(std::move(task));
+    new_tasks_.clear();
     inbox_full_.store(false, std::memory_order_relaxed);
   }
-  for (Submission& s : taken) {
-    s.stream->enqueue(std::move(s.request));
-    if (std::find(active_.begin(), active_.end(), s.stream) == active_.end())
-      active_.push_back(std::move(s.stream));
-  }
+  for (Submission& s : taken) enqueue(s.stream, std::move(s.request));
+}
+
+void Engine::enqueue(const std::shared_ptr<Stream>& stream, std::shared_ptr<Request> request) {
+  stream->enqueue(std::move(request));
+  if (std::find(active_.begin(), active_.end(), stream) == active_.end()) active_.push_back(stream);
 }
 
 // ---- turns ----
@@ -232,6 +267,7 @@ bool Engine::poll(TimePoint until) {
     else
       active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(i));
   }
+  for (const auto& task : tasks_) moved |= task->poll(until);
   if (moved && traced != nullptr) traced->turn(begin, now());
   if (moved) ring_sleepers();
   const uint64_t turns = turns_.load(std::memory_order_relaxed) + 1;  // no partner: a statistic
@@ -324,6 +360,7 @@ void Engine::look_around() {
     return true;
   });
   for (const auto& stream : active_) stream->look_around(when);
+  for (const auto& task : tasks_) task->look_around(when);
   ring_sleepers();  // a verdict may have been reported
 }
 

@@ -11,7 +11,9 @@
 #include "base/config.h"
 #include "control/host.h"
 #include "engine/driver.h"
+#include "engine/schedule_backend.h"
 #include "engine/stream.h"
+#include "engine/task.h"
 
 namespace farandole {
 
@@ -19,12 +21,16 @@ namespace farandole {
 using BackendMaker =
     std::function<std::unique_ptr<Backend>(const Engine&, const Membership&, uint64_t key)>;
 
+/// Makes what connects a rank to the members of a group; `key` is the connection's own.
+using ConnectMaker = std::function<Connect(const Engine&, const Membership&, uint64_t key)>;
+
 struct EngineOptions {
   Duration spin = std::chrono::microseconds(50);
   Duration warn_after = std::chrono::seconds(10);
   ProgressMode progress = ProgressMode::automatic;
   bool threads = true;           // false: whoever owns the engine polls it, as simulated worlds do
   BackendMaker schedules;        // none: paths over shared memory alone
+  ConnectMaker channels;         // none: ranks exchange no messages
   std::shared_ptr<Trace> trace;  // null: nothing is traced until set_trace()
   TuningTable tuning;            // the same on all ranks
   uint32_t first_sequence = 0;   // where the numbers of operations begin, for tests of their wrap
@@ -72,6 +78,22 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool run(const std::shared_ptr<Stream>& stream, const std::shared_ptr<Request>& request,
            int looks);
 
+  // ---- tasks: what is done besides streams ----
+
+  /// Any thread. The engine keeps it to its end.
+  void add_task(std::shared_ptr<Task> task);
+  /// By a task, in its poll(): the stream takes the request up in this turn or the next.
+  void launch(const std::shared_ptr<Stream>& stream, std::shared_ptr<Request> request);
+  /// Any thread: while somebody holds on, the engine is driven though no operation is in flight.
+  void hold_on();
+  void let_go();
+  /// By the thread that polls: somebody may wait for what a task has finished.
+  void note_finished() { driver_.note_finished(); }
+  /// What streams and tasks see.
+  EngineView view() const;
+  const EngineOptions& options() const { return options_; }
+  bool has_left() const { return left_.load(std::memory_order_relaxed); }
+
   /// One bounded turn; true if anything moved.
   bool poll(TimePoint until);
   /// Sleeps until a peer, a submission or a death wakes this rank, or `at_most` has passed.
@@ -102,6 +124,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool run_alone(const std::shared_ptr<Stream>& stream, const std::shared_ptr<Request>& request,
                  int looks);
   void take_submissions();
+  void enqueue(const std::shared_ptr<Stream>& stream, std::shared_ptr<Request> request);
   void collect(Stream& stream);
   void ring_sleepers();
   void handle_events(int timeout_ms);
@@ -120,6 +143,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // Of the polling thread.
   std::vector<std::shared_ptr<Stream>> active_;
+  std::vector<std::shared_ptr<Task>> tasks_;
   std::vector<bool> dead_;
   std::vector<std::string> deaths_;
   std::vector<int> death_signals_;
@@ -127,10 +151,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::atomic<uint64_t> turns_{0};                      // written by the polling thread alone
 
   // Crossing points.
-  std::mutex inbox_mutex_;  // guards inbox_
+  std::mutex inbox_mutex_;  // guards inbox_ and new_tasks_
   std::vector<Submission> inbox_;
+  std::vector<std::shared_ptr<Task>> new_tasks_;
   std::atomic<bool> inbox_full_{false};
   std::atomic<int> in_flight_{0};
+  std::atomic<int> held_{0};      // how much of it is tasks'
   std::mutex completions_mutex_;  // guards completions_
   std::vector<std::shared_ptr<Request>> completions_;
   std::atomic<bool> completions_full_{false};

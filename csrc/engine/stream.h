@@ -43,6 +43,12 @@ struct EngineView {
   const TuningTable* tuning = nullptr;
 };
 
+bool has_left(const EngineView& around, int world_rank);
+/// It has died or left: it does nothing more.
+bool is_absent(const EngineView& around, int world_rank);
+/// Why, as the error of the operation and tensor in `where`; nothing while it is there.
+std::optional<Error> absence_of(const EngineView& around, int world_rank, Context where);
+
 /// The page of a closed stream, and who may still read it.
 struct ClosedPage {
   struct Reader {

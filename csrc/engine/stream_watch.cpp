@@ -73,36 +73,43 @@ void Stream::look_around(TimePoint when) {
 
 void Stream::check_members(int r) {
   const int world_rank = memory_.members[static_cast<size_t>(r)];
-  const auto index = static_cast<size_t>(world_rank);
-  const HostPeer& peer = around_.host->peers[index];
-  const auto state = static_cast<RankState>(
-      memory_.segment->page(world_rank).state.value.load(std::memory_order_acquire));
-  const bool dead = (*around_.dead)[index];
-  if (!dead && state != RankState::left) return;
+  if (!is_absent(around_, world_rank)) return;
   // It did its share, and left between two looks (partner: Engine::leave).
   if (r != memory_.rank && !needs(r)) return;
   Context where;
+  where.sequence = sequence_;
+  where.operation = title();
+  where.tensor = operation().name;
+  membership_.lifeline->report(*absence_of(around_, world_rank, std::move(where)));
+}
+
+bool is_absent(const EngineView& around, int world_rank) {
+  return (*around.dead)[static_cast<size_t>(world_rank)] || has_left(around, world_rank);
+}
+
+bool has_left(const EngineView& around, int world_rank) {
+  return around.host->segment->page(world_rank).state.value.load(std::memory_order_acquire) ==
+         static_cast<uint64_t>(RankState::left);
+}
+
+std::optional<Error> absence_of(const EngineView& around, int world_rank, Context where) {
+  if (!is_absent(around, world_rank)) return std::nullopt;
+  const auto index = static_cast<size_t>(world_rank);
+  const HostPeer& peer = around.host->peers[index];
+  const std::string me = std::to_string(around.host->rank), title = where.operation;
+  const std::string name =
+      "rank " + std::to_string(world_rank) + " (pid " + std::to_string(peer.info.pid) + ")";
   where.rank = world_rank;
   where.host = peer.info.host;
   where.pid = peer.info.pid;
-  where.operation = title();
-  where.tensor = operation().name;
-  where.sequence = sequence_;
-  where.signal = dead ? (*around_.death_signals)[index] : 0;
-  const std::string name =
-      "rank " + std::to_string(world_rank) + " (pid " + std::to_string(peer.info.pid) + ")";
-  if (state == RankState::left) {
-    where.evidence = "it called shutdown() or ended; rank " + std::to_string(around_.host->rank) +
-                     " waits for it";
-    membership_.lifeline->report(
-        Error(ErrorCode::early_exit, name + " left before " + title(), std::move(where)));
-  } else {
-    where.evidence = "its process descriptor reports its end; seen by rank " +
-                     std::to_string(around_.host->rank);
-    membership_.lifeline->report(Error(ErrorCode::peer_lost,
-                                       name + " " + (*around_.deaths)[index] + " during " + title(),
-                                       std::move(where)));
+  where.signal = (*around.dead)[index] ? (*around.death_signals)[index] : 0;
+  if (has_left(around, world_rank)) {
+    where.evidence = "it called shutdown() or ended; rank " + me + " waits for it";
+    return Error(ErrorCode::early_exit, name + " left before " + title, std::move(where));
   }
+  where.evidence = "its process descriptor reports its end; seen by rank " + me;
+  return Error(ErrorCode::peer_lost, name + " " + (*around.deaths)[index] + " during " + title,
+               std::move(where));
 }
 
 void Stream::warn(TimePoint when) {

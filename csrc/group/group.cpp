@@ -13,6 +13,7 @@ namespace farandole {
 namespace {
 
 constexpr uint64_t kWorldKey = 0x5741'4c53'0000'0001;
+constexpr uint64_t kNamesNumber = uint64_t{1} << 62;  // open_stream counts from 1
 constexpr uint64_t kFateSalt = 0xfa7e'fa7e'fa7e'fa7e;
 constexpr uint64_t kFormedSalt = 0xf02d'f02d'f02d'f02d;  // keys of form() are none of split()'s
 
@@ -192,6 +193,11 @@ Handle Group::submit_between(Collective kind, int peer, int tag, Buffer data, Op
 std::shared_ptr<Stream> Group::open_stream(std::string label) {
   check();
   return engine_->open_stream(membership_, std::move(label), next_stream_++);
+}
+
+std::shared_ptr<Stream> Group::stream_of_names() {
+  if (!names_) names_ = engine_->open_stream(membership_, "operations by name", kNamesNumber);
+  return names_;
 }
 
 std::shared_ptr<Group> Group::split(int color, int key, Deadline deadline,

@@ -58,6 +58,11 @@ class Group : public std::enable_shared_from_this<Group> {
   /// A stream of its own order, for a Reducer or a traced program. Opened in the same order on
   /// every member; waits for nobody.
   std::shared_ptr<Stream> open_stream(std::string label);
+  /// The stream that operations by name run on: opened by whoever comes first, since its number is
+  /// its own.
+  std::shared_ptr<Stream> stream_of_names();
+  const Membership& membership() const { return membership_; }
+  const GroupDefaults& defaults() const { return defaults_; }
   /// Members that give the same color form a group, ordered by key, then rank; a negative color
   /// joins none (nullptr). Collective; blocks until all members have come.
   /// `interrupted` is asked ten times a second and throws to give up, which fails this group.
@@ -97,6 +102,7 @@ class Group : public std::enable_shared_from_this<Group> {
   GroupDefaults defaults_;
   Membership membership_;
   std::shared_ptr<Stream> program_order_;
+  std::shared_ptr<Stream> names_;
   Pairs pairs_;
   std::atomic<const Stream*> newest_{nullptr};                       // of program_order_ or pairs_
   std::vector<std::pair<size_t, std::shared_ptr<std::byte>>> lent_;  // bytes; see borrow()

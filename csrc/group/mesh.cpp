@@ -28,8 +28,8 @@ Connect connect_members(std::vector<std::shared_ptr<Transport>> transports,
   };
 }
 
-BackendMaker schedules_over_shm() {
-  // Made with the first stream and shared by all streams of the engine.
+ConnectMaker channels_over_shm() {
+  // Made with the first connection and shared by all of the engine.
   auto transport = std::make_shared<std::shared_ptr<Transport>>();
   return [transport](const Engine& engine, const Membership& membership, uint64_t key) {
     const Host& host = engine.host();
@@ -39,10 +39,16 @@ BackendMaker schedules_over_shm() {
     std::vector<PeerInfo> members;
     for (const int r : membership.members)
       members.push_back(host.peers[static_cast<size_t>(r)].info);
-    const int size = static_cast<int>(members.size());
-    return std::make_unique<ScheduleBackend>(membership.rank, size,
-                                             connect_members({*transport}, std::move(members), key),
-                                             engine.arena(), engine.tuning());
+    return connect_members({*transport}, std::move(members), key);
+  };
+}
+
+BackendMaker schedules_over_shm() {
+  return [channels = channels_over_shm()](const Engine& engine, const Membership& membership,
+                                          uint64_t key) {
+    return std::make_unique<ScheduleBackend>(
+        membership.rank, static_cast<int>(membership.members.size()),
+        channels(engine, membership, key), engine.arena(), engine.tuning());
   };
 }
 

@@ -16,6 +16,9 @@ namespace farandole {
 Connect connect_members(std::vector<std::shared_ptr<Transport>> transports,
                         std::vector<PeerInfo> members, uint64_t stream_key);
 
+/// Channels to the other ranks of this host: shared memory.
+ConnectMaker channels_over_shm();
+
 /// Schedules over the transports that reach the other ranks of this host: shared memory.
 BackendMaker schedules_over_shm();
 

@@ -247,6 +247,11 @@ def world() -> Group:
     return _state.group
 
 
+def current() -> Group | None:
+    """The group of all ranks; None while this process has not joined a world."""
+    return _state.group
+
+
 def rank() -> int:
     """This process' rank, from 0."""
     return _place().rank

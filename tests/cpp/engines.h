@@ -22,6 +22,7 @@ inline farandole::EngineOptions engine_options(farandole::ProgressMode mode) {
   farandole::EngineOptions options;
   options.progress = mode;
   options.schedules = farandole::schedules_over_shm();
+  options.channels = farandole::channels_over_shm();
   options.warn_after = std::chrono::hours(1);
   return options;
 }

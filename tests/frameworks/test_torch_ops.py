@@ -196,8 +196,17 @@ def bad_input_is_refused_before_anything_is_sent() -> None:
     refused(lambda: hvd.allreduce(good, op=17), "unknown")
     refused(lambda: hvd.reducescatter(good, op=hvd.Min), "Average or Sum")
     refused(lambda: hvd.reducescatter(torch.tensor(1.0)), "no dimension")
-    refused(lambda: hvd.allreduce(good, process_set=[0]), "process_set")
-    refused(lambda: hvd.ProcessSet([0]), "not supported yet")
+    refused(lambda: hvd.allreduce(good, process_set=[0]), "is no ProcessSet")
+    refused(lambda: hvd.allreduce(good, process_set=hvd.ProcessSet([0])), "not registered")
+    refused(lambda: hvd.ProcessSet([0, 0]), "different ranks")
+    refused(lambda: hvd.add_process_set([0, 1]), "a process set of all ranks exists")
+    refused(lambda: hvd.add_process_set([5]), "does not exist")
+    refused(lambda: hvd.grouped_allreduce_async([]), "empty")
+    refused(lambda: hvd.alltoall(good), "3 rows, which 2 ranks do not divide")
+    refused(lambda: hvd.alltoall(good, splits=[1, 1]), "sum to 2")
+    refused(lambda: hvd.alltoall(good, splits=[1.5, "x"]), "not a list of numbers")
+    refused(lambda: hvd.alltoall(good, splits=torch.ones(2)), "integers")
+    refused(lambda: hvd.synchronize("x"), "not a handle")
     leaf = torch.ones(3, requires_grad=True)
     for call in (hvd.allreduce_, hvd.allreduce_async_):
         refused(lambda c=call: c(leaf), "in place on a tensor that requires grad")
@@ -224,7 +233,10 @@ def disagreement_is_named_and_the_next_call_works() -> None:
         lambda: hvd.allreduce(torch.ones(2, 3) if rank else torch.ones(3, 2)),
         lambda: hvd.allreduce(torch.ones(4, dtype=torch.float64 if rank else torch.float32)),
         lambda: hvd.allreduce(torch.ones(4), op=hvd.Sum if rank else hvd.Max),
-        lambda: hvd.allreduce(torch.ones(4), name=f"tensor {rank}"),
+        lambda: hvd.grouped_allreduce([torch.ones(4)] * (1 + rank)),
+        lambda: hvd.reducescatter(torch.ones(4, 2 + rank)),
+        lambda: hvd.alltoall(torch.ones(2 * hvd.size(), 2 + rank)),
+        lambda: hvd.allreduce(torch.ones(4), prescale_factor=1.0 + rank),
         lambda: hvd.broadcast(torch.ones(4), rank),
         lambda: hvd.allgather(torch.ones(2, 3 + rank)),
         lambda: hvd.broadcast_parameters({f"weight {rank}": torch.ones(2)}, 0),
@@ -320,6 +332,121 @@ def different_optimizers_are_named() -> None:
     refused(
         lambda: hvd.broadcast_optimizer_state(torch.optim.LBFGS(model.parameters()), 0), "LBFGS"
     )
+
+
+@on_ranks(1, 2, 3)
+def groups_gather_scatter_and_exchange() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    xs = [torch.full((3,), rank + 1.0), torch.full((2, 2), rank + 1), torch.zeros(0)]
+    total = size * (size + 1) // 2
+    for result, x in zip(hvd.grouped_allreduce(xs, op=hvd.Sum), xs, strict=True):
+        same(result, torch.full_like(x, total))
+    handle = hvd.grouped_allreduce_async_(xs, op=hvd.Sum, name="group")
+    results = hvd.synchronize(handle)
+    assert all(a is b for a, b in zip(results, xs, strict=True))
+    same(xs[1], torch.full((2, 2), total))
+    gathered = hvd.grouped_allgather([torch.full((rank, 2), rank), torch.ones(1)])
+    same(gathered[0], torch.cat([torch.full((r, 2), r) for r in range(size)]))
+    same(gathered[1], torch.ones(size))
+    parts = hvd.grouped_reducescatter([torch.ones(size + 1), torch.ones(size, 2)], op=hvd.Sum)
+    same(parts[0], torch.full((2 if rank == 0 else 1,), float(size)))
+    same(parts[1], torch.full((1, 2), float(size)))
+    for dtype in [*DTYPES, torch.bool]:
+        splits = [(rank + r) % 3 for r in range(size)]
+        rows = torch.full((sum(splits), 2), rank % 2).to(dtype)
+        result, received = hvd.alltoall(rows, splits=torch.tensor(splits))
+        assert received.tolist() == splits
+        same(
+            result,
+            torch.tensor([r % 2 for r in range(size)])
+            .to(dtype)
+            .repeat_interleave(received.long())[:, None]
+            .repeat(1, 2),
+        )
+    same(hvd.alltoall(torch.arange(size)), torch.full((size,), rank))
+    assert hvd.join() in range(size)
+
+
+@on_ranks(2, 3)
+def gradients_of_groups_and_exchanges() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    x, y = (torch.ones(2, requires_grad=True) for _ in range(2))
+    a, b = hvd.grouped_allreduce([x, y], op=hvd.Sum)
+    (a * (rank + 1) + b * 2 * (rank + 1)).sum().backward()
+    total = size * (size + 1) / 2
+    torch.testing.assert_close(x.grad, torch.full((2,), total))
+    torch.testing.assert_close(y.grad, torch.full((2,), 2 * total))
+    x = torch.ones(size, requires_grad=True)
+    result, _ = hvd.alltoall(x, splits=[1] * size)
+    (result * rank).sum().backward()
+    torch.testing.assert_close(x.grad, torch.arange(float(size)))
+    x = torch.ones(rank + 1, 2, requires_grad=True)
+    (hvd.grouped_allgather([x])[0] * 3).sum().backward()
+    torch.testing.assert_close(x.grad, torch.full((rank + 1, 2), 3.0))
+    x = torch.ones(size, requires_grad=True)
+    hvd.grouped_reducescatter([x], op=hvd.Sum)[0].sum().backward()
+    torch.testing.assert_close(x.grad, torch.full((size,), float(size)))
+
+
+@on_ranks(2, 3)
+def names_meet_in_any_order() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    total = size * (size + 1) // 2
+    xs = [torch.full((10 * i + 1,), rank + 1.0) for i in range(20)]
+    order = list(range(20)) if rank % 2 else list(reversed(range(20)))
+    for step in range(3):
+        for x in xs:
+            x.fill_(rank + 1)
+        handles = {i: hvd.allreduce_async_(xs[i], name=f"x{i}", op=hvd.Sum) for i in order}
+        gathered = hvd.allgather_async(torch.full((rank,), step), name="x0")  # of another kind
+        refused(lambda: hvd.allreduce_async_(xs[1], name="x1"), "'x1' is in flight already")
+        for i in range(20):
+            assert hvd.synchronize(handles[i]) is xs[i]
+            same(xs[i], torch.full((10 * i + 1,), float(total)))
+        assert hvd.synchronize(gathered).numel() == size * (size - 1) // 2
+
+
+@on_ranks(3)
+def process_sets_have_operations_of_their_own() -> None:
+    rank = hvd.rank()
+    low = hvd.add_process_set([1, 0])
+    high = hvd.ProcessSet([1, 2])
+    assert (high.process_set_id, high.size(), high.rank()) == (None, None, None)
+    assert hvd.add_process_set(high) is high
+    assert (low.ranks, low.process_set_id, low.size()) == ([0, 1], 1, 2)
+    refused(lambda: hvd.add_process_set([2, 1]), "the same ranks exists")
+    assert hvd.global_process_set.included()
+    for ps in (low, high) if rank == 0 else (high, low):
+        assert ps.included() == (rank in ps.ranks)
+        if not ps.included():
+            refused(lambda ps=ps: hvd.allreduce(torch.ones(1), process_set=ps), "is not in process")
+            refused(ps.rank, "is not in")
+            continue
+        assert ps.rank() == ps.ranks.index(rank)
+        x = torch.full((3, 2), float(rank), requires_grad=True)
+        result = hvd.allreduce(x, name="x", process_set=ps)
+        same(result.detach(), torch.full((3, 2), sum(ps.ranks) / 2))
+        result.sum().backward()
+        torch.testing.assert_close(x.grad, torch.ones(3, 2))
+        same(hvd.allgather(torch.tensor([rank]), process_set=ps), torch.tensor(ps.ranks))
+        same(
+            hvd.broadcast(torch.tensor(rank), ps.ranks[1], process_set=ps),
+            torch.tensor(ps.ranks[1]),
+        )
+        rows = hvd.reducescatter(torch.ones(3), op=hvd.Sum, process_set=ps)
+        same(rows, torch.full((2 - ps.rank(),), 2.0))
+        refused(
+            lambda ps=ps: hvd.broadcast(torch.ones(1), 2 - ps.ranks[0] * 2, process_set=ps),
+            "not a rank of its process set",
+        )
+        hvd.barrier(process_set=ps)
+    assert hvd.remove_process_set(low)
+    assert not hvd.remove_process_set(low)
+    assert not hvd.remove_process_set(hvd.global_process_set)
+    refused(lambda: hvd.allreduce(torch.ones(1), process_set=low), "not registered")
+    if rank > 0:
+        same(hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=high), torch.full((1,), 2.0))
+    hvd.barrier()
 
 
 @on_ranks(1, 2)

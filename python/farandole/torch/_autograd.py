@@ -12,73 +12,168 @@ import torch
 from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.torch import _calls
-from farandole.torch._process_set import global_process_set
+from farandole.torch._handles import wait
+from farandole.torch._process_set import ProcessSet
 from farandole.torch._reductions import Average, Sum, op_name
 
 
-def apply(function: Any, *arguments: Any) -> torch.Tensor:
+def apply(function: Any, *arguments: Any) -> Any:
     """Runs one of the functions below, with the arguments of its call, and records it."""
-    result: torch.Tensor = function.apply(*arguments)
+    return function.apply(*arguments)
+
+
+def _gradient_of(name: str | None) -> str | None:
+    return f"gradient of {name}" if name else None
+
+
+def _require_linear(what: str, op: int) -> None:
+    if op not in (Average, Sum):
+        raise InvalidArgument(f"{what} with op={op_name(op)} has no gradient")
+
+
+def _averaged(grad: torch.Tensor, process_set: ProcessSet) -> torch.Tensor:
+    result: torch.Tensor = apply(AllReduce, grad.contiguous(), None, Average, 1.0, 1.0, process_set)
     return result
+
+
+def _own_rows(grad: torch.Tensor, rows: int, process_set: ProcessSet) -> torch.Tensor:
+    """This rank's part of an average over the ranks, which contributed that many rows here."""
+    averaged = _averaged(grad, process_set)
+    handle = _calls.grouped_allgather(torch.tensor([rows]), None, process_set, single=True)
+    before = wait(handle)[: process_set.rank()]
+    begin = int(before.sum())
+    return averaged[begin : begin + rows]
 
 
 class AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, *how: Any) -> torch.Tensor:
         ctx.how = how
-        return _calls.allreduce(tensor, *how).run()
+        result: torch.Tensor = wait(_calls.allreduce(tensor, *how))
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         name, op, *rest = ctx.how
-        if op not in (Average, Sum):
-            raise InvalidArgument(f"allreduce with op={op_name(op)} has no gradient")
-        result = apply(AllReduce, grad.contiguous(), name and f"gradient of {name}", op, *rest)
+        _require_linear("allreduce", op)
+        result = apply(AllReduce, grad.contiguous(), _gradient_of(name), op, *rest)
         return (result, *(None for _ in ctx.how))
 
 
-def _averaged(grad: torch.Tensor) -> torch.Tensor:
-    return apply(AllReduce, grad.contiguous(), None, Average, 1.0, 1.0, global_process_set)
+class GroupedAllReduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        *how, count = arguments[-6:]
+        ctx.how = how
+        return tuple(wait(_calls.grouped_allreduce(list(arguments[:count]), *how)))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        name, op, *rest = ctx.how
+        _require_linear("grouped_allreduce", op)
+        whole = [grad.contiguous() for grad in grads]
+        results = apply(GroupedAllReduce, *whole, _gradient_of(name), op, *rest, len(whole))
+        return (*results, *(None for _ in ctx.how), None)
 
 
 class Broadcast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, *how: Any) -> torch.Tensor:
         ctx.how = how
-        return _calls.broadcast(tensor, *how).run()
+        result: torch.Tensor = wait(_calls.broadcast(tensor, *how))
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        averaged = _averaged(grad)
-        if _world.rank() != ctx.how[0]:
+        root, _, process_set = ctx.how
+        averaged = _averaged(grad, process_set)
+        if _world.rank() != root:
             averaged = torch.zeros_like(averaged)
         return (averaged, *(None for _ in ctx.how))
 
 
 class AllGather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, *how: Any) -> torch.Tensor:
-        call = _calls.allgather(tensor, *how)
-        ctx.how, ctx.rows = how, tensor.shape[0]
-        return call.run()
+    def forward(
+        ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet
+    ) -> torch.Tensor:
+        handle = _calls.grouped_allgather(tensor, name, process_set, single=True)
+        result: torch.Tensor = wait(handle)
+        ctx.rows, ctx.process_set = tensor.shape[0], process_set
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        averaged = _averaged(grad)
-        rows = _calls.allgather(torch.tensor([ctx.rows]), None, global_process_set).run()
-        begin = int(rows[: _world.rank()].sum())
-        return (averaged[begin : begin + ctx.rows], *(None for _ in ctx.how))
+        return (_own_rows(grad, ctx.rows, ctx.process_set), None, None)
+
+
+class GroupedAllGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        *tensors, name, process_set = arguments
+        results = wait(_calls.grouped_allgather(tensors, name, process_set))
+        ctx.rows, ctx.process_set = [t.shape[0] for t in tensors], process_set
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        pairs = zip(grads, ctx.rows, strict=True)
+        return (*(_own_rows(g, n, ctx.process_set) for g, n in pairs), None, None)
+
+
+class AllToAll(torch.autograd.Function):
+    """Returns the rows and the received splits."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, splits: Any, *how: Any) -> Any:
+        result, received = wait(_calls.alltoall(tensor, splits, *how))
+        ctx.how, ctx.received = how, received
+        ctx.mark_non_differentiable(received)
+        return result, received
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, _: Any) -> Any:
+        name, process_set = ctx.how
+        arguments = (grad.contiguous(), ctx.received, _gradient_of(name), process_set)
+        return (apply(AllToAll, *arguments)[0], None, None, None)
 
 
 class ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, *how: Any) -> torch.Tensor:
         ctx.how = how
-        return _calls.reducescatter(tensor, *how).run()
+        name, op, process_set, prescale_factor, postscale_factor = how
+        handle = _calls.grouped_reducescatter(
+            tensor, name, op, process_set, prescale_factor, postscale_factor, single=True
+        )
+        result: torch.Tensor = wait(handle)
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        _, op, _, prescale_factor, postscale_factor = ctx.how
-        factor = prescale_factor * postscale_factor * (_world.size() if op == Sum else 1)
-        whole = apply(AllGather, (grad * factor).contiguous(), None, global_process_set)
-        return (whole, *(None for _ in ctx.how))
+        return (_gathered(grad, *ctx.how[1:]), *(None for _ in ctx.how))
+
+
+class GroupedReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        *how, count = arguments[-6:]
+        ctx.how = how
+        return tuple(wait(_calls.grouped_reducescatter(list(arguments[:count]), *how)))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return (*(_gathered(g, *ctx.how[1:]) for g in grads), *(None for _ in ctx.how), None)
+
+
+def _gathered(
+    grad: torch.Tensor,
+    op: int,
+    process_set: ProcessSet,
+    prescale_factor: float,
+    postscale_factor: float,
+) -> torch.Tensor:
+    size = process_set.size() or 1
+    factor = prescale_factor * postscale_factor * (size if op == Sum else 1)
+    result: torch.Tensor = apply(AllGather, (grad * factor).contiguous(), None, process_set)
+    return result

@@ -1,69 +1,29 @@
-"""One collective on this rank: its tensors are checked and laid out, then it runs or starts.
+"""Operations on tensors, submitted by name: checked, laid out and put on their way.
 
-Nothing here is recorded by autograd. A call works into a new tensor unless it is told `into` which.
+Each function returns a handle at once. Nothing here is recorded by autograd. An operation works
+into a new tensor unless it is told `into` which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from farandole import _world
-from farandole._core import InvalidArgument, Mismatch
-from farandole.torch._handles import handles
-from farandole.torch._process_set import ProcessSet, check_process_set
+from farandole import _core, _world
+from farandole._core import InvalidArgument
+from farandole.torch._process_set import ProcessSet, number_of
 from farandole.torch._reductions import Average, Sum, core_op, op_name
-from farandole.torch._tensors import borrow, check_tensor
+from farandole.torch._tensors import DTYPES, borrow, check_tensor
+
+bump_version = torch.autograd.graph.increment_version
 
 
-def _same(result: torch.Tensor) -> torch.Tensor:
-    return result
-
-
-class Call:
-    """What is sent, where to, what ranks compare, and what makes the result whole."""
-
-    def __init__(
-        self,
-        kind: str,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        finish: Callable[[torch.Tensor], torch.Tensor] = _same,
-        **options: Any,
-    ) -> None:
-        self.kind = kind
-        self.source = borrow(source)
-        self.target = self.source if target is source else borrow(target)
-        self.result = target
-        self.finish = finish
-        self.options = options
-        if target is source:
-            torch.autograd.graph.increment_version(target)
-
-    def run(self) -> torch.Tensor:
-        """Returns the result."""
-        _world.world().run(self.kind, self.source, self.target, **self.options)
-        return self.finish(self.result)
-
-    def start(self) -> int:
-        """Returns a handle at once."""
-        handle = _world.world().start(
-            self.kind, self.source, self.target, self.result, **self.options
-        )
-        return handles.add(handle, self.finish)
-
-
-def _label(name: str | None, tensor: torch.Tensor) -> str:
-    """Ranks compare it: equal counts in other shapes are a mistake as well."""
-    return f"{list(tensor.shape)} {name}" if name else str(list(tensor.shape))
-
-
-def _room_for(tensor: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
-    if into is not None:
-        return into
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+def names() -> _core.Names:
+    """The operations by name of this world. Raises NotInitialized."""
+    return _core.names_of(_world.world())
 
 
 def in_place(tensor: Any, what: str) -> Any:
@@ -77,6 +37,42 @@ def in_place(tensor: Any, what: str) -> Any:
     return tensor
 
 
+def _room_for(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format, requires_grad=False)
+
+
+def _list(tensors: Any) -> list[torch.Tensor]:
+    if isinstance(tensors, torch.Tensor) or not isinstance(tensors, Sequence):
+        raise InvalidArgument(f"tensors is a {type(tensors).__name__}; pass a list of tensors")
+    if not tensors:
+        raise InvalidArgument("the list of tensors is empty")
+    return list(tensors)
+
+
+_Row = tuple[Any, Any, tuple[int, ...]]
+
+
+def _row(tensor: torch.Tensor, target: torch.Tensor | None) -> _Row:
+    """What the core takes of one tensor."""
+    source = borrow(tensor)
+    if target is tensor:
+        bump_version(target)
+        return source, source, tuple(tensor.shape)
+    return source, None if target is None else borrow(target, "result"), tuple(tensor.shape)
+
+
+def _tensor(made: tuple[Any, str, tuple[int, ...]]) -> torch.Tensor:
+    """A result that the core has made, as it lies in memory."""
+    memory, dtype, shape = made
+    if 0 in shape:
+        return torch.empty(shape, dtype=DTYPES[dtype])
+    flat = torch.frombuffer(memory, dtype=DTYPES[dtype], count=math.prod(shape))
+    return flat.view(shape)
+
+
+# ---- reductions ----
+
+
 def allreduce(
     tensor: Any,
     name: str | None,
@@ -85,112 +81,161 @@ def allreduce(
     postscale_factor: float,
     process_set: ProcessSet,
     into: Any = None,
-) -> Call:
-    check_process_set(process_set)
-    word = core_op(op)
+) -> int:
+    word, number = core_op(op), number_of(process_set)
     check_tensor(tensor, "tensor")
-    return Call(
+    target = _room_for(tensor) if into is None else into
+    return names().submit(
         "all_reduce",
-        tensor,
-        _room_for(tensor, into),
+        name,
+        [_row(tensor, target)],
+        set=number,
         op=word,
         prescale=prescale_factor,
         postscale=postscale_factor,
-        name=_label(name, tensor),
+        result=target,
     )
 
 
-def broadcast(
-    tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, into: Any = None
-) -> Call:
-    check_process_set(process_set)
-    check_tensor(tensor, "tensor")
-    target = _room_for(tensor, into)
-    return Call("broadcast", tensor, target, root=root_rank, name=_label(name, tensor))
+def grouped_allreduce(
+    tensors: Any,
+    name: str | None,
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+    into: Any = None,
+) -> int:
+    word, number = core_op(op), number_of(process_set)
+    sources = _list(tensors)
+    for i, tensor in enumerate(sources):
+        check_tensor(tensor, f"tensor {i}")
+    targets = [_room_for(tensor) for tensor in sources] if into is None else _list(into)
+    return names().submit(
+        "all_reduce",
+        name,
+        [_row(s, t) for s, t in zip(sources, targets, strict=True)],
+        set=number,
+        op=word,
+        prescale=prescale_factor,
+        postscale=postscale_factor,
+        result=targets,
+    )
 
 
-_MOST_DIMENSIONS = 15
+def _scattered(tensor: torch.Tensor, what: str, process_set: ProcessSet) -> torch.Tensor:
+    """Room for this rank's rows: the first ranks have one more where they do not divide."""
+    check_tensor(tensor, what)
+    if tensor.dim() == 0:
+        raise InvalidArgument(f"{what} has no dimension; reducescatter splits the first")
+    size, place = process_set.size(), process_set.rank()
+    assert size is not None
+    assert place is not None
+    rows = tensor.shape[0]
+    mine = rows // size + (place < rows % size)
+    return tensor.new_empty(mine, *tensor.shape[1:])
 
 
-def _shapes(tensor: torch.Tensor, name: str | None) -> list[int]:
-    """Every rank's first dimension. Raises Mismatch on every rank if the others differ."""
-    if not 0 < tensor.dim() <= _MOST_DIMENSIONS:
-        raise InvalidArgument(
-            f"tensor has {tensor.dim()} dimensions; allgather joins along the first of 1 to "
-            f"{_MOST_DIMENSIONS}"
-        )
-    mine = torch.full((_MOST_DIMENSIONS,), -1, dtype=torch.int64)
-    mine[: tensor.dim()] = torch.tensor(tensor.shape)
-    rows = torch.empty(_world.size(), _MOST_DIMENSIONS, dtype=torch.int64)
-    Call("all_gather", mine, rows, name="shapes for allgather " + (name or "")).run()
-    inner = {tuple(int(d) for d in row if d >= 0) for row in rows[:, 1:]}
-    if len(inner) > 1:
-        shapes = (f"rank {r}: {[int(d) for d in row if d >= 0]}" for r, row in enumerate(rows))
-        raise Mismatch(
-            f"ranks disagree on the shape of allgather{f' {name!r}' if name else ''} beyond the "
-            f"first dimension: {'; '.join(shapes)}\n"
-            "  advice: make every rank submit the same operation"
-        )
-    return [int(extent) for extent in rows[:, 0]]
-
-
-def allgather(tensor: Any, name: str | None, process_set: ProcessSet) -> Call:
-    """Exchanges the ranks' shapes before it returns."""
-    check_process_set(process_set)
-    borrow(tensor)  # before anything is sent
-    extents = _shapes(tensor, name)
-    most = max(extents)
-    uneven = min(extents) != most
-    # Ranks send equally much; what is short is filled up, and cut off again.
-    sent = tensor
-    if uneven:
-        sent = tensor.new_zeros(most, *tensor.shape[1:])
-        sent[: tensor.shape[0]] = tensor.detach()
-    target = tensor.new_empty(most * len(extents), *tensor.shape[1:])
-
-    def cut(result: torch.Tensor) -> torch.Tensor:
-        if not uneven:
-            return result
-        return torch.cat([result[r * most : r * most + n] for r, n in enumerate(extents)])
-
-    return Call("all_gather", sent.detach(), target, cut, name=_label(name, sent))
-
-
-def reducescatter(
-    tensor: Any,
+def grouped_reducescatter(
+    tensors: Any,
     name: str | None,
     op: int,
     process_set: ProcessSet,
     prescale_factor: float,
     postscale_factor: float,
-) -> Call:
-    check_process_set(process_set)
-    word = core_op(op)
+    single: bool = False,
+) -> int:
+    word, number = core_op(op), number_of(process_set)
     if op not in (Average, Sum):
         raise InvalidArgument(f"op={op_name(op)}: reducescatter reduces with Average or Sum only")
-    borrow(tensor)
-    if tensor.dim() == 0:
-        raise InvalidArgument("tensor has no dimension; reducescatter splits the first")
-    size, rank = _world.size(), _world.rank()
-    rows, inner = tensor.shape[0], tensor.shape[1:]
-    most = -(-rows // size)
-    mine = rows // size + (rank < rows % size)
-    sent = tensor.detach()
-    if rows % size != 0:
-        # The engine splits evenly: every part is filled up to the longest, and cut off again.
-        sent = tensor.new_zeros(size, most, *inner)
-        begin = 0
-        for r in range(size):
-            count = rows // size + (r < rows % size)
-            sent[r, :count] = tensor.detach()[begin : begin + count]
-            begin += count
-    return Call(
+    sources = [tensors] if single else _list(tensors)
+    targets = [
+        _scattered(t, "tensor" if single else f"tensor {i}", process_set)
+        for i, t in enumerate(sources)
+    ]
+    return names().submit(
         "reduce_scatter",
-        sent,
-        tensor.new_empty(most, *inner),
-        lambda result: result if mine == most else result[:mine].clone(),
+        name,
+        [_row(s, t) for s, t in zip(sources, targets, strict=True)],
+        set=number,
         op=word,
         prescale=prescale_factor,
         postscale=postscale_factor,
-        name=_label(name, tensor),
+        result=targets[0] if single else targets,
     )
+
+
+# ---- movements ----
+
+
+def broadcast(
+    tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, into: Any = None
+) -> int:
+    number = number_of(process_set)
+    check_tensor(tensor, "tensor")
+    target = _room_for(tensor) if into is None else into
+    return names().submit(
+        "broadcast", name, [_row(tensor, target)], set=number, root=root_rank, result=target
+    )
+
+
+def grouped_allgather(
+    tensors: Any, name: str | None, process_set: ProcessSet, single: bool = False
+) -> int:
+    number = number_of(process_set)
+    sources = [tensors] if single else _list(tensors)
+
+    def finish(made: list[Any], _: Any) -> Any:
+        results = [_tensor(row) for row in made]
+        return results[0] if single else results
+
+    return names().submit(
+        "all_gather", name, [_row(t, None) for t in sources], set=number, finish=finish
+    )
+
+
+def alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet) -> int:
+    """The result is the tensor, or (tensor, received splits) when splits are given."""
+    number = number_of(process_set)
+    row = _row(tensor, None)
+    parts = even_splits(tensor, process_set) if splits is None else _splits(splits)
+
+    def finish(made: list[Any], received: list[int]) -> Any:
+        result = _tensor(made[0])
+        return result if splits is None else (result, torch.tensor(received, dtype=torch.int32))
+
+    return names().submit("all_to_all", name, [row], set=number, splits=parts, finish=finish)
+
+
+def even_splits(tensor: torch.Tensor, process_set: ProcessSet) -> list[int]:
+    number_of(process_set)
+    if tensor.dim() == 0:
+        raise InvalidArgument("tensor has 0 dimensions; alltoall splits the first")
+    rows, size = tensor.shape[0], process_set.size() or 1
+    if rows % size != 0:
+        raise InvalidArgument(
+            f"tensor has {rows} rows, which {size} ranks do not divide; pass splits"
+        )
+    return [rows // size] * size
+
+
+def _splits(splits: Any) -> list[int]:
+    if isinstance(splits, torch.Tensor):
+        if splits.dim() != 1 or splits.dtype.is_floating_point or splits.device.type != "cpu":
+            raise InvalidArgument("splits is not a tensor of integers of one dimension on the CPU")
+        splits = splits.tolist()
+    try:
+        return [int(n) for n in splits]
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"splits={splits!r} is not a list of numbers of rows") from None
+
+
+# ---- without data ----
+
+
+def barrier(process_set: ProcessSet) -> int:
+    return names().submit("barrier", None, [], set=number_of(process_set))
+
+
+def join() -> int:
+    return names().join()

@@ -1,48 +1,29 @@
-"""Operations in flight, by number."""
+"""Operations in flight, by number: what ``poll`` and ``synchronize`` find."""
 
 from __future__ import annotations
 
-import itertools
-import threading
-from collections.abc import Callable
 from typing import Any
 
-from farandole._core import Error, InvalidArgument
+from farandole import _core
+from farandole._core import InvalidArgument
 
 
-class Handles:
-    """What ``poll`` and ``synchronize`` find by number. Any thread may call."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count()
-        self._pending: dict[int, tuple[Any, Callable[[Any], Any]]] = {}
-        self._lock = threading.Lock()
-
-    def add(self, handle: Any, finish: Callable[[Any], Any]) -> int:
-        """Of the engine's handle, and what makes its result whole."""
-        with self._lock:
-            number = next(self._numbers)
-            self._pending[number] = (handle, finish)
-        return number
-
-    def look(self, number: int) -> Any:
-        with self._lock:
-            if number in self._pending:
-                return self._pending[number][0]
-        raise InvalidArgument(f"handle {number!r} is unknown, or was synchronized already")
-
-    def wait(self, number: int) -> Any:
-        handle = self.look(number)
-        try:
-            result = handle.wait()
-        except Error:
-            self._forget(number)
-            raise
-        return self._forget(number)(result)
-
-    def _forget(self, number: int) -> Callable[[Any], Any]:
-        with self._lock:
-            return self._pending.pop(number)[1]
+def _number(handle: Any) -> int:
+    if isinstance(handle, int) and 0 <= handle < 1 << 62:
+        return handle
+    raise InvalidArgument(f"{handle!r} is not a handle of an operation")
 
 
-handles = Handles()
+@_core.quick_wait
+def wait(handle: int) -> Any:
+    """Waits for an asynchronous operation and returns its result (of a grouped one, a list);
+    raises its error. The handle is spent afterwards.
+
+    Raises:
+        InvalidArgument: the handle is unknown, or was synchronized already.
+    """
+    return _core.wait_by_number(_number(handle))
+
+
+def done(handle: Any) -> bool:
+    return _core.done_by_number(_number(handle))

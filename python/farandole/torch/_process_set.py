@@ -1,46 +1,162 @@
-"""Sets of ranks. There is one so far: all of them."""
+"""Sets of ranks that have operations of their own."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from farandole import _world
+from farandole import _core, _world
 from farandole._core import InvalidArgument
 
 
 class ProcessSet:
-    """Some of the ranks; only ``global_process_set`` (all) is supported yet."""
+    """Some of the ranks of the world. An operation on it concerns its members alone; roots stay
+    ranks of the world.
 
-    process_set_id = 0
+    Args:
+        ranks_or_comm: the ranks, in any order.
 
-    def __init__(self, ranks_or_comm: Any) -> None:
-        raise InvalidArgument(
-            f"ProcessSet({ranks_or_comm!r}): a set of some of the ranks is not supported yet; "
-            "farandole.split() makes groups for arrays"
-        )
+    A set can be used once every rank of the world has registered it with ``add_process_set``, and
+    until the world ends.
+    """
+
+    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+        try:
+            ranks = sorted(int(rank) for rank in ranks_or_comm)
+        except TypeError:
+            raise InvalidArgument(
+                f"ProcessSet({ranks_or_comm!r}): pass a list of ranks; communicators of MPI are "
+                "not supported yet"
+            ) from None
+        if not ranks or ranks[0] < 0 or len(set(ranks)) < len(ranks):
+            raise InvalidArgument(f"ProcessSet({ranks}): different ranks, at least one, are needed")
+        self._ranks = ranks
+        self._number = -1
+        self._world: Any = None  # the one that it is registered in
+
+    @property
+    def process_set_id(self) -> int | None:
+        """Its number in this world; None while it is not registered."""
+        return self._number if self._world is not None and self._world is _world.current() else None
+
+    @property
+    def ranks(self) -> list[int]:
+        return list(self._ranks)
+
+    def size(self) -> int | None:
+        """The number of members; None while the set is not registered."""
+        return None if self.process_set_id is None else len(self.ranks)
+
+    def rank(self) -> int | None:
+        """This process' place in the set; None while the set is not registered.
+
+        Raises:
+            InvalidArgument: this process is no member.
+        """
+        if self.process_set_id is None:
+            return None
+        if not self.included():
+            raise InvalidArgument(f"rank {_world.rank()} is not in {self!r}")
+        return self.ranks.index(_world.rank())
+
+    def included(self) -> bool:
+        """Whether this process is a member."""
+        return _world.rank() in self.ranks
+
+    def __repr__(self) -> str:
+        return f"ProcessSet({self.ranks}, process_set_id={self.process_set_id})"
+
+
+class _GlobalProcessSet(ProcessSet):
+    """All ranks; always there."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    @property
+    def process_set_id(self) -> int:
+        return 0
 
     @property
     def ranks(self) -> list[int]:
         return list(range(_world.size()))
 
-    def size(self) -> int:
-        return _world.size()
-
-    def rank(self) -> int:
-        return _world.rank()
-
-    def included(self) -> bool:
-        return True
-
     def __repr__(self) -> str:
         return "global_process_set"
 
 
-global_process_set = ProcessSet.__new__(ProcessSet)
+global_process_set: ProcessSet = _GlobalProcessSet()
+
+_registered: list[ProcessSet] = []
+
+
+def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
+    """Registers a set of ranks. Collective: every rank of the world calls it, in the same order.
+
+    Raises:
+        InvalidArgument: a rank does not exist, or a set of the same ranks is registered already.
+        Mismatch: the ranks' sets differ; says how.
+
+    Example:
+        >>> import farandole.torch as hvd
+        >>> hvd.init()
+        >>> alone = hvd.add_process_set([0])  # doctest: +SKIP
+    """
+    made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    world, ranks = _world.world(), made.ranks
+    if made is global_process_set or ranks == list(range(_world.size())):
+        raise InvalidArgument(f"a process set of all ranks exists: {global_process_set!r}")
+    if ranks[-1] >= _world.size():
+        raise InvalidArgument(
+            f"{made!r}: rank {ranks[-1]} does not exist in a world of {_world.size()}"
+        )
+    for other in _registered:
+        if other.process_set_id is not None and other.ranks == ranks:
+            raise InvalidArgument(f"a process set of the same ranks exists: {other!r}")
+    world.barrier(name=f"add_process_set({ranks})")  # compares them
+    group = world.split(0 if made.included() else -1)
+    number = _core.names_of(world).add_set(group, ranks)
+    world.barrier(name="add_process_set")  # nobody submits before all know it
+    made._number, made._world = number, world
+    _registered[:] = [p for p in _registered if p.process_set_id is not None]
+    _registered.append(made)
+    return made
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Forgets a set. Collective: every rank of the world calls it, when nothing is in flight in it.
+
+    Returns:
+        False for a set that is not registered, and for that of all ranks.
+    """
+    if process_set is global_process_set or not isinstance(process_set, ProcessSet):
+        return False
+    number = process_set.process_set_id
+    if number is None:
+        return False
+    world = _world.world()
+    world.barrier(name=f"remove_process_set({process_set.ranks})")
+    _core.names_of(world).remove_set(number)
+    process_set._world = None
+    _registered.remove(process_set)
+    return True
+
+
+def number_of(process_set: object) -> int:
+    """Of a set that this rank may use. Raises InvalidArgument."""
+    if process_set is global_process_set:
+        return 0
+    if not isinstance(process_set, ProcessSet):
+        raise InvalidArgument(f"process_set={process_set!r} is no ProcessSet")
+    number = process_set.process_set_id
+    if number is None:
+        raise InvalidArgument(f"{process_set!r} is not registered; call add_process_set() first")
+    return number
 
 
 def check_process_set(process_set: object) -> None:
+    """Raises InvalidArgument for what works on all ranks alone."""
     if process_set is not global_process_set:
         raise InvalidArgument(
-            f"process_set={process_set!r} is not supported yet; leave it at global_process_set"
+            f"process_set={process_set!r} is not supported here yet; leave it at global_process_set"
         )

@@ -14,6 +14,8 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
     getattr(torch, name): name for name in _core.dtypes if hasattr(torch, name)
 }
 
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
 
 def dtype_name(dtype: torch.dtype, what: str) -> str:
     try:

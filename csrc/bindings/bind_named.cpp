@@ -1,0 +1,144 @@
+// Operations by name.
+#include <pybind11/stl.h>
+
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/config.h"
+#include "bindings/arrays.h"
+#include "bindings/bind.h"
+#include "bindings/calls.h"
+#include "bindings/named_handles.h"
+#include "engine/fork.h"
+
+namespace farandole {
+namespace {
+
+/// (input or None, output or None, shape of the input)
+using GivenTensor = std::tuple<py::object, py::object, std::vector<int64_t>>;
+
+int64_t submit(const std::shared_ptr<PyNames>& names, const std::string& kind,
+               const py::object& name, const std::vector<GivenTensor>& given, uint32_t set,
+               const std::string& op, double prescale, double postscale, int root,
+               const std::vector<int64_t>& splits, const py::object& result,
+               const py::object& finish) {
+  refuse_in_child();
+  Ask ask;
+  ask.kind = collective_from(kind);
+  ask.set = set;
+  ask.op =
+      options_from(op, prescale, postscale, root, py::none(), py::none(), py::none(), py::none())
+          .op;
+  ask.prescale = prescale;
+  ask.postscale = postscale;
+  ask.root = root;
+  ask.splits = splits;
+  const std::string text = name.is_none() ? std::string() : text_from(name, "name");
+  ask.name = text;
+  std::vector<AskedTensor> tensors;
+  py::list keep;
+  for (const auto& [input, output, shape] : given) {
+    const Borrowed in = borrow(input, input.is(output), "tensor");
+    AskedTensor tensor{in.buffer, {nullptr, 0, in.buffer.dtype}, shape};
+    keep.append(in.owner);
+    if (input.is(output)) {
+      tensor.output = in.buffer;
+    } else if (!output.is_none()) {
+      const Borrowed out = borrow(output, true, "result");
+      tensor.output = out.buffer;
+      keep.append(out.owner);
+    }
+    tensors.push_back(tensor);
+  }
+  ask.tensors = tensors;
+  HeldRequest held;
+  held.names = names;
+  held.request = names->named->submit(ask);
+  held.keep = std::move(keep);
+  held.result = result;
+  if (!finish.is_none()) held.finish = finish;
+  return NamedHandles::all().add(std::move(held));
+}
+
+int64_t join(const std::shared_ptr<PyNames>& names) {
+  refuse_in_child();
+  HeldRequest held;
+  held.names = names;
+  held.request = names->named->join();
+  held.finish = py::cpp_function([](const py::object&, const py::object& last) { return last; });
+  return NamedHandles::all().add(std::move(held));
+}
+
+std::shared_ptr<PyNames> names_of(const std::shared_ptr<Group>& world) {
+  refuse_in_child();
+  std::shared_ptr<PyNames>& current = current_names();
+  if (current && current->world == world) return current;
+  const Config config = Config::from_environment();
+  auto named = Named::open(*world, {config.fusion_bytes, config.name_cache});
+  current = std::make_shared<PyNames>(PyNames{world, std::move(named)});
+  return current;
+}
+
+}  // namespace
+
+void bind_named(py::module_& module) {
+  py::class_<PyNames, std::shared_ptr<PyNames>>(module, "Names",
+                                                "The operations by name of a world.")
+      .def("submit", &submit, py::arg("kind"), py::arg("name"), py::arg("tensors"),
+           py::arg("set") = 0, py::arg("op") = "sum", py::arg("prescale") = 1.0,
+           py::arg("postscale") = 1.0, py::arg("root") = 0,
+           py::arg("splits") = std::vector<int64_t>{}, py::arg("result") = py::none(),
+           py::arg("finish") = py::none(),
+           "Puts an operation on its way and returns its handle. Tensors are (input, output, shape "
+           "of the input); without an output the core makes one and hands it to "
+           "`finish(made, received)`, whose answer is then the result.")
+      .def("join", &join,
+           "Takes part in the others' operations until all have joined; the "
+           "handle's result is the last rank to join.")
+      .def(
+          "add_set",
+          [](const PyNames& names, const std::shared_ptr<Group>& group, std::vector<int> members) {
+            refuse_in_child();
+            return names.named->add_set(group.get(), std::move(members));
+          },
+          py::arg("group").none(true), py::arg("ranks"),
+          "Registers a process set; collective, followed by a barrier of the world.")
+      .def(
+          "remove_set",
+          [](const PyNames& names, uint32_t set) {
+            refuse_in_child();
+            names.named->remove_set(set);
+          },
+          py::arg("set"))
+      .def("describe", [](const PyNames& names) { return names.named->describe(); });
+  module.def("names_of", &names_of, py::arg("world"), "The operations by name of this world.");
+  module.def(
+      "wait_by_number", [](int64_t handle) { return NamedHandles::all().wait(handle); },
+      py::arg("handle"), "Waits for the operation and returns its result; the handle is spent.");
+  module.def(
+      "done_by_number",
+      [](int64_t handle) {
+        refuse_in_child();
+        const HeldRequest& held = NamedHandles::all().find(handle);
+        if (held.names->named->done(*held.request)) return true;
+        const std::shared_ptr<PyNames> names = held.names;
+        const py::gil_scoped_release unlocked;
+        names->world->engine()->driver().turn(std::chrono::microseconds(50));
+        return false;
+      },
+      py::arg("handle"), "Whether wait_by_number would return at once; drives a little.");
+  module.def(
+      "quick_submit",
+      [](const py::object& bump_version) {
+        return py::cpp_function([bump_version](const py::object& slow) {
+          return make_quick_submit(slow, bump_version);
+        });
+      },
+      py::arg("bump_version"),
+      "Decorates allreduce_async_ with a quick way past it for named tensors; `bump_version` is "
+      "called with a tensor that will change.");
+  module.def("quick_wait", &make_quick_wait, py::arg("slow"), "Decorates synchronize likewise.");
+}
+
+}  // namespace farandole

@@ -1,0 +1,106 @@
+#include "bindings/named_handles.h"
+
+#include <pybind11/stl.h>
+
+#include <string>
+
+#include "bindings/arrays.h"
+#include "bindings/calls.h"
+#include "engine/fork.h"
+
+namespace farandole {
+namespace {
+
+// A number is its place, and how often that was used: the same place comes again soon, the same
+// number never.
+constexpr int kPlaceBits = 24;
+constexpr int64_t kPlaceMask = (int64_t{1} << kPlaceBits) - 1;
+
+/// (memory, dtype, shape) for each result that the core has made.
+py::list made_results(const NamedRequest& request) {
+  py::list list;
+  for (const NamedRequest::Part& part : request.parts) {
+    if (!part.made.data) continue;
+    const Buffer& buffer = part.made.buffer;
+    list.append(
+        py::make_tuple(std::make_shared<SharedMemory>(SharedMemory{part.made.data, buffer.bytes()}),
+                       std::string(name_of(buffer.dtype)), py::tuple(py::cast(part.made.shape))));
+  }
+  return list;
+}
+
+}  // namespace
+
+NamedHandles& NamedHandles::all() {
+  static auto* const handles = new NamedHandles;  // lives as long as the interpreter
+  return *handles;
+}
+
+int64_t NamedHandles::add(HeldRequest held) {
+  if (free_.empty()) {
+    if (places_.size() > static_cast<size_t>(kPlaceMask))
+      throw Error(ErrorCode::resource, "too many operations that nobody has waited for");
+    free_.push_back(static_cast<uint32_t>(places_.size()));
+    places_.emplace_back();
+  }
+  const uint32_t place = free_.back();
+  free_.pop_back();
+  held.uses = places_[place].uses + 1;
+  places_[place] = std::move(held);
+  return int64_t{places_[place].uses} << kPlaceBits | place;
+}
+
+HeldRequest& NamedHandles::find(int64_t number) {
+  const auto place = static_cast<size_t>(number & kPlaceMask);
+  if (number < 0 || place >= places_.size() || !places_[place].names ||
+      places_[place].uses != static_cast<uint64_t>(number >> kPlaceBits))
+    throw Error(ErrorCode::invalid_argument,
+                "handle " + std::to_string(number) + " is unknown, or was synchronized already");
+  return places_[place];
+}
+
+py::object NamedHandles::wait(int64_t number) {
+  refuse_in_child();
+  {
+    HeldRequest& held = find(number);
+    NamedRequest* const request = held.request;
+    if (!held.names->named->done(*request)) {
+      const std::shared_ptr<PyNames> names = held.names;
+      wait_for(names->world, [&](Deadline d) { return names->named->wait(*request, d); });
+    }
+  }
+  return take(number);
+}
+
+py::object NamedHandles::take(int64_t number) {
+  HeldRequest& place = find(number);  // waiting, others may have moved it
+  HeldRequest held = std::move(place);
+  place = HeldRequest{};
+  place.uses = held.uses;
+  free_.push_back(static_cast<uint32_t>(number & kPlaceMask));
+  const std::optional<Error> error = std::move(held.request->error);
+  py::object made, received;
+  if (!error && held.finish) {
+    made = made_results(*held.request);
+    received = held.request->last_joined >= 0 ? py::object(py::int_(held.request->last_joined))
+                                              : py::cast(held.request->received);
+  }
+  held.names->named->release(held.request);
+  if (error) throw Error(*error);
+  return held.finish ? held.finish(made, received) : held.result;
+}
+
+std::shared_ptr<PyNames>& current_names() {
+  static auto* const names = new std::shared_ptr<PyNames>;
+  return *names;
+}
+
+void flush_names(const Group& world) {
+  std::shared_ptr<PyNames> names = current_names();
+  if (!names || names->world.get() != &world) return;
+  current_names().reset();
+  const py::gil_scoped_release unlocked;
+  names->named->flush(Deadline::after(std::chrono::seconds(1)));
+}
+
+}  // namespace farandole

@@ -1,0 +1,188 @@
+#include <algorithm>
+#include <bit>
+
+#include "control/lifeline.h"
+#include "control/negotiation_words.h"
+#include "control/negotiator.h"
+
+namespace farandole {
+Coordinator::Coordinator(int ranks, size_t capacity)
+    : capacity_(std::max<size_t>(capacity, 1)),
+      joined_(static_cast<size_t>(ranks)),
+      mail_(static_cast<size_t>(ranks)) {}
+
+void Coordinator::add_set(uint32_t set, std::vector<int> members) {
+  if (set >= sets_.size()) sets_.resize(set + 1);
+  std::vector<int> place(joined_.size(), -1);
+  for (size_t m = 0; m < members.size(); ++m)
+    place[static_cast<size_t>(members[m])] = static_cast<int>(m);
+  sets_[set] = {std::move(members), std::move(place), false};
+}
+
+void Coordinator::drop_set(uint32_t set) {
+  if (set >= sets_.size()) return;
+  sets_[set].dropped = true;
+  ++round_;
+  std::erase_if(complete_, [&](const Slot* slot) { return slot->agreed.set == set; });
+  std::erase_if(slots_, [&](const auto& entry) {
+    const Slot& slot = *entry.second;
+    if (slot.agreed.set != set) return false;
+    if (slot.id == kNoId) return true;
+    tell_forgotten(slot);
+    by_id_[slot.id] = nullptr;
+    free_ids_.push_back(slot.id);
+    uses_.erase(slot.use);
+    return true;
+  });
+  for (size_t r = 0; r < mail_.size(); ++r) close_message(static_cast<int>(r), true);
+}
+
+// ---- what ranks say ----
+
+void Coordinator::receive(int rank, std::span<const std::byte> message, TimePoint when) {
+  WireReader from(message);
+  const auto seen = from.get<uint64_t>();
+  while (!from.done()) {
+    switch (from.get_enum(Offered::join)) {
+      case Offered::bits: {
+        const auto first = from.get<uint32_t>();
+        const auto bits = from.get_list<uint64_t>(kMostIds / 64);
+        for (size_t w = 0; w < bits.size(); ++w)
+          for (uint64_t word = bits[w]; word != 0; word &= word - 1)
+            take_ready(rank,
+                       first + static_cast<uint32_t>(w * 64) +
+                           static_cast<uint32_t>(std::countr_zero(word)),
+                       seen, when);
+        break;
+      }
+      case Offered::list:
+        for (const uint32_t id : from.get_list<uint32_t>(kMostIds))
+          take_ready(rank, id, seen, when);
+        break;
+      case Offered::full: {
+        const auto number = from.get<uint32_t>();
+        take_full(rank, number, decode_terms(from), when);
+        break;
+      }
+      case Offered::join:
+        take_join(rank);
+        break;
+    }
+  }
+}
+
+Coordinator::Set& Coordinator::set_of(uint32_t set, int rank) {
+  if (set >= sets_.size() || sets_[set].place.empty() ||
+      sets_[set].place[static_cast<size_t>(rank)] < 0)
+    WireReader::malformed("rank " + std::to_string(rank) + " is no member of set " +
+                          std::to_string(set));
+  return sets_[set];
+}
+
+void Coordinator::take_ready(int rank, uint32_t id, uint64_t seen, TimePoint when) {
+  if (id >= by_id_.size()) WireReader::malformed("id " + std::to_string(id) + " is unknown");
+  Slot* slot = by_id_[id];
+  if (slot == nullptr || seen < id_since_[id]) {  // it comes again, in full
+    ++stale_;
+    return;
+  }
+  const Set& set = set_of(slot->agreed.set, rank);
+  Offer& offer = slot->offers[static_cast<size_t>(set.place[static_cast<size_t>(rank)])];
+  if (offer.state != Offer::State::none) WireReader::malformed("an id is offered twice");
+  offer.state = Offer::State::ready;
+  count(*slot, when);
+}
+
+void Coordinator::take_full(int rank, uint32_t number, Terms terms, TimePoint when) {
+  const Set& set = set_of(terms.set, rank);
+  if (set.dropped) return;
+  for (const TensorTerms& tensor : terms.tensors)
+    if (tensor.shape.empty() && extents_count(terms, 1) > 0)
+      WireReader::malformed("a tensor without rows");
+  if (extents_of(terms).size() != extents_count(terms, set.members.size()))
+    WireReader::malformed("splits of another number of members");
+  Slot& slot = slot_of(terms);
+  Offer& offer = slot.offers[static_cast<size_t>(set.place[static_cast<size_t>(rank)])];
+  if (offer.state != Offer::State::none) WireReader::malformed("a name is offered twice");
+  offer.state = Offer::State::full;
+  offer.number = number;
+  offer.terms = std::make_unique<Terms>(std::move(terms));
+  count(slot, when);
+}
+
+Coordinator::Slot& Coordinator::slot_of(const Terms& terms) {
+  std::unique_ptr<Slot>& slot = slots_[terms.key()];
+  if (!slot) {
+    slot = std::make_unique<Slot>();
+    slot->agreed = terms;
+    slot->offers.resize(sets_[terms.set].members.size());
+  }
+  return *slot;
+}
+
+void Coordinator::count(Slot& slot, TimePoint when) {
+  if (slot.offered++ == 0) {
+    slot.since = when;
+    slot.arrival = arrivals_++;
+  }
+  if (!slot.complete && is_complete(slot)) {
+    slot.complete = true;
+    complete_.push_back(&slot);
+  }
+}
+
+/// All members have offered it, or have joined.
+bool Coordinator::is_complete(const Slot& slot) const {
+  if (slot.offered == slot.offers.size()) return true;
+  if (joined_count_ == 0) return false;
+  const std::vector<int>& members = sets_[slot.agreed.set].members;
+  for (size_t m = 0; m < members.size(); ++m)
+    if (slot.offers[m].state == Offer::State::none && !joined_[static_cast<size_t>(members[m])])
+      return false;
+  return true;
+}
+
+void Coordinator::take_join(int rank) {
+  if (joined_[static_cast<size_t>(rank)]) WireReader::malformed("a rank joins twice");
+  joined_[static_cast<size_t>(rank)] = true;
+  last_joined_ = rank;
+  ++joined_count_;
+  for (auto& [key, slot] : slots_)
+    if (slot->offered > 0 && !slot->complete && is_complete(*slot)) {
+      slot->complete = true;
+      complete_.push_back(slot.get());
+    }
+}
+
+// ---- what is missing ----
+
+std::vector<Coordinator::Waiting> Coordinator::waiting() const {
+  std::vector<Waiting> all;
+  for (const auto& [key, slot] : slots_) {
+    if (slot->offered == 0) continue;
+    Waiting one{&slot->agreed, slot->since, {}, {}, slot->arrival};
+    const std::vector<int>& members = sets_[slot->agreed.set].members;
+    for (size_t m = 0; m < members.size(); ++m)
+      (slot->offers[m].state == Offer::State::none ? one.missing : one.present)
+          .push_back(members[m]);
+    all.push_back(std::move(one));
+  }
+  std::ranges::sort(all, {}, &Waiting::arrival);
+  return all;
+}
+
+void Coordinator::tell_late(const Waiting& what) {
+  const auto found = slots_.find(what.terms->key());
+  if (found == slots_.end()) return;
+  const Slot& slot = *found->second;
+  const std::vector<int>& members = sets_[slot.agreed.set].members;
+  for (size_t m = 0; m < members.size(); ++m) {
+    if (slot.offers[m].state == Offer::State::none) continue;
+    WireWriter& to = record(members[m], Ordered::late);
+    put_reference(to, slot, slot.offers[m]);
+    to.put_list(std::span<const int>(what.missing));
+    close_message(members[m], true);
+  }
+}
+
+}  // namespace farandole

@@ -1,0 +1,46 @@
+// Whole messages to one other rank and back, over a channel that is connected meanwhile.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "base/clock.h"
+#include "transport/transport.h"
+
+namespace farandole {
+
+/// Used by the thread that polls. Any call may throw Error(link).
+class MessageLink {
+ public:
+  explicit MessageLink(std::unique_ptr<Connecting> connecting)
+      : connecting_(std::move(connecting)) {}
+
+  /// Takes a message of up to kLargestMessage bytes.
+  void send(std::vector<std::byte> message);
+  /// Moves bytes both ways; true if any moved.
+  bool poll();
+  /// The next message that has come whole; false when there is none.
+  bool receive(std::vector<std::byte>& message);
+  /// Everything that was to be sent is on its way.
+  bool sent() const { return outgoing_.empty(); }
+
+ private:
+  bool connect();
+  bool write();
+  bool read();
+
+  struct Outgoing {
+    std::vector<std::byte> bytes;  // with the length in front
+    size_t written = 0;
+  };
+  std::unique_ptr<Connecting> connecting_;
+  std::unique_ptr<Channel> channel_;
+  std::deque<Outgoing> outgoing_;
+  uint32_t length_ = 0;  // of the message that is coming
+  size_t length_read_ = 0, body_read_ = 0;
+  std::vector<std::byte> body_;
+  std::deque<std::vector<std::byte>> arrived_;
+};
+
+}  // namespace farandole

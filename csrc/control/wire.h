@@ -1,0 +1,98 @@
+// Bounded messages of fixed layout: what is read never exceeds what was sent. Ranks of one build on
+// hosts of one byte order talk like this, which the handshake has checked.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "base/error.h"
+
+namespace farandole {
+
+class WireWriter {
+ public:
+  template <typename T>
+  void put(T value) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    append(&value, sizeof value);
+  }
+  template <typename T>
+  void put_list(std::span<const T> list) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    put(static_cast<uint32_t>(list.size()));
+    append(list.data(), list.size_bytes());
+  }
+  void put_text(std::string_view text) { put_list(std::span<const char>(text)); }
+
+  size_t size() const { return bytes_.size(); }
+  /// The bytes so far; the writer is empty afterwards.
+  std::vector<std::byte> take() { return std::move(bytes_); }
+
+ private:
+  void append(const void* from, size_t bytes) {
+    const size_t at = bytes_.size();
+    bytes_.resize(at + bytes);
+    if (bytes > 0) std::memcpy(bytes_.data() + at, from, bytes);
+  }
+
+  std::vector<std::byte> bytes_;
+};
+
+/// Throws Error(link) when the bytes end before what is asked for does.
+class WireReader {
+ public:
+  explicit WireReader(std::span<const std::byte> bytes) : left_(bytes) {}
+
+  template <typename T>
+  T get() {
+    static_assert(std::is_trivially_copyable_v<T>);
+    T value;
+    std::memcpy(&value, next(sizeof value), sizeof value);
+    return value;
+  }
+  template <typename T>
+  std::vector<T> get_list(size_t at_most) {
+    const auto count = get<uint32_t>();
+    if (count > at_most) malformed("a list of " + std::to_string(count) + " entries");
+    std::vector<T> list(count);
+    const std::byte* from = next(count * sizeof(T));
+    if (count > 0) std::memcpy(list.data(), from, count * sizeof(T));
+    return list;
+  }
+  std::string get_text(size_t at_most) {
+    const std::vector<char> text = get_list<char>(at_most);
+    return {text.begin(), text.end()};
+  }
+  /// One of an enumeration's values below `end`.
+  template <typename Enum>
+  Enum get_enum(Enum last) {
+    const auto value = get<uint8_t>();
+    if (value > static_cast<uint8_t>(last)) malformed("the number " + std::to_string(value));
+    return static_cast<Enum>(value);
+  }
+  bool done() const { return left_.empty(); }
+
+  [[noreturn]] static void malformed(const std::string& what) {
+    throw Error(ErrorCode::link, "a message of another rank is malformed: " + what, {},
+                "run the same version on every rank");
+  }
+
+ private:
+  const std::byte* next(size_t bytes) {
+    if (bytes > left_.size())
+      malformed(std::to_string(bytes) + " bytes announced, " + std::to_string(left_.size()) +
+                " there");
+    const std::byte* at = left_.data();
+    left_ = left_.subspan(bytes);
+    return at;
+  }
+
+  std::span<const std::byte> left_;
+};
+
+}  // namespace farandole

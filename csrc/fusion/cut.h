@@ -1,0 +1,34 @@
+// The agreed order, cut into operations of the engine: which tensors travel together.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/reduce_op.h"
+#include "schedule/schedule.h"
+
+namespace farandole {
+
+/// One tensor of the order, as all members of its set know it.
+struct CutItem {
+  uint32_t set = 0;
+  Collective kind = Collective::all_reduce;
+  DType dtype = DType::float32;
+  ReduceOp op = ReduceOp::sum;
+  double prescale = 1, postscale = 1;
+  int root = 0;
+  size_t bytes = 0;
+};
+
+struct CutLimits {
+  size_t together;  // bytes of a pack
+  size_t alone;     // a tensor this long goes by itself: packing it costs more than an operation
+};
+
+/// Indices of the items, by operation. Operations are in the order of their first items; an item
+/// joins the newest pack of its likes that has room, over others that lie between.
+std::vector<std::vector<size_t>> cut(std::span<const CutItem> order, const CutLimits& limits);
+
+}  // namespace farandole

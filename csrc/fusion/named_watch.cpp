@@ -1,0 +1,156 @@
+// What goes wrong while names wait for their order: deaths, ranks that left, ranks that never come.
+#include <algorithm>
+#include <cstdio>
+
+#include "base/log.h"
+#include "fusion/named.h"
+
+namespace farandole {
+namespace {
+
+constexpr auto kBetweenWarnings = std::chrono::seconds(60);
+constexpr auto kGrace = std::chrono::milliseconds(500);  // for rank 0 to say who is missing
+constexpr size_t kMostNames = 8;                         // in one warning
+
+std::string seconds_text(Duration d) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f s", seconds(d));
+  return text;
+}
+
+}  // namespace
+
+void Named::look_around(TimePoint when) {
+  if (polled_sets_.empty()) return;
+  if (engine_.has_left()) {
+    hold_for(holds_listening_, false);
+    hold_for(holds_unsent_, false);
+  }
+  check_ranks();
+  if (when < next_check_) return;
+  Duration interval = std::min<Duration>(std::chrono::seconds(1), engine_.view().warn_after / 4);
+  if (timeout_ > Duration::zero()) interval = std::min<Duration>(interval, timeout_ / 4);
+  next_check_ = when + std::max<Duration>(interval, std::chrono::milliseconds(10));
+  if (coordinator_) check_missing(when);
+  check_requests(when);
+}
+
+/// Deaths end what waits for the dead, whoever sees them. Whether one that left in good order is
+/// missed is known to rank 0 alone; and whether rank 0 is, to those who wait for its order.
+void Named::check_ranks() {
+  const EngineView view = engine_.view();
+  if (coordinator_) {
+    int absent = 0;
+    for (int r = 0; r < static_cast<int>(links_.size()); ++r) absent += is_absent(view, r);
+    if (absent != absent_ranks_) next_check_ = TimePoint{};
+    absent_ranks_ = absent;
+  }
+  for (const auto& state : polled_sets_) {
+    if (state->unordered == 0) continue;
+    const auto report_absent = [&](int r) {
+      Context where;
+      where.operation = "the order of operations by name";
+      if (const auto error = absence_of(view, r, std::move(where)))
+        state->set.membership.lifeline->report(*error);
+    };
+    for (const int r : state->set.members)
+      if (r == rank_ || !has_left(view, r)) report_absent(r);
+    if (!coordinator_) report_absent(0);  // what it sent before has been read
+  }
+}
+
+// ---- the waiting rank ----
+
+void Named::check_requests(TimePoint when) {
+  const Duration warn_after = engine_.view().warn_after;
+  const std::lock_guard lock(mutex_);
+  for (const auto& state : polled_sets_) {
+    if (state->unordered == 0) continue;
+    for (const Entries& entries : state->entries)
+      for (const auto& [key, entry] : entries) {
+        NamedRequest* request = entry->request;
+        if (request == nullptr || request->ordered) continue;
+        if (request->since == TimePoint{}) request->since = when;
+        for (const int r : request->missing)
+          if (is_absent(engine_.view(), r)) {
+            Context where;
+            where.operation = entry->name.terms.kind;
+            where.tensor = entry->name.terms.name;
+            state->set.membership.lifeline->report(*absence_of(engine_.view(), r, where));
+          }
+        const Duration age = when - request->since;
+        if (timeout_ > Duration::zero() && age >= timeout_ + kGrace)
+          report(*state, *request, request->told ? request->missing : std::vector<int>{0}, when);
+        if (request->told || request->warned || age < warn_after + kGrace) continue;
+        request->warned = true;
+        log(LogLevel::warning, entry->name.terms.title() + " has waited " + seconds_text(age) +
+                                   " for rank 0, which orders operations by name and has not "
+                                   "submitted it: " +
+                                   rank_text(0));
+      }
+  }
+}
+
+void Named::report(SetState& state, NamedRequest& request, std::vector<int> missing,
+                   TimePoint when) {
+  const Terms& terms = request.name->terms;
+  Context where;
+  where.operation = terms.kind;
+  where.tensor = terms.name;
+  where.rank = missing.empty() ? -1 : missing.front();
+  for (const int r : missing) where.evidence += (where.evidence.empty() ? "" : "; ") + rank_text(r);
+  where.values = {{"missing", missing}};
+  state.set.membership.lifeline->report(
+      Error(ErrorCode::stalled,
+            terms.title() + " was not complete after " + seconds_text(when - request.since) +
+                "; not submitted by " + (missing.size() == 1 ? "rank " : "ranks ") +
+                describe_ranks(missing),
+            std::move(where)));
+}
+
+std::string Named::rank_text(int world_rank) const {
+  const pid_t pid = engine_.host().peers[static_cast<size_t>(world_rank)].info.pid;
+  return "rank " + std::to_string(world_rank) + " (pid " + std::to_string(pid) + ") is " +
+         process_state(pid);
+}
+
+// ---- rank 0, which knows who is missing ----
+
+void Named::check_missing(TimePoint when) {
+  const EngineView view = engine_.view();
+  const std::vector<Coordinator::Waiting> waiting = coordinator_->waiting();
+  std::map<uint64_t, TimePoint> next_warning;
+  std::map<std::vector<int>, std::vector<const Coordinator::Waiting*>> late;  // by who is missing
+  for (const Coordinator::Waiting& one : waiting) {
+    const auto known = next_warning_.find(one.arrival);
+    const bool told = known != next_warning_.end();
+    const TimePoint due = told ? known->second : one.since + view.warn_after;
+    const bool overdue = timeout_ > Duration::zero() && when - one.since >= timeout_;
+    const bool absent = std::ranges::any_of(one.missing, [&](int r) { return is_absent(view, r); });
+    if (when >= due) late[one.missing].push_back(&one);
+    if (when >= due || absent || overdue) coordinator_->tell_late(one);
+    if (when >= due || told)
+      next_warning[one.arrival] = when >= due ? when + kBetweenWarnings : due;
+  }
+  next_warning_ = std::move(next_warning);
+  for (const auto& [missing, names] : late) {
+    std::string text;
+    for (size_t i = 0; i < names.size() && i < kMostNames; ++i)
+      text += (i > 0 ? ", " : "") + names[i]->terms->title();
+    if (names.size() > kMostNames)
+      text += " and " + std::to_string(names.size() - kMostNames) + " more";
+    text += (names.size() > 1 ? " have waited " : " has waited ") +
+            seconds_text(when - names.front()->since) + " for ranks that have not submitted ";
+    text += names.size() > 1 ? "them:" : "it:";
+    for (const int r : missing) text += " " + rank_text(r) + ";";
+    text += " submitted by " + describe_ranks(names.front()->present);
+    // The same name as something else, on both sides, is how a mistake looks.
+    for (const Coordinator::Waiting& other : waiting)
+      if (other.terms->name == names.front()->terms->name && &other != names.front())
+        text += "; rank " + describe_ranks(other.present) + " submitted " + other.terms->title() +
+                (other.terms->set != names.front()->terms->set ? " in another process set" : "");
+    log(LogLevel::warning, text);
+  }
+}
+
+}  // namespace farandole
