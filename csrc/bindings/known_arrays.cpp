@@ -146,11 +146,21 @@ bool is_watched(PyObject* tensor) {
   return watched;
 }
 
+/// PyTorch's negated views: their memory holds other numbers than they show.
+bool is_negated(PyObject* tensor) {
+  static PyObject* const name = PyUnicode_InternFromString("is_neg");
+  PyObject* answer = PyObject_CallMethodNoArgs(tensor, name);
+  const bool negated = answer == Py_True;
+  Py_XDECREF(answer);
+  if (answer == nullptr) PyErr_Clear();
+  return negated;
+}
+
 }  // namespace
 
 std::optional<LookedAt> look_at_tensor(PyObject* array) noexcept {
   if (!offers_look(Py_TYPE(array))) return std::nullopt;
-  if (tensors.has_gradients && is_watched(array)) return std::nullopt;
+  if (tensors.has_gradients && (is_watched(array) || is_negated(array))) return std::nullopt;
   DlTensor t;
   if (tensors.look(array, &t) != 0) {
     PyErr_Clear();

@@ -207,6 +207,8 @@ def bad_input_is_refused_before_anything_is_sent() -> None:
     refused(lambda: hvd.alltoall(good, splits=[1.5, "x"]), "not a list of numbers")
     refused(lambda: hvd.alltoall(good, splits=torch.ones(2)), "integers")
     refused(lambda: hvd.synchronize("x"), "not a handle")
+    negated = torch._neg_view(torch.ones(3))
+    refused(lambda: hvd.allreduce_async_(negated, name="negated", op=hvd.Sum), "a lazy view")
     leaf = torch.ones(3, requires_grad=True)
     for call in (hvd.allreduce_, hvd.allreduce_async_):
         refused(lambda c=call: c(leaf), "in place on a tensor that requires grad")
