@@ -151,6 +151,8 @@ struct Alias {
 
 std::string same(std::string_view text) { return std::string(text); }
 
+std::string unless_zero(std::string_view text) { return text == "0" ? "" : std::string(text); }
+
 std::string never_if_set(std::string_view text) { return text.empty() || text == "0" ? "" : "1e9"; }
 
 std::string log_level(std::string_view text) {
@@ -164,6 +166,8 @@ std::string log_level(std::string_view text) {
 /// The first one that is set wins.
 constexpr std::array kAliases{
     Alias{"HOROVOD_FUSION_THRESHOLD", "FARANDOLE_BUCKET_BYTES", same},
+    Alias{"HOROVOD_FUSION_THRESHOLD", "FARANDOLE_FUSION_BYTES", same},
+    Alias{"HOROVOD_CACHE_CAPACITY", "FARANDOLE_NAME_CACHE", unless_zero},
     Alias{"HOROVOD_TIMELINE", "FARANDOLE_TIMELINE", same},
     Alias{"HOROVOD_STALL_CHECK_DISABLE", "FARANDOLE_WARN_AFTER", never_if_set},
     Alias{"HOROVOD_STALL_CHECK_TIME_SECONDS", "FARANDOLE_WARN_AFTER", same},

@@ -66,8 +66,8 @@ class Reducer {
   /// The same for a parameter that is in_place(), without a copy: the result will stand in
   /// `gradient`, whose `owner` is held as long as it takes.
   void lend(int parameter, std::byte* gradient, std::shared_ptr<const void> owner);
-  /// After all mark_ready() and lend() of the step have returned: launches what never became ready (as zeros).
-  /// No step is left open afterwards.
+  /// After all mark_ready() and lend() of the step have returned: launches what never became ready
+  /// (as zeros). No step is left open afterwards.
   void launch_rest();
   /// Drives until this step's buckets are reduced; false when `until` passes first. Throws the
   /// verdict, or RemoteError when a rank abandoned its backward. Whatever it throws, nothing of the

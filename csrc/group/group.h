@@ -68,9 +68,9 @@ class Group : public std::enable_shared_from_this<Group> {
   /// `interrupted` is asked ten times a second and throws to give up, which fails this group.
   std::shared_ptr<Group> split(
       int color, int key, Deadline deadline, const std::function<void()>& interrupted = [] {});
-  /// The group of some members, ranks of this group in the new order, made by these alone. They give
-  /// the same `token`, which no group formed out of this one has had before. Blocks until the first
-  /// of them has come.
+  /// The group of some members, ranks of this group in the new order, made by these alone. They
+  /// give the same `token`, which no group formed out of this one has had before. Blocks until the
+  /// first of them has come.
   std::shared_ptr<Group> form(const std::vector<int>& ranks, uint64_t token, Deadline deadline);
   /// Waits for an operation on memory that the caller takes back. `interrupted` is asked ten times
   /// a second and throws to give up, which fails this group.

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
-from farandole.torch._process_set import ProcessSet, global_process_set
+from farandole.torch._process_set import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
 
-__all__ = ["ProcessSet", "global_process_set"]
+__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from farandole import _world
-from farandole._core import InvalidArgument
+from farandole import _core, _world
+from farandole._core import InvalidArgument, Mismatch
 from farandole._timeline import start_timeline, stop_timeline
 from farandole._world import (
     cross_rank,
@@ -27,6 +27,7 @@ from farandole.common.util import (
     nccl_built,
     rocm_built,
 )
+from farandole.torch._process_set import ProcessSet, add_process_set
 
 __all__ = [
     "ccl_built",
@@ -64,7 +65,8 @@ def init(
     Args:
         comm: None, all ranks that were started; or a list of some of them, which then are the world
             and are numbered by their places in the list. Each of them calls with the same list.
-        process_sets: only None yet.
+        process_sets: sets of ranks to register, alike on all ranks, as by ``add_process_set``; or
+            "dynamic" (Horovod's word for what is always possible here).
         place: the keywords of ``farandole.init``.
 
     Raises:
@@ -77,13 +79,20 @@ def init(
         >>> hvd.rank(), hvd.size()
         (0, 1)
     """
-    if process_sets is not None:
-        raise InvalidArgument(
-            f"process_sets={process_sets!r}: sets of some of the ranks are not supported yet"
-        )
-    if comm is None:
-        _world.init(**place)
+    if is_initialized() and not _core.in_child():
         return
+    sets = _sets_of(process_sets)
+    _world.init(ranks=_ranks_of(comm), **place)
+    try:
+        _register(sets)
+    except BaseException:
+        _world.shutdown()
+        raise
+
+
+def _ranks_of(comm: Any) -> Sequence[int] | None:
+    if comm is None:
+        return None
     if hasattr(comm, "Get_rank"):
         raise InvalidArgument(
             "comm is an mpi4py communicator, which is not supported yet\n"
@@ -91,7 +100,32 @@ def init(
         )
     if isinstance(comm, str) or not isinstance(comm, Sequence):
         raise InvalidArgument(f"comm is a {type(comm).__name__}; it is None or a list of ranks")
-    _world.init(ranks=comm, **place)
+    return comm
+
+
+def _sets_of(process_sets: Iterable[Any] | str | None) -> list[ProcessSet]:
+    if process_sets is None or process_sets == "dynamic":
+        return []
+    if isinstance(process_sets, str):
+        raise InvalidArgument(
+            f"process_sets is {process_sets!r}; the only word for it is 'dynamic'"
+        )
+    sets = list(process_sets)
+    if not all(isinstance(each, ProcessSet) for each in sets):
+        raise InvalidArgument(f"process_sets is {sets}; it is a list of ProcessSet")
+    return sets
+
+
+def _register(sets: list[ProcessSet]) -> None:
+    if not sets:
+        return
+    listed = [each.ranks for each in sets]
+    try:  # first of all: of lists of different lengths one would wait for the other
+        _world.world().barrier(name=f"init(process_sets={listed})")
+    except Mismatch as error:
+        raise InvalidArgument(f"ranks disagree on process_sets: {error}") from error
+    for each in sets:
+        add_process_set(each)
 
 
 def is_homogeneous() -> bool:

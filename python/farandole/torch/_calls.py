@@ -15,8 +15,9 @@ import torch
 from farandole import _core, _world
 from farandole._core import InvalidArgument
 from farandole.torch._process_set import ProcessSet, number_of
-from farandole.torch._reductions import Average, Sum, core_op, op_name
+from farandole.torch._reductions import Adasum, Average, Sum, core_op, op_name
 from farandole.torch._tensors import DTYPES, borrow, check_tensor
+from farandole.torch.adasum import fold_rows
 
 bump_version = torch.autograd.graph.increment_version
 
@@ -82,6 +83,11 @@ def allreduce(
     process_set: ProcessSet,
     into: Any = None,
 ) -> int:
+    if op == Adasum:
+        factor = prescale_factor * postscale_factor
+        return _adasum(
+            [tensor], name, factor, process_set, None if into is None else [into], single=True
+        )
     word, number = core_op(op), number_of(process_set)
     check_tensor(tensor, "tensor")
     target = _room_for(tensor) if into is None else into
@@ -106,6 +112,11 @@ def grouped_allreduce(
     process_set: ProcessSet,
     into: Any = None,
 ) -> int:
+    if op == Adasum:
+        factor = prescale_factor * postscale_factor
+        return _adasum(
+            _list(tensors), name, factor, process_set, None if into is None else _list(into)
+        )
     word, number = core_op(op), number_of(process_set)
     sources = _list(tensors)
     for i, tensor in enumerate(sources):
@@ -121,6 +132,37 @@ def grouped_allreduce(
         postscale=postscale_factor,
         result=targets,
     )
+
+
+def _adasum(
+    sources: list[Any],
+    name: str | None,
+    factor: float,
+    process_set: ProcessSet,
+    targets: list[torch.Tensor] | None,
+    single: bool = False,
+) -> int:
+    """Gathers the tensors of all ranks; they are folded when the result is asked for. A factor on
+    all of them is one on the result."""
+    number = number_of(process_set)
+    for tensor in sources:
+        check_tensor(tensor, "tensor")
+        if not tensor.is_floating_point():
+            raise InvalidArgument(f"tensor is of {tensor.dtype}; Adasum takes floating dtypes")
+
+    def finish(made: list[Any], _: Any) -> Any:
+        results = [fold_rows(_tensor(rows)) for rows in made]
+        if factor != 1:
+            results = [result * factor for result in results]
+        if targets is not None:
+            for target, result in zip(targets, results, strict=True):
+                target.detach().copy_(result)
+            results = targets
+        return results[0] if single else results
+
+    # One row a rank, so that shapes are compared.
+    rows = [_row(tensor.detach().unsqueeze(0), None) for tensor in sources]
+    return names().submit("all_gather", name, rows, set=number, finish=finish)
 
 
 def _scattered(tensor: torch.Tensor, what: str, process_set: ProcessSet) -> torch.Tensor:

@@ -22,7 +22,7 @@ def op_name(op: Any) -> str:
 def core_op(op: Any) -> str:
     """The engine's word."""
     if op == Adasum:
-        raise InvalidArgument("op=Adasum is not built yet")
+        raise InvalidArgument("op=Adasum is for allreduce and DistributedOptimizer only")
     if op not in _OPS:
         raise InvalidArgument(f"op={op!r} is unknown; there are Average, Sum, Min, Max and Product")
     return _OPS[op]

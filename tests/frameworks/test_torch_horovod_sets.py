@@ -1,0 +1,81 @@
+"""Horovod's init() with process sets, and Adasum among the operations by name."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from rank_cases import make_tests, on_ranks
+
+import farandole as fd
+import farandole.torch as hvd
+from farandole.torch.adasum import adasum
+
+
+def prepare() -> None:
+    hvd.init()
+    torch.set_num_threads(1)
+
+
+@on_ranks(3)
+def init_registers_process_sets() -> None:
+    hvd.shutdown()
+    ends, middle = hvd.ProcessSet([2, 0]), hvd.ProcessSet([1])
+    hvd.init(process_sets=[ends, middle])
+    mine = middle if hvd.rank() == 1 else ends
+    assert sorted([ends.process_set_id, middle.process_set_id]) == [1, 2]
+    total = hvd.allreduce(torch.tensor(float(hvd.rank())), op=hvd.Sum, process_set=mine)
+    assert float(total) == (1.0 if hvd.rank() == 1 else 2.0)
+    hvd.init(process_sets=[hvd.ProcessSet([0])])  # there is a world: does nothing
+    hvd.shutdown()
+    assert ends.process_set_id is None
+    hvd.init(process_sets="dynamic")
+
+
+@on_ranks(3)
+def process_sets_that_cannot_be_are_refused_on_every_rank() -> None:
+    hvd.shutdown()
+    first = hvd.ProcessSet([0])
+    for bad, pattern in [
+        ([first, hvd.ProcessSet([1])][: 1 + (fd_rank() == 0)], "ranks disagree on process_sets"),
+        ([hvd.ProcessSet([0, 1]), hvd.ProcessSet([1, 0])], "of the same ranks exists"),
+        ([hvd.ProcessSet([0, 1, 2])], "of all ranks exists"),
+        ([[0]], "a list of ProcessSet"),
+        ("static", "'dynamic'"),
+    ]:
+        with pytest.raises(ValueError, match=pattern):
+            hvd.init(process_sets=bad)
+        assert not hvd.is_initialized()
+    hvd.init()
+
+
+def fd_rank() -> int:
+    import os
+
+    return int(os.environ["RANK"])
+
+
+@on_ranks(1, 2, 3)
+def allreduce_takes_adasum() -> None:
+    x = torch.randn(4, 5, generator=torch.Generator().manual_seed(hvd.rank()))
+    right = adasum(x)
+    torch.testing.assert_close(hvd.allreduce(x, op=hvd.Adasum), right)
+    handle = hvd.allreduce_async_(x, op=hvd.Adasum, prescale_factor=2.0)
+    assert hvd.synchronize(handle) is x
+    torch.testing.assert_close(x, 2 * right)
+    pair = hvd.grouped_allreduce([torch.ones(3), torch.ones(2, 2)], op=hvd.Adasum)
+    assert all(torch.equal(t, torch.ones_like(t)) for t in pair)
+    with pytest.raises(fd.InvalidArgument, match="Adasum takes floating"):
+        hvd.allreduce(torch.ones(2, dtype=torch.int64), op=hvd.Adasum)
+
+
+@on_ranks(2)
+def adasum_of_different_shapes_is_a_mismatch_and_the_next_one_works() -> None:
+    with pytest.raises(fd.Mismatch, match="'w'"):
+        hvd.allreduce(torch.ones(2 + hvd.rank()), op=hvd.Adasum, name="w")
+    assert torch.equal(hvd.allreduce(torch.ones(2), op=hvd.Adasum, name="w"), torch.ones(2))
+
+
+test_on_ranks = make_tests(__name__)
