@@ -171,7 +171,7 @@ def test_survivors_name_the_killed_rank_within_a_second(spawn: Spawn, how: str) 
 
 
 PROGRAM = """
-import os
+import os, sys
 import torch, torch.distributed as dist
 import farandole.torch.distributed
 torch.set_num_threads(1)
@@ -187,7 +187,9 @@ torch.manual_seed(0)
 ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
 for _ in range(3):
     ddp(torch.ones(2, 8) * (dist.get_rank() + 1)).square().sum().backward()
-print(f"norm {ddp.module.weight.grad.norm():.4f} of {dist.get_world_size()}", flush=True)
+# One write: torchrun does not keep the ranks' lines apart.
+sys.stdout.write(f"norm {ddp.module.weight.grad.norm():.4f} of {dist.get_world_size()}\n")
+sys.stdout.flush()
 pending = dist.irecv(torch.empty(3), src=1 - dist.get_rank()).get_future()
 assert sum(farandole.torch.distributed.fallbacks().values()) == again
 """
