@@ -188,7 +188,7 @@ ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
 for _ in range(3):
     ddp(torch.ones(2, 8) * (dist.get_rank() + 1)).square().sum().backward()
 # One write: torchrun does not keep the ranks' lines apart.
-sys.stdout.write(f"norm {ddp.module.weight.grad.norm():.4f} of {dist.get_world_size()}\n")
+sys.stdout.write(f"norm {ddp.module.weight.grad.norm():.4f} of {dist.get_world_size()}\\n")
 sys.stdout.flush()
 pending = dist.irecv(torch.empty(3), src=1 - dist.get_rank()).get_future()
 assert sum(farandole.torch.distributed.fallbacks().values()) == again
