@@ -3,10 +3,12 @@
 # Needed on the machine: make, a C++20 compiler, Python 3.10 or later with its headers and venv.
 # Everything else, cmake and ninja too, comes from PyPI into .venv on first use; nothing is
 # installed elsewhere. Overridable: PYTHON=python3.12  TORCH=torch==2.13.0  PYTEST='-k fold -x'
-# REPORT='--quick --only all_reduce,training'  PEERS= (MPIs beside Open MPI)
+# TENSORFLOW=tensorflow-cpu==2.21.0  REPORT='--quick --only all_reduce,training'
+# PEERS= (MPIs beside Open MPI)
 
 PYTHON ?= python3
 TORCH  ?= torch==2.13.0
+TENSORFLOW ?= tensorflow-cpu==2.21.0
 PYTEST ?=
 OUT    ?= demo-output
 BASE   ?= HEAD
@@ -34,20 +36,27 @@ BUILD_CPP := build/cpp$(if $(filter default undefined,$(origin CXX)),,-$(notdir 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: demo test test-cpp lint format sanitize bench docs size clean help
+.PHONY: demo test test-cpp test-tf216 lint format sanitize bench docs size clean help
 
 # ---- what a person asks for ----
 
 demo: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/demo  ## train on 1 and 2 ranks, compare, draw pictures
 	@$(BIN)/python examples/demo.py --output $(OUT)
 
-test: test-cpp $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/test  ## build, install into .venv, run all tests
+test: test-cpp $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/on-torch $(STAMPS)/tensorflow $(STAMPS)/test  ## build, install into .venv, run all tests
 	$(BIN)/python -m pytest --junit-xml=build/pytest.xml $(PYTEST)
 
 test-cpp: $(STAMPS)/build  ## the C++ tests alone; CXX=clang++-14 by another compiler
 	cmake -S . -B $(BUILD_CPP) -G Ninja -DFARANDOLE_TESTS=ON -DFARANDOLE_FAULT_POINTS=ON -DFARANDOLE_WERROR=ON
 	cmake --build $(BUILD_CPP)
 	$(BUILD_CPP)/farandole_tests
+
+# TensorFlow 2.16 wants numpy below 2, and so an environment of its own.
+test-tf216: $(STAMPS)/farandole  ## the tests of TensorFlow with the oldest version that works
+	$(PYTHON) -m venv $(VENV)/tf216
+	$(BIN)/python -m pip --disable-pip-version-check --python $(VENV)/tf216/bin/python install --quiet --group test-tf216
+	$(BIN)/python -m pip --disable-pip-version-check --python $(VENV)/tf216/bin/python install --quiet --no-build-isolation --no-deps .
+	$(VENV)/tf216/bin/python -m pytest tests/frameworks/test_tensorflow_*.py $(PYTEST)
 
 lint: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/test $(STAMPS)/lint  ## formatting, lint, spelling, types
 	ruff check
@@ -106,6 +115,14 @@ $(STAMPS)/venv:
 
 $(STAMPS)/torch: | $(STAMPS)/venv
 	$(PIP) $(TORCH)
+	@touch $@
+
+$(STAMPS)/tensorflow: | $(STAMPS)/venv
+	$(PIP) $(TENSORFLOW)
+	@touch $@
+
+$(STAMPS)/on-torch: pyproject.toml | $(STAMPS)/torch
+	$(PIP) --group on-torch
 	@touch $@
 
 $(STAMPS)/build $(STAMPS)/test $(STAMPS)/lint $(STAMPS)/demo $(STAMPS)/bench: $(STAMPS)/%: pyproject.toml | $(STAMPS)/venv

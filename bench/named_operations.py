@@ -1,6 +1,6 @@
 """Operations by name, a training step's worth at once, against torch.distributed's gloo.
 
-    farandole run -np 2 -- python bench/named_operations.py [--steps 30] [--json FILE]
+    python bench/named_operations.py [-np 2] [--steps 24] [--json FILE]
 
 Two loads: 1000 tensors of 1 KiB, and the 171 gradients of a network like ResNet-50 (94 MB), all
 float32, summed in place. Ours submits all by name (`allreduce_async_`) and waits for all; gloo
@@ -14,15 +14,18 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import farandole.torch as hvd
+from farandole import _launch
 
 BLOCKS = 4
 
@@ -89,39 +92,64 @@ def measure(counts: list[int], n: int) -> dict[str, list[float]]:
     return times
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+def _row(load: str, counts: list[int], label: str, times: list[float]) -> dict[str, object]:
+    ordered = sorted(1e3 * t for t in times)
+    return {
+        "benchmark": "named_operations",
+        "load": load,
+        "tensors": len(counts),
+        "bytes": 4 * sum(counts),
+        "ranks": hvd.size(),
+        "way": label,
+        "p50_ms": statistics.median(ordered),
+        "min_ms": ordered[0],
+        "p90_ms": ordered[int(0.9 * (len(ordered) - 1))],
+    }
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    ours, theirs = rows
+    print(f"{ours['load']} ({ours['tensors']} tensors, {ours['bytes'] / 1e6:.1f} MB)")
+    for row in rows:
+        numbers = "".join(f" {key} {row[key]:9.3f}" for key in ("p50_ms", "min_ms", "p90_ms"))
+        print(f"  {row['way']:18}{numbers}")
+    print(f"  gloo takes {theirs['p50_ms'] / ours['p50_ms']:.1f} times as long", flush=True)
+
+
+def _rank(arguments: argparse.Namespace) -> int:
+    """What every rank does; rank 0 shows it."""
     torch.set_num_threads(1)
     hvd.init()
     store = Path(tempfile.gettempdir()) / f"named-{hvd.broadcast_object(os.getpid())}"
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=hvd.rank(), world_size=hvd.size()
     )
-    report = {}
+    rows = []
     for load, counts in LOADS.items():
-        rows = {}
-        for label, times in measure(counts, arguments.steps).items():
-            ordered = sorted(times)
-            rows[label] = {
-                "median_ms": 1e3 * statistics.median(ordered),
-                "min_ms": 1e3 * ordered[0],
-                "p90_ms": 1e3 * ordered[int(0.9 * (len(ordered) - 1))],
-            }
-        report[load] = rows
+        measured = measure(counts, arguments.steps)
+        found = [_row(load, counts, label, times) for label, times in measured.items()]
         if hvd.rank() == 0:
-            ours, theirs = (row["median_ms"] for row in rows.values())
-            print(f"{load} ({len(counts)} tensors, {sum(counts) * 4 / 1e6:.1f} MB)")
-            for label, row in rows.items():
-                print(f"  {label:18}" + "".join(f" {k} {v:9.3f}" for k, v in row.items()))
-            print(f"  gloo takes {theirs / ours:.1f} times as long", flush=True)
+            _show(found)
+        rows += found
     if arguments.json and hvd.rank() == 0:
-        arguments.json.write_text(json.dumps(report, indent=1))
+        arguments.json.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
     dist.destroy_process_group()
     store.unlink(missing_ok=True)
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-np", type=int, default=2, dest="ranks", help="ranks (2)")
+    parser.add_argument("--steps", type=int, default=24, help="of each way and load (24)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows as JSON")
+    arguments = parser.parse_args()
+    if "RANK" in os.environ:
+        return _rank(arguments)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    command = [sys.executable, *sys.argv]
+    return _launch.launch(_launch.Job(command=command, ranks=arguments.ranks, prefix=False))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

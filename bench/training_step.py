@@ -4,8 +4,14 @@ One training step of a model on every rank, one thread and one core each, with n
 with farandole and with PyTorch's DistributedDataParallel over gloo. All variants live in the same
 rank processes and take turns in blocks of steps; everything is compared block by block, and an
 interval is that of the median over the blocks (sign test). Afterwards all variants that exchange
-must hold equal parameters on every rank, and nearly the same as each other; the one that does not
+must hold equal parameters on every rank, and nearly the same as each other; those that do not
 must differ.
+
+Whoever exchanges also waits, in every step, for the rank that is last: on cores whose speed varies
+that is a cost of its own, which no library can save. The variant *in step* exchanges nothing and
+waits for all ranks before every update; what a library adds is its overhead over that one.
+Likewise *ddp_none* is DDP, lean, with a communication hook that exchanges nothing: its own hooks
+and copies, which everybody pays who keeps DDP, whatever reduces its buckets.
 
 Needs torch.
 """
@@ -13,6 +19,7 @@ Needs torch.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import os
@@ -38,6 +45,13 @@ if TYPE_CHECKING:
 
 _BATCHES = 4  # different ones, in turn
 _RATE = 1e-3
+# Memory that was freed stays with the process: whether malloc gives it back, to be mapped anew in
+# every step (4 to 12 ms of the CNN's), depends on what else happens to lie on its heap.
+_RANKS = {
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_TRIM_THRESHOLD_": str(8 << 30),
+    "MALLOC_MMAP_THRESHOLD_": str(4 << 30),
+}
 _CLOSE = 1e-4  # of a parameter vector's largest element, after some hundred steps
 
 
@@ -145,9 +159,15 @@ class Variant:
     label: str
     wrap: Callable[[Any, Any], Parts]
     needs: str = "torch"
+    exchanges: bool = True
 
 
 def _alone(module: Any, optimizer: Any) -> Parts:
+    return module, optimizer
+
+
+def _in_step(module: Any, optimizer: Any) -> Parts:
+    optimizer.register_step_pre_hook(lambda *_: fd.barrier())
     return module, optimizer
 
 
@@ -164,7 +184,27 @@ def _farandole(**options: Any) -> Callable[[Any, Any], Parts]:
 _BACKEND: dict[str, Any] = {}  # the process group of DDP's variants that are not over gloo
 
 
-def _ddp(*, over: str = "", hook: bool = False, **options: Any) -> Callable[[Any, Any], Parts]:
+def _our_hook() -> Any:
+    from farandole.torch import ddp_comm_hook
+
+    return ddp_comm_hook
+
+
+def _no_exchange() -> Any:
+    """What is left is DDP's own: whoever keeps DDP pays it."""
+    import torch
+
+    def at_once(bucket: Any) -> Any:
+        done: Any = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    return lambda _, bucket: at_once(bucket)  # DDP reads a hook's annotations
+
+
+def _ddp(
+    *, over: str = "", hook: Callable[[], Any] | None = None, **options: Any
+) -> Callable[[Any, Any], Parts]:
     def wrap(module: Any, optimizer: Any) -> Parts:
         import torch.distributed as dist
         from torch.nn.parallel import DistributedDataParallel
@@ -177,20 +217,19 @@ def _ddp(*, over: str = "", hook: bool = False, **options: Any) -> Callable[[Any
         with warnings.catch_warnings():  # newer versions have another name for it as well
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
             wrapped = DistributedDataParallel(module, process_group=group, **options)
-        if hook:
-            from farandole.torch import ddp_comm_hook
-
-            wrapped.register_comm_hook(None, ddp_comm_hook)
+        if hook is not None:
+            wrapped.register_comm_hook(None, hook())
         return wrapped, optimizer
 
     return wrap
 
 
-_LEAN = {"broadcast_buffers": False, "gradient_as_bucket_view": True}
+_LEAN: dict[str, Any] = {"broadcast_buffers": False, "gradient_as_bucket_view": True}
 VARIANTS = {
     variant.name: variant
     for variant in (
-        Variant("none", "nothing exchanged", _alone),
+        Variant("none", "nothing exchanged", _alone, exchanges=False),
+        Variant("in_step", "nothing exchanged, in step", _in_step, exchanges=False),
         Variant("farandole", "farandole", _farandole(), "farandole.torch"),
         Variant(
             "farandole_flat",
@@ -204,11 +243,17 @@ VARIANTS = {
             _farandole(sharded_update=True),
             "farandole.torch",
         ),
+        Variant(
+            "ddp_none",
+            "DDP, nothing exchanged, lean",
+            _ddp(hook=_no_exchange, **_LEAN),
+            exchanges=False,
+        ),
         Variant("ddp", "DDP, gloo", _ddp()),
         Variant("ddp_lean", "DDP, gloo, lean", _ddp(**_LEAN)),
-        Variant("ddp_hook", "DDP, our hook", _ddp(hook=True), "farandole.torch"),
+        Variant("ddp_hook", "DDP, our hook", _ddp(hook=_our_hook), "farandole.torch"),
         Variant(
-            "ddp_hook_lean", "DDP, our hook, lean", _ddp(hook=True, **_LEAN), "farandole.torch"
+            "ddp_hook_lean", "DDP, our hook, lean", _ddp(hook=_our_hook, **_LEAN), "farandole.torch"
         ),
         Variant(
             "ddp_backend", "DDP, our backend", _ddp(over="farandole"), "farandole.torch.distributed"
@@ -221,6 +266,9 @@ VARIANTS = {
         ),
     )
 }
+
+
+_LEAN_ONES = ("ddp_lean", "ddp_hook_lean", "ddp_backend_lean")
 
 
 @dataclass
@@ -287,7 +335,8 @@ def _trainer(variant: Variant, model: Model, optimizer: str) -> Trainer:
 
 
 def _memory_mb() -> float:
-    """Of this process; what ranks share is counted once among them."""
+    """Of this process, without what malloc keeps; what ranks share is counted once among them."""
+    ctypes.CDLL(None).malloc_trim(0)
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) / 1000
@@ -358,8 +407,8 @@ def _verify(trainers: list[Trainer]) -> dict[str, bool]:
     for trainer in trainers:
         mine = trainer.parameters()
         same = bool(np.array_equal(fd.all_reduce(mine, "min"), fd.all_reduce(mine, "max")))
-        if trainer.variant.name == "none":
-            right["none"] = not same or fd.size() == 1
+        if not trainer.variant.exchanges:
+            right[trainer.variant.name] = not same or fd.size() == 1
             continue
         reference = mine if reference is None else reference
         error = float(np.abs(mine - reference).max() / np.abs(reference).max())
@@ -405,21 +454,31 @@ def _show(rows: list[dict[str, Any]], title: str) -> None:
             [
                 VARIANTS[row["variant"]].label,
                 f"{row['p50_ms']:.1f}".rjust(7),
-                _percent(row["over"]["none"]) if row["variant"] != "none" else "",
+                *(_over(row, name) for name in ("none", "in_step")),
+                _over(row, "ddp_none") if row["variant"] in _LEAN_ONES else "",
                 f"{of_lean[0]:.2f} ({of_lean[1]:.2f} to {of_lean[2]:.2f})" if of_lean else "",
                 f"{row['memory_mb']:.0f}".rjust(6),
                 "yes" if row["verified"] else "WRONG",
             ]
         )
     sure = int(100 * rows[0]["overhead_confidence"])
-    columns = [model, "step ms", f"overhead ({sure} %)", "of lean DDP's", "MB *", "right"]
+    overhead = f"overhead ({sure} %)"
+    columns = [model, "step ms", overhead, "over in step", "over DDP alone", "of lean DDP's"]
+    columns += ["MB *", "right"]
     print_table(title, columns, cells)
     for row in rows:
         if row["variant"] == "farandole" and "farandole_flat" in row["over"]:
             print("overlap over no overlap: " + _percent(row["over"]["farandole_flat"]))
     print("* by which a rank's process grew: model, batches, gradients, buckets")
     if any(row["variant"] == "ddp_lean" for row in rows):
-        print("lean: broadcast_buffers=False, gradient_as_bucket_view=True\n")
+        print("lean: broadcast_buffers=False, gradient_as_bucket_view=True")
+    if any(row["variant"] == "ddp_none" for row in rows):
+        print("over DDP alone: what lean variants cost beside DDP that exchanges nothing")
+    print()
+
+
+def _over(row: dict[str, Any], other: str) -> str:
+    return _percent(row["over"][other]) if other in row["over"] and row["variant"] != other else ""
 
 
 def _percent(interval: list[float]) -> str:
@@ -472,7 +531,7 @@ def main() -> int:
     arguments = _arguments()
     if "RANK" in os.environ:
         return _rank(arguments)
-    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ |= _RANKS
     command = [sys.executable, *sys.argv]
     return _launch.launch(_launch.Job(command=command, ranks=arguments.ranks, prefix=False))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -53,13 +54,63 @@ def test_pages_link_to_pages_that_exist() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
-    "program", ["01_pytorch.py", "03_ddp.py", "03_ddp.py --hook", "04_fsdp.py"]
+    "program",
+    [
+        "01_pytorch.py",
+        "03_ddp.py",
+        "03_ddp.py --hook",
+        "04_fsdp.py",
+        "05_gradient_compression.py",
+        "05_gradient_compression.py --compression rounded",
+        "06_sync_batch_norm.py",
+    ],
 )
 def test_pytorch_example_learns(program: str, ranks: int) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     name, *arguments = program.split()
     output = run(sys.executable, str(ROOT / "examples" / name), *arguments, ranks=ranks)
+    accuracy = re.search(r"accuracy.*: ([\d.]+)", output)
+    assert accuracy is not None, output
+    assert float(accuracy[1]) > 0.9
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("program", "package"), [("07_lightning.py", "lightning"), ("08_accelerate.py", "accelerate")]
+)
+def test_what_others_built_on_torch_distributed_runs_over_farandole(
+    program: str, package: str, ranks: int
+) -> None:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    output = run(sys.executable, str(ROOT / "examples" / program), ranks=ranks)
+    assert "reduced by farandole" in output
+    accuracy = re.search(r"accuracy.*: ([\d.]+)", output)
+    assert accuracy is not None, output
+    assert float(accuracy[1]) > 0.87
+
+
+def test_synchronized_layers_keep_statistics_equal() -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    spreads = []
+    for words in ([], ["--local"]):
+        output = run(sys.executable, str(ROOT / "examples/06_sync_batch_norm.py"), *words)
+        found = re.search(r"by up to (\S+)", output)
+        assert found is not None, output
+        spreads.append(float(found[1]))
+    assert spreads[0] == 0 < spreads[1]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_jax_example_learns(ranks: int) -> None:
+    pytest.importorskip("jax", minversion="0.10", reason="JAX is not installed")
+    pytest.importorskip("optax", reason="optax is not installed")
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    output = run(sys.executable, str(ROOT / "examples/12_jax_optax.py"), ranks=ranks)
+    assert len(re.findall(r"^epoch", output, re.MULTILINE)) == 10, output
     accuracy = re.search(r"accuracy.*: ([\d.]+)", output)
     assert accuracy is not None, output
     assert float(accuracy[1]) > 0.9
@@ -86,6 +137,57 @@ def test_a_script_for_horovod_runs_as_it_is(arguments: str) -> None:
     assert len(losses) == 6, output
     assert losses[-1] < losses[0] / 3
     assert float(accuracy[-1]) > 0.85
+
+
+@pytest.mark.parametrize("arguments", ["", "--fp16-allreduce"])
+def test_a_tensorflow_script_for_horovod_runs_as_it_is(arguments: str) -> None:
+    pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    script = ROOT / "examples/09_tensorflow_gradient_tape.py"
+    imported = re.findall(r"^\s*(?:import|from) (\S+)", script.read_text(), re.MULTILINE)
+    assert "horovod.tensorflow" in imported
+    assert not [name for name in imported if name.startswith("farandole")]
+    output = run(sys.executable, str(script), *arguments.split(), options=["--horovod"])
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
+    assert losses[-1] < losses[0] / 3, output
+    assert float(re.findall(r"accuracy ([\d.]+)", output)[0]) > 0.85, output
+
+
+def backend_of_keras(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chooses it for the ranks. Nothing of it is imported here: that takes seconds."""
+    for package in ("keras", name, f"farandole.{name}", "sklearn"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    monkeypatch.setenv("KERAS_BACKEND", name)
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+@pytest.mark.parametrize("arguments", ["", "--fp16-allreduce"])
+def test_a_keras_script_for_horovod_runs_as_it_is(
+    arguments: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend_of_keras("tensorflow", monkeypatch)
+    script = ROOT / "examples/10_horovod_keras.py"
+    imported = re.findall(r"^\s*(?:import|from) (\S+)", script.read_text(), re.MULTILINE)
+    assert "horovod.keras" in imported
+    assert not [name for name in imported if name.startswith("farandole")]
+    output = run(sys.executable, str(script), *arguments.split(), options=["--horovod"])
+    losses = [float(loss) for loss in re.findall(r" loss: ([\d.]+)", output)]
+    assert losses[-1] < losses[0] / 3, output
+    assert "finished gradual learning rate warmup to 0.04" in output
+    assert "SGD after" in output
+    assert float(re.findall(r"^accuracy ([\d.]+)", output, re.MULTILINE)[0]) > 0.85, output
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
+def test_one_keras_script_learns_on_every_backend(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend_of_keras(backend, monkeypatch)
+    output = run(sys.executable, str(ROOT / "examples/11_keras.py"))
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
+    assert losses[-1] < losses[0] / 3, output
+    assert float(re.findall(rf"accuracy on {backend}: ([\d.]+)", output)[0]) > 0.85, output
 
 
 def test_digits_train_alike_under_farandole_run_and_torchrun_and_alone(tmp_path: Path) -> None:

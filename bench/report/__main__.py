@@ -24,6 +24,7 @@ import steps
 from document import replace
 from measuring import ROOT, Bench, Row
 
+import frameworks
 from farandole._bench.peers.finding import parse_pythons
 from farandole._bench.peers.table import PeerError
 
@@ -45,7 +46,11 @@ PARTS = {
     "others": Part(others.measure, others.render),
     "start": Part(steps.measure_start, steps.render_start),
     "waiting": Part(steps.measure_waiting, steps.render_waiting),
+    "named": Part(steps.measure_named, steps.render_named),
     "training": Part(steps.measure_training, steps.render_training),
+    "keras": Part(frameworks.measure_keras, frameworks.render_keras),
+    "tensorflow": Part(frameworks.measure_tensorflow, frameworks.render_tensorflow),
+    "jax": Part(frameworks.measure_jax, frameworks.render_jax),
 }
 
 

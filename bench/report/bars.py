@@ -32,6 +32,10 @@ START_SECONDS = 0.3  # from launch to the first all-reduce
 OVERHEAD = {"mlp": 0.30, "cnn": 0.02, "transformer": 0.06}  # of a training step
 OF_LEAN_DDP = {"mlp": 1 / 3, "transformer": 1 / 3}  # of its overhead
 OVERLAP = 0.02  # a step with overlap over one without, less one
+UNDER_DDP = 0.10  # a step of DDP over our hook or backend over our optimizer's, less one
+NAMED_MS = {"1000 x 1 KiB": 2.7, "171 like ResNet-50, 94 MB": 24.0}  # of a step, milliseconds
+NAMED = 1 / 5  # of gloo's, tensor by tensor
+GRAPH_OP_US = 5.0  # what an all-reduce adds to a graph of TensorFlow, without other ranks
 IDLE = 0.01  # of the time waited
 
 

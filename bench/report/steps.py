@@ -1,4 +1,4 @@
-"""Training steps, starting, waiting: what other programs of bench/ measure."""
+"""Training steps, operations by name, starting, waiting: what other programs of bench/ measure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from document import table
 from measuring import Bench, Row, only, select
 
 _LABELS = {
+    "in_step": "nothing exchanged, in step",
     "farandole": "farandole",
     "farandole_flat": "farandole, `overlap=False`",
+    "farandole_sharded": "farandole, sharded update",
+    "ddp_none": "DDP, nothing exchanged, lean",
     "ddp": "DDP, gloo",
     "ddp_lean": "DDP, gloo, lean",
     "ddp_hook": "DDP, our hook",
@@ -17,9 +20,14 @@ _LABELS = {
     "ddp_backend_lean": "DDP, our backend, lean",
 }
 
+_OURS_UNDER_DDP = ("ddp_hook_lean", "ddp_backend_lean")
+_LEAN_DDP = ("ddp_lean", "ddp_hook_lean", "ddp_backend_lean")
+
+NAMED_WAYS = ("farandole by name", "gloo one by one")
+
 
 def measure_training(bench: Bench) -> list[Row]:
-    quick = ["--blocks", "3", "--models", "cnn"] if bench.quick else ["--blocks", "30"]
+    quick = ["--blocks", "3", "--models", "cnn"] if bench.quick else ["--blocks", "15"]
     return bench.script(["bench/training_step.py", *quick], "training")
 
 
@@ -29,8 +37,28 @@ def render_training(rows: list[Row]) -> str:
         mine = select(rows, model=model)
         alone, lean = only(mine, variant="none"), only(mine, variant="ddp_lean")
         cells += [_training_cells(row, alone, lean) for row in mine if row is not alone]
-    columns = ["Model", "variant", "step ms", "alone, ms", "overhead", "of lean DDP's", "bars"]
+    columns = [
+        "Model",
+        "variant",
+        "step ms",
+        "alone, ms",
+        "overhead",
+        "over in step",
+        "over DDP alone",
+        "of lean DDP's",
+        "MB",
+        "bars",
+    ]
     return table(columns, cells)
+
+
+def _beside(row: Row, other: str, label: str, limit: float) -> str:
+    """Whether a step takes at most `limit` longer, of 1, than another variant's."""
+    measured = row.get("over", {}).get(other)
+    if not measured:
+        return ""
+    interval = dict(zip(("ratio", "low", "high"), measured, strict=True))
+    return f"{label} {bars.verdict(interval, limit)}"
 
 
 def _training_cells(row: Row, alone: Row | None, lean: Row | None) -> list[str]:
@@ -42,10 +70,10 @@ def _training_cells(row: Row, alone: Row | None, lean: Row | None) -> list[str]:
         if share is not None and row["model"] in bars.OF_LEAN_DDP:
             exact = {"ratio": share, "low": share, "high": share}
             judged.append("DDP's " + bars.verdict(exact, bars.OF_LEAN_DDP[row["model"]]))
-        flat = row.get("over", {}).get("farandole_flat")
-        if flat:
-            beside = dict(zip(("ratio", "low", "high"), flat, strict=True))
-            judged.append("over no overlap " + bars.verdict(beside, bars.OVERLAP))
+        judged.append(_beside(row, "farandole_flat", "over no overlap", bars.OVERLAP))
+    if row["variant"] in _OURS_UNDER_DDP:
+        judged.append(_beside(row, "farandole", "over our optimizer", bars.UNDER_DDP))
+        judged.append(_beside(row, "ddp_lean", "over gloo", 0.0))
     within = f"({100 * ratio['low']:.1f} to {100 * ratio['high']:.1f})"
     return [
         row["model"],
@@ -53,9 +81,41 @@ def _training_cells(row: Row, alone: Row | None, lean: Row | None) -> list[str]:
         f"{row['p50_ms']:.1f}",
         f"{alone['p50_ms']:.1f}" if alone else "-",
         f"{100 * ratio['ratio']:+.1f} % {within}",
+        _over(row, "in_step"),
+        _over(row, "ddp_none") if row["variant"] in _LEAN_DDP else "-",
         f"{share:.2f}" if share is not None and row is not lean else "-",
+        f"{row['memory_mb']:.0f}",
         "; ".join(judge for judge in judged if judge),
     ]
+
+
+def _over(row: Row, other: str) -> str:
+    """What is left of the overhead beside ranks that only wait for each other (*in_step*), or that
+    run DDP, lean, and exchange nothing (*ddp_none*)."""
+    over = row.get("over", {}).get(other)
+    if over is None or row["variant"] == other:
+        return "-"
+    middle, low, high = (100 * share for share in over)
+    return f"{middle:+.1f} % ({low:.1f} to {high:.1f})"
+
+
+def measure_named(bench: Bench) -> list[Row]:
+    quick = ["--steps", "8"] if bench.quick else []
+    return bench.script(["bench/named_operations.py", *quick], "named")
+
+
+def render_named(rows: list[Row]) -> str:
+    cells = []
+    for load in dict.fromkeys(row["load"] for row in rows):
+        ours, gloo = (only(select(rows, load=load), way=way) for way in NAMED_WAYS)
+        exact = {"ratio": ours["p50_ms"], "low": ours["min_ms"], "high": ours["p50_ms"]}
+        share = ours["p50_ms"] / gloo["p50_ms"]
+        beside = {"ratio": share, "low": share, "high": share}
+        judged = [bars.verdict(exact, bars.NAMED_MS.get(load)), bars.verdict(beside, bars.NAMED)]
+        times = [f"{row[key]:.1f}" for row in (ours, gloo) for key in ("p50_ms", "min_ms")]
+        cells.append([load, *times, f"{1 / share:.0f} x", "; ".join(filter(None, judged))])
+    columns = ["A step", "by name, ms", "least", "gloo one by one, ms", "least", "", "bars"]
+    return table(columns, cells)
 
 
 def measure_start(bench: Bench) -> list[Row]:

@@ -136,6 +136,12 @@ const std::vector<Variable>& variables() {
       text("FARANDOLE_TIMELINE", &Config::timeline,
            "file for a Chrome trace of all ranks, from init() to shutdown(); DYNAMIC: none until "
            "start_timeline()"),
+      text(
+          "FARANDOLE_TF_OP", &Config::tf_op,
+          "how operations stand in TensorFlow's graphs: async, asynchronous kernels; pair, a start "
+          "and a finish of documented calls alone; auto, async for the versions of TensorFlow that "
+          "it was tested with",
+          {"auto", "async", "pair"}),
       text("FARANDOLE_FAULT", &Config::fault,
            "test builds only: makes a rank fail at a named point, or delays operations"),
   };
@@ -151,8 +157,6 @@ struct Alias {
 
 std::string same(std::string_view text) { return std::string(text); }
 
-std::string unless_zero(std::string_view text) { return text == "0" ? "" : std::string(text); }
-
 std::string never_if_set(std::string_view text) { return text.empty() || text == "0" ? "" : "1e9"; }
 
 std::string log_level(std::string_view text) {
@@ -167,7 +171,7 @@ std::string log_level(std::string_view text) {
 constexpr std::array kAliases{
     Alias{"HOROVOD_FUSION_THRESHOLD", "FARANDOLE_BUCKET_BYTES", same},
     Alias{"HOROVOD_FUSION_THRESHOLD", "FARANDOLE_FUSION_BYTES", same},
-    Alias{"HOROVOD_CACHE_CAPACITY", "FARANDOLE_NAME_CACHE", unless_zero},
+    Alias{"HOROVOD_CACHE_CAPACITY", "FARANDOLE_NAME_CACHE", same},
     Alias{"HOROVOD_TIMELINE", "FARANDOLE_TIMELINE", same},
     Alias{"HOROVOD_STALL_CHECK_DISABLE", "FARANDOLE_WARN_AFTER", never_if_set},
     Alias{"HOROVOD_STALL_CHECK_TIME_SECONDS", "FARANDOLE_WARN_AFTER", same},

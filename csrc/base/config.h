@@ -26,6 +26,7 @@ struct Config {
   std::string log_level = "warning";  // FARANDOLE_LOG
   std::string trace;                  // FARANDOLE_TRACE
   std::string timeline;               // FARANDOLE_TIMELINE
+  std::string tf_op = "auto";         // FARANDOLE_TF_OP: auto, async, pair
   std::string fault;                  // FARANDOLE_FAULT
 
   /// Reads the environment, with Horovod's variables where ours are not set; throws

@@ -155,12 +155,12 @@ void drop_released() {
 }
 
 void bind_arrays(py::module_& module) {
-  const py::class_<PointedBuffer> pointed(
+  py::class_<PointedBuffer> pointed(
       module, "Buffer",
       "Host memory by address, for frameworks' tensors: `count` elements of `dtype` at `pointer`, "
       "alive as long as `owner`.");
   learn_pointed(reinterpret_cast<PyTypeObject*>(pointed.ptr()), look_at_pointed);
-  py::class_<PointedBuffer>(pointed).def(
+  pointed.def(
       py::init([](uintptr_t pointer, size_t count, const std::string& dtype, py::object owner) {
         const auto known = dtype_named(dtype);
         if (!known)

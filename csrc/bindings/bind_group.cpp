@@ -20,6 +20,7 @@
 #include "engine/fork.h"
 #include "group/group.h"
 #include "group/mesh.h"
+#include "jax/handlers.h"
 
 namespace farandole {
 namespace {
@@ -304,6 +305,8 @@ void bind_group(py::module_& module) {
           g.engine()->leave();
           g.engine()->driver().stop();
         }
+        if (const auto channel = jax_channel(); channel && channel->group().get() == &g)
+          set_jax_channel(nullptr);
         finish_trace(g.engine()->trace());
       });
 }

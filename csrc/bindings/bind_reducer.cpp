@@ -40,12 +40,12 @@ void bind_reducer(py::module_& module) {
            py::arg("overlap") = true, py::arg("label") = "gradients")
       .def(
           "mark_ready",
-          [](Reducer& r, int parameter, uintptr_t gradient) {
+          [](Reducer& r, int parameter, uintptr_t gradient, int sparse_dims) {
             refuse_in_child();
             const py::gil_scoped_release unlocked;
-            r.mark_ready(parameter, reinterpret_cast<const std::byte*>(gradient));
+            r.mark_ready(parameter, reinterpret_cast<const std::byte*>(gradient), sparse_dims);
           },
-          py::arg("parameter"), py::arg("gradient"))
+          py::arg("parameter"), py::arg("gradient"), py::arg("sparse_dims") = 0)
       .def(
           "lend",
           [](Reducer& r, int parameter, uintptr_t gradient, const py::object& owner) {
@@ -90,6 +90,14 @@ void bind_reducer(py::module_& module) {
       .def("describe", &Reducer::describe)
       .def_property_readonly("step_open", &Reducer::step_open)
       .def("used", &Reducer::used, py::arg("parameter"))
+      .def_property_readonly("left_out",
+                             [](const Reducer& r) {
+                               py::dict dims;
+                               for (size_t i = 0; i < r.left_out().size(); ++i)
+                                 if (r.left_out()[i] > 0) dims[py::int_(i)] = r.left_out()[i];
+                               return dims;
+                             })
+      .def_property_readonly("key", &Reducer::key)
       .def_property_readonly("blocked_seconds", &Reducer::blocked_seconds)
       .def("memory",
            [](Reducer& r, size_t bucket) {

@@ -5,12 +5,14 @@ namespace farandole {
 std::vector<Parameter> parameters_from(const py::list& rows) {
   std::vector<Parameter> parameters;
   for (const py::handle row : rows) {
-    const auto [name, count, dtype] = row.cast<std::tuple<std::string, size_t, std::string>>();
+    const auto fields = row.cast<py::tuple>();
+    const auto name = fields[0].cast<std::string>(), dtype = fields[2].cast<std::string>();
     const auto known = dtype_named(dtype);
     if (!known)
       throw Error(ErrorCode::invalid_argument,
                   "parameter '" + name + "' has the unsupported dtype " + dtype);
-    parameters.push_back({name, count, *known});
+    parameters.push_back({name, fields[1].cast<size_t>(), *known});
+    if (fields.size() > 3) parameters.back().group = fields[3].cast<int>();
   }
   return parameters;
 }

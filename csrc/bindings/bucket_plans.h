@@ -11,7 +11,7 @@
 
 namespace farandole {
 
-/// From rows (name, elements, dtype).
+/// From rows (name, elements, dtype) or (name, elements, dtype, group).
 std::vector<Parameter> parameters_from(const py::list& rows);
 /// The plan as rows: (dtype, count, [(parameter, offset, count)…]), in elements.
 py::list rows_of(const std::vector<Bucket>& buckets);

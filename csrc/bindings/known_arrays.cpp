@@ -196,6 +196,15 @@ std::optional<Buffer> look_at(PyObject* array, bool writable) noexcept {
   return looked ? std::optional(looked->buffer) : std::nullopt;
 }
 
+std::optional<int64_t> look_at_rows(PyObject* array) noexcept {
+  if (Py_TYPE(array) == numpy.type) {
+    const NumpyArray& head = head_of(array);
+    return head.ndim > 0 ? std::optional<int64_t>(head.shape[0]) : std::nullopt;
+  }
+  const auto looked = look_at_tensor(array);
+  return looked && !looked->shape.empty() ? std::optional(looked->shape[0]) : std::nullopt;
+}
+
 PyObject* empty_like(PyObject* array) noexcept {
   const NumpyArray& head = head_of(array);
   PyObject* shape =

@@ -20,6 +20,9 @@ namespace py = pybind11;
 /// what it is or what is wrong with it. Raises nothing.
 std::optional<Buffer> look_at(PyObject* array, bool writable) noexcept;
 
+/// The same, for an exact numpy.ndarray alone.
+std::optional<Buffer> look_at_numpy(PyObject* array, bool writable) noexcept;
+
 /// The same, for tensors alone, with their shape: it lies in the tensor.
 struct LookedAt {
   Buffer buffer;
@@ -27,8 +30,8 @@ struct LookedAt {
 };
 std::optional<LookedAt> look_at_tensor(PyObject* tensor) noexcept;
 
-/// The same, for an exact numpy.ndarray alone.
-std::optional<Buffer> look_at_numpy(PyObject* array, bool writable) noexcept;
+/// The first dimension of an array that look_at knows; nothing for one without, and for a Buffer.
+std::optional<int64_t> look_at_rows(PyObject* array) noexcept;
 
 /// An uninitialised numpy.ndarray of the shape and dtype of one that look_at_numpy knows; null with
 /// a Python error.

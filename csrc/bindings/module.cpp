@@ -15,7 +15,9 @@ PYBIND11_MODULE(_core, module) {
   bind_fold(module);
   bind_schedule(module);
   bind_tuner(module);
+  bind_plugins(module);
   bind_proofs(module);
   bind_trace(module);
+  bind_jax(module);
   bind_testing(module);
 }

@@ -99,6 +99,7 @@ void flush_names(const Group& world) {
   std::shared_ptr<PyNames> names = current_names();
   if (!names || names->world.get() != &world) return;
   current_names().reset();
+  set_names_for_plugins(nullptr);
   const py::gil_scoped_release unlocked;
   names->named->flush(Deadline::after(std::chrono::seconds(1)));
 }

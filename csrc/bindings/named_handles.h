@@ -47,6 +47,9 @@ class NamedHandles {
 
 /// Those of the world this process is in; null before the first.
 std::shared_ptr<PyNames>& current_names();
+/// The same for threads without Python's lock: those of plug-ins.
+std::shared_ptr<PyNames> names_for_plugins();
+void set_names_for_plugins(std::shared_ptr<PyNames> names);
 /// Before this rank leaves: what others wait for has gone out.
 void flush_names(const Group& world);
 

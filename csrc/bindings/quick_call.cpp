@@ -1,10 +1,12 @@
 // The quick way into a collective from Python.
 //
 // A call with arrays that are known (known_arrays.h) and nothing but op, out, factors, root and
-// group is made here, without one Python instruction. Every other call goes to the function, which
-// has the one meaning of all arguments and finds the words for those that are wrong.
+// group is made here, without one Python instruction (where a root alone gets or gives something,
+// by the others too). Every other call goes to the function, which has the one meaning of all
+// arguments and finds the words for those that are wrong.
 #include "bindings/quick_call.h"
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <string>
@@ -31,18 +33,30 @@ struct Arguments {
 };
 using Argument = PyObject* Arguments::*;
 
+enum class Who { all, root };
+
 struct Row {
   std::string_view name;
   Collective kind;
-  Argument second;   // what the second place means; null: nothing
-  bool scales;       // takes prescale and postscale
-  bool makes_alike;  // the result has the input's shape
+  std::array<Argument, 2> places;  // what those after the first mean; null: nothing
+  bool makes_alike;                // the result has the input's shape
+  Who gives = Who::all, gets = Who::all;
+  bool cuts_rows = false;  // the input into one block for each rank
+
+  bool takes(Argument argument) const {
+    return std::find(places.begin(), places.end(), argument) != places.end();
+  }
 };
+constexpr Argument kOp = &Arguments::op, kRoot = &Arguments::root, kNothing = nullptr;
 constexpr Row kRows[] = {
-    {"all_reduce", Collective::all_reduce, &Arguments::op, true, true},
-    {"reduce_scatter", Collective::reduce_scatter, &Arguments::op, true, false},
-    {"all_gather", Collective::all_gather, nullptr, false, false},
-    {"broadcast", Collective::broadcast, &Arguments::root, false, true},
+    {"all_reduce", Collective::all_reduce, {kOp, kNothing}, true},
+    {"reduce_scatter", Collective::reduce_scatter, {kOp, kNothing}, false},
+    {"all_gather", Collective::all_gather, {}, false},
+    {"broadcast", Collective::broadcast, {kRoot, kNothing}, true},
+    {"reduce", Collective::reduce, {kOp, kRoot}, true, Who::all, Who::root},
+    {"gather", Collective::gather, {kRoot, kNothing}, false, Who::all, Who::root},
+    {"scatter", Collective::scatter, {kRoot, kNothing}, false, Who::root, Who::all},
+    {"all_to_all", Collective::all_to_all, {}, true, Who::all, Who::all, true},
 };
 
 /// Names of arguments as the interpreter keeps them: one object each, compared by address.
@@ -91,16 +105,20 @@ bool read_keyword(PyObject* name, PyObject* value, Arguments& to) {
 
 bool read(const Row& row, PyObject* const* values, size_t places, PyObject* keywords,
           Arguments& to) {
-  if (places > (row.second != nullptr ? 2u : 1u)) return false;
+  if (places > 1 + row.places.size()) return false;
   if (places > 0) to.x = values[0];
-  if (places > 1) to.*row.second = values[1];
+  for (size_t i = 1; i < places; ++i) {
+    if (row.places[i - 1] == nullptr) return false;
+    to.*row.places[i - 1] = values[i];
+  }
   const Py_ssize_t named = keywords != nullptr ? PyTuple_GET_SIZE(keywords) : 0;
   for (Py_ssize_t i = 0; i < named; ++i)
     if (!read_keyword(PyTuple_GET_ITEM(keywords, i), values[places + static_cast<size_t>(i)], to))
       return false;
-  if (to.op != nullptr && row.second != &Arguments::op) return false;
-  if (to.root != nullptr && row.second != &Arguments::root) return false;
-  return to.x != nullptr && (row.scales || (to.prescale == nullptr && to.postscale == nullptr));
+  const bool scaled = to.prescale != nullptr || to.postscale != nullptr;
+  if ((to.op != nullptr || scaled) && !row.takes(kOp)) return false;
+  if (to.root != nullptr && !row.takes(kRoot)) return false;
+  return to.x != nullptr || row.gives == Who::root;
 }
 
 bool read_factor(PyObject* given, double& factor) {
@@ -156,6 +174,43 @@ Group& native(const py::object& group) {
 
 // ---- the call ----
 
+struct Memory {
+  Buffer input, output;  // a rank that gives or gets nothing has none of the other's dtype
+  py::object result;
+};
+
+/// What this rank gives and gets; nothing, when the Python function is to be asked.
+std::optional<Memory> memory_of(const Row& row, const Arguments& given, bool gives, bool gets) {
+  if (gives && given.x == nullptr) return std::nullopt;
+  std::optional<Buffer> input, output;
+  py::object result = py::none();
+  if (!gets) {
+    input = look_at(given.x, false);
+    if (input) output = Buffer{nullptr, 0, input->dtype};
+  } else if (given.out == nullptr || given.out == Py_None) {
+    input = row.makes_alike ? look_at_numpy(given.x, false) : std::nullopt;
+    if (!input) return std::nullopt;
+    result = py::reinterpret_steal<py::object>(empty_like(given.x));
+    if (!result) throw py::error_already_set();
+    output = look_at_numpy(result.ptr(), true);
+  } else {
+    output = look_at(given.out, true);
+    if (!output) return std::nullopt;
+    input = !gives                 ? Buffer{nullptr, 0, output->dtype}
+            : given.x == given.out ? output
+                                   : look_at(given.x, false);
+    result = py::reinterpret_borrow<py::object>(given.out);
+  }
+  if (!input || !output) return std::nullopt;
+  return Memory{*input, *output, std::move(result)};
+}
+
+/// Whether the first dimension is known to be one of `parts` equal blocks.
+bool cuts_evenly(PyObject* array, int parts) {
+  const auto rows = look_at_rows(array);
+  return rows && *rows % parts == 0;
+}
+
 /// The result; or nothing, when the Python function is to be asked.
 std::optional<py::object> call_quickly(const Row& row, PyObject* world, PyObject* const* values,
                                        size_t places, PyObject* keywords) {
@@ -167,27 +222,18 @@ std::optional<py::object> call_quickly(const Row& row, PyObject* world, PyObject
   if (!group) return std::nullopt;
   refuse_in_child();
 
-  py::object result;
-  std::optional<Buffer> input, output;
-  if (given.out == nullptr || given.out == Py_None) {
-    input = row.makes_alike ? look_at_numpy(given.x, false) : std::nullopt;
-    if (!input) return std::nullopt;
-    result = py::reinterpret_steal<py::object>(empty_like(given.x));
-    if (!result) throw py::error_already_set();
-    output = look_at_numpy(result.ptr(), true);
-  } else {
-    const bool in_place = given.x == given.out;
-    output = look_at(given.out, true);
-    input = in_place ? output : look_at(given.x, false);
-    result = py::reinterpret_borrow<py::object>(given.out);
-  }
-  if (!input || !output) return std::nullopt;
+  Group& ranks = native(group);
+  const bool is_root = ranks.rank() == options.root;
+  const auto memory =
+      memory_of(row, given, row.gives == Who::all || is_root, row.gets == Who::all || is_root);
+  if (!memory || (row.cuts_rows && !cuts_evenly(given.x, ranks.size()))) return std::nullopt;
 
-  const int looks = input->bytes() <= kBriefBytes ? kBriefLooks : 0;
-  const Handle handle = native(group).run(row.kind, *input, *output, std::move(options), looks);
+  const int looks = memory->input.bytes() <= kBriefBytes ? kBriefLooks : 0;
+  const Handle handle =
+      ranks.run(row.kind, memory->input, memory->output, std::move(options), looks);
   if (handle.valid())
-    wait_for(native(group).shared_from_this(), [&](Deadline d) { return handle.wait(d); });
-  return result;
+    wait_for(ranks.shared_from_this(), [&](Deadline d) { return handle.wait(d); });
+  return memory->result;
 }
 
 const Row* row_named(std::string_view name) {

@@ -1,11 +1,23 @@
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "control/lifeline.h"
 #include "control/negotiation_words.h"
 #include "control/negotiator.h"
 
 namespace farandole {
+namespace {
+
+/// That of what is offered now: a name may be part of one call, and then of another.
+constexpr auto note_of = [](const auto& slot) -> const std::string& {
+  for (const auto& offer : slot.offers)
+    if (offer.terms) return offer.terms->note;
+  return slot.agreed.note;
+};
+
+}  // namespace
+
 Coordinator::Coordinator(int ranks, size_t capacity)
     : capacity_(std::max<size_t>(capacity, 1)),
       joined_(static_cast<size_t>(ranks)),
@@ -25,8 +37,9 @@ void Coordinator::drop_set(uint32_t set) {
   ++round_;
   std::erase_if(complete_, [&](const Slot* slot) { return slot->agreed.set == set; });
   std::erase_if(slots_, [&](const auto& entry) {
-    const Slot& slot = *entry.second;
+    Slot& slot = *entry.second;
     if (slot.agreed.set != set) return false;
+    forget_count(slot);
     if (slot.id == kNoId) return true;
     tell_forgotten(slot);
     by_id_[slot.id] = nullptr;
@@ -124,11 +137,20 @@ void Coordinator::count(Slot& slot, TimePoint when) {
   if (slot.offered++ == 0) {
     slot.since = when;
     slot.arrival = arrivals_++;
+    const bool barrier = slot.agreed.kind == "barrier";
+    slot.counted = barrier ? &barriers_ : note_of(slot).empty() ? nullptr : &parts_;
+    if (slot.counted != nullptr) ++*slot.counted;
   }
   if (!slot.complete && is_complete(slot)) {
     slot.complete = true;
     complete_.push_back(&slot);
+  } else if (slot.counted != nullptr && parts_ > 0 && barriers_ > 0) {
+    end_abandoned(slot);
   }
+}
+
+void Coordinator::forget_count(Slot& slot) {
+  if (slot.counted != nullptr) --*std::exchange(slot.counted, nullptr);
 }
 
 /// All members have offered it, or have joined.
@@ -154,7 +176,66 @@ void Coordinator::take_join(int rank) {
     }
 }
 
+// ---- calls that were left ----
+
+/// `slot`, which has just been offered and waits, may be a part of a call that some rank has left,
+/// or the barrier by which that rank begins the next one.
+void Coordinator::end_abandoned(Slot& slot) {
+  if (slot.counted == &parts_) {
+    Terms opener;
+    opener.kind = "barrier";
+    opener.set = slot.agreed.set;
+    opener.name = note_of(slot);
+    const auto found = slots_.find(opener.key());
+    if (found != slots_.end() && found->second->offered > 0) end_abandoned({&slot}, *found->second);
+    return;
+  }
+  std::vector<Slot*> parts;
+  for (const auto& [key, part] : slots_)
+    if (part->counted == &parts_ && !part->complete && part->agreed.set == slot.agreed.set &&
+        note_of(*part) == slot.agreed.name)
+      parts.push_back(part.get());
+  if (!parts.empty()) end_abandoned(std::move(parts), slot);
+}
+
+void Coordinator::end_abandoned(std::vector<Slot*> parts, const Slot& opener) {
+  constexpr size_t kMostNamed = 8;
+  std::ranges::sort(parts, {}, &Slot::arrival);
+  const Set& set = sets_[opener.agreed.set];
+  std::vector<int> left;
+  for (size_t m = 0; m < set.members.size(); ++m)
+    if (opener.offers[m].state != Offer::State::none) left.push_back(set.members[m]);
+  std::string names;
+  for (size_t i = 0; i < parts.size() && i < kMostNamed; ++i)
+    names += (i > 0 ? ", '" : "'") + parts[i]->agreed.name + "'";
+  if (parts.size() > kMostNamed)
+    names += " and " + std::to_string(parts.size() - kMostNamed) + " more";
+  Context where;
+  where.rank = left.front();
+  where.operation = opener.agreed.name;
+  where.tensor = parts.front()->agreed.name;
+  where.evidence = "never came from all ranks: " + names;
+  where.values = {{"abandoned", left}};
+  const Error error(ErrorCode::remote_error,
+                    "'" + opener.agreed.name + "' was abandoned half-way on rank" +
+                        (left.size() > 1 ? "s " : " ") + describe_ranks(left),
+                    std::move(where),
+                    "look at the error on that rank; skip this step on every rank, or restart");
+  for (Slot* part : parts) {
+    refuse(*part, set, error);
+    reset(*part);
+  }
+  for (const int member : set.members) close_message(member, true);
+}
+
 // ---- what is missing ----
+
+std::vector<int> Coordinator::not_joined() const {
+  std::vector<int> ranks;
+  for (size_t r = 0; joined_count_ > 0 && r < joined_.size(); ++r)
+    if (!joined_[r]) ranks.push_back(static_cast<int>(r));
+  return ranks;
+}
 
 std::vector<Coordinator::Waiting> Coordinator::waiting() const {
   std::vector<Waiting> all;

@@ -117,6 +117,7 @@ void Coordinator::refuse(Slot& slot, const Set& set, const Error& error) {
 
 /// It has been decided; a name without an id is not remembered.
 void Coordinator::reset(Slot& slot) {
+  forget_count(slot);
   if (slot.id == kNoId) {
     slots_.erase(slot.agreed.key());
     return;

@@ -12,6 +12,10 @@
 // longest unused is taken back, from everybody in the same round. A member that had already offered
 // it when the news came offers the name again in full; the coordinator knows such stale offers by
 // the newest round that their sender had seen.
+//
+// A barrier may open a call of several operations, whose notes are its name. A rank that comes to
+// the barrier again has left its call: what of it still waits for somebody never will be complete,
+// and is refused.
 #pragma once
 
 #include <list>
@@ -121,6 +125,8 @@ class Coordinator {
   std::vector<Waiting> waiting() const;
   /// Tells those who have submitted it who has not.
   void tell_late(const Waiting& what);
+  /// Ranks that have not joined; none while nobody has.
+  std::vector<int> not_joined() const;
   size_t ids() const { return by_id_.size() - free_ids_.size(); }
   /// Offers by ids that had been taken back meanwhile.
   size_t stale() const { return stale_; }
@@ -139,7 +145,8 @@ class Coordinator {
     size_t offered = 0;
     TimePoint since{};
     uint64_t arrival = 0;
-    bool complete = false;  // is in complete_
+    bool complete = false;   // is in complete_
+    int* counted = nullptr;  // parts_ or barriers_, while it is offered
     std::list<Slot*>::iterator use{};
   };
   struct Set {
@@ -160,6 +167,9 @@ class Coordinator {
   void take_full(int rank, uint32_t number, Terms terms, TimePoint when);
   void take_join(int rank);
   void count(Slot& slot, TimePoint when);
+  void forget_count(Slot& slot);
+  void end_abandoned(Slot& slot);
+  void end_abandoned(std::vector<Slot*> parts, const Slot& opener);
   bool is_complete(const Slot& slot) const;
   void settle(Slot& slot);
   void agree(Slot& slot, const Set& set, std::span<const Terms* const> by_member, bool absent);
@@ -182,6 +192,7 @@ class Coordinator {
   std::vector<uint32_t> free_ids_;
   std::list<Slot*> uses_;  // those with ids, the longest unused first
   std::vector<Slot*> complete_;
+  int parts_ = 0, barriers_ = 0;  // of calls, and what may open them: that somebody has offered
   std::vector<bool> joined_;
   size_t joined_count_ = 0;
   int last_joined_ = -1;

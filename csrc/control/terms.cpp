@@ -62,13 +62,14 @@ constexpr Field kFields[] = {
     {"postscale", [](const Terms& t) { return number(t.postscale); }},
 };
 
-Error differs(const Field& field, const Terms& any,
-              std::map<std::string, std::vector<int>>& givers) {
+using Givers = std::map<std::string, std::vector<int>>;
+
+Error differs(std::string_view field, const Terms& any, Givers& givers) {
   Context where;
-  where.field = field.name;
+  where.field = field;
   where.operation = any.kind;
   where.tensor = any.name;
-  std::string verdict = "ranks disagree on the " + std::string(field.name) + " of " + any.title();
+  std::string verdict = "ranks disagree on the " + std::string(field) + " of " + any.title();
   const char* before = ": ";
   for (auto& [value, ranks] : givers) {
     verdict +=
@@ -78,6 +79,37 @@ Error differs(const Field& field, const Terms& any,
   }
   where.evidence = "what the ranks asked for by this name was compared before any data moved";
   return {ErrorCode::mismatch, std::move(verdict), std::move(where)};
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+/// The first line of the notes that is not the same everywhere.
+std::optional<Error> differing_line(std::span<const Terms* const> by_member,
+                                    const std::vector<int>& members) {
+  const Terms* any = nullptr;
+  bool equal = true;
+  for (const Terms* terms : by_member) {
+    if (terms == nullptr) continue;
+    if (any == nullptr) any = terms;
+    equal &= terms->note == any->note;
+  }
+  if (equal) return std::nullopt;
+  std::vector<std::vector<std::string>> lines;
+  for (const Terms* terms : by_member)
+    lines.push_back(terms == nullptr ? std::vector<std::string>() : lines_of(terms->note));
+  for (size_t i = 0;; ++i) {
+    Givers givers;
+    for (size_t m = 0; m < by_member.size(); ++m)
+      if (by_member[m] != nullptr)
+        givers[i < lines[m].size() ? lines[m][i] : "nothing"].push_back(members[m]);
+    if (givers.size() > 1) return differs("entry " + std::to_string(i), *any, givers);
+    if (givers.begin()->first == "nothing") return std::nullopt;  // line ends alone differ
+  }
 }
 
 }  // namespace
@@ -96,15 +128,16 @@ size_t extents_count(const Terms& t, size_t members) {
 
 std::optional<Error> disagreement(std::span<const Terms* const> by_member,
                                   const std::vector<int>& members) {
+  if (auto error = differing_line(by_member, members)) return error;
   for (const Field& field : kFields) {
-    std::map<std::string, std::vector<int>> givers;
+    Givers givers;
     const Terms* any = nullptr;
     for (size_t m = 0; m < by_member.size(); ++m) {
       if (by_member[m] == nullptr) continue;
       any = by_member[m];
       givers[field.value(*any)].push_back(members[m]);
     }
-    if (givers.size() > 1) return differs(field, *any, givers);
+    if (givers.size() > 1) return differs(field.name, *any, givers);
   }
   return std::nullopt;
 }
@@ -127,6 +160,7 @@ void encode(const Terms& t, WireWriter& to) {
     to.put_list(std::span<const int64_t>(tensor.shape));
   }
   to.put_list(std::span<const int64_t>(t.splits));
+  to.put_text(t.note);
 }
 
 Terms decode_terms(WireReader& from) {
@@ -151,6 +185,7 @@ Terms decode_terms(WireReader& from) {
     t.tensors.push_back(std::move(tensor));
   }
   t.splits = from.get_list<int64_t>(kMostMembers);
+  t.note = from.get_text(kLongestNote);
   return t;
 }
 

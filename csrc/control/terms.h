@@ -32,6 +32,7 @@ struct Terms {
   std::string device = "cpu";
   std::vector<TensorTerms> tensors;
   std::vector<int64_t> splits;  // all_to_all: rows for each member of the set
+  std::string note;             // compared line by line, before all else: what belongs together
   bool operator==(const Terms&) const = default;
 
   std::string title() const { return kind + " '" + name + "'"; }
@@ -42,6 +43,7 @@ struct Terms {
 inline constexpr size_t kLongestName = 1024;
 inline constexpr size_t kMostTensors = 1 << 16;
 inline constexpr size_t kMostDimensions = 64;
+inline constexpr size_t kLongestNote = 16 << 20;
 
 /// Lengths that a rank decides for itself: the first dimensions of what it gathers, the rows it
 /// sends to each member. The others learn them when the operation is ordered.

@@ -25,10 +25,6 @@ namespace {
 /// no difference.
 constexpr size_t kStreamedBytes = 8 << 20;
 
-void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
-  std::memcpy(to, from, bytes);
-}
-
 class Staged : public DirectPath {
  public:
   explicit Staged(const StreamMemory& memory)
@@ -201,7 +197,10 @@ class Staged : public DirectPath {
   // ---- where things are ----
 
   void deliver(std::byte* to, const std::byte* from, size_t count) const {
-    (streams_ ? stream_copy : copy_bytes)(to, from, count * element_);
+    if (streams_)
+      stream_copy(to, from, count * element_);
+    else
+      std::memcpy(to, from, count * element_);
   }
 
   std::byte* output(const Slice& s) const {

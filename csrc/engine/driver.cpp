@@ -92,20 +92,20 @@ void Driver::note_finished() {
   waiter_wakes_.notify_all();
 }
 
-/// Polls until done: spins while there is a core for every rank, yields when there is not, and
-/// parks when nothing has moved for a while.
+/// Polls until done, or until there are completions to be run: spins while there is a core for
+/// every rank, yields when there is not, and parks when nothing has moved for a while.
 template <typename Done>
 void Driver::drive(Done done, Deadline until) {
   TimePoint idle_since{};
   int looks = 0;
-  while (!done()) {
+  while (!done() && !engine_.has_completions()) {
     if (engine_.poll(TimePoint::min())) {  // one piece a turn
       looks = 0;
       const uint64_t turns = turns_.fetch_add(1, std::memory_order_relaxed);
       if (turns % kLooksBetweenClocks == 0 && until.passed(now())) return;  // others may be busy
       continue;
     }
-    if (done()) return;
+    if (done() || engine_.has_completions()) return;
     if (crowding_.crowded)
       ::sched_yield();
     else
@@ -138,6 +138,13 @@ void Driver::note_submission() {
   thread_wakes_.notify_one();
 }
 
+void Driver::count_unattended(int by) {
+  unattended_.fetch_add(by);  // seq_cst; partner: nobody_drives, which publishes itself and looks
+  if (by < 0 || !thread_holds_back_.load()) return;
+  const std::lock_guard lock(mutex_);
+  thread_wakes_.notify_one();
+}
+
 /// Sleeps while nothing is in flight; false at the end.
 bool Driver::await_work() {
   std::unique_lock lock(mutex_);
@@ -149,11 +156,14 @@ bool Driver::await_work() {
 
 /// With no core to spare, true once nobody has taken a turn for a while.
 bool Driver::nobody_drives() {
-  if (eager_) return true;
+  if (eager_ || unattended_.load(std::memory_order_relaxed) > 0) return true;
   const uint64_t before = turns_.load(std::memory_order_relaxed);
   std::unique_lock lock(mutex_);
-  thread_wakes_.wait_for(lock, kBackstop, [&] { return stopping_.load(); });
-  return turns_.load(std::memory_order_relaxed) == before;
+  thread_holds_back_.store(true);
+  thread_wakes_.wait_for(lock, kBackstop,
+                         [&] { return stopping_.load() || unattended_.load() > 0; });
+  thread_holds_back_.store(false);
+  return unattended_.load() > 0 || turns_.load(std::memory_order_relaxed) == before;
 }
 
 /// Leaves the driving to the waiters until one of them hands it over.
@@ -173,11 +183,13 @@ void Driver::progress_main() {
       step_aside();
       continue;
     }
-    thread_drives_.store(true);
-    drive([&] { return waiters_.load() > 0 || !engine_.busy() || stopping_.load(); },
-          Deadline::never());
-    thread_drives_.store(false);
-    release();
+    const auto enough = [&] { return waiters_.load() > 0 || !engine_.busy() || stopping_.load(); };
+    do {  // completions are run in between
+      thread_drives_.store(true);
+      drive(enough, Deadline::never());
+      thread_drives_.store(false);
+      release();
+    } while (!enough() && take());
   }
 }
 

@@ -57,6 +57,9 @@ class Driver {
   bool crowded() const { return crowding_.crowded; }
   /// An operation was submitted that nobody waits for yet.
   void note_submission();
+  /// Any thread: from now on (+1) an operation is in flight that nobody will ever drive, or it is
+  /// no more (-1). While there is one, the progress thread starts at once.
+  void count_unattended(int by);
   /// Requests have finished: wakes those who wait for them. By the thread that polls.
   void note_finished();
   /// Ends the progress thread.
@@ -83,6 +86,8 @@ class Driver {
   std::atomic<bool> thread_drives_{false};  // the token is the progress thread's
   std::atomic<uint64_t> turns_{0};          // turns taken by anyone, to see that somebody drives
   std::atomic<bool> thread_sleeps_{false};
+  std::atomic<bool> thread_holds_back_{false};  // it sees for a while whether somebody else drives
+  std::atomic<int> unattended_{0};
 
   std::mutex mutex_;  // guards nothing but sleeping
   std::condition_variable waiter_wakes_;

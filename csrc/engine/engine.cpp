@@ -67,6 +67,7 @@ Engine::~Engine() {
     park(std::chrono::milliseconds(1));
     run_completions();
   }
+  run_completions();
 }
 
 void Engine::set_trace(std::shared_ptr<Trace> trace) {
@@ -142,6 +143,12 @@ void Engine::add_task(std::shared_ptr<Task> task) {
     inbox_full_.store(true, std::memory_order_seq_cst);  // partner: park
   }
   wake();
+}
+
+void Engine::drop_task(const std::shared_ptr<Task>& task) {
+  const std::lock_guard lock(inbox_mutex_);
+  old_tasks_.push_back(task);
+  inbox_full_.store(true, std::memory_order_release);  // whenever it is next driven
 }
 
 void Engine::launch(const std::shared_ptr<Stream>& stream, std::shared_ptr<Request> request) {
@@ -234,13 +241,16 @@ void Engine::wake_everyone() {
 
 void Engine::take_submissions() {
   std::vector<Submission> taken;
+  std::vector<std::shared_ptr<Task>> dropped;
   {
     const std::lock_guard lock(inbox_mutex_);
     taken.swap(inbox_);
     for (auto& task : new_tasks_) tasks_.push_back(std::move(task));
     new_tasks_.clear();
+    dropped.swap(old_tasks_);
     inbox_full_.store(false, std::memory_order_relaxed);
   }
+  for (const auto& task : dropped) std::erase(tasks_, task);
   for (Submission& s : taken) enqueue(s.stream, std::move(s.request));
 }
 
@@ -286,23 +296,28 @@ void Engine::collect(Stream& stream) {
   driver_.note_finished();
   for (auto& request : finished) {
     if (!request->operation.completion) continue;
-    const std::lock_guard lock(completions_mutex_);
-    completions_.push_back(std::move(request));
-    completions_full_.store(true, std::memory_order_release);
+    complete([request = std::move(request)] {
+      request->operation.completion(request->error ? &*request->error : nullptr);
+    });
   }
   finished.clear();
 }
 
+void Engine::complete(std::function<void()> completion) {
+  const std::lock_guard lock(completions_mutex_);
+  completions_.push_back(std::move(completion));
+  completions_full_.store(true, std::memory_order_release);
+}
+
 void Engine::run_completions() {
   while (completions_full_.load(std::memory_order_acquire)) {
-    std::vector<std::shared_ptr<Request>> ready;
+    std::vector<std::function<void()>> ready;
     {
       const std::lock_guard lock(completions_mutex_);
       ready.swap(completions_);
       completions_full_.store(false, std::memory_order_relaxed);
     }
-    for (const auto& request : ready)
-      request->operation.completion(request->error ? &*request->error : nullptr);
+    for (const auto& completion : ready) completion();
   }
 }
 

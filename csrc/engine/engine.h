@@ -80,8 +80,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // ---- tasks: what is done besides streams ----
 
-  /// Any thread. The engine keeps it to its end.
+  /// Any thread. The engine keeps it to its end, or until it is dropped.
   void add_task(std::shared_ptr<Task> task);
+  /// Any thread. It may be polled for one more turn.
+  void drop_task(const std::shared_ptr<Task>& task);
   /// By a task, in its poll(): the stream takes the request up in this turn or the next.
   void launch(const std::shared_ptr<Stream>& stream, std::shared_ptr<Request> request);
   /// Any thread: while somebody holds on, the engine is driven though no operation is in flight.
@@ -89,6 +91,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void let_go();
   /// By the thread that polls: somebody may wait for what a task has finished.
   void note_finished() { driver_.note_finished(); }
+  /// By the thread that polls: `completion` runs as those of operations do.
+  void complete(std::function<void()> completion);
   /// What streams and tasks see.
   EngineView view() const;
   const EngineOptions& options() const { return options_; }
@@ -106,6 +110,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void wake_everyone();
   /// Runs the completions of finished operations; after the token is released.
   void run_completions();
+  bool has_completions() const { return completions_full_.load(std::memory_order_acquire); }
 
   /// Tells the peers that this rank takes no further part. Operations in flight fail.
   void leave();
@@ -151,14 +156,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::atomic<uint64_t> turns_{0};                      // written by the polling thread alone
 
   // Crossing points.
-  std::mutex inbox_mutex_;  // guards inbox_ and new_tasks_
+  std::mutex inbox_mutex_;  // guards inbox_ and the tasks below
   std::vector<Submission> inbox_;
-  std::vector<std::shared_ptr<Task>> new_tasks_;
+  std::vector<std::shared_ptr<Task>> new_tasks_, old_tasks_;
   std::atomic<bool> inbox_full_{false};
   std::atomic<int> in_flight_{0};
   std::atomic<int> held_{0};      // how much of it is tasks'
   std::mutex completions_mutex_;  // guards completions_
-  std::vector<std::shared_ptr<Request>> completions_;
+  std::vector<std::function<void()>> completions_;
   std::atomic<bool> completions_full_{false};
   std::atomic<bool> left_{false};
 

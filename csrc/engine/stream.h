@@ -83,6 +83,8 @@ class Stream {
   // ---- by the thread that polls ----
   void enqueue(std::shared_ptr<Request> request) { queue_.push_back(std::move(request)); }
   bool busy() const { return phase_ != Phase::resting || !queue_.empty(); }
+  /// World ranks that have begun an operation which nobody has submitted here.
+  std::vector<int> ahead();
   Progress poll(TimePoint until);
   /// Now and then: deaths, deadlines, warnings.
   void look_around(TimePoint now);

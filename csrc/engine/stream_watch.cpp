@@ -43,6 +43,20 @@ std::vector<int> Stream::waiting_for() const {
   return late;
 }
 
+std::vector<int> Stream::ahead() {
+  std::vector<int> ranks;
+  if (busy()) return ranks;
+  open_pages();
+  for (int r = 0; r < memory_.size(); ++r) {
+    const StreamPage* page = memory_.pages[static_cast<size_t>(r)];
+    if (r == memory_.rank || page == nullptr) continue;
+    const uint64_t posted = page->entry.posted.load(std::memory_order_acquire);
+    if (static_cast<int32_t>(static_cast<uint32_t>(posted >> 32) - sequence_) > 0)
+      ranks.push_back(memory_.members[static_cast<size_t>(r)]);
+  }
+  return ranks;
+}
+
 std::string Stream::title() const {
   const Operation& o = operation();
   std::string text = std::string(name_of(o.kind)) + " #" + std::to_string(sequence_);

@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstring>
+
+#include "fold/kernels.h"
 
 namespace farandole {
 namespace {
@@ -35,6 +38,59 @@ void by_tiles(size_t count, size_t element_bytes, size_t slot, Body body) {
   for (size_t at = 0; at < count; at += tile) body(std::min(tile, count - at), at * element_bytes);
 }
 
+/// How a tree ends: its last fold, scaled, to every destination.
+class Ending {
+ public:
+  Ending(DType dtype, ReduceOp op, const Scale& finish)
+      : dtype_(dtype), fold_(fold_for(dtype, op)), finish_(finish), scales_(!finish.is_identity()) {
+    if (scales_) factor_ = factor_of(finish.factor);
+    if (op == ReduceOp::sum || op == ReduceOp::mean)
+      sum_ = best_kernels().sum[static_cast<size_t>(dtype)];
+  }
+
+  FoldFunction fold() const { return fold_; }
+  /// So many destinations are written in one pass over memory.
+  bool in_one_pass(size_t destinations) const {
+    return sum_ != nullptr ? destinations <= 2 : destinations == 1 && !scales_;
+  }
+
+  /// Destinations may be sources: each element is read before it is written.
+  void operator()(std::span<std::byte* const> destinations, size_t offset, const std::byte* lower,
+                  const std::byte* upper, size_t count) const {
+    std::byte* result = destinations[0] + offset;
+    std::byte* second = destinations.size() > 1 ? destinations[1] + offset : nullptr;
+    if (sum_ == nullptr) {
+      fold_(result, lower, upper, count);
+      scale(result, result, count, dtype_, finish_);
+    } else {
+      sum_({result, second, lower, upper}, count, scales_ ? &factor_ : nullptr);
+    }
+    spread(destinations.subspan(sum_ != nullptr && second != nullptr ? 2 : 1), offset, result,
+           count);
+  }
+
+  /// Without a fold: a group of one.
+  void alone(std::span<std::byte* const> destinations, size_t offset, size_t count) const {
+    std::byte* result = destinations[0] + offset;
+    scale(result, result, count, dtype_, finish_);
+    spread(destinations.subspan(1), offset, result, count);
+  }
+
+ private:
+  void spread(std::span<std::byte* const> destinations, size_t offset, const std::byte* result,
+              size_t count) const {
+    for (std::byte* other : destinations)
+      if (other + offset != result) std::memcpy(other + offset, result, count * size_of(dtype_));
+  }
+
+  DType dtype_;
+  FoldFunction fold_;
+  Scale finish_;
+  bool scales_;
+  Factor factor_{};
+  SumFunction sum_ = nullptr;
+};
+
 /// One tile of the canonical tree.
 struct Tree {
   std::span<const std::byte* const> sources;
@@ -53,29 +109,25 @@ struct Tree {
     return scratch;
   }
 
-  /// The two sides of the node over [first, last), folded into `out`. Uses `scratch` and behind it.
-  void fold_node(std::byte* out, size_t first, size_t last, std::byte* scratch) const {
+  /// Calls fold(lower, upper) with the two sides of the node over [first, last). Uses `scratch`
+  /// and behind it.
+  template <typename Fold>
+  void at_node(size_t first, size_t last, std::byte* scratch, Fold fold_sides) const {
     const size_t middle = first + std::bit_floor(last - first - 1);
     const std::byte* lower = side(first, middle, scratch);
     const std::byte* upper = side(middle, last, scratch + slot);
-    fold(out, lower, upper, count);
+    fold_sides(lower, upper);
   }
 
   /// The fold of [first, last): a leaf, or a node in `scratch`.
   const std::byte* side(size_t first, size_t last, std::byte* scratch) const {
     if (last - first == 1) return leaf(first, scratch);
-    fold_node(scratch, first, last, scratch);
+    at_node(first, last, scratch, [&](const std::byte* lower, const std::byte* upper) {
+      fold(scratch, lower, upper, count);
+    });
     return scratch;
   }
 };
-
-void finish_and_spread(std::span<std::byte* const> destinations, size_t offset, size_t count,
-                       DType dtype, const Scale& finish) {
-  std::byte* result = destinations[0] + offset;
-  scale(result, result, count, dtype, finish);
-  for (std::byte* other : destinations.subspan(1))
-    scale(other + offset, result, count, dtype, Scale{});
-}
 
 }  // namespace
 
@@ -83,22 +135,22 @@ void fold_canonical_to(std::span<std::byte* const> destinations,
                        std::span<const std::byte* const> sources, size_t count, DType dtype,
                        ReduceOp op, const Scales& scales) {
   if (destinations.empty() || sources.empty()) return;
-  const FoldFunction fold = fold_for(dtype, op);
-  if (sources.size() == 2 && destinations.size() == 1 && scales.leaf.is_identity() &&
-      scales.finish.is_identity())  // a tile is for what is touched twice
-    return fold(destinations[0], sources[0], sources[1], count);
+  const Ending end(dtype, op, scales.finish);
+  if (sources.size() == 2 && scales.leaf.is_identity() && end.in_one_pass(destinations.size()))
+    return end(destinations, 0, sources[0], sources[1], count);  // tiles are for second passes
 
   Scratch scratch;
   const size_t slot = slot_bytes(slots_for(sources.size()));
   by_tiles(count, size_of(dtype), slot, [&](size_t elements, size_t offset) {
-    const Tree tree{sources, offset, elements, dtype, fold, scales.leaf, slot};
-    std::byte* result = destinations[0] + offset;
+    const Tree tree{sources, offset, elements, dtype, end.fold(), scales.leaf, slot};
     // Destinations may be sources: none is written before the last fold of the tile reads them.
-    if (sources.size() == 1)
-      scale(result, sources[0] + offset, elements, dtype, scales.leaf);
-    else
-      tree.fold_node(result, 0, sources.size(), scratch.bytes.data());
-    finish_and_spread(destinations, offset, elements, dtype, scales.finish);
+    if (sources.size() > 1)
+      return tree.at_node(0, sources.size(), scratch.bytes.data(),
+                          [&](const std::byte* lower, const std::byte* upper) {
+                            end(destinations, offset, lower, upper, elements);
+                          });
+    scale(destinations[0] + offset, sources[0] + offset, elements, dtype, scales.leaf);
+    end.alone(destinations, offset, elements);
   });
 }
 
@@ -110,13 +162,18 @@ void fold_canonical(std::byte* out, std::span<const std::byte* const> sources, s
 void fold_step(std::byte* out, const std::byte* arrived, Side arrived_is, bool arrived_is_leaf,
                const std::byte* held, bool held_is_leaf, bool finish, size_t count, DType dtype,
                ReduceOp op, const Scales& scales) {
-  const FoldFunction fold = fold_for(dtype, op);
+  const Ending end(dtype, op, finish ? scales.finish : Scale{});
   const bool scales_arrived = arrived_is_leaf && !scales.leaf.is_identity();
   const bool scales_held = held_is_leaf && !scales.leaf.is_identity();
-  const bool scales_result = finish && !scales.finish.is_identity();
-  const bool lower = arrived_is == Side::lower;
-  if (!scales_arrived && !scales_held && !scales_result)
-    return lower ? fold(out, arrived, held, count) : fold(out, held, arrived, count);
+  const auto end_with = [&](size_t offset, const std::byte* a, const std::byte* h,
+                            size_t elements) {
+    if (arrived_is == Side::lower)
+      end({&out, 1}, offset, a, h, elements);
+    else
+      end({&out, 1}, offset, h, a, elements);
+  };
+  if (!scales_arrived && !scales_held && end.in_one_pass(1))
+    return end_with(0, arrived, held, count);
 
   Scratch scratch;
   const size_t slot = slot_bytes(2);
@@ -128,9 +185,7 @@ void fold_step(std::byte* out, const std::byte* arrived, Side arrived_is, bool a
     };
     const std::byte* a = operand(arrived, scales_arrived, scratch.bytes.data());
     const std::byte* h = operand(held, scales_held, scratch.bytes.data() + slot);
-    std::byte* result = out + offset;
-    fold(result, lower ? a : h, lower ? h : a, elements);
-    if (scales_result) scale(result, result, elements, dtype, scales.finish);
+    end_with(offset, a, h, elements);
   });
 }
 

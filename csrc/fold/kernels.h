@@ -18,6 +18,16 @@ struct Factor {
 };
 Factor factor_of(double factor);
 
+/// The last fold of a sum: to `out`, and to `second` unless it is null, multiplied by `factor`
+/// unless it is null.
+struct SumArrays {
+  std::byte* out;
+  std::byte* second;
+  const std::byte* lower;
+  const std::byte* upper;
+};
+using SumFunction = void (*)(const SumArrays& arrays, size_t count, const Factor* factor);
+
 using FloatScaleFunction = void (*)(std::byte* out, const std::byte* in, size_t count,
                                     const Factor& factor);
 using UpdateFunction = void (*)(const UpdateArrays& arrays, const UpdateFactors& factors);
@@ -28,6 +38,7 @@ using CastFunction = void (*)(std::byte* out, const std::byte* in, size_t count)
 struct Kernels {
   FoldFunction fold[kDTypes.size()][kReduceOps.size()] = {};
   FloatScaleFunction scale[kDTypes.size()] = {};                    // floats only
+  SumFunction sum[kDTypes.size()] = {};                             // floats only
   CastFunction widen[kDTypes.size()] = {};                          // a half to float32
   CastFunction narrow[kDTypes.size()] = {};                         // float32 to a half
   UpdateFunction update[kDTypes.size()][kUpdateNames.size()] = {};  // float32 and float64

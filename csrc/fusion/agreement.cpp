@@ -10,7 +10,8 @@ constexpr size_t kRowBytes = 256;  // what ranks show each other of one field
 
 std::string describe(const Parameter& p) {
   return "'" + p.name.substr(0, kRowBytes / 2) + "' (" + std::to_string(p.count) + " x " +
-         std::string(name_of(p.dtype)) + ")";
+         std::string(name_of(p.dtype)) +
+         (p.group == kNoGroup ? "" : ", group " + std::to_string(p.group)) + ")";
 }
 
 }  // namespace

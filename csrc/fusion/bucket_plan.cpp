@@ -1,6 +1,7 @@
 #include "fusion/bucket_plan.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <numeric>
 
@@ -15,6 +16,38 @@ size_t aligned(size_t count, size_t element) {
 }
 
 uint64_t mix(uint64_t h, uint64_t value) { return (h ^ value) * 0x100000001b3; }
+
+bool is_alone(const Parameter& p, const BucketLimits& limits) {
+  return p.count > 0 && p.count * size_of(p.dtype) >= limits.alone_bytes;
+}
+
+Bucket alone(int parameter, const Parameter& p) {
+  return {p.dtype, p.count, {{parameter, 0, p.count}}, true, p.group};
+}
+
+void append(Bucket& bucket, int parameter, const Parameter& p) {
+  bucket.dtype = p.dtype;
+  bucket.items.push_back({parameter, bucket.count, p.count});
+  bucket.count += aligned(p.count, size_of(p.dtype));
+}
+
+/// Those of one group: one of each dtype, and one of each large tensor.
+std::vector<Bucket> group_buckets(std::span<const Parameter> parameters,
+                                  std::span<const int> members, const BucketLimits& limits) {
+  std::vector<Bucket> buckets;
+  std::map<DType, size_t> of_dtype;
+  for (const int i : members) {
+    const Parameter& p = parameters[static_cast<size_t>(i)];
+    if (is_alone(p, limits)) {
+      buckets.push_back(alone(i, p));
+      continue;
+    }
+    const auto [at, is_new] = of_dtype.try_emplace(p.dtype, buckets.size());
+    if (is_new) buckets.push_back({.dtype = p.dtype, .items = {}, .group = p.group});
+    append(buckets[at->second], i, p);
+  }
+  return buckets;
+}
 
 }  // namespace
 
@@ -40,21 +73,28 @@ std::vector<Bucket> plan_buckets(std::span<const Parameter> parameters,
   const auto limit = [&] {
     return closed.empty() ? std::min(limits.first_bytes, limits.bytes) : limits.bytes;
   };
+  std::map<int, std::ptrdiff_t> group_sizes;
+  for (const Parameter& p : parameters) ++group_sizes[p.group];
+  std::map<int, std::vector<int>> ready;  // by group
   for (size_t at = 0; at < ready_order.size(); ++at) {
     const Parameter& p = parameters[static_cast<size_t>(ready_order[at])];
-    const size_t element = size_of(p.dtype);
-    if (p.count > 0 && p.count * element >= limits.alone_bytes) {
-      closed.push_back({p.dtype, p.count, {{ready_order[at], 0, p.count}}, true});
+    if (p.group != kNoGroup) {
+      std::vector<int>& members = ready[p.group];
+      members.push_back(ready_order[at]);
+      if (std::ssize(members) == group_sizes[p.group])
+        std::ranges::move(group_buckets(parameters, members, limits), std::back_inserter(closed));
+      continue;
+    }
+    if (is_alone(p, limits)) {
+      closed.push_back(alone(ready_order[at], p));
       continue;
     }
     // A tensor that would overfill its bucket opens a new one.
     if (const auto it = open.find(p.dtype);
-        it != open.end() && (it->second.bucket.count + p.count) * element > limit())
+        it != open.end() && (it->second.bucket.count + p.count) * size_of(p.dtype) > limit())
       close(p.dtype);
     auto& [bucket, complete] = open[p.dtype];
-    bucket.dtype = p.dtype;
-    bucket.items.push_back({ready_order[at], bucket.count, p.count});
-    bucket.count += aligned(p.count, element);
+    append(bucket, ready_order[at], p);
     complete = at;
     if (bucket.bytes() >= limit()) close(p.dtype);
   }
@@ -67,6 +107,13 @@ std::vector<Bucket> plan_buckets(std::span<const Parameter> parameters,
   return closed;
 }
 
+size_t end_of_launch(std::span<const Bucket> buckets, size_t begin) {
+  size_t end = begin + 1;
+  if (buckets[begin].group != kNoGroup)
+    while (end < buckets.size() && buckets[end].group == buckets[begin].group) ++end;
+  return end;
+}
+
 double launch_point(std::span<const Parameter> parameters, std::span<const Bucket> buckets,
                     std::span<const int> ready_order) {
   std::vector<double> ready(parameters.size());  // bytes of gradients made so far
@@ -76,11 +123,16 @@ double launch_point(std::span<const Parameter> parameters, std::span<const Bucke
     ready[static_cast<size_t>(i)] = made += static_cast<double>(p.count * size_of(p.dtype));
   }
   double launched = 0, sum = 0, bytes = 0;
-  for (const Bucket& bucket : buckets) {
-    for (const Placement& item : bucket.items)
-      launched = std::max(launched, ready[static_cast<size_t>(item.parameter)]);
-    sum += launched * static_cast<double>(bucket.bytes());
-    bytes += static_cast<double>(bucket.bytes());
+  for (size_t begin = 0; begin < buckets.size();) {
+    const size_t end = end_of_launch(buckets, begin);
+    double together = 0;
+    for (; begin < end; ++begin) {
+      for (const Placement& item : buckets[begin].items)
+        launched = std::max(launched, ready[static_cast<size_t>(item.parameter)]);
+      together += static_cast<double>(buckets[begin].bytes());
+    }
+    sum += launched * together;
+    bytes += together;
   }
   return made > 0 ? sum / bytes / made : 1;
 }
@@ -90,6 +142,7 @@ uint64_t fingerprint(std::span<const Parameter> parameters, std::span<const Buck
   for (const Parameter& p : parameters) {
     for (const char c : p.name) h = mix(h, static_cast<unsigned char>(c));
     h = mix(mix(h, p.count), static_cast<uint64_t>(p.dtype) + 0x100);
+    h = mix(h, static_cast<uint64_t>(p.group - kNoGroup));
   }
   for (const Bucket& b : buckets) {
     h = mix(mix(mix(h, b.count), b.items.size()), b.alone);

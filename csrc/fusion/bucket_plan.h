@@ -10,10 +10,13 @@
 
 namespace farandole {
 
+constexpr int kNoGroup = -1;
+
 struct Parameter {
   std::string name;
   size_t count = 0;
   DType dtype = DType::float32;
+  int group = kNoGroup;  // those of one number are launched together, once all of them are ready
 };
 
 struct Placement {
@@ -27,6 +30,7 @@ struct Bucket {
   size_t count = 0;  // elements, padding included
   std::vector<Placement> items;
   bool alone = false;  // one large tensor, which need not be copied to be reduced
+  int group = kNoGroup;
 
   size_t bytes() const { return count * size_of(dtype); }
 };
@@ -38,12 +42,16 @@ struct BucketLimits {
 };
 
 /// Parameters in the order in which their gradients become ready, to buckets in the order in which
-/// these become complete. One dtype per bucket; items begin on cache lines.
+/// these become complete. One dtype per bucket; items begin on cache lines. A group has buckets of
+/// its own, side by side and as large as it needs.
 std::vector<Bucket> plan_buckets(std::span<const Parameter> in_ready_order,
                                  const BucketLimits& limits);
 /// The same for parameters that become ready in the order of these indices.
 std::vector<Bucket> plan_buckets(std::span<const Parameter> parameters,
                                  std::span<const int> ready_order, const BucketLimits& limits);
+
+/// Past the buckets that are launched together with that of index `begin`.
+size_t end_of_launch(std::span<const Bucket> buckets, size_t begin);
 
 /// How far backward is, from 0 to 1, when the average byte can be launched: buckets go strictly in
 /// plan order, each when its last gradient is ready. Backward is measured in bytes of gradients.

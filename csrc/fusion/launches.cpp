@@ -1,7 +1,6 @@
 #include "fusion/launches.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 namespace farandole {
@@ -9,7 +8,6 @@ namespace {
 
 constexpr size_t kBytesPerTurn = 128 << 10;  // copied before the streams are polled again
 constexpr size_t kMostRunning = 16;          // bounds packs in use; operations run one at a time
-constexpr size_t kSmallestPack = 64 << 10;
 
 /// Of a request whose parts all travel alike.
 CutItem cut_item(const Terms& t, size_t part, const NamedRequest& request) {
@@ -110,7 +108,7 @@ bool Launches::prepare(Launch& launch, size_t& budget) {
   if (launch.items.size() == 1) return true;
   Operation& o = launch.request->operation;
   if (!launch.pack) {
-    launch.pack = borrow(o.input.bytes());
+    launch.pack = packs_.borrow(o.input.bytes());
     o.input.data = o.output.data = launch.pack.get();
   }
   for (; launch.copied < launch.items.size() && budget > 0; ++launch.copied) {
@@ -159,21 +157,6 @@ void Launches::end(Launch& launch, std::vector<NamedRequest*>& finished) {
     else
       finished.push_back(&request);
   }
-}
-
-/// Memory that all ranks map, from a small store: steps of a program need the same again.
-std::shared_ptr<std::byte> Launches::borrow(size_t bytes) {
-  constexpr size_t kMostKept = 4;
-  for (auto& [have, memory] : packs_)
-    if (memory.use_count() == 1 && have >= bytes) return memory;
-  const size_t room = std::bit_ceil(std::max(bytes, kSmallestPack));
-  const auto arena = engine_.arena();
-  std::shared_ptr<std::byte> memory(arena->allocate(room),
-                                    [arena](std::byte* p) { arena->release(p); });
-  if (packs_.size() >= kMostKept)
-    std::erase_if(packs_, [](const auto& kept) { return kept.second.use_count() == 1; });
-  if (packs_.size() < kMostKept) packs_.emplace_back(room, memory);
-  return memory;
 }
 
 }  // namespace farandole

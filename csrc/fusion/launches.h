@@ -13,6 +13,7 @@
 #include "engine/engine.h"
 #include "fusion/cut.h"
 #include "fusion/named_request.h"
+#include "transport/loans.h"
 
 namespace farandole {
 
@@ -23,7 +24,8 @@ class Launches {
     NamedRequest* request;
     size_t part;
   };
-  Launches(Engine& engine, CutLimits limits) : engine_(engine), limits_(limits) {}
+  Launches(Engine& engine, CutLimits limits)
+      : engine_(engine), limits_(limits), packs_(engine.arena()) {}
 
   /// One operation that is next in the agreed order. Stand-ins are owned until they have finished.
   void add(NamedRequest& request, const NamedSet& set, std::span<const int64_t> extents);
@@ -58,7 +60,6 @@ class Launches {
   void start(Launch& launch);
   bool unpack(Launch& launch, size_t& budget);
   void end(Launch& launch, std::vector<NamedRequest*>& finished);
-  std::shared_ptr<std::byte> borrow(size_t bytes);
 
   Engine& engine_;
   CutLimits limits_;
@@ -66,7 +67,7 @@ class Launches {
   std::vector<CutItem> to_cut_;  // one for each of round_
   std::deque<std::unique_ptr<Launch>> waiting_, running_;
   std::vector<std::unique_ptr<NamedRequest>> stand_ins_;
-  std::vector<std::pair<size_t, std::shared_ptr<std::byte>>> packs_;  // bytes; lent while shared
+  Loans packs_;
 };
 
 }  // namespace farandole

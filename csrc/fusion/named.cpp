@@ -37,6 +37,15 @@ Named::Named(Group& world, NamedOptions options)
   add_set(&world, world.members());
 }
 
+/// Nobody polls any more: what has not come to its end never will.
+Named::~Named() {
+  for (NamedRequest& request : requests_) {
+    if (request.listener == nullptr || request.waits) continue;
+    request.error.emplace(ErrorCode::not_initialized, "this rank has left the world by shutdown()");
+    std::exchange(request.listener, nullptr)->finished(request);
+  }
+}
+
 // ---- sets ----
 
 uint32_t Named::add_set(Group* group, std::vector<int> members) {
@@ -75,6 +84,12 @@ Named::SetState& Named::set_for(uint32_t number) {
     throw invalid("rank " + std::to_string(rank_) + " is not in process set " +
                   std::to_string(number) + " of ranks " + describe_ranks(state.set.members));
   return state;
+}
+
+std::pair<int, int> Named::place_in(uint32_t set) {
+  const std::lock_guard lock(mutex_);
+  const NamedSet& found = set_for(set).set;
+  return {found.size(), found.place};
 }
 
 // ---- submissions ----
@@ -120,6 +135,8 @@ NamedRequest* Named::submit(const Ask& ask) {
       request->parts[i].input = ask.tensors[i].input;
       request->parts[i].output = ask.tensors[i].output;
     }
+    request->listener = ask.listener;
+    request->waits = ask.waits;
     found->second->request = request;
     put_on_its_way(request);
   }
@@ -127,7 +144,7 @@ NamedRequest* Named::submit(const Ask& ask) {
   return request;
 }
 
-NamedRequest* Named::join() {
+NamedRequest* Named::join(NamedListener* listener, bool waits) {
   if (engine_.has_left())
     throw Error(ErrorCode::not_initialized, "this rank has left the world by shutdown()");
   NamedRequest* request = nullptr;
@@ -137,6 +154,8 @@ NamedRequest* Named::join() {
     if (joining_) throw invalid("rank " + std::to_string(rank_) + " has joined already");
     joining_ = true;
     request = take_request();
+    request->listener = listener;
+    request->waits = waits;
     put_on_its_way(request);
   }
   engine_.wake();
@@ -155,6 +174,8 @@ NamedRequest* Named::take_request() {
   request->received.clear();
   request->last_joined = -1;
   request->ordered = request->told = request->warned = false;
+  request->listener = nullptr;
+  request->waits = true;
   request->since = TimePoint{};
   request->missing.clear();
   return request;
@@ -163,6 +184,7 @@ NamedRequest* Named::take_request() {
 void Named::put_on_its_way(NamedRequest* request) {
   inbox_.push_back(request);
   inbox_full_.store(true, std::memory_order_seq_cst);  // partner: Engine::park
+  if (!request->waits) engine_.driver().count_unattended(1);
   if (unfinished_.fetch_add(1) == 0) engine_.hold_on();
 }
 

@@ -36,6 +36,7 @@ class Named : public Task {
   /// On every rank, at any time; waits for nobody. The engine keeps it.
   static std::shared_ptr<Named> open(Group& world, NamedOptions options);
   Named(Group& world, NamedOptions options);
+  ~Named() override;
 
   // ---- any thread ----
 
@@ -45,11 +46,14 @@ class Named : public Task {
   /// Nothing is submitted in it any more, on any rank.
   void remove_set(uint32_t set);
 
+  /// How many members a set has, and which of them this rank is. Throws Error(invalid_argument) on
+  /// others.
+  std::pair<int, int> place_in(uint32_t set);
   /// Puts an operation on its way. Buffers stay the caller's to keep until it has finished.
   /// Throws Error(invalid_argument), also for a name that is in flight already.
   NamedRequest* submit(const Ask& ask);
   /// Finishes when every rank of the world has joined; until then this one stands in.
-  NamedRequest* join();
+  NamedRequest* join(NamedListener* listener = nullptr, bool waits = true);
   bool done(const NamedRequest& request) const {
     return request.finished.load(std::memory_order_acquire);
   }
@@ -89,6 +93,7 @@ class Named : public Task {
   SetState& set_for(uint32_t set);
   NamedRequest* take_request();
   void put_on_its_way(NamedRequest* request);
+  void tell(std::vector<NamedRequest*> requests);
   bool take_inbox();
   bool fail_failed();
   bool exchange();
@@ -102,6 +107,7 @@ class Named : public Task {
   void hold_for(bool& held, bool needed);
   // named_watch.cpp
   void check_ranks();
+  void check_joins();
   void check_requests(TimePoint when);
   void check_missing(TimePoint when);
   void report(SetState& state, NamedRequest& request, std::vector<int> missing, TimePoint when);

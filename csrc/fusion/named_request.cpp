@@ -102,13 +102,21 @@ bool all_equal(const std::vector<size_t>& counts) {
 }
 
 /// The result of part `p`, in rows of the input's shape.
-void make_result(NamedRequest::Part& to, const TensorTerms& like, size_t rows) {
-  MadeResult& made = to.made;
-  made.shape = like.shape;
-  made.shape[0] = static_cast<int64_t>(rows);
+void make_result(NamedRequest& request, size_t p, const TensorTerms& like, size_t rows) {
+  std::vector<int64_t> shape = like.shape;
+  shape[0] = static_cast<int64_t>(rows);
   const size_t count = rows * row_of(like.shape);
+  Buffer& output = request.parts[p].output;
+  if (request.listener != nullptr) {
+    std::byte* const room = request.listener->make_room(p, shape);
+    if (room == nullptr && count > 0) throw std::bad_alloc();
+    output = {room, count, like.dtype};
+    return;
+  }
+  MadeResult& made = request.parts[p].made;
+  made.shape = std::move(shape);
   made.data = allocate(count * size_of(like.dtype));
-  made.buffer = to.output = {made.data.get(), count, like.dtype};
+  made.buffer = output = {made.data.get(), count, like.dtype};
 }
 
 /// Memory of a rank that takes part for others only: it adds nothing, and drops what it gets.
@@ -141,6 +149,9 @@ void check(const Ask& ask, const NamedSet& set) {
   if (ask.name.size() > kLongestName)
     throw invalid("a name of " + std::to_string(ask.name.size()) + " bytes; at most " +
                   std::to_string(kLongestName) + " are");
+  if (ask.note.size() > kLongestNote)
+    throw invalid("a note of " + std::to_string(ask.note.size()) + " bytes; at most " +
+                  std::to_string(kLongestNote) + " are");
   if (ask.tensors.size() > kMostTensors)
     throw invalid(title_of(ask) + " has " + std::to_string(ask.tensors.size()) +
                   " tensors; at most " + std::to_string(kMostTensors) + " go together");
@@ -155,7 +166,7 @@ void check(const Ask& ask, const NamedSet& set) {
 bool matches(const Terms& t, const Ask& ask) {
   if (t.op != ask.op || t.prescale != ask.prescale || t.postscale != ask.postscale ||
       t.root != ask.root || !t.lasting || t.tensors.size() != ask.tensors.size() ||
-      !std::ranges::equal(t.splits, ask.splits))
+      t.note != ask.note || !std::ranges::equal(t.splits, ask.splits))
     return false;
   for (size_t i = 0; i < ask.tensors.size(); ++i)
     if (t.tensors[i].dtype != ask.tensors[i].input.dtype ||
@@ -177,6 +188,7 @@ Terms terms_of(const Ask& ask, std::string_view name) {
   for (const AskedTensor& tensor : ask.tensors)
     t.tensors.push_back({tensor.input.dtype, {tensor.shape.begin(), tensor.shape.end()}});
   t.splits.assign(ask.splits.begin(), ask.splits.end());
+  t.note = ask.note;
   return t;
 }
 
@@ -189,7 +201,7 @@ void complete_parts(NamedRequest& request, const NamedSet& set, std::span<const 
       size_t rows = 0;
       for (size_t m = 0; m < set.members.size(); ++m)
         rows += static_cast<size_t>(extents[m * t.tensors.size() + p]);
-      make_result(request.parts[p], t.tensors[p], rows);
+      make_result(request, p, t.tensors[p], rows);
     }
   } else if (kind == Collective::all_to_all) {
     const size_t n = set.members.size(), me = static_cast<size_t>(set.place);
@@ -199,7 +211,7 @@ void complete_parts(NamedRequest& request, const NamedSet& set, std::span<const 
       request.received.push_back(extents[from * n + me]);
       rows += static_cast<size_t>(extents[from * n + me]);
     }
-    make_result(request.parts[0], t.tensors[0], rows);
+    make_result(request, 0, t.tensors[0], rows);
   }
 }
 

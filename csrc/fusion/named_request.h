@@ -21,6 +21,19 @@ struct AskedTensor {
   std::span<const int64_t> shape;  // of the input
 };
 
+struct NamedRequest;
+
+/// Hears of a request whose owner does not wait for it, or makes the memory of its results.
+class NamedListener {
+ public:
+  virtual ~NamedListener() = default;
+  /// By the thread that polls, for a result whose shape is known only now. Must not wait; null:
+  /// there is no memory left.
+  virtual std::byte* make_room(size_t part, std::span<const int64_t> shape) = 0;
+  /// Once, by any thread, when nobody polls: the request is to be read and released.
+  virtual void finished(NamedRequest& request) = 0;
+};
+
 /// What somebody asks for by name. Refers to the caller's memory.
 struct Ask {
   Collective kind = Collective::all_reduce;
@@ -31,6 +44,9 @@ struct Ask {
   int root = 0;  // world rank
   std::span<const AskedTensor> tensors;
   std::span<const int64_t> splits;
+  std::string_view note;              // compared between ranks, line by line
+  NamedListener* listener = nullptr;  // lives until it has heard the end; null: the core makes room
+  bool waits = true;                  // somebody will wait; else the listener is told the end
 };
 
 /// A set of ranks as a member sees it.
@@ -67,6 +83,8 @@ struct NamedRequest {
   std::vector<int64_t> received;  // all_to_all: rows that came from each member
   int last_joined = -1;           // join
   bool ordered = false;
+  NamedListener* listener = nullptr;
+  bool waits = true;
 
   // Of a request that stands in for a rank that has joined: it owns itself.
   std::unique_ptr<Terms> terms;

@@ -197,11 +197,26 @@ void Named::finish(std::vector<NamedRequest*>& requests) {
         part_from_name(*request);
     }
   }
-  for (NamedRequest* request : requests)
-    request->finished.store(true, std::memory_order_release);  // partner: done
+  std::vector<NamedRequest*> untold;
+  for (NamedRequest* request : requests) {
+    if (request->waits)
+      request->finished.store(true, std::memory_order_release);  // partner: done
+    else
+      untold.push_back(request);
+  }
   requests.clear();
+  if (!untold.empty()) tell(std::move(untold));
   if (unfinished_.fetch_sub(count) == count) engine_.let_go();
   engine_.note_finished();
+}
+
+/// Listeners hear of it once the token is free.
+void Named::tell(std::vector<NamedRequest*> requests) {
+  engine_.driver().count_unattended(-static_cast<int>(requests.size()));
+  engine_.complete([requests = std::move(requests)] {
+    for (NamedRequest* request : requests)
+      std::exchange(request->listener, nullptr)->finished(*request);
+  });
 }
 
 /// From here on the name may be forgotten, whether or not anybody has taken the result. One that

@@ -44,6 +44,7 @@ void Named::check_ranks() {
     for (int r = 0; r < static_cast<int>(links_.size()); ++r) absent += is_absent(view, r);
     if (absent != absent_ranks_) next_check_ = TimePoint{};
     absent_ranks_ = absent;
+    if (absent > 0) check_joins();
   }
   for (const auto& state : polled_sets_) {
     if (state->unordered == 0) continue;
@@ -56,6 +57,17 @@ void Named::check_ranks() {
     for (const int r : state->set.members)
       if (r == rank_ || !has_left(view, r)) report_absent(r);
     if (!coordinator_) report_absent(0);  // what it sent before has been read
+  }
+}
+
+/// Those who have joined wait for all others, whatever these do.
+void Named::check_joins() {
+  const EngineView view = engine_.view();
+  for (const int r : coordinator_->not_joined()) {
+    Context where;
+    where.operation = "join";
+    if (const auto error = absence_of(view, r, std::move(where)))
+      polled_sets_[0]->set.membership.lifeline->report(*error);
   }
 }
 

@@ -11,6 +11,10 @@ void ReadyOrder::begin() {
   std::fill(positions_->begin(), positions_->end(), static_cast<int32_t>(positions_->size()));
 }
 
+void ReadyOrder::yield() {
+  if (!agreed_) std::fill(positions_->begin(), positions_->end(), 0);
+}
+
 std::vector<int> ReadyOrder::agree() {
   agreed_ = true;
   std::vector<int> order(positions_->size());

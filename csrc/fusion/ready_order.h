@@ -23,6 +23,8 @@ class ReadyOrder {
   void note(size_t parameter) {
     if (!agreed_) (*positions_)[parameter] = next_++;
   }
+  /// This rank has no say in the present step: the others' positions are later than all of its.
+  void yield();
   bool agreed() const { return agreed_; }
   /// By parameter. Every rank's are to be reduced with max before agree(); shared with that
   /// operation.

@@ -1,19 +1,15 @@
 #include "fusion/reducer.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <optional>
 #include <sstream>
-#include <utility>
 
 #include "fold/fold.h"
 #include "fusion/agreement.h"
 
 namespace farandole {
 namespace {
-
-constexpr double kWorthIt = 0.01;  // of backward, that the average byte must be launched earlier
 
 std::string words(const ReducerOptions& o) {
   std::ostringstream text;
@@ -32,7 +28,8 @@ Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> parameters
       parameters_(std::move(parameters)),
       buckets_(plan_buckets(parameters_, options_.limits)),
       places_(parameters_.size()),
-      order_(parameters_.size()) {
+      order_(parameters_.size()),
+      left_out_(parameters_.size()) {
   for (const Parameter& p : parameters_)
     if (!has_meaning(options_.op, p.dtype))
       throw Error(ErrorCode::invalid_argument, std::string(name_of(options_.op)) +
@@ -45,7 +42,7 @@ Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> parameters
   agreement.require_same_plan(parameters_, buckets_);
   allocate_buckets();
   stream_ = group_->open_stream(options_.label);
-  used_->resize(parameters_.size() + static_cast<size_t>(group_->size()));
+  used_->resize(2 * parameters_.size() + static_cast<size_t>(group_->size()));
   steps_ = TraceSteps(options_.label, stream_->key());
   reset();
 }
@@ -84,10 +81,10 @@ std::byte* Reducer::address(int parameter) {
   return memory(p.bucket).get() + p.offset;
 }
 
-void Reducer::mark_ready(int parameter, const std::byte* gradient) {
+void Reducer::mark_ready(int parameter, const std::byte* gradient, int sparse_dims) {
   const auto i = static_cast<size_t>(parameter);
   const Parameter& p = parameters_[i];
-  note_arrival(i);
+  note_arrival(i, sparse_dims);
   const size_t bucket = places_[i].bucket;
   {
     const TraceSpan ready(group_->engine()->trace(), TraceKind::ready, p.name,
@@ -113,7 +110,11 @@ void Reducer::lend(int parameter, std::byte* gradient, std::shared_ptr<const voi
   launch_if_complete(bucket);
 }
 
-void Reducer::note_arrival(size_t i) {
+void Reducer::note_arrival(size_t i, int sparse_dims) {
+  if (sparse_dims < 0 || sparse_dims + 1 >= kAll)
+    throw Error(ErrorCode::invalid_argument, "the gradient of '" + parameters_[i].name + "' has " +
+                                                 std::to_string(sparse_dims) +
+                                                 " sparse dimensions");
   const std::lock_guard lock(mutex_);
   if (rest_launched_ || marked_[i] != 0)
     throw Error(ErrorCode::invalid_argument,
@@ -121,7 +122,7 @@ void Reducer::note_arrival(size_t i) {
                 "call step() or zero_grad() between two backward passes, or ask for "
                 "accumulation (backward_passes_per_step)");
   steps_.open(group_->engine()->trace());
-  marked_[i] = 1;
+  marked_[i] = static_cast<uint8_t>(1 + sparse_dims);
   ++marked_count_;
   order_.note(i);
 }
@@ -139,7 +140,12 @@ void Reducer::launch_if_complete(size_t bucket) {
 }
 
 void Reducer::launch_complete() {
-  while (launched_ < buckets_.size() && missing_[launched_] == 0) launch(launched_);
+  while (launched_ < buckets_.size()) {
+    const size_t end = end_of_launch(buckets_, launched_);
+    for (size_t b = launched_; b < end; ++b)
+      if (missing_[b] != 0) return;
+    while (launched_ < end) launch(launched_);
+  }
 }
 
 void Reducer::launch(size_t b) {
@@ -192,6 +198,8 @@ void Reducer::launch_rest() {
   steps_.open(group_->engine()->trace());
   for (size_t i = 0; i < parameters_.size(); ++i) {
     (*used_)[i] = marked_[i];
+    (*used_)[parameters_.size() + i] =
+        marked_[i] == 0 ? 0 : static_cast<uint8_t>(kAll - marked_[i]);
     if (marked_[i] != 0) continue;
     std::memset(address(static_cast<int>(i)), 0,
                 parameters_[i].count * size_of(parameters_[i].dtype));
@@ -225,11 +233,17 @@ bool Reducer::wait(Deadline until) {
   blocked_seconds_ += seconds(now() - begin);
   std::vector<int> quitters;
   for (int r = 0; r < group_->size(); ++r)
-    if ((*used_)[parameters_.size() + static_cast<size_t>(r)] != 0)
+    if ((*used_)[2 * parameters_.size() + static_cast<size_t>(r)] != 0)
       quitters.push_back(group_->members()[static_cast<size_t>(r)]);
-  if (!first && quitters.empty() && !order_.agreed()) agree_on_order();
+  std::optional<size_t> differs;
+  if (!first && quitters.empty()) {
+    differs = laid_out_differently();
+    if (!differs) plan_again();
+  }
+  const int mine = differs ? marked_[*differs] - 1 : 0;
   reset();
   if (first) throw Error(*first);
+  if (differs) refuse_layouts(*differs, mine);
   if (quitters.empty()) return true;
   Context where;
   where.rank = quitters.front();
@@ -246,9 +260,23 @@ void Reducer::abandon() {
   {
     const std::lock_guard lock(mutex_);
     if (rest_launched_) return;  // too late to tell: the peers have this rank's gradients already
-    (*used_)[parameters_.size() + static_cast<size_t>(group_->rank())] = 1;
+    (*used_)[2 * parameters_.size() + static_cast<size_t>(group_->rank())] = 1;
   }
   launch_rest();
+}
+
+void Reducer::stand_in() {
+  take_better_plan();
+  {
+    const std::lock_guard lock(mutex_);
+    order_.yield();
+  }
+  launch_rest();
+}
+
+bool Reducer::step_over() const {
+  const std::lock_guard lock(mutex_);
+  return rest_launched_ && (handles_.empty() || handles_.back().done());  // they run in order
 }
 
 bool Reducer::drain(Deadline until) {
@@ -258,53 +286,6 @@ bool Reducer::drain(Deadline until) {
     group_->check();
     return true;
   }
-}
-
-/// Every rank comes here after the same step, with the same positions.
-void Reducer::agree_on_order() {
-  const std::lock_guard lock(mutex_);
-  const std::vector<int> order = order_.agree();
-  launch_point_ = launch_point(parameters_, buckets_, order);
-  std::vector<Bucket> plan = plan_buckets(parameters_, order, options_.limits);
-  const double point = launch_point(parameters_, plan, order);
-  if (point + kWorthIt > launch_point_) return;
-  better_ = std::move(plan);
-  better_point_ = point;
-}
-
-void Reducer::take_better_plan() {
-  const std::lock_guard lock(mutex_);
-  if (!better_) return;
-  if (marked_count_ > 0 || rest_launched_)
-    throw Error(ErrorCode::invalid_argument,
-                "buckets of " + options_.label + " cannot change while a step is open");
-  const TraceSpan planning(group_->engine()->trace(), TraceKind::plan, "buckets in ready order");
-  buckets_ = *std::exchange(better_, std::nullopt);
-  launch_point_ = better_point_;
-  try {
-    allocate_buckets();
-  } catch (const Error& error) {
-    group_->abort(error);  // the other ranks have the new plan already
-    throw;
-  }
-  begin_step();
-}
-
-std::string Reducer::describe() const {
-  const std::lock_guard lock(mutex_);
-  std::ostringstream text;
-  text << options_.label << ": " << parameters_.size() << " parameters in " << buckets_.size()
-       << (buckets_.size() == 1 ? " bucket" : " buckets");
-  const auto alone = std::count_if(buckets_.begin(), buckets_.end(),
-                                   [](const Bucket& bucket) { return bucket.alone; });
-  if (alone > 0) text << ", " << alone << " of them a large tensor where it lies";
-  if (launch_point_ >= 0)
-    text << ", the average byte launched at " << std::lround(100 * launch_point_)
-         << " % of backward";
-  if (better_)
-    text << "; from the next step on in ready order, at " << std::lround(100 * better_point_)
-         << " %";
-  return text.str();
 }
 
 void Reducer::reset() {
@@ -319,7 +300,7 @@ void Reducer::begin_step() {
   missing_.assign(buckets_.size(), 0);
   lying_.assign(buckets_.size(), {});
   for (size_t b = 0; b < buckets_.size(); ++b) missing_[b] = buckets_[b].items.size();
-  std::fill(used_->begin() + static_cast<std::ptrdiff_t>(parameters_.size()), used_->end(), 0);
+  std::fill_n(used_->rbegin(), group_->size(), 0);
   marked_count_ = 0;
   launched_ = 0;
   rest_launched_ = false;

@@ -6,6 +6,10 @@
 // submit the same operations without talking. Each step ends with one more small all-reduce that
 // agrees on which parameters were used by any rank.
 //
+// Parameters of a group are launched together. A parameter whose gradients turn out to be sparse is
+// reduced as a dense one in that step; from the next one on it has no room in the buckets, and
+// whoever marks it reduces it another way.
+//
 // The first plan follows the order of the parameters. The first step that every rank completes also
 // agrees on the order in which gradients became ready; where buckets in that order can be launched
 // clearly earlier, there is a better plan from then on, to be taken up between two steps.
@@ -60,9 +64,10 @@ class Reducer {
   const std::vector<Place>& places() const { return places_; }  // by parameter
 
   /// Any thread. Copies `parameters()[i].count` elements from `gradient` into the bucket, times
-  /// prescale (in place when they already stand there), and launches what is complete. Throws
-  /// Error(invalid_argument) when the parameter is already marked in this step.
-  void mark_ready(int parameter, const std::byte* gradient);
+  /// prescale (in place when they already stand there), and launches what is complete. Of a sparse
+  /// gradient `sparse_dims` says how many dimensions are; it is given as a dense one as long as it
+  /// has room. Throws Error(invalid_argument) when the parameter is already marked in this step.
+  void mark_ready(int parameter, const std::byte* gradient, int sparse_dims = 0);
   /// The same for a parameter that is in_place(), without a copy: the result will stand in
   /// `gradient`, whose `owner` is held as long as it takes.
   void lend(int parameter, std::byte* gradient, std::shared_ptr<const void> owner);
@@ -70,8 +75,9 @@ class Reducer {
   /// (as zeros). No step is left open afterwards.
   void launch_rest();
   /// Drives until this step's buckets are reduced; false when `until` passes first. Throws the
-  /// verdict, or RemoteError when a rank abandoned its backward. Whatever it throws, nothing of the
-  /// step is in flight afterwards.
+  /// verdict, or RemoteError when a rank abandoned its backward, or Error(mismatch) on all ranks
+  /// when gradients of a parameter are sparse on some and dense on others. Whatever it throws,
+  /// nothing of the step is in flight afterwards.
   bool wait(Deadline until);
   /// Gives up a step whose backward was interrupted: the peers learn which rank it was. Waits for
   /// nobody; the buckets belong to the step until drain().
@@ -80,10 +86,16 @@ class Reducer {
   /// group has failed. False when `until` passes first.
   bool drain(Deadline until);
 
+  /// A whole step of a rank that has joined: zeros in every bucket, and no say in the order. Waits
+  /// for nobody; to be followed by drain(). While no step is open. Takes up a better plan.
+  void stand_in();
+  /// The open step is launched, and nothing of it is in flight: wait() will not wait.
+  bool step_over() const;
+
   /// A better plan is known, equal on all ranks. It is there after the same step on every rank.
   bool has_better_plan() const { return better_.has_value(); }
-  /// Takes it up: buckets, places and memory are new ones, and the old memory is released with its
-  /// last owner. While no step is open; every rank between the same two steps. Throws
+  /// Takes it up: buckets, places, counts and memory are new ones, and the old memory is released
+  /// with its last owner. While no step is open; every rank between the same two steps. Throws
   /// Error(resource) when there is no room for the new buckets, which fails the group.
   void take_better_plan();
   /// Buckets and how early they go, in words.
@@ -96,17 +108,26 @@ class Reducer {
   }
   /// After wait(): whether any rank used the parameter.
   bool used(int parameter) const { return (*used_)[static_cast<size_t>(parameter)] != 0; }
+  /// By parameter: the sparse dimensions of gradients that have no room in the buckets, or will
+  /// have none in the better plan; 0 of the others.
+  const std::vector<int>& left_out() const { return left_out_; }
+  /// Of the stream: the same on all ranks, and no other reducer's.
+  uint64_t key() const { return stream_->key(); }
+  const std::shared_ptr<Stream>& stream() const { return stream_; }
   /// Seconds that wait() spent blocked, over all steps.
   double blocked_seconds() const { return blocked_seconds_; }
 
  private:
-  void note_arrival(size_t parameter);
+  void note_arrival(size_t parameter, int sparse_dims = 0);
   void launch_if_complete(size_t bucket);
   void launch_complete();
   void launch(size_t bucket);
   void launch_flags();
   void launch_order();
-  void agree_on_order();
+  std::optional<size_t> laid_out_differently() const;
+  void refuse_layouts(size_t parameter, int mine) const;
+  void plan_again();
+  bool leave_out_sparse(std::vector<Parameter>& parameters);
   void allocate_buckets();
   void reset();
   void begin_step();  // under the mutex
@@ -123,10 +144,17 @@ class Reducer {
   mutable std::mutex mutex_;  // guards everything below
   TraceSteps steps_;
   ReadyOrder order_;
-  std::optional<std::vector<Bucket>> better_;
-  double launch_point_ = -1;  // of the present plan, once the order is agreed
-  double better_point_ = -1;
-  std::vector<uint8_t> marked_;
+  // What is marked of a gradient: 1 + its sparse dimensions.
+  static constexpr int kDense = 1, kAll = 255;
+  struct Plan {
+    std::vector<Parameter> parameters;
+    std::vector<Bucket> buckets;
+    double launch_point = -1;
+  };
+  std::optional<Plan> better_;
+  std::vector<int> left_out_;
+  double launch_point_ = -1;     // of the present plan, once the order is agreed
+  std::vector<uint8_t> marked_;  // 0, or 1 + the sparse dimensions of this rank's gradient
   std::vector<size_t> missing_;  // per bucket: gradients not yet there
   struct Lying {
     std::byte* gradient = nullptr;  // null: in the bucket
@@ -136,7 +164,8 @@ class Reducer {
   size_t marked_count_ = 0;
   size_t launched_ = 0;  // buckets
   bool rest_launched_ = false;
-  // By parameter; then, by rank, who abandoned its backward. Shared with the operation in flight.
+  // By parameter the largest of `marked_` of all ranks, and again the smallest (as what lacks to
+  // 255); then, by rank, who abandoned its backward. Shared with the operation in flight.
   std::shared_ptr<std::vector<uint8_t>> used_ = std::make_shared<std::vector<uint8_t>>();
   std::vector<Handle> handles_;
   double blocked_seconds_ = 0;

@@ -50,6 +50,7 @@ class ShardedUpdate {
   ShardedUpdate& operator=(const ShardedUpdate&) = delete;
 
   Group& group() const { return *group_; }
+  const std::shared_ptr<Stream>& stream() const { return stream_; }
   const std::vector<Place>& places() const { return places_; }  // by parameter
   const std::vector<Bucket>& buckets() const { return buckets_; }
   /// Memory that all ranks map: this rank's own gradients, and the parameters.

@@ -71,7 +71,7 @@ std::shared_ptr<Group> Group::world(std::shared_ptr<Engine> engine, GroupDefault
 
 Group::Group(std::shared_ptr<Engine> engine, std::vector<int> members, uint64_t key,
              GroupDefaults defaults, Deadline deadline)
-    : engine_(std::move(engine)), defaults_(std::move(defaults)) {
+    : engine_(std::move(engine)), defaults_(std::move(defaults)), loans_(engine_->arena()) {
   const Host& host = engine_->host();
   const uint64_t fate_key = mix(key, kFateSalt);
   const int leader = members.front();
@@ -141,6 +141,14 @@ Handle Group::submit_to(const std::shared_ptr<Stream>& stream, Collective kind, 
   Operation operation;
   prepare(operation, *stream, kind, input, output, std::move(options));
   return engine_->submit(stream, std::move(operation), caller_waits);
+}
+
+Handle Group::begin_on(const std::shared_ptr<Stream>& stream, Collective kind, Buffer input,
+                       Buffer output, Options options, int looks) {
+  auto request = std::make_shared<Request>();
+  prepare(request->operation, *stream, kind, input, output, std::move(options));
+  engine_->run(stream, request, looks);
+  return {engine_, std::move(request)};
 }
 
 Handle Group::run(Collective kind, Buffer input, Buffer output, Options options, int looks) {
@@ -293,20 +301,6 @@ std::shared_ptr<std::byte> Group::allocate(size_t bytes) {
   auto arena = engine_->arena();
   std::byte* data = arena->allocate(bytes);
   return {data, [arena](std::byte* p) { arena->release(p); }};
-}
-
-std::shared_ptr<std::byte> Group::borrow(size_t bytes) {
-  constexpr size_t kMostKept = 8;
-  for (auto& [have, memory] : lent_) {
-    if (memory.use_count() > 1 || have < bytes) continue;
-    std::atomic_thread_fence(std::memory_order_acquire);  // partner: the last owner letting go
-    return memory;
-  }
-  std::shared_ptr<std::byte> memory = allocate(bytes);
-  if (lent_.size() == kMostKept)  // too small, all that are not lent
-    std::erase_if(lent_, [](const auto& kept) { return kept.second.use_count() == 1; });
-  if (lent_.size() < kMostKept) lent_.emplace_back(bytes, memory);
-  return memory;
 }
 
 std::string Group::describe() const { return program_order_->describe(); }

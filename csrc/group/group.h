@@ -8,6 +8,7 @@
 #include "engine/engine.h"
 #include "group/arguments.h"
 #include "group/pairs.h"
+#include "transport/loans.h"
 
 namespace farandole {
 
@@ -39,6 +40,10 @@ class Group : public std::enable_shared_from_this<Group> {
   Handle run(Collective kind, Buffer input, Buffer output, Options options, int looks);
   Handle submit_to(const std::shared_ptr<Stream>& stream, Collective kind, Buffer input,
                    Buffer output, Options options, bool caller_waits = false);
+  /// The same for a caller that waits a little later, from any thread: drives at once for at most
+  /// `looks` looks.
+  Handle begin_on(const std::shared_ptr<Stream>& stream, Collective kind, Buffer input,
+                  Buffer output, Options options, int looks);
 
   /// One operation of several that are submitted together.
   struct Item {
@@ -61,6 +66,8 @@ class Group : public std::enable_shared_from_this<Group> {
   /// The stream that operations by name run on: opened by whoever comes first, since its number is
   /// its own.
   std::shared_ptr<Stream> stream_of_names();
+  /// The stream of submit(), run() and submit_all().
+  const std::shared_ptr<Stream>& program_order() const { return program_order_; }
   const Membership& membership() const { return membership_; }
   const GroupDefaults& defaults() const { return defaults_; }
   /// Members that give the same color form a group, ordered by key, then rank; a negative color
@@ -84,9 +91,8 @@ class Group : public std::enable_shared_from_this<Group> {
 
   /// Memory that all ranks of the host map, zero at first; released with the last owner.
   std::shared_ptr<std::byte> allocate(size_t bytes);
-  /// Such memory from a small store, where it goes back to with its last owner. One thread at a
-  /// time.
-  std::shared_ptr<std::byte> borrow(size_t bytes);
+  /// Such memory, not cleared, from a small store.
+  std::shared_ptr<std::byte> borrow(size_t bytes) { return loans_.borrow(bytes); }
   std::string describe() const;
   /// The path of the newest operation, in program order or between two ranks.
   std::string_view last_path() const { return newest_.load()->last_path(); }
@@ -104,8 +110,8 @@ class Group : public std::enable_shared_from_this<Group> {
   std::shared_ptr<Stream> program_order_;
   std::shared_ptr<Stream> names_;
   Pairs pairs_;
-  std::atomic<const Stream*> newest_{nullptr};                       // of program_order_ or pairs_
-  std::vector<std::pair<size_t, std::shared_ptr<std::byte>>> lent_;  // bytes; see borrow()
+  std::atomic<const Stream*> newest_{nullptr};  // of program_order_ or pairs_
+  Loans loans_;
   std::atomic<bool> submitting_{false};
   std::shared_ptr<Request> spare_;  // of run(), guarded by submitting_; null while in use
   uint64_t next_stream_ = 1;

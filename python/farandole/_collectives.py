@@ -75,6 +75,7 @@ def all_reduce(
     )  # fmt: skip
 
 
+@_core.quick_call("reduce", _state)
 def reduce(
     x: Any,
     op: str = "sum",

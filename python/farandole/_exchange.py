@@ -105,6 +105,7 @@ def all_gather(
     return call("all_gather", x, out, g, async_op, options)
 
 
+@_core.quick_call("gather", _state)
 def gather(
     x: Any,
     root: int = 0,
@@ -138,6 +139,7 @@ def gather(
     return call("gather", x, out, g, async_op, _options(name, algorithm, timeout, root, elements))
 
 
+@_core.quick_call("all_to_all", _state)
 def all_to_all(
     x: Any,
     splits: Sequence[int] | None = None,
@@ -190,6 +192,7 @@ def all_to_all(
     return call("all_to_all", x, target, g, False, options), received
 
 
+@_core.quick_call("scatter", _state)
 def scatter(
     x: Any = None,
     root: int = 0,

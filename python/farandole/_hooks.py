@@ -15,12 +15,13 @@ gradient where some rank did.
 from __future__ import annotations
 
 import math
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from farandole import _core
+from farandole import _core, _world
 from farandole._core import Error, InvalidArgument
 from farandole._world import Group
 
@@ -29,6 +30,7 @@ class Parameter(NamedTuple):
     name: str
     elements: int
     dtype: str  # numpy's name
+    group: int = -1  # those of one number are launched together; -1: by size
 
 
 class Place(NamedTuple):
@@ -99,7 +101,7 @@ class GradientExchange(ABC):
     ) -> None:
         self.reducer = _core.Reducer(
             group,
-            [(name, count, dtype) for name, count, dtype in parameters],
+            list(parameters),
             op,
             prescale,
             postscale,
@@ -108,6 +110,7 @@ class GradientExchange(ABC):
             limits.in_place_bytes,
             overlap,
         )
+        self.epoch = _world.epoch()
         self.names = [p.name for p in parameters]
         self.reducing = False  # the present pass
         self._is_mean = op == "mean" or math.isclose(prescale * postscale * group.size, 1)
@@ -119,6 +122,7 @@ class GradientExchange(ABC):
         self._standing = False
         # step() must still reduce: since the last reduction a step or a zero_grad was seen.
         self._due = True
+        exchanges.add(self)
 
     @abstractmethod
     def has_gradient(self, i: int) -> bool:
@@ -152,8 +156,8 @@ class GradientExchange(ABC):
         """By parameter."""
         return [Place(*place) for place in self.reducer.places]
 
-    def mark_ready(self, i: int, pointer: int) -> None:
-        self.reducer.mark_ready(i, pointer)
+    def mark_ready(self, i: int, pointer: int, sparse_dims: int = 0) -> None:
+        self.reducer.mark_ready(i, pointer, sparse_dims)
         self._marked[i] = 1
 
     def lend(self, i: int, pointer: int, owner: object) -> None:
@@ -212,15 +216,19 @@ class GradientExchange(ABC):
         try:
             self.launch_rest()
             self.reducer.wait()
-            for i in range(len(self._marked)):
-                if self.reducer.used(i):
-                    self.show(i)
+            self.show_reduced()
         except BaseException:
             self.fail_pass()
             raise
         self.reducing = False
         self._passes = 0
         self._standing, self._due = True, False
+
+    def show_reduced(self) -> None:
+        """What was used on no rank stays as it is."""
+        for i in range(len(self._marked)):
+            if self.reducer.used(i):
+                self.show(i)
 
     def fail_pass(self) -> None:
         """Tells the other ranks, without waiting for them; the next pass will work again."""
@@ -234,6 +242,25 @@ class GradientExchange(ABC):
             with suppress(Error):  # of a group that has failed: the next call will say it
                 self.reducer.abandon()
 
+    # While this rank has joined, the reducer takes part in the others' steps by itself.
+
+    def before_joining(self) -> None:
+        """Ends what is open, and lets go of the buckets, which may move."""
+        if self.reducing:
+            self.finish_pass()
+        elif self.reducer.step_open:
+            self.reducer.drain()  # of a pass that failed
+        self.forget_places()
+
+    def after_joining(self, steps: int) -> None:
+        """Takes the buckets up again. After any step of the others, the gradients that this rank
+        still had stand in memory of theirs."""
+        self.learn_places()
+        if steps > 0:
+            self._passes = 0
+            self._standing, self._due = False, True
+            self.drop_gradients()
+
     # What the optimizer sees.
 
     def synchronize(self) -> None:
@@ -246,6 +273,11 @@ class GradientExchange(ABC):
                 return
             self._begin(reducing=True)
         self.finish_pass()
+
+    @property
+    def reduced(self) -> bool:
+        """Reduced gradients stand, and no step has used them."""
+        return self._standing
 
     def note_step(self) -> None:
         self._standing, self._due = False, True
@@ -276,3 +308,6 @@ class GradientExchange(ABC):
     def passes_per_step(self, passes: int) -> None:
         self._passes_per_step = passes
         self._passes = 0
+
+
+exchanges: weakref.WeakSet[GradientExchange] = weakref.WeakSet()  # all there are

@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from farandole import _core
@@ -48,6 +48,7 @@ class _State:
     """The one default world of the process."""
 
     def __init__(self) -> None:
+        self.before_leaving: list[Callable[[], None]] = []
         self.place: _Place | None = None
         self.group: Group | None = None
         self.epoch = 0  # how many worlds this process has joined
@@ -202,11 +203,19 @@ def _table(place: _Place) -> str:
     return table.for_world(place.size)
 
 
+def before_leaving(act: Callable[[], None]) -> None:
+    """Whenever this process leaves a world by itself, `act` is called first."""
+    _state.before_leaving.append(act)
+
+
 def shutdown() -> None:
     """Leaves the world. Operations in flight fail, here and on the ranks that wait for this one.
 
     ``init()`` may be called again afterwards.
     """
+    if is_initialized() and not _core.in_child():
+        for act in _state.before_leaving:
+            act()
     if "farandole._timeline" in sys.modules and is_initialized() and not _core.in_child():
         sys.modules["farandole._timeline"].finish()
     group, _state.group, _state.place = _state.group, None, None
@@ -250,6 +259,11 @@ def world() -> Group:
 def current() -> Group | None:
     """The group of all ranks; None while this process has not joined a world."""
     return _state.group
+
+
+def epoch() -> int:
+    """How many worlds this process has joined: what belongs to one is of no use in another."""
+    return _state.epoch
 
 
 def rank() -> int:

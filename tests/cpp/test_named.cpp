@@ -2,7 +2,9 @@
 #include "fusion/named.h"
 
 #include <algorithm>
+#include <functional>
 #include <random>
+#include <thread>
 
 #include "engines.h"
 #include "fold/neutral.h"
@@ -15,13 +17,24 @@ using testing::patience;
 namespace {
 
 /// One all-reduce of `data` by name.
-NamedRequest* submit(Named& named, std::string_view name, std::vector<int32_t>& data) {
+NamedRequest* submit(Named& named, std::string_view name, std::vector<int32_t>& data,
+                     std::string_view note = "") {
   const Buffer buffer = buffer_of(data, DType::int32);
   const int64_t shape[] = {static_cast<int64_t>(data.size())};
   const AskedTensor tensor{buffer, buffer, shape};
   Ask ask;
   ask.name = name;
+  ask.note = note;
   ask.tensors = {&tensor, 1};
+  return named.submit(ask);
+}
+
+/// The barrier that opens a call of "a" and "b".
+NamedRequest* open_call(Named& named) {
+  Ask ask;
+  ask.kind = Collective::barrier;
+  ask.name = "call";
+  ask.note = "a\nb";
   return named.submit(ask);
 }
 
@@ -32,6 +45,42 @@ std::string end_of(Named& named, NamedRequest* request) {
   named.release(request);
   return error;
 }
+
+/// An all-reduce that nobody waits for; `then` is done when it has ended.
+class Unattended : public NamedListener {
+ public:
+  Unattended(Named& named, std::string_view name, std::function<void()> then)
+      : named_(named), then_(std::move(then)) {
+    const Buffer buffer = buffer_of(data_, DType::int32);
+    const int64_t shape[] = {static_cast<int64_t>(data_.size())};
+    const AskedTensor tensor{buffer, buffer, shape};
+    Ask ask;
+    ask.name = name;
+    ask.tensors = {&tensor, 1};
+    ask.listener = this;
+    ask.waits = false;
+    named.submit(ask);
+  }
+  std::byte* make_room(size_t, std::span<const int64_t>) override { return nullptr; }
+  void finished(NamedRequest& request) override {
+    if (request.error) testing::fail(__FILE__, __LINE__, request.error->what());
+    named_.release(&request);
+    then_();
+    ended_.store(true);
+  }
+  void expect_end(int sum) const {
+    const Deadline until = patience();
+    while (!ended_.load() && !until.passed(now())) std::this_thread::yield();
+    CHECK(ended_.load());
+    for (const int32_t x : data_) CHECK_EQUAL(x, sum);
+  }
+
+ private:
+  Named& named_;
+  std::function<void()> then_;
+  std::vector<int32_t> data_ = std::vector<int32_t>(1000, 1);
+  std::atomic<bool> ended_{false};
+};
 
 /// A thread's share: names of its own, in an order of its own.
 void reduce_names(Named& named, int rank, int size, int thread, int steps) {
@@ -71,6 +120,24 @@ TEST(names_from_several_threads_meet_in_any_order) {
         threads.emplace_back(
             [&, t] { reduce_names(*named, group->rank(), group->size(), t, steps); });
       for (std::thread& thread : threads) thread.join();
+      named->flush(patience());
+    });
+}
+
+// Each rank submits what the other waits for when "a" has ended, while another one is in flight.
+TEST(ends_are_told_while_others_are_in_flight) {
+  for (const ProgressMode mode : {ProgressMode::thread, ProgressMode::automatic})
+    testing::run_groups(2, mode, [&](const std::shared_ptr<Group>& group) {
+      const auto named = Named::open(*group, {});
+      const bool first = group->rank() == 0;
+      std::unique_ptr<Unattended> later;
+      const Unattended early(*named, first ? "b" : "c", [] {});
+      const Unattended a(*named, "a", [&] {
+        later = std::make_unique<Unattended>(*named, first ? "c" : "b", [] {});
+      });
+      a.expect_end(2);
+      early.expect_end(2);
+      later->expect_end(2);
       named->flush(patience());
     });
 }
@@ -121,4 +188,36 @@ TEST(what_is_neutral_changes_nothing) {
                                          [](std::byte b) { return b == std::byte{0x55}; });
       CHECK(untouched);
     }
+}
+
+// Each time another rank submits "a" alone and begins anew, while "b" waits on the others; in the
+// last round all leave, each with something else.
+TEST(what_is_left_of_a_call_is_refused_when_a_rank_begins_anew) {
+  constexpr int kRanks = 3;
+  testing::run_groups(kRanks, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
+    const auto named = Named::open(*group, {});
+    std::vector<int32_t> a(10, 1), b(10, 1);
+    const auto end_of_part = [&](std::string_view name, std::vector<int32_t>& data) {
+      return end_of(*named, submit(*named, name, data, "call"));
+    };
+    for (int round = 0; round < 2 * kRanks; ++round) {
+      const int leaver = round % kRanks;
+      CHECK_EQUAL(end_of(*named, open_call(*named)), "");
+      CHECK_EQUAL(end_of_part("a", a), "");
+      if (group->rank() != leaver) {
+        const std::string error = end_of_part("b", b);
+        CHECK(error.find("'call' was abandoned half-way on rank") == 0);
+        CHECK(error.find("never came from all ranks: 'b'") != std::string::npos);
+      }
+      CHECK_EQUAL(end_of(*named, open_call(*named)), "");
+      CHECK_EQUAL(end_of_part("b", b), "");
+      CHECK_EQUAL(end_of_part("a", a), "");
+    }
+    CHECK_EQUAL(end_of(*named, open_call(*named)), "");
+    NamedRequest* const mine = submit(*named, group->rank() == 0 ? "a" : "b", a, "call");
+    NamedRequest* const next = open_call(*named);
+    CHECK(end_of(*named, mine).find("'call' was abandoned half-way on rank") == 0);
+    CHECK_EQUAL(end_of(*named, next), "");
+    named->flush(patience());
+  });
 }

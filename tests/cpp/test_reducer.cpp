@@ -268,3 +268,70 @@ TEST(reducer_keeps_a_plan_that_fits_the_order) {
     CHECK(!nothing.has_better_plan());
   });
 }
+
+TEST(reducer_launches_a_group_when_all_of_it_is_ready) {
+  run_groups(kRanks, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
+    std::vector<Parameter> parameters = model();
+    for (const size_t p : {0u, 4u, 7u}) parameters[p].group = 1;  // of two dtypes
+    ReducerOptions options = small_buckets(true);
+    options.limits.bytes = 0;
+    Reducer reducer(group, std::move(parameters), options);
+    CHECK_EQUAL(end_of_launch(reducer.buckets(), reducer.places()[0].bucket),
+                reducer.places()[4].bucket + 1);
+    const int rank = group->rank(), count = static_cast<int>(reducer.parameters().size());
+    for (int step = 0; step < 3; ++step) {
+      for (int p = 0; p < count; ++p)
+        if (p != 4) mark(reducer, rank, p, step);
+      CHECK(group->submit(Collective::barrier, {}, {}).wait(testing::patience()));
+      // Its bucket is complete on all ranks, and has not been launched.
+      CHECK(holds(reducer, 0, gradient_of(rank, 0, step)));
+      mark(reducer, rank, 4, step);
+      CHECK(reducer.wait(testing::patience()));
+      for (int p = 0; p < count; ++p)
+        CHECK(holds(reducer, p,
+                    gradient_of(0, p, step) + gradient_of(1, p, step) + gradient_of(2, p, step)));
+    }
+  });
+}
+
+TEST(reducer_takes_the_room_of_sparse_gradients_back) {
+  run_groups(kRanks, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
+    constexpr int kSparse = 6;
+    Reducer reducer(group, model(), small_buckets(true));
+    const int rank = group->rank(), count = static_cast<int>(reducer.parameters().size());
+    const auto step = [&](int number, int sparse_dims) {
+      for (int p = 0; p < count; ++p) {
+        const size_t room = reducer.parameters()[static_cast<size_t>(p)].count;
+        const std::vector<float> gradient(room, static_cast<float>(rank + 1));
+        if (p == kSparse)
+          reducer.mark_ready(p, reinterpret_cast<const std::byte*>(gradient.data()), sparse_dims);
+        else
+          mark(reducer, rank, p, number);
+      }
+      return reducer.wait(testing::patience());
+    };
+    // Sparse on some ranks and dense on others: an error on each, and nothing changes.
+    CHECK_THROWS(step(0, rank == 1 ? 0 : 2), Error,
+                 e.code() == ErrorCode::mismatch && e.where().field == "layout of 'layer 6'");
+    CHECK(!reducer.has_better_plan() && reducer.left_out()[kSparse] == 0);
+    CHECK(step(1, 2));
+    CHECK(holds(reducer, kSparse, 1 + 2 + 3));
+    CHECK(reducer.has_better_plan());
+    CHECK_EQUAL(reducer.left_out()[kSparse], 2);
+    reducer.take_better_plan();
+    CHECK_EQUAL(reducer.parameters()[kSparse].count, size_t{0});
+    for (int number = 2; number < 4; ++number) {
+      CHECK(step(number, 2));
+      CHECK(reducer.used(kSparse) && !reducer.has_better_plan());
+      for (int p = 0; p < count; ++p) {
+        if (p == kSparse) continue;
+        double sum = 0;
+        for (int r = 0; r < kRanks; ++r) sum += gradient_of(r, p, number);
+        CHECK(holds(reducer, p, sum));
+      }
+    }
+    CHECK_THROWS(step(4, 0), Error, e.code() == ErrorCode::invalid_argument);
+    CHECK_THROWS(step(5, rank), Error, e.code() == ErrorCode::mismatch);
+    CHECK(step(6, 2));
+  });
+}

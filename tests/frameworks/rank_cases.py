@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -29,8 +29,22 @@ def on_ranks(*sizes: int) -> Callable[[_F], _F]:
     return register
 
 
-def make_tests(module: str, *, timeout: float = 100.0, prepare: str = "prepare") -> Any:
-    table = [(f.__name__, n) for f, sizes in _registered[module] for n in sizes]
+def make_tests(
+    module: str,
+    *,
+    timeout: float = 100.0,
+    prepare: str = "prepare",
+    home: str | None = None,
+    without: Sequence[str] = (),
+) -> Any:
+    """`home`: the module that has the cases and `prepare`, if not the test's own. `without`: names
+    of cases that are not for this module."""
+    table = [
+        (f.__name__, n)
+        for f, sizes in _registered[home or module]
+        for n in sizes
+        if f.__name__ not in without
+    ]
     table.sort(key=lambda row: row[1])
 
     @pytest.mark.timeout(timeout + 20)
@@ -46,7 +60,7 @@ def make_tests(module: str, *, timeout: float = 100.0, prepare: str = "prepare")
                 and item.callspec.params.get("ranks") == ranks
             ]
             _outcomes[module, ranks] = run_ranks(
-                ranks, run_cases, module, chosen, prepare, timeout=timeout
+                ranks, run_cases, home or module, chosen, prepare, timeout=timeout
             )
         problems = [
             f"rank {r}: {outcome[name]}"

@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 
 import numpy as np
 import torch
+from adasum_reference import numpys_adasum
 from rank_cases import make_tests, on_ranks
 from torch import nn
 
@@ -17,25 +18,10 @@ import farandole as fd
 import farandole.torch as hvd
 from farandole.torch.adasum import adasum, adasum_together, fold_rows
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
-
 
 def prepare() -> None:
     hvd.init()
     torch.set_num_threads(1)
-
-
-def fold(a: Array, b: Array) -> Array:
-    dot, aa, bb = (a * b).sum(), (a * a).sum(), (b * b).sum()
-    return (1 - dot / (2 * aa) if aa else 1) * a + (1 - dot / (2 * bb) if bb else 1) * b
-
-
-def tree(leaves: list[Array]) -> Array:
-    """The canonical tree: split at the largest power of two below the number of leaves."""
-    if len(leaves) == 1:
-        return leaves[0]
-    half = 1 << ((len(leaves) - 1).bit_length() - 1)
-    return fold(tree(leaves[:half]), tree(leaves[half:]))
 
 
 def leaf(shape: tuple[int, ...], rank: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -45,7 +31,7 @@ def leaf(shape: tuple[int, ...], rank: int, dtype: torch.dtype = torch.float64) 
 
 def expected(shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> torch.Tensor:
     leaves = [leaf(shape, r, dtype).double().numpy() for r in range(hvd.size())]
-    return torch.from_numpy(np.asarray(tree(leaves)))
+    return torch.from_numpy(np.asarray(numpys_adasum(leaves)))
 
 
 @on_ranks(1, 2, 3, 4, 5, 8)
@@ -130,7 +116,7 @@ def rows_that_are_here_are_folded_alike() -> None:
         for shape in [(), (0,), (5,), (3, 4)]:
             rows = torch.stack([leaf(shape, r) for r in range(count)])
             kept = rows.clone()
-            right = tree([leaf(shape, r).numpy() for r in range(count)])
+            right = numpys_adasum([leaf(shape, r).numpy() for r in range(count)])
             got = fold_rows(rows)
             torch.testing.assert_close(got, torch.from_numpy(np.asarray(right)))
             assert torch.equal(rows, kept)
@@ -158,7 +144,7 @@ def the_optimizer_moves_by_the_adasum_of_all_moves() -> None:
             local_step(play, theirs, batch(step, rank))
         for i, old in enumerate(start):
             moves = [(list(m.parameters())[i].detach() - old).double().numpy() for m in plays]
-            new = old + torch.from_numpy(np.asarray(tree(moves))).float()
+            new = old + torch.from_numpy(np.asarray(numpys_adasum(moves))).float()
             with torch.no_grad():
                 for play in plays:
                     list(play.parameters())[i].copy_(new)

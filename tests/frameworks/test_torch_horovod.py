@@ -225,8 +225,8 @@ def bf16_sends_half_and_leaves_integers_alone() -> None:
 
 @on_ranks(1)
 def examples_in_docstrings_are_true() -> None:
-    for name in ("_basics", "sparse", "adasum", "sync_batch_norm"):
-        results = doctest.testmod(importlib.import_module(f"farandole.torch.{name}"))
+    for name in ("common._basics", "torch.sparse", "torch.adasum", "torch.sync_batch_norm"):
+        results = doctest.testmod(importlib.import_module(f"farandole.{name}"))
         assert results.failed == 0, name
         assert results.attempted > 0, name
 

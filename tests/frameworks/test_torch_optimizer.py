@@ -270,15 +270,6 @@ def create_graph_is_refused_and_the_next_step_works() -> None:
 
 
 @on_ranks(2)
-def sparse_gradients_are_refused_and_the_next_step_works() -> None:
-    model = nn.Embedding(4, 2, sparse=True)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    for _ in range(2):
-        refused(lambda: model(torch.tensor([1])).sum().backward(), "sparse_as_dense=True")
-        optimizer.zero_grad()
-
-
-@on_ranks(2)
 def a_parameter_in_two_inner_backwards_is_refused() -> None:
     model = make()
     optimizer = wrap(model)
@@ -515,9 +506,18 @@ def what_is_not_supported_is_refused() -> None:
         return lambda: hvd.DistributedOptimizer(optimizer, **options)
 
     refused(distributed(op=hvd.Max), "Average, Sum or Adasum only")
-    refused(distributed(num_groups=2), "not supported yet")
-    refused(distributed(groups=[[]]), "not supported yet")
+    refused(distributed(groups=-1), "at least 0")
+    refused(distributed(groups="all"), "groups is a str")
+    refused(distributed(groups=[named[0][1]]), r"groups\[0\] is a Parameter, not a list")
+    refused(distributed(groups=[["0.weight"]]), r"groups\[0\] has a str in it")
+    refused(distributed(groups=[[], [torch.zeros(3)]]), r"groups\[1\] has a tensor of shape \(3,\)")
+    first = named[0][1]
+    refused(
+        distributed(groups=[[first], [first]], named_parameters=named), "'0.weight' twice: in 0"
+    )
     refused(distributed(process_set=[0]), "process_set")
+    unknown = hvd.ProcessSet([0])
+    refused(distributed(process_set=unknown), "not registered")
     refused(distributed(backward_passes_per_step=0), "at least 1")
     refused(distributed(gradient_predivide_factor=2.0, op=hvd.Sum), "Average only")
     refused(distributed(gradient_predivide_factor=math.inf), "is inf")

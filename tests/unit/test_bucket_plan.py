@@ -29,6 +29,58 @@ def test_a_large_tensor_has_a_bucket_of_its_own() -> None:
     )
 
 
+def grouped(rows: list[Any], limit: int, alone: int = 1 << 40) -> list[tuple[str, list[int]]]:
+    buckets = _core.testing.plan_buckets(rows, limit, limit, in_place_bytes=alone)
+    return [(dtype, [i for i, _, _ in items]) for dtype, _, items in buckets]
+
+
+def test_a_group_has_buckets_of_its_own_whatever_their_size() -> None:
+    rows = [
+        ("a", 16, "float32", -1), ("b", 1000, "float32", 7), ("c", 16, "float32"),
+        ("d", 16, "float64", 7), ("e", 1000, "float32", 7), ("f", 16, "float32", -1),
+    ]  # fmt: skip
+    assert grouped(rows, 64) == [
+        ("float32", [0]), ("float32", [2]),
+        ("float32", [1, 4]), ("float64", [3]),  # when its last one is ready
+        ("float32", [5]),
+    ]  # fmt: skip
+    assert grouped(rows, 1 << 20) == [
+        ("float32", [1, 4]), ("float64", [3]), ("float32", [0, 2, 5]),
+    ]  # fmt: skip
+
+
+def test_large_tensors_of_a_group_stay_with_it() -> None:
+    rows = [("a", 1000, "float32", 0), ("b", 16, "float32", 1), ("c", 16, "float32", 0)]
+    assert grouped(rows, 64, alone=4000) == [
+        ("float32", [1]), ("float32", [0]), ("float32", [2]),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_groups_lie_side_by_side_and_hold_everything_once(seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    rows = [(*row, rng.randint(-1, 3)) for row in random_rows(rng)]
+    limit = rng.choice([0, 4096, 1 << 40])
+    order = rng.sample(range(len(rows)), len(rows))
+    buckets = _core.testing.plan_buckets(
+        rows, limit, limit // 4, order, rng.choice([4000, 1 << 40])
+    )
+    placed = [i for _, _, items in buckets for i, _, _ in items]
+    assert sorted(placed) == list(range(len(rows)))
+    of_bucket = [{rows[i][3] for i, _, _ in items} for _, _, items in buckets]
+    assert all(len(groups) == 1 for groups in of_bucket), "nothing is mixed with a group"
+    runs = [groups for k, groups in enumerate(of_bucket) if k == 0 or of_bucket[k - 1] != groups]
+    for group in range(4):
+        assert runs.count({group}) == any(row[3] == group for row in rows)
+
+
+def test_a_group_is_launched_when_its_last_tensor_is_ready() -> None:
+    rows = [("a", 16, "float32", 0), ("b", 16, "float32"), ("c", 8, "float64", 0)]
+    point = _core.testing.launch_point(rows, 64, 64, [0, 1, 2], [0, 1, 2])
+    assert point == (2 + 3 + 3) / 9
+
+
 def random_rows(rng: random.Random) -> list[tuple[str, int, str]]:
     dtypes = rng.sample(sorted(SIZES), rng.randint(1, 3))
     return [
@@ -98,6 +150,7 @@ def test_a_large_tensor_does_not_drag_small_ones_along() -> None:
         [("a", 8, "float32"), ("b", 4, "bfloat16")],
         [("b", 4, "float32"), ("a", 8, "float32")],
         [("a", 8, "float32")],
+        [("a", 8, "float32", 0), ("b", 4, "float32", 0)],
         [],
     ],
 )

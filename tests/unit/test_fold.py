@@ -293,6 +293,26 @@ def test_any_alignment_and_an_output_that_is_an_input(dtype: str, op: str, isa: 
                 assert_same_bits(got, expected, lower, upper)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_last_fold_of_a_sum_is_a_fold_and_a_scale(dtype: str, isa: str) -> None:
+    rng = seeded(dtype, "last fold")
+    special = specials(dtype)
+    operands = [(np.repeat(special, special.size), np.tile(special, special.size))]
+    for count in (*COUNTS, 9001):
+        operands.append((random_bits(rng, dtype, count), random_bits(rng, dtype, count)))
+        operands.append((near_one(rng, dtype, count), near_one(rng, dtype, count)))
+    for lower, upper in operands:
+        total = reference_fold(lower, upper, dtype, "sum")
+        for factor in (None, 0.5, 1 / 3, -1e30):
+            expected = total if factor is None else reference_scale(total, dtype, factor)
+            for outputs in (1, 2):
+                got = testing.sum(
+                    dtype, lower, upper, isa, factor=factor, outputs=outputs, misaligned=outputs
+                )
+                assert_same_bits(np.frombuffer(got, bits_dtype(dtype)), expected, lower, upper)
+
+
 def test_a_boolean_is_whatever_is_not_zero() -> None:
     lower, upper = np.array([0, 0, 2, 0x80], np.uint8), np.array([0, 4, 0, 1], np.uint8)
     for isa in ISAS:

@@ -144,8 +144,6 @@ def test_one_that_was_imported_before_is_not_replaced(another: str) -> None:
         ("horovod.spark", "farandole.run(function)"),
         ("horovod.ray.elastic", "farandole.run(function)"),
         ("horovod.mxnet", "MXNet is retired"),
-        ("horovod.tensorflow.keras", "TensorFlow is not supported yet"),
-        ("horovod.keras", "Keras is not supported yet"),
         ("horovod.nonsense", "docs/from-horovod.md"),
     ],
 )

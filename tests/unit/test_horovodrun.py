@@ -34,6 +34,8 @@ SETTINGS = [
     (["--fusion-threshold-mb", "32"], "FARANDOLE_BUCKET_BYTES", str(32 << 20)),
     (["--fusion-threshold-mb", "0.5"], "FARANDOLE_BUCKET_BYTES", str(1 << 19)),
     (["--start-timeout", "20"], "FARANDOLE_START_TIMEOUT", "20"),
+    (["--cache-capacity", "2048"], "FARANDOLE_NAME_CACHE", "2048"),
+    (["--cache-capacity", "0"], "FARANDOLE_NAME_CACHE", "0"),
     (["--stall-check-warning-time-seconds", "3.5"], "FARANDOLE_WARN_AFTER", "3.5"),
     (["--stall-check-shutdown-time-seconds", "7"], "FARANDOLE_TIMEOUT", "7"),
     (["--no-stall-check"], "FARANDOLE_WARN_AFTER", NEVER),
@@ -72,6 +74,7 @@ def test_every_row_does_one_thing() -> None:
     ("words", "says"),
     [
         (["--fusion-threshold-mb", "much"], "--fusion-threshold-mb cannot be 'much': MB"),
+        (["--cache-capacity", "1.5"], "--cache-capacity cannot be '1.5': N"),
         (["--start-timeout", "-1"], "--start-timeout cannot be '-1': SECONDS"),
         (["--log-level", "LOUD"], "--log-level cannot be 'LOUD': LEVEL"),
         (["-H", "localhost:2,elsewhere:2"], "host elsewhere is not this one"),

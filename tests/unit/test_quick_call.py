@@ -15,7 +15,16 @@ import pytest
 import farandole as fd
 from farandole import _core, _world
 
-CALLS = [fd.all_reduce, fd.reduce_scatter, fd.all_gather, fd.broadcast]
+CALLS = [
+    fd.all_reduce,
+    fd.reduce_scatter,
+    fd.all_gather,
+    fd.broadcast,
+    fd.reduce,
+    fd.gather,
+    fd.scatter,
+    fd.all_to_all,
+]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -137,6 +146,15 @@ OPTIONS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
     ((), {"root": 0}),
     ((), {"root": 1}),
     ((), {"root": 1 << 70}),
+    ((), {"root": -1, "out": np.ones(4, np.float32)}),
+    (("sum", 0), {}),
+    (("sum", 0), {"root": 0}),
+    (([4],), {}),
+    ((), {"splits": [4]}),
+    ((), {"counts": [4]}),
+    ((), {"counts": None}),
+    ((), {"uneven": True}),
+    ((), {"out": np.ones((2, 2), np.float32)}),
     ((0,), {}),
     ((7,), {}),
     (("sum", "sum"), {}),
@@ -160,6 +178,10 @@ def test_every_option_is_taken_or_refused_alike(call: Any, given: Any) -> None:
 
 def test_it_needs_something_to_work_on() -> None:
     for call in CALLS:
+        if call is fd.scatter:  # ranks that are not the root have nothing
+            with pytest.raises(fd.InvalidArgument):
+                call()
+            continue
         with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
             call()  # type: ignore[call-arg]
 

@@ -13,18 +13,18 @@ template <typename Pack>
 Pack load_part(const std::byte* from, size_t bytes) {
   const uint64_t mask = ~uint64_t{0} >> (64 - bytes);
   if constexpr (sizeof(Pack) == 64)
-    return reinterpret_cast<Pack>(_mm512_maskz_loadu_epi8(mask, from));
+    return __builtin_bit_cast(Pack, _mm512_maskz_loadu_epi8(mask, from));
   else
-    return reinterpret_cast<Pack>(_mm256_maskz_loadu_epi8(static_cast<__mmask32>(mask), from));
+    return __builtin_bit_cast(Pack, _mm256_maskz_loadu_epi8(static_cast<__mmask32>(mask), from));
 }
 
 template <typename Pack>
 void store_part(std::byte* to, const Pack& pack, size_t bytes) {
   const uint64_t mask = ~uint64_t{0} >> (64 - bytes);
   if constexpr (sizeof(Pack) == 64)
-    _mm512_mask_storeu_epi8(to, mask, reinterpret_cast<__m512i>(pack));
+    _mm512_mask_storeu_epi8(to, mask, __builtin_bit_cast(__m512i, pack));
   else
-    _mm256_mask_storeu_epi8(to, static_cast<__mmask32>(mask), reinterpret_cast<__m256i>(pack));
+    _mm256_mask_storeu_epi8(to, static_cast<__mmask32>(mask), __builtin_bit_cast(__m256i, pack));
 }
 
 // Masked: the plain intrinsics start from an undefined vector, of which gcc 12 warns.
@@ -33,9 +33,16 @@ Vector<double> square_root(const Vector<double>& values) {
   return _mm512_maskz_sqrt_pd(0xff, values);
 }
 
+bool any_nan(const Floats& a, const Floats& b) {
+  return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0;
+}
+
+Words bfloat16_pairs(const Floats& low, const Floats& high) {
+  return (rounded_to_bfloat16(high) & 0xffff0000) | rounded_to_bfloat16(low) >> 16;
+}
+
 struct Float16 {
-  using Halves = Vector<uint16_t, kVectorBytes / 2>;
-  using Pack = Halves;
+  using Pack = HalvesPair;
   static constexpr size_t kBytes = 2;
 
   // The unmasked intrinsics start from an undefined vector, of which gcc 12 warns.
@@ -51,7 +58,9 @@ struct Float16 {
 
   template <typename F, typename... Packs>
   static Pack map(F formula, const Packs&... packs) {
-    return narrow(canonical<Floats>(formula(widen(packs)...)));
+    Floats first = formula(widen(packs.first)...), second = formula(widen(packs.second)...);
+    make_canonical(first, second);
+    return {narrow(first), narrow(second)};
   }
 };
 

@@ -13,6 +13,9 @@ namespace {
 #if defined(__SSE2__)
 Floats square_root(const Floats& values) { return _mm_sqrt_ps(values); }
 Vector<double> square_root(const Vector<double>& values) { return _mm_sqrt_pd(values); }
+bool any_nan(const Floats& a, const Floats& b) {
+  return _mm_movemask_ps(_mm_cmpunord_ps(a, b)) != 0;
+}
 #else
 Floats square_root(Floats values) {
   for (size_t i = 0; i < sizeof values / sizeof values[0]; ++i)
@@ -24,7 +27,17 @@ Vector<double> square_root(Vector<double> values) {
     values[i] = __builtin_sqrt(values[i]);
   return values;
 }
+bool any_nan(const Floats& a, const Floats& b) {
+  const SignedWords nan = (a != a) | (b != b);
+  int32_t any = 0;
+  for (size_t i = 0; i < sizeof nan / sizeof nan[0]; ++i) any |= nan[i];
+  return any != 0;
+}
 #endif
+
+Words bfloat16_pairs(const Floats& low, const Floats& high) {
+  return (rounded_to_bfloat16(high) & 0xffff0000) | rounded_to_bfloat16(low) >> 16;
+}
 
 struct Float16 {
   using Pack = Words;
@@ -32,12 +45,12 @@ struct Float16 {
 
   template <typename F, typename... Packs>
   static Pack map(F formula, const Packs&... packs) {
-    const Floats low = formula(float32_from_float16(packs & 0xffff)...);
-    const Floats high = formula(float32_from_float16(packs >> 16)...);
-    return float16_from_float32(canonical(low)) | float16_from_float32(canonical(high)) << 16;
+    Floats low = formula(float32_from_float16(packs & 0xffff)...);
+    Floats high = formula(float32_from_float16(packs >> 16)...);
+    make_canonical(low, high);
+    return float16_from_float32(low) | float16_from_float32(high) << 16;
   }
 
-  using Halves = Vector<uint16_t, kVectorBytes / 2>;
   static Floats widen(const Halves& halves) {
     return float32_from_float16(__builtin_convertvector(halves, Words));
   }

@@ -44,12 +44,12 @@ struct BFloat16 {
 
   template <typename F, typename... Packs>
   static Pack map(F formula, const Packs&... packs) {
-    const Floats low = canonical<Floats>(formula(as_floats(packs << 16)...));
-    const Floats high = canonical<Floats>(formula(as_floats(packs & kUpper)...));
-    return (rounded_to_bfloat16(high) & kUpper) | rounded_to_bfloat16(low) >> 16;
+    Floats low = formula(as_floats(packs << 16)...);
+    Floats high = formula(as_floats(packs & kUpper)...);
+    make_canonical(low, high);
+    return bfloat16_pairs(low, high);
   }
 
-  using Halves = Vector<uint16_t, kVectorBytes / 2>;
   static Floats widen(const Halves& halves) {
     return as_floats(__builtin_convertvector(halves, Words) << 16);
   }
@@ -131,10 +131,38 @@ struct And {
 constexpr size_t kAheadBytes = 4096;
 constexpr size_t kLineBytes = 64;
 
-/// out := formula(in…), element by element: one mapping serves lines, packs and the incomplete last
-/// pack.
-template <typename Element, typename Formula, typename... Inputs>
-void sweep(Formula formula, size_t count, std::byte* out, const Inputs*... in) {
+/// Where results go: to one place, or to two while they are in a register.
+struct One {
+  std::byte* out;
+
+  template <typename Pack>
+  void put(size_t at, const Pack& pack) const {
+    store(out + at, pack);
+  }
+  template <typename Pack>
+  void put_part(size_t at, const Pack& pack, size_t bytes) const {
+    store_part(out + at, pack, bytes);
+  }
+};
+
+struct Two {
+  One first, second;
+
+  template <typename Pack>
+  void put(size_t at, const Pack& pack) const {
+    first.put(at, pack);
+    second.put(at, pack);
+  }
+  template <typename Pack>
+  void put_part(size_t at, const Pack& pack, size_t bytes) const {
+    first.put_part(at, pack, bytes);
+    second.put_part(at, pack, bytes);
+  }
+};
+
+/// out := map(in…), pack by pack: one mapping serves lines, packs and the incomplete last pack.
+template <typename Element, typename Map, typename Out, typename... Inputs>
+void sweep(const Map& map, size_t count, const Out& out, const Inputs*... in) {
   using Pack = typename Element::Pack;
   const FloatMode mode;
   const size_t bytes = count * Element::kBytes;
@@ -144,28 +172,64 @@ void sweep(Formula formula, size_t count, std::byte* out, const Inputs*... in) {
   for (; at < ahead_end; at += kLineBytes) {
     (__builtin_prefetch(in + at + kAheadBytes), ...);
     for (size_t in_line = 0; in_line < kLineBytes; in_line += sizeof(Pack))
-      store(out + at + in_line, Element::map(formula, load<Pack>(in + at + in_line)...));
+      out.put(at + in_line, map(load<Pack>(in + at + in_line)...));
   }
-  for (; at + sizeof(Pack) <= bytes; at += sizeof(Pack))
-    store(out + at, Element::map(formula, load<Pack>(in + at)...));
+  for (; at + sizeof(Pack) <= bytes; at += sizeof(Pack)) out.put(at, map(load<Pack>(in + at)...));
   if (const size_t rest = bytes - at; rest > 0)
-    store_part(out + at, Element::map(formula, load_part<Pack>(in + at, rest)...), rest);
+    out.put_part(at, map(load_part<Pack>(in + at, rest)...), rest);
 }
 
 template <typename Element, typename Formula>
+struct Mapping {
+  Formula formula;
+
+  template <typename... Packs>
+  auto operator()(const Packs&... packs) const {
+    return Element::map(formula, packs...);
+  }
+};
+
+template <typename Element, typename Formula>
 void fold(std::byte* out, const std::byte* lower, const std::byte* upper, size_t count) {
-  sweep<Element>(Formula(), count, out, lower, upper);
+  sweep<Element>(Mapping<Element, Formula>{}, count, One{out}, lower, upper);
 }
+
+template <typename T>
+struct MultiplyBy {
+  T factor;
+
+  template <typename V>
+  V operator()(const V& values) const {
+    return values * factor;
+  }
+};
 
 template <typename Element, auto kType>
 void multiply(std::byte* out, const std::byte* in, size_t count, const Factor& factor) {
-  const auto formula = [by = factor.*kType](const auto& values) { return values * by; };
-  sweep<Element>(formula, count, out, in);
+  const Mapping<Element, MultiplyBy<__typeof__(factor.*kType)>> map{{factor.*kType}};
+  sweep<Element>(map, count, One{out}, in);
+}
+
+template <typename Element, typename Map>
+void sweep_sum(const Map& map, const SumArrays& arrays, size_t count) {
+  if (arrays.second == nullptr)
+    sweep<Element>(map, count, One{arrays.out}, arrays.lower, arrays.upper);
+  else
+    sweep<Element>(map, count, Two{{arrays.out}, {arrays.second}}, arrays.lower, arrays.upper);
+}
+
+/// Rounded as a fold is and then as a scale is: the same bits as one behind the other.
+template <typename Element, auto kType>
+void sum(const SumArrays& arrays, size_t count, const Factor* factor) {
+  const Mapping<Element, Add> add;
+  if (factor == nullptr) return sweep_sum<Element>(add, arrays, count);
+  const Mapping<Element, MultiplyBy<__typeof__(factor->*kType)>> finish{{factor->*kType}};
+  const auto both = [=](const auto& lower, const auto& upper) { return finish(add(lower, upper)); };
+  sweep_sum<Element>(both, arrays, count);
 }
 
 template <typename Half>
 void widen(std::byte* out, const std::byte* in, size_t count) {
-  using Halves = typename Half::Halves;
   constexpr size_t kLanes = sizeof(Floats) / sizeof(float);
   const FloatMode mode;
   size_t at = 0;
@@ -203,10 +267,11 @@ constexpr void fill(Kernels& table, DType dtype) {
   of[index(ReduceOp::product)] = fold<Element, MulLike>;
 }
 
-template <typename Element>
+template <typename Element, auto kType = &Factor::float32>
 constexpr void fill_float(Kernels& table, DType dtype) {
   fill<Element, Add, FloatMin, FloatMax, Multiply>(table, dtype);
-  table.scale[index(dtype)] = multiply<Element, &Factor::float32>;
+  table.scale[index(dtype)] = multiply<Element, kType>;
+  table.sum[index(dtype)] = sum<Element, kType>;
 }
 
 template <typename Half>
@@ -230,8 +295,7 @@ constexpr Kernels make_kernels() {
   fill_half<Float16>(table, DType::float16);
   fill_half<BFloat16>(table, DType::bfloat16);
   fill_float<Float<float>>(table, DType::float32);
-  fill_float<Float<double>>(table, DType::float64);
-  table.scale[index(DType::float64)] = multiply<Float<double>, &Factor::float64>;
+  fill_float<Float<double>, &Factor::float64>(table, DType::float64);
   fill_updates<float>(table.update[index(DType::float32)]);
   fill_updates<double>(table.update[index(DType::float64)]);
   fill_integers<int8_t, uint8_t>(table, DType::int8, DType::uint8);

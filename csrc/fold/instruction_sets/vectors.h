@@ -42,6 +42,24 @@ void store(std::byte* to, const Pack& pack) {
   __builtin_memcpy(to, &pack, sizeof pack);
 }
 
+/// Halves that widen to one vector of floats; and two of them, read and written one by one:
+/// taking a vector apart costs more than a second load.
+using Halves = Vector<uint16_t, kVectorBytes / 2>;
+struct HalvesPair {
+  Halves first, second;
+};
+
+template <>
+[[maybe_unused]] HalvesPair load<HalvesPair>(const std::byte* from) {
+  return {load<Halves>(from), load<Halves>(from + sizeof(Halves))};
+}
+
+template <>
+[[maybe_unused]] void store<HalvesPair>(std::byte* to, const HalvesPair& pack) {
+  store(to, pack.first);
+  store(to + sizeof pack.first, pack.second);
+}
+
 Floats as_floats(const Words& bits) { return reinterpret_cast<Floats>(bits); }
 Words as_words(const Floats& values) { return reinterpret_cast<Words>(values); }
 SignedWords as_signed(const Words& bits) { return reinterpret_cast<SignedWords>(bits); }
@@ -53,6 +71,19 @@ V canonical(const V& values) {
   using Lane = __typeof__(values[0] + 0);
   const V nan = V{} + static_cast<Lane>(__builtin_nan(""));
   return values == values ? values : nan;
+}
+
+/// Whether a lane of either is NaN. By the instruction set: no vector expression asks for less than
+/// one comparison each.
+bool any_nan(const Floats& a, const Floats& b);
+Words bfloat16_pairs(const Floats& low, const Floats& high);
+
+/// canonical() of both, for the price of one comparison: there hardly ever is a NaN.
+void make_canonical(Floats& a, Floats& b) {
+  if (!any_nan(a, b)) [[likely]]
+    return;
+  a = canonical(a);
+  b = canonical(b);
 }
 
 /// float32 that is no NaN but the canonical one, rounded to bfloat16 in the upper half of each

@@ -56,20 +56,22 @@ def simulate_negotiation(
 ) -> NegotiationReport: ...
 def simulate(seed: int, steps: int = 30, ranks: int = 3) -> SimReport: ...
 def plan_buckets(
-    parameters: list[tuple[str, int, str]],
+    parameters: Sequence[tuple[str, int, str] | tuple[str, int, str, int]],
     bucket_bytes: int,
     first_bucket_bytes: int,
     ready_order: list[int] | None = None,
 ) -> list[tuple[str, int, list[tuple[int, int, int]]]]: ...
 def launch_point(
-    parameters: list[tuple[str, int, str]],
+    parameters: Sequence[tuple[str, int, str] | tuple[str, int, str, int]],
     bucket_bytes: int,
     first_bucket_bytes: int,
     planned_order: list[int],
     ready_order: list[int],
 ) -> float: ...
 def plan_fingerprint(
-    parameters: list[tuple[str, int, str]], bucket_bytes: int, first_bucket_bytes: int
+    parameters: Sequence[tuple[str, int, str] | tuple[str, int, str, int]],
+    bucket_bytes: int,
+    first_bucket_bytes: int,
 ) -> int: ...
 def check(
     collective: str,
@@ -164,3 +166,13 @@ def update(
     isa: str,
 ) -> tuple[bytes, ...]: ...
 def norm(kind: str, dtype: str, elements: Buffer) -> float: ...
+def sum(
+    dtype: str,
+    lower: Buffer,
+    upper: Buffer,
+    isa: str,
+    *,
+    factor: float | None = None,
+    outputs: int = 1,
+    misaligned: int = 0,
+) -> bytes: ...

@@ -37,6 +37,12 @@ def _at_least_zero(text: str) -> float:
     return value
 
 
+def _count(text: str) -> str:
+    if not text.isdecimal():
+        raise ValueError
+    return str(int(text))
+
+
 def _seconds(text: str) -> str:
     return f"{_at_least_zero(text):g}"
 
@@ -78,6 +84,9 @@ FLAGS = [
     Flag("--fusion-threshold-mb", "MB", "FARANDOLE_BUCKET_BYTES", _megabytes,
          "how much is reduced together; 0: every tensor by itself",
          key="params.fusion_threshold_mb"),
+    Flag("--cache-capacity", "N", "FARANDOLE_NAME_CACHE", _count,
+         "how many names of operations are remembered (default: 16384; 0: one)",
+         key="params.cache_capacity"),
     Flag("--timeline-filename", "FILE", "FARANDOLE_TIMELINE", str,
          "write a Chrome trace of all ranks", key="timeline.filename"),
     Flag("--stall-check-warning-time-seconds", "SECONDS", "FARANDOLE_WARN_AFTER", _seconds,
@@ -113,8 +122,6 @@ FLAGS = [
     Flag("--gloo-timeout-seconds", "SECONDS", ignored="Gloo is not used; see --start-timeout",
          key="library_options.gloo_timeout_seconds"),
     Flag("--cycle-time-ms", "MS", ignored=_NO_CYCLES, key="params.cycle_time_ms"),
-    Flag("--cache-capacity", "N", ignored="names are remembered without being asked to",
-         key="params.cache_capacity"),
     Flag("--timeline-mark-cycles", ignored=_NO_CYCLES, key="timeline.mark_cycles=true"),
     Flag("--no-timeline-mark-cycles", ignored=_NO_CYCLES, key="timeline.mark_cycles=false"),
     Flag("--hierarchical-allreduce", ignored=_CHOSEN, key="params.hierarchical_allreduce=true"),

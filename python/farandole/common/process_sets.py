@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farandole.torch._process_set import (
+from farandole.common._process_set import (
     ProcessSet,
     add_process_set,
     global_process_set,

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 # Horovod's word for an extension, and the module of ours that it means.
-_EXTENSIONS = {"torch": "farandole.torch"}
+_EXTENSIONS = {"tensorflow": "farandole.tensorflow", "torch": "farandole.torch"}
 
 
 def mpi_built(verbose: bool = False) -> bool:  # noqa: ARG001 - Horovod's signature

@@ -35,7 +35,19 @@ _MODULES = {
     "horovod.common.exceptions": "farandole.common.exceptions",
     "horovod.common.process_sets": "farandole.common.process_sets",
     "horovod.common.util": "farandole.common.util",
+    "horovod.keras": "farandole.keras",
+    "horovod.keras.callbacks": "farandole.keras.callbacks",
+    "horovod.keras.elastic": "farandole.keras.elastic",
     "horovod.runner": "farandole.horovod.runner",
+    "horovod.tensorflow": "farandole.tensorflow",
+    "horovod.tensorflow.compression": "farandole.tensorflow.compression",
+    "horovod.tensorflow.elastic": "farandole.tensorflow.elastic",
+    "horovod.tensorflow.functions": "farandole.tensorflow.functions",
+    "horovod.tensorflow.keras": "farandole.tensorflow.keras",
+    "horovod.tensorflow.keras.callbacks": "farandole.tensorflow.keras.callbacks",
+    "horovod.tensorflow.keras.elastic": "farandole.tensorflow.keras.elastic",
+    "horovod.tensorflow.mpi_ops": "farandole.tensorflow",
+    "horovod.tensorflow.sync_batch_norm": "farandole.tensorflow.sync_batch_norm",
     "horovod.torch": "farandole.torch",
     "horovod.torch.compression": "farandole.torch.compression",
     "horovod.torch.elastic": "farandole.torch.elastic",
@@ -48,11 +60,9 @@ _MODULES = {
 # What Horovod has and we have not, by the second word of its name.
 _ABSENT = {
     "data": "use torch.utils.data",
-    "keras": "Keras is not supported yet",
     "mxnet": "MXNet is retired; there is no farandole for it",
     "ray": "start the ranks with `farandole run`, or with farandole.run(function) from Python",
     "spark": "start the ranks with `farandole run`, or with farandole.run(function) from Python",
-    "tensorflow": "TensorFlow is not supported yet",
 }
 
 

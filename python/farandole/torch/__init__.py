@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from farandole.common.exceptions import HorovodInternalError
-from farandole.torch import elastic
-from farandole.torch._basics import (
+from farandole.common._basics import (
     ccl_built,
     cross_rank,
     cross_size,
@@ -28,13 +26,15 @@ from farandole.torch._basics import (
     start_timeline,
     stop_timeline,
 )
-from farandole.torch._c10d.comm_hook import ddp_comm_hook
-from farandole.torch._process_set import (
+from farandole.common._process_set import (
     ProcessSet,
     add_process_set,
     global_process_set,
     remove_process_set,
 )
+from farandole.common.exceptions import HorovodInternalError
+from farandole.torch import elastic
+from farandole.torch._c10d.comm_hook import ddp_comm_hook
 from farandole.torch.compression import Compression
 from farandole.torch.functions import (
     allgather_object,

@@ -11,10 +11,10 @@ import torch
 
 from farandole import _world
 from farandole._core import InvalidArgument
+from farandole.common._process_set import ProcessSet
+from farandole.common._reductions import Average, Sum, op_name
 from farandole.torch import _calls
 from farandole.torch._handles import wait
-from farandole.torch._process_set import ProcessSet
-from farandole.torch._reductions import Average, Sum, op_name
 
 
 def apply(function: Any, *arguments: Any) -> Any:

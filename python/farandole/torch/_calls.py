@@ -14,10 +14,10 @@ import torch
 
 from farandole import _core, _world
 from farandole._core import InvalidArgument
-from farandole.torch._process_set import ProcessSet, number_of
-from farandole.torch._reductions import Adasum, Average, Sum, core_op, op_name
+from farandole.common._process_set import ProcessSet, number_of
+from farandole.common._reductions import Adasum, Average, Sum, core_op, op_name
 from farandole.torch._tensors import DTYPES, borrow, check_tensor
-from farandole.torch.adasum import fold_rows
+from farandole.torch.adasum import check_foldable, fold_rows
 
 bump_version = torch.autograd.graph.increment_version
 
@@ -83,23 +83,15 @@ def allreduce(
     process_set: ProcessSet,
     into: Any = None,
 ) -> int:
-    if op == Adasum:
-        factor = prescale_factor * postscale_factor
-        return _adasum(
-            [tensor], name, factor, process_set, None if into is None else [into], single=True
-        )
-    word, number = core_op(op), number_of(process_set)
-    check_tensor(tensor, "tensor")
-    target = _room_for(tensor) if into is None else into
-    return names().submit(
-        "all_reduce",
+    return _allreduce(
+        [tensor],
         name,
-        [_row(tensor, target)],
-        set=number,
-        op=word,
-        prescale=prescale_factor,
-        postscale=postscale_factor,
-        result=target,
+        op,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+        None if into is None else [into],
+        single=True,
     )
 
 
@@ -112,16 +104,36 @@ def grouped_allreduce(
     process_set: ProcessSet,
     into: Any = None,
 ) -> int:
+    return _allreduce(
+        _list(tensors),
+        name,
+        op,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+        None if into is None else _list(into),
+    )
+
+
+def _allreduce(
+    sources: list[Any],
+    name: str | None,
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+    targets: list[Any] | None,
+    single: bool = False,
+) -> int:
     if op == Adasum:
-        factor = prescale_factor * postscale_factor
         return _adasum(
-            _list(tensors), name, factor, process_set, None if into is None else _list(into)
+            sources, name, prescale_factor * postscale_factor, process_set, targets, single
         )
     word, number = core_op(op), number_of(process_set)
-    sources = _list(tensors)
     for i, tensor in enumerate(sources):
-        check_tensor(tensor, f"tensor {i}")
-    targets = [_room_for(tensor) for tensor in sources] if into is None else _list(into)
+        check_tensor(tensor, "tensor" if single else f"tensor {i}")
+    if targets is None:
+        targets = [_room_for(tensor) for tensor in sources]
     return names().submit(
         "all_reduce",
         name,
@@ -130,7 +142,7 @@ def grouped_allreduce(
         op=word,
         prescale=prescale_factor,
         postscale=postscale_factor,
-        result=targets,
+        result=targets[0] if single else targets,
     )
 
 
@@ -140,15 +152,13 @@ def _adasum(
     factor: float,
     process_set: ProcessSet,
     targets: list[torch.Tensor] | None,
-    single: bool = False,
+    single: bool,
 ) -> int:
     """Gathers the tensors of all ranks; they are folded when the result is asked for. A factor on
     all of them is one on the result."""
     number = number_of(process_set)
     for tensor in sources:
-        check_tensor(tensor, "tensor")
-        if not tensor.is_floating_point():
-            raise InvalidArgument(f"tensor is of {tensor.dtype}; Adasum takes floating dtypes")
+        check_foldable(tensor, "tensor")
 
     def finish(made: list[Any], _: Any) -> Any:
         results = [fold_rows(_tensor(rows)) for rows in made]
@@ -277,7 +287,3 @@ def _splits(splits: Any) -> list[int]:
 
 def barrier(process_set: ProcessSet) -> int:
     return names().submit("barrier", None, [], set=number_of(process_set))
-
-
-def join() -> int:
-    return names().join()

@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
-from farandole import _core
+from farandole import _core, _world
 from farandole._core import Error, InvalidArgument
 from farandole._hooks import Limits, Place
 from farandole._world import Group
+from farandole.torch._pass import Pass, graph_task, untraced
 from farandole.torch._tensors import dtype_name
-from farandole.torch.exchange import _graph_task, _Pass, _untraced, _view
+from farandole.torch.exchange import _view
 
 Settings = Callable[[], list[_core.HyperParameters]]  # by param group
 
@@ -57,6 +58,7 @@ class Shards:
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
         self.passes_per_step = passes_per_step
+        self.epoch = _world.epoch()
         self._sparse_as_dense = sparse_as_dense
         self._refuse_shared_memory()
         self.update = _core.ShardedUpdate(
@@ -84,9 +86,10 @@ class Shards:
             p.data = home
         self._homes = [home.data_ptr() for home in homes]
         self._versions = [memory._version for memory in self._gradients]
+        living.add(self)
         self._factor = 1.0  # that clipping has put on the gradients
         self._passes = 0  # since the last step
-        self._pass: weakref.ref[_Pass] | None = None
+        self._pass: weakref.ref[Pass] | None = None
         me = weakref.ref(self)
         register: Any = torch.Tensor.register_post_accumulate_grad_hook
         self._hooks = [
@@ -117,11 +120,11 @@ class Shards:
     # Backward.
 
     def on_gradient(self, i: int) -> None:
-        graph = _graph_task()
+        graph = graph_task()
         present = self._pass() if self._pass is not None else None
         if graph >= 0:  # else no backward that would tell its end (compiled autograd)
             if present is None:
-                present = _Pass(self)
+                present = Pass(self)
                 self._pass = weakref.ref(present)
                 self._passes += 1
             present.enter(graph)
@@ -196,7 +199,7 @@ class Shards:
 
     # The step.
 
-    @_untraced
+    @untraced
     def step(self, settings: Settings, unmanaged: Sequence[torch.Tensor]) -> None:
         """Updates all parameters, by param group with `settings()`."""
         with self._abandoning():
@@ -207,7 +210,7 @@ class Shards:
         self._passes = 0
         self.update.wait()
 
-    @_untraced
+    @untraced
     def clip(self, max_norm: float, kind: str, settings: Settings, strict: bool) -> float:
         """Scales the gradients as torch's clip_grad_norm_; gives the norm of before."""
         with self._abandoning():
@@ -295,8 +298,11 @@ def _bytes(memory: _core.SharedMemory) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-@_untraced
+@untraced
 def _on_gradient(shards: weakref.ref[Shards], i: int, _: torch.Tensor) -> None:
     present = shards()
     if present is not None:
         present.on_gradient(i)
+
+
+living: weakref.WeakSet[Shards] = weakref.WeakSet()  # all there are

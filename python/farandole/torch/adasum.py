@@ -23,6 +23,7 @@ import torch
 from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.torch._tensors import borrow, check_tensor
+from farandole.torch._wrapped import WrappedOptimizer
 from farandole.torch.compression import Compressor
 
 __all__ = ["AdasumOptimizer", "adasum", "adasum_together", "fold_rows"]
@@ -55,12 +56,17 @@ def adasum(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
     return adasum_together([tensor], name)[0]
 
 
+def check_foldable(tensor: torch.Tensor, what: str) -> None:
+    """Raises InvalidArgument for what cannot be sent, or is no tensor of floating point."""
+    check_tensor(tensor, what)
+    if not tensor.is_floating_point():
+        raise InvalidArgument(f"{what} is of {tensor.dtype}; Adasum takes floating dtypes")
+
+
 def adasum_together(tensors: Sequence[torch.Tensor], name: str | None = None) -> list[torch.Tensor]:
     """:func:`adasum` of each, in fewer messages; dot products are of each tensor by itself."""
     for i, tensor in enumerate(tensors):
-        check_tensor(tensor, f"tensor {i}")
-        if not tensor.is_floating_point():
-            raise InvalidArgument(f"tensor {i} is of {tensor.dtype}; Adasum takes floating dtypes")
+        check_foldable(tensor, f"tensor {i}")
     results: list[torch.Tensor] = [tensor.detach().clone() for tensor in tensors]
     if _world.size() == 1:
         return results
@@ -158,7 +164,7 @@ def _exchange(kind: str, mine: torch.Tensor, target: torch.Tensor, label: str) -
         _world.world().run(kind, borrow(mine), borrow(target), name=label)
 
 
-class AdasumOptimizer(torch.optim.Optimizer):
+class AdasumOptimizer(WrappedOptimizer):
     """What DistributedOptimizer puts before the optimizer's own class with ``op=Adasum``: every
     rank steps by itself, and the parameters move by the Adasum of all ranks' moves."""
 
@@ -183,14 +189,3 @@ class AdasumOptimizer(torch.optim.Optimizer):
 
     def skip_synchronize(self) -> NoReturn:
         raise InvalidArgument("with op=Adasum step() exchanges; skip_synchronize() is not possible")
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
-        raise InvalidArgument(
-            "adding parameters to a DistributedOptimizer is not supported; add them to the "
-            "optimizer before it is wrapped"
-        )
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise InvalidArgument(
-            "a DistributedOptimizer cannot be copied or pickled; use state_dict()"
-        )

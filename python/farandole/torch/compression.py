@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 import torch
 
+from farandole.common._compression import Half, Plain
+
 
 class Compressor(Protocol):
     """How a tensor is sent. A class of your own with these two static methods works as well, as
@@ -17,30 +19,15 @@ class Compressor(Protocol):
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor: ...
 
 
-class _None:
-    """As it is."""
+class _Half(Half):
+    @staticmethod
+    def cast(tensor: Any, dtype: Any) -> Any:
+        return tensor.to(dtype)
 
     @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:  # noqa: ARG004
-        return tensor
-
-
-class _Half:
-    """Floating tensors in 16 bits; sums are rounded to 16 bits at every addition."""
-
-    wire: torch.dtype
-
-    @classmethod
-    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        return (tensor.to(cls.wire) if tensor.is_floating_point() else tensor), tensor.dtype
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        return tensor.to(ctx)
+    def is_floating(tensor: Any) -> bool:
+        floating: bool = tensor.is_floating_point()
+        return floating
 
 
 class _Float16(_Half):
@@ -54,6 +41,6 @@ class _BFloat16(_Half):
 class Compression:
     """The compressors there are."""
 
-    none = _None
+    none = Plain
     fp16 = _Float16
     bf16 = _BFloat16

@@ -1,107 +1,36 @@
-"""The gradients of PyTorch parameters on their way through the reducer: hooks, passes, views."""
+"""The gradients of PyTorch parameters on their way through the reducer: hooks and views."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
-from farandole._core import InvalidArgument
+from farandole._core import Error, InvalidArgument
 from farandole._hooks import GradientExchange, Parameter
 from farandole._world import Group
+from farandole.common._process_set import ProcessSet, global_process_set
+from farandole.torch._pass import Pass, graph_task, running, untraced
+from farandole.torch._sparse_gradients import SparseGradients
 from farandole.torch._tensors import dtype_name
 from farandole.torch.compression import Compression, Compressor
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-_graph_task = torch._C._current_graph_task_id  # -1 outside of a backward
-_running_node = torch._C._current_autograd_node
-
-
-def _untraced(function: _F) -> _F:
-    """What hooks and optimizers reach is not for Dynamo: it would trace into the engine."""
-    disable: Any = torch.compiler.disable
-    return cast(_F, disable(function))
-
-
-# Note [The end of backward]
-#
-# The wait stands at the end of backward, before unscaling, clipping and step: autograd calls what
-# was queued in a graph task when that task is done. Three things make that harder than it sounds:
-#
-# * A backward that raises never makes the call. But it destroys the queued object: a _Pass that
-#   dies uncalled is a backward that failed, and is known before the exception reaches the user.
-# * A reentrant backward (activation checkpointing) is a graph task inside another. Its end is not
-#   the end: the _Pass moves on to the task around it, by a hook on the node that runs there.
-# * Gradients of several optimizers become ready in one backward. Each launches everything before
-#   any waits, or ranks could wait for one another crosswise.
-
-
-class _HearsEnd(Protocol):
-    def end(self, *, failed: bool) -> None: ...
-
-
-class _Pass:
-    """One backward, as the graph tasks that take part in it see it; they alone keep it alive."""
-
-    def __init__(self, exchange: _HearsEnd) -> None:
-        self._exchange = exchange
-        self._graphs: set[int] = set()
-        self._over = False
-
-    def enter(self, graph: int) -> None:
-        """Asks to be called at the end of this graph task, which is the running one."""
-        if graph in self._graphs:
-            return
-        self._graphs.add(graph)
-        torch.autograd.Variable._execution_engine.queue_callback(self)
-
-    def takes_part_in(self, graph: int) -> bool:
-        return graph in self._graphs
-
-    def __call__(self) -> None:
-        if self._over:
-            return
-        around = _running_node()
-        if around is not None:
-            self._move_on(around)
-            return
-        self._over = True
-        graph = _graph_task()
-        try:
-            for other in list(_running):
-                beside = other.present_pass()
-                if beside is not None and beside.takes_part_in(graph) and other.reducing:
-                    other.launch_rest()
-        except BaseException:
-            self._exchange.end(failed=True)
-            raise
-        self._exchange.end(failed=False)
-
-    def _move_on(self, node: Any) -> None:
-        handles: list[Any] = []
-
-        def after(*_: Any) -> None:
-            handles.pop().remove()
-            self.enter(_graph_task())
-
-        handles.append(node.register_hook(after))
-
-    def fail(self) -> None:
-        if not self._over:
-            self._over = True
-            self._exchange.end(failed=True)
-
-    def __del__(self) -> None:
-        self.fail()
 
 
 class TorchExchange(GradientExchange):
     """The gradients of some parameters. ``p.grad`` becomes a view of the bucket, except where
-    gradients are compressed, and where large ones are reduced as they lie."""
+    gradients are compressed, and where large ones are reduced as they lie, and where they are
+    sparse: then the first step reduces them as dense ones, and later ones gather their entries.
+
+    Args:
+        group: the ranks; this is one of them.
+        groups: by a parameter's id, which it is launched together with.
+        process_set: what the group is called.
+    """
 
     def __init__(
         self,
@@ -110,6 +39,11 @@ class TorchExchange(GradientExchange):
         *,
         compression: type[Compressor],
         sparse_as_dense: bool,
+        op: str,
+        prescale: float,
+        postscale: float,
+        groups: Mapping[int, int] = MappingProxyType({}),
+        process_set: ProcessSet = global_process_set,
         **options: Any,
     ) -> None:
         self._parameters = [p for _, p in named]
@@ -121,17 +55,32 @@ class TorchExchange(GradientExchange):
         super().__init__(
             group,
             [
-                Parameter(name, p.numel(), dtype_name(dtype, f"parameter '{name}'"))
+                Parameter(
+                    name, p.numel(), dtype_name(dtype, f"parameter '{name}'"), groups.get(id(p), -1)
+                )
                 for (name, p), dtype in zip(named, dtypes, strict=True)
             ],
+            op=op,
+            prescale=prescale,
+            postscale=postscale,
             **options,
         )
+        self._sparse = SparseGradients(
+            f"gradients {self.reducer.key:x}",
+            named,
+            process_set,
+            compression=compression,
+            prescale=prescale,
+            postscale=postscale / group.size if op == "mean" else postscale,
+        )
+        self._becoming: dict[int, int] = {}  # what this step found to be sparse
         self._dtypes = dtypes
         self._strides = [_dense_strides(p) for p in self._parameters]
         self.learn_places()
         self._shown = [0] * len(named)  # addresses of the reduced gradients that users see
+        self._shown_sparse: dict[int, weakref.ref[torch.Tensor]] = {}
         self._lie = bytearray(len(named))  # reduced where autograd left them, in this pass
-        self._pass: weakref.ref[_Pass] | None = None
+        self._pass: weakref.ref[Pass] | None = None
         me = weakref.ref(self)  # nothing is reduced any more when the optimizer is gone
         register: Any = torch.Tensor.register_post_accumulate_grad_hook
         self._hooks = [
@@ -146,32 +95,53 @@ class TorchExchange(GradientExchange):
 
     def forget_places(self) -> None:
         self._views.clear()
+        self._bytes_of.clear()
 
     def learn_places(self) -> None:
+        self._places = self.places()
+        self._sparse.dims = self.reducer.left_out
+        self._bytes_of: dict[int, torch.Tensor] = {}  # by bucket
         self._alone = [self.reducer.in_place(i) for i in range(len(self._parameters))]
         self._views: list[torch.Tensor | None] = [None] * len(self._parameters)
         for i, alone in enumerate(self._alone):
-            if not alone or self._compression is not None:
+            if (not alone or self._compression is not None) and i not in self._sparse.dims:
                 self._view(i)  # now: not in the middle of a step
 
     def _view(self, i: int) -> torch.Tensor:
         """Parameter i's part of its bucket; that of a large one is made when it is needed."""
         view = self._views[i]
         if view is None:
-            bucket, offset = self.reducer.places[i]
-            # torch.frombuffer holds the memory object, which holds the memory.
-            memory = torch.frombuffer(self.reducer.memory(bucket), dtype=torch.uint8)
-            view = _view(memory[offset:], self._parameters[i], self._dtypes[i])
+            bucket, offset = self._places[i]
+            if bucket not in self._bytes_of:
+                # torch.frombuffer holds the memory object, which holds the memory.
+                memory = self.reducer.memory(bucket)
+                self._bytes_of[bucket] = torch.frombuffer(memory, dtype=torch.uint8)
+            view = _view(self._bytes_of[bucket][offset:], self._parameters[i], self._dtypes[i])
             self._views[i] = view
         return view
 
     # The pass.
 
-    def present_pass(self) -> _Pass | None:
+    def _begin(self, *, reducing: bool) -> None:
+        if reducing:
+            self._sparse.drain()  # of a pass that failed
+        super()._begin(reducing=reducing)
+
+    def launch_rest(self) -> None:
+        super().launch_rest()
+        self._sparse.start_rest()
+
+    def fail_pass(self) -> None:
+        if self.reducing and self.reducer.step_open:
+            with suppress(Error):  # of a group that has failed: the next call will say it
+                self._sparse.start_rest()  # the other ranks wait for this one's entries
+        super().fail_pass()
+
+    def present_pass(self) -> Pass | None:
         return self._pass() if self._pass is not None else None
 
     def on_gradient(self, i: int) -> None:
-        graph = _graph_task()
+        graph = graph_task()
         present = self.present_pass()
         if graph < 0:
             # No backward that would tell its end (compiled autograd): step() does the rest.
@@ -180,9 +150,9 @@ class TorchExchange(GradientExchange):
         else:
             if present is None:
                 self.begin_pass()
-                present = _Pass(self)
+                present = Pass(self)
                 self._pass = weakref.ref(present)
-                _running.add(self)
+                running.add(self)
             present.enter(graph)
         if not self.reducing:
             return
@@ -198,7 +168,7 @@ class TorchExchange(GradientExchange):
 
     def end(self, *, failed: bool) -> None:
         self._pass = None
-        _running.discard(self)
+        running.discard(self)
         if failed:
             self.fail_pass()
         else:
@@ -211,7 +181,10 @@ class TorchExchange(GradientExchange):
 
     def still_stands(self, i: int) -> bool:
         grad = self._parameters[i].grad
-        return grad is not None and not grad.is_sparse and grad.data_ptr() == self._shown[i]
+        if grad is None or grad.is_sparse:
+            shown = self._shown_sparse.get(i)
+            return grad is not None and shown is not None and shown() is grad
+        return grad.data_ptr() == self._shown[i]
 
     def take(self, i: int) -> None:
         p = self._parameters[i]
@@ -223,21 +196,24 @@ class TorchExchange(GradientExchange):
                 f"the gradient of '{self.names[i]}' is part of a graph (create_graph=True), which "
                 "DistributedOptimizer does not support; use torch.autograd.grad"
             )
+        dims = 0
         if grad.is_sparse:
-            if not self._sparse_as_dense:
-                raise InvalidArgument(
-                    f"the gradient of '{self.names[i]}' is sparse; sparse reduction is not "
-                    "supported yet, pass sparse_as_dense=True"
-                )
-            grad = grad.to_dense()
+            dims = 0 if self._sparse_as_dense else grad.sparse_dim()
+            if dims == 0 or i not in self._sparse.dims:
+                grad = grad.to_dense()
+        if i in self._sparse.dims:
+            if dims > 0:
+                self._sparse.start(i, grad)
+            self.mark_ready(i, 0, dims)
+            return
         if self._compression is not None:
             p.grad = grad
             view = self._view(i)
             view.copy_(self._compress(i, grad))
-            self.mark_ready(i, view.data_ptr())
+            self.mark_ready(i, view.data_ptr(), dims)
             return
         alike = grad.stride() == self._strides[i] and grad.dtype == self._dtypes[i]
-        self._lie[i] = alike and self._alone[i]
+        self._lie[i] = alike and self._alone[i] and dims == 0
         if self._lie[i]:
             p.grad = grad  # where a sparse one became dense
             self.lend(i, grad.data_ptr(), grad)
@@ -245,7 +221,7 @@ class TorchExchange(GradientExchange):
         view = self._view(i)
         if not alike:
             view.copy_(grad)
-        self.mark_ready(i, grad.data_ptr() if alike else view.data_ptr())
+        self.mark_ready(i, grad.data_ptr() if alike else view.data_ptr(), dims)
         p.grad = view
 
     def _compress(self, i: int, grad: torch.Tensor) -> torch.Tensor:
@@ -258,8 +234,17 @@ class TorchExchange(GradientExchange):
             )
         return wire.reshape(grad.shape)
 
+    def show_reduced(self) -> None:
+        left_out = self.reducer.left_out if self.reducer.has_better_plan else {}
+        self._becoming = {i: left_out[i] for i in left_out.keys() - self._sparse.dims.keys()}
+        super().show_reduced()
+        self._sparse.drain()  # of what no rank used
+
     def show(self, i: int) -> None:
         p = self._parameters[i]
+        if i in self._sparse.dims:
+            self._show_sparse(i, self._sparse.finish(i))
+            return
         if self._compression is not None:
             p.grad = self._compression.decompress(self._view(i), self._contexts[i])
         elif not self._lie[i]:
@@ -267,21 +252,26 @@ class TorchExchange(GradientExchange):
         self._lie[i] = False
         assert p.grad is not None
         self._shown[i] = p.grad.data_ptr()
+        if i in self._becoming:
+            self._show_sparse(i, p.grad.to_sparse(self._becoming[i]))
+
+    def _show_sparse(self, i: int, grad: torch.Tensor) -> None:
+        p = self._parameters[i]
+        p.grad = None  # its layout may be another
+        p.grad = grad
+        self._shown_sparse[i] = weakref.ref(grad)
 
     def drop_gradients(self) -> None:
         self._lie = bytearray(len(self._lie))
         for p in self._parameters:
             p.grad = None
 
-    synchronize = _untraced(GradientExchange.synchronize)
-    note_step = _untraced(GradientExchange.note_step)
-    note_zero_grad = _untraced(GradientExchange.note_zero_grad)
+    synchronize = untraced(GradientExchange.synchronize)
+    note_step = untraced(GradientExchange.note_step)
+    note_zero_grad = untraced(GradientExchange.note_zero_grad)
 
 
-_running: weakref.WeakSet[TorchExchange] = weakref.WeakSet()  # with a pass that is not over
-
-
-@_untraced
+@untraced
 def _on_gradient(exchange: weakref.ref[TorchExchange], i: int, _: torch.Tensor) -> None:
     present = exchange()
     if present is not None:

@@ -11,7 +11,7 @@ import torch
 
 from farandole import _world
 from farandole._core import InvalidArgument, Mismatch
-from farandole.torch._process_set import ProcessSet, check_process_set, global_process_set
+from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.torch._tensors import check_tensor
 from farandole.torch.ops import (
     allgather,
@@ -32,8 +32,8 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Returns the root's object on every rank; it is pickled."""
-    check_process_set(process_set)
+    """Returns the root's object on every rank of the set; it is pickled. Roots are ranks of the
+    world."""
     label = name or "object"
     root = _world.rank() == root_rank
     size = torch.zeros(1, dtype=torch.int64)
@@ -41,10 +41,10 @@ def broadcast_object(
     if root:
         data = torch.from_numpy(np.frombuffer(bytearray(pickle.dumps(obj)), np.uint8))
         size[0] = data.numel()
-    broadcast_(size, root_rank, f"{label}.size")
+    broadcast_(size, root_rank, f"{label}.size", process_set)
     if not root:
         data = torch.empty(int(size), dtype=torch.uint8)
-    broadcast_(data, root_rank, f"{label}.data")
+    broadcast_(data, root_rank, f"{label}.data", process_set)
     return obj if root else pickle.loads(data.numpy().tobytes())
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
-from farandole import _world
 from farandole._core import InvalidArgument
 from farandole._hooks import Limits
-from farandole.torch._process_set import ProcessSet, check_process_set, global_process_set
-from farandole.torch._tensors import check_tensor
+from farandole.common._process_set import (
+    ProcessSet,
+    check_process_set,
+    global_process_set,
+    group_of,
+)
+from farandole.torch._parameters import groups_of, named_of
+from farandole.torch._wrapped import WrappedOptimizer
 from farandole.torch.adasum import AdasumOptimizer
 from farandole.torch.compression import Compression, Compressor
 from farandole.torch.exchange import TorchExchange
@@ -24,10 +28,10 @@ from farandole.torch.sharded import ShardedOptimizer, shard
 _O = TypeVar("_O", bound=torch.optim.Optimizer)
 
 
-class _Distributed(torch.optim.Optimizer):
+class _Distributed(WrappedOptimizer):
     """What DistributedOptimizer puts before the optimizer's own class."""
 
-    _exchange: TorchExchange | None  # None where there is one rank
+    _exchange: TorchExchange | None  # None where there is one rank, and outside the process set
     _unmanaged: list[torch.Tensor]  # frozen when the optimizer was wrapped
     _skip: bool
 
@@ -80,17 +84,6 @@ class _Distributed(torch.optim.Optimizer):
         if self._exchange is not None:
             self._exchange.passes_per_step = passes
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
-        raise InvalidArgument(
-            "adding parameters to a DistributedOptimizer is not supported; add them to the "
-            "optimizer before it is wrapped"
-        )
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise InvalidArgument(
-            "a DistributedOptimizer cannot be copied or pickled; use state_dict()"
-        )
-
 
 def DistributedOptimizer(
     optimizer: _O,
@@ -128,9 +121,14 @@ def DistributedOptimizer(
             own gradients, and parameters move by the Adasum of all ranks' moves, in ``step()``.
         gradient_predivide_factor: divides gradients before they are summed, and multiplies the
             sum, so that halves do not overflow; with ``Average`` only.
-        num_groups, groups: not supported; see ``bucket_bytes``.
-        sparse_as_dense: reduce sparse gradients as dense ones.
-        process_set: only ``global_process_set`` yet.
+        num_groups: the older name of a number of ``groups``.
+        groups: what is reduced together, none of it before all of it is ready: a number of groups
+            of about equally many parameters, or a list of lists of parameters. Parameters that no
+            list names, and all of them where it is 0 or None, are put together by size. With
+            Adasum and with ``sharded_update`` everything is reduced together.
+        sparse_as_dense: reduce sparse gradients as dense ones. Without it the entries of all ranks
+            are gathered, and gradients stay sparse.
+        process_set: the ranks that reduce. On others the optimizer steps by itself.
         bucket_bytes: gradients reduced together; 0 is one all-reduce per tensor. Default
             ``FARANDOLE_BUCKET_BYTES``.
         first_bucket_bytes: the first of them, small, so that communication starts early. Default
@@ -157,8 +155,8 @@ def DistributedOptimizer(
         >>> model(torch.ones(1, 2)).sum().backward()
         >>> optimizer.step()
     """
-    check_process_set(process_set)
-    if isinstance(optimizer, (_Distributed, ShardedOptimizer, AdasumOptimizer)):
+    group = group_of(process_set)
+    if isinstance(optimizer, WrappedOptimizer):
         raise InvalidArgument("the optimizer is a DistributedOptimizer already")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidArgument(f"optimizer is a {type(optimizer).__name__}, not a torch optimizer")
@@ -172,50 +170,51 @@ def DistributedOptimizer(
             f"compression={compression!r} is not one of Compression.none, .fp16, .bf16, or a class "
             "with compress() and decompress()"
         )
-    if num_groups != 0 or groups is not None:
-        raise InvalidArgument(
-            "num_groups and groups are not supported yet; bucket_bytes says how much is reduced "
-            "together"
-        )
     if op not in (Average, Sum, Adasum):
         raise InvalidArgument(
             f"op={op_name(op)}: DistributedOptimizer reduces with Average, Sum or Adasum only"
         )
     if op == Adasum and sharded_update:
         raise InvalidArgument("sharded_update=True does not support op=Adasum")
+    if op == Adasum or sharded_update:
+        check_process_set(process_set)
     if gradient_predivide_factor != 1.0 and op != Average:
         raise InvalidArgument("gradient_predivide_factor is supported with op=Average only")
     if not 0 < gradient_predivide_factor < math.inf:
         raise InvalidArgument(f"gradient_predivide_factor is {gradient_predivide_factor}")
     _check_passes(backward_passes_per_step)
-    named = _named(optimizer, named_parameters)
-    if op == Adasum and _world.size() > 1:
+    named = named_of(optimizer, named_parameters)
+    together = groups_of(groups, num_groups, named)
+    size = group.size if group is not None else 1
+    if op == Adasum and size > 1:
         optimizer.__class__ = _child_of(optimizer, AdasumOptimizer)  # type: ignore[assignment]
         apart = cast(AdasumOptimizer, optimizer)
         apart._named = [(n, p) for n, p in named if p.requires_grad]
         apart._compression = compression
         return optimizer
     limits = Limits.of(bucket_bytes, first_bucket_bytes, in_place_bytes)
-    group = _world.world()
     divided = gradient_predivide_factor != 1.0
     reduction: dict[str, Any] = {
         "op": "mean" if op == Average and not divided else "sum",
         "prescale": 1 / gradient_predivide_factor,
-        "postscale": gradient_predivide_factor / group.size if divided else 1.0,
+        "postscale": gradient_predivide_factor / size if divided else 1.0,
         "passes_per_step": backward_passes_per_step,
         "sparse_as_dense": sparse_as_dense,
         "limits": limits,
     }
     if sharded_update:
+        assert group is not None
         if compression is not Compression.none:
             raise InvalidArgument("sharded_update=True does not support compression")
         shard(optimizer, _child_of(optimizer, ShardedOptimizer), group, named, **reduction)
         return optimizer
     exchange = None
-    if group.size > 1:
+    if group is not None and size > 1:
         exchange = TorchExchange(
             group,
             [(n, p) for n, p in reversed(named) if p.requires_grad and p.numel() > 0],
+            groups=together,
+            process_set=process_set,
             compression=compression,
             overlap=overlap,
             **reduction,
@@ -244,37 +243,3 @@ def _check_passes(passes: int) -> None:
         raise InvalidArgument(
             f"backward_passes_per_step is {passes!r}; it is a whole number of at least 1"
         )
-
-
-def _named(
-    optimizer: torch.optim.Optimizer, named_parameters: Iterable[Any] | None
-) -> list[tuple[str, torch.Tensor]]:
-    """The optimizer's parameters in registration order, each with a name of its own."""
-    owned = [
-        (f"group {g}, parameter {i}", p)
-        for g, group in enumerate(optimizer.param_groups)
-        for i, p in enumerate(group["params"])
-    ]
-    for name, p in owned:
-        check_tensor(p, name)
-    if named_parameters is None:
-        return owned
-    given = list(named_parameters)
-    if any(not (isinstance(row, tuple) and len(row) == 2) for row in given):
-        raise InvalidArgument(
-            "named_parameters must be a sequence of tuples (name, parameter), as "
-            "model.named_parameters() gives it"
-        )
-    names = [name for name, _ in given]
-    twice = sorted(name for name, times in Counter(names).items() if times > 1)
-    if twice:
-        raise InvalidArgument("named_parameters has these names twice: " + ", ".join(twice))
-    by_parameter = {id(p): (name, p) for name, p in reversed(given)}
-    unnamed = [name for name, p in owned if id(p) not in by_parameter]
-    if unnamed:
-        raise InvalidArgument(
-            "named_parameters does not name these of the optimizer's parameters: "
-            + "; ".join(unnamed)
-        )
-    mine = {id(p) for _, p in owned}
-    return [(name, p) for name, p in given if id(p) in mine and by_parameter[id(p)][0] == name]

@@ -13,6 +13,7 @@ import torch
 from farandole import _core
 from farandole._core import InvalidArgument
 from farandole.torch._shards import Shards
+from farandole.torch._wrapped import WrappedOptimizer
 
 
 class Rule(NamedTuple):
@@ -78,7 +79,7 @@ def settings_of(rule: Rule, group: dict[str, Any]) -> _core.HyperParameters:
     )
 
 
-class ShardedOptimizer(torch.optim.Optimizer):
+class ShardedOptimizer(WrappedOptimizer):
     """What DistributedOptimizer puts before the optimizer's own class."""
 
     _shards: Shards
@@ -191,17 +192,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         )
 
     skip_synchronize = synchronize
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
-        raise InvalidArgument(
-            "adding parameters to a DistributedOptimizer is not supported; add them to the "
-            "optimizer before it is wrapped"
-        )
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise InvalidArgument(
-            "a DistributedOptimizer cannot be copied or pickled; use state_dict()"
-        )
 
 
 def shard(

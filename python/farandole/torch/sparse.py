@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from farandole import _world
 from farandole._core import InvalidArgument
-from farandole.torch._process_set import ProcessSet, check_process_set, global_process_set
+from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.torch.ops import Average, Sum, allgather_async, op_name, synchronize
 
 __all__ = ["sparse_allreduce_async"]
@@ -27,14 +26,15 @@ def sparse_allreduce_async(
         tensor: of layout ``torch.sparse_coo``, of equal shape and dtype on all ranks.
         name: compared between ranks; the gathers are called ``name.indices`` and ``name.values``.
         op: ``Average`` (the default) or ``Sum``.
-        process_set: only ``global_process_set`` yet.
+        process_set: the ranks that take part. A rank that has joined has no entries, and counts in
+            the mean.
 
     Returns:
         A function that waits and returns the result: a sparse tensor with the entries of all
         ranks, in rank order and not coalesced.
 
     Raises:
-        InvalidArgument: the tensor is dense, or op is another one.
+        InvalidArgument: the tensor is dense, op is another one, or this rank is not in the set.
 
     Example:
         >>> import torch, farandole.torch as hvd
@@ -43,7 +43,6 @@ def sparse_allreduce_async(
         >>> hvd.sparse_allreduce_async(x, "x", op=hvd.Sum)().to_dense().tolist()
         [0.0, 2.0, 0.0]
     """
-    check_process_set(process_set)
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.sparse_coo:
         raise InvalidArgument("tensor is not of layout torch.sparse_coo; use allreduce_async")
     chosen = Average if op is None else op
@@ -56,14 +55,15 @@ def sparse_allreduce_async(
     values = tensor.detach()._values().contiguous()
     label = name or f"sparse {list(shape)}"
     flights = [
-        allgather_async(indices, f"{label}.indices"),
-        allgather_async(values, f"{label}.values"),
+        allgather_async(indices, f"{label}.indices", process_set),
+        allgather_async(values, f"{label}.values", process_set),
     ]
+    size = process_set.size() or 1
 
     def finish() -> torch.Tensor:
         all_indices, all_values = (synchronize(flight) for flight in flights)
         if chosen == Average:
-            all_values = all_values / _world.size()
+            all_values = all_values / size
         return torch.sparse_coo_tensor(all_indices.t(), all_values, shape, check_invariants=False)
 
     return finish

@@ -33,6 +33,7 @@ class ProcessSet:
         self._ranks = ranks
         self._number = -1
         self._world: Any = None  # the one that it is registered in
+        self._group: _core.Group | None = None  # None on others than members
 
     @property
     def process_set_id(self) -> int | None:
@@ -117,7 +118,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     group = world.split(0 if made.included() else -1)
     number = _core.names_of(world).add_set(group, ranks)
     world.barrier(name="add_process_set")  # nobody submits before all know it
-    made._number, made._world = number, world
+    made._number, made._world, made._group = number, world, group
     _registered[:] = [p for p in _registered if p.process_set_id is not None]
     _registered.append(made)
     return made
@@ -137,7 +138,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     world = _world.world()
     world.barrier(name=f"remove_process_set({process_set.ranks})")
     _core.names_of(world).remove_set(number)
-    process_set._world = None
+    process_set._world = process_set._group = None
     _registered.remove(process_set)
     return True
 
@@ -154,9 +155,24 @@ def number_of(process_set: object) -> int:
     return number
 
 
+def group_of(process_set: ProcessSet) -> _core.Group | None:
+    """The members of a set that may be used; None on other ranks. Raises InvalidArgument."""
+    return _world.world() if number_of(process_set) == 0 else process_set._group
+
+
 def check_process_set(process_set: object) -> None:
     """Raises InvalidArgument for what works on all ranks alone."""
     if process_set is not global_process_set:
         raise InvalidArgument(
             f"process_set={process_set!r} is not supported here yet; leave it at global_process_set"
         )
+
+
+def members_of(number: int) -> tuple[list[int], int]:
+    """The ranks of a set by its number, and this rank's place among them (-1: it is no member)."""
+    found = global_process_set
+    for each in _registered:
+        if number != 0 and each.process_set_id == number:
+            found = each
+    ranks = found.ranks
+    return ranks, ranks.index(_world.rank()) if _world.rank() in ranks else -1

@@ -18,6 +18,7 @@ from farandole._world import (
     shutdown,
     size,
 )
+from farandole.common._process_set import ProcessSet, add_process_set
 from farandole.common.util import (
     ccl_built,
     cuda_built,
@@ -27,7 +28,6 @@ from farandole.common.util import (
     nccl_built,
     rocm_built,
 )
-from farandole.torch._process_set import ProcessSet, add_process_set
 
 __all__ = [
     "ccl_built",

@@ -1,0 +1,101 @@
+// JAX's programs: what XLA calls, and the world that it is called in.
+#include <pybind11/pybind11.h>
+
+#include "bindings/bind.h"
+#include "engine/fork.h"
+#include "jax/handlers.h"
+
+namespace farandole {
+namespace {
+
+py::capsule capsule_of(ffi::Handler* handler) {
+  return py::capsule(reinterpret_cast<void*>(handler));
+}
+
+void attach(const std::shared_ptr<Group>& world) {
+  refuse_in_child();
+  const auto present = jax_channel();
+  if (present && present->group() == world) return;
+  set_jax_channel(std::make_shared<JaxChannel>(world));
+}
+
+/// (size, offsets of the members) of a struct of ours.
+template <typename... Offsets>
+py::tuple layout(size_t size, Offsets... offsets) {
+  return py::make_tuple(size, py::make_tuple(offsets...));
+}
+
+py::dict layouts() {
+  using namespace ffi;
+  py::dict d;
+  d["XLA_FFI_Extension_Base"] =
+      layout(sizeof(Extension), offsetof(Extension, type), offsetof(Extension, next));
+  d["XLA_FFI_Api_Version"] = layout(sizeof(Version), offsetof(Version, extensions),
+                                    offsetof(Version, major), offsetof(Version, minor));
+  d["XLA_FFI_Metadata"] =
+      layout(0, offsetof(Metadata, version), offsetof(Metadata, traits));  // theirs may be longer
+  d["XLA_FFI_Metadata_Extension"] =
+      layout(sizeof(MetadataExtension), offsetof(MetadataExtension, metadata));
+  d["XLA_FFI_Buffer"] =
+      layout(sizeof(ffi::Buffer), offsetof(ffi::Buffer, dtype), offsetof(ffi::Buffer, data),
+             offsetof(ffi::Buffer, rank), offsetof(ffi::Buffer, dims));
+  d["XLA_FFI_ByteSpan"] = layout(sizeof(Text), offsetof(Text, data), offsetof(Text, size));
+  d["XLA_FFI_Scalar"] = layout(sizeof(Scalar), offsetof(Scalar, dtype), offsetof(Scalar, value));
+  d["XLA_FFI_Args"] = layout(sizeof(Values), offsetof(Values, size), offsetof(Values, types),
+                             offsetof(Values, values));
+  d["XLA_FFI_Rets"] = d["XLA_FFI_Args"];
+  d["XLA_FFI_Attrs"] =
+      layout(sizeof(Attributes), offsetof(Attributes, size), offsetof(Attributes, types),
+             offsetof(Attributes, names), offsetof(Attributes, values));
+  d["XLA_FFI_CallFrame"] = layout(sizeof(CallFrame), offsetof(CallFrame, api),
+                                  offsetof(CallFrame, context), offsetof(CallFrame, stage),
+                                  offsetof(CallFrame, arguments), offsetof(CallFrame, results),
+                                  offsetof(CallFrame, attributes), offsetof(CallFrame, future));
+  d["XLA_FFI_Error_Create_Args"] =
+      layout(sizeof(ErrorCreate), offsetof(ErrorCreate, message), offsetof(ErrorCreate, code));
+  d["XLA_FFI_Future_Create_Args"] = layout(sizeof(FutureCreate), offsetof(FutureCreate, future));
+  d["XLA_FFI_Future_SetAvailable_Args"] =
+      layout(sizeof(FutureSetAvailable), offsetof(FutureSetAvailable, future));
+  d["XLA_FFI_Future_SetError_Args"] = layout(
+      sizeof(FutureSetError), offsetof(FutureSetError, future), offsetof(FutureSetError, error));
+  d["XLA_FFI_Api"] =
+      layout(0, offsetof(Api, version), offsetof(Api, error_create), offsetof(Api, future_create),
+             offsetof(Api, future_set_available), offsetof(Api, future_set_error));
+  return d;
+}
+
+}  // namespace
+
+void bind_jax(py::module_& module) {
+  py::module_ jax = module.def_submodule("jax", "What XLA calls in JAX's programs.");
+  jax.def(
+      "targets",
+      [] {
+        py::dict by_platform;
+        by_platform["cpu"] = capsule_of(&jax_collective);
+        for (const char* platform : {"CUDA", "ROCM"})
+          by_platform[platform] = capsule_of(&jax_refusal);
+        return by_platform;
+      },
+      "The handlers of the target 'farandole_collective', by platform.");
+  jax.def("attach", &attach, py::arg("world"),
+          "Calls belong to this world from now on. Waits for nobody.");
+  jax.def(
+      "begin_anew",
+      [] {
+        if (const auto channel = jax_channel()) channel->begin_anew();
+      },
+      "The next call is the first of a new order.");
+  jax.def(
+      "last_error",
+      [] {
+        const auto channel = jax_channel();
+        const auto error = channel ? channel->last_error() : std::nullopt;
+        return error ? python_error(*error) : py::none();
+      },
+      "What the last call that failed on this rank failed with; None when none has.");
+  jax.def("layouts", &layouts,
+          "XLA's structs as we declare them: size (0: theirs may be longer) and offsets.");
+}
+
+}  // namespace farandole

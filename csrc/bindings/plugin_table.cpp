@@ -1,0 +1,140 @@
+// What plug-ins are handed (base/plugin.h): operations by name of the world this process is in.
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "base/plugin.h"
+#include "bindings/bind.h"
+#include "bindings/named_handles.h"
+#include "engine/fork.h"
+
+namespace farandole {
+namespace {
+
+struct Names {
+  std::mutex mutex;  // guards current
+  std::shared_ptr<PyNames> current;
+};
+Names& names() {
+  static auto* const all = new Names;  // threads of a framework may outlive everything else
+  return *all;
+}
+
+void tell(const PluginAsk& ask, const Error& error) {
+  const PluginResult result{1 + static_cast<int32_t>(error.code()), error.what(), nullptr, 0, -1};
+  ask.finished(ask.user, &result);
+}
+
+/// One operation of a plug-in on its way. Owns itself; it does not own the engine, whose last owner
+/// must not be the thread that polls.
+class PluginCall : public NamedListener {
+ public:
+  PluginCall(Named& named, const PluginAsk& ask) : named_(named), ask_(ask) {}
+
+  std::byte* make_room(size_t part, std::span<const int64_t> shape) override {
+    return static_cast<std::byte*>(ask_.make_room(ask_.user, part, shape.data(), shape.size()));
+  }
+
+  void finished(NamedRequest& request) override {
+    const std::optional<Error> error = std::move(request.error);
+    const std::vector<int64_t> received = std::move(request.received);
+    const int last_joined = request.last_joined;
+    named_.release(&request);
+    const PluginAsk ask = ask_;
+    delete this;
+    if (error) return tell(ask, *error);
+    const PluginResult result{0, nullptr, received.data(), received.size(), last_joined};
+    ask.finished(ask.user, &result);
+  }
+
+ private:
+  Named& named_;
+  const PluginAsk ask_;  // of it the callbacks alone
+};
+
+NamedRequest* put_on_its_way(Named& named, const PluginAsk& given, NamedListener& listener,
+                             bool waits) {
+  if (given.kind == nullptr) return named.join(&listener, waits);
+  Ask ask;
+  const auto kind = collective_named(given.kind);
+  if (!kind) throw Error(ErrorCode::internal, std::string("no collective is a ") + given.kind);
+  ask.kind = *kind;
+  ask.name = {given.name, given.name_bytes};
+  ask.note = {given.note, given.note_bytes};
+  ask.set = given.set;
+  ask.op = static_cast<ReduceOp>(given.op);
+  ask.prescale = given.prescale;
+  ask.postscale = given.postscale;
+  ask.root = given.root;
+  std::vector<AskedTensor> tensors;
+  for (const PluginTensor& tensor : std::span(given.tensors, given.tensor_count)) {
+    const std::span<const int64_t> shape(tensor.shape, static_cast<size_t>(tensor.dimensions));
+    size_t count = 1;
+    for (const int64_t n : shape) count *= static_cast<size_t>(n);
+    const auto dtype = static_cast<DType>(tensor.dtype);
+    tensors.push_back({{static_cast<std::byte*>(tensor.input), count, dtype},
+                       {static_cast<std::byte*>(tensor.output), count, dtype},
+                       shape});
+  }
+  ask.tensors = tensors;
+  ask.splits = {given.splits, given.split_count};
+  ask.listener = &listener;
+  ask.waits = waits;
+  return named.submit(ask);
+}
+
+void submit(const PluginAsk* ask, int32_t wait) {
+  std::shared_ptr<PyNames> world;  // held while this thread waits
+  std::unique_ptr<PluginCall> call;
+  try {
+    refuse_in_child();
+    world = names_for_plugins();
+    if (!world)
+      throw Error(ErrorCode::not_initialized,
+                  "farandole has not been initialized; call init() first");
+    call = std::make_unique<PluginCall>(*world->named, *ask);
+    NamedRequest* const request = put_on_its_way(*world->named, *ask, *call, wait != 0);
+    PluginCall* const flying = call.release();
+    if (wait == 0) return;
+    world->named->wait(*request, Deadline::never());
+    flying->finished(*request);
+  } catch (const Error& error) {
+    tell(*ask, error);
+  } catch (const std::exception& error) {
+    tell(*ask, Error(ErrorCode::internal, error.what()));
+  }
+}
+
+int32_t members(uint32_t set, int32_t* place) {
+  try {
+    const std::shared_ptr<PyNames> world = names_for_plugins();
+    if (!world) return 0;
+    const auto [size, mine] = world->named->place_in(set);
+    *place = mine;
+    return size;
+  } catch (const std::exception&) {
+    return 0;  // what is wrong is said when something is submitted
+  }
+}
+
+constexpr PluginTable kTable{kPluginVersion, sizeof(PluginTable), submit, members};
+
+}  // namespace
+
+std::shared_ptr<PyNames> names_for_plugins() {
+  const std::lock_guard lock(names().mutex);
+  return names().current;
+}
+
+void set_names_for_plugins(std::shared_ptr<PyNames> current) {
+  const std::lock_guard lock(names().mutex);
+  names().current.swap(current);
+}
+
+void bind_plugins(py::module_& module) {
+  module.def(
+      "plugin_table", [] { return reinterpret_cast<uintptr_t>(&kTable); },
+      "The address of the functions that a plug-in works with (csrc/base/plugin.h).");
+}
+
+}  // namespace farandole

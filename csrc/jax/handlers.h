@@ -1,0 +1,21 @@
+// What XLA calls.
+#pragma once
+
+#include <memory>
+
+#include "jax/channel.h"
+#include "jax/ffi.h"
+
+namespace farandole {
+
+/// Target "farandole_collective": a collective on all operands but the last, the token. Answers
+/// with a future unless it is over at once, so that no thread of XLA waits.
+ffi::Error* jax_collective(ffi::CallFrame* frame);
+/// The same target on devices that are not supported yet: says so.
+ffi::Error* jax_refusal(ffi::CallFrame* frame);
+
+/// Where calls go from now on; a null one is nowhere.
+void set_jax_channel(std::shared_ptr<JaxChannel> channel);
+std::shared_ptr<JaxChannel> jax_channel();
+
+}  // namespace farandole

@@ -1,0 +1,39 @@
+"""The compressors that every framework has. A framework says how it casts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Plain:
+    """As it is."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:  # noqa: ARG004
+        return tensor
+
+
+class Half:
+    """Floating tensors in 16 bits; sums are rounded to 16 bits at every addition."""
+
+    wire: Any  # the dtype
+
+    @staticmethod
+    def cast(tensor: Any, dtype: Any) -> Any:
+        raise NotImplementedError
+
+    @staticmethod
+    def is_floating(tensor: Any) -> bool:
+        raise NotImplementedError
+
+    @classmethod
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+        return (cls.cast(tensor, cls.wire) if cls.is_floating(tensor) else tensor), tensor.dtype
+
+    @classmethod
+    def decompress(cls, tensor: Any, ctx: Any) -> Any:
+        return cls.cast(tensor, ctx)

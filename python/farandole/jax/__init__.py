@@ -1,0 +1,61 @@
+"""farandole for JAX: collectives inside ``jit``, ``grad`` and ``scan``, and gradients for optax.
+
+>>> import farandole.jax as fdj
+>>> fdj.init()
+>>> params = fdj.broadcast_parameters(params, root=0)
+>>> optimizer = fdj.distributed(optax.adam(1e-3))
+
+One process per rank, arrays on the CPU. docs/jax.md says what is guaranteed.
+"""
+
+from __future__ import annotations
+
+from farandole._world import (
+    cross_rank,
+    cross_size,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+)
+from farandole.jax._order import init, last_error, recover
+from farandole.jax.functions import allgather_object, broadcast_object, broadcast_parameters
+from farandole.jax.ops import (
+    allgather,
+    allreduce,
+    alltoall,
+    barrier,
+    broadcast,
+    grouped_allreduce,
+    reducescatter,
+)
+from farandole.jax.optimizer import Compression, allreduce_gradients, distributed
+
+__all__ = [
+    "Compression",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "allreduce_gradients",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "broadcast_parameters",
+    "cross_rank",
+    "cross_size",
+    "distributed",
+    "grouped_allreduce",
+    "init",
+    "is_initialized",
+    "last_error",
+    "local_rank",
+    "local_size",
+    "rank",
+    "recover",
+    "reducescatter",
+    "shutdown",
+    "size",
+]

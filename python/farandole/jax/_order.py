@@ -1,0 +1,135 @@
+"""The order of collectives: a token that each call takes and gives back.
+
+XLA runs what does not depend on each other in any order, and ranks must not differ in theirs. So
+every collective has one operand and one result more, the token, which lives in a ``jax.Ref``: JAX
+itself turns a Ref into operands and results of everything around it (``jit``, ``scan``, ``cond``,
+``grad``), and of one program after the other. Collectives then run in the order in which they were
+traced, and a program's in the order of its dispatch. The token counts calls, so that the core
+notices what comes out of order all the same.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from farandole import _world
+from farandole._core import Error, InvalidArgument
+from farandole._core import jax as _native
+
+TARGET = "farandole_collective"
+
+
+class _Order:
+    """Of this process: worlds come and go, compiled programs keep the Ref that they were made
+    with."""
+
+    def __init__(self) -> None:
+        self.ref: Any = None
+        self.registered = False
+
+
+_order = _Order()
+
+
+def token() -> Any:
+    """The Ref that holds the token."""
+    if _order.ref is None:
+        _require_cpu()
+        with jax.ensure_compile_time_eval():
+            _order.ref = jax.new_ref(jnp.zeros(1, jnp.uint32))
+        _world.before_leaving(_flush)
+    return _order.ref
+
+
+def world_of_calls() -> _world.Group:
+    """The world that collectives traced from now on are for. Raises NotInitialized."""
+    group = _world.world()
+    _native.attach(group)
+    if not _order.registered:
+        for platform, handler in _native.targets().items():
+            jax.ffi.register_ffi_target(TARGET, handler, platform=platform)
+        _order.registered = True
+    return group
+
+
+def init(rank: int | None = None, size: int | None = None, **place: Any) -> None:
+    """Joins the other ranks of the job; a second call without ``shutdown()`` does nothing.
+
+    Args:
+        rank, size, place: as for ``farandole.init``; by default what the launcher has set.
+
+    Raises:
+        InvalidArgument: JAX's default device is not the CPU.
+        RendezvousError: ranks are missing, duplicate, or disagree about the world.
+
+    Example:
+        >>> import farandole.jax as fdj
+        >>> fdj.init()
+        >>> fdj.rank(), fdj.size()
+        (0, 1)
+    """
+    _require_cpu()
+    _world.init(rank, size, **place)
+    world_of_calls()
+    token()
+
+
+def _require_cpu() -> None:
+    device = jax.config.jax_default_device
+    platform = getattr(device, "platform", device) or jax.default_backend()
+    if platform != "cpu":
+        raise InvalidArgument(
+            f"JAX's default device is a {platform}; farandole.jax works on the CPU yet\n"
+            "  advice: set JAX_PLATFORMS=cpu"
+        )
+
+
+def _flush() -> None:
+    """Programs run behind Python's back: those that have been started end before this rank leaves.
+
+    Not when a collective has failed: there is nothing to wait for then."""
+    with suppress(Exception):
+        _order.ref[...].block_until_ready()
+
+
+def last_error() -> Error | None:
+    """Why a collective of a program failed on this rank, the last time; None if none has.
+
+    JAX reports failures as ``JaxRuntimeError`` with the same text; this is the error itself, of
+    one of farandole's classes and with its fields.
+
+    Example:
+        >>> import farandole.jax as fdj
+        >>> fdj.init()
+        >>> fdj.last_error() is None
+        True
+    """
+    return _native.last_error()
+
+
+def recover() -> None:
+    """Makes collectives work again after one has failed, in a world that still stands.
+
+    A failed collective leaves no token, and every later one would fail with the same error. After
+    ``Mismatch`` (the world goes on) call this on every rank. It clears JAX's caches: functions are
+    traced and compiled anew when they are called next, and what ``lower().compile()`` gave is of
+    no use any more.
+
+    Raises:
+        NotInitialized: there is no world.
+        Error: the world has failed; the verdict.
+
+    Example:
+        >>> import farandole.jax as fdj
+        >>> fdj.init()
+        >>> fdj.recover()
+    """
+    group = world_of_calls()
+    group.check()
+    _native.begin_anew()
+    jax.clear_caches()
+    _order.ref = jax.new_ref(jnp.zeros(1, jnp.uint32))

@@ -1,0 +1,291 @@
+"""The collectives on arrays and pytrees, anywhere in a program.
+
+They run in the order in which they are called (docs/jax.md), on every rank the same ones; all
+leaves of a pytree go in one call, small ones packed together by the core. ``name`` says on every
+rank which call this is: ranks that come with different calls get ``Mismatch``. Gradients are those
+of the sum of all ranks' losses.
+
+Bad input raises ``InvalidArgument`` (a ``ValueError``) while the program is traced; what goes wrong
+when it runs arrives as ``JaxRuntimeError`` (see :func:`farandole.jax.last_error`).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from farandole import _core, _exchange
+from farandole._core import InvalidArgument
+from farandole.jax import _call
+from farandole.jax._order import world_of_calls
+
+
+def allreduce(
+    tree: Any,
+    op: str = "mean",
+    *,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    name: str | None = None,
+) -> Any:
+    """Reduces equal arrays of all ranks, elementwise; every rank gets the result.
+
+    Args:
+        tree: an array, or a pytree of them, of any supported dtypes; numbers count as arrays.
+        op: ``mean``, ``sum``, ``min``, ``max`` or ``product``; only the first two have gradients.
+        prescale, postscale: factors on every input, and on the result.
+        name: part of errors and traces; the same on every rank.
+
+    Raises:
+        InvalidArgument: bad input on this rank; nothing was sent.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, farandole.jax as fdj
+        >>> fdj.init()
+        >>> jax.jit(lambda x: fdj.allreduce(x, "sum"))(jnp.ones(2)).tolist()
+        [1.0, 1.0]
+    """
+    if op not in _core.reduce_ops:
+        raise InvalidArgument(f"op {op!r} is unknown; there are {', '.join(_core.reduce_ops)}")
+    leaves, restore = _flatten(tree, "allreduce")
+    for path, leaf in leaves:
+        if leaf.dtype == bool and (op == "mean" or prescale != 1 or postscale != 1):
+            raise InvalidArgument(f"allreduce: {path} is of booleans, which have no mean or scale")
+    return restore(_run("all_reduce", leaves, name, op=op, prescale=prescale, postscale=postscale))
+
+
+def grouped_allreduce(
+    trees: Sequence[Any],
+    op: str = "mean",
+    *,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    name: str | None = None,
+) -> list[Any]:
+    """:func:`allreduce` of a list of arrays or pytrees, in one call.
+
+    Example:
+        >>> import jax.numpy as jnp, farandole.jax as fdj
+        >>> fdj.init()
+        >>> [x.tolist() for x in fdj.grouped_allreduce([jnp.ones(1), jnp.arange(2)], "sum")]
+        [[1.0], [0, 1]]
+    """
+    if not isinstance(trees, list | tuple):
+        raise InvalidArgument(f"trees is a {type(trees).__name__}; pass a list of arrays")
+    reduced = allreduce(list(trees), op, prescale=prescale, postscale=postscale, name=name)
+    return list(reduced)
+
+
+def broadcast(tree: Any, root: int = 0, *, name: str | None = None) -> Any:
+    """The root's arrays on every rank; shapes and dtypes are equal on all ranks.
+
+    Example:
+        >>> import jax.numpy as jnp, farandole.jax as fdj
+        >>> fdj.init()
+        >>> fdj.broadcast(jnp.arange(3)).tolist()
+        [0, 1, 2]
+    """
+    size = world_of_calls().size
+    if not isinstance(root, int) or not 0 <= root < size:
+        raise InvalidArgument(f"root {root!r} is not a rank of this world of {size}")
+    leaves, restore = _flatten(tree, "broadcast")
+    return restore(_run("broadcast", leaves, name, root=root))
+
+
+def allgather(tree: Any, counts: Sequence[int] | None = None, *, name: str | None = None) -> Any:
+    """Joins the arrays of all ranks along the first dimension, in rank order.
+
+    An array of shape (n, ...) gives (size·n, ...); a number gives (size,). Where ranks have
+    differently many rows, ``counts`` says on every rank how many each has: shapes of a program are
+    known before it runs, and cannot follow from what other ranks have.
+
+    Args:
+        tree: an array, or a pytree of them; with ``counts``, each of ``counts[rank]`` rows.
+        counts: rows of each rank; the same on all. The result has their sum.
+        name: part of errors and traces; the same on every rank.
+
+    Raises:
+        InvalidArgument: bad input on this rank; nothing was sent.
+
+    Example:
+        >>> import jax.numpy as jnp, farandole.jax as fdj
+        >>> fdj.init()
+        >>> fdj.allgather(jnp.ones((2, 3))).shape
+        (2, 3)
+    """
+    leaves, restore = _flatten(tree, "allgather")
+    rows = [(path, leaf if leaf.ndim else leaf[None]) for path, leaf in leaves]
+    if counts is None:
+        return restore(_run("all_gather", rows, name))
+    known = _checked_counts(counts, rows)
+    longest = max(known)
+    padded = [(path, _padded(leaf, longest)) for path, leaf in rows]
+    joined = _run("all_gather", padded, f"{name or 'all_gather'} of {known} rows")
+    return restore([_without_padding(each, known) for each in joined])
+
+
+def reducescatter(
+    tree: Any,
+    op: str = "mean",
+    *,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    name: str | None = None,
+) -> Any:
+    """Reduces as :func:`allreduce` does, and leaves the r-th part of the rows on rank r.
+
+    An array of shape (size·n, ...) gives (n, ...).
+
+    Example:
+        >>> import jax.numpy as jnp, farandole.jax as fdj
+        >>> fdj.init()
+        >>> fdj.reducescatter(jnp.arange(2), "sum").tolist()
+        [0, 1]
+    """
+    if op not in ("mean", "sum"):
+        raise InvalidArgument(f"op {op!r}: reducescatter reduces with mean or sum")
+    leaves, restore = _flatten(tree, "reducescatter")
+    _require_equal_parts(leaves, "reducescatter")
+    return restore(
+        _run("reduce_scatter", leaves, name, op=op, prescale=prescale, postscale=postscale)
+    )
+
+
+def alltoall(x: Any, splits: Sequence[int] | None = None, *, name: str | None = None) -> Any:
+    """Sends a block of rows to every rank and joins the blocks that come, in rank order.
+
+    Without ``splits``, rows are cut into equal blocks, and the result has the shape of ``x``. With
+    ``splits`` the next ``splits[r]`` rows are for rank r, and (array, received) comes back, where
+    ``received[r]`` rows are from rank r: shapes then follow from data, so this is for use outside
+    ``jit`` alone.
+
+    Example:
+        >>> import jax.numpy as jnp, farandole.jax as fdj
+        >>> fdj.init()
+        >>> fdj.alltoall(jnp.arange(2)).tolist()
+        [0, 1]
+    """
+    leaves, restore = _flatten(x, "alltoall")
+    if splits is None:
+        _require_equal_parts(leaves, "alltoall")
+        return restore(_run("all_to_all", leaves, name))
+    if any(isinstance(leaf, jax.core.Tracer) for _, leaf in leaves):
+        raise InvalidArgument(
+            "alltoall with splits is inside jit, where shapes cannot follow from data\n"
+            "  advice: cut equal blocks, or call it outside"
+        )
+    if len(leaves) != 1:
+        raise InvalidArgument("alltoall with splits takes one array")
+    rows, received = _exchange.all_to_all(np.asarray(leaves[0][1]), splits, name=name)
+    return restore([jnp.asarray(rows)]), received
+
+
+def barrier(*, name: str | None = None) -> None:
+    """Comes after every rank's collectives before it, and before those after it.
+
+    Outside ``jit`` it returns when every rank has come to it; inside it is one more collective.
+
+    Example:
+        >>> import farandole.jax as fdj
+        >>> fdj.init()
+        >>> fdj.barrier()
+    """
+    _run("barrier", [], name)
+    _call.settle()
+
+
+# ---- leaves ----
+
+_Leaves = list[tuple[str, Any]]
+
+
+def _flatten(tree: Any, what: str) -> tuple[_Leaves, Any]:
+    """Arrays with their places in the tree, and how to make such a tree again."""
+    pairs, structure = jax.tree_util.tree_flatten_with_path(tree)
+    leaves = []
+    for path, leaf in pairs:
+        place = f"the array at {jax.tree_util.keystr(path)}" if path else "the array"
+        leaves.append((place, _checked(leaf, f"{what}: {place}")))
+    return leaves, lambda results: jax.tree_util.tree_unflatten(structure, results)
+
+
+def _checked(leaf: Any, what: str) -> Any:
+    if not isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float):
+        raise InvalidArgument(f"{what} is a {type(leaf).__name__}, which is no array")
+    array = jnp.asarray(leaf)
+    if array.dtype.name not in _core.dtypes:
+        raise InvalidArgument(
+            f"{what} has dtype {array.dtype.name}, which is not supported; there are "
+            + ", ".join(_core.dtypes)
+        )
+    if not isinstance(array, jax.core.Tracer):
+        strange = {d.platform for d in array.devices()} - {"cpu"}
+        if strange:
+            raise InvalidArgument(
+                f"{what} is on a {strange.pop()}; farandole.jax works on the CPU yet\n"
+                "  advice: set JAX_PLATFORMS=cpu"
+            )
+    return array
+
+
+def _checked_counts(counts: Sequence[int], rows: _Leaves) -> list[int]:
+    """Rows of each rank, which must hold for this one."""
+    group = world_of_calls()
+    known = list(counts)
+    if len(known) != group.size or any(not isinstance(n, int) or n < 0 for n in known):
+        raise InvalidArgument(
+            f"allgather: counts={counts!r}; pass a number of rows for each of {group.size} ranks"
+        )
+    for path, leaf in rows:
+        if leaf.shape[0] != known[group.rank]:
+            raise InvalidArgument(
+                f"allgather: {path} has {leaf.shape[0]} rows, and counts says {known[group.rank]} "
+                f"of rank {group.rank}"
+            )
+    return known
+
+
+def _padded(leaf: Any, rows: int) -> Any:
+    """Parts of one length are what a program can gather."""
+    return jnp.pad(leaf, [(0, rows - leaf.shape[0]), *[(0, 0)] * (leaf.ndim - 1)])
+
+
+def _without_padding(joined: Any, counts: list[int]) -> Any:
+    longest = max(counts)
+    return jnp.concatenate([joined[r * longest : r * longest + n] for r, n in enumerate(counts)])
+
+
+def _require_equal_parts(leaves: _Leaves, what: str) -> None:
+    size = world_of_calls().size
+    for path, leaf in leaves:
+        if leaf.ndim == 0:
+            raise InvalidArgument(f"{what}: {path} has no dimension to split")
+        if leaf.shape[0] % size:
+            raise InvalidArgument(
+                f"{what}: {path} has {leaf.shape[0]} rows, which {size} ranks do not divide"
+            )
+
+
+def _run(kind: str, leaves: _Leaves, name: str | None, **options: Any) -> Sequence[Any]:
+    group = world_of_calls()
+    if name is not None and not isinstance(name, str):
+        raise InvalidArgument(f"name={name!r} is not a string")
+    if not leaves and kind != "barrier":
+        return []
+    label = _label(name or kind, leaves)
+    call = _call.Call(kind, group.size, label, rank=group.rank, **options)
+    return _call.run(call, [leaf for _, leaf in leaves])
+
+
+def _label(name: str, leaves: _Leaves) -> str:
+    """What ranks compare besides the options: two calls with one label are of equal arrays."""
+    shapes = [f"{leaf.dtype.name}{list(leaf.shape)}" for _, leaf in leaves]
+    if len(leaves) < 2:
+        return " ".join([name, *shapes])
+    whole = "; ".join(f"{path} {shape}" for (path, _), shape in zip(leaves, shapes, strict=True))
+    return f"{name}, {len(leaves)} arrays #{zlib.crc32(whole.encode()):08x}"

@@ -1,0 +1,119 @@
+"""The gradients of one optimizer on their way to the mean (or sum) of all ranks.
+
+`Exchange` is what the optimizer's wrapper asks for. Where a framework builds a program before it
+runs (TensorFlow, JAX), `PlannedExchange` compares with the other ranks what the program will
+reduce, once for every list of variables; a backend adds how its tensors are reduced.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from farandole.common._objects import allgather_object
+from farandole.keras import _groups, _host
+from farandole.keras._reduction import Reduction
+
+
+def label_of(position: int, variable: Any) -> str:
+    """A variable's name for errors, traces and the wire: without the numbers that Keras gives to
+    layers, which differ between ranks as soon as one of them has made another model before."""
+    path = str(getattr(variable, "path", None) or getattr(variable, "name", "variable"))
+    plain = re.sub(r"_\d+(?=/|$)", "", path.partition(":")[0])
+    return f"{plain} [{position}]"
+
+
+def rows_of(variables: Sequence[Any]) -> list[str]:
+    """What ranks compare of their variables."""
+    return [
+        f"'{label_of(i, v)}' {list(v.shape)} {keras.backend.standardize_dtype(v.dtype)}"
+        for i, v in enumerate(variables)
+    ]
+
+
+def compare_models(label: str, reduction: Reduction, variables: Sequence[Any]) -> None:
+    """Raises Mismatch on every rank, naming the first variable or option that differs."""
+    what, members = f"the variables of {label}", reduction.process_set
+    groups = _groups.members(reduction.groups, variables)
+    options = f"{reduction}, groups {groups or 'none'}"
+    theirs = allgather_object((options, rows_of(variables)), what, members)
+    _host.compare(f"the options of {label}", [[options] for options, _ in theirs], members.ranks)
+    _host.compare(what, [rows for _, rows in theirs], members.ranks)
+
+
+def compare_gradients(
+    label: str, reduction: Reduction, variables: Sequence[Any], kinds: Sequence[str]
+) -> None:
+    """Raises Mismatch on every rank, naming the first variable that has a gradient on some ranks
+    and none, or one of another kind, on others."""
+    what, members = f"the gradients of {label}", reduction.process_set
+    rows = zip(variables, kinds, strict=True)
+    words = [f"'{label_of(i, v)}' {kind}" for i, (v, kind) in enumerate(rows)]
+    by_rank = allgather_object(words, what, members)
+    _host.compare(
+        what,
+        by_rank,
+        members.ranks,
+        "let the loss depend on the same variables on every rank",
+    )
+
+
+class Exchange(ABC):
+    """Made when the first gradients come, on every rank."""
+
+    def __init__(self, label: str, reduction: Reduction) -> None:
+        self.label = label
+        self.reduction = reduction
+
+    @abstractmethod
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Reduced gradients; None where no rank has one.
+
+        Raises:
+            Mismatch: the ranks' variables, options or gradients differ; says which variable.
+        """
+
+    def stepped(self) -> None:  # noqa: B027 - most have nothing to do
+        """The optimizer has used the gradients."""
+
+
+class AloneExchange(Exchange):
+    """One rank by itself: nothing to reduce, but the factors hold."""
+
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        del variables
+        factor = self.reduction.passes_factor
+        return [g if g is None or factor == 1 else g * factor for g in gradients]
+
+
+class PlannedExchange(Exchange):
+    """Compared when a program is built, once for every list of variables. What differs only later
+    (a program that one rank alone builds again) is seen by what `reduce_all` sends: its operations
+    say on every rank what they reduce."""
+
+    def __init__(self, label: str, reduction: Reduction) -> None:
+        super().__init__(label, reduction)
+        self._compared: set[tuple[str, ...]] = set()  # labels of the variables
+
+    @abstractmethod
+    def kind_of(self, gradient: Any) -> str:
+        """Words that are the same on all ranks, or they cannot be reduced."""
+
+    @abstractmethod
+    def reduce_all(
+        self, names: Sequence[str], gradients: Sequence[Any], variables: Sequence[Any]
+    ) -> list[Any]:
+        """In the order of the variables; None stays None."""
+
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        labels = tuple(label_of(i, v) for i, v in enumerate(variables))
+        if labels not in self._compared:
+            kinds = ["without a gradient" if g is None else self.kind_of(g) for g in gradients]
+            compare_models(self.label, self.reduction, variables)
+            compare_gradients(self.label, self.reduction, variables, kinds)
+            self._compared.add(labels)
+        return self.reduce_all(labels, gradients, variables)

@@ -1,0 +1,55 @@
+"""Which gradients go together because the user said so: Horovod's `num_groups` and `groups`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from farandole._core import InvalidArgument
+
+Groups = int | Sequence[Sequence[Any]]
+
+
+def checked(groups: Any, num_groups: Any) -> Groups:
+    """A number of groups, 0 for none, or lists of variables. Raises InvalidArgument."""
+    given = num_groups if groups is None else groups
+    if isinstance(given, int) and not isinstance(given, bool):
+        if given < 0:
+            raise InvalidArgument(f"groups is {given}; a number of groups is at least 0")
+        return given
+    if not isinstance(given, list | tuple):
+        raise InvalidArgument(
+            f"groups is a {type(given).__name__}; pass a number, or a list of lists of variables"
+        )
+    for g, group in enumerate(given):
+        if not isinstance(group, list | tuple):
+            raise InvalidArgument(f"groups[{g}] is a {type(group).__name__}, not a list")
+    return given
+
+
+def members(groups: Groups, variables: Sequence[Any]) -> list[list[int]]:
+    """The places of each group's variables. Those that no list names are in none.
+
+    Raises:
+        InvalidArgument: a list names what is none of the variables, or one of them twice.
+    """
+    if isinstance(groups, int):
+        # The first groups have one more where they do not divide.
+        rows, longer = divmod(len(variables), groups) if groups else (0, 0)
+        ends = [0, *((g + 1) * rows + min(g + 1, longer) for g in range(groups))]
+        return [list(range(*ends[g : g + 2])) for g in range(groups)]
+    places = {id(variable): i for i, variable in enumerate(variables)}
+    group_of: dict[int, int] = {}
+    for g, group in enumerate(groups):
+        for variable in group:
+            i = places.get(id(variable), -1)
+            what = getattr(variable, "path", type(variable).__name__)
+            if i < 0:
+                raise InvalidArgument(
+                    f"groups[{g}] has '{what}', which is none of the optimizer's variables that "
+                    "ranks share"
+                )
+            if i in group_of:
+                raise InvalidArgument(f"groups name '{what}' twice: in {group_of[i]} and {g}")
+            group_of[i] = g
+    return [[places[id(variable)] for variable in group] for group in groups]

@@ -1,0 +1,79 @@
+"""Keras on JAX: gradients are reduced inside the compiled training step, in buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from farandole import jax as fdj
+from farandole._core import InvalidArgument
+from farandole.common._process_set import global_process_set
+from farandole.keras._exchange import Exchange, PlannedExchange
+from farandole.keras._groups import members
+from farandole.keras._reduction import Reduction
+
+
+class ProgramExchange(PlannedExchange):
+    """What `farandole.jax` does for a pytree, for an optimizer."""
+
+    def __init__(self, label: str, reduction: Reduction, variables: Sequence[Any]) -> None:
+        super().__init__(label, reduction)
+        groups = members(reduction.groups, variables)
+        self._groups = [{id(variables[i]) for i in group} for group in groups]
+
+    def kind_of(self, gradient: Any) -> str:
+        del gradient
+        return "dense"
+
+    def reduce_all(
+        self, names: Sequence[str], gradients: Sequence[Any], variables: Sequence[Any]
+    ) -> list[Any]:
+        del names  # compared already
+        reduction = self.reduction
+        # By place, which is what ranks compare of what they send.
+        wires, contexts = dict[int, Any](), dict[int, Any]()
+        for i, gradient in enumerate(gradients):
+            if gradient is not None:
+                scaled = _times(jnp.asarray(gradient), reduction.prescale)
+                wires[i], contexts[i] = reduction.compression.compress(scaled)
+        reduced = self._in_groups(wires, variables)
+        return [
+            _times(reduction.compression.decompress(reduced[i], contexts[i]), reduction.postscale)
+            if i in reduced
+            else None
+            for i in range(len(gradients))
+        ]
+
+    def _in_groups(self, wires: dict[int, Any], variables: Sequence[Any]) -> dict[int, Any]:
+        """Each group in one call; what is in none goes in buckets by size."""
+        reduced, rest = dict[int, Any](), dict(wires)
+        for g, group in enumerate(self._groups):
+            together = {i: rest.pop(i) for i in wires if id(variables[i]) in group}
+            name = f"{self.label}, group {g}"
+            reduced |= fdj.allreduce(together, op=self.reduction.op, name=name)
+        reduced |= fdj.allreduce_gradients(rest, op=self.reduction.op, name=self.label)
+        return reduced
+
+
+def _times(gradient: Any, factor: float) -> Any:
+    return gradient if factor == 1 else gradient * jnp.asarray(factor, gradient.dtype)
+
+
+def check(reduction: Reduction) -> None:
+    """Raises InvalidArgument for what this backend cannot do."""
+    if reduction.process_set is not global_process_set:
+        raise InvalidArgument(
+            f"process_set={reduction.process_set!r} with Keras on JAX: programs of JAX have one "
+            "order of collectives, that of all ranks\n  advice: leave it at global_process_set, or "
+            "set KERAS_BACKEND to tensorflow or torch"
+        )
+    fdj.init()  # farandole.init() knows nothing of JAX
+
+
+def exchange_of(
+    label: str, reduction: Reduction, variables: Sequence[Any], *, at_update: bool
+) -> Exchange:
+    del at_update
+    return ProgramExchange(label, reduction, variables)

@@ -1,0 +1,64 @@
+"""Keras on TensorFlow: every gradient is an operation of the graph, reduced while others are
+computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from farandole.keras._exchange import Exchange, PlannedExchange
+from farandole.keras._groups import members
+from farandole.keras._reduction import Reduction
+from farandole.tensorflow._reduction import Reduction as OpReduction
+
+
+class GraphExchange(PlannedExchange):
+    """What `farandole.tensorflow` does for a tape, for an optimizer."""
+
+    def __init__(self, label: str, reduction: Reduction, variables: Sequence[Any]) -> None:
+        super().__init__(label, reduction)
+        groups = members(reduction.groups, variables)
+        self._ops = OpReduction(
+            reduction.horovods_op,
+            reduction.compression,
+            reduction.sparse_as_dense,
+            reduction.gradient_predivide_factor,
+            0,
+            [[variables[i] for i in group] for group in groups],
+            reduction.process_set,
+            label,
+        )
+
+    def kind_of(self, gradient: Any) -> str:
+        if isinstance(gradient, tf.IndexedSlices) and not self.reduction.sparse_as_dense:
+            return f"slices by {gradient.indices.dtype.name}"
+        return "dense"
+
+    def reduce_all(
+        self, names: Sequence[str], gradients: Sequence[Any], variables: Sequence[Any]
+    ) -> list[Any]:
+        reduced = self._ops.reduce(gradients, variables, names)
+        factor = self.reduction.passes_factor
+        return reduced if factor == 1 else [_times(g, factor) for g in reduced]
+
+
+def _times(gradient: Any, factor: float) -> Any:
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor
+
+
+def check(reduction: Reduction) -> None:
+    """Raises InvalidArgument for what this backend cannot do."""
+    del reduction  # everything is supported
+
+
+def exchange_of(
+    label: str, reduction: Reduction, variables: Sequence[Any], *, at_update: bool
+) -> Exchange:
+    del at_update
+    return GraphExchange(label, reduction, variables)

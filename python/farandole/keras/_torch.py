@@ -1,0 +1,110 @@
+"""Keras on PyTorch: gradients are reduced by hooks while backward computes others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+import torch
+
+from farandole._core import InvalidArgument
+from farandole._hooks import Limits
+from farandole.common._process_set import group_of
+from farandole.keras._exchange import Exchange, compare_gradients, compare_models, label_of
+from farandole.keras._groups import members
+from farandole.keras._reduction import Reduction
+from farandole.keras.compression import Compression
+from farandole.torch._tensors import check_tensor
+from farandole.torch.compression import Compression as TorchCompression
+from farandole.torch.exchange import TorchExchange
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _untraced(function: _F) -> _F:
+    """Dynamo would trace into the engine."""
+    disable: Any = torch.compiler.disable
+    return cast(_F, disable(function))
+
+
+class HookedExchange(Exchange):
+    """What autograd accumulates into the variables' ``grad`` is reduced when ``backward()``
+    returns. Gradients that come another way, and those of the first step, are reduced when the
+    optimizer gets them."""
+
+    @_untraced
+    def __init__(
+        self, label: str, reduction: Reduction, variables: Sequence[Any], *, at_update: bool
+    ) -> None:
+        super().__init__(label, reduction)
+        compare_models(label, reduction, variables)
+        self._compared = False
+        named = [(f"{label}/{label_of(i, v)}", v.value) for i, v in enumerate(variables)]
+        for name, p in named:
+            check_tensor(p, f"'{name}'")
+        self._parameters = {id(p) for _, p in named if p.requires_grad and p.numel() > 0}
+        none = reduction.compression is Compression.none
+        group = group_of(reduction.process_set)
+        assert group is not None  # others than members have an AloneExchange
+        self._exchange = TorchExchange(
+            group,
+            [(n, p) for n, p in reversed(named) if id(p) in self._parameters],
+            compression=TorchCompression.none if none else reduction.compression,
+            sparse_as_dense=reduction.sparse_as_dense,
+            op=reduction.op,
+            prescale=reduction.prescale,
+            postscale=reduction.postscale,
+            passes_per_step=1,
+            limits=Limits.of(None, None),
+            overlap=True,
+            groups={
+                id(variables[i].value): g
+                for g, places in enumerate(members(reduction.groups, variables))
+                for i in places
+            },
+            process_set=reduction.process_set,
+        )
+        if at_update:  # what backward brings is one pass of several
+            self._hold = self._exchange.held()
+            self._hold.__enter__()
+
+    @_untraced
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        if self._exchange.reduced:
+            return list(gradients)
+        if not self._compared:
+            kinds = ["without a gradient" if g is None else "dense" for g in gradients]
+            compare_gradients(self.label, self.reduction, variables, kinds)
+            self._compared = True
+        parameters = [v.value for v in variables]
+        for gradient, p, v in zip(gradients, parameters, variables, strict=True):
+            if id(p) in self._parameters:
+                p.grad = None if gradient is None else gradient.detach()
+            elif gradient is not None and p.numel() > 0:
+                raise InvalidArgument(
+                    f"{self.label} gets a gradient of '{v.path}', which it did not have when it "
+                    "was first applied\n"
+                    "  advice: put a DistributedOptimizer around a new optimizer when the model "
+                    "changes, as model.compile() does"
+                )
+        self._exchange.synchronize()
+        return [
+            p.grad if id(p) in self._parameters else gradient
+            for p, gradient in zip(parameters, gradients, strict=True)
+        ]
+
+    @_untraced
+    def stepped(self) -> None:
+        self._exchange.note_step()
+
+
+def check(reduction: Reduction) -> None:
+    """Raises InvalidArgument for what this backend cannot do."""
+    del reduction  # everything is supported
+
+
+def exchange_of(
+    label: str, reduction: Reduction, variables: Sequence[Any], *, at_update: bool
+) -> Exchange:
+    """`variables`: all that the optimizer has and the ranks share."""
+    return HookedExchange(label, reduction, variables, at_update=at_update)

@@ -1,0 +1,252 @@
+"""What DistributedOptimizer puts before a Keras optimizer's own class.
+
+Note [Where gradients are reduced]
+
+Every backend passes one of three points, in the optimizer that `compile()` holds:
+
+    apply(gradients, variables)         TensorFlow, PyTorch, JAX without fit
+    stateless_apply(…)                  JAX under fit
+    _clip_gradients(gradients)          with gradient_accumulation_steps: in the pass that updates
+
+The first reduces, and sets `inside`, since stateless_apply may call apply, and apply clips.
+Reduction comes before clipping, and before a LossScaleOptimizer looks for infinities: then all
+ranks clip by the same norm, and all ranks skip a step or none does.
+
+compile() puts a LossScaleOptimizer *around* ours where the policy is mixed_float16. It looks at the
+gradients before we see them. So its class is taught, once, to let the optimizer inside reduce
+first; one that holds any other optimizer is as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import keras
+
+from farandole._core import InvalidArgument
+from farandole.keras._exchange import AloneExchange, Exchange
+from farandole.keras._reduction import Reduction
+
+MakeExchange = Callable[..., Exchange]
+
+
+class State:
+    """What a wrapped optimizer knows besides its own."""
+
+    def __init__(self, label: str, reduction: Reduction, make: MakeExchange) -> None:
+        self.label = label
+        self.reduction = reduction
+        self.local: set[Any] = set()  # the optimizer's keys of variables that are not shared
+        self.inside = False  # a call whose gradients are reduced already
+        self.updating: Sequence[Any] = ()  # the variables whose accumulated gradients are clipped
+        self.exchange: Exchange | None = None  # from the first gradients on
+        self._make = make
+
+    def reduce(
+        self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
+    ) -> list[Any]:
+        exchange = self.ready_exchange(optimizer)
+        if not self.local:
+            return exchange.reduce(gradients, variables)
+        result = list(gradients)
+        shared = []
+        for i, variable in enumerate(variables):
+            if optimizer._var_key(variable) not in self.local:
+                shared.append(i)
+            elif result[i] is not None and self.reduction.local_scale != 1:
+                result[i] = result[i] * self.reduction.local_scale
+        reduced = exchange.reduce([result[i] for i in shared], [variables[i] for i in shared])
+        for i, gradient in zip(shared, reduced, strict=True):
+            result[i] = gradient
+        return result
+
+    def ready_exchange(self, optimizer: Any) -> Exchange:
+        if self.exchange is None:
+            self.exchange = self._first_exchange(optimizer)
+        return self.exchange
+
+    def _first_exchange(self, optimizer: Any) -> Exchange:
+        if self.reduction.members == 1:
+            return AloneExchange(self.label, self.reduction)
+        everything = [
+            v for v in optimizer._trainable_variables if optimizer._var_key(v) not in self.local
+        ]
+        return self._make(
+            self.label, self.reduction, everything, at_update=reduces_at_update(optimizer)
+        )
+
+    def around(self, call: Callable[[], Any]) -> Any:
+        """Calls the optimizer's own method, with gradients that are reduced."""
+        self.inside = True
+        try:
+            return call()
+        finally:
+            self.inside = False
+            if self.exchange is not None:
+                self.exchange.stepped()
+
+
+def state_of(optimizer: Any) -> State:
+    state: State | None = vars(optimizer).get("_farandole")
+    if state is None:
+        raise InvalidArgument(
+            f"this {type(optimizer).__name__} was made from the class of a DistributedOptimizer; "
+            "put DistributedOptimizer(…) around it"
+        )
+    return state
+
+
+def reduces_at_update(optimizer: Any) -> bool:
+    """Whether the optimizer accumulates gradients itself. (One that scales losses passes them on to
+    one that may, but has looked at them before.)"""
+    return bool(optimizer.gradient_accumulation_steps)
+
+
+class Distributed:
+    """The mixin; see Note [Where gradients are reduced]."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        own = super().apply  # type: ignore[misc]
+        if state_of(self).inside or reduces_at_update(self):
+            return own(grads, trainable_variables)
+        return apply_reduced(self, state_of(self), own, grads, trainable_variables)
+
+    def stateless_apply(
+        self, optimizer_variables: Any, grads: Any, trainable_variables: Any
+    ) -> Any:
+        own = super().stateless_apply  # type: ignore[misc]
+        if state_of(self).inside or reduces_at_update(self):
+            return own(optimizer_variables, grads, trainable_variables)
+        return stateless_apply_reduced(
+            self, state_of(self), own, optimizer_variables, grads, trainable_variables
+        )
+
+    def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> Any:
+        state_of(self).updating = trainable_variables
+        return super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
+
+    def _clip_gradients(self, grads: Any) -> Any:
+        state = state_of(self)
+        if reduces_at_update(self) and not state.inside:
+            grads = _reduce_accumulated(self, state, grads)
+        return super()._clip_gradients(grads)  # type: ignore[misc]
+
+    @classmethod
+    def from_config(cls, config: Any, **others: Any) -> Any:
+        """A plain optimizer: what reduces is not in the config."""
+        plain = cls.__mro__[cls.__mro__.index(Distributed) + 1]
+        return plain.from_config(config, **others)  # type: ignore[attr-defined]
+
+    def register_local_var(self, var: Any) -> None:
+        """The variable's gradients stay this rank's own."""
+        state = state_of(self)
+        if state.exchange is not None:
+            raise InvalidArgument(
+                f"register_local_var('{getattr(var, 'path', var)}') after the first step: the "
+                "ranks have agreed on what they share"
+            )
+        state.local.add(self._var_key(var))  # type: ignore[attr-defined]
+
+
+def apply_reduced(
+    optimizer: Any, state: State, own: Any, grads: Any, trainable_variables: Any
+) -> Any:
+    gradients = list(grads)
+    if not gradients or (trainable_variables is None and not optimizer.built):
+        return own(gradients, trainable_variables)  # does nothing, or says what is wrong
+    variables = optimizer._trainable_variables
+    if trainable_variables is not None:
+        variables = list(trainable_variables)
+        if not optimizer.built:
+            with keras.name_scope(optimizer.name, caller=optimizer):
+                optimizer.build(variables)
+    if len(gradients) != len(variables):
+        return own(gradients, trainable_variables)  # says so
+    reduced = state.reduce(optimizer, gradients, variables)
+    return state.around(lambda: own(reduced, trainable_variables))
+
+
+def stateless_apply_reduced(
+    optimizer: Any, state: State, own: Any, optimizer_variables: Any, grads: Any, values: Any
+) -> Any:
+    gradients = list(grads)
+    if not optimizer.built or len(gradients) != len(optimizer._trainable_variables):
+        return own(optimizer_variables, gradients, values)  # says what is wrong
+    reduced = state.reduce(optimizer, gradients, optimizer._trainable_variables)
+    return state.around(lambda: own(optimizer_variables, reduced, values))
+
+
+def _reduce_accumulated(optimizer: Any, state: State, gradients: Any) -> list[Any]:
+    reduced = state.reduce(optimizer, list(gradients), list(state.updating))
+    state.ready_exchange(optimizer).stepped()
+    return reduced
+
+
+def _teach(scaling: Any) -> None:
+    """LossScaleOptimizer; see Note [Where gradients are reduced]."""
+    own_apply, own_stateless = scaling.apply, scaling.stateless_apply
+
+    def waits(self: Any) -> bool:
+        inner = self.inner_optimizer
+        return isinstance(inner, Distributed) and not state_of(inner).inside
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        own = own_apply.__get__(self)
+        if not waits(self):
+            return own(grads, trainable_variables)
+        return apply_reduced(self, state_of(self.inner_optimizer), own, grads, trainable_variables)
+
+    def stateless_apply(
+        self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any
+    ) -> Any:
+        own = own_stateless.__get__(self)
+        if not waits(self):
+            return own(optimizer_variables, grads, trainable_variables)
+        state = state_of(self.inner_optimizer)
+        return stateless_apply_reduced(
+            self, state, own, optimizer_variables, grads, trainable_variables
+        )
+
+    scaling.apply, scaling.stateless_apply = apply, stateless_apply
+
+
+@cache
+def child_of(own: Any) -> Any:
+    """The optimizer's class with ours before it, under its name: files name the plain class, so
+    that plain Keras can load them."""
+    _learn(keras.optimizers.LossScaleOptimizer)
+    child = type(
+        own.__name__,
+        (Distributed, own),
+        {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__},
+    )
+    for names in _name_tables():
+        if own in names:
+            names[child] = names[own]
+    return child
+
+
+@cache
+def _learn(scaling: Any) -> None:
+    _teach(scaling)
+
+
+def _name_tables() -> list[dict[Any, str]]:
+    """Keras' tables of public and of registered names. They are private: without them files name
+    the class by its module, which loads as well."""
+    tables = []
+    try:
+        from keras.src.api_export import REGISTERED_OBJS_TO_NAMES
+
+        tables.append(REGISTERED_OBJS_TO_NAMES)
+    except ImportError:
+        pass
+    try:
+        from keras.src.saving.object_registration import GLOBAL_CUSTOM_NAMES
+
+        tables.append(GLOBAL_CUSTOM_NAMES)
+    except ImportError:
+        pass
+    return tables

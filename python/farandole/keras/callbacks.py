@@ -1,0 +1,294 @@
+"""Callbacks for ``fit``: equal beginnings, averaged metrics, learning rates, checkpoints.
+
+What they send goes by name, apart from the gradients (`farandole.keras._host`). Every rank has the
+same callbacks in the same order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from farandole import _world
+from farandole._core import InvalidArgument
+from farandole.common._objects import allgather_object
+from farandole.keras import _host
+from farandole.keras._learning_rate import set_learning_rate
+from farandole.keras.elastic import (
+    CommitStateCallback,
+    UpdateBatchStateCallback,
+    UpdateEpochStateCallback,
+)
+from farandole.keras.values import broadcast_variables
+
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "CommitStateCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+]
+
+
+class _Callback(keras.callbacks.Callback):  # type: ignore[misc]
+    """What all of ours do."""
+
+    def set_model(self, model: Any) -> None:
+        # Before fit() makes its training function.
+        super().set_model(model)
+        if keras.backend.backend() == "tensorflow" and model.jit_compile:
+            model.jit_compile = False
+            if _world.rank() == 0:
+                print(
+                    "farandole: XLA cannot compile collectives inside TensorFlow's programs; "
+                    "the model runs with jit_compile=False"
+                )
+
+
+class BroadcastGlobalVariablesCallback(_Callback):
+    """All ranks begin with the root's weights and optimizer state, as `fit` begins; where a model
+    makes its variables in the first batch, after that.
+
+    Args:
+        root_rank: whose.
+        device: Horovod's; does nothing.
+        local_variables: variables that each rank keeps its own of.
+
+    Raises:
+        Mismatch: in `fit`, on every rank: the models differ; says which variable.
+    """
+
+    def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
+        super().__init__()
+        del device
+        self.root_rank = root_rank
+        self.local_variables = list(local_variables or ())
+        self._pending = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        del logs
+        self._pending = not all(allgather_object(bool(self.model.built), "built models"))
+        if not self._pending:
+            self._broadcast()
+
+    # Not at the end of the first batch: Keras then waits for the results of every one.
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        del logs
+        if self._pending and (batch > 0 or self.model.built):
+            self._broadcast()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        del logs
+        if self._pending:
+            self._broadcast()
+
+    def _broadcast(self) -> None:
+        self._pending = False
+        model, optimizer = self.model, self.model.optimizer
+        if optimizer is not None and not optimizer.built:
+            optimizer.build(model.trainable_variables)  # TensorFlow leaves it to the first batch
+        local = {id(v) for v in self.local_variables}
+        state = optimizer.variables if optimizer is not None else []
+        shared = [v for v in [*model.weights, *state] if id(v) not in local]
+        broadcast_variables(shared, self.root_rank)
+
+
+class MetricAverageCallback(_Callback):
+    """Metrics at the end of an epoch become their mean over the ranks, for the callbacks after it
+    and the history. Put it before what looks at metrics (``ReduceLROnPlateau``, loggers).
+
+    Args:
+        device: Horovod's; does nothing.
+
+    Raises:
+        Mismatch: in `fit`, on every rank: one has a metric that another has not.
+    """
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__()
+        del device
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        del epoch
+        if not logs:
+            logs = {}
+        names = sorted(k for k, v in logs.items() if isinstance(v, (int, float)))
+        theirs = allgather_object([(name, float(logs[name])) for name in names], "metrics")
+        _host.compare("metrics", [[f"'{name}'" for name, _ in each] for each in theirs])
+        for i, name in enumerate(names):
+            logs[name] = math.fsum(each[i][1] for each in theirs) / len(theirs)
+
+
+class LearningRateScheduleCallback(_Callback):
+    """The learning rate is ``initial_lr * multiplier(epoch)`` within ``[start_epoch, end_epoch)``.
+
+    Args:
+        initial_lr: what is multiplied.
+        multiplier: a function of the epoch; or a number, whose power by the epoch is taken.
+        start_epoch, end_epoch: outside of these it does nothing; None: no end.
+        staircase: change it once an epoch; else at every batch, with a fractional epoch.
+        momentum_correction: scale the velocities of a momentum method with the learning rate
+            (Goyal et al., 2017): they contain it.
+        steps_per_epoch: batches of an epoch; default: as `fit` knows.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: Callable[[float], float] | float,
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        if initial_lr is None:
+            raise InvalidArgument("initial_lr is None; it is required")
+        self.initial_lr = initial_lr
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.multiplier: Callable[[float], float]
+        if callable(multiplier):
+            self.multiplier = multiplier
+        else:
+            self.staircase = True
+            factor = float(multiplier)
+            self.multiplier = lambda epoch: factor ** (epoch - start_epoch)
+        self._epoch = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        del logs
+        if self.staircase or self.steps_per_epoch:
+            return
+        self.steps_per_epoch = self.params.get("steps")
+        if not self.steps_per_epoch:
+            raise InvalidArgument(
+                f"{type(self).__name__} cannot tell how many batches an epoch has; pass "
+                "steps_per_epoch"
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        del logs
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        del logs
+        if self._epoch < self.start_epoch:
+            return
+        if self.end_epoch is not None and self._epoch >= self.end_epoch:
+            return
+        if not self.staircase:
+            assert self.steps_per_epoch is not None
+            self._adjust(self._epoch + batch / self.steps_per_epoch)
+        elif batch == 0:
+            self._adjust(self._epoch)
+
+    def _adjust(self, epoch: float) -> None:
+        rate = self.initial_lr * self.multiplier(epoch)
+        set_learning_rate(self.model.optimizer, rate, correct=self.momentum_correction)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        del epoch
+        if logs is not None:
+            logs["lr"] = float(self.model.optimizer.learning_rate)
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """The learning rate grows from ``initial_lr / size`` to ``initial_lr`` in the first epochs.
+
+    Args:
+        initial_lr: the rate of all ranks together: that of one rank times ``size()``.
+        warmup_epochs: how long.
+        momentum_correction, steps_per_epoch: as in ``LearningRateScheduleCallback``.
+        verbose: 1 says when it is over.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        def multiplier(epoch: float) -> float:
+            assert self.steps_per_epoch is not None
+            # At the end of an epoch, so that a curve over epochs shows round numbers.
+            done = epoch + 1 / self.steps_per_epoch
+            size = _world.size()
+            return (done * (size - 1) / warmup_epochs + 1) / size
+
+        super().__init__(
+            initial_lr,
+            multiplier,
+            start_epoch=0,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0:
+            rate = float(self.model.optimizer.learning_rate)
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
+
+
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
+    """Rank 0 saves the model whenever ``monitor`` is best. Put ``MetricAverageCallback`` before it,
+    or rank 0's own metric decides.
+
+    Args:
+        monitor, verbose, save_weights_only, mode, save_freq: as in Keras' ``ModelCheckpoint``.
+        filepath: where; or set the attribute before `fit`.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: Any = "epoch",
+        filepath: Any = None,
+    ) -> None:
+        ending = ".weights.h5" if save_weights_only else ".keras"
+        super().__init__(
+            filepath=filepath if filepath is not None else f"best{ending}",
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+        )
+        if filepath is None:
+            self.filepath = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self.filepath is None:
+            raise InvalidArgument(
+                "BestModelCheckpoint does not know where to save; pass filepath, or set the "
+                "attribute of that name"
+            )
+        super().on_train_begin(logs)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if _world.rank() == 0:
+            super().on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if _world.rank() == 0:
+            super().on_epoch_end(epoch, logs)

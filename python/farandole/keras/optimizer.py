@@ -1,0 +1,219 @@
+"""DistributedOptimizer: a Keras optimizer whose gradients are the mean over all ranks."""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import keras
+
+from farandole import _world
+from farandole._core import InvalidArgument
+from farandole.common._process_set import ProcessSet, global_process_set
+from farandole.common._reductions import Average
+from farandole.keras._groups import checked
+from farandole.keras._reduction import Reduction, check_passes
+from farandole.keras._wrapped import Distributed, State, child_of
+from farandole.keras.compression import Compression
+
+_O = TypeVar("_O")
+
+_BACKENDS = {
+    "jax": "farandole.keras._jax",
+    "tensorflow": "farandole.keras._tensorflow",
+    "torch": "farandole.keras._torch",
+}
+_wrapped: Counter[str] = Counter()  # how many of a name there have been; alike on all ranks
+
+
+def DistributedOptimizer(
+    optimizer: _O,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> _O:
+    """Makes a Keras optimizer step with gradients averaged over all ranks.
+
+    The optimizer stays the same object, of a child class with its class' name: its variables,
+    learning-rate schedule, ``isinstance`` and what is saved stay as they are. Gradients are reduced
+    before they are clipped, and before a ``LossScaleOptimizer`` looks for infinities. Works in
+    ``fit``, ``train_on_batch`` and custom training steps, on each backend of Keras.
+
+    Args:
+        optimizer: a Keras 3 optimizer, or a ``LossScaleOptimizer`` around one.
+        name: in errors and traces; the same on all ranks. Default: "Distributed" and the class'
+            name.
+        device_dense, device_sparse: Horovod's; tensors are reduced where they lie.
+        compression: what is sent: ``Compression.none``, ``.fp16``, ``.bf16``, or your own class.
+        sparse_as_dense: reduce sparse gradients (of embeddings, TensorFlow) as dense ones.
+        gradient_predivide_factor: divides gradients before they are summed, and multiplies the
+            sum, so that halves do not overflow; with ``Average`` only.
+        op: ``Average`` or ``Sum``.
+        backward_passes_per_step: the optimizer accumulates gradients over that many passes
+            (``gradient_accumulation_steps`` of Keras), reduces, and updates once.
+        average_aggregated_gradients: divide what was accumulated by the number of passes.
+        num_groups, groups: gradients that are reduced together: a number of groups, or lists of
+            variables. ``num_groups`` is its older name.
+        process_set: the ranks that take part; elsewhere the optimizer steps by itself. On JAX all.
+        scale_local_gradients: gradients of variables given to ``register_local_var()``, which are
+            not reduced, are divided by the number of ranks.
+
+    Raises:
+        InvalidArgument: an argument is wrong; the optimizer is as before.
+        NotInitialized: before ``init()``.
+        Mismatch: in the first step: the ranks' variables, options or gradients differ; says which
+            variable.
+
+    Example:
+        >>> import farandole.keras as hvd, keras
+        >>> hvd.init()
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    """
+    del device_dense, device_sparse
+    _check_optimizer(optimizer)
+    check_passes(backward_passes_per_step)
+    backend = _backend()
+    reduction = Reduction(
+        op,
+        gradient_predivide_factor,
+        compression,
+        sparse_as_dense,
+        checked(groups, num_groups),
+        process_set,
+        1.0 if average_aggregated_gradients else float(backward_passes_per_step),
+        scale_local_gradients,
+    )
+    backend.check(reduction)
+    _accumulate(optimizer, backward_passes_per_step)
+    label = name or f"Distributed{type(optimizer).__name__}"
+    _wrapped[label] += 1
+    if _wrapped[label] > 1:
+        label = f"{label}.{_wrapped[label]}"
+    vars(optimizer)["_farandole"] = State(label, reduction, backend.exchange_of)
+    own: Any = type(optimizer)
+    optimizer.__class__ = child_of(own)
+    return optimizer
+
+
+def PartialDistributedOptimizer(
+    optimizer: _O,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> _O:
+    """A ``DistributedOptimizer`` that leaves the gradients of some layers to each rank.
+
+    Args:
+        local_layers: a built layer, or several. More variables may follow by
+            ``optimizer.register_local_var(variable)``, until the first step.
+
+    The other arguments, errors: as ``DistributedOptimizer``.
+    """
+    layers = _layers(local_layers)
+    wrapped = DistributedOptimizer(
+        optimizer,
+        name,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        op,
+        backward_passes_per_step,
+        average_aggregated_gradients,
+        0,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+    for layer in layers:
+        for variable in layer.trainable_weights:
+            wrapped.register_local_var(variable)  # type: ignore[attr-defined]
+    return wrapped
+
+
+def is_distributed(optimizer: Any) -> bool:
+    """Whether the optimizer, or the one that it scales losses for, reduces gradients."""
+    return isinstance(optimizer, Distributed) or isinstance(
+        getattr(optimizer, "inner_optimizer", None), Distributed
+    )
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    if is_distributed(optimizer):
+        raise InvalidArgument("the optimizer is a DistributedOptimizer already")
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise InvalidArgument(
+            f"optimizer is a {type(optimizer).__name__}, not a Keras 3 optimizer; pass one, as in "
+            "DistributedOptimizer(keras.optimizers.SGD(0.1))"
+        )
+    _world.size()  # raises before init(), as Horovod does
+    for name in ("_var_key", "_clip_gradients", "_backend_apply_gradients"):
+        if not hasattr(optimizer, name):
+            raise InvalidArgument(
+                f"Keras {keras.__version__} has no Optimizer.{name}; farandole knows Keras 3.15"
+            )
+
+
+def _backend() -> Any:
+    name = keras.backend.backend()
+    if name not in _BACKENDS:
+        raise InvalidArgument(
+            f"Keras runs on {name}, on which farandole does not train; set KERAS_BACKEND to "
+            + ", ".join(_BACKENDS)
+        )
+    return importlib.import_module(_BACKENDS[name])
+
+
+def _accumulate(optimizer: Any, passes: int) -> None:
+    """Keras accumulates; its accumulators are made when the optimizer is built."""
+    base = getattr(optimizer, "inner_optimizer", optimizer)
+    steps = base.gradient_accumulation_steps
+    if passes == 1 or steps == passes:
+        return
+    if steps is not None:
+        raise InvalidArgument(
+            f"backward_passes_per_step is {passes}, and the optimizer has "
+            f"gradient_accumulation_steps={steps}; give one of them"
+        )
+    if base.built:
+        raise InvalidArgument(
+            f"backward_passes_per_step={passes} on an optimizer that is built already has no "
+            "accumulators; wrap it before the first step"
+        )
+    base.gradient_accumulation_steps = passes
+
+
+def _layers(given: Any) -> list[Any]:
+    layers = list(given) if isinstance(given, Iterable) else [] if given is None else [given]
+    for layer in layers:
+        if not isinstance(layer, keras.layers.Layer):
+            raise InvalidArgument(f"local_layers has a {type(layer).__name__}, which is no layer")
+        if not layer.built:
+            raise InvalidArgument(
+                f"local_layers has '{layer.name}', which has no variables yet; build the model"
+            )
+    return layers

@@ -1,0 +1,112 @@
+"""Values and variables of all ranks, outside of the training step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import keras
+import numpy as np
+
+from farandole._core import InvalidArgument
+from farandole.common._objects import allgather_object
+from farandole.common._reductions import Average, Sum, choose_op, core_op, op_name
+from farandole.keras import _host
+from farandole.keras._exchange import label_of, rows_of
+from farandole.keras.compression import Compression
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: int | None = None,
+    compression: Any = Compression.none,
+) -> Any:
+    """The mean (or ``op``) of all ranks' values: an array of numpy, or a number for a number.
+
+    Args:
+        value: a number, an array, a tensor or a variable of Keras; of one shape on all ranks.
+        name: the operation's: ranks submit named ones in any order.
+        average: deprecated: use ``op``.
+        prescale_factor, postscale_factor: factors on every value, and on the result.
+        op: ``Average`` (default), ``Sum``, ``Min``, ``Max`` or ``Product``.
+        compression: what is sent.
+
+    Raises:
+        InvalidArgument: bad input on this rank.
+        Mismatch: ranks disagree on shape, dtype or op; on every rank.
+
+    Example:
+        >>> import farandole.keras as hvd
+        >>> hvd.init()
+        >>> float(hvd.allreduce(3.0))
+        3.0
+    """
+    word = core_op(choose_op(average, op))
+    array = _array(value)
+    if compression in (None, Compression.none):
+        return _plain(_host.all_reduce(array, word, name, prescale_factor, postscale_factor))
+    wire, context = compression.compress(keras.ops.convert_to_tensor(array))
+    reduced = _host.all_reduce(_array(wire), word, name, prescale_factor, postscale_factor)
+    return _plain(_array(compression.decompress(keras.ops.convert_to_tensor(reduced), context)))
+
+
+def allgather(value: Any, name: str | None = None) -> Any:
+    """All ranks' rows, in rank order. Only the first dimension may differ between ranks."""
+    return _host.all_gather(_array(value), name)
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+    """The root's value, of the same shape and dtype on all ranks."""
+    return _plain(_host.broadcast(_array(value), root_rank, name))
+
+
+def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
+    """This rank's rows of the mean (or sum) of all ranks' arrays; the first ranks have one more
+    where they do not divide."""
+    if op not in (Average, Sum):
+        raise InvalidArgument(f"op={op_name(op)}: reducescatter reduces with Average or Sum only")
+    return _host.reduce_scatter(_array(value), core_op(op), name)
+
+
+def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
+    """Overwrites Keras variables with the root's.
+
+    Args:
+        variables: ``model.weights``, ``model.optimizer.variables``, … alike on all ranks.
+        root_rank: whose values.
+
+    Raises:
+        Mismatch: the ranks' variables differ; says which. Nothing has been overwritten then.
+    """
+    given = list(variables)
+    what = "variables to broadcast"
+    _host.compare(what, allgather_object(rows_of(given), what))
+    for i, variable in enumerate(given):
+        array = _array(variable)
+        if array.size > 0:
+            variable.assign(_host.broadcast(array, root_rank, f"broadcast {label_of(i, variable)}"))
+
+
+def broadcast_global_variables(root_rank: int) -> NoReturn:  # noqa: ARG001 - Horovod's signature
+    """Raises RuntimeError, as Horovod's does without TensorFlow 1's graphs: Keras 3 keeps no list
+    of all variables."""
+    raise RuntimeError(
+        "Keras 3 keeps no list of global variables\n"
+        "  advice: use hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank) in fit(), or "
+        "hvd.broadcast_variables(model.weights, root_rank)"
+    )
+
+
+def _array(value: Any) -> np.ndarray[Any, Any]:
+    if isinstance(value, keras.Variable) or keras.ops.is_tensor(value):
+        return np.asarray(keras.ops.convert_to_numpy(value))
+    return np.asarray(value)
+
+
+def _plain(array: np.ndarray[Any, Any]) -> Any:
+    """A number for a number."""
+    return array[()] if array.ndim == 0 else array

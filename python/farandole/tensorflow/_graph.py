@@ -1,0 +1,133 @@
+"""Where an operation is being made: eagerly or in a graph, and whether it can run there."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from farandole._core import InvalidArgument
+from farandole.common._process_set import number_of
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def as_written(function: _F) -> _F:
+    """Decorates what users call: AutoGraph, which would rewrite it and all that it calls while a
+    function is traced (some seconds, for nothing), leaves it alone."""
+    plain: _F = tf.autograph.experimental.do_not_convert(function)
+    return plain
+
+
+class Refused(InvalidArgument, tf.errors.InvalidArgumentError):  # type: ignore[misc]
+    """Bad input, seen on this rank before anything was sent: farandole's class and TensorFlow's."""
+
+    def __init__(self, node_def: Any, op: Any, message: str, *args: Any) -> None:
+        # AutoGraph makes it again, with its own message, by exactly these names.
+        tf.errors.InvalidArgumentError.__init__(self, node_def, op, message, *args)
+
+
+def refused(message: str) -> Refused:
+    return Refused(None, None, message)
+
+
+def set_number(process_set: object) -> int:
+    """Of a process set that this rank may use. Raises Refused."""
+    try:
+        return number_of(process_set)
+    except InvalidArgument as error:
+        raise refused(str(error)) from None
+
+
+def check_place() -> None:
+    """Raises Refused where our ops cannot run."""
+    if tf.distribute.has_strategy():
+        raise refused(
+            "farandole's operations were called in the scope of a tf.distribute strategy, which "
+            "would reduce a second time\n  advice: use one of the two; with farandole every rank "
+            "is a process of its own (farandole run)"
+        )
+    if not tf.executing_eagerly() and _is_compiled():
+        raise refused(
+            "farandole's operations cannot be compiled by XLA\n  advice: set jit_compile=False on "
+            "the tf.function around them, or in Keras' model.compile(); functions that they are "
+            "not in may keep jit_compile=True"
+        )
+
+
+def _is_compiled() -> bool:
+    try:
+        from tensorflow.python.ops import control_flow_util  # private
+    except ImportError:
+        return False  # TensorFlow then says it, in more words
+    asks = getattr(control_flow_util, "GraphOrParentsInXlaContext", None)
+    return asks is not None and bool(asks(tf.compat.v1.get_default_graph()))
+
+
+# ---- names ----
+
+_used: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
+
+
+def _outermost(graph: Any) -> Any:
+    """Functions in functions, branches and bodies of loops run at the same time."""
+    while getattr(graph, "outer_graph", None) is not None and hasattr(
+        graph.outer_graph, "captures"
+    ):
+        graph = graph.outer_graph
+    return graph
+
+
+def unique_name(name: str | None, kind: str) -> str:
+    """What an operation is called: on every rank the same, as long as all make the same graph.
+
+    In a graph a name is made unique ("x", "x_1", …), and a nameless operation is called by its
+    place. Eagerly a name is taken as it is; for a nameless one the core counts.
+    """
+    if tf.executing_eagerly():
+        return name or ""
+    # Of inner graphs (bodies of loops) the names have numbers that differ between ranks.
+    graph = _outermost(tf.compat.v1.get_default_graph())
+    wanted = name or f"{getattr(graph, 'name', 'graph')}/{kind}"
+    used = _used.setdefault(graph, Counter())
+    used[wanted] += 1
+    count = used[wanted] - 1
+    return f"{wanted}_{count}" if count else wanted
+
+
+def in_tensorflow_1() -> bool:
+    """Whether a graph is made whose ops somebody runs by hand, in a session."""
+    graph = tf.compat.v1.get_default_graph()
+    return not tf.executing_eagerly() and not hasattr(graph, "control_outputs")
+
+
+def keep(results: list[Any]) -> None:
+    """An operation runs in every call of the function, also where nobody uses its results: the
+    other ranks do not know that."""
+    outputs = getattr(tf.compat.v1.get_default_graph(), "control_outputs", None)
+    if outputs is not None and results:
+        outputs.append(results[0] if isinstance(results[0], tf.Operation) else results[0].op)
+
+
+# ---- the order of what blocks ----
+
+_last_finish: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # by its name
+
+
+def after_other_finishes() -> Any:
+    """A context: ops that block a thread of TensorFlow's do so one after the other, in the order in
+    which the graph was made, which is the same on all ranks. Else few threads could deadlock. Not
+    in graphs of TensorFlow 1, where what a session runs must not need what it does not run."""
+    if tf.executing_eagerly() or in_tensorflow_1():
+        return tf.control_dependencies([])
+    graph = tf.compat.v1.get_default_graph()
+    last = _last_finish.get(graph)
+    return tf.control_dependencies([] if last is None else [graph.get_operation_by_name(last)])
+
+
+def note_finish(op: Any) -> None:
+    if not tf.executing_eagerly():
+        _last_finish[tf.compat.v1.get_default_graph()] = op.name

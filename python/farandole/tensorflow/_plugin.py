@@ -1,0 +1,112 @@
+"""Our ops in TensorFlow: ``_tf.so`` beside the core, opened once, and how its ops are used.
+
+The library is built without TensorFlow. ``tf.load_op_library`` opens it, the core hands it a table
+of functions, and from then on ops and engine talk without Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from farandole import _core, _world
+from farandole.common import _basics
+
+# Where asynchronous kernels were tested. Elsewhere each operation is a pair of ops, which asks of
+# TensorFlow nothing but what it documents.
+TESTED = ("2.16", "2.21")
+
+# What TensorFlow must not order one after the other as it does other stateful ops.
+_UNORDERED = {
+    "FarandoleAllReduce",
+    "FarandoleAllGather",
+    "FarandoleBroadcast",
+    "FarandoleReduceScatter",
+    "FarandoleAllToAll",
+    "FarandoleBarrier",
+    "FarandoleJoin",
+    "FarandoleStart",
+}
+
+
+def version() -> str:
+    return ".".join(tf.__version__.split(".")[:2])
+
+
+@functools.cache
+def uses_pairs() -> bool:
+    """Whether an operation is an op that starts and one that finishes."""
+    asked = {row["name"]: row["value"] for row in _core.settings()}["FARANDOLE_TF_OP"]
+    return asked == "pair" or (asked == "auto" and version() not in TESTED)
+
+
+@functools.cache
+def ops() -> Any:
+    """The ops, as TensorFlow wraps them.
+
+    Raises:
+        ImportError: they cannot be loaded into this TensorFlow; says why.
+    """
+    library = Path(_core.__file__).parent / "_tf.so"
+    if not library.exists():
+        raise ImportError(f"{library} is missing: this farandole was built without it")
+    wrapped = tf.load_op_library(str(library))
+    attach = ctypes.CDLL(str(library)).farandole_tf_attach
+    attach.restype, attach.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
+    problem = attach(_core.plugin_table())
+    if problem is not None:
+        raise ImportError(
+            f"farandole does not work with TensorFlow {tf.__version__}: {problem.decode()}"
+        )
+    runs_unordered()
+    return wrapped
+
+
+@functools.cache
+def runs_unordered() -> bool:
+    """Tells TensorFlow not to order our ops; False where it cannot be told. It then neither runs
+    those whose results nobody uses."""
+    try:
+        # Private, and there from 2.4 to 2.21 at least.
+        from tensorflow.python.framework import auto_control_deps
+
+        known = auto_control_deps.ASYNC_STATEFUL_OPS
+        auto_control_deps.ASYNC_STATEFUL_OPS = frozenset(known) | _UNORDERED
+        return True
+    except (ImportError, AttributeError):
+        logging.getLogger(__name__).warning(
+            "TensorFlow %s runs our operations one after the other: they are right, and hide "
+            "little of their time",
+            tf.__version__,
+        )
+        return False
+
+
+def ready() -> None:
+    """Before an op is made: the world is there, and threads of TensorFlow find it."""
+    _core.names_of(_world.world())
+
+
+def init(
+    comm: Sequence[int] | None = None,
+    process_sets: Iterable[Any] | str | None = None,
+    **place: Any,
+) -> None:
+    """Joins the other ranks of the job; a second call without ``shutdown()`` does nothing.
+
+    Args and errors are those of ``farandole.torch.init``.
+
+    Example:
+        >>> import farandole.tensorflow as hvd
+        >>> hvd.init()
+        >>> hvd.rank(), hvd.size()
+        (0, 1)
+    """
+    _basics.init(comm, process_sets, **place)
+    ready()  # graphs made in an earlier world go on in this one

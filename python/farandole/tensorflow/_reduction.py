@@ -1,0 +1,247 @@
+"""A step's gradients on their way to the mean (or sum) of all ranks.
+
+In a graph every gradient is an operation of its own, so that it is reduced while the graph still
+computes others; the engine fuses those that are ready together. Eagerly there is nothing left to
+compute when gradients are here, and all are one operation.
+
+First of all the ranks compare what they are about to reduce (the *note*: a line a gradient). So a
+rank whose model differs, or whose gradient is None where others have one, is named on all ranks
+before anybody waits for what never comes. The operations of a graph follow this comparison, and
+say so: when a rank compares anew, those of its step before that never came are given up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from farandole.common._process_set import members_of
+from farandole.common._reductions import Adasum, Average, Sum, op_name
+from farandole.tensorflow import _graph, _sparse
+from farandole.tensorflow._calls import Ask, run, run_all, tensor_from
+from farandole.tensorflow._graph import refused, set_number
+from farandole.tensorflow.adasum import adasum_together
+from farandole.tensorflow.compression import Compression, Compressor
+from farandole.tensorflow.ops import check_op
+
+_Plan = tuple[
+    Ask, list[int], list[Any], bool
+]  # which gradients, how to unpack them, are they slices
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How gradients are reduced.
+
+    Raises:
+        Refused: options that do not go together.
+    """
+
+    op: int = Average
+    compression: type[Compressor] = Compression.none
+    sparse_as_dense: bool = False
+    gradient_predivide_factor: float = 1.0
+    num_groups: int = 0
+    groups: Any = None  # a number of groups, or lists of variables
+    process_set: Any = None
+    label: str = "gradients"
+
+    def __post_init__(self) -> None:
+        if self.op != Adasum:
+            check_op(self.op)
+        factor = self.gradient_predivide_factor
+        if factor != 1.0 and self.op != Average:
+            raise refused("gradient_predivide_factor is supported with op=Average only")
+        if not 0 < factor < math.inf:
+            raise refused(f"gradient_predivide_factor is {factor}")
+        if not (hasattr(self.compression, "compress") and hasattr(self.compression, "decompress")):
+            raise refused(
+                f"compression={self.compression!r} is not one of Compression.none, .fp16, .bf16, "
+                "or a class with compress() and decompress()"
+            )
+        if self.num_groups < 0 or (isinstance(self.groups, int) and self.groups < 0):
+            raise refused("there are no negative numbers of groups")
+
+    @property
+    def members(self) -> int:
+        return len(members_of(set_number(self.process_set))[0])
+
+    def factors(self) -> tuple[str, float, float]:
+        """The engine's word, and the factors before and after."""
+        predivide = self.gradient_predivide_factor
+        if predivide == 1.0:
+            return check_op(self.op), 1.0, 1.0
+        return "sum", 1 / predivide, predivide / self.members
+
+    def reduce(
+        self, gradients: Sequence[Any], variables: Sequence[Any], names: Sequence[str]
+    ) -> list[Any]:
+        """The reduced gradients; None stays None, on all ranks alike.
+
+        Args:
+            gradients: tensors, ``tf.IndexedSlices`` and None.
+            variables: what they are the gradients of: for ``groups``.
+            names: of the variables.
+        """
+        _graph.check_place()
+        ours = [self._made_dense(gradient) for gradient in gradients]
+        if self.members == 1:
+            return ours
+        note = "\n".join(_line(*row) for row in zip(names, ours, strict=True))
+        if self.op == Adasum:
+            return self._by_adasum(ours, names, note)
+        if tf.executing_eagerly():
+            plans = self._eager_plans(ours, note)
+            results = [run(ask) for ask, *_ in plans]
+        else:
+            plans = self._graph_plans(ours, variables, names)
+            opener = Ask("barrier", [], f"{self.label} of a step", self._set, note=note)
+            agreed = run(opener)[0]
+            for ask, *_ in plans:
+                ask.note = opener.called
+            with tf.control_dependencies([agreed]):
+                results = run_all([ask for ask, *_ in plans])
+        return self._unpacked(ours, plans, results)
+
+    # ---- in detail ----
+
+    def _by_adasum(self, ours: list[Any], names: Sequence[str], note: str) -> list[Any]:
+        """Each gradient is folded by itself, but all of them by the same few collectives."""
+        for name, gradient in zip(names, ours, strict=True):
+            if _is_sparse(gradient):
+                raise refused(
+                    f"'{name}' has tf.IndexedSlices; op=Adasum takes dense gradients: "
+                    "sparse_as_dense=True makes them"
+                )
+        places = [i for i, gradient in enumerate(ours) if gradient is not None]
+        agreed = run(Ask("barrier", [], f"{self.label} of a step", self._set, note=note))[0]
+        with tf.control_dependencies([agreed]):
+            wires = [self.compression.compress(tensor_from(ours[i], names[i])) for i in places]
+            folded = adasum_together([wire for wire, _ in wires], self.label, self._set)
+        reduced = list(ours)
+        for i, (_, context), result in zip(places, wires, folded, strict=True):
+            reduced[i] = self.compression.decompress(result, context)
+        return reduced
+
+    @property
+    def _set(self) -> int:
+        return set_number(self.process_set)
+
+    def _made_dense(self, gradient: Any) -> Any:
+        if self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
+            return tf.convert_to_tensor(gradient)
+        return gradient
+
+    def _dense_plan(
+        self, ours: Sequence[Any], places: list[int], name: str, note: str = ""
+    ) -> _Plan:
+        word, prescale, postscale = self.factors()
+        wires = [self.compression.compress(tensor_from(ours[i], name)) for i in places]
+        ask = Ask(
+            "all_reduce",
+            [wire for wire, _ in wires] or [tf.zeros([0])],
+            name,
+            self._set,
+            word,
+            prescale,
+            postscale,
+            note=note,
+        )
+        return ask, places, [context for _, context in wires], False
+
+    def _sparse_plan(
+        self, ours: Sequence[Any], places: list[int], name: str, note: str = ""
+    ) -> _Plan:
+        if self.op not in (Average, Sum):
+            raise refused(
+                f"op={op_name(self.op)}: tf.IndexedSlices are reduced with Average or Sum"
+            )
+        slices = [ours[i] for i in places]
+        return _sparse.ask_for(slices, name, self.process_set, note), places, [], True
+
+    def _eager_plans(self, ours: Sequence[Any], note: str) -> list[_Plan]:
+        dense = [i for i, g in enumerate(ours) if g is not None and not _is_sparse(g)]
+        sparse = [i for i, g in enumerate(ours) if _is_sparse(g)]
+        # What is compared comes with the first operation, which is one of nothing on a rank that
+        # has no dense gradient: only equals meet.
+        plans = [self._dense_plan(ours, dense, self.label, note)]
+        if sparse:
+            plans.append(self._sparse_plan(ours, sparse, f"slices of {self.label}"))
+        return plans
+
+    def _graph_plans(
+        self, ours: Sequence[Any], variables: Sequence[Any], names: Sequence[str]
+    ) -> list[_Plan]:
+        plans = []
+        dense = [i for i, g in enumerate(ours) if g is not None and not _is_sparse(g)]
+        for places in self._grouped(dense, variables):
+            name = names[places[0]] if len(places) == 1 else f"group of {names[places[0]]}"
+            plans.append(self._dense_plan(ours, places, f"{self.label}/{name}"))
+        for i, gradient in enumerate(ours):
+            if _is_sparse(gradient):
+                plans.append(self._sparse_plan(ours, [i], f"{self.label}/{names[i]}"))
+        return plans
+
+    def _grouped(self, places: list[int], variables: Sequence[Any]) -> list[list[int]]:
+        """Which gradients are one operation, in the order in which they probably come: the last
+        variable's is the first."""
+        groups = self.groups if self.groups is not None else self.num_groups
+        if isinstance(groups, int):
+            if groups == 0:
+                return [[i] for i in reversed(places)]
+            length = max(1, -(-len(places) // groups))
+            return [places[at : at + length] for at in range(0, len(places), length)][::-1]
+        group_of = {id(v): g for g, group in enumerate(groups) for v in group}
+        together: dict[Any, list[int]] = {}
+        for i in reversed(places):
+            together.setdefault(group_of.get(id(variables[i]), -1 - i), []).append(i)
+        return list(together.values())
+
+    def _unpacked(
+        self, ours: list[Any], plans: list[_Plan], results: list[list[tf.Tensor]]
+    ) -> list[Any]:
+        reduced = list(ours)
+        for (_, places, contexts, sparse), made in zip(plans, results, strict=True):
+            if sparse:
+                slices = [ours[i] for i in places]
+                values = _sparse.results_of(made, slices, self.op, self.process_set)
+            else:
+                values = [
+                    self.compression.decompress(result, context)
+                    for result, context in zip(made[: len(places)], contexts, strict=True)
+                ]
+            for i, value in zip(places, values, strict=True):
+                reduced[i] = value
+        return reduced
+
+
+def _is_sparse(gradient: Any) -> bool:
+    return isinstance(gradient, tf.IndexedSlices)
+
+
+def _line(name: str, gradient: Any) -> str:
+    if gradient is None:
+        return f"'{name}' without a gradient"
+    if _is_sparse(gradient):
+        return f"'{name}' {gradient.dtype.name} slices"
+    return f"'{name}' {gradient.dtype.name} {gradient.shape}"
+
+
+def names_of(variables: Sequence[Any]) -> list[str]:
+    """What variables are called: Keras' paths, TensorFlow's names, or their places."""
+    return [_name_of(variable, i) for i, variable in enumerate(variables)]
+
+
+def _name_of(variable: Any, place: int) -> str:
+    for attribute in ("path", "name"):
+        try:
+            name = getattr(variable, attribute)
+        except AttributeError:  # as eager tensors raise
+            continue
+        if isinstance(name, str) and name:
+            return name.partition(":")[0]
+    return f"source {place}"

@@ -1,0 +1,149 @@
+"""One rank's variables and objects for all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from farandole.common import _objects
+from farandole.common._process_set import ProcessSet, global_process_set
+from farandole.tensorflow._calls import Ask, run, tensor_from
+from farandole.tensorflow._graph import as_written, in_tensorflow_1, refused, set_number
+from farandole.tensorflow._reduction import names_of
+
+__all__ = [
+    "BroadcastGlobalVariablesHook",
+    "allgather_object",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_variables",
+]
+
+
+@as_written
+def broadcast_variables(
+    variables: Iterable[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,  # noqa: ARG001 - Horovod's signature: it is always in place
+) -> Any:
+    """Assigns the root's values to variables, as one operation.
+
+    Args:
+        variables: ``tf.Variable`` or Keras variables that have been built, on every rank the same
+            in the same order: ``model.variables``, ``optimizer.variables``.
+        root_rank: whose values; a rank of the world.
+        process_set: the ranks that take part.
+
+    Returns:
+        In a graph of TensorFlow 1, the op that assigns; else None.
+
+    Raises:
+        tf.errors.InvalidArgumentError: a variable is not built, or of a dtype that cannot be sent.
+        tf.errors.FailedPreconditionError: the ranks' variables differ; names the first that does.
+
+    Example:
+        >>> import tensorflow as tf, farandole.tensorflow as hvd
+        >>> hvd.init()
+        >>> hvd.broadcast_variables([tf.Variable([1.0, 2.0])], root_rank=0)
+    """
+    listed = list(variables)
+    names = names_of(listed)
+    values = [_value_of(v, name) for v, name in zip(listed, names, strict=True)]
+    note = "\n".join(
+        f"'{name}' {value.dtype.name} {value.shape}"
+        for name, value in zip(names, values, strict=True)
+    )
+    # One of nothing where there is no variable, so that ranks which have some are told.
+    ask = Ask(
+        "broadcast",
+        values or [tf.zeros([0])],
+        "variables",
+        set_number(process_set),
+        root=root_rank,
+        note=note,
+    )
+    assigned = [v.assign(value) for v, value in zip(listed, run(ask), strict=False)]
+    return tf.group(*assigned) if in_tensorflow_1() else None
+
+
+def _value_of(variable: Any, name: str) -> tf.Tensor:
+    if not hasattr(variable, "assign"):
+        raise refused(f"'{name}' is a {type(variable).__name__}, not a variable")
+    return tensor_from(variable, f"variable '{name}'")
+
+
+@as_written
+def broadcast_global_variables(root_rank: int) -> Any:
+    """In a graph of TensorFlow 1: the op that gives all global variables the root's values.
+
+    Raises:
+        RuntimeError: eagerly there are no global variables.
+    """
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "broadcast_global_variables() is for graphs of TensorFlow 1; call "
+            "broadcast_variables(model.variables, root_rank)"
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """For sessions of TensorFlow 1: gives all global variables the root's values at the start."""
+
+    def __init__(self, root_rank: int, device: str = "") -> None:  # noqa: ARG002
+        self._root = root_rank
+        self._op: Any = None
+        self._graph: Any = None
+
+    def begin(self) -> None:
+        graph = tf.compat.v1.get_default_graph()
+        if self._graph is not graph:
+            self._graph, self._op = graph, broadcast_global_variables(self._root)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:  # noqa: ARG002
+        session.run(self._op)
+
+
+def _require_eager(session: Any, what: str) -> None:
+    if session is not None or not tf.executing_eagerly():
+        raise refused(f"{what} works eagerly only, outside of sessions and tf.function")
+
+
+@as_written
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Returns the root's object on every rank; it is pickled."""
+    _require_eager(session, "broadcast_object")
+    return _objects.broadcast_object(obj, root_rank, name, process_set)
+
+
+@as_written
+def broadcast_object_fn(
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[Any], Any]:
+    """A function that does what :func:`broadcast_object` does."""
+    return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
+
+
+@as_written
+def allgather_object(
+    obj: Any,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Every rank's object, in rank order; they are pickled."""
+    _require_eager(session, "allgather_object")
+    return _objects.allgather_object(obj, name, process_set)

@@ -1,0 +1,194 @@
+"""DistributedGradientTape: a tape whose gradients are the mean over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from farandole.common._process_set import ProcessSet, global_process_set
+from farandole.common._reductions import Average
+from farandole.tensorflow._graph import as_written, refused
+from farandole.tensorflow._reduction import Reduction, names_of
+from farandole.tensorflow._wrapped import child_of
+from farandole.tensorflow.compression import Compression, Compressor
+
+__all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
+
+
+class _Distributed:
+    """What stands before the tape's own class."""
+
+    _reduction: Reduction
+    _local: set[int]  # ids of sources whose gradients stay this rank's
+    _kept: list[Any]  # those sources, so that ids stay theirs
+    _scale_local: bool
+
+    @as_written
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+        use_generic_names: bool = False,
+    ) -> Any:
+        """The tape's gradient, reduced over the ranks. Gradients of local sources stay this rank's
+        own, divided by the number of ranks unless ``scale_local_gradients=False``.
+
+        ``use_generic_names``: sources are compared by place, not by name.
+        """
+        own = super().gradient(  # type: ignore[misc]
+            target, sources, output_gradients, unconnected_gradients
+        )
+        flat = tf.nest.flatten(sources)
+        gradients = self._reduced(list(tf.nest.flatten(own)), flat, use_generic_names)
+        return tf.nest.pack_sequence_as(own, gradients)
+
+    def _reduced(self, own: list[Any], flat: list[Any], generic: bool) -> list[Any]:
+        reduction = self._reduction
+        names = [f"source {i}" for i in range(len(flat))] if generic else names_of(flat)
+        shared = [i for i, source in enumerate(flat) if id(source) not in self._local]
+        result = [self._scaled(gradient) for gradient in own]
+        reduced = reduction.reduce(
+            [own[i] for i in shared], [flat[i] for i in shared], [names[i] for i in shared]
+        )
+        for i, gradient in zip(shared, reduced, strict=True):
+            result[i] = gradient
+        return result
+
+    def _scaled(self, gradient: Any) -> Any:
+        """A local gradient, as if the others' were zero."""
+        if gradient is None or not self._scale_local:
+            return gradient
+        size = self._reduction.members
+        if isinstance(gradient, tf.IndexedSlices):
+            values = gradient.values / tf.cast(size, gradient.dtype)
+            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        return gradient / tf.cast(size, gradient.dtype)
+
+    @as_written
+    def register_local_source(self, source: Any) -> None:
+        """The gradients of this variable stay this rank's own."""
+        self._local.add(id(source))
+        self._kept.append(source)
+
+    @as_written
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Any, **how: Any
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """(source, gradient) of local sources, and of those that are reduced."""
+        flat = tf.nest.flatten(sources)
+        gradients = self.gradient(target, flat, **how)
+        rows = list(zip(flat, gradients, strict=True))
+        return (
+            [row for row in rows if id(row[0]) in self._local],
+            [row for row in rows if id(row[0]) not in self._local],
+        )
+
+
+@as_written
+def DistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",  # noqa: ARG001 - Horovod's signature
+    device_sparse: str = "",  # noqa: ARG001
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> tf.GradientTape:
+    """Makes the tape's ``gradient()`` return what is averaged over all ranks.
+
+    In a ``tf.function`` gradients are reduced while others are still computed. The tape stays the
+    same object, of a child class with its class' name.
+
+    Args:
+        gradtape: a ``tf.GradientTape``, persistent or not, before or after it has recorded.
+        compression: what is sent: ``Compression.none``, ``.fp16``, ``.bf16``, or your own class.
+        sparse_as_dense: reduce ``tf.IndexedSlices`` as dense gradients; else they are gathered.
+        op: ``Average``, ``Sum``, ``Min``, ``Max``, ``Product`` or ``Adasum`` (of dense gradients).
+        gradient_predivide_factor: divides gradients before they are summed, and multiplies the
+            sum, so that halves do not overflow; with ``Average`` only.
+        num_groups, groups: gradients that are one operation: a number of groups, or lists of
+            variables.
+        process_set: the ranks that take part.
+        scale_local_gradients: divide gradients of local sources by the number of ranks.
+
+    Raises:
+        tf.errors.InvalidArgumentError: an argument is wrong; the tape is as before.
+        tf.errors.FailedPreconditionError: from ``gradient()`` (in a graph, when that runs): the
+            ranks' variables or gradients differ; names the first that does.
+
+    Example:
+        >>> import tensorflow as tf, farandole.tensorflow as hvd
+        >>> hvd.init()
+        >>> x = tf.Variable(3.0)
+        >>> with tf.GradientTape() as tape:
+        ...     y = x * x
+        >>> hvd.DistributedGradientTape(tape).gradient(y, [x])[0].numpy().item()
+        6.0
+    """
+    if not isinstance(gradtape, tf.GradientTape):
+        raise refused(f"gradtape is a {type(gradtape).__name__}, not a tf.GradientTape")
+    if isinstance(gradtape, _Distributed):
+        raise refused("the tape is a DistributedGradientTape already")
+    reduction = Reduction(
+        op,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+    )
+    gradtape.__class__ = child_of(type(gradtape), _Distributed)
+    tape: Any = gradtape
+    tape._reduction, tape._scale_local = reduction, scale_local_gradients
+    tape._local, tape._kept = set(), []
+    return gradtape
+
+
+@as_written
+def PartialDistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+    local_layers: Sequence[Any] | Any | None = None,
+) -> tf.GradientTape:
+    """:func:`DistributedGradientTape`, where the gradients of some layers stay this rank's own.
+
+    Args:
+        local_layers: Keras layers, built already.
+    """
+    tape: Any = DistributedGradientTape(
+        gradtape,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+    for layer in tf.nest.flatten(local_layers if local_layers is not None else []):
+        if not hasattr(layer, "trainable_weights"):
+            raise refused(f"local_layers has a {type(layer).__name__}, which is not a layer")
+        for weight in layer.trainable_weights:
+            tape.register_local_source(weight)
+    return tape

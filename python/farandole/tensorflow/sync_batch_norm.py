@@ -1,0 +1,63 @@
+"""Batch normalization over the batches of all ranks, which may differ in length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from farandole import _world
+from farandole.tensorflow._calls import Ask, run
+from farandole.tensorflow._graph import as_written
+
+__all__ = ["SyncBatchNormalization"]
+
+
+class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
+    """``keras.layers.BatchNormalization`` over the joined batch of all ranks.
+
+    Every rank calls it as often as the others. In inference, and on one rank, it is the plain
+    layer. For Keras on TensorFlow.
+
+    Args:
+        fused: must be False: Horovod's argument, which Keras no longer has.
+        others: as of ``keras.layers.BatchNormalization``.
+
+    Example:
+        >>> import farandole.tensorflow as hvd
+        >>> hvd.init()
+        >>> layer = hvd.SyncBatchNormalization(axis=-1)
+    """
+
+    def __init__(self, fused: bool = False, **others: Any) -> None:
+        if fused:
+            raise ValueError("SyncBatchNormalization does not support fused=True")
+        super().__init__(**others)
+
+    def _moments(self, inputs: Any, mask: Any) -> Any:
+        mean, variance = super()._moments(inputs, mask)
+        if not _world.is_initialized() or _world.size() == 1:
+            return mean, variance
+        return _joined(mean, variance, self._count(inputs, mask))
+
+    def _count(self, inputs: Any, mask: Any) -> Any:
+        """Of values per channel on this rank."""
+        values = tf.size(inputs) / tf.shape(inputs)[self.axis]
+        if mask is None:
+            return values
+        return values * tf.reduce_mean(tf.cast(mask, values.dtype))
+
+
+@as_written
+def _joined(mean: Any, variance: Any, count: Any) -> tuple[Any, Any]:
+    """Mean and variance of all ranks' values. In float64, since a variance is the difference of
+    two larger numbers here."""
+    mine, spread = tf.cast(mean, tf.float64), tf.cast(variance, tf.float64)
+    n = tf.cast(count, tf.float64)
+    # A rank without values has no mean.
+    mine, spread = (tf.where(n > 0, x, tf.zeros_like(x)) for x in (mine, spread))
+    sums = tf.stack([n * mine, n * (spread + mine * mine), n * tf.ones_like(mine)])
+    total = run(Ask("all_reduce", [sums], "statistics of SyncBatchNormalization"))[0]
+    joined = total[0] / total[2]
+    wide = tf.maximum(total[1] / total[2] - joined * joined, 0.0)
+    return tf.cast(joined, mean.dtype), tf.cast(wide, variance.dtype)

@@ -1,0 +1,218 @@
+"""All-reduces of tensors: alone and in groups, in place and not, at once and with a handle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from farandole import _core
+from farandole.common._process_set import ProcessSet, global_process_set
+from farandole.common._reductions import choose_op
+from farandole.torch import _autograd, _calls
+from farandole.torch._handles import wait
+from farandole.torch._tensors import check_tensor
+from farandole.torch.compression import Compression, Compressor
+
+__all__ = [
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+]
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Reduces equal tensors of all ranks, elementwise; every rank gets the result.
+
+    Args:
+        tensor: of any shape; left as it is.
+        average: deprecated, see ``op``.
+        name: which tensor this is, on every rank.
+        compression: what is sent instead.
+        op: ``Average`` (the default), ``Sum``, ``Min``, ``Max`` or ``Product``.
+        prescale_factor, postscale_factor: factors on every input, and on the result.
+        process_set: the ranks that take part.
+
+    Raises:
+        InvalidArgument: bad input on this rank; nothing was sent.
+        Mismatch: the ranks called with different tensors or options; the next call works.
+
+    Example:
+        >>> import torch, farandole.torch as hvd
+        >>> hvd.init()
+        >>> hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist()
+        [1.0, 1.0]
+    """
+    chosen = choose_op(average, op)
+    check_tensor(tensor, "tensor")
+    wire, context = compression.compress(tensor)
+    result = _autograd.apply(
+        _autograd.AllReduce, wire, name, chosen, prescale_factor, postscale_factor, process_set
+    )
+    return compression.decompress(result, context)
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """:func:`allreduce`, at once with a handle; not differentiable."""
+    return _calls.allreduce(
+        tensor, name, choose_op(average, op), prescale_factor, postscale_factor, process_set
+    )
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """:func:`allreduce` in place."""
+    target = _calls.in_place(tensor, "allreduce_")
+    handle = _calls.allreduce(
+        tensor,
+        name,
+        choose_op(average, op),
+        prescale_factor,
+        postscale_factor,
+        process_set,
+        into=target,
+    )
+    result: torch.Tensor = wait(handle)
+    return result
+
+
+@_core.quick_submit(_calls.bump_version)
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """:func:`allreduce` in place, at once with a handle."""
+    target = _calls.in_place(tensor, "allreduce_async_")
+    return _calls.allreduce(
+        tensor,
+        name,
+        choose_op(average, op),
+        prescale_factor,
+        postscale_factor,
+        process_set,
+        into=target,
+    )
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """:func:`allreduce` of many tensors as one operation: none starts before all ranks have
+    submitted all of them. Dtypes may differ."""
+    chosen = choose_op(average, op)
+    pairs = []
+    for i, tensor in enumerate(tensors):
+        check_tensor(tensor, f"tensor {i}")
+        pairs.append(compression.compress(tensor))
+    if not pairs:
+        return []
+    how = (name, chosen, prescale_factor, postscale_factor, process_set)
+    results = _autograd.apply(
+        _autograd.GroupedAllReduce, *(wire for wire, _ in pairs), *how, len(pairs)
+    )
+    return [
+        compression.decompress(result, context)
+        for result, (_, context) in zip(results, pairs, strict=True)
+    ]
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """:func:`grouped_allreduce`, at once with a handle; not differentiable."""
+    return _calls.grouped_allreduce(
+        tensors, name, choose_op(average, op), prescale_factor, postscale_factor, process_set
+    )
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """:func:`grouped_allreduce` in place."""
+    targets = [_calls.in_place(tensor, "grouped_allreduce_") for tensor in tensors]
+    handle = _calls.grouped_allreduce(
+        tensors,
+        name,
+        choose_op(average, op),
+        prescale_factor,
+        postscale_factor,
+        process_set,
+        into=targets,
+    )
+    result: list[torch.Tensor] = wait(handle)
+    return result
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """:func:`grouped_allreduce` in place, at once with a handle."""
+    targets = [_calls.in_place(tensor, "grouped_allreduce_async_") for tensor in tensors]
+    return _calls.grouped_allreduce(
+        tensors,
+        name,
+        choose_op(average, op),
+        prescale_factor,
+        postscale_factor,
+        process_set,
+        into=targets,
+    )

@@ -1,0 +1,56 @@
+"""A rank without further batches: it takes part in what the others do, with nothing of its own.
+
+Operations by name are answered by the core alone, out of the order that rank 0 makes. Steps of a
+DistributedOptimizer have no such order; here the core sees that a peer has begun one, and takes the
+same step with zeros. What needs more of a rank than zeros is refused, on every rank.
+"""
+
+from __future__ import annotations
+
+from farandole import _hooks, _world
+from farandole.torch import _calls, _shards
+from farandole.torch._handles import wait
+
+__all__ = ["join"]
+
+
+def join(device: int = -1) -> int:  # noqa: ARG001 - Horovod's signature
+    """Takes part in the others' operations, with nothing of its own, until all ranks have joined:
+    for a rank that has no more batches.
+
+    To a reduction a joined rank adds nothing (zeros, and averages still divide by all ranks); of
+    what is gathered it has no rows. A broadcast from a joined rank is a ``Mismatch``.
+
+    In the steps of a ``DistributedOptimizer`` its gradients are zeros. Its own parameters and its
+    optimizer's state stay as they are: broadcast them from the rank that joined last. Gradients
+    that it still has, accumulated and not reduced, are dropped when others step.
+
+    Returns:
+        The last rank to join: the same on every rank.
+
+    Raises:
+        Deadlock: a rank began what a joined one cannot take part in (a step with ``op=Adasum`` or
+            ``sharded_update=True``, making an optimizer); on every rank.
+        EarlyExit: a rank ended without joining.
+
+    Example:
+        >>> import torch, farandole.torch as hvd
+        >>> hvd.init()
+        >>> hvd.join()
+        0
+    """
+    epoch = _world.epoch()
+    exchanges = [e for e in _hooks.exchanges if e.epoch == epoch]
+    updates = [s.update for s in _shards.living if s.epoch == epoch]
+    names = _calls.names()
+    steps = [0] * len(exchanges)
+    try:
+        for exchange in exchanges:
+            exchange.before_joining()
+        handle = names.join()
+        steps = names.stand_in(handle, [e.reducer for e in exchanges], updates)
+        last: int = wait(handle)
+    finally:
+        for exchange, count in zip(exchanges, steps, strict=True):
+            exchange.after_joining(count)
+    return last

@@ -1,0 +1,151 @@
+"""Operations that move tensors and compute nothing: broadcast, allgather, alltoall."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from farandole.common._process_set import ProcessSet, global_process_set
+from farandole.torch import _autograd, _calls
+from farandole.torch._handles import wait
+from farandole.torch._tensors import check_tensor
+
+__all__ = [
+    "allgather",
+    "allgather_async",
+    "alltoall",
+    "alltoall_async",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "grouped_allgather",
+    "grouped_allgather_async",
+]
+
+
+def broadcast(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Returns the root's tensor on every rank; shapes and dtypes are equal on all ranks. Roots are
+    ranks of the world, whatever the process set."""
+    result: torch.Tensor = _autograd.apply(
+        _autograd.Broadcast, tensor, root_rank, name, process_set
+    )
+    return result
+
+
+def broadcast_async(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """:func:`broadcast`, at once with a handle; not differentiable."""
+    return _calls.broadcast(tensor, root_rank, name, process_set)
+
+
+def broadcast_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Overwrites the tensor with the root's."""
+    target = _calls.in_place(tensor, "broadcast_")
+    result: torch.Tensor = wait(_calls.broadcast(tensor, root_rank, name, process_set, into=target))
+    return result
+
+
+def broadcast_async_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """:func:`broadcast_`, at once with a handle."""
+    target = _calls.in_place(tensor, "broadcast_async_")
+    return _calls.broadcast(tensor, root_rank, name, process_set, into=target)
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Joins all ranks' tensors along the first dimension, which may differ (and be 0).
+
+    Raises:
+        Mismatch: the other dimensions, or the dtypes, differ; the next call works.
+    """
+    result: torch.Tensor = _autograd.apply(_autograd.AllGather, tensor, name, process_set)
+    return result
+
+
+def allgather_async(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """:func:`allgather`, at once with a handle; not differentiable."""
+    return _calls.grouped_allgather(tensor, name, process_set, single=True)
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """:func:`allgather` of many tensors as one operation."""
+    if len(tensors) == 0:
+        return []
+    return list(_autograd.apply(_autograd.GroupedAllGather, *tensors, name, process_set))
+
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """:func:`grouped_allgather`, at once with a handle; not differentiable."""
+    return _calls.grouped_allgather(tensors, name, process_set)
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Sends rows of the first dimension to each rank and joins those that come, by sender.
+
+    Args:
+        tensor: its rows, in the order of the ranks they go to.
+        splits: how many rows go to each rank of the set; default: equally many.
+        name, process_set: see :func:`allreduce`.
+
+    Returns:
+        The tensor of received rows; with splits also how many came from each rank (int32).
+
+    Example:
+        >>> import torch, farandole.torch as hvd
+        >>> hvd.init()
+        >>> hvd.alltoall(torch.ones(3), splits=[3])[1].tolist()
+        [3]
+    """
+    if splits is not None:
+        return _autograd.apply(_autograd.AllToAll, tensor, splits, name, process_set)
+    check_tensor(tensor, "tensor")
+    even = _calls.even_splits(tensor, process_set)
+    return _autograd.apply(_autograd.AllToAll, tensor, even, name, process_set)[0]
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """:func:`alltoall`, at once with a handle; not differentiable."""
+    return _calls.alltoall(tensor, splits, name, process_set)

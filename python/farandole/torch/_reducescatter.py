@@ -1,0 +1,91 @@
+"""Reduce-scatters of tensors: every rank is left with its rows of the sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from farandole.common._process_set import ProcessSet, global_process_set
+from farandole.common._reductions import Average
+from farandole.torch import _autograd, _calls
+from farandole.torch._tensors import check_tensor
+from farandole.torch.compression import Compression, Compressor
+
+__all__ = [
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "reducescatter",
+    "reducescatter_async",
+]
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Reduces as :func:`allreduce` does, and leaves part r of the first dimension on rank r; the
+    first ranks get one row more where it does not divide."""
+    check_tensor(tensor, "tensor")
+    wire, context = compression.compress(tensor)
+    how = (name, op, process_set, prescale_factor, postscale_factor)
+    return compression.decompress(_autograd.apply(_autograd.ReduceScatter, wire, *how), context)
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """:func:`reducescatter`, at once with a handle; not differentiable."""
+    return _calls.grouped_reducescatter(
+        tensor, name, op, process_set, prescale_factor, postscale_factor, single=True
+    )
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """:func:`reducescatter` of many tensors as one operation."""
+    pairs = []
+    for i, tensor in enumerate(tensors):
+        check_tensor(tensor, f"tensor {i}")
+        pairs.append(compression.compress(tensor))
+    if not pairs:
+        return []
+    how = (name, op, process_set, prescale_factor, postscale_factor)
+    results = _autograd.apply(
+        _autograd.GroupedReduceScatter, *(wire for wire, _ in pairs), *how, len(pairs)
+    )
+    return [
+        compression.decompress(result, context)
+        for result, (_, context) in zip(results, pairs, strict=True)
+    ]
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """:func:`grouped_reducescatter`, at once with a handle; not differentiable."""
+    return _calls.grouped_reducescatter(
+        tensors, name, op, process_set, prescale_factor, postscale_factor
+    )

@@ -1,0 +1,189 @@
+"""Training with optax over ranks against the same training on one rank with the joined batch."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax", minversion="0.10", reason="JAX is not installed")
+pytest.importorskip("optax", reason="optax is not installed")
+
+import jax
+import jax.numpy as jnp
+import optax
+from rank_cases import make_tests, on_ranks
+
+import farandole as fd
+import farandole.jax as fdj
+from harness import World, tell
+
+STEPS, BATCH = 4, 24
+
+
+def prepare() -> None:
+    jax.config.update("jax_platforms", "cpu")
+    fdj.init()
+
+
+def network() -> dict[str, Any]:
+    """Nothing of JAX: compiling the many small programs of its random numbers takes seconds."""
+    generator = np.random.default_rng(1)
+    params: dict[str, Any] = {}
+    for i, shape in enumerate([(6, 16), (16, 16), (16, 1)]):
+        weights = generator.standard_normal(shape) * 0.4
+        params[f"layer_{i}"] = {
+            "w": weights.astype(np.float32),
+            "b": np.zeros(shape[1], np.float32),
+        }
+    return params
+
+
+def loss_of(params: dict[str, Any], x: Any, y: Any) -> Any:
+    for name in ("layer_0", "layer_1"):
+        x = jnp.tanh(x @ params[name]["w"] + params[name]["b"])
+    return ((x @ params["layer_2"]["w"] + params["layer_2"]["b"] - y) ** 2).mean()
+
+
+def batches() -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    generator = np.random.default_rng(0)
+    xs = generator.standard_normal((STEPS, BATCH, 6)).astype(np.float32)
+    return [(x, x[:, :1] * x[:, 1:2]) for x in xs]
+
+
+def train(optimizer: Any, part: Callable[[Any], Any]) -> tuple[dict[str, Any], list[float]]:
+    params = network()
+    state = jax.jit(optimizer.init)(params)
+
+    @jax.jit
+    def step(params: Any, state: Any, x: Any, y: Any) -> Any:
+        loss, gradients = jax.value_and_grad(loss_of)(params, x, y)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, loss
+
+    losses = []
+    for x, y in batches():
+        params, state, loss = step(params, state, part(x), part(y))
+        losses.append(float(loss))
+    return params, losses
+
+
+def mine(rows: Any) -> Any:
+    return rows[fdj.rank() :: fdj.size()]
+
+
+def difference(a: Any, b: Any) -> float:
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return max(float(np.abs(np.asarray(x) - np.asarray(y)).max()) for x, y in pairs)
+
+
+def require_equal_ranks(params: Any) -> None:
+    rows = fdj.allgather_object([np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params)])
+    assert all(row == rows[0] for row in rows)
+
+
+OPTIMIZERS = {
+    "adam": lambda: optax.adam(1e-2),
+    "clipped": lambda: optax.chain(optax.clip_by_global_norm(0.05), optax.sgd(0.1, momentum=0.9)),
+}
+
+
+@on_ranks(2, 4)
+def training_equals_one_rank_with_the_joined_batch() -> None:
+    for name, make in OPTIMIZERS.items():
+        serial, _ = train(make(), lambda rows: rows)
+        ours, _ = train(fdj.distributed(make()), mine)
+        assert difference(serial, ours) < 2e-5, name
+        require_equal_ranks(ours)
+
+
+@on_ranks(2)
+def buckets_do_not_change_bits_and_compression_little() -> None:
+    whole, _ = train(fdj.distributed(optax.sgd(0.1)), mine)
+    single, _ = train(fdj.distributed(optax.sgd(0.1), bucket_bytes=0), mine)
+    assert difference(whole, single) == 0
+    packed, _ = train(fdj.distributed(optax.sgd(0.1), compression=fdj.Compression.bf16), mine)
+    assert 0 < difference(whole, packed) < 2e-2
+    require_equal_ranks(packed)
+
+
+@on_ranks(2)
+def several_passes_accumulate_and_reduce_once() -> None:
+    serial, _ = train(optax.MultiSteps(optax.sgd(0.1), 2), lambda rows: rows)
+    ours, _ = train(optax.MultiSteps(fdj.distributed(optax.sgd(0.1)), 2), mine)
+    assert difference(serial, ours) < 2e-5
+    require_equal_ranks(ours)
+
+
+@on_ranks(2)
+def gradients_reduce_outside_programs_too() -> None:
+    x, y = batches()[0]
+    gradients = jax.jit(jax.grad(loss_of))(network(), mine(x), mine(y))
+    whole = jax.jit(jax.grad(loss_of))(network(), x, y)
+    assert difference(fdj.allreduce_gradients(gradients), whole) < 1e-6
+    half = fdj.allreduce_gradients(gradients, op="sum", compression=fdj.Compression.fp16)
+    assert difference(jax.tree.map(lambda g: g / fdj.size(), half), whole) < 1e-2
+    assert fdj.allreduce_gradients({"a": None}) == {"a": None}
+    with pytest.raises(fd.InvalidArgument, match="op 'max'"):
+        fdj.distributed(optax.sgd(0.1), op="max")
+    with pytest.raises(fd.InvalidArgument, match="compression is 'fp16'"):
+        fdj.distributed(optax.sgd(0.1), compression="fp16")
+
+
+test_on_ranks = make_tests(__name__)
+
+
+# ---- faults ----
+
+
+def train_until_told_otherwise() -> str:
+    """Steps for ever; returns what ended them."""
+    prepare()
+    step = jax.jit(lambda x: fdj.allreduce(x * 0.5, "sum", name="weights"))
+    x = step(jnp.ones(1000))
+    tell("running")
+    end = time.monotonic() + 20
+    try:
+        while time.monotonic() < end:
+            x = step(x)
+            x.block_until_ready()
+    except jax.errors.JaxRuntimeError as error:
+        found = fdj.last_error()
+        assert isinstance(found, fd.PeerLost)
+        assert found.rank == 1
+        return str(error)
+    return "nothing happened"
+
+
+def test_the_survivors_of_a_killed_rank_name_it_within_a_second(
+    spawn: Callable[..., World],
+) -> None:
+    world = spawn(3, env={"JAX_PLATFORMS": "cpu"})
+    world.start(train_until_told_otherwise)
+    assert world.hear_all() == ["running"] * 3
+    when = world.signal(1, signal.SIGKILL)
+    for rank in (0, 2):
+        outcome = world.outcome(rank)
+        assert outcome.error is None, outcome.trace
+        assert "PeerLost: rank 1" in outcome.value, outcome.value
+        assert "'weights float32[1000]'" in outcome.value
+        assert outcome.ended - when < 1.0
+
+
+def leave_with_a_step_in_flight() -> None:
+    fd.init()  # not farandole.jax.init(): what that makes besides is made inside a program, too
+    step = jax.jit(lambda x: fdj.allreduce(x, "sum"))
+    results = [step(jnp.full(200_000, float(i))) for i in range(5)]
+    fdj.shutdown()  # other ranks have the same steps in flight
+    assert [float(r[0]) for r in results] == [2.0 * i for i in range(5)]
+
+
+def test_leaving_waits_for_programs_in_flight(spawn: Callable[..., World]) -> None:
+    world = spawn(2, env={"JAX_PLATFORMS": "cpu"})
+    world.start(leave_with_a_step_in_flight)
+    for outcome in world.outcomes():
+        assert outcome.error is None, outcome.trace

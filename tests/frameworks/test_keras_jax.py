@@ -1,0 +1,7 @@
+"""farandole.keras on JAX."""
+
+from __future__ import annotations
+
+from keras_cases import make_backend_tests
+
+test_on_ranks = make_backend_tests(__name__, "jax")

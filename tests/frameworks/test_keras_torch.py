@@ -1,0 +1,11 @@
+"""farandole.keras on PyTorch."""
+
+from __future__ import annotations
+
+from keras_cases import make_backend_tests
+
+test_on_ranks = make_backend_tests(
+    __name__,
+    "torch",
+    without=["asking_for_xla_equals_one_process"],  # torch.compile takes a minute
+)

@@ -1,0 +1,487 @@
+"""The collectives on TensorFlow's tensors against numpy: eagerly, in functions, and gradients."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+
+import tensorflow as tf
+from adasum_reference import numpys_adasum
+from rank_cases import make_tests, on_ranks
+
+import farandole as fd
+import farandole.tensorflow as hvd
+
+DTYPES = [
+    tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.uint8, tf.uint16, tf.uint32, tf.uint64,
+    tf.int8, tf.int16, tf.int32, tf.int64,
+]  # fmt: skip
+SHAPES = [(), (0,), (1,), (7,), (3, 5), (2, 0, 3), (1000,)]
+
+
+def prepare() -> None:
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    hvd.init()
+
+
+def numbers(shape: tuple[int, ...], rank: int) -> np.ndarray:
+    """Small integers: every sum and product of four is exact in every dtype."""
+    return np.random.default_rng(17 * rank + 1).integers(0, 3, shape)
+
+
+def mine(shape: tuple[int, ...], dtype: tf.DType) -> tf.Tensor:
+    return tf.cast(tf.constant(numbers(shape, hvd.rank()), tf.int32), dtype)
+
+
+def of_all(shape: tuple[int, ...]) -> np.ndarray:
+    return np.stack([numbers(shape, r) for r in range(hvd.size())])
+
+
+def same(a: tf.Tensor, b: Any) -> None:
+    """Bit for bit, where b is exactly representable."""
+    expected = tf.cast(tf.constant(np.asarray(b)), a.dtype)
+    assert a.shape == expected.shape, (a.shape, expected.shape)
+    assert np.array_equal(a.numpy(), expected.numpy()), (a, expected)
+
+
+def refused(call: Callable[[], Any], pattern: str) -> None:
+    with pytest.raises(tf.errors.InvalidArgumentError, match=pattern) as caught:
+        call()
+    assert isinstance(caught.value, fd.InvalidArgument)
+
+
+def both(call: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """The results eagerly and in a function."""
+    return [call(*arguments), tf.function(call)(*arguments)]
+
+
+@on_ranks(1, 2, 3)
+def allreduce_is_right_for_every_dtype_and_op() -> None:
+    for dtype in DTYPES:
+        for shape in SHAPES:
+            whole, x = of_all(shape), mine(shape, dtype)
+            expected = {
+                hvd.Sum: whole.sum(0),
+                hvd.Min: whole.min(0),
+                hvd.Max: whole.max(0),
+                hvd.Product: whole.prod(0),
+            }
+            for op, right in expected.items():
+                same(hvd.allreduce(x, op=op), right)
+            mean = hvd.allreduce(x)
+            if dtype.is_floating:
+                np.testing.assert_allclose(
+                    tf.cast(mean, tf.float64).numpy(),
+                    whole.mean(0),
+                    rtol=1e-2 if dtype.size == 2 else 1e-6,
+                )
+            else:
+                same(mean, whole.sum(0) // hvd.size())
+
+
+@on_ranks(1, 2, 3)
+def every_collective_is_right_in_a_function() -> None:
+    ranks = range(hvd.size())
+
+    @tf.function
+    def all_of_them(x: tf.Tensor, rows: tf.Tensor, splits: tf.Tensor) -> Any:
+        return (
+            hvd.allreduce(x, op=hvd.Sum),
+            hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0),
+            hvd.allgather(rows),
+            hvd.broadcast(x, hvd.size() - 1),
+            hvd.reducescatter(x, op=hvd.Sum),
+            *hvd.alltoall(rows, splits),
+            *hvd.grouped_allreduce([x, tf.cast(x, tf.float64)], op=hvd.Max),
+            *hvd.grouped_allgather([rows, x]),
+            *hvd.grouped_reducescatter([x, x + 1], op=hvd.Sum),
+        )
+
+    for step in range(3):
+        x = np.arange(10.0).reshape(5, 2) * (hvd.rank() + 1) + step
+        all_x = [np.arange(10.0).reshape(5, 2) * (r + 1) + step for r in ranks]
+        rows = [np.full((r + hvd.size(), 3), r + step) for r in ranks]
+        splits = [[1] * (hvd.size() - 1) + [1 + r] for r in ranks]
+        results = all_of_them(
+            tf.constant(x, tf.float32),
+            tf.constant(rows[hvd.rank()], tf.int64),
+            tf.constant(splits[hvd.rank()]),
+        )
+        total = sum(all_x)
+        part = np.array_split(total, hvd.size())[hvd.rank()]
+        part_1 = np.array_split(total + hvd.size(), hvd.size())[hvd.rank()]
+        begins = [sum(splits[r][: hvd.rank()]) for r in ranks]
+        counts = [splits[r][hvd.rank()] for r in ranks]
+        moved = np.concatenate(
+            [rows[r][b : b + n] for r, b, n in zip(ranks, begins, counts, strict=True)]
+        )
+        expected = [
+            total, total * 2, np.concatenate(rows), all_x[-1], part, moved, counts,
+            np.max(all_x, 0), np.max(all_x, 0), np.concatenate(rows), np.concatenate(all_x),
+            part, part_1,
+        ]  # fmt: skip
+        for result, right in zip(results, expected, strict=True):
+            same(result, right)
+        assert results[6].dtype == tf.int32
+
+
+@on_ranks(2)
+def shapes_are_known_while_a_function_is_made() -> None:
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def look(x: tf.Tensor) -> tf.Tensor:
+        assert hvd.allreduce(x).shape.as_list() == [None, 3]
+        assert hvd.allgather(x).shape.as_list() == [None, 3]
+        y = tf.ensure_shape(x, [5, 3])
+        assert hvd.reducescatter(y).shape.as_list() == [3 - hvd.rank(), 3]
+        rows, received = hvd.alltoall(y, [2, 3])
+        assert rows.shape.as_list() == [None, 3]
+        assert received.shape.as_list() == [2]
+        return hvd.broadcast(y, 0)
+
+    same(look(tf.ones([5, 3])), np.ones([5, 3]))
+
+
+@on_ranks(2)
+def tensors_are_left_as_they_are() -> None:
+    x = tf.constant([1.0, 2.0])
+    for result in both(lambda t: hvd.allreduce(t, op=hvd.Sum), x):
+        same(result, [2.0, 4.0])
+    same(x, [1.0, 2.0])
+    v = tf.Variable([3.0])
+
+    @tf.function
+    def around() -> tuple[tf.Tensor, tf.Tensor]:
+        total = hvd.allreduce(v, op=hvd.Sum)
+        return total, v + 0.0
+
+    total, kept = around()
+    same(total, [6.0])
+    same(kept, [3.0])
+
+
+@on_ranks(2)
+def ranks_come_in_any_order() -> None:
+    """Behind work of different length on each rank, the executor runs ops in any order."""
+    count = 40
+
+    def slowed(i: int, x: tf.Tensor) -> tf.Tensor:
+        y = tf.random.normal([48 + 16 * ((i * 7 + hvd.rank() * 13) % 5)] * 2)
+        for _ in range((i * 5 + hvd.rank() * 3) % 5):
+            y = tf.linalg.matmul(y, y) * 1e-3
+        return x + 0 * tf.reduce_sum(y)
+
+    @tf.function
+    def step(xs: list[tf.Tensor]) -> list[tf.Tensor]:
+        return [hvd.allreduce(slowed(i, x), op=hvd.Sum) for i, x in enumerate(xs)]
+
+    for _ in range(5):
+        results = step([tf.fill([i + 1], float(i + 100 * hvd.rank())) for i in range(count)])
+        for i, result in enumerate(results):
+            same(result, np.full(i + 1, 2 * i + 100.0))
+
+
+@on_ranks(2)
+def equal_operations_are_neither_merged_nor_folded() -> None:
+    """Rank 1 does eagerly, one by one, what rank 0's function must do in every call."""
+
+    @tf.function
+    def equal(x: tf.Tensor) -> list[tf.Tensor]:
+        twice = [hvd.allreduce(x, op=hvd.Sum, name="equal") for _ in range(2)]
+        return [*twice, hvd.allreduce(tf.constant([1.0]), op=hvd.Sum, name="constant")]
+
+    for step in range(3):
+        others = [10.0 + step, 20.0 + step, 30.0 + step]
+        if hvd.rank() == 0:
+            results = equal(tf.constant([1.0]))
+        else:
+            names = ["equal", "equal_1", "constant"]
+            results = [
+                hvd.allreduce(tf.constant([x]), op=hvd.Sum, name=name)
+                for name, x in zip(names, others, strict=True)
+            ]
+        for result, x in zip(results, others, strict=True):
+            same(result, [1.0 + x])
+
+
+@on_ranks(2)
+def a_result_that_one_rank_does_not_use_is_still_reduced() -> None:
+    @tf.function
+    def use(x: tf.Tensor) -> tf.Tensor:
+        total = hvd.allreduce(x, op=hvd.Sum)
+        return total if hvd.rank() == 0 else x
+
+    for step in range(3):
+        same(use(tf.constant([1.0 + step])), [2.0 + 2 * step] if hvd.rank() == 0 else [1.0 + step])
+
+
+@on_ranks(2, 3)
+def loops_and_branches_work() -> None:
+    @tf.function
+    def loop(x: tf.Tensor) -> tf.Tensor:
+        for _ in tf.range(4):
+            x = hvd.allreduce(x, op=hvd.Sum)
+        return x
+
+    same(loop(tf.ones(3)), np.full(3, float(hvd.size() ** 4)))
+
+    @tf.function
+    def parallel(rows: tf.Tensor) -> tf.Tensor:
+        return tf.map_fn(lambda row: hvd.allreduce(row, op=hvd.Sum, name="row"), rows)
+
+    rows = np.arange(60.0).reshape(30, 2)
+    same(
+        parallel(tf.constant(rows, tf.float32) * (hvd.rank() + 1)),
+        rows * sum(range(hvd.size() + 1)),
+    )
+
+    @tf.function
+    def branch(x: tf.Tensor, reduce: tf.Tensor) -> tf.Tensor:
+        return tf.cond(reduce, lambda: hvd.allreduce(x, op=hvd.Sum), lambda: x)
+
+    same(branch(tf.ones(2), tf.constant(True)), np.full(2, float(hvd.size())))
+    same(branch(tf.ones(2), tf.constant(False)), np.ones(2))
+
+
+@on_ranks(2, 3)
+def gradients_are_those_of_the_joined_program() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    x = tf.constant(np.arange(6.0).reshape(3, 2) + rank, tf.float32)
+    weight = tf.constant(np.arange(6.0).reshape(3, 2) * (rank + 1), tf.float32)
+    all_weights = [np.arange(6.0).reshape(3, 2) * (r + 1) for r in range(size)]
+
+    def of(function: Callable[[tf.Tensor], tf.Tensor]) -> list[tf.Tensor]:
+        def run(t: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                tape.watch(t)
+                y = tf.reduce_sum(function(t))
+            return tape.gradient(y, t)
+
+        return both(run, x)
+
+    for gradient in of(lambda t: hvd.allreduce(t, op=hvd.Sum) * weight):
+        same(gradient, sum(all_weights))
+    for gradient in of(lambda t: hvd.allreduce(t, prescale_factor=2.0) * weight):
+        np.testing.assert_allclose(gradient, sum(all_weights) / size * 2, rtol=1e-6)
+    for gradient in of(lambda t: hvd.broadcast(t, 0) * weight):
+        right = sum(all_weights) / size if rank == 0 else np.zeros((3, 2))
+        np.testing.assert_allclose(gradient, right, rtol=1e-6)
+    scale = tf.range(3.0 * size)[:, None] * (rank + 1.0)
+    for gradient in of(lambda t: hvd.allgather(t) * scale):
+        own = np.arange(3.0 * rank, 3.0 * rank + 3)[:, None] * sum(range(size + 1)) / size
+        np.testing.assert_allclose(gradient, own * np.ones((3, 2)), rtol=1e-6)
+    for gradient in of(lambda t: hvd.reducescatter(t, op=hvd.Sum) * (rank + 1.0)):
+        owner = np.concatenate(
+            [
+                np.full(len(part), r + 1.0)
+                for r, part in enumerate(np.array_split(np.arange(3), size))
+            ]
+        )
+        np.testing.assert_allclose(gradient, owner[:, None] * size * np.ones((3, 2)), rtol=1e-6)
+    even = tf.constant(np.arange(2.0 * size), tf.float32)
+
+    def exchange(t: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(t)
+            y = tf.reduce_sum(hvd.alltoall(t) * (rank + 1.0))
+        return tape.gradient(y, t)
+
+    for gradient in both(exchange, even):
+        same(gradient, np.repeat(np.arange(size) + 1.0, 2))
+
+
+@on_ranks(2)
+def slices_are_gathered() -> None:
+    rank = hvd.rank()
+
+    def reduce(values: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
+        slices = tf.IndexedSlices(values, indices, tf.constant([5, 2]))
+        dense = tf.ones(2) * (rank + 1.0)
+        joined, total = hvd.grouped_allreduce([slices, dense], op=hvd.Sum)
+        same_total = tf.reduce_sum(total)
+        return tf.convert_to_tensor(joined) + 0 * same_total
+
+    values = tf.ones([1 + rank, 2]) * (rank + 1.0)
+    indices = tf.constant([0, 3][: 1 + rank])
+    expected = np.zeros((5, 2))
+    expected[0] += 1 + 2
+    expected[3] += 2
+    for result in both(reduce, values, indices):
+        same(result, expected)
+    mean = hvd.allreduce(tf.IndexedSlices(values, indices, tf.constant([5, 2])))
+    same(tf.convert_to_tensor(mean), expected / 2)
+    refused(lambda: hvd.allreduce(tf.IndexedSlices(values, indices), op=hvd.Max), "Average or Sum")
+
+
+@on_ranks(2)
+def dense_on_one_rank_and_slices_on_another_is_an_error_on_all() -> None:
+    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([5, 2]))
+    value = slices if hvd.rank() else tf.ones([5, 2])
+    in_function = tf.function(lambda: hvd.allreduce(value, name="mixed in a function"))
+    for call in (
+        lambda: hvd.allreduce(value, name="mixed"),
+        lambda: hvd.allreduce(value),
+        lambda: hvd.grouped_allreduce([tf.ones(3), value], name="mixed group"),
+        in_function,
+    ):
+        expected = r"1 tf\.IndexedSlices.* rank 1"
+        with pytest.raises(tf.errors.FailedPreconditionError, match=expected):
+            call()
+    same(tf.convert_to_tensor(hvd.allreduce(slices, name="mixed")), np.eye(5, 2)[:, :1] * [1, 1])
+
+
+@on_ranks(1, 2, 3)
+def adasum_is_numpys_and_the_same_on_all_ranks() -> None:
+    shapes = [(), (0,), (1,), (7,), (3, 5), (1000,)]
+    for dtype, tolerance in ((tf.float32, 1e-6), (tf.float64, 1e-14), (tf.bfloat16, 1e-2)):
+        ranks = [
+            [
+                tf.cast(np.random.default_rng(10 * r + i).normal(size=shape) * (r != 1 or i), dtype)
+                for i, shape in enumerate(shapes)
+            ]  # one of rank 1's is zero
+            for r in range(hvd.size())
+        ]
+        own = ranks[hvd.rank()]
+        for factor, results in {
+            1: tf.function(lambda own=own: hvd.grouped_allreduce(own, op=hvd.Adasum))(),
+            2: hvd.grouped_allreduce(own, op=hvd.Adasum, postscale_factor=2.0),
+        }.items():
+            for i, result in enumerate(results):
+                assert result.dtype == dtype
+                assert result.shape == own[i].shape
+                for theirs in tf.unstack(hvd.allgather(result[None]), hvd.size()):
+                    assert np.array_equal(theirs.numpy(), result.numpy())
+                rows = [theirs[i].numpy().astype(np.float64) for theirs in ranks]
+                found = result.numpy().astype(np.float64) / factor
+                assert np.allclose(found, numpys_adasum(rows), 0, 8 * tolerance), (i, dtype)
+    refused(lambda: hvd.allreduce(tf.constant([1]), op=hvd.Adasum), "int32; op=Adasum takes float")
+
+
+@on_ranks(3)
+def process_sets_and_numbers_of_ranks() -> None:
+    evens = hvd.add_process_set([0, 2])
+    x = tf.ones(2) * (hvd.rank() + 1.0)
+    if evens.included():
+        for result in both(lambda t: hvd.allreduce(t, op=hvd.Sum, process_set=evens), x):
+            same(result, np.full(2, 4.0))
+        same(
+            hvd.reducescatter(tf.range(3.0), op=hvd.Sum, process_set=evens),
+            [0.0, 2.0] if hvd.rank() == 0 else [4.0],
+        )
+    else:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="rank 1 is not in process set"):
+            hvd.allreduce(x, process_set=evens)
+    asked = tf.function(
+        lambda: (
+            hvd.rank_op(),
+            hvd.size_op(),
+            hvd.size_op(evens.process_set_id),
+            hvd.process_set_included_op(evens.process_set_id),
+            hvd.local_rank_op(),
+            hvd.local_size_op(),
+        )
+    )
+    right = (hvd.rank(), 3, 2, int(evens.included()), hvd.rank(), 3)
+    assert tuple(int(t) for t in asked()) == right
+    hvd.barrier()
+    assert hvd.remove_process_set(evens)
+
+
+@on_ranks(3)
+def a_joined_rank_takes_part() -> None:
+    if hvd.rank() == 1:
+        last = hvd.join()
+    else:
+        for result in both(
+            lambda t: hvd.allreduce(t, op=hvd.Sum, name="while one has joined"), tf.ones(2)
+        ):
+            same(result, [2.0, 2.0])
+        last = hvd.join()
+    assert int(last) in range(3)
+    assert len(set(hvd.allgather_object(int(last)))) == 1
+
+
+@on_ranks(2)
+def disagreement_is_an_error_on_all_ranks_and_the_next_call_works() -> None:
+    def check(call: Callable[[], Any], pattern: str) -> None:
+        for run in (call, tf.function(call)):
+            with pytest.raises(tf.errors.FailedPreconditionError, match=pattern):
+                run()
+            same(hvd.allreduce(tf.ones(1), op=hvd.Sum, name="after"), [2.0])
+
+    rank = hvd.rank()
+    check(lambda: hvd.allreduce(tf.ones(2 + rank), name="shapes"), r"shape of all_reduce 'shapes'")
+    check(
+        lambda: hvd.allreduce(tf.cast(tf.ones(2), [tf.float32, tf.int32][rank]), name="types"),
+        "dtype of all_reduce 'types'",
+    )
+    check(lambda: hvd.broadcast(tf.ones(2), rank, name="roots"), "root of broadcast 'roots'")
+    check(lambda: hvd.allgather(tf.ones([1, 2 + rank]), name="rows"), "shape of all_gather 'rows'")
+    check(lambda: hvd.allreduce(tf.ones(2), op=[hvd.Sum, hvd.Max][rank], name="op"), "the op of")
+
+
+@on_ranks(2)
+def bad_input_is_refused_here_and_at_once() -> None:
+    refused(lambda: hvd.allreduce(tf.constant(["a"])), "string, which is not supported")
+    refused(lambda: hvd.allreduce(tf.constant([1 + 2j])), "complex128, which is not supported")
+    refused(lambda: hvd.allreduce(tf.ones(2), op=17), "op=17 is unknown")
+    refused(lambda: hvd.reducescatter(tf.ones(2), op=hvd.Adasum), "for allreduce and grouped")
+    refused(lambda: hvd.allgather(tf.constant(1.0)), "0 dimensions")
+    refused(lambda: hvd.reducescatter(tf.ones(2), op=hvd.Max), "Average or Sum")
+    refused(lambda: hvd.alltoall(tf.ones(4), splits=[[1, 3]]), "list of numbers")
+    refused(lambda: hvd.grouped_allreduce([tf.ones(1), object()]), "tensor 1 is not a tensor")
+    for call, pattern in (
+        (lambda: hvd.alltoall(tf.ones(3)), "3 rows, which 2 ranks do not divide"),
+        (lambda: hvd.alltoall(tf.ones(3), splits=[1, 1]), "sum to 2"),
+        (lambda: hvd.broadcast(tf.ones(3), 7), "root 7"),
+    ):
+        for run in (call, tf.function(call)):
+            with pytest.raises(tf.errors.InvalidArgumentError, match=pattern):
+                run()
+    compiled = tf.function(lambda: hvd.allreduce(tf.ones(2)), jit_compile=True)
+    refused(compiled, "set jit_compile=False")
+    with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
+        refused(lambda: hvd.allreduce(tf.ones(2)), "tf.distribute strategy")
+    same(hvd.allreduce(tf.ones(1), op=hvd.Sum, name="after"), [2.0])
+    v = tf.Variable([1.0])
+    with tf.GradientTape() as tape:
+        y = hvd.allreduce(v, op=hvd.Max)
+    refused(lambda: tape.gradient(y, v), "by max has no gradient")
+
+
+@on_ranks(2)
+def graphs_of_tensorflow_1_work() -> None:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        x = tf.compat.v1.placeholder(tf.float32, [2])
+        total = hvd.allreduce(x, op=hvd.Sum)
+        v = tf.compat.v1.get_variable("v", initializer=tf.constant([1.0 + hvd.rank()]))
+        hook = hvd.BroadcastGlobalVariablesHook(1)
+        hook.begin()
+        session.run(tf.compat.v1.global_variables_initializer())
+        assert session.run(total, {x: [1.0, 2.0]}).tolist() == [2.0, 4.0]
+        hook.after_create_session(session, None)
+        assert session.run(v).tolist() == [2.0]
+        optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.5)
+        own = type(optimizer)
+        optimizer = hvd.DistributedOptimizer(optimizer)
+        assert isinstance(optimizer, own)
+        step = optimizer.minimize(tf.reduce_sum(v * (1.0 + hvd.rank())))
+        session.run(step)
+        assert session.run(v).tolist() == [2.0 - 0.5 * 1.5]
+
+
+def test_importing_farandole_alone_does_not_import_tensorflow() -> None:
+    script = "import sys, farandole; assert 'tensorflow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+test_on_ranks = make_tests(__name__, timeout=150)

@@ -1,0 +1,359 @@
+"""What people do around an optimizer: two models, schedulers, loaders, samplers, checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from rank_cases import make_tests, on_ranks
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+import farandole as fd
+import farandole.torch as hvd
+
+WIDTH = 8
+
+
+def prepare() -> None:
+    hvd.init()
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")  # of schedulers that are stepped in a wrong order, for one
+
+
+def mlp(seed: int = 3, out: int = 4) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, out))
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randn(2 * hvd.size(), WIDTH, generator=torch.Generator().manual_seed(step))
+
+
+def mine(whole: torch.Tensor) -> torch.Tensor:
+    return whole[hvd.rank() :: hvd.size()]
+
+
+def same_as(model: nn.Module, whole: nn.Module) -> None:
+    for p, q in zip(model.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+def wrap(model: nn.Module, **options: Any) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
+
+
+# -- several models and optimizers ---------------------------------------------------------------
+
+
+def play(distributed: bool) -> tuple[nn.Module, nn.Module]:
+    """A generator and a discriminator take turns; each turn's backward reaches both."""
+    generator, discriminator = mlp(1, WIDTH), mlp(2, 1)
+    optimizers: list[Any] = [
+        torch.optim.Adam(m.parameters(), lr=0.01, eps=1e-3) for m in (generator, discriminator)
+    ]
+    if distributed:
+        optimizers = [hvd.DistributedOptimizer(o) for o in optimizers]
+    of_generator, of_discriminator = optimizers
+    for step in range(4):
+        real, noise = batch(2 * step), batch(2 * step + 1)
+        if distributed:
+            real, noise = mine(real), mine(noise)
+        fake = generator(noise)
+        of_discriminator.zero_grad()
+        nn.functional.softplus(-discriminator(real)).mean().backward()
+        nn.functional.softplus(discriminator(fake.detach())).mean().backward()
+        of_discriminator.step()
+        of_generator.zero_grad()
+        nn.functional.softplus(-discriminator(fake)).mean().backward()
+        of_generator.step()
+    return generator, discriminator
+
+
+@on_ranks(2, 3)
+def a_gan_trains_as_on_one_rank() -> None:
+    for model, whole in zip(play(True), play(False), strict=True):
+        same_as(model, whole)
+
+
+@on_ranks(2)
+def several_optimizers_may_share_a_model() -> None:
+    model, whole = mlp(), mlp()
+
+    def optimizers_of(net: nn.Sequential) -> list[Any]:
+        return [
+            torch.optim.SGD(net[0].parameters(), lr=0.1),
+            torch.optim.AdamW(net[2].parameters(), lr=0.01, eps=1e-3),
+        ]
+
+    apart = [hvd.DistributedOptimizer(o) for o in optimizers_of(model)]
+    reference = optimizers_of(whole)
+    for step in range(4):
+        x = batch(step)
+        for net, optimizers, part in ((model, apart, mine(x)), (whole, reference, x)):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            net(part).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    same_as(model, whole)
+
+
+# -- learning rates --------------------------------------------------------------------------------
+
+SCHEDULERS: dict[str, Any] = {
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.2, total_steps=6),
+    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, factor=0.5, patience=0),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=6),
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda step: 0.9**step),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o,
+        [lr_scheduler.ConstantLR(o, 0.5, 2), lr_scheduler.ExponentialLR(o, 0.9)],
+        milestones=[2],
+    ),
+}
+
+
+@on_ranks(1, 2)
+def learning_rate_schedulers_go_on_working() -> None:
+    """Made before the optimizer is wrapped, or after; warnings of a wrong order are errors here."""
+    for name, make in SCHEDULERS.items():
+        for before in (True, False):
+            model, whole = mlp(), mlp()
+            plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            scheduler = make(plain) if before else None
+            optimizer = hvd.DistributedOptimizer(plain, model.named_parameters())
+            scheduler = scheduler or make(optimizer)
+            reference = torch.optim.SGD(whole.parameters(), lr=0.1, momentum=0.9)
+            its = make(reference)
+            for step in range(5):
+                x = batch(step)
+                losses = []
+                for net, o, part in ((model, optimizer, mine(x)), (whole, reference, x)):
+                    o.zero_grad()
+                    loss = net(part).square().mean()
+                    loss.backward()
+                    o.step()
+                    losses.append(loss.detach())
+                metric = (hvd.allreduce(losses[0]), losses[1]) if "Plateau" in name else ()
+                for which, s in enumerate((scheduler, its)):
+                    s.step(*(round(float(m), 4) for m in metric[which : which + 1]))
+                assert optimizer.param_groups[0]["lr"] == reference.param_groups[0]["lr"], name
+            same_as(model, whole)
+
+
+@on_ranks(2)
+def forgetting_to_step_is_warned_of_as_on_one_rank() -> None:
+    optimizer = wrap(mlp())
+    scheduler = lr_scheduler.StepLR(optimizer, 1)
+    with pytest.warns(UserWarning, match="before `optimizer"):
+        scheduler.step()
+
+
+# -- data ----------------------------------------------------------------------------------------
+
+
+class Numbers(Dataset[int]):
+    """Tells a collective of each item when it is `sending`."""
+
+    def __init__(self, count: int, sending: bool = False) -> None:
+        self.count, self.sending = count, sending
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, i: int) -> int:
+        if self.sending:
+            hvd.allreduce(torch.ones(1))
+        return i
+
+
+def train_on(loader: DataLoader[int]) -> list[int]:
+    """A step for each batch; the numbers that this rank saw."""
+    model = nn.Linear(1, 1)
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    optimizer = wrap(model)
+    seen: list[int] = []
+    for numbers in loader:
+        optimizer.zero_grad()
+        model(numbers[:, None].float()).mean().backward()
+        optimizer.step()
+        seen += numbers.tolist()
+    weights = hvd.allgather(model.weight.detach())
+    assert torch.equal(weights, weights[:1].expand_as(weights))
+    return seen
+
+
+@on_ranks(2, 3)
+def a_distributed_sampler_gives_every_rank_as_many_batches() -> None:
+    data = Numbers(7)  # no number of ranks divides it
+    for drop_last in (False, True):
+        sampler: DistributedSampler[int] = DistributedSampler(
+            data, num_replicas=hvd.size(), rank=hvd.rank(), drop_last=drop_last
+        )
+        orders = []
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            seen = train_on(DataLoader(data, batch_size=2, sampler=sampler))
+            everyones = [set(part) for part in hvd.allgather_object(seen)]
+            assert len(everyones) == hvd.size()
+            union = set().union(*everyones)
+            assert (len(union) == 7) is not drop_last
+            orders.append(seen)
+        assert orders[0] != orders[1]
+
+
+def use_workers(context: str) -> None:
+    """Loaders' workers bring batches while ranks train; one that calls a collective is told why it
+    cannot, and the rank goes on."""
+    how: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": context, "timeout": 90}
+    seen = train_on(DataLoader(Numbers(6), batch_size=2, persistent_workers=True, **how))
+    assert seen == list(range(6))
+    with pytest.raises(Exception, match=r"ForkedEngine|NotInitialized|has not been init|pid") as no:
+        list(DataLoader(Numbers(1, sending=True), **how))
+    assert "worker process 0" in str(no.value)
+    total = hvd.allreduce(torch.ones(1), op=hvd.Sum)
+    assert total.item() == hvd.size()
+    assert not list(Path("/dev/shm").glob("*farandole*"))
+
+
+@on_ranks(2)
+def forked_workers_do_not_inherit_the_engine() -> None:
+    use_workers("fork")
+
+
+@on_ranks(2)
+def spawned_workers_know_no_engine() -> None:
+    use_workers("spawn")
+
+
+# -- checkpoints ----------------------------------------------------------------------------------
+
+
+def steps(model: nn.Module, optimizer: Any, which: range, whole: bool = False) -> None:
+    for step in which:
+        optimizer.zero_grad()
+        model(batch(step) if whole else mine(batch(step))).square().mean().backward()
+        optimizer.step()
+
+
+@on_ranks(2, 3)
+def training_resumes_from_what_rank_0_has_saved() -> None:
+    """The model, the optimizer's state and the scheduler's go from rank 0 to all."""
+    model = mlp()
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-3))
+    scheduler = lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    steps(model, optimizer, range(2))
+    scheduler.step()
+    scheduler.step()
+    file = io.BytesIO()
+    if hvd.rank() == 0:
+        torch.save(
+            {"model": model.state_dict(), "optimizer": optimizer.state_dict(),
+             "scheduler": scheduler.state_dict()},
+            file,
+        )  # fmt: skip
+
+    fresh = mlp(seed=hvd.rank())  # each rank begins anew, with weights of its own
+    plain = torch.optim.Adam(fresh.parameters(), lr=1.0, eps=1e-3)
+    saved: Any = None
+    if hvd.rank() == 0:
+        saved = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+        fresh.load_state_dict(saved["model"])
+        plain.load_state_dict(saved["optimizer"])
+    hvd.broadcast_parameters(fresh.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(plain, root_rank=0)
+    of_scheduler = hvd.broadcast_object(saved["scheduler"] if saved else None, root_rank=0)
+    resumed = hvd.DistributedOptimizer(plain, fresh.named_parameters())
+    its_scheduler = lr_scheduler.StepLR(resumed, 2, gamma=0.5)
+    its_scheduler.load_state_dict(of_scheduler)
+    assert resumed.param_groups[0]["lr"] == 0.005
+
+    steps(model, optimizer, range(2, 4))
+    steps(fresh, resumed, range(2, 4))
+    for p, q in zip(model.parameters(), fresh.parameters(), strict=True):
+        assert torch.equal(p, q), "the same bits as without the interruption"
+
+
+@on_ranks(2)
+def a_checkpoint_loads_into_a_wrapped_optimizer() -> None:
+    """As where every rank reads the file."""
+    model, other = mlp(), mlp()
+    optimizer, again = wrap(model), wrap(other)
+    steps(model, optimizer, range(2))
+    other.load_state_dict(model.state_dict())
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # as from a file
+    steps(model, optimizer, range(2, 4))
+    steps(other, again, range(2, 4))
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+# -- mixed precision ------------------------------------------------------------------------------
+
+
+@on_ranks(2)
+def autocast_to_bfloat16_trains_as_on_one_rank() -> None:
+    model, whole = mlp(), mlp()
+    optimizer = wrap(model)
+    reference = torch.optim.SGD(whole.parameters(), lr=0.1, momentum=0.9)
+    for step in range(3):
+        x = batch(step)
+        for net, o, part in ((model, optimizer, mine(x)), (whole, reference, x)):
+            o.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                out = net(part)
+            assert out.dtype == torch.bfloat16
+            out.float().square().mean().backward()
+            o.step()
+    for p, q in zip(model.parameters(), whole.parameters(), strict=True):
+        assert p.dtype == torch.float32
+        torch.testing.assert_close(p, q, rtol=0.05, atol=0.01)
+
+
+@on_ranks(2)
+def a_scaler_skips_for_two_optimizers_when_one_rank_overflows() -> None:
+    """Both of a backward's optimizers, on all ranks, in the step that overflows and in no other."""
+    model = mlp()
+    optimizers = [
+        hvd.DistributedOptimizer(torch.optim.SGD(part.parameters(), lr=0.1))
+        for part in (model[0], model[2])
+    ]
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=1000)
+    for step in range(4):
+        before = [p.detach().clone() for p in model.parameters()]
+        bad = step == 1 and hvd.rank() == 1
+        loss = model(mine(batch(step))).square().mean() * (float("inf") if bad else 1.0)
+        scaler.scale(loss).backward()
+        for optimizer in optimizers:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+            optimizer.zero_grad()
+        scaler.update()
+        same = [torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
+        assert same == [step == 1] * 4
+        assert scaler.get_scale() == (16.0 if step < 1 else 8.0)
+
+
+@on_ranks(2)
+def what_cannot_be_distributed_says_so() -> None:
+    lbfgs = torch.optim.LBFGS(mlp().parameters())
+    with pytest.raises(fd.InvalidArgument, match="LBFGS is not supported: its line search"):
+        hvd.DistributedOptimizer(lbfgs)
+    assert os.environ["RANK"] == str(hvd.rank())
+
+
+test_on_ranks = make_tests(__name__)
