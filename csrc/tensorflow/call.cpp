@@ -43,13 +43,13 @@ void Call::fail(Code code, std::string message) {
 
 void Call::prepare(TF_OpKernelContext* context, bool in_place) {
   context_ = in_place ? context : nullptr;
-  name_ = kernel_.name;
+  name_ = kernel_->name;
   if (const int64_t iteration = api.GetIterId(context); iteration > 0)
     name_ += "@" + std::to_string(iteration % kIterationNames);
-  const bool exchanges = kernel_.kind == "all_to_all";
-  extra_is_ = exchanges                ? Extra::received
-              : kernel_.kind == "join" ? Extra::last_joined
-                                       : Extra::none;
+  const bool exchanges = kernel_->kind == "all_to_all";
+  extra_is_ = exchanges                 ? Extra::received
+              : kernel_->kind == "join" ? Extra::last_joined
+                                        : Extra::none;
   const int tensors = api.NumInputs(context) - (exchanges ? 1 : 0);
   for (int i = 0; i < tensors; ++i) take_tensor(context, i);
   if (exchanges && failure_.code == kOk) take_splits(context, tensors);
@@ -82,7 +82,7 @@ void Call::take_splits(TF_OpKernelContext* context, int i) {
 /// Without splits every member gets equally many rows.
 void Call::split_evenly() {
   int32_t place = 0;
-  const int members = table_->members(kernel_.set, &place);
+  const int members = table_->members(kernel_->set, &place);
   const std::vector<int64_t>& shape = tensors_[0].shape;
   if (members == 0 || shape.empty()) return;  // it is refused for that
   if (shape[0] % members != 0)
@@ -95,11 +95,11 @@ void Call::split_evenly() {
 
 /// Room for the results whose shape this rank knows by itself.
 void Call::make_outputs() {
-  const bool same = kernel_.kind == "all_reduce" || kernel_.kind == "broadcast";
-  const bool scattered = kernel_.kind == "reduce_scatter";
+  const bool same = kernel_->kind == "all_reduce" || kernel_->kind == "broadcast";
+  const bool scattered = kernel_->kind == "reduce_scatter";
   if (!same && !scattered) return;
   int32_t place = 0;
-  const int members = scattered ? table_->members(kernel_.set, &place) : 0;
+  const int members = scattered ? table_->members(kernel_->set, &place) : 0;
   for (size_t i = 0; i < tensors_.size() && failure_.code == kOk; ++i) {
     Shaped& tensor = tensors_[i];
     std::vector<int64_t> shape = tensor.shape;
@@ -145,7 +145,7 @@ TF_Tensor* Call::make_output(int i, std::span<const int64_t> shape, int type, bo
 void Call::start(const PluginTable& table, bool wait, Done done) {
   table_ = &table;
   done_ = std::move(done);
-  if (failure_.code == kOk && kernel_.kind == "all_to_all" && splits_.empty()) split_evenly();
+  if (failure_.code == kOk && kernel_->kind == "all_to_all" && splits_.empty()) split_evenly();
   if (failure_.code == kOk) make_outputs();
   if (failure_.code != kOk) return end();
   std::vector<PluginTensor> tensors;
@@ -157,16 +157,16 @@ void Call::start(const PluginTable& table, bool wait, Done done) {
                        .dimensions = static_cast<int32_t>(t.shape.size()),
                        .shape = t.shape.data()});
   const PluginAsk ask{
-      .kind = extra_is_ == Extra::last_joined ? nullptr : kernel_.kind.c_str(),
+      .kind = extra_is_ == Extra::last_joined ? nullptr : kernel_->kind.c_str(),
       .name = name_.data(),
       .name_bytes = name_.size(),
-      .note = kernel_.note.data(),
-      .note_bytes = kernel_.note.size(),
-      .set = kernel_.set,
-      .op = static_cast<int32_t>(kernel_.op),
-      .prescale = kernel_.prescale,
-      .postscale = kernel_.postscale,
-      .root = kernel_.root,
+      .note = kernel_->note.data(),
+      .note_bytes = kernel_->note.size(),
+      .set = kernel_->set,
+      .op = static_cast<int32_t>(kernel_->op),
+      .prescale = kernel_->prescale,
+      .postscale = kernel_->postscale,
+      .root = kernel_->root,
       .tensors = tensors.data(),
       .tensor_count = tensors.size(),
       .splits = splits_.data(),

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -34,7 +35,7 @@ class Call {
  public:
   using Done = std::function<void(Call&)>;
 
-  explicit Call(const Kernel& kernel) : kernel_(kernel) {}
+  explicit Call(const Kernel& kernel) : kernel_(&kernel) {}
   ~Call();
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -43,6 +44,8 @@ class Call {
   /// where nobody else has them; it must live until `done`. Else they are memory of their own, and
   /// the context may go.
   void prepare(TF_OpKernelContext* context, bool in_place);
+  /// Before its op may go without having been started.
+  void keep_kernel() { kernel_ = &own_kernel_.emplace(*kernel_); }
   /// Puts it on its way; calls `done` once, perhaps at once. `wait`: before it returns.
   void start(const PluginTable& table, bool wait, Done done);
 
@@ -74,7 +77,8 @@ class Call {
   static void* room_made(void* call, size_t i, const int64_t* shape, size_t dimensions);
   static void ended(void* call, const PluginResult* result);
 
-  const Kernel& kernel_;  // gone when the call outlives its op: after start()
+  const Kernel* kernel_;  // gone when the call outlives its op: after start()
+  std::optional<Kernel> own_kernel_;
   enum class Extra : uint8_t { none, received, last_joined } extra_is_ = Extra::none;
   TF_OpKernelContext* context_ = nullptr;  // null: outputs are memory of their own
   std::string name_;

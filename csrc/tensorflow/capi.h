@@ -49,6 +49,7 @@ using InferShapes = void (*)(TF_ShapeInferenceContext*, TF_Status*);
     (TF_OpKernelContext*, int, int, const int64_t*, int, size_t, TF_Status*))                   \
   X(ForwardInputOrAllocateOutput, TF_Tensor*,                                                   \
     (TF_OpKernelContext*, const int*, int, int, const int64_t*, int, int*, TF_Status*))         \
+  X(StepId, int64_t, (TF_OpKernelContext*))                                                     \
   X(GetIterId, int64_t, (TF_OpKernelContext*))                                                  \
   X(OpKernelContext_Failure, void, (TF_OpKernelContext*, TF_Status*))                           \
   X(OpKernelConstruction_Failure, void, (TF_OpKernelConstruction*, TF_Status*))                 \

@@ -1,13 +1,11 @@
 #include "tensorflow/kernels.h"
 
 #include <bit>
-#include <condition_variable>
 #include <functional>
-#include <map>
 #include <memory>
-#include <mutex>
 
 #include "tensorflow/call.h"
+#include "tensorflow/started.h"
 #include "tensorflow/types.h"
 
 namespace farandole::tf {
@@ -52,60 +50,6 @@ using DoneFunction = std::function<void()>;
 DoneFunction copy_of(TF_AsyncOpKernelDoneCallback* done) {
   return *reinterpret_cast<DoneFunction*>(done);
 }
-
-// ---- calls between start and finish ----
-
-/// Calls that have been started, by number, until somebody finishes them.
-class Started {
- public:
-  static Started& all() {
-    static auto* const started = new Started;  // threads of TensorFlow may outlive everything
-    return *started;
-  }
-
-  struct Entry {
-    std::unique_ptr<Call> call;
-    bool ended = false;
-  };
-
-  int64_t add(std::unique_ptr<Call> call) {
-    const std::lock_guard lock(mutex_);
-    // Of a step that failed between the two: nobody will ask for it.
-    if (const auto old = by_name_.find(call->name()); old != by_name_.end()) {
-      const auto entry = entries_.find(old->second);
-      if (entry != entries_.end() && entry->second.ended) entries_.erase(entry);
-    }
-    const int64_t number = ++last_;
-    by_name_[call->name()] = number;
-    entries_[number].call = std::move(call);
-    return number;
-  }
-
-  void note_end(int64_t number) {
-    const std::lock_guard lock(mutex_);
-    entries_[number].ended = true;
-    changed_.notify_all();
-  }
-
-  /// Waits for the end: engines end what they were asked, if by an error.
-  std::unique_ptr<Call> take(int64_t number) {
-    std::unique_lock lock(mutex_);
-    const auto entry = entries_.find(number);
-    if (entry == entries_.end()) return nullptr;
-    changed_.wait(lock, [&] { return entry->second.ended; });
-    std::unique_ptr<Call> call = std::move(entry->second.call);
-    by_name_.erase(call->name());
-    entries_.erase(entry);
-    return call;
-  }
-
- private:
-  std::mutex mutex_;  // guards all
-  std::condition_variable changed_;
-  std::map<int64_t, Entry> entries_;
-  std::map<std::string, int64_t> by_name_;
-  int64_t last_ = 0;
-};
 
 void refuse(TF_OpKernelContext* context, Code code, const char* message) {
   const Status status(code, message);
@@ -155,13 +99,11 @@ void compute_start(void* kernel, TF_OpKernelContext* context) {
   TF_Tensor* const number =
       api.AllocateOutput(context, 0, kInt64, nullptr, 0, sizeof(int64_t), status);
   if (!status.ok()) return refuse(context, kResourceExhausted, status.message());
-  auto owned = std::make_unique<Call>(*static_cast<const Kernel*>(kernel));
-  owned->prepare(context, false);
-  Call* const call = owned.get();
-  const int64_t ticket = Started::all().add(std::move(owned));
-  *static_cast<int64_t*>(api.TensorData(number)) = ticket;
+  auto call = std::make_unique<Call>(*static_cast<const Kernel*>(kernel));
+  call->prepare(context, false);
+  *static_cast<int64_t*>(api.TensorData(number)) =
+      Started::all().start(*engine, std::move(call), api.StepId(context));
   api.DeleteTensor(number);
-  call->start(*engine, false, [ticket](Call&) { Started::all().note_end(ticket); });
 }
 
 void compute_finish(void*, TF_OpKernelContext* context) {
@@ -173,7 +115,7 @@ void compute_finish(void*, TF_OpKernelContext* context) {
     api.GetInput(context, i, &number, status);
     if (!status.ok()) return refuse(context, kInternal, status.message());
     std::unique_ptr<Call> call =
-        Started::all().take(*static_cast<const int64_t*>(api.TensorData(number)));
+        Started::all().finish(*static_cast<const int64_t*>(api.TensorData(number)));
     api.DeleteTensor(number);
     if (!call) return refuse(context, kInternal, "this operation was finished already");
     if (call->failure().code == kOk) at += call->give_outputs(context, at);

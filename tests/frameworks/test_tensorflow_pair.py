@@ -81,6 +81,9 @@ for _case in (
     training.what_differs_between_models_is_named,
     steps.gradients_come_in_opposite_orders,
     steps.two_models_in_turn_and_in_one_function,
+    steps.a_step_that_one_rank_leaves_is_named_on_the_others,
+    steps.a_step_that_all_ranks_leave_at_different_places_is_forgotten,
+    steps.data_that_end_in_the_graph_end_a_step_before_it_began,
 ):
     again(_case)
 
