@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <exception>
 #include <optional>
 #include <string>
 
@@ -100,6 +101,17 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   defaults.level = level_from(config.level);
   defaults.algorithm = config.algorithm;
   return Group::world(std::move(engine), defaults, deadline);
+}
+
+void leave(Group& group) {
+  {
+    const py::gil_scoped_release unlocked;
+    group.engine()->leave();
+    group.engine()->driver().stop();
+  }
+  if (const auto channel = jax_channel(); channel && channel->group().get() == &group)
+    set_jax_channel(nullptr);
+  finish_trace(group.engine()->trace());
 }
 
 }  // namespace
@@ -299,15 +311,14 @@ void bind_group(py::module_& module) {
           "Ends what start_timeline began, and writes this rank's part into its directory.")
       .def("leave", [](Group& g) {
         refuse_in_child();
-        flush_names(g);
-        {
-          const py::gil_scoped_release unlocked;
-          g.engine()->leave();
-          g.engine()->driver().stop();
+        std::exception_ptr interruption;
+        try {
+          leave_names(g);
+        } catch (const py::error_already_set&) {
+          interruption = std::current_exception();
         }
-        if (const auto channel = jax_channel(); channel && channel->group().get() == &g)
-          set_jax_channel(nullptr);
-        finish_trace(g.engine()->trace());
+        leave(g);
+        if (interruption) std::rethrow_exception(interruption);
       });
 }
 

@@ -6,6 +6,7 @@
 
 #include "bindings/arrays.h"
 #include "bindings/calls.h"
+#include "bindings/waiting.h"
 #include "engine/fork.h"
 
 namespace farandole {
@@ -95,13 +96,14 @@ std::shared_ptr<PyNames>& current_names() {
   return *names;
 }
 
-void flush_names(const Group& world) {
+void leave_names(const Group& world) {
   std::shared_ptr<PyNames> names = current_names();
   if (!names || names->world.get() != &world) return;
   current_names().reset();
   set_names_for_plugins(nullptr);
   const py::gil_scoped_release unlocked;
   names->named->flush(Deadline::after(std::chrono::seconds(1)));
+  names->named->serve(look_for_signals);
 }
 
 }  // namespace farandole

@@ -50,8 +50,9 @@ std::shared_ptr<PyNames>& current_names();
 /// The same for threads without Python's lock: those of plug-ins.
 std::shared_ptr<PyNames> names_for_plugins();
 void set_names_for_plugins(std::shared_ptr<PyNames> names);
-/// Before this rank leaves: what others wait for has gone out.
-void flush_names(const Group& world);
+/// Before this rank leaves: what others wait for has gone out, and rank 0 orders what they do
+/// without it until they leave, too. Throws what a signal handler raised.
+void leave_names(const Group& world);
 
 /// A quick way into an operation that takes one tensor and reduces it in place.
 py::object make_quick_submit(const py::object& slow, const py::object& bump_version);

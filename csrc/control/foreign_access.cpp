@@ -43,7 +43,11 @@ void take_step(const Host& host, Step step) {
 void wait_for_all(const Host& host, Step step, Deadline deadline,
                   const std::function<void()>& interrupted) {
   for (int r = 0; r < host.size(); ++r) {
-    for (int looks = 1; step_of(host, r) < step; ++looks) {
+    for (int looks = 1;; ++looks) {
+      std::optional<Error> absence;
+      if (looks >= 1000) absence = absence_of(host, r, "while the ranks met");
+      if (step_of(host, r) >= step) break;
+      if (absence) throw Error(*absence);
       if (deadline.passed(now()))
         throw Error(ErrorCode::rendezvous,
                     "rank " + std::to_string(r) + " did not come to the end of the meeting");
@@ -51,7 +55,6 @@ void wait_for_all(const Host& host, Step step, Deadline deadline,
         std::this_thread::yield();
         continue;
       }
-      require_present(host, r, "while the ranks met");
       if (looks % 1000 == 0) interrupted();  // ten times a second
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }

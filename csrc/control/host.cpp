@@ -48,19 +48,19 @@ size_t default_arena_bytes() {
          static_cast<size_t>(::sysconf(_SC_PAGESIZE));
 }
 
-void require_present(const Host& host, int rank, const std::string& when) {
+std::optional<Error> absence_of(const Host& host, int rank, const std::string& when) {
   const HostPeer& peer = host.peers[static_cast<size_t>(rank)];
   pollfd process{peer.process ? peer.process.get() : -1, POLLIN, 0};
   const bool dead = ::poll(&process, 1, 0) > 0;
-  const auto state = static_cast<RankState>(host.segment->page(rank).state.value.load());
-  if (!dead && state != RankState::left) return;
+  const bool left = host.segment->state_of(rank) >= RankState::leaving;
+  if (!dead && !left) return std::nullopt;
   Context where;
   where.rank = rank;
   where.pid = peer.info.pid;
   const std::string name =
       "rank " + std::to_string(rank) + " (pid " + std::to_string(peer.info.pid) + ")";
-  if (state == RankState::left) throw Error(ErrorCode::early_exit, name + " left " + when, where);
-  throw Error(ErrorCode::peer_lost, name + " died " + when, where);
+  if (left) return Error(ErrorCode::early_exit, name + " left " + when, std::move(where));
+  return Error(ErrorCode::peer_lost, name + " died " + when, std::move(where));
 }
 
 std::string process_state(pid_t pid) {

@@ -4,9 +4,11 @@
 
 #include <bitset>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "base/fd.h"
 #include "transport/segment.h"
 #include "transport/transport.h"
@@ -53,8 +55,9 @@ Host host_alone(size_t arena_bytes);
 /// As much address space as a rank could ever fill: the machine's memory.
 size_t default_arena_bytes();
 
-/// Throws Error if `rank` will never come: it died, or left, "before it created the group".
-void require_present(const Host& host, int rank, const std::string& when);
+/// Why `rank` will never come, if so: it died, or left, "before it created the group". Ask before
+/// you look for what it may have done: it may do that and leave between the two.
+std::optional<Error> absence_of(const Host& host, int rank, const std::string& when);
 
 /// What /proc says a process is doing: "running", "stopped", "dead", …
 std::string process_state(pid_t pid);

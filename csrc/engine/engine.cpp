@@ -119,8 +119,7 @@ void Engine::sweep() {
     std::erase_if(page.readers, [&](ClosedPage::Reader& reader) {
       reader.met = reader.met || segment.listed(reader.rank, page.key);
       if (reader.met) return segment.closed(reader.rank, page.key);
-      return segment.page(reader.rank).state.value.load(std::memory_order_acquire) ==
-             static_cast<uint64_t>(RankState::left);  // partner: leave
+      return segment.state_of(reader.rank) == RankState::left;  // partner: leave
     });
     if (!page.readers.empty()) return false;
     host_.segment->withdraw(host_.rank, page.key);
@@ -380,6 +379,11 @@ void Engine::look_around() {
 }
 
 // ---- the end ----
+
+void Engine::begin_leaving() {
+  my_page().state.value.store(static_cast<uint64_t>(RankState::leaving), std::memory_order_release);
+  wake_everyone();
+}
 
 void Engine::leave() {
   left_.store(true, std::memory_order_relaxed);

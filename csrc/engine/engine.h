@@ -112,7 +112,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void run_completions();
   bool has_completions() const { return completions_full_.load(std::memory_order_acquire); }
 
-  /// Tells the peers that this rank takes no further part. Operations in flight fail.
+  /// Tells the peers that this rank takes no further part, except in what it orders for them.
+  void begin_leaving();
+  /// Tells the peers that it is gone. Operations in flight fail.
   void leave();
   /// For a forked child: the engine is its parent's.
   void close_descriptors();

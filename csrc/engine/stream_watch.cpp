@@ -102,8 +102,7 @@ bool is_absent(const EngineView& around, int world_rank) {
 }
 
 bool has_left(const EngineView& around, int world_rank) {
-  return around.host->segment->page(world_rank).state.value.load(std::memory_order_acquire) ==
-         static_cast<uint64_t>(RankState::left);
+  return around.host->segment->state_of(world_rank) >= RankState::leaving;
 }
 
 std::optional<Error> absence_of(const EngineView& around, int world_rank, Context where) {

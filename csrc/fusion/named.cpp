@@ -1,6 +1,7 @@
 #include "fusion/named.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 namespace farandole {
@@ -202,6 +203,28 @@ void Named::release(NamedRequest* request) {
 void Named::flush(Deadline until) {
   while (unsent_.load(std::memory_order_acquire) && !until.passed(now()))
     engine_.driver().turn(std::chrono::milliseconds(1));
+}
+
+void Named::serve(const std::function<void()>& interrupted) {
+  if (!coordinator_ || !others_need_order()) return;
+  const Deadline until =
+      timeout_ > Duration::zero() ? Deadline::after(timeout_) : Deadline::never();
+  engine_.begin_leaving();
+  while (others_need_order() && !until.passed(now())) {
+    interrupted();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // holds_listening_: others poll
+  }
+}
+
+bool Named::others_need_order() {
+  const std::lock_guard lock(mutex_);
+  if (sets_[0]->set.membership.lifeline->failed()) return false;
+  return std::ranges::any_of(sets_, [&](const auto& state) {
+    const bool foreign = state->set.place < 0 && !state->removed;
+    return foreign && std::ranges::any_of(state->set.members, [&](int r) {
+             return !absence_of(engine_.host(), r, {});
+           });
+  });
 }
 
 std::string Named::describe() {

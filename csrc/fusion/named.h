@@ -65,6 +65,8 @@ class Named : public Task {
   std::string describe();
   /// Drives until nothing that others need is unsent, for a rank that leaves.
   void flush(Deadline until);
+  /// For rank 0 that leaves: orders what others do in sets without it, until they have left, too.
+  void serve(const std::function<void()>& interrupted);
 
   // ---- the thread that polls ----
 
@@ -91,6 +93,7 @@ class Named : public Task {
   };
 
   SetState& set_for(uint32_t set);
+  bool others_need_order();
   NamedRequest* take_request();
   void put_on_its_way(NamedRequest* request);
   void tell(std::vector<NamedRequest*> requests);

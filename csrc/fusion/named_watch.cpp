@@ -56,7 +56,10 @@ void Named::check_ranks() {
     };
     for (const int r : state->set.members)
       if (r == rank_ || !has_left(view, r)) report_absent(r);
-    if (!coordinator_) report_absent(0);  // what it sent before has been read
+    // What rank 0 sent before has been read. Of sets without it, it serves until it has gone.
+    const bool among = std::ranges::find(state->set.members, 0) != state->set.members.end();
+    const bool serves = view.host->segment->state_of(0) == RankState::leaving;
+    if (!coordinator_ && (among || !serves || (*view.dead)[0])) report_absent(0);
   }
 }
 

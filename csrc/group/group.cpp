@@ -28,14 +28,16 @@ Error invalid(const std::string& text) { return Error(ErrorCode::invalid_argumen
 uint64_t await(const Engine& engine, int rank, uint64_t key, Deadline deadline,
                const std::function<void()>& interrupted) {
   for (int looks = 0;; ++looks) {
+    std::optional<Error> absence;
+    if (looks >= 1000) absence = absence_of(engine.host(), rank, "before it created the group");
     if (const auto offset = engine.host().segment->find(rank, key)) return *offset;
+    if (absence) throw Error(*absence);
     if (deadline.passed(now()))
       throw Error(ErrorCode::stalled,
                   "rank " + std::to_string(rank) + " did not create the group in time");
     if (looks < 1000) {
       std::this_thread::yield();
     } else {
-      require_present(engine.host(), rank, "before it created the group");
       if (looks % 1000 == 0) interrupted();  // ten times a second
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }

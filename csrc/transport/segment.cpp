@@ -82,6 +82,10 @@ RankPage& Segment::page(int rank) const {
       reinterpret_cast<RankPage*>(base_ + kPage + static_cast<size_t>(rank) * page_bytes()));
 }
 
+RankState Segment::state_of(int rank) const {
+  return static_cast<RankState>(page(rank).state.value.load(std::memory_order_acquire));
+}
+
 std::span<std::byte> Segment::arena(int rank) const {
   return {base_ + arenas_begin_ + static_cast<size_t>(rank) * arena_bytes_, arena_bytes_};
 }
@@ -115,8 +119,7 @@ std::optional<uint64_t> Segment::find(int rank, uint64_t key) const {
 bool Segment::listed(int rank, uint64_t key) const { return entry(rank, key) != nullptr; }
 
 bool Segment::closed(int rank, uint64_t key) const {
-  const auto state = static_cast<RankState>(page(rank).state.value.load(std::memory_order_acquire));
-  if (state == RankState::left) return true;
+  if (state_of(rank) == RankState::left) return true;
   const DirectoryEntry* e = entry(rank, key);
   return e == nullptr || static_cast<EntryState>(e->state.load()) != EntryState::open;
 }

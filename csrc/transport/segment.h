@@ -29,7 +29,12 @@ struct alignas(128) Word {
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-enum class RankState : uint64_t { absent, present, left };
+enum class RankState : uint64_t {
+  absent,
+  present,
+  leaving,  // it takes part in nothing more, but still serves others
+  left,
+};
 
 /// What a rank publishes under a key: where in its arena a thing lies. A withdrawn entry keeps its
 /// key until its place is needed: a peer that looks late sees that there was one, and is gone.
@@ -77,6 +82,7 @@ class Segment {
   int fd() const { return memory_.get(); }
   int ranks() const { return ranks_; }
   RankPage& page(int rank) const;
+  RankState state_of(int rank) const;
   std::span<std::byte> arena(int rank) const;
 
   /// Offset of [data, data + bytes) when all of it lies in the arenas.

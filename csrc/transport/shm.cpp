@@ -113,8 +113,7 @@ class Shared {
   bool free_to_go(Block& block) const {
     block.met = block.met || segment().listed(block.peer, block.peer_key);
     if (block.met) return segment().closed(block.peer, block.peer_key);
-    return segment().page(block.peer).state.value.load(std::memory_order_acquire) ==
-           static_cast<uint64_t>(RankState::left);
+    return segment().state_of(block.peer) == RankState::left;
   }
 
   void sweep_locked() {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 pytest.importorskip("torch")
@@ -32,6 +34,21 @@ def init_registers_process_sets() -> None:
     hvd.shutdown()
     assert ends.process_set_id is None
     hvd.init(process_sets="dynamic")
+
+
+@on_ranks(3)
+def sets_without_rank_0_go_on_after_it_has_left() -> None:
+    """Which orders operations by name for all sets."""
+    others = hvd.add_process_set([1, 2])
+    if hvd.rank() > 0:
+        time.sleep(0.2)  # it leaves meanwhile
+        for _ in range(3):
+            total = hvd.allreduce(torch.tensor(hvd.rank()), op=hvd.Sum, process_set=others)
+            assert int(total) == 3
+        with pytest.raises(fd.EarlyExit, match="rank 0 "):
+            hvd.allreduce(torch.ones(2))
+    hvd.shutdown()
+    hvd.init()
 
 
 @on_ranks(3)
