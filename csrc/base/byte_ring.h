@@ -15,6 +15,7 @@
 #include <cstring>
 #include <span>
 
+#include "base/copy.h"
 #include "base/error.h"
 
 namespace farandole {
@@ -53,8 +54,8 @@ class RingWriter {
     if (bytes.empty()) return;
     const size_t at = static_cast<size_t>(written_) & (data_.size() - 1);
     const size_t first = bytes.size() < data_.size() - at ? bytes.size() : data_.size() - at;
-    std::memcpy(data_.data() + at, bytes.data(), first);
-    if (first < bytes.size()) std::memcpy(data_.data(), bytes.data() + first, bytes.size() - first);
+    copy_bytes(data_.data() + at, bytes.data(), first);
+    copy_bytes(data_.data(), bytes.data() + first, bytes.size() - first);
     written_ += bytes.size();
   }
 

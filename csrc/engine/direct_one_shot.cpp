@@ -2,8 +2,8 @@
 // alone. Posting the operation says that the first piece is there, the progress word `published`
 // how many more: what is copied in, on its way and folded are different pieces.
 #include <algorithm>
-#include <cstring>
 
+#include "base/copy.h"
 #include "engine/direct_path.h"
 #include "fold/fold.h"
 
@@ -36,8 +36,7 @@ class OneShot : public DirectPath {
   bool show() override {
     if (!copies_ || shown_ == pieces_) return false;
     const Piece piece = piece_at(shown_);
-    if (piece.bytes > 0)
-      std::memcpy(my_slot() + piece.begin, what_.operation().input.data + piece.begin, piece.bytes);
+    copy_bytes(my_slot() + piece.begin, what_.operation().input.data + piece.begin, piece.bytes);
     if (shown_++ > 0) publish(memory_.mine().published, shown(shown_));
     return true;
   }
@@ -60,7 +59,7 @@ class OneShot : public DirectPath {
       if (!reached(memory_.page(r).folded, progress(memory_.sequence(), 1)))
         return moved ? Progress::moved : Progress::idle;
     const Operation& o = what_.operation();
-    if (writes_later()) std::memcpy(o.output.data, later_.data(), o.output.bytes());
+    if (writes_later()) copy_bytes(o.output.data, later_.data(), o.output.bytes());
     return Progress::finished;
   }
 

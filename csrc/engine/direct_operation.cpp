@@ -2,6 +2,7 @@
 #include <cstring>
 #include <string>
 
+#include "base/copy.h"
 #include "engine/direct_path.h"
 #include "fold/fold.h"
 #include "transport/foreign_memory.h"
@@ -11,7 +12,7 @@ namespace {
 
 /// In place, a rank's own share stands where it belongs; peers may be reading it.
 void move(std::byte* to, const std::byte* from, size_t bytes) {
-  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
+  if (to != from) copy_bytes(to, from, bytes);
 }
 
 }  // namespace

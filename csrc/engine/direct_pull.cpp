@@ -1,8 +1,8 @@
 // pull: collectives that only read other ranks' memory. Every rank fetches what it needs of the
 // others' inputs, from where they lie to where it belongs: one copy. When all have, it is done.
 #include <algorithm>
-#include <cstring>
 
+#include "base/copy.h"
 #include "base/fault.h"
 #include "engine/direct_fetch.h"
 #include "fold/fold.h"
@@ -90,7 +90,7 @@ class Pull : public DirectPath {
     std::byte* to = o.output.data + put_at;
     const std::byte* whole = r == memory_.rank ? o.input.data : what_.input_of(r);
     if (whole == nullptr) return what_.read(r, to, what_.foreign_input_of(r) + taken_at, bytes);
-    if (to != whole + taken_at) std::memcpy(to, whole + taken_at, bytes);
+    if (to != whole + taken_at) copy_bytes(to, whole + taken_at, bytes);
     return true;
   }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <type_traits>
 
+#include "base/copy.h"
 #include "base/error.h"
 #include "base/half.h"
 #include "fold/kernels.h"
@@ -66,7 +67,7 @@ CastFunction cast_between(DType from, DType to) {
 
 void cast(std::byte* out, DType out_dtype, const std::byte* in, DType in_dtype, size_t count) {
   if (out_dtype == in_dtype) {
-    if (count > 0) std::memcpy(out, in, count * size_of(in_dtype));
+    copy_bytes(out, in, count * size_of(in_dtype));
     return;
   }
   CastFunction function = nullptr;

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstring>
 
+#include "base/copy.h"
 #include "fold/kernels.h"
 
 namespace farandole {
@@ -80,7 +80,7 @@ class Ending {
   void spread(std::span<std::byte* const> destinations, size_t offset, const std::byte* result,
               size_t count) const {
     for (std::byte* other : destinations)
-      if (other + offset != result) std::memcpy(other + offset, result, count * size_of(dtype_));
+      if (other + offset != result) copy_bytes(other + offset, result, count * size_of(dtype_));
   }
 
   DType dtype_;

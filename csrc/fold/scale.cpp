@@ -5,6 +5,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "base/copy.h"
 #include "base/half.h"
 #include "fold/cast.h"
 #include "fold/float_mode.h"
@@ -54,7 +55,7 @@ Factor factor_of(double factor) {
 
 void scale(std::byte* out, const std::byte* in, size_t count, DType dtype, const Scale& by) {
   if (by.is_identity()) {
-    if (out != in && count > 0) std::memcpy(out, in, count * size_of(dtype));
+    if (out != in) copy_bytes(out, in, count * size_of(dtype));
     return;
   }
   if (FloatScaleFunction scale_floats = best_kernels().scale[static_cast<size_t>(dtype)])

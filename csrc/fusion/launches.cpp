@@ -1,4 +1,5 @@
 #include "fusion/launches.h"
+#include "base/copy.h"
 
 #include <algorithm>
 #include <cstring>
@@ -114,7 +115,7 @@ bool Launches::prepare(Launch& launch, size_t& budget) {
   for (; launch.copied < launch.items.size() && budget > 0; ++launch.copied) {
     const Item& item = launch.items[launch.copied];
     const Buffer& from = item.request->parts[item.part].input;
-    if (from.count > 0) std::memcpy(launch.pack.get() + launch.at, from.data, from.bytes());
+    copy_bytes(launch.pack.get() + launch.at, from.data, from.bytes());
     launch.at += from.bytes();
     budget -= std::min(budget, from.bytes());
   }
@@ -140,7 +141,7 @@ bool Launches::unpack(Launch& launch, size_t& budget) {
   for (; launch.copied < launch.items.size() && budget > 0; ++launch.copied) {
     const Item& item = launch.items[launch.copied];
     const Buffer& to = item.request->parts[item.part].output;
-    if (to.count > 0) std::memcpy(to.data, launch.pack.get() + launch.at, to.bytes());
+    copy_bytes(to.data, launch.pack.get() + launch.at, to.bytes());
     launch.at += to.bytes();
     budget -= std::min(budget, to.bytes());
   }

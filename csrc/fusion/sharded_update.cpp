@@ -6,6 +6,7 @@
 #include <optional>
 #include <sstream>
 
+#include "base/copy.h"
 #include "fusion/agreement.h"
 
 namespace farandole {
@@ -100,7 +101,7 @@ void ShardedUpdate::take(size_t parameter, const std::byte* gradient) {
   const size_t bytes = p.count * size_of(p.dtype);
   const TraceSpan ready(group_->engine()->trace(), TraceKind::ready, p.name, bytes);
   trace_steps_.open(group_->engine()->trace());
-  if (bytes > 0) std::memcpy(gradients_[place.bucket].get() + place.offset, gradient, bytes);
+  copy_bytes(gradients_[place.bucket].get() + place.offset, gradient, bytes);
 }
 
 // ---- a task ----

@@ -1,9 +1,9 @@
 #include "group/grouped.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
+#include "base/copy.h"
 #include "schedule/slicing.h"
 
 namespace farandole {
@@ -12,10 +12,6 @@ namespace {
 // An operation costs about what copying this much twice does.
 constexpr size_t kSmall = 32 << 10;
 constexpr size_t kMostPacked = 1 << 20;  // bytes of a pack's input or output
-
-void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
-  if (bytes > 0) std::memcpy(to, from, bytes);
-}
 
 bool in_place(Collective kind) {
   return kind == Collective::all_reduce || kind == Collective::broadcast;

@@ -2,8 +2,9 @@
 #pragma once
 
 #include <cstddef>
-#include <cstring>
 #include <span>
+
+#include "base/copy.h"
 
 namespace farandole {
 
@@ -28,7 +29,7 @@ class Channel {
     const std::span<const std::byte> arrived = peek(1);
     const size_t count = arrived.size() < into.size() ? arrived.size() : into.size();
     if (count == 0) return 0;
-    std::memcpy(into.data(), arrived.data(), count);
+    copy_bytes(into.data(), arrived.data(), count);
     consume(count);
     return count;
   }
