@@ -29,7 +29,7 @@ int64_t Started::start(const PluginTable& table, std::unique_ptr<Call> call, int
       entry.before = newest;
       older->second.after = number;
     } else if (left) {
-      forget(newest);
+      forget_left(newest);
     }
     if (!(same_step && flies)) newest = number;  // else the engine refuses it: twice in one step
     entry.call = std::move(call);
@@ -42,12 +42,14 @@ std::unique_ptr<Call> Started::finish(int64_t number) {
   std::unique_lock lock(mutex_);
   const auto entry = entries_.find(number);
   if (entry == entries_.end()) return nullptr;
+  entry->second.asked_for = true;
   changed_.wait(lock, [&] { return entry->second.ended; });
   std::unique_ptr<Call> call = std::move(entry->second.call);
   if (const auto newest = newest_.find(call->name());
       newest != newest_.end() && newest->second == number)
     newest_.erase(newest);
-  forget(number);
+  forget_left(entry->second.before);
+  entries_.erase(entry);
   return call;
 }
 
@@ -69,13 +71,13 @@ void Started::note_end(const PluginTable& table, int64_t number) {
   if (next != nullptr) begin(table, *next, after);  // it lives until it has ended
 }
 
-/// With those before it, which have ended, and which nobody has asked for.
-void Started::forget(int64_t number) {
+/// It has ended, and so have those before it: what nobody has asked for, nobody will.
+void Started::forget_left(int64_t number) {
   while (number != 0) {
     const auto entry = entries_.find(number);
     if (entry == entries_.end()) return;
     number = entry->second.before;
-    entries_.erase(entry);
+    if (!entry->second.asked_for) entries_.erase(entry);
   }
 }
 

@@ -32,11 +32,12 @@ class Started {
     int64_t step = 0;
     int64_t before = 0, after = 0;  // of the same name; 0: none
     bool ended = false;
+    bool asked_for = false;  // somebody finishes it
   };
 
   void begin(const PluginTable& table, Call& call, int64_t number);
   void note_end(const PluginTable& table, int64_t number);
-  void forget(int64_t number);
+  void forget_left(int64_t number);
 
   std::mutex mutex_;  // guards all
   std::condition_variable changed_;
