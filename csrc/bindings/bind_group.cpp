@@ -59,7 +59,7 @@ EngineOptions engine_options(const Config& config) {
 
 std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
                                   const std::optional<double>& start_timeout,
-                                  const std::string& tuning) {
+                                  const std::string& tuning, const std::string& agree) {
   refuse_in_child();
   const Config config = Config::from_environment();
   set_log_rank(size > 1 ? rank : -1);
@@ -74,7 +74,7 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   me.size = size;
   me.job = job;
   me.arena_bytes = config.arena_bytes > 0 ? config.arena_bytes : default_arena_bytes();
-  me.agree = "level=" + config.level;
+  me.agree = "level=" + config.level + (agree.empty() ? "" : ", " + agree);
   if (rank == 0) me.hand_out = text_of(tuning.empty() ? TuningTable{} : table_from(tuning));
   me.foreign = config.cma == "0"   ? ForeignWish::never
                : config.cma == "1" ? ForeignWish::always
@@ -119,10 +119,11 @@ void leave(Group& group) {
 void bind_group(py::module_& module) {
   module.def(
       "open_world", &open_world, py::arg("rank"), py::arg("size"), py::arg("job"),
-      py::arg("start_timeout") = py::none(), py::arg("tuning") = "",
+      py::arg("start_timeout") = py::none(), py::arg("tuning") = "", py::arg("agree") = "",
       py::call_guard<py::gil_scoped_release>(),
       "Meets the other ranks of the job and returns the group of all of them. `tuning`: a table "
-      "as text (tuning.text), the defaults if empty; that of rank 0 holds for all.");
+      "as text (tuning.text), the defaults if empty; that of rank 0 holds for all. `agree`: a "
+      "setting that is refused unless all ranks give the same.");
   module.def(
       "quick_call",
       [](const std::string& kind, const py::object& world) {

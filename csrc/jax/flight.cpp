@@ -102,6 +102,8 @@ std::optional<Error> Flight::finish() {
     try {
       pack.handle.wait();
     } catch (const Error& error) {
+      // Ranks that disagree may have cut differently: for the packs after it one would wait alone.
+      if (!error_ && &pack != &packs_.back()) group_.abort(error);
       if (!error_) error_ = error;
     }
   }

@@ -46,6 +46,7 @@ void Call::prepare(TF_OpKernelContext* context, bool in_place) {
   name_ = kernel_->name;
   if (const int64_t iteration = api.GetIterId(context); iteration > 0)
     name_ += "@" + std::to_string(iteration % kIterationNames);
+  key_ = kernel_->kind + ' ' + std::to_string(kernel_->set) + ' ' + name_;
   const bool exchanges = kernel_->kind == "all_to_all";
   extra_is_ = exchanges                 ? Extra::received
               : kernel_->kind == "join" ? Extra::last_joined

@@ -54,7 +54,8 @@ class Call {
   int give_outputs(TF_OpKernelContext* context, int first);
   /// Says in the context how it failed, if it did.
   void report(TF_OpKernelContext* context) const;
-  const std::string& name() const { return name_; }
+  /// What no two operations on their way share: a name is of one kind, in one set.
+  const std::string& key() const { return key_; }
 
  private:
   struct Shaped {
@@ -81,7 +82,7 @@ class Call {
   std::optional<Kernel> own_kernel_;
   enum class Extra : uint8_t { none, received, last_joined } extra_is_ = Extra::none;
   TF_OpKernelContext* context_ = nullptr;  // null: outputs are memory of their own
-  std::string name_;
+  std::string name_, key_;
   std::vector<Shaped> tensors_;
   std::vector<int64_t> splits_;
   TF_Tensor* extra_ = nullptr;  // the output besides: received splits, the last rank to join

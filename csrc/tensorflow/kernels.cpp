@@ -117,7 +117,10 @@ void compute_finish(void*, TF_OpKernelContext* context) {
     std::unique_ptr<Call> call =
         Started::all().finish(*static_cast<const int64_t*>(api.TensorData(number)));
     api.DeleteTensor(number);
-    if (!call) return refuse(context, kInternal, "this operation was finished already");
+    if (!call) {
+      refuse(context, kInternal, "this operation was finished already");
+      continue;
+    }
     if (call->failure().code == kOk) at += call->give_outputs(context, at);
     if (call->failure().code != kOk && !failed) failed = std::move(call);  // all are waited for
   }

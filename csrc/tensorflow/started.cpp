@@ -16,7 +16,7 @@ int64_t Started::start(const PluginTable& table, std::unique_ptr<Call> call, int
   {
     const std::lock_guard lock(mutex_);
     number = ++last_;
-    int64_t& newest = newest_[call->name()];
+    int64_t& newest = newest_[call->key()];
     const auto older = entries_.find(newest);
     const bool same_step = older != entries_.end() && older->second.step == step;
     const bool left = older != entries_.end() && !same_step;
@@ -24,12 +24,10 @@ int64_t Started::start(const PluginTable& table, std::unique_ptr<Call> call, int
     waits = left && flies;
     Entry& entry = entries_[number];
     entry.step = step;
+    if (left) entry.before = newest;
     if (waits) {
       call->keep_kernel();  // which may be gone before it is its turn
-      entry.before = newest;
       older->second.after = number;
-    } else if (left) {
-      forget_left(newest);
     }
     if (!(same_step && flies)) newest = number;  // else the engine refuses it: twice in one step
     entry.call = std::move(call);
@@ -45,7 +43,7 @@ std::unique_ptr<Call> Started::finish(int64_t number) {
   entry->second.asked_for = true;
   changed_.wait(lock, [&] { return entry->second.ended; });
   std::unique_ptr<Call> call = std::move(entry->second.call);
-  if (const auto newest = newest_.find(call->name());
+  if (const auto newest = newest_.find(call->key());
       newest != newest_.end() && newest->second == number)
     newest_.erase(newest);
   forget_left(entry->second.before);

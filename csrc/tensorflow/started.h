@@ -42,7 +42,7 @@ class Started {
   std::mutex mutex_;  // guards all
   std::condition_variable changed_;
   std::map<int64_t, Entry> entries_;
-  std::map<std::string, int64_t> newest_;  // by name
+  std::map<std::string, int64_t> newest_;  // by key
   int64_t last_ = 0;
 };
 

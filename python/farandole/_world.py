@@ -30,6 +30,8 @@ __all__ = [
 
 Group = _core.Group
 
+_MOST_AGREED = 200  # bytes; a rank's greeting has room for 256, with our own settings
+
 
 @dataclass(frozen=True)
 class _Place:
@@ -137,6 +139,7 @@ def init(
     job: str | None = None,
     timeout: float | None = None,
     ranks: Sequence[int] | None = None,
+    agree: str = "",
 ) -> None:
     """Joins the other ranks of the job; a second call without ``shutdown()`` does nothing.
 
@@ -152,6 +155,8 @@ def init(
         timeout: seconds to wait for the other ranks; default ``FARANDOLE_START_TIMEOUT``.
         ranks: only these of the started ranks form the world, numbered in this order; all of them
             call with the same list.
+        agree: a word that all ranks must give alike, such as a version of the program's own; at
+            most 200 bytes.
 
     Raises:
         InvalidArgument: ``ranks`` are not ranks of the job, or this one is not among them.
@@ -171,8 +176,10 @@ def init(
         if job is not None:
             raise InvalidArgument("ranks and job are both given; ranks are of the job they are in")
         place = _narrowed(place, ranks)
+    if len(agree.encode()) > _MOST_AGREED:
+        raise InvalidArgument(f"agree has {len(agree.encode())} bytes, more than {_MOST_AGREED}")
     name = f"{job}:{_state.epoch}" if job is not None else place.job
-    _enter(replace(place, job=name), timeout)
+    _enter(replace(place, job=name), timeout, agree)
     if ranks is None:
         _state.epoch += 1
     else:
@@ -185,8 +192,9 @@ def enter(rank: int, size: int, job: str, timeout: float | None) -> None:
     _state.epoch += 1
 
 
-def _enter(place: _Place, timeout: float | None) -> None:
-    _state.group = _core.open_world(place.rank, place.size, place.job, timeout, _table(place))
+def _enter(place: _Place, timeout: float | None, agree: str = "") -> None:
+    table = _table(place)
+    _state.group = _core.open_world(place.rank, place.size, place.job, timeout, table, agree)
     _state.place = place
     if os.environ.get("FARANDOLE_TIMELINE") or os.environ.get("HOROVOD_TIMELINE"):
         from farandole import _timeline

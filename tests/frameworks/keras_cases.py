@@ -413,6 +413,29 @@ def local_variables_keep_their_own_gradients() -> None:
         optimizer.register_local_var(model.trainable_variables[0])
 
 
+@on_ranks(2)
+def local_embeddings_keep_their_own_gradients() -> None:
+    model = keras.Sequential(
+        [
+            keras.Input((1,), dtype="int32"),
+            keras.layers.Embedding(4, 3, embeddings_initializer="ones"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(1, kernel_initializer="ones"),
+        ]
+    )
+    optimizer = hvd.PartialDistributedOptimizer(
+        keras.optimizers.SGD(0.1), local_layers=model.layers[0]
+    )
+    model.compile(optimizer, "mse")
+    words = np.full((4, 1), hvd.rank(), "int32")
+    model.fit(words, np.zeros((4, 1), "float32"), batch_size=4, verbose=0)
+    table, kernel = model.get_weights()[:2]
+    moves = np.abs(table - 1).sum(1)
+    assert moves[hvd.rank()] > 0.1, moves
+    assert moves[1 - hvd.rank()] == 0, moves
+    assert len({k.tobytes() for k in hvd.allgather(kernel.reshape(1, -1), "kernel")}) == 1
+
+
 def gradient_of(*shape: int) -> Any:
     return keras.ops.convert_to_tensor(np.full(shape, hvd.rank() + 1.0, "float32"))
 

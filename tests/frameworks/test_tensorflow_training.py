@@ -201,6 +201,8 @@ def bad_arguments_are_refused() -> None:
     refused("op=Average only", op=hvd.Sum, gradient_predivide_factor=2.0)
     refused("op=Average only", op=hvd.Adasum, gradient_predivide_factor=2.0)
     refused("compression=3", compression=3)
+    refused("groups='ab' is not a number or a list of lists", groups="ab")
+    refused("is not a number or a list of lists", groups=[tf.Variable(1.0)])
     refused("gradient_predivide_factor is 0", gradient_predivide_factor=0.0)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"not a tf.GradientTape"):
         hvd.DistributedGradientTape(object())
@@ -252,6 +254,11 @@ def variables_and_objects_are_broadcast() -> None:
 
     assert hvd.broadcast_object({"rank": hvd.rank()}, root) == {"rank": root}
     assert hvd.broadcast_object_fn(root)([hvd.rank()]) == [root]
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        assert hvd.broadcast_object_fn(root, session=session)([hvd.rank()]) == [root]
+        assert hvd.allgather_object(hvd.rank(), session) == list(range(hvd.size()))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"inside tf\.function"):
+        tf.function(lambda: hvd.broadcast_object(1))()
     assert hvd.allgather_object("x" * hvd.rank()) == ["x" * r for r in range(hvd.size())]
 
 

@@ -57,6 +57,30 @@ def step_in_a_session(optimizer: Any, steps: int) -> list[list[np.ndarray]]:
     return seen
 
 
+@on_ranks(2)
+def local_variables_keep_their_own_gradients() -> None:
+    for scaled in (True, False):
+        for passes in (1, 2):
+            optimizer = hvd.DistributedOptimizer(
+                SGD(RATE), backward_passes_per_step=passes, scale_local_gradients=scaled
+            )
+            variables = [tf.Variable(tf.ones(size)) for size in (5, 3)]
+            optimizer.register_local_var(variables[1])
+            sums = [np.zeros(size, np.float32) for size in (5, 3)]
+            for step in range(passes):
+                mine = gradients_of(hvd.rank(), step)
+
+                def loss(variables: Any = variables, mine: Any = mine) -> tf.Tensor:
+                    terms = zip(variables, mine, strict=True)
+                    return tf.add_n([tf.reduce_sum(v * g) for v, g in terms])
+
+                optimizer.apply_gradients(optimizer.compute_gradients(loss, variables))
+                sums[0] += mean_over_ranks(step)[0]
+                sums[1] += mine[1] / (2 if scaled else 1)
+            for variable, total in zip(variables, sums, strict=True):
+                np.testing.assert_allclose(variable, 1 - RATE * total, rtol=1e-5, atol=1e-6)
+
+
 def step_eagerly(optimizer: Any, steps: int, *, graph: bool) -> list[list[np.ndarray]]:
     variables = [tf.Variable(tf.ones(size)) for size in (5, 3)]
 

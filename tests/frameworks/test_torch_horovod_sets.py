@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -49,6 +50,31 @@ def sets_without_rank_0_go_on_after_it_has_left() -> None:
             hvd.allreduce(torch.ones(2))
     hvd.shutdown()
     hvd.init()
+
+
+@on_ranks(2)
+def process_sets_on_one_rank_alone_are_refused_when_ranks_meet() -> None:
+    hvd.shutdown()
+    for alone in (0, 1):
+        sets = [hvd.ProcessSet([0])] if fd_rank() == alone else None
+        with pytest.raises(fd.RendezvousError, match="process sets"):
+            hvd.init(process_sets=sets)
+        assert not hvd.is_initialized()
+    hvd.init()
+
+
+@on_ranks(2)
+def objects_that_cannot_be_pickled_are_refused_on_every_rank() -> None:
+    lock = threading.Lock()
+    for rank in range(2):
+        mine = lock if hvd.rank() == rank else 1
+        with pytest.raises(fd.InvalidArgument, match=f"on rank {rank}: a lock cannot be pickled"):
+            hvd.allgather_object(mine)
+        with pytest.raises(fd.InvalidArgument, match=f"'x' on rank {rank}: a lock cannot"):
+            hvd.broadcast_object(lock, rank, name="x")
+    base = 10 * hvd.rank()
+    assert [f(1) for f in hvd.allgather_object(lambda x: x + base)] == [1, 11]
+    assert hvd.broadcast_object(lambda x: x + base, 1)(1) == 11
 
 
 @on_ranks(3)

@@ -30,7 +30,12 @@ def instruction_sets() -> list[str]: ...
 def settings() -> list[_Setting]: ...
 def unread_variables() -> list[str]: ...
 def open_world(
-    rank: int, size: int, job: str, start_timeout: float | None = None, tuning: str = ""
+    rank: int,
+    size: int,
+    job: str,
+    start_timeout: float | None = None,
+    tuning: str = "",
+    agree: str = "",
 ) -> Group: ...
 
 # ---- memory ----

@@ -71,7 +71,8 @@ def init(
 
     Raises:
         ValueError: ``comm`` is not a list of ranks with this one in it.
-        RendezvousError: ranks are missing, duplicate, or disagree about the world.
+        RendezvousError: ranks are missing, duplicate, or disagree about the world; also where
+            some have process sets and some have none.
 
     Example:
         >>> import farandole.torch as hvd
@@ -82,6 +83,8 @@ def init(
     if is_initialized() and not _core.in_child():
         return
     sets = _sets_of(process_sets)
+    if sets:
+        place["agree"] = ", ".join(filter(None, ["process sets", place.get("agree")]))
     _world.init(ranks=_ranks_of(comm), **place)
     try:
         _register(sets)

@@ -13,11 +13,27 @@ from typing import Any
 import numpy as np
 
 from farandole import _core, _world
+from farandole._core import InvalidArgument
+from farandole._ranks import dumps
 from farandole.common._process_set import ProcessSet, global_process_set, number_of
 
+_Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-def _pickled(obj: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return np.frombuffer(bytearray(pickle.dumps(obj)), np.uint8)
+
+def _pickled(obj: Any) -> tuple[_Bytes, bool]:
+    """The pickle and True; or, as the others wait for something, why there is none, and False."""
+    try:
+        data, good = dumps(obj), True
+    except Exception as error:
+        why = f"a {type(obj).__name__} cannot be pickled: {type(error).__name__}: {error}"
+        data, good = why.encode(), False
+    return np.frombuffer(bytearray(data), np.uint8), good
+
+
+def _unpickled(data: bytes, good: bool, what: str, rank: int) -> Any:
+    if not good:
+        raise InvalidArgument(f"{what} on rank {rank}: {data.decode()}")
+    return pickle.loads(data)
 
 
 def _broadcast(array: Any, root_rank: int, name: str, number: int) -> None:
@@ -44,28 +60,41 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Returns the root's object on every rank of the set; it is pickled."""
+    """Returns the root's object on every rank of the set; it is pickled, by cloudpickle where that
+    is installed. Roots are ranks of the world.
+
+    Raises:
+        InvalidArgument: it cannot be pickled; on every rank of the set.
+    """
     number, label = number_of(process_set), name or "object"
     root = _world.rank() == root_rank
-    data = _pickled(obj) if root else np.empty(0, np.uint8)
-    size = np.array([len(data)])
-    _broadcast(size, root_rank, f"{label}.size", number)
+    data, good = _pickled(obj) if root else (np.empty(0, np.uint8), True)
+    head = np.array([len(data), good])
+    _broadcast(head, root_rank, f"{label}.size", number)
     if not root:
-        data = np.empty(int(size[0]), np.uint8)
+        data = np.empty(int(head[0]), np.uint8)
     _broadcast(data, root_rank, f"{label}.data", number)
-    return obj if root else pickle.loads(data.tobytes())
+    if root and good:
+        return obj
+    return _unpickled(data.tobytes(), bool(head[1]), f"broadcast_object '{label}'", root_rank)
 
 
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """The objects of all ranks of the set, in rank order; they are pickled."""
+    """The objects of all ranks of the set, in rank order; they are pickled, by cloudpickle where
+    that is installed.
+
+    Raises:
+        InvalidArgument: one cannot be pickled; on every rank of the set, naming the first.
+    """
     number, label = number_of(process_set), name or "object"
-    data = _pickled(obj)
-    sizes = _gathered(np.array([len(data)]), f"{label}.size", number).tolist()
+    data, good = _pickled(obj)
+    heads = _gathered(np.array([len(data), good]), f"{label}.size", number).reshape(-1, 2)
     whole = _gathered(data, f"{label}.data", number).tobytes()
-    objects, begin = [], 0
-    for size in sizes:
-        objects.append(pickle.loads(whole[begin : begin + size]))
-        begin += size
-    return objects
+    ends = np.cumsum(heads[:, 0]).tolist()
+    what = f"allgather_object '{label}'"
+    return [
+        _unpickled(whole[end - size : end], bool(fine), what, rank)
+        for rank, end, (size, fine) in zip(process_set.ranks, ends, heads.tolist(), strict=True)
+    ]

@@ -169,10 +169,13 @@ def check_process_set(process_set: object) -> None:
 
 
 def members_of(number: int) -> tuple[list[int], int]:
-    """The ranks of a set by its number, and this rank's place among them (-1: it is no member)."""
-    found = global_process_set
-    for each in _registered:
-        if number != 0 and each.process_set_id == number:
-            found = each
-    ranks = found.ranks
+    """The ranks of a set by its number, and this rank's place among them (-1: it is no member).
+
+    Raises:
+        InvalidArgument: no set has this number.
+    """
+    known = [global_process_set, *_registered]
+    ranks = next((each.ranks for each in known if each.process_set_id == number), None)
+    if ranks is None:
+        raise InvalidArgument(f"process set {number} is not registered")
     return ranks, ranks.index(_world.rank()) if _world.rank() in ranks else -1

@@ -62,6 +62,15 @@ def compare_gradients(
     )
 
 
+def times(gradient: Any, factor: float) -> Any:
+    """A gradient of any kind that a backend has, or None."""
+    if gradient is None or factor == 1:
+        return gradient
+    if hasattr(gradient, "dense_shape"):  # tf.IndexedSlices, which have no product
+        return type(gradient)(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor
+
+
 class Exchange(ABC):
     """Made when the first gradients come, on every rank."""
 
@@ -86,8 +95,7 @@ class AloneExchange(Exchange):
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         del variables
-        factor = self.reduction.passes_factor
-        return [g if g is None or factor == 1 else g * factor for g in gradients]
+        return [times(g, self.reduction.passes_factor) for g in gradients]
 
 
 class PlannedExchange(Exchange):

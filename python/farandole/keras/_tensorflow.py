@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from farandole.keras._exchange import Exchange, PlannedExchange
+from farandole.keras._exchange import Exchange, PlannedExchange, times
 from farandole.keras._groups import members
 from farandole.keras._reduction import Reduction
 from farandole.tensorflow._reduction import Reduction as OpReduction
@@ -40,16 +40,7 @@ class GraphExchange(PlannedExchange):
         self, names: Sequence[str], gradients: Sequence[Any], variables: Sequence[Any]
     ) -> list[Any]:
         reduced = self._ops.reduce(gradients, variables, names)
-        factor = self.reduction.passes_factor
-        return reduced if factor == 1 else [_times(g, factor) for g in reduced]
-
-
-def _times(gradient: Any, factor: float) -> Any:
-    if gradient is None:
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
-    return gradient * factor
+        return [times(g, self.reduction.passes_factor) for g in reduced]
 
 
 def check(reduction: Reduction) -> None:

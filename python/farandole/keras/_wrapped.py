@@ -26,7 +26,7 @@ from typing import Any
 import keras
 
 from farandole._core import InvalidArgument
-from farandole.keras._exchange import AloneExchange, Exchange
+from farandole.keras._exchange import AloneExchange, Exchange, times
 from farandole.keras._reduction import Reduction
 
 MakeExchange = Callable[..., Exchange]
@@ -55,8 +55,8 @@ class State:
         for i, variable in enumerate(variables):
             if optimizer._var_key(variable) not in self.local:
                 shared.append(i)
-            elif result[i] is not None and self.reduction.local_scale != 1:
-                result[i] = result[i] * self.reduction.local_scale
+            else:
+                result[i] = times(result[i], self.reduction.local_scale)
         reduced = exchange.reduce([result[i] for i in shared], [variables[i] for i in shared])
         for i, gradient in zip(shared, reduced, strict=True):
             result[i] = gradient

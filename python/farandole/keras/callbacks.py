@@ -70,18 +70,21 @@ class BroadcastGlobalVariablesCallback(_Callback):
         self.root_rank = root_rank
         self.local_variables = list(local_variables or ())
         self._pending = False
+        self._begun = False  # a batch, on every rank alike
 
     def on_train_begin(self, logs: Any = None) -> None:
         del logs
+        self._begun = False
         self._pending = not all(allgather_object(bool(self.model.built), "built models"))
         if not self._pending:
             self._broadcast()
 
     # Not at the end of the first batch: Keras then waits for the results of every one.
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        del logs
-        if self._pending and (batch > 0 or self.model.built):
+        del batch, logs
+        if self._pending and self._begun:
             self._broadcast()
+        self._begun = True
 
     def on_train_end(self, logs: Any = None) -> None:
         del logs
@@ -118,11 +121,18 @@ class MetricAverageCallback(_Callback):
         del epoch
         if not logs:
             logs = {}
-        names = sorted(k for k, v in logs.items() if isinstance(v, (int, float)))
+        names = sorted(k for k, v in logs.items() if _is_number(v))
         theirs = allgather_object([(name, float(logs[name])) for name in names], "metrics")
         _host.compare("metrics", [[f"'{name}'" for name, _ in each] for each in theirs])
         for i, name in enumerate(names):
             logs[name] = math.fsum(each[i][1] for each in theirs) / len(theirs)
+
+
+def _is_number(value: Any) -> bool:
+    """Also a scalar of numpy or of a framework."""
+    return isinstance(value, (int, float)) or (
+        getattr(value, "shape", None) == () and hasattr(value, "__float__")
+    )
 
 
 class LearningRateScheduleCallback(_Callback):

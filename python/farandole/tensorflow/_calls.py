@@ -85,6 +85,8 @@ def run_all(asks: Sequence[Ask]) -> list[list[tf.Tensor]]:
     """Several operations that are all started before any of them is waited for."""
     _graph.check_place()
     _plugin.ready()
+    if not asks:
+        return []
     raw = _plugin.ops()
     results = _in_pairs(raw, asks) if _plugin.uses_pairs() else [_async(raw, ask) for ask in asks]
     if not tf.executing_eagerly():

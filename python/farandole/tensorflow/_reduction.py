@@ -65,6 +65,9 @@ class Reduction:
             )
         if self.num_groups < 0 or (isinstance(self.groups, int) and self.groups < 0):
             raise refused("there are no negative numbers of groups")
+        lists = self.groups is None or isinstance(self.groups, (int, list, tuple))
+        if not lists or not all(isinstance(g, (list, tuple)) for g in _listed(self.groups)):
+            raise refused(f"groups={self.groups!r} is not a number or a list of lists of variables")
 
     @property
     def members(self) -> int:
@@ -217,6 +220,56 @@ class Reduction:
             for i, value in zip(places, values, strict=True):
                 reduced[i] = value
         return reduced
+
+
+def _listed(groups: Any) -> Sequence[Any]:
+    return groups if isinstance(groups, (list, tuple)) else ()
+
+
+class Local:
+    """Variables whose gradients stay this rank's own.
+
+    Args:
+        scale: divides these by the number of ranks, as if the others' were zero.
+    """
+
+    def __init__(self, scale: bool) -> None:
+        self._scale = scale
+        self._kept: dict[int, Any] = {}  # by id, which stays theirs while they are kept
+
+    def add(self, variable: Any) -> None:
+        self._kept[id(variable)] = variable
+
+    def __contains__(self, variable: Any) -> bool:
+        return id(variable) in self._kept
+
+    def reduce_others(
+        self,
+        reduction: Reduction,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        names: Sequence[str],
+    ) -> list[Any]:
+        """:meth:`Reduction.reduce` of all gradients but theirs."""
+        result = [self._scaled(gradient, reduction.members) for gradient in gradients]
+        shared = [i for i, variable in enumerate(variables) if variable not in self]
+        reduced = reduction.reduce(
+            [gradients[i] for i in shared],
+            [variables[i] for i in shared],
+            [names[i] for i in shared],
+        )
+        for i, gradient in zip(shared, reduced, strict=True):
+            result[i] = gradient
+        return result
+
+    def _scaled(self, gradient: Any, members: int) -> Any:
+        if gradient is None or not self._scale:
+            return gradient
+        factor = tf.cast(members, gradient.dtype)
+        if _is_sparse(gradient):
+            values = gradient.values / factor
+            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        return gradient / factor
 
 
 def _is_sparse(gradient: Any) -> bool:

@@ -18,8 +18,14 @@ def ask_for(
     """Gathers the values and indices of all of them, as one operation."""
     parts = []
     for i, each in enumerate(slices):
-        parts += [tensor_from(each.values, f"slices {i}"), tensor_from(each.indices, "indices")]
+        parts += _added_up(tensor_from(each.values, f"slices {i}"), each.indices)
     return Ask("all_gather", parts, name, set_number(process_set), note=note)
+
+
+def _added_up(values: tf.Tensor, indices: tf.Tensor) -> list[tf.Tensor]:
+    """With every index once: a batch has the frequent words many times."""
+    once, places = tf.unique(indices)
+    return [tf.math.unsorted_segment_sum(values, places, tf.size(once)), once]
 
 
 def results_of(
@@ -28,7 +34,8 @@ def results_of(
     op: int,
     process_set: ProcessSet,
 ) -> list[tf.IndexedSlices]:
-    """The rows of all ranks, in rank order; equal indices are added up by whoever uses them."""
+    """The rows of all ranks, in rank order; those that ranks share are added up by whoever uses
+    them."""
     size = len(members_of(set_number(process_set))[0])
     results = []
     for i, each in enumerate(slices):

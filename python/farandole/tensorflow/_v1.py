@@ -14,13 +14,14 @@ from typing import Any
 import tensorflow as tf
 
 from farandole.tensorflow._graph import as_written, refused
-from farandole.tensorflow._reduction import Reduction, names_of
+from farandole.tensorflow._reduction import Local, Reduction, names_of
 
 
 class Distributed:
     """Reduces in every pass."""
 
     _reduction: Reduction
+    _local: Local
 
     @as_written
     def compute_gradients(self, *arguments: Any, **others: Any) -> list[tuple[Any, Any]]:
@@ -30,7 +31,13 @@ class Distributed:
         return list(zip(self._reduced([g for g, _ in rows], variables), variables, strict=True))
 
     def _reduced(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        return self._reduction.reduce(gradients, variables, names_of(variables))
+        names = names_of(variables)
+        return self._local.reduce_others(self._reduction, gradients, variables, names)
+
+    @as_written
+    def register_local_var(self, var: Any) -> None:
+        """The gradients of this variable stay this rank's own."""
+        self._local.add(var)
 
 
 class Accumulating(Distributed):

@@ -108,21 +108,23 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         session.run(self._op)
 
 
-def _require_eager(session: Any, what: str) -> None:
-    if session is not None or not tf.executing_eagerly():
-        raise refused(f"{what} works eagerly only, outside of sessions and tf.function")
+def _require_program(what: str) -> None:
+    """Not while a function is traced, which ranks may do differently often."""
+    if tf.compat.v1.get_default_graph().building_function:
+        raise refused(f"{what} is for programs, and does not work inside tf.function")
 
 
 @as_written
 def broadcast_object(
     obj: Any,
     root_rank: int = 0,
-    session: Any = None,
+    session: Any = None,  # noqa: ARG001 - Horovod's; objects travel without one
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Returns the root's object on every rank; it is pickled."""
-    _require_eager(session, "broadcast_object")
+    """Returns the root's object on every rank, eagerly and beside graphs of TensorFlow 1; it is
+    pickled."""
+    _require_program("broadcast_object")
     return _objects.broadcast_object(obj, root_rank, name, process_set)
 
 
@@ -140,10 +142,11 @@ def broadcast_object_fn(
 @as_written
 def allgather_object(
     obj: Any,
-    session: Any = None,
+    session: Any = None,  # noqa: ARG001
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Every rank's object, in rank order; they are pickled."""
-    _require_eager(session, "allgather_object")
+    """Every rank's object, in rank order, eagerly and beside graphs of TensorFlow 1; they are
+    pickled."""
+    _require_program("allgather_object")
     return _objects.allgather_object(obj, name, process_set)

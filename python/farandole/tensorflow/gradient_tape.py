@@ -10,7 +10,7 @@ import tensorflow as tf
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.common._reductions import Average
 from farandole.tensorflow._graph import as_written, refused
-from farandole.tensorflow._reduction import Reduction, names_of
+from farandole.tensorflow._reduction import Local, Reduction, names_of
 from farandole.tensorflow._wrapped import child_of
 from farandole.tensorflow.compression import Compression, Compressor
 
@@ -21,9 +21,7 @@ class _Distributed:
     """What stands before the tape's own class."""
 
     _reduction: Reduction
-    _local: set[int]  # ids of sources whose gradients stay this rank's
-    _kept: list[Any]  # those sources, so that ids stay theirs
-    _scale_local: bool
+    _local: Local
 
     @as_written
     def gradient(
@@ -43,36 +41,16 @@ class _Distributed:
             target, sources, output_gradients, unconnected_gradients
         )
         flat = tf.nest.flatten(sources)
-        gradients = self._reduced(list(tf.nest.flatten(own)), flat, use_generic_names)
-        return tf.nest.pack_sequence_as(own, gradients)
-
-    def _reduced(self, own: list[Any], flat: list[Any], generic: bool) -> list[Any]:
-        reduction = self._reduction
-        names = [f"source {i}" for i in range(len(flat))] if generic else names_of(flat)
-        shared = [i for i, source in enumerate(flat) if id(source) not in self._local]
-        result = [self._scaled(gradient) for gradient in own]
-        reduced = reduction.reduce(
-            [own[i] for i in shared], [flat[i] for i in shared], [names[i] for i in shared]
+        names = [f"source {i}" for i in range(len(flat))] if use_generic_names else names_of(flat)
+        gradients = self._local.reduce_others(
+            self._reduction, list(tf.nest.flatten(own)), flat, names
         )
-        for i, gradient in zip(shared, reduced, strict=True):
-            result[i] = gradient
-        return result
-
-    def _scaled(self, gradient: Any) -> Any:
-        """A local gradient, as if the others' were zero."""
-        if gradient is None or not self._scale_local:
-            return gradient
-        size = self._reduction.members
-        if isinstance(gradient, tf.IndexedSlices):
-            values = gradient.values / tf.cast(size, gradient.dtype)
-            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-        return gradient / tf.cast(size, gradient.dtype)
+        return tf.nest.pack_sequence_as(own, gradients)
 
     @as_written
     def register_local_source(self, source: Any) -> None:
         """The gradients of this variable stay this rank's own."""
-        self._local.add(id(source))
-        self._kept.append(source)
+        self._local.add(source)
 
     @as_written
     def get_local_and_global_gradients(
@@ -83,8 +61,8 @@ class _Distributed:
         gradients = self.gradient(target, flat, **how)
         rows = list(zip(flat, gradients, strict=True))
         return (
-            [row for row in rows if id(row[0]) in self._local],
-            [row for row in rows if id(row[0]) not in self._local],
+            [row for row in rows if row[0] in self._local],
+            [row for row in rows if row[0] not in self._local],
         )
 
 
@@ -148,8 +126,7 @@ def DistributedGradientTape(
     )
     gradtape.__class__ = child_of(type(gradtape), _Distributed)
     tape: Any = gradtape
-    tape._reduction, tape._scale_local = reduction, scale_local_gradients
-    tape._local, tape._kept = set(), []
+    tape._reduction, tape._local = reduction, Local(scale_local_gradients)
     return gradtape
 
 
@@ -165,8 +142,8 @@ def PartialDistributedGradientTape(
     num_groups: int = 0,
     groups: Any = None,
     process_set: ProcessSet = global_process_set,
-    scale_local_gradients: bool = True,
     local_layers: Sequence[Any] | Any | None = None,
+    scale_local_gradients: bool = True,
 ) -> tf.GradientTape:
     """:func:`DistributedGradientTape`, where the gradients of some layers stay this rank's own.
 

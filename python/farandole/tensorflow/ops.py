@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from farandole import _world
+from farandole._core import InvalidArgument
 from farandole.common._process_set import ProcessSet, global_process_set, members_of
 from farandole.common._reductions import (
     Adasum,
@@ -156,7 +157,10 @@ def grouped_allreduce(
 ) -> list[Any]:
     """:func:`allreduce` of many tensors as one operation: none starts before all ranks have all of
     them. Dtypes may differ, and there may be slices among them."""
-    chosen = choose_op(average, op)
+    try:
+        chosen = choose_op(average, op)
+    except InvalidArgument as error:
+        raise refused(str(error)) from None
     word = "sum" if chosen == Adasum else check_op(chosen)
     number = set_number(process_set)
     if len(tensors) == 0:

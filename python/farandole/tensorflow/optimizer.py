@@ -11,7 +11,7 @@ from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.common._reductions import Adasum, Average
 from farandole.tensorflow import _v1
 from farandole.tensorflow._graph import refused
-from farandole.tensorflow._reduction import Reduction
+from farandole.tensorflow._reduction import Local, Reduction
 from farandole.tensorflow._wrapped import child_of
 from farandole.tensorflow.compression import Compression, Compressor
 
@@ -51,7 +51,8 @@ def DistributedOptimizer(
         backward_passes_per_step: gradients of so many passes are added up, and the last of them
             reduces and applies; in the others ``apply_gradients()`` does nothing.
         average_aggregated_gradients: takes the mean of the passes instead of their sum.
-        scale_local_gradients: for Keras.
+        scale_local_gradients: divide gradients of local variables (``register_local_var()``) by
+            the number of ranks.
 
     Raises:
         tf.errors.InvalidArgumentError: an argument is wrong; the optimizer is as before.
@@ -66,9 +67,9 @@ def DistributedOptimizer(
             groups,
             process_set,
         )
-        return _distribute(
-            optimizer, reduction, backward_passes_per_step, average_aggregated_gradients
-        )
+        _distribute(optimizer, reduction, backward_passes_per_step, average_aggregated_gradients)
+        optimizer._local = Local(scale_local_gradients)
+        return optimizer
     if not hasattr(optimizer, "apply_gradients"):
         raise refused(f"optimizer is a {type(optimizer).__name__}, not an optimizer")
     return importlib.import_module("farandole.keras").DistributedOptimizer(
@@ -89,7 +90,7 @@ def DistributedOptimizer(
     )
 
 
-def _distribute(optimizer: Any, reduction: Reduction, passes: int, average: bool) -> Any:
+def _distribute(optimizer: Any, reduction: Reduction, passes: int, average: bool) -> None:
     """In place, one of TensorFlow 1."""
     if isinstance(optimizer, (_v1.Distributed, _v1.DeltaAdasum)):
         raise refused("the optimizer is a DistributedOptimizer already")
@@ -104,4 +105,3 @@ def _distribute(optimizer: Any, reduction: Reduction, passes: int, average: bool
     optimizer._reduction = reduction
     if passes > 1:
         optimizer._passes, optimizer._average = passes, average
-    return optimizer

@@ -2,62 +2,27 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from farandole import _world
 from farandole._core import InvalidArgument, Mismatch
-from farandole.common._process_set import ProcessSet, global_process_set
+from farandole.common._objects import allgather_object, broadcast_object
 from farandole.torch._tensors import check_tensor
 from farandole.torch.ops import (
-    allgather,
-    allgather_async,
-    broadcast_,
     broadcast_async_,
     synchronize,
 )
 from farandole.torch.sharded import ShardedOptimizer
 
-# Objects travel as pickles: the ranks of a job are processes of one user on one host, which is
-# checked when they meet, and run the same program.
-
-
-def broadcast_object(
-    obj: Any,
-    root_rank: int = 0,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Returns the root's object on every rank of the set; it is pickled. Roots are ranks of the
-    world."""
-    label = name or "object"
-    root = _world.rank() == root_rank
-    size = torch.zeros(1, dtype=torch.int64)
-    data = torch.empty(0, dtype=torch.uint8)
-    if root:
-        data = torch.from_numpy(np.frombuffer(bytearray(pickle.dumps(obj)), np.uint8))
-        size[0] = data.numel()
-    broadcast_(size, root_rank, f"{label}.size", process_set)
-    if not root:
-        data = torch.empty(int(size), dtype=torch.uint8)
-    broadcast_(data, root_rank, f"{label}.data", process_set)
-    return obj if root else pickle.loads(data.numpy().tobytes())
-
-
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """Every rank's object, in rank order; they are pickled."""
-    data = torch.from_numpy(np.frombuffer(bytearray(pickle.dumps(obj)), np.uint8))
-    sizes = allgather(torch.tensor([data.numel()]), f"{name or 'object'}.size").tolist()
-    whole = synchronize(allgather_async(data, f"{name or 'object'}.data")).numpy().tobytes()
-    objects, begin = [], 0
-    for size in sizes:
-        objects.append(pickle.loads(whole[begin : begin + size]))
-        begin += size
-    return objects
+__all__ = [
+    "allgather_object",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+]
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:
