@@ -192,6 +192,9 @@ def the_optimizer_refuses_what_it_cannot_do() -> None:
     optimizer.synchronize()
     with pytest.raises(fd.InvalidArgument, match="skip_synchronize"):
         optimizer.skip_synchronize()
+    optimizer.set_backward_passes_per_step(2)
+    with pytest.raises(fd.InvalidArgument, match="at least 1"):
+        optimizer.set_backward_passes_per_step(0)
     with pytest.raises(fd.InvalidArgument, match="is a DistributedOptimizer already"):
         hvd.DistributedOptimizer(optimizer)
 

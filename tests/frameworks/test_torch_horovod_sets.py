@@ -14,6 +14,7 @@ from rank_cases import make_tests, on_ranks
 
 import farandole as fd
 import farandole.torch as hvd
+from farandole.testing import run_ranks
 from farandole.torch.adasum import adasum
 
 
@@ -49,17 +50,6 @@ def sets_without_rank_0_go_on_after_it_has_left() -> None:
         with pytest.raises(fd.EarlyExit, match="rank 0 "):
             hvd.allreduce(torch.ones(2))
     hvd.shutdown()
-    hvd.init()
-
-
-@on_ranks(2)
-def process_sets_on_one_rank_alone_are_refused_when_ranks_meet() -> None:
-    hvd.shutdown()
-    for alone in (0, 1):
-        sets = [hvd.ProcessSet([0])] if fd_rank() == alone else None
-        with pytest.raises(fd.RendezvousError, match="process sets"):
-            hvd.init(process_sets=sets)
-        assert not hvd.is_initialized()
     hvd.init()
 
 
@@ -122,3 +112,17 @@ def adasum_of_different_shapes_is_a_mismatch_and_the_next_one_works() -> None:
 
 
 test_on_ranks = make_tests(__name__)
+
+
+def meet_with_sets_on(alone: int) -> str:
+    try:
+        hvd.init(process_sets=[hvd.ProcessSet([0])] if fd_rank() == alone else None)
+    except ValueError as error:
+        return str(error)
+    return "met"
+
+
+@pytest.mark.parametrize("alone", [0, 1])
+def test_process_sets_on_one_rank_alone_are_refused_when_ranks_meet(alone: int) -> None:
+    for said in run_ranks(2, meet_with_sets_on, alone):
+        assert said.startswith("ranks disagree on process_sets")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from farandole import _core, _world
-from farandole._core import InvalidArgument, Mismatch
+from farandole._core import InvalidArgument, Mismatch, RendezvousError
 from farandole._timeline import start_timeline, stop_timeline
 from farandole._world import (
     cross_rank,
@@ -55,6 +55,9 @@ __all__ = [
 ]
 
 
+_HAS_SETS = "process sets"
+
+
 def init(
     comm: Sequence[int] | None = None,
     process_sets: Iterable[Any] | str | None = None,
@@ -70,9 +73,9 @@ def init(
         place: the keywords of ``farandole.init``.
 
     Raises:
-        ValueError: ``comm`` is not a list of ranks with this one in it.
-        RendezvousError: ranks are missing, duplicate, or disagree about the world; also where
-            some have process sets and some have none.
+        ValueError: ``comm`` is not a list of ranks with this one in it; on every rank:
+            ``process_sets`` differ, some rank has none, or there are equals among them.
+        RendezvousError: ranks are missing, duplicate, or disagree about the world.
 
     Example:
         >>> import farandole.torch as hvd
@@ -84,8 +87,13 @@ def init(
         return
     sets = _sets_of(process_sets)
     if sets:
-        place["agree"] = ", ".join(filter(None, ["process sets", place.get("agree")]))
-    _world.init(ranks=_ranks_of(comm), **place)
+        place["agree"] = ", ".join(filter(None, [_HAS_SETS, place.get("agree")]))
+    try:
+        _world.init(ranks=_ranks_of(comm), **place)
+    except RendezvousError as error:
+        if str(error).count(_HAS_SETS) != 1:  # in the settings of all, or of none
+            raise
+        raise InvalidArgument(f"ranks disagree on process_sets: {error}") from error
     try:
         _register(sets)
     except BaseException:

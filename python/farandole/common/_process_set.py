@@ -44,6 +44,11 @@ class ProcessSet:
     def ranks(self) -> list[int]:
         return list(self._ranks)
 
+    @property
+    def mpi_comm(self) -> None:
+        """None, as in Horovod without MPI."""
+        return None
+
     def size(self) -> int | None:
         """The number of members; None while the set is not registered."""
         return None if self.process_set_id is None else len(self.ranks)

@@ -9,6 +9,14 @@ import torch
 from farandole._core import InvalidArgument
 
 
+def check_passes(passes: object) -> None:
+    """Raises InvalidArgument for what backward_passes_per_step cannot be."""
+    if not isinstance(passes, int) or passes < 1:
+        raise InvalidArgument(
+            f"backward_passes_per_step is {passes!r}; it is a whole number of at least 1"
+        )
+
+
 class WrappedOptimizer(torch.optim.Optimizer):
     """Stands before the optimizer's own class, behind what the kind does itself."""
 

@@ -23,7 +23,7 @@ import torch
 from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.torch._tensors import borrow, check_tensor
-from farandole.torch._wrapped import WrappedOptimizer
+from farandole.torch._wrapped import WrappedOptimizer, check_passes
 from farandole.torch.compression import Compressor
 
 __all__ = ["AdasumOptimizer", "adasum", "adasum_together", "fold_rows"]
@@ -183,6 +183,10 @@ class AdasumOptimizer(WrappedOptimizer):
             for p, old, move, (_, context) in zip(parameters, before, folded, packed, strict=True):
                 p.copy_(old + self._compression.decompress(move, context))
         return result
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Passes add up by themselves: as many as there are before a ``step()``."""
+        check_passes(passes)
 
     def synchronize(self) -> None:
         """Does nothing: gradients are not exchanged, moves are, in ``step()``."""

@@ -18,7 +18,7 @@ from farandole.common._process_set import (
     group_of,
 )
 from farandole.torch._parameters import groups_of, named_of
-from farandole.torch._wrapped import WrappedOptimizer
+from farandole.torch._wrapped import WrappedOptimizer, check_passes
 from farandole.torch.adasum import AdasumOptimizer
 from farandole.torch.compression import Compression, Compressor
 from farandole.torch.exchange import TorchExchange
@@ -80,7 +80,7 @@ class _Distributed(WrappedOptimizer):
         return self._exchange.held() if self._exchange is not None else nullcontext()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        _check_passes(passes)
+        check_passes(passes)
         if self._exchange is not None:
             self._exchange.passes_per_step = passes
 
@@ -182,7 +182,7 @@ def DistributedOptimizer(
         raise InvalidArgument("gradient_predivide_factor is supported with op=Average only")
     if not 0 < gradient_predivide_factor < math.inf:
         raise InvalidArgument(f"gradient_predivide_factor is {gradient_predivide_factor}")
-    _check_passes(backward_passes_per_step)
+    check_passes(backward_passes_per_step)
     named = named_of(optimizer, named_parameters)
     together = groups_of(groups, num_groups, named)
     size = group.size if group is not None else 1
@@ -236,10 +236,3 @@ def _child_of(
         (mixin, own),
         {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__},
     )
-
-
-def _check_passes(passes: int) -> None:
-    if not isinstance(passes, int) or passes < 1:
-        raise InvalidArgument(
-            f"backward_passes_per_step is {passes!r}; it is a whole number of at least 1"
-        )

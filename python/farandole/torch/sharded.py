@@ -13,7 +13,7 @@ import torch
 from farandole import _core
 from farandole._core import InvalidArgument
 from farandole.torch._shards import Shards
-from farandole.torch._wrapped import WrappedOptimizer
+from farandole.torch._wrapped import WrappedOptimizer, check_passes
 
 
 class Rule(NamedTuple):
@@ -181,8 +181,7 @@ class ShardedOptimizer(WrappedOptimizer):
         return nullcontext()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        if not isinstance(passes, int) or passes < 1:
-            raise InvalidArgument(f"backward_passes_per_step is {passes!r}; it is at least 1")
+        check_passes(passes)
         self._shards.passes_per_step = passes
 
     def synchronize(self) -> NoReturn:
