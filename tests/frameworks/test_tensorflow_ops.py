@@ -252,6 +252,35 @@ def loops_and_branches_work() -> None:
     same(branch(tf.ones(2), tf.constant(False)), np.ones(2))
 
 
+def late(x: tf.Tensor, turns: int) -> tf.Tensor:
+    y = tf.random.normal([200, 200])
+    for _ in range(turns):
+        y = tf.linalg.matmul(y, y) * 1e-3
+    return x + 0 * tf.reduce_sum(y)
+
+
+@on_ranks(2, 3)
+def calls_of_one_function_are_not_mixed_up() -> None:
+    """Its operations are called the same in both; ranks are ready for them in opposite orders."""
+    size, rank = hvd.size(), hvd.rank()
+    weight = tf.Variable(tf.ones([4, 1]))  # is read alone: nothing else orders the calls
+
+    @tf.function
+    def encode(x: tf.Tensor) -> tf.Tensor:
+        return hvd.allgather(tf.linalg.matmul(x, weight))
+
+    @tf.function
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        return [encode(late(x, 8 * rank)), encode(late(10 * x, 8 * (size - rank)))]
+
+    x = tf.ones([1, 4]) * (rank + 1.0)
+    of_ranks = 4 * np.arange(1.0, size + 1).reshape(-1, 1)
+    same(encode(x), of_ranks)
+    for _ in range(5):
+        for view, factor in zip(step(x), (1, 10), strict=True):
+            same(view, factor * of_ranks)
+
+
 @on_ranks(2, 3)
 def gradients_are_those_of_the_joined_program() -> None:
     size, rank = hvd.size(), hvd.rank()

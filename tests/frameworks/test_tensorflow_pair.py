@@ -73,6 +73,7 @@ for _case in (
     ops.ranks_come_in_any_order,
     ops.equal_operations_are_neither_merged_nor_folded,
     ops.loops_and_branches_work,
+    ops.calls_of_one_function_are_not_mixed_up,
     ops.gradients_are_those_of_the_joined_program,
     ops.disagreement_is_an_error_on_all_ranks_and_the_next_call_works,
     ops.graphs_of_tensorflow_1_work,

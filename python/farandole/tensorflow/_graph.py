@@ -98,10 +98,36 @@ def unique_name(name: str | None, kind: str) -> str:
     return f"{wanted}_{count}" if count else wanted
 
 
+_turn: tf.Variable | None = None  # written by every function with operations in it
+_in_turn: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def take_turns() -> None:
+    """Has the calls of the function that is traced run one after the other: its operations have
+    the same names in all of them. TensorFlow orders calls that write the same variable."""
+    global _turn
+    graph = tf.compat.v1.get_default_graph()
+    while type(graph).__name__.startswith(("Cond", "While")):  # parts of the function
+        graph = graph.outer_graph
+    if graph in _in_turn or not _is_function(graph):
+        return
+    _in_turn.add(graph)
+    with tf.init_scope():
+        if not tf.executing_eagerly():
+            return  # in a graph of TensorFlow 1 variables wait for an initializer
+        if _turn is None:
+            _turn = tf.Variable(0, trainable=False, dtype=tf.int64, name="farandole_turn")
+    with graph.as_default():
+        _turn.assign_add(1, read_value=False)
+
+
 def in_tensorflow_1() -> bool:
     """Whether a graph is made whose ops somebody runs by hand, in a session."""
-    graph = tf.compat.v1.get_default_graph()
-    return not tf.executing_eagerly() and not hasattr(graph, "control_outputs")
+    return not tf.executing_eagerly() and not _is_function(tf.compat.v1.get_default_graph())
+
+
+def _is_function(graph: Any) -> bool:
+    return hasattr(graph, "control_outputs")
 
 
 def keep(results: list[Any]) -> None:
