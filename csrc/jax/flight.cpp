@@ -1,9 +1,9 @@
 #include "jax/flight.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
+#include "base/copy.h"
 #include "fusion/cut.h"
 
 namespace farandole {
@@ -66,7 +66,7 @@ Buffer Flight::fill(Pack& pack, Loans& loans) const {
   std::byte* at = pack.memory.get();
   for (const size_t i : pack.members) {
     const Buffer& input = call_.members[i].input;
-    if (input.count > 0) std::memcpy(at, input.data, input.bytes());
+    copy_bytes(at, input.data, input.bytes());
     at += input.bytes();
   }
   return {pack.memory.get(), pack.bytes / size_of(dtype), dtype};
@@ -117,7 +117,7 @@ void Flight::unpack(const Pack& pack) const {
   const std::byte* at = pack.memory.get();
   for (const size_t i : pack.members) {
     const Buffer& output = call_.members[i].output;
-    if (output.count > 0) std::memcpy(output.data, at, output.bytes());
+    copy_bytes(output.data, at, output.bytes());
     at += output.bytes();
   }
 }

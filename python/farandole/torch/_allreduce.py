@@ -140,21 +140,8 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """:func:`allreduce` of many tensors as one operation: none starts before all ranks have
     submitted all of them. Dtypes may differ."""
-    chosen = choose_op(average, op)
-    pairs = []
-    for i, tensor in enumerate(tensors):
-        check_tensor(tensor, f"tensor {i}")
-        pairs.append(compression.compress(tensor))
-    if not pairs:
-        return []
-    how = (name, chosen, prescale_factor, postscale_factor, process_set)
-    results = _autograd.apply(
-        _autograd.GroupedAllReduce, *(wire for wire, _ in pairs), *how, len(pairs)
-    )
-    return [
-        compression.decompress(result, context)
-        for result, (_, context) in zip(results, pairs, strict=True)
-    ]
+    how = (name, choose_op(average, op), prescale_factor, postscale_factor, process_set)
+    return _autograd.apply_together(_autograd.GroupedAllReduce, tensors, compression, how)
 
 
 def grouped_allreduce_async(

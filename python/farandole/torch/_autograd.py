@@ -5,6 +5,7 @@ A gradient is itself recorded, so that it can be differentiated again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,11 +16,33 @@ from farandole.common._process_set import ProcessSet
 from farandole.common._reductions import Average, Sum, op_name
 from farandole.torch import _calls
 from farandole.torch._handles import wait
+from farandole.torch._tensors import check_tensor
+from farandole.torch.compression import Compressor
 
 
 def apply(function: Any, *arguments: Any) -> Any:
     """Runs one of the functions below, with the arguments of its call, and records it."""
     return function.apply(*arguments)
+
+
+def apply_together(
+    function: Any,
+    tensors: Sequence[torch.Tensor],
+    compression: type[Compressor],
+    how: tuple[Any, ...],
+) -> list[torch.Tensor]:
+    """Runs a function of many tensors on what is sent of each. `how`: its other arguments."""
+    pairs = []
+    for i, tensor in enumerate(tensors):
+        check_tensor(tensor, f"tensor {i}")
+        pairs.append(compression.compress(tensor))
+    if not pairs:
+        return []
+    results = apply(function, *(wire for wire, _ in pairs), *how, len(pairs))
+    return [
+        compression.decompress(result, context)
+        for result, (_, context) in zip(results, pairs, strict=True)
+    ]
 
 
 def _gradient_of(name: str | None) -> str | None:

@@ -61,20 +61,8 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """:func:`reducescatter` of many tensors as one operation."""
-    pairs = []
-    for i, tensor in enumerate(tensors):
-        check_tensor(tensor, f"tensor {i}")
-        pairs.append(compression.compress(tensor))
-    if not pairs:
-        return []
     how = (name, op, process_set, prescale_factor, postscale_factor)
-    results = _autograd.apply(
-        _autograd.GroupedReduceScatter, *(wire for wire, _ in pairs), *how, len(pairs)
-    )
-    return [
-        compression.decompress(result, context)
-        for result, (_, context) in zip(results, pairs, strict=True)
-    ]
+    return _autograd.apply_together(_autograd.GroupedReduceScatter, tensors, compression, how)
 
 
 def grouped_reducescatter_async(
