@@ -61,6 +61,7 @@ bool Driver::wait(const std::atomic<bool>& finished, std::string_view what, Dead
   const TraceSpan waiting(engine_.trace(), TraceKind::wait, what);
   const auto done = [&] { return finished.load(std::memory_order_acquire); };
   bool in_time = true;
+  attended_.fetch_add(1);
   while (in_time && !done()) {
     if (take()) {
       drive(done, until);
@@ -70,6 +71,7 @@ bool Driver::wait(const std::atomic<bool>& finished, std::string_view what, Dead
     }
     in_time = done() || !until.passed(now());
   }
+  attended_.fetch_sub(1);  // seq_cst, then hand_over; partner: step_aside
   hand_over();
   return in_time;
 }
@@ -166,12 +168,12 @@ bool Driver::nobody_drives() {
   return unattended_.load() > 0 || turns_.load(std::memory_order_relaxed) == before;
 }
 
-/// Leaves the driving to the waiters until one of them hands it over.
+/// Leaves the driving to the waiters until one of them hands it over; a turn's end is told nobody.
 void Driver::step_aside() {
   std::unique_lock lock(mutex_);
   thread_sleeps_.store(true);  // seq_cst; partner: hand_over, which looks at it last
   if (!stopping_.load() && (waiters_.load() > 0 || taken_.load()))
-    thread_wakes_.wait_for(lock, kBackstop);
+    thread_wakes_.wait_for(lock, attended_.load() > 0 ? kLongestPark : kBackstop);
   thread_sleeps_.store(false);
 }
 

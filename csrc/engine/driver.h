@@ -82,7 +82,8 @@ class Driver {
   const bool eager_;  // the progress thread starts at once
 
   std::atomic<bool> taken_{false};
-  std::atomic<int> waiters_{0};             // threads asleep in wait()
+  std::atomic<int> attended_{0};            // threads in wait(), which hand over when they leave
+  std::atomic<int> waiters_{0};             // those of them that sleep
   std::atomic<bool> thread_drives_{false};  // the token is the progress thread's
   std::atomic<uint64_t> turns_{0};          // turns taken by anyone, to see that somebody drives
   std::atomic<bool> thread_sleeps_{false};

@@ -175,7 +175,8 @@ def test_horovods_run() -> None:
         "import horovod, warnings\n"
         "warnings.simplefilter('error')\n"
         "print(horovod.run(len, ('abc',), num_proc=2), horovod.run(len, ('ab',)))\n"
-        "print(horovod.run(len, ('abc',), np=1, hosts='localhost:1', start_timeout=5))\n"
+        "print(horovod.run(len, ('abc',), np=1, hosts='localhost:1', start_timeout=5),\n"
+        "      horovod.run(len, ('abc',), {}, 2, None, None, None, None, None, 'localhost:2'))\n"
         "for bad in dict(hosts='elsewhere:2'), dict(min_num_proc=1), dict(nonsense=1), "
         "dict(num_proc=2, hosts='localhost'):\n"
         "    try:\n        horovod.run(len, ('abc',), **bad)\n"
@@ -184,7 +185,7 @@ def test_horovods_run() -> None:
         "except UserWarning as warning:\n    print(warning)\n"
     )
     lines = installed(script)[0].splitlines()
-    assert lines[:2] == ["[3, 3] [2]", "[3]"]
+    assert lines[:2] == ["[3, 3] [2]", "[3] [3, 3]"]
     assert "ValueError host elsewhere is not this one" in lines[2]
     assert lines[3:6] == [
         "ValueError min_num_proc is not supported: elastic jobs come later",

@@ -44,13 +44,31 @@ def run(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     num_proc: int | None = None,
-    *,
-    np: int | None = None,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Sequence[int] | None = None,
     hosts: str | None = None,
     hostfile: str | os.PathLike[str] | None = None,
+    host_discovery_script: str | None = None,
     start_timeout: float | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: int | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    network_interfaces: str | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+    *,
     env: Mapping[str, str] | None = None,
-    **others: Any,
 ) -> list[Any]:
     """Calls ``func(*args, **kwargs)`` on ``num_proc`` ranks of this host; their results by rank.
 
@@ -59,25 +77,21 @@ def run(
 
     Raises:
         ValueError: more ranks than ``hosts`` or ``hostfile`` have slots, other hosts, elastic jobs.
-        TypeError: an argument that Horovod does not have.
         Exception: what a rank raised, as `farandole.run` tells it.
     """
-    given = {name: value for name, value in others.items() if value is not None}
-    for name in given:
-        if name in _REFUSED:
-            raise ValueError(f"{name} is not supported: {_REFUSED[name]}")
-        if name not in _IGNORED:
-            raise TypeError(f"run() got an unexpected keyword argument {name!r}")
-    if given:
-        why = ", ".join(f"{name} ({_IGNORED[name]})" for name in given)
+    given = [name for name, value in locals().items() if value is not None]
+    if refused := [name for name in given if name in _REFUSED]:
+        raise ValueError(f"{refused[0]} is not supported: {_REFUSED[refused[0]]}")
+    if idle := [name for name in given if name in _IGNORED]:
+        why = ", ".join(f"{name} ({_IGNORED[name]})" for name in idle)
         warnings.warn(f"horovod.run ignores {why}", stacklevel=2)
     ranks = num_proc if num_proc is not None else np if np is not None else 1
     try:
-        slots = slots_here(hosts, Path(hostfile) if hostfile is not None else None)
+        here = slots_here(hosts, Path(hostfile) if hostfile is not None else None)
     except LaunchError as error:
         raise ValueError(str(error)) from None
-    if slots is not None and ranks > slots:
-        raise ValueError(f"num_proc is {ranks}, but this host has {slots} slots")
+    if here is not None and ranks > here:
+        raise ValueError(f"num_proc is {ranks}, but this host has {here} slots")
     from farandole._run import run as run_ranks
 
     more = {} if start_timeout is None else {"FARANDOLE_START_TIMEOUT": f"{start_timeout:g}"}
