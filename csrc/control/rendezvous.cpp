@@ -2,12 +2,11 @@
 // descriptor) and receive either everybody's descriptors (Welcome) or the reason for refusal.
 #include "control/rendezvous.h"
 
-#include <poll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <string>
@@ -17,13 +16,13 @@
 #include "base/fixed_text.h"
 #include "base/log.h"
 #include "control/foreign_access.h"
+#include "control/local_socket.h"
 
 namespace farandole {
 namespace {
 
 constexpr uint32_t kProtocol = 2;
 constexpr auto kGrace = std::chrono::seconds(2);
-constexpr size_t kMostDescriptors = 250;  // the kernel takes at most 253 in one message
 
 struct Hello {
   uint32_t protocol;
@@ -56,100 +55,7 @@ CpuSet unpack_cpus(const uint64_t (&words)[16]) {
   return set;
 }
 
-// ---- sockets ----
-
-struct Address {
-  sockaddr_un name{};
-  socklen_t length = 0;
-};
-
-Address address_of(const std::string& job) {
-  // A hash keeps long names within the 108 bytes an address has; the uid is part of the name.
-  uint64_t h = 0xcbf29ce484222325;
-  for (const char c : job) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  const std::string text =
-      "farandole-" + std::to_string(::getuid()) + "-" + std::to_string(h) + "-" + job.substr(0, 48);
-  Address a;
-  a.name.sun_family = AF_UNIX;
-  std::memcpy(a.name.sun_path + 1, text.data(), text.size());  // leading 0: abstract
-  a.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
-  return a;
-}
-
-Fd make_socket() {
-  return Fd(checked(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), "socket"));
-}
-
-bool same_user(int fd) {
-  ucred peer{};
-  socklen_t length = sizeof peer;
-  return ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == ::geteuid();
-}
-
-/// True when one of `fds` becomes readable before the deadline; see their `revents`.
-bool readable(std::span<pollfd> fds, Deadline deadline, const std::function<void()>& interrupted) {
-  for (;;) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.left(now()));
-    const int timeout = static_cast<int>(std::min<int64_t>(left.count(), 100));
-    const int n = ::poll(fds.data(), fds.size(), timeout);
-    if (n > 0) return true;
-    if (n < 0 && errno != EINTR) throw_errno("poll");
-    interrupted();
-    if (deadline.passed(now())) return false;
-  }
-}
-
-bool readable(int fd, Deadline deadline, const std::function<void()>& interrupted) {
-  pollfd p{fd, POLLIN, 0};
-  return readable({&p, 1}, deadline, interrupted);
-}
-
-bool send_message(int fd, const void* data, size_t bytes, std::span<const int> fds = {}) {
-  iovec body{const_cast<void*>(data), bytes};
-  alignas(cmsghdr) char control[CMSG_SPACE(kMostDescriptors * sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &body;
-  message.msg_iovlen = 1;
-  if (!fds.empty()) {
-    message.msg_control = control;
-    message.msg_controllen = CMSG_SPACE(fds.size_bytes());
-    cmsghdr* c = CMSG_FIRSTHDR(&message);
-    c->cmsg_level = SOL_SOCKET;
-    c->cmsg_type = SCM_RIGHTS;
-    c->cmsg_len = CMSG_LEN(fds.size_bytes());
-    std::memcpy(CMSG_DATA(c), fds.data(), fds.size_bytes());
-  }
-  return ::sendmsg(fd, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes);
-}
-
-/// One message of exactly `bytes`, with its descriptors; false when the peer is gone or sent
-/// something else.
-bool receive_message(int fd, void* data, size_t bytes, std::vector<Fd>* fds = nullptr) {
-  iovec body{data, bytes};
-  alignas(cmsghdr) char control[CMSG_SPACE(kMostDescriptors * sizeof(int))];
-  msghdr message{};
-  message.msg_iov = &body;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  const auto got = ::recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
-  if (got < 0) return false;
-  std::vector<Fd> taken;
-  for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
-    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
-    const size_t n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (size_t i = 0; i < n; ++i) {
-      int descriptor = -1;
-      std::memcpy(&descriptor, CMSG_DATA(c) + i * sizeof(int), sizeof descriptor);
-      taken.emplace_back(descriptor);
-    }
-  }
-  const bool whole = got == static_cast<ssize_t>(bytes) && (message.msg_flags & MSG_TRUNC) == 0;
-  if (whole && fds != nullptr) *fds = std::move(taken);
-  return whole;
-}
-
-// ---- the two sides ----
+// ---- rank 0 ----
 
 struct Guest {
   Fd socket;
@@ -215,13 +121,6 @@ void refuse(int socket, const Error& error) {
   send_message(socket, &answer, sizeof answer);
 }
 
-[[noreturn]] void refuse_all(const std::vector<Guest>& seats, int extra, const Error& error) {
-  for (const Guest& g : seats)
-    if (g.socket) refuse(g.socket.get(), error);
-  if (extra >= 0) refuse(extra, error);
-  throw error;
-}
-
 Error missing(const std::vector<Guest>& seats) {
   std::vector<int> absent;
   for (size_t r = 1; r < seats.size(); ++r)
@@ -235,9 +134,10 @@ Error missing(const std::vector<Guest>& seats) {
                where, "look at the logs of the missing ranks, or raise FARANDOLE_START_TIMEOUT");
 }
 
-Fd listen_at(const Address& address, const std::string& job) {
-  Fd listener = make_socket();
-  if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address.name), address.length) != 0)
+Fd listen_for(const std::string& job) {
+  const LocalAddress address(job);
+  Fd listener = make_local_socket();
+  if (::bind(listener.get(), address.get(), address.length) != 0)
     throw Error(
         ErrorCode::rendezvous,
         "another rank 0 of the job '" + job + "' is already there (" + std::strerror(errno) + ")",
@@ -246,46 +146,93 @@ Fd listen_at(const Address& address, const std::string& job) {
   return listener;
 }
 
-/// Waits for the next guest. A guest that leaves again (its socket ends) ends the meeting.
-void wait_at_door(int listener, const std::vector<Guest>& seats, Deadline deadline,
-                  const std::function<void()>& interrupted) {
-  std::vector<pollfd> fds{{listener, POLLIN, 0}};
-  for (const Guest& g : seats) fds.push_back({g.socket ? g.socket.get() : -1, POLLIN, 0});
-  if (!readable(fds, deadline, interrupted)) refuse_all(seats, -1, missing(seats));
-  for (size_t r = 0; r < seats.size(); ++r) {
-    if (fds[r + 1].revents == 0) continue;
-    Context where;
-    where.rank = static_cast<int>(r);
-    where.pid = seats[r].hello.pid;
-    refuse_all(seats, -1,
-               Error(ErrorCode::rendezvous, who(seats[r].hello) + " left while the ranks met",
-                     std::move(where), "look at that rank's log"));
-  }
-}
+/// Rank 0 at its door, until every seat is taken. Whoever has come in is asked for its Hello among
+/// all others, so that nobody who stays silent holds them up.
+class Reception {
+ public:
+  Reception(const Invitation& me, const Hello& mine, Deadline deadline)
+      : interrupted_(me.interrupted),
+        mine_(mine),
+        deadline_(deadline),
+        listener_(listen_for(me.job)),
+        seats_(static_cast<size_t>(me.size)) {}
 
-/// Takes guests in until every seat is filled.
-std::vector<Guest> receive_guests(int listener, const Hello& mine, Deadline deadline,
-                                  const std::function<void()>& interrupted) {
-  std::vector<Guest> seats(static_cast<size_t>(mine.size));
-  for (int left = mine.size - 1; left > 0;) {
-    wait_at_door(listener, seats, deadline, interrupted);
-    Fd socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
-    if (!socket || !same_user(socket.get())) continue;  // a stranger is dropped silently
+  /// By rank; that of rank 0 is empty.
+  std::vector<Guest> seat_all() && {
+    while (taken_ < seats_.size()) wait_and_look();
+    return std::move(seats_);
+  }
+
+ private:
+  struct Arrival {
+    Fd socket;
+    TimePoint until;  // then it will not say hello any more
+  };
+  static constexpr auto kPolite = std::chrono::seconds(5);
+
+  void wait_and_look() {
+    std::vector<pollfd> fds{{listener_.get(), POLLIN, 0}};
+    for (const Guest& g : seats_) fds.push_back({g.socket ? g.socket.get() : -1, POLLIN, 0});
+    for (const Arrival& a : arrivals_) fds.push_back({a.socket.get(), POLLIN, 0});
+    const Deadline next =
+        arrivals_.empty() ? deadline_ : Deadline{std::min(deadline_.at, arrivals_.front().until)};
+    readable(fds, next, interrupted_);
+    for (size_t r = 0; r < seats_.size(); ++r)
+      if (fds[r + 1].revents != 0) refuse_because_of_leaving(seats_[r].hello);
+    std::vector<Arrival> still;
+    for (size_t i = 0; i < arrivals_.size(); ++i) {
+      if (fds[1 + seats_.size() + i].revents != 0)
+        hear(std::move(arrivals_[i].socket));
+      else if (now() < arrivals_[i].until)
+        still.push_back(std::move(arrivals_[i]));
+    }
+    arrivals_ = std::move(still);
+    if (fds[0].revents != 0) let_in();
+    if (taken_ < seats_.size() && deadline_.passed(now())) refuse_all(-1, missing(seats_));
+  }
+
+  void let_in() {
+    Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!socket || !same_user(socket.get())) return;  // a stranger is dropped silently
+    arrivals_.push_back({std::move(socket), now() + kPolite});
+  }
+
+  void hear(Fd socket) {
     Hello hello{};
     std::vector<Fd> fds;
-    // A guest says hello at once or not at all; nobody may hold up the others.
-    const Deadline polite{std::min(deadline.at, now() + std::chrono::seconds(5))};
-    if (!readable(socket.get(), polite, interrupted) ||
-        !receive_message(socket.get(), &hello, sizeof hello, &fds) || fds.size() != 2)
-      continue;
+    if (!receive_message(socket.get(), &hello, sizeof hello, &fds) || fds.size() != 2) return;
     hello.version[sizeof hello.version - 1] = hello.agree[sizeof hello.agree - 1] = 0;
-    if (const auto why = objection(mine, hello, seats)) refuse_all(seats, socket.get(), *why);
-    seats[static_cast<size_t>(hello.rank)] = {std::move(socket), hello, std::move(fds[0]),
-                                              std::move(fds[1])};
-    --left;
+    if (const auto why = objection(mine_, hello, seats_)) refuse_all(socket.get(), *why);
+    seats_[static_cast<size_t>(hello.rank)] = {std::move(socket), hello, std::move(fds[0]),
+                                               std::move(fds[1])};
+    ++taken_;
   }
-  return seats;
-}
+
+  /// A guest that leaves again (its socket ends) ends the meeting.
+  [[noreturn]] void refuse_because_of_leaving(const Hello& guest) {
+    Context where;
+    where.rank = guest.rank;
+    where.pid = guest.pid;
+    refuse_all(-1, Error(ErrorCode::rendezvous, who(guest) + " left while the ranks met",
+                         std::move(where), "look at that rank's log"));
+  }
+
+  [[noreturn]] void refuse_all(int extra, const Error& error) {
+    listener_ = Fd();  // who is refused may dial again at once: not this meeting
+    for (const Guest& g : seats_)
+      if (g.socket) refuse(g.socket.get(), error);
+    if (extra >= 0) refuse(extra, error);
+    throw error;
+  }
+
+  const std::function<void()>& interrupted_;
+  const Hello& mine_;
+  const Deadline deadline_;
+  Fd listener_;
+  std::vector<Guest> seats_;
+  std::vector<Arrival> arrivals_;  // in the order they came
+  size_t taken_ = 1;               // rank 0's own is never empty
+};
 
 void send_welcome(const std::vector<Guest>& seats, const Segment& segment,
                   const std::string& hand_out) {
@@ -328,9 +275,8 @@ Host assemble(int rank, std::shared_ptr<Segment> segment, const std::vector<Memb
 }
 
 Host be_host(const Invitation& me, Deadline deadline) {
-  const Fd listener = listen_at(address_of(me.job), me.job);
   const Hello mine = hello_from(me);
-  std::vector<Guest> seats = receive_guests(listener.get(), mine, deadline, me.interrupted);
+  std::vector<Guest> seats = Reception(me, mine, deadline).seat_all();
   seats[0].hello = mine;
   seats[0].doorbell = make_event_fd();
   seats[0].process = own_process();
@@ -350,13 +296,14 @@ Host be_host(const Invitation& me, Deadline deadline) {
   return assemble(0, std::move(segment), members, std::move(fds), {});
 }
 
+// ---- the others ----
+
 Fd dial(const Invitation& me, Deadline deadline) {
-  const Address address = address_of(me.job);
+  const LocalAddress address(me.job);
   auto pause = std::chrono::microseconds(200);
   for (;;) {
-    Fd socket = make_socket();
-    if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.name), address.length) ==
-        0) {
+    Fd socket = make_local_socket();
+    if (::connect(socket.get(), address.get(), address.length) == 0) {
       if (!same_user(socket.get()))
         throw Error(ErrorCode::authentication, "rank 0 of this job runs as another user");
       return socket;

@@ -126,6 +126,16 @@ TEST(rendezvous_tells_everybody_of_another_world_size) {
   CHECK_EQUAL(told.load(), 2);
 }
 
+TEST(rendezvous_can_be_tried_again_at_once_after_a_refusal) {
+  testing::run_ranks(2, [&](int rank) {
+    for (int i = 0; i < 50; ++i) {
+      CHECK(outcome(invitation("again", rank, 2 + rank), soon()).find("world of 3") !=
+            std::string::npos);
+      CHECK_EQUAL(outcome(invitation("again", rank, 2), soon()), "met");
+    }
+  });
+}
+
 TEST(rendezvous_refuses_ranks_that_cannot_be) {
   CHECK_THROWS(meet(invitation("none", 2, 2), soon()), Error, e.code() == ErrorCode::rendezvous);
   CHECK_THROWS(meet(invitation("none", -1, 2), soon()), Error, e.code() == ErrorCode::rendezvous);
@@ -134,7 +144,9 @@ TEST(rendezvous_refuses_ranks_that_cannot_be) {
 
 TEST(rendezvous_does_not_mind_strangers) {
   std::vector<std::string> told(2);
-  std::thread host([&] { told[0] = outcome(invitation("strangers", 0, 2), soon()); });
+  // A stranger may stay silent for five seconds.
+  const Deadline sooner = Deadline::after(std::chrono::seconds(4));
+  std::thread host([&] { told[0] = outcome(invitation("strangers", 0, 2), sooner); });
   const Fd silent = dial("strangers");  // says nothing, and holds nobody up
   const Fd rude = dial("strangers");
   CHECK(::send(rude.get(), "hello?", 6, MSG_NOSIGNAL) == 6);
@@ -144,7 +156,7 @@ TEST(rendezvous_does_not_mind_strangers) {
   {
     const Fd fickle = dial("strangers");
   }
-  told[1] = outcome(invitation("strangers", 1, 2), soon());
+  told[1] = outcome(invitation("strangers", 1, 2), sooner);
   host.join();
   CHECK_EQUAL(told[0], "met");
   CHECK_EQUAL(told[1], "met");

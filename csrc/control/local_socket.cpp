@@ -1,0 +1,92 @@
+#include "control/local_socket.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace farandole {
+
+LocalAddress::LocalAddress(const std::string& job) {
+  // A hash keeps long names within the 108 bytes an address has.
+  uint64_t h = 0xcbf29ce484222325;
+  for (const char c : job) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  const std::string text =
+      "farandole-" + std::to_string(::getuid()) + "-" + std::to_string(h) + "-" + job.substr(0, 48);
+  name.sun_family = AF_UNIX;
+  std::memcpy(name.sun_path + 1, text.data(), text.size());  // leading 0: abstract
+  length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
+}
+
+Fd make_local_socket() {
+  return Fd(checked(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), "socket"));
+}
+
+bool same_user(int fd) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  return ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == ::geteuid();
+}
+
+bool readable(std::span<pollfd> fds, Deadline deadline, const std::function<void()>& interrupted) {
+  for (;;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.left(now()));
+    const int timeout = static_cast<int>(std::min<int64_t>(left.count(), 100));
+    const int n = ::poll(fds.data(), fds.size(), timeout);
+    if (n > 0) return true;
+    if (n < 0 && errno != EINTR) throw_errno("poll");
+    interrupted();
+    if (deadline.passed(now())) return false;
+  }
+}
+
+bool readable(int fd, Deadline deadline, const std::function<void()>& interrupted) {
+  pollfd p{fd, POLLIN, 0};
+  return readable({&p, 1}, deadline, interrupted);
+}
+
+bool send_message(int fd, const void* data, size_t bytes, std::span<const int> fds) {
+  iovec body{const_cast<void*>(data), bytes};
+  alignas(cmsghdr) char control[CMSG_SPACE(kMostDescriptors * sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &body;
+  message.msg_iovlen = 1;
+  if (!fds.empty()) {
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(fds.size_bytes());
+    cmsghdr* c = CMSG_FIRSTHDR(&message);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(c), fds.data(), fds.size_bytes());
+  }
+  return ::sendmsg(fd, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes);
+}
+
+bool receive_message(int fd, void* data, size_t bytes, std::vector<Fd>* fds) {
+  iovec body{data, bytes};
+  alignas(cmsghdr) char control[CMSG_SPACE(kMostDescriptors * sizeof(int))];
+  msghdr message{};
+  message.msg_iov = &body;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  const auto got = ::recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+  if (got < 0) return false;
+  std::vector<Fd> taken;
+  for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+    const size_t n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < n; ++i) {
+      int descriptor = -1;
+      std::memcpy(&descriptor, CMSG_DATA(c) + i * sizeof(int), sizeof descriptor);
+      taken.emplace_back(descriptor);
+    }
+  }
+  const bool whole = got == static_cast<ssize_t>(bytes) && (message.msg_flags & MSG_TRUNC) == 0;
+  if (whole && fds != nullptr) *fds = std::move(taken);
+  return whole;
+}
+
+}  // namespace farandole

@@ -1,0 +1,46 @@
+// Sockets within one host: abstract UNIX addresses, whole messages, descriptors sent along.
+#pragma once
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/fd.h"
+
+namespace farandole {
+
+inline constexpr size_t kMostDescriptors = 250;  // the kernel takes at most 253 in one message
+
+/// An abstract address, which no file system keeps; the user's number is part of it.
+struct LocalAddress {
+  explicit LocalAddress(const std::string& job);
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&name); }
+
+  sockaddr_un name{};
+  socklen_t length = 0;
+};
+
+Fd make_local_socket();
+
+/// Whether the other end was opened by this process's user.
+bool same_user(int fd);
+
+/// True when one of `fds` becomes readable before the deadline; see their `revents`.
+/// `interrupted` is asked ten times a second, and throws to give up.
+bool readable(std::span<pollfd> fds, Deadline deadline, const std::function<void()>& interrupted);
+bool readable(int fd, Deadline deadline, const std::function<void()>& interrupted);
+
+/// One message with at most kMostDescriptors descriptors; false when the peer is gone.
+bool send_message(int fd, const void* data, size_t bytes, std::span<const int> fds = {});
+
+/// One message of exactly `bytes`, with its descriptors; false when the peer is gone or sent
+/// something else.
+bool receive_message(int fd, void* data, size_t bytes, std::vector<Fd>* fds = nullptr);
+
+}  // namespace farandole
