@@ -28,6 +28,7 @@ endif()
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   farandole_add_instruction_set(avx2 -mavx2 -mf16c)
-  farandole_add_instruction_set(avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq
-                                ${FARANDOLE_FALSE_ALARMS})
+  set(avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq ${FARANDOLE_FALSE_ALARMS})
+  farandole_add_instruction_set(avx512 ${avx512})
+  farandole_add_instruction_set(avx512_bf16 ${avx512} -mavx512bf16)
 endif()

@@ -20,6 +20,13 @@ struct InstructionSet {
   bool (*runs_here)();
 };
 
+#ifdef FARANDOLE_HAS_AVX512
+bool has_avx512() {
+  return bool(__builtin_cpu_supports("avx512f")) && bool(__builtin_cpu_supports("avx512bw")) &&
+         bool(__builtin_cpu_supports("avx512vl")) && bool(__builtin_cpu_supports("avx512dq"));
+}
+#endif
+
 #ifdef FARANDOLE_HAS_AVX2
 /// clang 14's __builtin_cpu_supports does not know it. Whoever has AVX2 may use its registers.
 bool has_f16c() {
@@ -34,11 +41,11 @@ constexpr InstructionSet kInstructionSets[] = {
     {"avx2", &kAvx2Kernels, [] { return bool(__builtin_cpu_supports("avx2")) && has_f16c(); }},
 #endif
 #ifdef FARANDOLE_HAS_AVX512
-    {"avx512", &kAvx512Kernels,
-     [] {
-       return bool(__builtin_cpu_supports("avx512f")) && bool(__builtin_cpu_supports("avx512bw")) &&
-              bool(__builtin_cpu_supports("avx512vl")) && bool(__builtin_cpu_supports("avx512dq"));
-     }},
+    {"avx512", &kAvx512Kernels, has_avx512},
+#endif
+#ifdef FARANDOLE_HAS_AVX512_BF16
+    {"avx512_bf16", &kAvx512Bf16Kernels,
+     [] { return has_avx512() && bool(__builtin_cpu_supports("avx512bf16")); }},
 #endif
 };
 

@@ -44,7 +44,8 @@ struct Kernels {
   UpdateFunction update[kDTypes.size()][kUpdateNames.size()] = {};  // float32 and float64
 };
 
-extern const Kernels kBaselineKernels, kAvx2Kernels, kAvx512Kernels;  // those that were built
+// Those that were built.
+extern const Kernels kBaselineKernels, kAvx2Kernels, kAvx512Kernels, kAvx512Bf16Kernels;
 
 /// The table that fold_for(dtype, op) and everything else here uses.
 const Kernels& best_kernels();

@@ -17,7 +17,8 @@ bool any_nan(const Floats& a, const Floats& b) {
 
 /// As vectors.h has it, rounding sixteen numbers at a time: up where what is cut off is more than
 /// half a unit, or half a unit and the number odd.
-Words bfloat16_pairs(const Floats& low, const Floats& high) {
+Words bfloat16_pairs(Floats low, Floats high) {
+  make_canonical(low, high);
   const __m256i below = _mm256_castps_si256(low), above = _mm256_castps_si256(high);
   const __m256i kept = _mm256_blend_epi16(_mm256_srli_epi32(below, 16), above, 0xaa);
   const __m256i cut = _mm256_blend_epi16(below, _mm256_slli_epi32(above, 16), 0xaa);

@@ -1,68 +1,13 @@
-// AVX-512: float16 by the conversion instructions, which keep subnormals in any mode.
-#include <immintrin.h>
-
-#define FARANDOLE_VECTOR_BYTES 64
-#include "fold/instruction_sets/vectors.h"
+// AVX-512 as its first processors have it: bfloat16 in integers.
+#include "fold/instruction_sets/avx512.h"
 
 namespace farandole {
 namespace {
 
-/// The last, incomplete pack of `bytes`, which are at least one, through a mask: what lies behind
-/// it in memory is neither read nor written, and counts as zero.
-template <typename Pack>
-Pack load_part(const std::byte* from, size_t bytes) {
-  const uint64_t mask = ~uint64_t{0} >> (64 - bytes);
-  if constexpr (sizeof(Pack) == 64)
-    return __builtin_bit_cast(Pack, _mm512_maskz_loadu_epi8(mask, from));
-  else
-    return __builtin_bit_cast(Pack, _mm256_maskz_loadu_epi8(static_cast<__mmask32>(mask), from));
+Words bfloat16_pairs(Floats low, Floats high) {
+  make_canonical(low, high);
+  return rounded_pairs(low, high);
 }
-
-template <typename Pack>
-void store_part(std::byte* to, const Pack& pack, size_t bytes) {
-  const uint64_t mask = ~uint64_t{0} >> (64 - bytes);
-  if constexpr (sizeof(Pack) == 64)
-    _mm512_mask_storeu_epi8(to, mask, __builtin_bit_cast(__m512i, pack));
-  else
-    _mm256_mask_storeu_epi8(to, static_cast<__mmask32>(mask), __builtin_bit_cast(__m256i, pack));
-}
-
-// Masked: the plain intrinsics start from an undefined vector, of which gcc 12 warns.
-Floats square_root(const Floats& values) { return _mm512_maskz_sqrt_ps(0xffff, values); }
-Vector<double> square_root(const Vector<double>& values) {
-  return _mm512_maskz_sqrt_pd(0xff, values);
-}
-
-bool any_nan(const Floats& a, const Floats& b) {
-  return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0;
-}
-
-Words bfloat16_pairs(const Floats& low, const Floats& high) {
-  return (rounded_to_bfloat16(high) & 0xffff0000) | rounded_to_bfloat16(low) >> 16;
-}
-
-struct Float16 {
-  using Pack = HalvesPair;
-  static constexpr size_t kBytes = 2;
-
-  // The unmasked intrinsics start from an undefined vector, of which gcc 12 warns.
-  static constexpr __mmask16 kAllLanes = 0xffff;
-
-  static Floats widen(const Halves& halves) {
-    return _mm512_maskz_cvtph_ps(kAllLanes, reinterpret_cast<__m256i>(halves));
-  }
-  static Halves narrow(const Floats& values) {
-    return reinterpret_cast<Halves>(
-        _mm512_maskz_cvtps_ph(kAllLanes, values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-  }
-
-  template <typename F, typename... Packs>
-  static Pack map(F formula, const Packs&... packs) {
-    Floats first = formula(widen(packs.first)...), second = formula(widen(packs.second)...);
-    make_canonical(first, second);
-    return {narrow(first), narrow(second)};
-  }
-};
 
 }  // namespace
 }  // namespace farandole

@@ -35,8 +35,9 @@ bool any_nan(const Floats& a, const Floats& b) {
 }
 #endif
 
-Words bfloat16_pairs(const Floats& low, const Floats& high) {
-  return (rounded_to_bfloat16(high) & 0xffff0000) | rounded_to_bfloat16(low) >> 16;
+Words bfloat16_pairs(Floats low, Floats high) {
+  make_canonical(low, high);
+  return rounded_pairs(low, high);
 }
 
 struct Float16 {

@@ -44,10 +44,8 @@ struct BFloat16 {
 
   template <typename F, typename... Packs>
   static Pack map(F formula, const Packs&... packs) {
-    Floats low = formula(as_floats(packs << 16)...);
-    Floats high = formula(as_floats(packs & kUpper)...);
-    make_canonical(low, high);
-    return bfloat16_pairs(low, high);
+    return bfloat16_pairs(formula(as_floats(packs << 16)...),
+                          formula(as_floats(packs & kUpper)...));
   }
 
   static Floats widen(const Halves& halves) {

@@ -76,7 +76,6 @@ V canonical(const V& values) {
 /// Whether a lane of either is NaN. By the instruction set: no vector expression asks for less than
 /// one comparison each.
 bool any_nan(const Floats& a, const Floats& b);
-Words bfloat16_pairs(const Floats& low, const Floats& high);
 
 /// canonical() of both, for the price of one comparison: there hardly ever is a NaN.
 void make_canonical(Floats& a, Floats& b) {
@@ -92,6 +91,14 @@ Words rounded_to_bfloat16(const Floats& values) {
   const Words bits = as_words(values);
   return bits + 0x7fff + ((bits >> 16) & 1);
 }
+
+/// Both rounded so, `low` in the lower half of each lane.
+[[maybe_unused]] Words rounded_pairs(const Floats& low, const Floats& high) {
+  return (rounded_to_bfloat16(high) & 0xffff0000) | rounded_to_bfloat16(low) >> 16;
+}
+
+/// The same, with every NaN made canonical first. By the instruction set.
+Words bfloat16_pairs(Floats low, Floats high);
 
 /// float16 in the lower half of each lane, the upper half zero; exact.
 [[maybe_unused]] Floats float32_from_float16(const Words& halves) {
