@@ -74,11 +74,10 @@ format: $(STAMPS)/lint  ## format C++ and Python in place
 sanitize: $(STAMPS)/farandole  ## C++ tests under ASan+UBSan and TSan, then real ranks under ASan+UBSan
 	cmake --workflow --preset asan
 	cmake --workflow --preset tsan
-	cmake -S . -B build/asan-core -G Ninja -DFARANDOLE_SANITIZE=address,undefined \
-	  -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O1 -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
-	cmake --build build/asan-core
+	cmake -S . -B build/asan -DFARANDOLE_MODULE=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
+	cmake --build build/asan --target _core
 	rm -rf build/asan-package && mkdir -p build/asan-package && cp -r python/farandole build/asan-package/
-	cp build/asan-core/_core*.so build/asan-package/farandole/
+	cp build/asan/_core*.so build/asan-package/farandole/
 	for collective in all_reduce reduce_scatter all_gather broadcast; do \
 	  $(SANITIZED) farandole bench $$collective -np 3 --sizes 4,1K,1000K,4M --iterations 20 || exit 1; \
 	done
