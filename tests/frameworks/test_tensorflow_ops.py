@@ -204,10 +204,10 @@ def equal_operations_are_neither_merged_nor_folded() -> None:
         if hvd.rank() == 0:
             results = equal(tf.constant([1.0]))
         else:
-            names = ["equal", "equal_1", "constant"]
+            function = "equal_operations_are_neither_merged_nor_folded.equal"
             results = [
-                hvd.allreduce(tf.constant([x]), op=hvd.Sum, name=name)
-                for name, x in zip(names, others, strict=True)
+                hvd.allreduce(tf.constant([x]), op=hvd.Sum, name=f"{function}/{name}")
+                for name, x in zip(["equal", "equal_1", "constant"], others, strict=True)
             ]
         for result, x in zip(results, others, strict=True):
             same(result, [1.0 + x])

@@ -321,4 +321,38 @@ def a_loop_with_an_optimizer_of_keras_learns_alike_everywhere() -> None:
     assert weights[0] == weights[1]
 
 
+@on_ranks(2)
+def models_may_have_other_automatic_numbers() -> None:
+    if hvd.rank() == 0:
+        keras.layers.Dense(3).build((None, 2))  # any model made before
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+    hvd.broadcast_variables(model.variables, root_rank=0)
+    weights = hvd.allgather_object([w.tolist() for w in model.get_weights()])
+    assert weights[0] == weights[1]
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(tf.ones([1, 2]) * (hvd.rank() + 1.0)))
+    by_bias = hvd.DistributedGradientTape(tape, op=hvd.Sum).gradient(
+        loss, model.trainable_variables
+    )[-1]
+    np.testing.assert_array_equal(by_bias, [2.0])
+
+
+@on_ranks(2)
+def local_layers_must_have_been_built() -> None:
+    model = keras.Sequential([keras.layers.Dense(1)])
+    with (
+        tf.GradientTape() as tape,
+        pytest.raises(tf.errors.InvalidArgumentError, match="has no variables yet; build it"),
+    ):
+        hvd.PartialDistributedGradientTape(tape, local_layers=model.layers)
+
+
+@on_ranks(2)
+def means_of_integer_slices_keep_their_dtype() -> None:
+    slices = tf.IndexedSlices(tf.constant([[3], [8]]), tf.constant([0, 1]), [2, 1])
+    mean = hvd.allreduce(slices)
+    assert mean.values.dtype == tf.int32
+    np.testing.assert_array_equal(mean.values[:, 0], [1, 4, 1, 4])
+
+
 test_on_ranks = make_tests(__name__, timeout=150)

@@ -7,24 +7,22 @@ reduce, once for every list of variables; a backend adds how its tensors are red
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 
+from farandole.common._labels import without_numbers
 from farandole.common._objects import allgather_object
 from farandole.keras import _groups, _host
 from farandole.keras._reduction import Reduction
 
 
 def label_of(position: int, variable: Any) -> str:
-    """A variable's name for errors, traces and the wire: without the numbers that Keras gives to
-    layers, which differ between ranks as soon as one of them has made another model before."""
+    """A variable's name for errors, traces and the wire."""
     path = str(getattr(variable, "path", None) or getattr(variable, "name", "variable"))
-    plain = re.sub(r"_\d+(?=/|$)", "", path.partition(":")[0])
-    return f"{plain} [{position}]"
+    return f"{without_numbers(path.partition(':')[0])} [{position}]"
 
 
 def rows_of(variables: Sequence[Any]) -> list[str]:

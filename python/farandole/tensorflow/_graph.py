@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import weakref
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -69,14 +70,13 @@ def _is_compiled() -> bool:
 
 # ---- names ----
 
-_used: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
+_used: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+_scopes: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
-def _outermost(graph: Any) -> Any:
-    """Functions in functions, branches and bodies of loops run at the same time."""
-    while getattr(graph, "outer_graph", None) is not None and hasattr(
-        graph.outer_graph, "captures"
-    ):
+def _function_of(graph: Any) -> Any:
+    """The function (or graph of TensorFlow 1) of whose branches and loops the graph is a part."""
+    while type(graph).__name__.lstrip("_").startswith(("Cond", "While")):
         graph = graph.outer_graph
     return graph
 
@@ -85,40 +85,71 @@ def unique_name(name: str | None, kind: str) -> str:
     """What an operation is called: on every rank the same, as long as all make the same graph.
 
     In a graph a name is made unique ("x", "x_1", …), and a nameless operation is called by its
-    place. Eagerly a name is taken as it is; for a nameless one the core counts.
+    place. The name of a function stands before those of its operations: it may be traced by
+    itself or in another function, and runs beside that one's own operations. Eagerly a name is
+    taken as it is; for a nameless one the core counts.
     """
     if tf.executing_eagerly():
         return name or ""
-    # Of inner graphs (bodies of loops) the names have numbers that differ between ranks.
-    graph = _outermost(tf.compat.v1.get_default_graph())
-    wanted = name or f"{getattr(graph, 'name', 'graph')}/{kind}"
-    used = _used.setdefault(graph, Counter())
-    used[wanted] += 1
-    count = used[wanted] - 1
-    return f"{wanted}_{count}" if count else wanted
+    # Branches and bodies of loops have numbers in their names that differ between ranks.
+    graph = _function_of(tf.compat.v1.get_default_graph())
+    scope = _scope_of(graph)
+    wanted = f"{scope}/{name or kind}" if scope else name or f"graph/{kind}"
+    used = _used.setdefault(graph, set())
+    called, count = wanted, 0
+    while called in used:
+        count += 1
+        called = f"{wanted}_{count}"
+    used.add(called)
+    return called
 
 
-_turn: tf.Variable | None = None  # written by every function with operations in it
+def _scope_of(graph: Any) -> str:
+    if not _is_function(graph):
+        return ""
+    if graph not in _scopes:
+        _scopes[graph] = _qualified_name(graph) or _plain(graph.name)
+    return _scopes[graph]
+
+
+def _plain(name: str) -> str:
+    """Without the number of a function that TensorFlow makes for gradients."""
+    return re.sub(r"^__(forward|backward)_(.*)_\d+$", r"\1 of \2", name)
+
+
+def _qualified_name(graph: Any) -> str:
+    """What its class or maker calls the function that is traced into the graph: many are called
+    "call", and one may call another. Empty where TensorFlow's frames do not tell."""
+    called, frame = graph.name, inspect.currentframe()
+    while frame is not None:
+        if (
+            frame.f_code.co_name == "func_graph_from_py_func"
+            and frame.f_locals.get("func_graph") is graph
+        ):
+            function = frame.f_locals.get("original_func")
+            parts = str(getattr(function, "__qualname__", "")).split(".")
+            named = [part for part in parts if part != "<locals>"]
+            return ".".join(named[-2:]) if named[-1] == called else ""
+        frame = frame.f_back
+    return ""
+
+
 _in_turn: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def take_turns() -> None:
+def take_turns(turn: Callable[[], Any]) -> None:
     """Has the calls of the function that is traced run one after the other: its operations have
-    the same names in all of them. TensorFlow orders calls that write the same variable."""
-    global _turn
-    graph = tf.compat.v1.get_default_graph()
-    while type(graph).__name__.startswith(("Cond", "While")):  # parts of the function
-        graph = graph.outer_graph
+    the same names in all of them.
+
+    Args:
+        turn: makes the op that has TensorFlow order calls.
+    """
+    graph = _function_of(tf.compat.v1.get_default_graph())
     if graph in _in_turn or not _is_function(graph):
         return
     _in_turn.add(graph)
-    with tf.init_scope():
-        if not tf.executing_eagerly():
-            return  # in a graph of TensorFlow 1 variables wait for an initializer
-        if _turn is None:
-            _turn = tf.Variable(0, trainable=False, dtype=tf.int64, name="farandole_turn")
     with graph.as_default():
-        _turn.assign_add(1, read_value=False)
+        turn()
 
 
 def in_tensorflow_1() -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from farandole.common._labels import without_numbers
 from farandole.common._process_set import members_of
 from farandole.common._reductions import Adasum, Average, Sum, op_name
 from farandole.tensorflow import _graph, _sparse
@@ -285,8 +286,12 @@ def _line(name: str, gradient: Any) -> str:
 
 
 def names_of(variables: Sequence[Any]) -> list[str]:
-    """What variables are called: Keras' paths, TensorFlow's names, or their places."""
-    return [_name_of(variable, i) for i, variable in enumerate(variables)]
+    """What variables are called: Keras' paths, TensorFlow's names, or their places, each once."""
+    names: list[str] = []
+    for place, variable in enumerate(variables):
+        name = _name_of(variable, place)
+        names.append(f"{name} [{place}]" if name in names else name)
+    return names
 
 
 def _name_of(variable: Any, place: int) -> str:
@@ -296,5 +301,6 @@ def _name_of(variable: Any, place: int) -> str:
         except AttributeError:  # as eager tensors raise
             continue
         if isinstance(name, str) and name:
-            return name.partition(":")[0]
+            plain = name.partition(":")[0]
+            return without_numbers(plain) if attribute == "path" else plain
     return f"source {place}"

@@ -41,7 +41,7 @@ def results_of(
     for i, each in enumerate(slices):
         values, indices = gathered[2 * i], gathered[2 * i + 1]
         if op == Average:
-            values = values / tf.cast(size, values.dtype)
+            values = tf.cast(values / tf.cast(size, values.dtype), values.dtype)  # integers, too
         results.append(tf.IndexedSlices(values, indices, each.dense_shape))
     return results
 

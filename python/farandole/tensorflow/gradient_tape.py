@@ -166,6 +166,8 @@ def PartialDistributedGradientTape(
     for layer in tf.nest.flatten(local_layers if local_layers is not None else []):
         if not hasattr(layer, "trainable_weights"):
             raise refused(f"local_layers has a {type(layer).__name__}, which is not a layer")
+        if not getattr(layer, "built", True):
+            raise refused(f"the local layer '{layer.name}' has no variables yet; build it first")
         for weight in layer.trainable_weights:
             tape.register_local_source(weight)
     return tape

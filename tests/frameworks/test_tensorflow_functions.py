@@ -1,0 +1,178 @@
+"""Operations in traced functions that call others: what they are called, and when they run."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+
+import tensorflow as tf
+from rank_cases import make_tests, on_ranks
+
+import farandole.tensorflow as hvd
+
+
+def prepare() -> None:
+    tf.config.threading.set_inter_op_parallelism_threads(4)
+    hvd.init()
+
+
+def mine() -> float:
+    return float(hvd.rank() + 1)
+
+
+def late(x: tf.Tensor, on: int) -> tf.Tensor:
+    """The tensor, on one rank after a while: operations arrive in different orders."""
+    if hvd.rank() != on:
+        return x
+
+    def wait(value: Any) -> Any:
+        time.sleep(0.2)
+        return value
+
+    waited = tf.numpy_function(wait, [x], x.dtype)
+    waited.set_shape(x.shape)
+    return waited
+
+
+def total(x: tf.Tensor, name: str) -> tf.Tensor:
+    return hvd.allreduce(x, name=name, op=hvd.Sum)
+
+
+def gradient(variable: tf.Variable, factor: Any) -> tf.Tensor:
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(variable) * factor
+    return hvd.DistributedGradientTape(tape, op=hvd.Sum).gradient(loss, [variable])[0]
+
+
+@on_ranks(2)
+def a_function_and_its_caller_may_use_the_same_name() -> None:
+    @tf.function
+    def metric(x: tf.Tensor) -> tf.Tensor:
+        return total(late(x, 0), "m")
+
+    @tf.function
+    def outer(x: tf.Tensor) -> Any:
+        before = total(late(x * 10, 1), "m")
+        return metric(x), before
+
+    for _ in range(2):  # traced by itself, before and after
+        assert float(metric(tf.constant(mine()))) == 3
+        assert [float(v) for v in outer(tf.constant(mine()))] == [3, 30]
+
+
+@on_ranks(2)
+def methods_of_one_name_may_call_each_other() -> None:
+    class Inner(tf.Module):
+        @tf.function
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            return hvd.allreduce(late(x, 0), op=hvd.Sum)
+
+    class Outer(tf.Module):
+        def __init__(self) -> None:
+            self.inner = Inner()
+
+        @tf.function
+        def call(self, x: tf.Tensor) -> Any:
+            before = hvd.allreduce(late(x * 10, 1), op=hvd.Sum)
+            return self.inner.call(x), before
+
+    both = Outer()
+    both.inner.call(tf.constant(mine()))
+    for _ in range(2):
+        assert [float(v) for v in both.call(tf.constant(mine()))] == [3, 30]
+
+
+@on_ranks(2)
+def a_step_may_call_another_that_was_traced_before() -> None:
+    d, g = tf.Variable(tf.ones([3]), name="d"), tf.Variable(tf.ones([2]), name="g")
+
+    @tf.function
+    def of_d(factor: tf.Tensor) -> tf.Tensor:
+        return gradient(d, factor)
+
+    @tf.function
+    def both(factor: tf.Tensor, x: tf.Tensor) -> Any:
+        return of_d(factor), gradient(g, factor * 10), gradient(g, tf.reduce_sum(x))
+
+    of_d(tf.constant(mine()))
+    for rows in (4, 4, 3):  # the last batch is shorter: traced once more
+        got = both(tf.constant(mine()), tf.ones([rows]) * mine())
+        assert [float(tensor[0]) for tensor in got] == [3, 30, 3 * rows]
+
+
+@on_ranks(2)
+def numbered_names_stay_apart_from_given_ones() -> None:
+    w, another = tf.Variable(tf.ones([2]), name="w"), tf.Variable(tf.ones([2]), name="w_1")
+
+    @tf.function
+    def named(x: tf.Tensor) -> Any:
+        return total(x, "x"), total(late(x * 10, 0), "x"), total(late(x * 100, 1), "x_1")
+
+    @tf.function
+    def steps(factor: tf.Tensor) -> Any:
+        return gradient(w, factor), gradient(another, factor * 10), gradient(w, factor * 100)
+
+    for _ in range(3):
+        assert [float(v) for v in named(tf.constant(mine()))] == [3, 30, 300]
+        assert [float(v[0]) for v in steps(tf.constant(mine()))] == [3, 30, 300]
+
+
+@on_ranks(2)
+def gradients_go_through_branches_and_loops() -> None:
+    @tf.function
+    def loop(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            state = x
+            for _ in tf.range(3):
+                state = state * 2 + hvd.allreduce(state, op=hvd.Sum)
+        return state, tape.gradient(state, x)
+
+    @tf.function
+    def branch(x: tf.Tensor, taken: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.cond(taken, lambda: hvd.allreduce(x * x, op=hvd.Sum), lambda: x)
+        return y, tape.gradient(y, x)
+
+    # Of the sum of all ranks' results: each pass doubles it, and adds it once a rank.
+    state, by_x = loop(tf.constant(1.0))
+    assert (float(state), float(by_x)) == (4.0**3, 4.0**3)
+    y, by_x = branch(tf.constant(mine()), tf.constant(True))
+    assert (float(y), float(by_x)) == (5.0, 2 * 2 * mine())
+    y, by_x = branch(tf.constant(mine()), tf.constant(False))
+    assert (float(y), float(by_x)) == (mine(), 1.0)
+    point = tf.constant(mine())
+    with tf.GradientTape() as tape:  # eagerly, over a function with a branch
+        tape.watch(point)
+        y = branch(point, tf.constant(True))[0]
+    assert float(tape.gradient(y, point)) == 2 * 2 * mine()
+
+
+@on_ranks(2)
+def a_module_with_a_distributed_step_can_be_saved() -> None:
+    class Model(tf.Module):
+        def __init__(self) -> None:
+            self.w = tf.Variable(tf.ones([3]))
+
+        @tf.function
+        def step(self, x: tf.Tensor) -> tf.Tensor:
+            self.w.assign_sub(gradient(self.w, tf.reduce_sum(x)))
+            return tf.reduce_sum(self.w)
+
+    model = Model()
+    assert float(model.step(tf.constant([mine()]))) == -6
+    with tempfile.TemporaryDirectory() as folder:
+        tf.saved_model.save(model, folder)
+        again = tf.saved_model.load(folder)
+        assert float(again.step(tf.constant([mine()]))) == -15
+
+
+test_on_ranks = make_tests(__name__)
