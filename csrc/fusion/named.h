@@ -113,7 +113,11 @@ class Named : public Task {
   void check_joins();
   void check_requests(TimePoint when);
   void check_missing(TimePoint when);
-  void report(SetState& state, NamedRequest& request, std::vector<int> missing, TimePoint when);
+  static std::string as_something_else(const Terms& terms,
+                                       const std::vector<Coordinator::Waiting>& waiting);
+  /// `mistake`: more evidence of what went wrong.
+  void report(SetState& state, const Terms& terms, const std::vector<int>& missing, Duration age,
+              const std::string& mistake);
   std::string rank_text(int world_rank) const;
 
   Engine& engine_;

@@ -191,10 +191,13 @@ void Named::finish(std::vector<NamedRequest*>& requests) {
   {
     const std::lock_guard lock(mutex_);
     for (NamedRequest* request : requests) {
-      if (request->name == nullptr)
-        joining_ = false;
-      else
+      if (request->name != nullptr) {
         part_from_name(*request);
+        continue;
+      }
+      joining_ = false;
+      // While a rank had joined it did not count the others' submissions: all begin anew.
+      for (const auto& state : sets_) state->nameless.fill(0);
     }
   }
   std::vector<NamedRequest*> untold;

@@ -95,7 +95,8 @@ void Named::check_requests(TimePoint when) {
           }
         const Duration age = when - request->since;
         if (timeout_ > Duration::zero() && age >= timeout_ + kGrace)
-          report(*state, *request, request->told ? request->missing : std::vector<int>{0}, when);
+          report(*state, entry->name.terms, request->told ? request->missing : std::vector<int>{0},
+                 age, "");
         if (request->told || request->warned || age < warn_after + kGrace) continue;
         request->warned = true;
         log(LogLevel::warning, entry->name.terms.title() + " has waited " + seconds_text(age) +
@@ -106,20 +107,19 @@ void Named::check_requests(TimePoint when) {
   }
 }
 
-void Named::report(SetState& state, NamedRequest& request, std::vector<int> missing,
-                   TimePoint when) {
-  const Terms& terms = request.name->terms;
+void Named::report(SetState& state, const Terms& terms, const std::vector<int>& missing,
+                   Duration age, const std::string& mistake) {
   Context where;
   where.operation = terms.kind;
   where.tensor = terms.name;
   where.rank = missing.empty() ? -1 : missing.front();
   for (const int r : missing) where.evidence += (where.evidence.empty() ? "" : "; ") + rank_text(r);
+  where.evidence += mistake;
   where.values = {{"missing", missing}};
   state.set.membership.lifeline->report(
       Error(ErrorCode::stalled,
-            terms.title() + " was not complete after " + seconds_text(when - request.since) +
-                "; not submitted by " + (missing.size() == 1 ? "rank " : "ranks ") +
-                describe_ranks(missing),
+            terms.title() + " was not complete after " + seconds_text(age) + "; not submitted by " +
+                (missing.size() == 1 ? "rank " : "ranks ") + describe_ranks(missing),
             std::move(where)));
 }
 
@@ -130,6 +130,21 @@ std::string Named::rank_text(int world_rank) const {
 }
 
 // ---- rank 0, which knows who is missing ----
+
+/// The same name as something else, on both sides, is how a mistake looks.
+std::string Named::as_something_else(const Terms& terms,
+                                     const std::vector<Coordinator::Waiting>& waiting) {
+  std::string text;
+  for (const Coordinator::Waiting& other : waiting) {
+    const bool elsewhere = other.terms->set != terms.set;
+    if (other.terms->name != terms.name || (other.terms->kind == terms.kind && !elsewhere))
+      continue;
+    text += "; " + std::string(other.present.size() == 1 ? "rank " : "ranks ") +
+            describe_ranks(other.present) + " submitted " + other.terms->title() +
+            (elsewhere ? " in another process set" : "");
+  }
+  return text;
+}
 
 void Named::check_missing(TimePoint when) {
   const EngineView view = engine_.view();
@@ -143,7 +158,12 @@ void Named::check_missing(TimePoint when) {
     const bool overdue = timeout_ > Duration::zero() && when - one.since >= timeout_;
     const bool absent = std::ranges::any_of(one.missing, [&](int r) { return is_absent(view, r); });
     if (when >= due) late[one.missing].push_back(&one);
-    if (when >= due || absent || overdue) coordinator_->tell_late(one);
+    SetState& state = *polled_sets_[one.terms->set];
+    if (overdue && state.set.place >= 0)  // others than its members tell what they know
+      report(state, *one.terms, one.missing, when - one.since,
+             as_something_else(*one.terms, waiting));
+    else if (when >= due || absent || overdue)
+      coordinator_->tell_late(one);
     if (when >= due || told)
       next_warning[one.arrival] = when >= due ? when + kBetweenWarnings : due;
   }
@@ -159,12 +179,7 @@ void Named::check_missing(TimePoint when) {
     text += names.size() > 1 ? "them:" : "it:";
     for (const int r : missing) text += " " + rank_text(r) + ";";
     text += " submitted by " + describe_ranks(names.front()->present);
-    // The same name as something else, on both sides, is how a mistake looks.
-    for (const Coordinator::Waiting& other : waiting)
-      if (other.terms->name == names.front()->terms->name && &other != names.front())
-        text += "; rank " + describe_ranks(other.present) + " submitted " + other.terms->title() +
-                (other.terms->set != names.front()->terms->set ? " in another process set" : "");
-    log(LogLevel::warning, text);
+    log(LogLevel::warning, text + as_something_else(*names.front()->terms, waiting));
   }
 }
 

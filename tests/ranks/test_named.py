@@ -278,6 +278,27 @@ def test_a_timeout_says_who_did_not_come(spawn: Spawn) -> None:
             assert outcome.rank == 2, outcome.text
 
 
+def submit_as_something_else() -> None:
+    fd.init()
+    works("first")
+    tell("met")
+    x = np.ones(3)
+    if fd.rank() == 1:
+        wait(names().submit("broadcast", "mistaken", [(x, x, x.shape)], root=0, result=x))
+    wait(reduce("mistaken", x))
+
+
+def test_a_timeout_says_what_they_submitted_instead(spawn: Spawn) -> None:
+    with spawn(2, env={"FARANDOLE_TIMEOUT": "1"}) as world:
+        world.start(submit_as_something_else)
+        for outcome in world.outcomes():
+            assert outcome.error == "Stalled", outcome.trace
+            assert (
+                "rank 1 submitted broadcast 'mistaken'" in outcome.text
+                or "rank 0 submitted all_reduce 'mistaken'" in outcome.text
+            )
+
+
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_death_ends_what_waits_for_its_order(spawn: Spawn, victim: int) -> None:
     with spawn(3) as world:
@@ -387,6 +408,20 @@ def join_unevenly() -> int:
 def test_joined_ranks_add_nothing(spawn: Spawn, size: int) -> None:
     last = spawn(size).run(join_unevenly)
     assert len(set(last)) == 1
+
+
+def call_without_names_unevenly() -> None:
+    fd.init()
+    for _ in range(2):
+        for _ in range(fd.rank()):
+            wait(reduce(None, np.ones(2)))
+        wait(names().join())
+        total_of_ranks = wait(reduce(None, np.full(2, fd.rank() + 1.0)))
+        assert (total_of_ranks == total(fd.size())).all()
+
+
+def test_nameless_calls_meet_again_after_a_join(spawn: Spawn) -> None:
+    spawn(3).run(call_without_names_unevenly)
 
 
 def broadcast_from_joined() -> None:
