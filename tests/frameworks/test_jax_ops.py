@@ -413,6 +413,31 @@ def ranks_that_disagree_get_mismatch_and_recover() -> None:
         same(jax.jit(lambda x: fdj.allreduce(x, "sum"))(jnp.ones(4)), np.full(4, float(fdj.size())))
 
 
+@on_ranks(2)
+def another_world_begins_anew_after_a_failure() -> None:
+    rank = fdj.rank()
+    total = jax.jit(lambda x: fdj.allreduce(x, "sum"))
+    tree = {"large": jnp.ones(500_000), "odd": jnp.ones(100 + rank)}
+    for late in (False, True):
+        same(total(jnp.ones(2)), np.full(2, 2.0))
+        if not late:  # several operations, one of which differs: the world has failed
+            with pytest.raises(jax.errors.JaxRuntimeError, match="Mismatch"):
+                jax.block_until_ready(jax.jit(fdj.allreduce)(tree))
+            with pytest.raises(fd.Mismatch):
+                fdj.recover()
+        fdj.shutdown()
+        if late:
+            with pytest.raises(Exception, match="NotInitialized"):
+                jax.block_until_ready(total(jnp.ones(2)))
+        fdj.init()
+        same(total(jnp.ones(2)), np.full(2, 2.0))
+        same(fdj.allreduce(jnp.ones(2), "sum"), np.full(2, 2.0))
+    before = total._cache_size()
+    fdj.shutdown()
+    fdj.init()
+    assert total._cache_size() == before > 0  # where nothing has failed, programs stay
+
+
 # ---- parameters and objects ----
 
 
