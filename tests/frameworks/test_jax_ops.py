@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -468,6 +469,21 @@ def parameters_and_objects_of_the_root_are_everyone_s() -> None:
         with pytest.raises(fd.Mismatch, match=r"\['b'\]' float64\[2\]") as caught:
             fdj.broadcast_parameters({"a": jnp.ones(1), "b": jnp.ones(2 + (rank == 0))})
         assert "float64[3]" in str(caught.value)
+
+
+@on_ranks(3)
+def what_one_rank_cannot_send_is_an_error_on_all() -> None:
+    rank = fdj.rank()
+    lock = threading.Lock() if rank == 1 else None
+    refused(lambda: fdj.broadcast_object(lock, 1), "on rank 1", "lock", "pickled")
+    refused(lambda: fdj.allgather_object(lock, name="it"), "'it' on rank 1", "lock")
+    for odd, word in (("s", "is a str"), (jnp.ones(2, jnp.int4), "int4")):
+        tree = {"a": jnp.ones(2), "b": odd if rank == 1 else jnp.ones(2)}
+        refused(lambda tree=tree: fdj.broadcast_parameters(tree), "on rank 1: '['b']'", word)
+    refused(lambda: fdj.broadcast_parameters(jnp.ones(2), 3 if rank == 1 else 0), "rank 1: root 3")
+    refused(lambda: fdj.broadcast_object(1, "0"), "root '0' is not a rank")
+    assert fdj.broadcast_object(lambda x: x + rank)(1) == 1  # by cloudpickle
+    same(fdj.broadcast_parameters(jnp.full(2, rank), 2), np.full(2, 2))
 
 
 test_on_ranks = make_tests(__name__)

@@ -90,9 +90,7 @@ def broadcast(tree: Any, root: int = 0, *, name: str | None = None) -> Any:
         >>> fdj.broadcast(jnp.arange(3)).tolist()
         [0, 1, 2]
     """
-    size = world_of_calls().size
-    if not isinstance(root, int) or not 0 <= root < size:
-        raise InvalidArgument(f"root {root!r} is not a rank of this world of {size}")
+    require_rank(root)
     leaves, restore = _flatten(tree, "broadcast")
     return restore(_run("broadcast", leaves, name, root=root))
 
@@ -197,6 +195,13 @@ def barrier(*, name: str | None = None) -> None:
     """
     _run("barrier", [], name)
     _call.settle()
+
+
+def require_rank(root: Any) -> None:
+    """Raises InvalidArgument."""
+    size = world_of_calls().size
+    if not isinstance(root, int) or not 0 <= root < size:
+        raise InvalidArgument(f"root {root!r} is not a rank of this world of {size}")
 
 
 # ---- leaves ----
