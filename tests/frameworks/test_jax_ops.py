@@ -255,6 +255,17 @@ def control_flow_and_nested_programs_work() -> None:
 
 
 @on_ranks(3)
+def programs_without_jit_work() -> None:
+    size = fdj.size()
+    with jax.disable_jit():
+        same(fdj.allreduce(jnp.ones(3), "sum"), np.full(3, float(size)))
+        total = jax.jit(lambda x: fdj.allreduce({"x": x}, "sum")["x"].sum())
+        assert float(total(jnp.ones(3))) == 3 * size
+        same(jax.grad(total)(jnp.ones(3)), np.full(3, float(size)))
+    same(fdj.allreduce(jnp.ones(3), "sum"), np.full(3, float(size)))
+
+
+@on_ranks(3)
 def numpy_s_collectives_mix_with_programs() -> None:
     step = jax.jit(lambda x: fdj.allreduce(x, "sum"))
     for i in range(10):

@@ -59,7 +59,12 @@ def _program(*operands: Any, call: Call) -> Any:
     return _collective.bind(*operands, call=call)
 
 
-_collective.def_impl(_program)
+def _at_once(*operands: Any, call: Call) -> Any:
+    with jax.disable_jit(False):  # without jit, the program would be this very call
+        return _program(*operands, call=call)
+
+
+_collective.def_impl(_at_once)
 
 
 def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
