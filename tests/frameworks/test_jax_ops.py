@@ -31,6 +31,7 @@ SHAPES = [(), (0,), (1,), (7,), (3, 5), (2, 0, 3), (1000,), (40_001,)]
 def prepare() -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_num_cpu_devices", 2)  # one that collectives run on, and another
     fdj.init()
 
 
@@ -385,6 +386,25 @@ def other_devices_are_refused() -> None:
     finally:
         jax.default_backend = original
         jax.config.update("jax_default_device", before)
+
+
+@on_ranks(2)
+def several_devices_are_refused() -> None:
+    first, second = jax.devices()
+    mesh = jax.sharding.Mesh(np.array([first, second]), ("data",))
+    halves = jax.sharding.PartitionSpec("data")
+    x = jnp.ones((2, 3))
+    for wrap in (lambda f: f, jax.jit):
+        mapped = wrap(jax.shard_map(fdj.allreduce, mesh=mesh, in_specs=halves, out_specs=halves))
+        words = ("all_reduce", "shard_map (axis data)", "one rank per device")
+        refused(lambda mapped=mapped: mapped(x), *words)
+    refused(lambda: jax.pmap(lambda x: fdj.allreduce(x, name="p"), axis_name="i")(x), "'p float64")
+    refused(lambda: jax.pmap(lambda _: fdj.broadcast(np.ones(2)))(x), "inside pmap")
+    elsewhere = jax.device_put(x, second)
+    refused(lambda: fdj.allreduce({"a": elsewhere}), "['a'] is on cpu:1", "cpu:0", "devices()[0]")
+    sharded = jax.device_put(x, jax.sharding.NamedSharding(mesh, halves))
+    refused(lambda: fdj.allgather(sharded), "is on cpu:0, cpu:1", "device_put")
+    same(fdj.allreduce(jax.device_put(elsewhere, first), "sum"), np.full((2, 3), 2.0))
 
 
 @on_ranks(1)
