@@ -597,7 +597,7 @@ def bad_arguments_are_refused() -> None:
         hvd.broadcast_global_variables(0)
     with raises(NotImplementedError, "hvd.elastic.KerasState"):
         hvd.elastic.KerasState(None)
-    with raises(NotImplementedError, "CommitStateCallback"):
+    with raises(NotImplementedError, "CommitStateCallback: elastic training comes later"):
         hvd.callbacks.CommitStateCallback(None)
 
 

@@ -85,7 +85,7 @@ def DistributedOptimizer(
     del device_dense, device_sparse
     _check_optimizer(optimizer)
     check_passes(backward_passes_per_step)
-    backend = _backend()
+    exchanges = backend()
     reduction = Reduction(
         op,
         gradient_predivide_factor,
