@@ -214,6 +214,23 @@ def asking_for_xla_equals_one_process() -> None:
 
 
 @on_ranks(2)
+def asking_for_xla_without_our_callbacks_works() -> None:
+    """On TensorFlow the model goes without XLA; one whose optimizer is not ours keeps it."""
+    x, y = part()
+    for steps in ("fit", "train_on_batch"):
+        model = net()
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse", jit_compile=True)
+        assert model.jit_compile == (backend() == "jax")
+        if steps == "fit":
+            fit_part(model)
+        else:
+            model.train_on_batch(x[:4], y[:4])
+        assert_same_on_all_ranks(model)
+    model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=True)
+    assert model.jit_compile is True
+
+
+@on_ranks(2)
 def an_object_compresses_as_a_class_does() -> None:
     class Twice:
         def compress(self, tensor: Any) -> Any:
