@@ -7,9 +7,11 @@ imported on ranks alone, when the backend has been chosen.
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib.util
 import json
 import os
+import pickle
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -209,6 +211,38 @@ def running_eagerly_equals_one_process() -> None:
 @on_ranks(2)
 def asking_for_xla_equals_one_process() -> None:
     compare(lambda: keras.optimizers.SGD(0.05), jit_compile=True)
+
+
+@on_ranks(2)
+def asking_for_xla_without_our_callbacks_works() -> None:
+    """On TensorFlow the model goes without XLA; one whose optimizer is not ours keeps it."""
+    x, y = part()
+    for steps in ("fit", "train_on_batch"):
+        model = net()
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse", jit_compile=True)
+        assert model.jit_compile == (backend() == "jax")
+        if steps == "fit":
+            fit_part(model)
+        else:
+            model.train_on_batch(x[:4], y[:4])
+        assert_same_on_all_ranks(model)
+    model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=True)
+    assert model.jit_compile is True
+
+
+@on_ranks(2)
+def an_object_compresses_as_a_class_does() -> None:
+    class Twice:
+        def compress(self, tensor: Any) -> Any:
+            return tensor * 2, 2
+
+        def decompress(self, tensor: Any, factor: Any) -> Any:
+            return tensor / factor
+
+    compare(
+        lambda: keras.optimizers.SGD(0.05),
+        wrap=lambda optimizer: hvd.DistributedOptimizer(optimizer, compression=Twice()),
+    )
 
 
 @on_ranks(2)
@@ -597,7 +631,7 @@ def bad_arguments_are_refused() -> None:
         hvd.broadcast_global_variables(0)
     with raises(NotImplementedError, "hvd.elastic.KerasState"):
         hvd.elastic.KerasState(None)
-    with raises(NotImplementedError, "CommitStateCallback"):
+    with raises(NotImplementedError, "CommitStateCallback: elastic training comes later"):
         hvd.callbacks.CommitStateCallback(None)
 
 
@@ -670,6 +704,84 @@ def a_saved_model_names_the_plain_optimizer_and_resumes() -> None:
     fit_part(loaded)
     assert int(loaded.optimizer.iterations) == 48
     assert_equal(loaded, alone, 1e-5)
+
+
+# ---- copies ----
+
+
+def copies_of(thing: Any) -> list[Any]:
+    return [copy.deepcopy(thing), copy.copy(thing), pickle.loads(pickle.dumps(thing))]
+
+
+@on_ranks(2)
+def copies_of_an_optimizer_reduce_too() -> None:
+    original = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum)
+    if hvd.rank() == 0:
+        copy.deepcopy(original)  # one that nobody uses is nobody's business
+    for optimizer in [*copies_of(original), *copies_of(copy.deepcopy(original))]:
+        variable = keras.Variable(np.zeros(3, "float32"), name="v")
+        optimizer.apply([gradient_of(3)], [variable])
+        assert np.allclose(keras.ops.convert_to_numpy(variable), -3.0)
+    inside = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    for scaling in copies_of(keras.optimizers.LossScaleOptimizer(inside)):
+        with raises(ValueError, "already"):
+            hvd.DistributedOptimizer(scaling)
+    hvd.DistributedOptimizer(copy.deepcopy(keras.optimizers.SGD(1.0)))  # a plain one's is plain
+
+
+@on_ranks(1)
+def a_model_is_unpickled_where_there_is_no_world() -> None:
+    """As farandole.run does with what a function returns; to train, it needs one."""
+    model = net()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
+    x, y = part()
+    hvd.shutdown()
+    try:
+        copied = pickle.loads(pickle.dumps(model))
+        assert np.array_equal(copied.predict(x, verbose=0), model.predict(x, verbose=0))
+        with raises(hvd.HorovodInternalError, "not been initialized"):
+            copied.train_on_batch(x, y)
+    finally:
+        hvd.init()
+    copied.train_on_batch(x, y)
+    model.train_on_batch(x, y)
+    assert_equal(copied, model, 0.0)
+
+
+@on_ranks(2)
+def copies_of_a_model_train_together() -> None:
+    x, y = part()
+    model = net()
+    optimizer = hvd.PartialDistributedOptimizer(
+        keras.optimizers.SGD(0.05, momentum=0.9),
+        local_layers=model.layers[1],
+        compression=hvd.Compression.fp16,
+        groups=[[model.trainable_variables[0], model.trainable_variables[5]]],
+    )
+    with raises(ValueError, "before it is built"):
+        copy.deepcopy(optimizer)
+    model.compile(optimizer, "mse")
+    model.train_on_batch(x[:4], y[:4])
+    copies = copies_of(model)
+    model.train_on_batch(x[4:8], y[4:8])
+    for copied in copies:
+        assert int(copied.optimizer.iterations) == 1
+        copied.train_on_batch(x[4:8], y[4:8])
+        for a, b in zip(values(model), values(copied), strict=True):
+            assert np.array_equal(a, b)
+
+
+@on_ranks(2)
+def optimizers_of_a_process_set_are_copied_and_not_pickled() -> None:
+    if backend() == "jax":
+        return  # there are none
+    alone = hvd.add_process_set([1])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=alone)
+    with raises(ValueError, "cannot be pickled", "ProcessSet([1]"):
+        pickle.dumps(optimizer)
+    variable = keras.Variable(np.zeros(3, "float32"), name="v")
+    copy.deepcopy(optimizer).apply([gradient_of(3)], [variable])
+    assert np.allclose(keras.ops.convert_to_numpy(variable), -1.0 - hvd.rank())
 
 
 # ---- callbacks and values ----

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,7 @@ SHAPES = [(), (0,), (1,), (7,), (3, 5), (2, 0, 3), (1000,), (40_001,)]
 def prepare() -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_num_cpu_devices", 2)  # one that collectives run on, and another
     fdj.init()
 
 
@@ -254,6 +256,17 @@ def control_flow_and_nested_programs_work() -> None:
 
 
 @on_ranks(3)
+def programs_without_jit_work() -> None:
+    size = fdj.size()
+    with jax.disable_jit():
+        same(fdj.allreduce(jnp.ones(3), "sum"), np.full(3, float(size)))
+        total = jax.jit(lambda x: fdj.allreduce({"x": x}, "sum")["x"].sum())
+        assert float(total(jnp.ones(3))) == 3 * size
+        same(jax.grad(total)(jnp.ones(3)), np.full(3, float(size)))
+    same(fdj.allreduce(jnp.ones(3), "sum"), np.full(3, float(size)))
+
+
+@on_ranks(3)
 def numpy_s_collectives_mix_with_programs() -> None:
     step = jax.jit(lambda x: fdj.allreduce(x, "sum"))
     for i in range(10):
@@ -375,6 +388,25 @@ def other_devices_are_refused() -> None:
         jax.config.update("jax_default_device", before)
 
 
+@on_ranks(2)
+def several_devices_are_refused() -> None:
+    first, second = jax.devices()
+    mesh = jax.sharding.Mesh(np.array([first, second]), ("data",))
+    halves = jax.sharding.PartitionSpec("data")
+    x = jnp.ones((2, 3))
+    for wrap in (lambda f: f, jax.jit):
+        mapped = wrap(jax.shard_map(fdj.allreduce, mesh=mesh, in_specs=halves, out_specs=halves))
+        words = ("all_reduce", "shard_map (axis data)", "one rank per device")
+        refused(lambda mapped=mapped: mapped(x), *words)
+    refused(lambda: jax.pmap(lambda x: fdj.allreduce(x, name="p"), axis_name="i")(x), "'p float64")
+    refused(lambda: jax.pmap(lambda _: fdj.broadcast(np.ones(2)))(x), "inside pmap")
+    elsewhere = jax.device_put(x, second)
+    refused(lambda: fdj.allreduce({"a": elsewhere}), "['a'] is on cpu:1", "cpu:0", "devices()[0]")
+    sharded = jax.device_put(x, jax.sharding.NamedSharding(mesh, halves))
+    refused(lambda: fdj.allgather(sharded), "is on cpu:0, cpu:1", "device_put")
+    same(fdj.allreduce(jax.device_put(elsewhere, first), "sum"), np.full((2, 3), 2.0))
+
+
 @on_ranks(1)
 def without_init_nothing_is_traced() -> None:
     fdj.shutdown()
@@ -413,6 +445,31 @@ def ranks_that_disagree_get_mismatch_and_recover() -> None:
         same(jax.jit(lambda x: fdj.allreduce(x, "sum"))(jnp.ones(4)), np.full(4, float(fdj.size())))
 
 
+@on_ranks(2)
+def another_world_begins_anew_after_a_failure() -> None:
+    rank = fdj.rank()
+    total = jax.jit(lambda x: fdj.allreduce(x, "sum"))
+    tree = {"large": jnp.ones(500_000), "odd": jnp.ones(100 + rank)}
+    for late in (False, True):
+        same(total(jnp.ones(2)), np.full(2, 2.0))
+        if not late:  # several operations, one of which differs: the world has failed
+            with pytest.raises(jax.errors.JaxRuntimeError, match="Mismatch"):
+                jax.block_until_ready(jax.jit(fdj.allreduce)(tree))
+            with pytest.raises(fd.Mismatch):
+                fdj.recover()
+        fdj.shutdown()
+        if late:
+            with pytest.raises(Exception, match="NotInitialized"):
+                jax.block_until_ready(total(jnp.ones(2)))
+        fdj.init()
+        same(total(jnp.ones(2)), np.full(2, 2.0))
+        same(fdj.allreduce(jnp.ones(2), "sum"), np.full(2, 2.0))
+    before = total._cache_size()
+    fdj.shutdown()
+    fdj.init()
+    assert total._cache_size() == before > 0  # where nothing has failed, programs stay
+
+
 # ---- parameters and objects ----
 
 
@@ -443,6 +500,21 @@ def parameters_and_objects_of_the_root_are_everyone_s() -> None:
         with pytest.raises(fd.Mismatch, match=r"\['b'\]' float64\[2\]") as caught:
             fdj.broadcast_parameters({"a": jnp.ones(1), "b": jnp.ones(2 + (rank == 0))})
         assert "float64[3]" in str(caught.value)
+
+
+@on_ranks(3)
+def what_one_rank_cannot_send_is_an_error_on_all() -> None:
+    rank = fdj.rank()
+    lock = threading.Lock() if rank == 1 else None
+    refused(lambda: fdj.broadcast_object(lock, 1), "on rank 1", "lock", "pickled")
+    refused(lambda: fdj.allgather_object(lock, name="it"), "'it' on rank 1", "lock")
+    for odd, word in (("s", "is a str"), (jnp.ones(2, jnp.int4), "int4")):
+        tree = {"a": jnp.ones(2), "b": odd if rank == 1 else jnp.ones(2)}
+        refused(lambda tree=tree: fdj.broadcast_parameters(tree), "on rank 1: '['b']'", word)
+    refused(lambda: fdj.broadcast_parameters(jnp.ones(2), 3 if rank == 1 else 0), "rank 1: root 3")
+    refused(lambda: fdj.broadcast_object(1, "0"), "root '0' is not a rank")
+    assert fdj.broadcast_object(lambda x: x + rank)(1) == 1  # by cloudpickle
+    same(fdj.broadcast_parameters(jnp.full(2, rank), 2), np.full(2, 2))
 
 
 test_on_ranks = make_tests(__name__)

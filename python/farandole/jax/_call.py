@@ -59,7 +59,12 @@ def _program(*operands: Any, call: Call) -> Any:
     return _collective.bind(*operands, call=call)
 
 
-_collective.def_impl(_program)
+def _at_once(*operands: Any, call: Call) -> Any:
+    with jax.disable_jit(False):  # without jit, the program would be this very call
+        return _program(*operands, call=call)
+
+
+_collective.def_impl(_at_once)
 
 
 def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
@@ -147,8 +152,24 @@ def _transposed(call: Call, given: tuple[Any, ...], order: Any) -> Sequence[Any]
 _compiled = jax.jit(_differentiable, static_argnums=0)
 
 
+def _refuse_devices(call: Call) -> None:
+    axes = jax.sharding.get_abstract_mesh().manual_axes
+    if axes:
+        names = ", ".join(str(axis) for axis in axes)
+        raise InvalidArgument(
+            f"{call.kind} '{call.label}' is inside pmap or shard_map (axis {names}), which run it "
+            "on several devices; a rank has one\n"
+            "  advice: call it outside, on arrays of one device; start one rank per device instead"
+        )
+
+
 def run(call: Call, arrays: Sequence[Any]) -> tuple[Any, ...]:
-    """The collective on the arrays: at once, or as part of what is being traced."""
+    """The collective on the arrays: at once, or as part of what is being traced.
+
+    Raises:
+        InvalidArgument: inside ``pmap`` or ``shard_map``, or a collective has failed before.
+    """
+    _refuse_devices(call)
     results: tuple[Any, ...]
     if any(isinstance(a, jax.core.Tracer) for a in arrays):
         results = _differentiable(call, tuple(arrays), token())

@@ -10,7 +10,6 @@ notices what comes out of order all the same.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import jax
@@ -29,7 +28,16 @@ class _Order:
 
     def __init__(self) -> None:
         self.ref: Any = None
+        self.device: Any = None  # where the token lies
         self.registered = False
+        self.left = False  # a world, since init() last looked whether the token is there
+
+    def begin(self) -> None:
+        """With a new token. Programs that were traced before have the old one."""
+        with jax.ensure_compile_time_eval():
+            start = jnp.zeros(1, jnp.uint32)
+            self.ref = jax.new_ref(start)
+        (self.device,) = start.devices()
 
 
 _order = _Order()
@@ -39,10 +47,15 @@ def token() -> Any:
     """The Ref that holds the token."""
     if _order.ref is None:
         _require_cpu()
-        with jax.ensure_compile_time_eval():
-            _order.ref = jax.new_ref(jnp.zeros(1, jnp.uint32))
-        _world.before_leaving(_flush)
+        _order.begin()
+        _world.before_leaving(_leave)
     return _order.ref
+
+
+def device() -> Any:
+    """The one device that collectives run on: the token's."""
+    token()
+    return _order.device
 
 
 def world_of_calls() -> _world.Group:
@@ -58,6 +71,9 @@ def world_of_calls() -> _world.Group:
 
 def init(rank: int | None = None, size: int | None = None, **place: Any) -> None:
     """Joins the other ranks of the job; a second call without ``shutdown()`` does nothing.
+
+    Where a collective has failed before ``shutdown()``, this clears JAX's caches, as ``recover()``
+    does: functions are traced and compiled anew when they are called next.
 
     Args:
         rank, size, place: as for ``farandole.init``; by default what the launcher has set.
@@ -76,6 +92,9 @@ def init(rank: int | None = None, size: int | None = None, **place: Any) -> None
     _world.init(rank, size, **place)
     world_of_calls()
     token()
+    if _order.left and not _settled():
+        _begin_anew()
+    _order.left = False
 
 
 def _require_cpu() -> None:
@@ -88,12 +107,22 @@ def _require_cpu() -> None:
         )
 
 
-def _flush() -> None:
+def _settled() -> bool:
+    """Waits for the collectives of all programs so far. False: one has failed, and left no
+    token."""
+    try:
+        _order.ref[...].block_until_ready()
+    except Exception:
+        return False
+    return True
+
+
+def _leave() -> None:
     """Programs run behind Python's back: those that have been started end before this rank leaves.
 
     Not when a collective has failed: there is nothing to wait for then."""
-    with suppress(Exception):
-        _order.ref[...].block_until_ready()
+    _settled()
+    _order.left = True
 
 
 def last_error() -> Error | None:
@@ -130,6 +159,10 @@ def recover() -> None:
     """
     group = world_of_calls()
     group.check()
+    _begin_anew()
+
+
+def _begin_anew() -> None:
     _native.begin_anew()
     jax.clear_caches()
-    _order.ref = jax.new_ref(jnp.zeros(1, jnp.uint32))
+    _order.begin()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,16 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from farandole import _collectives, _core, _exchange, _grouped
+from farandole import _core, _grouped
 from farandole._core import InvalidArgument, Mismatch
-from farandole._world import world
-
-# Objects travel as pickles: the ranks of a job are processes of one user on one host, which is
-# checked when they meet, and run the same program.
+from farandole.common import _objects
+from farandole.jax.ops import require_rank
 
 
 def broadcast_object(obj: Any, root: int = 0, *, name: str | None = None) -> Any:
-    """The root's object on every rank; it is pickled.
+    """The root's object on every rank; it is pickled, by cloudpickle where that is installed.
+
+    Raises:
+        InvalidArgument: it cannot be pickled, on every rank; or there is no such root.
 
     Example:
         >>> import farandole.jax as fdj
@@ -27,18 +27,15 @@ def broadcast_object(obj: Any, root: int = 0, *, name: str | None = None) -> Any
         >>> fdj.broadcast_object({"epoch": 3})
         {'epoch': 3}
     """
-    label = name or "object"
-    is_root = world().rank == root
-    data = np.frombuffer(pickle.dumps(obj), np.uint8) if is_root else np.empty(0, np.uint8)
-    size = _collectives.broadcast(np.array([data.size]), root, name=f"{label}.size")
-    if not is_root:
-        data = np.empty(int(size[0]), np.uint8)
-    data = _collectives.broadcast(data, root, name=f"{label}.data")
-    return obj if is_root else pickle.loads(data.tobytes())
+    require_rank(root)
+    return _objects.broadcast_object(obj, root, name)
 
 
 def allgather_object(obj: Any, *, name: str | None = None) -> list[Any]:
-    """Every rank's object, in rank order; they are pickled.
+    """Every rank's object, in rank order; pickled as :func:`broadcast_object` does.
+
+    Raises:
+        InvalidArgument: one cannot be pickled; on every rank, naming the first.
 
     Example:
         >>> import farandole.jax as fdj
@@ -46,11 +43,7 @@ def allgather_object(obj: Any, *, name: str | None = None) -> list[Any]:
         >>> fdj.allgather_object("a")
         ['a']
     """
-    data = np.frombuffer(pickle.dumps(obj), np.uint8)
-    sizes = _exchange.all_gather(np.array([data.size]), name=f"{name or 'object'}.size").tolist()
-    whole = _exchange.all_gather(data, counts=sizes, name=f"{name or 'object'}.data").tobytes()
-    ends = np.cumsum(sizes).tolist()
-    return [pickle.loads(whole[e - n : e]) for n, e in zip(sizes, ends, strict=True)]
+    return _objects.allgather_object(obj, name)
 
 
 def broadcast_parameters(tree: Any, root: int = 0) -> Any:
@@ -64,8 +57,9 @@ def broadcast_parameters(tree: Any, root: int = 0) -> Any:
         A tree of the same structure; arrays are new.
 
     Raises:
-        InvalidArgument: a leaf is no array, of an unsupported dtype, or being traced.
-        Mismatch: the ranks' trees differ; says where, and who has what. Nothing was sent.
+        InvalidArgument: a leaf is no array, of an unsupported dtype, or being traced; or there is
+            no such root. On every rank, naming the first rank that has it.
+        Mismatch: the ranks' trees differ; says where, and who has what. On every rank.
 
     Example:
         >>> import jax.numpy as jnp, farandole.jax as fdj
@@ -73,17 +67,28 @@ def broadcast_parameters(tree: Any, root: int = 0) -> Any:
         >>> fdj.broadcast_parameters({"w": jnp.ones(2)})["w"].tolist()
         [1.0, 1.0]
     """
-    if not isinstance(root, int) or not 0 <= root < world().size:
-        raise InvalidArgument(f"root {root!r} is not a rank of this world of {world().size}")
     pairs, structure = jax.tree_util.tree_flatten_with_path(tree)
-    names = [jax.tree_util.keystr(path) or "the array" for path, _ in pairs]
-    arrays = [_on_host(leaf, name) for name, (_, leaf) in zip(names, pairs, strict=True)]
-    _agree([f"'{n}' {a.dtype.name}{list(a.shape)}" for n, a in zip(names, arrays, strict=True)])
+    arrays: list[np.ndarray[Any, Any]] = []
+    refusal = ""
+    try:
+        require_rank(root)
+        arrays = [_on_host(leaf, _name(path)) for path, leaf in pairs]
+    except InvalidArgument as error:
+        refusal = str(error)  # told to the others, who wait
+    rows = [
+        f"'{_name(path)}' {array.dtype.name}{list(array.shape)}"
+        for (path, _), array in zip(pairs, arrays, strict=not refusal)
+    ]
+    _agree(rows, refusal)
     if not arrays:
         return tree
     sent = _grouped.grouped_broadcast(arrays, root, name="parameters")
     leaves = [_like(leaf, array) for (_, leaf), array in zip(pairs, sent, strict=True)]
     return jax.tree_util.tree_unflatten(structure, leaves)
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path) or "the array"
 
 
 def _is_key(leaf: Any) -> bool:
@@ -118,9 +123,18 @@ def _like(leaf: Any, array: np.ndarray[Any, Any]) -> Any:
     return jnp.asarray(array)
 
 
-def _agree(rows: Sequence[str]) -> None:
-    """Raises Mismatch on every rank unless all ranks have the same rows."""
-    by_rank = allgather_object(list(rows), name="parameters")
+def _agree(rows: Sequence[str], refusal: str) -> None:
+    """Compares the rows of all ranks, unless one of them refuses.
+
+    Raises:
+        InvalidArgument: a rank has given a refusal; on every rank.
+        Mismatch: the rows differ; on every rank, naming the first that does.
+    """
+    gathered = allgather_object((list(rows), refusal), name="parameters")
+    for rank, (_, why) in enumerate(gathered):
+        if why:
+            raise InvalidArgument(f"broadcast_parameters on rank {rank}: {why}")
+    by_rank = [theirs for theirs, _ in gathered]
     for i in range(max(map(len, by_rank))):
         values = [theirs[i] if i < len(theirs) else "nothing" for theirs in by_rank]
         if len(set(values)) > 1:

@@ -22,7 +22,7 @@ import numpy as np
 from farandole import _core, _exchange
 from farandole._core import InvalidArgument
 from farandole.jax import _call
-from farandole.jax._order import world_of_calls
+from farandole.jax._order import device, world_of_calls
 
 
 def allreduce(
@@ -90,9 +90,7 @@ def broadcast(tree: Any, root: int = 0, *, name: str | None = None) -> Any:
         >>> fdj.broadcast(jnp.arange(3)).tolist()
         [0, 1, 2]
     """
-    size = world_of_calls().size
-    if not isinstance(root, int) or not 0 <= root < size:
-        raise InvalidArgument(f"root {root!r} is not a rank of this world of {size}")
+    require_rank(root)
     leaves, restore = _flatten(tree, "broadcast")
     return restore(_run("broadcast", leaves, name, root=root))
 
@@ -199,6 +197,13 @@ def barrier(*, name: str | None = None) -> None:
     _call.settle()
 
 
+def require_rank(root: Any) -> None:
+    """Raises InvalidArgument."""
+    size = world_of_calls().size
+    if not isinstance(root, int) or not 0 <= root < size:
+        raise InvalidArgument(f"root {root!r} is not a rank of this world of {size}")
+
+
 # ---- leaves ----
 
 _Leaves = list[tuple[str, Any]]
@@ -224,13 +229,25 @@ def _checked(leaf: Any, what: str) -> Any:
             + ", ".join(_core.dtypes)
         )
     if not isinstance(array, jax.core.Tracer):
-        strange = {d.platform for d in array.devices()} - {"cpu"}
-        if strange:
-            raise InvalidArgument(
-                f"{what} is on a {strange.pop()}; farandole.jax works on the CPU yet\n"
-                "  advice: set JAX_PLATFORMS=cpu"
-            )
+        _require_our_device(array, what)
     return array
+
+
+def _require_our_device(array: Any, what: str) -> None:
+    strange = {d.platform for d in array.devices()} - {"cpu"}
+    if strange:
+        raise InvalidArgument(
+            f"{what} is on a {strange.pop()}; farandole.jax works on the CPU yet\n"
+            "  advice: set JAX_PLATFORMS=cpu"
+        )
+    ours = device()
+    # JAX moves what nobody has put anywhere.
+    if array.committed and array.devices() != {ours}:
+        theirs = ", ".join(sorted(map(str, array.devices())))
+        raise InvalidArgument(
+            f"{what} is on {theirs}; collectives run on one device per rank, {ours}\n"
+            f"  advice: jax.device_put(array, jax.devices()[{ours.id}])"
+        )
 
 
 def _checked_counts(counts: Sequence[int], rows: _Leaves) -> list[int]:

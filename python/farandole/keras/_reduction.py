@@ -78,9 +78,10 @@ class Reduction:
 
     def __str__(self) -> str:
         """Compared between ranks."""
+        compressor = getattr(self.compression, "__name__", type(self.compression).__name__)
         return (
             f"op {self.op}, prescale {self.prescale:g}, postscale {self.postscale:g}, "
-            f"compression {self.compression.__name__.strip('_').lower()}"
+            f"compression {compressor.strip('_').lower()}"
         )
 
 

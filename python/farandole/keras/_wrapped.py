@@ -36,7 +36,7 @@ class State:
     """What a wrapped optimizer knows besides its own."""
 
     def __init__(self, label: str, reduction: Reduction, make: MakeExchange) -> None:
-        self.label = label
+        self.label = self.origin = label
         self.reduction = reduction
         self.local: set[Any] = set()  # the optimizer's keys of variables that are not shared
         self.inside = False  # a call whose gradients are reduced already
@@ -64,8 +64,12 @@ class State:
 
     def ready_exchange(self, optimizer: Any) -> Exchange:
         if self.exchange is None:
+            self.prepare(optimizer)
             self.exchange = self._first_exchange(optimizer)
         return self.exchange
+
+    def prepare(self, optimizer: Any) -> None:
+        """Called once, when the optimizer has its variables."""
 
     def _first_exchange(self, optimizer: Any) -> Exchange:
         if self.reduction.members == 1:
@@ -96,6 +100,16 @@ def state_of(optimizer: Any) -> State:
             "put DistributedOptimizer(…) around it"
         )
     return state
+
+
+def distributed_in(thing: Any) -> Any:
+    """The optimizer that reduces: this one, the one that it scales losses for, or the model's.
+    None: there is none."""
+    optimizer = getattr(thing, "optimizer", None) if isinstance(thing, keras.Model) else thing
+    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if isinstance(each, Distributed):
+            return each
+    return None
 
 
 def reduces_at_update(optimizer: Any) -> bool:

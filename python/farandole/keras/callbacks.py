@@ -17,6 +17,7 @@ from farandole._core import InvalidArgument
 from farandole.common._objects import allgather_object
 from farandole.keras import _host
 from farandole.keras._learning_rate import set_learning_rate
+from farandole.keras._xla import say_without
 from farandole.keras.elastic import (
     CommitStateCallback,
     UpdateBatchStateCallback,
@@ -40,15 +41,11 @@ class _Callback(keras.callbacks.Callback):  # type: ignore[misc]
     """What all of ours do."""
 
     def set_model(self, model: Any) -> None:
-        # Before fit() makes its training function.
+        # Before fit() makes its training function, which may have collectives of its own.
         super().set_model(model)
         if keras.backend.backend() == "tensorflow" and model.jit_compile:
             model.jit_compile = False
-            if _world.rank() == 0:
-                print(
-                    "farandole: XLA cannot compile collectives inside TensorFlow's programs; "
-                    "the model runs with jit_compile=False"
-                )
+            say_without()
 
 
 class BroadcastGlobalVariablesCallback(_Callback):

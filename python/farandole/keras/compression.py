@@ -10,8 +10,8 @@ from farandole.common._compression import Half, Plain
 
 
 class Compressor(Protocol):
-    """How a tensor is sent. A class of your own with these two static methods works as well, as
-    long as the compressed tensor has the tensor's shape."""
+    """How a tensor is sent. A class of your own with these two static methods, or an object with
+    two such methods, works as well, as long as the compressed tensor has the tensor's shape."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]: ...

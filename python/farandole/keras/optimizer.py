@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -13,18 +12,15 @@ from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.common._reductions import Average
+from farandole.keras._backends import backend
+from farandole.keras._copies import make_distributed
 from farandole.keras._groups import checked
 from farandole.keras._reduction import Reduction, check_passes
-from farandole.keras._wrapped import Distributed, State, child_of
+from farandole.keras._wrapped import State, distributed_in
 from farandole.keras.compression import Compression
 
 _O = TypeVar("_O")
 
-_BACKENDS = {
-    "jax": "farandole.keras._jax",
-    "tensorflow": "farandole.keras._tensorflow",
-    "torch": "farandole.keras._torch",
-}
 _wrapped: Counter[str] = Counter()  # how many of a name there have been; alike on all ranks
 
 
@@ -56,7 +52,8 @@ def DistributedOptimizer(
         name: in errors and traces; the same on all ranks. Default: "Distributed" and the class'
             name.
         device_dense, device_sparse: Horovod's; tensors are reduced where they lie.
-        compression: what is sent: ``Compression.none``, ``.fp16``, ``.bf16``, or your own class.
+        compression: what is sent: ``Compression.none``, ``.fp16``, ``.bf16``, or your own class or
+            object.
         sparse_as_dense: reduce sparse gradients (of embeddings, TensorFlow) as dense ones.
         gradient_predivide_factor: divides gradients before they are summed, and multiplies the
             sum, so that halves do not overflow; with ``Average`` only.
@@ -85,7 +82,7 @@ def DistributedOptimizer(
     del device_dense, device_sparse
     _check_optimizer(optimizer)
     check_passes(backward_passes_per_step)
-    backend = _backend()
+    exchanges = backend()
     reduction = Reduction(
         op,
         gradient_predivide_factor,
@@ -96,15 +93,13 @@ def DistributedOptimizer(
         1.0 if average_aggregated_gradients else float(backward_passes_per_step),
         scale_local_gradients,
     )
-    backend.check(reduction)
+    exchanges.check(reduction)
     _accumulate(optimizer, backward_passes_per_step)
     label = name or f"Distributed{type(optimizer).__name__}"
     _wrapped[label] += 1
     if _wrapped[label] > 1:
         label = f"{label}.{_wrapped[label]}"
-    vars(optimizer)["_farandole"] = State(label, reduction, backend.exchange_of)
-    own: Any = type(optimizer)
-    optimizer.__class__ = child_of(own)
+    make_distributed(optimizer, State(label, reduction, exchanges.exchange_of))
     return optimizer
 
 
@@ -155,15 +150,8 @@ def PartialDistributedOptimizer(
     return wrapped
 
 
-def is_distributed(optimizer: Any) -> bool:
-    """Whether the optimizer, or the one that it scales losses for, reduces gradients."""
-    return isinstance(optimizer, Distributed) or isinstance(
-        getattr(optimizer, "inner_optimizer", None), Distributed
-    )
-
-
 def _check_optimizer(optimizer: Any) -> None:
-    if is_distributed(optimizer):
+    if distributed_in(optimizer) is not None:
         raise InvalidArgument("the optimizer is a DistributedOptimizer already")
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise InvalidArgument(
@@ -176,16 +164,6 @@ def _check_optimizer(optimizer: Any) -> None:
             raise InvalidArgument(
                 f"Keras {keras.__version__} has no Optimizer.{name}; farandole knows Keras 3.15"
             )
-
-
-def _backend() -> Any:
-    name = keras.backend.backend()
-    if name not in _BACKENDS:
-        raise InvalidArgument(
-            f"Keras runs on {name}, on which farandole does not train; set KERAS_BACKEND to "
-            + ", ".join(_BACKENDS)
-        )
-    return importlib.import_module(_BACKENDS[name])
 
 
 def _accumulate(optimizer: Any, passes: int) -> None:

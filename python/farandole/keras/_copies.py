@@ -1,0 +1,135 @@
+"""Copies of a distributed optimizer, and of models that have one, are distributed, too.
+
+Keras copies and pickles by its files, which name the plain optimizer (docs/keras.md): a copy would
+step by itself, and ranks drift apart. So what `__reduce__` of Keras gives is accompanied by how the
+optimizer was made distributed. As with Keras, the state of an optimizer that is copied without its
+model is not.
+
+Copies may be made on some ranks alone, and outside of a world: a copy needs the other ranks, and
+gets its label, when it first reduces.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any
+
+import keras
+
+from farandole._core import InvalidArgument
+from farandole.common._process_set import global_process_set
+from farandole.keras import _xla
+from farandole.keras._backends import backend
+from farandole.keras._reduction import Reduction
+from farandole.keras._wrapped import State, child_of, distributed_in, state_of
+
+_copies: Counter[str] = Counter()  # how many of a label have reduced; alike on all ranks
+
+
+def make_distributed(optimizer: Any, state: State) -> None:
+    """The same object, of a child class."""
+    _learn()
+    _xla.learn()
+    vars(optimizer)["_farandole"] = state
+    own: Any = type(optimizer)
+    optimizer.__class__ = child_of(own)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What an optimizer was made distributed with; variables are numbers, in the order in which
+    the optimizer has them, since those of a copy are others."""
+
+    label: str
+    reduction: Reduction
+    local: tuple[int, ...]
+
+    def __deepcopy__(self, memo: Any) -> Pattern:
+        del memo  # sets of ranks are the same ones in a copy
+        return self
+
+    def __reduce__(self) -> Any:
+        if self.reduction.process_set is not global_process_set:
+            raise InvalidArgument(
+                f"{self.label} cannot be pickled: {self.reduction.process_set!r} is of this world\n"
+                "  advice: save the model with model.save(), and use load_model(…, process_set=…)"
+            )
+        options = {f.name: getattr(self.reduction, f.name) for f in fields(Reduction)}
+        del options["process_set"]
+        return _pattern, (self.label, options, self.local)
+
+
+def _pattern(label: str, options: dict[str, Any], local: tuple[int, ...]) -> Pattern:
+    return Pattern(label, Reduction(**options, process_set=global_process_set), local)
+
+
+class CopiedState(State):
+    """Of a copy: what is numbers in the pattern becomes variables when these are there."""
+
+    def __init__(self, pattern: Pattern) -> None:
+        super().__init__(pattern.label, pattern.reduction, backend().exchange_of)
+        self.pattern = pattern
+
+    def prepare(self, optimizer: Any) -> None:
+        variables = optimizer._trainable_variables
+        self.local |= {optimizer._var_key(variables[i]) for i in self.pattern.local}
+        groups = self.pattern.reduction.groups
+        if not isinstance(groups, int):
+            named = [[variables[i] for i in group] for group in groups]
+            self.reduction = replace(self.reduction, groups=named)
+        _copies[self.origin] += 1
+        self.label = f"{self.origin} copy {_copies[self.origin]}"
+
+
+def _pattern_of(optimizer: Any) -> Pattern:
+    state = state_of(optimizer)
+    copied = state.pattern if isinstance(state, CopiedState) else None
+    waiting = copied if state.exchange is None else None  # its groups are numbers still
+    groups = (waiting or state).reduction.groups
+    named: Sequence[Sequence[Any]] = () if waiting or isinstance(groups, int) else groups
+    if (state.local or named) and not optimizer.built:
+        raise InvalidArgument(
+            f"{state.label} has local variables, or groups of variables, and cannot be copied "
+            "before it is built\n  advice: optimizer.build(model.trainable_variables)"
+        )
+    keys = [optimizer._var_key(v) for v in optimizer._trainable_variables]
+    if named:
+        groups = [[keys.index(optimizer._var_key(v)) for v in group] for group in named]
+    local = {i for i, key in enumerate(keys) if key in state.local}
+    if copied:
+        local |= set(copied.local)
+    return Pattern(state.origin, replace(state.reduction, groups=groups), tuple(sorted(local)))
+
+
+def _copied(rebuild: Any, arguments: Sequence[Any], inner: bool, pattern: Pattern) -> Any:
+    copy = rebuild(*arguments)
+    optimizer = copy.optimizer if isinstance(copy, keras.Model) else copy
+    make_distributed(optimizer.inner_optimizer if inner else optimizer, CopiedState(pattern))
+    return copy
+
+
+@cache
+def _learn() -> None:
+    """Keras' models and optimizers; those without a distributed optimizer are as before."""
+    for saveable in keras.Model.__mro__:
+        if hasattr(saveable, "_unpickle_model") and "__reduce__" in vars(saveable):
+            _teach(saveable)
+            return
+
+
+def _teach(saveable: Any) -> None:
+    own = saveable.__reduce__
+
+    def __reduce__(self: Any) -> Any:
+        optimizer = distributed_in(self)
+        if optimizer is None:
+            return own(self)
+        outer = self.optimizer if isinstance(self, keras.Model) else self
+        # Not by the object's own class: ours has no name of its own.
+        rebuild = saveable._unpickle_model
+        return _copied, (rebuild, own(self)[1], optimizer is not outer, _pattern_of(optimizer))
+
+    saveable.__reduce__ = __reduce__
