@@ -369,6 +369,57 @@ def two_optimizers_share_a_backward() -> None:
             assert torch.equal(both[0], both[1])
 
 
+@on_ranks(1, 2)
+def a_later_optimizer_takes_over_what_it_shares() -> None:
+    def two_heads() -> list[Any]:
+        encoder, *heads = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        made = []
+        for head in heads:
+            both = nn.Sequential(encoder, head)
+            optimizer = torch.optim.SGD(both.parameters(), lr=0.0)
+            made.append((both, hvd.DistributedOptimizer(optimizer)))
+        return made
+
+    pairs: list[tuple[Any, Any]] = [({}, {}), ({}, {"sharded_update": True})]
+    for first, second in [*pairs, ({"sharded_update": True}, {})]:
+        model = make()
+        old = wrap(model, **first)
+        model(part(9)).square().mean().backward()
+        old.step()
+        model.load_state_dict(make().state_dict())
+        new = wrap(model, **second)
+        new.zero_grad()
+        model(part()).square().mean().backward()
+        if second:
+            new.step()
+        else:
+            check_step(model, new)
+        if hvd.size() > 1 or first:
+            refused(old.step, r"'\d\.(bias|weight)' is in a DistributedOptimizer that was made lat")
+    if hvd.size() > 1:
+        (_, older), (both, newer) = two_heads()
+        for call in (older.step, older.synchronize, older.no_sync):
+            refused(call, "give all parameters to one DistributedOptimizer")
+        x = part()
+        both(x).sum().backward()
+        alone = torch.autograd.grad(both(x).sum(), list(both.parameters()))
+        for p, mine in zip(both.parameters(), alone, strict=True):
+            torch.testing.assert_close(p.grad, hvd.allreduce(mine))
+        newer.step()
+    hvd.join()  # nobody answers for those that were replaced
+
+
+@on_ranks(2)
+def adasum_hears_no_gradients_of_an_older_optimizer() -> None:
+    model = make()
+    old = wrap(model)
+    new = wrap(model, op=hvd.Adasum)
+    model(part()).square().mean().backward()
+    assert not all(torch.equal(g, hvd.allreduce(g)) for g in gradients(model))
+    new.step()
+    refused(old.step, "made later")
+
+
 @on_ranks(2)
 def a_whole_step_can_be_compiled() -> None:
     model, plain = make(), make()

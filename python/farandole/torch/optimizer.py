@@ -17,6 +17,7 @@ from farandole.common._process_set import (
     global_process_set,
     group_of,
 )
+from farandole.torch._hooked import take_over
 from farandole.torch._parameters import groups_of, named_of
 from farandole.torch._wrapped import WrappedOptimizer, check_passes
 from farandole.torch.adasum import AdasumOptimizer
@@ -41,6 +42,7 @@ class _Distributed(WrappedOptimizer):
         exchange = self._exchange
         if exchange is None:
             return super().step(closure)
+        exchange.check_not_replaced()
         for p in self._unmanaged:
             if p.grad is not None:
                 raise InvalidArgument(
@@ -77,7 +79,10 @@ class _Distributed(WrappedOptimizer):
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate; the first one outside reduces the sum."""
-        return self._exchange.held() if self._exchange is not None else nullcontext()
+        if self._exchange is None:
+            return nullcontext()
+        self._exchange.check_not_replaced()
+        return self._exchange.held()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         check_passes(passes)
@@ -107,6 +112,9 @@ def DistributedOptimizer(
 
     Gradients are reduced while backward still computes others; when ``backward()`` returns they are
     the same on all ranks, so that clipping, ``GradScaler`` and your own code see reduced ones.
+
+    A parameter has one DistributedOptimizer: where one that is alive has it already, the new one
+    takes over, and stepping with the older one is an error.
 
     The optimizer stays the same object, of a child class with its class' name: its state, LR
     schedulers, ``isinstance`` and ``state_dict()`` go on working. Where there is one rank, nothing
@@ -191,6 +199,7 @@ def DistributedOptimizer(
         apart = cast(AdasumOptimizer, optimizer)
         apart._named = [(n, p) for n, p in named if p.requires_grad]
         apart._compression = compression
+        take_over(p for _, p in named)
         return optimizer
     limits = Limits.of(bucket_bytes, first_bucket_bytes, in_place_bytes)
     divided = gradient_predivide_factor != 1.0
@@ -224,6 +233,8 @@ def DistributedOptimizer(
     distributed._exchange = exchange
     distributed._unmanaged = [p for _, p in named if not p.requires_grad]
     distributed._skip = False
+    if exchange is None:
+        take_over(p for _, p in named)
     return optimizer
 
 
