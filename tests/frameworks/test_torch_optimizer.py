@@ -352,6 +352,33 @@ def a_rank_can_step_with_a_closure() -> None:
 
 
 @on_ranks(2)
+def what_a_closure_leaves_is_reduced_before_the_step() -> None:
+    def check(model: nn.Module, optimizer: Any, closure: Callable[[], torch.Tensor]) -> None:
+        optimizer.step(closure)
+        for mine, mean in zip(gradients(model), expected_mean(), strict=True):
+            torch.testing.assert_close(mine, mean)
+
+    def backward() -> torch.Tensor:
+        loss = model(part()).square().mean()
+        loss.backward()
+        return loss
+
+    model = make()
+    check(model, wrap(model, backward_passes_per_step=2), backward)
+    model = make()
+    optimizer = wrap(model)
+    with optimizer.no_sync():
+        backward()
+    check(model, optimizer, lambda: torch.zeros(()))
+    model = make()
+    optimizer = wrap(model)
+    optimizer.step(backward if hvd.rank() == 0 else lambda: torch.zeros(()))
+    assert len(gradients(model)) == len(list(model.parameters()))
+    weights = hvd.allgather(model[0].weight.detach()[None])
+    assert torch.equal(weights[0], weights[1])
+
+
+@on_ranks(2)
 def two_optimizers_share_a_backward() -> None:
     """Each rank's gradients of the second model become ready at another time."""
     first, second = make(1), make(1)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -38,7 +39,7 @@ class _Distributed(WrappedOptimizer):
 
     def step(self, closure: Any = None) -> Any:
         """The optimizer's own step. Gradients that were accumulated and not reduced yet (an
-        interrupted accumulation) are reduced first."""
+        interrupted accumulation) are reduced first; with a closure, whenever it returns."""
         exchange = self._exchange
         if exchange is None:
             return super().step(closure)
@@ -51,11 +52,22 @@ class _Distributed(WrappedOptimizer):
                     "  advice: make the DistributedOptimizer after the parameters' requires_grad "
                     "is what it will be"
                 )
-        if closure is None and not self._skip:
-            exchange.synchronize()
-        result = super().step() if closure is None else super().step(closure)
+        if closure is None:
+            self._reduce_rest()
+            result = super().step()
+        else:
+            result = super().step(partial(self._reduced, closure))
         exchange.note_step()
         return result
+
+    def _reduced(self, closure: Callable[[], Any]) -> Any:
+        loss = closure()
+        self._reduce_rest()  # other ranks may have gradients where this closure made none
+        return loss
+
+    def _reduce_rest(self) -> None:
+        if not self._skip:
+            self.synchronize()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         if self._exchange is not None:
