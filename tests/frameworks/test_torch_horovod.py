@@ -179,6 +179,29 @@ def several_sparse_tensors_fly_together() -> None:
 
 
 @on_ranks(2)
+def sparse_tensors_that_differ_are_a_mismatch_and_the_next_ones_work() -> None:
+    me = hvd.rank()
+    x = sparse(me, 3, (9, 2), torch.float32)
+    for other, op, says in [
+        (sparse(me, 3, (8, 2), torch.float32), hvd.Sum, "shape"),
+        (sparse(me, 3, (9, 3), torch.float32), hvd.Sum, "shape"),
+        (sparse(me, 3, (9,), torch.float32), hvd.Sum, "shape"),
+        (sparse(me, 3, (9, 2), torch.float64), hvd.Sum, "dtype"),
+        (x, hvd.Average, "op"),
+    ]:
+        for name in ("x", None):
+            finish = hvd.sparse_allreduce_async(*((x, name, hvd.Sum), (other, name, op))[me])
+            with pytest.raises(fd.Mismatch, match=says):
+                finish()
+            x2 = hvd.sparse_allreduce_async(x, name, hvd.Sum)()
+            assert torch.equal(x2.to_dense(), hvd.allreduce(x.to_dense(), op=hvd.Sum))
+    # By one name, beside an operation of another kind.
+    finish = hvd.sparse_allreduce_async(x, "x", hvd.Sum)
+    assert hvd.allgather(torch.ones(1, 2), name="x").shape == (2, 2)
+    assert finish()._nnz() == 6
+
+
+@on_ranks(2)
 def dense_tensors_and_other_operations_are_refused() -> None:
     refused(lambda: hvd.sparse_allreduce_async(torch.ones(3), "x"), "use allreduce_async")
     x = torch.ones(3).to_sparse()

@@ -175,6 +175,33 @@ def _adasum(
     return names().submit("all_gather", name, rows, set=number, finish=finish)
 
 
+def sparse_allreduce(
+    tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet
+) -> int:
+    """Gathers the entries of a tensor of layout COO, all ranks' together; a mean divides by all."""
+    number, size = number_of(process_set), process_set.size() or 1
+    # One row an entry, since ranks have different numbers of them; not coalesced: the result is
+    # not either, and entries would be sorted for nothing.
+    indices = tensor.detach()._indices().t().contiguous()
+    values = tensor.detach()._values().contiguous()
+    whole = values.new_empty(0, *tensor.shape)  # no rows: only what ranks compare, as the op
+
+    def finish(made: list[Any], _: Any) -> torch.Tensor:
+        places, entries = _tensor(made[1]), _tensor(made[2])
+        if op == Average:
+            entries = entries / size
+        return torch.sparse_coo_tensor(places.t(), entries, tensor.shape, check_invariants=False)
+
+    return names().submit(
+        "all_gather",
+        name and f"sparse.{name}",
+        [_row(part, None) for part in (whole, indices, values)],
+        set=number,
+        op=core_op(op),
+        finish=finish,
+    )
+
+
 def _scattered(tensor: torch.Tensor, what: str, process_set: ProcessSet) -> torch.Tensor:
     """Room for this rank's rows: the first ranks have one more where they do not divide."""
     check_tensor(tensor, what)
