@@ -13,7 +13,7 @@ import torch
 from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.common._process_set import ProcessSet
-from farandole.common._reductions import Average, Sum, op_name
+from farandole.common._reductions import Adasum, Average, Sum, op_name
 from farandole.torch import _calls
 from farandole.torch._handles import wait
 from farandole.torch._tensors import check_tensor
@@ -49,8 +49,8 @@ def _gradient_of(name: str | None) -> str | None:
     return f"gradient of {name}" if name else None
 
 
-def _require_linear(what: str, op: int) -> None:
-    if op not in (Average, Sum):
+def _require_gradient(what: str, op: int) -> None:
+    if op not in (Average, Sum, Adasum):
         raise InvalidArgument(f"{what} with op={op_name(op)} has no gradient")
 
 
@@ -78,7 +78,7 @@ class AllReduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         name, op, *rest = ctx.how
-        _require_linear("allreduce", op)
+        _require_gradient("allreduce", op)
         result = apply(AllReduce, grad.contiguous(), _gradient_of(name), op, *rest)
         return (result, *(None for _ in ctx.how))
 
@@ -93,7 +93,7 @@ class GroupedAllReduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         name, op, *rest = ctx.how
-        _require_linear("grouped_allreduce", op)
+        _require_gradient("grouped_allreduce", op)
         whole = [grad.contiguous() for grad in grads]
         results = apply(GroupedAllReduce, *whole, _gradient_of(name), op, *rest, len(whole))
         return (*results, *(None for _ in ctx.how), None)

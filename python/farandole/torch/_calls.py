@@ -50,6 +50,11 @@ def _list(tensors: Any) -> list[torch.Tensor]:
     return list(tensors)
 
 
+def _prefixed(prefix: str, name: Any) -> Any:
+    """So that what gathers under the user's name does not meet a gather of that name."""
+    return f"{prefix}.{name}" if name and isinstance(name, str) else name
+
+
 _Row = tuple[Any, Any, tuple[int, ...]]
 
 
@@ -127,7 +132,7 @@ def _allreduce(
 ) -> int:
     if op == Adasum:
         return _adasum(
-            sources, name, prescale_factor * postscale_factor, process_set, targets, single
+            sources, name, prescale_factor, postscale_factor, process_set, targets, single
         )
     word, number = core_op(op), number_of(process_set)
     for i, tensor in enumerate(sources):
@@ -149,7 +154,8 @@ def _allreduce(
 def _adasum(
     sources: list[Any],
     name: str | None,
-    factor: float,
+    prescale_factor: float,
+    postscale_factor: float,
     process_set: ProcessSet,
     targets: list[torch.Tensor] | None,
     single: bool,
@@ -157,11 +163,12 @@ def _adasum(
     """Gathers the tensors of all ranks; they are folded when the result is asked for. A factor on
     all of them is one on the result."""
     number = number_of(process_set)
+    factor = prescale_factor * postscale_factor
     for tensor in sources:
         check_foldable(tensor, "tensor")
 
     def finish(made: list[Any], _: Any) -> Any:
-        results = [fold_rows(_tensor(rows)) for rows in made]
+        results = [fold_rows(_tensor(rows)) for rows in made[:-1]]
         if factor != 1:
             results = [result * factor for result in results]
         if targets is not None:
@@ -170,9 +177,18 @@ def _adasum(
             results = targets
         return results[0] if single else results
 
-    # One row a rank, so that shapes are compared.
-    rows = [_row(tensor.detach().unsqueeze(0), None) for tensor in sources]
-    return names().submit("all_gather", name, rows, set=number, finish=finish)
+    # One row a rank, so that shapes are compared; nothing beside them, since a nameless one would
+    # meet a nameless allgather of such rows.
+    parts = [*(tensor.detach().unsqueeze(0) for tensor in sources), torch.empty(0)]
+    return names().submit(
+        "all_gather",
+        _prefixed("adasum", name),
+        [_row(part, None) for part in parts],
+        set=number,
+        prescale=prescale_factor,
+        postscale=postscale_factor,
+        finish=finish,
+    )
 
 
 def sparse_allreduce(
@@ -194,7 +210,7 @@ def sparse_allreduce(
 
     return names().submit(
         "all_gather",
-        name and f"sparse.{name}",
+        _prefixed("sparse", name),
         [_row(part, None) for part in (whole, indices, values)],
         set=number,
         op=core_op(op),
