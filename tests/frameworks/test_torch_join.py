@@ -318,6 +318,60 @@ def an_optimizer_that_one_rank_has_dropped_does_not_hold_up_a_join() -> None:
     hvd.join()
 
 
+@on_ranks(3)
+def objects_and_parameters_of_those_who_have_not_joined() -> None:
+    for joined in range(3):
+        me = hvd.rank()
+        if me != joined:
+            others = [r for r in range(3) if r != joined]
+            assert hvd.allgather_object({"rank": me}) == [{"rank": r} for r in others]
+            x = torch.full((2,), float(me))
+            hvd.broadcast_parameters([x], root_rank=others[1])
+            assert x.tolist() == [others[1]] * 2
+            with pytest.raises(fd.Mismatch, match=f"rank {others[0]}: .*; rank {others[1]}: "):
+                hvd.broadcast_parameters([torch.ones(2 + me)], root_rank=others[0])
+        hvd.join()
+
+
+@on_ranks(3)
+def operations_have_gradients_while_a_rank_has_joined() -> None:
+    for joined in range(3):
+        me = hvd.rank()
+        if me != joined:
+            check_gradients(me, joined)
+        hvd.join()
+
+
+def check_gradients(me: int, joined: int) -> None:
+    others = [r for r in range(3) if r != joined]
+
+    def leaf(rows: int) -> torch.Tensor:
+        return torch.ones(rows, 2, requires_grad=True)
+
+    x = leaf(me + 1)
+    factors = torch.arange(float(sum(r + 1 for r in others)))[:, None]
+    (hvd.allgather(x, name="x") * factors).sum().backward()
+    before = sum(r + 1 for r in others if r < me)
+    expected = factors[before : before + me + 1] * 2 / 3  # the mean of two gradients and no third
+    torch.testing.assert_close(x.grad, expected.expand(-1, 2))
+    for op in (hvd.Sum, hvd.Average):
+        x, y = leaf(5), leaf(2)
+        a, b = hvd.grouped_reducescatter([x, y], "g", op=op)
+        (a.sum() * (me + 1) + b.sum()).backward()
+        factor = 3.0 if op == hvd.Sum else 1.0
+        rows = [(r + 1) * factor if r != joined else 0.0 for r in (0, 0, 1, 1, 2)]
+        torch.testing.assert_close(x.grad, torch.tensor(rows)[:, None].expand(-1, 2))
+        z = leaf(5)
+        (hvd.reducescatter(z, "z", op=op).sum() * (me + 1)).backward()
+        assert torch.equal(z.grad, x.grad)
+    x = leaf(6)
+    rows, received = hvd.alltoall(x, [2, 2, 2], "t")
+    assert received.tolist() == [0 if r == joined else 2 for r in range(3)]
+    (rows.sum() * (me + 1)).backward()
+    back = [0.0 if r == joined else r + 1.0 for r in (0, 0, 1, 1, 2, 2)]
+    assert torch.equal(x.grad, torch.tensor(back)[:, None].expand(-1, 2))
+
+
 test_on_ranks = make_tests(__name__)
 
 

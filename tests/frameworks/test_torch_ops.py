@@ -203,7 +203,7 @@ def bad_input_is_refused_before_anything_is_sent() -> None:
     refused(lambda: hvd.grouped_allreduce_async([]), "empty")
     refused(lambda: hvd.alltoall(good), "3 rows, which 2 ranks do not divide")
     refused(lambda: hvd.alltoall(good, splits=[1, 1]), "sum to 2")
-    refused(lambda: hvd.alltoall(good, splits=[1.5, "x"]), "not a list of numbers")
+    refused(lambda: hvd.alltoall(good, splits=[1.5, 1.5]), "not a list of numbers")
     refused(lambda: hvd.alltoall(good, splits=torch.ones(2)), "integers")
     refused(lambda: hvd.synchronize("x"), "not a handle")
     negated = torch._neg_view(torch.ones(3))

@@ -7,6 +7,7 @@ into a new tensor unless it is told `into` which.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -218,17 +219,20 @@ def sparse_allreduce(
     )
 
 
+def share(rows: int, size: int, place: int) -> int:
+    """A member's rows of what is scattered: the first have one more where they do not divide."""
+    return rows // size + (place < rows % size)
+
+
 def _scattered(tensor: torch.Tensor, what: str, process_set: ProcessSet) -> torch.Tensor:
-    """Room for this rank's rows: the first ranks have one more where they do not divide."""
+    """Room for this rank's rows."""
     check_tensor(tensor, what)
     if tensor.dim() == 0:
         raise InvalidArgument(f"{what} has no dimension; reducescatter splits the first")
     size, place = process_set.size(), process_set.rank()
     assert size is not None
     assert place is not None
-    rows = tensor.shape[0]
-    mine = rows // size + (place < rows % size)
-    return tensor.new_empty(mine, *tensor.shape[1:])
+    return tensor.new_empty(share(tensor.shape[0], size, place), *tensor.shape[1:])
 
 
 def grouped_reducescatter(
@@ -293,7 +297,7 @@ def alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet
     """The result is the tensor, or (tensor, received splits) when splits are given."""
     number = number_of(process_set)
     row = _row(tensor, None)
-    parts = even_splits(tensor, process_set) if splits is None else _splits(splits)
+    parts = even_splits(tensor, process_set) if splits is None else checked_splits(splits)
 
     def finish(made: list[Any], received: list[int]) -> Any:
         result = _tensor(made[0])
@@ -314,14 +318,14 @@ def even_splits(tensor: torch.Tensor, process_set: ProcessSet) -> list[int]:
     return [rows // size] * size
 
 
-def _splits(splits: Any) -> list[int]:
+def checked_splits(splits: Any) -> list[int]:
     if isinstance(splits, torch.Tensor):
         if splits.dim() != 1 or splits.dtype.is_floating_point or splits.device.type != "cpu":
             raise InvalidArgument("splits is not a tensor of integers of one dimension on the CPU")
         splits = splits.tolist()
     try:
-        return [int(n) for n in splits]
-    except (TypeError, ValueError):
+        return [operator.index(n) for n in splits]
+    except TypeError:
         raise InvalidArgument(f"splits={splits!r} is not a list of numbers of rows") from None
 
 
