@@ -80,6 +80,19 @@ class Communicator:
         return 0
 
 
+def test_sizes_of_process_sets_are_unknown_before_init() -> None:
+    assert not hvd.is_initialized()
+    assert (hvd.global_process_set.size(), hvd.global_process_set.rank()) == (None, None)
+    with pytest.raises(fd.NotInitialized):
+        hvd.reducescatter(torch.ones(2))
+
+
+def test_compressors_have_horovods_names() -> None:
+    compression = importlib.import_module("farandole.torch.compression")
+    assert compression.FP16Compressor is hvd.Compression.fp16
+    assert compression.NoneCompressor is hvd.Compression.none
+
+
 def test_an_mpi_communicator_is_refused() -> None:
     refused(lambda: hvd.init(Communicator()), "mpi4py communicator")  # type: ignore[arg-type]
 

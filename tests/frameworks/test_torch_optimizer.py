@@ -635,6 +635,34 @@ class Dies(torch.autograd.Function):
         return grad
 
 
+def step_in_another_world() -> list[str]:
+    said = []
+    for options in ({}, {"sharded_update": True}):
+        prepare()
+        model = make()
+        optimizer = wrap(model, **options)
+        check_step(model, optimizer) if not options else None
+        hvd.shutdown()
+        prepare()
+        for call in (lambda m=model: m(part()).sum().backward(), optimizer.step):
+            try:
+                call()
+            except fd.NotInitialized as error:
+                said.append(str(error))
+        optimizer = wrap(model)
+        model.load_state_dict(make().state_dict())
+        check_step(model, optimizer)
+        hvd.shutdown()
+    return said
+
+
+@pytest.mark.timeout(60)
+def test_an_optimizer_of_a_world_that_has_ended_says_so() -> None:
+    for said in run_ranks(2, step_in_another_world):
+        assert len(said) == 3  # a sharded update does not reduce in backward
+        assert all("has ended" in text and "again after init()" in text for text in said)
+
+
 def die_in_backward() -> None:
     prepare()
     model = make()

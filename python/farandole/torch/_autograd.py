@@ -33,11 +33,9 @@ def apply_together(
 ) -> list[torch.Tensor]:
     """Runs a function of many tensors on what is sent of each. `how`: its other arguments."""
     pairs = []
-    for i, tensor in enumerate(tensors):
+    for i, tensor in enumerate(_calls.listed(tensors)):
         check_tensor(tensor, f"tensor {i}")
         pairs.append(compression.compress(tensor))
-    if not pairs:
-        return []
     results = apply(function, *(wire for wire, _ in pairs), *how, len(pairs))
     return [
         compression.decompress(result, context)

@@ -43,7 +43,8 @@ def _room_for(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format, requires_grad=False)
 
 
-def _list(tensors: Any) -> list[torch.Tensor]:
+def listed(tensors: Any) -> list[torch.Tensor]:
+    """Raises InvalidArgument for what is no list of tensors, or an empty one."""
     if isinstance(tensors, torch.Tensor) or not isinstance(tensors, Sequence):
         raise InvalidArgument(f"tensors is a {type(tensors).__name__}; pass a list of tensors")
     if not tensors:
@@ -111,13 +112,13 @@ def grouped_allreduce(
     into: Any = None,
 ) -> int:
     return _allreduce(
-        _list(tensors),
+        listed(tensors),
         name,
         op,
         prescale_factor,
         postscale_factor,
         process_set,
-        None if into is None else _list(into),
+        None if into is None else listed(into),
     )
 
 
@@ -229,6 +230,7 @@ def _scattered(tensor: torch.Tensor, what: str, process_set: ProcessSet) -> torc
     check_tensor(tensor, what)
     if tensor.dim() == 0:
         raise InvalidArgument(f"{what} has no dimension; reducescatter splits the first")
+    _world.world()  # raises NotInitialized
     size, place = process_set.size(), process_set.rank()
     assert size is not None
     assert place is not None
@@ -247,7 +249,7 @@ def grouped_reducescatter(
     word, number = core_op(op), number_of(process_set)
     if op not in (Average, Sum):
         raise InvalidArgument(f"op={op_name(op)}: reducescatter reduces with Average or Sum only")
-    sources = [tensors] if single else _list(tensors)
+    sources = [tensors] if single else listed(tensors)
     targets = [
         _scattered(t, "tensor" if single else f"tensor {i}", process_set)
         for i, t in enumerate(sources)
@@ -282,7 +284,7 @@ def grouped_allgather(
     tensors: Any, name: str | None, process_set: ProcessSet, single: bool = False
 ) -> int:
     number = number_of(process_set)
-    sources = [tensors] if single else _list(tensors)
+    sources = [tensors] if single else listed(tensors)
 
     def finish(made: list[Any], _: Any) -> Any:
         results = [_tensor(row) for row in made]

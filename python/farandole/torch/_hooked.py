@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from farandole._core import InvalidArgument
+from farandole import _world
+from farandole._core import InvalidArgument, NotInitialized
 from farandole.torch._pass import untraced
 
 
@@ -17,6 +18,7 @@ class Hooked:
     """Hears of every gradient of its parameters, until it dies or another one is made over one of
     them: two that reduce the same gradient would reduce it twice, and write into each other's."""
 
+    epoch: int  # of the world it was made in
     names: list[str]
     parameters: list[torch.Tensor]
     taken: str | None = None  # the first parameter that a newer one has
@@ -44,8 +46,15 @@ class Hooked:
         for hook in self._hooks:
             hook.remove()
 
-    def check_not_replaced(self) -> None:
-        """Raises InvalidArgument where a newer one has taken over."""
+    def check_alive(self) -> None:
+        """Raises InvalidArgument where a newer one has taken over, NotInitialized where its world
+        is not that of now."""
+        if _world.is_initialized() and self.epoch != _world.epoch():
+            raise NotInitialized(
+                "the world that this DistributedOptimizer was made in has ended, and this is "
+                "another one\n  advice: make the DistributedOptimizer again after init(), around a "
+                "new optimizer"
+            )
         if self.taken is not None:
             raise InvalidArgument(
                 f"parameter '{self.taken}' is in a DistributedOptimizer that was made later, which "

@@ -197,7 +197,7 @@ class Shards(Hooked):
     @untraced
     def step(self, settings: Settings, unmanaged: Sequence[torch.Tensor]) -> None:
         """Updates all parameters, by param group with `settings()`."""
-        self.check_not_replaced()
+        self.check_alive()
         with self._abandoning():
             _refuse_unmanaged(unmanaged)
             present, groups = self._present(), settings()
@@ -209,7 +209,7 @@ class Shards(Hooked):
     @untraced
     def clip(self, max_norm: float, kind: str, settings: Settings, strict: bool) -> float:
         """Scales the gradients as torch's clip_grad_norm_; gives the norm of before."""
-        self.check_not_replaced()
+        self.check_alive()
         with self._abandoning():
             present, groups = self._present(), settings()
         self.update.begin(f"norm {kind}", present, groups, 1.0)

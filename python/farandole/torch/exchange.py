@@ -119,6 +119,7 @@ class TorchExchange(Hooked, GradientExchange):
     # The pass.
 
     def _begin(self, *, reducing: bool) -> None:
+        self.check_alive()
         if reducing:
             self._sparse.drain()  # of a pass that failed
         super()._begin(reducing=reducing)
@@ -264,7 +265,7 @@ class TorchExchange(Hooked, GradientExchange):
 
     @untraced
     def synchronize(self) -> None:
-        self.check_not_replaced()
+        self.check_alive()
         super().synchronize()
 
     note_step = untraced(GradientExchange.note_step)

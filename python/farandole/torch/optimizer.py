@@ -43,7 +43,7 @@ class _Distributed(WrappedOptimizer):
         exchange = self._exchange
         if exchange is None:
             return super().step(closure)
-        exchange.check_not_replaced()
+        exchange.check_alive()
         for p in self._unmanaged:
             if p.grad is not None:
                 raise InvalidArgument(
@@ -93,7 +93,7 @@ class _Distributed(WrappedOptimizer):
         """Backward passes inside only accumulate; the first one outside reduces the sum."""
         if self._exchange is None:
             return nullcontext()
-        self._exchange.check_not_replaced()
+        self._exchange.check_alive()
         return self._exchange.held()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
