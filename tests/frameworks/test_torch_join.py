@@ -392,13 +392,17 @@ def make_late(model: nn.Module) -> Any:
     return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+def normalize(_: nn.Module) -> Any:
+    hvd.SyncBatchNorm(2)(torch.randn(4, 2))
+
+
 def step_with_what_cannot_be_stood_in_for() -> list[str]:
     """A world for each, since it fails."""
     said = []
-    for make in (make_adasum, make_sharded, make_late):
+    for make in (make_adasum, make_sharded, make_late, normalize):
         hvd.init()
         model = Net()
-        optimizer = make(model) if make is not make_late else None
+        optimizer = make(model) if make in (make_adasum, make_sharded) else None
         try:
             if hvd.rank() != 1:
                 optimizer = optimizer or make(model)
@@ -415,7 +419,7 @@ def step_with_what_cannot_be_stood_in_for() -> list[str]:
 def test_what_needs_more_than_zeros_is_refused_on_every_rank() -> None:
     every = run_ranks(3, step_with_what_cannot_be_stood_in_for, env={"FARANDOLE_WARN_AFTER": "0.5"})
     assert every[0] == every[1] == every[2]
-    assert len(every[0]) == 3
+    assert len(every[0]) == 4
     assert all(text.startswith("1: rank 1 has joined and cannot take part") for text in every[0])
 
 
