@@ -62,7 +62,8 @@ def _own_rows(
     grad: torch.Tensor, rows: int, name: str | None, process_set: ProcessSet
 ) -> torch.Tensor:
     """This rank's part of an average over the ranks, which contributed that many rows here."""
-    averaged = _averaged(grad, name, process_set)
+    # A name may be an allreduce's, too: backward's all-reduces are told apart.
+    averaged = _averaged(grad, name and f"gathered {name}", process_set)
     by_rank = _by_rank(rows, name, process_set)
     if sum(by_rank.values()) != grad.shape[0]:
         raise InvalidArgument(
@@ -130,7 +131,7 @@ class Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         root, name, process_set = ctx.how
-        averaged = _averaged(grad, name, process_set)
+        averaged = _averaged(grad, name and f"broadcast {name}", process_set)
         if _world.rank() != root:
             averaged = torch.zeros_like(averaged)
         return (averaged, *(None for _ in ctx.how))
