@@ -440,6 +440,13 @@ def zz_timeouts_name_the_missing(limit: float = 0.5) -> None:
         with pytest.raises(fd.Stalled, match="rank 1"):
             dist.all_reduce(torch.ones(1), group=other)
     dist.monitored_barrier(_gloo)
+    third = dist.new_group()
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=limit), third)
+    if rank() == 0:
+        with pytest.raises(fd.Stalled, match="rank 1"):
+            dist.all_reduce(torch.ones(1), group=third)
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=40), _gloo)
+    dist.monitored_barrier(_gloo)
     x = torch.ones(1)
     dist.all_reduce(x)  # other groups live on
     assert x.item() == 2

@@ -383,4 +383,25 @@ def copies_of_models_can_be_trained_in_one_backward() -> None:
     same_everywhere([p.grad for p in two.parameters()])
 
 
+@on_ranks(2)
+def zz_sparse_gradients_go_past_our_hook_and_are_counted() -> None:
+    """Last: others expect that nothing has been counted."""
+    import farandole.torch as hvd
+    from farandole.torch.distributed import fallbacks
+
+    def gradients(group: Any, *, hooked: bool) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        words = nn.Sequential(nn.Embedding(8, 4, sparse=True), nn.Linear(4, 2))
+        wrapped = DistributedDataParallel(words, process_group=group)
+        if hooked:
+            wrapped.register_comm_hook(group, hvd.ddp_comm_hook)
+        wrapped(torch.tensor([dist.get_rank(), 5])).square().sum().backward()
+        return [p.grad.to_dense() for p in words.parameters() if p.grad is not None]
+
+    expected = gradients(_gloo, hooked=False)
+    for count, group in enumerate((_gloo, dist.group.WORLD), start=1):
+        torch.testing.assert_close(gradients(group, hooked=True), expected)
+        assert fallbacks() == {"all_reduce of sparse tensors": count}
+
+
 test_on_ranks = make_tests(__name__)

@@ -80,6 +80,19 @@ class Communicator:
         return 0
 
 
+def test_sizes_of_process_sets_are_unknown_before_init() -> None:
+    assert not hvd.is_initialized()
+    assert (hvd.global_process_set.size(), hvd.global_process_set.rank()) == (None, None)
+    with pytest.raises(fd.NotInitialized):
+        hvd.reducescatter(torch.ones(2))
+
+
+def test_compressors_have_horovods_names() -> None:
+    compression = importlib.import_module("farandole.torch.compression")
+    assert compression.FP16Compressor is hvd.Compression.fp16
+    assert compression.NoneCompressor is hvd.Compression.none
+
+
 def test_an_mpi_communicator_is_refused() -> None:
     refused(lambda: hvd.init(Communicator()), "mpi4py communicator")  # type: ignore[arg-type]
 
@@ -176,6 +189,29 @@ def several_sparse_tensors_fly_together() -> None:
     for i, finish in enumerate(flights):
         both = [sparse(r + i, 3, (9,), torch.float32).to_dense() for r in range(2)]
         assert torch.equal(finish().to_dense(), both[0] + both[1])
+
+
+@on_ranks(2)
+def sparse_tensors_that_differ_are_a_mismatch_and_the_next_ones_work() -> None:
+    me = hvd.rank()
+    x = sparse(me, 3, (9, 2), torch.float32)
+    for other, op, says in [
+        (sparse(me, 3, (8, 2), torch.float32), hvd.Sum, "shape"),
+        (sparse(me, 3, (9, 3), torch.float32), hvd.Sum, "shape"),
+        (sparse(me, 3, (9,), torch.float32), hvd.Sum, "shape"),
+        (sparse(me, 3, (9, 2), torch.float64), hvd.Sum, "dtype"),
+        (x, hvd.Average, "op"),
+    ]:
+        for name in ("x", None):
+            finish = hvd.sparse_allreduce_async(*((x, name, hvd.Sum), (other, name, op))[me])
+            with pytest.raises(fd.Mismatch, match=says):
+                finish()
+            x2 = hvd.sparse_allreduce_async(x, name, hvd.Sum)()
+            assert torch.equal(x2.to_dense(), hvd.allreduce(x.to_dense(), op=hvd.Sum))
+    # By one name, beside an operation of another kind.
+    finish = hvd.sparse_allreduce_async(x, "x", hvd.Sum)
+    assert hvd.allgather(torch.ones(1, 2), name="x").shape == (2, 2)
+    assert finish()._nnz() == 6
 
 
 @on_ranks(2)

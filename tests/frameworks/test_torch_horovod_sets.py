@@ -106,9 +106,41 @@ def allreduce_takes_adasum() -> None:
 
 @on_ranks(2)
 def adasum_of_different_shapes_is_a_mismatch_and_the_next_one_works() -> None:
-    with pytest.raises(fd.Mismatch, match="'w'"):
+    with pytest.raises(fd.Mismatch, match=r"'adasum\.w'"):
         hvd.allreduce(torch.ones(2 + hvd.rank()), op=hvd.Adasum, name="w")
     assert torch.equal(hvd.allreduce(torch.ones(2), op=hvd.Adasum, name="w"), torch.ones(2))
+
+
+@on_ranks(2)
+def adasum_compares_factors_and_meets_no_other_operation() -> None:
+    x = torch.tensor([1.0, 2.0]) * (1 + hvd.rank())
+    right = adasum(x)
+    for name in ("f", None):
+        for factor in ("prescale_factor", "postscale_factor"):
+            with pytest.raises(fd.Mismatch, match=factor.removesuffix("_factor")):
+                hvd.allreduce(x, op=hvd.Adasum, name=name, **{factor: 1.0 + hvd.rank()})
+        torch.testing.assert_close(hvd.allreduce(x, op=hvd.Adasum, name=name), right)
+    handle = hvd.allreduce_async(x, op=hvd.Adasum, name="g")
+    assert hvd.allgather(x[None], name="g").shape == (2, 2)
+    torch.testing.assert_close(hvd.synchronize(handle), right)
+    gather = hvd.rank() == 0
+    handle = hvd.allgather_async(x[None]) if gather else hvd.allreduce_async(x, op=hvd.Adasum)
+    with pytest.raises(fd.Mismatch, match="number of tensors"):
+        hvd.synchronize(handle)
+    large = torch.ones(1 << 16)
+    scaled = hvd.allreduce(large, op=hvd.Adasum, prescale_factor=2.0, postscale_factor=2.0)
+    assert torch.equal(scaled, 4 * large)
+
+
+@on_ranks(1, 2, 3)
+def the_gradient_of_adasum_is_the_adasum_of_the_gradients() -> None:
+    x = torch.ones(4, requires_grad=True)
+    weights = torch.randn(4, generator=torch.Generator().manual_seed(hvd.rank()))
+    (hvd.allreduce(x, op=hvd.Adasum, name="w", postscale_factor=2.0) * weights).sum().backward()
+    torch.testing.assert_close(x.grad, 2 * adasum(weights))
+    y = torch.ones(4, requires_grad=True)
+    (hvd.grouped_allreduce([y], op=hvd.Adasum)[0] * weights).sum().backward()
+    torch.testing.assert_close(y.grad, adasum(weights))
 
 
 test_on_ranks = make_tests(__name__)

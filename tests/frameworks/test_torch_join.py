@@ -318,6 +318,60 @@ def an_optimizer_that_one_rank_has_dropped_does_not_hold_up_a_join() -> None:
     hvd.join()
 
 
+@on_ranks(3)
+def objects_and_parameters_of_those_who_have_not_joined() -> None:
+    for joined in range(3):
+        me = hvd.rank()
+        if me != joined:
+            others = [r for r in range(3) if r != joined]
+            assert hvd.allgather_object({"rank": me}) == [{"rank": r} for r in others]
+            x = torch.full((2,), float(me))
+            hvd.broadcast_parameters([x], root_rank=others[1])
+            assert x.tolist() == [others[1]] * 2
+            with pytest.raises(fd.Mismatch, match=f"rank {others[0]}: .*; rank {others[1]}: "):
+                hvd.broadcast_parameters([torch.ones(2 + me)], root_rank=others[0])
+        hvd.join()
+
+
+@on_ranks(3)
+def operations_have_gradients_while_a_rank_has_joined() -> None:
+    for joined in range(3):
+        me = hvd.rank()
+        if me != joined:
+            check_gradients(me, joined)
+        hvd.join()
+
+
+def check_gradients(me: int, joined: int) -> None:
+    others = [r for r in range(3) if r != joined]
+
+    def leaf(rows: int) -> torch.Tensor:
+        return torch.ones(rows, 2, requires_grad=True)
+
+    x = leaf(me + 1)
+    factors = torch.arange(float(sum(r + 1 for r in others)))[:, None]
+    (hvd.allgather(x, name="x") * factors).sum().backward()
+    before = sum(r + 1 for r in others if r < me)
+    expected = factors[before : before + me + 1] * 2 / 3  # the mean of two gradients and no third
+    torch.testing.assert_close(x.grad, expected.expand(-1, 2))
+    for op in (hvd.Sum, hvd.Average):
+        x, y = leaf(5), leaf(2)
+        a, b = hvd.grouped_reducescatter([x, y], "g", op=op)
+        (a.sum() * (me + 1) + b.sum()).backward()
+        factor = 3.0 if op == hvd.Sum else 1.0
+        rows = [(r + 1) * factor if r != joined else 0.0 for r in (0, 0, 1, 1, 2)]
+        torch.testing.assert_close(x.grad, torch.tensor(rows)[:, None].expand(-1, 2))
+        z = leaf(5)
+        (hvd.reducescatter(z, "z", op=op).sum() * (me + 1)).backward()
+        assert torch.equal(z.grad, x.grad)
+    x = leaf(6)
+    rows, received = hvd.alltoall(x, [2, 2, 2], "t")
+    assert received.tolist() == [0 if r == joined else 2 for r in range(3)]
+    (rows.sum() * (me + 1)).backward()
+    back = [0.0 if r == joined else r + 1.0 for r in (0, 0, 1, 1, 2, 2)]
+    assert torch.equal(x.grad, torch.tensor(back)[:, None].expand(-1, 2))
+
+
 test_on_ranks = make_tests(__name__)
 
 
@@ -338,13 +392,17 @@ def make_late(model: nn.Module) -> Any:
     return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+def normalize(_: nn.Module) -> Any:
+    hvd.SyncBatchNorm(2)(torch.randn(4, 2))
+
+
 def step_with_what_cannot_be_stood_in_for() -> list[str]:
     """A world for each, since it fails."""
     said = []
-    for make in (make_adasum, make_sharded, make_late):
+    for make in (make_adasum, make_sharded, make_late, normalize):
         hvd.init()
         model = Net()
-        optimizer = make(model) if make is not make_late else None
+        optimizer = make(model) if make in (make_adasum, make_sharded) else None
         try:
             if hvd.rank() != 1:
                 optimizer = optimizer or make(model)
@@ -361,7 +419,7 @@ def step_with_what_cannot_be_stood_in_for() -> list[str]:
 def test_what_needs_more_than_zeros_is_refused_on_every_rank() -> None:
     every = run_ranks(3, step_with_what_cannot_be_stood_in_for, env={"FARANDOLE_WARN_AFTER": "0.5"})
     assert every[0] == every[1] == every[2]
-    assert len(every[0]) == 3
+    assert len(every[0]) == 4
     assert all(text.startswith("1: rank 1 has joined and cannot take part") for text in every[0])
 
 

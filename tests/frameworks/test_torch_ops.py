@@ -200,10 +200,14 @@ def bad_input_is_refused_before_anything_is_sent() -> None:
     refused(lambda: hvd.ProcessSet([0, 0]), "different ranks")
     refused(lambda: hvd.add_process_set([0, 1]), "a process set of all ranks exists")
     refused(lambda: hvd.add_process_set([5]), "does not exist")
-    refused(lambda: hvd.grouped_allreduce_async([]), "empty")
+    for grouped in (
+        hvd.grouped_allreduce, hvd.grouped_allreduce_async, hvd.grouped_allreduce_,
+        hvd.grouped_reducescatter, hvd.grouped_allgather, hvd.grouped_allgather_async,
+    ):  # fmt: skip
+        refused(lambda call=grouped: call([]), "empty")
     refused(lambda: hvd.alltoall(good), "3 rows, which 2 ranks do not divide")
     refused(lambda: hvd.alltoall(good, splits=[1, 1]), "sum to 2")
-    refused(lambda: hvd.alltoall(good, splits=[1.5, "x"]), "not a list of numbers")
+    refused(lambda: hvd.alltoall(good, splits=[1.5, 1.5]), "not a list of numbers")
     refused(lambda: hvd.alltoall(good, splits=torch.ones(2)), "integers")
     refused(lambda: hvd.synchronize("x"), "not a handle")
     negated = torch._neg_view(torch.ones(3))

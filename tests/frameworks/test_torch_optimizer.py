@@ -352,6 +352,33 @@ def a_rank_can_step_with_a_closure() -> None:
 
 
 @on_ranks(2)
+def what_a_closure_leaves_is_reduced_before_the_step() -> None:
+    def check(model: nn.Module, optimizer: Any, closure: Callable[[], torch.Tensor]) -> None:
+        optimizer.step(closure)
+        for mine, mean in zip(gradients(model), expected_mean(), strict=True):
+            torch.testing.assert_close(mine, mean)
+
+    def backward() -> torch.Tensor:
+        loss = model(part()).square().mean()
+        loss.backward()
+        return loss
+
+    model = make()
+    check(model, wrap(model, backward_passes_per_step=2), backward)
+    model = make()
+    optimizer = wrap(model)
+    with optimizer.no_sync():
+        backward()
+    check(model, optimizer, lambda: torch.zeros(()))
+    model = make()
+    optimizer = wrap(model)
+    optimizer.step(backward if hvd.rank() == 0 else lambda: torch.zeros(()))
+    assert len(gradients(model)) == len(list(model.parameters()))
+    weights = hvd.allgather(model[0].weight.detach()[None])
+    assert torch.equal(weights[0], weights[1])
+
+
+@on_ranks(2)
 def two_optimizers_share_a_backward() -> None:
     """Each rank's gradients of the second model become ready at another time."""
     first, second = make(1), make(1)
@@ -367,6 +394,57 @@ def two_optimizers_share_a_backward() -> None:
         for model in (first, second):
             both = hvd.allgather(gradients(model)[0][None])
             assert torch.equal(both[0], both[1])
+
+
+@on_ranks(1, 2)
+def a_later_optimizer_takes_over_what_it_shares() -> None:
+    def two_heads() -> list[Any]:
+        encoder, *heads = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        made = []
+        for head in heads:
+            both = nn.Sequential(encoder, head)
+            optimizer = torch.optim.SGD(both.parameters(), lr=0.0)
+            made.append((both, hvd.DistributedOptimizer(optimizer)))
+        return made
+
+    pairs: list[tuple[Any, Any]] = [({}, {}), ({}, {"sharded_update": True})]
+    for first, second in [*pairs, ({"sharded_update": True}, {})]:
+        model = make()
+        old = wrap(model, **first)
+        model(part(9)).square().mean().backward()
+        old.step()
+        model.load_state_dict(make().state_dict())
+        new = wrap(model, **second)
+        new.zero_grad()
+        model(part()).square().mean().backward()
+        if second:
+            new.step()
+        else:
+            check_step(model, new)
+        if hvd.size() > 1 or first:
+            refused(old.step, r"'\d\.(bias|weight)' is in a DistributedOptimizer that was made lat")
+    if hvd.size() > 1:
+        (_, older), (both, newer) = two_heads()
+        for call in (older.step, older.synchronize, older.no_sync):
+            refused(call, "give all parameters to one DistributedOptimizer")
+        x = part()
+        both(x).sum().backward()
+        alone = torch.autograd.grad(both(x).sum(), list(both.parameters()))
+        for p, mine in zip(both.parameters(), alone, strict=True):
+            torch.testing.assert_close(p.grad, hvd.allreduce(mine))
+        newer.step()
+    hvd.join()  # nobody answers for those that were replaced
+
+
+@on_ranks(2)
+def adasum_hears_no_gradients_of_an_older_optimizer() -> None:
+    model = make()
+    old = wrap(model)
+    new = wrap(model, op=hvd.Adasum)
+    model(part()).square().mean().backward()
+    assert not all(torch.equal(g, hvd.allreduce(g)) for g in gradients(model))
+    new.step()
+    refused(old.step, "made later")
 
 
 @on_ranks(2)
@@ -555,6 +633,34 @@ class Dies(torch.autograd.Function):
         if hvd.rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return grad
+
+
+def step_in_another_world() -> list[str]:
+    said = []
+    for options in ({}, {"sharded_update": True}):
+        prepare()
+        model = make()
+        optimizer = wrap(model, **options)
+        check_step(model, optimizer) if not options else None
+        hvd.shutdown()
+        prepare()
+        for call in (lambda m=model: m(part()).sum().backward(), optimizer.step):
+            try:
+                call()
+            except fd.NotInitialized as error:
+                said.append(str(error))
+        optimizer = wrap(model)
+        model.load_state_dict(make().state_dict())
+        check_step(model, optimizer)
+        hvd.shutdown()
+    return said
+
+
+@pytest.mark.timeout(60)
+def test_an_optimizer_of_a_world_that_has_ended_says_so() -> None:
+    for said in run_ranks(2, step_in_another_world):
+        assert len(said) == 3  # a sharded update does not reduce in backward
+        assert all("has ended" in text and "again after init()" in text for text in said)
 
 
 def die_in_backward() -> None:

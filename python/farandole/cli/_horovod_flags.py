@@ -56,8 +56,8 @@ class Flag(NamedTuple):
 
     names: str  # separated by spaces
     takes: str = ""  # what its value is called; "": it takes none
-    sets: str = ""  # the setting that it becomes
-    value: Callable[[str], str] | str = str  # of that setting; raises ValueError or KeyError
+    sets: str = ""  # the settings that it becomes, separated by spaces
+    value: Callable[[str], str] | str = str  # of those settings; raises ValueError or KeyError
     help: str = ""
     ignored: str = ""
     refused: str = ""
@@ -81,7 +81,7 @@ FLAGS = [
     # What does something: `farandole run` has these, too.
     Flag("--start-timeout", "SECONDS", "FARANDOLE_START_TIMEOUT", _seconds,
          "how long init() waits for all ranks (default: 300)"),
-    Flag("--fusion-threshold-mb", "MB", "FARANDOLE_BUCKET_BYTES", _megabytes,
+    Flag("--fusion-threshold-mb", "MB", "FARANDOLE_BUCKET_BYTES FARANDOLE_FUSION_BYTES", _megabytes,
          "how much is reduced together; 0: every tensor by itself",
          key="params.fusion_threshold_mb"),
     Flag("--cache-capacity", "N", "FARANDOLE_NAME_CACHE", _count,
@@ -202,13 +202,12 @@ def _apply(flag: Flag, found: argparse.Namespace, shown: str, text: str) -> None
     if flag.ignored:
         _note(found, "ignored", flag.name, f"{shown} ({flag.ignored})")
         return
-    if isinstance(flag.value, str):
-        _note(found, "environment", flag.sets, flag.value)
-        return
     try:
-        _note(found, "environment", flag.sets, flag.value(text))
+        value = flag.value if isinstance(flag.value, str) else flag.value(text)
     except (ValueError, KeyError):
         raise CommandError(f"{shown} cannot be '{text}': {flag.takes} is expected") from None
+    for setting in flag.sets.split():
+        _note(found, "environment", setting, value)
 
 
 class _Apply(argparse.Action):

@@ -83,18 +83,19 @@ def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
     """The objects of all ranks of the set, in rank order; they are pickled, by cloudpickle where
-    that is installed.
+    that is installed. A rank that has joined has none.
 
     Raises:
         InvalidArgument: one cannot be pickled; on every rank of the set, naming the first.
     """
     number, label = number_of(process_set), name or "object"
     data, good = _pickled(obj)
-    heads = _gathered(np.array([len(data), good]), f"{label}.size", number).reshape(-1, 2)
+    head = np.array([_world.rank(), len(data), good])
+    heads = _gathered(head, f"{label}.size", number).reshape(-1, 3)
     whole = _gathered(data, f"{label}.data", number).tobytes()
-    ends = np.cumsum(heads[:, 0]).tolist()
+    ends = np.cumsum(heads[:, 1]).tolist()
     what = f"allgather_object '{label}'"
     return [
         _unpickled(whole[end - size : end], bool(fine), what, rank)
-        for rank, end, (size, fine) in zip(process_set.ranks, ends, heads.tolist(), strict=True)
+        for end, (rank, size, fine) in zip(ends, heads.tolist(), strict=True)
     ]

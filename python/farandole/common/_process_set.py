@@ -50,20 +50,24 @@ class ProcessSet:
         return None
 
     def size(self) -> int | None:
-        """The number of members; None while the set is not registered."""
-        return None if self.process_set_id is None else len(self.ranks)
+        """The number of members; None while the set is not registered, and before ``init()``."""
+        return len(self.ranks) if self._is_there() else None
 
     def rank(self) -> int | None:
-        """This process' place in the set; None while the set is not registered.
+        """This process' place in the set; None while the set is not registered, and before
+        ``init()``.
 
         Raises:
             InvalidArgument: this process is no member.
         """
-        if self.process_set_id is None:
+        if not self._is_there():
             return None
         if not self.included():
             raise InvalidArgument(f"rank {_world.rank()} is not in {self!r}")
         return self.ranks.index(_world.rank())
+
+    def _is_there(self) -> bool:
+        return self.process_set_id is not None and _world.is_initialized()
 
     def included(self) -> bool:
         """Whether this process is a member."""

@@ -43,7 +43,8 @@ def allreduce(
         average: deprecated, see ``op``.
         name: which tensor this is, on every rank.
         compression: what is sent instead.
-        op: ``Average`` (the default), ``Sum``, ``Min``, ``Max`` or ``Product``.
+        op: ``Average`` (the default), ``Sum``, ``Adasum`` (of floating dtypes), ``Min``, ``Max`` or
+            ``Product``. The gradient of the first three is the same operation on the gradients.
         prescale_factor, postscale_factor: factors on every input, and on the result.
         process_set: the ranks that take part.
 

@@ -13,7 +13,7 @@ import torch
 from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.common._process_set import ProcessSet
-from farandole.common._reductions import Average, Sum, op_name
+from farandole.common._reductions import Adasum, Average, Sum, op_name
 from farandole.torch import _calls
 from farandole.torch._handles import wait
 from farandole.torch._tensors import check_tensor
@@ -33,11 +33,9 @@ def apply_together(
 ) -> list[torch.Tensor]:
     """Runs a function of many tensors on what is sent of each. `how`: its other arguments."""
     pairs = []
-    for i, tensor in enumerate(tensors):
+    for i, tensor in enumerate(_calls.listed(tensors)):
         check_tensor(tensor, f"tensor {i}")
         pairs.append(compression.compress(tensor))
-    if not pairs:
-        return []
     results = apply(function, *(wire for wire, _ in pairs), *how, len(pairs))
     return [
         compression.decompress(result, context)
@@ -49,23 +47,47 @@ def _gradient_of(name: str | None) -> str | None:
     return f"gradient of {name}" if name else None
 
 
-def _require_linear(what: str, op: int) -> None:
-    if op not in (Average, Sum):
+def _require_gradient(what: str, op: int) -> None:
+    if op not in (Average, Sum, Adasum):
         raise InvalidArgument(f"{what} with op={op_name(op)} has no gradient")
 
 
-def _averaged(grad: torch.Tensor, process_set: ProcessSet) -> torch.Tensor:
-    result: torch.Tensor = apply(AllReduce, grad.contiguous(), None, Average, 1.0, 1.0, process_set)
+def _averaged(grad: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
+    how = (_gradient_of(name), Average, 1.0, 1.0, process_set)
+    result: torch.Tensor = apply(AllReduce, grad.contiguous(), *how)
     return result
 
 
-def _own_rows(grad: torch.Tensor, rows: int, process_set: ProcessSet) -> torch.Tensor:
+def _own_rows(
+    grad: torch.Tensor, rows: int, name: str | None, process_set: ProcessSet
+) -> torch.Tensor:
     """This rank's part of an average over the ranks, which contributed that many rows here."""
-    averaged = _averaged(grad, process_set)
-    handle = _calls.grouped_allgather(torch.tensor([rows]), None, process_set, single=True)
-    before = wait(handle)[: process_set.rank()]
-    begin = int(before.sum())
+    # A name may be an allreduce's, too: backward's all-reduces are told apart.
+    averaged = _averaged(grad, name and f"gathered {name}", process_set)
+    by_rank = _by_rank(rows, name, process_set)
+    if sum(by_rank.values()) != grad.shape[0]:
+        raise InvalidArgument(
+            f"allgather gave {grad.shape[0]} rows, and ranks have {by_rank} of them: a rank has "
+            "joined between it and its backward"
+        )
+    begin = sum(n for rank, n in by_rank.items() if rank < _world.rank())
     return averaged[begin : begin + rows]
+
+
+def _by_rank(rows: int, name: str | None, process_set: ProcessSet) -> dict[int, int]:
+    """The rows that each rank has. A rank that has joined has none, and is not there."""
+    mine = torch.tensor([[_world.rank(), rows]])
+    label = f"rows of {name}" if name else None
+    handle = _calls.grouped_allgather(mine, label, process_set, single=True)
+    return dict(wait(handle).tolist())
+
+
+def _padded(rows: torch.Tensor, came: Sequence[int], wanted: Sequence[int]) -> torch.Tensor:
+    """Rows of all members, with zeros for a member of whom none came: one that has joined."""
+    if list(came) == list(wanted):
+        return rows
+    parts = zip(torch.split(rows, list(came)), wanted, strict=True)
+    return torch.cat([p if len(p) == n else p.new_zeros(n, *p.shape[1:]) for p, n in parts])
 
 
 class AllReduce(torch.autograd.Function):
@@ -78,7 +100,7 @@ class AllReduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         name, op, *rest = ctx.how
-        _require_linear("allreduce", op)
+        _require_gradient("allreduce", op)
         result = apply(AllReduce, grad.contiguous(), _gradient_of(name), op, *rest)
         return (result, *(None for _ in ctx.how))
 
@@ -93,7 +115,7 @@ class GroupedAllReduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         name, op, *rest = ctx.how
-        _require_linear("grouped_allreduce", op)
+        _require_gradient("grouped_allreduce", op)
         whole = [grad.contiguous() for grad in grads]
         results = apply(GroupedAllReduce, *whole, _gradient_of(name), op, *rest, len(whole))
         return (*results, *(None for _ in ctx.how), None)
@@ -108,8 +130,8 @@ class Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        root, _, process_set = ctx.how
-        averaged = _averaged(grad, process_set)
+        root, name, process_set = ctx.how
+        averaged = _averaged(grad, name and f"broadcast {name}", process_set)
         if _world.rank() != root:
             averaged = torch.zeros_like(averaged)
         return (averaged, *(None for _ in ctx.how))
@@ -122,12 +144,12 @@ class AllGather(torch.autograd.Function):
     ) -> torch.Tensor:
         handle = _calls.grouped_allgather(tensor, name, process_set, single=True)
         result: torch.Tensor = wait(handle)
-        ctx.rows, ctx.process_set = tensor.shape[0], process_set
+        ctx.rows, ctx.how = tensor.shape[0], (name, process_set)
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return (_own_rows(grad, ctx.rows, ctx.process_set), None, None)
+        return (_own_rows(grad, ctx.rows, *ctx.how), None, None)
 
 
 class GroupedAllGather(torch.autograd.Function):
@@ -135,13 +157,13 @@ class GroupedAllGather(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> Any:
         *tensors, name, process_set = arguments
         results = wait(_calls.grouped_allgather(tensors, name, process_set))
-        ctx.rows, ctx.process_set = [t.shape[0] for t in tensors], process_set
+        ctx.rows, ctx.how = [t.shape[0] for t in tensors], (name, process_set)
         return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         pairs = zip(grads, ctx.rows, strict=True)
-        return (*(_own_rows(g, n, ctx.process_set) for g, n in pairs), None, None)
+        return (*(_own_rows(g, n, *ctx.how) for g, n in pairs), None, None)
 
 
 class AllToAll(torch.autograd.Function):
@@ -149,7 +171,8 @@ class AllToAll(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, splits: Any, *how: Any) -> Any:
-        result, received = wait(_calls.alltoall(tensor, splits, *how))
+        ctx.splits = _calls.checked_splits(splits)
+        result, received = wait(_calls.alltoall(tensor, ctx.splits, *how))
         ctx.how, ctx.received = how, received
         ctx.mark_non_differentiable(received)
         return result, received
@@ -158,7 +181,8 @@ class AllToAll(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor, _: Any) -> Any:
         name, process_set = ctx.how
         arguments = (grad.contiguous(), ctx.received, _gradient_of(name), process_set)
-        return (apply(AllToAll, *arguments)[0], None, None, None)
+        result, came = apply(AllToAll, *arguments)
+        return (_padded(result, came.tolist(), ctx.splits), None, None, None)
 
 
 class ReduceScatter(torch.autograd.Function):
@@ -170,11 +194,12 @@ class ReduceScatter(torch.autograd.Function):
             tensor, name, op, process_set, prescale_factor, postscale_factor, single=True
         )
         result: torch.Tensor = wait(handle)
+        ctx.rows = tensor.shape[0]
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return (_gathered(grad, *ctx.how[1:]), *(None for _ in ctx.how))
+        return (_gathered(grad, ctx.rows, *ctx.how), *(None for _ in ctx.how))
 
 
 class GroupedReduceScatter(torch.autograd.Function):
@@ -182,15 +207,20 @@ class GroupedReduceScatter(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> Any:
         *how, count = arguments[-6:]
         ctx.how = how
-        return tuple(wait(_calls.grouped_reducescatter(list(arguments[:count]), *how)))
+        results = wait(_calls.grouped_reducescatter(list(arguments[:count]), *how))
+        ctx.rows = [tensor.shape[0] for tensor in arguments[:count]]
+        return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return (*(_gathered(g, *ctx.how[1:]) for g in grads), *(None for _ in ctx.how), None)
+        pairs = zip(grads, ctx.rows, strict=True)
+        return (*(_gathered(g, n, *ctx.how) for g, n in pairs), *(None for _ in ctx.how), None)
 
 
 def _gathered(
     grad: torch.Tensor,
+    rows: int,
+    name: str | None,
     op: int,
     process_set: ProcessSet,
     prescale_factor: float,
@@ -198,5 +228,10 @@ def _gathered(
 ) -> torch.Tensor:
     size = process_set.size() or 1
     factor = prescale_factor * postscale_factor * (size if op == Sum else 1)
-    result: torch.Tensor = apply(AllGather, (grad * factor).contiguous(), None, process_set)
-    return result
+    scaled = (grad * factor).contiguous()
+    result: torch.Tensor = apply(AllGather, scaled, _gradient_of(name), process_set)
+    if len(result) == rows:
+        return result
+    by_rank = _by_rank(len(grad), name, process_set)
+    came = [by_rank.get(rank, 0) for rank in process_set.ranks]
+    return _padded(result, came, [_calls.share(rows, size, place) for place in range(size)])

@@ -7,6 +7,7 @@ into a new tensor unless it is told `into` which.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,12 +43,18 @@ def _room_for(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format, requires_grad=False)
 
 
-def _list(tensors: Any) -> list[torch.Tensor]:
+def listed(tensors: Any) -> list[torch.Tensor]:
+    """Raises InvalidArgument for what is no list of tensors, or an empty one."""
     if isinstance(tensors, torch.Tensor) or not isinstance(tensors, Sequence):
         raise InvalidArgument(f"tensors is a {type(tensors).__name__}; pass a list of tensors")
     if not tensors:
         raise InvalidArgument("the list of tensors is empty")
     return list(tensors)
+
+
+def _prefixed(prefix: str, name: Any) -> Any:
+    """So that what gathers under the user's name does not meet a gather of that name."""
+    return f"{prefix}.{name}" if name and isinstance(name, str) else name
 
 
 _Row = tuple[Any, Any, tuple[int, ...]]
@@ -105,13 +112,13 @@ def grouped_allreduce(
     into: Any = None,
 ) -> int:
     return _allreduce(
-        _list(tensors),
+        listed(tensors),
         name,
         op,
         prescale_factor,
         postscale_factor,
         process_set,
-        None if into is None else _list(into),
+        None if into is None else listed(into),
     )
 
 
@@ -127,7 +134,7 @@ def _allreduce(
 ) -> int:
     if op == Adasum:
         return _adasum(
-            sources, name, prescale_factor * postscale_factor, process_set, targets, single
+            sources, name, prescale_factor, postscale_factor, process_set, targets, single
         )
     word, number = core_op(op), number_of(process_set)
     for i, tensor in enumerate(sources):
@@ -149,7 +156,8 @@ def _allreduce(
 def _adasum(
     sources: list[Any],
     name: str | None,
-    factor: float,
+    prescale_factor: float,
+    postscale_factor: float,
     process_set: ProcessSet,
     targets: list[torch.Tensor] | None,
     single: bool,
@@ -157,11 +165,12 @@ def _adasum(
     """Gathers the tensors of all ranks; they are folded when the result is asked for. A factor on
     all of them is one on the result."""
     number = number_of(process_set)
+    factor = prescale_factor * postscale_factor
     for tensor in sources:
         check_foldable(tensor, "tensor")
 
     def finish(made: list[Any], _: Any) -> Any:
-        results = [fold_rows(_tensor(rows)) for rows in made]
+        results = [fold_rows(_tensor(rows)) for rows in made[:-1]]
         if factor != 1:
             results = [result * factor for result in results]
         if targets is not None:
@@ -170,22 +179,62 @@ def _adasum(
             results = targets
         return results[0] if single else results
 
-    # One row a rank, so that shapes are compared.
-    rows = [_row(tensor.detach().unsqueeze(0), None) for tensor in sources]
-    return names().submit("all_gather", name, rows, set=number, finish=finish)
+    # One row a rank, so that shapes are compared; nothing beside them, since a nameless one would
+    # meet a nameless allgather of such rows.
+    parts = [*(tensor.detach().unsqueeze(0) for tensor in sources), torch.empty(0)]
+    return names().submit(
+        "all_gather",
+        _prefixed("adasum", name),
+        [_row(part, None) for part in parts],
+        set=number,
+        prescale=prescale_factor,
+        postscale=postscale_factor,
+        finish=finish,
+    )
+
+
+def sparse_allreduce(
+    tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet
+) -> int:
+    """Gathers the entries of a tensor of layout COO, all ranks' together; a mean divides by all."""
+    number, size = number_of(process_set), process_set.size() or 1
+    # One row an entry, since ranks have different numbers of them; not coalesced: the result is
+    # not either, and entries would be sorted for nothing.
+    indices = tensor.detach()._indices().t().contiguous()
+    values = tensor.detach()._values().contiguous()
+    whole = values.new_empty(0, *tensor.shape)  # no rows: only what ranks compare, as the op
+
+    def finish(made: list[Any], _: Any) -> torch.Tensor:
+        places, entries = _tensor(made[1]), _tensor(made[2])
+        if op == Average:
+            entries = entries / size
+        return torch.sparse_coo_tensor(places.t(), entries, tensor.shape, check_invariants=False)
+
+    return names().submit(
+        "all_gather",
+        _prefixed("sparse", name),
+        [_row(part, None) for part in (whole, indices, values)],
+        set=number,
+        op=core_op(op),
+        finish=finish,
+    )
+
+
+def share(rows: int, size: int, place: int) -> int:
+    """A member's rows of what is scattered: the first have one more where they do not divide."""
+    return rows // size + (place < rows % size)
 
 
 def _scattered(tensor: torch.Tensor, what: str, process_set: ProcessSet) -> torch.Tensor:
-    """Room for this rank's rows: the first ranks have one more where they do not divide."""
+    """Room for this rank's rows."""
     check_tensor(tensor, what)
     if tensor.dim() == 0:
         raise InvalidArgument(f"{what} has no dimension; reducescatter splits the first")
+    _world.world()  # raises NotInitialized
     size, place = process_set.size(), process_set.rank()
     assert size is not None
     assert place is not None
-    rows = tensor.shape[0]
-    mine = rows // size + (place < rows % size)
-    return tensor.new_empty(mine, *tensor.shape[1:])
+    return tensor.new_empty(share(tensor.shape[0], size, place), *tensor.shape[1:])
 
 
 def grouped_reducescatter(
@@ -200,7 +249,7 @@ def grouped_reducescatter(
     word, number = core_op(op), number_of(process_set)
     if op not in (Average, Sum):
         raise InvalidArgument(f"op={op_name(op)}: reducescatter reduces with Average or Sum only")
-    sources = [tensors] if single else _list(tensors)
+    sources = [tensors] if single else listed(tensors)
     targets = [
         _scattered(t, "tensor" if single else f"tensor {i}", process_set)
         for i, t in enumerate(sources)
@@ -235,7 +284,7 @@ def grouped_allgather(
     tensors: Any, name: str | None, process_set: ProcessSet, single: bool = False
 ) -> int:
     number = number_of(process_set)
-    sources = [tensors] if single else _list(tensors)
+    sources = [tensors] if single else listed(tensors)
 
     def finish(made: list[Any], _: Any) -> Any:
         results = [_tensor(row) for row in made]
@@ -250,7 +299,7 @@ def alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet
     """The result is the tensor, or (tensor, received splits) when splits are given."""
     number = number_of(process_set)
     row = _row(tensor, None)
-    parts = even_splits(tensor, process_set) if splits is None else _splits(splits)
+    parts = even_splits(tensor, process_set) if splits is None else checked_splits(splits)
 
     def finish(made: list[Any], received: list[int]) -> Any:
         result = _tensor(made[0])
@@ -271,14 +320,14 @@ def even_splits(tensor: torch.Tensor, process_set: ProcessSet) -> list[int]:
     return [rows // size] * size
 
 
-def _splits(splits: Any) -> list[int]:
+def checked_splits(splits: Any) -> list[int]:
     if isinstance(splits, torch.Tensor):
         if splits.dim() != 1 or splits.dtype.is_floating_point or splits.device.type != "cpu":
             raise InvalidArgument("splits is not a tensor of integers of one dimension on the CPU")
         splits = splits.tolist()
     try:
-        return [int(n) for n in splits]
-    except (TypeError, ValueError):
+        return [operator.index(n) for n in splits]
+    except TypeError:
         raise InvalidArgument(f"splits={splits!r} is not a list of numbers of rows") from None
 
 

@@ -30,7 +30,7 @@ def join(device: int = -1) -> int:  # noqa: ARG001 - Horovod's signature
 
     Raises:
         Deadlock: a rank began what a joined one cannot take part in (a step with ``op=Adasum`` or
-            ``sharded_update=True``, making an optimizer); on every rank.
+            ``sharded_update=True``, SyncBatchNorm, making an optimizer); on every rank.
         EarlyExit: a rank ended without joining.
 
     Example:

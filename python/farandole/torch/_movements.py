@@ -98,9 +98,8 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """:func:`allgather` of many tensors as one operation."""
-    if len(tensors) == 0:
-        return []
-    return list(_autograd.apply(_autograd.GroupedAllGather, *tensors, name, process_set))
+    given = _calls.listed(tensors)
+    return list(_autograd.apply(_autograd.GroupedAllGather, *given, name, process_set))
 
 
 def grouped_allgather_async(

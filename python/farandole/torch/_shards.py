@@ -9,8 +9,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
-from typing import Any
 
 import torch
 
@@ -18,6 +16,7 @@ from farandole import _core, _world
 from farandole._core import Error, InvalidArgument
 from farandole._hooks import Limits, Place
 from farandole._world import Group
+from farandole.torch._hooked import Hooked
 from farandole.torch._pass import Pass, graph_task, untraced
 from farandole.torch._tensors import dtype_name
 from farandole.torch.exchange import _view
@@ -25,7 +24,7 @@ from farandole.torch.exchange import _view
 Settings = Callable[[], list[_core.HyperParameters]]  # by param group
 
 
-class Shards:
+class Shards(Hooked):
     """Collective: every rank makes one, with the same parameters in the same order.
 
     Args:
@@ -90,15 +89,11 @@ class Shards:
         self._factor = 1.0  # that clipping has put on the gradients
         self._passes = 0  # since the last step
         self._pass: weakref.ref[Pass] | None = None
-        me = weakref.ref(self)
-        register: Any = torch.Tensor.register_post_accumulate_grad_hook
-        self._hooks = [
-            register(p, partial(_on_gradient, me, i)) for i, p in enumerate(self.parameters)
-        ]
+        self.hear()
 
-    def __del__(self) -> None:
-        for hook in getattr(self, "_hooks", ()):
-            hook.remove()
+    def give_up(self, name: str) -> None:
+        super().give_up(name)
+        living.discard(self)  # who joins does not answer for it
 
     def views(self, buckets: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """By parameter: its place in the buckets' bytes, in its shape."""
@@ -202,6 +197,7 @@ class Shards:
     @untraced
     def step(self, settings: Settings, unmanaged: Sequence[torch.Tensor]) -> None:
         """Updates all parameters, by param group with `settings()`."""
+        self.check_alive()
         with self._abandoning():
             _refuse_unmanaged(unmanaged)
             present, groups = self._present(), settings()
@@ -213,6 +209,7 @@ class Shards:
     @untraced
     def clip(self, max_norm: float, kind: str, settings: Settings, strict: bool) -> float:
         """Scales the gradients as torch's clip_grad_norm_; gives the norm of before."""
+        self.check_alive()
         with self._abandoning():
             present, groups = self._present(), settings()
         self.update.begin(f"norm {kind}", present, groups, 1.0)
@@ -296,13 +293,6 @@ def _refuse_unmanaged(unmanaged: Sequence[torch.Tensor]) -> None:
 
 def _bytes(memory: _core.SharedMemory) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
-
-
-@untraced
-def _on_gradient(shards: weakref.ref[Shards], i: int, _: torch.Tensor) -> None:
-    present = shards()
-    if present is not None:
-        present.on_gradient(i)
 
 
 living: weakref.WeakSet[Shards] = weakref.WeakSet()  # all there are

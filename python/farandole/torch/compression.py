@@ -30,8 +30,11 @@ class _Half(Half):
         return floating
 
 
-class _Float16(_Half):
+class FP16Compressor(_Half):
     wire = torch.float16
+
+
+NoneCompressor = Plain
 
 
 class _BFloat16(_Half):
@@ -41,6 +44,6 @@ class _BFloat16(_Half):
 class Compression:
     """The compressors there are."""
 
-    none = Plain
-    fp16 = _Float16
+    none = NoneCompressor
+    fp16 = FP16Compressor
     bf16 = _BFloat16

@@ -46,11 +46,24 @@ def monitored_barrier(
         _of_pytorch(group, timeout, wait_all_ranks)
 
 
+def _set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
+    """``torch.distributed``'s, which knows the groups of its own backends alone."""
+    chosen = dist.group.WORLD if group is None else group
+    if isinstance(chosen, FarandoleProcessGroup):
+        chosen.set_timeout(timeout)
+    else:
+        _pytorchs_set_pg_timeout(timeout, group)
+
+
 def _register() -> None:
     dist.Backend.register_backend("farandole", FarandoleProcessGroup, devices=["cpu"])
     wrapped = functools.wraps(_of_pytorch)(monitored_barrier)
     dist.monitored_barrier = dist.distributed_c10d.monitored_barrier = wrapped
+    dist.distributed_c10d._set_pg_timeout = functools.wraps(_pytorchs_set_pg_timeout)(
+        _set_pg_timeout
+    )
 
 
 _of_pytorch: Any = dist.monitored_barrier
+_pytorchs_set_pg_timeout: Any = dist.distributed_c10d._set_pg_timeout
 _register()

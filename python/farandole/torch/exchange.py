@@ -5,23 +5,23 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from farandole._core import Error, InvalidArgument
-from farandole._hooks import GradientExchange, Parameter
+from farandole._hooks import GradientExchange, Parameter, exchanges
 from farandole._world import Group
 from farandole.common._process_set import ProcessSet, global_process_set
+from farandole.torch._hooked import Hooked
 from farandole.torch._pass import Pass, graph_task, running, untraced
 from farandole.torch._sparse_gradients import SparseGradients
 from farandole.torch._tensors import dtype_name
 from farandole.torch.compression import Compression, Compressor
 
 
-class TorchExchange(GradientExchange):
+class TorchExchange(Hooked, GradientExchange):
     """The gradients of some parameters. ``p.grad`` becomes a view of the bucket, except where
     gradients are compressed, and where large ones are reduced as they lie, and where they are
     sparse: then the first step reduces them as dense ones, and later ones gather their entries.
@@ -46,10 +46,10 @@ class TorchExchange(GradientExchange):
         process_set: ProcessSet = global_process_set,
         **options: Any,
     ) -> None:
-        self._parameters = [p for _, p in named]
+        self.parameters = [p for _, p in named]
         self._compression = None if compression is Compression.none else compression
         self._sparse_as_dense = sparse_as_dense
-        empty = [compression.compress(p.detach().new_empty(0)) for p in self._parameters]
+        empty = [compression.compress(p.detach().new_empty(0)) for p in self.parameters]
         dtypes = [wire.dtype for wire, _ in empty]
         self._contexts = [context for _, context in empty]
         super().__init__(
@@ -75,21 +75,17 @@ class TorchExchange(GradientExchange):
         )
         self._becoming: dict[int, int] = {}  # what this step found to be sparse
         self._dtypes = dtypes
-        self._strides = [_dense_strides(p) for p in self._parameters]
+        self._strides = [_dense_strides(p) for p in self.parameters]
         self.learn_places()
         self._shown = [0] * len(named)  # addresses of the reduced gradients that users see
         self._shown_sparse: dict[int, weakref.ref[torch.Tensor]] = {}
         self._lie = bytearray(len(named))  # reduced where autograd left them, in this pass
         self._pass: weakref.ref[Pass] | None = None
-        me = weakref.ref(self)  # nothing is reduced any more when the optimizer is gone
-        register: Any = torch.Tensor.register_post_accumulate_grad_hook
-        self._hooks = [
-            register(p, partial(_on_gradient, me, i)) for i, p in enumerate(self._parameters)
-        ]
+        self.hear()
 
-    def __del__(self) -> None:
-        for hook in getattr(self, "_hooks", ()):
-            hook.remove()
+    def give_up(self, name: str) -> None:
+        super().give_up(name)
+        exchanges.discard(self)  # who joins does not answer for it
 
     # The buckets.
 
@@ -101,8 +97,8 @@ class TorchExchange(GradientExchange):
         self._places = self.places()
         self._sparse.dims = self.reducer.left_out
         self._bytes_of: dict[int, torch.Tensor] = {}  # by bucket
-        self._alone = [self.reducer.in_place(i) for i in range(len(self._parameters))]
-        self._views: list[torch.Tensor | None] = [None] * len(self._parameters)
+        self._alone = [self.reducer.in_place(i) for i in range(len(self.parameters))]
+        self._views: list[torch.Tensor | None] = [None] * len(self.parameters)
         for i, alone in enumerate(self._alone):
             if (not alone or self._compression is not None) and i not in self._sparse.dims:
                 self._view(i)  # now: not in the middle of a step
@@ -116,13 +112,14 @@ class TorchExchange(GradientExchange):
                 # torch.frombuffer holds the memory object, which holds the memory.
                 memory = self.reducer.memory(bucket)
                 self._bytes_of[bucket] = torch.frombuffer(memory, dtype=torch.uint8)
-            view = _view(self._bytes_of[bucket][offset:], self._parameters[i], self._dtypes[i])
+            view = _view(self._bytes_of[bucket][offset:], self.parameters[i], self._dtypes[i])
             self._views[i] = view
         return view
 
     # The pass.
 
     def _begin(self, *, reducing: bool) -> None:
+        self.check_alive()
         if reducing:
             self._sparse.drain()  # of a pass that failed
         super()._begin(reducing=reducing)
@@ -177,17 +174,17 @@ class TorchExchange(GradientExchange):
     # The gradients.
 
     def has_gradient(self, i: int) -> bool:
-        return self._parameters[i].grad is not None
+        return self.parameters[i].grad is not None
 
     def still_stands(self, i: int) -> bool:
-        grad = self._parameters[i].grad
+        grad = self.parameters[i].grad
         if grad is None or grad.is_sparse:
             shown = self._shown_sparse.get(i)
             return grad is not None and shown is not None and shown() is grad
         return grad.data_ptr() == self._shown[i]
 
     def take(self, i: int) -> None:
-        p = self._parameters[i]
+        p = self.parameters[i]
         grad = p.grad
         assert grad is not None
         self.refuse_second_sum(i)
@@ -241,7 +238,7 @@ class TorchExchange(GradientExchange):
         self._sparse.drain()  # of what no rank used
 
     def show(self, i: int) -> None:
-        p = self._parameters[i]
+        p = self.parameters[i]
         if i in self._sparse.dims:
             self._show_sparse(i, self._sparse.finish(i))
             return
@@ -256,26 +253,23 @@ class TorchExchange(GradientExchange):
             self._show_sparse(i, p.grad.to_sparse(self._becoming[i]))
 
     def _show_sparse(self, i: int, grad: torch.Tensor) -> None:
-        p = self._parameters[i]
+        p = self.parameters[i]
         p.grad = None  # its layout may be another
         p.grad = grad
         self._shown_sparse[i] = weakref.ref(grad)
 
     def drop_gradients(self) -> None:
         self._lie = bytearray(len(self._lie))
-        for p in self._parameters:
+        for p in self.parameters:
             p.grad = None
 
-    synchronize = untraced(GradientExchange.synchronize)
+    @untraced
+    def synchronize(self) -> None:
+        self.check_alive()
+        super().synchronize()
+
     note_step = untraced(GradientExchange.note_step)
     note_zero_grad = untraced(GradientExchange.note_zero_grad)
-
-
-@untraced
-def _on_gradient(exchange: weakref.ref[TorchExchange], i: int, _: torch.Tensor) -> None:
-    present = exchange()
-    if present is not None:
-        present.on_gradient(i)
 
 
 def _view(memory: torch.Tensor, p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -68,12 +68,12 @@ def _pairs(params: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _agree(what: str, rows: list[str]) -> None:
-    """Raises Mismatch on every rank unless all ranks have the same rows."""
-    by_rank = allgather_object(rows, what)
-    for i in range(max(map(len, by_rank))):
-        values = [theirs[i] if i < len(theirs) else "nothing" for theirs in by_rank]
-        if len(set(values)) > 1:
-            given = "; ".join(f"rank {r}: {value}" for r, value in enumerate(values))
+    """Raises Mismatch on every rank unless all ranks that have not joined have the same rows."""
+    by_rank = dict(allgather_object((_world.rank(), rows), what))
+    for i in range(max(map(len, by_rank.values()))):
+        values = {r: theirs[i] if i < len(theirs) else "nothing" for r, theirs in by_rank.items()}
+        if len(set(values.values())) > 1:
+            given = "; ".join(f"rank {r}: {value}" for r, value in values.items())
             raise Mismatch(
                 f"ranks disagree on {what}, number {i}: {given}\n"
                 "  advice: build the same model on every rank"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -17,6 +18,7 @@ from farandole.common._process_set import (
     global_process_set,
     group_of,
 )
+from farandole.torch._hooked import take_over
 from farandole.torch._parameters import groups_of, named_of
 from farandole.torch._wrapped import WrappedOptimizer, check_passes
 from farandole.torch.adasum import AdasumOptimizer
@@ -37,10 +39,11 @@ class _Distributed(WrappedOptimizer):
 
     def step(self, closure: Any = None) -> Any:
         """The optimizer's own step. Gradients that were accumulated and not reduced yet (an
-        interrupted accumulation) are reduced first."""
+        interrupted accumulation) are reduced first; with a closure, whenever it returns."""
         exchange = self._exchange
         if exchange is None:
             return super().step(closure)
+        exchange.check_alive()
         for p in self._unmanaged:
             if p.grad is not None:
                 raise InvalidArgument(
@@ -49,11 +52,22 @@ class _Distributed(WrappedOptimizer):
                     "  advice: make the DistributedOptimizer after the parameters' requires_grad "
                     "is what it will be"
                 )
-        if closure is None and not self._skip:
-            exchange.synchronize()
-        result = super().step() if closure is None else super().step(closure)
+        if closure is None:
+            self._reduce_rest()
+            result = super().step()
+        else:
+            result = super().step(partial(self._reduced, closure))
         exchange.note_step()
         return result
+
+    def _reduced(self, closure: Callable[[], Any]) -> Any:
+        loss = closure()
+        self._reduce_rest()  # other ranks may have gradients where this closure made none
+        return loss
+
+    def _reduce_rest(self) -> None:
+        if not self._skip:
+            self.synchronize()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         if self._exchange is not None:
@@ -77,7 +91,10 @@ class _Distributed(WrappedOptimizer):
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate; the first one outside reduces the sum."""
-        return self._exchange.held() if self._exchange is not None else nullcontext()
+        if self._exchange is None:
+            return nullcontext()
+        self._exchange.check_alive()
+        return self._exchange.held()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         check_passes(passes)
@@ -107,6 +124,9 @@ def DistributedOptimizer(
 
     Gradients are reduced while backward still computes others; when ``backward()`` returns they are
     the same on all ranks, so that clipping, ``GradScaler`` and your own code see reduced ones.
+
+    A parameter has one DistributedOptimizer: where one that is alive has it already, the new one
+    takes over, and stepping with the older one is an error.
 
     The optimizer stays the same object, of a child class with its class' name: its state, LR
     schedulers, ``isinstance`` and ``state_dict()`` go on working. Where there is one rank, nothing
@@ -191,6 +211,7 @@ def DistributedOptimizer(
         apart = cast(AdasumOptimizer, optimizer)
         apart._named = [(n, p) for n, p in named if p.requires_grad]
         apart._compression = compression
+        take_over(p for _, p in named)
         return optimizer
     limits = Limits.of(bucket_bytes, first_bucket_bytes, in_place_bytes)
     divided = gradient_predivide_factor != 1.0
@@ -224,6 +245,8 @@ def DistributedOptimizer(
     distributed._exchange = exchange
     distributed._unmanaged = [p for _, p in named if not p.requires_grad]
     distributed._skip = False
+    if exchange is None:
+        take_over(p for _, p in named)
     return optimizer
 
 

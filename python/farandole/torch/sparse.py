@@ -1,4 +1,4 @@
-"""Sparse tensors (COO): two gathers, of indices and of values."""
+"""Sparse tensors (COO): a gather of indices and values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import torch
 
 from farandole._core import InvalidArgument
 from farandole.common._process_set import ProcessSet, global_process_set
-from farandole.torch.ops import Average, Sum, allgather_async, op_name, synchronize
+from farandole.torch import _calls
+from farandole.torch._handles import wait
+from farandole.torch.ops import Average, Sum, op_name
 
 __all__ = ["sparse_allreduce_async"]
 
@@ -24,7 +26,7 @@ def sparse_allreduce_async(
 
     Args:
         tensor: of layout ``torch.sparse_coo``, of equal shape and dtype on all ranks.
-        name: compared between ranks; the gathers are called ``name.indices`` and ``name.values``.
+        name: which tensor this is, on every rank. Without one it counts as a nameless gather.
         op: ``Average`` (the default) or ``Sum``.
         process_set: the ranks that take part. A rank that has joined has no entries, and counts in
             the mean.
@@ -35,6 +37,7 @@ def sparse_allreduce_async(
 
     Raises:
         InvalidArgument: the tensor is dense, op is another one, or this rank is not in the set.
+        Mismatch: the ranks' shapes, dtypes or ops differ; raised by the function.
 
     Example:
         >>> import torch, farandole.torch as hvd
@@ -48,22 +51,10 @@ def sparse_allreduce_async(
     chosen = Average if op is None else op
     if chosen not in (Average, Sum):
         raise InvalidArgument(f"op={op_name(op)}: sparse tensors are reduced with Average or Sum")
-    shape = tensor.shape
-    # One row an entry, since ranks have different numbers of them; not coalesced: the result is
-    # not either, and entries would be sorted for nothing.
-    indices = tensor.detach()._indices().t().contiguous()
-    values = tensor.detach()._values().contiguous()
-    label = name or f"sparse {list(shape)}"
-    flights = [
-        allgather_async(indices, f"{label}.indices", process_set),
-        allgather_async(values, f"{label}.values", process_set),
-    ]
-    size = process_set.size() or 1
+    handle = _calls.sparse_allreduce(tensor, name, chosen, process_set)
 
     def finish() -> torch.Tensor:
-        all_indices, all_values = (synchronize(flight) for flight in flights)
-        if chosen == Average:
-            all_values = all_values / size
-        return torch.sparse_coo_tensor(all_indices.t(), all_values, shape, check_invariants=False)
+        result: torch.Tensor = wait(handle)
+        return result
 
     return finish

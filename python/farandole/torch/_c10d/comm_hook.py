@@ -12,6 +12,8 @@ from torch._C._distributed_c10d import GradBucket
 from farandole import _world
 from farandole._core import InvalidArgument
 from farandole._world import Group
+from farandole.torch._c10d.engine_group import EngineGroup
+from farandole.torch._c10d.fallbacks import note_fallback
 from farandole.torch._c10d.meeting import group_beside
 from farandole.torch._c10d.shared_buckets import move_when_it_stays
 from farandole.torch._c10d.works import Work
@@ -24,8 +26,9 @@ def ddp_comm_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.
     """A communication hook for DistributedDataParallel: the mean over all ranks, by farandole.
 
     Gradients are reduced in place in DDP's own buckets, by an order of operations that nothing else
-    uses, while backward goes on. DDP's process group, of any backend, does the rest. Ranks that
-    have not called ``farandole.init()`` meet through the group's store, at the first bucket.
+    uses, while backward goes on. DDP's process group, of any backend, does the rest, such as
+    sparse gradients (``farandole.torch.distributed.fallbacks()`` counts them). Ranks that have not
+    called ``farandole.init()`` meet through the group's store, at the first bucket.
 
     Args:
         state: the process group that DDP was given, or None for all ranks.
@@ -41,6 +44,8 @@ def ddp_comm_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.
         ...     ddp.register_comm_hook(None, farandole.torch.ddp_comm_hook)
         ...     return ddp
     """
+    if bucket.buffer().layout != torch.strided:
+        return _by_ddps_group(state, bucket.buffer())
     group = _group_beside(state)
     tensor = move_when_it_stays(bucket, group)
     given = borrow(tensor, f"DDP bucket {bucket.index()}")
@@ -50,17 +55,32 @@ def ddp_comm_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.
     return cast("torch.futures.Future[torch.Tensor]", Work(handle, tensor).get_future())
 
 
+def _by_ddps_group(state: Any, gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """A sparse gradient is a bucket of its own, and lies in no buffer."""
+    group = _process_group(state)
+    if not isinstance(group, EngineGroup):  # which counts by itself
+        note_fallback("all_reduce of sparse tensors")
+    mean = gradient / group.size()
+    done = cast("dist.Work", dist.all_reduce(mean, group=group, async_op=True)).get_future()
+    return cast("torch.futures.Future[torch.Tensor]", done.then(lambda f: f.value()[0]))
+
+
 # By process group: a farandole group of the same ranks, and the world it belongs to.
 _beside: "weakref.WeakKeyDictionary[Any, tuple[Group, Group]]" = weakref.WeakKeyDictionary()
 
 
-def _group_beside(state: Any) -> Group:
+def _process_group(state: Any) -> dist.ProcessGroup:
     group = dist.group.WORLD if state is None else state
     if not isinstance(group, dist.ProcessGroup):
         raise InvalidArgument(
             f"the state of ddp_comm_hook is a {type(state).__name__}; give the process group of "
             "DistributedDataParallel, or None for all ranks"
         )
+    return group
+
+
+def _group_beside(state: Any) -> Group:
+    group = _process_group(state)
     if group not in _beside or _beside[group][1] is not _world._state.group:
         found = group_beside(group, "ddp_comm_hook")
         _beside[group] = (found, _world.world())

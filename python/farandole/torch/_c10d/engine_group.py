@@ -122,7 +122,7 @@ class EngineGroup(_ProcessGroup):  # type: ignore[misc]
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
-        self._gloo.set_timeout(timeout)
+        self._gloo._set_default_timeout(timeout)
 
     def abort(self) -> None:
         self._group.abort("torch.distributed aborted the process group")

@@ -1,0 +1,85 @@
+"""Who hears of the gradients of which parameters: of each parameter one, the newest."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+
+from farandole import _world
+from farandole._core import InvalidArgument, NotInitialized
+from farandole.torch._pass import untraced
+
+
+class Hooked:
+    """Hears of every gradient of its parameters, until it dies or another one is made over one of
+    them: two that reduce the same gradient would reduce it twice, and write into each other's."""
+
+    epoch: int  # of the world it was made in
+    names: list[str]
+    parameters: list[torch.Tensor]
+    taken: str | None = None  # the first parameter that a newer one has
+
+    def on_gradient(self, i: int) -> None:
+        raise NotImplementedError
+
+    def hear(self) -> None:
+        """Called once, when all ranks have agreed to it."""
+        take_over(self.parameters)
+        me = weakref.ref(self)  # nothing is reduced any more when the optimizer is gone
+        register: Any = torch.Tensor.register_post_accumulate_grad_hook
+        self._hooks = [
+            register(p, partial(_on_gradient, me, i)) for i, p in enumerate(self.parameters)
+        ]
+        _hearing.add(self)
+
+    def __del__(self) -> None:
+        for hook in getattr(self, "_hooks", ()):
+            hook.remove()
+
+    def give_up(self, name: str) -> None:
+        """A newer one has that parameter: this one hears of no gradient any more."""
+        self.taken = name
+        for hook in self._hooks:
+            hook.remove()
+
+    def check_alive(self) -> None:
+        """Raises InvalidArgument where a newer one has taken over, NotInitialized where its world
+        is not that of now."""
+        if _world.is_initialized() and self.epoch != _world.epoch():
+            raise NotInitialized(
+                "the world that this DistributedOptimizer was made in has ended, and this is "
+                "another one\n  advice: make the DistributedOptimizer again after init(), around a "
+                "new optimizer"
+            )
+        if self.taken is not None:
+            raise InvalidArgument(
+                f"parameter '{self.taken}' is in a DistributedOptimizer that was made later, which "
+                "reduces its gradient now; this one reduces nothing any more\n"
+                "  advice: step with the later one; or, where losses share parameters, give all "
+                "parameters to one DistributedOptimizer"
+            )
+
+
+def take_over(parameters: Iterable[torch.Tensor]) -> None:
+    """Silences who has heard of the gradients of any of these."""
+    mine = {id(p) for p in parameters}
+    for other in list(_hearing):
+        shared = (n for n, p in zip(other.names, other.parameters, strict=True) if id(p) in mine)
+        taken = next(shared, None)
+        if taken is not None:
+            _hearing.discard(other)
+            other.give_up(taken)
+
+
+@untraced
+def _on_gradient(hooked: weakref.ref[Hooked], i: int, _: torch.Tensor) -> None:
+    present = hooked()
+    if present is not None:
+        present.on_gradient(i)
+
+
+_hearing: weakref.WeakSet[Hooked] = weakref.WeakSet()
