@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -511,6 +512,12 @@ def graphs_of_tensorflow_1_work() -> None:
 def test_importing_farandole_alone_does_not_import_tensorflow() -> None:
     script = "import sys, farandole; assert 'tensorflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_compressors_have_horovods_names() -> None:
+    compression = importlib.import_module("farandole.tensorflow.compression")
+    assert compression.FP16Compressor is hvd.Compression.fp16
+    assert compression.NoneCompressor is hvd.Compression.none
 
 
 test_on_ranks = make_tests(__name__, timeout=150)

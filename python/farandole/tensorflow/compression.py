@@ -28,8 +28,11 @@ class _Half(Half):
         return bool(tensor.dtype.is_floating)
 
 
-class _Float16(_Half):
+class FP16Compressor(_Half):
     wire = tf.float16
+
+
+NoneCompressor = Plain
 
 
 class _BFloat16(_Half):
@@ -39,6 +42,6 @@ class _BFloat16(_Half):
 class Compression:
     """The compressors there are."""
 
-    none = Plain
-    fp16 = _Float16
+    none = NoneCompressor
+    fp16 = FP16Compressor
     bf16 = _BFloat16
