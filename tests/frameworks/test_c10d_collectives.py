@@ -413,16 +413,26 @@ def mistakes_are_refused_and_the_group_lives_on() -> None:
 def gloo_runs_what_we_do_not_have_and_is_counted() -> None:
     from farandole.torch.distributed import fallbacks
 
+    bitwise = dist.AllreduceOptions()
+    bitwise.reduceOp = Op.BOR
     x = torch.tensor([5 + rank()])
     dist.all_reduce(x, Op.BXOR)
     assert x.item() == 5 ^ 6
     dist.all_reduce(x, Op.BOR)
+    bits, ones = torch.tensor([1 << rank()]), torch.ones(2)
+    with dist.distributed_c10d._coalescing_manager(
+        device=torch.device("cpu"), async_ops=True
+    ) as manager:
+        works = [dist.group.WORLD.allreduce([ones]), dist.group.WORLD.allreduce([bits], bitwise)]
+    manager.wait()
+    assert works[0].is_completed()
+    assert (ones.tolist(), bits.tolist()) == ([2.0, 2.0], [3])
     indices = torch.tensor([[rank(), 2]])
     sparse = torch.sparse_coo_tensor(indices, torch.ones(2), (4,))
     dist.all_reduce(sparse)
     assert sparse.to_dense().tolist() == [1, 1, 2, 0]
     assert fallbacks() == {
-        "all_reduce with BXOR": 1, "all_reduce with BOR": 1, "all_reduce of sparse tensors": 1,
+        "all_reduce with BXOR": 1, "all_reduce with BOR": 2, "all_reduce of sparse tensors": 1,
     }  # fmt: skip
 
 

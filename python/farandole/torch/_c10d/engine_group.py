@@ -109,7 +109,10 @@ class EngineGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _by_gloo(self, kind: str, method: str, *arguments: Any) -> Any:
         note_fallback(kind)
-        return getattr(self._gloo, method)(*arguments)
+        work = getattr(self._gloo, method)(*arguments)
+        if self._coalesced is not None:
+            work.wait()  # at the end only our own works are waited for
+        return work
 
     def _start_coalescing(self, device: torch.device) -> None:
         del device
