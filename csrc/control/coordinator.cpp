@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <bit>
+#include <iterator>
+#include <map>
 #include <utility>
 
 #include "control/lifeline.h"
@@ -226,6 +228,75 @@ void Coordinator::end_abandoned(std::vector<Slot*> parts, const Slot& opener) {
     reset(*part);
   }
   for (const int member : set.members) close_message(member, true);
+}
+
+// ---- the same name for different things ----
+
+bool Coordinator::has_offered(const Slot& slot, int rank) const {
+  const int place = sets_[slot.agreed.set].place[static_cast<size_t>(rank)];
+  return place >= 0 && slot.offers[static_cast<size_t>(place)].state != Offer::State::none;
+}
+
+std::vector<int> Coordinator::present_of(const Slot& slot) const {
+  std::vector<int> present;
+  std::ranges::copy_if(sets_[slot.agreed.set].members, std::back_inserter(present),
+                       [&](int r) { return has_offered(slot, r); });
+  return present;
+}
+
+bool Coordinator::is_missing(const Slot& slot, int rank) const {
+  const int place = sets_[slot.agreed.set].place[static_cast<size_t>(rank)];
+  return place >= 0 && !joined_[static_cast<size_t>(rank)] && !has_offered(slot, rank);
+}
+
+/// Each waits for a rank that has submitted the other one instead.
+bool Coordinator::are_crossed(const Slot& a, const Slot& b) const {
+  bool instead_of_a = false, instead_of_b = false;
+  for (int r = 0; r < static_cast<int>(joined_.size()); ++r) {
+    instead_of_a |= is_missing(a, r) && has_offered(b, r);
+    instead_of_b |= is_missing(b, r) && has_offered(a, r);
+  }
+  return instead_of_a && instead_of_b;
+}
+
+void Coordinator::refuse_crossed(TimePoint before) {
+  std::map<std::string, std::vector<Slot*>> by_name;
+  for (const auto& [key, slot] : slots_)
+    if (slot->offered > 0 && !slot->complete && slot->since <= before)
+      by_name[slot->agreed.name].push_back(slot.get());
+  for (auto& [name, slots] : by_name) {
+    std::ranges::sort(slots, {}, [&](const Slot* slot) { return present_of(*slot).front(); });
+    for (size_t i = 1; i < slots.size(); ++i)
+      if (are_crossed(*slots[i - 1], *slots[i])) {
+        refuse_both(*slots[i - 1], *slots[i]);
+        break;  // both are gone
+      }
+  }
+}
+
+void Coordinator::refuse_both(Slot& a, Slot& b) {
+  const bool of_sets = a.agreed.kind == b.agreed.kind;
+  Context where;
+  where.operation = a.agreed.kind;
+  where.tensor = a.agreed.name;
+  std::string text;
+  for (const Slot* slot : {&a, &b}) {
+    const std::vector<int>& members = sets_[slot->agreed.set].members;
+    const std::vector<int> present = present_of(*slot);
+    const std::string value = of_sets ? "ranks " + describe_ranks(members) : slot->agreed.kind;
+    text += (text.empty() ? "" : "; ") + value + (present.size() > 1 ? " on ranks " : " on rank ") +
+            describe_ranks(present);
+    where.values.emplace_back(value, present);
+  }
+  const std::string what =
+      of_sets ? "process set of " + a.agreed.title() : "operation of '" + a.agreed.name + "'";
+  const Error error(ErrorCode::mismatch, "ranks disagree on the " + what + ": " + text,
+                    std::move(where), "call the same by that name on every rank");
+  for (Slot* slot : {&a, &b}) {
+    refuse(*slot, sets_[slot->agreed.set], error);
+    reset(*slot);
+  }
+  for (size_t r = 0; r < mail_.size(); ++r) close_message(static_cast<int>(r), true);
 }
 
 // ---- what is missing ----

@@ -125,6 +125,10 @@ class Coordinator {
   std::vector<Waiting> waiting() const;
   /// Tells those who have submitted it who has not.
   void tell_late(const Waiting& what);
+  /// Refuses, on all who have submitted them, operations of one name that wait since `before` for
+  /// each other's ranks: another collective, or in another set. Names of these do not meet, so it
+  /// may also be that both come everywhere, only very late.
+  void refuse_crossed(TimePoint before);
   /// Ranks that have not joined; none while nobody has.
   std::vector<int> not_joined() const;
   size_t ids() const { return by_id_.size() - free_ids_.size(); }
@@ -168,6 +172,11 @@ class Coordinator {
   void take_join(int rank);
   void count(Slot& slot, TimePoint when);
   void forget_count(Slot& slot);
+  bool has_offered(const Slot& slot, int rank) const;
+  std::vector<int> present_of(const Slot& slot) const;
+  bool is_missing(const Slot& slot, int rank) const;
+  bool are_crossed(const Slot& a, const Slot& b) const;
+  void refuse_both(Slot& a, Slot& b);
   void end_abandoned(Slot& slot);
   void end_abandoned(std::vector<Slot*> parts, const Slot& opener);
   bool is_complete(const Slot& slot) const;

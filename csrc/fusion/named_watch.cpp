@@ -148,6 +148,7 @@ std::string Named::as_something_else(const Terms& terms,
 
 void Named::check_missing(TimePoint when) {
   const EngineView view = engine_.view();
+  coordinator_->refuse_crossed(when - view.warn_after);
   const std::vector<Coordinator::Waiting> waiting = coordinator_->waiting();
   std::map<uint64_t, TimePoint> next_warning;
   std::map<std::vector<int>, std::vector<const Coordinator::Waiting*>> late;  // by who is missing

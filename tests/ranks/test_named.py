@@ -278,25 +278,37 @@ def test_a_timeout_says_who_did_not_come(spawn: Spawn) -> None:
             assert outcome.rank == 2, outcome.text
 
 
-def submit_as_something_else() -> None:
+def submit_as_something_else() -> list[str]:
+    """Two mistakes, and what comes after each of them works."""
     fd.init()
-    works("first")
-    tell("met")
+    rank, said = fd.rank(), []
+    pair = fd.split(int(rank > 1))
+    number = _core.names_of(_world.world()).add_set(pair if rank < 2 else None, [0, 1])
     x = np.ones(3)
-    if fd.rank() == 1:
-        wait(names().submit("broadcast", "mistaken", [(x, x, x.shape)], root=0, result=x))
-    wait(reduce("mistaken", x))
+    for _ in range(2):
+        if rank == 1:
+            mistaken = names().submit("broadcast", "x", [(x, x, x.shape)], root=0, result=x)
+        else:
+            mistaken = reduce("x", x)
+        with pytest.raises(fd.Mismatch) as caught:
+            wait(mistaken)
+        said.append(caught.value.verdict)
+        works("x")
+        with pytest.raises(fd.Mismatch) as caught:
+            wait(reduce("y", x, set=number if rank == 1 else 0))
+        said.append(caught.value.verdict)
+        works("y")
+    return said
 
 
-def test_a_timeout_says_what_they_submitted_instead(spawn: Spawn) -> None:
-    with spawn(2, env={"FARANDOLE_TIMEOUT": "1"}) as world:
-        world.start(submit_as_something_else)
-        for outcome in world.outcomes():
-            assert outcome.error == "Stalled", outcome.trace
-            assert (
-                "rank 1 submitted broadcast 'mistaken'" in outcome.text
-                or "rank 0 submitted all_reduce 'mistaken'" in outcome.text
-            )
+def test_one_name_for_different_things_is_refused_on_every_rank(spawn: Spawn) -> None:
+    for said in spawn(3, env={"FARANDOLE_WARN_AFTER": "0.3"}).run(submit_as_something_else):
+        kinds = "all_reduce on ranks 0, 2; broadcast on rank 1"
+        sets = "ranks 0-2 on ranks 0, 2; ranks 0-1 on rank 1"
+        assert said == 2 * [
+            f"ranks disagree on the operation of 'x': {kinds}",
+            f"ranks disagree on the process set of all_reduce 'y': {sets}",
+        ]
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
