@@ -127,6 +127,4 @@ void compute_finish(void*, TF_OpKernelContext* context) {
   if (failed) failed->report(context);
 }
 
-void compute_turn(void*, TF_OpKernelContext*) {}
-
 }  // namespace farandole::tf

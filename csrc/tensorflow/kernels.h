@@ -20,6 +20,5 @@ void compute_async(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDo
 /// for their operations, and has the outputs of all.
 void compute_start(void* kernel, TF_OpKernelContext* context);
 void compute_finish(void* kernel, TF_OpKernelContext* context);
-void compute_turn(void* kernel, TF_OpKernelContext* context);  // nothing
 
 }  // namespace farandole::tf

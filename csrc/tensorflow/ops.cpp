@@ -30,7 +30,7 @@ struct OpRow {
   const char* input;   // besides the tensors; may be null
   const char* output;  // likewise
   InferShapes shapes;
-  enum class Way : uint8_t { async, start, finish, turn } way = Way::async;
+  enum class Way : uint8_t { async, start, finish } way = Way::async;
 };
 
 constexpr OpRow kOps[] = {
@@ -44,8 +44,6 @@ constexpr OpRow kOps[] = {
     {"FarandoleStart", Tensors::many, nullptr, "handle: int64", forget_shapes, OpRow::Way::start},
     {"FarandoleFinish", Tensors::none, "handles: N * int64", "results: R", forget_shapes,
      OpRow::Way::finish},
-    // TensorFlow orders calls of functions with it, as it does stateful ops.
-    {"FarandoleTurn", Tensors::none, nullptr, nullptr, forget_shapes, OpRow::Way::turn},
 };
 
 // How an operation is described: the same for all ops, so that there is one kernel for all.
@@ -79,7 +77,7 @@ std::string add_op(const OpRow& row) {
   if (row.way == OpRow::Way::finish) {
     api.OpDefinitionBuilderAddAttr(op, "N: int >= 1");
     api.OpDefinitionBuilderAddAttr(op, ("R: " + types).c_str());
-  } else if (row.way != OpRow::Way::turn) {
+  } else {
     for (const char* attribute : kAttributes) api.OpDefinitionBuilderAddAttr(op, attribute);
   }
   api.OpDefinitionBuilderSetIsStateful(op, true);  // never merged, never folded
@@ -88,24 +86,15 @@ std::string add_op(const OpRow& row) {
   return status.ok() ? "" : status.message();
 }
 
-TF_KernelBuilder* kernel_of(const OpRow& row) {
-  switch (row.way) {
-    case OpRow::Way::async:
-      return api.NewAsyncKernelBuilder(row.name, "CPU", create_kernel, compute_async,
-                                       delete_kernel);
-    case OpRow::Way::start:
-      return api.NewKernelBuilder(row.name, "CPU", create_kernel, compute_start, delete_kernel);
-    case OpRow::Way::finish:
-      return api.NewKernelBuilder(row.name, "CPU", nullptr, compute_finish, nullptr);
-    case OpRow::Way::turn:
-      break;
-  }
-  return api.NewKernelBuilder(row.name, "CPU", nullptr, compute_turn, nullptr);
-}
-
 std::string add_kernel(const OpRow& row) {
   const Status status;
-  api.RegisterKernelBuilder(row.name, kernel_of(row), status);
+  TF_KernelBuilder* const kernel =
+      row.way == OpRow::Way::async
+          ? api.NewAsyncKernelBuilder(row.name, "CPU", create_kernel, compute_async, delete_kernel)
+      : row.way == OpRow::Way::start
+          ? api.NewKernelBuilder(row.name, "CPU", create_kernel, compute_start, delete_kernel)
+          : api.NewKernelBuilder(row.name, "CPU", nullptr, compute_finish, nullptr);
+  api.RegisterKernelBuilder(row.name, kernel, status);
   return status.ok() ? "" : status.message();
 }
 

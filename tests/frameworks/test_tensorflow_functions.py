@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from typing import Any
 
@@ -157,22 +156,25 @@ def gradients_go_through_branches_and_loops() -> None:
 
 
 @on_ranks(2)
-def a_module_with_a_distributed_step_can_be_saved() -> None:
-    class Model(tf.Module):
-        def __init__(self) -> None:
-            self.w = tf.Variable(tf.ones([3]))
+def two_functions_of_one_maker_may_be_called_together() -> None:
+    """Their operations have the same names, and they share no variable."""
 
+    def make(variable: tf.Variable, late_on: int) -> Any:
         @tf.function
-        def step(self, x: tf.Tensor) -> tf.Tensor:
-            self.w.assign_sub(gradient(self.w, tf.reduce_sum(x)))
-            return tf.reduce_sum(self.w)
+        def step(factor: tf.Tensor) -> tf.Tensor:
+            return gradient(variable, late(factor, late_on))
 
-    model = Model()
-    assert float(model.step(tf.constant([mine()]))) == -6
-    with tempfile.TemporaryDirectory() as folder:
-        tf.saved_model.save(model, folder)
-        again = tf.saved_model.load(folder)
-        assert float(again.step(tf.constant([mine()]))) == -15
+        return step
+
+    first = make(tf.Variable(tf.ones([2])), 0)
+    second = make(tf.Variable(tf.ones([2])), 1)
+
+    @tf.function
+    def both(factor: tf.Tensor) -> Any:
+        return first(factor), second(factor * 10)
+
+    for _ in range(3):
+        assert [float(v[0]) for v in both(tf.constant(mine()))] == [3, 30]
 
 
 test_on_ranks = make_tests(__name__)

@@ -50,9 +50,10 @@ class Reduction:
     @property
     def members(self) -> int:
         """How many ranks add theirs; outside of the process set an optimizer steps by itself."""
+        included = self.process_set.included()
         size = self.process_set.size()
         assert size is not None
-        return size if self.process_set.included() else 1
+        return size if included else 1
 
     @property
     def op(self) -> str:

@@ -90,7 +90,7 @@ def run_all(asks: Sequence[Ask]) -> list[list[tf.Tensor]]:
     raw = _plugin.ops()
     results = _in_pairs(raw, asks) if _plugin.uses_pairs() else [_async(raw, ask) for ask in asks]
     if not tf.executing_eagerly():
-        _graph.take_turns(raw.farandole_turn)
+        _graph.take_turns()
         for ask, made in zip(asks, results, strict=True):
             _set_shapes(ask, made)
             if not _plugin.uses_pairs() and _plugin.runs_unordered():

@@ -134,22 +134,25 @@ def _qualified_name(graph: Any) -> str:
     return ""
 
 
+_turn: tf.Variable | None = None  # written by every function with operations in it
 _in_turn: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def take_turns(turn: Callable[[], Any]) -> None:
+def take_turns() -> None:
     """Has the calls of the function that is traced run one after the other: its operations have
-    the same names in all of them.
-
-    Args:
-        turn: makes the op that has TensorFlow order calls.
-    """
+    the same names in all of them. TensorFlow orders calls that write the same variable."""
+    global _turn
     graph = _function_of(tf.compat.v1.get_default_graph())
     if graph in _in_turn or not _is_function(graph):
         return
     _in_turn.add(graph)
+    with tf.init_scope():
+        if not tf.executing_eagerly():
+            return  # in a graph of TensorFlow 1 variables wait for an initializer
+        if _turn is None:
+            _turn = tf.Variable(0, trainable=False, dtype=tf.int64, name="farandole_turn")
     with graph.as_default():
-        turn()
+        _turn.assign_add(1, read_value=False)
 
 
 def in_tensorflow_1() -> bool:
