@@ -449,17 +449,13 @@ def disagreement_is_an_error_on_all_ranks_and_the_next_call_works() -> None:
             same(hvd.allreduce(tf.ones(1), op=hvd.Sum, name="after"), [2.0])
 
     rank = hvd.rank()
-    check(
-        lambda: hvd.allreduce(tf.ones(2 + rank), name="shapes"), "shape of all_reduce '.*shapes'"
-    )
+    check(lambda: hvd.allreduce(tf.ones(2 + rank), name="shapes"), "shape of all_reduce '.*shapes'")
     check(
         lambda: hvd.allreduce(tf.cast(tf.ones(2), [tf.float32, tf.int32][rank]), name="types"),
         "dtype of all_reduce '.*types'",
     )
     check(lambda: hvd.broadcast(tf.ones(2), rank, name="roots"), "root of broadcast '.*roots'")
-    check(
-        lambda: hvd.allgather(tf.ones([1, 2 + rank]), name="rows"), "shape of all_gather '.*rows"
-    )
+    check(lambda: hvd.allgather(tf.ones([1, 2 + rank]), name="rows"), "shape of all_gather '.*rows")
     check(lambda: hvd.allreduce(tf.ones(2), op=[hvd.Sum, hvd.Max][rank], name="op"), "the op of")
 
 
