@@ -159,11 +159,8 @@ void Coordinator::forget_count(Slot& slot) {
 bool Coordinator::is_complete(const Slot& slot) const {
   if (slot.offered == slot.offers.size()) return true;
   if (joined_count_ == 0) return false;
-  const std::vector<int>& members = sets_[slot.agreed.set].members;
-  for (size_t m = 0; m < members.size(); ++m)
-    if (slot.offers[m].state == Offer::State::none && !joined_[static_cast<size_t>(members[m])])
-      return false;
-  return true;
+  return std::ranges::none_of(sets_[slot.agreed.set].members,
+                              [&](int r) { return is_missing(slot, r); });
 }
 
 void Coordinator::take_join(int rank) {
@@ -204,9 +201,7 @@ void Coordinator::end_abandoned(std::vector<Slot*> parts, const Slot& opener) {
   constexpr size_t kMostNamed = 8;
   std::ranges::sort(parts, {}, &Slot::arrival);
   const Set& set = sets_[opener.agreed.set];
-  std::vector<int> left;
-  for (size_t m = 0; m < set.members.size(); ++m)
-    if (opener.offers[m].state != Offer::State::none) left.push_back(set.members[m]);
+  const std::vector<int> left = present_of(opener);
   std::string names;
   for (size_t i = 0; i < parts.size() && i < kMostNamed; ++i)
     names += (i > 0 ? ", '" : "'") + parts[i]->agreed.name + "'";

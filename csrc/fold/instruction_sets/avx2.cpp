@@ -28,10 +28,7 @@ Words bfloat16_pairs(Floats low, Floats high) {
   return reinterpret_cast<Words>(_mm256_sub_epi16(kept, up));
 }
 
-struct Float16 {
-  using Pack = HalvesPair;
-  static constexpr size_t kBytes = 2;
-
+struct Conversions {
   static Floats widen(const Halves& halves) {
     return _mm256_cvtph_ps(reinterpret_cast<__m128i>(halves));
   }
@@ -39,14 +36,8 @@ struct Float16 {
     return reinterpret_cast<Halves>(
         _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
-
-  template <typename F, typename... Packs>
-  static Pack map(F formula, const Packs&... packs) {
-    Floats first = formula(widen(packs.first)...), second = formula(widen(packs.second)...);
-    make_canonical(first, second);
-    return {narrow(first), narrow(second)};
-  }
 };
+using Float16 = ConvertedHalves<Conversions>;
 
 }  // namespace
 }  // namespace farandole

@@ -40,10 +40,7 @@ bool any_nan(const Floats& a, const Floats& b) {
   return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0;
 }
 
-struct Float16 {
-  using Pack = HalvesPair;
-  static constexpr size_t kBytes = 2;
-
+struct Conversions {
   // The unmasked intrinsics start from an undefined vector, of which gcc 12 warns.
   static constexpr __mmask16 kAllLanes = 0xffff;
 
@@ -54,14 +51,8 @@ struct Float16 {
     return reinterpret_cast<Halves>(
         _mm512_maskz_cvtps_ph(kAllLanes, values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
-
-  template <typename F, typename... Packs>
-  static Pack map(F formula, const Packs&... packs) {
-    Floats first = formula(widen(packs.first)...), second = formula(widen(packs.second)...);
-    make_canonical(first, second);
-    return {narrow(first), narrow(second)};
-  }
 };
+using Float16 = ConvertedHalves<Conversions>;
 
 }  // namespace
 }  // namespace farandole

@@ -85,6 +85,21 @@ void make_canonical(Floats& a, Floats& b) {
   b = canonical(b);
 }
 
+/// float16 where instructions convert: `Conversions` are widen and narrow.
+template <typename Conversions>
+struct ConvertedHalves : Conversions {
+  using Pack = HalvesPair;
+  static constexpr size_t kBytes = 2;
+
+  template <typename F, typename... Packs>
+  static Pack map(F formula, const Packs&... packs) {
+    Floats first = formula(Conversions::widen(packs.first)...);
+    Floats second = formula(Conversions::widen(packs.second)...);
+    make_canonical(first, second);
+    return {Conversions::narrow(first), Conversions::narrow(second)};
+  }
+};
+
 /// float32 that is no NaN but the canonical one, rounded to bfloat16 in the upper half of each
 /// lane.
 Words rounded_to_bfloat16(const Floats& values) {
