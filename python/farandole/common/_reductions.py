@@ -19,6 +19,11 @@ def op_name(op: Any) -> str:
     return _HOROVODS_NAMES[op] if known else repr(op)
 
 
+def share(rows: int, size: int, place: int) -> int:
+    """A member's rows of what is scattered: the first have one more where they do not divide."""
+    return rows // size + (place < rows % size)
+
+
 def core_op(op: Any) -> str:
     """The engine's word."""
     if op == Adasum:

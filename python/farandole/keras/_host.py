@@ -13,6 +13,7 @@ import numpy as np
 
 from farandole import _core, _world
 from farandole._core import InvalidArgument, Mismatch
+from farandole.common._reductions import share
 
 
 def _row(source: np.ndarray[Any, Any], target: np.ndarray[Any, Any] | None) -> Any:
@@ -54,8 +55,7 @@ def reduce_scatter(value: Any, op: str, name: str | None) -> np.ndarray[Any, Any
     source = _prepared(value, "value")
     if source.ndim == 0:
         raise InvalidArgument("value has no dimension; reducescatter splits the first")
-    rows, size = len(source), _world.size()
-    mine = rows // size + (_world.rank() < rows % size)
+    mine = share(len(source), _world.size(), _world.rank())
     result = np.empty((mine, *source.shape[1:]), source.dtype)
     _submit("reduce_scatter", name, _row(source, result), op=op)
     return result

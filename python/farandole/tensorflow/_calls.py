@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from farandole import _core
 from farandole.common._process_set import members_of
+from farandole.common._reductions import share
 from farandole.tensorflow import _graph, _plugin
 from farandole.tensorflow._graph import refused
 
@@ -196,7 +197,7 @@ def _set_shapes(ask: Ask, results: list[tf.Tensor]) -> None:
             rows = None
             if ask.kind == "reduce_scatter" and shape[0] is not None:
                 members, place = members_of(ask.set)
-                rows = shape[0] // len(members) + (place < shape[0] % len(members))
+                rows = share(shape[0], len(members), place)
             result.set_shape([rows, *shape[1:]])
     if ask.kind == "all_to_all":
         results[1].set_shape([len(members_of(ask.set)[0])])

@@ -13,7 +13,7 @@ import torch
 from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.common._process_set import ProcessSet
-from farandole.common._reductions import Adasum, Average, Sum, op_name
+from farandole.common._reductions import Adasum, Average, Sum, op_name, share
 from farandole.torch import _calls
 from farandole.torch._handles import wait
 from farandole.torch._tensors import check_tensor
@@ -234,4 +234,4 @@ def _gathered(
         return result
     by_rank = _by_rank(len(grad), name, process_set)
     came = [by_rank.get(rank, 0) for rank in process_set.ranks]
-    return _padded(result, came, [_calls.share(rows, size, place) for place in range(size)])
+    return _padded(result, came, [share(rows, size, place) for place in range(size)])

@@ -16,7 +16,7 @@ import torch
 from farandole import _core, _world
 from farandole._core import InvalidArgument
 from farandole.common._process_set import ProcessSet, number_of
-from farandole.common._reductions import Adasum, Average, Sum, core_op, op_name
+from farandole.common._reductions import Adasum, Average, Sum, core_op, op_name, share
 from farandole.torch._tensors import DTYPES, borrow, check_tensor
 from farandole.torch.adasum import check_foldable, fold_rows
 
@@ -218,11 +218,6 @@ def sparse_allreduce(
         op=core_op(op),
         finish=finish,
     )
-
-
-def share(rows: int, size: int, place: int) -> int:
-    """A member's rows of what is scattered: the first have one more where they do not divide."""
-    return rows // size + (place < rows % size)
 
 
 def _scattered(tensor: torch.Tensor, what: str, process_set: ProcessSet) -> torch.Tensor:
