@@ -380,7 +380,7 @@ Host meet(const Invitation& invitation, Deadline deadline) {
     host.foreign =
         agree_on_foreign_access(host, invitation.foreign, deadline, invitation.interrupted);
   } catch (...) {  // nobody shall wait for this rank
-    host.segment->page(host.rank).state.value.store(static_cast<uint64_t>(RankState::left));
+    host.segment->page(host.rank).state.value.store(static_cast<uint64_t>(RankState::gone));
     throw;
   }
   return host;

@@ -68,6 +68,7 @@ Engine::~Engine() {
     run_completions();
   }
   run_completions();
+  show_state(RankState::gone);
 }
 
 void Engine::set_trace(std::shared_ptr<Trace> trace) {
@@ -111,7 +112,7 @@ std::shared_ptr<Lifeline> Engine::share_lifeline(FateCell& cell, uint64_t key, s
 }
 
 /// Gives back the pages of closed streams that no peer will read again: it has closed the stream
-/// too, or left. A peer that has not opened it yet may still do so, and will find ours.
+/// too, or is gone. A peer that has not opened it yet may still do so, and will find ours.
 void Engine::sweep() {
   const Segment& segment = *host_.segment;
   const std::lock_guard lock(closed_->mutex);
@@ -119,7 +120,7 @@ void Engine::sweep() {
     std::erase_if(page.readers, [&](ClosedPage::Reader& reader) {
       reader.met = reader.met || segment.listed(reader.rank, page.key);
       if (reader.met) return segment.closed(reader.rank, page.key);
-      return segment.state_of(reader.rank) == RankState::left;  // partner: leave
+      return segment.state_of(reader.rank) == RankState::gone;
     });
     if (!page.readers.empty()) return false;
     host_.segment->withdraw(host_.rank, page.key);
@@ -380,14 +381,18 @@ void Engine::look_around() {
 
 // ---- the end ----
 
+void Engine::show_state(RankState state) {
+  my_page().state.value.store(static_cast<uint64_t>(state), std::memory_order_release);
+}
+
 void Engine::begin_leaving() {
-  my_page().state.value.store(static_cast<uint64_t>(RankState::leaving), std::memory_order_release);
+  show_state(RankState::leaving);
   wake_everyone();
 }
 
 void Engine::leave() {
   left_.store(true, std::memory_order_relaxed);
-  my_page().state.value.store(static_cast<uint64_t>(RankState::left), std::memory_order_release);
+  show_state(RankState::left);
   wake_everyone();  // those who wait for us must look around
 }
 

@@ -138,6 +138,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void note_death(int rank);
   void look_around();
   void sweep();
+  void show_state(RankState state);
   RankPage& my_page() const { return host_.segment->page(host_.rank); }
 
   Host host_;

@@ -119,7 +119,7 @@ std::optional<uint64_t> Segment::find(int rank, uint64_t key) const {
 bool Segment::listed(int rank, uint64_t key) const { return entry(rank, key) != nullptr; }
 
 bool Segment::closed(int rank, uint64_t key) const {
-  if (state_of(rank) == RankState::left) return true;
+  if (state_of(rank) == RankState::gone) return true;  // partner: Engine::~Engine
   const DirectoryEntry* e = entry(rank, key);
   return e == nullptr || static_cast<EntryState>(e->state.load()) != EntryState::open;
 }

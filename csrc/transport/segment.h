@@ -33,7 +33,8 @@ enum class RankState : uint64_t {
   absent,
   present,
   leaving,  // it takes part in nothing more, but still serves others
-  left,
+  left,     // nor that, but its threads may still look at what it had opened
+  gone,     // it touches no memory of others any more
 };
 
 /// What a rank publishes under a key: where in its arena a thing lies. A withdrawn entry keeps its
@@ -93,7 +94,7 @@ class Segment {
   std::optional<uint64_t> find(int rank, uint64_t key) const;
   /// True when `rank` has published `key`, even if it has withdrawn it since.
   bool listed(int rank, uint64_t key) const;
-  /// For a key once listed: true when `rank` has no more use for it (closed, withdrawn, or left).
+  /// For a key once listed: true when `rank` has no more use for it (closed, withdrawn, or gone).
   bool closed(int rank, uint64_t key) const;
   void publish(int rank, uint64_t key, uint64_t offset);
   void close(int rank, uint64_t key);

@@ -113,7 +113,7 @@ class Shared {
   bool free_to_go(Block& block) const {
     block.met = block.met || segment().listed(block.peer, block.peer_key);
     if (block.met) return segment().closed(block.peer, block.peer_key);
-    return segment().state_of(block.peer) == RankState::left;
+    return segment().state_of(block.peer) == RankState::gone;
   }
 
   void sweep_locked() {

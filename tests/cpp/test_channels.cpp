@@ -252,7 +252,7 @@ TEST(shm_keeps_a_block_for_a_peer_that_may_still_come) {
   const size_t one = world.arena(0)->bytes_in_use();
   CHECK(one > 0);
   const auto segment = world.arena(0)->segment();
-  segment->page(1).state.value = static_cast<uint64_t>(RankState::left);
+  segment->page(1).state.value = static_cast<uint64_t>(RankState::gone);
   auto other = ours->connect(world.members()[1], kStream + 1, 1);  // sweeps
   CHECK_EQUAL(world.arena(0)->bytes_in_use(), one);
   other.reset();

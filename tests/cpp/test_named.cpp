@@ -221,3 +221,24 @@ TEST(what_is_left_of_a_call_is_refused_when_a_rank_begins_anew) {
     named->flush(patience());
   });
 }
+
+// shutdown() says so at once, while the thread that drives may be in the middle of a turn.
+TEST(a_rank_that_has_left_finds_the_memory_of_others_as_it_was) {
+  auto hosts = hosts_in_process(2, testing::World::kArenaBytes);
+  std::vector<std::shared_ptr<Group>> groups(2);
+  testing::run_ranks(2, [&](int rank) {
+    const auto index = static_cast<size_t>(rank);
+    auto engine = std::make_shared<Engine>(std::move(hosts[index]),
+                                           testing::engine_options(ProgressMode::caller));
+    groups[index] = Group::world(std::move(engine), {}, patience());
+    const auto named = Named::open(*groups[index], {});
+    std::vector<int32_t> data(10, 1);
+    CHECK_EQUAL(end_of(*named, submit(*named, "a", data)), "");
+    named->flush(patience());
+  });
+  groups[0]->engine()->leave();
+  groups[1].reset();
+  groups[0]->engine()->driver().turn(std::chrono::milliseconds(1));
+  const auto verdict = groups[0]->membership().lifeline->verdict();
+  CHECK_EQUAL(verdict ? std::string(verdict->what()) : "", "");
+}

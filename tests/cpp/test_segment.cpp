@@ -48,7 +48,7 @@ TEST(segment_directory_finds_what_is_published_until_it_is_withdrawn) {
   segment->withdraw(0, 7);
   CHECK(segment->closed(0, 7) && !segment->find(0, 7));
   segment->publish(0, 8, 0);
-  segment->page(0).state.value = static_cast<uint64_t>(RankState::left);
+  segment->page(0).state.value = static_cast<uint64_t>(RankState::gone);
   CHECK(segment->closed(0, 8));
 }
 
