@@ -8,7 +8,8 @@
 //
 // Each rank announces how many blocks it has brought through each stage; a slot of staging memory
 // is used again kStagingDepth blocks later, when the slowest reader has announced that it is past.
-// A slot of the last operation is free because its readers have all started this one.
+// A slot of the last operation is free because its readers have all started this one, but its lines
+// are in their caches still, and slow to write: operations take the slots in turn.
 #include <algorithm>
 
 #include "base/copy.h"
@@ -54,7 +55,10 @@ class Staged : public DirectPath {
       again |= step(taken_, &Staged::may_take, &Staged::take_block);
       again |= step(gathered_, &Staged::may_gather, &Staged::gather_block);
       moved |= again;
-      if (finished()) return Progress::finished;
+      if (finished()) {
+        first_slot_ += blocks_.count();
+        return Progress::finished;
+      }
       if (again && now() >= until) break;
     }
     return moved ? Progress::moved : Progress::idle;
@@ -97,7 +101,7 @@ class Staged : public DirectPath {
 
   void publish_block(uint64_t b) {
     if (shows_by_copy()) {
-      std::byte* slot = input_staging(&memory_.mine(), memory_.size(), b);
+      std::byte* slot = shown_in(memory_.rank, b);
       for (int r = 0; r < memory_.size(); ++r) {
         if (r == memory_.rank || !reads(r)) continue;
         copy(slot + blocks_.slot_of(r) * element_, what_.operation().input.data,
@@ -152,7 +156,7 @@ class Staged : public DirectPath {
     std::byte* outputs[2];
     size_t n = 0;
     if (gathers(memory_.rank) || !blocks_.two_phases()) outputs[n++] = output(mine.put);
-    if (has_gatherers()) outputs[n++] = result_staging(&memory_.mine(), memory_.size(), b);
+    if (has_gatherers()) outputs[n++] = folded_in(memory_.rank, b);
     fold_canonical_to({outputs, n}, inputs_, mine.take.count, o.input.dtype, o.op, scales_);
   }
 
@@ -160,8 +164,7 @@ class Staged : public DirectPath {
   const std::byte* shown_by(int r, uint64_t b, const Slice& take) const {
     const std::byte* whole = r == memory_.rank ? what_.operation().input.data : what_.input_of(r);
     if (whole != nullptr) return whole + take.offset * element_;
-    return input_staging(&memory_.page(r), memory_.size(), b) +
-           blocks_.slot_of(memory_.rank) * element_;
+    return shown_in(r, b) + blocks_.slot_of(memory_.rank) * element_;
   }
 
   // ---- gather ----
@@ -194,13 +197,21 @@ class Staged : public DirectPath {
     for (int r = 0; r < memory_.size(); ++r) {
       if (r == memory_.rank) continue;
       const Slice theirs = blocks_.folded_by(r, b);
-      deliver(output(theirs), result_staging(&memory_.page(r), memory_.size(), b), theirs.count);
+      deliver(output(theirs), folded_in(r, b), theirs.count);
     }
     fault_point("staged.gather");
     publish(memory_.mine().gathered, progress(memory_.sequence(), b + 1));
   }
 
   // ---- where things are ----
+
+  /// Rank r's slots for block b. An operation begins with the slot behind the last one's.
+  std::byte* shown_in(int r, uint64_t b) const {
+    return input_staging(&memory_.page(r), memory_.size(), first_slot_ + b);
+  }
+  std::byte* folded_in(int r, uint64_t b) const {
+    return result_staging(&memory_.page(r), memory_.size(), first_slot_ + b);
+  }
 
   void deliver(std::byte* to, const std::byte* from, size_t count) const {
     if (streams_)
@@ -227,6 +238,7 @@ class Staged : public DirectPath {
   std::vector<const std::byte*> inputs_;
   size_t element_ = 1;
   uint64_t published_ = 0, taken_ = 0, gathered_ = 0;
+  uint64_t first_slot_ = 0;  // blocks of all operations before: the same on all ranks
 };
 
 }  // namespace
