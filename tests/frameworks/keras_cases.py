@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib.util
+import itertools
 import json
 import os
 import pickle
@@ -631,7 +632,7 @@ def bad_arguments_are_refused() -> None:
         hvd.broadcast_global_variables(0)
     with raises(NotImplementedError, "hvd.elastic.KerasState"):
         hvd.elastic.KerasState(None)
-    with raises(NotImplementedError, "CommitStateCallback: elastic training comes later"):
+    with raises(ValueError, "state is a NoneType, which has no commit()"):
         hvd.callbacks.CommitStateCallback(None)
 
 
@@ -843,6 +844,41 @@ def metrics_are_averaged_and_must_be_alike() -> None:
     assert logs == {"loss": 1.5, "accuracy": 0.25}
     with raises(hvd.HorovodInternalError, "extra"):
         average.on_epoch_end(0, {"extra": 1.0} if hvd.rank() else {"loss": 1.0})
+
+
+@on_ranks(2)
+def a_state_is_committed_and_says_where_training_is() -> None:
+    class State:
+        epoch, batch = 2, 0
+
+        def __init__(self) -> None:
+            self.commits: list[tuple[int, int]] = []
+            self.weights: list[Any] = []
+
+        def commit(self) -> None:
+            self.commits.append((self.epoch, self.batch))
+            self.weights.append(values(model)[0])
+
+    model, state = net(), State()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
+    update = [hvd.callbacks.UpdateBatchStateCallback(state)]
+    update.append(hvd.callbacks.UpdateEpochStateCallback(state))
+    fit_part(model, [*update, hvd.callbacks.CommitStateCallback(state, batches_per_commit=3)])
+    # Epochs have 8 batches, and the count goes on over their ends.
+    first = [(2, 2), (2, 5), (3, 0)]
+    second = [(3, 0), (3, 3), (3, 6), (4, 0)]
+    third = [(4, 1), (4, 4), (4, 7), (5, 0)]
+    assert state.commits == first + second + third
+    moved = [not np.array_equal(a, b) for a, b in itertools.pairwise(state.weights)]
+    assert moved == [True] * 9 + [False]  # nothing between the last batch and the end
+    assert np.array_equal(state.weights[-1], values(model)[0])
+
+    for batches, expected in ((1, 27), (0, 3), (24, 4)):
+        state.commits.clear()
+        commit = hvd.elastic.CommitStateCallback(state, batches_per_commit=batches)
+        commit.batches_remaining = 5  # of an earlier fit
+        fit_part(model, [commit])
+        assert len(state.commits) == expected
 
 
 @on_ranks(2)
