@@ -707,6 +707,27 @@ def a_saved_model_names_the_plain_optimizer_and_resumes() -> None:
     assert_equal(loaded, alone, 1e-5)
 
 
+@on_ranks(2)
+def exported_models_have_no_operations_of_ours() -> None:
+    """Others, a server among them, load them without farandole."""
+    if backend() != "tensorflow":
+        return  # the other backends export through packages of their own
+    import tensorflow as tf
+
+    model = net()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.05)), "mse")
+    fit_part(model)
+    with tempfile.TemporaryDirectory() as name:
+        exported, saved = Path(name, "exported"), Path(name, "saved")
+        model.export(exported, verbose=False)
+        tf.saved_model.save(model, saved)
+        for path in (exported, saved):
+            assert b"Farandole" not in (path / "saved_model.pb").read_bytes()
+        loaded = tf.saved_model.load(exported)
+    x, _ = part()
+    assert np.allclose(loaded.serve(x), model.predict(x, verbose=0), atol=1e-6)
+
+
 # ---- copies ----
 
 
