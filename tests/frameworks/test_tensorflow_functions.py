@@ -210,6 +210,25 @@ def calls_in_branches_and_loops_take_turns_with_those_beside_them() -> None:
     assert float(mark) == 2
 
 
+@on_ranks(2)
+def loops_within_loops_do_not_get_mixed_up() -> None:
+    """Inner iterations are called alike in every outer one. One rank is late in the first."""
+
+    @tf.function
+    def nested(x: tf.Tensor) -> tf.Tensor:
+        rows = tf.TensorArray(tf.float32, 3)
+        for i in tf.range(3):
+            row = tf.TensorArray(tf.float32, 2)
+            for j in tf.range(2):
+                cell = x * tf.cast(10 * i + j + 1, tf.float32)
+                row = row.write(j, total(late(cell, 0) if i == 0 else cell, "cell"))
+            rows = rows.write(i, row.stack())
+        return rows.stack()
+
+    for _ in range(2):
+        assert nested(tf.constant(mine())).numpy().tolist() == [[3, 6], [33, 36], [63, 66]]
+
+
 def _untold() -> None:
     _turns.are_known = lambda: False  # type: ignore[assignment]
     prepare()
