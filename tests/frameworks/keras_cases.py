@@ -205,6 +205,27 @@ def passes_are_summed_or_averaged_as_told() -> None:
 
 
 @on_ranks(2)
+def programs_of_jax_reduce_in_the_updating_pass_alone() -> None:
+    if backend() != "jax":
+        return  # the others compute nothing of an update in other passes
+    from farandole.jax._order import token
+
+    x, y = part()
+    for eagerly in (False, True):
+        alone, model = net(), net()
+        alone.compile(keras.optimizers.SGD(0.05, gradient_accumulation_steps=4), "mse")
+        optimizer = hvd.DistributedOptimizer(
+            keras.optimizers.SGD(0.05, gradient_accumulation_steps=4), num_groups=1
+        )
+        model.compile(optimizer, "mse", run_eagerly=eagerly)
+        before = int(token()[...][0])  # it counts calls
+        model.fit(x, y, batch_size=BATCH // 2, shuffle=False, verbose=0)
+        assert int(token()[...][0]) - before == 8 // 4
+        alone.fit(*data(), batch_size=BATCH, shuffle=False, verbose=0)
+        assert_equal(model, alone, 1e-6)
+
+
+@on_ranks(2)
 def running_eagerly_equals_one_process() -> None:
     compare(lambda: keras.optimizers.SGD(0.05), run_eagerly=True)
 
