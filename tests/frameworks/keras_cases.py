@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib.util
+import itertools
 import json
 import os
 import pickle
@@ -201,6 +202,27 @@ def passes_are_summed_or_averaged_as_told() -> None:
 
     compare(lambda: keras.optimizers.SGD(0.05), wrap=passes(True), reference=twice(0.05))
     compare(lambda: keras.optimizers.SGD(0.025), wrap=passes(False), reference=twice(0.05))
+
+
+@on_ranks(2)
+def programs_of_jax_reduce_in_the_updating_pass_alone() -> None:
+    if backend() != "jax":
+        return  # the others compute nothing of an update in other passes
+    from farandole.jax._order import token
+
+    x, y = part()
+    for eagerly in (False, True):
+        alone, model = net(), net()
+        alone.compile(keras.optimizers.SGD(0.05, gradient_accumulation_steps=4), "mse")
+        optimizer = hvd.DistributedOptimizer(
+            keras.optimizers.SGD(0.05, gradient_accumulation_steps=4), num_groups=1
+        )
+        model.compile(optimizer, "mse", run_eagerly=eagerly)
+        before = int(token()[...][0])  # it counts calls
+        model.fit(x, y, batch_size=BATCH // 2, shuffle=False, verbose=0)
+        assert int(token()[...][0]) - before == 8 // 4
+        alone.fit(*data(), batch_size=BATCH, shuffle=False, verbose=0)
+        assert_equal(model, alone, 1e-6)
 
 
 @on_ranks(2)
@@ -631,7 +653,7 @@ def bad_arguments_are_refused() -> None:
         hvd.broadcast_global_variables(0)
     with raises(NotImplementedError, "hvd.elastic.KerasState"):
         hvd.elastic.KerasState(None)
-    with raises(NotImplementedError, "CommitStateCallback: elastic training comes later"):
+    with raises(ValueError, "state is a NoneType, which has no commit()"):
         hvd.callbacks.CommitStateCallback(None)
 
 
@@ -704,6 +726,27 @@ def a_saved_model_names_the_plain_optimizer_and_resumes() -> None:
     fit_part(loaded)
     assert int(loaded.optimizer.iterations) == 48
     assert_equal(loaded, alone, 1e-5)
+
+
+@on_ranks(2)
+def exported_models_have_no_operations_of_ours() -> None:
+    """Others, a server among them, load them without farandole."""
+    if backend() != "tensorflow":
+        return  # the other backends export through packages of their own
+    import tensorflow as tf
+
+    model = net()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.05)), "mse")
+    fit_part(model)
+    with tempfile.TemporaryDirectory() as name:
+        exported, saved = Path(name, "exported"), Path(name, "saved")
+        model.export(exported, verbose=False)
+        tf.saved_model.save(model, saved)
+        for path in (exported, saved):
+            assert b"Farandole" not in (path / "saved_model.pb").read_bytes()
+        loaded = tf.saved_model.load(exported)
+    x, _ = part()
+    assert np.allclose(loaded.serve(x), model.predict(x, verbose=0), atol=1e-6)
 
 
 # ---- copies ----
@@ -843,6 +886,41 @@ def metrics_are_averaged_and_must_be_alike() -> None:
     assert logs == {"loss": 1.5, "accuracy": 0.25}
     with raises(hvd.HorovodInternalError, "extra"):
         average.on_epoch_end(0, {"extra": 1.0} if hvd.rank() else {"loss": 1.0})
+
+
+@on_ranks(2)
+def a_state_is_committed_and_says_where_training_is() -> None:
+    class State:
+        epoch, batch = 2, 0
+
+        def __init__(self) -> None:
+            self.commits: list[tuple[int, int]] = []
+            self.weights: list[Any] = []
+
+        def commit(self) -> None:
+            self.commits.append((self.epoch, self.batch))
+            self.weights.append(values(model)[0])
+
+    model, state = net(), State()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
+    update = [hvd.callbacks.UpdateBatchStateCallback(state)]
+    update.append(hvd.callbacks.UpdateEpochStateCallback(state))
+    fit_part(model, [*update, hvd.callbacks.CommitStateCallback(state, batches_per_commit=3)])
+    # Epochs have 8 batches, and the count goes on over their ends.
+    first = [(2, 2), (2, 5), (3, 0)]
+    second = [(3, 0), (3, 3), (3, 6), (4, 0)]
+    third = [(4, 1), (4, 4), (4, 7), (5, 0)]
+    assert state.commits == first + second + third
+    moved = [not np.array_equal(a, b) for a, b in itertools.pairwise(state.weights)]
+    assert moved == [True] * 9 + [False]  # nothing between the last batch and the end
+    assert np.array_equal(state.weights[-1], values(model)[0])
+
+    for batches, expected in ((1, 27), (0, 3), (24, 4)):
+        state.commits.clear()
+        commit = hvd.elastic.CommitStateCallback(state, batches_per_commit=batches)
+        commit.batches_remaining = 5  # of an earlier fit
+        fit_part(model, [commit])
+        assert len(state.commits) == expected
 
 
 @on_ranks(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ import tensorflow as tf
 from rank_cases import make_tests, on_ranks
 
 import farandole.tensorflow as hvd
+from farandole.tensorflow import _turns
+from farandole.testing import run_ranks
 
 
 def prepare() -> None:
@@ -175,6 +178,121 @@ def two_functions_of_one_maker_may_be_called_together() -> None:
 
     for _ in range(3):
         assert [float(v[0]) for v in both(tf.constant(mine()))] == [3, 30]
+
+
+@on_ranks(2)
+def calls_in_branches_and_loops_take_turns_with_those_beside_them() -> None:
+    """Also where they share variables with others, which TensorFlow orders otherwise."""
+    mark = tf.Variable(0.0)
+
+    @tf.function
+    def metric(x: tf.Tensor, on: int) -> tf.Tensor:
+        return total(late(x, on), "m")
+
+    @tf.function
+    def through(x: tf.Tensor, on: int) -> tf.Tensor:
+        mark.assign_add(1.0)
+        return metric(x, on)
+
+    @tf.function
+    def outer(x: tf.Tensor, taken: tf.Tensor) -> Any:
+        first = tf.cond(taken, lambda: through(x, 0), lambda: x)
+        second = metric(x * 10, 1)
+        rows = tf.TensorArray(tf.float32, 3)
+        for i in tf.range(3):
+            rows = rows.write(i, metric(x * tf.cast(i + 1, tf.float32) * 100, 0))
+        return first, second, rows.stack(), metric(x * 1000, 1)
+
+    for _ in range(2):
+        first, second, rows, last = outer(tf.constant(mine()), tf.constant(True))
+        assert [float(v) for v in (first, second, last)] == [3, 30, 3000]
+        assert rows.numpy().tolist() == [300, 600, 900]
+    assert float(mark) == 2
+
+
+@on_ranks(2)
+def loops_within_loops_do_not_get_mixed_up() -> None:
+    """Inner iterations are called alike in every outer one. One rank is late in the first."""
+
+    @tf.function
+    def nested(x: tf.Tensor) -> tf.Tensor:
+        rows = tf.TensorArray(tf.float32, 3)
+        for i in tf.range(3):
+            row = tf.TensorArray(tf.float32, 2)
+            for j in tf.range(2):
+                cell = x * tf.cast(10 * i + j + 1, tf.float32)
+                row = row.write(j, total(late(cell, 0) if i == 0 else cell, "cell"))
+            rows = rows.write(i, row.stack())
+        return rows.stack()
+
+    for _ in range(2):
+        assert nested(tf.constant(mine())).numpy().tolist() == [[3, 6], [33, 36], [63, 66]]
+
+
+def _untold() -> None:
+    _turns.are_known = lambda: False  # type: ignore[assignment]
+    prepare()
+    two_functions_of_one_maker_may_be_called_together()
+    calls_in_branches_and_loops_take_turns_with_those_beside_them()
+
+
+@pytest.mark.timeout(80)
+def test_calls_take_turns_where_tensorflow_cannot_be_told() -> None:
+    run_ranks(2, _untold)
+
+
+class Model(tf.Module):
+    def __init__(self) -> None:
+        self.w = tf.Variable(tf.ones([3]), name="w")
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.linalg.matvec(x, self.w)
+
+    @tf.function
+    def step(self, factor: tf.Tensor, on: int) -> tf.Tensor:
+        moved = gradient(self.w, late(factor, on))
+        if tf.reduce_sum(moved) < 1000:
+            moved = total(moved, "again") / hvd.size()
+        return self.w.assign_sub(moved)
+
+
+def _save(folder: str) -> None:
+    prepare()
+    model = Model()
+    factor = tf.constant(mine())
+    assert model.step(factor, -1).numpy().tolist() == [-2] * 3
+    if hvd.rank() == 0:
+        tf.saved_model.save(model, folder)
+    hvd.barrier()
+    loaded = tf.saved_model.load(folder)
+    assert loaded(tf.ones([1, 3])).numpy().tolist() == [-6]
+
+    @tf.function
+    def both() -> Any:  # their operations have the same names
+        return loaded.step(factor, -1), model.step(factor * 10, -1)
+
+    for i in range(1, 4):
+        assert [float(w[0]) for w in both()] == [-2 - 3 * i, -2 - 30 * i]
+
+
+def _load(folder: str) -> None:
+    """In a process that has made no operation yet."""
+    prepare()
+    first, second = (tf.saved_model.load(folder) for _ in range(2))
+
+    @tf.function
+    def both(factor: tf.Tensor) -> Any:
+        return first.step(factor, -1), second.step(late(factor * 10, 0), -1)
+
+    for i in range(1, 4):
+        assert [float(w[0]) for w in both(tf.constant(mine()))] == [-2 - 3 * i, -2 - 30 * i]
+
+
+@pytest.mark.timeout(120)
+def test_a_module_with_a_distributed_step_is_saved_and_loaded(tmp_path: Path) -> None:
+    run_ranks(2, _save, str(tmp_path))
+    run_ranks(2, _load, str(tmp_path))
 
 
 test_on_ranks = make_tests(__name__)

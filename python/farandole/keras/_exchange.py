@@ -8,7 +8,7 @@ reduce, once for every list of variables; a backend adds how its tensors are red
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -83,6 +83,16 @@ class Exchange(ABC):
         Raises:
             Mismatch: the ranks' variables, options or gradients differ; says which variable.
         """
+
+    def at_update(
+        self,
+        optimizer: Any,
+        gradients: list[Any],
+        reduce: Callable[[list[Any]], list[Any]],
+    ) -> list[Any]:
+        """Reduces what the optimizer has accumulated, in the pass that updates."""
+        del optimizer
+        return reduce(gradients)  # there is no other pass, on most backends
 
     def stepped(self) -> None:  # noqa: B027 - most have nothing to do
         """The optimizer has used the gradients."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from farandole import jax as fdj
@@ -22,6 +23,17 @@ class ProgramExchange(PlannedExchange):
         super().__init__(label, reduction)
         groups = members(reduction.groups, variables)
         self._groups = [{id(variables[i]) for i in group} for group in groups]
+
+    def at_update(
+        self,
+        optimizer: Any,
+        gradients: list[Any],
+        reduce: Callable[[list[Any]], list[Any]],
+    ) -> list[Any]:
+        # Keras computes an update in every pass here, and keeps the last. All ranks have the same
+        # number of iterations, and take the same branch.
+        updates = (optimizer._iterations + 1) % optimizer.gradient_accumulation_steps == 0
+        return list(jax.lax.cond(updates, reduce, list, gradients))
 
     def kind_of(self, gradient: Any) -> str:
         del gradient

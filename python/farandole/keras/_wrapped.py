@@ -193,8 +193,11 @@ def stateless_apply_reduced(
 
 
 def _reduce_accumulated(optimizer: Any, state: State, gradients: Any) -> list[Any]:
-    reduced = state.reduce(optimizer, list(gradients), list(state.updating))
-    state.ready_exchange(optimizer).stepped()
+    exchange, variables = state.ready_exchange(optimizer), list(state.updating)
+    reduced = exchange.at_update(
+        optimizer, list(gradients), lambda ours: state.reduce(optimizer, ours, variables)
+    )
+    exchange.stepped()
     return reduced
 
 

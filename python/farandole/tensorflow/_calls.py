@@ -17,7 +17,7 @@ import tensorflow as tf
 from farandole import _core
 from farandole.common._process_set import members_of
 from farandole.common._reductions import share
-from farandole.tensorflow import _graph, _plugin
+from farandole.tensorflow import _graph, _plugin, _turns
 from farandole.tensorflow._graph import refused
 
 DTYPES = {getattr(tf, name): name for name in _core.dtypes}
@@ -91,7 +91,7 @@ def run_all(asks: Sequence[Ask]) -> list[list[tf.Tensor]]:
     raw = _plugin.ops()
     results = _in_pairs(raw, asks) if _plugin.uses_pairs() else [_async(raw, ask) for ask in asks]
     if not tf.executing_eagerly():
-        _graph.take_turns()
+        _turns.take()
         for ask, made in zip(asks, results, strict=True):
             _set_shapes(ask, made)
             if not _plugin.uses_pairs() and _plugin.runs_unordered():

@@ -74,9 +74,14 @@ _used: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 _scopes: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
-def _function_of(graph: Any) -> Any:
-    """The function (or graph of TensorFlow 1) of whose branches and loops the graph is a part."""
-    while type(graph).__name__.lstrip("_").startswith(("Cond", "While")):
+def is_part(graph: Any) -> bool:
+    """Of a function (or graph of TensorFlow 1): a branch or a loop."""
+    return type(graph).__name__.lstrip("_").startswith(("Cond", "While"))
+
+
+def function_of(graph: Any) -> Any:
+    """The function (or graph of TensorFlow 1) that the graph is a part of, or is."""
+    while is_part(graph):
         graph = graph.outer_graph
     return graph
 
@@ -92,7 +97,7 @@ def unique_name(name: str | None, kind: str) -> str:
     if tf.executing_eagerly():
         return name or ""
     # Branches and bodies of loops have numbers in their names that differ between ranks.
-    graph = _function_of(tf.compat.v1.get_default_graph())
+    graph = function_of(tf.compat.v1.get_default_graph())
     scope = _scope_of(graph)
     wanted = f"{scope}/{name or kind}" if scope else name or f"graph/{kind}"
     used = _used.setdefault(graph, set())
@@ -105,7 +110,7 @@ def unique_name(name: str | None, kind: str) -> str:
 
 
 def _scope_of(graph: Any) -> str:
-    if not _is_function(graph):
+    if not is_function(graph):
         return ""
     if graph not in _scopes:
         _scopes[graph] = _qualified_name(graph) or _plain(graph.name)
@@ -134,33 +139,12 @@ def _qualified_name(graph: Any) -> str:
     return ""
 
 
-_turn: tf.Variable | None = None  # written by every function with operations in it
-_in_turn: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def take_turns() -> None:
-    """Has the calls of the function that is traced run one after the other: its operations have
-    the same names in all of them. TensorFlow orders calls that write the same variable."""
-    global _turn
-    graph = _function_of(tf.compat.v1.get_default_graph())
-    if graph in _in_turn or not _is_function(graph):
-        return
-    _in_turn.add(graph)
-    with tf.init_scope():
-        if not tf.executing_eagerly():
-            return  # in a graph of TensorFlow 1 variables wait for an initializer
-        if _turn is None:
-            _turn = tf.Variable(0, trainable=False, dtype=tf.int64, name="farandole_turn")
-    with graph.as_default():
-        _turn.assign_add(1, read_value=False)
-
-
 def in_tensorflow_1() -> bool:
     """Whether a graph is made whose ops somebody runs by hand, in a session."""
-    return not tf.executing_eagerly() and not _is_function(tf.compat.v1.get_default_graph())
+    return not tf.executing_eagerly() and not is_function(tf.compat.v1.get_default_graph())
 
 
-def _is_function(graph: Any) -> bool:
+def is_function(graph: Any) -> bool:
     return hasattr(graph, "control_outputs")
 
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from farandole import _core, _world
 from farandole.common import _basics
+from farandole.tensorflow import _turns
 
 # Where asynchronous kernels were tested. Elsewhere each operation is a pair of ops, which asks of
 # TensorFlow nothing but what it documents.
@@ -65,6 +66,7 @@ def ops() -> Any:
             f"farandole does not work with TensorFlow {tf.__version__}: {problem.decode()}"
         )
     runs_unordered()
+    _turns.are_known()  # of functions from files, too
     return wrapped
 
 
@@ -109,4 +111,5 @@ def init(
         (0, 1)
     """
     _basics.init(comm, process_sets, **place)
+    ops()  # so that TensorFlow can load functions from files
     ready()  # graphs made in an earlier world go on in this one
