@@ -36,7 +36,8 @@ class OneShot : public DirectPath {
   bool show() override {
     if (!copies_ || shown_ == pieces_) return false;
     const Piece piece = piece_at(shown_);
-    copy_bytes(my_slot() + piece.begin, what_.operation().input.data + piece.begin, piece.bytes);
+    copy_bytes(slot_of(memory_.rank) + piece.begin, what_.operation().input.data + piece.begin,
+               piece.bytes);
     if (shown_++ > 0) publish(memory_.mine().published, shown(shown_));
     return true;
   }
@@ -72,7 +73,9 @@ class OneShot : public DirectPath {
     return {begin, std::min(piece_bytes_, what_.operation().input.bytes() - begin)};
   }
   uint64_t shown(size_t pieces) const { return progress(memory_.sequence(), pieces); }
-  std::byte* my_slot() const { return memory_.mine().one_shot[memory_.sequence() % 2]; }
+  std::byte* slot_of(int r) const {
+    return memory_.page(r).one_shot[memory_.sequence() % kOneShotSlots];
+  }
 
   bool others_show(size_t index) const {
     if (index == 0) return true;  // they have posted the operation
@@ -86,8 +89,7 @@ class OneShot : public DirectPath {
     for (int r = 0; r < memory_.size(); ++r) {
       const std::byte* mapped =
           r == memory_.rank ? what_.operation().input.data : what_.input_of(r);
-      inputs_[static_cast<size_t>(r)] =
-          mapped != nullptr ? mapped : memory_.page(r).one_shot[memory_.sequence() % 2];
+      inputs_[static_cast<size_t>(r)] = mapped != nullptr ? mapped : slot_of(r);
     }
     if (writes_later()) later_.resize(kOneShotBytes);
   }

@@ -21,7 +21,7 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kArenaBytes = size_t{64} << 20;
+constexpr size_t kArenaBytes = size_t{256} << 20;  // sparse
 constexpr int kTurnsWithoutAMove = 30'000;
 constexpr auto kDeathPatience = std::chrono::seconds(10);  // far beyond the engine's own
 constexpr size_t kMostAhead = 4;                           // operations of a stream in flight
