@@ -60,6 +60,12 @@ struct ClosedPage {
   std::vector<Reader> readers;
 };
 
+/// Numbers of a group's streams that are not the program's, which count from 0 (those of pairs:
+/// group/pairs.cpp). Channels of a stream go by its number, too, so messages have one of their own.
+inline constexpr uint64_t kNamesNumber = uint64_t{1} << 62;  // operations by name
+inline constexpr uint64_t kNegotiationNumber = kNamesNumber + 1;
+inline constexpr uint64_t kJaxNumber = kNamesNumber + 2;
+
 /// The key under which the members of a group find each other's pages of stream `number`.
 uint64_t stream_key(uint64_t group_key, uint64_t number);
 

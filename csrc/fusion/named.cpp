@@ -7,8 +7,6 @@
 namespace farandole {
 namespace {
 
-constexpr uint64_t kChannelsNumber = (uint64_t{1} << 62) + 1;  // the stream has the one before
-
 // Packing costs two copies, an operation by itself a few microseconds and no copy.
 constexpr size_t kAlone = 128 << 10;
 
@@ -29,7 +27,7 @@ Named::Named(Group& world, NamedOptions options)
       timeout_(world.defaults().timeout),
       launches_(engine_, {options.fusion_bytes, kAlone}) {
   const Connect connect = engine_.options().channels(
-      engine_, world.membership(), stream_key(world.membership().key, kChannelsNumber));
+      engine_, world.membership(), stream_key(world.membership().key, kNegotiationNumber));
   links_.resize(static_cast<size_t>(world.size()));
   for (int r = 0; r < world.size(); ++r)
     if ((r == 0) != (rank_ == 0))

@@ -13,7 +13,6 @@ namespace farandole {
 namespace {
 
 constexpr uint64_t kWorldKey = 0x5741'4c53'0000'0001;
-constexpr uint64_t kNamesNumber = uint64_t{1} << 62;  // open_stream counts from 1
 constexpr uint64_t kFateSalt = 0xfa7e'fa7e'fa7e'fa7e;
 constexpr uint64_t kFormedSalt = 0xf02d'f02d'f02d'f02d;  // keys of form() are none of split()'s
 

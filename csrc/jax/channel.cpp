@@ -7,8 +7,6 @@
 namespace farandole {
 namespace {
 
-constexpr uint64_t kNumber = (uint64_t{1} << 62) + 1;  // after that of operations by name
-
 Error invalid(const std::string& text, const std::string& advice) {
   return Error(ErrorCode::invalid_argument, text, {}, advice);
 }
@@ -17,7 +15,7 @@ Error invalid(const std::string& text, const std::string& advice) {
 
 JaxChannel::JaxChannel(std::shared_ptr<Group> group)
     : group_(std::move(group)),
-      stream_(group_->engine()->open_stream(group_->membership(), "jax", kNumber)),
+      stream_(group_->engine()->open_stream(group_->membership(), "jax", kJaxNumber)),
       loans_(group_->engine()->arena()) {}
 
 std::shared_ptr<Flight> JaxChannel::launch(JaxCall call) {
