@@ -229,8 +229,7 @@ class Staged : public DirectPath {
   }
 
   void copy(std::byte* to, const std::byte* from, const Slice& s) const {
-    (shows_past_caches_ ? stream_copy : copy_bytes)(to, from + s.offset * element_,
-                                                    s.count * element_);
+    deliver(to, from + s.offset * element_, s.count, shows_past_caches_);
   }
 
   const StreamMemory& memory_;
