@@ -10,14 +10,19 @@
 
 namespace farandole {
 
-/// Copies as much of `text` as fits, whole characters of UTF-8 only, and ends it with zero.
-inline void copy_cut(std::string_view text, char* into, size_t capacity) {
+/// As much of `text` as fits beside the zero that ends it, whole characters of UTF-8 only.
+inline std::string_view cut(std::string_view text, size_t capacity) {
   size_t n = std::min(text.size(), capacity - 1);
   const auto continues = [&](size_t i) { return (static_cast<uint8_t>(text[i]) & 0xc0) == 0x80; };
   if (n < text.size())
     while (n > 0 && continues(n)) --n;
-  std::memcpy(into, text.data(), n);
-  into[n] = 0;
+  return text.substr(0, n);
+}
+
+inline void copy_cut(std::string_view text, char* into, size_t capacity) {
+  const std::string_view fitting = cut(text, capacity);
+  std::memcpy(into, fitting.data(), fitting.size());
+  into[fitting.size()] = 0;
 }
 
 template <size_t N>

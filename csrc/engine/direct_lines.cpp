@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/own_lines.h"
 #include "engine/direct_path.h"
 #include "fold/fold.h"
 
@@ -40,7 +41,9 @@ class Lines : public DirectPath {
     Line* lines = memory_.mine().lines[memory_.sequence() % 2];
     const std::byte* from = operation.input.data;
     size_t left = shown_bytes(memory_.rank);
-    for (size_t i = 0, n = lines_for(left); i < n; ++i) {
+    const size_t n = lines_for(left);
+    own_lines(reinterpret_cast<std::byte*>(lines), n * sizeof(Line));
+    for (size_t i = 0; i < n; ++i) {
       const size_t take = std::min(left, kLinePayload);
       copy_payload(lines[i].payload, from, take);
       lines[i].flag.store(memory_.ticket, std::memory_order_release);  // partner: poll

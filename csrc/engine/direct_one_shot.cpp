@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/copy.h"
+#include "base/own_lines.h"
 #include "engine/direct_path.h"
 #include "fold/fold.h"
 
@@ -36,8 +37,9 @@ class OneShot : public DirectPath {
   bool show() override {
     if (!copies_ || shown_ == pieces_) return false;
     const Piece piece = piece_at(shown_);
-    copy_bytes(slot_of(memory_.rank) + piece.begin, what_.operation().input.data + piece.begin,
-               piece.bytes);
+    std::byte* slot = slot_of(memory_.rank) + piece.begin;
+    own_lines(slot, piece.bytes);
+    copy_bytes(slot, what_.operation().input.data + piece.begin, piece.bytes);
     if (shown_++ > 0) publish(memory_.mine().published, shown(shown_));
     return true;
   }
@@ -87,8 +89,7 @@ class OneShot : public DirectPath {
   void locate() {
     located_ = true;
     for (int r = 0; r < memory_.size(); ++r) {
-      const std::byte* mapped =
-          r == memory_.rank ? what_.operation().input.data : what_.input_of(r);
+      const std::byte* mapped = what_.readable_input_of(r);
       inputs_[static_cast<size_t>(r)] = mapped != nullptr ? mapped : slot_of(r);
     }
     if (writes_later()) later_.resize(kOneShotBytes);

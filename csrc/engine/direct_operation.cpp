@@ -17,14 +17,7 @@ void move(std::byte* to, const std::byte* from, size_t bytes) {
 
 }  // namespace
 
-void DirectOperation::start(const Operation& operation, const StreamMemory& memory) {
-  operation_ = &operation;
-  memory_ = &memory;
-  shape_.rank = memory.rank;
-  shape_.size = memory.size();
-  shape_.count = operation.count;
-  shape_.counts = operation.counts;
-  shape_.root = operation.root;
+void show_places(const Operation& operation, const StreamMemory& memory) {
   const auto place = [&](const Buffer& b) {
     if (b.count == 0) return uint64_t{0};
     const auto offset = memory.segment->offset_of(b.data, b.bytes());
@@ -34,6 +27,16 @@ void DirectOperation::start(const Operation& operation, const StreamMemory& memo
   // Relaxed: released with `posted`.
   mine.input.store(place(operation.input), std::memory_order_relaxed);
   mine.output.store(place(operation.output), std::memory_order_relaxed);
+}
+
+void DirectOperation::start(const Operation& operation, const StreamMemory& memory) {
+  operation_ = &operation;
+  memory_ = &memory;
+  shape_.rank = memory.rank;
+  shape_.size = memory.size();
+  shape_.count = operation.count;
+  shape_.counts = operation.counts;
+  shape_.root = operation.root;
 }
 
 uint64_t DirectOperation::place(int r, std::atomic<uint64_t> Places::* which) const {
@@ -99,15 +102,14 @@ size_t DirectOperation::output_bytes(int r) const {
   return has_none ? 0 : shape_.count * size_of(operation_->input.dtype);
 }
 
-void DirectOperation::finish(const std::vector<const std::byte*>& inputs, const Scales& scales,
+void DirectOperation::finish(std::span<const std::byte*> inputs, const Scales& scales,
                              std::byte* output) const {
   const Operation& o = *operation_;
   const size_t element = size_of(o.input.dtype);
   if (folds(o.kind)) {
     const Slice take = route_to_me(0).take;  // the same of every rank
-    std::vector<const std::byte*> parts = inputs;
-    for (const std::byte*& p : parts) p += take.offset * element;
-    if (take.count > 0) fold_canonical(output, parts, take.count, o.input.dtype, o.op, scales);
+    for (const std::byte*& input : inputs) input += take.offset * element;
+    if (take.count > 0) fold_canonical(output, inputs, take.count, o.input.dtype, o.op, scales);
     return;
   }
   for (size_t r = 0; r < inputs.size(); ++r) {

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "engine/backend.h"
@@ -39,6 +40,9 @@ std::unique_ptr<DirectPath> make_push(const StreamMemory& memory);
 std::unique_ptr<DirectPath> make_pull(const StreamMemory& memory);
 std::unique_ptr<DirectPath> make_staged(const StreamMemory& memory);
 
+/// Tells the other ranks, with `posted`, where this rank's buffers lie.
+void show_places(const Operation& operation, const StreamMemory& memory);
+
 /// What paths work out from the operation and the ranks' published places.
 class DirectOperation {
  public:
@@ -55,6 +59,10 @@ class DirectOperation {
 
   /// Where rank r's input (output) is mapped here; null when only its owner maps it.
   const std::byte* input_of(int r) const { return mapped(r, &Places::input, input_bytes(r)); }
+  /// Where I can read rank r's input: my own always; null when it is its owner's alone.
+  const std::byte* readable_input_of(int r) const {
+    return r == shape_.rank ? operation_->input.data : input_of(r);
+  }
   std::byte* output_of(int r) const { return mapped(r, &Places::output, output_bytes(r)); }
   /// Every rank maps all inputs, and the outputs that are written.
   bool all_shared() const;
@@ -69,8 +77,9 @@ class DirectOperation {
   bool read(int r, std::byte* to, uint64_t from, size_t bytes) const;
   bool write(int r, uint64_t to, const std::byte* from, size_t bytes) const;
 
-  /// Works out this rank's output from all inputs, given where each can be read.
-  void finish(const std::vector<const std::byte*>& inputs, const struct Scales& scales,
+  /// Works out this rank's output from all inputs, given where each can be read. Of what folds,
+  /// `inputs` end where this rank's part begins.
+  void finish(std::span<const std::byte*> inputs, const struct Scales& scales,
               std::byte* output) const;
 
  private:

@@ -145,7 +145,8 @@ class Staged : public DirectPath {
     if (from.take.count == 0) return;
     const std::byte* data = shown_by(r, b, from.take);
     std::byte* to = output(from.put);
-    const bool by_slots = input_of(r) == nullptr && is_from_one_whole(what_.operation().kind);
+    const bool by_slots =
+        what_.readable_input_of(r) == nullptr && is_from_one_whole(what_.operation().kind);
     if (to != data) deliver(to, data, from.take.count, streams_ && !by_slots);
   }
 
@@ -162,14 +163,9 @@ class Staged : public DirectPath {
     fold_canonical_to({outputs, n}, inputs_, mine.take.count, o.input.dtype, o.op, scales_);
   }
 
-  /// Rank r's input, where I can read it.
-  const std::byte* input_of(int r) const {
-    return r == memory_.rank ? what_.operation().input.data : what_.input_of(r);
-  }
-
   /// Where rank r shows what I take of block b: in its input, or in its staging memory.
   const std::byte* shown_by(int r, uint64_t b, const Slice& take) const {
-    const std::byte* whole = input_of(r);
+    const std::byte* whole = what_.readable_input_of(r);
     if (whole != nullptr) return whole + take.offset * element_;
     return shown_in(r, b) + blocks_.slot_of(memory_.rank) * element_;
   }

@@ -51,6 +51,8 @@ void ShmDirect::start(const Operation& o, uint32_t) {
   if (o.kind == Collective::barrier) return;
   const PathRow* forced = path_named(o.algorithm);
   path_ = &path(forced != nullptr ? forced->path : choose_path(question(o, false), tuning_));
+  // Nobody looks at the places of lines, which wait for no line that peers have just read.
+  if (which_ != PathKind::lines) show_places(o, memory_);
   path_->start(o);
 }
 

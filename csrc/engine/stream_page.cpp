@@ -44,10 +44,38 @@ std::string first_name(const std::vector<Descriptor>& by_rank) {
   return "";
 }
 
+/// Multiplies and folds, word by word.
+class Hash {
+ public:
+  void add(uint64_t word) { value_ = (std::rotl(value_, 23) ^ word) * 0xff51afd7ed558ccd; }
+  void add(double value) { add(std::bit_cast<uint64_t>(value)); }
+  void add(std::string_view text) {
+    add(text.size());
+    for (; !text.empty(); text.remove_prefix(std::min(text.size(), sizeof(uint64_t)))) {
+      uint64_t word = 0;
+      std::memcpy(&word, text.data(), std::min(text.size(), sizeof word));
+      add(word);
+    }
+  }
+  void add(std::span<const size_t> counts) {
+    add(counts.size());
+    for (const size_t n : counts) add(n);
+  }
+  uint64_t value() const { return value_ ^ value_ >> 32; }
+
+ private:
+  uint64_t value_ = 0x9e3779b97f4a7c15;
+};
+
 uint64_t hash_of(std::span<const size_t> counts) {
-  uint64_t h = counts.size();
-  for (const size_t n : counts) h = (std::rotl(h, 23) ^ n) * 0xff51afd7ed558ccd;
-  return h ^ h >> 32;
+  Hash hash;
+  hash.add(counts);
+  return hash.value();
+}
+
+/// send and recv are two ends of one operation.
+Collective common_name(Collective kind) {
+  return kind == Collective::recv ? Collective::send : kind;
 }
 
 /// "3, 0, 5"; what does not fit into `most` characters is cut, and the hash of all stands instead.
@@ -70,8 +98,8 @@ std::string text_of(std::span<const size_t> counts, size_t most) {
 
 Descriptor describe(const Operation& o) {
   Descriptor d;
-  std::memset(static_cast<void*>(&d), 0, sizeof d);                 // padding is hashed too
-  d.kind = o.kind == Collective::recv ? Collective::send : o.kind;  // two ends of one operation
+  std::memset(static_cast<void*>(&d), 0, sizeof d);  // texts are short, and all of it is shared
+  d.kind = common_name(o.kind);
   d.dtype = o.input.dtype;
   d.op = o.op;
   d.level = o.level;
@@ -81,26 +109,22 @@ Descriptor describe(const Operation& o) {
   d.postscale = o.postscale;
   copy_cut(o.algorithm, d.algorithm);
   copy_cut(o.name, d.name);
-  if (!o.counts.empty()) {
-    d.counts_hash = hash_of(o.counts);
-    copy_cut(text_of(o.counts, sizeof d.counts), d.counts);
-  }
+  if (!o.counts.empty()) copy_cut(text_of(o.counts, sizeof d.counts), d.counts);
   return d;
 }
 
-uint32_t hash_of(const Descriptor& d) {
-  // Multiply and fold by words; the tail of an unused name is all zero and is skipped.
-  const auto* words = reinterpret_cast<const char*>(&d);
-  const size_t used = d.name[0] == 0 && d.algorithm[0] == 0 ? offsetof(Descriptor, algorithm)
-                                                            : offsetof(Descriptor, counts);
-  uint64_t h = 0x9e3779b97f4a7c15;
-  for (size_t i = 0; i + 8 <= used; i += 8) {
-    uint64_t w = 0;
-    std::memcpy(&w, words + i, 8);
-    h = (std::rotl(h, 23) ^ w) * 0xff51afd7ed558ccd;
-  }
-  h ^= h >> 32;
-  const auto hash = static_cast<uint32_t>(h);
+uint32_t hash_of(const Operation& o) {
+  Hash h;
+  h.add(static_cast<uint64_t>(common_name(o.kind)) | static_cast<uint64_t>(o.input.dtype) << 8 |
+        static_cast<uint64_t>(o.op) << 16 | static_cast<uint64_t>(o.level) << 24 |
+        static_cast<uint64_t>(static_cast<uint32_t>(o.root)) << 32);
+  h.add(o.count);
+  h.add(o.prescale);
+  h.add(o.postscale);
+  h.add(cut(o.algorithm, sizeof Descriptor::algorithm));  // no more than others can be shown
+  h.add(cut(o.name, sizeof Descriptor::name));
+  h.add(std::span(o.counts));
+  const auto hash = static_cast<uint32_t>(h.value());
   return hash != 0 ? hash : 1;  // a line never used bears the flag 0, which is a number after 2^32
 }
 

@@ -15,7 +15,7 @@
 
 namespace farandole {
 
-/// The facts on which all ranks must agree, fixed in size so that they can be hashed and shared.
+/// The facts on which all ranks must agree, fixed in size so that they can be shared.
 struct Descriptor {
   Collective kind;
   DType dtype;
@@ -24,13 +24,13 @@ struct Descriptor {
   int32_t root;
   uint64_t count;
   double prescale, postscale;
-  uint64_t counts_hash;
   char algorithm[32];
   char name[192];
-  char counts[96];  // as text, for people; cut ones tell themselves apart by their hash
+  char counts[96];  // cut ones tell themselves apart by their hash
 };
 Descriptor describe(const Operation& operation);
-uint32_t hash_of(const Descriptor& descriptor);
+/// Of the same facts; never 0.
+uint32_t hash_of(const Operation& operation);
 
 /// Where a rank's buffers lie for one operation: offset in the segment + 1 where all ranks map
 /// them, else kForeign and the address in their owner; 0 for an empty buffer.
