@@ -35,7 +35,7 @@ std::vector<Host> hosts_in_process(int size, size_t arena_bytes) {
            usable_cpus(),
            Fd(checked(::fcntl(doorbells[static_cast<size_t>(p)].get(), F_DUPFD_CLOEXEC, 0), "dup")),
            Fd()});
-    segment->page(r).state.value.store(static_cast<uint64_t>(RankState::present));
+    segment->show_state(r, RankState::present);
     hosts.push_back(std::move(host));
   }
   return hosts;

@@ -269,8 +269,7 @@ Host assemble(int rank, std::shared_ptr<Segment> segment, const std::vector<Memb
                           unpack_cpus(members[r].cpus),
                           std::move(fds[2 * r]),
                           std::move(fds[2 * r + 1])});
-  host.segment->page(rank).state.value.store(static_cast<uint64_t>(RankState::present),
-                                             std::memory_order_release);
+  host.segment->show_state(rank, RankState::present);
   return host;
 }
 
@@ -380,7 +379,7 @@ Host meet(const Invitation& invitation, Deadline deadline) {
     host.foreign =
         agree_on_foreign_access(host, invitation.foreign, deadline, invitation.interrupted);
   } catch (...) {  // nobody shall wait for this rank
-    host.segment->page(host.rank).state.value.store(static_cast<uint64_t>(RankState::gone));
+    host.segment->show_state(host.rank, RankState::gone);
     throw;
   }
   return host;

@@ -381,10 +381,6 @@ void Engine::look_around() {
 
 // ---- the end ----
 
-void Engine::show_state(RankState state) {
-  my_page().state.value.store(static_cast<uint64_t>(state), std::memory_order_release);
-}
-
 void Engine::begin_leaving() {
   show_state(RankState::leaving);
   wake_everyone();

@@ -138,7 +138,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void note_death(int rank);
   void look_around();
   void sweep();
-  void show_state(RankState state);
+  void show_state(RankState state) { host_.segment->show_state(host_.rank, state); }
   RankPage& my_page() const { return host_.segment->page(host_.rank); }
 
   Host host_;

@@ -86,6 +86,10 @@ RankState Segment::state_of(int rank) const {
   return static_cast<RankState>(page(rank).state.value.load(std::memory_order_acquire));
 }
 
+void Segment::show_state(int rank, RankState state) const {
+  page(rank).state.value.store(static_cast<uint64_t>(state), std::memory_order_release);
+}
+
 std::span<std::byte> Segment::arena(int rank) const {
   return {base_ + arenas_begin_ + static_cast<size_t>(rank) * arena_bytes_, arena_bytes_};
 }

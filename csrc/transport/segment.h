@@ -84,6 +84,8 @@ class Segment {
   int ranks() const { return ranks_; }
   RankPage& page(int rank) const;
   RankState state_of(int rank) const;
+  /// Of this process's own rank.
+  void show_state(int rank, RankState state) const;
   std::span<std::byte> arena(int rank) const;
 
   /// Offset of [data, data + bytes) when all of it lies in the arenas.
