@@ -573,10 +573,6 @@ def groups_that_differ_or_are_wrong_are_named() -> None:
 @on_ranks(3)
 def a_process_set_reduces_and_others_step_by_themselves() -> None:
     ends = hvd.add_process_set([0, 2])
-    if backend() == "jax":
-        with raises(ValueError, "JAX", "one order of collectives", "KERAS_BACKEND"):
-            hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=ends)
-        return
     for option in ({}, {"num_groups": 1}, {"gradient_predivide_factor": 2.0}):
         variables = [keras.Variable(np.zeros(n, "float32"), name=f"v{n}") for n in (1, 5)]
         if hvd.rank() == 1:
