@@ -875,6 +875,32 @@ def a_model_that_is_built_by_its_first_batch_is_broadcast_after_it() -> None:
 
 
 @on_ranks(2)
+def a_model_that_is_built_on_one_rank_alone_equals_one_process() -> None:
+    """On TensorFlow the other one builds it in its first step, which it traces twice."""
+
+    def unbuilt() -> Any:
+        keras.utils.set_random_seed(1)
+        return keras.Sequential([keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
+
+    def sgd() -> Any:
+        return keras.optimizers.SGD(0.05, momentum=0.5)
+
+    alone = unbuilt()
+    alone.compile(sgd(), "mse")
+    fit(alone, *data(), BATCH)
+    broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    for with_optimizer, callbacks in itertools.product((False, True), ([], [broadcast])):
+        model, optimizer = unbuilt(), hvd.DistributedOptimizer(sgd())
+        if hvd.rank() == 1:
+            model.build((None, 8))
+            if with_optimizer:
+                optimizer.build(model.trainable_variables)
+        model.compile(optimizer, "mse")
+        fit_part(model, callbacks)
+        assert_equal(model, alone, 1e-6)
+
+
+@on_ranks(2)
 def metrics_are_averaged_and_must_be_alike() -> None:
     average = hvd.callbacks.MetricAverageCallback()
     logs = {"loss": 1.0 + hvd.rank(), "accuracy": 0.5 * hvd.rank()}
