@@ -109,7 +109,7 @@ void leave(Group& group) {
     group.engine()->leave();
     group.engine()->driver().stop();
   }
-  if (const auto channel = jax_channel(); channel && channel->group().get() == &group)
+  if (const auto channel = jax_channel(); channel && channel->world().get() == &group)
     set_jax_channel(nullptr);
   finish_trace(group.engine()->trace());
 }

@@ -1,5 +1,6 @@
 // JAX's programs: what XLA calls, and the world that it is called in.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include "bindings/bind.h"
 #include "engine/fork.h"
@@ -12,11 +13,12 @@ py::capsule capsule_of(ffi::Handler* handler) {
   return py::capsule(reinterpret_cast<void*>(handler));
 }
 
-void attach(const std::shared_ptr<Group>& world) {
+void attach(const std::shared_ptr<Group>& world, const JaxChannel::Sets& sets) {
   refuse_in_child();
-  const auto present = jax_channel();
-  if (present && present->group() == world) return;
-  set_jax_channel(std::make_shared<JaxChannel>(world));
+  auto channel = jax_channel();
+  if (!channel || channel->world() != world) channel = std::make_shared<JaxChannel>(world);
+  channel->know(sets);
+  set_jax_channel(std::move(channel));
 }
 
 /// (size, offsets of the members) of a struct of ours.
@@ -78,8 +80,9 @@ void bind_jax(py::module_& module) {
         return by_platform;
       },
       "The handlers of the target 'farandole_collective', by platform.");
-  jax.def("attach", &attach, py::arg("world"),
-          "Calls belong to this world from now on. Waits for nobody.");
+  jax.def("attach", &attach, py::arg("world"), py::arg("sets"),
+          "Calls belong to this world from now on, or to one of these process sets by their ranks. "
+          "Waits for nobody.");
   jax.def(
       "begin_anew",
       [] {

@@ -119,6 +119,7 @@ JaxCall read_call(const ffi::CallFrame& frame) {
   call.options.postscale = factor(attributes, "postscale");
   call.options.root = whole(attributes, "root");
   call.options.name = text(attributes, "label");
+  call.ranks = text(attributes, "ranks");
   call.size = whole(attributes, "size");
   for (int64_t i = 0; i + 1 < frame.arguments.size; ++i)
     call.members.push_back({buffer_of(frame.arguments, i), buffer_of(frame.results, i)});

@@ -13,32 +13,61 @@ Error invalid(const std::string& text, const std::string& advice) {
 
 }  // namespace
 
-JaxChannel::JaxChannel(std::shared_ptr<Group> group)
-    : group_(std::move(group)),
-      stream_(group_->engine()->open_stream(group_->membership(), "jax", kJaxNumber)),
-      loans_(group_->engine()->arena()) {}
+JaxChannel::JaxChannel(std::shared_ptr<Group> world)
+    : world_(std::move(world)), loans_(world_->engine()->arena()) {
+  know({});
+}
+
+JaxChannel::Lane JaxChannel::lane_of(const std::string& ranks, std::shared_ptr<Group> group) {
+  const std::string label = ranks.empty() ? "jax" : "jax " + ranks;
+  auto stream = group->engine()->open_stream(group->membership(), label, kJaxNumber);
+  return {std::move(group), std::move(stream)};
+}
+
+void JaxChannel::know(const Sets& sets) {
+  const std::lock_guard lock(launching_);
+  Sets wanted = sets;
+  wanted[""] = world_;
+  std::erase_if(lanes_, [&](const auto& known) {
+    const auto found = wanted.find(known.first);
+    return found == wanted.end() || found->second != known.second.group;
+  });
+  for (auto& [ranks, group] : wanted)
+    if (!lanes_.contains(ranks)) lanes_.emplace(ranks, lane_of(ranks, std::move(group)));
+}
+
+const JaxChannel::Lane& JaxChannel::lane_for(const JaxCall& call) const {
+  const auto found = lanes_.find(call.ranks);
+  if (found == lanes_.end())
+    throw invalid("the program was made for the process set " + call.ranks +
+                      ", which is not registered, or this rank is not in it",
+                  "call add_process_set() on every rank before the program runs");
+  const Lane& lane = found->second;
+  if (call.size != lane.group->size())
+    throw invalid("the program was made for " + std::to_string(call.size) + " ranks, and runs on " +
+                      std::to_string(lane.group->size()),
+                  "call jax.clear_caches() after joining another world");
+  return lane;
+}
 
 std::shared_ptr<Flight> JaxChannel::launch(JaxCall call) {
   refuse_in_child();
-  if (call.size != group_->size())
-    throw invalid("the program was made for " + std::to_string(call.size) + " ranks, and runs on " +
-                      std::to_string(group_->size()),
-                  "call jax.clear_caches() after joining another world");
   const std::lock_guard lock(launching_);
-  take_turn(call);
-  auto flight = std::make_shared<Flight>(*group_, std::move(call));
-  flight->launch(stream_, loans_);
+  const Lane& lane = lane_for(call);
+  take_turn(call, *lane.group);
+  auto flight = std::make_shared<Flight>(lane.group, std::move(call));
+  flight->launch(lane.stream, loans_);
   return flight;
 }
 
-void JaxChannel::take_turn(const JaxCall& call) {
+void JaxChannel::take_turn(const JaxCall& call, Group& group) {
   const uint32_t due = next_.value_or(call.position);
   if (call.position == due) {
     next_ = due + 1;
     return;
   }
   Context where;
-  where.rank = group_->members()[static_cast<size_t>(group_->rank())];
+  where.rank = world_->rank();
   where.operation = name_of(call.kind);
   where.tensor = call.options.name;
   const Error error(ErrorCode::invalid_argument,
@@ -46,7 +75,7 @@ void JaxChannel::take_turn(const JaxCall& call) {
                         std::to_string(where.rank) + " is out of order: it comes as call " +
                         std::to_string(call.position) + ", and " + std::to_string(due) + " is next",
                     where, "run programs with collectives from one Python thread");
-  group_->abort(error);
+  group.abort(error);
   throw error;
 }
 

@@ -1,9 +1,12 @@
-// The calls of JAX's programs in one world: a stream of their own, in one order.
+// The calls of JAX's programs in one world: one order on this rank for all of them, and for the
+// world and each process set a stream of its own.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 
 #include "jax/flight.h"
 
@@ -11,13 +14,20 @@ namespace farandole {
 
 class JaxChannel {
  public:
-  /// On every rank, at any time; waits for nobody.
-  explicit JaxChannel(std::shared_ptr<Group> group);
+  /// Process sets by their ranks, as programs write them.
+  using Sets = std::map<std::string, std::shared_ptr<Group>>;
 
-  const std::shared_ptr<Group>& group() const { return group_; }
+  /// On every rank, at any time; waits for nobody.
+  explicit JaxChannel(std::shared_ptr<Group> world);
+
+  const std::shared_ptr<Group>& world() const { return world_; }
+
+  /// Calls find these sets from now on, of all that this rank is in, and no others. Like the
+  /// constructor.
+  void know(const Sets& sets);
 
   /// Any thread. Checks the call and its place in the order; throws what is wrong. A call out of
-  /// order fails the group: what the other ranks would reduce it with is not known.
+  /// order fails its group: what the other ranks would reduce it with is not known.
   std::shared_ptr<Flight> launch(JaxCall call);
 
   /// A new order begins: whatever position comes next is its first.
@@ -26,12 +36,19 @@ class JaxChannel {
   std::optional<Error> last_error() const;
 
  private:
-  void take_turn(const JaxCall& call);
+  struct Lane {
+    std::shared_ptr<Group> group;
+    std::shared_ptr<Stream> stream;
+  };
 
-  std::shared_ptr<Group> group_;
-  std::shared_ptr<Stream> stream_;
+  static Lane lane_of(const std::string& ranks, std::shared_ptr<Group> group);
+  const Lane& lane_for(const JaxCall& call) const;
+  void take_turn(const JaxCall& call, Group& group);
+
+  std::shared_ptr<Group> world_;
   Loans loans_;
-  std::mutex launching_;  // held while a call takes its turn and goes out; guards next_
+  std::mutex launching_;  // held while a call takes its turn and goes out; guards the next two
+  std::map<std::string, Lane> lanes_;
   std::optional<uint32_t> next_;
   mutable std::mutex error_mutex_;  // guards last_error_
   std::optional<Error> last_error_;

@@ -32,9 +32,10 @@ CutItem cut_item(const JaxCall& call, const Member& member) {
 
 }  // namespace
 
-Flight::Flight(Group& group, JaxCall call) : group_(group), call_(std::move(call)) {
+Flight::Flight(std::shared_ptr<Group> group, JaxCall call)
+    : group_(std::move(group)), call_(std::move(call)) {
   for (const Member& m : call_.members)
-    checked_shape(call_.kind, m.input, m.output, call_.options, group_.rank(), group_.size());
+    checked_shape(call_.kind, m.input, m.output, call_.options, group_->rank(), group_->size());
   plan();
 }
 
@@ -77,7 +78,7 @@ void Flight::launch(const std::shared_ptr<Stream>& stream, Loans& loans) {
     try {
       submit(pack, stream, loans);
     } catch (const Error& error) {  // what is under way already ends first
-      group_.abort(error);          // nobody waits for what this rank will not send
+      group_->abort(error);         // nobody waits for what this rank will not send
       if (!error_) error_ = error;
     }
   }
@@ -88,8 +89,8 @@ void Flight::submit(Pack& pack, const std::shared_ptr<Stream>& stream, Loans& lo
   if (pack.members.size() == 1) member = call_.members[pack.members.front()];
   if (pack.members.size() > 1) member.input = member.output = fill(pack, loans);
   const bool quick = packs_.size() == 1 && pack.bytes <= kQuickBytes;
-  pack.handle = group_.begin_on(stream, call_.kind, member.input, member.output, options_of(pack),
-                                quick ? kLooks : 0);
+  pack.handle = group_->begin_on(stream, call_.kind, member.input, member.output, options_of(pack),
+                                 quick ? kLooks : 0);
 }
 
 bool Flight::is_over() const {
@@ -103,7 +104,7 @@ std::optional<Error> Flight::finish() {
       pack.handle.wait();
     } catch (const Error& error) {
       // Ranks that disagree may have cut differently: for the packs after it one would wait alone.
-      if (!error_ && &pack != &packs_.back()) group_.abort(error);
+      if (!error_ && &pack != &packs_.back()) group_->abort(error);
       if (!error_) error_ = error;
     }
   }

@@ -15,7 +15,7 @@ namespace farandole {
 class Flight {
  public:
   /// Throws Error(invalid_argument) for what this rank can know to be wrong.
-  Flight(Group& group, JaxCall call);
+  Flight(std::shared_ptr<Group> group, JaxCall call);
 
   /// Submits all operations to the stream, in the order that all ranks have. Whoever launches has
   /// finish() called, by itself or by another thread that is at hand.
@@ -39,7 +39,7 @@ class Flight {
   void unpack(const Pack& pack) const;
   Options options_of(const Pack& pack) const;
 
-  Group& group_;
+  const std::shared_ptr<Group> group_;
   const JaxCall call_;
   std::vector<Pack> packs_;
   std::optional<Error> error_;  // the first

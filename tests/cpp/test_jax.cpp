@@ -62,8 +62,8 @@ const ffi::Api kApi{
 class Frame {
  public:
   Frame(std::vector<std::vector<int32_t>>& arrays, uint32_t position, int size,
-        std::string_view label)
-      : token_(position), size_(size), label_(label) {
+        std::string_view label, std::string_view ranks = "")
+      : token_(position), size_(size), label_(label), ranks_(ranks) {
     for (auto& array : arrays) add(array.data(), static_cast<int64_t>(array.size()), 4);
     add(&token_, 1, 8);
     for (ffi::Buffer& buffer : buffers_) values_.push_back(&buffer);
@@ -73,7 +73,7 @@ class Frame {
     frame_.api = &kApi;
     frame_.stage = ffi::Stage::execute;
     frame_.arguments = frame_.results = values;
-    frame_.attributes = {sizeof(ffi::Attributes), nullptr,       7,
+    frame_.attributes = {sizeof(ffi::Attributes), nullptr,       8,
                          attribute_types_.data(), names_.data(), attributes_.data()};
   }
   Frame(const Frame&) = delete;
@@ -104,24 +104,26 @@ class Frame {
   uint32_t token_;
   int64_t root_ = 0, size_;
   double one_ = 1;
-  std::string label_;
-  ffi::Text kind_{"all_reduce", 10}, op_{"sum", 3}, text_{label_.data(), label_.size()};
+  std::string label_, ranks_;
+  ffi::Text kind_{"all_reduce", 10}, op_{"sum", 3}, text_{label_.data(), label_.size()},
+      members_{ranks_.data(), ranks_.size()};
   ffi::Scalar factor_{12, &one_}, whole_root_{5, &root_}, whole_size_{5, &size_};
-  std::array<ffi::Text, 7> texts_{{{"kind", 4},
+  std::array<ffi::Text, 8> texts_{{{"kind", 4},
                                    {"label", 5},
                                    {"op", 2},
                                    {"postscale", 9},
                                    {"prescale", 8},
+                                   {"ranks", 5},
                                    {"root", 4},
                                    {"size", 4}}};
-  std::array<ffi::Text*, 7> names_{&texts_[0], &texts_[1], &texts_[2], &texts_[3],
-                                   &texts_[4], &texts_[5], &texts_[6]};
-  std::array<void*, 7> attributes_{&kind_,   &text_,       &op_,        &factor_,
-                                   &factor_, &whole_root_, &whole_size_};
-  std::array<ffi::AttributeType, 7> attribute_types_{
+  std::array<ffi::Text*, 8> names_{&texts_[0], &texts_[1], &texts_[2], &texts_[3],
+                                   &texts_[4], &texts_[5], &texts_[6], &texts_[7]};
+  std::array<void*, 8> attributes_{&kind_,   &text_,    &op_,         &factor_,
+                                   &factor_, &members_, &whole_root_, &whole_size_};
+  std::array<ffi::AttributeType, 8> attribute_types_{
       ffi::AttributeType::string, ffi::AttributeType::string, ffi::AttributeType::string,
-      ffi::AttributeType::scalar, ffi::AttributeType::scalar, ffi::AttributeType::scalar,
-      ffi::AttributeType::scalar};
+      ffi::AttributeType::scalar, ffi::AttributeType::scalar, ffi::AttributeType::string,
+      ffi::AttributeType::scalar, ffi::AttributeType::scalar};
   std::vector<std::unique_ptr<int64_t>> dims_;
   std::vector<ffi::Buffer> buffers_;
   std::vector<ffi::ValueType> types_;
@@ -202,6 +204,41 @@ TEST(calls_are_counted_and_refused_out_of_order) {
     Frame strange(arrays, 0, 1, "x");
     static_cast<ffi::Buffer*>(strange.raw().arguments.values[0])->dtype = 15;  // complex64
     CHECK(contains(strange.run(), "element type 15"));
+  });
+}
+
+TEST(process_sets_have_streams_of_their_own_and_one_order) {
+  testing::run_groups(3, ProgressMode::automatic, [](const std::shared_ptr<Group>& world) {
+    const auto sum = [](const std::shared_ptr<JaxChannel>& channel, const std::string& ranks,
+                        int size, uint32_t position) {
+      std::vector<int32_t> array(10'000, channel->world()->rank() + 1);
+      const Buffer buffer = testing::buffer_of(array, DType::int32);
+      JaxCall call;
+      call.kind = Collective::all_reduce;
+      call.ranks = ranks;
+      call.size = size;
+      call.position = position;
+      call.members.push_back({buffer, buffer});
+      if (const auto error = channel->launch(std::move(call))->finish()) throw Error(*error);
+      return array.back();
+    };
+    const bool in = world->rank() != 1;
+    const auto ends = world->split(in ? 0 : -1, 0, patience());
+    const auto channel = std::make_shared<JaxChannel>(world);
+    if (in) channel->know({{"[0, 2]", ends}});
+    uint32_t next = 0;
+    CHECK_EQUAL(sum(channel, "", 3, next++), 6);
+    if (in) {
+      CHECK_EQUAL(sum(channel, "[0, 2]", 2, next++), 4);
+    } else {
+      CHECK_THROWS(sum(channel, "[0, 2]", 2, next), Error, contains(e.what(), "set [0, 2], which"));
+    }
+    CHECK_EQUAL(sum(channel, "", 3, next++), 6);
+    if (in)  // which fails the set alone
+      CHECK_THROWS(sum(channel, "[0, 2]", 2, next + 1), Error, contains(e.what(), "out of order"));
+    channel->know({});
+    CHECK_THROWS(sum(channel, "[0, 2]", 2, next), Error, contains(e.what(), "set [0, 2], which"));
+    CHECK_EQUAL(sum(channel, "", 3, next++), 6);
   });
 }
 

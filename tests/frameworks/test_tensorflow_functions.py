@@ -70,6 +70,27 @@ def a_function_and_its_caller_may_use_the_same_name() -> None:
 
 
 @on_ranks(2)
+def a_function_that_one_rank_alone_traces_twice_keeps_its_names() -> None:
+    """As TensorFlow does where a function makes variables, also one that another calls."""
+    made = [tf.Variable([0.0])] if hvd.rank() == 1 else []
+
+    @tf.function
+    def inner(factor: tf.Tensor) -> tf.Tensor:
+        if not made:
+            made.append(tf.Variable([0.0]))
+        step = gradient(made[0], factor)
+        made[0].assign_sub(step)
+        return total(made[0], "after")
+
+    @tf.function
+    def outer(factor: tf.Tensor) -> tf.Tensor:
+        return inner(factor)
+
+    for i in range(1, 4):
+        assert float(outer(tf.constant(mine()))[0]) == -6 * i
+
+
+@on_ranks(2)
 def methods_of_one_name_may_call_each_other() -> None:
     class Inner(tf.Module):
         @tf.function

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from farandole import _core, _world
@@ -98,6 +98,17 @@ class _GlobalProcessSet(ProcessSet):
 global_process_set: ProcessSet = _GlobalProcessSet()
 
 _registered: list[ProcessSet] = []
+_followers: list[Callable[[], None]] = []
+
+
+def when_sets_change(act: Callable[[], None]) -> None:
+    """Whenever a set has been registered or removed, `act` is called."""
+    _followers.append(act)
+
+
+def _tell_followers() -> None:
+    for act in _followers:
+        act()
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
@@ -120,16 +131,17 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         raise InvalidArgument(
             f"{made!r}: rank {ranks[-1]} does not exist in a world of {_world.size()}"
         )
-    for other in _registered:
-        if other.process_set_id is not None and other.ranks == ranks:
+    for other in registered_sets():
+        if other.ranks == ranks:
             raise InvalidArgument(f"a process set of the same ranks exists: {other!r}")
     world.barrier(name=f"add_process_set({ranks})")  # compares them
     group = world.split(0 if made.included() else -1)
     number = _core.names_of(world).add_set(group, ranks)
     world.barrier(name="add_process_set")  # nobody submits before all know it
     made._number, made._world, made._group = number, world, group
-    _registered[:] = [p for p in _registered if p.process_set_id is not None]
+    _registered[:] = registered_sets()
     _registered.append(made)
+    _tell_followers()
     return made
 
 
@@ -149,7 +161,13 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     _core.names_of(world).remove_set(number)
     process_set._world = process_set._group = None
     _registered.remove(process_set)
+    _tell_followers()
     return True
+
+
+def registered_sets() -> list[ProcessSet]:
+    """Those of this world, besides that of all ranks."""
+    return [each for each in _registered if each.process_set_id is not None]
 
 
 def number_of(process_set: object) -> int:
@@ -167,6 +185,14 @@ def number_of(process_set: object) -> int:
 def group_of(process_set: ProcessSet) -> _core.Group | None:
     """The members of a set that may be used; None on other ranks. Raises InvalidArgument."""
     return _world.world() if number_of(process_set) == 0 else process_set._group
+
+
+def own_group_of(process_set: ProcessSet) -> _core.Group:
+    """The members of a set that this rank is in. Raises InvalidArgument."""
+    group = group_of(process_set)
+    if group is None:
+        raise InvalidArgument(f"rank {_world.rank()} is not in {process_set!r}")
+    return group
 
 
 def check_process_set(process_set: object) -> None:

@@ -20,6 +20,12 @@ from farandole._world import (
     shutdown,
     size,
 )
+from farandole.common._process_set import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
 from farandole.jax._order import init, last_error, recover
 from farandole.jax.functions import allgather_object, broadcast_object, broadcast_parameters
 from farandole.jax.ops import (
@@ -35,6 +41,8 @@ from farandole.jax.optimizer import Compression, allreduce_gradients, distribute
 
 __all__ = [
     "Compression",
+    "ProcessSet",
+    "add_process_set",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -47,6 +55,7 @@ __all__ = [
     "cross_rank",
     "cross_size",
     "distributed",
+    "global_process_set",
     "grouped_allreduce",
     "init",
     "is_initialized",
@@ -56,6 +65,7 @@ __all__ = [
     "rank",
     "recover",
     "reducescatter",
+    "remove_process_set",
     "shutdown",
     "size",
 ]

@@ -31,7 +31,8 @@ class Call:
     op: str = "sum"
     prescale: float = 1.0
     postscale: float = 1.0
-    root: int = 0
+    ranks: str = ""  # of the process set, of which `size` are and in which `root` and `rank` are
+    root: int = 0  # places
     rank: int = 0
 
     def result_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -81,6 +82,7 @@ def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
         op=call.op,
         prescale=np.float64(call.prescale),
         postscale=np.float64(call.postscale),
+        ranks=call.ranks,
         root=np.int64(call.root),
         size=np.int64(call.size),
     )

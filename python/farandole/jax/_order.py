@@ -18,6 +18,14 @@ import jax.numpy as jnp
 from farandole import _world
 from farandole._core import Error, InvalidArgument
 from farandole._core import jax as _native
+from farandole.common._process_set import (
+    ProcessSet,
+    global_process_set,
+    group_of,
+    own_group_of,
+    registered_sets,
+    when_sets_change,
+)
 
 TARGET = "farandole_collective"
 
@@ -49,6 +57,7 @@ def token() -> Any:
         _require_cpu()
         _order.begin()
         _world.before_leaving(_leave)
+        when_sets_change(_follow_sets)
     return _order.ref
 
 
@@ -58,15 +67,38 @@ def device() -> Any:
     return _order.device
 
 
+def key_of(process_set: ProcessSet) -> str:
+    """What programs call a set. By its ranks, so that they work in a later world that has it."""
+    return "" if process_set is global_process_set else str(process_set.ranks)
+
+
+def group_of_calls(process_set: ProcessSet) -> _world.Group:
+    """The ranks that a collective is among. Raises NotInitialized, InvalidArgument."""
+    world_of_calls()
+    return own_group_of(process_set)
+
+
 def world_of_calls() -> _world.Group:
     """The world that collectives traced from now on are for. Raises NotInitialized."""
     group = _world.world()
-    _native.attach(group)
+    _attach(group)
     if not _order.registered:
         for platform, handler in _native.targets().items():
             jax.ffi.register_ffi_target(TARGET, handler, platform=platform)
         _order.registered = True
     return group
+
+
+def _attach(world: _world.Group) -> None:
+    groups = {key_of(each): group_of(each) for each in registered_sets()}
+    _native.attach(world, {key: group for key, group in groups.items() if group is not None})
+
+
+def _follow_sets() -> None:
+    """Programs that were traced before find the sets that there are now; those that have been
+    started end first."""
+    _settled()
+    _attach(_world.world())
 
 
 def init(rank: int | None = None, size: int | None = None, **place: Any) -> None:

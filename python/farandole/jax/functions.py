@@ -12,10 +12,18 @@ import numpy as np
 from farandole import _core, _grouped
 from farandole._core import InvalidArgument, Mismatch
 from farandole.common import _objects
-from farandole.jax.ops import require_rank
+from farandole.common._process_set import ProcessSet, global_process_set
+from farandole.jax._order import group_of_calls
+from farandole.jax.ops import place_of
 
 
-def broadcast_object(obj: Any, root: int = 0, *, name: str | None = None) -> Any:
+def broadcast_object(
+    obj: Any,
+    root: int = 0,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
     """The root's object on every rank; it is pickled, by cloudpickle where that is installed.
 
     Raises:
@@ -27,11 +35,13 @@ def broadcast_object(obj: Any, root: int = 0, *, name: str | None = None) -> Any
         >>> fdj.broadcast_object({"epoch": 3})
         {'epoch': 3}
     """
-    require_rank(root)
-    return _objects.broadcast_object(obj, root, name)
+    place_of(root, process_set)
+    return _objects.broadcast_object(obj, root, name, process_set)
 
 
-def allgather_object(obj: Any, *, name: str | None = None) -> list[Any]:
+def allgather_object(
+    obj: Any, *, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
     """Every rank's object, in rank order; pickled as :func:`broadcast_object` does.
 
     Raises:
@@ -43,22 +53,27 @@ def allgather_object(obj: Any, *, name: str | None = None) -> list[Any]:
         >>> fdj.allgather_object("a")
         ['a']
     """
-    return _objects.allgather_object(obj, name)
+    group_of_calls(process_set)
+    return _objects.allgather_object(obj, name, process_set)
 
 
-def broadcast_parameters(tree: Any, root: int = 0) -> Any:
+def broadcast_parameters(
+    tree: Any, root: int = 0, *, process_set: ProcessSet = global_process_set
+) -> Any:
     """The root's pytree on every rank: parameters, an optimizer's state, random keys.
 
     Args:
         tree: arrays and numbers, in the same structure on every rank.
-        root: whose values.
+        root: whose values; a rank of the world.
+        process_set: the ranks that take part.
 
     Returns:
         A tree of the same structure; arrays are new.
 
     Raises:
         InvalidArgument: a leaf is no array, of an unsupported dtype, or being traced; or there is
-            no such root. On every rank, naming the first rank that has it.
+            no such root. On every rank of the set, naming the first rank that has it. Also on a
+            rank that is not in the set.
         Mismatch: the ranks' trees differ; says where, and who has what. On every rank.
 
     Example:
@@ -67,11 +82,13 @@ def broadcast_parameters(tree: Any, root: int = 0) -> Any:
         >>> fdj.broadcast_parameters({"w": jnp.ones(2)})["w"].tolist()
         [1.0, 1.0]
     """
+    group = group_of_calls(process_set)
     pairs, structure = jax.tree_util.tree_flatten_with_path(tree)
+    place = 0
     arrays: list[np.ndarray[Any, Any]] = []
     refusal = ""
     try:
-        require_rank(root)
+        place = place_of(root, process_set)
         arrays = [_on_host(leaf, _name(path)) for path, leaf in pairs]
     except InvalidArgument as error:
         refusal = str(error)  # told to the others, who wait
@@ -79,10 +96,10 @@ def broadcast_parameters(tree: Any, root: int = 0) -> Any:
         f"'{_name(path)}' {array.dtype.name}{list(array.shape)}"
         for (path, _), array in zip(pairs, arrays, strict=not refusal)
     ]
-    _agree(rows, refusal)
+    _agree(rows, refusal, process_set)
     if not arrays:
         return tree
-    sent = _grouped.grouped_broadcast(arrays, root, name="parameters")
+    sent = _grouped.grouped_broadcast(arrays, place, name="parameters", group=group)
     leaves = [_like(leaf, array) for (_, leaf), array in zip(pairs, sent, strict=True)]
     return jax.tree_util.tree_unflatten(structure, leaves)
 
@@ -123,22 +140,23 @@ def _like(leaf: Any, array: np.ndarray[Any, Any]) -> Any:
     return jnp.asarray(array)
 
 
-def _agree(rows: Sequence[str], refusal: str) -> None:
-    """Compares the rows of all ranks, unless one of them refuses.
+def _agree(rows: Sequence[str], refusal: str, process_set: ProcessSet) -> None:
+    """Compares the rows of all ranks of the set, unless one of them refuses.
 
     Raises:
         InvalidArgument: a rank has given a refusal; on every rank.
         Mismatch: the rows differ; on every rank, naming the first that does.
     """
-    gathered = allgather_object((list(rows), refusal), name="parameters")
-    for rank, (_, why) in enumerate(gathered):
+    mine, ranks = (list(rows), refusal), process_set.ranks
+    gathered = allgather_object(mine, name="parameters", process_set=process_set)
+    for rank, (_, why) in zip(ranks, gathered, strict=True):
         if why:
             raise InvalidArgument(f"broadcast_parameters on rank {rank}: {why}")
     by_rank = [theirs for theirs, _ in gathered]
     for i in range(max(map(len, by_rank))):
         values = [theirs[i] if i < len(theirs) else "nothing" for theirs in by_rank]
         if len(set(values)) > 1:
-            given = "; ".join(f"rank {r}: {value}" for r, value in enumerate(values))
+            given = "; ".join(f"rank {r}: {v}" for r, v in zip(ranks, values, strict=True))
             raise Mismatch(
                 f"ranks disagree on the parameters, number {i}: {given}\n"
                 "  advice: build the same model on every rank"

@@ -21,8 +21,9 @@ import numpy as np
 
 from farandole import _core, _exchange
 from farandole._core import InvalidArgument
+from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.jax import _call
-from farandole.jax._order import device, world_of_calls
+from farandole.jax._order import device, group_of_calls, key_of
 
 
 def allreduce(
@@ -32,6 +33,7 @@ def allreduce(
     prescale: float = 1.0,
     postscale: float = 1.0,
     name: str | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Reduces equal arrays of all ranks, elementwise; every rank gets the result.
 
@@ -40,9 +42,10 @@ def allreduce(
         op: ``mean``, ``sum``, ``min``, ``max`` or ``product``; only the first two have gradients.
         prescale, postscale: factors on every input, and on the result.
         name: part of errors and traces; the same on every rank.
+        process_set: the ranks that take part; means are theirs.
 
     Raises:
-        InvalidArgument: bad input on this rank; nothing was sent.
+        InvalidArgument: bad input on this rank, or it is not in the set; nothing was sent.
 
     Example:
         >>> import jax, jax.numpy as jnp, farandole.jax as fdj
@@ -56,7 +59,8 @@ def allreduce(
     for path, leaf in leaves:
         if leaf.dtype == bool and (op == "mean" or prescale != 1 or postscale != 1):
             raise InvalidArgument(f"allreduce: {path} is of booleans, which have no mean or scale")
-    return restore(_run("all_reduce", leaves, name, op=op, prescale=prescale, postscale=postscale))
+    options = {"op": op, "prescale": prescale, "postscale": postscale}
+    return restore(_run("all_reduce", leaves, name, process_set, **options))
 
 
 def grouped_allreduce(
@@ -66,6 +70,7 @@ def grouped_allreduce(
     prescale: float = 1.0,
     postscale: float = 1.0,
     name: str | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """:func:`allreduce` of a list of arrays or pytrees, in one call.
 
@@ -77,12 +82,26 @@ def grouped_allreduce(
     """
     if not isinstance(trees, list | tuple):
         raise InvalidArgument(f"trees is a {type(trees).__name__}; pass a list of arrays")
-    reduced = allreduce(list(trees), op, prescale=prescale, postscale=postscale, name=name)
+    reduced = allreduce(
+        list(trees),
+        op,
+        prescale=prescale,
+        postscale=postscale,
+        name=name,
+        process_set=process_set,
+    )
     return list(reduced)
 
 
-def broadcast(tree: Any, root: int = 0, *, name: str | None = None) -> Any:
-    """The root's arrays on every rank; shapes and dtypes are equal on all ranks.
+def broadcast(
+    tree: Any,
+    root: int = 0,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The root's arrays on every rank; shapes and dtypes are equal on all ranks. Also in a set,
+    ``root`` is a rank of the world.
 
     Example:
         >>> import jax.numpy as jnp, farandole.jax as fdj
@@ -90,12 +109,18 @@ def broadcast(tree: Any, root: int = 0, *, name: str | None = None) -> Any:
         >>> fdj.broadcast(jnp.arange(3)).tolist()
         [0, 1, 2]
     """
-    require_rank(root)
+    place = place_of(root, process_set)
     leaves, restore = _flatten(tree, "broadcast")
-    return restore(_run("broadcast", leaves, name, root=root))
+    return restore(_run("broadcast", leaves, name, process_set, root=place))
 
 
-def allgather(tree: Any, counts: Sequence[int] | None = None, *, name: str | None = None) -> Any:
+def allgather(
+    tree: Any,
+    counts: Sequence[int] | None = None,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
     """Joins the arrays of all ranks along the first dimension, in rank order.
 
     An array of shape (n, ...) gives (size·n, ...); a number gives (size,). Where ranks have
@@ -103,9 +128,9 @@ def allgather(tree: Any, counts: Sequence[int] | None = None, *, name: str | Non
     known before it runs, and cannot follow from what other ranks have.
 
     Args:
-        tree: an array, or a pytree of them; with ``counts``, each of ``counts[rank]`` rows.
-        counts: rows of each rank; the same on all. The result has their sum.
-        name: part of errors and traces; the same on every rank.
+        tree: an array, or a pytree of them; with ``counts``, each of as many rows as that says.
+        counts: rows of each rank that takes part; the same on all. The result has their sum.
+        name, process_set: as for :func:`allreduce`.
 
     Raises:
         InvalidArgument: bad input on this rank; nothing was sent.
@@ -119,11 +144,11 @@ def allgather(tree: Any, counts: Sequence[int] | None = None, *, name: str | Non
     leaves, restore = _flatten(tree, "allgather")
     rows = [(path, leaf if leaf.ndim else leaf[None]) for path, leaf in leaves]
     if counts is None:
-        return restore(_run("all_gather", rows, name))
-    known = _checked_counts(counts, rows)
+        return restore(_run("all_gather", rows, name, process_set))
+    known = _checked_counts(counts, rows, process_set)
     longest = max(known)
     padded = [(path, _padded(leaf, longest)) for path, leaf in rows]
-    joined = _run("all_gather", padded, f"{name or 'all_gather'} of {known} rows")
+    joined = _run("all_gather", padded, f"{name or 'all_gather'} of {known} rows", process_set)
     return restore([_without_padding(each, known) for each in joined])
 
 
@@ -134,8 +159,9 @@ def reducescatter(
     prescale: float = 1.0,
     postscale: float = 1.0,
     name: str | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Reduces as :func:`allreduce` does, and leaves the r-th part of the rows on rank r.
+    """Reduces as :func:`allreduce` does, and leaves the r-th part of the rows on the r-th rank.
 
     An array of shape (size·n, ...) gives (n, ...).
 
@@ -148,19 +174,24 @@ def reducescatter(
     if op not in ("mean", "sum"):
         raise InvalidArgument(f"op {op!r}: reducescatter reduces with mean or sum")
     leaves, restore = _flatten(tree, "reducescatter")
-    _require_equal_parts(leaves, "reducescatter")
-    return restore(
-        _run("reduce_scatter", leaves, name, op=op, prescale=prescale, postscale=postscale)
-    )
+    _require_equal_parts(leaves, "reducescatter", process_set)
+    options = {"op": op, "prescale": prescale, "postscale": postscale}
+    return restore(_run("reduce_scatter", leaves, name, process_set, **options))
 
 
-def alltoall(x: Any, splits: Sequence[int] | None = None, *, name: str | None = None) -> Any:
+def alltoall(
+    x: Any,
+    splits: Sequence[int] | None = None,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
     """Sends a block of rows to every rank and joins the blocks that come, in rank order.
 
     Without ``splits``, rows are cut into equal blocks, and the result has the shape of ``x``. With
-    ``splits`` the next ``splits[r]`` rows are for rank r, and (array, received) comes back, where
-    ``received[r]`` rows are from rank r: shapes then follow from data, so this is for use outside
-    ``jit`` alone.
+    ``splits`` the next ``splits[r]`` rows are for the r-th rank that takes part, and
+    (array, received) comes back, where ``received[r]`` rows are from it: shapes then follow from
+    data, so this is for use outside ``jit`` alone.
 
     Example:
         >>> import jax.numpy as jnp, farandole.jax as fdj
@@ -170,8 +201,8 @@ def alltoall(x: Any, splits: Sequence[int] | None = None, *, name: str | None = 
     """
     leaves, restore = _flatten(x, "alltoall")
     if splits is None:
-        _require_equal_parts(leaves, "alltoall")
-        return restore(_run("all_to_all", leaves, name))
+        _require_equal_parts(leaves, "alltoall", process_set)
+        return restore(_run("all_to_all", leaves, name, process_set))
     if any(isinstance(leaf, jax.core.Tracer) for _, leaf in leaves):
         raise InvalidArgument(
             "alltoall with splits is inside jit, where shapes cannot follow from data\n"
@@ -179,29 +210,34 @@ def alltoall(x: Any, splits: Sequence[int] | None = None, *, name: str | None = 
         )
     if len(leaves) != 1:
         raise InvalidArgument("alltoall with splits takes one array")
-    rows, received = _exchange.all_to_all(np.asarray(leaves[0][1]), splits, name=name)
+    rows, received = _exchange.all_to_all(
+        np.asarray(leaves[0][1]), splits, name=name, group=group_of_calls(process_set)
+    )
     return restore([jnp.asarray(rows)]), received
 
 
-def barrier(*, name: str | None = None) -> None:
+def barrier(*, name: str | None = None, process_set: ProcessSet = global_process_set) -> None:
     """Comes after every rank's collectives before it, and before those after it.
 
-    Outside ``jit`` it returns when every rank has come to it; inside it is one more collective.
+    Outside ``jit`` it returns when every rank that takes part has come to it; inside it is one more
+    collective.
 
     Example:
         >>> import farandole.jax as fdj
         >>> fdj.init()
         >>> fdj.barrier()
     """
-    _run("barrier", [], name)
+    _run("barrier", [], name, process_set)
     _call.settle()
 
 
-def require_rank(root: Any) -> None:
-    """Raises InvalidArgument."""
-    size = world_of_calls().size
-    if not isinstance(root, int) or not 0 <= root < size:
-        raise InvalidArgument(f"root {root!r} is not a rank of this world of {size}")
+def place_of(root: Any, process_set: ProcessSet) -> int:
+    """Of a rank of the world, in the set. Raises InvalidArgument."""
+    group_of_calls(process_set)
+    ranks = process_set.ranks
+    if not isinstance(root, int) or root not in ranks:
+        raise InvalidArgument(f"root {root!r} is not a rank that takes part; there are {ranks}")
+    return ranks.index(root)
 
 
 # ---- leaves ----
@@ -250,9 +286,9 @@ def _require_our_device(array: Any, what: str) -> None:
         )
 
 
-def _checked_counts(counts: Sequence[int], rows: _Leaves) -> list[int]:
+def _checked_counts(counts: Sequence[int], rows: _Leaves, process_set: ProcessSet) -> list[int]:
     """Rows of each rank, which must hold for this one."""
-    group = world_of_calls()
+    group = group_of_calls(process_set)
     known = list(counts)
     if len(known) != group.size or any(not isinstance(n, int) or n < 0 for n in known):
         raise InvalidArgument(
@@ -262,7 +298,7 @@ def _checked_counts(counts: Sequence[int], rows: _Leaves) -> list[int]:
         if leaf.shape[0] != known[group.rank]:
             raise InvalidArgument(
                 f"allgather: {path} has {leaf.shape[0]} rows, and counts says {known[group.rank]} "
-                f"of rank {group.rank}"
+                f"of rank {process_set.ranks[group.rank]}"
             )
     return known
 
@@ -277,8 +313,8 @@ def _without_padding(joined: Any, counts: list[int]) -> Any:
     return jnp.concatenate([joined[r * longest : r * longest + n] for r, n in enumerate(counts)])
 
 
-def _require_equal_parts(leaves: _Leaves, what: str) -> None:
-    size = world_of_calls().size
+def _require_equal_parts(leaves: _Leaves, what: str, process_set: ProcessSet) -> None:
+    size = group_of_calls(process_set).size
     for path, leaf in leaves:
         if leaf.ndim == 0:
             raise InvalidArgument(f"{what}: {path} has no dimension to split")
@@ -288,14 +324,16 @@ def _require_equal_parts(leaves: _Leaves, what: str) -> None:
             )
 
 
-def _run(kind: str, leaves: _Leaves, name: str | None, **options: Any) -> Sequence[Any]:
-    group = world_of_calls()
+def _run(
+    kind: str, leaves: _Leaves, name: str | None, process_set: ProcessSet, **options: Any
+) -> Sequence[Any]:
+    group, ranks = group_of_calls(process_set), key_of(process_set)
     if name is not None and not isinstance(name, str):
         raise InvalidArgument(f"name={name!r} is not a string")
     if not leaves and kind != "barrier":
         return []
     label = _label(name or kind, leaves)
-    call = _call.Call(kind, group.size, label, rank=group.rank, **options)
+    call = _call.Call(kind, group.size, label, ranks=ranks, rank=group.rank, **options)
     return _call.run(call, [leaf for _, leaf in leaves])
 
 

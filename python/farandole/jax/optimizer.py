@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from farandole._core import InvalidArgument
 from farandole._hooks import Limits
+from farandole.common._process_set import ProcessSet, global_process_set, number_of
 from farandole.jax.ops import allreduce
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def distributed(
     compression: Any = Compression.none,
     bucket_bytes: int | None = None,
     name: str = "gradients",
+    process_set: ProcessSet = global_process_set,
 ) -> optax.GradientTransformationExtraArgs:
     """The optimizer with the gradients of all ranks, reduced before anything else is done to them.
 
@@ -40,6 +42,10 @@ def distributed(
     Args:
         optimizer: of optax; chains with clipping see reduced gradients.
         op, compression, bucket_bytes, name: as for :func:`allreduce_gradients`.
+        process_set: the ranks that take part; elsewhere the optimizer steps by itself.
+
+    Raises:
+        InvalidArgument: an argument is wrong, or the set is not registered.
 
     Example:
         >>> import jax.numpy as jnp, optax, farandole.jax as fdj
@@ -52,13 +58,20 @@ def distributed(
     import optax
 
     _check(op, compression)
+    number_of(process_set)
     inner = optax.with_extra_args_support(optimizer)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
-        reduced = allreduce_gradients(
-            updates, op=op, compression=compression, bucket_bytes=bucket_bytes, name=name
-        )
-        return inner.update(reduced, state, params, **extra)
+        if process_set.included():
+            updates = allreduce_gradients(
+                updates,
+                op=op,
+                compression=compression,
+                bucket_bytes=bucket_bytes,
+                name=name,
+                process_set=process_set,
+            )
+        return inner.update(updates, state, params, **extra)
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
 
@@ -70,6 +83,7 @@ def allreduce_gradients(
     compression: Any = Compression.none,
     bucket_bytes: int | None = None,
     name: str = "gradients",
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Reduces a pytree of gradients in buckets, so that communication begins before all are there.
 
@@ -82,6 +96,10 @@ def allreduce_gradients(
         compression: ``Compression.none``, ``.fp16`` or ``.bf16``.
         bucket_bytes: how much goes in one call; default ``FARANDOLE_BUCKET_BYTES``.
         name: part of errors and traces; tells optimizers of one program apart.
+        process_set: the ranks that take part; means are theirs.
+
+    Raises:
+        InvalidArgument: an argument is wrong, or this rank is not in the set.
 
     Example:
         >>> import jax.numpy as jnp, farandole.jax as fdj
@@ -97,7 +115,7 @@ def allreduce_gradients(
     sizes = {key: leaf.size * leaf.dtype.itemsize for key, leaf in wire.items()}
     for number, keys in enumerate(_buckets(sizes, Limits.of(bucket_bytes, None))):
         bucket = {key: wire[key] for key in keys}
-        wire |= allreduce(bucket, op, name=f"{name}, bucket {number}")
+        wire |= allreduce(bucket, op, name=f"{name}, bucket {number}", process_set=process_set)
     return jax.tree_util.tree_unflatten(
         structure, [wire[key].astype(dtypes[key]) for key in leaves]
     )

@@ -9,8 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from farandole import jax as fdj
-from farandole._core import InvalidArgument
-from farandole.common._process_set import global_process_set
 from farandole.keras._exchange import Exchange, PlannedExchange
 from farandole.keras._groups import members
 from farandole.keras._reduction import Reduction
@@ -61,11 +59,11 @@ class ProgramExchange(PlannedExchange):
     def _in_groups(self, wires: dict[int, Any], variables: Sequence[Any]) -> dict[int, Any]:
         """Each group in one call; what is in none goes in buckets by size."""
         reduced, rest = dict[int, Any](), dict(wires)
+        how: Any = {"op": self.reduction.op, "process_set": self.reduction.process_set}
         for g, group in enumerate(self._groups):
             together = {i: rest.pop(i) for i in wires if id(variables[i]) in group}
-            name = f"{self.label}, group {g}"
-            reduced |= fdj.allreduce(together, op=self.reduction.op, name=name)
-        reduced |= fdj.allreduce_gradients(rest, op=self.reduction.op, name=self.label)
+            reduced |= fdj.allreduce(together, name=f"{self.label}, group {g}", **how)
+        reduced |= fdj.allreduce_gradients(rest, name=self.label, **how)
         return reduced
 
 
@@ -75,12 +73,7 @@ def _times(gradient: Any, factor: float) -> Any:
 
 def check(reduction: Reduction) -> None:
     """Raises InvalidArgument for what this backend cannot do."""
-    if reduction.process_set is not global_process_set:
-        raise InvalidArgument(
-            f"process_set={reduction.process_set!r} with Keras on JAX: programs of JAX have one "
-            "order of collectives, that of all ranks\n  advice: leave it at global_process_set, or "
-            "set KERAS_BACKEND to tensorflow or torch"
-        )
+    del reduction  # everything is supported
     fdj.init()  # farandole.init() knows nothing of JAX
 
 

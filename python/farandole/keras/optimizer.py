@@ -63,7 +63,7 @@ def DistributedOptimizer(
         average_aggregated_gradients: divide what was accumulated by the number of passes.
         num_groups, groups: gradients that are reduced together: a number of groups, or lists of
             variables. ``num_groups`` is its older name.
-        process_set: the ranks that take part; elsewhere the optimizer steps by itself. On JAX all.
+        process_set: the ranks that take part; elsewhere the optimizer steps by itself.
         scale_local_gradients: gradients of variables given to ``register_local_var()``, which are
             not reduced, are divided by the number of ranks.
 
