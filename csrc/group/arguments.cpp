@@ -50,7 +50,6 @@ std::optional<size_t> in_place_offset(Collective kind, const Shape& shape) {
 }
 
 void check_buffers(Collective kind, const Buffer& input, const Buffer& output, const Shape& shape) {
-  const std::string operation = std::string(name_of(kind));
   if (input.dtype != output.dtype)
     throw invalid("input is " + std::string(name_of(input.dtype)) + ", output is " +
                   std::string(name_of(output.dtype)));
@@ -59,8 +58,9 @@ void check_buffers(Collective kind, const Buffer& input, const Buffer& output, c
   const auto require = [&](const char* what, const Buffer& buffer, size_t expected) {
     if (buffer.count == expected) return;
     throw invalid(std::string(what) + " has " + std::to_string(buffer.count) + " elements; " +
-                  operation + " of " + std::to_string(input.count) + " elements on " +
-                  std::to_string(shape.size) + " ranks needs " + std::to_string(expected));
+                  std::string(name_of(kind)) + " of " + std::to_string(input.count) +
+                  " elements on " + std::to_string(shape.size) + " ranks needs " +
+                  std::to_string(expected));
   };
   require("input", input, sizes.input);
   require("output", output, sizes.output);

@@ -100,7 +100,7 @@ Group::Group(std::shared_ptr<Engine> engine, std::vector<int> members, uint64_t 
 /// Throws Error(invalid_argument) for what this rank can know to be wrong; else fills in all of
 /// `operation`.
 void Group::prepare(Operation& operation, const Stream& stream, Collective kind, Buffer input,
-                    Buffer output, Options o) const {
+                    Buffer output, Options&& o) const {
   check();
   const Shape shape = checked_shape(kind, input, output, o, rank(), size());
   operation.kind = kind;
@@ -112,9 +112,12 @@ void Group::prepare(Operation& operation, const Stream& stream, Collective kind,
   operation.prescale = o.prescale;
   operation.postscale = o.postscale;
   operation.root = o.root;
-  operation.algorithm = o.epilogue            ? "window"
-                        : o.algorithm.empty() ? defaults_.algorithm
-                                              : std::move(o.algorithm);
+  if (o.epilogue)
+    operation.algorithm = "window";
+  else if (o.algorithm.empty())
+    operation.algorithm = defaults_.algorithm;
+  else
+    operation.algorithm = std::move(o.algorithm);
   operation.epilogue = std::move(o.epilogue);
   operation.level = o.level.value_or(defaults_.level);
   fill(operation, std::move(o));
@@ -122,7 +125,7 @@ void Group::prepare(Operation& operation, const Stream& stream, Collective kind,
 }
 
 /// What every operation has of its options.
-void Group::fill(Operation& operation, Options o) const {
+void Group::fill(Operation& operation, Options&& o) const {
   operation.name = std::move(o.name);
   operation.deadline = o.deadline.value_or(Deadline::never());
   operation.timeout = o.deadline ? Duration::zero() : defaults_.timeout;
@@ -152,7 +155,7 @@ Handle Group::begin_on(const std::shared_ptr<Stream>& stream, Collective kind, B
   return {engine_, std::move(request)};
 }
 
-Handle Group::run(Collective kind, Buffer input, Buffer output, Options options, int looks) {
+Handle Group::run(Collective kind, Buffer input, Buffer output, Options&& options, int looks) {
   const InOrder order(submitting_);
   newest_.store(program_order_.get(), std::memory_order_relaxed);
   std::shared_ptr<Request> request = spare_ ? std::move(spare_) : std::make_shared<Request>();

@@ -37,7 +37,7 @@ class Group : public std::enable_shared_from_this<Group> {
                 bool caller_waits = false);
   /// The same for a caller that waits at once: drives for at most `looks` looks. An empty handle
   /// means that the operation is complete. Throws its error.
-  Handle run(Collective kind, Buffer input, Buffer output, Options options, int looks);
+  Handle run(Collective kind, Buffer input, Buffer output, Options&& options, int looks);
   Handle submit_to(const std::shared_ptr<Stream>& stream, Collective kind, Buffer input,
                    Buffer output, Options options, bool caller_waits = false);
   /// The same for a caller that waits a little later, from any thread: drives at once for at most
@@ -101,8 +101,8 @@ class Group : public std::enable_shared_from_this<Group> {
   Group(std::shared_ptr<Engine> engine, std::vector<int> members, uint64_t key,
         GroupDefaults defaults, Deadline deadline);
   void prepare(Operation& operation, const Stream& stream, Collective kind, Buffer input,
-               Buffer output, Options options) const;
-  void fill(Operation& operation, Options options) const;
+               Buffer output, Options&& options) const;
+  void fill(Operation& operation, Options&& options) const;
 
   std::shared_ptr<Engine> engine_;
   GroupDefaults defaults_;
