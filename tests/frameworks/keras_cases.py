@@ -901,6 +901,18 @@ def a_model_that_is_built_on_one_rank_alone_equals_one_process() -> None:
 
 
 @on_ranks(2)
+def a_rank_that_made_other_layers_before_has_the_same_names() -> None:
+    """Also those of what the optimizer keeps beside each of them."""
+    if hvd.rank() == 1:
+        keras.layers.Dense(3)
+        keras.layers.Dense(3)
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam()), "mse")
+    fit_part(model, [hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    hvd.broadcast_variables(model.optimizer.variables, 0)
+
+
+@on_ranks(2)
 def metrics_are_averaged_and_must_be_alike() -> None:
     average = hvd.callbacks.MetricAverageCallback()
     logs = {"loss": 1.0 + hvd.rank(), "accuracy": 0.5 * hvd.rank()}

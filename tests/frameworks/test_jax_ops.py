@@ -429,6 +429,7 @@ def ranks_that_disagree_get_mismatch_and_recover() -> None:
         "op": lambda x: fdj.allreduce(x, "sum" if rank else "max", name="op"),
         "kind": lambda x: fdj.allreduce(x) if rank else fdj.broadcast(x),
         "tree": lambda x: fdj.allreduce({"a": x, ("b" if rank else "c"): x}, name="tree"),
+        "a tree of one": lambda x: fdj.allreduce({"b" if rank else "c": x}, name="tree"),
     }
     for what, program in programs.items():
         with pytest.raises(jax.errors.JaxRuntimeError, match="Mismatch: ranks disagree") as caught:

@@ -12,5 +12,12 @@ def without_numbers(path: str) -> str:
     Example:
         >>> without_numbers("sequential_2/dense_11/kernel")
         'sequential/dense/kernel'
+
+    An optimizer's variable bears in its last part the whole path of what it goes with.
+
+        >>> without_numbers("adam/sequential_2_dense_11_kernel_momentum")
+        'adam/sequential_dense_kernel_momentum'
+        >>> without_numbers("block_2_norm/gamma")  # as its user calls it
+        'block_2_norm/gamma'
     """
-    return re.sub(r"_\d+(?=/|$)", "", path)
+    return re.sub(r"_\d+(?=/|$|_[^/]*$)", "", path)

@@ -243,6 +243,7 @@ def place_of(root: Any, process_set: ProcessSet) -> int:
 # ---- leaves ----
 
 _Leaves = list[tuple[str, Any]]
+_THE_ARRAY = "the array"
 
 
 def _flatten(tree: Any, what: str) -> tuple[_Leaves, Any]:
@@ -250,7 +251,7 @@ def _flatten(tree: Any, what: str) -> tuple[_Leaves, Any]:
     pairs, structure = jax.tree_util.tree_flatten_with_path(tree)
     leaves = []
     for path, leaf in pairs:
-        place = f"the array at {jax.tree_util.keystr(path)}" if path else "the array"
+        place = f"{_THE_ARRAY} at {jax.tree_util.keystr(path)}" if path else _THE_ARRAY
         leaves.append((place, _checked(leaf, f"{what}: {place}")))
     return leaves, lambda results: jax.tree_util.tree_unflatten(structure, results)
 
@@ -341,6 +342,7 @@ def _label(name: str, leaves: _Leaves) -> str:
     """What ranks compare besides the options: two calls with one label are of equal arrays."""
     shapes = [f"{leaf.dtype.name}{list(leaf.shape)}" for _, leaf in leaves]
     if len(leaves) < 2:
-        return " ".join([name, *shapes])
+        places = [path.removeprefix(_THE_ARRAY) for path, _ in leaves]
+        return " ".join([name, *shapes]) + "".join(places)
     whole = "; ".join(f"{path} {shape}" for (path, _), shape in zip(leaves, shapes, strict=True))
     return f"{name}, {len(leaves)} arrays #{zlib.crc32(whole.encode()):08x}"
