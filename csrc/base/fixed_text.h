@@ -19,6 +19,7 @@ inline std::string_view cut(std::string_view text, size_t capacity) {
   return text.substr(0, n);
 }
 
+/// Copies as much as fits, and ends it with zero.
 inline void copy_cut(std::string_view text, char* into, size_t capacity) {
   const std::string_view fitting = cut(text, capacity);
   std::memcpy(into, fitting.data(), fitting.size());

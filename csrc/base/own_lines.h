@@ -7,7 +7,7 @@ namespace farandole {
 
 /// Asks for the lines as this core's own, without waiting. Stores leave a core in order, each when
 /// its line is there; lines that other cores have read are so fetched side by side. An all-reduce
-/// of 1 KiB by lines, Zen 4: 0.99 us, so 0.94.
+/// of 1 KiB by lines, Zen 4: 0.99 us without, 0.94 with.
 inline void own_lines(std::byte* begin, size_t bytes) {
   constexpr size_t kLine = 64;
   for (size_t at = 0; at < bytes; at += kLine) {

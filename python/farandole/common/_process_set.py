@@ -63,7 +63,7 @@ class ProcessSet:
         if not self._is_there():
             return None
         if not self.included():
-            raise InvalidArgument(f"rank {_world.rank()} is not in {self!r}")
+            raise _no_member_of(self)
         return self.ranks.index(_world.rank())
 
     def _is_there(self) -> bool:
@@ -165,6 +165,10 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
+def _no_member_of(process_set: ProcessSet) -> InvalidArgument:
+    return InvalidArgument(f"rank {_world.rank()} is not in {process_set!r}")
+
+
 def registered_sets() -> list[ProcessSet]:
     """Those of this world, besides that of all ranks."""
     return [each for each in _registered if each.process_set_id is not None]
@@ -191,7 +195,7 @@ def own_group_of(process_set: ProcessSet) -> _core.Group:
     """The members of a set that this rank is in. Raises InvalidArgument."""
     group = group_of(process_set)
     if group is None:
-        raise InvalidArgument(f"rank {_world.rank()} is not in {process_set!r}")
+        raise _no_member_of(process_set)
     return group
 
 
