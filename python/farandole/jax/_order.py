@@ -38,6 +38,7 @@ class _Order:
         self.ref: Any = None
         self.device: Any = None  # where the token lies
         self.registered = False
+        self.epoch = 0  # of the world that the core has been told of
         self.left = False  # a world, since init() last looked whether the token is there
 
     def begin(self) -> None:
@@ -57,7 +58,6 @@ def token() -> Any:
         _require_cpu()
         _order.begin()
         _world.before_leaving(_leave)
-        when_sets_change(_follow_sets)
     return _order.ref
 
 
@@ -81,23 +81,27 @@ def group_of_calls(process_set: ProcessSet) -> _world.Group:
 def world_of_calls() -> _world.Group:
     """The world that collectives traced from now on are for. Raises NotInitialized."""
     group = _world.world()
-    _attach(group)
     if not _order.registered:
         for platform, handler in _native.targets().items():
             jax.ffi.register_ffi_target(TARGET, handler, platform=platform)
+        when_sets_change(_follow_sets)
         _order.registered = True
+    if _order.epoch != _world.epoch():
+        _attach(group)
     return group
 
 
 def _attach(world: _world.Group) -> None:
     groups = {key_of(each): group_of(each) for each in registered_sets()}
     _native.attach(world, {key: group for key, group in groups.items() if group is not None})
+    _order.epoch = _world.epoch()
 
 
 def _follow_sets() -> None:
     """Programs that were traced before find the sets that there are now; those that have been
     started end first."""
-    _settled()
+    if _order.ref is not None:
+        _settled()
     _attach(_world.world())
 
 
