@@ -1001,5 +1001,5 @@ def make_backend_tests(module: str, backend: str, without: Sequence[str] = ()) -
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed", allow_module_level=True)
     return make_tests(
-        module, timeout=150.0, prepare=f"prepare_{backend}", home=__name__, without=without
+        module, timeout=400.0, prepare=f"prepare_{backend}", home=__name__, without=without
     )

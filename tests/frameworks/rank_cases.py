@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from farandole.testing import run_ranks
+from farandole.testing import RanksFailed, run_ranks
 
 _F = TypeVar("_F", bound=Callable[[], None])
 _registered: dict[str, list[tuple[Callable[[], None], tuple[int, ...]]]] = {}
-_outcomes: dict[tuple[str, int], list[dict[str, str]]] = {}
+_outcomes: dict[tuple[str, int], list[dict[str, str]] | RanksFailed] = {}
 
 
 def on_ranks(*sizes: int) -> Callable[[_F], _F]:
@@ -37,8 +37,8 @@ def make_tests(
     home: str | None = None,
     without: Sequence[str] = (),
 ) -> Any:
-    """`home`: the module that has the cases and `prepare`, if not the test's own. `without`: names
-    of cases that are not for this module."""
+    """`timeout`: seconds for all cases together. `home`: the module that has the cases and
+    `prepare`, if not the test's own. `without`: names of cases that are not for this module."""
     table = [
         (f.__name__, n)
         for f, sizes in _registered[home or module]
@@ -59,14 +59,16 @@ def make_tests(
                 and getattr(item, "callspec", None) is not None
                 and item.callspec.params.get("ranks") == ranks
             ]
-            _outcomes[module, ranks] = run_ranks(
-                ranks, run_cases, home or module, chosen, prepare, timeout=timeout
-            )
-        problems = [
-            f"rank {r}: {outcome[name]}"
-            for r, outcome in enumerate(_outcomes[module, ranks])
-            if outcome[name]
-        ]
+            try:
+                _outcomes[module, ranks] = run_ranks(
+                    ranks, run_cases, home or module, chosen, prepare, timeout=timeout
+                )
+            except RanksFailed as failure:
+                _outcomes[module, ranks] = failure  # of all cases; they are not run again
+        outcomes = _outcomes[module, ranks]
+        if isinstance(outcomes, RanksFailed):
+            raise outcomes
+        problems = [f"rank {r}: {of[name]}" for r, of in enumerate(outcomes) if of[name]]
         assert not problems, f"case {name} on {ranks} ranks\n" + "\n".join(problems)
 
     return test_on_ranks
