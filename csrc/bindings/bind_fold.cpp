@@ -108,7 +108,7 @@ py::bytes py_sum(std::string_view dtype, const py::buffer& lower, const py::buff
   if (low.size() != high.size()) refuse("operands differ in size");
   Buffer a(low, misaligned), b(high, misaligned * 2), second(low.size(), misaligned * 3);
   const Factor by = factor_of(factor.value_or(1));
-  function({b.data(), outputs == 2 ? second.data() : nullptr, a.data(), b.data()},
+  function({b.data(), outputs == 2 ? second.data() : nullptr, a.data(), b.data(), true},
            low.size() / size_of(type), factor ? &by : nullptr);
   const py::bytes result = b.content(), other = second.content();
   if (outputs == 2 && !other.equal(result)) refuse("destinations differ");

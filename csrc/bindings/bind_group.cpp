@@ -173,11 +173,11 @@ void bind_group(py::module_& module) {
             refuse_in_child();
             const Call call = borrow_both(input, output);
             const Handle handle =
-                group->run(collective_from(kind), call.input.buffer, call.output.buffer,
-                           options_from(op, prescale, postscale, root, name, algorithm, level,
-                                        timeout, counts),
-                           0);
-            if (handle.valid()) wait_for(group, [&](Deadline d) { return handle.wait(d); });
+                group->submit(collective_from(kind), call.input.buffer, call.output.buffer,
+                              options_from(op, prescale, postscale, root, name, algorithm, level,
+                                           timeout, counts),
+                              true);
+            wait_for(group, [&](Deadline d) { return handle.wait(d); });
           },
           py::arg("kind"), py::arg("input"), py::arg("output"), py::arg("op") = "sum",
           py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("root") = 0,

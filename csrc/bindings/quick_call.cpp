@@ -147,7 +147,7 @@ bool read_op(PyObject* given, ReduceOp& op) {
   return false;
 }
 
-bool read_options(const Arguments& from, Options& to) {
+bool read_options(const Arguments& from, PlainOptions& to) {
   return read_op(from.op, to.op) && read_factor(from.prescale, to.prescale) &&
          read_factor(from.postscale, to.postscale) && read_root(from.root, to.root);
 }
@@ -215,7 +215,7 @@ bool cuts_evenly(PyObject* array, int parts) {
 std::optional<py::object> call_quickly(const Row& row, PyObject* world, PyObject* const* values,
                                        size_t places, PyObject* keywords) {
   Arguments given;
-  Options options;
+  PlainOptions options;
   if (!read(row, values, places, keywords, given) || !read_options(given, options))
     return std::nullopt;
   const py::object group = group_of(world, given.group);
@@ -229,8 +229,7 @@ std::optional<py::object> call_quickly(const Row& row, PyObject* world, PyObject
   if (!memory || (row.cuts_rows && !cuts_evenly(given.x, ranks.size()))) return std::nullopt;
 
   const int looks = memory->input.bytes() <= kBriefBytes ? kBriefLooks : 0;
-  const Handle handle =
-      ranks.run(row.kind, memory->input, memory->output, std::move(options), looks);
+  const Handle handle = ranks.run({row.kind, memory->input, memory->output, options}, looks);
   if (handle.valid())
     wait_for(ranks.shared_from_this(), [&](Deadline d) { return handle.wait(d); });
   return memory->result;

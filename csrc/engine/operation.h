@@ -21,6 +21,17 @@ struct Buffer {
   DType dtype = DType::float32;
 
   size_t bytes() const { return count * size_of(dtype); }
+  bool operator==(const Buffer&) const = default;
+};
+
+/// What collectives on whole buffers take besides them; what one has no use for is ignored.
+struct PlainOptions {
+  ReduceOp op = ReduceOp::sum;
+  double prescale = 1;
+  double postscale = 1;
+  int root = 0;
+
+  bool operator==(const PlainOptions&) const = default;
 };
 
 /// Called once, after the token is released, on whichever thread drove; never takes Python's lock.
@@ -41,16 +52,12 @@ class Epilogue {
 
 /// One rank's share of a collective. Input and output hold what sizes_of(kind, shape) says
 /// (schedule/slicing.h); a rank that reads or gets nothing has an empty buffer there.
-struct Operation {
+struct Operation : PlainOptions {
   Collective kind = Collective::barrier;
   Buffer input;
   Buffer output;
   size_t count = 0;            // the shape's, equal on all ranks: what they agree on
   std::vector<size_t> counts;  // the shape's, for uneven forms; empty: equal shares
-  ReduceOp op = ReduceOp::sum;
-  double prescale = 1;
-  double postscale = 1;
-  int root = 0;
   std::string name;
   std::string algorithm;  // empty: the engine chooses; else a backend's path or a planner by name
   Determinism level = Determinism::canonical;

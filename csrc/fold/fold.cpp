@@ -41,8 +41,12 @@ void by_tiles(size_t count, size_t element_bytes, size_t slot, Body body) {
 /// How a tree ends: its last fold, scaled, to every destination.
 class Ending {
  public:
-  Ending(DType dtype, ReduceOp op, const Scale& finish)
-      : dtype_(dtype), fold_(fold_for(dtype, op)), finish_(finish), scales_(!finish.is_identity()) {
+  Ending(DType dtype, ReduceOp op, const Scale& finish, bool owns = false)
+      : dtype_(dtype),
+        fold_(fold_for(dtype, op)),
+        finish_(finish),
+        scales_(!finish.is_identity()),
+        owns_(owns) {
     if (scales_) factor_ = factor_of(finish.factor);
     if (op == ReduceOp::sum || op == ReduceOp::mean)
       sum_ = best_kernels().sum[static_cast<size_t>(dtype)];
@@ -63,7 +67,7 @@ class Ending {
       fold_(result, lower, upper, count);
       scale(result, result, count, dtype_, finish_);
     } else {
-      sum_({result, second, lower, upper}, count, scales_ ? &factor_ : nullptr);
+      sum_({result, second, lower, upper, owns_}, count, scales_ ? &factor_ : nullptr);
     }
     spread(destinations.subspan(sum_ != nullptr && second != nullptr ? 2 : 1), offset, result,
            count);
@@ -87,6 +91,7 @@ class Ending {
   FoldFunction fold_;
   Scale finish_;
   bool scales_;
+  bool owns_;
   Factor factor_{};
   SumFunction sum_ = nullptr;
 };
@@ -133,9 +138,9 @@ struct Tree {
 
 void fold_canonical_to(std::span<std::byte* const> destinations,
                        std::span<const std::byte* const> sources, size_t count, DType dtype,
-                       ReduceOp op, const Scales& scales) {
+                       ReduceOp op, const Scales& scales, bool owns) {
   if (destinations.empty() || sources.empty()) return;
-  const Ending end(dtype, op, scales.finish);
+  const Ending end(dtype, op, scales.finish, owns);
   if (sources.size() == 2 && scales.leaf.is_identity() && end.in_one_pass(destinations.size()))
     return end(destinations, 0, sources[0], sources[1], count);  // tiles are for second passes
 

@@ -52,9 +52,10 @@ void fold_canonical(std::byte* out, std::span<const std::byte* const> sources, s
                     DType dtype, ReduceOp op, const Scales& scales);
 
 /// The same, stored to every destination while the tile is hot. Destinations may be sources.
+/// `owns`: other cores have their lines, which are worth making this core's own ahead.
 void fold_canonical_to(std::span<std::byte* const> destinations,
                        std::span<const std::byte* const> sources, size_t count, DType dtype,
-                       ReduceOp op, const Scales& scales);
+                       ReduceOp op, const Scales& scales, bool owns = false);
 
 /// Which operand of a fold something is. Operands are never swapped.
 enum class Side : uint8_t { lower, upper };

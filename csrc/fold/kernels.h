@@ -25,6 +25,7 @@ struct SumArrays {
   std::byte* second;
   const std::byte* lower;
   const std::byte* upper;
+  bool owns;  // with `second`: lines of both are made this core's own before they are reached
 };
 using SumFunction = void (*)(const SumArrays& arrays, size_t count, const Factor* factor);
 

@@ -11,11 +11,7 @@
 namespace farandole {
 
 /// What every collective takes besides its buffers.
-struct Options {
-  ReduceOp op = ReduceOp::sum;
-  double prescale = 1;
-  double postscale = 1;
-  int root = 0;
+struct Options : PlainOptions {
   std::vector<size_t> counts;  // uneven forms: the same on every rank
   std::string name;
   std::string algorithm;

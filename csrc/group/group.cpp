@@ -108,10 +108,7 @@ void Group::prepare(Operation& operation, const Stream& stream, Collective kind,
   operation.output = output;
   operation.count = shape.count;
   operation.counts = std::move(o.counts);
-  operation.op = o.op;
-  operation.prescale = o.prescale;
-  operation.postscale = o.postscale;
-  operation.root = o.root;
+  static_cast<PlainOptions&>(operation) = o;
   if (o.epilogue)
     operation.algorithm = "window";
   else if (o.algorithm.empty())
@@ -155,11 +152,20 @@ Handle Group::begin_on(const std::shared_ptr<Stream>& stream, Collective kind, B
   return {engine_, std::move(request)};
 }
 
-Handle Group::run(Collective kind, Buffer input, Buffer output, Options&& options, int looks) {
+Handle Group::run(const PlainCall& call, int looks) {
   const InOrder order(submitting_);
   newest_.store(program_order_.get(), std::memory_order_relaxed);
+  const bool again = spare_ && call == checked_;
   std::shared_ptr<Request> request = spare_ ? std::move(spare_) : std::make_shared<Request>();
-  prepare(request->operation, *program_order_, kind, input, output, std::move(options));
+  if (again) {
+    check();
+  } else {
+    Options options;
+    static_cast<PlainOptions&>(options) = call.options;
+    prepare(request->operation, *program_order_, call.kind, call.input, call.output,
+            std::move(options));
+    checked_ = call;
+  }
   if (!engine_->run(program_order_, request, looks)) return {engine_, std::move(request)};
   if (request->error) throw Error(*request->error);
   request->finished.store(false, std::memory_order_relaxed);

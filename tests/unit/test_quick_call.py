@@ -200,6 +200,23 @@ def test_integers_of_one_width_are_one_type_whatever_c_calls_them() -> None:
         assert (fd.all_reduce(np.arange(3, dtype=code)) == np.arange(3)).all()
 
 
+def test_what_differs_from_the_call_before_is_checked_anew() -> None:
+    flags, numbers, out = np.array([True, False]), np.ones(2, np.int8), np.zeros(2, np.int8)
+    for _ in range(2):
+        fd.all_reduce(flags, "max", out=flags)
+    with pytest.raises(fd.InvalidArgument, match="mean has no meaning on bool"):
+        fd.all_reduce(flags, "mean", out=flags)
+    with pytest.raises(fd.InvalidArgument, match="booleans cannot be scaled"):
+        fd.all_reduce(flags, "max", out=flags, prescale=2.0)
+    with pytest.raises(fd.InvalidArgument, match="output has 2 elements"):
+        fd.all_reduce(flags[:1], "max", out=flags)
+    for factor in (2.0, 2.0, 3.0, 3.0):
+        assert fd.all_reduce(numbers, out=out, postscale=factor).tolist() == [factor] * 2
+    assert fd.broadcast(numbers, 0, out=out).tolist() == [1, 1]
+    with pytest.raises(fd.InvalidArgument, match="root 1 is not a rank"):
+        fd.broadcast(numbers, 1, out=out)
+
+
 def test_it_holds_on_to_nothing() -> None:
     import sys
 
