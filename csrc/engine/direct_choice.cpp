@@ -8,7 +8,7 @@ namespace {
 constexpr uint32_t kAllReduce = bit(Collective::all_reduce);
 constexpr uint32_t kAny = ~uint32_t{0};
 constexpr uint32_t kReaders = kAny & ~kAllReduce;
-constexpr uint32_t kWindow = kAllReduce | bit(Collective::reduce);
+constexpr uint32_t kWindow = kAllReduce | bit(Collective::reduce) | bit(Collective::gather);
 constexpr size_t kUnlimited = ~size_t{0};
 
 /// How many inputs' worth the busiest rank looks at: all, or a part of each.
@@ -31,8 +31,8 @@ double lines_passes(Collective kind, double size) {
 
 double one_shot_passes(Collective kind, double size) { return 1 + reads(kind, size); }
 
-/// My part of every input is read, and stored to every output.
-double window_passes(Collective, double) { return 2; }
+/// My part of every input is read, and stored to every output; or my input to the root's.
+double window_passes(Collective kind, double) { return kind == Collective::gather ? 1 : 2; }
 double push_passes(Collective, double) { return 2; }
 double pull_passes(Collective kind, double size) { return reads(kind, size); }
 
@@ -112,6 +112,7 @@ Refusal refusal(const PathRow& row, const PathQuestion& q, const TuningTable& ta
     return Refusal::too_long;
   if (row.path != PathKind::window) return Refusal::none;
   if (!q.shared) return Refusal::memory;
+  if (q.kind == Collective::gather && q.bytes < kHandedInBytes) return Refusal::too_short;
   // Lines carry the agreement with them: nobody learns in time where buffers lie.
   return first_choice(q, table).path == PathKind::lines ? Refusal::too_late : Refusal::none;
 }

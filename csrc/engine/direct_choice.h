@@ -31,8 +31,16 @@ enum class Refusal : uint8_t {
   by_address,
   demanded,
   alone,
+  too_short,
   too_late
 };
+
+/// From so many bytes of the longest input on, ranks hand in what is gathered; of less, the root
+/// waits longer for lines that they write than for those that it reads. Two ranks, Zen 4, both
+/// shares: 256 KiB read 6.8 us, handed in 15; 1 MiB 38 and 37; 4 MiB 137 and 76; 16 MiB 930 and
+/// 690.
+inline constexpr size_t kHandedInBytes = 1 << 20;
+
 
 struct PathRow {
   PathKind path;

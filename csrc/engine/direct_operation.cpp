@@ -5,6 +5,7 @@
 #include "base/copy.h"
 #include "engine/direct_path.h"
 #include "fold/fold.h"
+#include "schedule/slicing.h"
 #include "transport/foreign_memory.h"
 
 namespace farandole {
@@ -86,9 +87,11 @@ bool DirectOperation::copied(int error, int r, std::string_view what) const {
                       : "set FARANDOLE_CMA=0 to copy through shared memory");
 }
 
-bool DirectOperation::all_shared() const {
+bool DirectOperation::window_is_open() const {
   for (int r = 0; r < memory_->size(); ++r)
-    if (input_of(r) == nullptr || (output_bytes(r) > 0 && output_of(r) == nullptr)) return false;
+    if ((folds(operation_->kind) && input_bytes(r) > 0 && input_of(r) == nullptr) ||
+        (output_bytes(r) > 0 && output_of(r) == nullptr))
+      return false;
   return true;
 }
 
@@ -98,8 +101,9 @@ size_t DirectOperation::input_bytes(int r) const {
 }
 
 size_t DirectOperation::output_bytes(int r) const {
-  const bool has_none = operation_->kind == Collective::reduce && r != shape_.root;
-  return has_none ? 0 : shape_.count * size_of(operation_->input.dtype);
+  Shape theirs = shape_;
+  theirs.rank = r;
+  return sizes_of(operation_->kind, theirs).output * size_of(operation_->input.dtype);
 }
 
 void DirectOperation::finish(std::span<const std::byte*> inputs, const Scales& scales,

@@ -2,7 +2,8 @@
 //
 //   lines     every rank writes its data in cache lines that carry their own flag; one transit
 //   one_shot  every rank shows all of its input in pieces; everybody finishes alone; one wait
-//   window    buffers that all ranks map: rank r folds part r and stores it to all; two waits
+//   window    buffers that all ranks map: rank r folds part r and stores it to all, or stores its
+//             share where it is gathered; two waits
 //   push      buffers of any kind: rank r reads part r of every input by address, folds it and
 //             writes it to all outputs; two waits
 //   pull      likewise, for collectives that only move data to who reads them, or fold for one
@@ -40,6 +41,11 @@ std::unique_ptr<DirectPath> make_push(const StreamMemory& memory);
 std::unique_ptr<DirectPath> make_pull(const StreamMemory& memory);
 std::unique_ptr<DirectPath> make_staged(const StreamMemory& memory);
 
+/// From here on an output is evicted before anybody reads it; what has not been read either is not
+/// worth fetching. Two ranks, a gather of 16 MiB in all: 1.14 ms, past the caches 0.88; of 4 MiB:
+/// no difference.
+inline constexpr size_t kStreamedBytes = 8 << 20;
+
 /// Tells the other ranks, with `posted`, where this rank's buffers lie.
 void show_places(const Operation& operation, const StreamMemory& memory);
 
@@ -51,7 +57,7 @@ class DirectOperation {
   const Operation& operation() const { return *operation_; }
   const Shape& shape() const { return shape_; }
   Route route_to_me(int from) const { return route(operation_->kind, shape_, from, shape_.rank); }
-  /// Bytes of rank r's input (output, of a collective on whole buffers).
+  /// Bytes of rank r's input (output).
   size_t input_bytes(int r) const;
   size_t output_bytes(int r) const;
   /// Whether other ranks take anything of rank r's input.
@@ -64,8 +70,8 @@ class DirectOperation {
     return r == shape_.rank ? operation_->input.data : input_of(r);
   }
   std::byte* output_of(int r) const { return mapped(r, &Places::output, output_bytes(r)); }
-  /// Every rank maps all inputs, and the outputs that are written.
-  bool all_shared() const;
+  /// Every rank maps the outputs, and the inputs that it folds.
+  bool window_is_open() const;
   bool mine_is_shared() const { return input_of(memory_->rank) != nullptr; }
 
   /// Where rank r's input (output) lies in that rank's own memory, for buffers not mapped here.

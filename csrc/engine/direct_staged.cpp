@@ -20,13 +20,9 @@
 namespace farandole {
 namespace {
 
-/// From here on an output is evicted before anybody reads it; what has not been read either is not
-/// worth fetching. Two ranks, a gather of 16 MiB in all: 1.14 ms, past the caches 0.88; of 4 MiB:
-/// no difference. What a scatter shows goes past the caches as well, 16 MiB, Zen 4: 1.40 ms, so
-/// 1.16. But nothing does where one rank alone shows all of its input in slots: a broadcast 1.46
-/// and 0.97 ms, a send 2.8 and 2.2.
-constexpr size_t kStreamedBytes = 8 << 20;
-
+/// What a scatter shows goes past the caches as well, 16 MiB, Zen 4: 1.40 ms, so 1.16. But nothing
+/// does where one rank alone shows all of its input in slots: a broadcast 1.46 and 0.97 ms, a send
+/// 2.8 and 2.2.
 bool is_from_one_whole(Collective kind) {
   return kind == Collective::broadcast || kind == Collective::send || kind == Collective::recv;
 }

@@ -1,5 +1,6 @@
 // window: an all-reduce, or a reduce, over buffers that every rank maps. Rank r folds part r out of
 // all inputs and stores it to all outputs; when all have, it is done. Two waits, least bytes moved.
+// Or a gather to an output that every rank maps: each stores its share there, at the same time.
 //
 // An epilogue works on the folded part tile by tile, between fold and store.
 //
@@ -7,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/copy.h"
 #include "base/fault.h"
 #include "engine/direct_path.h"
 #include "fold/fold.h"
@@ -32,7 +34,8 @@ class Window : public DirectPath {
     what_.start(operation, memory_);
     scales_ = scales_for(operation.input.dtype, operation.op, operation.prescale,
                          operation.postscale, memory_.size());
-    mine_ = part({Space::input, 0, operation.input.count}, memory_.size(), memory_.rank);
+    const Slice whole{Space::input, 0, operation.input.count};
+    mine_ = folds(operation.kind) ? part(whole, memory_.size(), memory_.rank) : whole;
     done_ = 0;
     written_ = false;
     owns_ = operation.input.bytes() <= kOwnedBytes;
@@ -57,22 +60,40 @@ class Window : public DirectPath {
     const Operation& o = what_.operation();
     const size_t element = size_of(o.input.dtype);
     const size_t count = std::min(mine_.count - done_, kPiece / element);
-    const size_t at = (mine_.offset + done_) * element;
+    const Visit visit(memory_);
+    if (!visit.welcome()) return false;
+    fault_point("window.write");
+    if (folds(o.kind))
+      fold(count, (mine_.offset + done_) * element);
+    else
+      hand_in(count * element, done_ * element);
+    done_ += count;
+    written_ = done_ == mine_.count;
+    return true;
+  }
+
+  void fold(size_t count, size_t at) {
+    const Operation& o = what_.operation();
     outputs_.clear();
     for (int r = 0; r < memory_.size(); ++r) {
       inputs_[static_cast<size_t>(r)] = what_.input_of(r) + at;
       if (what_.output_bytes(r) > 0) outputs_.push_back(what_.output_of(r) + at);
     }
-    const Visit visit(memory_);
-    if (!visit.welcome()) return false;
-    fault_point("window.write");
     if (o.epilogue)
       transform(count);
     else
       fold_canonical_to(outputs_, inputs_, count, o.input.dtype, o.op, scales_, owns_);
-    done_ += count;
-    written_ = done_ == mine_.count;
-    return true;
+  }
+
+  /// From my share to where the root gathers it.
+  void hand_in(size_t bytes, size_t at) {
+    const Operation& o = what_.operation();
+    const Slice place = route(o.kind, what_.shape(), memory_.rank, o.root).put;
+    std::byte* to = what_.output_of(o.root) + place.offset * size_of(o.input.dtype) + at;
+    const std::byte* from = o.input.data + at;
+    if (to == from) return;  // in place
+    const bool streams = what_.output_bytes(o.root) >= kStreamedBytes;
+    (streams ? stream_copy : copy_bytes)(to, from, bytes);
   }
 
   /// `count` elements from inputs_ through the epilogue to outputs_.

@@ -93,12 +93,12 @@ void ShmDirect::choose_by_places() {
   if (which_ == PathKind::lines || !fits(row_of(PathKind::window), operation_->kind, 0)) return;
   DirectOperation what;
   what.start(*operation_, memory_);
-  const bool shared = what.all_shared();
-  if (operation_->algorithm == "window" && !shared && operation_->count > 0)
+  const bool open = what.window_is_open();
+  if (operation_->algorithm == "window" && !open)
     throw Error(ErrorCode::invalid_argument,
                 "algorithm 'window' needs input and output in memory that all ranks map", {},
                 "use arrays from farandole.allocate(), or another algorithm");
-  if (operation_->algorithm.empty() && shared &&
+  if (operation_->algorithm.empty() && open &&
       choose_path(question(*operation_, true), tuning_) == PathKind::window) {
     path_ = &path(PathKind::window);
     path_->start(*operation_);

@@ -23,6 +23,8 @@ std::string words_for(Refusal refusal, const PathRow& row, Collective kind) {
       return "copies, where ranks were told to reach each other's memory (FARANDOLE_CMA=1)";
     case Refusal::alone:
       return "needs more than one rank";
+    case Refusal::too_short:
+      return "is worth it from " + std::to_string(kHandedInBytes) + " bytes on";
     case Refusal::too_late:
       return "lines are under way before ranks know where buffers lie";
   }

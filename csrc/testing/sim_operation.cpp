@@ -90,7 +90,9 @@ void draw_algorithm(SimRandom& random, int size, Operation& o) {
   std::vector<std::string> able = {"staged", "schedule"};
   if (bytes <= kLines * kLinePayload) able.emplace_back("lines");
   if (bytes <= size_t{32} << 10) able.emplace_back("one_shot");
-  if (o.kind == Collective::all_reduce || o.kind == Collective::reduce) able.emplace_back("window");
+  if (o.kind == Collective::all_reduce || o.kind == Collective::reduce ||
+      o.kind == Collective::gather)
+    able.emplace_back("window");
   able.emplace_back(o.kind == Collective::all_reduce ? "push" : "pull");
   for (const Planner& planner : planners())
     if (planner.collective == o.kind && is_allowed(planner, shape, Determinism::fast))
@@ -285,11 +287,12 @@ SimOperation draw_operation(SimRandom& random, const std::vector<std::shared_ptr
   const bool in_place = goes_in_place(what.kind) && one_in(random, 2);
   const bool disagree = size > 1 && one_in(random, 12);
   const int odd = disagree ? static_cast<int>(random() % static_cast<uint64_t>(size)) : -1;
-  bool all_shared = what.count > 0;
+  bool window_is_open = true;
   for (int r = 0; r < size; ++r) {
     const auto i = static_cast<size_t>(r);
     const bool shared = (places >> (mixed ? r : 0) & 1) != 0;
-    all_shared = all_shared && shared;
+    const bool seen = !expected[i].empty() || (folds(what.kind) && !inputs[i].empty());
+    window_is_open = window_is_open && (shared || !seen);
     Operation mine = what;
     const bool both = !inputs[i].empty() && !expected[i].empty();
     const size_t at = !in_place ? kApart : both ? in_place_at(what, size, r) : 0;
@@ -300,7 +303,7 @@ SimOperation draw_operation(SimRandom& random, const std::vector<std::shared_ptr
   }
   if (disagree)
     drawn.end = SimEnd::mismatch;
-  else if (what.algorithm == "window" && !all_shared && what.count > 0)
+  else if (what.algorithm == "window" && !window_is_open)
     drawn.end = SimEnd::not_shared;
   drawn.text = std::string(name_of(what.kind)) + " of " + std::to_string(what.count) +
                (what.counts.empty() ? " " : " (uneven) ") + std::string(name_of(what.input.dtype)) +

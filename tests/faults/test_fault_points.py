@@ -26,7 +26,8 @@ BLOCK = 64 << 10  # elements: some blocks of the staged path
 POINTS = {  # operations that come by the point
     "stream.post": [("all_reduce", 10, False), ("all_reduce", 1000, False), ("barrier", 0, False),
                     ("all_reduce", 10 * BLOCK, False), ("all_gather", 10 * BLOCK, False)],
-    "window.write": [("all_reduce", 1000, True), ("all_reduce", 10 * BLOCK, True)],
+    "window.write": [("all_reduce", 1000, True), ("all_reduce", 10 * BLOCK, True),
+                     ("gather", 10 * BLOCK, True)],
     "push.write": [("all_reduce", 10 * BLOCK, False), ("all_reduce", 40_000, False)],
     "pull.fetch": [("broadcast", 10 * BLOCK, False), ("all_gather", 40_000, False),
                    ("reduce_scatter", 10 * BLOCK, False)],
@@ -51,10 +52,11 @@ def operate(kind: str, count: int, ours: bool) -> None:
     """Three operations; the fault comes in one of them. Whoever survives meets at the barrier."""
     fd.init()
     x = fd.allocate(count) if ours else np.ones(count, np.float32)
+    out = x if kind != "gather" else fd.allocate(count * fd.size()) if fd.rank() == 0 else None
     for i in range(3):
         inputs: dict[str, Any] = {} if kind == "barrier" else {"x": x}
         if ours:  # the window path needs all memory to be ours
-            inputs["out"] = x
+            inputs["out"] = out
         getattr(fd, kind)(**inputs, name=f"operation {i}")
     fd.barrier()
 

@@ -34,7 +34,7 @@ MEMORY = ["caller", "ours", "mixed", "ours to caller"]
 ROOTED = ["broadcast", "reduce", "gather", "scatter"]
 FOLDING = ["all_reduce", "reduce_scatter", "reduce"]
 KINDS = ["all_reduce", "reduce_scatter", "all_gather", *ROOTED, "all_to_all"]
-WINDOWS = ["all_reduce", "reduce"]
+WINDOWS = ["all_reduce", "reduce", "gather"]
 LINES = 1064  # bytes, as in csrc/engine/stream_page.h
 PIECE = 4 << 10  # of one_shot
 ONE_SHOT = 32 << 10
@@ -307,6 +307,10 @@ def check_large() -> None:
     for memory in ("caller", "ours", "mixed"):
         for kind in KINDS:
             check(kind, "float32", 400_009, memory=memory)
+    for memory in ("ours", "mixed"):  # to an output that all ranks map
+        for in_place in (False, True):
+            assert check("gather", "int32", 300_007, memory=memory, in_place=in_place) == "window"
+    assert check("gather", "int32", 2_200_000, memory="ours") == "window"  # past the caches
     for planner in PLANNERS["all_reduce"]:
         check("all_reduce", "float32", 400_009, algorithm=planner, level="fast")
 

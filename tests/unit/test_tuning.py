@@ -297,6 +297,8 @@ def usual_path(collective: str, bytes_in: int, ranks: int, *, shared: bool, fore
         return "lines"
     if shared and collective in ("all_reduce", "reduce"):
         return "window"
+    if shared and collective == "gather" and bytes_in >= 1 << 20:
+        return "window"
     if bytes_in <= 32768 or ranks == 1:
         return "one_shot"
     if foreign:
