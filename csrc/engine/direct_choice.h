@@ -41,7 +41,6 @@ enum class Refusal : uint8_t {
 /// 690.
 inline constexpr size_t kHandedInBytes = 1 << 20;
 
-
 struct PathRow {
   PathKind path;
   std::string_view name;
