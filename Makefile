@@ -78,7 +78,7 @@ sanitize: $(STAMPS)/farandole  ## C++ tests under ASan+UBSan and TSan, then real
 	cmake --build build/asan --target _core
 	rm -rf build/asan-package && mkdir -p build/asan-package && cp -r python/farandole build/asan-package/
 	cp build/asan/_core*.so build/asan-package/farandole/
-	for collective in all_reduce reduce_scatter all_gather broadcast; do \
+	for collective in all_reduce reduce_scatter all_gather gather broadcast; do \
 	  $(SANITIZED) farandole bench $$collective -np 3 --sizes 4,1K,1000K,4M --iterations 20 || exit 1; \
 	done
 	$(SANITIZED) farandole bench all_reduce -np 3 --algorithm halving_doubling --sizes 4,1K,1000K --iterations 20
