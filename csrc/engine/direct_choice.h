@@ -17,7 +17,7 @@ struct PathQuestion {
   Collective kind = Collective::all_reduce;
   size_t bytes = 0;       // of the longest input
   int size = 1;           // ranks
-  bool shared = false;    // all ranks have shown that input and output lie in memory that all map
+  bool shared = false;    // all ranks have shown that they map what the window needs
   bool foreign = false;   // ranks may reach each other's memory by address, and found it faster
   bool demanded = false;  // and were told to do so anyway
 };

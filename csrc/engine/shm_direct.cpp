@@ -91,15 +91,18 @@ void ShmDirect::agreed() {
 /// Where the buffers lie is known when all have posted.
 void ShmDirect::choose_by_places() {
   if (which_ == PathKind::lines || !fits(row_of(PathKind::window), operation_->kind, 0)) return;
+  const bool forced = operation_->algorithm == "window";
+  const bool wanted = operation_->algorithm.empty() &&
+                      choose_path(question(*operation_, true), tuning_) == PathKind::window;
+  if (!forced && !wanted) return;
   DirectOperation what;
   what.start(*operation_, memory_);
   const bool open = what.window_is_open();
-  if (operation_->algorithm == "window" && !open)
+  if (forced && !open)
     throw Error(ErrorCode::invalid_argument,
                 "algorithm 'window' needs input and output in memory that all ranks map", {},
                 "use arrays from farandole.allocate(), or another algorithm");
-  if (operation_->algorithm.empty() && open &&
-      choose_path(question(*operation_, true), tuning_) == PathKind::window) {
+  if (wanted && open) {
     path_ = &path(PathKind::window);
     path_->start(*operation_);
   }
