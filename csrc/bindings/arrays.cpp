@@ -128,7 +128,7 @@ Buffer look_at_pointed(PyObject* array) {
 }  // namespace
 
 Borrowed borrow(const py::object& array, bool writable, const char* what) {
-  if (const auto known = look_at(array.ptr(), writable)) return {*known, array};
+  if (Buffer known; look_at(array.ptr(), writable, known)) return {known, array};
   if (PyObject_CheckBuffer(array.ptr()) != 0) return borrow_buffer(array, writable, what);
   if (py::hasattr(array, "__dlpack__")) return borrow_dlpack(array, what);
   throw invalid(what, "is a " + std::string(py::str(py::type::of(array).attr("__name__"))) +

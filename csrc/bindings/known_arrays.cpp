@@ -176,24 +176,30 @@ std::optional<LookedAt> look_at_tensor(PyObject* array) noexcept {
 
 void learn_pointed(PyTypeObject* type, Buffer (*look)(PyObject*)) { pointed = {type, look}; }
 
-std::optional<Buffer> look_at_numpy(PyObject* array, bool writable) noexcept {
-  if (Py_TYPE(array) != numpy.type) return std::nullopt;
+bool look_at_numpy(PyObject* array, bool writable, Buffer& to) noexcept {
+  if (Py_TYPE(array) != numpy.type) return false;
   const NumpyArray& head = head_of(array);
   const int needed = writable ? kContiguous | kWritable : kContiguous;
-  if ((head.flags & needed) != needed) return std::nullopt;
+  if ((head.flags & needed) != needed) return false;
   const auto dtype = dtype_of(*head.dtype);
-  if (!dtype) return std::nullopt;
+  if (!dtype) return false;
   size_t count = 1;
   for (int i = 0; i < head.ndim; ++i) count *= static_cast<size_t>(head.shape[i]);
-  return Buffer{reinterpret_cast<std::byte*>(head.data), count, *dtype};
+  to.data = reinterpret_cast<std::byte*>(head.data);
+  to.count = count;
+  to.dtype = *dtype;
+  return true;
 }
 
-std::optional<Buffer> look_at(PyObject* array, bool writable) noexcept {
-  if (Py_TYPE(array) == numpy.type) return look_at_numpy(array, writable);
-  if (pointed.type != nullptr && PyType_IsSubtype(Py_TYPE(array), pointed.type) != 0)
-    return pointed.look(array);
+bool look_at(PyObject* array, bool writable, Buffer& to) noexcept {
+  if (Py_TYPE(array) == numpy.type) return look_at_numpy(array, writable, to);
+  if (pointed.type != nullptr && PyType_IsSubtype(Py_TYPE(array), pointed.type) != 0) {
+    to = pointed.look(array);
+    return true;
+  }
   const auto looked = look_at_tensor(array);
-  return looked ? std::optional(looked->buffer) : std::nullopt;
+  if (looked) to = looked->buffer;
+  return looked.has_value();
 }
 
 std::optional<int64_t> look_at_rows(PyObject* array) noexcept {

@@ -16,12 +16,13 @@ namespace farandole {
 namespace py = pybind11;
 
 /// The array as a buffer if it is of a known type and fit: contiguous, in host memory, of an
-/// element type of ours, writable if it must be. Nothing for any other: bindings/arrays.h knows
-/// what it is or what is wrong with it. Raises nothing.
-std::optional<Buffer> look_at(PyObject* array, bool writable) noexcept;
+/// element type of ours, writable if it must be. False for any other: bindings/arrays.h knows what
+/// it is or what is wrong with it. Raises nothing. Written in place: a copy in wider words than
+/// those just written waits for them to reach the cache.
+bool look_at(PyObject* array, bool writable, Buffer& to) noexcept;
 
 /// The same, for an exact numpy.ndarray alone.
-std::optional<Buffer> look_at_numpy(PyObject* array, bool writable) noexcept;
+bool look_at_numpy(PyObject* array, bool writable, Buffer& to) noexcept;
 
 /// The same, for tensors alone, with their shape: it lies in the tensor.
 struct LookedAt {

@@ -174,35 +174,29 @@ Group& native(const py::object& group) {
 
 // ---- the call ----
 
-struct Memory {
-  Buffer input, output;  // a rank that gives or gets nothing has none of the other's dtype
-  py::object result;
-};
-
-/// What this rank gives and gets; nothing, when the Python function is to be asked.
-std::optional<Memory> memory_of(const Row& row, const Arguments& given, bool gives, bool gets) {
-  if (gives && given.x == nullptr) return std::nullopt;
-  std::optional<Buffer> input, output;
-  py::object result = py::none();
+/// What this rank gives and gets, and the result; false when the Python function is to be asked. A
+/// rank that gives or gets nothing has none of the other's dtype.
+bool read_memory(const Row& row, const Arguments& given, bool gives, bool gets, PlainCall& to,
+                 py::object& result) {
+  if (gives && given.x == nullptr) return false;
   if (!gets) {
-    input = look_at(given.x, false);
-    if (input) output = Buffer{nullptr, 0, input->dtype};
-  } else if (given.out == nullptr || given.out == Py_None) {
-    input = row.makes_alike ? look_at_numpy(given.x, false) : std::nullopt;
-    if (!input) return std::nullopt;
+    if (!look_at(given.x, false, to.input)) return false;
+    to.output.dtype = to.input.dtype;
+    result = py::none();
+    return true;
+  }
+  if (given.out == nullptr || given.out == Py_None) {
+    if (!row.makes_alike || !look_at_numpy(given.x, false, to.input)) return false;
     result = py::reinterpret_steal<py::object>(empty_like(given.x));
     if (!result) throw py::error_already_set();
-    output = look_at_numpy(result.ptr(), true);
-  } else {
-    output = look_at(given.out, true);
-    if (!output) return std::nullopt;
-    input = !gives                 ? Buffer{nullptr, 0, output->dtype}
-            : given.x == given.out ? output
-                                   : look_at(given.x, false);
-    result = py::reinterpret_borrow<py::object>(given.out);
+    return look_at_numpy(result.ptr(), true, to.output);
   }
-  if (!input || !output) return std::nullopt;
-  return Memory{*input, *output, std::move(result)};
+  if (!look_at(given.out, true, to.output)) return false;
+  result = py::reinterpret_borrow<py::object>(given.out);
+  if (gives && given.x != given.out) return look_at(given.x, false, to.input);
+  if (gives) to.input = to.output;
+  to.input.dtype = to.output.dtype;
+  return true;
 }
 
 /// Whether the first dimension is known to be one of `parts` equal blocks.
@@ -215,24 +209,25 @@ bool cuts_evenly(PyObject* array, int parts) {
 std::optional<py::object> call_quickly(const Row& row, PyObject* world, PyObject* const* values,
                                        size_t places, PyObject* keywords) {
   Arguments given;
-  PlainOptions options;
-  if (!read(row, values, places, keywords, given) || !read_options(given, options))
+  PlainCall call{row.kind, {}, {}, {}};
+  if (!read(row, values, places, keywords, given) || !read_options(given, call.options))
     return std::nullopt;
   const py::object group = group_of(world, given.group);
   if (!group) return std::nullopt;
   refuse_in_child();
 
   Group& ranks = native(group);
-  const bool is_root = ranks.rank() == options.root;
-  const auto memory =
-      memory_of(row, given, row.gives == Who::all || is_root, row.gets == Who::all || is_root);
-  if (!memory || (row.cuts_rows && !cuts_evenly(given.x, ranks.size()))) return std::nullopt;
+  const bool is_root = ranks.rank() == call.options.root;
+  py::object result;
+  if (!read_memory(row, given, row.gives == Who::all || is_root, row.gets == Who::all || is_root,
+                   call, result) ||
+      (row.cuts_rows && !cuts_evenly(given.x, ranks.size())))
+    return std::nullopt;
 
-  const int looks = memory->input.bytes() <= kBriefBytes ? kBriefLooks : 0;
-  const Handle handle = ranks.run({row.kind, memory->input, memory->output, options}, looks);
+  const Handle handle = ranks.run(call, call.input.bytes() <= kBriefBytes ? kBriefLooks : 0);
   if (handle.valid())
     wait_for(ranks.shared_from_this(), [&](Deadline d) { return handle.wait(d); });
-  return memory->result;
+  return result;
 }
 
 const Row* row_named(std::string_view name) {
