@@ -174,8 +174,8 @@ Group& native(const py::object& group) {
 
 // ---- the call ----
 
-/// What this rank gives and gets, and the result; false when the Python function is to be asked. A
-/// rank that gives or gets nothing has none of the other's dtype.
+/// What this rank gives and gets, and the result; false when the Python function is to be asked. Of
+/// what a rank does not give or get, there is an empty buffer of the same dtype.
 bool read_memory(const Row& row, const Arguments& given, bool gives, bool gets, PlainCall& to,
                  py::object& result) {
   if (gives && given.x == nullptr) return false;
