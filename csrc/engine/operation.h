@@ -61,6 +61,7 @@ struct Operation : PlainOptions {
   std::string name;
   std::string algorithm;  // empty: the engine chooses; else a backend's path or a planner by name
   Determinism level = Determinism::canonical;
+  uint32_t hash = 0;  // of what ranks agree on, kept by who repeats an operation; 0: not known
   std::shared_ptr<Epilogue> epilogue;  // goes with algorithm "window" alone
   Deadline deadline;
   Duration timeout{};  // besides, from the first look around after it has started; zero: none

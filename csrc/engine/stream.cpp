@@ -187,7 +187,7 @@ void Stream::require_backend(const Operation& o) const {
 
 void Stream::start() {
   const Operation& o = operation();
-  memory_.ticket = progress(sequence_, hash_of(o));
+  memory_.ticket = progress(sequence_, o.hash != 0 ? o.hash : hash_of(o));
   backend_ = &backend_for(o);
   backend_->start(o, sequence_);
   fault_point("stream.post");

@@ -7,6 +7,7 @@
 #include <new>
 #include <thread>
 
+#include "engine/stream_page.h"
 #include "group/arguments.h"
 
 namespace farandole {
@@ -164,6 +165,7 @@ Handle Group::run(const PlainCall& call, int looks) {
     static_cast<PlainOptions&>(options) = call.options;
     prepare(request->operation, *program_order_, call.kind, call.input, call.output,
             std::move(options));
+    request->operation.hash = hash_of(request->operation);
     checked_ = call;
   }
   if (!engine_->run(program_order_, request, looks)) return {engine_, std::move(request)};
