@@ -67,22 +67,20 @@ bool worth_it(const PathRow& row, const PathRow& usual, const PathQuestion& ques
 
 /// From what a rank knows before it has met the others: every path but the window.
 const PathRow& first_choice(const PathQuestion& question, const TuningTable& table) {
-  PathQuestion apart = question;
-  apart.shared = false;
   const PathRow* usual = nullptr;
   const PathRow* quickest = nullptr;
   double least = std::numeric_limits<double>::infinity();
   for (const PathRow& row : kPaths) {
-    if (row.path == PathKind::window || refusal(row, apart, table) != Refusal::none) continue;
+    if (row.path == PathKind::window || refusal(row, question, table) != Refusal::none) continue;
     if (!table.measured) return row;
     if (usual == nullptr) usual = &row;
-    if (const double seconds = predicted_seconds(row, apart, table); seconds < least) {
+    if (const double seconds = predicted_seconds(row, question, table); seconds < least) {
       least = seconds;
       quickest = &row;
     }
   }
   if (usual == nullptr) return row_of(PathKind::staged);
-  return worth_it(*quickest, *usual, apart, table) ? *quickest : *usual;
+  return worth_it(*quickest, *usual, question, table) ? *quickest : *usual;
 }
 
 }  // namespace
