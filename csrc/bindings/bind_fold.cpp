@@ -97,18 +97,26 @@ py::bytes py_fold(std::string_view dtype, std::string_view op, const py::buffer&
   return result.content();
 }
 
+Ahead ahead_of(std::string_view name) {
+  if (name == "operands") return Ahead::operands;
+  if (name == "ownership") return Ahead::ownership;
+  if (name == "nothing") return Ahead::nothing;
+  refuse("nothing ahead is called " + std::string(name));
+}
+
 /// lower + upper, times factor, to `outputs` (1 or 2) places.
 py::bytes py_sum(std::string_view dtype, const py::buffer& lower, const py::buffer& upper,
                  std::string_view isa, const std::optional<double>& factor, int outputs,
-                 size_t misaligned) {
+                 std::string_view ahead, size_t misaligned) {
   const DType type = dtype_of(dtype);
   const SumFunction function = kernels_named(isa).sum[static_cast<size_t>(type)];
-  if (function == nullptr) refuse("only sums of floats end in one pass");
+  if (function == nullptr || (factor && row(type).kind == DTypeKind::integer))
+    refuse("no sum of these ends in one pass");
   const std::string_view low = view(lower.request()), high = view(upper.request());
   if (low.size() != high.size()) refuse("operands differ in size");
   Buffer a(low, misaligned), b(high, misaligned * 2), second(low.size(), misaligned * 3);
   const Factor by = factor_of(factor.value_or(1));
-  function({b.data(), outputs == 2 ? second.data() : nullptr, a.data(), b.data(), true},
+  function({b.data(), outputs == 2 ? second.data() : nullptr, a.data(), b.data(), ahead_of(ahead)},
            low.size() / size_of(type), factor ? &by : nullptr);
   const py::bytes result = b.content(), other = second.content();
   if (outputs == 2 && !other.equal(result)) refuse("destinations differ");
@@ -235,7 +243,7 @@ void bind_fold(py::module_& module) {
               "out"_a = "apart", "misaligned"_a = 0,
               "lower ⊕ upper, written to 'lower', 'upper' or apart, at misaligned addresses.");
   testing.def("sum", &py_sum, "dtype"_a, "lower"_a, "upper"_a, "isa"_a, py::kw_only(),
-              "factor"_a = py::none(), "outputs"_a = 1, "misaligned"_a = 0,
+              "factor"_a = py::none(), "outputs"_a = 1, "ahead"_a = "operands", "misaligned"_a = 0,
               "The last fold of a sum: in place of upper, and to a second place if there are two.");
   testing.def("fold_canonical", &py_fold_canonical, "dtype"_a, "op"_a, "sources"_a, py::kw_only(),
               "prescale"_a = 1.0, "postscale"_a = 1.0, "into"_a = std::vector<int>{},

@@ -20,9 +20,11 @@ namespace {
 constexpr size_t kPiece = 128 << 10;  // bytes between two looks at the clock
 constexpr size_t kTile = 8 << 10;     // folded for an epilogue: fits the first cache with its state
 
-/// While all that is written fits the cores' own caches, lines come from the other's; then from
-/// memory, which has no time for more requests. Two ranks, Zen 4, lines made this core's own ahead:
-/// 256 KiB 5.46, so 4.94 us; 1 MiB 19.4, 16.6; 4 MiB 73, 66; 8 MiB 179, 192; 16 MiB 610, 684.
+/// Every operand is a destination here: a line that is read ahead has to be asked for once more to
+/// be written. While all that is written fits the cores' own caches, lines come from the other's
+/// and are asked for as to be written; then from memory, which has no time for more requests. Two
+/// ranks, Zen 4, float32, interleaved, nothing asked for over reading ahead: 256 KiB 0.88, 1 MiB
+/// 0.88, 4 MiB 0.81, 16 MiB 0.73; over ownership: 1.01, 1.02, 1.04, 0.93 (and 0.95 at 64 MiB).
 constexpr size_t kOwnedBytes = 4 << 20;
 
 class Window : public DirectPath {
@@ -38,7 +40,7 @@ class Window : public DirectPath {
     mine_ = folds(operation.kind) ? part(whole, memory_.size(), memory_.rank) : whole;
     done_ = 0;
     written_ = false;
-    owns_ = operation.input.bytes() <= kOwnedBytes;
+    ahead_ = operation.input.bytes() <= kOwnedBytes ? Ahead::ownership : Ahead::nothing;
   }
 
   Progress poll(TimePoint until) override {
@@ -82,7 +84,7 @@ class Window : public DirectPath {
     if (o.epilogue)
       transform(count);
     else
-      fold_canonical_to(outputs_, inputs_, count, o.input.dtype, o.op, scales_, owns_);
+      fold_canonical_to(outputs_, inputs_, count, o.input.dtype, o.op, scales_, ahead_);
   }
 
   /// From my share to where the root gathers it.
@@ -120,7 +122,7 @@ class Window : public DirectPath {
   Slice mine_;
   size_t done_ = 0;
   bool written_ = false;
-  bool owns_ = false;
+  Ahead ahead_ = Ahead::nothing;
   std::vector<const std::byte*> inputs_;
   std::vector<std::byte*> outputs_;
   std::vector<std::byte> tile_;

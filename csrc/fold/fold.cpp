@@ -41,14 +41,15 @@ void by_tiles(size_t count, size_t element_bytes, size_t slot, Body body) {
 /// How a tree ends: its last fold, scaled, to every destination.
 class Ending {
  public:
-  Ending(DType dtype, ReduceOp op, const Scale& finish, bool owns = false)
+  Ending(DType dtype, ReduceOp op, const Scale& finish, Ahead ahead = Ahead::operands)
       : dtype_(dtype),
         fold_(fold_for(dtype, op)),
         finish_(finish),
         scales_(!finish.is_identity()),
-        owns_(owns) {
+        ahead_(ahead) {
     if (scales_) factor_ = factor_of(finish.factor);
-    if (op == ReduceOp::sum || op == ReduceOp::mean)
+    const bool sums = op == ReduceOp::sum || op == ReduceOp::mean;
+    if (sums && !(scales_ && row(dtype).kind == DTypeKind::integer))
       sum_ = best_kernels().sum[static_cast<size_t>(dtype)];
   }
 
@@ -67,7 +68,7 @@ class Ending {
       fold_(result, lower, upper, count);
       scale(result, result, count, dtype_, finish_);
     } else {
-      sum_({result, second, lower, upper, owns_}, count, scales_ ? &factor_ : nullptr);
+      sum_({result, second, lower, upper, ahead_}, count, scales_ ? &factor_ : nullptr);
     }
     spread(destinations.subspan(sum_ != nullptr && second != nullptr ? 2 : 1), offset, result,
            count);
@@ -91,7 +92,7 @@ class Ending {
   FoldFunction fold_;
   Scale finish_;
   bool scales_;
-  bool owns_;
+  Ahead ahead_;
   Factor factor_{};
   SumFunction sum_ = nullptr;
 };
@@ -138,9 +139,9 @@ struct Tree {
 
 void fold_canonical_to(std::span<std::byte* const> destinations,
                        std::span<const std::byte* const> sources, size_t count, DType dtype,
-                       ReduceOp op, const Scales& scales, bool owns) {
+                       ReduceOp op, const Scales& scales, Ahead ahead) {
   if (destinations.empty() || sources.empty()) return;
-  const Ending end(dtype, op, scales.finish, owns);
+  const Ending end(dtype, op, scales.finish, ahead);
   if (sources.size() == 2 && scales.leaf.is_identity() && end.in_one_pass(destinations.size()))
     return end(destinations, 0, sources[0], sources[1], count);  // tiles are for second passes
 

@@ -51,11 +51,15 @@ Scales scales_for(DType dtype, ReduceOp op, double prescale, double postscale, i
 void fold_canonical(std::byte* out, std::span<const std::byte* const> sources, size_t count,
                     DType dtype, ReduceOp op, const Scales& scales);
 
+/// What a fold asks of the caches before it gets there: to read the operands; to make lines of its
+/// destinations this core's own, where other cores have them; or nothing, where hardware does best.
+enum class Ahead : uint8_t { operands, ownership, nothing };
+
 /// The same, stored to every destination while the tile is hot. Destinations may be sources.
-/// `owns`: other cores have their lines, which are worth making this core's own ahead.
+/// `ahead` is heeded by sums to two destinations.
 void fold_canonical_to(std::span<std::byte* const> destinations,
                        std::span<const std::byte* const> sources, size_t count, DType dtype,
-                       ReduceOp op, const Scales& scales, bool owns = false);
+                       ReduceOp op, const Scales& scales, Ahead ahead = Ahead::operands);
 
 /// Which operand of a fold something is. Operands are never swapped.
 enum class Side : uint8_t { lower, upper };

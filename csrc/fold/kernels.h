@@ -19,13 +19,13 @@ struct Factor {
 Factor factor_of(double factor);
 
 /// The last fold of a sum: to `out`, and to `second` unless it is null, multiplied by `factor`
-/// unless it is null.
+/// unless it is null, which it is for integers.
 struct SumArrays {
   std::byte* out;
   std::byte* second;
   const std::byte* lower;
   const std::byte* upper;
-  bool owns;  // with `second`: lines of both are made this core's own before they are reached
+  Ahead ahead;  // with `second`; to one place it is the operands
 };
 using SumFunction = void (*)(const SumArrays& arrays, size_t count, const Factor* factor);
 
@@ -39,7 +39,7 @@ using CastFunction = void (*)(std::byte* out, const std::byte* in, size_t count)
 struct Kernels {
   FoldFunction fold[kDTypes.size()][kReduceOps.size()] = {};
   FloatScaleFunction scale[kDTypes.size()] = {};                    // floats only
-  SumFunction sum[kDTypes.size()] = {};                             // floats only
+  SumFunction sum[kDTypes.size()] = {};                             // all but booleans
   CastFunction widen[kDTypes.size()] = {};                          // a half to float32
   CastFunction narrow[kDTypes.size()] = {};                         // float32 to a half
   UpdateFunction update[kDTypes.size()][kUpdateNames.size()] = {};  // float32 and float64

@@ -22,6 +22,7 @@ ISAS = _core.instruction_sets()
 INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 HALVES = ["float16", "bfloat16"]
 FLOATS = [*HALVES, "float32", "float64"]
+AHEAD = ("operands", "ownership", "nothing")
 DTYPES = [*FLOATS, *INTEGERS, "bool"]
 OPS = ["sum", "mean", "min", "max", "product"]
 PAIRS = [(dtype, op) for dtype in DTYPES for op in OPS if (dtype, op) != ("bool", "mean")]
@@ -294,21 +295,30 @@ def test_any_alignment_and_an_output_that_is_an_input(dtype: str, op: str, isa: 
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
 def test_the_last_fold_of_a_sum_is_a_fold_and_a_scale(dtype: str, isa: str) -> None:
     rng = seeded(dtype, "last fold")
-    special = specials(dtype)
-    operands = [(np.repeat(special, special.size), np.tile(special, special.size))]
+    operands = []
+    if dtype in FLOATS:
+        special = specials(dtype)
+        operands.append((np.repeat(special, special.size), np.tile(special, special.size)))
     for count in (*COUNTS, 9001):
         operands.append((random_bits(rng, dtype, count), random_bits(rng, dtype, count)))
         operands.append((near_one(rng, dtype, count), near_one(rng, dtype, count)))
     for lower, upper in operands:
         total = reference_fold(lower, upper, dtype, "sum")
-        for factor in (None, 0.5, 1 / 3, -1e30):
+        for factor in (None, 0.5, 1 / 3, -1e30) if dtype in FLOATS else (None,):
             expected = total if factor is None else reference_scale(total, dtype, factor)
-            for outputs in (1, 2):
+            for outputs, ahead in ((1, "operands"), *((2, ahead) for ahead in AHEAD)):
                 got = testing.sum(
-                    dtype, lower, upper, isa, factor=factor, outputs=outputs, misaligned=outputs
+                    dtype,
+                    lower,
+                    upper,
+                    isa,
+                    factor=factor,
+                    outputs=outputs,
+                    ahead=ahead,
+                    misaligned=outputs,
                 )
                 assert_same_bits(np.frombuffer(got, bits_dtype(dtype)), expected, lower, upper)
 

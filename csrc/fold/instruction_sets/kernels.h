@@ -129,17 +129,17 @@ struct And {
 /// float32 39-41 to 43-44, which is near its noise; at 8 MiB no difference.
 constexpr size_t kAheadBytes = 4096;
 constexpr size_t kLineBytes = 64;
-/// How far ahead destinations are made this core's own. In memory that two cores write, each its
-/// part of both buffers in place: 1 MiB, Zen 4: 19.4 us without, 17.8 from 256 bytes ahead, 16.6
-/// from 1024, 17.1 from 2048, 19.0 from where operands are asked for.
-constexpr size_t kOwnedAheadBytes = 1024;
-static_assert(kOwnedAheadBytes < kAheadBytes);  // nothing beyond the end, either
+/// How far ahead lines are made this core's own instead, where they are operands and destinations
+/// that two cores write, each its part of both. From 128 to 512 bytes it makes no difference, from
+/// 1024 on 1.05 at 1 MiB (Zen 4).
+constexpr size_t kOwnedAheadBytes = 256;
 
 /// Where results go: to one place, or to two while they are in a register.
 struct One {
   std::byte* out;
+  static constexpr Ahead ahead = Ahead::operands;
 
-  void prepare(size_t) const {}
+  void own(size_t) const {}
 
   template <typename Pack>
   void put(size_t at, const Pack& pack) const {
@@ -153,12 +153,11 @@ struct One {
 
 struct Two {
   One first, second;
-  bool owns;
+  Ahead ahead;
 
-  void prepare(size_t at) const {
-    if (!owns) return;
-    own_line(first.out + at + kOwnedAheadBytes);
-    own_line(second.out + at + kOwnedAheadBytes);
+  void own(size_t at) const {
+    own_line(first.out + at);
+    own_line(second.out + at);
   }
 
   template <typename Pack>
@@ -174,17 +173,21 @@ struct Two {
 };
 
 /// out := map(in…), pack by pack: one mapping serves lines, packs and the incomplete last pack.
+///
+/// `out` by value: behind a reference, every store of bytes could change it, and the loop would
+/// load it anew for each line (bfloat16 to two destinations: 18 % slower).
 template <typename Element, typename Map, typename Out, typename... Inputs>
-void sweep(const Map& map, size_t count, const Out& out, const Inputs*... in) {
+void sweep(const Map& map, size_t count, Out out, const Inputs*... in) {
   using Pack = typename Element::Pack;
   const FloatMode mode;
   const size_t bytes = count * Element::kBytes;
+  const size_t ahead = out.ahead == Ahead::ownership ? kOwnedAheadBytes : kAheadBytes;
   // Nothing beyond the end is asked for: those lines may be another rank's, who is writing them.
-  const size_t ahead_end = bytes > kAheadBytes ? bytes - kAheadBytes : 0;
+  const size_t ahead_end = bytes > ahead ? bytes - ahead : 0;
   size_t at = 0;
   for (; at < ahead_end; at += kLineBytes) {
-    (__builtin_prefetch(in + at + kAheadBytes), ...);
-    out.prepare(at);
+    if (out.ahead == Ahead::ownership) out.own(at + ahead);
+    if (out.ahead == Ahead::operands) (__builtin_prefetch(in + at + ahead), ...);
     for (size_t in_line = 0; in_line < kLineBytes; in_line += sizeof(Pack))
       out.put(at + in_line, map(load<Pack>(in + at + in_line)...));
   }
@@ -229,7 +232,7 @@ void sweep_sum(const Map& map, const SumArrays& arrays, size_t count) {
   if (arrays.second == nullptr)
     sweep<Element>(map, count, One{arrays.out}, arrays.lower, arrays.upper);
   else
-    sweep<Element>(map, count, Two{{arrays.out}, {arrays.second}, arrays.owns}, arrays.lower,
+    sweep<Element>(map, count, Two{{arrays.out}, {arrays.second}, arrays.ahead}, arrays.lower,
                    arrays.upper);
 }
 
@@ -241,6 +244,12 @@ void sum(const SumArrays& arrays, size_t count, const Factor* factor) {
   const Mapping<Element, MultiplyBy<__typeof__(factor->*kType)>> finish{{factor->*kType}};
   const auto both = [=](const auto& lower, const auto& upper) { return finish(add(lower, upper)); };
   sweep_sum<Element>(both, arrays, count);
+}
+
+/// Without a factor: integers are scaled by fold/scale.cpp.
+template <typename Unsigned>
+void integer_sum(const SumArrays& arrays, size_t count, const Factor*) {
+  sweep_sum<Integer<Unsigned>>(Mapping<Integer<Unsigned>, Add>{}, arrays, count);
 }
 
 template <typename Half>
@@ -301,6 +310,7 @@ template <typename Signed, typename Unsigned>
 constexpr void fill_integers(Kernels& table, DType of_signed, DType of_unsigned) {
   fill<Integer<Unsigned>, Add, Smaller, Larger, Multiply>(table, of_unsigned);
   fill<Integer<Unsigned>, Add, Smaller, Larger, Multiply>(table, of_signed);
+  table.sum[index(of_unsigned)] = table.sum[index(of_signed)] = integer_sum<Unsigned>;
   table.fold[index(of_signed)][index(ReduceOp::min)] = fold<Integer<Signed>, Smaller>;
   table.fold[index(of_signed)][index(ReduceOp::max)] = fold<Integer<Signed>, Larger>;
 }
