@@ -25,8 +25,6 @@ class Blocks {
   Route taken_from(int from, uint64_t b) const;
   /// The part of block b whose result rank r folds for others (two phases only).
   Slice folded_by(int r, uint64_t b) const;
-  /// Elements between a slot's begin and what rank `to` reads in it.
-  size_t slot_of(int to) const { return in_common_ ? 0 : static_cast<size_t>(to) * chunk_; }
 
   /// Everybody reads the same of a block.
   bool in_common() const { return in_common_; }

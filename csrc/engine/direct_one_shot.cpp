@@ -1,6 +1,10 @@
 // one_shot: every rank shows all of its input, in its page or where it lies; everybody finishes
 // alone. Posting the operation says that the first piece is there, the progress word `published`
 // how many more: what is copied in, on its way and folded are different pieces.
+//
+// Slots go by the operation's number, modulo an even number: no two operations in a row have one in
+// common. When operation k+2 overwrites the slots of k, every peer has started k+1, and so has
+// finished reading k.
 #include <algorithm>
 
 #include "base/copy.h"
@@ -27,6 +31,8 @@ class OneShot : public DirectPath {
     pieces_ = operation.kind == Collective::all_reduce
                   ? std::max<size_t>(1, (operation.input.bytes() + kPiece - 1) / kPiece)
                   : 1;
+    slots_ = goes_both_ways(operation.kind, what_.shape()) ? kOneShotSlotsBothWays : kOneShotSlots;
+    my_slot_ = slot_of(memory_.rank);
     shown_ = read_ = 0;
     located_ = false;
     copies_ = what_.is_read(memory_.rank) && memory_.size() > 1 && !what_.mine_is_shared();
@@ -37,7 +43,7 @@ class OneShot : public DirectPath {
   bool show() override {
     if (!copies_ || shown_ == pieces_) return false;
     const Piece piece = piece_at(shown_);
-    std::byte* slot = slot_of(memory_.rank) + piece.begin;
+    std::byte* slot = my_slot_ + piece.begin;
     own_lines(slot, piece.bytes);
     copy_bytes(slot, what_.operation().input.data + piece.begin, piece.bytes);
     if (shown_++ > 0) publish(memory_.mine().published, shown(shown_));
@@ -76,7 +82,8 @@ class OneShot : public DirectPath {
   }
   uint64_t shown(size_t pieces) const { return progress(memory_.sequence(), pieces); }
   std::byte* slot_of(int r) const {
-    return memory_.page(r).one_shot[memory_.sequence() % kOneShotSlots];
+    const uint32_t sequence = memory_.sequence();
+    return memory_.home(r, sequence / slots_).one_shot[sequence % slots_];
   }
 
   bool others_show(size_t index) const {
@@ -124,6 +131,8 @@ class OneShot : public DirectPath {
   std::vector<const std::byte*> inputs_;  // of the next piece
   std::vector<std::byte> later_;
   size_t piece_bytes_ = kPiece, pieces_ = 0, shown_ = 0, read_ = 0;
+  uint32_t slots_ = 1;
+  std::byte* my_slot_ = nullptr;
   bool copies_ = false;   // my input into my page
   bool located_ = false;  // where the others' inputs lie
 };

@@ -26,7 +26,7 @@ namespace farandole {
 class DirectPath {
  public:
   virtual ~DirectPath() = default;
-  /// Before the ranks have agreed: writes this rank's own page only.
+  /// Before the ranks have agreed: writes what is this rank's in its page, or lent to it.
   virtual void start(const Operation& operation) = 0;
   /// Meanwhile: more of this rank's own; true if there was more.
   virtual bool show() { return false; }

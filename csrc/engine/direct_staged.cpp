@@ -6,10 +6,10 @@
 //   take     read the others' inputs: fold them, or copy them to their places
 //   gather   copy the parts that others folded from their staging memory (all_reduce, reduce)
 //
-// Each rank announces how many blocks it has brought through each stage; a slot of staging memory
-// is used again kStagingDepth blocks later, when the slowest reader has announced that it is past.
-// A slot of the last operation is free because its readers have all started this one, but its lines
-// are in their caches still, and slow to write: operations take the slots in turn.
+// Each rank announces how many blocks it has brought through each stage. A slot of staging memory
+// is used again some blocks later, by another rank: when all who read the block that it held are
+// known to be past it, this rank among them. What the last operation left in a slot has been read,
+// for all ranks have started this one.
 #include <algorithm>
 
 #include "base/copy.h"
@@ -42,6 +42,9 @@ class Staged : public DirectPath {
     shows_past_caches_ =
         operation.kind == Collective::scatter && operation.input.bytes() >= kStreamedBytes;
     blocks_.start(what_, kStagingChunk / element_);
+    depth_ = !goes_both_ways(operation.kind, what_.shape()) ? kStagingDepth
+             : blocks_.count() < kLongStaging               ? kStagingDepthBothWays
+                                                            : kLongStagingDepth;
     published_ = taken_ = gathered_ = 0;
   }
 
@@ -93,16 +96,14 @@ class Staged : public DirectPath {
   bool shows_by_copy() const { return shows(memory_.rank) && !what_.mine_is_shared(); }
 
   bool may_publish(uint64_t b) const {
-    return !shows_by_copy() || b < kStagingDepth || readers_took(b - kStagingDepth + 1);
+    return !shows_by_copy() || b < depth_ || (taken_ + depth_ > b && readers_took(b - depth_ + 1));
   }
 
   void publish_block(uint64_t b) {
     if (shows_by_copy()) {
-      std::byte* slot = shown_in(memory_.rank, b);
       for (int r = 0; r < memory_.size(); ++r) {
         if (r == memory_.rank || !reads(r)) continue;
-        copy(slot + blocks_.slot_of(r) * element_, what_.operation().input.data,
-             blocks_.shown_to(r, b));
+        copy(slot(memory_.rank, r, b), what_.operation().input.data, blocks_.shown_to(r, b));
         if (blocks_.in_common()) break;
       }
     }
@@ -123,7 +124,8 @@ class Staged : public DirectPath {
       for (int r = 0; r < memory_.size(); ++r)
         if (shows(r) && what_.input_of(r) == nullptr && !has(r, &StreamPage::published, b + 1))
           return false;
-    return b < kStagingDepth || !blocks_.two_phases() || gatherers_took(b - kStagingDepth + 1);
+    return b < depth_ || !blocks_.two_phases() ||
+           (gathered_ + depth_ > b && gatherers_took(b - depth_ + 1));
   }
 
   void take_block(uint64_t b) {
@@ -163,7 +165,7 @@ class Staged : public DirectPath {
   const std::byte* shown_by(int r, uint64_t b, const Slice& take) const {
     const std::byte* whole = what_.readable_input_of(r);
     if (whole != nullptr) return whole + take.offset * element_;
-    return shown_in(r, b) + blocks_.slot_of(memory_.rank) * element_;
+    return slot(r, memory_.rank, b);
   }
 
   // ---- gather ----
@@ -204,12 +206,20 @@ class Staged : public DirectPath {
 
   // ---- where things are ----
 
-  /// Rank r's slots for block b. An operation begins with the slot behind the last one's.
-  std::byte* shown_in(int r, uint64_t b) const {
-    return input_staging(&memory_.page(r), memory_.size(), first_slot_ + b);
+  uint64_t turn(uint64_t b) const { return (first_slot_ + b) % depth_; }
+  uint64_t lap(uint64_t b) const { return (first_slot_ + b) / depth_; }
+
+  /// Where rank `from` shows `to` its part of block b.
+  std::byte* slot(int from, int to, uint64_t b) const {
+    if (blocks_.in_common())
+      return input_staging(memory_.home(from, lap(b)), memory_.size(), turn(b));
+    if (lap(b) % 2 == 1) std::swap(from, to);  // lent to each other
+    return input_staging(memory_.page(from), memory_.size(), turn(b)) +
+           static_cast<size_t>(to) * kStagingChunk;
   }
+  /// Where rank r shows the results that it folded.
   std::byte* folded_in(int r, uint64_t b) const {
-    return result_staging(&memory_.page(r), memory_.size(), first_slot_ + b);
+    return result_staging(memory_.home(r, lap(b)), memory_.size(), turn(b));
   }
 
   void deliver(std::byte* to, const std::byte* from, size_t count, bool past_caches) const {
@@ -232,6 +242,7 @@ class Staged : public DirectPath {
   Scales scales_;
   std::vector<const std::byte*> inputs_;
   size_t element_ = 1;
+  uint64_t depth_ = 1;  // blocks in flight: the same on all ranks
   uint64_t published_ = 0, taken_ = 0, gathered_ = 0;
   uint64_t first_slot_ = 0;  // blocks of all operations before: the same on all ranks
 };

@@ -49,6 +49,11 @@ constexpr bool is_reader(Collective kind, const Shape& shape, int rank) {
   }
 }
 
+/// Whether ranks take of those that take of them; else all goes from one rank, or to it.
+constexpr bool goes_both_ways(Collective kind, const Shape& shape) {
+  return is_read(kind, shape, 0) && is_reader(kind, shape, 0);
+}
+
 /// Elements of one rank's input.
 size_t input_count(Collective kind, const Shape& shape, int rank);
 /// Elements of the longest input: what decides, equally on all ranks, how a collective goes.
