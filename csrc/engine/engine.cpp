@@ -81,19 +81,19 @@ std::shared_ptr<Stream> Engine::open_stream(const Membership& membership, std::s
                                             uint64_t number, bool schedules) {
   sweep();
   const uint64_t key = stream_key(membership.key, number);
-  auto* stream = new Stream(
-      view(), membership, std::move(label), key,
-      schedules && options_.schedules ? options_.schedules(*this, membership, key) : nullptr,
-      options_.first_sequence);
+  auto* stream = new Stream(view(), membership, std::move(label), key, options_.first_sequence);
   ++closed_->open_streams;
-  return {stream, [closed = closed_](Stream* closing) {
-            if (in_child()) return;  // what it refers to belongs to the parent
-            ClosedPage page = closing->leave_behind();
-            delete closing;
-            --closed->open_streams;
-            const std::lock_guard lock(closed->mutex);
-            closed->pages.push_back(std::move(page));
-          }};
+  const std::shared_ptr<Stream> opened(stream, [closed = closed_](Stream* closing) {
+    if (in_child()) return;  // what it refers to belongs to the parent
+    ClosedPage page = closing->leave_behind();
+    delete closing;
+    --closed->open_streams;
+    const std::lock_guard lock(closed->mutex);
+    closed->pages.push_back(std::move(page));
+  });
+  if (schedules && options_.schedules)
+    opened->run_schedules_by(options_.schedules(*this, membership, key, opened->memory()));
+  return opened;
 }
 
 std::shared_ptr<Lifeline> Engine::share_lifeline(FateCell& cell, uint64_t key, std::byte* owned,

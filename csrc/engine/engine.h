@@ -17,9 +17,9 @@
 
 namespace farandole {
 
-/// Makes the backend that runs schedules on one stream.
-using BackendMaker =
-    std::function<std::unique_ptr<Backend>(const Engine&, const Membership&, uint64_t key)>;
+/// Makes the backend that runs schedules on one stream, whose memory outlives it.
+using BackendMaker = std::function<std::unique_ptr<Backend>(const Engine&, const Membership&,
+                                                            uint64_t key, const StreamMemory&)>;
 
 /// Makes what connects a rank to the members of a group; `key` is the connection's own.
 using ConnectMaker = std::function<Connect(const Engine&, const Membership&, uint64_t key)>;

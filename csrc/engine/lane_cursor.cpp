@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/fault.h"
+
 namespace farandole {
 
 std::byte* LaneWork::at(const Slice& slice) const {
@@ -19,6 +21,7 @@ Progress LaneCursor::poll() {
     if (!done(step)) return moved ? Progress::moved : Progress::idle;
     ++step_;
     sent_ = received_ = 0;
+    offered_ = false;
     moved = true;
     if (budget == 0) break;
   }
@@ -53,9 +56,37 @@ size_t LaneCursor::send(const Step& step, size_t budget) {
   if (step.to == kNobody) return 0;
   const size_t want = std::min(budget, work_->bytes(step.send) - sent_);
   if (want == 0) return 0;
-  const size_t taken = channel(step.to).write({work_->at(step.send) + sent_, want});
+  Channel& sink = channel(step.to);
+  const std::span<const std::byte> bytes{work_->at(step.send) + sent_, want};
+  const bool puts = exchanges(step) && may_be_put(step.send);
+  const size_t taken = puts ? put(sink, bytes) : sink.write(bytes);
   sent_ += taken;
   return taken;
+}
+
+size_t LaneCursor::put(Channel& sink, std::span<const std::byte> bytes) {
+  const auto place = sink.place_for(bytes);
+  if (!place) return 0;
+  if (place->empty()) return sink.write(bytes);
+  const Visit visit(*work_->memory);
+  if (!visit.welcome()) return 0;
+  fault_point("put.write");
+  copy_bytes(place->data(), bytes.data(), place->size());
+  sink.delivered(place->size());
+  return place->size();
+}
+
+/// Also where nothing shall be put: the sender waits for the answer.
+void LaneCursor::offer(const Step& step, Channel& source) {
+  if (offered_ || !may_be_put(step.recv)) return;
+  const bool wanted = exchanges(step) && only_moves(step);
+  source.offer(wanted ? work_->at(step.recv) : nullptr, work_->bytes(step.recv));
+  offered_ = true;
+}
+
+/// The same for both ends of a transfer.
+bool LaneCursor::may_be_put(const Slice& slice) const {
+  return work_->memory != nullptr && work_->bytes(slice) >= kShortestPut;
 }
 
 size_t LaneCursor::receive(const Step& step, size_t budget) {
@@ -63,6 +94,7 @@ size_t LaneCursor::receive(const Step& step, size_t budget) {
   const size_t want = std::min(budget, work_->bytes(step.recv) - received_);
   if (want == 0) return 0;
   Channel& source = channel(step.from);
+  offer(step, source);
   if (only_moves(step)) {
     const size_t got = source.read({work_->at(step.recv) + received_, want});
     received_ += got;
@@ -99,6 +131,10 @@ void LaneCursor::take(const Step& step, const std::byte* arrived, size_t count) 
   const Side arrived_is = step.action == Action::fold_upper ? Side::upper : Side::lower;
   fold_step(out, arrived, arrived_is, step.leaf_arrived, held, step.leaf_held, step.finish, count,
             work_->dtype, work_->op, work_->scales);
+}
+
+bool LaneCursor::exchanges(const Step& step) const {
+  return step.to != kNobody && step.from != kNobody;
 }
 
 /// True when the bytes arrive as they shall lie.

@@ -8,6 +8,7 @@
 #include "base/dtype.h"
 #include "base/reduce_op.h"
 #include "engine/backend.h"
+#include "engine/stream_page.h"
 #include "fold/fold.h"
 #include "schedule/schedule.h"
 #include "transport/channel.h"
@@ -16,6 +17,12 @@ namespace farandole {
 
 /// What a cursor does before it returns, so that its caller can look at the clock: some 10 µs.
 inline constexpr size_t kPieceBytes = 128 * 1024;
+
+/// From so many bytes on, what arrives as it shall lie is put into its place by the sender, where
+/// ranks exchange: they would write lines that their peer has just read (engine/stream_page.h).
+/// Where one sends to many, those copy side by side. An all-reduce of 1 MiB in memory that all
+/// ranks map, Zen 4: by `ring` 66 -> 41 us, by `halving_doubling` 64 -> 40.
+inline constexpr size_t kShortestPut = 32 * 1024;
 
 /// What the lanes of one run share. In place, input and output are the same memory.
 struct LaneWork {
@@ -26,6 +33,7 @@ struct LaneWork {
   DType dtype = DType::float32;
   ReduceOp op = ReduceOp::sum;
   Scales scales;
+  const StreamMemory* memory = nullptr;  // for Visits; null on all ranks: nothing is put
 
   std::byte* at(const Slice& slice) const;
   size_t bytes(const Slice& slice) const { return slice.count * size_of(dtype); }
@@ -56,9 +64,13 @@ class LaneCursor {
   bool move(const Step& step, size_t& budget);
   bool done(const Step& step) const;
   size_t send(const Step& step, size_t budget);
+  size_t put(Channel& channel, std::span<const std::byte> bytes);
+  void offer(const Step& step, Channel& channel);
   size_t receive(const Step& step, size_t budget);
   size_t run_locally(const Step& step, size_t budget);
   void take(const Step& step, const std::byte* arrived, size_t count);
+  bool may_be_put(const Slice& slice) const;
+  bool exchanges(const Step& step) const;
   bool only_moves(const Step& step) const;
   Channel& channel(int peer) const { return *channels_[static_cast<size_t>(peer)]; }
 
@@ -66,8 +78,9 @@ class LaneCursor {
   const Lane* lane_;
   std::span<const std::unique_ptr<Channel>> channels_;
   size_t step_ = 0;
-  size_t sent_ = 0;      // bytes of this step
-  size_t received_ = 0;  // bytes of this step
+  size_t sent_ = 0;       // bytes of this step
+  size_t received_ = 0;   // bytes of this step
+  bool offered_ = false;  // in this step
 };
 
 }  // namespace farandole

@@ -13,6 +13,14 @@ namespace {
 // Enough for the buckets of a model and the odd metric; one plan is some kilobytes.
 constexpr size_t kPlansKept = 64;
 
+// Longer data have left their readers' caches before they are overwritten.
+constexpr size_t kLongestPut = 2 << 20;
+
+/// The other collectives do not overwrite what peers have read.
+bool puts(const Operation& operation) {
+  return operation.kind == Collective::all_reduce && operation.input.bytes() <= kLongestPut;
+}
+
 /// A barrier moves tokens of one byte and has no data of its own.
 DType dtype_of(const Operation& operation) {
   return operation.kind == Collective::barrier ? DType::uint8 : operation.input.dtype;
@@ -83,11 +91,12 @@ void Scratch::release() {
 // ---- what to run ----
 
 ScheduleBackend::ScheduleBackend(int rank, int size, Connect connect, std::shared_ptr<Arena> arena,
-                                 TuningTable tuning)
+                                 TuningTable tuning, const StreamMemory* memory)
     : rank_(rank),
       size_(size),
       connect_(std::move(connect)),
       tuning_(std::move(tuning)),
+      memory_(memory),
       scratch_(std::move(arena)),
       connecting_(static_cast<size_t>(size)),
       channels_(kMaxLanes) {
@@ -158,7 +167,8 @@ void ScheduleBackend::start(const Operation& operation, uint32_t sequence) {
            .op = operation.op,
            .scales = scaled ? scales_for(dtype, operation.op, operation.prescale,
                                          operation.postscale, size_)
-                            : Scales{}};
+                            : Scales{},
+           .memory = puts(operation) ? memory_ : nullptr};
   operation_ = &operation;
   sequence_ = sequence;
   lanes_begun_ = false;
@@ -184,18 +194,19 @@ Progress ScheduleBackend::poll(TimePoint until) {
   return moved ? Progress::moved : Progress::idle;
 }
 
-/// One piece of each lane in turn; goes on where the clock stopped it.
+/// Stays with a lane while it moves: what it has folded is passed on while it is hot. Goes on where
+/// the clock stopped it.
 Progress ScheduleBackend::poll_lanes(TimePoint until) {
   bool moved = false;
-  for (size_t turn = 0; turn < cursors_.size(); ++turn) {
+  for (size_t idle = 0; idle < cursors_.size();) {
     const size_t lane = next_lane_;
-    next_lane_ = (next_lane_ + 1) % cursors_.size();
-    if (lane_finished_[lane]) continue;
-    const Progress progress = poll_lane(lane);
+    const Progress progress = lane_finished_[lane] ? Progress::idle : poll_lane(lane);
     if (progress == Progress::finished) {
       lane_finished_[lane] = true;
       --lanes_left_;
     }
+    if (progress != Progress::moved) next_lane_ = (next_lane_ + 1) % cursors_.size();
+    idle = progress == Progress::idle ? idle + 1 : 0;
     if (progress == Progress::idle) continue;
     moved = true;
     if (now() >= until) break;

@@ -51,9 +51,10 @@ class ScheduleBackend : public Backend {
   static constexpr int kMaxLanes = 4;
 
   /// Serves rank `rank` of `size`. Scratch memory comes from `arena` where there is one, so that
-  /// channels may refer to it instead of copying. `tuning` is the same on all ranks.
+  /// channels may refer to it instead of copying. `tuning` is the same on all ranks. With `memory`,
+  /// the stream's, ranks put data into each other's.
   ScheduleBackend(int rank, int size, Connect connect, std::shared_ptr<Arena> arena = nullptr,
-                  TuningTable tuning = {});
+                  TuningTable tuning = {}, const StreamMemory* memory = nullptr);
 
   static constexpr std::string_view kName = "schedule";
   std::string_view name() const override { return kName; }
@@ -96,6 +97,7 @@ class ScheduleBackend : public Backend {
   int size_;
   Connect connect_;
   TuningTable tuning_;
+  const StreamMemory* memory_;
   Scratch scratch_;
   std::list<Plan> plans_;                                        // newest use first
   std::vector<std::unique_ptr<Connecting>> connecting_;          // by rank

@@ -26,13 +26,12 @@ uint64_t stream_key(uint64_t group_key, uint64_t number) {
 }
 
 Stream::Stream(const EngineView& around, const Membership& membership, std::string label,
-               uint64_t key, std::unique_ptr<Backend> schedules, uint32_t first_sequence)
+               uint64_t key, uint32_t first_sequence)
     : around_(around),
       membership_(membership),
       label_(std::move(label)),
       key_(key),
       direct_(memory_, *around.tuning),
-      schedules_(std::move(schedules)),
       sequence_(first_sequence) {
   memory_.rank = membership_.rank;
   memory_.members = membership_.members;

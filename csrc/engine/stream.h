@@ -72,14 +72,17 @@ uint64_t stream_key(uint64_t group_key, uint64_t number);
 class Stream {
  public:
   Stream(const EngineView& around, const Membership& membership, std::string label, uint64_t key,
-         std::unique_ptr<Backend> schedules, uint32_t first_sequence);
+         uint32_t first_sequence);
   ~Stream();
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
   const Membership& membership() const { return membership_; }
   const std::string& label() const { return label_; }
+  const StreamMemory& memory() const { return memory_; }
   uint64_t key() const { return key_; }
+  /// Before the first operation; without it there are the paths over shared memory alone.
+  void run_schedules_by(std::unique_ptr<Backend> backend) { schedules_ = std::move(backend); }
   /// What is to be given back later, for a stream that is about to be destroyed.
   ClosedPage leave_behind() const;
 

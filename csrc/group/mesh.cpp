@@ -45,10 +45,10 @@ ConnectMaker channels_over_shm() {
 
 BackendMaker schedules_over_shm() {
   return [channels = channels_over_shm()](const Engine& engine, const Membership& membership,
-                                          uint64_t key) {
+                                          uint64_t key, const StreamMemory& memory) {
     return std::make_unique<ScheduleBackend>(
         membership.rank, static_cast<int>(membership.members.size()),
-        channels(engine, membership, key), engine.arena(), engine.tuning());
+        channels(engine, membership, key), engine.arena(), engine.tuning(), &memory);
   };
 }
 

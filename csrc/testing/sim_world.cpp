@@ -126,7 +126,8 @@ BackendMaker SimWorld::schedules(int rank) {
   plan.longest_read = 1024 + below(8192);
   plan.longest_delay = static_cast<unsigned>(below(4));
   if (fate_ == Fate::cut) plan.cut_at = below(100'000);
-  return [this, rank, plan](const Engine& engine, const Membership& membership, uint64_t key) {
+  return [this, rank, plan](const Engine& engine, const Membership& membership, uint64_t key,
+                            const StreamMemory& memory) {
     auto inner =
         by_memory_ ? shm_transport(engine.arena(), rank, "local") : inproc_transport(hub_, rank);
     const std::shared_ptr<Transport> transport = chaos_transport(std::move(inner), plan);
@@ -134,9 +135,9 @@ BackendMaker SimWorld::schedules(int rank) {
     for (const int r : membership.members)
       members.push_back(engine.host().peers[static_cast<size_t>(r)].info);
     const int size = static_cast<int>(members.size());
-    return std::make_unique<ScheduleBackend>(membership.rank, size,
-                                             connect_members({transport}, std::move(members), key),
-                                             by_memory_ ? engine.arena() : nullptr);
+    return std::make_unique<ScheduleBackend>(
+        membership.rank, size, connect_members({transport}, std::move(members), key),
+        by_memory_ ? engine.arena() : nullptr, TuningTable{}, &memory);
   };
 }
 

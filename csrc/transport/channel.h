@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <span>
 
 #include "base/copy.h"
@@ -29,10 +30,23 @@ class Channel {
     const std::span<const std::byte> arrived = peek(1);
     const size_t count = arrived.size() < into.size() ? arrived.size() : into.size();
     if (count == 0) return 0;
-    copy_bytes(into.data(), arrived.data(), count);
+    if (into.data() != arrived.data()) copy_bytes(into.data(), arrived.data(), count);
     consume(count);
     return count;
   }
+
+  // ---- put: a sender that maps the memory where its bytes shall lie writes them there itself ----
+
+  /// By the receiver: the next `count` bytes shall lie at `place`; null: they are not to be put.
+  /// The sender may write there until all of them have been read; they may arrive as others do.
+  virtual void offer([[maybe_unused]] std::byte* place, [[maybe_unused]] size_t count) {}
+  /// By the sender: where the receiver takes a prefix of `bytes`. Empty: write() them. Nothing: it
+  /// has not said so yet.
+  virtual std::optional<std::span<std::byte>> place_for(std::span<const std::byte>) {
+    return std::span<std::byte>();
+  }
+  /// By the sender: the next `count` bytes stand in their place.
+  virtual void delivered([[maybe_unused]] size_t count) {}
 };
 
 }  // namespace farandole

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "check.h"
 #include "transport/shm.h"
+#include "transport/shm_channel.h"
 #include "world.h"
 
 using namespace farandole;
@@ -42,6 +43,12 @@ struct Pair {
   std::vector<std::unique_ptr<Transport>> transports;
   Channels ends[2];
 };
+
+/// Lane 0 of the first block in a rank's arena.
+ShmLane first_lane(const Segment& segment, int rank) {
+  constexpr size_t kBlockHeader = 128;
+  return shm_lane_at(segment.arena(rank).data() + kBlockHeader);
+}
 
 template <typename Body>
 void for_each_transport(Body body) {
@@ -264,31 +271,115 @@ TEST(shm_believes_no_index_length_or_offset_unseen) {
   const World world(2);
   const TransportRow& shm = *std::ranges::find(transports(), "shm", &TransportRow::name);
   const auto segment = world.arena(0)->segment();
-  // Rank 0's block begins its arena: header, then control words and ring of lane 0.
-  std::byte* const control = segment->arena(0).data() + 128;
-  std::byte* const ring = control + 256;
-  const auto put = [](std::byte* at, uint64_t value) { std::memcpy(at, &value, sizeof value); };
   struct Case {
     uint64_t written, header, offset;
   };
   const Case cases[] = {
       {kShmRingBytes + 8, 0, 0},        // more than a ring holds
-      {8, 16 << 1, 0},                  // an inline frame longer than what has arrived
-      {16, (1ULL << 40) << 1, 0},       // longer than any frame
+      {8, 16 << 2, 0},                  // an inline frame longer than what has arrived
+      {16, (1ULL << 40) << 2, 0},       // longer than any frame
       {16, 0, 0},                       // empty
-      {8, 64 << 1 | 1, 0},              // a reference without its offset
-      {16, 64 << 1 | 1, 0},             // into the control pages
-      {16, 64 << 1 | 1, ~0ULL},         // beyond everything
-      {16, (~0ULL << 1) | 1, 1 << 20},  // with no end
+      {8, 64 << 2 | 1, 0},              // a reference without its offset
+      {16, 64 << 2 | 1, 0},             // into the control pages
+      {16, 64 << 2 | 1, ~0ULL},         // beyond everything
+      {16, (~0ULL << 2) | 1, 1 << 20},  // with no end
+      {8, 64 << 2 | 2, 0},              // delivered where nothing was offered
+      {8, 64 << 2 | 3, 0},              // of no kind
   };
   for (const Case& wrong : cases) {
     const testing::Note note("written ", wrong.written, ", header ", wrong.header);
     Pair pair(shm, 0, world);
-    put(ring, wrong.header);
-    put(ring + 8, wrong.offset);
-    put(control, wrong.written);
+    const ShmLane lane = first_lane(*segment, 0);
+    std::memcpy(lane.ring.data(), &wrong.header, sizeof wrong.header);
+    std::memcpy(lane.ring.data() + 8, &wrong.offset, sizeof wrong.offset);
+    lane.control.written = wrong.written;
     CHECK_THROWS(pair.ends[1][0]->peek(1), Error, e.code() == ErrorCode::resource);
   }
+}
+
+TEST(shm_puts_what_a_receiver_has_offered_a_place_for) {
+  constexpr size_t kBytes = 40'000;
+  const World world(2);
+  Pair pair(*std::ranges::find(transports(), "shm", &TransportRow::name), 0, world);
+  Channel &sender = *pair.ends[0][0], &receiver = *pair.ends[1][0];
+  const std::span<std::byte> from(world.arena(0)->allocate(kBytes), kBytes);
+  const std::span<std::byte> to(world.arena(1)->allocate(kBytes), kBytes);
+  std::mt19937_64 random(7);
+  for (int round = 0; round < 3; ++round) {
+    std::ranges::copy(random_bytes(random, kBytes), from.begin());
+    send_all(sender, from.first(100));  // an index that is not 0
+    receive_all(receiver, 100, random);
+    CHECK(!sender.place_for(from));  // not offered yet
+    receiver.offer(to.data(), kBytes);
+    for (const size_t count : {size_t{1}, size_t{30'000}, kBytes}) {
+      const size_t done = count == 1 ? 0 : count == kBytes ? 30'001 : 1;
+      const auto rest = std::span<const std::byte>(from).subspan(done);
+      const auto place = sender.place_for(rest.first(std::min(count, rest.size())));
+      CHECK(place && place->data() == to.data() + done);
+      std::ranges::copy(rest.first(place->size()), place->begin());
+      CHECK(receiver.peek(1).empty());  // until it is said
+      sender.delivered(place->size());
+      CHECK(sender.drained());  // the sender's own memory is in no use
+      CHECK_EQUAL(receiver.read(to.subspan(done)), place->size());
+    }
+    CHECK(std::ranges::equal(from, to));
+    CHECK(!sender.place_for(from));
+  }
+}
+
+TEST(shm_puts_nothing_where_it_is_not_wanted_or_not_reached) {
+  constexpr size_t kBytes = 8'000;
+  const World world(2);
+  Pair pair(*std::ranges::find(transports(), "shm", &TransportRow::name), 0, world);
+  Channel &sender = *pair.ends[0][0], &receiver = *pair.ends[1][0];
+  const std::span<std::byte> ours(world.arena(0)->allocate(kBytes), kBytes);
+  std::vector<std::byte> heap(kBytes), got(kBytes);
+  CHECK(sender.place_for(heap)->empty());  // without waiting
+  std::mt19937_64 random(8);
+  for (std::byte* const place : {static_cast<std::byte*>(nullptr), got.data()}) {
+    std::ranges::copy(random_bytes(random, kBytes), ours.begin());
+    receiver.offer(place, kBytes);
+    for (size_t done = 0; done < kBytes; done += 4'000) {
+      const auto part = std::span<const std::byte>(ours).subspan(done, 4'000);
+      CHECK(sender.place_for(part)->empty());
+      send_all(sender, part);
+    }
+    got = receive_all(receiver, kBytes, random);
+    CHECK(std::ranges::equal(got, ours));
+  }
+}
+
+TEST(shm_puts_only_into_the_memory_of_who_offers_it) {
+  const World world(2);
+  const auto segment = world.arena(0)->segment();
+  const std::span<std::byte> from(world.arena(0)->allocate(4096), 4096);
+  const auto begin = static_cast<uint64_t>(segment->arena(1).data() - segment->at(0));
+  const uint64_t end = begin + segment->arena(1).size();
+  const std::pair<uint64_t, uint64_t> cases[] = {
+      {0, 4096},                                                    // the control pages
+      {static_cast<uint64_t>(from.data() - segment->at(0)), 4096},  // the sender's own
+      {end - 4095, 4096},
+      {end, 1},
+      {begin, ~0ULL - 8},
+      {~0ULL - 1, 4096}};
+  for (const auto& [place, count] : cases) {
+    const testing::Note note("offset ", place, ", bytes ", count);
+    Pair pair(*std::ranges::find(transports(), "shm", &TransportRow::name), 0, world);
+    Offer& offer = first_lane(*segment, 1).offer;
+    offer.place = place + 1;
+    offer.count = count;
+    offer.begin = 1;
+    CHECK_THROWS(pair.ends[0][0]->place_for(from), Error, e.code() == ErrorCode::resource);
+  }
+}
+
+TEST(shm_believes_in_no_more_bytes_than_were_offered) {
+  const World world(2);
+  Pair pair(*std::ranges::find(transports(), "shm", &TransportRow::name), 0, world);
+  Channel &sender = *pair.ends[0][0], &receiver = *pair.ends[1][0];
+  receiver.offer(world.arena(1)->allocate(4096), 4096);
+  sender.delivered(4097);
+  CHECK_THROWS(receiver.peek(1), Error, e.code() == ErrorCode::resource);
 }
 
 TEST(shm_refuses_a_connection_of_another_shape) {

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <deque>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -28,6 +30,12 @@ class Scripted : public Channel {
   void consume(size_t count) override {
     arriving.erase(arriving.begin(), arriving.begin() + static_cast<std::ptrdiff_t>(count));
   }
+  void offer(std::byte* at, size_t count) override { offers.emplace_back(at, count); }
+  std::optional<std::span<std::byte>> place_for(std::span<const std::byte> bytes) override {
+    if (!place) return std::nullopt;
+    return place->first(std::min(place->size(), bytes.size()));
+  }
+  void delivered(size_t count) override { place = place->subspan(count); }
 
   template <typename T>
   void arrive(const std::vector<T>& values) {
@@ -37,6 +45,8 @@ class Scripted : public Channel {
 
   size_t room = SIZE_MAX;
   bool is_drained = true;
+  std::vector<std::pair<std::byte*, size_t>> offers;         // that were made to the peer
+  std::optional<std::span<std::byte>> place{std::in_place};  // that the peer has offered
   std::vector<std::byte> written, arriving;
 };
 
@@ -199,4 +209,95 @@ TEST(cursor_works_in_bounded_pieces) {
   }
   CHECK_EQUAL(polls, kCount * sizeof(float) / kPieceBytes);
   CHECK_EQUAL(stage.output.back(), 10 * static_cast<float>(kCount));
+}
+
+// ---- put ----
+
+namespace {
+
+constexpr size_t kLong = kShortestPut / sizeof(float);
+
+/// A stage whose rank may put data into its peer's memory, which is `theirs`.
+struct PutStage : Stage {
+  explicit PutStage(size_t count) : Stage(count), theirs(count), page(new StreamPage(0)) {
+    memory.members = {0, 1};
+    memory.pages = {page.get(), nullptr};
+    memory.abort = &failed;
+    work.memory = &memory;
+    work.scales = {};
+  }
+  bool inside() const { return page->inside.value != 0; }
+
+  std::vector<float> theirs;
+  std::unique_ptr<StreamPage> page;
+  std::atomic<uint64_t> failed{0};
+  StreamMemory memory;
+};
+
+Step exchange(size_t count) {
+  return {.to = 1, .send = out(0, count), .from = 1, .recv = out(count, count)};
+}
+
+}  // namespace
+
+TEST(cursor_puts_what_it_sends_where_the_peer_wants_it) {
+  PutStage stage(2 * kLong);
+  std::ranges::copy(stage.input, stage.output.begin());
+  LaneCursor cursor = stage.run({exchange(kLong)});
+  stage.peer().place.reset();
+  CHECK(cursor.poll() == Progress::idle);  // the peer has not come so far
+  CHECK(stage.peer().offers ==
+        (std::vector{std::pair(Stage::bytes(stage.output) + kShortestPut, kShortestPut)}));
+  stage.peer().place = std::as_writable_bytes(std::span(stage.theirs));
+  CHECK(cursor.poll() == Progress::moved);
+  CHECK(std::ranges::equal(std::span(stage.theirs).first(kLong),
+                           std::span(stage.input).first(kLong)));
+  CHECK(stage.peer().written.empty());
+  CHECK(!stage.inside());
+  CHECK_EQUAL(cursor.bytes_done(), kShortestPut);
+  stage.peer().arrive(Floats(kLong, 5));
+  CHECK(cursor.poll() == Progress::finished);
+  CHECK_EQUAL(stage.peer().offers.size(), 1U);
+}
+
+TEST(cursor_writes_what_the_peer_wants_nowhere) {
+  PutStage stage(2 * kLong);
+  LaneCursor cursor = stage.run({exchange(kLong)});  // the place is an empty one
+  CHECK(cursor.poll() == Progress::moved);
+  CHECK_EQUAL(stage.peer().written.size(), kShortestPut);
+}
+
+TEST(cursor_puts_nothing_once_the_group_has_failed) {
+  PutStage stage(2 * kLong);
+  stage.peer().place = std::as_writable_bytes(std::span(stage.theirs));
+  LaneCursor cursor = stage.run({exchange(kLong)});
+  stage.failed = 1;
+  CHECK(cursor.poll() == Progress::idle);
+  CHECK(!stage.inside());
+  CHECK(stage.theirs == Floats(2 * kLong));
+}
+
+TEST(cursor_offers_no_place_for_what_it_folds_or_only_receives) {
+  PutStage stage(2 * kLong);
+  Step folds = exchange(kLong);
+  folds.action = Action::fold_upper;
+  for (const Step& step : {folds, Step{.from = 1, .recv = out(0, kLong)}}) {
+    stage.peer().offers.clear();
+    LaneCursor cursor = stage.run({step});
+    cursor.poll();
+    CHECK(stage.peer().offers ==
+          (std::vector{std::pair<std::byte*, size_t>(nullptr, kShortestPut)}));
+  }
+}
+
+TEST(cursor_neither_offers_nor_puts_what_is_short_or_sent_to_many) {
+  PutStage stage(2 * kLong);
+  stage.peer().place.reset();  // it would wait
+  for (const Step& step : {exchange(kLong - 1), Step{.to = 1, .send = out(0, kLong)}}) {
+    LaneCursor cursor = stage.run({step});
+    stage.peer().written.clear();
+    cursor.poll();
+    CHECK(stage.peer().offers.empty());
+    CHECK_EQUAL(stage.peer().written.size(), step.send.count * sizeof(float));
+  }
 }

@@ -28,6 +28,7 @@ POINTS = {  # operations that come by the point
                     ("all_reduce", 10 * BLOCK, False), ("all_gather", 10 * BLOCK, False)],
     "window.write": [("all_reduce", 1000, True), ("all_reduce", 10 * BLOCK, True),
                      ("gather", 10 * BLOCK, True)],
+    "put.write": [("all_reduce", 3 * BLOCK, True)],
     "push.write": [("all_reduce", 10 * BLOCK, False), ("all_reduce", 40_000, False)],
     "pull.fetch": [("broadcast", 10 * BLOCK, False), ("all_gather", 40_000, False),
                    ("reduce_scatter", 10 * BLOCK, False)],
@@ -44,8 +45,12 @@ CASES = [
 
 
 def variables(point: str, fault: str) -> dict[str, str]:
-    """What makes a rank fail there: callers' memory is staged without CMA alone."""
-    return {"FARANDOLE_FAULT": fault, "FARANDOLE_CMA": "0" if point.startswith("staged") else "1"}
+    """What makes a rank fail there: callers' memory is staged without CMA alone, and a host's ranks
+    run a schedule when they are told to."""
+    values = {"FARANDOLE_FAULT": fault, "FARANDOLE_CMA": "0" if point.startswith("staged") else "1"}
+    if point == "put.write":
+        values |= {"FARANDOLE_ALGORITHM": "ring", "FARANDOLE_LEVEL": "fast"}
+    return values
 
 
 def operate(kind: str, count: int, ours: bool) -> None:
@@ -100,14 +105,14 @@ def memory_is_left(count: int, ours: bool) -> tuple[str, bool, float]:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("point", ["window.write", "push.write"])
+@pytest.mark.parametrize("point", ["window.write", "push.write", "put.write"])
 def test_a_rank_stopped_inside_others_memory_never_writes_there_again(
     spawn_faulty: Spawn, size: int, point: str
 ) -> None:
     env = variables(point, f"rank=1,at={point}#1,do=sigstop") | {"FARANDOLE_TIMEOUT": "0.5"}
     world = spawn_faulty(size, env=env)
     survivors = [r for r in range(size) if r != 1]
-    world.start(memory_is_left, 50_000, point == "window.write")
+    world.start(memory_is_left, 50_000, point != "push.write")
     world.hear_all(survivors)
     # It was inside, so the survivors have killed it; continuing it brings nothing back.
     assert world.died(1), world.report()
