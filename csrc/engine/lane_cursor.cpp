@@ -17,6 +17,7 @@ Progress LaneCursor::poll() {
   bool moved = false;
   while (step_ < lane_->size()) {
     const Step& step = (*lane_)[step_];
+    moved |= offer(step);
     moved |= move(step, budget);
     if (!done(step)) return moved ? Progress::moved : Progress::idle;
     ++step_;
@@ -76,12 +77,14 @@ size_t LaneCursor::put(Channel& sink, std::span<const std::byte> bytes) {
   return place->size();
 }
 
-/// Also where nothing shall be put: the sender waits for the answer.
-void LaneCursor::offer(const Step& step, Channel& source) {
-  if (offered_ || !may_be_put(step.recv)) return;
+/// True when it has: a sender that sleeps is to be woken. Also where nothing shall be put: the
+/// sender waits for the answer.
+bool LaneCursor::offer(const Step& step) {
+  if (offered_ || step.from == kNobody || step.from == work_->rank || !may_be_put(step.recv))
+    return false;
   const bool wanted = exchanges(step) && only_moves(step);
-  source.offer(wanted ? work_->at(step.recv) : nullptr, work_->bytes(step.recv));
-  offered_ = true;
+  channel(step.from).offer(wanted ? work_->at(step.recv) : nullptr, work_->bytes(step.recv));
+  return offered_ = true;
 }
 
 /// The same for both ends of a transfer.
@@ -94,7 +97,6 @@ size_t LaneCursor::receive(const Step& step, size_t budget) {
   const size_t want = std::min(budget, work_->bytes(step.recv) - received_);
   if (want == 0) return 0;
   Channel& source = channel(step.from);
-  offer(step, source);
   if (only_moves(step)) {
     const size_t got = source.read({work_->at(step.recv) + received_, want});
     received_ += got;

@@ -65,7 +65,7 @@ class LaneCursor {
   bool done(const Step& step) const;
   size_t send(const Step& step, size_t budget);
   size_t put(Channel& channel, std::span<const std::byte> bytes);
-  void offer(const Step& step, Channel& channel);
+  bool offer(const Step& step);
   size_t receive(const Step& step, size_t budget);
   size_t run_locally(const Step& step, size_t budget);
   void take(const Step& step, const std::byte* arrived, size_t count);
