@@ -64,6 +64,26 @@ class ChaosChannel : public Channel {
     shown_ -= std::min(shown_, count);
   }
 
+  void offer(std::byte* place, size_t count) override { inner_->offer(place, count); }
+
+  // Behind what is held back only, and not at once, and not all of it.
+  std::optional<std::span<std::byte>> place_for(std::span<const std::byte> bytes) override {
+    push();
+    if (taken_ >= plan_.cut_at) cut();
+    if (!held_.empty() || !sending_.over()) return std::nullopt;
+    const auto place = inner_->place_for(bytes);
+    if (!place || place->empty()) return place;
+    sending_.start(random_, plan_.longest_delay);
+    const size_t most =
+        std::min<uint64_t>({place->size(), plan_.longest_write, plan_.cut_at - taken_});
+    return place->first(1 + random_() % most);
+  }
+
+  void delivered(size_t count) override {
+    taken_ += count;
+    inner_->delivered(count);
+  }
+
  private:
   void push() const {
     if (held_.empty() || !sending_.over()) return;
