@@ -64,7 +64,7 @@ class LaneCursor {
   bool move(const Step& step, size_t& budget);
   bool done(const Step& step) const;
   size_t send(const Step& step, size_t budget);
-  size_t put(Channel& channel, std::span<const std::byte> bytes);
+  size_t put(Channel& sink, std::span<const std::byte> bytes);
   bool offer(const Step& step);
   size_t receive(const Step& step, size_t budget);
   size_t run_locally(const Step& step, size_t budget);

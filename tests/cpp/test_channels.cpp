@@ -44,6 +44,18 @@ struct Pair {
   Channels ends[2];
 };
 
+const TransportRow& shm_row() {
+  return *std::ranges::find(transports(), "shm", &TransportRow::name);
+}
+
+/// Two ranks, and what one sends to the other through shared memory.
+struct ShmPair {
+  World world{2};
+  Pair pair{shm_row(), 0, world};
+  Channel& sender = *pair.ends[0][0];
+  Channel& receiver = *pair.ends[1][0];
+};
+
 /// Lane 0 of the first block in a rank's arena.
 ShmLane first_lane(const Segment& segment, int rank) {
   constexpr size_t kBlockHeader = 128;
@@ -240,7 +252,7 @@ TEST(chaos_cuts_at_the_byte_it_was_told) {
 
 TEST(shm_gives_its_blocks_back_when_both_sides_have_closed) {
   const World world(2);
-  const TransportRow& shm = *std::ranges::find(transports(), "shm", &TransportRow::name);
+  const TransportRow& shm = shm_row();
   {
     Pair pair(shm, 0, world);
     CHECK(world.arena(0)->bytes_in_use() >= kLanes * kShmRingBytes);
@@ -269,7 +281,7 @@ TEST(shm_keeps_a_block_for_a_peer_that_may_still_come) {
 
 TEST(shm_believes_no_index_length_or_offset_unseen) {
   const World world(2);
-  const TransportRow& shm = *std::ranges::find(transports(), "shm", &TransportRow::name);
+  const TransportRow& shm = shm_row();
   const auto segment = world.arena(0)->segment();
   struct Case {
     uint64_t written, header, offset;
@@ -299,52 +311,48 @@ TEST(shm_believes_no_index_length_or_offset_unseen) {
 
 TEST(shm_puts_what_a_receiver_has_offered_a_place_for) {
   constexpr size_t kBytes = 40'000;
-  const World world(2);
-  Pair pair(*std::ranges::find(transports(), "shm", &TransportRow::name), 0, world);
-  Channel &sender = *pair.ends[0][0], &receiver = *pair.ends[1][0];
-  const std::span<std::byte> from(world.arena(0)->allocate(kBytes), kBytes);
-  const std::span<std::byte> to(world.arena(1)->allocate(kBytes), kBytes);
+  ShmPair shm;
+  const std::span<std::byte> from(shm.world.arena(0)->allocate(kBytes), kBytes);
+  const std::span<std::byte> to(shm.world.arena(1)->allocate(kBytes), kBytes);
   std::mt19937_64 random(7);
   for (int round = 0; round < 3; ++round) {
     std::ranges::copy(random_bytes(random, kBytes), from.begin());
-    send_all(sender, from.first(100));  // an index that is not 0
-    receive_all(receiver, 100, random);
-    CHECK(!sender.place_for(from));  // not offered yet
-    receiver.offer(to.data(), kBytes);
+    send_all(shm.sender, from.first(100));  // an index that is not 0
+    receive_all(shm.receiver, 100, random);
+    CHECK(!shm.sender.place_for(from));  // not offered yet
+    shm.receiver.offer(to.data(), kBytes);
     for (const size_t count : {size_t{1}, size_t{30'000}, kBytes}) {
       const size_t done = count == 1 ? 0 : count == kBytes ? 30'001 : 1;
       const auto rest = std::span<const std::byte>(from).subspan(done);
-      const auto place = sender.place_for(rest.first(std::min(count, rest.size())));
+      const auto place = shm.sender.place_for(rest.first(std::min(count, rest.size())));
       CHECK(place && place->data() == to.data() + done);
       std::ranges::copy(rest.first(place->size()), place->begin());
-      CHECK(receiver.peek(1).empty());  // until it is said
-      sender.delivered(place->size());
-      CHECK(sender.drained());  // the sender's own memory is in no use
-      CHECK_EQUAL(receiver.read(to.subspan(done)), place->size());
+      CHECK(shm.receiver.peek(1).empty());  // until it is said
+      shm.sender.delivered(place->size());
+      CHECK(shm.sender.drained());  // the sender's own memory is in no use
+      CHECK_EQUAL(shm.receiver.read(to.subspan(done)), place->size());
     }
     CHECK(std::ranges::equal(from, to));
-    CHECK(!sender.place_for(from));
+    CHECK(!shm.sender.place_for(from));
   }
 }
 
 TEST(shm_puts_nothing_where_it_is_not_wanted_or_not_reached) {
   constexpr size_t kBytes = 8'000;
-  const World world(2);
-  Pair pair(*std::ranges::find(transports(), "shm", &TransportRow::name), 0, world);
-  Channel &sender = *pair.ends[0][0], &receiver = *pair.ends[1][0];
-  const std::span<std::byte> ours(world.arena(0)->allocate(kBytes), kBytes);
+  ShmPair shm;
+  const std::span<std::byte> ours(shm.world.arena(0)->allocate(kBytes), kBytes);
   std::vector<std::byte> heap(kBytes), got(kBytes);
-  CHECK(sender.place_for(heap)->empty());  // without waiting
+  CHECK(shm.sender.place_for(heap)->empty());  // without waiting
   std::mt19937_64 random(8);
   for (std::byte* const place : {static_cast<std::byte*>(nullptr), got.data()}) {
     std::ranges::copy(random_bytes(random, kBytes), ours.begin());
-    receiver.offer(place, kBytes);
+    shm.receiver.offer(place, kBytes);
     for (size_t done = 0; done < kBytes; done += 4'000) {
       const auto part = std::span<const std::byte>(ours).subspan(done, 4'000);
-      CHECK(sender.place_for(part)->empty());
-      send_all(sender, part);
+      CHECK(shm.sender.place_for(part)->empty());
+      send_all(shm.sender, part);
     }
-    got = receive_all(receiver, kBytes, random);
+    got = receive_all(shm.receiver, kBytes, random);
     CHECK(std::ranges::equal(got, ours));
   }
 }
@@ -364,7 +372,7 @@ TEST(shm_puts_only_into_the_memory_of_who_offers_it) {
       {~0ULL - 1, 4096}};
   for (const auto& [place, count] : cases) {
     const testing::Note note("offset ", place, ", bytes ", count);
-    Pair pair(*std::ranges::find(transports(), "shm", &TransportRow::name), 0, world);
+    Pair pair(shm_row(), 0, world);
     Offer& offer = first_lane(*segment, 1).offer;
     offer.place = place + 1;
     offer.count = count;
@@ -374,12 +382,10 @@ TEST(shm_puts_only_into_the_memory_of_who_offers_it) {
 }
 
 TEST(shm_believes_in_no_more_bytes_than_were_offered) {
-  const World world(2);
-  Pair pair(*std::ranges::find(transports(), "shm", &TransportRow::name), 0, world);
-  Channel &sender = *pair.ends[0][0], &receiver = *pair.ends[1][0];
-  receiver.offer(world.arena(1)->allocate(4096), 4096);
-  sender.delivered(4097);
-  CHECK_THROWS(receiver.peek(1), Error, e.code() == ErrorCode::resource);
+  ShmPair shm;
+  shm.receiver.offer(shm.world.arena(1)->allocate(4096), 4096);
+  shm.sender.delivered(4097);
+  CHECK_THROWS(shm.receiver.peek(1), Error, e.code() == ErrorCode::resource);
 }
 
 TEST(shm_refuses_a_connection_of_another_shape) {
