@@ -4,16 +4,19 @@
 # Everything else, cmake and ninja too, comes from PyPI into .venv on first use; nothing is
 # installed elsewhere. Overridable: PYTHON=python3.12  TORCH=torch==2.13.0  PYTEST='-k fold -x'
 # TENSORFLOW=tensorflow-cpu==2.21.0  REPORT='--quick --only all_reduce,training'
-# PEERS= (MPIs beside Open MPI)
+# PEERS= (MPIs beside Open MPI)  WORKERS= (tests in one process)
 
 PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 TENSORFLOW ?= tensorflow-cpu==2.21.0
 PYTEST ?=
+WORKERS ?= -n 2 --dist loadgroup
+MUTANTS ?= --table
 OUT    ?= demo-output
 BASE   ?= HEAD
 PEERS  ?= mpich impi
 REPORT ?=
+TIDY   ?= $(shell git ls-files 'csrc/*.cpp')
 
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -31,12 +34,16 @@ SANITIZED = PYTHONPATH=build/asan-package LD_PRELOAD="$$($(CXX) -print-file-name
             ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 $(BIN)/python -m
 CPP      = $(shell git ls-files --cached --others --exclude-standard 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/cpp/*')
 
-# A compiler that was asked for has a folder of its own: cmake does not change it in an old one.
-BUILD_CPP := build/cpp$(if $(filter default undefined,$(origin CXX)),,-$(notdir $(CXX)))
+# One build tree (pyproject.toml's build-dir) has the wheel, the C++ tests and the core with fault
+# points: the engine is compiled once.
+TREE  := build/$(shell $(PYTHON) -c 'import sys; print(sys.implementation.cache_tag)')
+WHEEL := build/dist
+# A compiler that was asked for has a tree of its own: cmake does not change it in an old one.
+ASKED := $(if $(filter default undefined,$(origin CXX)),,$(notdir $(CXX)))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: demo test test-cpp test-tf216 lint format sanitize bench docs size clean help
+.PHONY: demo test test-all test-cpp test-tf216 mutants lint tidy format sanitize bench docs size clean help
 
 # ---- what a person asks for ----
 
@@ -44,27 +51,41 @@ demo: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/demo  ## train on 1 and 2 ra
 	@$(BIN)/python examples/demo.py --output $(OUT)
 
 test: test-cpp $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/on-torch $(STAMPS)/tensorflow $(STAMPS)/test  ## build, install into .venv, run all tests
-	$(BIN)/python -m pytest --junit-xml=build/pytest.xml $(PYTEST)
+	cmake --build $(TREE) --target faulty_core
+	$(BIN)/python -m pytest $(WORKERS) --junit-xml=build/pytest.xml $(PYTEST)
 
-test-cpp: $(STAMPS)/build  ## the C++ tests alone; CXX=clang++-14 by another compiler
-	cmake -S . -B $(BUILD_CPP) -G Ninja -DFARANDOLE_TESTS=ON -DFARANDOLE_FAULT_POINTS=ON -DFARANDOLE_WERROR=ON
-	cmake --build $(BUILD_CPP)
-	$(BUILD_CPP)/farandole_tests
+test-all: export GRID := full
+test-all: test  ## the same with every combination of every table
+
+mutants: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/on-torch $(STAMPS)/tensorflow $(STAMPS)/test  ## put small faults into the code and show that tests notice; MUTANTS='--draw 4' for a few
+	$(BIN)/python tests/mutations/run.py $(MUTANTS)
+
+test-cpp: $(if $(ASKED),$(STAMPS)/build,$(STAMPS)/farandole)  ## the C++ tests alone; CXX=clang++-14 by another compiler
+ifneq ($(ASKED),)
+	cmake -S . -B build/$(ASKED) -G Ninja -DFARANDOLE_MODULE=OFF -DFARANDOLE_TESTS=ON -DFARANDOLE_WERROR=ON
+endif
+	cmake --build build/$(or $(ASKED),$(notdir $(TREE))) --target farandole_tests
+	build/$(or $(ASKED),$(notdir $(TREE)))/farandole_tests
 
 # TensorFlow 2.16 wants numpy below 2, and so an environment of its own.
 test-tf216: $(STAMPS)/farandole  ## the tests of TensorFlow with the oldest version that works
 	$(PYTHON) -m venv $(VENV)/tf216
 	$(BIN)/python -m pip --disable-pip-version-check --python $(VENV)/tf216/bin/python install --quiet --group test-tf216
-	$(BIN)/python -m pip --disable-pip-version-check --python $(VENV)/tf216/bin/python install --quiet --no-build-isolation --no-deps .
-	$(VENV)/tf216/bin/python -m pytest tests/frameworks/test_tensorflow_*.py $(PYTEST)
+	$(BIN)/python -m pip --disable-pip-version-check --python $(VENV)/tf216/bin/python install --quiet --no-deps --force-reinstall $(WHEEL)/*.whl
+	$(VENV)/tf216/bin/python -m pytest $(WORKERS) tests/frameworks/test_tensorflow_*.py $(PYTEST)
 
-lint: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/test $(STAMPS)/lint  ## formatting, lint, spelling, types
+lint: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/test $(STAMPS)/lint  ## formatting, lint, spelling, types; clang-tidy over what changed since BASE
 	ruff check
 	ruff format --check
 	clang-format --dry-run -Werror $(CPP)
 	codespell
 	mypy
 	$(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml farandole._core
+	@$(MAKE) --no-print-directory tidy TIDY="$$(git diff --name-only --diff-filter=d $(BASE) -- 'csrc/*.cpp')"
+
+tidy: $(STAMPS)/build $(STAMPS)/lint  ## clang-tidy (.clang-tidy) over all of csrc but the bindings
+	@cmake -S . -B build/tidy -G Ninja -DFARANDOLE_MODULE=OFF -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >/dev/null
+	@echo $(filter-out csrc/bindings/%,$(TIDY)) | xargs --no-run-if-empty -n 4 -P $$(nproc) clang-tidy -p build/tidy --quiet --warnings-as-errors='*'
 
 format: $(STAMPS)/lint  ## format C++ and Python in place
 	ruff check --fix-only
@@ -74,8 +95,6 @@ format: $(STAMPS)/lint  ## format C++ and Python in place
 sanitize: $(STAMPS)/farandole  ## C++ tests under ASan+UBSan and TSan, then real ranks under ASan+UBSan
 	cmake --workflow --preset asan
 	cmake --workflow --preset tsan
-	cmake -S . -B build/asan -DFARANDOLE_MODULE=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
-	cmake --build build/asan --target _core
 	rm -rf build/asan-package && mkdir -p build/asan-package && cp -r python/farandole build/asan-package/
 	cp build/asan/_core*.so build/asan-package/farandole/
 	for collective in all_reduce reduce_scatter all_gather gather broadcast; do \
@@ -134,6 +153,11 @@ $(STAMPS)/bench-%: pyproject.toml | $(STAMPS)/venv
 	$(BIN)/python -m pip --disable-pip-version-check --python $(VENV)/peers/$*/bin/python install --quiet --group bench-$*
 	@touch $@
 
+# Installed as users get it, warnings as errors.
 $(STAMPS)/farandole: $(SOURCES) $(STAMPS)/build
-	$(PIP) --no-build-isolation .
+	rm -rf $(WHEEL)
+	$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-build-isolation --no-deps --wheel-dir $(WHEEL) \
+	  -C cmake.define.FARANDOLE_TESTS=ON -C cmake.define.FARANDOLE_WERROR=ON .
+	$(BIN)/python -m pip --disable-pip-version-check uninstall --quiet --yes farandole
+	$(PIP) $(WHEEL)/*.whl
 	@touch $@

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -15,6 +17,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import grid
 import harness
 from harness import Nursery, World
 
@@ -29,25 +32,27 @@ def nursery() -> Iterator[Nursery]:
 
 
 @pytest.fixture(scope="session")
-def faulty_package() -> Path:
-    """The package over a core with fault points, built once into build/faults."""
+def faulty_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package over a core with fault points, made where the installed one is made."""
     if shutil.which("cmake") is None:
         pytest.skip("fault points need a second build of the core, and cmake is not installed")
-    build = ROOT / "build" / "faults"
+    tree = ROOT / "build" / sys.implementation.cache_tag
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     configure = [
-        "cmake", "-S", str(ROOT), "-B", str(build), *generator, "-DFARANDOLE_FAULT_POINTS=ON",
+        "cmake", "-S", str(ROOT), "-B", str(tree), *generator, "-DFARANDOLE_TESTS=ON",
         f"-DPython_EXECUTABLE={sys.executable}",
     ]  # fmt: skip
-    for command in (configure, ["cmake", "--build", str(build), "--target", "_core"]):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
-    package = build / "package" / "farandole"
-    shutil.rmtree(package, ignore_errors=True)
+    tree.mkdir(parents=True, exist_ok=True)
+    with (tree / "faulty.lock").open("w") as one_at_a_time:
+        fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
+        for command in (configure, ["cmake", "--build", str(tree), "--target", "faulty_core"]):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+    package = tmp_path_factory.mktemp("faulty") / "farandole"
     shutil.copytree(
         ROOT / "python" / "farandole", package, ignore=shutil.ignore_patterns("*.so", "__pycache__")
     )
-    for module in build.glob("_core*.so"):
+    for module in (tree / "faulty").glob("_core*.so"):
         (package / module.name).symlink_to(module)
     return package.parent
 
@@ -124,7 +129,41 @@ def check_health() -> None:
         fd.barrier(timeout=4)
 
 
+# ---- two workers (pytest -n 2) ----
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Cases that share one set of ranks (rank_cases.py) belong to one worker.
+    for item in items:
+        if isinstance(item, pytest.Function) and item.originalname == "test_on_ranks":
+            group = f"{item.module.__name__}[{item.callspec.params['ranks']}]"
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test marked `alone` runs while no other worker runs any."""
+    folder = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    if folder is None:
+        return (yield)
+    # Whoever wants in holds the door, so that one who waits for all others is not passed by.
+    with (
+        open(f"/tmp/farandole-door-{folder}", "w") as door,  # noqa: PTH123
+        open(f"/tmp/farandole-room-{folder}", "w") as room,  # noqa: PTH123
+    ):
+        fcntl.flock(door, fcntl.LOCK_EX)
+        fcntl.flock(room, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        fcntl.flock(door, fcntl.LOCK_UN)
+        return (yield)
+
+
+def pytest_report_header() -> str:
+    return "grid: every combination" if grid.full() else f"grid: pairs, GRID_SEED={grid.seed()}"
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "alone: no other test runs meanwhile")
+    os.environ.setdefault("GRID_SEED", str(random.randrange(10**6)))  # workers inherit it
     # Signals that our own start ignores (a background job's SIGINT) would be ignored by every
     # process a test starts, and some tests are about them.
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):

@@ -230,7 +230,9 @@ def _is_ours(name: str) -> bool:
 
 # ---- a world of ranks, as a test sees it ----
 
-_ports = itertools.count(20000 + os.getpid() % 20000)
+# Workers of one test run (pytest -n) have numbers in a row, as their processes have.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+_ports = itertools.count(20000 + (os.getpid() + 5000 * _WORKER) % 20000)
 
 
 class World:

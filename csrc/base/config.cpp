@@ -71,7 +71,7 @@ Variable bytes(std::string_view name, size_t Config::* member, std::string_view 
 }
 
 Variable text(std::string_view name, std::string Config::* member, std::string_view doc,
-              Choices choices = {}) {
+              const Choices& choices = {}) {
   return {name, "text", doc,
           [=](Config& c, std::string_view value) {
             bool known = choices.empty();

@@ -18,7 +18,7 @@ void bind_reducer(py::module_& module) {
       .def(py::init([](std::shared_ptr<Group> group, const py::list& rows, const std::string& op,
                        double prescale, double postscale, size_t bucket_bytes,
                        size_t first_bucket_bytes, size_t in_place_bytes, bool overlap,
-                       const std::string& label) {
+                       const std::string& label, bool sparse_as_dense) {
              refuse_in_child();
              ReducerOptions options;
              const auto known = reduce_op_named(op);
@@ -29,6 +29,7 @@ void bind_reducer(py::module_& module) {
              options.limits = {bucket_bytes, first_bucket_bytes, in_place_bytes};
              options.overlap = overlap;
              options.label = label;
+             options.sparse_as_dense = sparse_as_dense;
              std::vector<Parameter> parameters = parameters_from(rows);
              const py::gil_scoped_release unlocked;
              return std::make_shared<Reducer>(std::move(group), std::move(parameters), options,
@@ -37,7 +38,8 @@ void bind_reducer(py::module_& module) {
            py::arg("group"), py::arg("parameters"), py::arg("op") = "mean",
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("bucket_bytes"),
            py::arg("first_bucket_bytes"), py::arg("in_place_bytes") = kNeverAlone,
-           py::arg("overlap") = true, py::arg("label") = "gradients")
+           py::arg("overlap") = true, py::arg("label") = "gradients",
+           py::arg("sparse_as_dense") = false)
       .def(
           "mark_ready",
           [](Reducer& r, int parameter, uintptr_t gradient, int sparse_dims) {
@@ -48,13 +50,14 @@ void bind_reducer(py::module_& module) {
           py::arg("parameter"), py::arg("gradient"), py::arg("sparse_dims") = 0)
       .def(
           "lend",
-          [](Reducer& r, int parameter, uintptr_t gradient, const py::object& owner) {
+          [](Reducer& r, int parameter, uintptr_t gradient, const py::object& owner,
+             int sparse_dims) {
             refuse_in_child();
             std::shared_ptr<const void> kept = keep(owner, py::none());
             const py::gil_scoped_release unlocked;
-            r.lend(parameter, reinterpret_cast<std::byte*>(gradient), std::move(kept));
+            r.lend(parameter, reinterpret_cast<std::byte*>(gradient), std::move(kept), sparse_dims);
           },
-          py::arg("parameter"), py::arg("gradient"), py::arg("owner"))
+          py::arg("parameter"), py::arg("gradient"), py::arg("owner"), py::arg("sparse_dims") = 0)
       .def("in_place", &Reducer::in_place, py::arg("parameter"))
       .def("launch_rest",
            [](Reducer& r) {
@@ -90,6 +93,7 @@ void bind_reducer(py::module_& module) {
       .def("describe", &Reducer::describe)
       .def_property_readonly("step_open", &Reducer::step_open)
       .def("used", &Reducer::used, py::arg("parameter"))
+      .def("sparse_dims", &Reducer::sparse_dims, py::arg("parameter"))
       .def_property_readonly("left_out",
                              [](const Reducer& r) {
                                py::dict dims;

@@ -44,6 +44,23 @@ PyHandle start_between(const std::shared_ptr<Group>& group, const std::string& k
   return {group, submit_between(*group, kind, borrowed, peer, tag, name, timeout, false), result};
 }
 
+/// Who has sent what was received from any rank.
+struct Source {
+  std::shared_ptr<const int> rank;
+};
+
+PyHandle start_from_any(const std::shared_ptr<Group>& group, const py::object& array, int tag,
+                        const py::object& name, const py::object& timeout) {
+  refuse_in_child();
+  const Borrowed borrowed = borrow(array, true, "array");
+  Options options;
+  if (!name.is_none()) options.name = text_from(name, "name");
+  options.deadline = own_deadline(timeout);
+  options.keepalive = keep(borrowed.owner, py::none());
+  auto [handle, source] = group->submit_from_any(tag, borrowed.buffer, std::move(options));
+  return {group, handle, py::cast(Source{std::move(source)})};
+}
+
 std::vector<Member> members_of(const Arrays& inputs, const Arrays& outputs) {
   if (inputs.size() != outputs.size())
     throw Error(ErrorCode::invalid_argument, std::to_string(inputs.size()) + " inputs and " +
@@ -66,9 +83,33 @@ std::shared_ptr<Grouped> submit_grouped(Group& group, const std::string& kind, c
   return std::make_shared<Grouped>(group, collective, members_of(inputs, outputs), options, waits);
 }
 
+/// One call of several: kind, input, output, result, op, prescale, root, counts.
+using Asked = std::tuple<std::string, py::object, py::object, py::object, std::string, double, int,
+                         std::vector<size_t>>;
+
+std::vector<PyHandle> start_together(const std::shared_ptr<Group>& group,
+                                     const std::vector<Asked>& calls, const std::string& name,
+                                     const py::object& timeout) {
+  refuse_in_child();
+  std::vector<Group::Item> items;
+  for (const auto& [kind, input, output, result, op, prescale, root, counts] : calls) {
+    const Call call = borrow_both(input, output);
+    Options options =
+        options_from(op, prescale, 1, root, py::str(name), py::none(), py::none(), timeout, counts);
+    options.keepalive = keep(call.input.owner, call.output.owner);
+    items.push_back({collective_from(kind), call.input.buffer, call.output.buffer, options});
+  }
+  std::vector<PyHandle> handles;
+  for (const Handle& handle : group->submit_together(name, std::move(items)))
+    handles.emplace_back(group, handle, std::get<3>(calls[handles.size()]));
+  return handles;
+}
+
 }  // namespace
 
 void bind_verbs(py::module_& module) {
+  py::class_<Source>(module, "Source", "What waiting for start_from_any gives.")
+      .def_property_readonly("rank", [](const Source& source) { return *source.rank; });
   py::class_<Group, std::shared_ptr<Group>> group = module.attr("Group");
   group
       .def("run_between", &run_between, py::arg("kind"), py::arg("array"), py::arg("peer"),
@@ -77,6 +118,13 @@ void bind_verbs(py::module_& module) {
       .def("start_between", &start_between, py::arg("kind"), py::arg("array"), py::arg("peer"),
            py::arg("tag"), py::arg("result"), py::arg("name") = py::none(),
            py::arg("timeout") = py::none())
+      .def("start_from_any", &start_from_any, py::arg("array"), py::arg("tag"),
+           py::arg("name") = py::none(), py::arg("timeout") = py::none(),
+           "Receives from whoever sends first by this tag; wait() gives the Source.")
+      .def("start_together", &start_together, py::arg("calls"), py::arg("name"),
+           py::arg("timeout") = py::none(),
+           "Starts operations as one call, of which ranks that give others are refused all; a "
+           "handle for each. `calls`: (kind, input, output, result, op, prescale, root, counts).")
       .def(
           "run_grouped",
           [](const std::shared_ptr<Group>& of, const std::string& kind, const Arrays& inputs,

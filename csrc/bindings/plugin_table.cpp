@@ -20,8 +20,12 @@ Names& names() {
   return *all;
 }
 
+/// With its kind before it: frameworks have fewer classes of errors, and put words of their own
+/// around ours, in which ours are found by this (python/farandole/tensorflow/_verdicts.py).
 void tell(const PluginAsk& ask, const Error& error) {
-  const PluginResult result{1 + static_cast<int32_t>(error.code()), error.what(), nullptr, 0, -1};
+  const std::string said =
+      "farandole." + std::string(row(error.code()).python_class) + ": " + error.what();
+  const PluginResult result{1 + static_cast<int32_t>(error.code()), said.c_str(), nullptr, 0, -1};
   ask.finished(ask.user, &result);
 }
 

@@ -63,12 +63,19 @@ std::optional<Error> absence_of(const Host& host, int rank, const std::string& w
   return Error(ErrorCode::peer_lost, name + " died " + when, std::move(where));
 }
 
-std::string process_state(pid_t pid) {
+namespace {
+/// The letter of /proc; 0 when there is no such process.
+char state_letter(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string text((std::istreambuf_iterator<char>(file)), {});
   const size_t end = text.rfind(')');  // the name before it may hold anything
-  if (end == std::string::npos || end + 2 >= text.size()) return "dead";
-  switch (text[end + 2]) {
+  return end == std::string::npos || end + 2 >= text.size() ? '\0' : text[end + 2];
+}
+}  // namespace
+
+std::string process_state(pid_t pid) {
+  switch (state_letter(pid)) {
+    case 0:
     case 'R':
       return "running";
     case 'S':
@@ -84,6 +91,11 @@ std::string process_state(pid_t pid) {
     default:
       return "unknown";
   }
+}
+
+bool stands_still(pid_t pid) {
+  const char letter = state_letter(pid);
+  return letter == 'T' || letter == 't' || letter == 'D';
 }
 
 }  // namespace farandole

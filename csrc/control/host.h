@@ -61,5 +61,7 @@ std::optional<Error> absence_of(const Host& host, int rank, const std::string& w
 
 /// What /proc says a process is doing: "running", "stopped", "dead", …
 std::string process_state(pid_t pid);
+/// It is stopped, or in uninterruptible sleep.
+bool stands_still(pid_t pid);
 
 }  // namespace farandole

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string_view>
+#include <vector>
 
 #include "base/clock.h"
 #include "engine/operation.h"
@@ -30,6 +31,9 @@ class Backend {
   virtual void agreed() {}
   /// Works in pieces of at most 128 KiB and looks at the clock between them.
   virtual Progress poll(TimePoint until) = 0;
+  /// After an idle poll(), for people: the members (by place in the group) whose bytes or flags it
+  /// waits for.
+  virtual std::vector<int> lacking() const = 0;
   /// Forgets the operation in flight; touches no memory of any caller afterwards.
   virtual void abort() noexcept = 0;
 };

@@ -59,6 +59,14 @@ class Lines : public DirectPath {
     return Progress::finished;
   }
 
+  std::vector<int> lacking() const override {
+    return all_but(memory_, [&](int r) {
+      const Line* lines = memory_.page(r).lines[memory_.sequence() % 2];
+      const Line& last = lines[lines_for(shown_bytes(r)) - 1];
+      return last.flag.load(std::memory_order_acquire) == memory_.ticket;
+    });
+  }
+
  private:
   size_t shown_bytes(int r) const { return what_.is_read(r) ? what_.input_bytes(r) : 0; }
 

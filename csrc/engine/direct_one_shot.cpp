@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "base/copy.h"
+#include "base/fault.h"
 #include "base/own_lines.h"
 #include "engine/direct_path.h"
 #include "fold/fold.h"
@@ -42,6 +43,7 @@ class OneShot : public DirectPath {
 
   bool show() override {
     if (!copies_ || shown_ == pieces_) return false;
+    if (shown_ > 0) fault_point("one_shot.show");
     const Piece piece = piece_at(shown_);
     std::byte* slot = my_slot_ + piece.begin;
     own_lines(slot, piece.bytes);
@@ -72,6 +74,12 @@ class OneShot : public DirectPath {
     return Progress::finished;
   }
 
+  std::vector<int> lacking() const override {
+    return read_ < pieces_ ? all_but(
+                                 memory_, [&](int r) { return shows(r, read_); })
+                           : not_folded(memory_, 1);
+  }
+
  private:
   struct Piece {
     size_t begin, bytes;
@@ -89,8 +97,11 @@ class OneShot : public DirectPath {
   bool others_show(size_t index) const {
     if (index == 0) return true;  // they have posted the operation
     for (int r = 0; r < memory_.size(); ++r)
-      if (r != memory_.rank && !reached(memory_.page(r).published, shown(index + 1))) return false;
+      if (r != memory_.rank && !shows(r, index)) return false;
     return true;
+  }
+  bool shows(int r, size_t index) const {
+    return index == 0 || reached(memory_.page(r).published, shown(index + 1));
   }
 
   void locate() {

@@ -79,12 +79,12 @@ bool DirectOperation::copied(int error, int r, std::string_view what) const {
   where.pid = memory_->processes[static_cast<size_t>(r)];
   where.evidence = std::string("the kernel says: ") + std::strerror(error) + "; seen by rank " +
                    std::to_string(memory_->members[static_cast<size_t>(memory_->rank)]);
-  throw Error(
-      ErrorCode::resource,
-      "the buffer of rank " + std::to_string(where.rank) + " could not be " + std::string(what),
-      std::move(where),
-      error == EFAULT ? "do not free, unmap or protect memory that an operation in flight uses"
-                      : "set FARANDOLE_CMA=0 to copy through shared memory");
+  std::string verdict =
+      "the buffer of rank " + std::to_string(where.rank) + " could not be " + std::string(what);
+  throw Error(ErrorCode::resource, std::move(verdict), std::move(where),
+              error == EFAULT
+                  ? "do not free, unmap or protect memory that an operation in flight uses"
+                  : "set FARANDOLE_CMA=0 to copy through shared memory");
 }
 
 bool DirectOperation::window_is_open() const {

@@ -32,6 +32,8 @@ class DirectPath {
   virtual bool show() { return false; }
   /// After they have.
   virtual Progress poll(TimePoint until) = 0;
+  /// Backend::lacking, once the ranks have agreed.
+  virtual std::vector<int> lacking() const = 0;
 };
 
 std::unique_ptr<DirectPath> make_lines(const StreamMemory& memory);

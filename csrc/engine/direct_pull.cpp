@@ -41,6 +41,8 @@ class Pull : public DirectPath {
     return Progress::finished;
   }
 
+  std::vector<int> lacking() const override { return not_folded(memory_, 1); }
+
  private:
   Collective kind() const { return what_.operation().kind; }
   bool is_read() const { return what_.is_read(memory_.rank); }

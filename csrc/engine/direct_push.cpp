@@ -41,6 +41,8 @@ class Push : public DirectPath {
     return Progress::finished;
   }
 
+  std::vector<int> lacking() const override { return not_folded(memory_, 1); }
+
  private:
   bool run_piece() {
     const size_t element = size_of(what_.operation().input.dtype);

@@ -64,6 +64,16 @@ class Staged : public DirectPath {
     return moved ? Progress::moved : Progress::idle;
   }
 
+  /// Those for whom a stage stands still; none for a stage that waits for another one here.
+  std::vector<int> lacking() const override {
+    const uint64_t all = blocks_.count();
+    return all_but(memory_, [&](int r) {
+      if (published_ < all ? !lets_publish(r, published_) : !lets_finish(r)) return false;
+      if (taken_ < all && !lets_take(r, taken_)) return false;
+      return gathered_ == all || lets_gather(r, gathered_);
+    });
+  }
+
  private:
   bool step(uint64_t& block, bool (Staged::*may)(uint64_t) const, void (Staged::*run)(uint64_t)) {
     if (block >= blocks_.count() || !(this->*may)(block)) return false;
@@ -76,17 +86,24 @@ class Staged : public DirectPath {
     return r == memory_.rank || reached(memory_.page(r).*word, progress(memory_.sequence(), count));
   }
 
-  /// All who read my input, through staging memory or where it lies, are past `count` blocks.
-  bool readers_took(uint64_t count) const {
+  bool all_ranks(bool (Staged::*let)(int, uint64_t) const, uint64_t b) const {
     for (int r = 0; r < memory_.size(); ++r)
-      if (reads(r) && !has(r, &StreamPage::folded, count)) return false;
+      if (!(this->*let)(r, b)) return false;
     return true;
   }
+
+  /// If rank r reads my input, through staging memory or where it lies, it is past `count` blocks.
+  bool took(int r, uint64_t count) const { return !reads(r) || has(r, &StreamPage::folded, count); }
 
   bool finished() const {
     const uint64_t all = blocks_.count();
     if (published_ < all || taken_ < all || gathered_ < all) return false;
-    return all == 0 || !shows_in_place() || readers_took(all);
+    for (int r = 0; r < memory_.size(); ++r)
+      if (!lets_finish(r)) return false;
+    return true;
+  }
+  bool lets_finish(int r) const {
+    return blocks_.count() == 0 || !shows_in_place() || took(r, blocks_.count());
   }
 
   // ---- publish ----
@@ -96,7 +113,11 @@ class Staged : public DirectPath {
   bool shows_by_copy() const { return shows(memory_.rank) && !what_.mine_is_shared(); }
 
   bool may_publish(uint64_t b) const {
-    return !shows_by_copy() || b < depth_ || (taken_ + depth_ > b && readers_took(b - depth_ + 1));
+    return !shows_by_copy() || b < depth_ ||
+           (taken_ + depth_ > b && all_ranks(&Staged::lets_publish, b));
+  }
+  bool lets_publish(int r, uint64_t b) const {
+    return !shows_by_copy() || b < depth_ || took(r, b - depth_ + 1);
   }
 
   void publish_block(uint64_t b) {
@@ -120,12 +141,15 @@ class Staged : public DirectPath {
   }
 
   bool may_take(uint64_t b) const {
-    if (reads(memory_.rank))
-      for (int r = 0; r < memory_.size(); ++r)
-        if (shows(r) && what_.input_of(r) == nullptr && !has(r, &StreamPage::published, b + 1))
-          return false;
-    return b < depth_ || !blocks_.two_phases() ||
-           (gathered_ + depth_ > b && gatherers_took(b - depth_ + 1));
+    const bool slot_is_free = b < depth_ || !blocks_.two_phases() || gathered_ + depth_ > b;
+    return slot_is_free && all_ranks(&Staged::lets_take, b);
+  }
+  bool lets_take(int r, uint64_t b) const {
+    if (reads(memory_.rank) && shows(r) && what_.input_of(r) == nullptr &&
+        !has(r, &StreamPage::published, b + 1))
+      return false;
+    return b < depth_ || !blocks_.two_phases() || !gathers(r) ||
+           has(r, &StreamPage::gathered, b - depth_ + 1);
   }
 
   void take_block(uint64_t b) {
@@ -180,17 +204,9 @@ class Staged : public DirectPath {
            (what_.operation().kind == Collective::all_reduce || !gathers(memory_.rank));
   }
 
-  bool gatherers_took(uint64_t count) const {
-    for (int r = 0; r < memory_.size(); ++r)
-      if (gathers(r) && !has(r, &StreamPage::gathered, count)) return false;
-    return true;
-  }
-
-  bool may_gather(uint64_t b) const {
-    if (!gathers(memory_.rank)) return true;
-    for (int r = 0; r < memory_.size(); ++r)
-      if (!has(r, &StreamPage::folded, b + 1)) return false;
-    return true;
+  bool may_gather(uint64_t b) const { return all_ranks(&Staged::lets_gather, b); }
+  bool lets_gather(int r, uint64_t b) const {
+    return !gathers(memory_.rank) || has(r, &StreamPage::folded, b + 1);
   }
 
   void gather_block(uint64_t b) {

@@ -57,6 +57,8 @@ class Window : public DirectPath {
     return Progress::finished;
   }
 
+  std::vector<int> lacking() const override { return not_folded(memory_, 1); }
+
  private:
   bool write_piece() {
     const Operation& o = what_.operation();

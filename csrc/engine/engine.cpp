@@ -71,7 +71,7 @@ Engine::~Engine() {
   show_state(RankState::gone);
 }
 
-void Engine::set_trace(std::shared_ptr<Trace> trace) {
+void Engine::set_trace(const std::shared_ptr<Trace>& trace) {
   const std::lock_guard lock(traces_mutex_);
   if (trace) traces_.push_back(trace);
   trace_.store(trace.get(), std::memory_order_release);  // partner: trace()

@@ -56,7 +56,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Null while nothing is traced. What it points to lives as long as the engine.
   Trace* trace() const { return trace_.load(std::memory_order_acquire); }  // partner: set_trace
   /// Any thread: what begins from now on is recorded there; null: nowhere.
-  void set_trace(std::shared_ptr<Trace> trace);
+  void set_trace(const std::shared_ptr<Trace>& trace);
   const TuningTable& tuning() const { return options_.tuning; }
 
   /// Opens a stream without waiting for the peers. `number` tells the streams of a group apart and

@@ -30,6 +30,7 @@ Progress LaneCursor::poll() {
 }
 
 bool LaneCursor::move(const Step& step, size_t& budget) {
+  fault_point("lane.move");
   if (step.to == work_->rank && step.from == work_->rank) {
     const size_t moved = run_locally(step, budget);
     budget -= moved;
@@ -150,6 +151,16 @@ int LaneCursor::peer() const {
   const Step& step = (*lane_)[step_];
   const bool receives = step.from != kNobody && received_ < work_->bytes(step.recv);
   return receives ? step.from : step.to;
+}
+
+void LaneCursor::add_lacking(std::vector<int>& ranks) const {
+  if (step_ == lane_->size()) return;
+  const Step& step = (*lane_)[step_];
+  if (step.from != kNobody && step.from != work_->rank && received_ < work_->bytes(step.recv))
+    ranks.push_back(step.from);
+  if (step.to != kNobody && step.to != work_->rank &&
+      (sent_ < work_->bytes(step.send) || !channel(step.to).drained()))
+    ranks.push_back(step.to);
 }
 
 size_t LaneCursor::bytes_total() const {

@@ -57,6 +57,8 @@ class LaneCursor {
   size_t step() const { return step_; }
   size_t steps() const { return lane_->size(); }
   int peer() const;  // whom the step waits for, or kNobody
+  /// Adds all whom the step waits for.
+  void add_lacking(std::vector<int>& ranks) const;
   size_t bytes_done() const { return sent_ + received_; }
   size_t bytes_total() const;
 

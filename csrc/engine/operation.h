@@ -10,6 +10,7 @@
 #include "base/dtype.h"
 #include "base/error.h"
 #include "base/reduce_op.h"
+#include "engine/bundle.h"
 #include "schedule/schedule.h"
 
 namespace farandole {
@@ -62,6 +63,7 @@ struct Operation : PlainOptions {
   std::string algorithm;  // empty: the engine chooses; else a backend's path or a planner by name
   Determinism level = Determinism::canonical;
   uint32_t hash = 0;  // of what ranks agree on, kept by who repeats an operation; 0: not known
+  std::shared_ptr<Bundle> bundle;      // the call's, where it becomes several operations
   std::shared_ptr<Epilogue> epilogue;  // goes with algorithm "window" alone
   Deadline deadline;
   Duration timeout{};  // besides, from the first look around after it has started; zero: none

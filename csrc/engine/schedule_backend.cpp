@@ -244,6 +244,18 @@ bool ScheduleBackend::connect(TimePoint when, bool& moved) {
   return all;
 }
 
+std::vector<int> ScheduleBackend::lacking() const {
+  std::vector<int> ranks;
+  if (plan_ == nullptr) return ranks;
+  if (!lanes_begun_)
+    std::ranges::copy_if(plan_->peers, std::back_inserter(ranks),
+                         [&](int r) { return !channels_[0][static_cast<size_t>(r)]; });
+  for (const LaneCursor& cursor : cursors_) cursor.add_lacking(ranks);
+  std::ranges::sort(ranks);
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  return ranks;
+}
+
 void ScheduleBackend::begin_lanes() {
   const std::vector<Lane>& lanes = plan_->schedule.lanes;
   cursors_.clear();

@@ -61,6 +61,7 @@ class ScheduleBackend : public Backend {
   bool can_run(const Operation& operation) const override;
   void start(const Operation& operation, uint32_t sequence) override;
   Progress poll(TimePoint until) override;
+  std::vector<int> lacking() const override;
   /// Where data were in flight the channels stop in the middle of something, so they are closed:
   /// nothing runs afterwards.
   void abort() noexcept override;

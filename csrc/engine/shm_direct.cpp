@@ -117,6 +117,11 @@ Progress ShmDirect::poll(TimePoint until) {
   return path_ == nullptr ? Progress::finished : path_->poll(until);
 }
 
+std::vector<int> ShmDirect::lacking() const {
+  const bool agreed = agreed_ || which_ == PathKind::lines;
+  return path_ == nullptr || !agreed ? std::vector<int>() : path_->lacking();
+}
+
 std::string_view ShmDirect::path_name() const {
   return which_ == PathKind::barrier ? "barrier" : row_of(which_).name;
 }

@@ -23,6 +23,7 @@ class ShmDirect : public Backend {
   bool agrees_in_data() const override;
   void agreed() override;
   Progress poll(TimePoint until) override;
+  std::vector<int> lacking() const override;
   void abort() noexcept override { path_ = nullptr; }
 
   static bool is_path(std::string_view name);

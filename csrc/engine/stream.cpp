@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <new>
+#include <utility>
 
 #include "base/fault.h"
 #include "base/log.h"
@@ -68,8 +69,9 @@ Progress Stream::poll(TimePoint until) {
   for (;;) {
     if (phase_ == Phase::resting) {
       if (queue_.empty()) return moved ? Progress::moved : Progress::idle;
-      begin();
       moved = true;
+      if (drop_refused()) continue;
+      begin();
     }
     const Progress progress = guarded_advance(until);
     if (progress == Progress::idle) return moved ? Progress::moved : Progress::idle;
@@ -116,6 +118,18 @@ Progress Stream::advance(TimePoint until) {
       return leave();
   }
   return Progress::idle;
+}
+
+/// One of a bundle whose first operation was refused. It takes no number: on no rank does it.
+bool Stream::drop_refused() {
+  const std::shared_ptr<Bundle>& bundle = operation().bundle;
+  if (!bundle || !bundle->refused()) return false;
+  queue_.front()->error = bundle->refused();
+  std::shared_ptr<Request> request = std::move(queue_.front());
+  queue_.pop_front();
+  request->finished.store(true, std::memory_order_release);  // partner: Handle::done
+  finished_.push_back(std::move(request));
+  return true;
 }
 
 void Stream::begin() {
@@ -244,6 +258,7 @@ void Stream::finish(std::optional<Error> error) {
   const std::string_view path = backend_ == &direct_  ? direct_.path_name()
                                 : backend_ != nullptr ? backend_->name()
                                                       : "";
+  // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): names are literals
   last_path_.store(path.data(), std::memory_order_relaxed);
   queue_.front()->error = std::move(error);
   if (logs(LogLevel::debug))
@@ -260,10 +275,31 @@ void Stream::finish(std::optional<Error> error) {
 // ---- the ranks disagree: everybody shows what it has started, and the operation is refused ----
 
 Progress Stream::describe_mine() {
-  memory_.mine().descriptor = farandole::describe(operation());
+  Descriptor mine = farandole::describe(operation());
+  show_arrays(mine);
+  memory_.mine().descriptor = mine;
   publish(memory_.mine().described, progress(sequence_, 0));
   enter(Phase::comparing);
   return Progress::moved;
+}
+
+/// As many as there are: they do not fit into the page.
+void Stream::show_arrays(Descriptor& descriptor) {
+  const std::shared_ptr<Bundle>& bundle = operation().bundle;
+  if (!bundle || bundle->arrays().empty()) return;
+  const size_t bytes = bundle->arrays().size() * sizeof(BundledArray);
+  shown_arrays_ = around_.arena->allocate(bytes);
+  std::memcpy(shown_arrays_, bundle->arrays().data(), bytes);
+  descriptor.arrays_at = *memory_.segment->offset_of(shown_arrays_, bytes);
+}
+
+Shown Stream::shown_by(int r) const {
+  Shown shown{memory_.page(r).descriptor, {}};
+  if (shown.descriptor.arrays_at == 0) return shown;
+  shown.arrays.resize(shown.descriptor.arrays);
+  std::memcpy(shown.arrays.data(), memory_.segment->at(shown.descriptor.arrays_at),
+              shown.arrays.size() * sizeof(BundledArray));
+  return shown;
 }
 
 Progress Stream::compare_all() {
@@ -272,8 +308,8 @@ Progress Stream::compare_all() {
   if (!reached(mine.compared, target)) {
     for (int r = 0; r < memory_.size(); ++r)
       if (!reached(memory_.page(r).described, target)) return Progress::idle;
-    std::vector<Descriptor> all;
-    for (int r = 0; r < memory_.size(); ++r) all.push_back(memory_.page(r).descriptor);
+    std::vector<Shown> all;
+    for (int r = 0; r < memory_.size(); ++r) all.push_back(shown_by(r));
     queue_.front()->error = disagreement(all, memory_.members);
     if (!queue_.front()->error)
       throw Error(ErrorCode::internal,
@@ -283,6 +319,8 @@ Progress Stream::compare_all() {
   }
   for (int r = 0; r < memory_.size(); ++r)  // nobody may overwrite what another still reads
     if (!reached(memory_.page(r).compared, target)) return Progress::idle;
+  if (shown_arrays_ != nullptr) around_.arena->release(std::exchange(shown_arrays_, nullptr));
+  if (const auto& bundle = operation().bundle) bundle->refuse(*queue_.front()->error);
   finish(std::move(queue_.front()->error));
   return Progress::finished;
 }

@@ -108,6 +108,7 @@ class Stream {
   enum class Phase { resting, opening, agreeing, running, describing, comparing, leaving };
   static constexpr int kLooksBetweenPosts = 16;  // each takes a line that a peer is about to write
 
+  bool drop_refused();
   void begin();
   void enter(Phase next);
   Trace* trace() const { return around_.trace->load(std::memory_order_acquire); }
@@ -124,6 +125,8 @@ class Stream {
   Progress run(TimePoint until);
   Progress describe_mine();
   Progress compare_all();
+  void show_arrays(Descriptor& descriptor);
+  Shown shown_by(int r) const;
   void fail_group(const Error& error);
   Progress leave();
   bool others_are_out();
@@ -131,9 +134,13 @@ class Stream {
   Backend& backend_for(const Operation& operation);
 
   const Operation& operation() const { return queue_.front()->operation; }
-  std::vector<int> waiting_for() const;  // group ranks that have not done their share
-  bool needs(int r) const;               // this operation cannot end without group rank r
-  std::string title() const;             // "all_reduce #41 'bucket 3'"
+  std::vector<int> waiting_for() const;  // group ranks that have not submitted it
+  std::vector<int> lacking() const;      // those that have, and whose data this rank waits for
+  std::vector<int> culprits() const;     // those that keep their data from whoever waits
+  void show_holdups(TimePoint when) const;
+  std::vector<int> holdups_of(int r) const;
+  bool needs(int r) const;    // this operation cannot end without group rank r
+  std::string title() const;  // "all_reduce #41 'bucket 3'"
   void check_members(int r);
   void warn(TimePoint now);
   Error stalled(TimePoint now) const;
@@ -154,6 +161,7 @@ class Stream {
   uint32_t track_ = 0;                      // of `traced_`
   TimePoint begun_{}, phase_begun_{};       // set while tracing
   TimePoint started_{}, next_warning_{}, leaving_since_{}, held_since_{};
+  std::byte* shown_arrays_ = nullptr;  // in the arena, while ranks that disagree compare
   int idle_looks_ = 0;  // at data that carry the agreement, since posts were compared
   std::deque<std::shared_ptr<Request>> queue_;  // the front one is in flight
   std::vector<std::shared_ptr<Request>> finished_;

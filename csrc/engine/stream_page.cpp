@@ -1,6 +1,6 @@
 #include "engine/stream_page.h"
 
-#include <bit>
+#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <map>
@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "base/fixed_text.h"
+#include "base/hash.h"
 
 namespace farandole {
 namespace {
@@ -26,6 +27,7 @@ struct Field {
 };
 constexpr Field kFields[] = {
     {"operation", [](const Descriptor& d) { return std::string(name_of(d.kind)); }},
+    {"number of arrays", [](const Descriptor& d) { return std::to_string(d.arrays); }},
     {"dtype", [](const Descriptor& d) { return std::string(name_of(d.dtype)); }},
     {"counts", [](const Descriptor& d) { return text_in(d.counts); }},
     {"count", [](const Descriptor& d) { return std::to_string(d.count); }},
@@ -37,46 +39,32 @@ constexpr Field kFields[] = {
     {"algorithm", [](const Descriptor& d) { return text_in(d.algorithm); }},
     {"name", [](const Descriptor& d) { return text_in(d.name); }},
 };
+constexpr size_t kBeforeArrays = 2;  // so many of them; then the arrays are compared one by one
 
-std::string first_name(const std::vector<Descriptor>& by_rank) {
-  for (const Descriptor& d : by_rank)
-    if (d.name[0] != 0) return text_in(d.name);
+std::string first_name(const std::vector<Shown>& by_rank) {
+  for (const Shown& s : by_rank)
+    if (s.descriptor.name[0] != 0) return text_in(s.descriptor.name);
   return "";
 }
 
-/// Multiplies and folds, word by word.
-class Hash {
- public:
-  void add(uint64_t word) { value_ = (std::rotl(value_, 23) ^ word) * 0xff51afd7ed558ccd; }
-  void add(double value) { add(std::bit_cast<uint64_t>(value)); }
-  void add(std::string_view text) {
-    add(text.size());
-    for (; !text.empty(); text.remove_prefix(std::min(text.size(), sizeof(uint64_t)))) {
-      uint64_t word = 0;
-      std::memcpy(&word, text.data(), std::min(text.size(), sizeof word));
-      add(word);
-    }
-  }
-  void add(std::span<const size_t> counts) {
-    add(counts.size());
-    for (const size_t n : counts) add(n);
-  }
-  uint64_t value() const { return value_ ^ value_ >> 32; }
-
- private:
-  uint64_t value_ = 0x9e3779b97f4a7c15;
-};
-
-uint64_t hash_of(std::span<const size_t> counts) {
-  Hash hash;
-  hash.add(counts);
-  return hash.value();
+std::string text_of(const BundledArray& array, bool with_kind) {
+  std::string text = with_kind ? std::string(name_of(array.kind)) + " of " : "";
+  text += array.counts == 0 ? std::to_string(array.count) + " x " : "uneven shares of ";
+  text += name_of(array.dtype);
+  if (array.counts == 0 && array.options == 0) return text;
+  char rest[40];
+  std::snprintf(rest, sizeof rest, " (hash %016llx)",
+                static_cast<unsigned long long>(array.counts ^ array.options));
+  return text + rest;
 }
 
 /// send and recv are two ends of one operation.
 Collective common_name(Collective kind) {
   return kind == Collective::recv ? Collective::send : kind;
 }
+
+/// The call's: what differs may be how it was cut into operations, which have names of their own.
+const std::string& shown_name(const Operation& o) { return o.bundle ? o.bundle->name() : o.name; }
 
 /// "3, 0, 5"; what does not fit into `most` characters is cut, and the hash of all stands instead.
 std::string text_of(std::span<const size_t> counts, size_t most) {
@@ -107,8 +95,9 @@ Descriptor describe(const Operation& o) {
   d.count = o.count;
   d.prescale = o.prescale;
   d.postscale = o.postscale;
+  d.arrays = o.bundle ? o.bundle->arrays().size() : 1;
   copy_cut(o.algorithm, d.algorithm);
-  copy_cut(o.name, d.name);
+  copy_cut(shown_name(o), d.name);
   if (!o.counts.empty()) copy_cut(text_of(o.counts, sizeof d.counts), d.counts);
   return d;
 }
@@ -122,8 +111,9 @@ uint32_t hash_of(const Operation& o) {
   h.add(o.prescale);
   h.add(o.postscale);
   h.add(cut(o.algorithm, sizeof Descriptor::algorithm));  // no more than others can be shown
-  h.add(cut(o.name, sizeof Descriptor::name));
+  h.add(cut(shown_name(o), sizeof Descriptor::name));
   h.add(std::span(o.counts));
+  if (o.bundle) h.add(o.bundle->hash());
   const auto hash = static_cast<uint32_t>(h.value());
   return hash != 0 ? hash : 1;  // a line never used bears the flag 0, which is a number after 2^32
 }
@@ -141,29 +131,63 @@ Posts compare_posts(const StreamMemory& memory) {
   return all ? Posts::same : Posts::waiting;
 }
 
-std::optional<Error> disagreement(const std::vector<Descriptor>& by_member,
+namespace {
+
+/// Why `value_of(shown)` is not the same for all; nothing when it is.
+template <typename ValueOf>
+std::optional<Error> difference(const std::string& field, const std::string& what,
+                                const std::vector<Shown>& by_member,
+                                const std::vector<int>& members, ValueOf value_of) {
+  std::map<std::string, std::vector<int>> givers;
+  for (size_t r = 0; r < by_member.size(); ++r)
+    givers[value_of(by_member[r])].push_back(members[r]);
+  if (givers.size() < 2) return std::nullopt;
+  Context where;
+  where.field = field;
+  where.operation = name_of(by_member.front().descriptor.kind);
+  where.tensor = first_name(by_member);
+  std::string verdict = "ranks disagree on " + what;
+  if (field != "operation") verdict += " of " + where.operation;
+  if (!where.tensor.empty()) verdict += " '" + where.tensor + "'";
+  const char* before = ": ";
+  for (auto& [value, ranks] : givers) {
+    verdict += before + (value.empty() ? std::string("none") : value) +
+               (ranks.size() == 1 ? " on rank " : " on ranks ") + describe_ranks(ranks);
+    before = "; ";
+    where.values.emplace_back(value, std::move(ranks));
+  }
+  where.evidence = "descriptors of all ranks were compared before any data moved";
+  return Error(ErrorCode::mismatch, verdict, std::move(where));
+}
+
+/// The first array of their bundles that is not the same; they have equally many.
+std::optional<Error> differing_array(const std::vector<Shown>& by_member,
+                                     const std::vector<int>& members) {
+  const std::vector<BundledArray>& first = by_member.front().arrays;
+  for (size_t i = 0; i < first.size(); ++i) {
+    const auto same = [&](const Shown& s) { return s.arrays.at(i) == first[i]; };
+    if (std::ranges::all_of(by_member, same)) continue;
+    const std::string which = "array " + std::to_string(i);
+    const bool mixed = std::ranges::any_of(
+        by_member, [&](const Shown& s) { return s.arrays[i].kind != first[i].kind; });
+    return difference(which, which, by_member, members,
+                      [&](const Shown& s) { return text_of(s.arrays[i], mixed); });
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<Error> disagreement(const std::vector<Shown>& by_member,
                                   const std::vector<int>& members) {
-  for (const Field& field : kFields) {
-    std::map<std::string, std::vector<int>> givers;
-    for (size_t r = 0; r < by_member.size(); ++r)
-      givers[field.value(by_member[r])].push_back(members[r]);
-    if (givers.size() < 2) continue;
-    Context where;
-    where.field = field.name;
-    where.operation = name_of(by_member.front().kind);
-    where.tensor = first_name(by_member);
-    std::string verdict = "ranks disagree on the " + std::string(field.name);
-    if (field.name != "operation") verdict += " of " + where.operation;
-    if (!where.tensor.empty()) verdict += " '" + where.tensor + "'";
-    std::string list;
-    for (auto& [value, ranks] : givers) {
-      list += list.empty() ? ": " : "; ";
-      list += (value.empty() ? std::string("none") : value) +
-              (ranks.size() == 1 ? " on rank " : " on ranks ") + describe_ranks(ranks);
-      where.values.emplace_back(value, std::move(ranks));
-    }
-    where.evidence = "descriptors of all ranks were compared before any data moved";
-    return Error(ErrorCode::mismatch, verdict + list, std::move(where));
+  for (size_t i = 0; i < std::size(kFields); ++i) {
+    if (i == kBeforeArrays)
+      if (auto error = differing_array(by_member, members)) return error;
+    const Field& field = kFields[i];
+    const std::string name(field.name);
+    if (auto error = difference(name, "the " + name, by_member, members,
+                                [&](const Shown& s) { return field.value(s.descriptor); }))
+      return error;
   }
   return std::nullopt;
 }

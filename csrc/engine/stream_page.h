@@ -6,6 +6,7 @@
 // grows.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <string>
@@ -24,6 +25,8 @@ struct Descriptor {
   Determinism level;
   int32_t root;
   uint64_t count;
+  uint64_t arrays;     // of the call; those of a bundle stand at:
+  uint64_t arrays_at;  // offset in the segment; 0: nowhere
   double prescale, postscale;
   char algorithm[32];
   char name[192];
@@ -89,6 +92,13 @@ struct StreamPage {
   Word described;  // newest operation whose descriptor stands below
   Word compared;   // newest operation whose descriptors I have read
   Descriptor descriptor;
+  // For people, while an operation lasts: whose data I wait for, (sequence << 32 | member + 1), and
+  // when I last looked (on the clock that all processes share).
+  static constexpr size_t kHoldups = 4;
+  struct alignas(128) {
+    std::array<std::atomic<uint64_t>, kHoldups> by{};
+    std::atomic<int64_t> looked{0};
+  } holdups;
   Line lines[2][kLines];                                          // by sequence parity
   alignas(128) std::byte one_shot[kOneShotSlots][kOneShotBytes];  // lent
   // Staging memory follows: see staging_bytes().
@@ -140,6 +150,21 @@ struct StreamMemory {
   bool failed() const { return abort->load(std::memory_order_seq_cst) != 0; }
 };
 
+/// The other ranks of which `has(r)` does not hold.
+template <typename Has>
+std::vector<int> all_but(const StreamMemory& memory, Has has) {
+  std::vector<int> ranks;
+  for (int r = 0; r < memory.size(); ++r)
+    if (r != memory.rank && !has(r)) ranks.push_back(r);
+  return ranks;
+}
+/// Those that have not folded so much of the operation in flight.
+inline std::vector<int> not_folded(const StreamMemory& memory, uint64_t count) {
+  return all_but(memory, [&](int r) {
+    return reached(memory.page(r).folded, progress(memory.sequence(), count));
+  });
+}
+
 /// A stay in other ranks' memory, to write there. A rank whose group fails takes its memory back
 /// only when nobody is inside any more (Stream::others_are_out): so come in first, then look
 /// whether the group is alive, and write only then.
@@ -159,13 +184,19 @@ class Visit {
   bool welcome_;
 };
 
+/// What a member has shown when ranks disagree.
+struct Shown {
+  Descriptor descriptor;
+  std::vector<BundledArray> arrays;  // of its bundle
+};
+
 enum class Posts { waiting, same, different };
 /// Whether all members have started the operation in flight, by what they have posted.
 Posts compare_posts(const StreamMemory& memory);
 
 /// Why members that started different operations disagree, in the same words on each of them and
 /// by world rank; nothing when they do not.
-std::optional<Error> disagreement(const std::vector<Descriptor>& by_member,
+std::optional<Error> disagreement(const std::vector<Shown>& by_member,
                                   const std::vector<int>& members);
 
 }  // namespace farandole

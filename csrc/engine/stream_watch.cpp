@@ -1,4 +1,5 @@
 // What a stream tells: whom it waits for, warnings, verdicts about its peers, its part of a trace.
+#include <algorithm>
 #include <cstdio>
 
 #include "base/fixed_text.h"
@@ -9,6 +10,7 @@ namespace farandole {
 namespace {
 
 constexpr auto kShortestPhase = std::chrono::microseconds(1);  // that a trace shows
+constexpr auto kFresh = std::chrono::seconds(1);  // whoever waits looks around more often
 
 constexpr std::string_view kPhases[] = {"resting",    "opening",   "agreeing", "running",
                                         "describing", "comparing", "leaving"};
@@ -41,6 +43,61 @@ std::vector<int> Stream::waiting_for() const {
       late.push_back(r);
   }
   return late;
+}
+
+std::vector<int> Stream::lacking() const {
+  if (phase_ == Phase::running) return backend_->lacking();
+  if (phase_ != Phase::comparing) return {};
+  const uint64_t target = progress(sequence_, 0);
+  Word StreamPage::* const stage =
+      reached(memory_.mine().compared, target) ? &StreamPage::compared : &StreamPage::described;
+  return all_but(memory_, [&](int r) { return reached(memory_.page(r).*stage, target); });
+}
+
+void Stream::show_holdups(TimePoint when) const {
+  const std::vector<int> ranks = lacking();
+  auto& mine = memory_.mine().holdups;
+  for (size_t i = 0; i < StreamPage::kHoldups; ++i)
+    mine.by[i].store(
+        i < ranks.size() ? progress(sequence_, static_cast<uint64_t>(ranks[i]) + 1) : 0,
+        std::memory_order_relaxed);
+  mine.looked.store(when.time_since_epoch().count(), std::memory_order_release);  // holdups_of
+}
+
+/// Whose data rank r waits for, as far as it has said so lately.
+std::vector<int> Stream::holdups_of(int r) const {
+  const auto& theirs = memory_.page(r).holdups;
+  std::vector<int> ranks;
+  const Duration age(now().time_since_epoch().count() -
+                     theirs.looked.load(std::memory_order_acquire));
+  if (age > kFresh) return ranks;
+  for (const auto& by : theirs.by) {
+    const uint64_t word = by.load(std::memory_order_relaxed);
+    const auto member = static_cast<int>(static_cast<uint32_t>(word)) - 1;
+    if (word >> 32 == sequence_ && member >= 0 && member < memory_.size()) ranks.push_back(member);
+  }
+  return ranks;
+}
+
+/// Whoever lacks data itself is not to blame: those are, of whom it lacks them. A rank that is
+/// stopped has said what it lacked before.
+std::vector<int> Stream::culprits() const {
+  const std::vector<int> direct = lacking();
+  std::vector<int> next = direct, found;
+  std::vector<bool> seen(memory_.members.size());
+  seen[static_cast<size_t>(memory_.rank)] = true;
+  while (!next.empty()) {
+    const int r = next.back();
+    next.pop_back();
+    if (seen[static_cast<size_t>(r)]) continue;
+    seen[static_cast<size_t>(r)] = true;
+    std::vector<int> theirs;
+    if (!stands_still(memory_.processes[static_cast<size_t>(r)])) theirs = holdups_of(r);
+    if (theirs.empty()) found.push_back(r);
+    next.insert(next.end(), theirs.begin(), theirs.end());
+  }
+  std::sort(found.begin(), found.end());
+  return found.empty() ? direct : found;
 }
 
 std::vector<int> Stream::ahead() {
@@ -77,6 +134,7 @@ void Stream::look_around(TimePoint when) {
   idle_looks_ = kLooksBetweenPosts;  // whoever has just been woken looks at everything
   for (int r = 0; r < memory_.size(); ++r)
     if (needs(r) || r == memory_.rank) check_members(r);
+  show_holdups(when);
   if (operation().deadline.passed(when) && !membership_.lifeline->failed()) {
     membership_.lifeline->report(stalled(when));
   } else if (when >= next_warning_) {
@@ -127,9 +185,13 @@ std::optional<Error> absence_of(const EngineView& around, int world_rank, Contex
 
 void Stream::warn(TimePoint when) {
   std::string text = title() + " has waited " + seconds_text(when - started_);
-  const std::vector<int> late = waiting_for();
-  text += late.empty() ? " for data" : " for ranks that have not submitted it:";
-  for (const int r : late) {
+  std::vector<int> ranks = waiting_for();
+  text += ranks.empty() ? " for data" : " for ranks that have not submitted it:";
+  if (ranks.empty()) {
+    ranks = culprits();
+    if (!ranks.empty()) text += " of";
+  }
+  for (const int r : ranks) {
     const int world_rank = memory_.members[static_cast<size_t>(r)];
     const pid_t pid = around_.host->peers[static_cast<size_t>(world_rank)].info.pid;
     text += " rank " + std::to_string(world_rank) + " (pid " + std::to_string(pid) + ", " +
@@ -139,14 +201,16 @@ void Stream::warn(TimePoint when) {
 }
 
 Error Stream::stalled(TimePoint when) const {
-  const std::vector<int> late = waiting_for();
+  std::vector<int> missing = waiting_for();
+  const bool submitted = missing.empty();
+  if (submitted) missing = culprits();
   Context where;
   where.operation = title();
   where.tensor = operation().name;
   where.sequence = sequence_;
   std::vector<int> world;
   std::string states;
-  for (const int r : late) {
+  for (const int r : missing) {
     world.push_back(memory_.members[static_cast<size_t>(r)]);
     const pid_t pid = around_.host->peers[static_cast<size_t>(world.back())].info.pid;
     states += (states.empty() ? "rank " : "; rank ") + std::to_string(world.back()) + " (pid " +
@@ -154,15 +218,15 @@ Error Stream::stalled(TimePoint when) const {
   }
   if (!world.empty()) where.rank = world.front();
   where.values = {{"missing", world}};
-  where.evidence = states.empty() ? "all ranks have submitted it, but data stopped moving" : states;
+  if (submitted) states += states.empty() ? "data stopped moving" : "";
+  where.evidence = states + (submitted ? "; all ranks have submitted it" : "");
+  std::string verdict = title() + " was not complete after " + seconds_text(when - started_);
+  if (!world.empty())
+    verdict += (submitted ? "; data are missing of rank" : "; not submitted by rank") +
+               std::string(world.size() == 1 ? " " : "s ") + describe_ranks(world);
   return Error(
-      ErrorCode::stalled,
-      title() + " was not complete after " + seconds_text(when - started_) +
-          (world.empty()       ? std::string()
-           : world.size() == 1 ? "; not submitted by rank " + describe_ranks(world)
-                               : "; not submitted by ranks " + describe_ranks(world)),
-      std::move(where),
-      world.empty()
+      ErrorCode::stalled, verdict, std::move(where),
+      submitted
           ? "look at what the ranks are doing, or allow more time by timeout= or FARANDOLE_TIMEOUT"
           : "");
 }

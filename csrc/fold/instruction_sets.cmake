@@ -4,7 +4,7 @@ include(CheckCXXCompilerFlag)
 
 add_library(farandole_fold_baseline OBJECT csrc/fold/instruction_sets/baseline.cpp)
 target_link_libraries(farandole_fold_baseline PUBLIC farandole_flags)
-list(APPEND FARANDOLE_OBJECTS farandole_fold_baseline)
+list(APPEND FARANDOLE_FOLDS farandole_fold_baseline)
 
 # farandole_add_instruction_set(name flag…): skipped where the compiler does not know the flags.
 function(farandole_add_instruction_set name)
@@ -15,8 +15,8 @@ function(farandole_add_instruction_set name)
     add_library(farandole_fold_${name} OBJECT csrc/fold/instruction_sets/${name}.cpp)
     target_link_libraries(farandole_fold_${name} PUBLIC farandole_flags)
     target_compile_options(farandole_fold_${name} PRIVATE ${ARGN})
-    target_compile_definitions(farandole_fold PRIVATE FARANDOLE_HAS_${upper}=1)
-    set(FARANDOLE_OBJECTS ${FARANDOLE_OBJECTS} farandole_fold_${name} PARENT_SCOPE)
+    target_compile_definitions(farandole_engine PRIVATE FARANDOLE_HAS_${upper}=1)
+    set(FARANDOLE_FOLDS ${FARANDOLE_FOLDS} farandole_fold_${name} PARENT_SCOPE)
   endif()
 endfunction()
 

@@ -19,7 +19,8 @@ namespace {
 template <typename T>
 T saturated(double value) {
   using Limits = std::numeric_limits<T>;
-  constexpr double kLowest = static_cast<double>(Limits::lowest());            // exact: 0 or -2^n
+  constexpr double kLowest = static_cast<double>(Limits::lowest());  // exact: 0 or -2^n
+  // NOLINTNEXTLINE(bugprone-integer-division): the half of 2^n - 1, plus one
   constexpr double kAbove = 2.0 * static_cast<double>(Limits::max() / 2 + 1);  // 2^n
   if (value >= kAbove) return Limits::max();
   if (value <= kLowest) return Limits::lowest();

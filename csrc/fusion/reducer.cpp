@@ -16,6 +16,7 @@ std::string words(const ReducerOptions& o) {
   text << name_of(o.op) << ", prescale " << o.prescale << ", postscale " << o.postscale
        << ", bucket_bytes " << o.limits.bytes << ", first_bucket_bytes " << o.limits.first_bytes
        << ", in_place_bytes " << o.limits.alone_bytes;
+  if (o.sparse_as_dense) text << ", sparse_as_dense";
   return text.str();
 }
 
@@ -96,13 +97,14 @@ void Reducer::mark_ready(int parameter, const std::byte* gradient, int sparse_di
   launch_if_complete(bucket);
 }
 
-void Reducer::lend(int parameter, std::byte* gradient, std::shared_ptr<const void> owner) {
+void Reducer::lend(int parameter, std::byte* gradient, std::shared_ptr<const void> owner,
+                   int sparse_dims) {
   const auto i = static_cast<size_t>(parameter);
   const size_t bucket = places_[i].bucket;
   if (!buckets_[bucket].alone)
     throw Error(ErrorCode::invalid_argument,
                 "the gradient of '" + parameters_[i].name + "' shares a bucket: it is copied");
-  note_arrival(i);
+  note_arrival(i, sparse_dims);
   {
     const std::lock_guard lock(mutex_);
     lying_[bucket] = {gradient, std::move(owner)};

@@ -15,6 +15,7 @@
 // clearly earlier, there is a better plan from then on, to be taken up between two steps.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -33,7 +34,8 @@ struct ReducerOptions {
   double prescale = 1;
   double postscale = 1;
   BucketLimits limits;
-  bool overlap = true;  // false: everything is launched in wait()
+  bool overlap = true;           // false: everything is launched in wait()
+  bool sparse_as_dense = false;  // sparse gradients keep their room in the buckets
   std::string label = "gradients";
 };
 
@@ -70,7 +72,8 @@ class Reducer {
   void mark_ready(int parameter, const std::byte* gradient, int sparse_dims = 0);
   /// The same for a parameter that is in_place(), without a copy: the result will stand in
   /// `gradient`, whose `owner` is held as long as it takes.
-  void lend(int parameter, std::byte* gradient, std::shared_ptr<const void> owner);
+  void lend(int parameter, std::byte* gradient, std::shared_ptr<const void> owner,
+            int sparse_dims = 0);
   /// After all mark_ready() and lend() of the step have returned: launches what never became ready
   /// (as zeros). No step is left open afterwards.
   void launch_rest();
@@ -108,6 +111,10 @@ class Reducer {
   }
   /// After wait(): whether any rank used the parameter.
   bool used(int parameter) const { return (*used_)[static_cast<size_t>(parameter)] != 0; }
+  /// After wait(): the sparse dimensions of its gradient, on the rank that has most; 0 if dense.
+  int sparse_dims(int parameter) const {
+    return std::max(kDense, static_cast<int>((*used_)[static_cast<size_t>(parameter)])) - kDense;
+  }
   /// By parameter: the sparse dimensions of gradients that have no room in the buckets, or will
   /// have none in the better plan; 0 of the others.
   const std::vector<int>& left_out() const { return left_out_; }

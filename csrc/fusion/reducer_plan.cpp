@@ -17,6 +17,7 @@ constexpr double kWorthIt = 0.01;  // of backward, that the average byte must be
 /// A parameter whose gradients are sparse on some ranks and dense on others; or were sparse before,
 /// and now are dense.
 std::optional<size_t> Reducer::laid_out_differently() const {
+  if (options_.sparse_as_dense) return std::nullopt;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const int most = (*used_)[i], least = kAll - (*used_)[parameters_.size() + i];
     if (most != 0 && (most != least || (most == kDense && left_out_[i] > 0))) return i;
@@ -57,6 +58,7 @@ void Reducer::plan_again() {
 
 /// Takes their room from those whose gradients turned out to be sparse; false if none is new.
 bool Reducer::leave_out_sparse(std::vector<Parameter>& parameters) {
+  if (options_.sparse_as_dense) return false;
   bool any = false;
   for (size_t i = 0; i < parameters.size(); ++i) {
     if ((*used_)[i] <= kDense || left_out_[i] > 0) continue;

@@ -15,6 +15,7 @@ struct Options : PlainOptions {
   std::vector<size_t> counts;  // uneven forms: the same on every rank
   std::string name;
   std::string algorithm;
+  std::shared_ptr<Bundle> bundle;  // of a call that becomes several operations: all have it
   std::shared_ptr<Epilogue> epilogue;
   std::optional<Determinism> level;  // default: the group's
   std::optional<Deadline> deadline;  // default: the group's timeout from now

@@ -7,6 +7,8 @@
 #include <new>
 #include <thread>
 
+#include "base/hash.h"
+#include "engine/fork.h"
 #include "engine/stream_page.h"
 #include "group/arguments.h"
 
@@ -42,6 +44,18 @@ uint64_t await(const Engine& engine, int rank, uint64_t key, Deadline deadline,
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
   }
+}
+
+BundledArray bundled(const Group::Item& item) {
+  const Options& o = item.options;
+  Hash rest;
+  rest.add(static_cast<uint64_t>(o.op) | static_cast<uint64_t>(o.root) << 32);
+  rest.add(o.prescale);
+  rest.add(o.postscale);
+  // One of uneven shares has another count on every rank; a scatter's is what everybody gets.
+  const Buffer& even = item.kind == Collective::scatter ? item.output : item.input;
+  return {o.counts.empty() ? even.count : 0, o.counts.empty() ? 0 : hash_of(o.counts), rest.value(),
+          item.input.dtype, item.kind};
 }
 
 /// Two threads that submit to one group would do so in different orders on different ranks.
@@ -98,6 +112,12 @@ Group::Group(std::shared_ptr<Engine> engine, std::vector<int> members, uint64_t 
   newest_ = program_order_.get();
 }
 
+Group::~Group() {
+  if (!any_source_ || in_child()) return;
+  any_source_->close();
+  engine_->drop_task(any_source_);
+}
+
 /// Throws Error(invalid_argument) for what this rank can know to be wrong; else fills in all of
 /// `operation`.
 void Group::prepare(Operation& operation, const Stream& stream, Collective kind, Buffer input,
@@ -125,6 +145,7 @@ void Group::prepare(Operation& operation, const Stream& stream, Collective kind,
 /// What every operation has of its options.
 void Group::fill(Operation& operation, Options&& o) const {
   operation.name = std::move(o.name);
+  operation.bundle = std::move(o.bundle);
   operation.deadline = o.deadline.value_or(Deadline::never());
   operation.timeout = o.deadline ? Duration::zero() : defaults_.timeout;
   operation.keepalive = std::move(o.keepalive);
@@ -175,17 +196,27 @@ Handle Group::run(const PlainCall& call, int looks) {
   return {};
 }
 
-std::vector<Handle> Group::submit_all(Collective kind, std::vector<Item> items, bool caller_waits) {
+std::vector<Handle> Group::submit_all(std::vector<Item> items, bool caller_waits) {
   const InOrder order(submitting_);
   std::vector<Operation> operations(items.size());
   for (size_t i = 0; i < items.size(); ++i)
-    prepare(operations[i], *program_order_, kind, items[i].input, items[i].output,
+    prepare(operations[i], *program_order_, items[i].kind, items[i].input, items[i].output,
             std::move(items[i].options));
   newest_.store(program_order_.get(), std::memory_order_relaxed);
   std::vector<Handle> handles;
   for (Operation& operation : operations)
     handles.push_back(engine_->submit(program_order_, std::move(operation), caller_waits));
   return handles;
+}
+
+std::vector<Handle> Group::submit_together(const std::string& name, std::vector<Item> items) {
+  std::vector<BundledArray> arrays;
+  for (const Item& item : items) arrays.push_back(bundled(item));
+  if (items.size() != 1) {
+    const auto bundle = std::make_shared<Bundle>(name, std::move(arrays));
+    for (Item& item : items) item.options.bundle = bundle;
+  }
+  return submit_all(std::move(items));
 }
 
 Handle Group::submit_between(Collective kind, int peer, int tag, Buffer data, Options options,
@@ -197,17 +228,37 @@ Handle Group::submit_between(Collective kind, int peer, int tag, Buffer data, Op
     throw invalid(what + " rank " + std::to_string(peer) + ": not a rank of this group of " +
                   std::to_string(size()));
   if (peer == rank()) throw invalid(what + " rank " + std::to_string(peer) + ", which is this one");
+  Operation operation = end_of_transfer(kind, tag, data, std::move(options));
+  const Pair pair = sends ? Pair{rank(), peer, tag} : Pair{peer, rank(), tag};
+  const auto stream = pairs_->stream(*engine_, membership_, pair);
+  newest_.store(stream.get(), std::memory_order_relaxed);
+  return engine_->submit(stream, std::move(operation), caller_waits);
+}
+
+std::pair<Handle, std::shared_ptr<const int>> Group::submit_from_any(int tag, Buffer data,
+                                                                     Options options) {
+  check();
+  if (size() == 1) throw invalid("recv from any rank of a group of one: there is no other");
+  auto request = std::make_shared<Request>();
+  request->operation = end_of_transfer(Collective::recv, tag, data, std::move(options));
+  std::call_once(any_source_made_, [&] {
+    any_source_ = std::make_shared<AnySource>(*engine_, membership_, pairs_);
+    engine_->add_task(any_source_);
+  });
+  auto source = any_source_->submit(request, tag);
+  return {Handle(engine_, std::move(request)), std::move(source)};
+}
+
+Operation Group::end_of_transfer(Collective kind, int tag, Buffer data, Options&& options) const {
   if (tag < 0) throw invalid("tag " + std::to_string(tag) + " is negative");
+  const bool sends = kind == Collective::send;
   Operation operation;
   operation.kind = kind;
   (sends ? operation.input : operation.output) = data;
   (sends ? operation.output : operation.input).dtype = data.dtype;
   operation.count = data.count;
   fill(operation, std::move(options));
-  const Pair pair = sends ? Pair{rank(), peer, tag} : Pair{peer, rank(), tag};
-  const auto stream = pairs_.stream(*engine_, membership_, pair);
-  newest_.store(stream.get(), std::memory_order_relaxed);
-  return engine_->submit(stream, std::move(operation), caller_waits);
+  return operation;
 }
 
 std::shared_ptr<Stream> Group::open_stream(std::string label) {

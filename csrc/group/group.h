@@ -2,10 +2,13 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/engine.h"
+#include "group/any_source.h"
 #include "group/arguments.h"
 #include "group/pairs.h"
 #include "transport/loans.h"
@@ -35,6 +38,10 @@ class Group : public std::enable_shared_from_this<Group> {
   static std::shared_ptr<Group> world(std::shared_ptr<Engine> engine, GroupDefaults defaults,
                                       Deadline deadline);
 
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
   int rank() const { return membership_.rank; }
   int size() const { return static_cast<int>(membership_.members.size()); }
   const std::vector<int>& members() const { return membership_.members; }  // world ranks
@@ -57,18 +64,27 @@ class Group : public std::enable_shared_from_this<Group> {
 
   /// One operation of several that are submitted together.
   struct Item {
+    Collective kind;
     Buffer input, output;
     Options options;
   };
   /// All or nothing: none is sent unless every one is valid. Handles are in the order of the items.
-  std::vector<Handle> submit_all(Collective kind, std::vector<Item> items,
-                                 bool caller_waits = false);
+  std::vector<Handle> submit_all(std::vector<Item> items, bool caller_waits = false);
+  /// The same for items that are one call called `name`: ranks that give others are refused all of
+  /// them (engine/bundle.h).
+  std::vector<Handle> submit_together(const std::string& name, std::vector<Item> items);
 
   /// This rank's end of a transfer between two ranks: Collective::send to `peer`, or recv from it.
   /// Messages of one direction and tag meet in the order of submission; others do not wait for
   /// them. Complete when the receiver has the data.
   Handle submit_between(Collective kind, int peer, int tag, Buffer data, Options options = {},
                         bool caller_waits = false);
+
+  /// The same for whoever sends first by this tag; who is in need of a turn is served in turn. A
+  /// death in the group ends it, as it ends all that the dead rank may be part of. Says who sent,
+  /// once it is complete.
+  std::pair<Handle, std::shared_ptr<const int>> submit_from_any(int tag, Buffer data,
+                                                                Options options = {});
 
   /// A stream of its own order, for a Reducer or a traced program. Opened in the same order on
   /// every member; waits for nobody.
@@ -113,13 +129,16 @@ class Group : public std::enable_shared_from_this<Group> {
   void prepare(Operation& operation, const Stream& stream, Collective kind, Buffer input,
                Buffer output, Options&& options) const;
   void fill(Operation& operation, Options&& options) const;
+  Operation end_of_transfer(Collective kind, int tag, Buffer data, Options&& options) const;
 
   std::shared_ptr<Engine> engine_;
   GroupDefaults defaults_;
   Membership membership_;
   std::shared_ptr<Stream> program_order_;
   std::shared_ptr<Stream> names_;
-  Pairs pairs_;
+  std::shared_ptr<Pairs> pairs_ = std::make_shared<Pairs>();
+  std::once_flag any_source_made_;
+  std::shared_ptr<AnySource> any_source_;       // made when it is first asked for
   std::atomic<const Stream*> newest_{nullptr};  // of program_order_ or pairs_
   Loans loans_;
   std::atomic<bool> submitting_{false};

@@ -19,6 +19,15 @@ bool in_place(Collective kind) {
 
 }  // namespace
 
+std::shared_ptr<Bundle> bundle_of(const std::string& name, Collective kind,
+                                  std::span<const Member> members) {
+  if (members.size() == 1) return nullptr;
+  std::vector<BundledArray> arrays;
+  arrays.reserve(members.size());
+  for (const Member& m : members) arrays.push_back({m.input.count, 0, 0, m.input.dtype, kind});
+  return std::make_shared<Bundle>(name, std::move(arrays));
+}
+
 bool Grouped::has(Collective kind) {
   return in_place(kind) || kind == Collective::reduce_scatter || kind == Collective::all_gather;
 }
@@ -27,19 +36,22 @@ Grouped::Grouped(Group& group, Collective kind, std::vector<Member> members, con
                  bool caller_waits)
     : kind_(kind), rank_(group.rank()), size_(group.size()), members_(std::move(members)) {
   for (const Member& m : members_) checked_shape(kind_, m.input, m.output, options, rank_, size_);
+  Options each = options;
+  each.bundle = bundle_of(options.name, kind_, members_);
   packs_ = plan(group);
   std::vector<bool> packed(members_.size());
   std::vector<Group::Item> items;
   for (const Pack& pack : packs_) {
     for (const size_t i : pack.members) packed[i] = true;
-    items.push_back(fill(pack, options));
+    items.push_back(fill(pack, each));
   }
   for (size_t i = 0; i < members_.size(); ++i) {
     if (packed[i]) continue;
-    items.push_back({members_[i].input, members_[i].output, options});
-    items.back().options.name += "[" + std::to_string(i) + "]";
+    items.push_back({kind_, members_[i].input, members_[i].output, each});
+    if (members_.size() > 1) items.back().options.name += "[" + std::to_string(i) + "]";
   }
-  handles_ = group.submit_all(kind_, std::move(items), caller_waits);
+  if (members_.empty()) items.push_back({kind_, {}, {}, each});  // compared with what others give
+  handles_ = group.submit_all(std::move(items), caller_waits);
 }
 
 Shape Grouped::shape_of(const Member& member) const {
@@ -83,7 +95,8 @@ std::vector<Grouped::Pack> Grouped::plan(Group& group) const {
 /// all of them are one part of the whole.
 Group::Item Grouped::fill(const Pack& pack, const Options& options) const {
   const size_t element = size_of(pack.dtype);
-  Group::Item item{{pack.sent.get(), pack.input, pack.dtype},
+  Group::Item item{kind_,
+                   {pack.sent.get(), pack.input, pack.dtype},
                    {pack.arrived.get(), pack.output, pack.dtype},
                    options};
   item.options.name += "[" + std::to_string(pack.members.front()) + " … " +

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "group/group.h"
@@ -14,7 +16,12 @@ struct Member {
   Buffer input, output;
 };
 
-/// The operations of one call. Results of small arrays reach their outputs in wait().
+/// What the ranks agree on before the first operation of these arrays; none for one array.
+std::shared_ptr<Bundle> bundle_of(const std::string& name, Collective kind,
+                                  std::span<const Member> members);
+
+/// The operations of one call, refused together where ranks give other arrays (engine/bundle.h); of
+/// no arrays, one that moves nothing. Results of small arrays reach their outputs in wait().
 class Grouped {
  public:
   /// Submits all of them, or throws Error(invalid_argument) and submits none. `options` holds for

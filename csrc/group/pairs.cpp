@@ -8,11 +8,6 @@ namespace {
 /// Streams of a group are numbered from 0 in the order of opening; those of pairs begin here.
 constexpr uint64_t kFirstNumber = uint64_t{1} << 63;
 
-uint64_t number_of(const Pair& pair, size_t size) {
-  const uint64_t which = static_cast<uint64_t>(pair.from) * size + static_cast<uint64_t>(pair.to);
-  return kFirstNumber | which << 32 | static_cast<uint32_t>(pair.tag);
-}
-
 Membership members_of(const Membership& group, const Pair& pair) {
   Membership two = group;
   two.members = {group.members[static_cast<size_t>(pair.from)],
@@ -29,6 +24,17 @@ std::string label_of(const Membership& group, const Pair& pair) {
 }
 
 }  // namespace
+
+uint64_t number_of(const Pair& pair, size_t size) {
+  const uint64_t which = static_cast<uint64_t>(pair.from) * size + static_cast<uint64_t>(pair.to);
+  return kFirstNumber | which << 32 | static_cast<uint32_t>(pair.tag);
+}
+
+std::shared_ptr<Stream> Pairs::known(const Pair& pair) {
+  const std::lock_guard lock(mutex_);
+  const auto found = streams_.find(pair);
+  return found == streams_.end() ? nullptr : found->second;
+}
 
 std::shared_ptr<Stream> Pairs::stream(Engine& engine, const Membership& group, const Pair& pair) {
   const std::lock_guard lock(mutex_);

@@ -18,6 +18,9 @@ struct Pair {
   auto operator<=>(const Pair&) const = default;
 };
 
+/// Among the streams of a group of `size` ranks.
+uint64_t number_of(const Pair& pair, size_t size);
+
 /// Streams are kept while their group lives: closing one needs the agreement of both ends. There
 /// are at most kMost of them in a group on a rank, so memory is bounded (0.8 MiB of arena each, of
 /// which only what data touched is real).
@@ -28,6 +31,9 @@ class Pairs {
   /// The pair's stream, opened by whoever comes first. Any thread. Throws Error(resource) when
   /// there are too many.
   std::shared_ptr<Stream> stream(Engine& engine, const Membership& group, const Pair& pair);
+
+  /// The same if it is open; null: not yet.
+  std::shared_ptr<Stream> known(const Pair& pair);
 
  private:
   std::mutex mutex_;  // guards streams_

@@ -36,6 +36,8 @@ Flight::Flight(std::shared_ptr<Group> group, JaxCall call)
     : group_(std::move(group)), call_(std::move(call)) {
   for (const Member& m : call_.members)
     checked_shape(call_.kind, m.input, m.output, call_.options, group_->rank(), group_->size());
+  if (!call_.members.empty())
+    call_.options.bundle = bundle_of(call_.options.name, call_.kind, call_.members);
   plan();
 }
 
@@ -56,7 +58,7 @@ Options Flight::options_of(const Pack& pack) const {
   if (call_.members.size() < 2) return options;
   options.name += "[" + std::to_string(pack.members.front());
   if (pack.members.size() > 1) options.name += " … " + std::to_string(pack.members.back());
-  options.name += "]";
+  options.name += ']';
   return options;
 }
 
@@ -103,8 +105,6 @@ std::optional<Error> Flight::finish() {
     try {
       pack.handle.wait();
     } catch (const Error& error) {
-      // Ranks that disagree may have cut differently: for the packs after it one would wait alone.
-      if (!error_ && &pack != &packs_.back()) group_->abort(error);
       if (!error_) error_ = error;
     }
   }

@@ -40,7 +40,7 @@ class Flight {
   Options options_of(const Pack& pack) const;
 
   const std::shared_ptr<Group> group_;
-  const JaxCall call_;
+  JaxCall call_;
   std::vector<Pack> packs_;
   std::optional<Error> error_;  // the first
 };

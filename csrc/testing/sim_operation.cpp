@@ -202,7 +202,7 @@ std::vector<Bytes> references(const std::vector<Bytes>& inputs, const Operation&
 void make_odd(SimRandom& random, Operation& o) {
   switch (random() % 4) {
     case 0:
-      o.name += "?";
+      o.name += '?';
       return;
     case 1:
       o.prescale = 0.5;
@@ -214,7 +214,7 @@ void make_odd(SimRandom& random, Operation& o) {
       if (o.input.count > 0 && o.kind == Collective::all_reduce)
         o.count = o.output.count = --o.input.count;
       else
-        o.name += "!";
+        o.name += '!';
   }
 }
 

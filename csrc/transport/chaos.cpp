@@ -15,7 +15,10 @@ namespace {
 class Delay {
  public:
   void start(std::mt19937_64& random, unsigned longest) { left_ = random() % (longest + 1ULL); }
-  bool over() { return left_ == 0 || --left_ == 0; }
+  bool over() {
+    if (left_ > 0) --left_;
+    return left_ == 0;
+  }
 
  private:
   uint64_t left_ = 0;

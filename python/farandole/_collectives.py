@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from farandole import _core
+from farandole._arguments import explained
 from farandole._arrays import call, checked_counts, input_array, like, rows_of, shape_of
 from farandole._core import Handle
 from farandole._world import Group, _state, world
@@ -22,6 +23,7 @@ __all__ = [
 
 
 @_core.quick_call("all_reduce", _state)
+@explained
 def all_reduce(
     x: Any,
     op: str = "sum",
@@ -76,6 +78,7 @@ def all_reduce(
 
 
 @_core.quick_call("reduce", _state)
+@explained
 def reduce(
     x: Any,
     op: str = "sum",
@@ -114,6 +117,7 @@ def reduce(
 
 
 @_core.quick_call("reduce_scatter", _state)
+@explained
 def reduce_scatter(
     x: Any,
     op: str = "sum",
@@ -162,6 +166,7 @@ def reduce_scatter(
 
 
 @_core.quick_call("broadcast", _state)
+@explained
 def broadcast(
     x: Any,
     root: int = 0,
@@ -193,6 +198,7 @@ def broadcast(
     )  # fmt: skip
 
 
+@explained
 def barrier(
     *, group: Group | None = None, name: str | None = None, timeout: float | None = None
 ) -> None:

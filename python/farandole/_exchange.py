@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from farandole import _core
+from farandole._arguments import explained
 from farandole._arrays import borrowable, call, checked_counts, input_array, like, rows_of, shape_of
 from farandole._core import InvalidArgument
 from farandole._world import Group, _state, world
@@ -66,6 +67,7 @@ def _joined(
 
 
 @_core.quick_call("all_gather", _state)
+@explained
 def all_gather(
     x: Any,
     *,
@@ -106,6 +108,7 @@ def all_gather(
 
 
 @_core.quick_call("gather", _state)
+@explained
 def gather(
     x: Any,
     root: int = 0,
@@ -140,6 +143,7 @@ def gather(
 
 
 @_core.quick_call("all_to_all", _state)
+@explained
 def all_to_all(
     x: Any,
     splits: Sequence[int] | None = None,
@@ -193,6 +197,7 @@ def all_to_all(
 
 
 @_core.quick_call("scatter", _state)
+@explained
 def scatter(
     x: Any = None,
     root: int = 0,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from farandole._arguments import explained
 from farandole._arrays import borrowable, input_array, like, shape_of
 from farandole._core import InvalidArgument
 from farandole._world import Group, world
@@ -47,6 +48,7 @@ def _call(
     return outs
 
 
+@explained
 def grouped_all_reduce(
     xs: Sequence[Any],
     op: str = "sum",
@@ -84,6 +86,7 @@ def grouped_all_reduce(
     return _call("all_reduce", xs, out, lambda shape, _: shape, group, async_op, options)
 
 
+@explained
 def grouped_broadcast(
     xs: Sequence[Any],
     root: int = 0,
@@ -107,6 +110,7 @@ def grouped_broadcast(
     return _call("broadcast", xs, out, lambda shape, _: shape, group, async_op, options)
 
 
+@explained
 def grouped_all_gather(
     xs: Sequence[Any],
     *,
@@ -136,6 +140,7 @@ def grouped_all_gather(
     return _call("all_gather", xs, out, joined, group, async_op, options)
 
 
+@explained
 def grouped_reduce_scatter(
     xs: Sequence[Any],
     op: str = "sum",

@@ -19,7 +19,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from farandole import _core, _world
 from farandole._core import Error, InvalidArgument
@@ -82,6 +82,7 @@ class GradientExchange(ABC):
         passes_per_step: every that many passes reduce; the others accumulate.
         limits: how large the buckets are.
         overlap: launch buckets during backward; else all of them at its end.
+        sparse_as_dense: sparse gradients keep their room in the buckets.
 
     Raises:
         Mismatch: the ranks' parameters or options differ; says which.
@@ -98,6 +99,7 @@ class GradientExchange(ABC):
         passes_per_step: int,
         limits: Limits,
         overlap: bool,
+        sparse_as_dense: bool = False,
     ) -> None:
         self.reducer = _core.Reducer(
             group,
@@ -109,6 +111,7 @@ class GradientExchange(ABC):
             limits.first_bucket_bytes,
             limits.in_place_bytes,
             overlap,
+            sparse_as_dense=sparse_as_dense,
         )
         self.epoch = _world.epoch()
         self.names = [p.name for p in parameters]
@@ -122,6 +125,7 @@ class GradientExchange(ABC):
         self._standing = False
         # step() must still reduce: since the last reduction a step or a zero_grad was seen.
         self._due = True
+        self._dropped = False  # a pass failed, and nothing was done about it
         exchanges.add(self)
 
     @abstractmethod
@@ -160,9 +164,9 @@ class GradientExchange(ABC):
         self.reducer.mark_ready(i, pointer, sparse_dims)
         self._marked[i] = 1
 
-    def lend(self, i: int, pointer: int, owner: object) -> None:
+    def lend(self, i: int, pointer: int, owner: object, sparse_dims: int = 0) -> None:
         """A large gradient is reduced where it lies, and stays there."""
-        self.reducer.lend(i, pointer, owner)
+        self.reducer.lend(i, pointer, owner, sparse_dims)
         self._marked[i] = 1
 
     def refuse_second_sum(self, i: int) -> None:
@@ -177,7 +181,8 @@ class GradientExchange(ABC):
 
     # The pass.
 
-    def begin_pass(self) -> None:
+    def begin_pass(self, *, ends: bool = True) -> None:
+        """`ends`: whether finish_pass() will be called; else synchronize() reduces."""
         if (
             self._standing
             and self._passes_per_step > 1
@@ -188,10 +193,12 @@ class GradientExchange(ABC):
                 "without step()\n  advice: call step() or zero_grad() after every "
                 f"{self._passes_per_step} passes"
             )
-        self._begin(reducing=self._held == 0 and self._passes + 1 >= self._passes_per_step)
+        due = self._held == 0 and self._passes + 1 >= self._passes_per_step
+        self._begin(reducing=ends and due)
         self._passes += 1
 
     def _begin(self, *, reducing: bool) -> None:
+        self._dropped = False
         if reducing:
             if self.reducer.step_open:
                 self.reducer.drain()  # of a pass that failed
@@ -236,11 +243,24 @@ class GradientExchange(ABC):
             return
         self.reducing = False
         self._passes = 0
-        self._standing, self._due = False, True
+        self._standing, self._due, self._dropped = False, True, True
         self.drop_gradients()
         if self.reducer.step_open:
             with suppress(Error):  # of a group that has failed: the next call will say it
                 self.reducer.abandon()
+
+    def refuse_pass(self, why: InvalidArgument) -> NoReturn:
+        """Raises it in place of a step, and tells the other ranks, which may have begun one.
+
+        Raises:
+            Error: the group has failed.
+        """
+        self._begin(reducing=True)
+        try:
+            self.reducer.abandon()
+        finally:
+            self.fail_pass()
+        raise why
 
     # While this rank has joined, the reducer takes part in the others' steps by itself.
 
@@ -271,6 +291,14 @@ class GradientExchange(ABC):
         if not self.reducing:
             if self._passes == 0 and not self._due:
                 return
+            if self._dropped:
+                self.refuse_pass(
+                    InvalidArgument(
+                        "the last backward() failed, on this rank or on another, and its gradients "
+                        "were dropped: there is nothing to step with\n"
+                        "  advice: call zero_grad(), and go on with the next batch"
+                    )
+                )
             self._begin(reducing=True)
         self.finish_pass()
 
@@ -289,7 +317,7 @@ class GradientExchange(ABC):
                 "  advice: call step() or synchronize() first"
             )
         self._passes = 0
-        self._standing, self._due = False, True
+        self._standing, self._due, self._dropped = False, True, False
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -10,12 +10,14 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
+from farandole._arguments import explained, shown
 from farandole._core import InvalidArgument, ResourceError
 from farandole._world import world
 
 __all__ = ["allocate"]
 
 
+@explained
 def allocate(
     shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = np.float32
 ) -> NDArray[Any]:
@@ -32,11 +34,14 @@ def allocate(
         >>> fd.allocate(4, "float64").tolist()
         [0.0, 0.0, 0.0, 0.0]
     """
-    kind = np.dtype(dtype)
+    try:
+        kind = np.dtype(dtype)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"dtype is {shown(dtype)}, which numpy does not know") from None
     try:
         dims = tuple(map(index, shape if isinstance(shape, Iterable) else (shape,)))
     except TypeError:
-        raise InvalidArgument(f"shape {shape} is not an integer or integers") from None
+        raise InvalidArgument(f"shape {shown(shape)} is not an integer or integers") from None
     if any(d < 0 for d in dims):
         raise InvalidArgument(f"shape {dims} has a negative dimension")
     count = math.prod(dims)

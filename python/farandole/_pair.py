@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from farandole._arguments import explained
 from farandole._arrays import borrowable, input_array
 from farandole._world import Group, world
 
 __all__ = ["recv", "send"]
 
 
+@explained
 def send(
     x: Any,
     to: int,
@@ -58,6 +60,7 @@ def send(
     return None
 
 
+@explained
 def recv(
     out: Any,
     source: int,

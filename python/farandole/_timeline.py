@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from farandole import _core, _trace
+from farandole._arguments import explained
 from farandole._core import Error, InvalidArgument, ResourceError
 from farandole._trace.parts import newest
 from farandole._world import world
@@ -31,7 +32,8 @@ class _State:
 _state = _State()
 
 
-def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:  # noqa: ARG001
+@explained
+def start_timeline(file_path: os.PathLike[str] | str, mark_cycles: bool = False) -> None:  # noqa: ARG001
     """Records from now on where this rank's time goes, until ``stop_timeline()`` or the end.
 
     Usually every rank calls it. On rank 0 alone, the file shows rank 0 alone.

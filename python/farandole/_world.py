@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from farandole import _core
+from farandole._arguments import explained, is_text, shown
 from farandole._core import InvalidArgument, NotInitialized, RendezvousError
 
 __all__ = [
@@ -50,9 +51,10 @@ class _State:
     """The one default world of the process."""
 
     # Every call asks for the group, and finds a slot sooner than an entry of a dictionary.
-    __slots__ = ("before_leaving", "epoch", "group", "narrowed", "place")
+    __slots__ = ("after_joining", "before_leaving", "epoch", "group", "narrowed", "place")
 
     def __init__(self) -> None:
+        self.after_joining: list[Callable[[], None]] = []
         self.before_leaving: list[Callable[[], None]] = []
         self.place: _Place | None = None
         self.group: Group | None = None
@@ -133,6 +135,16 @@ def _narrowed(place: _Place, ranks: Sequence[int]) -> _Place:
     return _Place(here, count, here, count, place.cross_rank, place.cross_size, job)
 
 
+def _refuse_bytes() -> None:
+    """Settings that are no text: C++ and its messages would pass them on as they are."""
+    for name, value in os.environ.items():
+        if name.startswith(("FARANDOLE_", "HOROVOD_")) and not is_text(value):
+            raise InvalidArgument(
+                f"the environment says {name}={shown(value)}, which is not text in UTF-8"
+            )
+
+
+@explained
 def init(
     rank: int | None = None,
     size: int | None = None,
@@ -174,6 +186,7 @@ def init(
     """
     if is_initialized() and not _core.in_child():
         return
+    _refuse_bytes()
     place = _find_place(rank, size, local_rank, local_size)
     if ranks is not None:
         if job is not None:
@@ -203,6 +216,8 @@ def _enter(place: _Place, timeout: float | None, agree: str = "") -> None:
         from farandole import _timeline
 
         _timeline.start_as_asked()
+    for act in _state.after_joining:
+        act()
 
 
 def _table(place: _Place) -> str:
@@ -212,6 +227,11 @@ def _table(place: _Place) -> str:
     from farandole._tune import table
 
     return table.for_world(place.size)
+
+
+def after_joining(act: Callable[[], None]) -> None:
+    """Whenever this process has joined a world, `act` is called."""
+    _state.after_joining.append(act)
 
 
 def before_leaving(act: Callable[[], None]) -> None:
@@ -307,6 +327,7 @@ def cross_size() -> int:
     return _place().cross_size
 
 
+@explained
 def split(color: int | None, key: int = 0, *, group: Group | None = None) -> Group | None:
     """Splits a group: ranks that give the same color form a group, ordered by key, then rank.
 

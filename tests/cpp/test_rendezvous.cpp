@@ -3,6 +3,7 @@
 
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -13,6 +14,7 @@
 
 #include "base/error.h"
 #include "check.h"
+#include "control/local_socket.h"
 #include "world.h"
 
 using namespace farandole;
@@ -160,4 +162,17 @@ TEST(rendezvous_does_not_mind_strangers) {
   host.join();
   CHECK_EQUAL(told[0], "met");
   CHECK_EQUAL(told[1], "met");
+}
+
+TEST(rendezvous_knows_a_process_of_another_user) {
+  int ends[2];
+  checked(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), "socketpair");
+  const Fd mine(ends[0]), theirs(ends[1]);
+  CHECK(same_user(mine.get()));
+  if (::geteuid() != 0) return;  // nobody else can become another user
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(::seteuid(65534) == 0 && same_user(mine.get()) ? 1 : 0);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  CHECK_EQUAL(status, 0);
 }

@@ -65,6 +65,12 @@ TEST(segment_attach_refuses_what_is_not_a_segment) {
   CHECK_THROWS(Segment::attach(make_event_fd()), Error, e.code() == ErrorCode::resource);
 }
 
+TEST(segment_keeps_its_size) {  // or else every rank that maps it may die of SIGBUS
+  const auto segment = Segment::create(2, kArenaBytes);
+  CHECK(::ftruncate(segment->fd(), 4096) != 0);
+  CHECK(::ftruncate(segment->fd(), 64 << 20) != 0);
+}
+
 TEST(arena_hands_out_zeroes_again_and_joins_released_neighbours) {
   const auto segment = Segment::create(1, kArenaBytes);
   Arena arena(segment, 0);

@@ -18,9 +18,9 @@ import pytest
 import farandole as fd
 import harness
 from farandole import _core
+from grid import combinations
 from harness import Outcome, World
 
-PROMPT = 0.25  # seconds from a death to every survivor's error; 50 ms on an idle machine
 Spawn = Callable[..., World]
 
 
@@ -67,7 +67,7 @@ def all_die_inside(how_many: int, count: int) -> None:
         fd.all_reduce(x, out=x, op="max", name=f"gradient {i}")
 
 
-def assert_all_lost(outcomes: list[Outcome], world: World, victim: int, when: float) -> None:
+def assert_all_lost(outcomes: list[Outcome], world: World, victim: int) -> None:
     name = f"rank {victim} (pid {world.pids[victim]})"
     verdicts = set()
     for o in outcomes:
@@ -78,31 +78,26 @@ def assert_all_lost(outcomes: list[Outcome], world: World, victim: int, when: fl
         assert o.advice
         verdicts.add(o.verdict)
     assert len(verdicts) == 1, "one verdict for all"
-    delay = max(o.ended for o in outcomes) - when
-    print(f"death to last error: {delay * 1e3:.1f} ms")
-    assert delay < PROMPT
 
 
 # ---- death ----
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
-@pytest.mark.parametrize("before", [0, 3])
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier", "reduce", "gather",
-        "all_to_all",
-    ],
-)  # fmt: skip
+KINDS = [
+    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier", "reduce", "gather",
+    "all_to_all",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "before", "kind"), combinations([2, 3, 5], [0, 3], KINDS))
 def test_survivors_name_the_killed_rank(spawn: Spawn, size: int, before: int, kind: str) -> None:
     victim = before % size
     world = spawn(size)
     world.start(one_dies, victim, before, kind, 99_990, False)  # divides into blocks
     world.hear_all()
-    when = world.signal(victim, signal.SIGKILL)
+    world.signal(victim, signal.SIGKILL)
     survivors = [r for r in range(size) if r != victim]
-    assert_all_lost(world.outcomes(survivors), world, victim, when)
+    assert_all_lost(world.outcomes(survivors), world, victim)
 
 
 def exchange_until_killed(count: int) -> None:
@@ -119,8 +114,8 @@ def test_death_inside_an_all_to_all(spawn: Spawn, count: int) -> None:
     world = spawn(3)
     world.start(exchange_until_killed, count)
     world.hear_all()
-    when = world.signal(1, signal.SIGKILL)
-    assert_all_lost(world.outcomes([0, 2]), world, 1, when)
+    world.signal(1, signal.SIGKILL)
+    assert_all_lost(world.outcomes([0, 2]), world, 1)
 
 
 def wait_for_a_message(count: int, timeout: float | None) -> None:
@@ -140,8 +135,8 @@ def test_death_of_a_sender(spawn: Spawn, count: int) -> None:
     world = spawn(3)
     world.start(wait_for_a_message, count, None)
     world.hear_all()
-    when = world.signal(1, signal.SIGKILL)
-    assert_all_lost(world.outcomes([0, 2]), world, 1, when)
+    world.signal(1, signal.SIGKILL)
+    assert_all_lost(world.outcomes([0, 2]), world, 1)
 
 
 def test_a_message_that_never_comes(spawn: Spawn) -> None:
@@ -162,8 +157,8 @@ def test_death_on_every_path(spawn: Spawn, count: int, ours: bool) -> None:
     world = spawn(3)
     world.start(one_dies, 1, 1, "all_reduce", count, ours)
     world.hear_all()
-    when = world.signal(1, signal.SIGKILL)
-    assert_all_lost(world.outcomes([0, 2]), world, 1, when)
+    world.signal(1, signal.SIGKILL)
+    assert_all_lost(world.outcomes([0, 2]), world, 1)
 
 
 @pytest.mark.parametrize("count", [10, 1_000_000])
@@ -172,9 +167,9 @@ def test_death_in_the_midst_of_work(spawn: Spawn, size: int, count: int) -> None
     world = spawn(size)
     world.start(all_die_inside, 10**9, count)
     world.hear_all()
-    when = world.signal(size - 1, signal.SIGKILL)
+    world.signal(size - 1, signal.SIGKILL)
     outcomes = world.outcomes(range(size - 1))
-    assert_all_lost(outcomes, world, size - 1, when)
+    assert_all_lost(outcomes, world, size - 1)
     assert outcomes[0].tensor.startswith("gradient ")
 
 
@@ -195,10 +190,9 @@ def test_death_between_operations_is_seen_by_the_next(spawn: Spawn) -> None:
     world.hear_all()
     world.signal(0, signal.SIGKILL)
     assert world.died(0)
-    when = time.monotonic()
     for r in (1, 2):
         world.say(r, "it is dead")
-    assert_all_lost(world.outcomes([1, 2]), world, 0, when)
+    assert_all_lost(world.outcomes([1, 2]), world, 0)
 
 
 @pytest.mark.parametrize(("end", "how"), [("exit", "exited with code 7"), ("segv", "SIGSEGV")])
@@ -463,7 +457,7 @@ def test_an_interrupt_ends_every_kind_of_wait(spawn: Spawn, kind: str) -> None:
     world.start(interrupted, kind)
     world.hear_all()
     wait_until(lambda: sleeps(world.pids[1]) and sleeps(world.pids[2]))
-    when = world.signal(1, signal.SIGINT)
+    world.signal(1, signal.SIGINT)
     here = world.outcome(1)
     assert here.error == "KeyboardInterrupt", here.trace
     world.say(0, "go")
@@ -472,7 +466,6 @@ def test_an_interrupt_ends_every_kind_of_wait(spawn: Spawn, kind: str) -> None:
         assert o.error == "RemoteError", o.trace
         assert o.rank == 1
         assert "KeyboardInterrupt" in o.verdict
-    assert max(here.ended, there.ended) - when < 0.1 + PROMPT
 
 
 ENDED_BY_CTRL_C = """
@@ -526,10 +519,9 @@ def test_an_interrupt_ends_init(spawn: Spawn, rank: int) -> None:
     world.start(waits_to_start, ranks=[rank])
     world.hear(rank)
     wait_until(lambda: sleeps(world.pids[rank]))
-    when = world.signal(rank, signal.SIGINT)
+    world.signal(rank, signal.SIGINT)
     o = world.outcome(rank)
     assert o.error == "KeyboardInterrupt", o.trace
-    assert o.ended - when < 0.1 + PROMPT
 
 
 # ---- an exception that nobody catches ----

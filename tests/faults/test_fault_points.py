@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
@@ -48,7 +49,7 @@ def variables(point: str, fault: str) -> dict[str, str]:
     """What makes a rank fail there: callers' memory is staged without CMA alone, and a host's ranks
     run a schedule when they are told to."""
     values = {"FARANDOLE_FAULT": fault, "FARANDOLE_CMA": "0" if point.startswith("staged") else "1"}
-    if point == "put.write":
+    if point in ("put.write", "lane.move"):
         values |= {"FARANDOLE_ALGORITHM": "ring", "FARANDOLE_LEVEL": "fast"}
     return values
 
@@ -75,7 +76,6 @@ def test_death_at_every_point(
     world = spawn_faulty(size, env=variables(point, fault))
     world.start(operate, kind, count, ours)
     assert world.died(1), world.report()
-    died = time.monotonic()
     outcomes = world.outcomes([r for r in range(size) if r != 1])
     verdicts = set()
     for o in outcomes:
@@ -83,25 +83,22 @@ def test_death_at_every_point(
         assert (o.rank, o.pid, o.signal) == (1, world.pids[1], signal.SIGKILL)
         verdicts.add(o.verdict)
     assert len(verdicts) == 1
-    assert max(o.ended for o in outcomes) - died < 0.25
 
 
-def memory_is_left(count: int, ours: bool) -> tuple[str, bool, float]:
+def memory_is_left(count: int, ours: bool) -> tuple[str, bool]:
     fd.init()
     x = fd.allocate(count) if ours else np.empty(count, np.float32)
     x[:] = 1
     error = ""
-    begun = time.monotonic()
     try:
         fd.all_reduce(x, out=x)
     except fd.Error as caught:
         error = f"{type(caught).__name__} {caught.rank}"
-    took = time.monotonic() - begun
     # The memory is this rank's own again: nobody may write to it now.
     x[:] = 7
     harness.tell("out")
     assert harness.listen() == "look"
-    return error, bool((x == 7).all()), took
+    return error, bool((x == 7).all())
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -121,10 +118,45 @@ def test_a_rank_stopped_inside_others_memory_never_writes_there_again(
         world.say(r, "look")
         o = world.outcome(r)
         assert o.error is None, o.trace
-        error, untouched, took = o.value
-        assert error in ("Stalled 1", "Stalled None")
+        error, untouched = o.value
+        assert error == "Stalled 1"
         assert untouched, "the memory changed after the call had returned"
-        assert took < 0.5 + 1 + 1  # the timeout, the patience with a rank inside, the rest
+
+
+STOPS = [  # where a rank stops while data move, and an operation that comes by there
+    ("one_shot.show", "all_reduce", 6_000, False), ("window.write", "all_reduce", 50_000, True),
+    ("push.write", "all_reduce", 50_000, False), ("pull.fetch", "all_gather", 40_000, False),
+    ("staged.publish", "broadcast", 10 * BLOCK, False),
+    ("staged.fold", "all_reduce", 10 * BLOCK, False),
+    ("staged.gather", "all_reduce", 10 * BLOCK, False),
+    ("lane.move", "all_reduce", 50_000, False), ("put.write", "all_reduce", 3 * BLOCK, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("point", "kind", "count", "ours"), STOPS)
+@pytest.mark.parametrize("size", [2, 5])
+def test_a_rank_that_stops_while_data_move_is_named(
+    spawn_faulty: Spawn, size: int, point: str, kind: str, count: int, ours: bool
+) -> None:
+    victim = 0 if kind == "broadcast" else size // 2
+    env = variables(point, f"rank={victim},at={point}#1,do=sigstop")
+    env |= {"FARANDOLE_WARN_AFTER": "0.3", "FARANDOLE_TIMEOUT": "0.7"}
+    world = spawn_faulty(size, env=env)
+    world.start(operate, kind, count, ours)
+    survivors = [r for r in range(size) if r != victim]
+    outcomes = world.outcomes(survivors)
+    name = f"rank {victim} (pid {world.pids[victim]})"
+    for o in outcomes:
+        assert (o.error, o.rank) == ("Stalled", victim), o.trace
+        assert o.verdict.endswith(f"; data are missing of rank {victim}")
+        assert o.evidence.startswith(f"{name} is stopped")
+    warning = f"for data of {name[:-1]}, stopped)"
+    warned = [r for r in survivors if "has waited" in world.output(r)]
+    assert warned
+    for r in warned:
+        assert warning in world.output(r), world.output(r)
+    with contextlib.suppress(ProcessLookupError):  # inside others' memory, it was killed
+        world.signal(victim, signal.SIGKILL)
 
 
 def update_until_death(count: int) -> tuple[str, int | None, bool]:
@@ -173,6 +205,7 @@ def test_a_pause_at_any_point_changes_nothing(spawn_faulty: Spawn, point: str) -
     began = time.monotonic()
     world.start(slow_but_well)
     assert [o.value for o in world.outcomes()] == [3.0] * 3
+    # However busy the machine is, it cannot have taken less.
     assert time.monotonic() - began >= 0.3, "the operation did not come by the point"
 
 
@@ -215,7 +248,7 @@ def test_death_at_random(spawn: Spawn, repetition: int) -> None:
     world.start(random_program, seed)
     world.hear_all()
     threading.Event().wait(delay)  # a random moment, not synchronisation
-    when = world.signal(victim, signal.SIGKILL)
+    world.signal(victim, signal.SIGKILL)
     for r in range(size):
         if r == victim:
             continue
@@ -224,7 +257,6 @@ def test_death_at_random(spawn: Spawn, repetition: int) -> None:
             continue  # it had finished
         assert o.error == "PeerLost", o.trace
         assert o.rank == victim
-        assert o.ended - when < 0.25
 
 
 LATENCY = 0.2  # seconds
@@ -242,4 +274,3 @@ def test_a_latency_holds_up_operations_of_that_name(spawn_faulty: Spawn) -> None
     fault = f"rank=any,at=bucket,do=delay:{LATENCY}"
     with spawn_faulty(2, env={"FARANDOLE_FAULT": fault}) as world:
         assert min(world.run(how_long, "bucket 3")) >= LATENCY
-        assert min(world.run(how_long, "other")) < LATENCY, "nothing else is held up"

@@ -168,11 +168,10 @@ def test_a_living_child_does_not_hide_its_parents_death(spawn: Spawn) -> None:
     world.start(forks_and_waits)
     child = world.hear_all()[1]
     try:
-        when = world.signal(1, signal.SIGKILL)
+        world.signal(1, signal.SIGKILL)
         for o in world.outcomes([0, 2]):
             assert o.error == "PeerLost", o.trace
             assert (o.rank, o.signal) == (1, signal.SIGKILL)
-            assert o.ended - when < 0.25
     finally:
         os.kill(child, signal.SIGKILL)
 
@@ -259,11 +258,10 @@ def test_a_program_that_outlives_its_rank_does_not_hide_its_death(spawn: Spawn, 
     world.start(starts_and_waits, how)
     child = world.hear_all()[1]
     try:
-        when = world.signal(1, signal.SIGKILL)
+        world.signal(1, signal.SIGKILL)
         for o in world.outcomes([0, 2]):
             assert o.error == "PeerLost", o.trace
             assert (o.rank, o.signal) == (1, signal.SIGKILL)
-            assert o.ended - when < 0.25
     finally:
         os.kill(child, signal.SIGKILL)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import farandole as fd
+from grid import combinations
 from harness import World
 
 SIZES = [2, 3]
@@ -62,9 +63,7 @@ def allowed(kind: str, field: str) -> bool:
     return not (field == "operation" and kind == "all_gather")
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("field", DIFFERENCES)
+@pytest.mark.parametrize(("size", "count", "field"), combinations(SIZES, COUNTS, [*DIFFERENCES]))
 def test_every_field_of_every_operation(
     standing: Callable[[int], World], size: int, count: int, field: str
 ) -> None:

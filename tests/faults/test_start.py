@@ -145,12 +145,11 @@ def test_a_rank_that_dies_while_the_others_meet(spawn: Spawn) -> None:
     world.start(starting, ranks=[0])
     world.hear(0)
     wait_for_connection(world)
-    when = world.signal(1, signal.SIGKILL)
+    world.signal(1, signal.SIGKILL)
     o = world.outcome(0)
     assert o.error == "RendezvousError", o.trace
     assert o.rank == 1
     assert f"(pid {world.pids[1]}) left while the ranks met" in o.verdict
-    assert o.ended - when < 0.25
 
 
 def wait_for_connection(world: World) -> None:

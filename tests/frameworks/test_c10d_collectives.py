@@ -301,7 +301,160 @@ def messages_meet_by_rank_and_tag() -> None:
     for work in dist.batch_isend_irecv(pair):
         work.wait()
     assert inbox.tolist() == [float(left)] * 5
-    refused(lambda: dist.recv(inbox), "any rank")
+    ours_alone()
+
+
+@on_ranks(2, 3)
+def whoever_sends_first_is_received_from_and_named() -> None:
+    last = size() - 1
+    if rank() == last:
+        seen = []
+        for _ in range(4 * last):
+            x = torch.empty(6)[::2]
+            source = dist.recv(x)
+            assert x.tolist() == [source, seen.count(source), 0]
+            seen.append(source)
+        assert sorted(seen) == sorted(list(range(last)) * 4)
+    else:
+        for i in range(4):
+            dist.send(torch.tensor([float(rank()), i, 0]), last)
+    # Before anybody has sent, with another tag, and named ranks in between.
+    if rank() == 0:
+        work = dist.irecv(x := torch.empty(2), tag=5)
+        dist.barrier()
+        assert not work.is_completed()
+        dist.recv(y := torch.empty(1), src=1)
+        assert work.wait()
+        assert (y.item(), x.tolist(), work.source_rank()) == (7, [1, 2], 1)
+    else:
+        dist.barrier()
+        if rank() == 1:
+            dist.send(torch.tensor([7.0]), 0)
+            dist.send(torch.tensor([1.0, 2.0]), 0, tag=5)
+    pair = dist.new_group([last, 0])  # gives ranks of the world, too
+    if rank() == 0:
+        assert dist.recv(torch.empty(2), group=pair) == last
+    elif rank() == last:
+        dist.send(torch.ones(2), 0, group=pair)
+    if rank() < 2:
+        ends: list[Any] = [lambda: dist.send(torch.ones(2), 1), lambda: dist.recv(torch.ones(3))]
+        with pytest.raises(fd.Mismatch, match="count of send: 2 on rank 0; 3 on rank 1"):
+            ends[rank()]()
+    alone = [dist.new_group([r]) for r in range(size())][rank()]
+    refused(lambda: dist.recv(torch.ones(1), group=alone), "a group of one")
+    dist.barrier()
+    ours_alone()
+
+
+@on_ranks(3)
+def nobody_who_sends_is_waited_for_until_the_timeout_alone() -> None:
+    group = dist.new_group([0, 1, 2], timeout=timedelta(seconds=0.2))
+    if rank() == 0:
+        with pytest.raises(fd.Stalled, match="recv from any rank, tag 3 on rank 0") as error:
+            dist.recv(torch.empty(2), group=group, tag=3)
+        assert error.value.rank == 0
+    dist.barrier()
+    with pytest.raises(fd.Stalled, match="recv from any rank, tag 3 on rank 0"):
+        dist.all_reduce(torch.ones(1), group=group)
+    dist.barrier()
+
+
+@on_ranks(2, 3)
+def blocks_of_different_length_are_refused_whole() -> None:
+    """Large tensors: each is an operation by itself."""
+
+    def next_is_right() -> None:
+        x = torch.full((70_000,), float(rank()))
+        dist.all_reduce(x)
+        assert (x == sum(range(size()))).all()
+
+    block, cpu = dist.distributed_c10d._coalescing_manager, torch.device("cpu")
+
+    def reduced(xs: list[torch.Tensor], device: Any) -> None:
+        with block(device=device):
+            for x in xs:
+                dist.all_reduce(x)
+
+    def told(xs: list[torch.Tensor], root: int) -> None:
+        with block(device=cpu):
+            dist.broadcast(xs[0], 0)
+            dist.broadcast(xs[1], root)
+
+    more = int(rank() == 1)
+    for many, elements in ((2, 70_000), (2, 5)):
+        xs = [torch.ones(elements) for _ in range(many + more)]
+        with pytest.raises(fd.Mismatch, match="number of arrays"):
+            dist.all_reduce_coalesced(xs)
+        next_is_right()
+        lists = [[torch.empty(elements) for _ in xs] for _ in range(size())]
+        with pytest.raises(fd.Mismatch, match="number of arrays of all_gather"):
+            dist.all_gather_coalesced(lists, xs)
+        next_is_right()
+        for device in (None, cpu):
+            with pytest.raises(fd.Mismatch, match="number of arrays"):
+                reduced(xs, device)
+            next_is_right()
+        with pytest.raises(fd.Mismatch, match="array 1 of broadcast"):
+            told(xs, more)
+        next_is_right()
+        assert all((x == 1).all() for x in xs[:1])
+    ours_alone()
+
+
+@on_ranks(2)
+def a_block_begins_at_its_end() -> None:
+    x, y = torch.full((3,), float(rank())), torch.full((4,), float(rank()))
+    block = dist.distributed_c10d._coalescing_manager
+    with block(device=torch.device("cpu"), async_ops=True) as manager:
+        dist.broadcast(x, 1)
+        work = dist.broadcast(y, 1, async_op=True)
+        refused(work.wait, "within the block")
+        if rank() == 0:
+            dist.send(torch.ones(1), 1)
+        else:
+            dist.recv(torch.empty(1), 0)
+    manager.wait()
+    assert work.is_completed()
+    assert x.tolist() + y.tolist() == [1.0] * 7
+    ours_alone()
+
+
+@on_ranks(2)
+def profilers_show_gloo_s_names() -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    x, parts = torch.ones(4), [torch.empty(4), torch.empty(4)]
+    calls: dict[str, Callable[[], Any]] = {
+        "c10d::allreduce_ gloo:all_reduce": lambda: dist.all_reduce(x),
+        "c10d::broadcast_ gloo:broadcast": lambda: dist.broadcast(x, 0),
+        "c10d::reduce_ gloo:reduce": lambda: dist.reduce(x, 0),
+        "c10d::barrier gloo:barrier": lambda: dist.barrier(),
+        "c10d::allgather_ gloo:all_gather": lambda: dist.all_gather(parts, x),
+        "c10d::gather_ gloo:gather": lambda: dist.gather(x, None if rank() else parts),
+        "c10d::scatter_ gloo:scatter": lambda: dist.scatter(x, None if rank() else parts),
+        "c10d::alltoall_base_ gloo:all_to_all": lambda: dist.all_to_all_single(torch.empty(4), x),
+        "c10d::allreduce_coalesced_ gloo:all_reduce": lambda: dist.all_reduce_coalesced([x, x]),
+        "c10d::send c10d::recv_ gloo:send gloo:recv": lambda: (
+            dist.recv(x, 1) if rank() == 0 else dist.send(x, 0)
+        ),
+    }
+    for names, call in calls.items():
+        other = "send" if rank() == 0 else "recv"
+        shown = {name for name in names.split() if other not in name}
+        for profiled in (profile, torch.autograd.profiler.profile):
+            how = {"activities": [ProfilerActivity.CPU]} if profiled is profile else {}
+            with profiled(record_shapes=True, **how) as result:
+                call()
+            seen = {e.key: e for e in result.key_averages(group_by_input_shape=True)}
+            ours = {key for key in seen if key.startswith(("c10d::", "gloo:"))}
+            assert ours == shown, (names, ours)
+            kind = next(key for key in shown if key.startswith("gloo:"))
+            if kind in ("gloo:all_reduce", "gloo:broadcast", "gloo:send"):
+                assert seen[kind].input_shapes[0] == [4]
+    with profile() as result:
+        work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    assert any(e.key == "gloo:all_reduce" for e in result.key_averages())
     ours_alone()
 
 

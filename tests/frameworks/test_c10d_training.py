@@ -373,6 +373,63 @@ def functional_collectives_run_eagerly_and_compiled() -> None:
 
 
 @on_ranks(2)
+def compiled_functions_call_collectives_as_over_gloo() -> None:
+    rank = dist.get_rank()
+
+    def exchange(x: torch.Tensor, group: Any) -> torch.Tensor:
+        dist.broadcast(x, 1, group=group)
+        y = x * (rank + 2)
+        dist.barrier(group)
+        dist.all_reduce(y, group=group)
+        work = dist.all_reduce(y, group=group, async_op=True)
+        work.wait()
+        parts = [torch.empty_like(x), torch.empty_like(x)]
+        dist.all_gather(parts, x + y + rank, group=group)
+        if rank == 0:
+            dist.send(y, 1, group=group)
+        else:
+            dist.recv(x, 0, group=group)
+        dist.scatter(y, parts if rank == 0 else None, src=0, group=group)
+        return torch.stack(parts) + x + y
+
+    for backend in ("eager", "aot_eager"):
+        found = []
+        for group in (_gloo, dist.group.WORLD):
+            torch._dynamo.reset()
+            compiled: Any = torch.compile(exchange, backend=backend)
+            found.append([compiled(torch.ones(3) * (rank + step), group) for step in (1, 2)])
+        assert torch.equal(torch.stack(found[0]), torch.stack(found[1]))
+    ours_alone()
+
+
+@on_ranks(2)
+def compiled_ddp_trains_as_over_gloo() -> None:
+    """Its buffers are broadcast within the forward pass that is compiled."""
+    import farandole.torch as hvd
+
+    def gradients(group: Any, backend: str, *, synchronized: bool) -> torch.Tensor:
+        torch.manual_seed(3)
+        net: nn.Module = nn.Sequential(nn.Linear(WIDE, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+        if synchronized:
+            net = hvd.convert_sync_batchnorm(net)
+        torch._dynamo.reset()
+        step: Any = torch.compile(
+            DistributedDataParallel(net, process_group=group), backend=backend
+        )
+        for i in range(2):
+            step(batch(i)[0][my_part()]).square().sum().backward()
+        flat = [p.grad for p in net.parameters()] + [b.float() for b in net.buffers()]
+        return torch.cat([t.reshape(-1) for t in flat if t is not None])
+
+    for synchronized in (False, True):
+        over_gloo = gradients(_gloo, "eager", synchronized=synchronized)
+        for backend in ("eager", "aot_eager"):
+            ours = gradients(dist.group.WORLD, backend, synchronized=synchronized)
+            torch.testing.assert_close(ours, over_gloo)
+    ours_alone()
+
+
+@on_ranks(2)
 def copies_of_models_can_be_trained_in_one_backward() -> None:
     one, two = ddp(), ddp()
     copy.deepcopy(one.module)

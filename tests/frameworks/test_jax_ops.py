@@ -446,6 +446,11 @@ def ranks_that_disagree_get_mismatch_and_recover() -> None:
         same(jax.jit(lambda x: fdj.allreduce(x, "sum"))(jnp.ones(4)), np.full(4, float(fdj.size())))
 
 
+def say_and_wait() -> None:
+    fd.send(np.ones(1), 0)
+    fd.barrier()
+
+
 @on_ranks(2)
 def another_world_begins_anew_after_a_failure() -> None:
     rank = fdj.rank()
@@ -453,10 +458,18 @@ def another_world_begins_anew_after_a_failure() -> None:
     tree = {"large": jnp.ones(500_000), "odd": jnp.ones(100 + rank)}
     for late in (False, True):
         same(total(jnp.ones(2)), np.full(2, 2.0))
-        if not late:  # several operations, one of which differs: the world has failed
+        if not late:
             with pytest.raises(jax.errors.JaxRuntimeError, match="Mismatch"):
                 jax.block_until_ready(jax.jit(fdj.allreduce)(tree))
-            with pytest.raises(fd.Mismatch):
+            fdj.recover()  # all operations of the call were refused together
+            same(total(jnp.ones(2)), np.full(2, 2.0))
+            if rank == 0:
+                fd.recv(np.empty(1), source=1)  # rank 1 has all that went before
+                fd.world().abort("by the test")
+            else:
+                with pytest.raises(fd.Aborted):
+                    say_and_wait()
+            with pytest.raises(fd.Aborted):
                 fdj.recover()
         fdj.shutdown()
         if late:

@@ -16,6 +16,7 @@ from rank_cases import make_tests, on_ranks
 
 import farandole as fd
 import farandole.jax as fdj
+from farandole.common._process_set import own_group_of
 
 
 def prepare() -> None:
@@ -261,13 +262,34 @@ def a_difference_within_a_set_is_its_members_affair() -> None:
 
 
 @on_ranks(3)
+def calls_of_several_operations_are_refused_whole() -> None:
+    """Trees that differ where their names cannot tell: each large array is an operation."""
+    members = fdj.rank() != 1
+    with Set(0, 2) as ends:
+        for process_set in (ends, fdj.global_process_set):
+            if not members and process_set is ends:
+                continue
+            odd = int(fdj.rank() == 2)
+            for arrays in ([500_000] * (2 + odd), [500_000, 100 + odd], [9 + odd, 10 - odd]):
+                flat = [jnp.ones(n) for n in arrays]
+
+                def exchange(*xs: Any, within: Any = process_set) -> Any:
+                    return fdj.grouped_allreduce(list(xs), "sum", name="same", process_set=within)
+
+                call = jax.jit(exchange)
+                fails(lambda call=call, xs=flat: call(*xs), "Mismatch")
+                size = 2 if process_set is ends else 3
+                total = fdj.allreduce(jnp.ones(500_000), "sum", process_set=process_set)
+                assert (np.asarray(total) == size).all()
+
+
+@on_ranks(3)
 def a_set_that_has_failed_is_made_anew_in_the_same_world() -> None:
     members = fdj.rank() != 1
     with Set(0, 2) as ends:
-        if members:  # several operations, one of which differs
-            tree = {"large": jnp.ones(500_000), "odd": jnp.ones(100 + fdj.rank())}
-            fails(lambda: fdj.allreduce(tree, process_set=ends), "Mismatch")
-            fails(lambda: fdj.allreduce(1.0, process_set=ends), "Mismatch")
+        if members:
+            own_group_of(ends).abort("by the test")
+            fails(lambda: fdj.allreduce(1.0, process_set=ends), "Aborted")
         same(fdj.allreduce(jnp.ones(2), "sum"), [3.0, 3.0])
     with Set(0, 2) as ends:
         if members:

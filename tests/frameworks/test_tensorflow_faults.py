@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -138,26 +137,23 @@ def test_survivors_name_the_killed_rank(spawn: Spawn) -> None:
     world.run(begin, timeout=START)
     world.start(train_until_the_end)
     assert [world.hear(r, START) for r in range(2)] == ["trains"] * 2
-    when = world.signal(1, signal.SIGKILL)
+    world.signal(1, signal.SIGKILL)
     outcome = world.outcome(0)
     assert outcome.error == "UnknownError", outcome.text
-    assert "rank 1" in outcome.text
+    assert outcome.text.startswith("farandole.PeerLost: rank 1"), outcome.text
     assert "killed by SIGKILL" in outcome.text or "SIGKILL" in outcome.text
-    assert outcome.ended - when < 5
 
 
 def test_who_does_not_come_is_named_with_the_tensor(spawn: Spawn) -> None:
     world = spawn(2, env={"FARANDOLE_WARN_AFTER": "0.3", "FARANDOLE_TIMEOUT": "2"})
     world.run(begin, timeout=START)
     world.start(leave_a_name_to_rank_0)
-    began = time.monotonic()
     first, second = world.outcomes(timeout=START)
     assert first.error == "DeadlineExceededError"
     alone = "all_reduce 'leave_a_name_to_rank_0.<lambda>/alone'"
     assert f"{alone} was not complete" in first.text
     assert "not submitted by rank 1" in first.text
     assert second.error is None
-    assert time.monotonic() - began < START
     assert f"{alone} has waited" in world.output(0)
 
 

@@ -90,6 +90,45 @@ def a_function_that_one_rank_alone_traces_twice_keeps_its_names() -> None:
         assert float(outer(tf.constant(mine()))[0]) == -6 * i
 
 
+@on_ranks(1, 2)
+def functions_of_datasets_are_refused() -> None:
+    """They run ahead, several at once: an element would be summed with another, and an iterator
+    that goes would wait for what other ranks no longer give."""
+
+    @tf.function
+    def traced_before(x: tf.Tensor) -> tf.Tensor:
+        return total(x, "n")
+
+    assert float(traced_before(tf.constant(1.0))) == hvd.size()
+    numbers = tf.data.Dataset.range(4).map(lambda x: tf.cast(x, tf.float32))
+
+    def my_reduce_of(x: tf.Tensor) -> tf.Tensor:
+        return total(x, "n")
+
+    for call in (
+        lambda: numbers.map(my_reduce_of, num_parallel_calls=2),
+        lambda: numbers.map(lambda x: hvd.allreduce(x)).prefetch(2),
+        lambda: numbers.map(tf.function(lambda x: total(x, "n")), num_parallel_calls=2),
+        lambda: numbers.map(lambda x: traced_before(x) + 1, num_parallel_calls=2),
+        lambda: numbers.map(traced_before),
+        lambda: numbers.map(lambda x: tf.cond(x > 1, lambda: total(x, "n"), lambda: x)),
+        lambda: numbers.filter(lambda x: total(x, "n") > 0),
+        tf.function(lambda: numbers.map(lambda x: total(x, "n")).reduce(0.0, tf.add)),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"function of tf\.data") as caught:
+            call()
+        assert "advice: reduce what the dataset gives" in str(caught.value)
+
+    @tf.function
+    def step() -> tf.Tensor:  # AutoGraph makes functions of the dataset of it, too
+        summed = tf.constant(0.0)
+        for x in numbers:
+            summed += total(x, "n")
+        return summed
+
+    assert float(step()) == 6 * hvd.size()
+
+
 @on_ranks(2)
 def methods_of_one_name_may_call_each_other() -> None:
     class Inner(tf.Module):

@@ -26,6 +26,7 @@ DTYPES = [
     tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.uint8, tf.uint16, tf.uint32, tf.uint64,
     tf.int8, tf.int16, tf.int32, tf.int64,
 ]  # fmt: skip
+OTHER_OPS = [hvd.Min, hvd.Max, hvd.Product, hvd.Adasum]
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (2, 0, 3), (1000,)]
 
 
@@ -64,6 +65,16 @@ def refused(call: Callable[[], Any], pattern: str) -> None:
 def both(call: Callable[..., Any], *arguments: Any) -> list[Any]:
     """The results eagerly and in a function."""
     return [call(*arguments), tf.function(call)(*arguments)]
+
+
+def every_way(call: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Also in a graph of TensorFlow 1, which runs nothing that the result does not need."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        feeds = [tf.compat.v1.placeholder(a.dtype, a.shape) for a in arguments]
+        found = session.run(
+            call(*feeds), {f: a.numpy() for f, a in zip(feeds, arguments, strict=True)}
+        )
+    return [*both(call, *arguments), tf.constant(found)]
 
 
 @on_ranks(1, 2, 3)
@@ -286,7 +297,7 @@ def calls_of_one_function_are_not_mixed_up() -> None:
 def gradients_are_those_of_the_joined_program() -> None:
     size, rank = hvd.size(), hvd.rank()
     x = tf.constant(np.arange(6.0).reshape(3, 2) + rank, tf.float32)
-    weight = tf.constant(np.arange(6.0).reshape(3, 2) * (rank + 1), tf.float32)
+    weight = (np.arange(6.0).reshape(3, 2) * (rank + 1)).astype(np.float32)
     all_weights = [np.arange(6.0).reshape(3, 2) * (r + 1) for r in range(size)]
 
     def of(function: Callable[[tf.Tensor], tf.Tensor]) -> list[tf.Tensor]:
@@ -296,7 +307,7 @@ def gradients_are_those_of_the_joined_program() -> None:
                 y = tf.reduce_sum(function(t))
             return tape.gradient(y, t)
 
-        return both(run, x)
+        return every_way(run, x)
 
     for gradient in of(lambda t: hvd.allreduce(t, op=hvd.Sum) * weight):
         same(gradient, sum(all_weights))
@@ -305,7 +316,7 @@ def gradients_are_those_of_the_joined_program() -> None:
     for gradient in of(lambda t: hvd.broadcast(t, 0) * weight):
         right = sum(all_weights) / size if rank == 0 else np.zeros((3, 2))
         np.testing.assert_allclose(gradient, right, rtol=1e-6)
-    scale = tf.range(3.0 * size)[:, None] * (rank + 1.0)
+    scale = np.arange(3.0 * size, dtype=np.float32)[:, None] * (rank + 1)
     for gradient in of(lambda t: hvd.allgather(t) * scale):
         own = np.arange(3.0 * rank, 3.0 * rank + 3)[:, None] * sum(range(size + 1)) / size
         np.testing.assert_allclose(gradient, own * np.ones((3, 2)), rtol=1e-6)
@@ -325,7 +336,7 @@ def gradients_are_those_of_the_joined_program() -> None:
             y = tf.reduce_sum(hvd.alltoall(t) * (rank + 1.0))
         return tape.gradient(y, t)
 
-    for gradient in both(exchange, even):
+    for gradient in every_way(exchange, even):
         same(gradient, np.repeat(np.arange(size) + 1.0, 2))
 
 
@@ -349,7 +360,57 @@ def slices_are_gathered() -> None:
         same(result, expected)
     mean = hvd.allreduce(tf.IndexedSlices(values, indices, tf.constant([5, 2])))
     same(tf.convert_to_tensor(mean), expected / 2)
-    refused(lambda: hvd.allreduce(tf.IndexedSlices(values, indices), op=hvd.Max), "Average or Sum")
+
+
+@on_ranks(1, 2, 3)
+def rows_that_ranks_share_come_back_as_one() -> None:
+    """Of every dtype, and means as those of dense tensors."""
+    rank, size = hvd.rank(), hvd.size()
+    for dtype in DTYPES:
+        signed = dtype.is_floating or not dtype.is_unsigned
+        low = -5 if signed else 5
+        values = tf.cast(tf.constant([[low], [3], [rank + 2]]), dtype)
+        slices = tf.IndexedSlices(values, tf.constant([7, 1, 7]), tf.constant([9, 1]))
+        total = [size * low + sum(r + 2 for r in range(size)), 3 * size]
+        sums, dense = hvd.grouped_allreduce([slices, values], op=hvd.Sum)
+        means = hvd.allreduce(slices)
+        of_group, its_dense = hvd.grouped_allreduce([slices, values])
+        for found, factor in ((sums, 1), (means, size), (of_group, size)):
+            assert found.values.dtype == dtype
+            assert found.indices.numpy().tolist() == [7, 1]
+            right = np.array(total) / factor
+            same(found.values[:, 0], right if dtype.is_floating else np.trunc(right).astype(int))
+        assert dense.dtype == its_dense.dtype == dtype
+
+
+@on_ranks(1, 2)
+def a_long_batch_of_halves_does_not_stop_growing() -> None:
+    count = 4096  # ones: in a half, 2048 and one is 2048
+    ones = tf.IndexedSlices(tf.ones([count, 1], tf.float16), tf.zeros([count], tf.int64))
+    for result in both(lambda: hvd.allreduce(ones, op=hvd.Sum).values):
+        same(result, [[count * hvd.size()]])
+
+
+@on_ranks(1, 2)
+def what_has_no_meaning_for_slices_is_not_implemented() -> None:
+    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([3, 2]))
+    table = tf.Variable(tf.ones([3, 2]), name="table")
+
+    def gradient(op: int) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, [1]))
+        return hvd.DistributedGradientTape(tape, op=op).gradient(loss, [table])
+
+    for call, pattern in (
+        *((lambda op=op: hvd.allreduce(slices, op=op), "Average or Sum") for op in OTHER_OPS),
+        *((lambda op=op: gradient(op), "'table' has tf.IndexedSlices") for op in OTHER_OPS),
+        (lambda: hvd.allreduce(slices, prescale_factor=2.0), "without factors"),
+        (lambda: hvd.allreduce(tf.IndexedSlices(tf.constant([[True]]), tf.constant([0]))), "bool"),
+    ):
+        refused(call, pattern)
+        with pytest.raises(NotImplementedError, match=pattern) as caught:
+            call()
+        assert isinstance(caught.value, fd.Error)
 
 
 @on_ranks(2)
@@ -479,13 +540,68 @@ def bad_input_is_refused_here_and_at_once() -> None:
                 run()
     compiled = tf.function(lambda: hvd.allreduce(tf.ones(2)), jit_compile=True)
     refused(compiled, "set jit_compile=False")
-    with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
-        refused(lambda: hvd.allreduce(tf.ones(2)), "tf.distribute strategy")
     same(hvd.allreduce(tf.ones(1), op=hvd.Sum, name="after"), [2.0])
     v = tf.Variable([1.0])
     with tf.GradientTape() as tape:
         y = hvd.allreduce(v, op=hvd.Max)
     refused(lambda: tape.gradient(y, v), "by max has no gradient")
+
+
+@on_ranks(2)
+def a_failed_op_says_first_what_went_wrong() -> None:
+    """And then TensorFlow where it stands."""
+
+    def disagree(name: str) -> tf.Tensor:
+        return hvd.allreduce(tf.ones(2 + hvd.rank()), name=name)
+
+    def in_a_session() -> None:
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            session.run(disagree("in a session"))
+
+    for call, where in (
+        (lambda: disagree("eager"), "Op:FarandoleAllReduce"),
+        (tf.function(lambda: disagree("function")), "[[{{node FarandoleAllReduce}}]]"),
+        (in_a_session, "Original stack trace"),
+    ):
+        with pytest.raises(tf.errors.FailedPreconditionError) as caught:
+            call()
+        text = str(caught.value)
+        assert text.startswith("farandole.Mismatch: ranks disagree on the "), text
+        assert where in text, text
+        assert text.count("ranks disagree") == 1
+        assert "rank 1" in text.splitlines()[0]
+        assert text.index("  advice:") < text.index(where)
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        tf.reshape(tf.ones(3), [2])  # not ours
+    assert "farandole" not in str(caught.value)
+
+
+@on_ranks(2)
+def a_graph_is_built_before_init_and_runs_after_it() -> None:
+    hvd.shutdown()
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        v = tf.compat.v1.get_variable("v", initializer=tf.constant([0.0, 0.0]))
+        begin = hvd.broadcast_global_variables(1)
+        hook = hvd.BroadcastGlobalVariablesHook(0)
+        hook.begin()
+        scattered = hvd.reducescatter(v, op=hvd.Sum)
+        rows, received = hvd.alltoall(v, [1, 1])
+        assert (scattered.shape.rank, rows.shape.rank, received.shape.rank) == (1, 1, 1)
+        session.run(v.initializer)
+        with pytest.raises(tf.errors.FailedPreconditionError, match=r"call init\(\) first"):
+            session.run(begin)
+        fd.init()
+        rank = hvd.rank()
+        session.run(v.assign([1.0 + rank, 2.0]))
+        session.run(begin)
+        assert session.run(v).tolist() == [2.0, 2.0]
+        assert session.run(scattered).tolist() == [4.0]
+        session.run(v.assign([3.0 + rank, 4.0]))
+        hook.after_create_session(session, None)
+        assert session.run(v).tolist() == [3.0, 4.0]
+    with pytest.raises(fd.NotInitialized):
+        fd.shutdown() or hvd.allreduce(tf.ones(1))
+    hvd.init()
 
 
 @on_ranks(2)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ import tensorflow as tf
 from rank_cases import make_tests, on_ranks
 
 import farandole as fd
+import farandole.horovod
 import farandole.tensorflow as hvd
 
 ROWS = 12  # of the joined batch: 1, 2, 3 and 4 ranks divide it
@@ -26,6 +30,9 @@ STEPS = 6
 def prepare() -> None:
     tf.config.threading.set_inter_op_parallelism_threads(2)
     tf.config.threading.set_intra_op_parallelism_threads(1)
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    two = [tf.config.LogicalDeviceConfiguration() for _ in range(2)]
+    tf.config.set_logical_device_configuration(cpu, two)  # two replicas of tf.distribute
     hvd.init()
 
 
@@ -348,11 +355,135 @@ def local_layers_must_have_been_built() -> None:
 
 
 @on_ranks(2)
-def means_of_integer_slices_keep_their_dtype() -> None:
-    slices = tf.IndexedSlices(tf.constant([[3], [8]]), tf.constant([0, 1]), [2, 1])
-    mean = hvd.allreduce(slices)
-    assert mean.values.dtype == tf.int32
-    np.testing.assert_array_equal(mean.values[:, 0], [1, 4, 1, 4])
+def strategies_of_one_replica_change_nothing() -> None:
+    for strategy in (
+        tf.distribute.get_strategy(),
+        tf.distribute.OneDeviceStrategy("/cpu:0"),
+        tf.distribute.MirroredStrategy(["/cpu:0"]),
+    ):
+        with strategy.scope():
+            w = tf.Variable([1.0 + hvd.rank()])
+            hvd.broadcast_variables([w], 1)
+
+            @tf.function
+            def step(w: tf.Variable = w) -> None:
+                with tf.GradientTape() as tape:
+                    loss = w * (1.0 + hvd.rank())
+                w.assign_sub(hvd.DistributedGradientTape(tape).gradient(loss, [w])[0])
+
+            strategy.run(step)
+            assert w.numpy().item() == 0.5
+            model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5)), "mse")
+        model.set_weights([np.zeros((1, 1), np.float32)])
+        model.fit(np.ones((1, 1)), np.full((1, 1), 1.0 + hvd.rank()), verbose=0)
+        assert model.get_weights()[0].item() == 1.5
+
+
+@on_ranks(2)
+def strategies_of_several_replicas_are_told_what_to_use() -> None:
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+    pattern = r"MirroredStrategy \(2 replicas\).*\n.*farandole run -np 2"
+    with strategy.scope():
+        with pytest.raises(tf.errors.InvalidArgumentError, match=pattern):
+            hvd.allreduce(tf.ones(2))
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5)), "mse")
+        with pytest.raises(fd.InvalidArgument, match=pattern):
+            model.fit(np.ones((2, 1)), np.ones((2, 1)), verbose=0)
+
+
+# ---- as Horovod's examples for TensorFlow 2 do it, in which Keras was 2 ----
+
+
+def pictures() -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(hvd.rank())
+    return random.normal(size=(16, 6, 6, 1)).astype(np.float32), random.integers(0, 10, 16)
+
+
+def layers(keras_2: Any) -> Any:
+    """They make their variables in the first batch."""
+    return keras_2.Sequential(
+        [
+            keras_2.layers.Conv2D(2, [3, 3], activation="relu"),
+            keras_2.layers.MaxPooling2D(pool_size=(2, 2)),
+            keras_2.layers.Dropout(0.25),
+            keras_2.layers.Flatten(),
+            keras_2.layers.Dense(10, activation="softmax"),
+        ]
+    )
+
+
+def assert_alike(weights: list[np.ndarray]) -> None:
+    theirs = hvd.allgather_object([w.tobytes() for w in weights])
+    assert all(each == theirs[0] for each in theirs)
+
+
+@on_ranks(2)
+def horovods_examples_with_fit_run_as_they_are() -> None:
+    farandole.horovod.install()
+    hvd = importlib.import_module("horovod.tensorflow.keras")
+    hvd.init()
+    for gpu in tf.config.experimental.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, True)
+    data = tf.data.Dataset.from_tensor_slices(pictures()).repeat().shuffle(16).batch(4)
+    rate = 0.001 * hvd.size()
+    model = layers(tf.keras)
+    optimizer = hvd.DistributedOptimizer(
+        tf.optimizers.Adam(rate), backward_passes_per_step=1, average_aggregated_gradients=True
+    )
+    model.compile(
+        loss=tf.losses.SparseCategoricalCrossentropy(),
+        optimizer=optimizer,
+        metrics=["accuracy"],
+        experimental_run_tf_function=False,
+    )
+    callbacks = [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        hvd.callbacks.MetricAverageCallback(),
+        hvd.callbacks.LearningRateWarmupCallback(initial_lr=rate, warmup_epochs=1, verbose=1),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        if hvd.rank() == 0:
+            callbacks.append(tf.keras.callbacks.ModelCheckpoint(folder + "/checkpoint-{epoch}.h5"))
+        model.fit(data, steps_per_epoch=2, callbacks=callbacks, epochs=2, verbose=0)
+        if hvd.rank() == 0:
+            saved = sorted(path.name for path in Path(folder).iterdir())
+            assert saved == ["checkpoint-1.h5", "checkpoint-2.h5"]
+    assert_alike(model.get_weights())
+    assert len(optimizer.variables()) == len(optimizer.variables) == 2 + 2 * 4
+
+
+@on_ranks(2)
+def horovods_examples_with_a_tape_run_as_they_are() -> None:
+    farandole.horovod.install()
+    hvd = importlib.import_module("horovod.tensorflow")
+    hvd.init()
+    model, optimizer = layers(tf.keras), tf.optimizers.SGD(lr=0.01 * hvd.size())
+    loss_of = tf.losses.SparseCategoricalCrossentropy()
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
+
+    @tf.function
+    def training_step(images: tf.Tensor, labels: tf.Tensor, first_batch: bool) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = loss_of(labels, model(images, training=True))
+        tape = hvd.DistributedGradientTape(tape, compression=hvd.Compression.fp16)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        if first_batch:
+            hvd.broadcast_variables(model.variables, root_rank=0)
+            hvd.broadcast_variables(optimizer.variables(), root_rank=0)
+        return loss
+
+    data = tf.data.Dataset.from_tensor_slices(pictures()).repeat().shuffle(16).batch(4)
+    with tf.device("CPU"):
+        for batch, (images, labels) in enumerate(data.take(6 // hvd.size())):
+            training_step(images, labels, batch == 0)
+    assert float(optimizer.learning_rate) == np.float32(0.02)
+    assert_alike(model.get_weights())
+    if hvd.rank() == 0:
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoint.save(folder + "/checkpoints")
 
 
 test_on_ranks = make_tests(__name__, timeout=150)

@@ -6,6 +6,8 @@ import copy
 import io
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -346,6 +348,191 @@ def a_scaler_skips_for_two_optimizers_when_one_rank_overflows() -> None:
         same = [torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
         assert same == [step == 1] * 4
         assert scaler.get_scale() == (16.0 if step < 1 else 8.0)
+
+
+# -- nothing in silence ----------------------------------------------------------------------------
+
+
+def the_wrapped(kind: str, model: nn.Module) -> Any:
+    options = {"plain": {}, "sharded": {"sharded_update": True}, "adasum": {"op": hvd.Adasum}}
+    return wrap(model, **options[kind])
+
+
+def trained(model: nn.Module, optimizer: Any, of: Any, *, passes: int = 1) -> nn.Module:
+    for step in range(2):
+        optimizer.zero_grad()
+        for i in range(passes):
+            model(of(batch(7 * step + i))).square().mean().backward()
+        optimizer.step()
+    return model
+
+
+@contextmanager
+def compiled_autograd() -> Iterator[None]:
+    """It captures the graph, and runs that as it is; a compiler takes seconds."""
+    from torch._dynamo.compiled_autograd import _enable
+
+    with warnings.catch_warnings(), _enable(lambda graph: graph):
+        warnings.simplefilter("ignore")  # Dynamo looks at everything
+        yield
+
+
+@on_ranks(2)
+def training_under_compiled_autograd_is_the_same() -> None:
+    """Which calls hooks, and drops what they queue for the end of backward."""
+    for kind, passes in [("plain", 1), ("plain", 2), ("sharded", 1)]:
+        model, whole = mlp(), mlp()
+        optimizer = the_wrapped(kind, model)
+        if passes > 1:
+            optimizer.set_backward_passes_per_step(passes)
+        with compiled_autograd():
+            trained(model, optimizer, mine, passes=passes)
+        reference = torch.optim.SGD(whole.parameters(), lr=0.1, momentum=0.9)
+        same_as(model, trained(whole, reference, lambda x: x, passes=passes))
+
+
+@on_ranks(2)
+def clipping_what_compiled_autograd_left_unreduced_is_refused() -> None:
+    model, whole = mlp(), mlp()
+    optimizer = wrap(model)
+    reference = torch.optim.SGD(whole.parameters(), lr=0.1, momentum=0.9)
+    before = copy.deepcopy(model)
+
+    def backward(on: nn.Module, x: torch.Tensor) -> None:
+        on.zero_grad()
+        on(x).square().mean().backward()
+
+    with compiled_autograd():
+        backward(model, mine(batch(0)))
+        if hvd.rank() == 0:
+            nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            with pytest.raises(fd.InvalidArgument, match=r"call\s+optimizer.synchronize\(\) after"):
+                optimizer.step()
+        else:
+            with pytest.raises(fd.RemoteError, match="abandoned on rank 0"):
+                optimizer.step()
+        same_as(model, before)
+        backward(model, mine(batch(0)))
+        optimizer.synchronize()
+    backward(whole, batch(0))
+    for on, by in (model, optimizer), (whole, reference):
+        nn.utils.clip_grad_norm_(on.parameters(), 1e-3)
+        by.step()
+    same_as(model, whole)
+
+
+class Raises(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # noqa: ARG004
+        raise ZeroDivisionError
+
+
+@on_ranks(2)
+def a_step_after_a_backward_that_failed_is_refused() -> None:
+    model = mlp()
+    optimizer = wrap(model, bucket_bytes=0)
+    hidden = model[0](mine(batch(0)))
+    hidden = Raises.apply(hidden) if hvd.rank() == 1 else hidden
+    with pytest.raises(ZeroDivisionError if hvd.rank() == 1 else fd.RemoteError):
+        model[2](hidden).square().mean().backward()
+    for _ in range(2):
+        with pytest.raises(fd.InvalidArgument, match=r"(?s)backward\(\) failed, .*zero_grad"):
+            optimizer.step()
+    trained(model, optimizer, mine)
+    optimizer.step()  # of reduced gradients that stand
+
+
+@on_ranks(2)
+def gradients_that_no_hook_saw_are_reduced_by_step() -> None:
+    for kind in "plain", "sharded":
+        model = mlp()
+        optimizer = the_wrapped(kind, model)
+        for p in model.parameters():
+            p.grad = torch.full_like(p, float(hvd.rank()))
+        before = copy.deepcopy(model)
+        optimizer.step()
+        for p, old in zip(model.parameters(), before.parameters(), strict=True):
+            torch.testing.assert_close(p, old - 0.1 * 0.5)
+
+
+@on_ranks(2)
+def training_a_model_that_the_optimizer_does_not_have_is_refused() -> None:
+    for kind in "plain", "sharded", "adasum":
+        model = mlp()
+        optimizer = the_wrapped(kind, model)
+        model = copy.deepcopy(model)  # as is, too, with load_state_dict(assign=True)
+        with pytest.raises(fd.InvalidArgument, match=r"never had a gradient \('0.weight' and the"):
+            trained(model, optimizer, mine)
+
+
+@on_ranks(2)
+def steps_without_a_backward_stay_what_they_are() -> None:
+    for kind in "plain", "sharded", "adasum":
+        model, other = mlp(), mlp(seed=4)
+        optimizer = the_wrapped(kind, model)
+        of_other = torch.optim.SGD(other.parameters(), lr=0.1)  # it has the gradients, not nobody
+        before = copy.deepcopy(model)
+        for _ in range(3):
+            optimizer.step()
+            optimizer.zero_grad()
+            other(mine(batch(0))).sum().backward()
+        same_as(model, before)
+        del of_other
+
+
+# -- copies ----------------------------------------------------------------------------------------
+
+
+@on_ranks(2)
+def a_copy_of_a_model_is_a_plain_one() -> None:
+    for kind in "plain", "sharded", "adasum":
+        model = mlp()
+        optimizer = the_wrapped(kind, model)
+        for step in range(2):
+            optimizer.zero_grad()
+            model(mine(batch(step))).square().mean().backward()
+            ema = torch.optim.swa_utils.AveragedModel(model)
+            if hvd.rank() == 0:  # nobody else knows of it
+                for p, q in zip(model.parameters(), ema.parameters(), strict=True):
+                    p, q = p.detach(), q.detach()
+                    assert p.untyped_storage().data_ptr() != q.untyped_storage().data_ptr()
+                before = [p.grad.clone() for p in model.parameters()]
+                alone = torch.optim.SGD(ema.parameters(), lr=0.1)
+                ema(batch(9)).sum().backward()
+                alone.step()
+                assert all(map(torch.equal, before, (p.grad for p in model.parameters())))
+            optimizer.step()
+
+
+@on_ranks(2)
+def a_copy_of_a_model_that_holds_its_optimizer_has_the_plain_one() -> None:
+    for kind in "plain", "adasum":
+        model: Any = mlp()
+        model.optimizer = the_wrapped(kind, model)
+        trained(model, model.optimizer, mine)
+        if hvd.rank() == 0:  # nobody else knows of it
+            again, reference = copy.deepcopy(model), mlp()
+            assert type(again.optimizer) is torch.optim.SGD
+            reference.load_state_dict(model.state_dict())
+            plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+            plain.load_state_dict(copy.deepcopy(model.optimizer.state_dict()))
+            trained(again, again.optimizer, mine)
+            same_as(again, trained(reference, plain, mine))
+        trained(model, model.optimizer, mine)
+    with pytest.raises(fd.InvalidArgument, match="copy the model without it"):
+        copy.deepcopy(the_wrapped("sharded", mlp()))
+
+
+@on_ranks(2)
+def an_optimizer_knows_its_parameters_names_by_horovods_word() -> None:
+    for kind in "plain", "sharded", "adasum":
+        model = mlp()
+        names = the_wrapped(kind, model)._parameter_names
+        assert names == {p: n for n, p in model.named_parameters()}
 
 
 @on_ranks(2)

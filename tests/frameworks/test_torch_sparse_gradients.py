@@ -131,11 +131,40 @@ def sparse_gradients_stay_in_their_process_set() -> None:
 
 
 @on_ranks(2, 3)
+def sparse_gradients_reduced_as_dense_ones_come_back_sparse() -> None:
+    optimizer = against_serial(sparse_as_dense=True)
+    assert optimizer._exchange.reducer.left_out == {}
+    against_serial(sparse_as_dense=True, in_place_bytes=32, op=hvd.Sum)
+    against_serial(sparse_as_dense=True, passes=2, backward_passes_per_step=2)
+    against_serial(sparse_as_dense=True, compression=hvd.Compression.fp16, tolerance=1e-2)
+
+
+@on_ranks(2)
+def a_table_of_one_rank_reduced_as_a_dense_one_is_sparse_on_all() -> None:
+    model = Words()
+    optimizer = wrap(model, sparse_as_dense=True)
+    for users in ([0], [], [0, 1], [1]):
+        optimizer.zero_grad()
+        model.second.sparse = hvd.rank() == 0 or users == [1]  # dense ones are taken, too
+        model(words_of(1, hvd.rank()), both=hvd.rank() in users).sum().backward()
+        grad = model.second.weight.grad
+        assert (grad is None) == (not users), users
+        assert grad is None or grad.is_sparse
+        optimizer.step()
+
+
+@on_ranks(2, 3)
 def sparse_optimizers_step_alike() -> None:
+    for options in {}, {"sparse_as_dense": True}:
+        check_sparse_adam(options)
+
+
+def check_sparse_adam(options: dict[str, bool]) -> None:
     model, whole = nn.Embedding(ROWS, WIDTH, sparse=True), nn.Embedding(ROWS, WIDTH, sparse=True)
     hvd.broadcast_parameters(model.state_dict(), 0)
     whole.load_state_dict(model.state_dict())
-    optimizer = hvd.DistributedOptimizer(torch.optim.SparseAdam(model.parameters(), lr=0.1))
+    plain = torch.optim.SparseAdam(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(plain, **options)  # type: ignore[arg-type]
     reference = torch.optim.SparseAdam(whole.parameters(), lr=0.1)
     for step in range(4):
         optimizer.zero_grad()

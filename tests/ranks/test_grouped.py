@@ -85,15 +85,102 @@ def test_nothing_is_sent_unless_all_are_valid(standing: Callable[[int], World]) 
     standing(3).run(all_or_nothing)
 
 
-def disagree() -> str:
+SMALL, LARGE = 3, 100_000  # elements: packed, and not
+
+
+def lists_that_differ(rank: int) -> dict[str, tuple[list[Any], str]]:
+    """What a rank gives, and what all are told. Without the agreement of the whole call the first
+    operation of some of them would succeed, and each call then meet the other rank's next."""
+    large, small = np.ones(LARGE), np.ones(SMALL)
+    return {
+        "large, more": ([large] * (2 + rank), "number of arrays of {}: 2 on rank 0; 3 on rank 1"),
+        "small, more": ([small] * (2 + rank), "number of arrays of {}: 2 on rank 0; 3 on rank 1"),
+        "one": ([large] * (2 - rank), "number of arrays of {}: 1 on rank 1; 2 on rank 0"),
+        "none": ([large] * (2 - 2 * rank), "number of arrays of {}: 0 on rank 1; 2 on rank 0"),
+        "a late one": (
+            [large, large, np.ones(LARGE + rank)],
+            f"array 2 of {{}}: {LARGE} x float64 on rank 0; {LARGE + 1} x float64 on rank 1",
+        ),
+        "dtype": (
+            [large, np.ones(LARGE, "float32" if rank else "float64")],
+            f"array 1 of {{}}: {LARGE} x float32 on rank 1; {LARGE} x float64 on rank 0",
+        ),
+        "as long together": (
+            [np.ones(4 + rank), np.ones(5 - rank), large],
+            "array 0 of {}: 4 x float64 on rank 0; 5 x float64 on rank 1",
+        ),
+    }
+
+
+def disagree(which: str) -> None:
     fd.init()
-    xs = [np.ones(3), np.ones(4 if fd.rank() == 0 else 5), np.ones(100_000)]
-    with pytest.raises(fd.Mismatch) as error:
-        fd.grouped_all_reduce(xs, name="gradients")
-    assert fd.all_reduce(1) == fd.size(), "the group lives"
-    return error.value.verdict
+    xs, wanted = lists_that_differ(fd.rank())[which]
+    forms = ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
+    for form in forms[: 4 if "more" in which else 1]:
+        call = getattr(fd, f"grouped_{form}")
+        with pytest.raises(fd.Mismatch) as error:
+            call(xs, name="gradients")
+        assert wanted.format(f"{form} 'gradients'") in error.value.verdict
+        handles = [call(xs, async_op=True), fd.all_reduce(np.ones(LARGE), async_op=True)]
+        with pytest.raises(fd.Mismatch):
+            handles[0].wait()
+        assert (handles[1].wait() == fd.size()).all(), "the next call meets the others' next"
+        same = np.full(LARGE, fd.rank() + 1.0)
+        assert (fd.grouped_all_reduce([same, same])[1] == 3).all()
+    if fd.rank() == 0:
+        assert xs == [] or (xs[0] == 1).all()
 
 
-def test_ranks_that_disagree_are_told(standing: Callable[[int], World]) -> None:
-    for verdict in standing(2).run(disagree):
-        assert "count of all_reduce 'gradients[0 … 1]'" in verdict
+@pytest.mark.parametrize("which", lists_that_differ(0))
+def test_lists_that_differ_are_refused_whole_and_the_next_call_is_right(
+    standing: Callable[[int], World], which: str
+) -> None:
+    standing(2).run(disagree, which)
+
+
+def grouped_against_single() -> None:
+    fd.init()
+    x = np.full(LARGE, fd.rank() + 1.0)
+    mine = (lambda: fd.grouped_all_reduce([x] * 3)) if fd.rank() == 0 else lambda: fd.all_reduce(x)
+    with pytest.raises(fd.Mismatch, match="number of arrays") as error:
+        mine()
+    assert error.value.values == {"1": [1, 2], "3": [0]}
+    assert (fd.all_reduce(x) == 6).all()
+
+
+def test_a_grouped_call_is_not_a_single_one(standing: Callable[[int], World]) -> None:
+    standing(3).run(grouped_against_single)
+
+
+def coalesced(rank: int) -> list[tuple[Any, ...]]:
+    """Several kinds in one call; rank 1 has one more, or another root."""
+    x = np.full(LARGE, rank + 1.0)
+    return [
+        ("all_reduce", x, x, None, "sum", 1.0, 0, []),
+        ("broadcast", x, x, None, "sum", 1.0, 0, []),
+        ("all_gather", x[: rank + 1], np.empty(3), None, "sum", 1.0, 0, [1, 2]),
+    ]
+
+
+def together() -> None:
+    fd.init()
+    group, rank = fd.world(), fd.rank()
+    good = coalesced(rank)
+    for handle in group.start_together(good, "good"):
+        handle.wait()
+    assert good[2][2].tolist() == [3.0] * 3
+    other_root = [good[0], (*good[1][:6], rank, []), good[2]]
+    other_kind = [good[0], good[1 if rank else 0], good[2]]
+    for calls, wanted in (
+        (good[: 3 - rank], "number of arrays"),
+        (other_root, "array 1"),
+        (other_kind, "array 1 of all_reduce 'bad': all_reduce of"),
+    ):
+        for handle in group.start_together(calls, "bad"):
+            with pytest.raises(fd.Mismatch, match=wanted):
+                handle.wait()
+        assert fd.all_reduce(rank) == 1
+
+
+def test_operations_of_several_kinds_are_refused_together(standing: Callable[[int], World]) -> None:
+    standing(2).run(together)

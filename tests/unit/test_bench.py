@@ -15,6 +15,7 @@ from farandole._bench import data, placement
 from farandole._bench import statistics as st
 from farandole._bench.collectives import COLLECTIVES
 from farandole.cli import bench
+from grid import combinations
 
 # -- statistics ---------------------------------------------------------------------------------
 
@@ -133,9 +134,14 @@ def test_every_dtype_of_the_core_can_be_measured() -> None:
     assert set(data.DTYPES) == set(_core.dtypes)
 
 
-@pytest.mark.parametrize("op", ["sum", "mean", "min", "max", "product"])
-@pytest.mark.parametrize("dtype", [d for d in data.DTYPES if d != "bool"])
-@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize(
+    ("op", "dtype", "ranks"),
+    combinations(
+        ["sum", "mean", "min", "max", "product"],
+        [dtype for dtype in data.DTYPES if dtype != "bool"],
+        [2, 3, 8],
+    ),
+)
 def test_results_are_exact_in_any_order(dtype: str, op: str, ranks: int) -> None:
     parts = [data.contribution(r, ranks, 0, op, dtype) for r in range(ranks)]
     if op == "mean":

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from farandole import _core
+from grid import combinations
 
 testing = _core.testing
 ISAS = _core.instruction_sets()
@@ -281,8 +282,10 @@ def test_the_callers_mode_is_restored() -> None:
     assert (tiny.view(np.float32) * np.float32(1)).all()
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize(("dtype", "op"), PAIRS)
+@pytest.mark.parametrize(
+    ("isa", "dtype", "op"),
+    combinations(ISAS, DTYPES, OPS, fits=lambda _, dtype, op: (dtype, op) in PAIRS),
+)
 def test_any_alignment_and_an_output_that_is_an_input(dtype: str, op: str, isa: str) -> None:
     rng = seeded(dtype, op, "alias")
     for count in (1, 17, 65, 1000, 9001):
@@ -447,8 +450,10 @@ def test_between_halves_is_by_way_of_float32_which_holds_both() -> None:
 # Many leaves.
 
 
-@pytest.mark.parametrize("size", [*range(1, 10), 33])
-@pytest.mark.parametrize(("dtype", "op"), PAIRS)
+@pytest.mark.parametrize(
+    ("size", "dtype", "op"),
+    combinations([*range(1, 10), 33], DTYPES, OPS, fits=lambda _, dtype, op: (dtype, op) in PAIRS),
+)
 def test_many_leaves_fold_in_canonical_order(dtype: str, op: str, size: int) -> None:
     rng = seeded(dtype, op, size)
     leaves = [near_one(rng, dtype, 777) for _ in range(size)]
@@ -458,9 +463,9 @@ def test_many_leaves_fold_in_canonical_order(dtype: str, op: str, size: int) -> 
     assert_same_bits(fold_all(leaves, dtype, op, into=into), expected)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 8])
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
+@pytest.mark.parametrize(
+    ("size", "op", "dtype"), combinations([1, 2, 3, 7, 8], OPS, [*FLOATS, *INTEGERS])
+)
 def test_leaves_and_result_are_scaled_and_rounded(dtype: str, op: str, size: int) -> None:
     rng = seeded(dtype, op, size, "scaled")
     leaves = [near_one(rng, dtype, 333) for _ in range(size)]

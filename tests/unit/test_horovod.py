@@ -14,7 +14,7 @@ import pytest
 
 from farandole.common import exceptions, util
 
-LIMIT = 60
+LIMIT = 110
 
 # Prints where each rank's horovod comes from. Nothing here needs a framework.
 WHOSE = "import horovod.common.util as util; print(util.__name__)"
@@ -168,6 +168,102 @@ def test_horovods_names_in_torch() -> None:
         "print(broadcast_object is hvd.broadcast_object)\n"
     )
     assert out == "True farandole.torch.elastic\nTrue\n"
+
+
+# What programs import: of Horovod's documentation, its examples, and public programs that use it.
+WHO = "init shutdown is_initialized rank size local_rank local_size cross_rank cross_size"
+BUILT = (
+    "mpi_built mpi_enabled mpi_threads_supported gloo_built gloo_enabled nccl_built ddl_built "
+    "ccl_built cuda_built rocm_built is_homogeneous start_timeline stop_timeline"
+)
+SETS = "ProcessSet global_process_set add_process_set remove_process_set"
+OPS = (
+    "Average Sum Adasum Min Max Product allreduce grouped_allreduce allgather grouped_allgather "
+    "broadcast broadcast_ alltoall reducescatter grouped_reducescatter join barrier "
+)
+ASYNC = (
+    "allreduce_ allreduce_async allreduce_async_ grouped_allreduce_async grouped_allreduce_ "
+    "grouped_allreduce_async_ sparse_allreduce_async allgather_async grouped_allgather_async "
+    "broadcast_async broadcast_async_ alltoall_async reducescatter_async "
+    "grouped_reducescatter_async poll synchronize"
+)
+OLD_AVERAGE = "handle_average_backwards_compatibility check_extension"
+OBJECTS = "broadcast_object allgather_object"
+NAMES = {
+    "common": "HorovodBasics check_extension get_ext_suffix",
+    "common.basics": "HorovodBasics",
+    "common.exceptions": "HorovodInternalError HostsUpdatedInterrupt HorovodVersionMismatchError",
+    "common.process_sets": SETS,
+    "common.util": (
+        "check_extension check_installed_version env extension_available get_ext_suffix "
+        "get_average_backwards_compatibility_fun gpu_available is_iterable split_list "
+        "is_version_greater_equal_than num_rank_is_power_2 mpi_built gloo_built nccl_built "
+        "ddl_built ccl_built cuda_built rocm_built"
+    ),
+    "torch": (
+        f"{WHO} {BUILT} {SETS} {OPS} {ASYNC} {OBJECTS} broadcast_parameters "
+        "broadcast_optimizer_state Compression DistributedOptimizer SyncBatchNorm "
+        "HorovodInternalError check_extension elastic mpi_ops functions optimizer compression"
+    ),
+    "torch.mpi_ops": f"{WHO} {BUILT} {SETS} {OPS} {ASYNC} {OLD_AVERAGE} num_rank_is_power_2",
+    "torch.functions": f"{OBJECTS} broadcast_parameters broadcast_optimizer_state",
+    "torch.optimizer": "DistributedOptimizer",
+    "torch.compression": "Compression",
+    "torch.sync_batch_norm": "SyncBatchNorm",
+    "torch.elastic": "run TorchState ElasticSampler",
+    "tensorflow": (
+        f"{WHO} {BUILT} {SETS} {OPS} {OBJECTS} rank_op size_op local_rank_op local_size_op "
+        "process_set_included_op broadcast_variables broadcast_object_fn "
+        "broadcast_global_variables BroadcastGlobalVariablesHook Compression DistributedOptimizer "
+        "DistributedGradientTape PartialDistributedGradientTape SyncBatchNormalization elastic "
+        "check_extension gpu_available mpi_ops util functions compression"
+    ),
+    "tensorflow.mpi_ops": (
+        f"{WHO} {BUILT} {SETS} {OPS} {OLD_AVERAGE} rank_op size_op local_rank_op local_size_op "
+        "process_set_included_op _allreduce _grouped_allreduce gpu_available get_ext_suffix "
+        "check_num_rank_power_of_2"
+    ),
+    "tensorflow.util": "_executing_eagerly _make_subgraph _cache vars_to_refs refs_to_vars",
+    "tensorflow.functions": f"{OBJECTS} broadcast_object_fn broadcast_variables",
+    "tensorflow.compression": "Compression",
+    "tensorflow.sync_batch_norm": "SyncBatchNormalization",
+    "tensorflow.elastic": "run TensorFlowState TensorFlowKerasState",
+    "tensorflow.keras": f"{WHO} DistributedOptimizer broadcast_global_variables callbacks elastic",
+    "tensorflow.keras.callbacks": (
+        "BroadcastGlobalVariablesCallback MetricAverageCallback LearningRateScheduleCallback "
+        "LearningRateWarmupCallback BestModelCheckpoint"
+    ),
+    "tensorflow.keras.elastic": "run KerasState CommitStateCallback UpdateBatchStateCallback",
+    "keras": (
+        f"{WHO} Average Sum allreduce allgather broadcast reducescatter load_model Compression "
+        "DistributedOptimizer PartialDistributedOptimizer callbacks elastic"
+    ),
+    "keras.callbacks": "BroadcastGlobalVariablesCallback MetricAverageCallback",
+    "keras.elastic": "run KerasState CommitStateCallback UpdateEpochStateCallback",
+    "runner": "run",
+}
+
+
+@pytest.mark.parametrize("framework", ["common", "torch", "tensorflow"])
+def test_modules_that_programs_import_are_there_and_are_ours(framework: str) -> None:
+    if framework != "common" and importlib.util.find_spec(framework) is None:
+        pytest.skip(f"{framework} is not installed")
+    keras = ("tensorflow", "keras")
+    mine = {
+        module: names
+        for module, names in NAMES.items()
+        if module.startswith(keras if framework == "tensorflow" else framework)
+        or (framework, module) == ("common", "runner")
+    }
+    script = (
+        "import importlib\n"
+        f"for module, names in {mine!r}.items():\n"
+        "    theirs = importlib.import_module('horovod.' + module)\n"
+        "    place = 'farandole.horovod.' if module == 'runner' else 'farandole.'\n"
+        "    assert theirs is importlib.import_module(place + module), module\n"
+        "    print(*[f'{module}.{n}' for n in names.split() if not hasattr(theirs, n)])\n"
+    )
+    assert installed(script)[0].split() == []
 
 
 def test_horovods_run() -> None:

@@ -106,10 +106,8 @@ def test_a_killed_rank_is_the_cause_and_not_what_the_others_saw() -> None:
 
 
 def test_a_rank_that_takes_too_long_is_named() -> None:
-    began = time.monotonic()
     with pytest.raises(fd.RanksFailed, match="rank 0 did not end within 3 s"):
         fd.run(fail, (1, "hang"), np=2, timeout=3)
-    assert time.monotonic() - began < 30
 
 
 def test_a_result_that_cannot_be_pickled_is_an_error() -> None:

@@ -1,1 +1,6 @@
 """What Horovod's programs import from ``horovod.common``: exceptions, questions about the build."""
+
+from farandole.common.basics import HorovodBasics
+from farandole.common.util import check_extension, get_ext_suffix
+
+__all__ = ["HorovodBasics", "check_extension", "get_ext_suffix"]

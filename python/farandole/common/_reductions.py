@@ -10,13 +10,13 @@ from farandole._core import InvalidArgument
 Average, Sum, Adasum, Min, Max, Product = range(6)
 
 _OPS = {Average: "mean", Sum: "sum", Min: "min", Max: "max", Product: "product"}
-_HOROVODS_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
+HOROVODS_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
 
 
 def op_name(op: Any) -> str:
     """For messages."""
-    known = isinstance(op, int) and 0 <= op < len(_HOROVODS_NAMES)
-    return _HOROVODS_NAMES[op] if known else repr(op)
+    known = isinstance(op, int) and 0 <= op < len(HOROVODS_NAMES)
+    return HOROVODS_NAMES[op] if known else repr(op)
 
 
 def share(rows: int, size: int, place: int) -> int:

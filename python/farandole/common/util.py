@@ -8,10 +8,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import pairwise
 from typing import Any
+
+from farandole.common._reductions import choose_op
 
 __all__ = [
     "ccl_built",
@@ -21,6 +24,8 @@ __all__ = [
     "ddl_built",
     "env",
     "extension_available",
+    "get_average_backwards_compatibility_fun",
+    "get_ext_suffix",
     "gloo_built",
     "gpu_available",
     "is_iterable",
@@ -91,6 +96,18 @@ def check_extension(
     """Raises ImportError unless the extension (``horovod.torch``) is there."""
     if not extension_available(ext_name):
         raise ImportError(f"{ext_name} is not available: farandole or the framework lacks it")
+
+
+def get_ext_suffix() -> str:
+    """What the file names of native modules end in."""
+    return EXTENSION_SUFFIXES[0]
+
+
+def get_average_backwards_compatibility_fun(
+    reduce_ops: Any,  # noqa: ARG001 - Horovod's signature
+) -> Callable[[int | None, bool | None], int]:
+    """The function of ``op`` and ``average`` (deprecated) that says which op is meant."""
+    return lambda op, average: choose_op(average, op)
 
 
 def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:

@@ -32,6 +32,7 @@ _PACKAGE = SEARCH_PATH / "horovod" / "__init__.py"
 
 _MODULES = {
     "horovod.common": "farandole.common",
+    "horovod.common.basics": "farandole.common.basics",
     "horovod.common.exceptions": "farandole.common.exceptions",
     "horovod.common.process_sets": "farandole.common.process_sets",
     "horovod.common.util": "farandole.common.util",
@@ -46,16 +47,20 @@ _MODULES = {
     "horovod.tensorflow.keras": "farandole.tensorflow.keras",
     "horovod.tensorflow.keras.callbacks": "farandole.tensorflow.keras.callbacks",
     "horovod.tensorflow.keras.elastic": "farandole.tensorflow.keras.elastic",
-    "horovod.tensorflow.mpi_ops": "farandole.tensorflow",
+    "horovod.tensorflow.mpi_ops": "farandole.tensorflow.mpi_ops",
     "horovod.tensorflow.sync_batch_norm": "farandole.tensorflow.sync_batch_norm",
+    "horovod.tensorflow.util": "farandole.tensorflow.util",
     "horovod.torch": "farandole.torch",
     "horovod.torch.compression": "farandole.torch.compression",
     "horovod.torch.elastic": "farandole.torch.elastic",
     "horovod.torch.functions": "farandole.torch.functions",
-    "horovod.torch.mpi_ops": "farandole.torch",
+    "horovod.torch.mpi_ops": "farandole.torch.mpi_ops",
     "horovod.torch.optimizer": "farandole.torch.optimizer",
     "horovod.torch.sync_batch_norm": "farandole.torch.sync_batch_norm",
 }
+
+# Programs that import these may speak to Keras 3 as to Keras 2.
+_WITH_KERAS = {"horovod.keras", "horovod.tensorflow", "horovod.tensorflow.keras"}
 
 # What Horovod has and we have not, by the second word of its name.
 _ABSENT = {
@@ -126,6 +131,8 @@ class _Alias(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         # The import system returns what it finds in sys.modules after this.
         sys.modules[module.__name__] = importlib.import_module(self._ours)
+        if module.__name__ in _WITH_KERAS:
+            importlib.import_module("farandole.horovod._keras2").learn()
 
 
 def _is_ours(file: str | None) -> bool:

@@ -64,9 +64,21 @@ def times(gradient: Any, factor: float) -> Any:
     """A gradient of any kind that a backend has, or None."""
     if gradient is None or factor == 1:
         return gradient
-    if hasattr(gradient, "dense_shape"):  # tf.IndexedSlices, which have no product
+    if _has_slices(gradient):  # which have no product
         return type(gradient)(gradient.values * factor, gradient.indices, gradient.dense_shape)
     return gradient * factor
+
+
+def _has_slices(gradient: Any) -> bool:
+    return hasattr(gradient, "dense_shape")  # tf.IndexedSlices
+
+
+def _merged(gradient: Any) -> Any:
+    if not _has_slices(gradient):
+        return gradient
+    from farandole.tensorflow._sparse import merged
+
+    return merged(gradient)
 
 
 class Exchange(ABC):
@@ -99,11 +111,12 @@ class Exchange(ABC):
 
 
 class AloneExchange(Exchange):
-    """One rank by itself: nothing to reduce, but the factors hold."""
+    """One rank by itself: nothing to reduce, but the factors hold, and rows are added up as those
+    of several ranks are."""
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         del variables
-        return [times(g, self.reduction.passes_factor) for g in gradients]
+        return [times(_merged(g), self.reduction.passes_factor) for g in gradients]
 
 
 class PlannedExchange(Exchange):

@@ -34,8 +34,9 @@ from farandole.common._process_set import (
     remove_process_set,
 )
 from farandole.common.exceptions import HorovodInternalError
+from farandole.common.util import check_extension, gpu_available
 from farandole.tensorflow import _gradients as _gradients  # registers them
-from farandole.tensorflow import elastic
+from farandole.tensorflow import elastic, functions, mpi_ops, util
 from farandole.tensorflow._plugin import init
 from farandole.tensorflow.compression import Compression
 from farandole.tensorflow.functions import (
@@ -104,14 +105,17 @@ __all__ = [
     "broadcast_object_fn",
     "broadcast_variables",
     "ccl_built",
+    "check_extension",
     "cross_rank",
     "cross_size",
     "cuda_built",
     "ddl_built",
     "elastic",
+    "functions",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
+    "gpu_available",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
@@ -125,6 +129,7 @@ __all__ = [
     "local_size_op",
     "mpi_built",
     "mpi_enabled",
+    "mpi_ops",
     "mpi_threads_supported",
     "nccl_built",
     "process_set_included_op",
@@ -138,6 +143,7 @@ __all__ = [
     "size_op",
     "start_timeline",
     "stop_timeline",
+    "util",
 ]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from farandole import _core
+from farandole import _core, _world
 from farandole.common._process_set import members_of
 from farandole.common._reductions import share
 from farandole.tensorflow import _graph, _plugin, _turns
@@ -145,9 +145,10 @@ def _in_pairs(raw: Any, asks: Sequence[Ask]) -> list[list[tf.Tensor]]:
             from farandole.tensorflow._gradients import gradient_of
 
             flows, at = [], 0
-            for ask, made in zip(asks, results, strict=True):
-                flows += gradient_of(ask, made, upstream[at : at + len(made)])
-                at += len(made)
+            with _graph.after(results):
+                for ask, made in zip(asks, results, strict=True):
+                    flows += gradient_of(ask, made, upstream[at : at + len(made)])
+                    at += len(made)
             return flows
 
         return [tensor for made in results for tensor in made], gradients
@@ -186,7 +187,9 @@ def _result_dtypes(ask: Ask) -> list[tf.DType]:
 
 
 def _set_shapes(ask: Ask, results: list[tf.Tensor]) -> None:
-    """What is known of the results' shapes while a graph is made."""
+    """What is known of the results' shapes while a graph is made: without the number of ranks where
+    that is before init()."""
+    ranks, place = members_of(ask.set) if _world.is_initialized() else ([], -1)
     if ask.kind == "join":
         results[0].set_shape([])
     for tensor, result in zip(ask.tensors, results, strict=False):
@@ -195,9 +198,8 @@ def _set_shapes(ask: Ask, results: list[tf.Tensor]) -> None:
             result.set_shape(shape)
         elif shape.rank:
             rows = None
-            if ask.kind == "reduce_scatter" and shape[0] is not None:
-                members, place = members_of(ask.set)
-                rows = share(shape[0], len(members), place)
+            if ask.kind == "reduce_scatter" and shape[0] is not None and ranks:
+                rows = share(shape[0], len(ranks), place)
             result.set_shape([rows, *shape[1:]])
     if ask.kind == "all_to_all":
-        results[1].set_shape([len(members_of(ask.set)[0])])
+        results[1].set_shape([len(ranks) or None])

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from farandole import _world
 from farandole.common._process_set import members_of
-from farandole.tensorflow._calls import Ask, run
+from farandole.tensorflow._calls import Ask, run, run_all
 from farandole.tensorflow._graph import refused
 
 _Tensors = Sequence[tf.Tensor]
@@ -31,8 +31,8 @@ def _name(ask: Ask) -> str | None:
     return f"gradient of {ask.name}" if ask.name else None
 
 
-def _averaged(ask: Ask, gradients: _Tensors) -> list[tf.Tensor]:
-    return run(Ask("all_reduce", gradients, _name(ask), ask.set, "mean"))
+def _average(ask: Ask, gradients: _Tensors) -> Ask:
+    return Ask("all_reduce", gradients, _name(ask), ask.set, "mean")
 
 
 def _require_linear(ask: Ask) -> None:
@@ -47,16 +47,20 @@ def _of_all_reduce(ask: Ask, _: _Tensors, gradients: _Tensors) -> list[tf.Tensor
 
 
 def _of_broadcast(ask: Ask, _: _Tensors, gradients: _Tensors) -> list[tf.Tensor]:
-    averaged = _averaged(ask, gradients)
-    return averaged if _world.rank() == ask.root else [tf.zeros_like(g) for g in gradients]
+    averaged = run(_average(ask, gradients))
+    if _world.rank() == ask.root:
+        return averaged
+    # A session runs nothing that its result does not need, and the root waits for all ranks.
+    with tf.control_dependencies(averaged):
+        return [tf.zeros_like(gradient) for gradient in gradients]
 
 
 def _of_all_gather(ask: Ask, _: _Tensors, gradients: _Tensors) -> list[tf.Tensor]:
     """This rank's rows of the average."""
-    averaged = _averaged(ask, gradients)
     rows = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in ask.tensors])
     name = f"rows of {ask.name}" if ask.name else None
-    by_rank = run(Ask("all_gather", [rows[None]], name, ask.set))[0]
+    count = Ask("all_gather", [rows[None]], name, ask.set)
+    averaged, (by_rank,) = run_all([_average(ask, gradients), count])
     begins = tf.cumsum(by_rank, exclusive=True)[members_of(ask.set)[1]]
     return [a[begins[i] : begins[i] + rows[i]] for i, a in enumerate(averaged)]
 

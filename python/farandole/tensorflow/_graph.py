@@ -35,6 +35,14 @@ def refused(message: str) -> Refused:
     return Refused(None, None, message)
 
 
+class Unsupported(Refused, NotImplementedError):
+    """What is right in itself, and has no meaning here."""
+
+
+def unsupported(message: str) -> Unsupported:
+    return Unsupported(None, None, message)
+
+
 def set_number(process_set: object) -> int:
     """Of a process set that this rank may use. Raises Refused."""
     try:
@@ -46,17 +54,59 @@ def set_number(process_set: object) -> int:
 def check_place() -> None:
     """Raises Refused where our ops cannot run."""
     if tf.distribute.has_strategy():
-        raise refused(
-            "farandole's operations were called in the scope of a tf.distribute strategy, which "
-            "would reduce a second time\n  advice: use one of the two; with farandole every rank "
-            "is a process of its own (farandole run)"
-        )
+        _check_strategy(tf.distribute.get_strategy())
+    if not tf.executing_eagerly():
+        refuse_in_dataset(tf.compat.v1.get_default_graph())
     if not tf.executing_eagerly() and _is_compiled():
         raise refused(
             "farandole's operations cannot be compiled by XLA\n  advice: set jit_compile=False on "
             "the tf.function around them, or in Keras' model.compile(); functions that they are "
             "not in may keep jit_compile=True"
         )
+
+
+_in_dataset: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+# One call after the other, when it is asked for: AutoGraph's loops over a dataset are these.
+_IN_ORDER = re.compile(r"(Dataset|tf_data_experimental)_(scan|reduce|take_while)_")
+
+
+def refuse_in_dataset(graph: Any) -> None:
+    """Raises Refused while a function of tf.data is made, or one that it calls.
+
+    These run ahead of the program, several at once, and in an order of each rank's own: elements
+    would be reduced with others than their own. An iterator that goes waits for calls under way,
+    and those for ranks whose iterators have gone."""
+    while graph is not None:
+        if graph not in _in_dataset:
+            _in_dataset[graph] = _is_of_dataset(graph)
+        if _in_dataset[graph]:
+            raise refused(
+                "farandole's operations cannot be in a function of tf.data "
+                f"('{graph.name}'): ranks would run them in different orders\n"
+                "  advice: reduce what the dataset gives, in the training step"
+            )
+        graph = getattr(graph, "outer_graph", None)
+
+
+def _is_of_dataset(graph: Any) -> bool:
+    module = str(getattr(_function_traced_into(graph), "__module__", ""))
+    ours = module == "tensorflow.python.data.ops.structured_function"
+    return ours and _IN_ORDER.match(graph.name) is None
+
+
+def _check_strategy(strategy: Any) -> None:
+    """One replica in this process computes what it would compute without a strategy."""
+    # Coordinators count the replicas of one worker, and run what we would be in elsewhere.
+    elsewhere = any("ParameterServer" in base.__name__ for base in type(strategy).__mro__)
+    replicas = strategy.num_replicas_in_sync
+    if replicas == 1 and not elsewhere:
+        return
+    raise refused(
+        f"farandole's operations were called in the scope of a tf.distribute."
+        f"{type(strategy).__name__} ({replicas} {'replica' if replicas == 1 else 'replicas'}), "
+        "which would reduce a second time\n  advice: leave the strategy out, and start a process "
+        f"a replica: farandole run -np {max(replicas, 2)} -- python train.py"
+    )
 
 
 def _is_compiled() -> bool:
@@ -125,18 +175,23 @@ def _plain(name: str) -> str:
 def _qualified_name(graph: Any) -> str:
     """What its class or maker calls the function that is traced into the graph: many are called
     "call", and one may call another. Empty where TensorFlow's frames do not tell."""
-    called, frame = graph.name, inspect.currentframe()
+    function = _function_traced_into(graph)
+    parts = str(getattr(function, "__qualname__", "")).split(".")
+    named = [part for part in parts if part != "<locals>"]
+    return ".".join(named[-2:]) if named[-1] == graph.name else ""
+
+
+def _function_traced_into(graph: Any) -> Any:
+    """What the user wrote; None where TensorFlow's frames do not tell."""
+    frame = inspect.currentframe()
     while frame is not None:
         if (
             frame.f_code.co_name == "func_graph_from_py_func"
             and frame.f_locals.get("func_graph") is graph
         ):
-            function = frame.f_locals.get("original_func")
-            parts = str(getattr(function, "__qualname__", "")).split(".")
-            named = [part for part in parts if part != "<locals>"]
-            return ".".join(named[-2:]) if named[-1] == called else ""
+            return frame.f_locals.get("original_func")
         frame = frame.f_back
-    return ""
+    return None
 
 
 def in_tensorflow_1() -> bool:
@@ -170,6 +225,13 @@ def after_other_finishes() -> Any:
     graph = tf.compat.v1.get_default_graph()
     last = _last_finish.get(graph)
     return tf.control_dependencies([] if last is None else [graph.get_operation_by_name(last)])
+
+
+def after(results: list[list[Any]]) -> Any:
+    """A context, for the gradients of these: the same in a graph of TensorFlow 1, where what blocks
+    is not in order otherwise."""
+    made = [each for few in results for each in few]
+    return tf.control_dependencies(made if in_tensorflow_1() else [])
 
 
 def note_finish(op: Any) -> None:

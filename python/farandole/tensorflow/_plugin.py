@@ -17,7 +17,8 @@ import tensorflow as tf
 
 from farandole import _core, _world
 from farandole.common import _basics
-from farandole.tensorflow import _turns
+from farandole.tensorflow import _turns, _verdicts
+from farandole.tensorflow._graph import in_tensorflow_1
 
 # Where asynchronous kernels were tested. Elsewhere each operation is a pair of ops, which asks of
 # TensorFlow nothing but what it documents.
@@ -66,6 +67,7 @@ def ops() -> Any:
             f"farandole does not work with TensorFlow {tf.__version__}: {problem.decode()}"
         )
     runs_unordered()
+    _verdicts.come_first()
     _turns.are_known()  # of functions from files, too
     return wrapped
 
@@ -91,8 +93,21 @@ def runs_unordered() -> bool:
 
 
 def ready() -> None:
-    """Before an op is made: the world is there, and threads of TensorFlow find it."""
+    """Before an op is made: threads of TensorFlow find the world. A graph of TensorFlow 1 may be
+    built before there is one; what runs it then waits for none, and says so."""
+    if in_tensorflow_1() and not _world.is_initialized():
+        _show_world_later()
+    else:
+        _show_world()
+
+
+def _show_world() -> None:
     _core.names_of(_world.world())
+
+
+@functools.cache
+def _show_world_later() -> None:
+    _world.after_joining(_show_world)
 
 
 def init(
@@ -112,4 +127,4 @@ def init(
     """
     _basics.init(comm, process_sets, **place)
     ops()  # so that TensorFlow can load functions from files
-    ready()  # graphs made in an earlier world go on in this one
+    _show_world()  # graphs made in an earlier world go on in this one

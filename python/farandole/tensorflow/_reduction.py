@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from farandole.common._labels import without_numbers
 from farandole.common._process_set import members_of
-from farandole.common._reductions import Adasum, Average, Sum, op_name
+from farandole.common._reductions import Adasum, Average
 from farandole.tensorflow import _graph, _sparse
 from farandole.tensorflow._calls import Ask, run, run_all, tensor_from
 from farandole.tensorflow._graph import refused, set_number
@@ -92,9 +92,9 @@ class Reduction:
             names: of the variables.
         """
         _graph.check_place()
-        ours = [self._made_dense(gradient) for gradient in gradients]
+        ours = [self._made_dense(*row) for row in zip(gradients, names, strict=True)]
         if self.members == 1:
-            return ours
+            return [_sparse.merged(g) if _is_sparse(g) else g for g in ours]
         note = "\n".join(_line(*row) for row in zip(names, ours, strict=True))
         if self.op == Adasum:
             return self._by_adasum(ours, names, note)
@@ -115,12 +115,6 @@ class Reduction:
 
     def _by_adasum(self, ours: list[Any], names: Sequence[str], note: str) -> list[Any]:
         """Each gradient is folded by itself, but all of them by the same few collectives."""
-        for name, gradient in zip(names, ours, strict=True):
-            if _is_sparse(gradient):
-                raise refused(
-                    f"'{name}' has tf.IndexedSlices; op=Adasum takes dense gradients: "
-                    "sparse_as_dense=True makes them"
-                )
         places = [i for i, gradient in enumerate(ours) if gradient is not None]
         agreed = run(Ask("barrier", [], f"{self.label} of a step", self._set, note=note))[0]
         with tf.control_dependencies([agreed]):
@@ -135,9 +129,12 @@ class Reduction:
     def _set(self) -> int:
         return set_number(self.process_set)
 
-    def _made_dense(self, gradient: Any) -> Any:
-        if self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
+    def _made_dense(self, gradient: Any, name: str) -> Any:
+        if not _is_sparse(gradient):
+            return gradient
+        if self.sparse_as_dense:
             return tf.convert_to_tensor(gradient)
+        _sparse.check_op(self.op, f"'{name}' has tf.IndexedSlices: ")
         return gradient
 
     def _dense_plan(
@@ -160,10 +157,6 @@ class Reduction:
     def _sparse_plan(
         self, ours: Sequence[Any], places: list[int], name: str, note: str = ""
     ) -> _Plan:
-        if self.op not in (Average, Sum):
-            raise refused(
-                f"op={op_name(self.op)}: tf.IndexedSlices are reduced with Average or Sum"
-            )
         slices = [ours[i] for i in places]
         return _sparse.ask_for(slices, name, self.process_set, note), places, [], True
 

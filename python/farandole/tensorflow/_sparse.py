@@ -9,7 +9,36 @@ import tensorflow as tf
 from farandole.common._process_set import ProcessSet, members_of
 from farandole.common._reductions import Average, Sum, op_name
 from farandole.tensorflow._calls import Ask, run, tensor_from
-from farandole.tensorflow._graph import refused, set_number
+from farandole.tensorflow._graph import set_number, unsupported
+
+
+def merged(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """With every index once. A batch has the frequent words many times, and ranks share them; who
+    squares rows (Adam, a norm) must see what a dense gradient has there."""
+    values, indices = _added_up(slices.values, slices.indices)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def _added_up(values: tf.Tensor, indices: tf.Tensor) -> list[tf.Tensor]:
+    once, places = tf.unique(indices)
+    # A long sum in 16 bits would stop growing.
+    wide = tf.cast(values, tf.float32) if _is_half(values) else values
+    sums = tf.math.unsorted_segment_sum(wide, places, tf.size(once))
+    return [tf.cast(sums, values.dtype), once]
+
+
+def _is_half(values: tf.Tensor) -> bool:
+    return bool(values.dtype.is_floating) and values.dtype.size == 2
+
+
+def check_op(op: int, whose: str = "") -> None:
+    """Raises Unsupported for what has no meaning where rows are missing."""
+    if op not in (Average, Sum):
+        raise unsupported(
+            f"{whose}op={op_name(op)} takes dense gradients: tf.IndexedSlices are reduced with "
+            "Average or Sum\n  advice: sparse_as_dense=True makes them dense, as does "
+            "tf.convert_to_tensor(slices)"
+        )
 
 
 def ask_for(
@@ -18,14 +47,15 @@ def ask_for(
     """Gathers the values and indices of all of them, as one operation."""
     parts = []
     for i, each in enumerate(slices):
-        parts += _added_up(tensor_from(each.values, f"slices {i}"), each.indices)
+        parts += _added_up(_checked(each.values, f"slices {i}"), each.indices)
     return Ask("all_gather", parts, name, set_number(process_set), note=note)
 
 
-def _added_up(values: tf.Tensor, indices: tf.Tensor) -> list[tf.Tensor]:
-    """With every index once: a batch has the frequent words many times."""
-    once, places = tf.unique(indices)
-    return [tf.math.unsorted_segment_sum(values, places, tf.size(once)), once]
+def _checked(values: tf.Tensor, what: str) -> tf.Tensor:
+    tensor = tensor_from(values, what)
+    if tensor.dtype == tf.bool:
+        raise unsupported(f"{what} are of bool: rows of several ranks are added up")
+    return tensor
 
 
 def results_of(
@@ -34,16 +64,23 @@ def results_of(
     op: int,
     process_set: ProcessSet,
 ) -> list[tf.IndexedSlices]:
-    """The rows of all ranks, in rank order; those that ranks share are added up by whoever uses
-    them."""
+    """Of the rows of all ranks, in rank order, those that ranks share added up."""
     size = len(members_of(set_number(process_set))[0])
     results = []
     for i, each in enumerate(slices):
-        values, indices = gathered[2 * i], gathered[2 * i + 1]
+        values, indices = _added_up(gathered[2 * i], gathered[2 * i + 1])
         if op == Average:
-            values = tf.cast(values / tf.cast(size, values.dtype), values.dtype)  # integers, too
+            values = _divided(values, size)
         results.append(tf.IndexedSlices(values, indices, each.dense_shape))
     return results
+
+
+def _divided(values: tf.Tensor, size: int) -> tf.Tensor:
+    """Integers toward zero, as the engine divides dense ones: docs/determinism.md."""
+    if values.dtype.is_floating:
+        return values / tf.cast(size, values.dtype)
+    wide = tf.uint64 if values.dtype.is_unsigned else tf.int64  # a byte cannot hold every size
+    return tf.cast(tf.truncatediv(tf.cast(values, wide), tf.cast(size, wide)), values.dtype)
 
 
 def reduce(
@@ -53,8 +90,7 @@ def reduce(
 
     First of all as an all-reduce of nothing, which says what they are: a rank whose tensors are
     dense submits an all-reduce by that name, and the two would wait for each other for ever."""
-    if op not in (Average, Sum):
-        raise refused(f"op={op_name(op)}: tf.IndexedSlices are reduced with Average or Sum")
+    check_op(op)
     note = f"{len(slices)} tf.IndexedSlices"
     nothing = [tf.zeros([0])]
     agreed = run(Ask("all_reduce", nothing, name, set_number(process_set), note=note))

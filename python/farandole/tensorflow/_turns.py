@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from farandole.tensorflow._graph import function_of, is_function, is_part
+from farandole.tensorflow._graph import function_of, is_function, is_part, refuse_in_dataset
 
 # All that TensorFlow asks of a resource: a name of its own, and what op it comes from.
 _RESOURCE = SimpleNamespace(_id="farandole's turn", op=SimpleNamespace(type="None"))
@@ -46,6 +46,7 @@ def _farandole_turns(op: Any, reads: Any, writes: Any) -> bool:
     del reads
     if _RESOURCE in writes or not _calls_ours(op):
         return False
+    refuse_in_dataset(op.graph)  # where one that was traced before is called
     writes.add(_RESOURCE)
     return True
 

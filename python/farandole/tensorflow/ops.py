@@ -39,7 +39,13 @@ from farandole.common._reductions import (
 )
 from farandole.tensorflow import _sparse
 from farandole.tensorflow._calls import Ask, run, tensor_from, tensors_from
-from farandole.tensorflow._graph import as_written, in_tensorflow_1, refused, set_number
+from farandole.tensorflow._graph import (
+    as_written,
+    in_tensorflow_1,
+    refused,
+    set_number,
+    unsupported,
+)
 from farandole.tensorflow.adasum import adasum_together
 from farandole.tensorflow.compression import Compression, Compressor
 
@@ -170,7 +176,7 @@ def grouped_allreduce(
     slices = [i for i, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)]
     if slices:
         if prescale_factor != 1.0 or postscale_factor != 1.0:
-            raise NotImplementedError("tf.IndexedSlices are reduced without factors only")
+            raise unsupported("tf.IndexedSlices are reduced without factors only")
         joined = _sparse.reduce([tensors[i] for i in slices], chosen, label, process_set)
         for i, result in zip(slices, joined, strict=True):
             results[i] = result

@@ -33,7 +33,8 @@ from farandole.common._process_set import (
     remove_process_set,
 )
 from farandole.common.exceptions import HorovodInternalError
-from farandole.torch import elastic
+from farandole.common.util import check_extension
+from farandole.torch import elastic, mpi_ops
 from farandole.torch._c10d.comm_hook import ddp_comm_hook
 from farandole.torch.compression import Compression
 from farandole.torch.functions import (
@@ -111,6 +112,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ccl_built",
+    "check_extension",
     "convert_sync_batchnorm",
     "cross_rank",
     "cross_size",
@@ -137,6 +139,7 @@ __all__ = [
     "local_size",
     "mpi_built",
     "mpi_enabled",
+    "mpi_ops",
     "mpi_threads_supported",
     "nccl_built",
     "poll",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
+from torch._dynamo import compiled_autograd as _compiled_autograd
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -18,6 +19,12 @@ def untraced(function: _F) -> _F:
     """What hooks and optimizers reach is not for Dynamo: it would trace into the engine."""
     disable: Any = torch.compiler.disable
     return cast(_F, disable(function))
+
+
+def has_no_end(graph: int) -> bool:
+    """Whether autograd will tell nobody when the running backward ends. Compiled autograd calls
+    hooks, and drops what was queued for the end: gradients are reduced by step() then."""
+    return graph < 0 or bool(getattr(_compiled_autograd, "in_compiled_autograd_region", False))
 
 
 # Note [The end of backward]

@@ -17,7 +17,8 @@ from farandole._core import Error, InvalidArgument
 from farandole._hooks import Limits, Place
 from farandole._world import Group
 from farandole.torch._hooked import Hooked
-from farandole.torch._pass import Pass, graph_task, untraced
+from farandole.torch._pass import Pass, graph_task, has_no_end, untraced
+from farandole.torch._silence import Silence
 from farandole.torch._tensors import dtype_name
 from farandole.torch.exchange import _view
 
@@ -88,7 +89,9 @@ class Shards(Hooked):
         living.add(self)
         self._factor = 1.0  # that clipping has put on the gradients
         self._passes = 0  # since the last step
+        self._silence = Silence(self.names, self.parameters)
         self._pass: weakref.ref[Pass] | None = None
+        self._endless = -1  # the last backward whose end nobody tells
         self.hear()
 
     def give_up(self, name: str) -> None:
@@ -117,11 +120,16 @@ class Shards(Hooked):
     def on_gradient(self, i: int) -> None:
         graph = graph_task()
         present = self._pass() if self._pass is not None else None
-        if graph >= 0:  # else no backward that would tell its end (compiled autograd)
-            if present is None:
+        if present is None:
+            self._silence.over = True
+            ends = not has_no_end(graph)
+            if ends or graph != self._endless:
+                self._passes += 1
+                self._endless = graph
+            if ends:
                 present = Pass(self)
                 self._pass = weakref.ref(present)
-                self._passes += 1
+        if present is not None:
             present.enter(graph)
         try:
             self._refuse_pass()
@@ -200,6 +208,10 @@ class Shards(Hooked):
         self.check_alive()
         with self._abandoning():
             _refuse_unmanaged(unmanaged)
+            if not self._silence.over:
+                why = self._silence.check()
+                if why is not None:
+                    raise why
             present, groups = self._present(), settings()
         self.update.begin("update", present, groups, self._factor)
         self._factor = 1.0

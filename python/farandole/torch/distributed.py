@@ -1,6 +1,6 @@
 """farandole as a backend of ``torch.distributed``, whose programs change one word:
 
-    import farandole.torch.distributed
+    import farandole.torch.distributed  # PyTorch 2.5 and newer find it by its name
     torch.distributed.init_process_group("farandole")
 
 Ranks meet through the store that ``init_process_group`` makes or is given; where they have called

@@ -15,7 +15,8 @@ from farandole._hooks import GradientExchange, Parameter, exchanges
 from farandole._world import Group
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.torch._hooked import Hooked
-from farandole.torch._pass import Pass, graph_task, running, untraced
+from farandole.torch._pass import Pass, graph_task, has_no_end, running, untraced
+from farandole.torch._silence import Silence
 from farandole.torch._sparse_gradients import SparseGradients
 from farandole.torch._tensors import dtype_name
 from farandole.torch.compression import Compression, Compressor
@@ -24,7 +25,8 @@ from farandole.torch.compression import Compression, Compressor
 class TorchExchange(Hooked, GradientExchange):
     """The gradients of some parameters. ``p.grad`` becomes a view of the bucket, except where
     gradients are compressed, and where large ones are reduced as they lie, and where they are
-    sparse: then the first step reduces them as dense ones, and later ones gather their entries.
+    sparse: then the first step reduces them as dense ones, and later ones gather their entries, or,
+    with `sparse_as_dense`, do the same again; users see sparse ones.
 
     Args:
         group: the ranks; this is one of them.
@@ -63,6 +65,7 @@ class TorchExchange(Hooked, GradientExchange):
             op=op,
             prescale=prescale,
             postscale=postscale,
+            sparse_as_dense=sparse_as_dense,
             **options,
         )
         self._sparse = SparseGradients(
@@ -81,6 +84,10 @@ class TorchExchange(Hooked, GradientExchange):
         self._shown_sparse: dict[int, weakref.ref[torch.Tensor]] = {}
         self._lie = bytearray(len(named))  # reduced where autograd left them, in this pass
         self._pass: weakref.ref[Pass] | None = None
+        # By parameter, the stamp of a gradient whose backward had no end; and that backward.
+        self._left: dict[int, tuple[int, int] | None] = {}
+        self._left_graph = -1
+        self.silence = Silence(self.names, self.parameters)
         self.hear()
 
     def give_up(self, name: str) -> None:
@@ -120,6 +127,7 @@ class TorchExchange(Hooked, GradientExchange):
 
     def _begin(self, *, reducing: bool) -> None:
         self.check_alive()
+        self._left.clear()
         if reducing:
             self._sparse.drain()  # of a pass that failed
         super()._begin(reducing=reducing)
@@ -140,28 +148,42 @@ class TorchExchange(Hooked, GradientExchange):
     def on_gradient(self, i: int) -> None:
         graph = graph_task()
         present = self.present_pass()
-        if graph < 0:
-            # No backward that would tell its end (compiled autograd): step() does the rest.
-            if not self.reducing:
-                self.begin_pass()
-        else:
-            if present is None:
-                self.begin_pass()
-                present = Pass(self)
-                self._pass = weakref.ref(present)
-                running.add(self)
-            present.enter(graph)
+        if present is None:
+            self.silence.over = True
+            if has_no_end(graph):
+                self._leave_to_step(i, graph)
+                return
+            self.begin_pass()
+            present = Pass(self)
+            self._pass = weakref.ref(present)
+            running.add(self)
+        present.enter(graph)
         if not self.reducing:
             return
         try:
             self.take(i)
         except BaseException:
-            # Now, since the traceback may keep the pass alive.
-            if present is not None:
-                present.fail()
-            else:
-                self.end(failed=True)
+            present.fail()  # now, since the traceback may keep the pass alive
             raise
+
+    def _leave_to_step(self, i: int, graph: int) -> None:
+        """The pass is one that only accumulates."""
+        if graph != self._left_graph or not self._left:
+            self.begin_pass(ends=False)
+            self._left_graph = graph
+        self._left[i] = _stamp(self.parameters[i].grad)
+
+    def _refuse_changes(self) -> None:
+        """Of what was left to step(): clipping, say, that took it for the mean."""
+        for i, stamp in self._left.items():
+            if _stamp(self.parameters[i].grad) != stamp:
+                self.refuse_pass(
+                    InvalidArgument(
+                        f"the gradient of '{self.names[i]}' was changed after backward(), which "
+                        "does not reduce gradients under compiled autograd\n  advice: call "
+                        "optimizer.synchronize() after backward(), before clipping and unscaling"
+                    )
+                )
 
     def end(self, *, failed: bool) -> None:
         self._pass = None
@@ -195,7 +217,7 @@ class TorchExchange(Hooked, GradientExchange):
             )
         dims = 0
         if grad.is_sparse:
-            dims = 0 if self._sparse_as_dense else grad.sparse_dim()
+            dims = grad.sparse_dim()
             if dims == 0 or i not in self._sparse.dims:
                 grad = grad.to_dense()
         if i in self._sparse.dims:
@@ -210,10 +232,10 @@ class TorchExchange(Hooked, GradientExchange):
             self.mark_ready(i, view.data_ptr(), dims)
             return
         alike = grad.stride() == self._strides[i] and grad.dtype == self._dtypes[i]
-        self._lie[i] = alike and self._alone[i] and dims == 0
+        self._lie[i] = alike and self._alone[i] and (dims == 0 or self._sparse_as_dense)
         if self._lie[i]:
             p.grad = grad  # where a sparse one became dense
-            self.lend(i, grad.data_ptr(), grad)
+            self.lend(i, grad.data_ptr(), grad, dims)
             return
         view = self._view(i)
         if not alike:
@@ -249,8 +271,9 @@ class TorchExchange(Hooked, GradientExchange):
         self._lie[i] = False
         assert p.grad is not None
         self._shown[i] = p.grad.data_ptr()
-        if i in self._becoming:
-            self._show_sparse(i, p.grad.to_sparse(self._becoming[i]))
+        dims = self.reducer.sparse_dims(i) if self._sparse_as_dense else self._becoming.get(i, 0)
+        if dims > 0:
+            self._show_sparse(i, p.grad.to_sparse(dims))
 
     def _show_sparse(self, i: int, grad: torch.Tensor) -> None:
         p = self.parameters[i]
@@ -264,12 +287,31 @@ class TorchExchange(Hooked, GradientExchange):
             p.grad = None
 
     @untraced
+    def refuse_silence(self) -> None:
+        """Of the optimizer, before its step."""
+        why = self.silence.check()
+        if why is not None:
+            self.refuse_pass(why)
+
+    @untraced
     def synchronize(self) -> None:
         self.check_alive()
+        self._refuse_changes()
         super().synchronize()
 
     note_step = untraced(GradientExchange.note_step)
-    note_zero_grad = untraced(GradientExchange.note_zero_grad)
+
+    @untraced
+    def note_zero_grad(self) -> None:
+        super().note_zero_grad()
+        self._left.clear()
+
+
+def _stamp(grad: torch.Tensor | None) -> tuple[int, int] | None:
+    """Another one when the gradient has changed."""
+    if grad is None:
+        return None
+    return 0 if grad.is_sparse else grad.data_ptr(), grad._version
 
 
 def _view(memory: torch.Tensor, p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

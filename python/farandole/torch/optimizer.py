@@ -20,6 +20,7 @@ from farandole.common._process_set import (
 )
 from farandole.torch._hooked import take_over
 from farandole.torch._parameters import groups_of, named_of
+from farandole.torch._silence import Silence
 from farandole.torch._wrapped import WrappedOptimizer, check_passes
 from farandole.torch.adasum import AdasumOptimizer
 from farandole.torch.compression import Compression, Compressor
@@ -53,6 +54,8 @@ class _Distributed(WrappedOptimizer):
                     "is what it will be"
                 )
         if closure is None:
+            if not exchange.silence.over:
+                exchange.refuse_silence()
             self._reduce_rest()
             result = super().step()
         else:
@@ -146,8 +149,8 @@ def DistributedOptimizer(
             of about equally many parameters, or a list of lists of parameters. Parameters that no
             list names, and all of them where it is 0 or None, are put together by size. With
             Adasum and with ``sharded_update`` everything is reduced together.
-        sparse_as_dense: reduce sparse gradients as dense ones. Without it the entries of all ranks
-            are gathered, and gradients stay sparse.
+        sparse_as_dense: reduce sparse gradients as dense ones; they are sparse again when
+            ``backward()`` returns. Without it the entries of all ranks are gathered.
         process_set: the ranks that reduce. On others the optimizer steps by itself.
         bucket_bytes: gradients reduced together; 0 is one all-reduce per tensor. Default
             ``FARANDOLE_BUCKET_BYTES``.
@@ -205,12 +208,17 @@ def DistributedOptimizer(
     check_passes(backward_passes_per_step)
     named = named_of(optimizer, named_parameters)
     together = groups_of(groups, num_groups, named)
+    names = {p: n for n, p in named}
     size = group.size if group is not None else 1
     if op == Adasum and size > 1:
         optimizer.__class__ = _child_of(optimizer, AdasumOptimizer)  # type: ignore[assignment]
         apart = cast(AdasumOptimizer, optimizer)
         apart._named = [(n, p) for n, p in named if p.requires_grad]
         apart._compression = compression
+        apart._silence = Silence(
+            [n for n, _ in reversed(apart._named)], [p for _, p in apart._named]
+        )
+        apart._parameter_names = names
         take_over(p for _, p in named)
         return optimizer
     limits = Limits.of(bucket_bytes, first_bucket_bytes, in_place_bytes)
@@ -228,6 +236,7 @@ def DistributedOptimizer(
         if compression is not Compression.none:
             raise InvalidArgument("sharded_update=True does not support compression")
         shard(optimizer, _child_of(optimizer, ShardedOptimizer), group, named, **reduction)
+        cast(ShardedOptimizer, optimizer)._parameter_names = names
         return optimizer
     exchange = None
     if group is not None and size > 1:
@@ -245,6 +254,7 @@ def DistributedOptimizer(
     distributed._exchange = exchange
     distributed._unmanaged = [p for _, p in named if not p.requires_grad]
     distributed._skip = False
+    distributed._parameter_names = names
     if exchange is None:
         take_over(p for _, p in named)
     return optimizer

@@ -174,6 +174,12 @@ class ShardedOptimizer(WrappedOptimizer):
             return int(state.get("step", 0))
         return int(any(state.get(name) is not None for name in self._rule.slots))
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise InvalidArgument(
+            "with sharded_update=True an optimizer cannot be copied, as each rank has a part of "
+            "its state\n  advice: copy the model without it, or use state_dict() on every rank"
+        )
+
     # What the plain DistributedOptimizer has besides.
 
     def no_sync(self) -> AbstractContextManager[None]:

@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from farandole import _world
 from farandole._core import InvalidArgument
+from farandole.torch._entries import entry
 from farandole.torch._tensors import borrow
 
 __all__ = ["SyncBatchNorm", "convert_sync_batchnorm"]
@@ -52,6 +53,10 @@ class SyncBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         if not self.training or not _world.is_initialized() or _world.size() == 1:
             return super().forward(input)
+        return self._synchronized(input)
+
+    @entry()
+    def _synchronized(self, input: torch.Tensor) -> torch.Tensor:
         normalize: Any = _Normalize.apply
         out, mean, var, count = normalize(input, self.weight, self.bias, self.eps)
         if self.track_running_stats and self.running_mean is not None:

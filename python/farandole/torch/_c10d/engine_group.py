@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -13,9 +14,13 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from farandole.torch._c10d.fallbacks import note_fallback
 from farandole.torch._c10d.meeting import Membership
 from farandole.torch._c10d.tensors import Finish, buffer
-from farandole.torch._c10d.works import Work, together
+from farandole.torch._c10d.works import Deferred, Work, together
+from farandole.torch._entries import entry, operation_range
 
 Tensors = Sequence[torch.Tensor]
+# kind, input, output, result, op, prescale, root, counts
+Call = tuple[str, Any, Any, Any, str, float, int, Sequence[int]]
+Coalesced = list[tuple[Work, Call | None]]
 _ProcessGroup: Any = dist.ProcessGroup  # its methods have many forms; ours, the newest
 
 
@@ -39,7 +44,8 @@ class EngineGroup(_ProcessGroup):  # type: ignore[misc]
         self._timeout = timeout
         self._membership: Membership | None = Membership(store, rank, size, timeout)
         self._group = self._membership.group
-        self._coalesced: list[Work] | None = None
+        # Within a coalescing block: its works, with the calls of those that begin at its end.
+        self._coalesced: Coalesced | None = None
         # The registered backend names the group and its device for PyTorch, and runs what the
         # engine does not have.
         self._gloo = dist.ProcessGroupGloo(
@@ -49,6 +55,7 @@ class EngineGroup(_ProcessGroup):  # type: ignore[misc]
         self._register_backend(torch.device("cpu"), kind, self._gloo)
         self._set_default_backend(kind)
 
+    @entry()
     def getBackendName(self) -> str:
         return "farandole"
 
@@ -72,11 +79,18 @@ class EngineGroup(_ProcessGroup):  # type: ignore[misc]
     ) -> Work:
         given = None if source is None else buffer(source)
         taken = given if target is source else None if target is None else buffer(target)
+        asynchronous = getattr(opts, "asyncOp", True)
+        if self._coalesced is not None:
+            work = Work(Deferred(may_wait=not asynchronous), result, finish)
+            call = (kind, given, taken, None, op, prescale, root, counts)
+            self._coalesced.append((work, call))
+            return work
         options = (op, prescale, 1.0, root, None, None, None, self._seconds(opts), counts)
-        if getattr(opts, "asyncOp", True) or self._coalesced is not None:
-            handle = self._group.start(kind, given, taken, None, *options)
-            return self._under_way(Work(handle, result, finish))
-        self._group.run(kind, given, taken, *options)
+        with operation_range(kind, target if source is None else source):
+            if asynchronous:
+                handle = self._group.start(kind, given, taken, None, *options)
+                return self._under_way(Work(handle, result, finish))
+            self._group.run(kind, given, taken, *options)
         if finish is not None:
             finish()
         return Work(None, result)
@@ -85,26 +99,57 @@ class EngineGroup(_ProcessGroup):  # type: ignore[misc]
         self, kind: str, sources: Tensors, targets: Tensors, opts: Any, result: Any,
         finishes: Sequence[Finish | None], *, op: str = "sum", prescale: float = 1.0,
     ) -> Work:  # fmt: skip
+        if self._coalesced is not None:
+            works = [
+                self._run(kind, given, taken, opts, None, finish, op=op, prescale=prescale)
+                for given, taken, finish in zip(sources, targets, finishes, strict=True)
+            ]
+            return together(works, result)
         given = [buffer(t) for t in sources]
         same = targets is sources
         taken = given if same else [buffer(t) for t in targets]
         timeout = self._seconds(opts)
-        handle = self._group.start_grouped(
-            kind, given, taken, None, op, prescale, 1.0, 0, None, None, None, timeout
-        )
+        with operation_range(kind, *sources):
+            handle = self._group.start_grouped(
+                kind, given, taken, None, op, prescale, 1.0, 0, None, None, None, timeout
+            )
 
-        def finish() -> None:
-            for end in finishes:
-                if end is not None:
-                    end()
+            def finish_all() -> None:
+                for end in finishes:
+                    if end is not None:
+                        end()
 
-        return self._under_way(Work(handle, result, finish))
+            return self._under_way(Work(handle, result, finish_all))
+
+    @contextlib.contextmanager
+    def _block(self, name: str, timeout: float) -> Iterator[None]:
+        """What is called within begins at its end, as one call: the ranks agree on all of it before
+        the first operation begins. Within another block it is a part of that."""
+        if self._coalesced is not None:
+            yield
+            return
+        self._coalesced = []
+        try:
+            yield
+            coalesced = self._coalesced
+        finally:
+            self._coalesced = None
+        self._begin_together(coalesced, name, timeout)
+
+    def _begin_together(self, coalesced: Coalesced, name: str, timeout: float) -> None:
+        deferred = [(work, call) for work, call in coalesced if call is not None]
+        if not deferred:
+            return
+        calls = [call for _, call in deferred]
+        with operation_range(calls[0][0]):
+            handles = self._group.start_together(calls, name, timeout)
+            for (work, _), handle in zip(deferred, handles, strict=True):
+                work.begin(handle)
+            self._group.turn()
 
     def _under_way(self, work: Work) -> Work:
         # Without a core to spare nobody else brings it on while this thread computes.
         self._group.turn()
-        if self._coalesced is not None:
-            self._coalesced.append(work)
         return work
 
     def _by_gloo(self, kind: str, method: str, *arguments: Any) -> Any:
@@ -114,22 +159,29 @@ class EngineGroup(_ProcessGroup):  # type: ignore[misc]
             work.wait()  # at the end only our own works are waited for
         return work
 
+    @entry()
     def _start_coalescing(self, device: torch.device) -> None:
         del device
         self._coalesced = []
 
+    @entry()
     def _end_coalescing(self, device: torch.device) -> Any:
         del device
-        works, self._coalesced = self._coalesced or [], None
-        return together(works)
+        coalesced, self._coalesced = self._coalesced or [], None
+        self._begin_together(coalesced, "coalesced", self._timeout.total_seconds())
+        works = [work for work, _ in coalesced]
+        return together(works, [work.result() for work in works])
 
+    @entry()
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
         self._gloo._set_default_timeout(timeout)
 
+    @entry()
     def abort(self) -> None:
         self._group.abort("torch.distributed aborted the process group")
 
+    @entry()
     def shutdown(self) -> None:
         membership, self._membership = self._membership, None
         if membership is not None:

@@ -26,18 +26,21 @@ from farandole.torch._c10d.tensors import (
     sent,
     sent_list,
 )
-from farandole.torch._c10d.works import together
+from farandole.torch._c10d.works import Work, together
+from farandole.torch._entries import entry
 
 
 class Moving(EngineGroup):
     """Broadcast, gathers, scatter and all-to-all."""
 
+    @entry("c10d::broadcast_")
     def broadcast(self, tensors: Tensors, opts: Any = defaults) -> Any:
         here, finish = in_place(one(tensors, "broadcast"))
         root = opts.rootRank
         finish = finish if root != self.rank() else None
         return self._run("broadcast", here, here, opts, list(tensors), finish, root=root)
 
+    @entry("c10d::_allgather_base_")
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = defaults
     ) -> Any:
@@ -45,13 +48,17 @@ class Moving(EngineGroup):
         target, finish = received(output)
         return self._run("all_gather", sent(input), target, opts, [output], finish)
 
+    @entry("c10d::allgather_")
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = defaults) -> Any:
-        parts, tensor = one(outputs, "all_gather"), one(inputs, "all_gather")
+        return self._gathered(one(outputs, "all_gather"), one(inputs, "all_gather"), opts)
+
+    def _gathered(self, parts: Tensors, tensor: torch.Tensor, opts: Any) -> Work:
         counts = differing_counts(parts, tensor, self.rank(), self.size(), "all_gather")
         target, finish = received_list(parts)
         result = [list(parts)]
         return self._run("all_gather", sent(tensor), target, opts, result, finish, counts=counts)
 
+    @entry("c10d::allgather_into_tensor_coalesced_")
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = defaults
     ) -> Any:
@@ -61,16 +68,19 @@ class Moving(EngineGroup):
         sources = [sent(t) for t in inputs]
         return self._run_grouped("all_gather", sources, targets, opts, list(outputs), finishes)
 
+    @entry("c10d::allgather_coalesced_")
     def allgather_coalesced(
         self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = defaults
     ) -> Any:
         """``outputs[r][i]`` becomes the ``i``-th tensor of rank ``r``."""
-        works = [
-            self.allgather([[parts[i] for parts in outputs]], [tensor], opts)
-            for i, tensor in enumerate(inputs)
-        ]
-        return together(works)
+        with self._block("all_gather_coalesced", self._seconds(opts)):
+            works = [
+                self._gathered([parts[i] for parts in outputs], tensor, opts)
+                for i, tensor in enumerate(inputs)
+            ]
+        return together(works, [work.result() for work in works])
 
+    @entry("c10d::gather_")
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = defaults) -> Any:
         tensor, root = one(inputs, "gather"), opts.rootRank
         if root != self.rank():
@@ -80,6 +90,7 @@ class Moving(EngineGroup):
         target, finish = received_list(parts)
         return self._run("gather", sent(tensor), target, opts, [list(parts)], finish, root=root)
 
+    @entry("c10d::scatter_")
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = defaults) -> Any:
         output, root = one(outputs, "scatter"), opts.rootRank
         target, finish = received(output)
@@ -89,6 +100,7 @@ class Moving(EngineGroup):
         check_equal(parts, output, self.size(), "scatter")
         return self._run("scatter", sent_list(parts), target, opts, [output], finish, root=root)
 
+    @entry("c10d::alltoall_base_")
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -113,6 +125,7 @@ class Moving(EngineGroup):
             )
         return self._run("all_to_all", source, target, opts, [output], finish, counts=counts)
 
+    @entry("c10d::alltoall_")
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = defaults) -> Any:
         for tensors, what in ((inputs, "input"), (outputs, "output")):
             if len(tensors) != self.size():

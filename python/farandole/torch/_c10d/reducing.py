@@ -12,11 +12,13 @@ from farandole.torch._c10d.arguments import check_shares, differing_counts, one
 from farandole.torch._c10d.engine_group import EngineGroup, Tensors, defaults
 from farandole.torch._c10d.reductions import engine_op, name_of
 from farandole.torch._c10d.tensors import in_place, pairs, received, sent, sent_list
+from farandole.torch._entries import entry
 
 
 class Reducing(EngineGroup):
     """All-reduce, reduce and reduce-scatter, of one tensor and of many."""
 
+    @entry("c10d::allreduce_")
     def allreduce(self, tensors: Any, opts: Any = defaults) -> Any:
         if isinstance(tensors, torch.Tensor):
             tensors = [tensors]
@@ -35,6 +37,7 @@ class Reducing(EngineGroup):
             "all_reduce", here, here, opts, list(tensors), finish, op=op, prescale=factor
         )
 
+    @entry("c10d::allreduce_coalesced_")
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = defaults) -> Any:
         found = {engine_op(opts.reduceOp, tensor) for tensor in tensors}
         if None in found:
@@ -46,6 +49,7 @@ class Reducing(EngineGroup):
             "all_reduce", here, here, opts, list(tensors), finishes, op=op, prescale=factor
         )
 
+    @entry("c10d::reduce_")
     def reduce(self, tensors: Tensors, opts: Any = defaults) -> Any:
         tensor = one(tensors, "reduce")
         found = engine_op(opts.reduceOp, tensor)
@@ -62,6 +66,7 @@ class Reducing(EngineGroup):
             "reduce", here, target, opts, result, finish, op=op, prescale=factor, root=root
         )
 
+    @entry("c10d::_reduce_scatter_base_")
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = defaults
     ) -> Any:
@@ -71,6 +76,7 @@ class Reducing(EngineGroup):
         source = sent(input, folded=True)
         return self._run("reduce_scatter", source, target, opts, [output], finish, **found)
 
+    @entry("c10d::reduce_scatter_")
     def reduce_scatter(
         self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = defaults
     ) -> Any:
@@ -84,6 +90,7 @@ class Reducing(EngineGroup):
             "reduce_scatter", source, target, opts, result, finish, counts=counts, **found
         )
 
+    @entry("c10d::reduce_scatter_tensor_coalesced_")
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = defaults
     ) -> Any:

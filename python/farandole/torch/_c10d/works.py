@@ -22,11 +22,34 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Work as _TorchWork
 
+from farandole._core import InvalidArgument, Source
+from farandole.torch._entries import entry
+
 _NO_TIMEOUT = timedelta(0)
 _LOOK = 0.01  # seconds between two looks at works that a backward pass is expected to complete
 _TURN = 0.002  # for which one of several works is waited for
 
 _graph_task = torch._C._current_graph_task_id  # -1 outside of a backward
+
+
+class Deferred:
+    """The handle of an operation within a coalescing block, which begins when the block ends."""
+
+    def __init__(self, *, may_wait: bool) -> None:
+        self._may_wait = may_wait
+
+    def wait(self, timeout: float | None) -> None:
+        """PyTorch waits at once for calls that are not asynchronous; that is for the block to do.
+        Whoever was given a work to wait for would read what is not there yet."""
+        del timeout
+        if not self._may_wait:
+            raise InvalidArgument(
+                "a work of a coalescing block was waited for within the block: the operations of a "
+                "block begin together, at its end"
+            )
+
+    def done(self) -> bool:
+        return False
 
 
 class Work(_TorchWork):
@@ -49,16 +72,25 @@ class Work(_TorchWork):
         self._told = False  # the future is complete
         self._lock = threading.Lock()
 
+    def begin(self, handle: Any) -> None:
+        """What was deferred is under way."""
+        self._handle = handle
+
+    @entry()
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         handle = self._handle
-        if handle is not None:
+        if isinstance(handle, Deferred):
+            handle.wait(None)
+        elif handle is not None:
             try:
-                handle.wait(timeout.total_seconds() or None)
+                ended = handle.wait(timeout.total_seconds() or None)
             except TimeoutError:
                 raise
             except BaseException as error:
                 self._end(error)
                 raise
+            if isinstance(ended, Source):
+                self._source = ended.rank
             self._end(None)
         if self._error is not None:
             raise self._error
@@ -84,6 +116,7 @@ class Work(_TorchWork):
         else:
             future.set_result(self._result)
 
+    @entry()
     def is_completed(self) -> bool:
         handle = self._handle
         if handle is not None and handle.done():
@@ -91,23 +124,29 @@ class Work(_TorchWork):
                 self.wait()
         return self._handle is None
 
+    @entry()
     def is_success(self) -> bool:
         return self.is_completed() and self._error is None
 
+    @entry()
     def exception(self) -> BaseException | None:
         return self._error
 
+    @entry()
     def result(self) -> Any:
         return self._result
 
+    @entry()
     def synchronize(self) -> None:
         self.wait()
 
+    @entry()
     def source_rank(self) -> int:
         return self._source
 
     _source_rank = source_rank
 
+    @entry()
     def get_future(self) -> Any:
         if self._future is None:
             self._future = torch.futures.Future()
@@ -132,8 +171,8 @@ class _All:
         return all(work.is_completed() for work in self._works)
 
 
-def together(works: list[Work]) -> Work:
-    return Work(_All(works), [work.result() for work in works])
+def together(works: list[Work], result: Any) -> Work:
+    return Work(_All(works), result)
 
 
 class _Completions:

@@ -1,0 +1,170 @@
+#include "group/any_source.h"
+
+#include <cstdio>
+#include <utility>
+
+#include "base/log.h"
+
+namespace farandole {
+namespace {
+
+constexpr auto kBetweenWarnings = std::chrono::seconds(60);
+
+std::string seconds_text(Duration d) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f s", seconds(d));
+  return text;
+}
+
+}  // namespace
+
+AnySource::AnySource(Engine& engine, Membership group, std::shared_ptr<Pairs> pairs)
+    : engine_(engine), group_(std::move(group)), pairs_(std::move(pairs)) {}
+
+std::shared_ptr<const int> AnySource::submit(std::shared_ptr<Request> request, int tag) {
+  auto source = std::make_shared<int>(-1);
+  {
+    const std::lock_guard lock(mutex_);
+    pending_.push_back({std::move(request), source, tag});
+    waiting_.store(true, std::memory_order_release);
+  }
+  engine_.hold_on();
+  engine_.wake();
+  return source;
+}
+
+void AnySource::close() {
+  const std::lock_guard lock(mutex_);
+  for (; !pending_.empty(); pending_.pop_front()) engine_.let_go();
+  waiting_.store(false, std::memory_order_relaxed);
+}
+
+bool AnySource::poll(TimePoint) {
+  if (!waiting_.load(std::memory_order_acquire)) return false;
+  const std::lock_guard lock(mutex_);
+  const size_t before = pending_.size();
+  std::erase_if(pending_, [&](Pending& pending) {
+    try {
+      return begin(pending);
+    } catch (const Error& error) {  // no room for another stream
+      fail(pending, error);
+      return true;
+    }
+  });
+  for (size_t i = pending_.size(); i < before; ++i) engine_.let_go();
+  waiting_.store(!pending_.empty(), std::memory_order_relaxed);
+  return pending_.size() < before;
+}
+
+/// True when a sender was found. Requests of one tag come by in the order of submission; a stream
+/// that has taken one is busy, and is not offered to the next.
+bool AnySource::begin(Pending& pending) {
+  const int size = static_cast<int>(group_.members.size());
+  for (int i = 0; i < size; ++i) {
+    const int peer = (next_ + i) % size;
+    if (peer == group_.rank) continue;
+    const std::shared_ptr<Stream> stream = stream_of(peer, pending.tag);
+    if (!stream || stream->ahead().empty()) continue;
+    *pending.source = peer;
+    next_ = (peer + 1) % size;
+    engine_.launch(stream, std::move(pending.request));
+    return true;
+  }
+  return false;
+}
+
+/// Opened when the peer has opened its end: it then finds ours, and begins.
+std::shared_ptr<Stream> AnySource::stream_of(int peer, int tag) {
+  const Pair pair{peer, group_.rank, tag};
+  if (auto known = pairs_->known(pair)) return known;
+  const int world_rank = group_.members[static_cast<size_t>(peer)];
+  const uint64_t key = stream_key(group_.key, number_of(pair, group_.members.size()));
+  if (!engine_.host().segment->find(world_rank, key)) return nullptr;
+  return pairs_->stream(engine_, group_, pair);
+}
+
+// ---- now and then ----
+
+void AnySource::look_around(TimePoint when) {
+  if (!waiting_.load(std::memory_order_acquire)) return;
+  const std::lock_guard lock(mutex_);
+  std::erase_if(pending_, [&](Pending& pending) {
+    const auto error = failure_of(pending, when);
+    if (!error) return false;
+    fail(pending, *error);
+    engine_.let_go();
+    return true;
+  });
+  waiting_.store(!pending_.empty(), std::memory_order_relaxed);
+}
+
+/// What is wrong is the whole group's, as with any operation.
+std::optional<Error> AnySource::failure_of(Pending& pending, TimePoint when) {
+  Operation& o = pending.request->operation;
+  if (pending.started == TimePoint{}) {
+    pending.started = when;
+    pending.next_warning = when + engine_.view().warn_after;
+    if (o.timeout > Duration::zero()) o.deadline.at = std::min(o.deadline.at, when + o.timeout);
+  }
+  Lifeline& lifeline = *group_.lifeline;
+  if (!lifeline.failed()) {
+    if (const auto error = absence(title(pending)))
+      lifeline.report(*error);
+    else if (o.deadline.passed(when))
+      lifeline.report(stalled(pending, when));
+  }
+  if (lifeline.failed()) return lifeline.verdict();
+  if (when >= pending.next_warning) {
+    log(LogLevel::warning, title(pending) + " has waited " + seconds_text(when - pending.started) +
+                               "; no rank has sent anything with this tag");
+    pending.next_warning = when + kBetweenWarnings;
+  }
+  return std::nullopt;
+}
+
+/// A rank that died might have been the sender. One that left in good order was not, as long as
+/// there are others.
+std::optional<Error> AnySource::absence(const std::string& title) const {
+  const EngineView view = engine_.view();
+  std::optional<Error> left;
+  bool others = false;
+  for (const int member : group_.members) {
+    Context where;
+    where.operation = title;
+    const auto error = absence_of(view, member, std::move(where));
+    const bool mine = member == view.host->rank;
+    if (error && (mine || !has_left(view, member))) return error;
+    if (error) left = error;
+    others |= !error && !mine;
+  }
+  return others ? std::nullopt : left;
+}
+
+Error AnySource::stalled(const Pending& pending, TimePoint when) const {
+  Context where;
+  where.rank = engine_.host().rank;
+  where.operation = title(pending);
+  where.tensor = pending.request->operation.name;
+  where.evidence = "no rank has sent it anything with this tag";
+  return Error(ErrorCode::stalled,
+               title(pending) + " on rank " + std::to_string(where.rank) +
+                   " was not complete after " + seconds_text(when - pending.started),
+               std::move(where), "send as many messages as are received, with the same tags");
+}
+
+std::string AnySource::title(const Pending& pending) const {
+  const std::string& name = pending.request->operation.name;
+  return "recv" + (name.empty() ? name : " '" + name + "'") + " from any rank, tag " +
+         std::to_string(pending.tag);
+}
+
+void AnySource::fail(Pending& pending, const Error& error) {
+  const std::shared_ptr<Request> request = std::move(pending.request);
+  request->error = error;
+  request->finished.store(true, std::memory_order_release);  // partner: Handle::done
+  engine_.note_finished();
+  if (request->operation.completion)
+    engine_.complete([request] { request->operation.completion(&*request->error); });
+}
+
+}  // namespace farandole

@@ -1,0 +1,31 @@
+"""``HorovodBasics``: who is who, as an object, for programs that make one of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from farandole.common import _basics, _reductions
+
+__all__ = ["HorovodBasics"]
+
+
+class HorovodBasics:
+    """What every framework's module has: ``init``, ``rank``, ``mpi_built``, ``Average``, …
+
+    Example:
+        >>> from farandole.common.basics import HorovodBasics
+        >>> basics = HorovodBasics(__file__, "mpi_lib")
+        >>> basics.init()
+        >>> basics.rank(), basics.Average
+        (0, 0)
+    """
+
+    def __init__(self, pkg_path: str = "", *args: Any) -> None:
+        """Takes Horovod's place of a library, and needs none."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _basics.__all__:
+            return getattr(_basics, name)
+        if name in _reductions.HOROVODS_NAMES:
+            return getattr(_reductions, name)
+        raise AttributeError(f"HorovodBasics has no attribute {name!r}")

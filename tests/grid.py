@@ -1,0 +1,55 @@
+"""Tables of tests over dimensions that do not depend on each other.
+
+`GRID=full` (make test-all) takes every combination. Otherwise every pair of values of two
+dimensions occurs once at least, which finds whatever two dimensions together break; and a slice of
+all combinations is drawn by a seed that pytest prints at its start, so that many runs come to see
+the whole. GRID_SEED=N draws the slice of a run that failed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+DRAWN = 24  # one combination in so many, beside the pairs
+
+Row = tuple[Any, ...]
+
+
+def full() -> bool:
+    return os.environ.get("GRID") == "full"
+
+
+def seed() -> int:
+    """Of this run: tests/conftest.py sets it for all workers."""
+    return int(os.environ["GRID_SEED"])
+
+
+def combinations(
+    *dimensions: Sequence[Any], fits: Callable[..., bool] = lambda *_: True
+) -> list[Row]:
+    """The rows of a table whose columns have these values; `fits` refuses what has no meaning."""
+    every = [row for row in itertools.product(*dimensions) if fits(*row)]
+    if full():
+        return every
+    chosen = set(_pairs(every))
+    dice = random.Random(zlib.crc32(repr(every).encode()) + seed())
+    chosen.update(dice.sample(range(len(every)), len(every) // DRAWN))
+    return [every[i] for i in sorted(chosen)]
+
+
+def _pairs(every: Sequence[Row]) -> list[int]:
+    """Few rows, by number, that have every pair of values which occurs in `every`: greedily, each
+    row the one that has most pairs not seen yet (Cohen et al., The AETG system, 1997)."""
+    of_row = [set(itertools.combinations(enumerate(map(repr, row)), 2)) for row in every]
+    missing = set().union(*of_row)
+    chosen = []
+    while missing:
+        best = max(range(len(every)), key=lambda i: len(of_row[i] & missing))
+        chosen.append(best)
+        missing -= of_row[best]
+    return chosen

@@ -1,0 +1,208 @@
+"""Shows that the tests notice: puts small faults into the code, one at a time, and runs a test.
+
+Every patch beside this file is a fault. Before its diff stand two lines:
+
+    why: what a user would meet
+    caught by: tests/ranks/test_async.py::test_x     (or `cpp NAME`, a test of tests/cpp)
+
+The test named there belongs to `make test`; it must pass without the patch and fail with it. All
+is done in a copy of the working tree, build/mutants/tree: compiled once, then file by file.
+
+    run.py                    all of them: make mutants
+    run.py NAME …             these
+    run.py --draw 4 [--seed S]  some, by a seed that is printed: .ci/run
+    run.py --table [NAME …]   what happened goes into the table of README.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+TREE = ROOT / "build" / "mutants" / "tree"
+BUILD = TREE / "build" / sys.implementation.cache_tag
+LIMIT = 240  # seconds for one run of a test; a fault that makes it hang is caught, too
+
+
+@dataclass
+class Mutant:
+    name: str
+    why: str
+    test: str
+    patch: Path
+
+    @property
+    def files(self) -> list[str]:
+        return re.findall(r"^\+\+\+ b/(\S+)", self.patch.read_text(), re.MULTILINE)
+
+    @property
+    def is_compiled(self) -> bool:
+        return any(file.endswith((".cpp", ".h")) for file in self.files)
+
+
+def read(patch: Path) -> Mutant:
+    head = dict(re.findall(r"^(why|caught by): (.+)$", patch.read_text(), re.MULTILINE))
+    return Mutant(patch.stem, head["why"], head["caught by"], patch)
+
+
+# ---- the copy ----
+
+
+def shell(*command: str | Path, limit: float | None = None) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {
+        "PYTHONPATH": str(TREE / "python"),
+        "CCACHE_BASEDIR": str(TREE),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "GIT_CEILING_DIRECTORIES": str(TREE.parent),  # the copy is no part of our repository
+    }
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd=TREE,
+        env=environment,
+        timeout=limit,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
+def copy_tree() -> None:
+    """The files that git knows or does not ignore; those that are the same keep their time."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    names = {name for name in listed.stdout.decode().split("\0") if (ROOT / name).is_file()}
+    old = {str(p.relative_to(TREE)) for folder in ("csrc", "python", "tests") if TREE.exists()
+           for p in (TREE / folder).rglob("*") if p.is_file() and not p.is_symlink()}  # fmt: skip
+    for name in old - names:
+        (TREE / name).unlink()
+    for name in names:
+        source, target = ROOT / name, TREE / name
+        if not target.exists() or target.read_bytes() != source.read_bytes():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+
+
+MODULES, CPP_TESTS = ("_core", "_tf"), ("farandole_tests",)
+
+
+def build(*targets: str) -> None:
+    done = shell("cmake", "--build", BUILD, "--target", *targets)
+    if done.returncode != 0:
+        raise SystemExit(f"does not compile:\n{done.stdout[-4000:]}")
+
+
+def prepare() -> None:
+    copy_tree()
+    done = shell("cmake", "-S", TREE, "-B", BUILD, "-G", "Ninja", "-DFARANDOLE_TESTS=ON",
+                 f"-DPython_EXECUTABLE={sys.executable}")  # fmt: skip
+    if done.returncode != 0:
+        raise SystemExit(done.stdout)
+    build(*MODULES, *CPP_TESTS)
+    for library in [*BUILD.glob("_core*.so"), BUILD / "_tf.so"]:
+        link = TREE / "python" / "farandole" / library.name
+        link.unlink(missing_ok=True)
+        link.symlink_to(library)
+    where = shell(sys.executable, "-c", "import farandole; print(farandole.__file__)").stdout
+    if not where.startswith(str(TREE)):
+        raise SystemExit(f"the tests would run {where.strip()}: an editable install goes first")
+
+
+# ---- one fault ----
+
+
+def fails(test: str) -> bool | None:
+    """None where the test did not run at all."""
+    try:
+        if test.startswith("cpp "):
+            done = shell(BUILD / "farandole_tests", test[4:], limit=LIMIT / 4)
+            return None if "\n0 passed, 0 failed" in done.stdout else done.returncode != 0
+        pytest = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--timeout={LIMIT / 2}")
+        done = shell(sys.executable, *pytest, *test.split(), limit=LIMIT)
+    except subprocess.TimeoutExpired:
+        return True
+    return {0: False, 1: True}.get(done.returncode)
+
+
+def try_out(mutant: Mutant) -> str:
+    """What became of it: caught, or what is wrong with it or with the test."""
+    done = shell("git", "apply", "-C1", mutant.patch)
+    if done.returncode != 0:
+        return "does not apply"
+    try:
+        if mutant.is_compiled:
+            build(*(CPP_TESTS if mutant.test.startswith("cpp ") else MODULES))
+        return {True: "caught", False: "NOT CAUGHT", None: "no such test"}[fails(mutant.test)]
+    except SystemExit:
+        return "does not compile"
+    finally:
+        copy_tree()
+
+
+def run(mutants: list[Mutant]) -> list[tuple[Mutant, str, float]]:
+    prepare()
+    passes = {test: fails(test) is False for test in sorted({m.test for m in mutants})}
+    rows = []
+    for mutant in mutants:
+        began = time.monotonic()
+        fate = try_out(mutant) if passes[mutant.test] else "its test fails without it"
+        rows.append((mutant, fate, time.monotonic() - began))
+        print(f"{mutant.name}: {fate} ({rows[-1][2]:.0f} s), by {mutant.test}", flush=True)
+    build(*MODULES, *CPP_TESTS)
+    return rows
+
+
+def write_table(rows: list[tuple[Mutant, str, float]], existing: set[str]) -> None:
+    """Rows of faults that were not run now stay as they are, while there is a patch."""
+    page = HERE / "README.md"
+    text, _, table = (page.read_text() if page.exists() else "").partition("| fault |")
+    lines = {row.split("|")[1].strip(): row for row in table.splitlines()[2:]}
+    lines |= {m.name: f"| {m.name} | {m.why} | {fate} | `{m.test}` |" for m, fate, _ in rows}
+    kept = [lines[name] for name in sorted(lines) if name in existing]
+    page.write_text(text + "\n".join(["| fault | a user would meet | fate | test |",
+                                      "|---|---|---|---|", *kept, ""]))  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Puts faults into the code and runs their tests.")
+    parser.add_argument("names", nargs="*", help="of patches; all without one")
+    parser.add_argument("--draw", type=int, help="so many of them")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--table", action="store_true", help="write what happened to README.md")
+    options = parser.parse_args()
+    mutants = [read(patch) for patch in sorted(HERE.glob("*.patch"))]
+    existing = {m.name for m in mutants}
+    if options.names:
+        unknown = set(options.names) - existing
+        if unknown:
+            parser.error(f"there is no {', '.join(sorted(unknown))}")
+        mutants = [m for m in mutants if m.name in options.names]
+    if options.draw:
+        print(f"{options.draw} of {len(mutants)} faults, --seed {options.seed}")
+        mutants = random.Random(options.seed).sample(mutants, min(options.draw, len(mutants)))
+    rows = run(mutants)
+    if options.table:
+        write_table(rows, existing)
+    missed = [m.name for m, fate, _ in rows if fate != "caught"]
+    print(f"{len(rows) - len(missed)} of {len(rows)} faults were caught")
+    if missed:
+        raise SystemExit(f"not caught: {', '.join(missed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Whatever a public function is given, what reaches the caller is an error of ours."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import farandole as fd
+
+WRONG = {
+    "none": None, "an_object": object(), "text": "2", "bytes": b"\xff", "a_surrogate": "\ud800",
+    "large": 2**40, "larger": -(2**70), "half": 1.5, "nan": float("nan"), "a_list": [object()],
+    "a_dict": {}, "a_function": len,
+}  # fmt: skip
+RIGHT = {"x": np.ones(4), "xs": [np.ones(4)], "shape": 4, "file_path": os.devnull}
+# These end the process' world, or start another.
+NOT_HERE = {"init", "shutdown", "abort", "run"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _world_of_one() -> Iterator[None]:
+    fd.init(rank=0, size=1)
+    yield
+    fd.shutdown()
+
+
+def public() -> list[str]:
+    return [
+        name
+        for name in fd.__all__
+        if callable(getattr(fd, name)) and not inspect.isclass(getattr(fd, name))
+        and name not in NOT_HERE
+    ]  # fmt: skip
+
+
+def outcome(call: Callable[[], Any]) -> str:
+    """What is wrong with how it ended, if something is."""
+    try:
+        call()
+    except fd.Error as error:
+        str(error).encode()  # not every terminal takes a surrogate
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
+    return ""
+
+
+@pytest.mark.parametrize("name", public())
+def test_a_wrong_argument_is_an_error_of_ours(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # "2" is the name of a file, too
+    function = getattr(fd, name)
+    parameters = inspect.signature(function).parameters
+    needed = {p: RIGHT.get(p, 0) for p, of in parameters.items() if of.default is of.empty}
+    problems = []
+    for parameter in parameters:
+        for word, value in WRONG.items():
+            arguments = needed | {parameter: value}
+            problem = outcome(lambda arguments=arguments: function(**arguments))  # type: ignore[misc]
+            if problem:
+                problems.append(f"{name}({parameter}={word}): {problem}")
+    assert problems == []
+
+
+def test_the_argument_and_its_value_are_named() -> None:
+    for call, words in [
+        (lambda: fd.all_reduce(np.ones(1), prescale="2"), "prescale is '2'; it is a number"),  # type: ignore[arg-type]
+        (lambda: fd.split(2**40), "color is 1099511627776; it is a whole number of 32 bits"),
+        (lambda: fd.barrier(name="\ud800"), r"name is '\ud800'; it is text"),
+        (lambda: fd.broadcast(np.ones(1), group="all"), "group is 'all'; it is a group"),  # type: ignore[arg-type]
+    ]:
+        with pytest.raises(fd.InvalidArgument) as caught:
+            call()
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["FARANDOLE_LEVEL", "FARANDOLE_LOG", "HOROVOD_FUSION_THRESHOLD"])
+def test_a_setting_of_bytes_that_are_no_text_is_named(name: str) -> None:
+    script = (
+        "import farandole as fd\n"
+        "try:\n    fd.init(rank=0, size=1)\n"
+        "except fd.InvalidArgument as error:\n    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environb | {name.encode(): b"\xff"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert done.stdout == rf"the environment says {name}='\udcff', which is not text in UTF-8" "\n"
