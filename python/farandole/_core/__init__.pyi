@@ -69,7 +69,10 @@ class Handle(metaclass=_Native):
     def wait(self, timeout: float | None = None) -> Any: ...
     def done(self) -> bool: ...
 
-class Source:
+class Source(metaclass=_Native):
+    """Who sent what start_from_any received."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None: ...  # never called
     @property
     def rank(self) -> int: ...
 
