@@ -446,6 +446,72 @@ def ranks_that_disagree_get_mismatch_and_recover() -> None:
         same(jax.jit(lambda x: fdj.allreduce(x, "sum"))(jnp.ones(4)), np.full(4, float(fdj.size())))
 
 
+def summed(x: Any) -> Any:
+    return fdj.allreduce(x, "sum")
+
+
+@on_ranks(2)
+def programs_that_ranks_run_in_another_order_are_a_mismatch() -> None:
+    """Their collectives are alike in all but where they stand."""
+    x = jnp.ones(4)
+
+    def first(x: Any) -> Any:
+        return fdj.allreduce(x, "sum")
+
+    def second(x: Any) -> Any:
+        return fdj.allreduce(x, "sum")
+
+    def third(x: Any) -> Any:
+        return summed(x)
+
+    def fourth(x: Any) -> Any:
+        return summed(x)
+
+    def fifth(x: Any) -> Any:
+        return fdj.allreduce_gradients({"w": x})["w"]
+
+    def sixth(x: Any) -> Any:
+        return fdj.allreduce_gradients({"w": x})["w"]
+
+    pairs: list[tuple[Any, Any, list[str]]] = [
+        (first, second, ["in first", "in second", "test_jax_ops.py:"]),
+        (third, fourth, ["in summed", "of jit_third", "of jit_fourth"]),
+        (jax.grad(lambda x: third(x).sum()), fourth, ["_lambda", "of jit_fourth"]),
+        (fifth, sixth, ["gradients, bucket 0", "in fifth", "in sixth"]),
+        (fdj.allreduce, lambda x: fdj.allreduce(x), ["as call 1 of jit_allreduce", "_lambda"]),
+    ]
+    for one, other, words in pairs:
+        programs = [jax.jit(one), jax.jit(other)]
+        if fdj.rank() == 1:
+            programs.reverse()
+        with pytest.raises(jax.errors.JaxRuntimeError, match="Mismatch: ranks disagree") as caught:
+            jax.block_until_ready([program(x) for program in programs])
+        for word in words:
+            assert word in str(caught.value), (word, caught.value)
+        fdj.recover()
+
+
+@on_ranks(2)
+def a_place_is_of_the_program_and_not_of_who_calls_it() -> None:
+    step = jax.jit(summed)
+    whole = jax.jit(fdj.allreduce)
+    x = jnp.full(3, float(fdj.rank()))
+    if fdj.rank() == 0:
+        first, second = step(x), whole(x)
+    else:
+        first = step(x)
+        second = whole(x)
+    same(first, np.ones(3))
+    same(second, np.full(3, 0.5))
+    if fdj.rank() == 0:  # a name says that two lines are one call
+        named = jax.jit(lambda x: fdj.allreduce(x, "sum", name="named"))(x)
+    else:
+        named = jax.jit(lambda x: fdj.allreduce(x, "sum", name="named"))(x)
+    same(named, np.ones(3))
+    long = jax.jit(lambda x: fdj.allgather({"a" * 300: x, "b": x}, [3, 3])["b"])
+    assert long(x).shape == (6,)
+
+
 def say_and_wait() -> None:
     fd.send(np.ones(1), 0)
     fd.barrier()

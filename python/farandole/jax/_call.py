@@ -15,6 +15,7 @@ from jax.interpreters import batching, mlir
 
 from farandole._core import InvalidArgument
 from farandole._core import jax as _native
+from farandole.jax import _place
 from farandole.jax._order import TARGET, token
 
 _ROWS = {"all_gather", "reduce_scatter", "all_to_all"}  # results are not where operands lie
@@ -28,6 +29,7 @@ class Call:
     kind: str
     size: int
     label: str
+    line: str | None = None  # of the user's code; None: the label says which call this is
     op: str = "sum"
     prescale: float = 1.0
     postscale: float = 1.0
@@ -74,11 +76,14 @@ def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
     rule = jax.ffi.ffi_lowering(
         TARGET, has_side_effect=True, operand_output_aliases={i: i for i in [*in_place, last]}
     )
+    label = call.label
+    if call.line is not None:
+        label = _place.name_in(ctx, label, call.line, call.ranks)
     return rule(
         ctx,
         *operands,
         kind=call.kind,
-        label=call.label,
+        label=label,
         op=call.op,
         prescale=np.float64(call.prescale),
         postscale=np.float64(call.postscale),
@@ -88,7 +93,7 @@ def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
     )
 
 
-mlir.register_lowering(_collective, _lower)
+mlir.register_lowering(_collective, _lower, cacheable=False)  # calls have numbers
 
 
 def _refuse_vmap(*_: Any, call: Call) -> NoReturn:
@@ -165,6 +170,12 @@ def _refuse_devices(call: Call) -> None:
         )
 
 
+def traced(arrays: Sequence[Any]) -> bool:
+    """They are of a program in the making. (A call outside of programs is compiled once for all
+    lines that have one like it.)"""
+    return any(isinstance(a, jax.core.Tracer) for a in arrays)
+
+
 def run(call: Call, arrays: Sequence[Any]) -> tuple[Any, ...]:
     """The collective on the arrays: at once, or as part of what is being traced.
 
@@ -173,7 +184,7 @@ def run(call: Call, arrays: Sequence[Any]) -> tuple[Any, ...]:
     """
     _refuse_devices(call)
     results: tuple[Any, ...]
-    if any(isinstance(a, jax.core.Tracer) for a in arrays):
+    if traced(arrays):
         results = _differentiable(call, tuple(arrays), token())
         return results
     try:

@@ -1,9 +1,9 @@
 """The collectives on arrays and pytrees, anywhere in a program.
 
 They run in the order in which they are called (docs/jax.md), on every rank the same ones; all
-leaves of a pytree go in one call, small ones packed together by the core. ``name`` says on every
-rank which call this is: ranks that come with different calls get ``Mismatch``. Gradients are those
-of the sum of all ranks' losses.
+leaves of a pytree go in one call, small ones packed together by the core. Ranks that come with
+different calls get ``Mismatch``: which call this is, ``name`` says; without one, in a program, its
+line and its place in the program. Gradients are those of the sum of all ranks' losses.
 
 Bad input raises ``InvalidArgument`` (a ``ValueError``) while the program is traced; what goes wrong
 when it runs arrives as ``JaxRuntimeError`` (see :func:`farandole.jax.last_error`).
@@ -22,7 +22,7 @@ import numpy as np
 from farandole import _core, _exchange
 from farandole._core import InvalidArgument
 from farandole.common._process_set import ProcessSet, global_process_set
-from farandole.jax import _call
+from farandole.jax import _call, _place
 from farandole.jax._order import device, group_of_calls, key_of
 
 
@@ -41,7 +41,8 @@ def allreduce(
         tree: an array, or a pytree of them, of any supported dtypes; numbers count as arrays.
         op: ``mean``, ``sum``, ``min``, ``max`` or ``product``; only the first two have gradients.
         prescale, postscale: factors on every input, and on the result.
-        name: part of errors and traces; the same on every rank.
+        name: part of errors and traces; the same on every rank. Without one, calls in programs
+            are of the same line on every rank.
         process_set: the ranks that take part; means are theirs.
 
     Raises:
@@ -53,14 +54,28 @@ def allreduce(
         >>> jax.jit(lambda x: fdj.allreduce(x, "sum"))(jnp.ones(2)).tolist()
         [1.0, 1.0]
     """
+    return titled_allreduce("", tree, op, name, process_set, prescale=prescale, postscale=postscale)
+
+
+def titled_allreduce(
+    title: str,
+    tree: Any,
+    op: str,
+    name: str | None,
+    process_set: ProcessSet,
+    *,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+) -> Any:
+    """:func:`allreduce`, called `title` where it has no name."""
     if op not in _core.reduce_ops:
         raise InvalidArgument(f"op {op!r} is unknown; there are {', '.join(_core.reduce_ops)}")
     leaves, restore = _flatten(tree, "allreduce")
     for path, leaf in leaves:
         if leaf.dtype == bool and (op == "mean" or prescale != 1 or postscale != 1):
             raise InvalidArgument(f"allreduce: {path} is of booleans, which have no mean or scale")
-    options = {"op": op, "prescale": prescale, "postscale": postscale}
-    return restore(_run("all_reduce", leaves, name, process_set, **options))
+    options: Any = {"op": op, "prescale": prescale, "postscale": postscale}
+    return restore(_run("all_reduce", leaves, name, process_set, title=title, **options))
 
 
 def grouped_allreduce(
@@ -148,7 +163,14 @@ def allgather(
     known = _checked_counts(counts, rows, process_set)
     longest = max(known)
     padded = [(path, _padded(leaf, longest)) for path, leaf in rows]
-    joined = _run("all_gather", padded, f"{name or 'all_gather'} of {known} rows", process_set)
+    of_rows = f" of {known} rows"
+    joined = _run(
+        "all_gather",
+        padded,
+        name and name + of_rows,
+        process_set,
+        title="all_gather" + of_rows,
+    )
     return restore([_without_padding(each, known) for each in joined])
 
 
@@ -326,16 +348,32 @@ def _require_equal_parts(leaves: _Leaves, what: str, process_set: ProcessSet) ->
 
 
 def _run(
-    kind: str, leaves: _Leaves, name: str | None, process_set: ProcessSet, **options: Any
+    kind: str,
+    leaves: _Leaves,
+    name: str | None,
+    process_set: ProcessSet,
+    *,
+    title: str = "",
+    **options: Any,
 ) -> Sequence[Any]:
+    """`title`: what a call without a name is called; its place then tells it from others."""
     group, ranks = group_of_calls(process_set), key_of(process_set)
     if name is not None and not isinstance(name, str):
         raise InvalidArgument(f"name={name!r} is not a string")
     if not leaves and kind != "barrier":
         return []
-    label = _label(name or kind, leaves)
-    call = _call.Call(kind, group.size, label, ranks=ranks, rank=group.rank, **options)
-    return _call.run(call, [leaf for _, leaf in leaves])
+    arrays = [leaf for _, leaf in leaves]
+    by_place = name is None and _call.traced(arrays)
+    call = _call.Call(
+        kind,
+        group.size,
+        _label(name or title or kind, leaves),
+        line=_place.line_of_caller() if by_place else None,
+        ranks=ranks,
+        rank=group.rank,
+        **options,
+    )
+    return _call.run(call, arrays)
 
 
 def _label(name: str, leaves: _Leaves) -> str:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from farandole._core import InvalidArgument
 from farandole._hooks import Limits
 from farandole.common._process_set import ProcessSet, global_process_set, number_of
-from farandole.jax.ops import allreduce
+from farandole.jax.ops import titled_allreduce
 
 if TYPE_CHECKING:
     import optax
@@ -31,7 +31,7 @@ def distributed(
     op: str = "mean",
     compression: Any = Compression.none,
     bucket_bytes: int | None = None,
-    name: str = "gradients",
+    name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> optax.GradientTransformationExtraArgs:
     """The optimizer with the gradients of all ranks, reduced before anything else is done to them.
@@ -82,7 +82,7 @@ def allreduce_gradients(
     op: str = "mean",
     compression: Any = Compression.none,
     bucket_bytes: int | None = None,
-    name: str = "gradients",
+    name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Reduces a pytree of gradients in buckets, so that communication begins before all are there.
@@ -95,7 +95,8 @@ def allreduce_gradients(
         op: ``mean`` or ``sum``.
         compression: ``Compression.none``, ``.fp16`` or ``.bf16``.
         bucket_bytes: how much goes in one call; default ``FARANDOLE_BUCKET_BYTES``.
-        name: part of errors and traces; tells optimizers of one program apart.
+        name: part of errors and traces; tells optimizers apart, as the line of the call does
+            without one.
         process_set: the ranks that take part; means are theirs.
 
     Raises:
@@ -115,7 +116,9 @@ def allreduce_gradients(
     sizes = {key: leaf.size * leaf.dtype.itemsize for key, leaf in wire.items()}
     for number, keys in enumerate(_buckets(sizes, Limits.of(bucket_bytes, None))):
         bucket = {key: wire[key] for key in keys}
-        wire |= allreduce(bucket, op, name=f"{name}, bucket {number}", process_set=process_set)
+        which = f", bucket {number}"
+        named = None if name is None else name + which
+        wire |= titled_allreduce("gradients" + which, bucket, op, named, process_set)
     return jax.tree_util.tree_unflatten(
         structure, [wire[key].astype(dtypes[key]) for key in leaves]
     )
