@@ -12,6 +12,7 @@ namespace py = pybind11;
 void bind_errors(py::module_& module);
 void bind_arrays(py::module_& module);
 void bind_group(py::module_& module);
+void bind_guarded(py::module_& module);
 void bind_verbs(py::module_& module);
 void bind_named(py::module_& module);
 void bind_reducer(py::module_& module);

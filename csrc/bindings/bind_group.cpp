@@ -248,24 +248,27 @@ void bind_group(py::module_& module) {
           "Brings on what is in flight, for a millisecond at most, if nobody else does.")
       .def(
           "abort",
-          [](Group& group, const std::string& reason) {
+          [](Group& group, const py::object& reason) {
             refuse_in_child();
+            const std::string why = text_from(reason, "reason");
             Context where;
             where.rank = group.members()[static_cast<size_t>(group.rank())];
             group.abort(Error(ErrorCode::aborted,
-                              "rank " + std::to_string(where.rank) + " aborted: " + reason, where));
+                              "rank " + std::to_string(where.rank) + " aborted: " + why, where));
           },
           py::arg("reason"))
       .def(
           "report_exception",
-          [](Group& group, const std::string& what, const std::string& place) {
+          [](Group& group, const py::object& what, const py::object& place) {
             refuse_in_child();
+            const std::string cause = text_from(what, "what");
             Context where;
             where.rank = group.members()[static_cast<size_t>(group.rank())];
             where.pid = ::getpid();
-            where.evidence = place;
+            where.evidence = text_from(place, "place");
             group.abort(Error(ErrorCode::remote_error,
-                              "rank " + std::to_string(where.rank) + " ended with " + what, where));
+                              "rank " + std::to_string(where.rank) + " ended with " + cause,
+                              where));
           },
           py::arg("what"), py::arg("place"),
           "Fails the group: this rank ends with an exception that nobody caught.")
@@ -274,11 +277,13 @@ void bind_group(py::module_& module) {
              refuse_in_child();
              group.check();
            })
-      .def("allocate",
-           [](Group& group, size_t bytes) {
-             refuse_in_child();
-             return std::make_shared<SharedMemory>(SharedMemory{group.allocate(bytes), bytes});
-           })
+      .def(
+          "allocate",
+          [](Group& group, size_t bytes) {
+            refuse_in_child();
+            return std::make_shared<SharedMemory>(SharedMemory{group.allocate(bytes), bytes});
+          },
+          py::arg("bytes"))
       .def("describe", &Group::describe)
       .def_property_readonly(
           "tuning", [](const Group& g) { return text_of(g.engine()->tuning()); },
@@ -303,9 +308,9 @@ void bind_group(py::module_& module) {
            })
       .def(
           "start_timeline",
-          [](Group& g, const std::string& directory, int number) {
+          [](Group& g, const py::object& directory, int number) {
             refuse_in_child();
-            start_timeline(*g.engine(), directory, number);
+            start_timeline(*g.engine(), text_from(directory, "directory"), number);
           },
           py::arg("directory"), py::arg("number"),
           "Records from now on, on this rank; `number` is the same on all ranks that do so.")

@@ -37,10 +37,13 @@ std::optional<Deadline> own_deadline(const py::object& timeout) {
 }
 
 std::string text_from(const py::object& given, const std::string& argument) {
-  if (!py::isinstance<py::str>(given))
-    throw Error(ErrorCode::invalid_argument,
-                argument + "=" + std::string(py::repr(given)) + " is not a string");
-  return given.cast<std::string>();
+  Py_ssize_t size = 0;
+  const char* text =
+      py::isinstance<py::str>(given) ? PyUnicode_AsUTF8AndSize(given.ptr(), &size) : nullptr;
+  if (text != nullptr) return {text, static_cast<size_t>(size)};
+  PyErr_Clear();  // surrogates, as of bytes that are no UTF-8
+  const char* what = py::isinstance<py::str>(given) ? " is not text in UTF-8" : " is not a string";
+  throw Error(ErrorCode::invalid_argument, argument + "=" + std::string(py::repr(given)) + what);
 }
 
 Options options_from(const std::string& op, double prescale, double postscale, int root,

@@ -8,6 +8,7 @@ PYBIND11_MODULE(_core, module) {
   bind_errors(module);
   bind_arrays(module);
   bind_group(module);
+  bind_guarded(module);
   bind_verbs(module);
   bind_named(module);
   bind_reducer(module);

@@ -10,17 +10,35 @@ import functools
 import inspect
 import numbers
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec, TypeVar
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar, overload
 
+from farandole import _core
 from farandole._core import Error, Group, InvalidArgument
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
+Kind = tuple[str, Callable[[Any], bool]]  # what an argument is, in words; whether a value is it
+_WRONG = (TypeError, AttributeError, LookupError, ValueError, ArithmeticError, RuntimeError)
 
-def explained(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The function, of which a wrong argument raises InvalidArgument that names it."""
+
+@overload
+def explained(function: Callable[_P, _R], /) -> Callable[_P, _R]: ...
+@overload
+def explained(
+    function: None = None, /, **kinds: Kind
+) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
+def explained(function: Any = None, /, **kinds: Kind) -> Any:
+    """The function, of which a wrong argument raises InvalidArgument that names it. `kinds`: of
+    the parameters whose annotations do not say it."""
+    if function is None:
+        return functools.partial(_explained, kinds)
+    return _explained(kinds, function)
+
+
+def _explained(kinds: dict[str, Kind], function: Callable[_P, _R]) -> Callable[_P, _R]:
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -29,11 +47,26 @@ def explained(function: Callable[_P, _R]) -> Callable[_P, _R]:
             return function(*args, **kwargs)
         except Error:
             raise
-        except (TypeError, AttributeError, ValueError, OverflowError, RuntimeError) as error:
-            why = _wrong(function.__name__, signature, args, kwargs)
+        except _WRONG as error:
+            why = _wrong(function.__name__, signature, args, kwargs, kinds)
             if why is None:
                 raise
             raise InvalidArgument(why) from error
+
+    return call
+
+
+def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The same, looked at before the call: for what is called once, and would take a wrong value
+    for long before anybody notices."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        why = _wrong(function.__name__, signature, args, kwargs, {})
+        if why is not None:
+            raise InvalidArgument(why)
+        return function(*args, **kwargs)
 
     return call
 
@@ -43,27 +76,46 @@ def is_text(value: Any) -> bool:
     return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)
 
 
-def _is_whole(value: Any) -> bool:
+def is_whole(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and -(2**31) <= int(value) < 2**31
 
 
 def _are_whole(value: Any) -> bool:
-    return isinstance(value, Sequence) and all(map(_is_whole, value))
+    return isinstance(value, Sequence) and all(map(is_whole, value))
 
 
-_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+def one_of(what: str, *types: type) -> Kind:
+    """Instances of these types."""
+    return what, lambda v: isinstance(v, types)
+
+
+A_NUMBER: Kind = ("a number", lambda v: isinstance(v, numbers.Real))
+A_WHOLE_NUMBER: Kind = ("a whole number of 32 bits", is_whole)
+
+# By annotation, as it is written. A framework's side adds its own.
+KINDS: dict[str, Kind] = {
     "str": ("text, of characters that UTF-8 has", is_text),
-    "int": ("a whole number of 32 bits", _is_whole),
-    "Sequence[Any]": ("a list", lambda v: isinstance(v, Iterable)),
-    "os.PathLike[str]": ("a path", lambda v: isinstance(v, (str, os.PathLike))),
-    "float": ("a number", lambda v: isinstance(v, numbers.Real)),
+    "int": A_WHOLE_NUMBER,
+    "bool": ("True or False", lambda v: isinstance(v, bool | int)),
+    "Sequence[Any]": one_of("a list", Iterable),
+    "os.PathLike[str]": one_of("a path", str, os.PathLike),
+    "float": A_NUMBER,
     "Sequence[int]": ("a list of whole numbers", _are_whole),
-    "Group": ("a group, as of farandole.split()", lambda v: isinstance(v, Group)),
+    "Group": one_of("a group, as of farandole.split()", Group),
+    "Mapping[str, str]": (
+        "a dictionary of text",
+        lambda v: isinstance(v, Mapping) and all(map(is_text, (*v, *v.values()))),
+    ),
+    "Callable[..., Any]": ("a function", callable),
 }
 
 
 def _wrong(
-    name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+    name: str,
+    signature: inspect.Signature,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    own: dict[str, Kind],
 ) -> str | None:
     try:
         given = signature.bind(*args, **kwargs).arguments
@@ -71,11 +123,14 @@ def _wrong(
         return None  # Python's own words are the right ones
     for parameter, value in given.items():
         words = str(signature.parameters[parameter].annotation).split(" | ")
-        if words[0] not in _KINDS or (value is None and "None" in words):
+        if value is None and "None" in words:
             continue
-        what, fits = _KINDS[words[0]]
-        if not fits(value):
-            return f"{name}(): {parameter} is {shown(value)}; it is {what}"
+        kinds = [own.get(parameter) or KINDS.get(word) for word in words if word != "None"]
+        known = [kind for kind in kinds if kind is not None]
+        if len(known) < len(kinds) or any(fits(value) for _, fits in known):
+            continue
+        what = " or ".join(dict.fromkeys(what for what, _ in known))
+        return f"{name}(): {parameter} is {shown(value)}; it is {what}"
     return None
 
 
@@ -83,3 +138,70 @@ def shown(value: Any) -> str:
     """In a message: short, and of characters that every terminal has."""
     text = repr(value).encode("ascii", "backslashreplace").decode()
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# ---- native methods ----
+
+
+def explain_methods(of: type) -> None:
+    """Wrong arguments of a native class' methods raise InvalidArgument that names them."""
+    for name, method in list(vars(of).items()):
+        native = getattr(method, "__func__", None)
+        if isinstance(native, types.BuiltinFunctionType) and not name.startswith("_"):
+            setattr(of, name, _core.guarded(native, functools.partial(_refusal, native)))
+
+
+_PYBINDS_WORDS = [
+    ("typing.SupportsInt | typing.SupportsIndex", "int"),
+    ("typing.SupportsFloat | typing.SupportsIndex", "float"),
+    ("collections.abc.", ""),
+    ("farandole._core.", ""),
+    ("Sequence[object]", "Sequence[Any]"),
+]
+
+
+def _refusal(native: Any, *args: Any, **kwargs: Any) -> str | None:
+    """What is wrong with a call that has failed; None if nothing is."""
+    signature = native_signature(native)
+    why = _wrong(native.__name__, signature, args, kwargs, {})
+    if why is not None:
+        return why
+    try:
+        given = list(signature.bind(*args, **kwargs).arguments.items())[1:]
+    except TypeError:
+        return None
+    values = ", ".join(f"{name}={shown(value)}" for name, value in given)
+    return f"{native.__name__}({values}): a value is not what {native.__name__}{signature} takes"
+
+
+def native_signature(native: Any) -> inspect.Signature:
+    """pybind11 writes it into the first line of a function's text."""
+    line = native.__doc__.partition("\n")[0]
+    for theirs, ours in _PYBINDS_WORDS:
+        line = line.replace(theirs, ours)
+    return _signature(line)
+
+
+@functools.cache
+def _signature(line: str) -> inspect.Signature:
+    import ast
+
+    function: Any = ast.parse(f"def {line}: ...").body[0]
+    names, defaults = function.args.args, function.args.defaults
+    optional = len(names) - len(defaults)
+    return inspect.Signature(
+        [
+            inspect.Parameter(
+                each.arg,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                annotation=ast.unparse(each.annotation),
+                default=inspect.Parameter.empty
+                if i < optional
+                else ast.literal_eval(defaults[i - optional]),
+            )
+            for i, each in enumerate(names)
+        ]
+    )
+
+
+explain_methods(Group)

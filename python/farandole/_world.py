@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from farandole import _core
-from farandole._arguments import explained, is_text, shown
+from farandole._arguments import checked, explained, is_text, is_whole, shown
 from farandole._core import InvalidArgument, NotInitialized, RendezvousError
 
 __all__ = [
@@ -71,11 +71,12 @@ def _number(name: str, default: int | None = None) -> int | None:
     if text is None or text == "":
         return default
     try:
-        return int(text)
+        number = int(text)
+        if is_whole(number):
+            return number
     except ValueError:
-        raise RendezvousError(
-            f"the environment says {name}={text}, which is not a number"
-        ) from None
+        pass
+    raise RendezvousError(f"the environment says {name}={text}, which is not a number")
 
 
 def _first(*names: str) -> str:
@@ -110,7 +111,7 @@ def _find_place(
     job = ":".join(
         [
             _first("MASTER_ADDR", "HOROVOD_GLOO_RENDEZVOUS_ADDR") or "127.0.0.1",
-            _first("MASTER_PORT", "HOROVOD_GLOO_RENDEZVOUS_PORT") or "0",
+            str(_number("MASTER_PORT", _number("HOROVOD_GLOO_RENDEZVOUS_PORT", 0))),
             str(found_size),
             _first("FARANDOLE_RUN_ID", "TORCHELASTIC_RUN_ID"),
             _first("FARANDOLE_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"),
@@ -135,16 +136,19 @@ def _narrowed(place: _Place, ranks: Sequence[int]) -> _Place:
     return _Place(here, count, here, count, place.cross_rank, place.cross_size, job)
 
 
+_READ = ("FARANDOLE_", "HOROVOD_", "TORCHELASTIC_", "MASTER_", "RANK", "LOCAL_", "WORLD_SIZE")
+
+
 def _refuse_bytes() -> None:
     """Settings that are no text: C++ and its messages would pass them on as they are."""
     for name, value in os.environ.items():
-        if name.startswith(("FARANDOLE_", "HOROVOD_")) and not is_text(value):
+        if name.startswith(_READ) and not is_text(value):
             raise InvalidArgument(
                 f"the environment says {name}={shown(value)}, which is not text in UTF-8"
             )
 
 
-@explained
+@checked
 def init(
     rank: int | None = None,
     size: int | None = None,
@@ -174,7 +178,8 @@ def init(
             most 200 bytes.
 
     Raises:
-        InvalidArgument: ``ranks`` are not ranks of the job, or this one is not among them.
+        InvalidArgument: an argument is of a wrong type; ``ranks`` are not ranks of the job, or this
+            one is not among them.
         RendezvousError: ranks are missing, duplicate, or disagree about the world.
         VersionMismatch: another rank runs another version of farandole.
 
@@ -187,6 +192,8 @@ def init(
     if is_initialized() and not _core.in_child():
         return
     _refuse_bytes()
+    if timeout is not None and not timeout >= 0:
+        raise InvalidArgument(f"init(): timeout is {timeout}; it is a number of seconds, 0 or more")
     place = _find_place(rank, size, local_rank, local_size)
     if ranks is not None:
         if job is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import subprocess
@@ -14,13 +15,18 @@ import numpy as np
 import pytest
 
 import farandole as fd
+from farandole import _arguments
 
 WRONG = {
     "none": None, "an_object": object(), "text": "2", "bytes": b"\xff", "a_surrogate": "\ud800",
     "large": 2**40, "larger": -(2**70), "half": 1.5, "nan": float("nan"), "a_list": [object()],
     "a_dict": {}, "a_function": len,
 }  # fmt: skip
-RIGHT = {"x": np.ones(4), "xs": [np.ones(4)], "shape": 4, "file_path": os.devnull}
+RIGHT = {
+    "x": np.ones(4), "xs": [np.ones(4)], "shape": 4, "file_path": os.devnull, "kind": "all_reduce",
+    "input": np.ones(4), "output": np.ones(4), "inputs": [np.ones(4)], "outputs": [np.ones(4)],
+    "array": np.ones(4), "calls": [], "ranks": [0], "name": "a name", "directory": "timeline",
+}  # fmt: skip
 # These end the process' world, or start another.
 NOT_HERE = {"init", "shutdown", "abort", "run"}
 
@@ -52,13 +58,9 @@ def outcome(call: Callable[[], Any]) -> str:
     return ""
 
 
-@pytest.mark.parametrize("name", public())
-def test_a_wrong_argument_is_an_error_of_ours(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)  # "2" is the name of a file, too
-    function = getattr(fd, name)
-    parameters = inspect.signature(function).parameters
+def problems_of(function: Callable[..., Any], signature: inspect.Signature) -> list[str]:
+    """Of calls in which one argument is wrong."""
+    parameters = {p: of for p, of in signature.parameters.items() if p != "self"}
     needed = {p: RIGHT.get(p, 0) for p, of in parameters.items() if of.default is of.empty}
     problems = []
     for parameter in parameters:
@@ -66,15 +68,59 @@ def test_a_wrong_argument_is_an_error_of_ours(
             arguments = needed | {parameter: value}
             problem = outcome(lambda arguments=arguments: function(**arguments))  # type: ignore[misc]
             if problem:
-                problems.append(f"{name}({parameter}={word}): {problem}")
-    assert problems == []
+                problems.append(f"{parameter}={word}: {problem}")
+    return problems
+
+
+@pytest.mark.parametrize("name", public())
+def test_a_wrong_argument_is_an_error_of_ours(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # "2" is the name of a file, too
+    function = getattr(fd, name)
+    try:
+        assert problems_of(function, inspect.signature(function)) == []
+    finally:
+        if name == "start_timeline":
+            fd.stop_timeline()
+
+
+def methods() -> list[str]:
+    ends = {"leave", "abort", "report_exception"}  # after these the world is of no use
+    return [n for n, m in vars(fd.Group).items() if callable(m) and n[0] != "_" and n not in ends]
+
+
+@pytest.mark.parametrize("name", methods())
+def test_a_wrong_argument_of_a_method_is_an_error_of_ours(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    method = getattr(fd.world(), name)
+    try:
+        assert problems_of(method, _arguments.native_signature(method)) == []
+    finally:
+        with contextlib.suppress(fd.InvalidArgument):  # none was started
+            fd.world().stop_timeline()
+
+
+def test_reasons_of_an_abort_that_are_no_text_abort_nothing() -> None:
+    for wrong in (b"..", None, 3, "\ud800"):
+        with pytest.raises(fd.InvalidArgument, match=r"reason=|place="):
+            fd.world().abort(wrong)  # type: ignore[arg-type]
+        with pytest.raises(fd.InvalidArgument, match=r"reason=|place="):
+            fd.world().report_exception("it", wrong)  # type: ignore[arg-type]
+    fd.barrier()
 
 
 def test_the_argument_and_its_value_are_named() -> None:
+    world = fd.world()
     for call, words in [
+        (lambda: world.split(2**40), "color is 1099511627776; it is a whole number of 32 bits"),
+        (lambda: world.start_timeline("x", "y"), "number is 'y'; it is a whole number of 32 bits"),  # type: ignore[arg-type]
+        (lambda: world.allocate(-1), "allocate(bytes=-1): a value is not what allocate("),
         (lambda: fd.all_reduce(np.ones(1), prescale="2"), "prescale is '2'; it is a number"),  # type: ignore[arg-type]
         (lambda: fd.split(2**40), "color is 1099511627776; it is a whole number of 32 bits"),
-        (lambda: fd.barrier(name="\ud800"), r"name is '\ud800'; it is text"),
+        (lambda: fd.barrier(name="\ud800"), r"name='\ud800' is not text"),
         (lambda: fd.broadcast(np.ones(1), group="all"), "group is 'all'; it is a group"),  # type: ignore[arg-type]
     ]:
         with pytest.raises(fd.InvalidArgument) as caught:
@@ -82,7 +128,32 @@ def test_the_argument_and_its_value_are_named() -> None:
         assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["FARANDOLE_LEVEL", "FARANDOLE_LOG", "HOROVOD_FUSION_THRESHOLD"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rank": "0", "size": 1}, {"rank": 0, "size": 1.0}, {"rank": 2**40, "size": 2**41},
+        {"local_rank": "x"}, {"timeout": "x"}, {"timeout": float("nan")}, {"ranks": 3},
+        {"ranks": [0.5]}, {"job": b"x"}, {"job": "\ud800"}, {"agree": 5},
+    ],
+)  # fmt: skip
+def test_wrong_arguments_of_init_are_named(wrong: dict[str, Any]) -> None:
+    fd.shutdown()
+    name, value = next((n, v) for n, v in wrong.items() if (n, v) != ("rank", 0))
+    with pytest.raises(fd.InvalidArgument) as caught:
+        fd.init(**wrong)
+    assert name in str(caught.value)
+    assert ascii(value) in str(caught.value)
+    assert not fd.is_initialized()
+    fd.init(rank=0, size=1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "FARANDOLE_LEVEL", "FARANDOLE_LOG", "HOROVOD_FUSION_THRESHOLD",
+        "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
+    ],
+)  # fmt: skip
 def test_a_setting_of_bytes_that_are_no_text_is_named(name: str) -> None:
     script = (
         "import farandole as fd\n"

@@ -59,6 +59,8 @@ def test_our_own_run_id_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"RANK": "0"}, "RANK is given, but WORLD_SIZE is not"),
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE is given, but RANK is not"),
         ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK=x, which is not a number"),
+        ({"RANK": "0", "WORLD_SIZE": str(2**40)}, "WORLD_SIZE=1099511627776, which is not"),
+        ({"MASTER_PORT": "x"}, "MASTER_PORT=x, which is not a number"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "rank 2 does not exist in a world of 2"),
         ({"RANK": "0", "WORLD_SIZE": "0"}, "rank 0 does not exist in a world of 0"),
         ({"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, "more than one host"),
