@@ -197,7 +197,7 @@ def reducescatter(
         raise InvalidArgument(f"op {op!r}: reducescatter reduces with mean or sum")
     leaves, restore = _flatten(tree, "reducescatter")
     _require_equal_parts(leaves, "reducescatter", process_set)
-    options = {"op": op, "prescale": prescale, "postscale": postscale}
+    options: Any = {"op": op, "prescale": prescale, "postscale": postscale}
     return restore(_run("reduce_scatter", leaves, name, process_set, **options))
 
 
