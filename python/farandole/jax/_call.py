@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src.state.discharge import register_discharge_rule
+from jax._src.state.types import ReadEffect, WriteEffect
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
 from farandole._core import InvalidArgument
 from farandole._core import jax as _native
@@ -96,51 +98,71 @@ def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
 mlir.register_lowering(_collective, _lower, cacheable=False)  # calls have numbers
 
 
-def _refuse_vmap(*_: Any, call: Call) -> NoReturn:
-    raise InvalidArgument(
-        f"{call.kind} '{call.label}' is inside vmap, where its place in the ranks' order has no "
-        "meaning\n  advice: call it outside vmap, on the whole array"
-    )
+# ---- batches: an axis more, which all ranks have ----
 
 
-batching.primitive_batchers[_collective] = _refuse_vmap
+def _in_batch(operands: Sequence[Any], axes: Sequence[Any], *, call: Call) -> Any:
+    """Rows are cut along the first axis, so that a batch's goes to the end there."""
+    last = call.kind in _ROWS
+    moved = [
+        x if axis is None else jnp.moveaxis(x, axis, -1 if last else 0)
+        for x, axis in zip(operands[:-1], axes[:-1], strict=True)
+    ]
+    results = _ordered.bind(*moved, operands[-1], call=replace(call, label=f"vmap of {call.label}"))
+    where = [
+        None if axis is None else result.ndim - 1 if last else 0
+        for result, axis in zip(results, axes[:-1], strict=True)
+    ]
+    return results, where
 
 
-def _bind(call: Call, arrays: Sequence[Any], order: Any) -> tuple[Any, ...]:
-    *results, order[...] = _collective.bind(*arrays, order[...], call=call)
-    return tuple(results)
+# ---- derivatives: a collective of the tangents, or of the cotangents ----
 
 
-# The Ref is an argument, so that backward finds it wherever JAX moves that to.
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _differentiable(call: Call, arrays: tuple[Any, ...], order: Any) -> tuple[Any, ...]:
-    return _bind(call, arrays, order)
-
-
-def _forward(call: Call, arrays: tuple[Any, ...], order: Any) -> Any:
+def _forward(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> Any:
+    order = primals[-1]
+    results = _ordered.bind(*primals, call=call)
+    given = tangents[:-1]
+    moving = [i for i, t in enumerate(given) if type(t) is not ad.Zero]
+    out = [ad.Zero(jax.typeof(r).to_tangent_aval()) for r in results]
+    if not moving:
+        return results, out
     if call.op not in _LINEAR:
-        raise InvalidArgument(f"{call.kind} '{call.label}' with op={call.op!r} has no gradient")
-    return _bind(call, arrays, order), order
+        raise InvalidArgument(
+            f"{call.kind} '{call.label}' with op={call.op!r} has no gradient\n  advice: put "
+            "jax.lax.stop_gradient around what it takes, or reduce with sum or mean"
+        )
+    moved = _ordered.bind(
+        *(given[i] for i in moving), order, call=replace(call, label=f"tangent of {call.label}")
+    )
+    for i, t in zip(moving, moved, strict=True):
+        out[i] = t
+    return results, out
 
 
-def _backward(call: Call, order: Any, cotangents: tuple[Any, ...]) -> Any:
+def _backward(cotangents: Sequence[Any], *operands: Any, call: Call) -> list[Any]:
     """The cotangent of the function of all ranks' arrays, as if the ranks' losses were added."""
-    floats = [i for i, ct in enumerate(cotangents) if ct.dtype != jax.dtypes.float0]
-    given = tuple(cotangents[i] for i in floats)
-    back: list[Any] = [None] * len(cotangents)
+    given = [
+        i
+        for i, (x, ct) in enumerate(zip(operands[:-1], cotangents, strict=True))
+        if ad.is_undefined_primal(x) and type(ct) is not ad.Zero
+    ]
+    back: list[Any] = [None] * len(operands)
     if given:
-        for i, ct in zip(floats, _transposed(call, given, order), strict=True):
+        sums = _transposed(call, [cotangents[i] for i in given], operands[-1])
+        for i, ct in zip(given, sums, strict=True):
             back[i] = ct
-    return tuple(back), None
+    return [
+        ad.Zero(x.aval.to_ct_aval()) if ct is None and ad.is_undefined_primal(x) else ct
+        for x, ct in zip(operands, back, strict=True)
+    ]
 
 
-_differentiable.defvjp(_forward, _backward)
-
-
-def _transposed(call: Call, given: tuple[Any, ...], order: Any) -> Sequence[Any]:
+def _transposed(call: Call, given: Sequence[Any], order: Any) -> Sequence[Any]:
+    label = call.label.removeprefix("tangent of ")
     back = replace(
         call,
-        label=f"gradient of {call.label}",
+        label=f"gradient of {label}",
         prescale=call.postscale,
         postscale=call.prescale,
     )
@@ -150,13 +172,52 @@ def _transposed(call: Call, given: tuple[Any, ...], order: Any) -> Sequence[Any]
         return _bind(replace(back, kind="reduce_scatter"), given, order)
     if call.kind == "reduce_scatter":
         factor = call.prescale * call.postscale / (call.size if call.op == "mean" else 1)
-        scaled = given if factor == 1 else tuple(ct * jnp.asarray(factor, ct.dtype) for ct in given)
-        return _bind(replace(back, kind="all_gather", prescale=1.0, postscale=1.0), scaled, order)
+        scaled = given if factor == 1 else [ct * jnp.asarray(factor, ct.dtype) for ct in given]
+        gather = replace(back, kind="all_gather", op="sum", prescale=1.0, postscale=1.0)
+        return _bind(gather, scaled, order)
     sums = _bind(replace(back, kind="all_reduce"), given, order)  # of a broadcast
-    return sums if call.rank == call.root else tuple(jnp.zeros_like(ct) for ct in sums)
+    # The same program on every rank, so that they meet in its derivatives.
+    return [jnp.where(call.rank == call.root, ct, jnp.zeros_like(ct)) for ct in sums]
 
 
-_compiled = jax.jit(_differentiable, static_argnums=0)
+def _bind(call: Call, arrays: Sequence[Any], order: Any) -> Sequence[Any]:
+    results: Sequence[Any] = _ordered.bind(*arrays, order, call=call)
+    return results
+
+
+# ---- the collective in its order: its last operand is the Ref that holds the token ----
+
+# One primitive has both, so that a derivative finds the order wherever JAX moves it to. JAX has no
+# public names for what such a primitive needs (tests/frameworks/test_jax_derivatives.py).
+_ordered: Any = Primitive("farandole_ordered")
+_ordered.multiple_results = True
+
+
+def _abstract_ordered(*operands: Any, call: Call) -> Any:
+    place = len(operands) - 1
+    arrays = [jax.core.ShapedArray(call.result_shape(a.shape), a.dtype) for a in operands[:-1]]
+    return arrays, {ReadEffect(place), WriteEffect(place)}
+
+
+def _with_token(_: Any, __: Any, *operands: Any, call: Call) -> Any:
+    """Where JAX turns Refs into operands and results."""
+    *results, token_after = _collective.bind(*operands, call=call)
+    return [*[None] * (len(operands) - 1), token_after], results
+
+
+def _at_once_in_order(*operands: Any, call: Call) -> Any:
+    with jax.disable_jit(False):
+        return _compiled(call, operands[:-1], operands[-1])
+
+
+_ordered.def_effectful_abstract_eval(_abstract_ordered)
+_ordered.def_impl(_at_once_in_order)
+register_discharge_rule(_ordered)(_with_token)
+batching.primitive_batchers[_ordered] = _in_batch
+ad.primitive_jvps[_ordered] = _forward
+ad.primitive_transposes[_ordered] = _backward
+
+_compiled = jax.jit(_bind, static_argnums=0)
 
 
 def _refuse_devices(call: Call) -> None:
@@ -183,13 +244,10 @@ def run(call: Call, arrays: Sequence[Any]) -> tuple[Any, ...]:
         InvalidArgument: inside ``pmap`` or ``shard_map``, or a collective has failed before.
     """
     _refuse_devices(call)
-    results: tuple[Any, ...]
     if traced(arrays):
-        results = _differentiable(call, tuple(arrays), token())
-        return results
+        return tuple(_bind(call, arrays, token()))
     try:
-        results = _compiled(call, tuple(arrays), token())
-        return results
+        return tuple(_compiled(call, tuple(arrays), token()))
     except RuntimeError as error:
         failed = _native.last_error()
         if failed is None or "has been deleted" not in str(error):
