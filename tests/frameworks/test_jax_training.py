@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,8 @@ from rank_cases import make_tests, on_ranks
 
 import farandole as fd
 import farandole.jax as fdj
-from harness import World, tell
+from farandole.jax._verdicts import verdict_first
+from harness import World, listen, tell
 
 STEPS, BATCH = 4, 24
 
@@ -168,6 +170,60 @@ def test_the_survivors_of_a_killed_rank_name_it(
         assert outcome.error is None, outcome.trace
         assert "PeerLost: rank 1" in outcome.value, outcome.value
         assert "'weights float32[1000]'" in outcome.value
+
+
+def start_steps_until_one_fails() -> str:
+    """Many are in flight, and fail one behind the other."""
+    prepare()
+
+    @jax.jit
+    def step(x: Any) -> Any:
+        for _ in range(8):
+            x = fdj.allreduce(jnp.tanh(x @ x), name="weights")
+        return x
+
+    x = step(jnp.ones((300, 300)))
+    x.block_until_ready()
+    tell("running")
+    if fdj.rank() == 1:
+        listen()  # for ever
+
+    def go_on(x: Any) -> None:
+        for i in range(1000):
+            x = step(x)
+            if i == 4:
+                tell("steps are in flight")
+        x.block_until_ready()
+
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+        go_on(x)
+    return str(caught.value)
+
+
+def test_the_verdict_is_the_first_that_a_user_reads(spawn: Callable[..., World]) -> None:
+    world = spawn(2, env={"JAX_PLATFORMS": "cpu"})
+    world.start(start_steps_until_one_fails)
+    assert world.hear_all() == ["running"] * 2
+    assert world.hear(0) == "steps are in flight"
+    world.signal(1, signal.SIGKILL)
+    outcome = world.outcome(0)
+    assert outcome.error is None, outcome.trace
+    first = outcome.value.splitlines()[0]
+    assert re.match("(UNAVAILABLE: )?PeerLost: rank 1 ", first), outcome.value
+    assert "SIGKILL" in first
+    assert outcome.value.count("Error dispatching computation") <= 1, outcome.value
+
+
+def test_programs_that_fail_one_behind_the_other_are_told_after_the_verdict() -> None:
+    verdict = "UNAVAILABLE: PeerLost: rank 1 is gone\n  evidence: seen"
+    dispatching = "Error dispatching computation: "
+    told = verdict_first("INTERNAL: " + dispatching * 30 + verdict)
+    assert told.startswith(verdict + "\n")
+    assert told.count("Error dispatching computation") == 1
+    assert verdict_first(verdict) == verdict
+    assert verdict_first("INTERNAL: " + dispatching * 2 + "no memory") == (
+        "INTERNAL: " + dispatching * 2 + "no memory"
+    )
 
 
 def leave_with_a_step_in_flight() -> None:

@@ -26,6 +26,7 @@ from farandole.common._process_set import (
     registered_sets,
     when_sets_change,
 )
+from farandole.jax._verdicts import come_first
 
 TARGET = "farandole_collective"
 
@@ -85,6 +86,7 @@ def world_of_calls() -> _world.Group:
         for platform, handler in _native.targets().items():
             jax.ffi.register_ffi_target(TARGET, handler, platform=platform)
         when_sets_change(_follow_sets)
+        come_first()
         _order.registered = True
     if _order.epoch != _world.epoch():
         _attach(group)

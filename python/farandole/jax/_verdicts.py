@@ -1,0 +1,37 @@
+"""What a collective says of its failure is the first that a user reads.
+
+JAX tells it where a result is waited for, behind one "Error dispatching computation" for each
+program that was started since. Errors of JAX are shown as before, unless one of ours is in them.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import jax
+
+from farandole import _errors
+
+_KINDS = "|".join(name for name in _errors.__all__ if name != "Error")
+_VERDICT = re.compile(rf"(?:[A-Z_]+: )?\b(?:{_KINDS}): .*", re.DOTALL)
+_REPEATED = re.compile(r"(Error dispatching computation)(?:: Error dispatching computation)+")
+
+
+def verdict_first(text: str) -> str:
+    found = _VERDICT.search(text)
+    if found is None or found.start() == 0:
+        return text
+    before = _REPEATED.sub(r"\1", text[: found.start()].strip().rstrip(":"))
+    return f"{found.group().rstrip()}\n\nJAX tells it as: {before}"
+
+
+@functools.cache
+def come_first() -> None:
+    """From now on, in whatever way JAX raises them."""
+    own = jax.errors.JaxRuntimeError.__str__
+
+    def __str__(self: jax.errors.JaxRuntimeError) -> str:
+        return verdict_first(own(self))
+
+    jax.errors.JaxRuntimeError.__str__ = __str__
