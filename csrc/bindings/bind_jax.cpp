@@ -97,6 +97,14 @@ void bind_jax(py::module_& module) {
         return error ? python_error(*error) : py::none();
       },
       "What the last call that failed on this rank failed with; None when none has.");
+  jax.def(
+      "failure",
+      [] {
+        const auto channel = jax_channel();
+        const auto error = channel ? channel->failure() : std::nullopt;
+        return error ? python_error(*error) : py::none();
+      },
+      "The same, unless calls have begun anew since.");
   jax.def("layouts", &layouts,
           "XLA's structs as we declare them: size (0: theirs may be longer) and offsets.");
 }

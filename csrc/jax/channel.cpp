@@ -80,13 +80,23 @@ void JaxChannel::take_turn(const JaxCall& call, Group& group) {
 }
 
 void JaxChannel::begin_anew() {
-  const std::lock_guard lock(launching_);
-  next_.reset();
+  {
+    const std::lock_guard lock(launching_);
+    next_.reset();
+  }
+  const std::lock_guard lock(error_mutex_);
+  failing_ = false;
 }
 
 void JaxChannel::note(const Error& error) {
   const std::lock_guard lock(error_mutex_);
   last_error_ = error;
+  failing_ = true;
+}
+
+std::optional<Error> JaxChannel::failure() const {
+  const std::lock_guard lock(error_mutex_);
+  return failing_ ? last_error_ : std::nullopt;
 }
 
 std::optional<Error> JaxChannel::last_error() const {

@@ -34,6 +34,8 @@ class JaxChannel {
   void begin_anew();
   void note(const Error& error);
   std::optional<Error> last_error() const;
+  /// The same, unless a new order has begun since: later calls fail with it.
+  std::optional<Error> failure() const;
 
  private:
   struct Lane {
@@ -50,8 +52,9 @@ class JaxChannel {
   std::mutex launching_;  // held while a call takes its turn and goes out; guards the next two
   std::map<std::string, Lane> lanes_;
   std::optional<uint32_t> next_;
-  mutable std::mutex error_mutex_;  // guards last_error_
+  mutable std::mutex error_mutex_;  // guards the next two
   std::optional<Error> last_error_;
+  bool failing_ = false;
 };
 
 }  // namespace farandole

@@ -21,7 +21,7 @@ import keras
 
 from farandole._core import InvalidArgument
 from farandole.common._process_set import global_process_set
-from farandole.keras import _xla
+from farandole.keras import _jax_steps, _xla
 from farandole.keras._backends import backend
 from farandole.keras._reduction import Reduction
 from farandole.keras._wrapped import State, child_of, distributed_in, state_of
@@ -33,6 +33,7 @@ def make_distributed(optimizer: Any, state: State) -> None:
     """The same object, of a child class."""
     _learn()
     _xla.learn()
+    _jax_steps.learn()
     vars(optimizer)["_farandole"] = state
     own: Any = type(optimizer)
     optimizer.__class__ = child_of(own)
