@@ -16,6 +16,8 @@
 #include "bindings/quick_call.h"
 #include "bindings/tracing.h"
 #include "bindings/waiting.h"
+#include "control/farewell.h"
+#include "control/launcher.h"
 #include "control/rendezvous.h"
 #include "engine/algorithm_names.h"
 #include "engine/fork.h"
@@ -116,6 +118,28 @@ void leave(Group& group) {
   finish_trace(group.engine()->trace());
 }
 
+int world_rank(const Group& group) { return group.members()[static_cast<size_t>(group.rank())]; }
+
+void show_why(Group& group, const py::object& what, const py::object& place) {
+  refuse_in_child();
+  show_exception(*group.engine()->host().segment, world_rank(group), text_from(what, "what"),
+                 text_from(place, "place"));
+}
+
+void report_exception(Group& group, const py::object& what, const py::object& place) {
+  show_why(group, what, place);
+  Context where;
+  where.rank = world_rank(group);
+  where.pid = ::getpid();
+  if (const auto error = farewell_of(*group.engine()->host().segment, where.rank, where))
+    group.abort(*error);
+}
+
+void show_code_at_end(Group& group, int blamed) {
+  refuse_in_child();
+  show_exit_code_at_end(group.engine()->host().segment, world_rank(group), blamed);
+}
+
 }  // namespace
 
 void bind_group(py::module_& module) {
@@ -126,6 +150,9 @@ void bind_group(py::module_& module) {
       "Meets the other ranks of the job and returns the group of all of them. `tuning`: a table "
       "as text (tuning.text), the defaults if empty; that of rank 0 holds for all. `agree`: a "
       "setting that is refused unless all ranks give the same.");
+  module.def(
+      "tell_launcher", [](const py::object& word) { tell_launcher(text_from(word, "word")); },
+      py::arg("word"), "A word to `farandole run`, in parts with \\x1f between.");
   module.def(
       "quick_call",
       [](const std::string& kind, const py::object& world) {
@@ -257,21 +284,13 @@ void bind_group(py::module_& module) {
                               "rank " + std::to_string(where.rank) + " aborted: " + why, where));
           },
           py::arg("reason"))
-      .def(
-          "report_exception",
-          [](Group& group, const py::object& what, const py::object& place) {
-            refuse_in_child();
-            const std::string cause = text_from(what, "what");
-            Context where;
-            where.rank = group.members()[static_cast<size_t>(group.rank())];
-            where.pid = ::getpid();
-            where.evidence = text_from(place, "place");
-            group.abort(Error(ErrorCode::remote_error,
-                              "rank " + std::to_string(where.rank) + " ended with " + cause,
-                              where));
-          },
-          py::arg("what"), py::arg("place"),
-          "Fails the group: this rank ends with an exception that nobody caught.")
+      .def("report_exception", &report_exception, py::arg("what"), py::arg("place"),
+           "Fails the group: this rank ends with an exception that nobody caught.")
+      .def("show_exception", &show_why, py::arg("what"), py::arg("place"),
+           "Before leave(): it is because of this that the rank leaves.")
+      .def("show_exit_code_at_end", &show_code_at_end, py::arg("blamed"),
+           "Before leave(): this process ends; exit() will show its code to who waits, and to the "
+           "launcher, together with the process that caused it (0: this one).")
       .def("check",
            [](const Group& group) {
              refuse_in_child();

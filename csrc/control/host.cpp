@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "control/farewell.h"
 
 namespace farandole {
 
@@ -52,14 +53,18 @@ std::optional<Error> absence_of(const Host& host, int rank, const std::string& w
   const HostPeer& peer = host.peers[static_cast<size_t>(rank)];
   pollfd process{peer.process ? peer.process.get() : -1, POLLIN, 0};
   const bool dead = ::poll(&process, 1, 0) > 0;
-  const bool left = host.segment->state_of(rank) >= RankState::leaving;
+  const bool left = host.segment->state_of(rank) >= RankState::leaving &&
+                    (rank == host.rank || !is_ending(*host.segment, rank));
   if (!dead && !left) return std::nullopt;
   Context where;
   where.rank = rank;
   where.pid = peer.info.pid;
   const std::string name =
       "rank " + std::to_string(rank) + " (pid " + std::to_string(peer.info.pid) + ")";
-  if (left) return Error(ErrorCode::early_exit, name + " left " + when, std::move(where));
+  if (left) {
+    if (auto reason = farewell_of(*host.segment, rank, where)) return reason;
+    return Error(ErrorCode::early_exit, name + " left " + when, std::move(where));
+  }
   return Error(ErrorCode::peer_lost, name + " died " + when, std::move(where));
 }
 

@@ -48,7 +48,6 @@ Engine::Engine(Host host, EngineOptions options)
       epoll_(checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
       dead_(host_.peers.size()),
       deaths_(host_.peers.size()),
-      death_signals_(host_.peers.size()),
       driver_(*this, options_.spin, crowding_of(host_), options_.progress, options_.threads) {
   set_trace(options_.trace);
   watch(epoll_.get(), host_.peers[static_cast<size_t>(host_.rank)].doorbell.get(), kDoorbell);
@@ -130,8 +129,7 @@ void Engine::sweep() {
 }
 
 EngineView Engine::view() const {
-  return {&host_,  arena_,          &dead_, &deaths_, &death_signals_, options_.warn_after,
-          &trace_, &options_.tuning};
+  return {&host_, arena_, &dead_, &deaths_, options_.warn_after, &trace_, &options_.tuning};
 }
 
 // ---- tasks ----
@@ -369,8 +367,7 @@ void Engine::look_around() {
     const auto index = static_cast<size_t>(rank);
     const std::optional<Death> death = death_of(host_.peers[index]);
     if (!death && when - since < kDeathPatience) return false;
-    deaths_[index] = death.value_or(Death{}).how();
-    death_signals_[index] = death ? death->signal : 0;
+    deaths_[index] = death.value_or(Death{});
     dead_[index] = true;
     return true;
   });

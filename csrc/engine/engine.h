@@ -153,8 +153,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<std::shared_ptr<Stream>> active_;
   std::vector<std::shared_ptr<Task>> tasks_;
   std::vector<bool> dead_;
-  std::vector<std::string> deaths_;
-  std::vector<int> death_signals_;
+  std::vector<Death> deaths_;
   std::vector<std::pair<int, TimePoint>> unexplained_;  // deaths whose cause is not yet known
   std::atomic<uint64_t> turns_{0};                      // written by the polling thread alone
 

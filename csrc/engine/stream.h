@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/trace.h"
+#include "control/deaths.h"
 #include "control/host.h"
 #include "control/lifeline.h"
 #include "engine/backend.h"
@@ -35,9 +36,8 @@ struct Membership {
 struct EngineView {
   const Host* host = nullptr;
   std::shared_ptr<Arena> arena;
-  const std::vector<bool>* dead = nullptr;           // by world rank
-  const std::vector<std::string>* deaths = nullptr;  // how, by world rank
-  const std::vector<int>* death_signals = nullptr;
+  const std::vector<bool>* dead = nullptr;     // by world rank
+  const std::vector<Death>* deaths = nullptr;  // how, by world rank
   Duration warn_after{};
   const std::atomic<Trace*>* trace = nullptr;  // to null while nothing is traced
   const TuningTable* tuning = nullptr;

@@ -4,6 +4,7 @@
 
 #include "base/fixed_text.h"
 #include "base/log.h"
+#include "control/farewell.h"
 #include "engine/stream.h"
 
 namespace farandole {
@@ -160,7 +161,10 @@ bool is_absent(const EngineView& around, int world_rank) {
 }
 
 bool has_left(const EngineView& around, int world_rank) {
-  return around.host->segment->state_of(world_rank) >= RankState::leaving;
+  if (around.host->segment->state_of(world_rank) < RankState::leaving)
+    return has_said_why(*around.host->segment, world_rank);
+  // Those who wait want to know why; it knows itself that it goes.
+  return world_rank == around.host->rank || !is_ending(*around.host->segment, world_rank);
 }
 
 std::optional<Error> absence_of(const EngineView& around, int world_rank, Context where) {
@@ -173,14 +177,15 @@ std::optional<Error> absence_of(const EngineView& around, int world_rank, Contex
   where.rank = world_rank;
   where.host = peer.info.host;
   where.pid = peer.info.pid;
-  where.signal = (*around.dead)[index] ? (*around.death_signals)[index] : 0;
+  where.signal = (*around.dead)[index] ? (*around.deaths)[index].signal : 0;
   if (has_left(around, world_rank)) {
+    if (auto reason = farewell_of(*around.host->segment, world_rank, where)) return reason;
     where.evidence = "it called shutdown() or ended; rank " + me + " waits for it";
     return Error(ErrorCode::early_exit, name + " left before " + title, std::move(where));
   }
   where.evidence = "its process descriptor reports its end; seen by rank " + me;
-  return Error(ErrorCode::peer_lost, name + " " + (*around.deaths)[index] + " during " + title,
-               std::move(where));
+  return Error(ErrorCode::peer_lost,
+               name + " " + (*around.deaths)[index].how() + " during " + title, std::move(where));
 }
 
 void Stream::warn(TimePoint when) {

@@ -64,9 +64,18 @@ struct ForeignSample {
   alignas(4096) std::byte bytes[64 << 10];  // to be copied
 };
 
+/// Why a rank leaves, where that is more than that it does (control/farewell.h).
+struct Farewell {
+  std::atomic<uint64_t> state{0};  // FarewellState; after the rest
+  int64_t since = 0;               // ns of the clock that all processes share
+  int32_t exit_code = 0;           // 0: an exception
+  char what[384] = {}, place[384] = {};
+};
+
 struct RankPage {
   Word asleep;  // parked: ring its doorbell after publishing something
   Word state;   // RankState
+  Farewell farewell;
   ForeignSample foreign;
   DirectoryEntry directory[kDirectoryEntries];
 };

@@ -5,12 +5,11 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from farandole import _core
+from farandole import _core, _endings
 from farandole._arguments import checked, explained, is_text, is_whole, shown
 from farandole._core import InvalidArgument, NotInitialized, RendezvousError
 
@@ -51,13 +50,16 @@ class _State:
     """The one default world of the process."""
 
     # Every call asks for the group, and finds a slot sooner than an entry of a dictionary.
-    __slots__ = ("after_joining", "before_leaving", "epoch", "group", "narrowed", "place")
+    __slots__ = (
+        "after_joining", "before_leaving", "epoch", "group", "handled", "narrowed", "place"
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.after_joining: list[Callable[[], None]] = []
         self.before_leaving: list[Callable[[], None]] = []
         self.place: _Place | None = None
         self.group: Group | None = None
+        self.handled = 0  # the identity of the exception that was handled when it joined
         self.epoch = 0  # how many worlds this process has joined
         # The same for worlds of some of the job's ranks, by these.
         self.narrowed: Counter[tuple[int, ...]] = Counter()
@@ -219,6 +221,8 @@ def _enter(place: _Place, timeout: float | None, agree: str = "") -> None:
     table = _table(place)
     _state.group = _core.open_world(place.rank, place.size, place.job, timeout, table, agree)
     _state.place = place
+    _state.handled = id(sys.exc_info()[1])
+    _endings.watch(current)
     if os.environ.get("FARANDOLE_TIMELINE") or os.environ.get("HOROVOD_TIMELINE"):
         from farandole import _timeline
 
@@ -251,7 +255,8 @@ def shutdown() -> None:
 
     ``init()`` may be called again afterwards.
     """
-    if is_initialized() and not _core.in_child():
+    if _state.group is not None and not _core.in_child():
+        _endings.tell_leaving(_state.group, _state.handled)
         for act in _state.before_leaving:
             act()
     if "farandole._timeline" in sys.modules and is_initialized() and not _core.in_child():
@@ -262,14 +267,12 @@ def shutdown() -> None:
 
 
 def _leave_at_exit() -> None:
-    """Peers that wait for a rank which ends by an exception learn what it was."""
+    """Peers that wait for a rank which ends learn why."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    group = _state.group
-    if error is not None and group is not None and not hasattr(sys, "ps1") and not _core.in_child():
-        frames = traceback.extract_tb(error.__traceback__)
-        place = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
-        text = "".join(traceback.format_exception_only(type(error), error)).strip()
-        group.report_exception(text.partition("\n")[0], place)
+    if error is not None:  # where somebody replaced our hook
+        _endings.tell_exception(_state.group, error)
+    if _state.group is not None and not _core.in_child():
+        _endings.tell_end(_state.group)
     shutdown()
 
 

@@ -1,0 +1,34 @@
+// Why a rank leaves its world, for those who wait for it. It lies in the rank's page, so that every
+// group hears of it, and is written before the rank shows that it leaves.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "base/error.h"
+#include "transport/segment.h"
+
+namespace farandole {
+
+enum class FarewellState : uint64_t {
+  none,    // it left by shutdown(), and all is well
+  ending,  // its program ends; how, it says last of all
+  known,
+};
+
+/// This rank leaves because of an exception, "ValueError: text", at `place`.
+void show_exception(const Segment& segment, int rank, std::string_view what,
+                    std::string_view place);
+/// This process ends, and nobody knows its exit code yet: exit() will show it, to the launcher too,
+/// which is told that process `blamed` caused it (0: this one).
+void show_exit_code_at_end(std::shared_ptr<Segment> segment, int rank, int blamed);
+
+/// An exception ends its program, though it may go on for a while: threads of its own, say.
+bool has_said_why(const Segment& segment, int rank);
+/// It leaves, and will soon say why. Not for ever: its end may hang.
+bool is_ending(const Segment& segment, int rank);
+/// The error for who waits for `rank`, if it did not leave in good order; `where` names it.
+std::optional<Error> farewell_of(const Segment& segment, int rank, Context where);
+
+}  // namespace farandole

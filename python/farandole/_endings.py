@@ -1,0 +1,125 @@
+"""How this process ends, for the ranks that wait for it and for `farandole run`.
+
+An exception that nobody caught is told at once. An exit code is known to exit() alone, which the
+core asks last of all (csrc/control/farewell.h).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+
+from farandole import _core
+from farandole._core import Error, Group
+
+_PARTS = "\x1f"  # between those of a word to the launcher
+
+
+class _State:
+    watched = False
+    told: BaseException | None = None  # what the others know already
+
+
+_state = _State()
+
+
+def watch(world: Callable[[], Group | None]) -> None:
+    """From now on, for the world that there is then; once.
+
+    Whoever hooked itself in before is called first, and prints.
+    """
+    if _state.watched:
+        return
+    _state.watched = True
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        try:
+            before(kind, error, trace)
+        finally:
+            if not sys.flags.interactive:  # else a prompt follows
+                tell_exception(world(), error)
+
+    sys.excepthook = hook
+
+
+def tell_exception(group: Group | None, error: BaseException) -> None:
+    """Nobody caught it: this process ends with it, and its world fails."""
+    if group is None or error is _state.told or hasattr(sys, "ps1") or _core.in_child():
+        return
+    _state.told = error
+    if not isinstance(error, SystemExit) or _exit_code(error) != 0:
+        what, place = _described(error)
+        _tell_launcher(group, error, what, place)
+        group.report_exception(what, place)
+
+
+def tell_end(group: Group) -> None:
+    """The program ends without an exception: what its exit code is, it says itself."""
+    if not hasattr(sys, "ps1"):
+        group.show_exit_code_at_end(_blamed(group, None))
+
+
+def tell_leaving(group: Group, before: int) -> None:
+    """At shutdown(): within `finally`, a `with` or `except`, an exception may be the cause.
+
+    `before` is the identity of what was being handled when the world was joined.
+    """
+    error = sys.exc_info()[1]
+    if error is None or id(error) == before or isinstance(error, GeneratorExit):
+        return
+    if isinstance(error, SystemExit) and _exit_code(error) == 0:
+        return
+    what, place = _described(error)
+    _tell_launcher(group, error, what, place)
+    group.show_exception(what, f"{place}; it called shutdown() while that was handled")
+
+
+def _tell_launcher(group: Group, error: BaseException, what: str, place: str) -> None:
+    """Before the peers: they may end sooner than this process once they have heard of it."""
+    code, told = 1, f"{what} ({place})"
+    if isinstance(error, SystemExit):
+        code, told = _exit_code(error), ""
+    _core.tell_launcher(_PARTS.join(["end", str(code), str(_blamed(group, error)), told]))
+
+
+def _described(error: BaseException) -> tuple[str, str]:
+    """'ValueError: text' and 'file, line 5'."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else "no Python line"
+    if isinstance(error, SystemExit):
+        return f"exit code {_exit_code(error)}", place
+    kind = type(error)
+    name = kind.__qualname__
+    if kind.__module__ not in ("builtins", "__main__"):
+        name = f"{kind.__module__}.{name}"
+    try:
+        text = str(error).strip().partition("\n")[0]
+    except Exception as broken:
+        text = f"(its text raised {type(broken).__name__})"
+    return _printable(f"{name}: {text}" if text else name), _printable(place)
+
+
+def _printable(text: str) -> str:
+    """Names of files may hold bytes that are no text."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+def _blamed(group: Group, error: BaseException | None) -> int:
+    """The process that brought this one's end about; 0 when that is itself, or not known."""
+    found = error.pid if isinstance(error, Error) else None
+    if not found:
+        try:
+            group.check()
+        except Error as verdict:
+            found = verdict.pid
+    return found if found and found != os.getpid() else 0
