@@ -1,4 +1,4 @@
-"""How this process ends, for the ranks that wait for it and for `farandole run`.
+"""How this process begins and ends, for the ranks that wait for it and for `farandole run`.
 
 An exception that nobody caught is told at once. An exit code is known to exit() alone, which the
 core asks last of all (csrc/control/farewell.h).
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from farandole import _core
@@ -24,6 +24,16 @@ class _State:
 
 
 _state = _State()
+
+
+def tell_meeting(ranks: Sequence[int]) -> None:
+    """The launcher: this rank waits in init() for these of the ranks that were started."""
+    _core.tell_launcher(_PARTS.join(["meet", ",".join(map(str, ranks))]))
+
+
+def tell_met() -> None:
+    """It waits no longer."""
+    _core.tell_launcher("met")
 
 
 def watch(world: Callable[[], Group | None]) -> None:

@@ -203,8 +203,11 @@ def init(
         place = _narrowed(place, ranks)
     if len(agree.encode()) > _MOST_AGREED:
         raise InvalidArgument(f"agree has {len(agree.encode())} bytes, more than {_MOST_AGREED}")
+    awaited: Sequence[int] = ()
+    if rank is None and size is None and job is None:
+        awaited = range(place.size) if ranks is None else ranks
     name = f"{job}:{_state.epoch}" if job is not None else place.job
-    _enter(replace(place, job=name), timeout, agree)
+    _enter(replace(place, job=name), timeout, agree, awaited)
     if ranks is None:
         _state.epoch += 1
     else:
@@ -217,9 +220,17 @@ def enter(rank: int, size: int, job: str, timeout: float | None) -> None:
     _state.epoch += 1
 
 
-def _enter(place: _Place, timeout: float | None, agree: str = "") -> None:
+def _enter(
+    place: _Place, timeout: float | None, agree: str = "", awaited: Sequence[int] = ()
+) -> None:
+    """`awaited`: the world's ranks, as the launcher numbered them; none where nobody knows."""
     table = _table(place)
-    _state.group = _core.open_world(place.rank, place.size, place.job, timeout, table, agree)
+    _endings.tell_meeting(awaited)
+    try:
+        group = _core.open_world(place.rank, place.size, place.job, timeout, table, agree)
+    finally:
+        _endings.tell_met()
+    _state.group = group
     _state.place = place
     _state.handled = id(sys.exc_info()[1])
     _endings.watch(current)

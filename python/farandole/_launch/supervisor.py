@@ -25,6 +25,7 @@ from farandole._launch.ranks import (
     start_rank,
     threads_per_rank,
 )
+from farandole._launch.words import Blame, Ear
 
 # A stopping signal and the harsher ones that follow it, `patience` apart.
 STOPPING = {
@@ -60,6 +61,9 @@ class Supervisor:
         self._stops = 0  # how many we got
         self._ended_by: dict[int, signal.Signals] = {}  # by us: rank -> last signal sent
         self._oom_kills = oom_kills()
+        self._environment = shared_environment(job.ranks, {**os.environ, **job.environment})
+        self._ear = Ear(self._environment["FARANDOLE_RUN_ID"])
+        self._blame = Blame()
         self._signals, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         for number in (*signals, signal.SIGCHLD):
@@ -85,7 +89,6 @@ class Supervisor:
     def _start(self) -> None:
         job = self._job
         inherited = {**os.environ, **job.environment}
-        shared = shared_environment(job.ranks, inherited)
         if job.ranks > 1 and not inherited.get("OMP_NUM_THREADS"):
             cores = len(os.sched_getaffinity(0))
             self._say(
@@ -94,7 +97,7 @@ class Supervisor:
             )
         copies = self._open_copies()
         for number in range(job.ranks):
-            rank, pipes = start_rank(number, job.ranks, job.command, shared)
+            rank, pipes = start_rank(number, job.ranks, job.command, self._environment)
             self._ranks.append(rank)
             for i, screen in enumerate((self._out, self._err)):
                 prefix = self._prefix(number, colour=job.colours[i])
@@ -132,6 +135,7 @@ class Supervisor:
         poll = select.poll()
         poll.register(self._signals, select.POLLIN)
         poll.register(self._lifeline, select.POLLIN)
+        poll.register(self._ear, select.POLLIN)
         readable = {stream.fd: stream for stream in self._streams if stream.readable}
         for descriptor in readable:
             poll.register(descriptor, select.POLLIN)
@@ -143,6 +147,7 @@ class Supervisor:
         # Deaths and signals come before output: their order is told to the user.
         if self._signals in ready:
             self._take_signals()
+        self._listen()
         if self._lifeline in ready:
             raise KeeperLost
         now = time.monotonic()
@@ -191,18 +196,26 @@ class Supervisor:
 
     def _take_deaths(self) -> None:
         died = [rank for rank in self._ranks if rank.poll()]
+        self._listen()  # what they said before
         if not died:
             mine = {rank.pid for rank in self._ranks}
             reap(process for process in descendants(os.getpid()) if process.pid not in mine)
         # Of deaths seen in one look, a killed rank is more likely the cause than one that exited.
         died.sort(key=lambda rank: rank.exit_code or 0)
         failed = [rank for rank in died if rank.exit_code != 0]
+        for rank in failed:
+            self._blame.note_death(rank.number)
         if failed and not self._failed and self._stopped_by is None:
             now = time.monotonic()
             patience = self._job.patience
             term = now + self._job.grace
             self._plan = [(term, signal.SIGTERM), (term + patience, signal.SIGKILL)]
         self._failed += failed
+
+    def _listen(self) -> None:
+        for word in self._ear.words():
+            if word.rank not in self._ended_by:  # else it is we who end it
+                self._blame.hear(word)
 
     # -- bringing ranks down ------------------------------------------------------------------
 
@@ -317,17 +330,33 @@ class Supervisor:
 
     def _verdict(self) -> int:
         """Says, last of all, which rank failed first and how; returns the job's exit code."""
-        own = [rank for rank in self._failed if rank.number not in self._ended_by]
+        own = {
+            rank.number: rank
+            for rank in self._failed
+            if rank.number not in self._ended_by or self._blame.end_of(rank.number)
+        }
         if own:
-            first = own[0]
+            first = own[self._blame.first(own)]
             self._tell_the_others(first)
-            memory = first.exit_code == -signal.SIGKILL and oom_kills() > self._oom_kills
-            self._say(first.describe_end() + (" (out of memory: oom_kill rose)" if memory else ""))
-            return shell_code(first.exit_code or 0)
+            code, how = self._end_of(first)
+            memory = code == -signal.SIGKILL and oom_kills() > self._oom_kills
+            self._say(how + (" (out of memory: oom_kill rose)" if memory else ""))
+            return shell_code(code)
         if self._stopped_by is not None and (self._failed or self._given_up):
             self._say(f"the job was ended by {self._stopped_by.name}")
             return 128 + self._stopped_by
         return 0
+
+    def _end_of(self, rank: Rank) -> tuple[int, str]:
+        """Its exit code, or the one it was about to have when we ended it; and what happened."""
+        code = rank.exit_code or 0
+        said = self._blame.end_of(rank.number)
+        if said is None:
+            return code, rank.describe_end()
+        if rank.number in self._ended_by:
+            code = said.code
+        cause = f": {said.cause}" if said.cause and code == said.code else ""
+        return code, f"rank {rank.number} (pid {rank.pid}) {describe_exit(code)}{cause}"
 
     def _tell_the_others(self, first: Rank) -> None:
         """One line for all that failed after it, grouped by how."""

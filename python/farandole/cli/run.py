@@ -33,7 +33,7 @@ later jobs too (farandole tune); not if it is busy, CI is set, or FARANDOLE_TUNI
 
 how it ends:
   one rank fails    the others have --grace seconds to say what they saw, then SIGTERM and SIGKILL;
-                    the last line names the rank that failed first, whose exit code is returned
+                    the last line names the rank that is the cause, whose exit code is returned
                     (128 + n for signal n)
   Ctrl-C            SIGINT to all, after --patience SIGTERM, then SIGKILL; Ctrl-C again: SIGKILL now
   SIGTERM, SIGHUP   passed on, then likewise; SIGUSR1, SIGUSR2 (to the ranks alone), Ctrl-Z too

@@ -1,0 +1,113 @@
+"""What ranks say to the launcher, and who is to blame by it.
+
+A rank says that it ends, and because of whom, before its peers can hear of it (_endings.py): so the
+cause is known by what was said, whoever's interpreter is sooner gone. Ranks without farandole say
+nothing; of them the first to end is to blame.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Container, Iterator
+from typing import NamedTuple
+
+_LARGEST = 4096
+_MOST_AT_ONCE = 10_000  # then the launcher does something else first
+
+
+class Word(NamedTuple):
+    rank: int
+    pid: int
+    parts: list[str]  # its kind, and what that needs
+
+
+class Ear:
+    """An abstract socket that ranks find by their job's run id (csrc/control/launcher.cpp)."""
+
+    def __init__(self, run_id: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._socket.bind(f"\0farandole-launcher-{run_id}")
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def words(self) -> Iterator[Word]:
+        """All that were said until now, by processes of this user."""
+        for _ in range(_MOST_AT_ONCE):
+            try:
+                data, extra, _, _ = self._socket.recvmsg(_LARGEST, 64)
+            except BlockingIOError:
+                return
+            word = _parsed(data)
+            if word is not None and _is_ours(extra):
+                yield word
+
+
+def _is_ours(extra: list[tuple[int, int, bytes]]) -> bool:
+    return any(
+        (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
+        and struct.unpack("iII", data[:12])[1] == os.geteuid()
+        for level, kind, data in extra
+    )
+
+
+def _parsed(data: bytes) -> Word | None:
+    rank, _, rest = data.decode(errors="backslashreplace").partition("\x1f")
+    pid, _, said = rest.partition("\x1f")
+    if not (rank.isdecimal() and pid.isdecimal()):
+        return None
+    parts = said.split("\x1f")
+    return Word(int(rank), int(pid), [_printable(part) for part in parts])
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+class End(NamedTuple):
+    """What a rank said of its end."""
+
+    code: int
+    blamed: int  # the process that brought it about; 0: itself
+    cause: str  # 'ValueError: text (file, line 5)', or empty
+
+
+class Blame:
+    """Which of the ranks that failed is the cause."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[int, int] = {}  # by process
+        self._ends: dict[int, End] = {}  # by rank
+        self._order: list[int] = []  # of ranks: as they said that they end, or died unsaid
+
+    def hear(self, word: Word) -> None:
+        self._ranks[word.pid] = word.rank
+        match word.parts:
+            case ["end", code, blamed, cause] if code.isdecimal() and blamed.isdecimal():
+                self._ends.setdefault(word.rank, End(int(code), int(blamed), cause))
+                self.note_death(word.rank)
+            case ["meet", *_] if word.rank in self._ends:  # it left a world, and goes on
+                del self._ends[word.rank]
+                self._order.remove(word.rank)
+
+    def note_death(self, rank: int) -> None:
+        if rank not in self._order:
+            self._order.append(rank)
+
+    def end_of(self, rank: int) -> End | None:
+        return self._ends.get(rank)
+
+    def first(self, failed: Container[int]) -> int:
+        """The cause among them, of whom there is at least one."""
+        found = next(rank for rank in self._order if rank in failed)
+        seen = {found}
+        while (end := self._ends.get(found)) is not None:
+            blamed = self._ranks.get(end.blamed)
+            if blamed is None or blamed in seen or blamed not in failed:
+                break
+            found = blamed
+            seen.add(found)
+        return found
