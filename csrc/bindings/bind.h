@@ -22,6 +22,7 @@ void bind_schedule(py::module_& module);
 void bind_tuner(py::module_& module);
 void bind_plugins(py::module_& module);
 void bind_proofs(py::module_& module);
+void bind_watch(py::module_& module);
 void bind_trace(py::module_& module);
 void bind_jax(py::module_& module);
 void bind_testing(py::module_& module);

@@ -5,8 +5,10 @@
 
 #include <chrono>
 #include <exception>
+#include <optional>
 #include <string>
 
+#include "base/blocked_threads.h"
 #include "base/clock.h"
 #include "base/error.h"
 
@@ -27,6 +29,7 @@ inline void look_for_signals() {
 /// while another rank's report arrives would strike in the display of that error.
 template <typename Wait, typename Interrupted>
 bool wait_from_python(Wait wait_until, Interrupted interrupted, Deadline deadline) {
+  std::optional<BlockedThread> blocked;
   for (;;) {
     const Deadline slice{std::min(deadline.at, now() + std::chrono::milliseconds(100))};
     bool complete = false;
@@ -50,6 +53,7 @@ bool wait_from_python(Wait wait_until, Interrupted interrupted, Deadline deadlin
     }
     if (failure) std::rethrow_exception(failure);
     if (deadline.passed(now())) return false;
+    if (deadline.at == TimePoint::max() && !blocked) blocked.emplace();
   }
 }
 

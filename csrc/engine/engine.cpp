@@ -48,6 +48,7 @@ Engine::Engine(Host host, EngineOptions options)
       epoll_(checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
       dead_(host_.peers.size()),
       deaths_(host_.peers.size()),
+      waits_(host_, options_.warn_after),
       driver_(*this, options_.spin, crowding_of(host_), options_.progress, options_.threads) {
   set_trace(options_.trace);
   watch(epoll_.get(), host_.peers[static_cast<size_t>(host_.rank)].doorbell.get(), kDoorbell);
@@ -129,7 +130,8 @@ void Engine::sweep() {
 }
 
 EngineView Engine::view() const {
-  return {&host_, arena_, &dead_, &deaths_, options_.warn_after, &trace_, &options_.tuning};
+  return {&host_,  arena_,           &dead_, &deaths_, options_.warn_after,
+          &trace_, &options_.tuning, &waits_};
 }
 
 // ---- tasks ----
@@ -290,6 +292,7 @@ bool Engine::poll(TimePoint until) {
 void Engine::collect(Stream& stream) {
   std::vector<std::shared_ptr<Request>>& finished = stream.finished();
   if (finished.empty()) return;
+  ended_ += finished.size();
   in_flight_.fetch_sub(static_cast<int>(finished.size()), std::memory_order_release);
   driver_.note_finished();
   for (auto& request : finished) {
@@ -371,9 +374,22 @@ void Engine::look_around() {
     dead_[index] = true;
     return true;
   });
+  look_at_waits(when);
   for (const auto& stream : active_) stream->look_around(when);
   for (const auto& task : tasks_) task->look_around(when);
   ring_sleepers();  // a verdict may have been reported
+}
+
+/// Shows what this rank waits in; a deadlock that it is in ends all of that.
+void Engine::look_at_waits(TimePoint when) {
+  if (host_.size() == 1 || !waits_.due(when, ended_)) return;
+  WaitList list;
+  for (const auto& stream : active_) stream->list_waits(list);
+  for (const auto& task : tasks_) task->list_waits(list);
+  const std::optional<Error> deadlock = waits_.look(when, list);
+  if (!deadlock) return;
+  for (const auto& stream : active_) stream->membership().lifeline->report(*deadlock);
+  for (const auto& task : tasks_) task->fail_waits(*deadlock);
 }
 
 // ---- the end ----
@@ -386,6 +402,7 @@ void Engine::begin_leaving() {
 void Engine::leave() {
   left_.store(true, std::memory_order_relaxed);
   show_state(RankState::left);
+  end_questions(my_page().board);
   wake_everyone();  // those who wait for us must look around
 }
 

@@ -14,6 +14,7 @@
 #include "engine/schedule_backend.h"
 #include "engine/stream.h"
 #include "engine/task.h"
+#include "engine/wait_watch.h"
 
 namespace farandole {
 
@@ -137,6 +138,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void handle_events(int timeout_ms);
   void note_death(int rank);
   void look_around();
+  void look_at_waits(TimePoint when);
   void sweep();
   void show_state(RankState state) { host_.segment->show_state(host_.rank, state); }
   RankPage& my_page() const { return host_.segment->page(host_.rank); }
@@ -156,6 +158,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<Death> deaths_;
   std::vector<std::pair<int, TimePoint>> unexplained_;  // deaths whose cause is not yet known
   std::atomic<uint64_t> turns_{0};                      // written by the polling thread alone
+  uint64_t ended_ = 0;                                  // operations that came to their end
+  WaitWatch waits_;
 
   // Crossing points.
   std::mutex inbox_mutex_;  // guards inbox_ and the tasks below

@@ -32,6 +32,9 @@ struct Membership {
   const std::atomic<uint64_t>* abort = nullptr;
 };
 
+class WaitWatch;
+struct WaitList;
+
 /// What a stream sees of its engine.
 struct EngineView {
   const Host* host = nullptr;
@@ -41,13 +44,16 @@ struct EngineView {
   Duration warn_after{};
   const std::atomic<Trace*>* trace = nullptr;  // to null while nothing is traced
   const TuningTable* tuning = nullptr;
+  const WaitWatch* waits = nullptr;
 };
 
 bool has_left(const EngineView& around, int world_rank);
 /// It has died or left: it does nothing more.
 bool is_absent(const EngineView& around, int world_rank);
 /// Why, as the error of the operation and tensor in `where`; nothing while it is there.
-std::optional<Error> absence_of(const EngineView& around, int world_rank, Context where);
+/// `submitted`: it had submitted that operation.
+std::optional<Error> absence_of(const EngineView& around, int world_rank, Context where,
+                                bool submitted = false);
 
 /// The page of a closed stream, and who may still read it.
 struct ClosedPage {
@@ -97,6 +103,8 @@ class Stream {
   Progress poll(TimePoint until);
   /// Now and then: deaths, deadlines, warnings.
   void look_around(TimePoint now);
+  /// Appends the operation in flight.
+  void list_waits(WaitList& list) const;
   /// Requests that have finished since they were last cleared away.
   std::vector<std::shared_ptr<Request>>& finished() { return finished_; }
   /// What this stream is doing, for people.
@@ -139,9 +147,11 @@ class Stream {
   std::vector<int> culprits() const;     // those that keep their data from whoever waits
   void show_holdups(TimePoint when) const;
   std::vector<int> holdups_of(int r) const;
-  bool needs(int r) const;    // this operation cannot end without group rank r
-  std::string title() const;  // "all_reduce #41 'bucket 3'"
+  bool needs(int r) const;       // this operation cannot end without group rank r
+  std::string title() const;     // "all_reduce #41 'bucket 3'"
+  std::string who(int r) const;  // "rank 2 (pid 4711, stopped), which …"
   void check_members(int r);
+  bool has_begun(int r) const;
   void warn(TimePoint now);
   Error stalled(TimePoint now) const;
 

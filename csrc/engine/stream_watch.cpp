@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "control/farewell.h"
 #include "engine/stream.h"
+#include "engine/wait_watch.h"
 
 namespace farandole {
 namespace {
@@ -32,16 +33,20 @@ bool Stream::needs(int r) const {
   return page == nullptr || !reached(page->completed, progress(sequence_, 0));
 }
 
+bool Stream::has_begun(int r) const {
+  const StreamPage* page = memory_.pages[static_cast<size_t>(r)];
+  if (page == nullptr) return false;
+  const uint64_t posted = page->entry.posted.load(std::memory_order_acquire);
+  return static_cast<int32_t>(static_cast<uint32_t>(posted >> 32) - sequence_) >= 0;
+}
+
 std::vector<int> Stream::waiting_for() const {
   std::vector<int> late;
   for (int r = 0; r < memory_.size(); ++r) {
-    const StreamPage* page = memory_.pages[static_cast<size_t>(r)];
     // While pages are missing, those that are there wait for them as this rank does.
-    if (r == memory_.rank || (phase_ == Phase::opening && page != nullptr)) continue;
-    const uint64_t posted = page ? page->entry.posted.load(std::memory_order_acquire) : 0;
-    if (page == nullptr ||
-        static_cast<int32_t>(static_cast<uint32_t>(posted >> 32) - sequence_) < 0)
-      late.push_back(r);
+    const bool there = memory_.pages[static_cast<size_t>(r)] != nullptr;
+    if (r == memory_.rank || (phase_ == Phase::opening && there)) continue;
+    if (!has_begun(r)) late.push_back(r);
   }
   return late;
 }
@@ -124,6 +129,29 @@ std::string Stream::title() const {
   return text;
 }
 
+void Stream::list_waits(WaitList& list) const {
+  if (phase_ == Phase::resting && queue_.empty()) return;
+  Wait wait;
+  wait.key = key_;
+  wait.sequence = sequence_;
+  const bool stands =
+      phase_ == Phase::opening || phase_ == Phase::agreeing || phase_ == Phase::running;
+  if (stands)
+    for (const int r : waiting_for()) wait.need(memory_.members[static_cast<size_t>(r)]);
+  if (wait.count > 0) wait.kind = Wait::all;
+  std::string text = title();
+  if (const Operation& o = operation(); o.count > 0)
+    text += " of " + std::to_string(o.count) + " x " + std::string(name_of(o.input.dtype));
+  list.add(wait, text);
+}
+
+std::string Stream::who(int r) const {
+  const int world_rank = memory_.members[static_cast<size_t>(r)];
+  const pid_t pid = around_.host->peers[static_cast<size_t>(world_rank)].info.pid;
+  return "rank " + std::to_string(world_rank) + " (pid " + std::to_string(pid) + ", " +
+         process_state(pid) + ")" + around_.waits->doing(world_rank);
+}
+
 void Stream::look_around(TimePoint when) {
   if (phase_ == Phase::resting || phase_ == Phase::leaving) return;
   if (started_ == TimePoint{}) {
@@ -153,7 +181,10 @@ void Stream::check_members(int r) {
   where.sequence = sequence_;
   where.operation = title();
   where.tensor = operation().name;
-  membership_.lifeline->report(*absence_of(around_, world_rank, std::move(where)));
+  // An operation by name has an order, and so is here, once all ranks have submitted it.
+  const bool submitted =
+      r == memory_.rank || has_begun(r) || key_ == stream_key(membership_.key, kNamesNumber);
+  membership_.lifeline->report(*absence_of(around_, world_rank, std::move(where), submitted));
 }
 
 bool is_absent(const EngineView& around, int world_rank) {
@@ -167,7 +198,8 @@ bool has_left(const EngineView& around, int world_rank) {
   return world_rank == around.host->rank || !is_ending(*around.host->segment, world_rank);
 }
 
-std::optional<Error> absence_of(const EngineView& around, int world_rank, Context where) {
+std::optional<Error> absence_of(const EngineView& around, int world_rank, Context where,
+                                bool submitted) {
   if (!is_absent(around, world_rank)) return std::nullopt;
   const auto index = static_cast<size_t>(world_rank);
   const HostPeer& peer = around.host->peers[index];
@@ -180,8 +212,14 @@ std::optional<Error> absence_of(const EngineView& around, int world_rank, Contex
   where.signal = (*around.dead)[index] ? (*around.deaths)[index].signal : 0;
   if (has_left(around, world_rank)) {
     if (auto reason = farewell_of(*around.host->segment, world_rank, where)) return reason;
-    where.evidence = "it called shutdown() or ended; rank " + me + " waits for it";
-    return Error(ErrorCode::early_exit, name + " left before " + title, std::move(where));
+    where.evidence = "it called shutdown() or ended";
+    if (submitted) where.evidence += " while the operation was under way";
+    if (world_rank != around.host->rank) where.evidence += "; rank " + me + " waits for it";
+    if (!submitted)
+      return Error(ErrorCode::early_exit, name + " left before " + title, std::move(where));
+    return Error(ErrorCode::early_exit,
+                 name + " left without waiting for " + title + ", which it had submitted",
+                 std::move(where), "wait for every handle before shutdown()");
   }
   where.evidence = "its process descriptor reports its end; seen by rank " + me;
   return Error(ErrorCode::peer_lost,
@@ -196,13 +234,8 @@ void Stream::warn(TimePoint when) {
     ranks = culprits();
     if (!ranks.empty()) text += " of";
   }
-  for (const int r : ranks) {
-    const int world_rank = memory_.members[static_cast<size_t>(r)];
-    const pid_t pid = around_.host->peers[static_cast<size_t>(world_rank)].info.pid;
-    text += " rank " + std::to_string(world_rank) + " (pid " + std::to_string(pid) + ", " +
-            process_state(pid) + ")";
-  }
-  log(LogLevel::warning, text);
+  for (size_t i = 0; i < ranks.size(); ++i) text += (i > 0 ? "; " : " ") + who(ranks[i]);
+  log(LogLevel::warning, text + around_.waits->suspicion(when));
 }
 
 Error Stream::stalled(TimePoint when) const {
@@ -219,7 +252,8 @@ Error Stream::stalled(TimePoint when) const {
     world.push_back(memory_.members[static_cast<size_t>(r)]);
     const pid_t pid = around_.host->peers[static_cast<size_t>(world.back())].info.pid;
     states += (states.empty() ? "rank " : "; rank ") + std::to_string(world.back()) + " (pid " +
-              std::to_string(pid) + ") is " + process_state(pid);
+              std::to_string(pid) + ") is " + process_state(pid) +
+              around_.waits->doing(world.back());
   }
   if (!world.empty()) where.rank = world.front();
   where.values = {{"missing", world}};

@@ -199,8 +199,10 @@ void Named::release(NamedRequest* request) {
 }
 
 void Named::flush(Deadline until) {
-  while (unsent_.load(std::memory_order_acquire) && !until.passed(now()))
-    engine_.driver().turn(std::chrono::milliseconds(1));
+  const auto is_unsent = [&] {
+    return inbox_full_.load(std::memory_order_acquire) || unsent_.load(std::memory_order_acquire);
+  };
+  while (is_unsent() && !until.passed(now())) engine_.driver().turn(std::chrono::milliseconds(1));
 }
 
 void Named::serve(const std::function<void()>& interrupted) {

@@ -72,6 +72,8 @@ class Named : public Task {
 
   bool poll(TimePoint until) override;
   void look_around(TimePoint when) override;
+  void list_waits(WaitList& list) const override;
+  void fail_waits(const Error& error) override;
 
  private:
   struct Entry {
@@ -149,6 +151,7 @@ class Named : public Task {
   std::atomic<bool> unsent_{false};
   TimePoint next_check_{};
   int absent_ranks_ = 0;
+  uint64_t begun_ = 0;                          // requests taken up
   std::map<uint64_t, TimePoint> next_warning_;  // by arrival at the coordinator
 };
 

@@ -45,6 +45,7 @@ bool Named::take_inbox() {
     if (launches_.idle()) polled_sets_[set]->set.stream.reset();
   }
   removed_sets_.clear();
+  begun_ += inbox_.size();
   for (NamedRequest* request : inbox_) {
     if (request->name == nullptr) {
       joins_.push_back(request);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "base/hash.h"
 #include "base/log.h"
 #include "fusion/named.h"
 
@@ -16,6 +17,18 @@ std::string seconds_text(Duration d) {
   char text[32];
   std::snprintf(text, sizeof text, "%.1f s", seconds(d));
   return text;
+}
+
+/// "all_reduce 'x' of [3, 4] x float32".
+std::string shaped_title(const Terms& terms) {
+  std::string text = terms.title();
+  if (terms.tensors.empty()) return text;
+  if (terms.tensors.size() > 1)
+    return text + " of " + std::to_string(terms.tensors.size()) + " tensors";
+  text += " of [";
+  for (size_t i = 0; i < terms.tensors[0].shape.size(); ++i)
+    text += (i > 0 ? ", " : "") + std::to_string(terms.tensors[0].shape[i]);
+  return text + "] x " + std::string(name_of(terms.tensors[0].dtype));
 }
 
 }  // namespace
@@ -33,6 +46,38 @@ void Named::look_around(TimePoint when) {
   next_check_ = when + std::max<Duration>(interval, std::chrono::milliseconds(10));
   if (coordinator_) check_missing(when);
   check_requests(when);
+}
+
+// ---- what others are shown ----
+
+void Named::list_waits(WaitList& list) const {
+  list.begun += begun_;
+  if (unfinished_.load(std::memory_order_relaxed) == 0) return;
+  const std::lock_guard lock(mutex_);
+  if (!joins_.empty()) list.add({}, "join");  // it stands in for itself
+  for (const auto& state : polled_sets_) {
+    for (const Entries& entries : state->entries)
+      for (const auto& [key, entry] : entries) {
+        const NamedRequest* request = entry->request;
+        if (request == nullptr) continue;
+        const Terms& terms = entry->name.terms;
+        Hash hash;
+        hash.add(std::string_view(terms.key()));
+        Wait wait;
+        wait.key = hash.value();
+        if (!request->ordered) wait.kind = Wait::named;
+        // Of a large set, those of whom rank 0 says so.
+        const bool large = state->set.members.size() > Wait::kRanks + 1;
+        for (const int r : large && request->told ? request->missing : state->set.members)
+          if (r != rank_) wait.need(r);
+        list.add(wait, shaped_title(terms));
+      }
+  }
+}
+
+void Named::fail_waits(const Error& error) {
+  for (const auto& state : polled_sets_)
+    if (state->unordered > 0) state->set.membership.lifeline->report(error);
 }
 
 /// Deaths end what waits for the dead, whoever sees them. Whether one that left in good order is
@@ -89,7 +134,7 @@ void Named::check_requests(TimePoint when) {
         for (const int r : request->missing)
           if (is_absent(engine_.view(), r)) {
             Context where;
-            where.operation = entry->name.terms.kind;
+            where.operation = entry->name.terms.title();
             where.tensor = entry->name.terms.name;
             state->set.membership.lifeline->report(*absence_of(engine_.view(), r, where));
           }
@@ -102,7 +147,7 @@ void Named::check_requests(TimePoint when) {
         log(LogLevel::warning, entry->name.terms.title() + " has waited " + seconds_text(age) +
                                    " for rank 0, which orders operations by name and has not "
                                    "submitted it: " +
-                                   rank_text(0));
+                                   rank_text(0) + engine_.view().waits->suspicion(when));
       }
   }
 }
@@ -126,7 +171,7 @@ void Named::report(SetState& state, const Terms& terms, const std::vector<int>& 
 std::string Named::rank_text(int world_rank) const {
   const pid_t pid = engine_.host().peers[static_cast<size_t>(world_rank)].info.pid;
   return "rank " + std::to_string(world_rank) + " (pid " + std::to_string(pid) + ") is " +
-         process_state(pid);
+         process_state(pid) + engine_.view().waits->doing(world_rank);
 }
 
 // ---- rank 0, which knows who is missing ----
@@ -180,7 +225,8 @@ void Named::check_missing(TimePoint when) {
     text += names.size() > 1 ? "them:" : "it:";
     for (const int r : missing) text += " " + rank_text(r) + ";";
     text += " submitted by " + describe_ranks(names.front()->present);
-    log(LogLevel::warning, text + as_something_else(*names.front()->terms, waiting));
+    log(LogLevel::warning,
+        text + as_something_else(*names.front()->terms, waiting) + view.waits->suspicion(when));
   }
 }
 

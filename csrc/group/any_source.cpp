@@ -98,6 +98,36 @@ void AnySource::look_around(TimePoint when) {
   waiting_.store(!pending_.empty(), std::memory_order_relaxed);
 }
 
+void AnySource::list_waits(WaitList& list) const {
+  if (!waiting_.load(std::memory_order_acquire)) return;
+  const std::lock_guard lock(mutex_);
+  for (const Pending& pending : pending_) {
+    Wait wait;
+    wait.key = group_.key;
+    wait.sequence = static_cast<uint64_t>(pending.tag);
+    const bool all_fit = group_.members.size() <= Wait::kRanks + 1;  // else it may be one of these
+    wait.kind = all_fit ? Wait::any : Wait::moving;
+    for (const int r : group_.members)
+      if (r != engine_.host().rank) wait.need(r);
+    list.add(wait, title(pending));
+  }
+}
+
+void AnySource::fail_waits(const Error& error) {
+  if (waiting_.load(std::memory_order_acquire)) group_.lifeline->report(error);
+}
+
+std::string AnySource::others() const {
+  std::string text;
+  for (const int r : group_.members) {
+    if (r == engine_.host().rank) continue;
+    const pid_t pid = engine_.host().peers[static_cast<size_t>(r)].info.pid;
+    text += "; rank " + std::to_string(r) + " (pid " + std::to_string(pid) + ", " +
+            process_state(pid) + ")" + engine_.view().waits->doing(r);
+  }
+  return text;
+}
+
 /// What is wrong is the whole group's, as with any operation.
 std::optional<Error> AnySource::failure_of(Pending& pending, TimePoint when) {
   Operation& o = pending.request->operation;
@@ -116,7 +146,8 @@ std::optional<Error> AnySource::failure_of(Pending& pending, TimePoint when) {
   if (lifeline.failed()) return lifeline.verdict();
   if (when >= pending.next_warning) {
     log(LogLevel::warning, title(pending) + " has waited " + seconds_text(when - pending.started) +
-                               "; no rank has sent anything with this tag");
+                               "; no rank has sent anything with this tag" + others() +
+                               engine_.view().waits->suspicion(when));
     pending.next_warning = when + kBetweenWarnings;
   }
   return std::nullopt;
@@ -145,7 +176,7 @@ Error AnySource::stalled(const Pending& pending, TimePoint when) const {
   where.rank = engine_.host().rank;
   where.operation = title(pending);
   where.tensor = pending.request->operation.name;
-  where.evidence = "no rank has sent it anything with this tag";
+  where.evidence = "no rank has sent it anything with this tag" + others();
   return Error(ErrorCode::stalled,
                title(pending) + " on rank " + std::to_string(where.rank) +
                    " was not complete after " + seconds_text(when - pending.started),

@@ -31,6 +31,8 @@ class AnySource : public Task {
 
   bool poll(TimePoint until) override;
   void look_around(TimePoint when) override;
+  void list_waits(WaitList& list) const override;
+  void fail_waits(const Error& error) override;
 
  private:
   struct Pending {
@@ -45,12 +47,13 @@ class AnySource : public Task {
   std::optional<Error> absence(const std::string& title) const;
   Error stalled(const Pending& pending, TimePoint when) const;
   std::string title(const Pending& pending) const;
+  std::string others() const;  // what they are doing
   void fail(Pending& pending, const Error& error);
 
   Engine& engine_;
   const Membership group_;
   const std::shared_ptr<Pairs> pairs_;
-  std::mutex mutex_;  // guards pending_
+  mutable std::mutex mutex_;  // guards pending_
   std::deque<Pending> pending_;
   std::atomic<bool> waiting_{false};  // there are some
   int next_ = 0;                      // whoever was served last comes last

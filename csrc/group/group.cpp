@@ -7,6 +7,7 @@
 #include <new>
 #include <thread>
 
+#include "base/blocked_threads.h"
 #include "base/hash.h"
 #include "engine/fork.h"
 #include "engine/stream_page.h"
@@ -327,7 +328,9 @@ void Group::wait_for(const Handle& handle, const std::function<void()>& interrup
       throw;
     }
   };
+  std::optional<BlockedThread> blocked;
   while (!complete()) {
+    if (!blocked) blocked.emplace();
     try {
       interrupted();
     } catch (...) {

@@ -13,7 +13,7 @@
 namespace farandole {
 namespace {
 
-constexpr uint64_t kMagic = 0x66617261'6e646f32;  // "farando2": changes with the layout
+constexpr uint64_t kMagic = 0x66617261'6e646f33;  // "farando3": changes with the layout
 constexpr size_t kPage = 4096;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 

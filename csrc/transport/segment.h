@@ -21,6 +21,7 @@
 #include <span>
 
 #include "base/fd.h"
+#include "transport/wait_board.h"
 
 namespace farandole {
 
@@ -78,6 +79,7 @@ struct RankPage {
   Farewell farewell;
   ForeignSample foreign;
   DirectoryEntry directory[kDirectoryEntries];
+  WaitBoard board;
 };
 
 class Segment {

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from farandole import _core, _endings
 from farandole._arguments import checked, explained, is_text, is_whole, shown
 from farandole._core import InvalidArgument, NotInitialized, RendezvousError
+from farandole._watch import Watch
 
 __all__ = [
     "Group",
@@ -51,7 +52,7 @@ class _State:
 
     # Every call asks for the group, and finds a slot sooner than an entry of a dictionary.
     __slots__ = (
-        "after_joining", "before_leaving", "epoch", "group", "handled", "narrowed", "place"
+        "after_joining", "before_leaving", "epoch", "group", "handled", "narrowed", "place", "watch"
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -60,6 +61,7 @@ class _State:
         self.place: _Place | None = None
         self.group: Group | None = None
         self.handled = 0  # the identity of the exception that was handled when it joined
+        self.watch: Watch | None = None
         self.epoch = 0  # how many worlds this process has joined
         # The same for worlds of some of the job's ranks, by these.
         self.narrowed: Counter[tuple[int, ...]] = Counter()
@@ -234,6 +236,7 @@ def _enter(
     _state.place = place
     _state.handled = id(sys.exc_info()[1])
     _endings.watch(current)
+    _state.watch = Watch(_state.group) if place.size > 1 else None
     if os.environ.get("FARANDOLE_TIMELINE") or os.environ.get("HOROVOD_TIMELINE"):
         from farandole import _timeline
 
@@ -273,8 +276,11 @@ def shutdown() -> None:
     if "farandole._timeline" in sys.modules and is_initialized() and not _core.in_child():
         sys.modules["farandole._timeline"].finish()
     group, _state.group, _state.place = _state.group, None, None
+    watch, _state.watch = _state.watch, None
     if group is not None and not _core.in_child():
         group.leave()
+        if watch is not None:
+            watch.end()
 
 
 def _leave_at_exit() -> None:

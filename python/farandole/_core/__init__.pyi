@@ -235,6 +235,26 @@ def plugin_table() -> int: ...
 def wait_by_number(handle: int) -> Any: ...
 def done_by_number(handle: int) -> bool: ...
 
+# ---- the watch ----
+
+class Watchpost(metaclass=_Native):
+    """Where a rank shows what its threads are doing."""
+
+    def __init__(self, world: Group) -> None: ...
+    def wait(self) -> bool: ...
+    def show(
+        self,
+        blocked: bool,
+        daemons: bool,
+        looked: int,
+        still_since: int,
+        place: str,
+        step: str,
+    ) -> None: ...
+    def end(self) -> None: ...
+
+def blocked_threads() -> dict[int, int]: ...
+
 # ---- tracing ----
 
 class trace_span(metaclass=_Native):

@@ -35,7 +35,7 @@ from farandole.common._process_set import (
 )
 from farandole.common._reductions import Adasum, Average, Max, Min, Product, Sum
 from farandole.common.exceptions import HorovodInternalError
-from farandole.keras import callbacks, elastic
+from farandole.keras import _progress, callbacks, elastic
 from farandole.keras.compression import Compression
 from farandole.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from farandole.keras.saving import load_model
@@ -47,6 +47,8 @@ from farandole.keras.values import (
     broadcast_variables,
     reducescatter,
 )
+
+_progress.watch()
 
 __all__ = [
     "Adasum",

@@ -1,0 +1,416 @@
+#include "engine/wait_watch.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstdio>
+#include <cstring>
+#include <span>
+
+#include "base/fixed_text.h"
+#include "base/hash.h"
+#include "control/lifeline.h"
+
+namespace farandole {
+namespace {
+
+constexpr auto kBetweenLooks = std::chrono::milliseconds(50);
+constexpr auto kQuiet = std::chrono::milliseconds(100);  // most operations end before it
+constexpr auto kFresh = std::chrono::seconds(3);         // watches look at least once a second
+constexpr Duration kLeastPatience = std::chrono::milliseconds(300);
+constexpr Duration kMostPatience = std::chrono::seconds(90);
+constexpr int kDaemonFactor = 6;  // a thread of unknown purpose gets so many times the patience
+constexpr size_t kMostTold = 4;   // ranks, in one verdict
+
+int64_t stamp(TimePoint when) { return when.time_since_epoch().count(); }
+TimePoint from_stamp(int64_t ns) { return TimePoint(Duration(ns)); }
+
+template <typename T>
+std::span<const uint64_t> words_of(const T& value) {
+  return {reinterpret_cast<const uint64_t*>(&value), sizeof value / sizeof(uint64_t)};
+}
+
+template <typename T>
+bool take_words(std::span<const uint64_t>& from, T& value) {
+  constexpr size_t kWords = sizeof(T) / sizeof(uint64_t);
+  if (from.size() < kWords) return false;
+  std::memcpy(static_cast<void*>(&value), from.data(), sizeof value);
+  from = from.subspan(kWords);
+  return true;
+}
+
+uint64_t hash_of(const WaitList& list) {
+  Hash hash;
+  hash.add(list.begun);
+  for (const Wait& wait : list.waits) {
+    hash.add(wait.key);
+    hash.add(wait.sequence);
+    hash.add(uint64_t{wait.kind} << 32 | wait.count);
+    for (const uint16_t r : wait.needed()) hash.add(uint64_t{r});
+  }
+  return hash.value();
+}
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  return (ranks.size() == 1 ? "rank " : "ranks ") + describe_ranks(ranks);
+}
+
+bool shows_key(const RankWaits& rank, uint64_t key) {
+  return std::ranges::any_of(rank.waits, [&](const Wait& w) { return w.key == key; });
+}
+
+/// Of whom a wait needs more, as far as is known.
+std::vector<int> missing_of(const Wait& wait, const std::vector<std::optional<RankWaits>>& ranks) {
+  std::vector<int> missing;
+  for (const uint16_t r : wait.needed()) {
+    const bool known = r < ranks.size() && ranks[r].has_value();
+    if (wait.kind == Wait::named && known && shows_key(*ranks[r], wait.key)) continue;
+    missing.push_back(r);
+  }
+  return missing;
+}
+
+bool is_hopeless(const Wait& wait, const std::vector<std::optional<RankWaits>>& ranks,
+                 const std::vector<bool>& gone) {
+  if (wait.kind == Wait::moving) return false;
+  const auto is_dead = [&](int r) { return ranks[static_cast<size_t>(r)].has_value(); };
+  const std::vector<int> missing = missing_of(wait, ranks);
+  if (wait.kind != Wait::any) return std::ranges::any_of(missing, is_dead);
+  return std::ranges::any_of(missing, is_dead) && std::ranges::all_of(missing, [&](int r) {
+           return is_dead(r) || gone[static_cast<size_t>(r)];
+         });
+}
+
+}  // namespace
+
+void WaitList::add(const Wait& wait, const std::string& title) {
+  waits.push_back(wait);
+  if (wait.kind != Wait::moving && titles.size() < kMostTitles) titles.push_back(title);
+}
+
+std::vector<int> circle_of(int self, const std::vector<std::optional<RankWaits>>& ranks,
+                           const std::vector<bool>& gone) {
+  std::vector<std::optional<RankWaits>> dead = ranks;
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (std::optional<RankWaits>& rank : dead) {
+      if (!rank) continue;
+      const bool lives = !rank->complete || rank->waits.empty() ||
+                         !std::ranges::all_of(rank->waits, [&](const Wait& wait) {
+                           return is_hopeless(wait, dead, gone);
+                         });
+      if (!lives) continue;
+      rank.reset();
+      changed = true;
+    }
+  }
+  std::vector<int> found, next{self};
+  while (!next.empty()) {
+    const int r = next.back();
+    next.pop_back();
+    const auto& rank = dead[static_cast<size_t>(r)];
+    if (!rank || std::ranges::find(found, r) != found.end()) continue;
+    found.push_back(r);
+    for (const Wait& wait : rank->waits)
+      for (const int other : missing_of(wait, dead)) next.push_back(other);
+  }
+  std::ranges::sort(found);
+  return found;
+}
+
+WaitWatch::WaitWatch(const Host& host, Duration warn_after)
+    : host_(host),
+      patience_(std::clamp<Duration>(warn_after + warn_after / 2, kLeastPatience, kMostPatience)) {}
+
+// ---- what this rank shows ----
+
+bool WaitWatch::due(TimePoint when, uint64_t ended) {
+  if (ended != ended_) {
+    ended_ = ended;
+    next_look_ = when + kQuiet;
+  }
+  if (when < next_look_) return false;
+  next_look_ = when + kBetweenLooks;
+  return true;
+}
+
+std::optional<Error> WaitWatch::look(TimePoint when, const WaitList& list) {
+  if (list.waits.empty() && !shows_) return std::nullopt;
+  shows_ = !list.waits.empty();
+  const uint64_t hash = hash_of(list) ^ ended_ << 32;
+  if (hash != shown_hash_ || still_since_ == TimePoint{}) still_since_ = when;
+  shown_hash_ = hash;
+  show(when, list);
+  if (!shows_ || when - still_since_ < patience_ / 8) return std::nullopt;
+  ask(when, list);
+  if (auto verdict = take_verdict()) return verdict;
+  return confirm(when);
+}
+
+void WaitWatch::show(TimePoint when, const WaitList& list) {
+  WaitHead head;
+  head.looked = stamp(when);
+  head.still_since = stamp(still_since_);
+  head.complete = list.waits.size() <= kMostWaits ? 1 : 0;
+  head.titles = std::min(list.titles.size(), kMostTitles);
+  head.waits = std::min(list.waits.size(), kMostWaits);
+  std::vector<uint64_t> words;
+  const auto put = [&](const auto& value) {
+    const auto more = words_of(value);
+    words.insert(words.end(), more.begin(), more.end());
+  };
+  put(head);
+  for (size_t i = 0; i < head.titles; ++i) {
+    WaitTitle title;
+    copy_cut(list.titles[i], title.text);
+    put(title);
+  }
+  for (size_t i = 0; i < head.waits; ++i) put(list.waits[i]);
+  host_.segment->page(host_.rank).board.waits.write(words);
+}
+
+/// This rank's watch, and those of the ranks it needs, are to look what their threads are doing.
+void WaitWatch::ask(TimePoint when, const WaitList& list) {
+  if (when < next_ask_) return;
+  next_ask_ = when + std::clamp<Duration>(patience_ / 8, std::chrono::milliseconds(50),
+                                          std::chrono::seconds(1));
+  std::vector<int> asked{host_.rank};
+  for (const Wait& wait : list.waits)
+    for (const int r : wait.needed())
+      if (std::ranges::find(asked, r) == asked.end()) asked.push_back(r);
+  for (const int r : asked) {
+    std::atomic<uint32_t>& word = host_.segment->page(r).board.asked;
+    word.fetch_add(1);  // seq_cst; partner: await_question
+    ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  }
+}
+
+// ---- what others show ----
+
+std::optional<RankWaits> WaitWatch::shown_by(int world_rank) const {
+  const WaitBoard& board = host_.segment->page(world_rank).board;
+  RankWaits rank;
+  const TimePoint when = now();
+  const auto is_fresh = [&](TimePoint looked) { return when - looked <= kFresh; };
+  if (const auto words = board.threads.read()) {
+    ThreadReport report;
+    std::span<const uint64_t> from = *words;
+    if (take_words(from, report) && is_fresh(from_stamp(report.looked))) {
+      rank.threads_looked = from_stamp(report.looked);
+      rank.threads_still_since = from_stamp(report.still_since);
+      rank.threads = static_cast<ThreadReport::State>(report.state);
+      rank.place = text_in(report.place);
+      rank.step = text_in(report.step);
+    }
+  }
+  if (const auto words = board.waits.read()) {
+    WaitHead head;
+    std::span<const uint64_t> from = *words;
+    if (take_words(from, head) && is_fresh(from_stamp(head.looked))) {
+      rank.looked = from_stamp(head.looked);
+      rank.still_since = from_stamp(head.still_since);
+      rank.complete = head.complete == 1;
+      WaitTitle title;
+      for (uint64_t i = 0; i < head.titles && take_words(from, title); ++i)
+        rank.titles.push_back(text_in(title.text));
+      Wait wait;
+      for (uint64_t i = 0; i < head.waits && take_words(from, wait); ++i) {
+        rank.waits.push_back(wait);
+      }
+    }
+  }
+  if (rank.looked == TimePoint{} && rank.threads_looked == TimePoint{}) return std::nullopt;
+  return rank;
+}
+
+std::vector<bool> WaitWatch::gone_ranks() const {
+  std::vector<bool> gone;
+  for (int r = 0; r < host_.size(); ++r)
+    gone.push_back(host_.segment->state_of(r) >= RankState::leaving);
+  return gone;
+}
+
+std::vector<std::optional<RankWaits>> WaitWatch::blocked_ranks(TimePoint when,
+                                                               Duration patience) const {
+  std::vector<std::optional<RankWaits>> ranks(static_cast<size_t>(host_.size()));
+  for (int r = 0; r < host_.size(); ++r) {
+    if (host_.segment->state_of(r) != RankState::present) continue;
+    std::optional<RankWaits> rank = shown_by(r);
+    if (!rank || rank->looked == TimePoint{} || rank->threads == ThreadReport::free) continue;
+    const Duration needed =
+        rank->threads == ThreadReport::daemonic ? kDaemonFactor * patience : patience;
+    const bool blocked =
+        when - rank->still_since >= needed && when - rank->threads_still_since >= needed / 2;
+    if (blocked) ranks[static_cast<size_t>(r)] = std::move(rank);
+  }
+  return ranks;
+}
+
+namespace {
+
+std::string waits_text(const RankWaits& rank, const std::vector<std::optional<RankWaits>>& ranks) {
+  const Wait* first = nullptr;
+  size_t count = 0;
+  for (const Wait& wait : rank.waits) {
+    if (wait.kind == Wait::moving) continue;
+    if (first == nullptr) first = &wait;
+    ++count;
+  }
+  if (first == nullptr || rank.titles.empty()) return "";
+  std::string text = "waits in " + rank.titles.front();
+  if (count > 1) text += " and " + std::to_string(count - 1) + " more";
+  const std::vector<int> missing = missing_of(*first, ranks);
+  if (!missing.empty())
+    text += (first->kind == Wait::any ? " for any of " : " for ") + ranks_text(missing);
+  return text;
+}
+
+std::string story_of(const std::vector<int>& circle,
+                     const std::vector<std::optional<RankWaits>>& ranks) {
+  std::string text;
+  for (size_t i = 0; i < circle.size(); ++i) {
+    if (i == kMostTold) {
+      text += "; and so on in " + ranks_text({circle.begin() + kMostTold, circle.end()});
+      break;
+    }
+    const RankWaits& rank = *ranks[static_cast<size_t>(circle[i])];
+    text += (i > 0 ? "; rank " : "rank ") + std::to_string(circle[i]);
+    if (!rank.step.empty()) text += " " + rank.step + " and";
+    text += " " + waits_text(rank, ranks);
+  }
+  return text;
+}
+
+Error deadlock(const std::vector<int>& circle, const std::vector<std::optional<RankWaits>>& ranks,
+               TimePoint when) {
+  Context where;
+  where.rank = circle.front();
+  TimePoint since{};
+  bool loops = false;
+  std::string places;
+  for (const int r : circle) {
+    const RankWaits& rank = *ranks[static_cast<size_t>(r)];
+    since = std::max(since, rank.still_since);
+    loops |= !rank.step.empty();
+    if (!rank.place.empty()) places += "; rank " + std::to_string(r) + " is at " + rank.place;
+    const std::string title = rank.titles.empty() ? "" : rank.titles.front();
+    const auto same = std::ranges::find(where.values, title, [](const auto& v) { return v.first; });
+    if (same != where.values.end())
+      same->second.push_back(r);
+    else
+      where.values.push_back({title, {r}});
+  }
+  const RankWaits& first = *ranks[static_cast<size_t>(circle.front())];
+  if (!first.titles.empty()) where.operation = first.titles.front();
+  char age[32];
+  std::snprintf(age, sizeof age, "%.1f s", seconds(when - since));
+  where.evidence = "none of them has moved for " + std::string(age) + places;
+  return Error(ErrorCode::deadlock,
+               ranks_text(circle) + " wait for each other for ever: " + story_of(circle, ranks),
+               std::move(where),
+               loops ? "give every rank the same number of batches and the same calls after them"
+                     : "make every rank call the same operations in the same order");
+}
+
+struct VerdictWords {
+  int64_t still_since;
+  ErrorRecord record;
+};
+static_assert(sizeof(VerdictWords) <= SentVerdict::kWords * 8 && sizeof(VerdictWords) % 8 == 0);
+
+void send_verdict(SentVerdict& to, const Error& error, TimePoint still_since) {
+  uint64_t none = 0;
+  if (!to.state.compare_exchange_strong(none, 1)) return;  // it has one already
+  to.words.write(words_of(VerdictWords{stamp(still_since), encode(error)}));
+  to.state.store(2, std::memory_order_release);  // partner: take_verdict
+}
+
+}  // namespace
+
+std::optional<Error> WaitWatch::confirm(TimePoint when) {
+  const auto ranks = blocked_ranks(when, patience_);
+  const std::vector<int> circle = circle_of(host_.rank, ranks, gone_ranks());
+  std::vector<std::pair<int, std::pair<TimePoint, TimePoint>>> stands;
+  bool anew = true;
+  for (const int r : circle) {
+    const RankWaits& rank = *ranks[static_cast<size_t>(r)];
+    stands.push_back({r, {rank.still_since, rank.threads_still_since}});
+    anew &= rank.looked > seen_ && rank.threads_looked > seen_;
+  }
+  if (circle.empty() || stands != seen_circle_) {
+    seen_circle_ = std::move(stands);
+    seen_ = when;
+    return std::nullopt;
+  }
+  if (!anew || circle.front() != host_.rank) return std::nullopt;
+  const Error error = deadlock(circle, ranks, when);
+  for (const int r : circle)
+    if (r != host_.rank)
+      send_verdict(host_.segment->page(r).board.verdict, error,
+                   ranks[static_cast<size_t>(r)]->still_since);
+  return error;
+}
+
+/// What another rank has found, if this one has not moved since.
+std::optional<Error> WaitWatch::take_verdict() {
+  SentVerdict& sent = host_.segment->page(host_.rank).board.verdict;
+  if (sent.state.load(std::memory_order_acquire) != 2) return std::nullopt;
+  VerdictWords verdict{};
+  std::optional<Error> error;
+  if (const auto words = sent.words.read()) {
+    std::span<const uint64_t> from = *words;
+    if (take_words(from, verdict) && verdict.still_since == stamp(still_since_))
+      error = decode(verdict.record);
+  }
+  sent.state.store(0, std::memory_order_release);
+  return error;
+}
+
+// ---- words ----
+
+std::string WaitWatch::doing(int world_rank) const {
+  const std::optional<RankWaits> rank = shown_by(world_rank);
+  if (!rank) return "";
+  std::vector<std::optional<RankWaits>> ranks(static_cast<size_t>(host_.size()));
+  for (int r = 0; r < host_.size(); ++r) ranks[static_cast<size_t>(r)] = shown_by(r);
+  std::string text = waits_text(*rank, ranks);
+  if (!rank->step.empty()) text = rank->step + (text.empty() ? "" : " and " + text);
+  if (!rank->place.empty()) text += (text.empty() ? "is at " : ", at ") + rank->place;
+  return text.empty() ? text : ", which " + text;
+}
+
+std::string WaitWatch::suspicion(TimePoint when) const {
+  const auto ranks = blocked_ranks(when, patience_ / 4);
+  const std::vector<int> circle = circle_of(host_.rank, ranks, gone_ranks());
+  if (circle.empty()) return "";
+  return "; this looks like a deadlock: " + story_of(circle, ranks);
+}
+
+// ---- the watch of this rank ----
+
+bool await_question(WaitBoard& board, uint32_t& heard) {
+  for (;;) {
+    if (board.over.load() != 0) return false;
+    const uint32_t asked = board.asked.load();  // seq_cst; partners: WaitWatch::ask, end_questions
+    if (asked != heard) {
+      heard = asked;
+      return board.over.load() == 0;
+    }
+    ::syscall(SYS_futex, &board.asked, FUTEX_WAIT, asked, nullptr, nullptr, 0);
+  }
+}
+
+void end_questions(WaitBoard& board) {
+  board.over.store(1);
+  board.asked.fetch_add(1);
+  ::syscall(SYS_futex, &board.asked, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void show_threads(WaitBoard& board, const ThreadReport& report) {
+  board.threads.write(words_of(report));
+}
+
+}  // namespace farandole

@@ -1,0 +1,97 @@
+// What ranks wait in, shown to each other: whom a warning names, and circles of ranks that wait for
+// each other for ever.
+//
+// Note [Deadlock]
+//
+// A rank is blocked while none of its threads will do anything unless one of its operations ends
+// (ThreadReport, by its watch), and none of its operations ends. It is dead if, moreover, each of
+// its operations needs a rank that has not begun it and is dead. The largest set of ranks of which
+// this holds is a deadlock: what one of them needs, another would have to begin, and none will
+// begin anything. Ranks that are in no call, that compute, sleep, read or are stopped are in no
+// such set.
+//
+// What ranks show is not of one moment. So the set is looked for twice, and it counts when every
+// rank has shown anew, since the first look, that it has not moved from before it: then all of them
+// stood still in one moment, the first look's, and each knew then who had not begun. The lowest
+// rank of the set says so to the others: they may share no group with it, and once one has gone on
+// with the error, nobody would find the set again.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "control/host.h"
+
+namespace farandole {
+
+/// What a rank waits in, as it is put together by the thread that polls.
+struct WaitList {
+  std::vector<Wait> waits;
+  std::vector<std::string> titles;  // of the first few that need somebody
+  uint64_t begun = 0;               // counts what was begun and ended
+
+  void add(const Wait& wait, const std::string& title);
+};
+
+/// What one rank has shown lately.
+struct RankWaits {
+  TimePoint looked, still_since;  // of its engine
+  std::vector<Wait> waits;
+  std::vector<std::string> titles;
+  bool complete = false;
+  TimePoint threads_looked, threads_still_since;
+  ThreadReport::State threads = ThreadReport::free;
+  std::string place, step;
+};
+
+/// The dead ranks that rank `self` waits for, itself among them, ascending; none if it is alive.
+/// `ranks`: by world rank, nothing for those that are not blocked; `gone`: who has left.
+std::vector<int> circle_of(int self, const std::vector<std::optional<RankWaits>>& ranks,
+                           const std::vector<bool>& gone);
+
+/// Of one rank; used by the thread that polls.
+class WaitWatch {
+ public:
+  WaitWatch(const Host& host, Duration warn_after);
+
+  /// Whether it is time to look; `ended` counts operations that have come to their end.
+  bool due(TimePoint when, uint64_t ended);
+  /// Shows what this rank waits in. The error is that of a circle that it is in.
+  std::optional<Error> look(TimePoint when, const WaitList& list);
+
+  /// ", which waits in barrier #3 for rank 0, at train.py, line 12, in main"; empty: not known.
+  std::string doing(int world_rank) const;
+  /// "; this is a deadlock: rank 0 waits …" when it looks so already.
+  std::string suspicion(TimePoint when) const;
+
+ private:
+  std::optional<RankWaits> shown_by(int world_rank) const;
+  std::vector<std::optional<RankWaits>> blocked_ranks(TimePoint when, Duration patience) const;
+  std::vector<bool> gone_ranks() const;
+  void show(TimePoint when, const WaitList& list);
+  void ask(TimePoint when, const WaitList& list);
+  std::optional<Error> confirm(TimePoint when);
+  std::optional<Error> take_verdict();
+
+  const Host& host_;
+  const Duration patience_;  // longer than what is refused or warned of by time takes (named.md)
+  uint64_t ended_ = 0;
+  TimePoint next_look_{}, next_ask_{};
+  uint64_t shown_hash_ = 0;
+  bool shows_ = false;
+  TimePoint still_since_{};
+  // A circle that was seen once: when, and since when its ranks stand still.
+  TimePoint seen_{};
+  std::vector<std::pair<int, std::pair<TimePoint, TimePoint>>> seen_circle_;
+};
+
+/// By a rank's watch: waits until it is asked to look (true) or its world is over (false).
+bool await_question(WaitBoard& board, uint32_t& heard);
+/// Ends that wait, and all later ones.
+void end_questions(WaitBoard& board);
+void show_threads(WaitBoard& board, const ThreadReport& report);
+
+}  // namespace farandole

@@ -1,0 +1,153 @@
+"""What the threads of this rank are doing: for the warnings and verdicts of all ranks.
+
+A thread of its own sleeps until some rank has waited for long (csrc/engine/wait_watch.h). Then it
+looks where the program's threads are, and whether any of them will do something by itself. Two
+kinds of threads will not:
+
+* those that wait for an operation without a deadline, which the core knows;
+* those that sleep until another thread of this process wakes them, which the kernel knows: a
+  private futex without a timeout. So sleep a thread that waits for TensorFlow or XLA, one in
+  `join()`, and an idle worker of a pool.
+
+Any other thread may go on and begin what other ranks wait for. So nobody is called blocked while
+there is one; but daemons (progress bars and the like) only get more time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+from farandole import _core
+
+# What a program is doing, in its user's words, from the frames of its main thread, the innermost
+# first; "" when it is not known.
+steps: list[Callable[[Sequence[FrameType]], str]] = []
+
+_OURS = str(Path(__file__).parent)
+_STANDARD = sysconfig.get_path("stdlib")
+_LIBRARIES = ("jax", "jaxlib", "keras", "tensorflow", "torch")
+_FUTEX = {"x86_64": "202", "aarch64": "98"}.get(platform.machine())  # the call's number
+_PRIVATE = 128
+_CLOCK = 256  # of a timeout
+_WAITS = (0, 9)  # FUTEX_WAIT, FUTEX_WAIT_BITSET
+_BUSY = 0.1  # of one core: then native threads are at work
+_LITTLE = 20_000_000  # nanoseconds
+_LONGEST_PATH = 100
+
+
+class Watch:
+    """Of one world, from init() to shutdown()."""
+
+    def __init__(self, world: _core.Group) -> None:
+        self._post = _core.Watchpost(world)
+        self._signature: object = None
+        self._since = self._looked = self._cpu = 0  # nanoseconds
+        self._thread = threading.Thread(target=self._run, name="farandole-watch", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._post.end()
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        while self._post.wait():
+            try:
+                self._look()
+            except Exception as error:  # a look that fails is shown, too
+                when = time.monotonic_ns()
+                self._post.show(False, False, when, when, f"an unknown place ({error!r})", "")
+
+    def _look(self) -> None:
+        frames = sys._current_frames()
+        frames.pop(threading.get_ident(), None)
+        waits = _core.blocked_threads()
+        signature, blocked, daemons = _stillness(frames, waits)
+        when, cpu = time.monotonic_ns(), time.process_time_ns()
+        busy = cpu - self._cpu > _BUSY * (when - self._looked) + _LITTLE
+        if not blocked or busy or signature != self._signature:
+            self._since, self._signature = when, signature
+        self._looked, self._cpu = when, cpu
+        main = threading.main_thread().ident
+        shown = main if main in waits else next((t for t in waits if t in frames), main)
+        place = _place(_inner_first(frames.get(shown or 0)))
+        story = _inner_first(frames.get(main or 0))
+        step = next(filter(None, (describe(story) for describe in steps)), "")
+        self._post.show(blocked, daemons, when, self._since, place, step)
+
+
+def _stillness(frames: dict[int, FrameType], waits: dict[int, int]) -> tuple[object, bool, bool]:
+    """(what changes when a thread moves, whether no thread will by itself, but for daemons)."""
+    threads = {t.ident: t for t in threading.enumerate()}
+    signature: dict[int, object] = {}
+    blocked, daemons = True, False
+    for ident in frames:
+        thread = threads.get(ident)
+        if ident in waits:
+            signature[ident] = waits[ident]
+        elif sleep := _endless_sleep(_number_of(thread)):
+            signature[ident] = sleep
+        elif thread is not None and thread.daemon:
+            daemons = True
+        else:
+            blocked = False
+    return signature, blocked, daemons
+
+
+def _number_of(thread: threading.Thread | None) -> int | None:
+    """The kernel's number. A forked child's main thread still has its parent's in Python."""
+    if thread is threading.main_thread():
+        return os.getpid()
+    return None if thread is None else thread.native_id
+
+
+def _endless_sleep(thread: int | None) -> tuple[str, ...] | None:
+    """Where a thread sleeps that only another one of this process can wake, and how often it has
+    slept; None for any other thread, and where the kernel does not say."""
+    folder = Path("/proc/self/task") / str(thread)
+    try:
+        words = (folder / "syscall").read_text().split()
+        status = (folder / "status").read_text()
+    except OSError:
+        return None
+    if len(words) < 5 or words[0] != _FUTEX or words[4] != "0x0":
+        return None
+    how = int(words[2], 16)
+    if not how & _PRIVATE or how & ~(_PRIVATE | _CLOCK) not in _WAITS:
+        return None
+    switches = [line for line in status.splitlines() if "ctxt_switches" in line]
+    return (words[1], *switches)
+
+
+def _inner_first(frame: FrameType | None) -> list[FrameType]:
+    found = []
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def _place(frames: Sequence[FrameType]) -> str:
+    """The line of the program, not of the libraries it calls."""
+    if not frames:
+        return ""
+    own = (f for f in frames if not _is_library(f.f_code.co_filename))
+    frame = next(own, frames[0])
+    name = frame.f_code.co_filename
+    with contextlib.suppress(ValueError, OSError):
+        name = str(Path(name).relative_to(Path.cwd()))
+    return f"{name[-_LONGEST_PATH:]}, line {frame.f_lineno}, in {frame.f_code.co_name}"
+
+
+def _is_library(file: str) -> bool:
+    if "-packages/" in file and not file.startswith(_OURS):
+        return any(f"-packages/{name}/" in file for name in _LIBRARIES)
+    return file.startswith((_OURS, _STANDARD, "<frozen"))

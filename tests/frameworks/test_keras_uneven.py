@@ -1,0 +1,54 @@
+"""`fit` with more batches on one rank than on another: a deadlock, told in batches and epochs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from harness import World
+
+Spawn = Callable[..., World]
+START = 100.0  # seconds: a framework is imported on two cores by two ranks
+BATCHES = (6, 4)
+
+
+def fit_unevenly(backend: str) -> None:
+    os.environ["KERAS_BACKEND"] = backend
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    import keras
+
+    import farandole.keras as hvd
+
+    hvd.init()
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
+    x = np.ones((2 * BATCHES[hvd.rank()], 4), np.float32)
+    callbacks = [hvd.callbacks.MetricAverageCallback()]
+    model.fit(x, x[:, :1], batch_size=2, epochs=1, verbose=0, callbacks=callbacks)
+
+
+@pytest.mark.timeout(START + 30)
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_uneven_batches_are_a_deadlock_told_in_batches(spawn: Spawn, backend: str) -> None:
+    # Not imported here: ranks choose the backend first.
+    if not all(importlib.util.find_spec(name) for name in ("keras", backend)):
+        pytest.skip(f"Keras or {backend} is not installed")
+    world = spawn(2, env={"FARANDOLE_WARN_AFTER": "1"})
+    world.start(fit_unevenly, backend)
+    outcomes = world.outcomes(timeout=START)
+    # JAX's steps run behind the program, which is ahead by one or two.
+    ahead = "is in batch 5" if backend == "tensorflow" else "has begun "
+    for o in outcomes:
+        assert o.error is not None
+        assert "ranks 0-1 wait for each other for ever: " in o.text, o.trace
+        assert f"rank 0 {ahead}" in o.text
+        assert "rank 1 ended epoch 1 after 4 batches and waits in " in o.text
+        assert "test_keras_uneven.py, line " in o.text
+    assert outcomes[1].error == "Deadlock"
