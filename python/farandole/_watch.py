@@ -10,7 +10,8 @@ kinds of threads will not:
   `join()`, and an idle worker of a pool.
 
 Any other thread may go on and begin what other ranks wait for. So nobody is called blocked while
-there is one; but daemons (progress bars and the like) only get more time.
+there is one; but daemons (progress bars and the like) only get more time. So do native threads that
+wait for something outside, such as a file or a socket: whoever sleeps may wait for them.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def _stillness(frames: dict[int, FrameType], waits: dict[int, int]) -> tuple[obj
             daemons = True
         else:
             blocked = False
-    return signature, blocked, daemons
+    return signature, blocked, daemons or _waits_outside({_number_of(t) for t in threads.values()})
 
 
 def _number_of(thread: threading.Thread | None) -> int | None:
@@ -125,6 +126,19 @@ def _endless_sleep(thread: int | None) -> tuple[str, ...] | None:
         return None
     switches = [line for line in status.splitlines() if "ctxt_switches" in line]
     return (words[1], *switches)
+
+
+def _waits_outside(known: set[int | None]) -> bool:
+    """Whether a native thread of the process, not of farandole, waits for something outside."""
+    for folder in Path("/proc/self/task").iterdir():
+        if int(folder.name) in known:
+            continue
+        with contextlib.suppress(OSError):  # it may just have ended
+            call = (folder / "syscall").read_text().partition(" ")[0].strip()
+            ours = (folder / "comm").read_text().startswith("farandole")
+            if not ours and call not in (_FUTEX, "running"):
+                return True
+    return False
 
 
 def _inner_first(frame: FrameType | None) -> list[FrameType]:
