@@ -98,6 +98,7 @@ KINDS: dict[str, Kind] = {
     "int": A_WHOLE_NUMBER,
     "bool": ("True or False", lambda v: isinstance(v, bool | int)),
     "Sequence[Any]": one_of("a list", Iterable),
+    "Iterable[Any]": one_of("a list", Iterable),
     "os.PathLike[str]": one_of("a path", str, os.PathLike),
     "float": A_NUMBER,
     "Sequence[int]": ("a list of whole numbers", _are_whole),

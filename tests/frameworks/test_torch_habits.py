@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import farandole as fd
 import farandole.torch as hvd
+from wrong_arguments import problems_in
 
 WIDTH = 8
 
@@ -541,6 +542,35 @@ def what_cannot_be_distributed_says_so() -> None:
     with pytest.raises(fd.InvalidArgument, match="LBFGS is not supported: its line search"):
         hvd.DistributedOptimizer(lbfgs)
     assert os.environ["RANK"] == str(hvd.rank())
+
+
+@on_ranks(2)
+def a_wrong_argument_is_an_error_of_ours() -> None:
+    model = mlp()
+
+    def settle(name: str, result: Any) -> None:
+        if "_async" in name:
+            result() if name.startswith("sparse") else hvd.synchronize(result)
+
+    right = {
+        "tensor": lambda: torch.ones(2), "tensors": lambda: [torch.ones(2)], "name": "a name",
+        "obj": 1, "params": model.state_dict(), "module": model, "process_set": lambda: [0],
+        "optimizer": lambda: torch.optim.SGD(mlp().parameters(), lr=0.1), "ranks_or_comm": [0],
+        "ext_name": "horovod.torch", "num_features": 3,
+    }  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `average` is deprecated
+        problems = problems_in(
+            hvd, right, apart=["init", "shutdown", "start_timeline", "stop_timeline"],
+            also={"check_extension": (ImportError,)}, settle=settle,
+        )  # fmt: skip
+    assert problems == [], "\n".join(problems)
+    barrier_and_the_next_call_work()
+
+
+def barrier_and_the_next_call_work() -> None:
+    hvd.barrier()
+    assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [hvd.size()] * 2
 
 
 test_on_ranks = make_tests(__name__)

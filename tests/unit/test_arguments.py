@@ -7,7 +7,7 @@ import inspect
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,8 @@ import pytest
 
 import farandole as fd
 from farandole import _arguments
+from wrong_arguments import problems_of
 
-WRONG = {
-    "none": None, "an_object": object(), "text": "2", "bytes": b"\xff", "a_surrogate": "\ud800",
-    "large": 2**40, "larger": -(2**70), "half": 1.5, "nan": float("nan"), "a_list": [object()],
-    "a_dict": {}, "a_function": len,
-}  # fmt: skip
 RIGHT = {
     "x": np.ones(4), "xs": [np.ones(4)], "shape": 4, "file_path": os.devnull, "kind": "all_reduce",
     "input": np.ones(4), "output": np.ones(4), "inputs": [np.ones(4)], "outputs": [np.ones(4)],
@@ -47,31 +43,6 @@ def public() -> list[str]:
     ]  # fmt: skip
 
 
-def outcome(call: Callable[[], Any]) -> str:
-    """What is wrong with how it ended, if something is."""
-    try:
-        call()
-    except fd.Error as error:
-        str(error).encode()  # not every terminal takes a surrogate
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
-    return ""
-
-
-def problems_of(function: Callable[..., Any], signature: inspect.Signature) -> list[str]:
-    """Of calls in which one argument is wrong."""
-    parameters = {p: of for p, of in signature.parameters.items() if p != "self"}
-    needed = {p: RIGHT.get(p, 0) for p, of in parameters.items() if of.default is of.empty}
-    problems = []
-    for parameter in parameters:
-        for word, value in WRONG.items():
-            arguments = needed | {parameter: value}
-            problem = outcome(lambda arguments=arguments: function(**arguments))  # type: ignore[misc]
-            if problem:
-                problems.append(f"{parameter}={word}: {problem}")
-    return problems
-
-
 @pytest.mark.parametrize("name", public())
 def test_a_wrong_argument_is_an_error_of_ours(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -79,7 +50,7 @@ def test_a_wrong_argument_is_an_error_of_ours(
     monkeypatch.chdir(tmp_path)  # "2" is the name of a file, too
     function = getattr(fd, name)
     try:
-        assert problems_of(function, inspect.signature(function)) == []
+        assert problems_of(function, inspect.signature(function), RIGHT) == []
     finally:
         if name == "start_timeline":
             fd.stop_timeline()
@@ -97,7 +68,7 @@ def test_a_wrong_argument_of_a_method_is_an_error_of_ours(
     monkeypatch.chdir(tmp_path)
     method = getattr(fd.world(), name)
     try:
-        assert problems_of(method, _arguments.native_signature(method)) == []
+        assert problems_of(method, _arguments.native_signature(method), RIGHT) == []
     finally:
         with contextlib.suppress(fd.InvalidArgument):  # none was started
             fd.world().stop_timeline()

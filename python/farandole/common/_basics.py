@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from farandole import _core, _world
+from farandole._arguments import explained
 from farandole._core import InvalidArgument, Mismatch, RendezvousError
 from farandole._timeline import start_timeline, stop_timeline
 from farandole._world import (
@@ -58,6 +59,7 @@ __all__ = [
 _HAS_SETS = "process sets"
 
 
+@explained
 def init(
     comm: Sequence[int] | None = None,
     process_sets: Iterable[Any] | str | None = None,

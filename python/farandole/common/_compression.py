@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from farandole._arguments import KINDS
+
 
 class Plain:
     """As it is."""
@@ -37,3 +39,9 @@ class Half:
     @classmethod
     def decompress(cls, tensor: Any, ctx: Any) -> Any:
         return cls.cast(tensor, ctx)
+
+
+KINDS["type[Compressor]"] = (
+    "one of Compression, or a class with compress() and decompress()",
+    lambda v: hasattr(v, "compress") and hasattr(v, "decompress"),
+)

@@ -13,11 +13,18 @@ from typing import Any
 import numpy as np
 
 from farandole import _core, _world
+from farandole._arguments import explained, is_text, shown
 from farandole._core import InvalidArgument
 from farandole._ranks import dumps
 from farandole.common._process_set import ProcessSet, global_process_set, number_of
 
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def _label(name: str | None) -> str:
+    if name is not None and not is_text(name):
+        raise InvalidArgument(f"name is {shown(name)}; it is text, of characters that UTF-8 has")
+    return name or "object"
 
 
 def _pickled(obj: Any) -> tuple[_Bytes, bool]:
@@ -54,6 +61,7 @@ def _gathered(array: Any, name: str, number: int) -> Any:
     return _core.wait_by_number(handle)
 
 
+@explained
 def broadcast_object(
     obj: Any,
     root_rank: int = 0,
@@ -66,7 +74,7 @@ def broadcast_object(
     Raises:
         InvalidArgument: it cannot be pickled; on every rank of the set.
     """
-    number, label = number_of(process_set), name or "object"
+    number, label = number_of(process_set), _label(name)
     root = _world.rank() == root_rank
     data, good = _pickled(obj) if root else (np.empty(0, np.uint8), True)
     head = np.array([len(data), good])
@@ -79,6 +87,7 @@ def broadcast_object(
     return _unpickled(data.tobytes(), bool(head[1]), f"broadcast_object '{label}'", root_rank)
 
 
+@explained
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
@@ -88,7 +97,7 @@ def allgather_object(
     Raises:
         InvalidArgument: one cannot be pickled; on every rank of the set, naming the first.
     """
-    number, label = number_of(process_set), name or "object"
+    number, label = number_of(process_set), _label(name)
     data, good = _pickled(obj)
     head = np.array([_world.rank(), len(data), good])
     heads = _gathered(head, f"{label}.size", number).reshape(-1, 3)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from farandole import _core, _world
+from farandole._arguments import KINDS, explained, one_of, shown
 from farandole._core import InvalidArgument
 
 
@@ -22,11 +24,11 @@ class ProcessSet:
 
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
         try:
-            ranks = sorted(int(rank) for rank in ranks_or_comm)
+            ranks = sorted(operator.index(rank) for rank in ranks_or_comm)
         except TypeError:
             raise InvalidArgument(
-                f"ProcessSet({ranks_or_comm!r}): pass a list of ranks; communicators of MPI are "
-                "not supported yet"
+                f"ProcessSet({shown(ranks_or_comm)}): pass a list of ranks; communicators of MPI "
+                "are not supported yet"
             ) from None
         if not ranks or ranks[0] < 0 or len(set(ranks)) < len(ranks):
             raise InvalidArgument(f"ProcessSet({ranks}): different ranks, at least one, are needed")
@@ -95,6 +97,9 @@ class _GlobalProcessSet(ProcessSet):
         return "global_process_set"
 
 
+KINDS["ProcessSet"] = one_of("a ProcessSet", ProcessSet)
+KINDS["Iterable[int]"] = one_of("a list of ranks", Iterable)
+
 global_process_set: ProcessSet = _GlobalProcessSet()
 
 _registered: list[ProcessSet] = []
@@ -111,6 +116,7 @@ def _tell_followers() -> None:
         act()
 
 
+@explained
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """Registers a set of ranks. Collective: every rank of the world calls it, in the same order.
 
@@ -145,6 +151,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     return made
 
 
+@explained
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Forgets a set. Collective: every rank of the world calls it, when nothing is in flight in it.
 
@@ -179,7 +186,7 @@ def number_of(process_set: object) -> int:
     if process_set is global_process_set:
         return 0
     if not isinstance(process_set, ProcessSet):
-        raise InvalidArgument(f"process_set={process_set!r} is no ProcessSet")
+        raise InvalidArgument(f"process_set={shown(process_set)} is no ProcessSet")
     number = process_set.process_set_id
     if number is None:
         raise InvalidArgument(f"{process_set!r} is not registered; call add_process_set() first")
@@ -203,7 +210,8 @@ def check_process_set(process_set: object) -> None:
     """Raises InvalidArgument for what works on all ranks alone."""
     if process_set is not global_process_set:
         raise InvalidArgument(
-            f"process_set={process_set!r} is not supported here yet; leave it at global_process_set"
+            f"process_set={shown(process_set)} is not supported here yet; leave it at "
+            "global_process_set"
         )
 
 

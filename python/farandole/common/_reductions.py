@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
+from numbers import Integral
 from typing import Any
 
+from farandole._arguments import shown
 from farandole._core import InvalidArgument
+from farandole.common._deprecated import warn_deprecated
 
 Average, Sum, Adasum, Min, Max, Product = range(6)
 
@@ -16,7 +18,7 @@ HOROVODS_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
 def op_name(op: Any) -> str:
     """For messages."""
     known = isinstance(op, int) and 0 <= op < len(HOROVODS_NAMES)
-    return HOROVODS_NAMES[op] if known else repr(op)
+    return HOROVODS_NAMES[op] if known else shown(op)
 
 
 def share(rows: int, size: int, place: int) -> int:
@@ -28,9 +30,11 @@ def core_op(op: Any) -> str:
     """The engine's word."""
     if op == Adasum:
         raise InvalidArgument("op=Adasum is for allreduce and DistributedOptimizer only")
-    if op not in _OPS:
-        raise InvalidArgument(f"op={op!r} is unknown; there are Average, Sum, Min, Max and Product")
-    return _OPS[op]
+    if not isinstance(op, Integral) or op not in _OPS:
+        raise InvalidArgument(
+            f"op={shown(op)} is unknown; there are Average, Sum, Min, Max and Product"
+        )
+    return _OPS[int(op)]
 
 
 def choose_op(average: bool | None, op: int | None) -> int:
@@ -39,5 +43,5 @@ def choose_op(average: bool | None, op: int | None) -> int:
         return Average if op is None else op
     if op is not None:
         raise InvalidArgument("average and op are both given; average is the deprecated one")
-    warnings.warn("average= is deprecated; use op=", DeprecationWarning, stacklevel=3)
+    warn_deprecated("average= is deprecated; use op=")
     return Average if average else Sum

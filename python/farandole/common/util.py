@@ -14,6 +14,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import pairwise
 from typing import Any
 
+from farandole._arguments import explained
 from farandole.common._reductions import choose_op
 
 __all__ = [
@@ -73,11 +74,13 @@ def rocm_built(verbose: bool = False) -> bool:  # noqa: ARG001
     return False
 
 
+@explained
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001
     """Whether ``torch`` (or another framework) can send from a GPU: not yet."""
     return False
 
 
+@explained
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether farandole has a side for this framework, and the framework is installed."""
     word = ext_base_name.rpartition(".")[2]
@@ -87,6 +90,7 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     return available
 
 
+@explained
 def check_extension(
     ext_name: str,
     ext_env_var: str = "",  # noqa: ARG001 - Horovod's signature
@@ -141,6 +145,7 @@ def is_iterable(x: Any) -> bool:
     return True
 
 
+@explained
 def split_list(items: Sequence[Any], n: int) -> list[list[Any]]:
     """n parts in order, the first of which are longer by one where it does not divide."""
     short, longer = divmod(len(items), n)
@@ -148,10 +153,12 @@ def split_list(items: Sequence[Any], n: int) -> list[list[Any]]:
     return [list(items[a:b]) for a, b in pairwise(begins)]
 
 
+@explained
 def num_rank_is_power_2(num_rank: int) -> bool:
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
+@explained
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
     """Of versions "1.10.2", by their numbers; what follows them ("+cpu", "rc1") does not count.
 

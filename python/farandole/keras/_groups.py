@@ -35,6 +35,7 @@ def members(groups: Groups, variables: Sequence[Any]) -> list[list[int]]:
     """
     if isinstance(groups, int):
         # The first groups have one more where they do not divide.
+        groups = min(groups, len(variables))
         rows, longer = divmod(len(variables), groups) if groups else (0, 0)
         ends = [0, *((g + 1) * rows + min(g + 1, longer) for g in range(groups))]
         return [list(range(*ends[g : g + 2])) for g in range(groups)]

@@ -10,6 +10,7 @@ from farandole import _core
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.common._reductions import choose_op
 from farandole.torch import _autograd, _calls
+from farandole.torch._entries import public
 from farandole.torch._handles import wait
 from farandole.torch._tensors import check_tensor
 from farandole.torch.compression import Compression, Compressor
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 
+@public
 def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -67,6 +69,7 @@ def allreduce(
     return compression.decompress(result, context)
 
 
+@public
 def allreduce_async(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -82,6 +85,7 @@ def allreduce_async(
     )
 
 
+@public
 def allreduce_(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -107,6 +111,7 @@ def allreduce_(
 
 
 @_core.quick_submit(_calls.bump_version)
+@public
 def allreduce_async_(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -129,6 +134,7 @@ def allreduce_async_(
     )
 
 
+@public
 def grouped_allreduce(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
@@ -145,6 +151,7 @@ def grouped_allreduce(
     return _autograd.apply_together(_autograd.GroupedAllReduce, tensors, compression, how)
 
 
+@public
 def grouped_allreduce_async(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
@@ -160,6 +167,7 @@ def grouped_allreduce_async(
     )
 
 
+@public
 def grouped_allreduce_(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
@@ -184,6 +192,7 @@ def grouped_allreduce_(
     return result
 
 
+@public
 def grouped_allreduce_async_(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,

@@ -11,11 +11,28 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
 import torch._C._dynamo.eval_frame as _frames
+
+from farandole._arguments import KINDS, explained, one_of
+
+
+def _are_tensors(value: Any) -> bool:
+    return isinstance(value, Sequence) and all(isinstance(each, torch.Tensor) for each in value)
+
+
+KINDS |= {
+    "torch.Tensor": one_of("a tensor of PyTorch", torch.Tensor),
+    "Sequence[torch.Tensor]": ("a list of tensors of PyTorch", _are_tensors),
+    "Iterable[tuple[str, torch.Tensor]]": one_of("named parameters", Iterable),
+    "torch.dtype": one_of("a dtype of PyTorch", torch.dtype),
+    "torch.nn.Module": one_of("a module of PyTorch", torch.nn.Module),
+    "torch.optim.Optimizer": one_of("an optimizer of PyTorch", torch.optim.Optimizer),
+    "_O": one_of("an optimizer of PyTorch", torch.optim.Optimizer),
+}
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _profiled = torch._C._autograd._profiler_enabled
@@ -56,6 +73,11 @@ def entry(shown: str = "") -> Callable[[_F], _F]:
         return cast("_F", entered)
 
     return decorate
+
+
+def public(function: _F) -> _F:
+    """Marks a function of farandole.torch: an entry, whose wrong arguments are named."""
+    return cast("_F", entry()(explained(function)))
 
 
 _no_range = contextlib.nullcontext()

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from farandole import _hooks, _world
 from farandole.torch import _calls, _shards
+from farandole.torch._entries import public
 from farandole.torch._handles import wait
 
 __all__ = ["join"]
 
 
+@public
 def join(device: int = -1) -> int:  # noqa: ARG001 - Horovod's signature
     """Takes part in the others' operations, with nothing of its own, until all ranks have joined:
     for a rank that has no more batches.

@@ -9,6 +9,7 @@ import torch
 
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.torch import _autograd, _calls
+from farandole.torch._entries import public
 from farandole.torch._handles import wait
 from farandole.torch._tensors import check_tensor
 
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 
+@public
 def broadcast(
     tensor: torch.Tensor,
     root_rank: int,
@@ -40,6 +42,7 @@ def broadcast(
     return result
 
 
+@public
 def broadcast_async(
     tensor: torch.Tensor,
     root_rank: int,
@@ -50,6 +53,7 @@ def broadcast_async(
     return _calls.broadcast(tensor, root_rank, name, process_set)
 
 
+@public
 def broadcast_(
     tensor: torch.Tensor,
     root_rank: int,
@@ -62,6 +66,7 @@ def broadcast_(
     return result
 
 
+@public
 def broadcast_async_(
     tensor: torch.Tensor,
     root_rank: int,
@@ -73,6 +78,7 @@ def broadcast_async_(
     return _calls.broadcast(tensor, root_rank, name, process_set, into=target)
 
 
+@public
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
@@ -85,6 +91,7 @@ def allgather(
     return result
 
 
+@public
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
@@ -92,6 +99,7 @@ def allgather_async(
     return _calls.grouped_allgather(tensor, name, process_set, single=True)
 
 
+@public
 def grouped_allgather(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
@@ -102,6 +110,7 @@ def grouped_allgather(
     return list(_autograd.apply(_autograd.GroupedAllGather, *given, name, process_set))
 
 
+@public
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
@@ -111,6 +120,7 @@ def grouped_allgather_async(
     return _calls.grouped_allgather(tensors, name, process_set)
 
 
+@public
 def alltoall(
     tensor: torch.Tensor,
     splits: torch.Tensor | Sequence[int] | None = None,
@@ -140,6 +150,7 @@ def alltoall(
     return _autograd.apply(_autograd.AllToAll, tensor, even, name, process_set)[0]
 
 
+@public
 def alltoall_async(
     tensor: torch.Tensor,
     splits: torch.Tensor | Sequence[int] | None = None,

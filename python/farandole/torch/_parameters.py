@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from farandole._core import InvalidArgument
+from farandole.common._deprecated import warn_deprecated
 from farandole.torch._tensors import check_tensor
 
 Named = list[tuple[str, torch.Tensor]]
@@ -56,7 +56,7 @@ def groups_of(groups: Any, num_groups: Any, named: Named) -> dict[int, int]:
         num_groups: its older name, for a number.
     """
     if num_groups != 0:
-        warnings.warn("num_groups is deprecated; pass groups", DeprecationWarning, stacklevel=3)
+        warn_deprecated("num_groups is deprecated; pass groups")
         groups = num_groups if groups is None else groups
     if groups is None:
         return {}
@@ -74,6 +74,7 @@ def groups_of(groups: Any, num_groups: Any, named: Named) -> dict[int, int]:
 
 def _evenly(ids: list[int], count: int) -> dict[int, int]:
     """The first groups have one more where they do not divide."""
+    count = min(count, len(ids))
     rows, longer = divmod(len(ids), count) if count else (0, 0)
     ends = [(g + 1) * rows + min(g + 1, longer) for g in range(count)]
     begins = [0, *ends]

@@ -9,6 +9,7 @@ import torch
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.common._reductions import Average
 from farandole.torch import _autograd, _calls
+from farandole.torch._entries import public
 from farandole.torch._tensors import check_tensor
 from farandole.torch.compression import Compression, Compressor
 
@@ -20,6 +21,7 @@ __all__ = [
 ]
 
 
+@public
 def reducescatter(
     tensor: torch.Tensor,
     name: str | None = None,
@@ -37,6 +39,7 @@ def reducescatter(
     return compression.decompress(_autograd.apply(_autograd.ReduceScatter, wire, *how), context)
 
 
+@public
 def reducescatter_async(
     tensor: torch.Tensor,
     name: str | None = None,
@@ -51,6 +54,7 @@ def reducescatter_async(
     )
 
 
+@public
 def grouped_reducescatter(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
@@ -65,6 +69,7 @@ def grouped_reducescatter(
     return _autograd.apply_together(_autograd.GroupedReduceScatter, tensors, compression, how)
 
 
+@public
 def grouped_reducescatter_async(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,

@@ -10,6 +10,7 @@ import torch
 from farandole import _world
 from farandole._core import InvalidArgument, Mismatch
 from farandole.common._objects import allgather_object, broadcast_object
+from farandole.torch._entries import public
 from farandole.torch._tensors import check_tensor
 from farandole.torch.ops import (
     broadcast_async_,
@@ -25,6 +26,7 @@ __all__ = [
 ]
 
 
+@public
 def broadcast_parameters(params: Any, root_rank: int) -> None:
     """Overwrites tensors with the root's.
 
@@ -135,6 +137,7 @@ def _slots(value: Any) -> Iterable[_Slot]:
             yield from _slots(item)
 
 
+@public
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer,
     root_rank: int,

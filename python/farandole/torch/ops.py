@@ -27,6 +27,7 @@ from farandole.torch._allreduce import (
     grouped_allreduce_async,
     grouped_allreduce_async_,
 )
+from farandole.torch._entries import public
 from farandole.torch._handles import done, wait
 from farandole.torch._join import join
 from farandole.torch._movements import (
@@ -88,6 +89,7 @@ __all__ = [
 synchronize = wait
 
 
+@public
 def poll(handle: int) -> bool:
     """Whether ``synchronize(handle)`` would return at once.
 
@@ -97,6 +99,7 @@ def poll(handle: int) -> bool:
     return done(handle)
 
 
+@public
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns when every rank of the set has called it."""
     wait(_calls.barrier(process_set))

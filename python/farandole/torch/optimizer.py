@@ -18,6 +18,7 @@ from farandole.common._process_set import (
     global_process_set,
     group_of,
 )
+from farandole.torch._entries import public
 from farandole.torch._hooked import take_over
 from farandole.torch._parameters import groups_of, named_of
 from farandole.torch._silence import Silence
@@ -105,6 +106,7 @@ class _Distributed(WrappedOptimizer):
             self._exchange.passes_per_step = passes
 
 
+@public
 def DistributedOptimizer(
     optimizer: _O,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,

@@ -10,12 +10,14 @@ import torch
 from farandole._core import InvalidArgument
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.torch import _calls
+from farandole.torch._entries import public
 from farandole.torch._handles import wait
 from farandole.torch.ops import Average, Sum, op_name
 
 __all__ = ["sparse_allreduce_async"]
 
 
+@public
 def sparse_allreduce_async(
     tensor: Any,
     name: str | None,

@@ -14,11 +14,22 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from farandole import _world
+from farandole._arguments import explained
 from farandole._core import InvalidArgument
-from farandole.torch._entries import entry
+from farandole.torch._entries import entry, public
 from farandole.torch._tensors import borrow
 
 __all__ = ["SyncBatchNorm", "convert_sync_batchnorm"]
+
+
+def _is_device(value: Any) -> bool:
+    try:
+        return value is None or isinstance(torch.device(value), torch.device)
+    except (TypeError, RuntimeError, ValueError):
+        return False
+
+
+_A_DEVICE = ("a device of PyTorch", _is_device)
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -42,6 +53,19 @@ class SyncBatchNorm(_BatchNorm):
         >>> layer(torch.randn(4, 3, 8, 8)).shape
         torch.Size([4, 3, 8, 8])
     """
+
+    @explained(device=_A_DEVICE)
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2 or input.shape[1] != self.num_features:
@@ -77,6 +101,7 @@ class SyncBatchNorm(_BatchNorm):
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
 
 
+@public
 def convert_sync_batchnorm(module: torch.nn.Module) -> torch.nn.Module:
     """The module with every batch normalization in it (1d to 3d, and torch's own synchronized one)
     replaced by a `SyncBatchNorm` that holds the same parameters and statistics.

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
 from farandole import _world
+from farandole._arguments import explained, one_of
 from farandole._core import InvalidArgument
 from farandole._world import Group
 from farandole.torch._c10d.engine_group import EngineGroup
@@ -22,6 +23,7 @@ from farandole.torch._tensors import borrow
 __all__ = ["ddp_comm_hook"]
 
 
+@explained(bucket=one_of("what DistributedDataParallel passes", GradBucket))
 def ddp_comm_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """A communication hook for DistributedDataParallel: the mean over all ranks, by farandole.
 
