@@ -20,6 +20,7 @@ from rank_cases import make_tests, on_ranks
 
 import farandole as fd
 import farandole.jax as fdj
+from wrong_arguments import problems_in
 
 DTYPES = [
     "float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64",
@@ -594,6 +595,24 @@ def what_one_rank_cannot_send_is_an_error_on_all() -> None:
     refused(lambda: fdj.broadcast_object(1, "0"), "root '0' is not a rank")
     assert fdj.broadcast_object(lambda x: x + rank)(1) == 1  # by cloudpickle
     same(fdj.broadcast_parameters(jnp.full(2, rank), 2), np.full(2, 2))
+
+
+@on_ranks(2)
+def a_wrong_argument_is_an_error_of_ours() -> None:
+    import optax
+
+    right = {
+        "tree": jnp.ones(2), "trees": [jnp.ones(2)], "x": jnp.ones(2), "gradients": jnp.ones(2),
+        "obj": 1, "optimizer": optax.sgd(0.1), "process_set": lambda: [0], "ranks_or_comm": [0],
+    }  # fmt: skip
+    problems = problems_in(fdj, right, apart=["init", "shutdown"])
+    assert problems == [], "\n".join(problems)
+    for wrong in ("2", None, [1.0]):  # a program is compiled when the call has returned
+        with pytest.raises(fd.InvalidArgument, match="prescale is"):
+            jax.jit(lambda x, wrong=wrong: fdj.allreduce(x, "sum", prescale=wrong))(jnp.ones(2))
+    with pytest.raises(fd.InvalidArgument, match=r"allreduce\(\): tree is .* it is an array, or a"):
+        fdj.allreduce(2**70)
+    assert fdj.allreduce(jnp.ones(2), "sum").tolist() == [2, 2]
 
 
 test_on_ranks = make_tests(__name__)

@@ -10,13 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from farandole import _core, _grouped
+from farandole._arguments import explained
 from farandole._core import InvalidArgument, Mismatch
 from farandole.common import _objects
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.jax._order import group_of_calls
+from farandole.jax._trees import A_TREE, NUMBERS
 from farandole.jax.ops import place_of
 
 
+@explained
 def broadcast_object(
     obj: Any,
     root: int = 0,
@@ -39,6 +42,7 @@ def broadcast_object(
     return _objects.broadcast_object(obj, root, name, process_set)
 
 
+@explained
 def allgather_object(
     obj: Any, *, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
@@ -57,6 +61,7 @@ def allgather_object(
     return _objects.allgather_object(obj, name, process_set)
 
 
+@explained(tree=A_TREE)
 def broadcast_parameters(
     tree: Any, root: int = 0, *, process_set: ProcessSet = global_process_set
 ) -> Any:
@@ -121,7 +126,7 @@ def _on_host(leaf: Any, name: str) -> np.ndarray[Any, Any]:
         raise InvalidArgument(
             f"'{name}' is being traced; call broadcast_parameters outside jit, or broadcast inside"
         )
-    if not isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float):
+    if not isinstance(leaf, NUMBERS):
         raise InvalidArgument(f"'{name}' is a {type(leaf).__name__}, which is no array")
     array = np.asarray(_key_data(leaf) if _is_key(leaf) else jnp.asarray(leaf))
     if array.dtype.name not in _core.dtypes:

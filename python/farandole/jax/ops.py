@@ -11,6 +11,7 @@ when it runs arrives as ``JaxRuntimeError`` (see :func:`farandole.jax.last_error
 
 from __future__ import annotations
 
+import numbers
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -20,12 +21,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from farandole import _core, _exchange
+from farandole._arguments import explained, shown
 from farandole._core import InvalidArgument
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.jax import _call, _place
 from farandole.jax._order import device, group_of_calls, key_of
+from farandole.jax._trees import A_TREE, NUMBERS
 
 
+@explained(tree=A_TREE)
 def allreduce(
     tree: Any,
     op: str = "mean",
@@ -74,10 +78,12 @@ def titled_allreduce(
     for path, leaf in leaves:
         if leaf.dtype == bool and (op == "mean" or prescale != 1 or postscale != 1):
             raise InvalidArgument(f"allreduce: {path} is of booleans, which have no mean or scale")
+    _check_factors(prescale=prescale, postscale=postscale)
     options: Any = {"op": op, "prescale": prescale, "postscale": postscale}
     return restore(_run("all_reduce", leaves, name, process_set, title=title, **options))
 
 
+@explained(trees=A_TREE)
 def grouped_allreduce(
     trees: Sequence[Any],
     op: str = "mean",
@@ -108,6 +114,7 @@ def grouped_allreduce(
     return list(reduced)
 
 
+@explained(tree=A_TREE)
 def broadcast(
     tree: Any,
     root: int = 0,
@@ -129,6 +136,7 @@ def broadcast(
     return restore(_run("broadcast", leaves, name, process_set, root=place))
 
 
+@explained(tree=A_TREE)
 def allgather(
     tree: Any,
     counts: Sequence[int] | None = None,
@@ -174,6 +182,7 @@ def allgather(
     return restore([_without_padding(each, known) for each in joined])
 
 
+@explained(tree=A_TREE)
 def reducescatter(
     tree: Any,
     op: str = "mean",
@@ -197,10 +206,12 @@ def reducescatter(
         raise InvalidArgument(f"op {op!r}: reducescatter reduces with mean or sum")
     leaves, restore = _flatten(tree, "reducescatter")
     _require_equal_parts(leaves, "reducescatter", process_set)
+    _check_factors(prescale=prescale, postscale=postscale)
     options: Any = {"op": op, "prescale": prescale, "postscale": postscale}
     return restore(_run("reduce_scatter", leaves, name, process_set, **options))
 
 
+@explained(x=A_TREE)
 def alltoall(
     x: Any,
     splits: Sequence[int] | None = None,
@@ -238,6 +249,7 @@ def alltoall(
     return restore([jnp.asarray(rows)]), received
 
 
+@explained
 def barrier(*, name: str | None = None, process_set: ProcessSet = global_process_set) -> None:
     """Comes after every rank's collectives before it, and before those after it.
 
@@ -279,7 +291,7 @@ def _flatten(tree: Any, what: str) -> tuple[_Leaves, Any]:
 
 
 def _checked(leaf: Any, what: str) -> Any:
-    if not isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float):
+    if not isinstance(leaf, NUMBERS):
         raise InvalidArgument(f"{what} is a {type(leaf).__name__}, which is no array")
     array = jnp.asarray(leaf)
     if array.dtype.name not in _core.dtypes:
@@ -290,6 +302,13 @@ def _checked(leaf: Any, what: str) -> Any:
     if not isinstance(array, jax.core.Tracer):
         _require_our_device(array, what)
     return array
+
+
+def _check_factors(**factors: Any) -> None:
+    """Here, since a program is compiled after the call has returned."""
+    for name, value in factors.items():
+        if not isinstance(value, numbers.Real):
+            raise InvalidArgument(f"{name} is {shown(value)}; it is a number")
 
 
 def _require_our_device(array: Any, what: str) -> None:

@@ -8,13 +8,21 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from farandole._arguments import explained
 from farandole._core import InvalidArgument
 from farandole._hooks import Limits
 from farandole.common._process_set import ProcessSet, global_process_set, number_of
+from farandole.jax._trees import A_TREE
 from farandole.jax.ops import titled_allreduce
 
 if TYPE_CHECKING:
     import optax
+
+
+_AN_OPTIMIZER = (
+    "an optimizer of optax",
+    lambda v: callable(getattr(v, "init", None)) and callable(getattr(v, "update", None)),
+)
 
 
 class Compression:
@@ -25,6 +33,7 @@ class Compression:
     bf16: Any = jnp.bfloat16
 
 
+@explained(optimizer=_AN_OPTIMIZER)
 def distributed(
     optimizer: optax.GradientTransformation,
     *,
@@ -58,6 +67,7 @@ def distributed(
     import optax
 
     _check(op, compression)
+    Limits.of(bucket_bytes, None)
     number_of(process_set)
     inner = optax.with_extra_args_support(optimizer)
 
@@ -76,6 +86,7 @@ def distributed(
     return optax.GradientTransformationExtraArgs(inner.init, update)
 
 
+@explained(gradients=A_TREE)
 def allreduce_gradients(
     gradients: Any,
     *,
