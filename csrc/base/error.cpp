@@ -1,5 +1,7 @@
 #include "base/error.h"
 
+#include "base/printable.h"
+
 namespace farandole {
 
 const std::array<ErrorRow, 19> kErrors{{
@@ -31,19 +33,21 @@ const ErrorRow& row(ErrorCode code) { return kErrors[static_cast<size_t>(code)];
 namespace {
 std::string full_text(ErrorCode code, const std::string& verdict, const Context& where,
                       const std::string& advice) {
-  std::string text = verdict;
-  if (!where.evidence.empty()) text += "\n  evidence: " + where.evidence;
-  text += "\n  advice: " + (advice.empty() ? std::string(row(code).advice) : advice);
+  std::string text = printable(verdict);
+  if (!where.evidence.empty()) text += "\n  evidence: " + printable(where.evidence);
+  text += "\n  advice: " + (advice.empty() ? std::string(row(code).advice) : printable(advice));
   return text;
 }
 }  // namespace
 
-Error::Error(ErrorCode code, std::string verdict, Context where, std::string advice)
+Error::Error(ErrorCode code, const std::string& verdict, Context where, const std::string& advice)
     : std::runtime_error(full_text(code, verdict, where, advice)),
       code_(code),
-      verdict_(std::move(verdict)),
+      verdict_(printable(verdict)),
       where_(std::move(where)),
-      advice_(advice.empty() ? std::string(row(code).advice) : std::move(advice)) {}
+      advice_(advice.empty() ? std::string(row(code).advice) : printable(advice)) {
+  where_.evidence = printable(where_.evidence);
+}
 
 std::string describe_ranks(const std::vector<int>& ranks) {
   std::string text;

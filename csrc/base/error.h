@@ -66,7 +66,9 @@ struct Context {
 
 class Error : public std::runtime_error {
  public:
-  Error(ErrorCode code, std::string verdict, Context where = {}, std::string advice = {});
+  /// The texts become lines of printable characters.
+  Error(ErrorCode code, const std::string& verdict, Context where = {},
+        const std::string& advice = {});
 
   ErrorCode code() const noexcept { return code_; }
   const Context& where() const noexcept { return where_; }

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <string>
 
+#include "base/printable.h"
+
 namespace farandole {
 namespace {
 // Settings of the process's one stderr, not of an engine; relaxed: they order nothing.
@@ -31,7 +33,7 @@ void log(LogLevel level, std::string_view text) {
   line += ": ";
   line += kNames[static_cast<size_t>(level)];
   line += ": ";
-  line += text;
+  line += printable(text);
   line += '\n';
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
 }

@@ -208,7 +208,7 @@ def init(
     awaited: Sequence[int] = ()
     if rank is None and size is None and job is None:
         awaited = range(place.size) if ranks is None else ranks
-    name = f"{job}:{_state.epoch}" if job is not None else place.job
+    name = job if job is not None else place.job
     _enter(replace(place, job=name), timeout, agree, awaited)
     if ranks is None:
         _state.epoch += 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -69,3 +71,20 @@ def test_builtin_bases() -> None:
     assert issubclass(fd.NotInitialized, ValueError)
     with pytest.raises(ValueError, match=r"call farandole\.init"):
         fd.all_reduce(np.ones(2))
+
+
+def test_control_characters_of_reasons_and_names_are_escaped() -> None:
+    script = (
+        "import numpy as np, farandole as fd\n"
+        "fd.init(rank=0, size=1)\n"
+        "fd.abort('bad \\x1b[31m\\n\\x7f\\x9b news \\u00e9')\n"
+        "try:\n    fd.all_reduce(np.ones(1), name='w\\x1b]0;x\\x07')\n"
+        "except fd.Aborted as error:\n    print(str(error), error.verdict, sep='\\n')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    lines = done.stdout.splitlines()
+    assert "aborted: bad \\x1b[31m\\x0a\\x7f\\x9b news \u00e9" in lines[0], done
+    assert lines[-1] == lines[0]
+    assert all(c.isprintable() for line in lines for c in line)
