@@ -24,6 +24,7 @@
 
 #include "base/clock.h"
 #include "control/host.h"
+#include "engine/wait_circle.h"
 
 namespace farandole {
 
@@ -35,22 +36,6 @@ struct WaitList {
 
   void add(const Wait& wait, const std::string& title);
 };
-
-/// What one rank has shown lately.
-struct RankWaits {
-  TimePoint looked, still_since;  // of its engine
-  std::vector<Wait> waits;
-  std::vector<std::string> titles;
-  bool complete = false;
-  TimePoint threads_looked, threads_still_since;
-  ThreadReport::State threads = ThreadReport::free;
-  std::string place, step;
-};
-
-/// The dead ranks that rank `self` waits for, itself among them, ascending; none if it is alive.
-/// `ranks`: by world rank, nothing for those that are not blocked; `gone`: who has left.
-std::vector<int> circle_of(int self, const std::vector<std::optional<RankWaits>>& ranks,
-                           const std::vector<bool>& gone);
 
 /// Of one rank; used by the thread that polls.
 class WaitWatch {
@@ -69,7 +54,7 @@ class WaitWatch {
 
  private:
   std::optional<RankWaits> shown_by(int world_rank) const;
-  std::vector<std::optional<RankWaits>> blocked_ranks(TimePoint when, Duration patience) const;
+  RanksWaits blocked_ranks(TimePoint when, Duration patience) const;
   std::vector<bool> gone_ranks() const;
   void show(TimePoint when, const WaitList& list);
   void ask(TimePoint when, const WaitList& list);

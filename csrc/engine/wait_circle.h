@@ -1,0 +1,39 @@
+// Which ranks wait for each other for ever, and the words for it: values from values. Why it is so:
+// Note [Deadlock] in engine/wait_watch.h.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "transport/wait_board.h"
+
+namespace farandole {
+
+/// What one rank has shown lately.
+struct RankWaits {
+  TimePoint looked, still_since;  // of its engine
+  std::vector<Wait> waits;
+  std::vector<std::string> titles;
+  bool complete = false;
+  TimePoint threads_looked, threads_still_since;
+  ThreadReport::State threads = ThreadReport::free;
+  std::string place, step;
+};
+
+/// By world rank; nothing for those of which nothing is known.
+using RanksWaits = std::vector<std::optional<RankWaits>>;
+
+/// The dead ranks that rank `self` waits for, itself among them, ascending; none if it is alive.
+/// `ranks`: those that are blocked; `gone`: who has left.
+std::vector<int> circle_of(int self, const RanksWaits& ranks, const std::vector<bool>& gone);
+
+/// "waits in barrier #3 for rank 0"; empty when it waits in nothing that needs somebody.
+std::string waits_text(const RankWaits& rank, const RanksWaits& ranks);
+/// The same of each rank of a circle, with how far its program has come.
+std::string story_of(const std::vector<int>& circle, const RanksWaits& ranks);
+Error deadlock_of(const std::vector<int>& circle, const RanksWaits& ranks, TimePoint when);
+
+}  // namespace farandole
