@@ -41,7 +41,8 @@ TEST(a_rank_of_which_nothing_is_known_may_still_come) {
 
 TEST(whoever_has_something_that_may_end_is_alive) {
   const Wait moves = wait_for(Wait::moving, {});
-  CHECK(circle(0, {in({wait_for(Wait::all, {1})}), in({wait_for(Wait::all, {0}), moves})}) == kNone);
+  CHECK(circle(0, {in({wait_for(Wait::all, {1})}), in({wait_for(Wait::all, {0}), moves})}) ==
+        kNone);
   CHECK(circle(0, {in({wait_for(Wait::all, {1})}), in({})}) == kNone);
 }
 
