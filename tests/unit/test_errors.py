@@ -77,7 +77,7 @@ def test_control_characters_of_reasons_and_names_are_escaped() -> None:
     script = (
         "import numpy as np, farandole as fd\n"
         "fd.init(rank=0, size=1)\n"
-        "fd.abort('bad \\x1b[31m\\n\\x7f\\x9b news \\u00e9')\n"
+        "fd.world().abort('bad \\x1b[31m\\n\\x7f\\x9b news \\u00e9')\n"
         "try:\n    fd.all_reduce(np.ones(1), name='w\\x1b]0;x\\x07')\n"
         "except fd.Aborted as error:\n    print(str(error), error.verdict, sep='\\n')\n"
     )
