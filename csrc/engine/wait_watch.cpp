@@ -219,7 +219,7 @@ std::optional<Error> WaitWatch::confirm(TimePoint when) {
     return std::nullopt;
   }
   if (!anew || circle.front() != host_.rank) return std::nullopt;
-  const Error error = deadlock_of(circle, ranks, when);
+  Error error = deadlock_of(circle, ranks, when);
   for (const int r : circle)
     if (r != host_.rank)
       send_verdict(host_.segment->page(r).board.verdict, error,

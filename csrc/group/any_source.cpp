@@ -178,7 +178,7 @@ Error AnySource::stalled(const Pending& pending, TimePoint when) const {
   where.tensor = pending.request->operation.name;
   where.evidence = "no rank has sent it anything with this tag" + others();
   return Error(ErrorCode::stalled,
-               title(pending) + " on rank " + std::to_string(where.rank) +
+               title(pending) + " on rank " + std::to_string(engine_.host().rank) +
                    " was not complete after " + seconds_text(when - pending.started),
                std::move(where), "send as many messages as are received, with the same tags");
 }
