@@ -382,6 +382,21 @@ class World:
 # ---- nothing is left behind ----
 
 
+def start_program(script: Path, ranks: int) -> list[subprocess.Popen[str]]:
+    """The ranks of a job of their own, each an interpreter that runs the script."""
+    job = {"WORLD_SIZE": str(ranks), "MASTER_PORT": "1", "FARANDOLE_RUN_ID": uuid.uuid4().hex}
+    return [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            env={**os.environ, **job, "RANK": str(r)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for r in range(ranks)
+    ]
+
+
 def traces_of(run_id: str) -> list[str]:
     """What a job may have left on this machine: sockets and shared memory by name."""
     left = [

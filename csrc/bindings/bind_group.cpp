@@ -279,7 +279,7 @@ void bind_group(py::module_& module) {
             refuse_in_child();
             const std::string why = text_from(reason, "reason");
             Context where;
-            where.rank = group.members()[static_cast<size_t>(group.rank())];
+            where.rank = world_rank(group);
             group.abort(Error(ErrorCode::aborted,
                               "rank " + std::to_string(where.rank) + " aborted: " + why, where));
           },

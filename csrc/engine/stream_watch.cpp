@@ -1,9 +1,9 @@
 // What a stream tells: whom it waits for, warnings, verdicts about its peers, its part of a trace.
 #include <algorithm>
-#include <cstdio>
 
 #include "base/fixed_text.h"
 #include "base/log.h"
+#include "base/seconds_text.h"
 #include "control/farewell.h"
 #include "engine/stream.h"
 #include "engine/wait_watch.h"
@@ -16,12 +16,6 @@ constexpr auto kFresh = std::chrono::seconds(1);  // whoever waits looks around 
 
 constexpr std::string_view kPhases[] = {"resting",    "opening",   "agreeing", "running",
                                         "describing", "comparing", "leaving"};
-
-std::string seconds_text(Duration d) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f s", seconds(d));
-  return text;
-}
 
 }  // namespace
 

@@ -1,7 +1,8 @@
 #include "engine/wait_circle.h"
 
 #include <algorithm>
-#include <cstdio>
+
+#include "base/seconds_text.h"
 
 namespace farandole {
 namespace {
@@ -121,9 +122,7 @@ Error deadlock_of(const std::vector<int>& circle, const RanksWaits& ranks, TimeP
   }
   const RankWaits& first = *ranks[static_cast<size_t>(circle.front())];
   if (!first.titles.empty()) where.operation = first.titles.front();
-  char age[32];
-  std::snprintf(age, sizeof age, "%.1f s", seconds(when - since));
-  where.evidence = "none of them has moved for " + std::string(age) + places;
+  where.evidence = "none of them has moved for " + seconds_text(when - since) + places;
   return Error(ErrorCode::deadlock,
                ranks_text(circle) + " wait for each other for ever: " + story_of(circle, ranks),
                std::move(where),

@@ -1,9 +1,9 @@
 // What goes wrong while names wait for their order: deaths, ranks that left, ranks that never come.
 #include <algorithm>
-#include <cstdio>
 
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/seconds_text.h"
 #include "fusion/named.h"
 
 namespace farandole {
@@ -12,12 +12,6 @@ namespace {
 constexpr auto kBetweenWarnings = std::chrono::seconds(60);
 constexpr auto kGrace = std::chrono::milliseconds(500);  // for rank 0 to say who is missing
 constexpr size_t kMostNames = 8;                         // in one warning
-
-std::string seconds_text(Duration d) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f s", seconds(d));
-  return text;
-}
 
 /// "all_reduce 'x' of [3, 4] x float32".
 std::string shaped_title(const Terms& terms) {

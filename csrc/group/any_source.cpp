@@ -1,20 +1,14 @@
 #include "group/any_source.h"
 
-#include <cstdio>
 #include <utility>
 
 #include "base/log.h"
+#include "base/seconds_text.h"
 
 namespace farandole {
 namespace {
 
 constexpr auto kBetweenWarnings = std::chrono::seconds(60);
-
-std::string seconds_text(Duration d) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f s", seconds(d));
-  return text;
-}
 
 }  // namespace
 

@@ -539,23 +539,9 @@ except fd.RemoteError as error:
 
 
 def test_an_uncaught_exception_is_told_to_the_others(tmp_path: Any) -> None:
-    import subprocess
-    import sys
-    import uuid
-
     script = tmp_path / "train.py"
     script.write_text(FAILING)
-    job = {"WORLD_SIZE": "3", "MASTER_PORT": "1", "FARANDOLE_RUN_ID": uuid.uuid4().hex}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script)],
-            env={**os.environ, **job, "RANK": str(r)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for r in range(3)
-    ]
+    ranks = harness.start_program(script, 3)
     outputs = [rank.communicate(timeout=60) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 1, 0], outputs
     for r in (0, 2):

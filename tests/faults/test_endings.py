@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import uuid
 from pathlib import Path
 
 import pytest
@@ -80,17 +76,7 @@ EXCEPTION = (1, "RemoteError 1 rank 1 ended with ValueError: bad sample 4711 | {
 def test_the_others_are_told_how_a_rank_ended(tmp_path: Path, name: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(PROGRAM.format(end="\n".join(f"    {s}" for s in ENDS[name].split("\n"))))
-    job = {"WORLD_SIZE": "3", "MASTER_PORT": "1", "FARANDOLE_RUN_ID": uuid.uuid4().hex}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script)],
-            env={**os.environ, **job, "RANK": str(r)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for r in range(3)
-    ]
+    ranks = harness.start_program(script, 3)
     outputs = [rank.communicate(timeout=harness.LIMIT) for rank in ranks]
     code, told = EXPECTED.get(name, EXCEPTION)
     assert [rank.returncode for rank in ranks] == [0, code, 0], outputs
