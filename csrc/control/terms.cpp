@@ -78,7 +78,7 @@ Error differs(std::string_view field, const Terms& any, Givers& givers) {
     where.values.emplace_back(value, std::move(ranks));
   }
   where.evidence = "what the ranks asked for by this name was compared before any data moved";
-  return {ErrorCode::mismatch, std::move(verdict), std::move(where)};
+  return {ErrorCode::mismatch, verdict, std::move(where)};
 }
 
 std::vector<std::string> lines_of(const std::string& text) {

@@ -81,7 +81,7 @@ bool DirectOperation::copied(int error, int r, std::string_view what) const {
                    std::to_string(memory_->members[static_cast<size_t>(memory_->rank)]);
   std::string verdict =
       "the buffer of rank " + std::to_string(where.rank) + " could not be " + std::string(what);
-  throw Error(ErrorCode::resource, std::move(verdict), std::move(where),
+  throw Error(ErrorCode::resource, verdict, std::move(where),
               error == EFAULT
                   ? "do not free, unmap or protect memory that an operation in flight uses"
                   : "set FARANDOLE_CMA=0 to copy through shared memory");

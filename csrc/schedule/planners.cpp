@@ -21,11 +21,12 @@ std::string allowed_names(Collective collective, const Shape& shape, Determinism
   return names.empty() ? "none" : names;
 }
 
-Error refusal(Collective collective, const Shape& shape, Determinism level, std::string why) {
+Error refusal(Collective collective, const Shape& shape, Determinism level,
+              const std::string& why) {
   const std::string operation{name_of(collective)};
   Context where;
   where.operation = operation;
-  return {ErrorCode::invalid_argument, std::move(why), std::move(where),
+  return {ErrorCode::invalid_argument, why, std::move(where),
           "allowed at level " + std::string(name_of(level)) + " for " + operation + " over " +
               std::to_string(shape.size) + " ranks: " + allowed_names(collective, shape, level)};
 }
