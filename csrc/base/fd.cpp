@@ -1,6 +1,7 @@
 #include "base/fd.h"
 
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -19,8 +20,14 @@ void Fd::reset() {
 
 void throw_errno(std::string_view call) {
   const int code = errno;
-  throw Error(ErrorCode::resource, std::string(call) + " failed: " + std::strerror(code) +
-                                       " (errno " + std::to_string(code) + ")");
+  std::string verdict = std::string(call) + " failed: " + std::strerror(code) + " (errno " +
+                        std::to_string(code) + ")";
+  rlimit most{};
+  if (code != EMFILE || ::getrlimit(RLIMIT_NOFILE, &most) != 0)
+    throw Error(ErrorCode::resource, verdict);
+  verdict += "; this process may open " + std::to_string(most.rlim_cur);
+  throw Error(ErrorCode::resource, verdict, {},
+              "let processes open more files: ulimit -n, or the limit of your container");
 }
 
 Fd make_event_fd() { return Fd(checked(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd")); }

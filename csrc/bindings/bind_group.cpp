@@ -59,6 +59,22 @@ EngineOptions engine_options(const Config& config) {
   return options;
 }
 
+/// Where this rank cannot, the others, who have met it, hear why.
+std::shared_ptr<Engine> start_engine(Host host, EngineOptions options) {
+  const auto segment = host.segment;
+  const int rank = host.rank;
+  try {
+    auto engine = std::make_shared<Engine>(std::move(host), std::move(options));
+    hide_from_children(engine);
+    return engine;
+  } catch (const Error& error) {
+    show_exception(*segment, rank,
+                   std::string(row(error.code()).python_class) + ": " + error.verdict(), "init()");
+    segment->show_state(rank, RankState::gone);
+    throw;
+  }
+}
+
 std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
                                   const std::optional<double>& start_timeout,
                                   const std::string& tuning, const std::string& agree) {
@@ -97,14 +113,13 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   log(LogLevel::info, "choices follow from tuning table " + fingerprint(options.tuning) + " (" +
                           options.tuning.origin + ")");
   options.trace = start_trace(config.trace, host, job, fingerprint(options.tuning));
-  auto engine = std::make_shared<Engine>(std::move(host), std::move(options));
-  hide_from_children(engine);
+  const auto engine = start_engine(std::move(host), std::move(options));
   GroupDefaults defaults;
   defaults.interrupted = look_for_signals;
   defaults.timeout = to_duration(config.timeout);
   defaults.level = level_from(config.level);
   defaults.algorithm = config.algorithm;
-  return Group::world(std::move(engine), defaults, deadline);
+  return Group::world(engine, defaults, deadline);
 }
 
 void leave(Group& group) {

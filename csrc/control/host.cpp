@@ -23,6 +23,11 @@ CpuSet usable_cpus() {
   return cpus;
 }
 
+Fd own_process() {
+  const auto fd = ::syscall(SYS_pidfd_open, ::getpid(), 0);
+  return Fd(static_cast<int>(checked(fd, "pidfd_open")));
+}
+
 std::vector<Host> hosts_in_process(int size, size_t arena_bytes) {
   auto segment = Segment::create(size, arena_bytes);
   std::vector<Fd> doorbells;

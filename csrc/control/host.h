@@ -46,6 +46,9 @@ struct Host {
 /// The processors this process may run on.
 CpuSet usable_cpus();
 
+/// A descriptor of this process, readable for others once it has died.
+Fd own_process();
+
 /// All ranks in this process: for tests, where ranks are threads or take turns in one.
 std::vector<Host> hosts_in_process(int size, size_t arena_bytes);
 

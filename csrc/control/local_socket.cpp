@@ -4,7 +4,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <optional>
+#include <sstream>
 
 namespace farandole {
 
@@ -23,10 +27,36 @@ Fd make_local_socket() {
   return Fd(checked(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), "socket"));
 }
 
-bool same_user(int fd) {
+bool LocalAddress::is_held_silently() const {
+  constexpr unsigned kListening = 1 << 16;  // __SO_ACCEPTCON, in the kernel's table
+  const std::string mine = "@" + std::string(name.sun_path + 1);
+  std::ifstream sockets("/proc/net/unix");
+  for (std::string line; std::getline(sockets, line);) {
+    std::istringstream words(line);
+    std::string number, references, protocol, flags;
+    words >> number >> references >> protocol >> flags;
+    if (line.ends_with(mine)) return (std::strtoul(flags.c_str(), nullptr, 16) & kListening) == 0;
+  }
+  return false;
+}
+
+namespace {
+std::optional<ucred> credentials(int fd) {
   ucred peer{};
   socklen_t length = sizeof peer;
-  return ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == ::geteuid();
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return std::nullopt;
+  return peer;
+}
+}  // namespace
+
+bool same_user(int fd) {
+  const auto peer = credentials(fd);
+  return peer && peer->uid == ::geteuid();
+}
+
+pid_t process_behind(int fd) {
+  const auto peer = credentials(fd);
+  return peer ? peer->pid : 0;
 }
 
 bool readable(std::span<pollfd> fds, Deadline deadline, const std::function<void()>& interrupted) {
@@ -35,6 +65,7 @@ bool readable(std::span<pollfd> fds, Deadline deadline, const std::function<void
     const int timeout = static_cast<int>(std::min<int64_t>(left.count(), 100));
     const int n = ::poll(fds.data(), fds.size(), timeout);
     if (n > 0) return true;
+    if (n < 0 && errno == EINVAL) errno = EMFILE;  // more to watch than may be open
     if (n < 0 && errno != EINTR) throw_errno("poll");
     interrupted();
     if (deadline.passed(now())) return false;
@@ -72,7 +103,9 @@ bool receive_message(int fd, void* data, size_t bytes, std::vector<Fd>* fds) {
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof control;
-  const auto got = ::recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+  auto got = ::recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+  // A peer that closed with something unread: what it sent before comes behind this error.
+  if (got < 0 && errno == ECONNRESET) got = ::recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
   if (got < 0) return false;
   std::vector<Fd> taken;
   for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
@@ -83,6 +116,10 @@ bool receive_message(int fd, void* data, size_t bytes, std::vector<Fd>* fds) {
       std::memcpy(&descriptor, CMSG_DATA(c) + i * sizeof(int), sizeof descriptor);
       taken.emplace_back(descriptor);
     }
+  }
+  if ((message.msg_flags & MSG_CTRUNC) != 0) {
+    errno = EMFILE;
+    throw_errno("receiving descriptors");
   }
   const bool whole = got == static_cast<ssize_t>(bytes) && (message.msg_flags & MSG_TRUNC) == 0;
   if (whole && fds != nullptr) *fds = std::move(taken);

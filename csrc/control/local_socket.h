@@ -15,12 +15,14 @@
 
 namespace farandole {
 
-inline constexpr size_t kMostDescriptors = 250;  // the kernel takes at most 253 in one message
+inline constexpr size_t kMostDescriptors = 253;  // what the kernel takes in one message
 
 /// An abstract address, which no file system keeps; the user's number is part of it.
 struct LocalAddress {
   explicit LocalAddress(const std::string& job);
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&name); }
+  /// Somebody has it and does not listen.
+  bool is_held_silently() const;
 
   sockaddr_un name{};
   socklen_t length = 0;
@@ -30,6 +32,8 @@ Fd make_local_socket();
 
 /// Whether the other end was opened by this process's user.
 bool same_user(int fd);
+/// The process that listens at the other end, or opened it.
+pid_t process_behind(int fd);
 
 /// True when one of `fds` becomes readable before the deadline; see their `revents`.
 /// `interrupted` is asked ten times a second, and throws to give up.
@@ -40,7 +44,7 @@ bool readable(int fd, Deadline deadline, const std::function<void()>& interrupte
 bool send_message(int fd, const void* data, size_t bytes, std::span<const int> fds = {});
 
 /// One message of exactly `bytes`, with its descriptors; false when the peer is gone or sent
-/// something else.
+/// something else. Throws Error(resource) where this process cannot take the descriptors.
 bool receive_message(int fd, void* data, size_t bytes, std::vector<Fd>* fds = nullptr);
 
 }  // namespace farandole

@@ -36,6 +36,13 @@ def tell_met() -> None:
     _core.tell_launcher("met")
 
 
+def tell_no_meeting(error: Error) -> None:
+    """It has met nobody, and most likely ends with that."""
+    blamed = error.pid if error.pid and error.pid != os.getpid() else 0
+    said = f"{type(error).__name__}: {error.verdict}"
+    _core.tell_launcher(_PARTS.join(["end", "1", str(blamed), said]))
+
+
 def watch(world: Callable[[], Group | None]) -> None:
     """From now on, for the world that there is then; once.
 

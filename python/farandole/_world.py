@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from farandole import _core, _endings
 from farandole._arguments import checked, explained, is_text, is_whole, shown
-from farandole._core import InvalidArgument, NotInitialized, RendezvousError
+from farandole._core import Error, InvalidArgument, NotInitialized, RendezvousError
 from farandole._watch import Watch
 
 __all__ = [
@@ -230,6 +230,9 @@ def _enter(
     _endings.tell_meeting(awaited)
     try:
         group = _core.open_world(place.rank, place.size, place.job, timeout, table, agree)
+    except Error as error:
+        _endings.tell_no_meeting(error)
+        raise
     finally:
         _endings.tell_met()
     _state.group = group

@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "check.h"
 #include "control/local_socket.h"
+#include "control/meeting_words.h"
 #include "world.h"
 
 using namespace farandole;
@@ -162,6 +163,30 @@ TEST(rendezvous_does_not_mind_strangers) {
   host.join();
   CHECK_EQUAL(told[0], "met");
   CHECK_EQUAL(told[1], "met");
+}
+
+TEST(rendezvous_ends_for_all_when_a_rank_leaves_its_seat) {
+  std::vector<std::string> told(2);
+  std::thread host([&] { told[0] = outcome(invitation("seat", 0, 3), soon()); });
+  std::thread guest([&] { told[1] = outcome(invitation("seat", 1, 3), soon()); });
+  {
+    const Fd fickle = dial("seat");
+    Greeting greeting{};
+    CHECK(receive_message(fickle.get(), &greeting, sizeof greeting));
+    const Hello hello = hello_from(invitation("seat", 2, 3));
+    const Fd doorbell = make_event_fd(), process = own_process();
+    const int given[] = {doorbell.get(), process.get()};
+    CHECK(send_message(fickle.get(), &hello, sizeof hello, given));
+    Answer answer{};
+    std::vector<Fd> memory;
+    CHECK(receive_message(fickle.get(), &answer, sizeof answer, &memory));
+    CHECK_EQUAL(answer.accepted, 1u);
+  }
+  host.join();
+  guest.join();
+  for (const std::string& text : told)
+    CHECK(text.find("rank 2 of 3 (pid " + std::to_string(::getpid()) +
+                    ") left while the ranks met") != std::string::npos);
 }
 
 TEST(rendezvous_knows_a_process_of_another_user) {

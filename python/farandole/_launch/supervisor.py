@@ -25,7 +25,7 @@ from farandole._launch.ranks import (
     start_rank,
     threads_per_rank,
 )
-from farandole._launch.words import Blame, Ear
+from farandole._launch.words import Blame, Ear, Meetings
 
 # A stopping signal and the harsher ones that follow it, `patience` apart.
 STOPPING = {
@@ -40,6 +40,9 @@ FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 # until we give up. multiprocessing's helpers leave alone within milliseconds.
 _LEAVE_ALONE, _LEAVE_TERM, _LEAVE_KILL = 0.5, 1.0, 3.0
 _LOOK_AGAIN = 0.02
+
+# How long ranks may wait in init() for one that has ended well.
+_ABSENCE = 3.0
 
 # One colour per rank, in turn; red is left to errors.
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92)
@@ -64,6 +67,9 @@ class Supervisor:
         self._environment = shared_environment(job.ranks, {**os.environ, **job.environment})
         self._ear = Ear(self._environment["FARANDOLE_RUN_ID"])
         self._blame = Blame()
+        self._meetings = Meetings()
+        self._absent: dict[int, float] = {}  # ranks that ended, and are waited for: since when
+        self._missed: tuple[Rank, list[int]] | None = None  # who ended, and who waits: for ever
         self._signals, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         for number in (*signals, signal.SIGCHLD):
@@ -74,6 +80,7 @@ class Supervisor:
         self._start()
         while any(rank.alive for rank in self._ranks) and not self._given_up:
             self._turn(self._next_deadline())
+            self._look_for_absent()
             self._escalate()
         self._end_what_is_left()
         self._show_the_rest()
@@ -163,6 +170,7 @@ class Supervisor:
     def _next_deadline(self) -> float | None:
         times = [due for s in self._streams if s.readable and (due := s.due()) is not None]
         times += [when for when, _ in self._plan[:1]]
+        times += [since + _ABSENCE for since in self._absent.values()]
         return min(times, default=None)
 
     def _look_after(self, stream: Stream) -> None:
@@ -212,8 +220,28 @@ class Supervisor:
             self._plan = [(term, signal.SIGTERM), (term + patience, signal.SIGKILL)]
         self._failed += failed
 
+    def _look_for_absent(self) -> None:
+        """A rank that has ended will not come to a meeting any more: then the job ends."""
+        if self._failed or self._stopped_by or self._missed:
+            self._absent.clear()
+            return
+        now = time.monotonic()
+        for rank in self._ranks:
+            waiting = [] if rank.alive else self._meetings.waiting_for(rank.number)
+            if not waiting:
+                self._absent.pop(rank.number, None)
+            elif now < self._absent.setdefault(rank.number, now) + _ABSENCE:
+                continue
+            elif self._left_behind():  # which may be the rank's program
+                self._absent[rank.number] = now
+            else:
+                self._missed = (rank, waiting)
+                self._plan = [(now, signal.SIGTERM), (now + self._job.patience, signal.SIGKILL)]
+                return
+
     def _listen(self) -> None:
         for word in self._ear.words():
+            self._meetings.hear(word)
             if word.rank not in self._ended_by:  # else it is we who end it
                 self._blame.hear(word)
 
@@ -330,6 +358,11 @@ class Supervisor:
 
     def _verdict(self) -> int:
         """Says, last of all, which rank failed first and how; returns the job's exit code."""
+        if self._missed is not None:
+            rank, waiting = self._missed
+            what = f"{_rank_list(waiting)} waited for it in init()"
+            self._say(f"{rank.describe_end()}, and {what}")
+            return 1
         own = {
             rank.number: rank
             for rank in self._failed

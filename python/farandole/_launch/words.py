@@ -67,6 +67,26 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+class Meetings:
+    """Which ranks wait in init(), and for whom."""
+
+    def __init__(self) -> None:
+        self._awaited: dict[int, set[int]] = {}  # by rank that waits
+
+    def hear(self, word: Word) -> None:
+        match word.parts:
+            case ["meet", ranks]:
+                self._awaited[word.rank] = {int(r) for r in ranks.split(",") if r.isdecimal()}
+            case ["met"]:
+                self._awaited.pop(word.rank, None)
+
+    def waiting_for(self, rank: int) -> list[int]:
+        """None where it has come itself, as a process that the rank has started may have."""
+        if rank in self._awaited:
+            return []
+        return sorted(who for who, awaited in self._awaited.items() if rank in awaited)
+
+
 class End(NamedTuple):
     """What a rank said of its end."""
 

@@ -1,0 +1,87 @@
+#include "control/meeting_words.h"
+
+#include <unistd.h>
+
+#include <cstring>
+
+#include "base/fixed_text.h"
+#include "control/local_socket.h"
+
+namespace farandole {
+
+Hello hello_from(const Invitation& me) {
+  Hello h{};
+  h.protocol = kMeetingProtocol;
+  h.rank = me.rank;
+  h.size = me.size;
+  h.pid = ::getpid();
+  copy_cut(FARANDOLE_VERSION, h.version);
+  copy_cut(me.agree, h.agree);
+  const CpuSet set = usable_cpus();
+  for (size_t i = 0; i < set.size(); ++i)
+    if (set[i]) h.cpus[i / 64] |= uint64_t{1} << (i % 64);
+  return h;
+}
+
+Member member_from(const Hello& hello) {
+  Member m{};
+  m.pid = hello.pid;
+  std::memcpy(m.cpus, hello.cpus, sizeof m.cpus);
+  return m;
+}
+
+CpuSet cpus_of(const Member& member) {
+  CpuSet set;
+  for (size_t i = 0; i < set.size(); ++i) set[i] = (member.cpus[i / 64] >> (i % 64)) & 1;
+  return set;
+}
+
+std::string who(const Hello& h) {
+  return "rank " + std::to_string(h.rank) + " of " + std::to_string(h.size) + " (pid " +
+         std::to_string(h.pid) + ")";
+}
+
+Host seated(int rank, std::shared_ptr<Segment> segment, const std::vector<Member>& members,
+            std::vector<Fd> fds, std::string handed_out) {
+  Host host{rank, {}, std::move(segment), {}, std::move(handed_out)};
+  for (size_t r = 0; r < members.size(); ++r)
+    host.peers.push_back({{static_cast<int>(r), "local", members[r].pid, {}},
+                          cpus_of(members[r]),
+                          std::move(fds[2 * r]),
+                          std::move(fds[2 * r + 1])});
+  // All ranks are present from the moment the segment is theirs; absent means not yet mapped.
+  host.segment->show_state(rank, RankState::present);
+  return host;
+}
+
+bool send_refusal(int socket, const Error& error) {
+  Answer answer{};
+  answer.code = static_cast<int32_t>(error.code());
+  answer.rank = error.where().rank;
+  answer.pid = error.where().pid;
+  copy_cut(error.verdict(), answer.text);
+  copy_cut(error.advice(), answer.advice);
+  return send_message(socket, &answer, sizeof answer);
+}
+
+ErrorCode code_in(int32_t number) {
+  const bool known = number >= 0 && static_cast<size_t>(number) < kErrors.size();
+  return known ? static_cast<ErrorCode>(number) : ErrorCode::rendezvous;
+}
+
+Error refusal_in(const Answer& answer) {
+  Context where;
+  where.rank = answer.rank;
+  where.pid = answer.pid;
+  return {code_in(answer.code), text_in(answer.text), std::move(where), text_in(answer.advice)};
+}
+
+Error as_told(const Hello& by, const Error& error) {
+  Context where;
+  where.rank = by.rank;
+  where.pid = by.pid;
+  return {error.code(), who(by) + " could not meet the others: " + error.verdict(),
+          std::move(where), error.advice()};
+}
+
+}  // namespace farandole

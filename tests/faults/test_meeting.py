@@ -1,0 +1,161 @@
+"""What goes wrong on one rank while ranks meet is told on all of them, and nobody waits in vain."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import farandole as fd
+import harness
+from harness import World
+
+Spawn = Callable[..., World]
+
+
+# ---- a rank that lacks something ----
+
+
+def join_with_few_descriptors(poor: int, most: int) -> None:
+    if int(os.environ["RANK"]) == poor:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    fd.init()
+
+
+def join_without_room(poor: int) -> None:
+    if int(os.environ["RANK"]) == poor:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        room = pages * resource.getpagesize() + (64 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (room, room))
+    fd.init()
+
+
+def all_are_told(world: World, poor: int, what: str) -> None:
+    outcomes = world.outcomes()
+    told = rf"rank {poor} of {len(world)} \(pid {world.pids[poor]}\) could not meet the others: "
+    for o in outcomes:
+        assert o.error == "ResourceError", o.trace
+        assert o.rank == poor
+        assert re.match(told + what, o.verdict), o.verdict
+        assert o.text == outcomes[0].text
+
+
+@pytest.mark.parametrize("poor", [0, 5])
+@pytest.mark.parametrize("most", [9, 14, 30])  # of which a meeting of 16 takes more
+def test_too_few_descriptors_on_one_rank(spawn: Spawn, poor: int, most: int) -> None:
+    world = spawn(16)
+    world.start(join_with_few_descriptors, poor, most)
+    all_are_told(world, poor, rf".*Too many open files \(errno 24\); this process may open {most}$")
+
+
+@pytest.mark.parametrize("poor", [0, 1])
+def test_a_mapping_that_fails_on_one_rank(spawn: Spawn, poor: int) -> None:
+    world = spawn(3)
+    world.start(join_without_room, poor)
+    all_are_told(world, poor, "mmap of the shared segment failed: Cannot allocate memory")
+
+
+# ---- a rank that ends before it comes ----
+
+
+def test_a_rank_that_ends_before_init_ends_the_job(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os, farandole as fd\nos.environ['RANK'] == '1' or fd.init()\n")
+    start = [sys.executable, "-m", "farandole", "run", "-np", "3", "--", sys.executable]
+    done = subprocess.run([*start, str(script)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    expected = r"farandole: rank 1 \(pid \d+\) exited with code 0, and ranks 0, 2 waited for it in"
+    assert re.match(expected, last), done.stderr
+
+
+def test_a_program_that_a_rank_left_behind_may_still_come(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, sys, time\n"
+        "if os.environ['RANK'] == '1' and os.fork(): sys.exit()\n"
+        "if os.environ['RANK'] == '1': time.sleep(4)\n"  # longer than a rank that ended is awaited
+        "import farandole as fd; fd.init(); print(fd.size())\n"
+    )
+    start = [sys.executable, "-m", "farandole", "run", "-np", "2", "--no-prefix", "--"]
+    command = [*start, sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["2", "2"], done.stderr
+
+
+# ---- somebody else in rank 0's place ----
+
+
+def meeting_point(spawn: Spawn, place: dict[str, str | None]) -> str:
+    """The abstract address at which ranks of this job look for rank 0."""
+    world = spawn(3, env=place)
+    world.start(fd.init, ranks=[0])
+    deadline = time.monotonic() + harness.LIMIT
+    run_id = str(place["FARANDOLE_RUN_ID"])
+    while not (names := harness.traces_of(run_id)):
+        assert time.monotonic() < deadline
+    world.signal(0, signal.SIGKILL)
+    assert world.died(0)
+    return "\0" + names[0][1:]
+
+
+@contextlib.contextmanager
+def squatter(address: str, kind: str) -> Iterator[None]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as taken:
+        taken.bind(address)
+        if kind != "deaf":
+            taken.listen()
+        talker = threading.Thread(target=talk, args=(taken,))
+        if kind == "garbled":
+            talker.start()
+        try:
+            yield
+        finally:
+            if kind == "garbled":
+                taken.shutdown(socket.SHUT_RDWR)
+                talker.join()
+
+
+def talk(listener: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            connection.send(b"220 welcome\r\n")
+            connection.close()
+
+
+SQUATTERS = {
+    "deaf": "somebody holds its place and does not listen",
+    "silent": "listens in its place and says nothing",
+    "garbled": "listens in its place and is none",
+}
+
+
+def test_a_squatted_meeting_point_fails_every_rank_at_once(spawn: Spawn) -> None:
+    with contextlib.ExitStack() as stack:
+        worlds = {}
+        for kind in SQUATTERS:
+            place = {"FARANDOLE_RUN_ID": f"{kind}-{os.getpid()}", "MASTER_PORT": "7"}
+            stack.enter_context(squatter(meeting_point(spawn, place), kind))
+            # None of them waits for so long: the test's own limit is shorter.
+            worlds[kind] = spawn(3, env={**place, "FARANDOLE_START_TIMEOUT": "3600"})
+            worlds[kind].start(fd.init)
+        for kind, world in worlds.items():
+            first, *others = world.outcomes()
+            assert first.error == "RendezvousError", first.trace
+            assert "another rank 0 of the job" in first.verdict
+            for r, o in enumerate(others, 1):
+                assert o.error == "RendezvousError", o.trace
+                assert f"rank {r} found no rank 0 of the job" in o.verdict
+                assert SQUATTERS[kind] in o.verdict
