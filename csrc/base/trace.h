@@ -1,7 +1,8 @@
 // Where the time of a rank goes, as events in rings, written as one part of a Chrome trace.
 //
 // Every thread records into a ring of its own: no lock and no allocation once its ring is there,
-// and the oldest events make room for the newest. Code that records holds a `Trace*` which is null
+// and the oldest events make room for the newest. The rings lie in a file (base/trace_store.h), so
+// that a rank which is killed leaves them. Code that records holds a `Trace*` which is null
 // while nothing is traced; that branch is all it then costs.
 //
 // A track is a row of the picture: a recording thread, or something that outlives threads, such as
@@ -40,13 +41,15 @@ struct TraceEvent {
   uint32_t sequence = 0;
   uint32_t count = 0;  // polls of a turn; 1 for an operation that failed
   TimePoint begin{}, end{};
-  TimePoint launched{};    // operation: when it was submitted
-  uint64_t bytes = 0;      // operation, ready: of this rank's share
-  std::string_view label;  // static storage: the collective, or the phase
-  char path[16] = {};      // operation: how it was run
-  char name[48] = {};      // cut to fit
+  TimePoint launched{};  // operation: when it was submitted
+  uint64_t bytes = 0;    // operation, ready: of this rank's share
+  char label[16] = {};   // the collective, or the phase
+  char path[16] = {};    // operation: how it was run
+  char name[48] = {};    // cut to fit
 };
 static_assert(sizeof(TraceEvent) == 128);
+
+class TraceStore;
 
 class Trace {
  public:
@@ -62,6 +65,7 @@ class Trace {
     std::string tuning{};  // fingerprint of the table that choices follow from
   };
 
+  /// Makes the directory, readable by this user alone; throws Error(resource).
   explicit Trace(Identity identity);
   ~Trace();
   Trace(const Trace&) = delete;
@@ -82,36 +86,31 @@ class Trace {
   /// The calling thread begins an interval: no turn that follows belongs to those before.
   void separate();
 
-  /// Makes the directory, readable by this user alone; throws Error(resource).
-  void prepare() const;
   /// Writes all that was recorded to `rank-N.jsonl`, one Chrome trace event a line; the file is
   /// there as a whole or not at all. Events of other threads meanwhile are lost. Throws
   /// Error(resource).
   void write();
-  /// Nothing is recorded any more, and the memory of events is given back. Who still holds the
-  /// pointer may go on calling.
+  /// Nothing is recorded any more, and the memory of events is given back, its file too. Who still
+  /// holds the pointer may go on calling.
   void close();
+  /// The process ends, and has written its part: the file of the rings is not needed.
+  void drop_file();
 
  private:
   struct Ring;
-  struct Track {
-    std::string name;
-    uint64_t key;
-  };
   Ring* my_ring();
   Ring* open_ring();
+  void refuse();
   void wait_until_outside() const;
-  std::string to_json() const;
 
   const Identity identity_;
   const uint64_t id_;                 // no other Trace of this process has it, not even a later one
   std::atomic<bool> writing_{false};  // seq_cst; partner: Ring::enter. True for ever once closed
   bool closed_ = false;               // guarded by mutex_
-  std::atomic<uint64_t> refused_{0};  // lost for want of a ring or while writing
   mutable std::mutex mutex_;          // guards what follows
   uint64_t worlds_ = 0;               // that were left
   std::vector<std::unique_ptr<Ring>> rings_;
-  std::vector<Track> tracks_;
+  const std::unique_ptr<TraceStore> store_;
 };
 
 /// An interval of the calling thread, recorded when it ends. Does nothing without a trace.

@@ -1,5 +1,6 @@
 // Tracing: when it starts and ends, and the program's own spans.
 #include "base/log.h"
+#include "base/trace_store.h"
 #include "bindings/bind.h"
 #include "bindings/tracing.h"
 
@@ -49,13 +50,12 @@ std::shared_ptr<Trace> start_trace(const std::string& directory, const Host& hos
     return trace;
   }
   const std::string name = host.peers[static_cast<size_t>(host.rank)].info.host;
-  trace = std::make_shared<Trace>(
-      Trace::Identity{directory, run_of(host, job), host.rank, host.size(), name, tuning});
+  trace = nullptr;
   try {
-    trace->prepare();
+    trace = std::make_shared<Trace>(
+        Trace::Identity{directory, run_of(host, job), host.rank, host.size(), name, tuning});
   } catch (const Error& error) {
     log(LogLevel::warning, "nothing is traced: " + error.verdict());
-    trace = nullptr;
   }
   return trace;
 }
@@ -69,7 +69,6 @@ void start_timeline(Engine& engine, const std::string& directory, int number) {
   const uint64_t run = run_of(host, "timeline " + std::to_string(number));
   auto trace = std::make_shared<Trace>(
       Trace::Identity{directory, run, host.rank, host.size(), name, fingerprint(engine.tuning())});
-  trace->prepare();
   engine.set_trace(trace);
   current() = trace;
 }
@@ -93,7 +92,8 @@ void finish_trace(Trace* trace) {
       const py::gil_scoped_release unlocked;
       trace->write();
     }
-    py::module_::import("farandole._trace").attr("merge_if_complete")(me.directory, me.size);
+    py::module_::import("farandole._trace")
+        .attr("merge_if_complete")(me.directory, me.size, me.rank);
   } catch (const Error& error) {
     log(LogLevel::warning, "the trace of this rank is lost: " + error.verdict());
   } catch (const py::error_already_set& error) {
@@ -102,6 +102,14 @@ void finish_trace(Trace* trace) {
 }
 
 void bind_trace(py::module_& module) {
+  module.def(
+      "drop_trace_file",
+      [] {
+        if (current()) current()->drop_file();
+      },
+      "The process ends: what the trace's events lie in is not needed any more.");
+  module.def("recover_trace_part", &recover_trace_part, py::arg("events_file"), py::arg("living"),
+             "Writes the part of the rank that left `.rank-N.events`; False where it lives on.");
   py::class_<PySpan>(module, "trace_span",
                      "A span of the program in the trace (FARANDOLE_TRACE): "
                      "`with trace_span(\"forward\"): …`. Does nothing while nothing is traced.")

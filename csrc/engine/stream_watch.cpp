@@ -297,7 +297,7 @@ void Stream::trace_phase(Trace* trace, Phase next) {
     event.sequence = sequence_;
     event.begin = phase_begun_;
     event.end = when;
-    event.label = kPhases[static_cast<size_t>(phase_)];
+    copy_cut(kPhases[static_cast<size_t>(phase_)], event.label);
     traced_->record(event);
   }
   phase_begun_ = when;
@@ -316,7 +316,7 @@ void Stream::trace_operation(TimePoint end) const {
   event.end = end;
   event.launched = request.submitted != TimePoint{} ? request.submitted : begun_;
   event.bytes = o.input.count > 0 ? o.input.bytes() : o.output.bytes();
-  event.label = name_of(o.kind);
+  copy_cut(name_of(o.kind), event.label);
   copy_cut(last_path(), event.path);
   copy_cut(o.name, event.name);
   traced_->record(event);

@@ -2,7 +2,8 @@
 
 Every rank that starts records, and writes its part when it stops: into ``.FILE.parts`` beside the
 file. Whoever stops puts together what parts there are, so the file is there when the first rank has
-stopped, and complete when the last one has, which removes the parts.
+stopped, and complete when the last one has, which removes the parts. It is there from the start,
+without events.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from farandole import _core, _trace
 from farandole._arguments import explained
 from farandole._core import Error, InvalidArgument, ResourceError
 from farandole._trace.parts import newest
+from farandole._trace.salvage import parts_of
 from farandole._world import world
 
 __all__ = ["start_timeline", "stop_timeline"]
@@ -58,7 +60,11 @@ def start_timeline(file_path: os.PathLike[str] | str, mark_cycles: bool = False)
     if _state.file is not None:
         raise InvalidArgument(f"a timeline is being written to {_state.file} already")
     file = Path(file_path).absolute()
-    group.start_timeline(str(_parts_of(file)), _state.number + 1)
+    parts = parts_of(file)
+    group.start_timeline(str(parts), _state.number + 1)
+    with suppress(OSError, _trace.TraceError), _alone_in(parts):  # stop_timeline() says it
+        if not any(parts.glob("rank-*")):
+            _trace.announce(file, group.size)
     _state.file = file
     _state.number += 1
 
@@ -73,10 +79,11 @@ def stop_timeline() -> None:
     if _state.file is None:
         raise InvalidArgument("no timeline was started; call start_timeline() first")
     group, file, _state.file = world(), _state.file, None
-    parts = _parts_of(file)
+    parts = parts_of(file)
     try:
         with _alone_in(parts):
             group.stop_timeline()
+            _trace.recover(parts, apart_from=group.rank)
             _trace.merge(parts, file)
             if len(newest(parts)[0]) == group.size:
                 shutil.rmtree(parts, ignore_errors=True)
@@ -104,10 +111,6 @@ def finish() -> None:
         stop_timeline()
     except Error as error:
         warnings.warn(f"the timeline is lost: {error}", RuntimeWarning, stacklevel=3)
-
-
-def _parts_of(file: Path) -> Path:
-    return file.with_name(f".{file.name}.parts")
 
 
 @contextmanager

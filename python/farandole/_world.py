@@ -7,7 +7,9 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from farandole import _core, _endings
 from farandole._arguments import checked, explained, is_text, is_whole, shown
@@ -244,6 +246,11 @@ def _enter(
         from farandole import _timeline
 
         _timeline.start_as_asked()
+    if (traced := os.environ.get("FARANDOLE_TRACE")) and place.rank == _state.epoch == 0:
+        from farandole import _trace
+
+        with suppress(_trace.TraceError):  # that it cannot be written is said already
+            _trace.announce(Path(traced) / _trace.MERGED, place.size)
     for act in _state.after_joining:
         act()
 
@@ -294,6 +301,8 @@ def _leave_at_exit() -> None:
     if _state.group is not None and not _core.in_child():
         _endings.tell_end(_state.group)
     shutdown()
+    if not _core.in_child():
+        _core.drop_trace_file()
 
 
 atexit.register(_leave_at_exit)

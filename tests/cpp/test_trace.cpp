@@ -2,12 +2,14 @@
 
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <string>
 #include <thread>
 
 #include "base/error.h"
 #include "base/fixed_text.h"
 #include "base/trace.h"
+#include "base/trace_store.h"
 #include "check.h"
 
 using namespace farandole;
@@ -110,6 +112,30 @@ TEST(trace_is_whole_while_threads_go_on_recording) {
   for (auto& thread : threads) thread.join();
 }
 
+TEST(trace_can_be_read_by_others_while_threads_record_and_after) {
+  const Directory directory;
+  const std::string file = directory.path + "/.rank-0.events";
+  const auto read = [&] {
+    std::istringstream part(TraceStore(file).part());
+    std::vector<std::string> lines;
+    for (std::string line; std::getline(part, line);) lines.push_back(line);
+    CHECK_EQUAL(whole_events(lines), static_cast<size_t>(header(lines, "events")));
+    return whole_events(lines);
+  };
+  Trace trace({directory.path, 1, 0, 1, "host"});
+  std::atomic<bool> stop{false};
+  std::thread recording([&] {
+    for (int64_t i = 1; !stop.load(std::memory_order_relaxed); ++i) trace.record(event(i, i));
+  });
+  for (size_t full = 0; full < 3;)  // events are overwritten while they are read
+    if (read() + 100 > Trace::kEventsPerThread) ++full;
+  stop = true;
+  recording.join();
+  CHECK_EQUAL(read(), Trace::kEventsPerThread);
+  trace.close();
+  CHECK(!std::filesystem::exists(file));
+}
+
 TEST(trace_that_is_closed_records_nothing_whoever_still_holds_it) {
   const Directory directory;
   Trace trace({directory.path, 1, 0, 1, "host"});
@@ -199,12 +225,12 @@ TEST(trace_into_no_directory_is_an_error) {
   for (const std::string& path : {file, file + "/below"}) {
     bool refused = false;
     try {
-      Trace({path, 1, 0, 1, "host"}).prepare();
+      const Trace trace({path, 1, 0, 1, "host"});
     } catch (const Error& error) {
       refused = error.code() == ErrorCode::resource;
     }
     CHECK(refused);
   }
-  Trace({directory.path + "/a/b/c", 1, 0, 1, "host"}).prepare();
+  const Trace trace({directory.path + "/a/b/c", 1, 0, 1, "host"});
   CHECK(std::filesystem::is_directory(directory.path + "/a/b/c"));
 }

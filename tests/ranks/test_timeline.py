@@ -25,14 +25,14 @@ def step(name):
 """
 
 
-def run(ranks: int, script: str, *options: str, **environment: str) -> None:
+def run(ranks: int, script: str, *options: str, code: int = 0, **environment: str) -> None:
     command = [sys.executable, "-c", PRELUDE + script]
     done = subprocess.run(
         [sys.executable, "-m", "farandole", "run", "-np", str(ranks), *options, "--", *command],
         env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
         capture_output=True, text=True, timeout=LIMIT, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
 
 
 def operations(file: Path) -> Counter[tuple[int, str]]:
@@ -125,6 +125,24 @@ def test_it_may_be_asked_for_from_outside(tmp_path: Path, how: str) -> None:
     environment = {} if how == "option" else {how: str(file)}
     run(2, "step('inside')\n", *options, **environment)
     assert {(0, "inside"), (1, "inside")} <= set(operations(file))
+
+
+@pytest.mark.parametrize("killed", ["one", "all"])
+def test_it_is_there_from_the_start_and_complete_after_a_crash(tmp_path: Path, killed: str) -> None:
+    file = tmp_path / "timeline.json"
+    run(
+        2,
+        "import json, os\n"
+        f"assert json.loads(open({str(file)!r}).read())['traceEvents'] == []\n"
+        "step('inside')\n"
+        f"if fd.rank() == 1 or {killed == 'all'}: os.kill(os.getpid(), 9)\n"
+        "step('orphan')\n",
+        code=128 + 9,
+        HOROVOD_TIMELINE=str(file),
+    )
+    assert operations(file) >= of("inside")
+    assert operations(file)[0, "orphan"] == (killed == "one")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["timeline.json"]
 
 
 def test_reducers_and_streams_made_before_are_shown(tmp_path: Path) -> None:

@@ -257,23 +257,56 @@ fd.all_reduce(np.ones(1, np.float32), name="second")
     assert _trace.summary(tmp_path).compared_operations == 2  # though both have number 1
 
 
-def test_a_killed_rank_leaves_no_part_and_the_others_do(tmp_path: Path) -> None:
-    script = """
-fd.all_reduce(np.ones(1, np.float32))
+def names_of(directory: Path) -> list[list[str]]:
+    return [[o.name for o in part.operations] for part in _trace.load(directory).parts]
+
+
+KILLED = """
+fd.all_reduce(np.ones(1, np.float32), name="first")
 if rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_rank_did_is_in_the_trace(tmp_path: Path) -> None:
+    script = """
 try:
     fd.all_reduce(np.ones(1, np.float32), name="orphan")
 except fd.Error as error:
     sys.exit(3)
 """
-    run(2, script, tmp_path, code=128 + 9)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["rank-0.jsonl"]
-    found = _trace.summary(tmp_path)
-    assert found.missing_ranks == [1]
-    assert found.by_rank[0].failed_operations == 1
-    events = json.loads(_trace.merge(tmp_path).read_text())["traceEvents"]
-    assert any(e["args"].get("name") == "rank 1 (left no trace)" for e in events if "args" in e)
+    run(2, KILLED + script, tmp_path, code=128 + 9)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "rank-0.jsonl",
+        "rank-1.jsonl",
+        "trace.json",
+    ]
+    assert names_of(tmp_path) == [["first", "orphan"], ["first"]]
+    assert _trace.summary(tmp_path).by_rank[0].failed_operations == 1
+    check_nesting(events_of(tmp_path))
+
+
+def test_a_trace_is_complete_when_no_rank_is_left_to_write_it(tmp_path: Path) -> None:
+    run(2, KILLED + "os.kill(os.getpid(), signal.SIGKILL)", tmp_path, code=128 + 9)
+    assert names_of(tmp_path) == [["first"], ["first"]]
+    assert {e["pid"] for e in events_of(tmp_path) if e["name"] == "first"} == {0, 1}
+
+
+def test_a_trace_is_there_and_can_be_read_while_ranks_run(tmp_path: Path) -> None:
+    script = f"""
+import json, subprocess
+from pathlib import Path
+fd.all_reduce(np.ones(1, np.float32), name="first")
+if rank == 0:
+    folder = Path({str(tmp_path)!r})
+    assert json.loads((folder / "trace.json").read_text())["traceEvents"] == []
+    subprocess.run([sys.executable, "-m", "farandole", "trace", str(folder)], check=True)
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert {{e["pid"] for e in events if e["name"] == "first"}} == {{0, 1}}
+fd.all_reduce(np.ones(1, np.float32), name="second")
+"""
+    run(2, script, tmp_path)
+    assert names_of(tmp_path) == [["first", "second"]] * 2
 
 
 def test_a_forked_child_leaves_its_parents_trace_alone(tmp_path: Path) -> None:

@@ -257,6 +257,9 @@ def blocked_threads() -> dict[int, int]: ...
 
 # ---- tracing ----
 
+def drop_trace_file() -> None: ...
+def recover_trace_part(events_file: str, living: bool) -> bool: ...
+
 class trace_span(metaclass=_Native):
     """A span of the program in the trace (FARANDOLE_TRACE)."""
 

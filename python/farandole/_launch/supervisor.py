@@ -84,6 +84,7 @@ class Supervisor:
             self._escalate()
         self._end_what_is_left()
         self._show_the_rest()
+        self._put_traces_together()
         code = self._verdict()
         self._drain_screens()
         for rank in self._ranks:
@@ -355,6 +356,17 @@ class Supervisor:
             if self._stops != stops or (limit is not None and time.monotonic() > limit):
                 self._out.drop()
                 self._err.drop()
+
+    def _put_traces_together(self) -> None:
+        """Where no rank is left that could."""
+        if not any(name.endswith(("_TRACE", "_TIMELINE")) for name in self._environment):
+            return
+        from farandole._trace import TraceError, salvage
+
+        try:
+            salvage(self._environment)
+        except TraceError as error:
+            self._say(f"the trace is not complete: {error}")
 
     def _verdict(self) -> int:
         """Says, last of all, which rank failed first and how; returns the job's exit code."""

@@ -1,13 +1,14 @@
 """Reads what `FARANDOLE_TRACE` wrote: puts the ranks' parts together, and sums up where time went.
 
     parts.py    what a rank wrote; the newest run in a directory
+    salvage.py  what a rank left that did not come to write its part
     merging.py  its parts as one file for Perfetto and Chrome
     figures.py  where the time went, as numbers
     text.py     the same as tables and JSON
 
 A part is `rank-N.jsonl`: one event of Chrome's trace format a line, the first of which says which
 run and rank it is of. Times are microseconds of the host's steady clock, which its ranks share.
-Needs neither numpy nor the native core.
+Needs numpy never, and the native core where a rank was killed.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from farandole._trace.figures import (
     summary,
     union,
 )
-from farandole._trace.merging import merge, merge_if_complete
+from farandole._trace.merging import MERGED, announce, merge, merge_if_complete
 from farandole._trace.parts import Header, Operation, Part, Run, TraceError, load, runs_in
+from farandole._trace.salvage import recover, salvage
 from farandole._trace.text import compare, render, summarize, to_json
 
 __all__ = [
+    "MERGED",
     "Header",
     "Operation",
     "OperationSummary",
@@ -33,13 +36,16 @@ __all__ = [
     "Run",
     "Summary",
     "TraceError",
+    "announce",
     "compare",
     "load",
     "merge",
     "merge_if_complete",
     "overlap_share",
+    "recover",
     "render",
     "runs_in",
+    "salvage",
     "summarize",
     "summary",
     "to_json",

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from farandole._trace.parts import Header, TraceError, newest
+from farandole._trace.salvage import recover
 
 MERGED = "trace.json"
 
@@ -27,22 +28,37 @@ def merge(directory: str | Path, into: str | Path | None = None) -> Path:
     folder = Path(directory)
     mine, missing, _ = newest(folder)
     target = folder / MERGED if into is None else Path(into)
+    about = {"run": mine[0].run, "ranks": mine[0].size, "missing_ranks": missing}
+    _write(target, about, _lines(mine, missing))
+    return target
+
+
+def announce(target: Path, ranks: int) -> None:
+    """The file while nothing has been put together yet: there, valid, and without an event.
+
+    Raises:
+        TraceError: it cannot be written.
+    """
+    running = "farandole trace shows what there is already"
+    _write(target, {"ranks": ranks, "running": running}, ())
+
+
+def _write(target: Path, about: dict[str, object], lines: Iterable[bytes]) -> None:
+    """The file is there as a whole or not at all."""
     beside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         beside.unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(beside, flags, 0o600), "wb") as file:
-            about = {"run": mine[0].run, "ranks": mine[0].size, "missing_ranks": missing}
             head = {"displayTimeUnit": "ms", "otherData": about}
             file.write(json.dumps(head).encode()[:-1] + b', "traceEvents": [\n')
-            file.write(b",\n".join(_lines(mine, missing)))
+            file.write(b",\n".join(lines))
             file.write(b"\n]}\n")
         beside.rename(target)
     except OSError as error:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
         raise TraceError(f"{target} cannot be written: {error.strerror}") from error
-    return target
 
 
 def _lines(mine: Sequence[Header], missing: Iterable[int]) -> Iterator[bytes]:
@@ -57,11 +73,12 @@ def _lines(mine: Sequence[Header], missing: Iterable[int]) -> Iterator[bytes]:
         yield json.dumps(event).encode()
 
 
-def merge_if_complete(directory: str, size: int) -> None:
-    """Merges when all `size` ranks of the newest run have left their parts.
+def merge_if_complete(directory: str, size: int, rank: int) -> None:
+    """Merges when all `size` ranks of the newest run have left their parts, or have died.
 
     Every rank calls this after it has written its own; for the last one it is true.
     """
+    recover(Path(directory), apart_from=rank)
     mine, _, _ = newest(Path(directory))
     if len(mine) == size:
         merge(directory)

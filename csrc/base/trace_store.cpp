@@ -1,0 +1,302 @@
+#include "base/trace_store.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "base/error.h"
+#include "base/fixed_text.h"
+
+namespace farandole {
+namespace {
+
+constexpr uint64_t kMagic = 0x66617261'74726330 + sizeof(TraceHead);
+constexpr size_t kPage = 4096;
+constexpr size_t kHeadBytes = (sizeof(TraceHead) + kPage - 1) / kPage * kPage;
+constexpr size_t kRowBytes = Trace::kEventsPerThread * sizeof(TraceEvent);
+constexpr size_t kBytes = kHeadBytes + Trace::kMostThreads * kRowBytes;
+
+// Above any thread's number, of which Linux has at most 2^22.
+constexpr int64_t kFirstTrack = 1'000'000'000;
+
+constexpr std::array<const char*, 10> kKinds{"operation", "phase", "turn", "wait", "final_wait",
+                                             "parked",    "ready", "step", "plan", "user"};
+
+int64_t nanoseconds(TimePoint t) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(t.time_since_epoch()).count();
+}
+
+// ---- JSON ----
+
+/// Chrome counts in microseconds.
+std::string microseconds(int64_t ns) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%lld.%03d", static_cast<long long>(ns / 1000),
+                static_cast<int>(ns % 1000));
+  return text;
+}
+
+std::string hexadecimal(uint64_t value) {
+  char text[24];
+  std::snprintf(text, sizeof text, "\"%016llx\"", static_cast<unsigned long long>(value));
+  return text;
+}
+
+std::string quoted(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      char escape[8];
+      std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(c));
+      out += escape;
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
+}
+
+std::string member(std::string_view name, const std::string& json) {
+  return ",\"" + std::string(name) + "\":" + json;
+}
+
+/// One line about a process (tid -1) or one of its rows.
+std::string metadata(int pid, int64_t tid, std::string_view name, const std::string& arguments) {
+  std::string line = "{\"ph\":\"M\"" + member("pid", std::to_string(pid));
+  if (tid >= 0) line += member("tid", std::to_string(tid));
+  return line + member("name", quoted(name)) + member("args", "{" + arguments + "}") + "}\n";
+}
+
+/// The picture of one event; of an operation two: in its stream, and from launch to done.
+std::string lines_of(const TraceEvent& e, int rank, int64_t tid, uint64_t key) {
+  const std::string title = quoted(e.name[0] != 0 ? std::string_view(e.name) : e.label);
+  const int64_t begin = nanoseconds(e.begin), end = nanoseconds(e.end);
+  const auto head = [&](const char* type, std::string_view category, int64_t at) {
+    return "{\"ph\":\"" + std::string(type) + "\"" + member("pid", std::to_string(rank)) +
+           member("tid", std::to_string(tid)) + member("ts", microseconds(at)) +
+           member("cat", quoted(category)) + member("name", title);
+  };
+  std::string arguments;
+  const auto argue = [&](std::string_view name, const std::string& json) {
+    arguments += (arguments.empty() ? "\"" : ",\"") + std::string(name) + "\":" + json;
+  };
+  if (key != 0) argue("stream", hexadecimal(key));
+  if (e.sequence != 0) argue("sequence", std::to_string(e.sequence));
+  if (e.bytes != 0 || e.kind == TraceKind::operation) argue("bytes", std::to_string(e.bytes));
+  if (e.kind == TraceKind::turn) argue("turns", std::to_string(e.count));
+  if (e.kind == TraceKind::operation) {
+    argue("collective", quoted(e.label));
+    argue("path", quoted(e.path));
+    argue("launched", microseconds(nanoseconds(e.launched)));
+    if (e.count != 0) argue("failed", "true");
+  }
+  const auto category = kKinds[static_cast<size_t>(e.kind)];
+  const std::string rest = arguments.empty() ? "" : member("args", "{" + arguments + "}");
+  std::string lines =
+      head("X", category, begin) + member("dur", microseconds(end - begin)) + rest + "}\n";
+  if (e.kind != TraceKind::operation) return lines;
+  const std::string id = member("id2", "{\"local\":" + hexadecimal(key ^ e.sequence) + "}");
+  lines += head("b", "launched", nanoseconds(e.launched)) + id + rest + "}\n";
+  lines += head("e", "launched", end) + id + "}\n";
+  return lines;
+}
+
+struct Shown {
+  TraceEvent event;
+  int64_t tid;
+  uint64_t key;
+};
+
+/// The events of a row, whose thread may go on writing: those it overwrites meanwhile are left out.
+uint64_t copy_row(const TraceStore& store, size_t row, std::vector<Shown>& into) {
+  const TraceHead& head = store.head();
+  const TraceHead::Row& from = head.row[row];
+  const auto first_of = [](uint64_t written) {
+    return written - std::min<uint64_t>(written, Trace::kEventsPerThread);
+  };
+  const uint64_t written = from.written.load(std::memory_order_acquire);  // partner: append
+  const size_t begin = into.size();
+  for (uint64_t i = first_of(written); i < written; ++i) {
+    const TraceEvent& e = store.events(row)[i % Trace::kEventsPerThread];
+    const bool own = e.track == 0 || e.track > TraceHead::kMostTracks;
+    const int64_t tid = own ? from.thread : kFirstTrack + static_cast<int64_t>(e.track) - 1;
+    into.push_back({e, tid, own ? 0 : head.track[e.track - 1].key});
+  }
+  std::atomic_thread_fence(std::memory_order_acquire);
+  // The one that is being written now, too, may be in the place of an old one.
+  const uint64_t later = from.written.load(std::memory_order_relaxed);
+  const uint64_t lost = first_of(later == written ? later : later + 1);
+  const uint64_t torn = std::min(lost - first_of(written), written - first_of(written));
+  into.erase(into.begin() + static_cast<ptrdiff_t>(begin),
+             into.begin() + static_cast<ptrdiff_t>(begin + torn));
+  return std::max(lost, first_of(written));
+}
+
+}  // namespace
+
+TraceStore::TraceStore(const Trace::Identity& identity)
+    : path_(identity.directory + "/.rank-" + std::to_string(identity.rank) + ".events") {
+  ::unlink(path_.c_str());
+  file_ =
+      Fd(checked(::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600),
+                 "open " + path_));
+  struct flock lock{};  // of this process, not of children that inherit the descriptor
+  lock.l_type = F_WRLCK;
+  checked(::fcntl(file_.get(), F_SETLK, &lock), "locking " + path_);
+  checked(::ftruncate(file_.get(), kBytes), "ftruncate of " + path_);
+  errno = ::posix_fallocate(file_.get(), 0, kHeadBytes);  // else a full disk is a SIGBUS later
+  checked(errno == 0 ? 0 : -1, "writing " + path_);
+  map(PROT_READ | PROT_WRITE);
+  TraceHead& h = *head_;
+  h.magic = kMagic;
+  h.run = identity.run;
+  h.rank = identity.rank;
+  h.size = identity.size;
+  h.process = ::getpid();
+  copy_cut(identity.host, h.host);
+  copy_cut(identity.tuning, h.tuning);
+}
+
+TraceStore::TraceStore(const std::string& path)
+    : path_(path),
+      file_(checked(::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC), "open " + path)) {
+  struct stat status{};
+  checked(::fstat(file_.get(), &status), "fstat of " + path);
+  if (static_cast<size_t>(status.st_size) == kBytes) map(PROT_READ);
+  if (head_ == nullptr || head_->magic != kMagic || head_->rows > Trace::kMostThreads ||
+      head_->tracks > TraceHead::kMostTracks)
+    throw Error(ErrorCode::resource, path + " holds no events of this version of farandole");
+}
+
+void TraceStore::map(int protection) {
+  void* base = ::mmap(nullptr, kBytes, protection, MAP_SHARED | MAP_NORESERVE, file_.get(), 0);
+  if (base == MAP_FAILED) throw_errno("mmap of " + path_);
+  head_ = static_cast<TraceHead*>(base);
+  events_ = reinterpret_cast<TraceEvent*>(static_cast<std::byte*>(base) + kHeadBytes);
+}
+
+TraceStore::~TraceStore() {
+  if (head_ != nullptr) ::munmap(head_, kBytes);
+}
+
+bool TraceStore::reserve(size_t row) const {
+  const auto at = static_cast<off_t>(kHeadBytes + row * kRowBytes);
+  return ::posix_fallocate(file_.get(), at, static_cast<off_t>(kRowBytes)) == 0;
+}
+
+void TraceStore::unlink() {
+  if (!path_.empty()) ::unlink(path_.c_str());
+  path_.clear();
+}
+
+void TraceStore::forget_events() { ::madvise(events_, kBytes - kHeadBytes, MADV_REMOVE); }
+
+std::string TraceStore::part_name() const {
+  return "rank-" + std::to_string(head_->rank) + ".jsonl";
+}
+
+std::string TraceStore::part() const {
+  const int rank = head_->rank;
+  const uint32_t rows_there = head_->rows.load(std::memory_order_acquire);
+  const uint32_t tracks_there = head_->tracks.load(std::memory_order_acquire);
+  std::string rows;
+  const auto row = [&](int64_t tid, const std::string& name, size_t place) {
+    rows += metadata(rank, tid, "thread_name", "\"name\":" + quoted(name));
+    rows += metadata(rank, tid, "thread_sort_index", "\"sort_index\":" + std::to_string(place));
+  };
+  for (uint32_t t = 0; t < tracks_there; ++t)
+    row(kFirstTrack + t, text_in(head_->track[t].name), t);
+  std::vector<Shown> shown;
+  uint64_t lost = head_->refused.load(std::memory_order_relaxed);
+  TimePoint complete_since{};  // all that ended later is there
+  for (uint32_t r = 0; r < rows_there; ++r) {
+    const TraceHead::Row& from = head_->row[r];
+    row(from.thread, text_in(from.name), tracks_there + static_cast<size_t>(from.thread));
+    const uint64_t gone = copy_row(*this, r, shown);
+    lost += gone;
+    if (gone > 0)
+      complete_since = std::max(complete_since, events(r)[gone % Trace::kEventsPerThread].end);
+  }
+  // In the order of their begins, the outer of two first.
+  std::sort(shown.begin(), shown.end(), [](const Shown& a, const Shown& b) {
+    return a.event.begin != b.event.begin ? a.event.begin < b.event.begin
+                                          : a.event.end > b.event.end;
+  });
+  const std::string host = text_in(head_->host);
+  const std::string process = std::to_string(head_->process);
+  std::string text = metadata(
+      rank, -1, "farandole",
+      "\"run\":" + hexadecimal(head_->run) + member("rank", std::to_string(rank)) +
+          member("size", std::to_string(head_->size)) + member("process", process) +
+          member("host", quoted(host)) + member("tuning", quoted(text_in(head_->tuning))) +
+          member("events", std::to_string(shown.size())) + member("lost", std::to_string(lost)) +
+          member("complete_since", microseconds(nanoseconds(complete_since))));
+  text += metadata(rank, -1, "process_name",
+                   "\"name\":" + quoted("rank " + std::to_string(rank) + " (" + host + ", pid " +
+                                        process + ")"));
+  text += metadata(rank, -1, "process_sort_index", "\"sort_index\":" + std::to_string(rank));
+  text += rows;
+  for (const Shown& s : shown) text += lines_of(s.event, rank, s.tid, s.key);
+  return text;
+}
+
+// ---- files ----
+
+namespace {
+void write_all(int fd, std::string_view text, const std::string& name) {
+  while (!text.empty()) {
+    const ssize_t n = ::write(fd, text.data(), text.size());
+    if (n < 0 && errno == EINTR) continue;
+    text.remove_prefix(static_cast<size_t>(checked(n, "write " + name)));
+  }
+}
+
+/// Its rank holds a lock on it until it has ended.
+bool is_locked(const std::string& path) {
+  const Fd file(::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
+  struct flock lock{};
+  lock.l_type = F_WRLCK;
+  return file && ::fcntl(file.get(), F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+}  // namespace
+
+void write_trace_file(const std::string& directory, const std::string& name,
+                      const std::string& text) {
+  const std::string path = directory + "/" + name;
+  const std::string beside = directory + "/." + name + "." + std::to_string(::getpid());
+  ::unlink(beside.c_str());
+  const Fd file(
+      checked(::open(beside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600),
+              "open " + beside));
+  try {
+    write_all(file.get(), text, beside);
+    checked(::rename(beside.c_str(), path.c_str()), "rename to " + path);
+  } catch (const Error&) {
+    ::unlink(beside.c_str());
+    throw;
+  }
+}
+
+bool recover_trace_part(const std::string& events_file, bool living) {
+  const bool lives = is_locked(events_file);
+  if (lives && !living) return false;
+  TraceStore store(events_file);
+  const size_t slash = events_file.rfind('/');
+  write_trace_file(slash == std::string::npos ? "." : events_file.substr(0, slash),
+                   store.part_name(), store.part());
+  if (!lives) store.unlink();
+  return true;
+}
+
+}  // namespace farandole

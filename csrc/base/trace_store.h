@@ -1,0 +1,80 @@
+// The memory of a trace: a file that its rank maps, `.rank-N.events`, so that what was recorded
+// outlives the rank, however it ends. Whoever finds the file can write the part that the rank would
+// have written.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/fd.h"
+#include "base/trace.h"
+
+namespace farandole {
+
+/// What lies at the begin of the file. One build's struct: its size is part of `magic`.
+struct TraceHead {
+  static constexpr size_t kMostTracks = 1024;
+
+  struct Row {  // a recording thread
+    int64_t thread;
+    char name[16];
+    std::atomic<uint64_t> written;  // released after the event; the newest are there
+  };
+  struct Track {
+    uint64_t key;
+    char name[64];
+  };
+
+  uint64_t magic;
+  uint64_t run;
+  int32_t rank, size, process;
+  char host[64];
+  char tuning[32];
+  std::atomic<uint64_t> refused;  // events lost for want of a row, or while writing
+  std::atomic<uint32_t> rows, tracks;
+  Row row[Trace::kMostThreads];
+  Track track[kMostTracks];
+};
+
+class TraceStore {
+ public:
+  /// Makes the file anew, locked by this process for as long as it lives. Throws Error(resource).
+  explicit TraceStore(const Trace::Identity& identity);
+  /// Another's file. Throws Error(resource), also where it is none.
+  explicit TraceStore(const std::string& path);
+  ~TraceStore();
+  TraceStore(const TraceStore&) = delete;
+  TraceStore& operator=(const TraceStore&) = delete;
+
+  TraceHead& head() const { return *head_; }
+  TraceEvent* events(size_t row) const { return events_ + row * Trace::kEventsPerThread; }
+  /// Room for a row's events, or false: the disk is full.
+  bool reserve(size_t row) const;
+  /// The file goes. What has it mapped may go on.
+  void unlink();
+  /// Gives the memory of the events back.
+  void forget_events();
+
+  /// `rank-N.jsonl`, one Chrome trace event a line: of what there is, also while it grows.
+  std::string part() const;
+  std::string part_name() const;
+
+ private:
+  void map(int protection);
+
+  std::string path_;  // empty once it is gone
+  Fd file_;
+  TraceHead* head_ = nullptr;
+  TraceEvent* events_ = nullptr;
+};
+
+/// Writes the part of a rank's events file beside it, whole or not at all; removes the file if its
+/// rank has ended. False where the rank lives and has locked it, and `living` is false.
+bool recover_trace_part(const std::string& events_file, bool living);
+/// For this user alone, whole or not at all. Throws Error(resource).
+void write_trace_file(const std::string& directory, const std::string& name,
+                      const std::string& text);
+
+}  // namespace farandole

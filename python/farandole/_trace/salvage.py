@@ -1,0 +1,66 @@
+"""What ranks leave that do not come to write their parts: the files their events lie in."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from farandole._trace.parts import TraceError
+
+
+def recover(folder: Path, *, apart_from: int = -1, living: bool = False) -> list[int]:
+    """Writes the parts of ranks that have ended without; of those that run, too, if `living`.
+
+    Returns:
+        These ranks.
+
+    Raises:
+        TraceError: a part cannot be written.
+    """
+    found = []
+    for path in _events_files(folder):
+        rank = int(path.name.split("-")[1].split(".")[0])
+        if rank != apart_from and _recover(path, living):
+            found.append(rank)
+    return sorted(found)
+
+
+def _events_files(folder: Path) -> list[Path]:
+    with suppress(OSError):
+        return [p for p in folder.iterdir() if re.fullmatch(r"\.rank-\d+\.events", p.name)]
+    return []
+
+
+def _recover(path: Path, living: bool) -> bool:
+    from farandole import _core
+
+    try:
+        return _core.recover_trace_part(str(path), living)
+    except _core.ResourceError as error:
+        if not path.exists():  # another rank was faster
+            return False
+        raise TraceError(error.verdict) from error
+
+
+def salvage(environment: Mapping[str, str]) -> None:
+    """By the launcher, when all ranks are gone: puts together what they could not.
+
+    Raises:
+        TraceError: it cannot be written.
+    """
+    from farandole._trace.merging import merge
+
+    if (directory := environment.get("FARANDOLE_TRACE")) and recover(Path(directory)):
+        merge(directory)
+    timeline = environment.get("FARANDOLE_TIMELINE") or environment.get("HOROVOD_TIMELINE")
+    if timeline and recover(parts := parts_of(Path(timeline).absolute())):
+        merge(parts, timeline)
+        shutil.rmtree(parts, ignore_errors=True)
+
+
+def parts_of(timeline: Path) -> Path:
+    """Where ranks leave their parts of a timeline."""
+    return timeline.with_name(f".{timeline.name}.parts")
