@@ -1,8 +1,9 @@
 """Rank processes for tests: started in milliseconds, told what to run, asked how it ended.
 
-A nursery is one small process that has imported numpy and farandole; ranks are forked from it, so a
-world of eight costs little. The nursery keeps dead ranks as zombies until their world is closed:
-how a process ended can then be read by the others, as under a launcher.
+A nursery is one process that has imported numpy and farandole, and perhaps a framework, and has
+used none; ranks are forked from it, so a world of eight costs little. The nursery keeps dead ranks
+as zombies until their world is closed: how a process ended can then be read by the others, as under
+a launcher.
 
     with World(3) as world:
         outcomes = world.run(function, argument)     # function(argument) on every rank
@@ -13,9 +14,10 @@ test, which `hear`s it: ranks and tests synchronise by words, not by time.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import faulthandler
 import importlib
-import itertools
 import os
 import pickle
 import select
@@ -29,11 +31,12 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+_SHOW_STACKS = signal.SIGUSR1
 LIMIT = 30.0  # seconds for one call on all ranks: an upper bound, never waited for when all is well
 FIELDS = [
     "verdict", "evidence", "advice", "rank", "peer", "pid", "signal", "host", "operation", "tensor",
@@ -146,6 +149,7 @@ def _be_born(connection_fd: int, output_fd: int, environment: dict[str, str | No
     # Unbuffered, as what a rank said last must be there when it is killed.
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    faulthandler.register(_SHOW_STACKS)
     code = 0
     try:
         _live(Connection(connection_fd))
@@ -156,19 +160,24 @@ def _be_born(connection_fd: int, output_fd: int, environment: dict[str, str | No
     except BaseException:
         traceback.print_exc()
         code = 1
-    os._exit(code)
+    atexit._run_exitfuncs()
+    os._exit(code)  # an interpreter with a framework takes seconds to take itself apart
 
 
 # ---- the nursery ----
 
 
-def _nursery(control: socket.socket) -> None:
+def _nursery(control: socket.socket, framework: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import numpy  # noqa: F401
     import pytest  # noqa: F401
 
-    import farandole._collectives  # noqa: F401
-
+    importlib.import_module(f"farandole.{framework or '_collectives'}")
+    if framework == "keras":
+        with contextlib.suppress(ImportError):  # as its first fit does, on every backend
+            import tensorflow  # noqa: F401
+    threads = os.listdir("/proc/self/task")  # noqa: PTH208
+    assert len(threads) == 1, "none but this one would be in a rank that is forked from here"
     while True:
         message, fds, _, _ = socket.recv_fds(control, 1 << 16, 64)
         if not message:
@@ -189,16 +198,23 @@ def _nursery(control: socket.socket) -> None:
 
 
 class Nursery:
-    """The process that ranks are forked from; one for each package to be tested."""
+    """The process that ranks are forked from; one for each package and framework to be tested.
 
-    def __init__(self, python_path: Iterable[str | Path] = ()) -> None:
+    `framework`: a package of farandole; for Keras with its backend, "keras on jax".
+    """
+
+    def __init__(
+        self, python_path: Iterable[str | Path] = (), framework: str = "", **env: str
+    ) -> None:
+        framework, _, backend = framework.partition(" on ")
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path = [str(p) for p in (*python_path, HERE, os.environ.get("PYTHONPATH", "")) if str(p)]
         environment = {k: v for k, v in os.environ.items() if not _is_ours(k)}
-        environment |= {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
+        environment |= {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", **env}
+        environment |= {"KERAS_BACKEND": backend} if backend else {}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, str(HERE / "harness.py"), str(theirs.fileno())],
+                [sys.executable, str(HERE / "harness.py"), str(theirs.fileno()), framework],
                 env=environment,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -230,9 +246,11 @@ def _is_ours(name: str) -> bool:
 
 # ---- a world of ranks, as a test sees it ----
 
-# Workers of one test run (pytest -n) have numbers in a row, as their processes have.
-_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
-_ports = itertools.count(20000 + (os.getpid() + 5000 * _WORKER) % 20000)
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 class World:
@@ -252,7 +270,7 @@ class World:
             "WORLD_SIZE": str(size),
             "LOCAL_WORLD_SIZE": str(size),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(next(_ports)),
+            "MASTER_PORT": str(_free_port()),
             "FARANDOLE_RUN_ID": self.run_id,
             "FARANDOLE_START_TIMEOUT": "20",
         }
@@ -309,7 +327,7 @@ class World:
     def _pump(self, rank: int, deadline: float) -> None:
         connection = self.connections[rank]
         if not connection.poll(max(0.0, deadline - time.monotonic())):
-            raise TimeoutError(f"rank {rank} said nothing\n{self.report()}")
+            raise TimeoutError(f"rank {rank} said nothing\n{self.stacks()}")
         try:
             kind, payload = connection.recv()
         except (EOFError, ConnectionError):
@@ -337,12 +355,23 @@ class World:
         return [self.outcome(r, timeout) for r in (range(len(self)) if ranks is None else ranks)]
 
     def run(self, function: Callable[..., Any], *arguments: Any, timeout: float = LIMIT) -> Any:
-        """Calls it on all ranks and returns the values; fails if one raised."""
+        """Calls it on all ranks and returns the values; fails if one raised. A rank that raised
+        leaves, so that others do not wait for it."""
         self.start(function, *arguments)
-        outcomes = self.outcomes(timeout=timeout)
-        for r, o in enumerate(outcomes):
-            assert o.error is None, f"rank {r}: {o.trace}\n{self.report()}"
-        return [o.value for o in outcomes]
+        deadline = time.monotonic() + timeout
+        waiting = dict(zip(self.connections, range(len(self)), strict=True))
+        while waiting:
+            connection = (wait(list(waiting), deadline - time.monotonic()) or list(waiting))[0]
+            rank = waiting[connection]
+            self._pump(rank, deadline)
+            if self._outcomes[rank]:
+                del waiting[connection]
+                if self._outcomes[rank][0].error is not None:
+                    with contextlib.suppress(OSError):
+                        connection.send(("leave", None))
+        failed = [r for r, (outcome, *_) in enumerate(self._outcomes) if outcome.error]
+        assert not failed, f"ranks {failed}\n{self.report()}"
+        return [o.value for o in self.outcomes()]
 
     def output(self, rank: int) -> str:
         """Everything the rank has written to stdout and stderr."""
@@ -350,7 +379,18 @@ class World:
         return self.outputs[rank].read().decode(errors="replace")
 
     def report(self) -> str:
-        return "\n".join(f"--- output of rank {r}\n{self.output(r)}" for r in range(len(self)))
+        """What all ranks have written, and the exceptions that no test has been handed yet."""
+        return "\n".join(
+            f"--- rank {r}\n{self.output(r)}{''.join(o.trace for o in outcomes)}"
+            for r, outcomes in enumerate(self._outcomes)
+        )
+
+    def stacks(self) -> str:
+        """The same, with where every thread of the ranks is."""
+        for pid in self.pids:
+            os.kill(pid, _SHOW_STACKS)
+        self.died(0, 1.0)  # they write at once, but nothing says when they have
+        return self.report()
 
     def died(self, rank: int, timeout: float = LIMIT) -> bool:
         """Waits for the end of a rank's process, which stays a zombie; False when it lives on."""
@@ -360,7 +400,7 @@ class World:
         finally:
             os.close(fd)
 
-    def close(self) -> list[int]:
+    def close(self, grace: float = 5.0) -> list[int]:
         """Lets ranks leave, kills those that do not; returns their exit statuses."""
         if self._closed:
             return []
@@ -369,7 +409,7 @@ class World:
             with contextlib.suppress(OSError):
                 connection.send(("leave", None))
         for r in range(len(self)):
-            if not self.died(r, 5.0):
+            if not self.died(r, grace):
                 os.kill(self.pids[r], signal.SIGKILL)
         for connection in self.connections:
             connection.close()
@@ -420,4 +460,5 @@ if __name__ == "__main__":
     import harness
 
     with socket.socket(fileno=int(sys.argv[1])) as nursery_control:
-        harness._nursery(nursery_control)
+        harness._nursery(nursery_control, sys.argv[2])
+    os._exit(0)

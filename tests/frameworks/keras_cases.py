@@ -1,7 +1,7 @@
 """What farandole.keras does on every backend: test_keras_{torch,tensorflow,jax}.py run these.
 
 Ranks take parts of every batch; the reference is one process with the whole batch. Keras is
-imported on ranks alone, when the backend has been chosen.
+imported on ranks alone, whose nursery has chosen the backend.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import copy
 import importlib.util
 import itertools
 import json
-import os
 import pickle
 import tempfile
 import zipfile
@@ -27,30 +26,14 @@ BATCH = 8  # of all ranks together
 EPOCHS = 3  # of 8 batches
 
 
-def prepare_torch() -> None:
-    _prepare("torch")
-
-
-def prepare_tensorflow() -> None:
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    _prepare("tensorflow")
-
-
-def prepare_jax() -> None:
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    _prepare("jax")
-
-
-def _prepare(backend: str) -> None:
-    os.environ["KERAS_BACKEND"] = backend
+def prepare() -> None:
     global hvd, keras
     import keras
 
     import farandole.keras as hvd
 
     hvd.init()
-    if backend == "torch":
+    if backend() == "torch":
         import torch
 
         torch.set_num_threads(1)
@@ -1011,12 +994,10 @@ def one_rank_alone_trains_as_without_us() -> None:
 # ---- pytest's side ----
 
 
-def make_backend_tests(module: str, backend: str, without: Sequence[str] = ()) -> Any:
+def make_backend_tests(backend: str, without: Sequence[str] = ()) -> Any:
     """The tests of one backend, `without` some cases; Keras stays unimported in pytest's own
     process."""
     for name in ("keras", backend, f"farandole.{backend}"):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed", allow_module_level=True)
-    return make_tests(
-        module, timeout=400.0, prepare=f"prepare_{backend}", home=__name__, without=without
-    )
+    return make_tests(__name__, f"keras on {backend}", without=without)
