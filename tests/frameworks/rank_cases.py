@@ -33,6 +33,7 @@ def make_tests(module: str, framework: str, *, without: Sequence[str] = ()) -> A
     table.sort(key=lambda row: row[1])
     prepare = vars(sys.modules[module])["prepare"]
 
+    @pytest.mark.timeout(250)  # more than the ranks have (conftest.py), who say more
     @pytest.mark.parametrize(("case", "ranks"), table, ids=[f"{f.__name__}[{n}]" for f, n in table])
     def test_on_ranks(case: Callable[[], None], ranks: int, run_case: Callable[..., None]) -> None:
         run_case(ranks, framework, prepare, case)

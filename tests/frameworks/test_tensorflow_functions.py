@@ -297,9 +297,8 @@ def _untold() -> None:
     calls_in_branches_and_loops_take_turns_with_those_beside_them()
 
 
-@pytest.mark.timeout(80)
 def test_calls_take_turns_where_tensorflow_cannot_be_told(spawn: Callable[..., World]) -> None:
-    spawn(2, "tensorflow").run(_untold)
+    spawn(2, "tensorflow").run(_untold, timeout=60)
 
 
 class Model(tf.Module):
@@ -350,12 +349,11 @@ def _load(folder: str) -> None:
         assert [float(w[0]) for w in both(tf.constant(mine()))] == [-2 - 3 * i, -2 - 30 * i]
 
 
-@pytest.mark.timeout(120)
 def test_a_module_with_a_distributed_step_is_saved_and_loaded(
     spawn: Callable[..., World], tmp_path: Path
 ) -> None:
     for step in (_save, _load):
-        spawn(2, "tensorflow").run(step, str(tmp_path))
+        spawn(2, "tensorflow").run(step, str(tmp_path), timeout=60)
 
 
 test_on_ranks = make_tests(__name__, "tensorflow")

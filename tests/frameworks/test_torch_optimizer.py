@@ -655,7 +655,6 @@ def step_in_another_world() -> list[str]:
     return said
 
 
-@pytest.mark.timeout(60)
 def test_an_optimizer_of_a_world_that_has_ended_says_so(spawn: Callable[..., World]) -> None:
     for said in spawn(2, "torch").run(step_in_another_world):
         assert len(said) == 3  # a sharded update does not reduce in backward
