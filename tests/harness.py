@@ -18,6 +18,7 @@ import atexit
 import contextlib
 import faulthandler
 import importlib
+import itertools
 import os
 import pickle
 import select
@@ -182,7 +183,7 @@ def _nursery(control: socket.socket, framework: str) -> None:
         message, fds, _, _ = socket.recv_fds(control, 1 << 16, 64)
         if not message:
             return
-        kind, payload = pickle.loads(message)
+        number, kind, payload = pickle.loads(message)
         if kind == "fork":
             pids = []
             for i, environment in enumerate(payload):
@@ -192,9 +193,9 @@ def _nursery(control: socket.socket, framework: str) -> None:
                 pids.append(pid)
             for fd in fds:
                 os.close(fd)
-            control.send(pickle.dumps(pids))
+            control.send(pickle.dumps((number, pids)))
         else:  # reap: they have been killed, so this does not wait
-            control.send(pickle.dumps([os.waitpid(pid, 0)[1] for pid in payload]))
+            control.send(pickle.dumps((number, [os.waitpid(pid, 0)[1] for pid in payload])))
 
 
 class Nursery:
@@ -207,6 +208,7 @@ class Nursery:
         self, python_path: Iterable[str | Path] = (), framework: str = "", **env: str
     ) -> None:
         framework, _, backend = framework.partition(" on ")
+        self._numbers = itertools.count()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path = [str(p) for p in (*python_path, HERE, os.environ.get("PYTHONPATH", "")) if str(p)]
         environment = {k: v for k, v in os.environ.items() if not _is_ours(k)}
@@ -221,17 +223,20 @@ class Nursery:
             )
 
     def fork(self, fds: list[int], environments: list[dict[str, str | None]]) -> list[int]:
-        socket.send_fds(self._control, [pickle.dumps(("fork", environments))], fds)
-        return self._answer()
+        return self._ask("fork", environments, fds)
 
     def reap(self, pids: list[int]) -> list[int]:
-        self._control.send(pickle.dumps(("reap", pids)))
-        return self._answer()
+        return self._ask("reap", pids, [])
 
-    def _answer(self) -> list[int]:
-        answer = self._control.recv(1 << 16)
-        assert answer, "the nursery ended"
-        return pickle.loads(answer)  # type: ignore[no-any-return]
+    def _ask(self, kind: str, payload: Any, fds: list[int]) -> list[int]:
+        number = next(self._numbers)
+        socket.send_fds(self._control, [pickle.dumps((number, kind, payload))], fds)
+        while True:  # the answer to a question of a test that a time limit ended comes late
+            answer = self._control.recv(1 << 16)
+            assert answer, "the nursery ended"
+            answered, numbers = pickle.loads(answer)
+            if answered == number:
+                return numbers  # type: ignore[no-any-return]
 
     def close(self) -> None:
         self._control.close()
