@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import os
 import pickle
@@ -118,13 +119,16 @@ def steady_steps_allocate_nothing() -> None:
 
     for _ in range(10):
         step()
-    before, lines = fd.world().counters(), mappings()
-    for _ in range(100):
-        step()
+    before, lines = fd.world().counters(), [mappings()]
+    for _ in range(3):
+        for _ in range(100):
+            step()
+        lines.append(mappings())
     after = fd.world().counters()
     for what in ("arena_allocations", "arena_bytes", "streams"):
         assert after[what] == before[what], what
-    assert mappings() == lines
+    # A thread's first malloc, whenever that is, maps an arena; what leaks does so every time.
+    assert any(a == b for a, b in itertools.pairwise(lines)), lines
 
 
 @on_ranks(2)
