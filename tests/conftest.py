@@ -22,13 +22,32 @@ import harness
 from harness import Nursery, World
 
 ROOT = Path(__file__).parent.parent
+CASE = 100.0  # seconds: no case takes as long, also where it compiles and others want the processor
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
+def nurseries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Nursery]]:
+    """The nursery of a framework, made once; that of "" has imported none."""
+    made: dict[str, Nursery] = {}
+    quiet = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    # What one rank has compiled, all have; in a third of the time, to slower code.
+    jax = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("jax")),
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false",
+    }
+
+    def nursery_of(framework: str) -> Nursery:
+        if framework not in made:
+            env = quiet | (jax if framework.endswith("jax") else {})
+            made[framework] = Nursery(framework=framework, **env)
+        return made[framework]
+
+    yield nursery_of
+    for nursery in made.values():
+        nursery.close()
 
 
 @pytest.fixture(scope="session")
@@ -64,11 +83,13 @@ def faulty_nursery(faulty_package: Path) -> Iterator[Nursery]:
     nursery.close()
 
 
-def _spawner(nursery: Nursery) -> Iterator[Callable[..., World]]:
+def _spawner(nursery_of: Callable[[str], Nursery]) -> Iterator[Callable[..., World]]:
     worlds: list[World] = []
-    before = harness.open_files()
+    before: list[int] = []
 
-    def spawn(size: int, **options: Any) -> World:
+    def spawn(size: int, framework: str = "", **options: Any) -> World:
+        nursery = nursery_of(framework)
+        before.append(harness.open_files())
         worlds.append(World(size, nursery, **options))
         return worlds[-1]
 
@@ -78,23 +99,23 @@ def _spawner(nursery: Nursery) -> Iterator[Callable[..., World]]:
         for pid in world.pids:
             assert not Path(f"/proc/{pid}").exists(), f"process {pid} is left"
         assert harness.traces_of(world.run_id) == []
-    assert harness.open_files() <= before
+    assert not before or harness.open_files() <= before[0]
 
 
 @pytest.fixture
-def spawn(nursery: Nursery) -> Iterator[Callable[..., World]]:
+def spawn(nurseries: Callable[[str], Nursery]) -> Iterator[Callable[..., World]]:
     """Starts worlds that end with the test; nothing of them may be left then."""
-    yield from _spawner(nursery)
+    yield from _spawner(nurseries)
 
 
 @pytest.fixture
 def spawn_faulty(faulty_nursery: Nursery) -> Iterator[Callable[..., World]]:
     """The same over a core with fault points (FARANDOLE_FAULT)."""
-    yield from _spawner(faulty_nursery)
+    yield from _spawner(lambda _: faulty_nursery)
 
 
 @pytest.fixture(scope="session")
-def standing(nursery: Nursery) -> Iterator[Callable[[int], World]]:
+def standing(nurseries: Callable[[str], Nursery]) -> Iterator[Callable[[int], World]]:
     """A world of a size that many tests share; a new one after a test that failed in it."""
     worlds: dict[int, World] = {}
 
@@ -104,7 +125,7 @@ def standing(nursery: Nursery) -> Iterator[Callable[[int], World]]:
             world.close()
             world = None
         if world is None:
-            world = worlds[size] = World(size, nursery)
+            world = worlds[size] = World(size, nurseries(""))
         return world
 
     yield world_of
@@ -127,6 +148,41 @@ def check_health() -> None:
 
     if fd.is_initialized():
         fd.barrier(timeout=4)
+
+
+@pytest.fixture(scope="module")
+def run_case(nurseries: Callable[[str], Nursery]) -> Iterator[Callable[..., None]]:
+    """Runs one of the cases that share ranks (rank_cases.py); after one that failed, the next has
+    new ranks."""
+    world: World | None = None
+
+    def leave() -> None:
+        nonlocal world
+        left, world = world, None
+        if left is not None:
+            statuses = left.close(harness.LIMIT)
+            assert not any(statuses), f"ranks did not leave by themselves: {statuses}"
+            assert harness.traces_of(left.run_id) == []
+
+    def run(
+        size: int, framework: str, prepare: Callable[[], None], case: Callable[[], None]
+    ) -> None:
+        nonlocal world
+        if world is not None and len(world) != size:
+            leave()
+        try:
+            if world is None:
+                world = World(size, nurseries(framework))
+                world.run(prepare, timeout=CASE)
+            world.run(case, timeout=CASE)
+        except BaseException:
+            if world is not None:
+                world.close()
+            world = None
+            raise
+
+    yield run
+    leave()
 
 
 # ---- two workers (pytest -n 2) ----

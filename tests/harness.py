@@ -1,8 +1,9 @@
 """Rank processes for tests: started in milliseconds, told what to run, asked how it ended.
 
-A nursery is one small process that has imported numpy and farandole; ranks are forked from it, so a
-world of eight costs little. The nursery keeps dead ranks as zombies until their world is closed:
-how a process ended can then be read by the others, as under a launcher.
+A nursery is one process that has imported numpy and farandole, and perhaps a framework, and has
+used none; ranks are forked from it, so a world of eight costs little. The nursery keeps dead ranks
+as zombies until their world is closed: how a process ended can then be read by the others, as under
+a launcher.
 
     with World(3) as world:
         outcomes = world.run(function, argument)     # function(argument) on every rank
@@ -13,7 +14,9 @@ test, which `hear`s it: ranks and tests synchronise by words, not by time.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import faulthandler
 import importlib
 import itertools
 import os
@@ -29,11 +32,12 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+_SHOW_STACKS = signal.SIGUSR1
 LIMIT = 30.0  # seconds for one call on all ranks: an upper bound, never waited for when all is well
 FIELDS = [
     "verdict", "evidence", "advice", "rank", "peer", "pid", "signal", "host", "operation", "tensor",
@@ -146,6 +150,7 @@ def _be_born(connection_fd: int, output_fd: int, environment: dict[str, str | No
     # Unbuffered, as what a rank said last must be there when it is killed.
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    faulthandler.register(_SHOW_STACKS)
     code = 0
     try:
         _live(Connection(connection_fd))
@@ -156,24 +161,29 @@ def _be_born(connection_fd: int, output_fd: int, environment: dict[str, str | No
     except BaseException:
         traceback.print_exc()
         code = 1
-    os._exit(code)
+    atexit._run_exitfuncs()
+    os._exit(code)  # an interpreter with a framework takes seconds to take itself apart
 
 
 # ---- the nursery ----
 
 
-def _nursery(control: socket.socket) -> None:
+def _nursery(control: socket.socket, framework: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import numpy  # noqa: F401
     import pytest  # noqa: F401
 
-    import farandole._collectives  # noqa: F401
-
+    importlib.import_module(f"farandole.{framework or '_collectives'}")
+    if framework == "keras":
+        with contextlib.suppress(ImportError):  # as its first fit does, on every backend
+            import tensorflow  # noqa: F401
+    threads = os.listdir("/proc/self/task")  # noqa: PTH208
+    assert len(threads) == 1, "none but this one would be in a rank that is forked from here"
     while True:
         message, fds, _, _ = socket.recv_fds(control, 1 << 16, 64)
         if not message:
             return
-        kind, payload = pickle.loads(message)
+        number, kind, payload = pickle.loads(message)
         if kind == "fork":
             pids = []
             for i, environment in enumerate(payload):
@@ -183,39 +193,50 @@ def _nursery(control: socket.socket) -> None:
                 pids.append(pid)
             for fd in fds:
                 os.close(fd)
-            control.send(pickle.dumps(pids))
+            control.send(pickle.dumps((number, pids)))
         else:  # reap: they have been killed, so this does not wait
-            control.send(pickle.dumps([os.waitpid(pid, 0)[1] for pid in payload]))
+            control.send(pickle.dumps((number, [os.waitpid(pid, 0)[1] for pid in payload])))
 
 
 class Nursery:
-    """The process that ranks are forked from; one for each package to be tested."""
+    """The process that ranks are forked from; one for each package and framework to be tested.
 
-    def __init__(self, python_path: Iterable[str | Path] = ()) -> None:
+    `framework`: a package of farandole; for Keras with its backend, "keras on jax".
+    """
+
+    def __init__(
+        self, python_path: Iterable[str | Path] = (), framework: str = "", **env: str
+    ) -> None:
+        framework, _, backend = framework.partition(" on ")
+        self._numbers = itertools.count()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path = [str(p) for p in (*python_path, HERE, os.environ.get("PYTHONPATH", "")) if str(p)]
         environment = {k: v for k, v in os.environ.items() if not _is_ours(k)}
-        environment |= {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
+        environment |= {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", **env}
+        environment |= {"KERAS_BACKEND": backend} if backend else {}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, str(HERE / "harness.py"), str(theirs.fileno())],
+                [sys.executable, str(HERE / "harness.py"), str(theirs.fileno()), framework],
                 env=environment,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )
 
     def fork(self, fds: list[int], environments: list[dict[str, str | None]]) -> list[int]:
-        socket.send_fds(self._control, [pickle.dumps(("fork", environments))], fds)
-        return self._answer()
+        return self._ask("fork", environments, fds)
 
     def reap(self, pids: list[int]) -> list[int]:
-        self._control.send(pickle.dumps(("reap", pids)))
-        return self._answer()
+        return self._ask("reap", pids, [])
 
-    def _answer(self) -> list[int]:
-        answer = self._control.recv(1 << 16)
-        assert answer, "the nursery ended"
-        return pickle.loads(answer)  # type: ignore[no-any-return]
+    def _ask(self, kind: str, payload: Any, fds: list[int]) -> list[int]:
+        number = next(self._numbers)
+        socket.send_fds(self._control, [pickle.dumps((number, kind, payload))], fds)
+        while True:  # the answer to a question of a test that a time limit ended comes late
+            answer = self._control.recv(1 << 16)
+            assert answer, "the nursery ended"
+            answered, numbers = pickle.loads(answer)
+            if answered == number:
+                return numbers  # type: ignore[no-any-return]
 
     def close(self) -> None:
         self._control.close()
@@ -230,9 +251,11 @@ def _is_ours(name: str) -> bool:
 
 # ---- a world of ranks, as a test sees it ----
 
-# Workers of one test run (pytest -n) have numbers in a row, as their processes have.
-_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
-_ports = itertools.count(20000 + (os.getpid() + 5000 * _WORKER) % 20000)
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 class World:
@@ -252,7 +275,7 @@ class World:
             "WORLD_SIZE": str(size),
             "LOCAL_WORLD_SIZE": str(size),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(next(_ports)),
+            "MASTER_PORT": str(_free_port()),
             "FARANDOLE_RUN_ID": self.run_id,
             "FARANDOLE_START_TIMEOUT": "20",
         }
@@ -309,7 +332,7 @@ class World:
     def _pump(self, rank: int, deadline: float) -> None:
         connection = self.connections[rank]
         if not connection.poll(max(0.0, deadline - time.monotonic())):
-            raise TimeoutError(f"rank {rank} said nothing\n{self.report()}")
+            raise TimeoutError(f"rank {rank} said nothing\n{self.stacks()}")
         try:
             kind, payload = connection.recv()
         except (EOFError, ConnectionError):
@@ -337,12 +360,23 @@ class World:
         return [self.outcome(r, timeout) for r in (range(len(self)) if ranks is None else ranks)]
 
     def run(self, function: Callable[..., Any], *arguments: Any, timeout: float = LIMIT) -> Any:
-        """Calls it on all ranks and returns the values; fails if one raised."""
+        """Calls it on all ranks and returns the values; fails if one raised. A rank that raised
+        leaves, so that others do not wait for it."""
         self.start(function, *arguments)
-        outcomes = self.outcomes(timeout=timeout)
-        for r, o in enumerate(outcomes):
-            assert o.error is None, f"rank {r}: {o.trace}\n{self.report()}"
-        return [o.value for o in outcomes]
+        deadline = time.monotonic() + timeout
+        waiting = dict(zip(self.connections, range(len(self)), strict=True))
+        while waiting:
+            connection = (wait(list(waiting), deadline - time.monotonic()) or list(waiting))[0]
+            rank = waiting[connection]
+            self._pump(rank, deadline)
+            if self._outcomes[rank]:
+                del waiting[connection]
+                if self._outcomes[rank][0].error is not None:
+                    with contextlib.suppress(OSError):
+                        connection.send(("leave", None))
+        failed = [r for r, (outcome, *_) in enumerate(self._outcomes) if outcome.error]
+        assert not failed, f"ranks {failed}\n{self.report()}"
+        return [o.value for o in self.outcomes()]
 
     def output(self, rank: int) -> str:
         """Everything the rank has written to stdout and stderr."""
@@ -350,7 +384,18 @@ class World:
         return self.outputs[rank].read().decode(errors="replace")
 
     def report(self) -> str:
-        return "\n".join(f"--- output of rank {r}\n{self.output(r)}" for r in range(len(self)))
+        """What all ranks have written, and the exceptions that no test has been handed yet."""
+        return "\n".join(
+            f"--- rank {r}\n{self.output(r)}{''.join(o.trace for o in outcomes)}"
+            for r, outcomes in enumerate(self._outcomes)
+        )
+
+    def stacks(self) -> str:
+        """The same, with where every thread of the ranks is."""
+        for pid in self.pids:
+            os.kill(pid, _SHOW_STACKS)
+        self.died(0, 1.0)  # they write at once, but nothing says when they have
+        return self.report()
 
     def died(self, rank: int, timeout: float = LIMIT) -> bool:
         """Waits for the end of a rank's process, which stays a zombie; False when it lives on."""
@@ -360,7 +405,7 @@ class World:
         finally:
             os.close(fd)
 
-    def close(self) -> list[int]:
+    def close(self, grace: float = 5.0) -> list[int]:
         """Lets ranks leave, kills those that do not; returns their exit statuses."""
         if self._closed:
             return []
@@ -369,7 +414,7 @@ class World:
             with contextlib.suppress(OSError):
                 connection.send(("leave", None))
         for r in range(len(self)):
-            if not self.died(r, 5.0):
+            if not self.died(r, grace):
                 os.kill(self.pids[r], signal.SIGKILL)
         for connection in self.connections:
             connection.close()
@@ -420,4 +465,5 @@ if __name__ == "__main__":
     import harness
 
     with socket.socket(fileno=int(sys.argv[1])) as nursery_control:
-        harness._nursery(nursery_control)
+        harness._nursery(nursery_control, sys.argv[2])
+    os._exit(0)

@@ -615,4 +615,4 @@ def zz_timeouts_name_the_missing(limit: float = 0.5) -> None:
     assert x.item() == 2
 
 
-test_on_ranks = make_tests(__name__)
+test_on_ranks = make_tests(__name__, "torch")

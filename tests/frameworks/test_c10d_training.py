@@ -461,4 +461,4 @@ def zz_sparse_gradients_go_past_our_hook_and_are_counted() -> None:
         assert fallbacks() == {"all_reduce of sparse tensors": count}
 
 
-test_on_ranks = make_tests(__name__)
+test_on_ranks = make_tests(__name__, "torch")

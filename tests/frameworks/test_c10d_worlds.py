@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,14 +19,6 @@ pytest.importorskip("torch")
 from harness import World, listen, tell
 
 Spawn = Callable[..., World]
-IMPORT = 60.0  # seconds, for ranks that import PyTorch first
-
-
-def world_of(spawn: Spawn, size: int) -> World:
-    """With a port that is free, since torch listens on it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return spawn(size, env={"MASTER_PORT": str(probe.getsockname()[1])})
 
 
 # ---- on ranks ----
@@ -129,28 +120,28 @@ def wait_for_the_dead(how: str) -> None:
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_groups_come_and_go_in_one_process(spawn: Spawn, tmp_path: Path, size: int) -> None:
-    world = world_of(spawn, size)
-    for totals, worlds in world.run(come_and_go, str(tmp_path), timeout=IMPORT):
+    world = spawn(size, "torch")
+    for totals, worlds in world.run(come_and_go, str(tmp_path)):
         assert totals == [size * (size + 1) / 2] * 4
         assert worlds == [True, False] * 4
 
 
 def test_a_world_that_was_there_is_used_and_stays(spawn: Spawn) -> None:
-    assert world_of(spawn, 2).run(within_a_world, timeout=IMPORT) == [(3.0, 2, 2.0)] * 2
+    assert spawn(2, "torch").run(within_a_world) == [(3.0, 2, 2.0)] * 2
 
 
 def test_ranks_of_different_worlds_are_told_so(spawn: Spawn, tmp_path: Path) -> None:
-    world = world_of(spawn, 2)
+    world = spawn(2, "torch")
     world.start(with_half_a_world, str(tmp_path / "store"))
-    for outcome in world.outcomes(timeout=IMPORT):
+    for outcome in world.outcomes():
         assert outcome.error == "RendezvousError"
         assert "rank 1 in none" in outcome.text
 
 
 def test_ranks_that_do_not_come_are_named(spawn: Spawn, tmp_path: Path) -> None:
-    world = world_of(spawn, 3)
+    world = spawn(3, "torch")
     world.start(all_but_the_last, str(tmp_path / "store"))
-    for outcome in world.outcomes([0, 1], timeout=IMPORT):
+    for outcome in world.outcomes([0, 1]):
         assert outcome.error == "RendezvousError"
         assert "2 of 3 ranks" in outcome.text
         assert "missing: rank 2" in outcome.text
@@ -158,10 +149,10 @@ def test_ranks_that_do_not_come_are_named(spawn: Spawn, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["wait", "work", "future", "backward", "recv"])
 def test_survivors_name_the_killed_rank(spawn: Spawn, how: str) -> None:
-    world = world_of(spawn, 3)
+    world = spawn(3, "torch")
     world.start(wait_for_the_dead, how)
     for r in range(3):
-        assert world.hear(r, IMPORT) == "ready"
+        assert world.hear(r) == "ready"
     time.sleep(0.1)  # most often they are inside by then; it is right if not
     world.signal(2, signal.SIGKILL)
     for outcome in world.outcomes([0, 1]):

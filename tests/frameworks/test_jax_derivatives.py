@@ -174,4 +174,4 @@ def what_has_no_derivative_says_so() -> None:
         near(still, np.full(2, 2.0), op)
 
 
-test_on_ranks = make_tests(__name__)
+test_on_ranks = make_tests(__name__, "jax")

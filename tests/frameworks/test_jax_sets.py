@@ -350,4 +350,4 @@ def a_program_finds_its_set_in_a_later_world() -> None:
         fails(lambda: total(x), GONE)
 
 
-test_on_ranks = make_tests(__name__)
+test_on_ranks = make_tests(__name__, "jax")

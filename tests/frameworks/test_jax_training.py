@@ -135,7 +135,7 @@ def gradients_reduce_outside_programs_too() -> None:
         fdj.distributed(optax.sgd(0.1), compression="fp16")
 
 
-test_on_ranks = make_tests(__name__)
+test_on_ranks = make_tests(__name__, "jax")
 
 
 # ---- faults ----
@@ -161,7 +161,7 @@ def train_until_told_otherwise() -> str:
 def test_the_survivors_of_a_killed_rank_name_it(
     spawn: Callable[..., World],
 ) -> None:
-    world = spawn(3, env={"JAX_PLATFORMS": "cpu"})
+    world = spawn(3, "jax")
     world.start(train_until_told_otherwise)
     assert world.hear_all() == ["running"] * 3
     world.signal(1, signal.SIGKILL)
@@ -201,7 +201,7 @@ def start_steps_until_one_fails() -> str:
 
 
 def test_the_verdict_is_the_first_that_a_user_reads(spawn: Callable[..., World]) -> None:
-    world = spawn(2, env={"JAX_PLATFORMS": "cpu"})
+    world = spawn(2, "jax")
     world.start(start_steps_until_one_fails)
     assert world.hear_all() == ["running"] * 2
     assert world.hear(0) == "steps are in flight"
@@ -235,7 +235,7 @@ def leave_with_a_step_in_flight() -> None:
 
 
 def test_leaving_waits_for_programs_in_flight(spawn: Callable[..., World]) -> None:
-    world = spawn(2, env={"JAX_PLATFORMS": "cpu"})
+    world = spawn(2, "jax")
     world.start(leave_with_a_step_in_flight)
     for outcome in world.outcomes():
         assert outcome.error is None, outcome.trace

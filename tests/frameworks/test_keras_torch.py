@@ -5,7 +5,6 @@ from __future__ import annotations
 from keras_cases import make_backend_tests
 
 test_on_ranks = make_backend_tests(
-    __name__,
     "torch",
     without=[  # torch.compile takes a minute
         "asking_for_xla_equals_one_process",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Callable
 
 import numpy as np
@@ -12,15 +11,11 @@ import pytest
 from harness import World
 
 Spawn = Callable[..., World]
-START = 100.0  # seconds: a framework is imported on two cores by two ranks
+START = 100.0  # seconds: two ranks compile, and others want the cores
 BATCHES = (6, 4)
 
 
-def fit_unevenly(backend: str) -> None:
-    os.environ["KERAS_BACKEND"] = backend
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+def fit_unevenly() -> None:
     import keras
 
     import farandole.keras as hvd
@@ -37,11 +32,11 @@ def fit_unevenly(backend: str) -> None:
 @pytest.mark.timeout(START + 30)
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_uneven_batches_are_a_deadlock_told_in_batches(spawn: Spawn, backend: str) -> None:
-    # Not imported here: ranks choose the backend first.
+    # Not imported here: the backend is chosen first.
     if not all(importlib.util.find_spec(name) for name in ("keras", backend)):
         pytest.skip(f"Keras or {backend} is not installed")
-    world = spawn(2, env={"FARANDOLE_WARN_AFTER": "1"})
-    world.start(fit_unevenly, backend)
+    world = spawn(2, f"keras on {backend}", env={"FARANDOLE_WARN_AFTER": "1"})
+    world.start(fit_unevenly)
     outcomes = world.outcomes(timeout=START)
     # JAX's steps run behind the program, which is ahead by one or two.
     ahead = "is in batch 5" if backend == "tensorflow" else "has begun "

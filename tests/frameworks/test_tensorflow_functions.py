@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from rank_cases import make_tests, on_ranks
 
 import farandole.tensorflow as hvd
 from farandole.tensorflow import _turns
-from farandole.testing import run_ranks
+from harness import World
 
 
 def prepare() -> None:
@@ -296,9 +297,8 @@ def _untold() -> None:
     calls_in_branches_and_loops_take_turns_with_those_beside_them()
 
 
-@pytest.mark.timeout(80)
-def test_calls_take_turns_where_tensorflow_cannot_be_told() -> None:
-    run_ranks(2, _untold)
+def test_calls_take_turns_where_tensorflow_cannot_be_told(spawn: Callable[..., World]) -> None:
+    spawn(2, "tensorflow").run(_untold, timeout=60)
 
 
 class Model(tf.Module):
@@ -349,10 +349,11 @@ def _load(folder: str) -> None:
         assert [float(w[0]) for w in both(tf.constant(mine()))] == [-2 - 3 * i, -2 - 30 * i]
 
 
-@pytest.mark.timeout(120)
-def test_a_module_with_a_distributed_step_is_saved_and_loaded(tmp_path: Path) -> None:
-    run_ranks(2, _save, str(tmp_path))
-    run_ranks(2, _load, str(tmp_path))
+def test_a_module_with_a_distributed_step_is_saved_and_loaded(
+    spawn: Callable[..., World], tmp_path: Path
+) -> None:
+    for step in (_save, _load):
+        spawn(2, "tensorflow").run(step, str(tmp_path), timeout=60)
 
 
-test_on_ranks = make_tests(__name__)
+test_on_ranks = make_tests(__name__, "tensorflow")

@@ -636,4 +636,4 @@ def test_compressors_have_horovods_names() -> None:
     assert compression.NoneCompressor is hvd.Compression.none
 
 
-test_on_ranks = make_tests(__name__, timeout=150)
+test_on_ranks = make_tests(__name__, "tensorflow")

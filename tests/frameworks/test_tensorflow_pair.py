@@ -88,4 +88,4 @@ for _case in (
 ):
     again(_case)
 
-test_on_ranks = make_tests(__name__, timeout=150)
+test_on_ranks = make_tests(__name__, "tensorflow")

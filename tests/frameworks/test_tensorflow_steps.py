@@ -219,4 +219,4 @@ def gradients_in_loops_and_branches() -> None:
         np.testing.assert_array_equal(step(tf.constant(turns)), np.full(3, 2 * even * hvd.size()))
 
 
-test_on_ranks = make_tests(__name__)
+test_on_ranks = make_tests(__name__, "tensorflow")

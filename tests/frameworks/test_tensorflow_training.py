@@ -486,4 +486,4 @@ def horovods_examples_with_a_tape_run_as_they_are() -> None:
             checkpoint.save(folder + "/checkpoints")
 
 
-test_on_ranks = make_tests(__name__, timeout=150)
+test_on_ranks = make_tests(__name__, "tensorflow")

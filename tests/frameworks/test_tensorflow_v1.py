@@ -202,4 +202,4 @@ def what_does_not_go_together_is_refused() -> None:
     assert "takes dense gradients" in refusal(lambda: tape.gradient(loss, [table]))
 
 
-test_on_ranks = make_tests(__name__, timeout=150)
+test_on_ranks = make_tests(__name__, "tensorflow")

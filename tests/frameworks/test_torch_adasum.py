@@ -199,4 +199,4 @@ def the_optimizer_refuses_what_it_cannot_do() -> None:
         hvd.DistributedOptimizer(optimizer)
 
 
-test_on_ranks = make_tests(__name__)
+test_on_ranks = make_tests(__name__, "torch")

@@ -221,4 +221,4 @@ def bad_input_is_refused_and_the_next_call_works() -> None:
     check(ROWS[1], (), torch.float64)
 
 
-test_on_ranks = make_tests(__name__)
+test_on_ranks = make_tests(__name__, "torch")

@@ -295,4 +295,4 @@ def _register(name: str, setting: Setting) -> None:
 for _name, _setting in SETTINGS.items():
     _register(_name, _setting)
 
-test_on_ranks = make_tests(__name__)
+test_on_ranks = make_tests(__name__, "torch")

@@ -257,4 +257,4 @@ def objects_travel_within_a_set() -> None:
     hvd.remove_process_set(pair)
 
 
-test_on_ranks = make_tests(__name__)
+test_on_ranks = make_tests(__name__, "torch")

@@ -267,4 +267,4 @@ def examples_in_docstrings_are_true() -> None:
         assert results.attempted > 0, name
 
 
-test_on_ranks = make_tests(__name__)
+test_on_ranks = make_tests(__name__, "torch")

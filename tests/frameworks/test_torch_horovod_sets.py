@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -14,8 +15,8 @@ from rank_cases import make_tests, on_ranks
 
 import farandole as fd
 import farandole.torch as hvd
-from farandole.testing import run_ranks
 from farandole.torch.adasum import adasum
+from harness import World
 
 
 def prepare() -> None:
@@ -143,7 +144,7 @@ def the_gradient_of_adasum_is_the_adasum_of_the_gradients() -> None:
     torch.testing.assert_close(y.grad, adasum(weights))
 
 
-test_on_ranks = make_tests(__name__)
+test_on_ranks = make_tests(__name__, "torch")
 
 
 def meet_with_sets_on(alone: int) -> str:
@@ -155,6 +156,8 @@ def meet_with_sets_on(alone: int) -> str:
 
 
 @pytest.mark.parametrize("alone", [0, 1])
-def test_process_sets_on_one_rank_alone_are_refused_when_ranks_meet(alone: int) -> None:
-    for said in run_ranks(2, meet_with_sets_on, alone):
+def test_process_sets_on_one_rank_alone_are_refused_when_ranks_meet(
+    spawn: Callable[..., World], alone: int
+) -> None:
+    for said in spawn(2, "torch").run(meet_with_sets_on, alone):
         assert said.startswith("ranks disagree on process_sets")

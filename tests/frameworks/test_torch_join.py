@@ -18,7 +18,6 @@ from torch import nn
 
 import farandole as fd
 import farandole.torch as hvd
-from farandole.testing import run_ranks
 from harness import World, listen, tell
 
 WIDTH, ROWS = 8, 12
@@ -372,7 +371,7 @@ def check_gradients(me: int, joined: int) -> None:
     assert torch.equal(x.grad, torch.tensor(back)[:, None].expand(-1, 2))
 
 
-test_on_ranks = make_tests(__name__)
+test_on_ranks = make_tests(__name__, "torch")
 
 
 # -- what ends badly --------------------------------------------------------------------------
@@ -416,8 +415,9 @@ def step_with_what_cannot_be_stood_in_for() -> list[str]:
 
 
 @pytest.mark.timeout(120)
-def test_what_needs_more_than_zeros_is_refused_on_every_rank() -> None:
-    every = run_ranks(3, step_with_what_cannot_be_stood_in_for, env={"FARANDOLE_WARN_AFTER": "0.5"})
+def test_what_needs_more_than_zeros_is_refused_on_every_rank(spawn: Callable[..., World]) -> None:
+    world = spawn(3, "torch", env={"FARANDOLE_WARN_AFTER": "0.5"})
+    every = world.run(step_with_what_cannot_be_stood_in_for)
     assert every[0] == every[1] == every[2]
     assert len(every[0]) == 4
     assert all(text.startswith("1: rank 1 has joined and cannot take part") for text in every[0])
@@ -448,7 +448,7 @@ def train_until_killed(ends: str) -> None:
 def test_the_end_of_a_rank_that_trains_ends_the_join_of_others(
     spawn: Callable[..., World], ends: str, error: str
 ) -> None:
-    world = spawn(3)
+    world = spawn(3, "torch")
     world.start(train_until_killed, ends)
     world.hear_all()
     for rank in range(3):

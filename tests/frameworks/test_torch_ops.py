@@ -468,7 +468,7 @@ def init_and_shutdown_can_be_repeated() -> None:
     same(hvd.allreduce(torch.ones(1), op=hvd.Sum), torch.full((1,), float(size)))
 
 
-test_on_ranks = make_tests(__name__)
+test_on_ranks = make_tests(__name__, "torch")
 
 
 def test_importing_farandole_does_not_import_torch() -> None:

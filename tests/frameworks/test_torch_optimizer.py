@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import os
 import pickle
@@ -23,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 import farandole as fd
 import farandole.torch as hvd
-from farandole.testing import RanksFailed, run_ranks
+from harness import World
 
 WIDTH = 16
 
@@ -118,13 +119,16 @@ def steady_steps_allocate_nothing() -> None:
 
     for _ in range(10):
         step()
-    before, lines = fd.world().counters(), mappings()
-    for _ in range(100):
-        step()
+    before, lines = fd.world().counters(), [mappings()]
+    for _ in range(3):
+        for _ in range(100):
+            step()
+        lines.append(mappings())
     after = fd.world().counters()
     for what in ("arena_allocations", "arena_bytes", "streams"):
         assert after[what] == before[what], what
-    assert mappings() == lines
+    # A thread's first malloc, whenever that is, maps an arena; what leaks does so every time.
+    assert any(a == b for a, b in itertools.pairwise(lines)), lines
 
 
 @on_ranks(2)
@@ -619,7 +623,7 @@ def what_is_not_supported_is_refused() -> None:
     refused(lambda: wrapped.add_param_group(extra), "before it is wrapped")
 
 
-test_on_ranks = make_tests(__name__)
+test_on_ranks = make_tests(__name__, "torch")
 
 
 class Dies(torch.autograd.Function):
@@ -655,9 +659,8 @@ def step_in_another_world() -> list[str]:
     return said
 
 
-@pytest.mark.timeout(60)
-def test_an_optimizer_of_a_world_that_has_ended_says_so() -> None:
-    for said in run_ranks(2, step_in_another_world):
+def test_an_optimizer_of_a_world_that_has_ended_says_so(spawn: Callable[..., World]) -> None:
+    for said in spawn(2, "torch").run(step_in_another_world):
         assert len(said) == 3  # a sharded update does not reduce in backward
         assert all("has ended" in text and "again after init()" in text for text in said)
 
@@ -670,10 +673,9 @@ def die_in_backward() -> None:
     model[2:](Dies.apply(model[:2](part()))).square().mean().backward()
 
 
-def test_a_rank_that_dies_in_backward_is_named() -> None:
-    with pytest.raises(RanksFailed, match="rank 1 was killed by SIGKILL") as caught:
-        run_ranks(3, die_in_backward)
-    for rank in (0, 2):
-        error = caught.value.errors[rank]
-        assert isinstance(error, fd.PeerLost), error
-        assert error.rank == 1
+def test_a_rank_that_dies_in_backward_is_named(spawn: Callable[..., World]) -> None:
+    world = spawn(3, "torch")
+    world.start(die_in_backward)
+    for outcome in world.outcomes([0, 2]):
+        assert outcome.error == "PeerLost", outcome.trace
+        assert outcome.rank == 1

@@ -279,4 +279,4 @@ def every_optimizer_has_an_order_of_its_own() -> None:
     assert [layers_in_buckets(o) for o in optimizers] == [list(range(LAYERS))] * 2
 
 
-test_on_ranks = make_tests(__name__)
+test_on_ranks = make_tests(__name__, "torch")

@@ -122,7 +122,7 @@ def test_no_table_takes_an_update_off_the_window(
     kept.write(str(file), kept.Kept(kept.kind(), "now", 2, 0.0, 1, {}, slow))
     bits = set()
     for setting in ("off", str(file)):
-        world = spawn(2, env={"FARANDOLE_TUNING": setting, "FARANDOLE_LOG": "debug"})
+        world = spawn(2, "torch", env={"FARANDOLE_TUNING": setting, "FARANDOLE_LOG": "debug"})
         bits |= set(world.run(train_five))
         updates = [line for line in world.output(0).splitlines() if "'bucket " in line]
         assert len(updates) > 5
@@ -574,4 +574,4 @@ def a_parameter_thawed_later_is_refused() -> None:
     refused(optimizer.step, "was frozen")
 
 
-test_on_ranks = make_tests(__name__, timeout=200.0)
+test_on_ranks = make_tests(__name__, "torch")

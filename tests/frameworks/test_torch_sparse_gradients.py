@@ -346,4 +346,4 @@ def sparse_tensors_are_reduced_in_a_process_set() -> None:
     hvd.remove_process_set(pair)
 
 
-test_on_ranks = make_tests(__name__)
+test_on_ranks = make_tests(__name__, "torch")
