@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 
+#include "base/arm_fault.h"
 #include "base/error.h"
 
 namespace farandole {

@@ -25,8 +25,4 @@ inline Duration fault_latency(std::string_view) { return {}; }
 inline bool fault_latency_armed() { return false; }
 #endif
 
-/// Arms a point in this process; throws Error(invalid_argument) on a bad specification.
-/// rank: a number, or any. do: sigkill, sigstop, sigsegv, exit, sleep:SECONDS or delay:SECONDS.
-void arm_fault(std::string_view specification, int rank);
-
 }  // namespace farandole

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "bindings/bind.h"
+#include "bindings/tested_kernels.h"
 #include "fold/cast.h"
 #include "fold/fold.h"
-#include "fold/kernels.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -35,16 +35,10 @@ T named(const std::optional<T>& value, std::string_view name) {
 DType dtype_of(std::string_view name) { return named(dtype_named(name), name); }
 ReduceOp op_of(std::string_view name) { return named(reduce_op_named(name), name); }
 
-const Kernels& kernels_named(std::string_view isa) {
-  const Kernels* kernels = kernels_for(isa);
-  if (kernels == nullptr) refuse("no instruction set '" + std::string(isa) + "' here");
-  return *kernels;
-}
-
 /// Bytes at a chosen distance from an aligned address, between guards that no fold may touch.
-class Buffer {
+class Guarded {
  public:
-  Buffer(size_t size, size_t misaligned)
+  Guarded(size_t size, size_t misaligned)
       : size_(size),
         misaligned_(misaligned),
         memory_(static_cast<std::byte*>(
@@ -52,7 +46,7 @@ class Buffer {
     if (memory_ == nullptr) throw std::bad_alloc();
     std::memset(memory_.get(), kFill, size + misaligned + kGuard);
   }
-  Buffer(std::string_view from, size_t misaligned) : Buffer(from.size(), misaligned) {
+  Guarded(std::string_view from, size_t misaligned) : Guarded(from.size(), misaligned) {
     if (!from.empty()) std::memcpy(data(), from.data(), from.size());
   }
 
@@ -77,10 +71,6 @@ class Buffer {
   std::unique_ptr<std::byte, Free> memory_;
 };
 
-std::string_view view(const py::buffer_info& info) {
-  return {static_cast<const char*>(info.ptr), static_cast<size_t>(info.size * info.itemsize)};
-}
-
 py::bytes py_fold(std::string_view dtype, std::string_view op, const py::buffer& lower,
                   const py::buffer& upper, std::string_view isa, std::string_view out,
                   size_t misaligned) {
@@ -90,9 +80,9 @@ py::bytes py_fold(std::string_view dtype, std::string_view op, const py::buffer&
   if (function == nullptr) refuse(std::string(op) + " has no meaning on " + std::string(dtype));
   const py::buffer_info lower_info = lower.request(), upper_info = upper.request();
   if (view(lower_info).size() != view(upper_info).size()) refuse("operands differ in size");
-  Buffer a(view(lower_info), misaligned), b(view(upper_info), misaligned * 2);
-  Buffer apart(view(lower_info).size(), misaligned * 3);
-  Buffer& result = out == "lower" ? a : out == "upper" ? b : apart;
+  Guarded a(view(lower_info), misaligned), b(view(upper_info), misaligned * 2);
+  Guarded apart(view(lower_info).size(), misaligned * 3);
+  Guarded& result = out == "lower" ? a : out == "upper" ? b : apart;
   function(result.data(), a.data(), b.data(), view(lower_info).size() / size_of(type));
   return result.content();
 }
@@ -114,7 +104,7 @@ py::bytes py_sum(std::string_view dtype, const py::buffer& lower, const py::buff
     refuse("no sum of these ends in one pass");
   const std::string_view low = view(lower.request()), high = view(upper.request());
   if (low.size() != high.size()) refuse("operands differ in size");
-  Buffer a(low, misaligned), b(high, misaligned * 2), second(low.size(), misaligned * 3);
+  Guarded a(low, misaligned), b(high, misaligned * 2), second(low.size(), misaligned * 3);
   const Factor by = factor_of(factor.value_or(1));
   function({b.data(), outputs == 2 ? second.data() : nullptr, a.data(), b.data(), ahead_of(ahead)},
            low.size() / size_of(type), factor ? &by : nullptr);
@@ -127,15 +117,15 @@ py::bytes py_fold_canonical(std::string_view dtype, std::string_view op,
                             const std::vector<py::buffer>& sources, double prescale,
                             double postscale, const std::vector<int>& into) {
   const DType type = dtype_of(dtype);
-  std::vector<Buffer> leaves;
+  std::vector<Guarded> leaves;
   for (const py::buffer& source : sources) leaves.emplace_back(view(source.request()), 0);
   if (leaves.empty()) refuse("no sources");
   const size_t bytes = view(sources[0].request()).size();
   std::vector<const std::byte*> pointers;
-  for (Buffer& leaf : leaves) pointers.push_back(leaf.data());
+  for (Guarded& leaf : leaves) pointers.push_back(leaf.data());
 
   // Into the leaves named, all of them, or else into memory of its own.
-  Buffer apart(bytes, 0);
+  Guarded apart(bytes, 0);
   std::vector<std::byte*> destinations;
   for (int leaf : into) destinations.push_back(leaves.at(static_cast<size_t>(leaf)).data());
   if (into.empty()) destinations.push_back(apart.data());
@@ -152,7 +142,7 @@ py::bytes py_fold_step(std::string_view dtype, std::string_view op, const py::bu
                        bool held_is_leaf, bool finish, double prescale, double postscale,
                        int size) {
   const DType type = dtype_of(dtype);
-  Buffer a(view(arrived.request()), 0), h(view(held.request()), 0);
+  Guarded a(view(arrived.request()), 0), h(view(held.request()), 0);
   const size_t bytes = view(held.request()).size();
   fold_step(h.data(), a.data(), side == "lower" ? Side::lower : Side::upper, arrived_is_leaf,
             h.data(), held_is_leaf, finish, bytes / size_of(type), type, op_of(op),
@@ -164,9 +154,9 @@ py::bytes py_store_step(std::string_view dtype, std::string_view op, const py::b
                         bool arrived_is_leaf, bool finish, double prescale, double postscale,
                         int size) {
   const DType type = dtype_of(dtype);
-  Buffer a(view(arrived.request()), 0);
+  Guarded a(view(arrived.request()), 0);
   const size_t bytes = view(arrived.request()).size();
-  Buffer out(bytes, 0);
+  Guarded out(bytes, 0);
   store_step(out.data(), a.data(), arrived_is_leaf, finish, bytes / size_of(type), type, op_of(op),
              scales_for(type, op_of(op), prescale, postscale, size));
   return out.content();
@@ -176,7 +166,7 @@ py::bytes py_scale(std::string_view dtype, const py::buffer& in, double factor, 
                    const std::optional<std::string>& isa) {
   const DType type = dtype_of(dtype);
   const py::buffer_info info = in.request();
-  Buffer buffer(view(info), 0);
+  Guarded buffer(view(info), 0);
   const size_t count = view(info).size() / size_of(type);
   if (!isa) {
     scale(buffer.data(), buffer.data(), count, type, {factor, divide});
@@ -192,9 +182,9 @@ py::bytes py_cast(std::string_view out_dtype, const py::buffer& in, std::string_
                   const std::optional<std::string>& isa) {
   const DType from = dtype_of(in_dtype), to = dtype_of(out_dtype);
   const py::buffer_info info = in.request();
-  Buffer source(view(info), 1);
+  Guarded source(view(info), 1);
   const size_t count = view(info).size() / size_of(from);
-  Buffer out(count * size_of(to), 1);
+  Guarded out(count * size_of(to), 1);
   if (!isa) {
     cast(out.data(), to, source.data(), from, count);
   } else {

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "base/fault.h"
+#include "base/arm_fault.h"
 #include "base/log.h"
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
@@ -27,12 +27,6 @@
 
 namespace farandole {
 namespace {
-
-Determinism level_from(const std::string& name) {
-  if (const auto level = determinism_named(name)) return *level;
-  throw Error(ErrorCode::invalid_argument,
-              "level '" + name + "' is unknown; there are canonical and fast");
-}
 
 LogLevel log_level_from(const std::string& name) {
   return name == "error"   ? LogLevel::error

@@ -4,8 +4,8 @@
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
 #include "bindings/bucket_plans.h"
+#include "bindings/tested_kernels.h"
 #include "engine/fork.h"
-#include "fold/kernels.h"
 #include "fusion/sharded_update.h"
 
 namespace farandole {
@@ -145,17 +145,6 @@ void bind_sharded_update(py::module_& module) {
 }
 
 // For tests: the kernels on bytes, for one named instruction set.
-
-const Kernels& kernels_named(const std::string& name) {
-  const Kernels* kernels = kernels_for(name);
-  if (kernels == nullptr)
-    throw Error(ErrorCode::invalid_argument, "no instruction set '" + name + "' here");
-  return *kernels;
-}
-
-std::string_view view(const py::buffer_info& info) {
-  return {static_cast<const char*>(info.ptr), static_cast<size_t>(info.size * info.itemsize)};
-}
 
 /// New value and new state of the `step`-th update.
 py::tuple py_update(const std::string& optimizer, const std::string& dtype, const py::buffer& value,

@@ -16,13 +16,13 @@ ReduceOp op_from(const std::string& name) {
   throw Error(ErrorCode::invalid_argument, "op '" + name + "' is unknown; there are " + known);
 }
 
+}  // namespace
+
 Determinism level_from(const std::string& name) {
   if (const auto level = determinism_named(name)) return *level;
   throw Error(ErrorCode::invalid_argument,
               "level '" + name + "' is unknown; there are canonical and fast");
 }
-
-}  // namespace
 
 Collective collective_from(const std::string& name) {
   const auto kind = collective_named(name);

@@ -18,6 +18,7 @@ namespace py = pybind11;
 /// Throws Error(invalid_argument) when `given` is no string.
 std::string text_from(const py::object& given, const std::string& argument);
 Collective collective_from(const std::string& name);
+Determinism level_from(const std::string& name);
 /// An operation's own deadline; none is the group's, 0 is never, as in FARANDOLE_TIMEOUT.
 std::optional<Deadline> own_deadline(const py::object& timeout);
 

@@ -105,7 +105,7 @@ struct Pointed {
   PyTypeObject* type = nullptr;
   Buffer (*look)(PyObject*) = nullptr;
 };
-Pointed pointed;
+Pointed known_pointed;
 
 // ---- types with DLPack's C functions ----
 
@@ -114,15 +114,15 @@ struct Tensors {
   int (*look)(void*, DlTensor*) = nullptr;
   bool has_gradients = false;
 };
-Tensors tensors;
+Tensors known_tensors;
 
 /// The functions of exactly this type: a subclass may be something else.
 bool offers_look(PyTypeObject* type) {
-  if (type == tensors.type) return tensors.look != nullptr;
-  tensors.look = nullptr;
+  if (type == known_tensors.type) return known_tensors.look != nullptr;
+  known_tensors.look = nullptr;
   Py_INCREF(type);
-  Py_XDECREF(tensors.type);
-  tensors.type = type;
+  Py_XDECREF(known_tensors.type);
+  known_tensors.type = type;
   PyObject* capsule = type->tp_dict == nullptr
                           ? nullptr
                           : PyDict_GetItemString(type->tp_dict, "__dlpack_c_exchange_api__");
@@ -130,10 +130,10 @@ bool offers_look(PyTypeObject* type) {
   const auto* api =
       static_cast<const DlExchange*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
   if (api->version.major != 1) return false;
-  tensors.look = api->look;
-  tensors.has_gradients =
+  known_tensors.look = api->look;
+  known_tensors.has_gradients =
       PyObject_HasAttrString(reinterpret_cast<PyObject*>(type), "requires_grad") != 0;
-  return tensors.look != nullptr;
+  return known_tensors.look != nullptr;
 }
 
 /// __dlpack__ refuses a tensor that autograd watches; so do we.
@@ -160,9 +160,9 @@ bool is_negated(PyObject* tensor) {
 
 std::optional<LookedAt> look_at_tensor(PyObject* array) noexcept {
   if (!offers_look(Py_TYPE(array))) return std::nullopt;
-  if (tensors.has_gradients && (is_watched(array) || is_negated(array))) return std::nullopt;
+  if (known_tensors.has_gradients && (is_watched(array) || is_negated(array))) return std::nullopt;
   DlTensor t;
-  if (tensors.look(array, &t) != 0) {
+  if (known_tensors.look(array, &t) != 0) {
     PyErr_Clear();
     return std::nullopt;
   }
@@ -174,7 +174,7 @@ std::optional<LookedAt> look_at_tensor(PyObject* array) noexcept {
                   {t.shape, static_cast<size_t>(t.ndim)}};
 }
 
-void learn_pointed(PyTypeObject* type, Buffer (*look)(PyObject*)) { pointed = {type, look}; }
+void learn_pointed(PyTypeObject* type, Buffer (*look)(PyObject*)) { known_pointed = {type, look}; }
 
 bool look_at_numpy(PyObject* array, bool writable, Buffer& to) noexcept {
   if (Py_TYPE(array) != numpy.type) return false;
@@ -193,8 +193,8 @@ bool look_at_numpy(PyObject* array, bool writable, Buffer& to) noexcept {
 
 bool look_at(PyObject* array, bool writable, Buffer& to) noexcept {
   if (Py_TYPE(array) == numpy.type) return look_at_numpy(array, writable, to);
-  if (pointed.type != nullptr && PyType_IsSubtype(Py_TYPE(array), pointed.type) != 0) {
-    to = pointed.look(array);
+  if (known_pointed.type != nullptr && PyType_IsSubtype(Py_TYPE(array), known_pointed.type) != 0) {
+    to = known_pointed.look(array);
     return true;
   }
   const auto looked = look_at_tensor(array);

@@ -11,13 +11,13 @@
 namespace farandole {
 namespace {
 
-struct Names {
-  std::mutex mutex;  // guards current
-  std::shared_ptr<PyNames> current;
+struct PluginWorld {
+  std::mutex mutex;  // guards names
+  std::shared_ptr<PyNames> names;
 };
-Names& names() {
-  static auto* const all = new Names;  // threads of a framework may outlive everything else
-  return *all;
+PluginWorld& world_of_plugins() {
+  static auto* const world = new PluginWorld;  // threads of a framework may outlive everything else
+  return *world;
 }
 
 /// With its kind before it: frameworks have fewer classes of errors, and put words of their own
@@ -126,13 +126,13 @@ constexpr PluginTable kTable{kPluginVersion, sizeof(PluginTable), submit, member
 }  // namespace
 
 std::shared_ptr<PyNames> names_for_plugins() {
-  const std::lock_guard lock(names().mutex);
-  return names().current;
+  const std::lock_guard lock(world_of_plugins().mutex);
+  return world_of_plugins().names;
 }
 
 void set_names_for_plugins(std::shared_ptr<PyNames> current) {
-  const std::lock_guard lock(names().mutex);
-  names().current.swap(current);
+  const std::lock_guard lock(world_of_plugins().mutex);
+  world_of_plugins().names.swap(current);
 }
 
 void bind_plugins(py::module_& module) {

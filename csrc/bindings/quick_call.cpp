@@ -59,13 +59,12 @@ constexpr Row kRows[] = {
     {"all_to_all", Collective::all_to_all, {}, true, Who::all, Who::all, true},
 };
 
-/// Names of arguments as the interpreter keeps them: one object each, compared by address.
+/// Names of arguments.
 struct Names {
   struct Named {
     PyObject* name;
     Argument argument;
   };
-  static PyObject* intern(const char* text) { return PyUnicode_InternFromString(text); }
   std::array<Named, 7> known{{{intern("out"), &Arguments::out},
                               {intern("op"), &Arguments::op},
                               {intern("group"), &Arguments::group},
@@ -121,13 +120,6 @@ bool read(const Row& row, PyObject* const* values, size_t places, PyObject* keyw
   return to.x != nullptr || row.gives == Who::root;
 }
 
-bool read_factor(PyObject* given, double& factor) {
-  if (given == nullptr) return true;
-  if (!PyFloat_CheckExact(given)) return false;
-  factor = PyFloat_AS_DOUBLE(given);
-  return true;
-}
-
 bool read_root(PyObject* given, int& root) {
   if (given == nullptr) return true;
   if (!PyLong_CheckExact(given)) return false;
@@ -148,8 +140,9 @@ bool read_op(PyObject* given, ReduceOp& op) {
 }
 
 bool read_options(const Arguments& from, PlainOptions& to) {
-  return read_op(from.op, to.op) && read_factor(from.prescale, to.prescale) &&
-         read_factor(from.postscale, to.postscale) && read_root(from.root, to.root);
+  return read_op(from.op, to.op) && read_root(from.root, to.root) &&
+         (from.prescale == nullptr || read_factor(from.prescale, to.prescale)) &&
+         (from.postscale == nullptr || read_factor(from.postscale, to.postscale));
 }
 
 /// A reference to the group that is meant; null for the Python function to say why there is none.

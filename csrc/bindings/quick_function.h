@@ -16,6 +16,16 @@ namespace py = pybind11;
 using QuickBody = std::function<std::optional<py::object>(PyObject* const* values, size_t places,
                                                           PyObject* keywords)>;
 
+/// A name as the interpreter keeps it: one object, compared by address.
+inline PyObject* intern(const char* text) { return PyUnicode_InternFromString(text); }
+
+/// False: not a plain float.
+inline bool read_factor(PyObject* given, double& factor) {
+  if (!PyFloat_CheckExact(given)) return false;
+  factor = PyFloat_AS_DOUBLE(given);
+  return true;
+}
+
 py::object make_quick_function(QuickBody body, const py::object& slow);
 
 }  // namespace farandole

@@ -15,8 +15,6 @@ namespace {
 constexpr std::array<std::optional<ReduceOp>, 6> kOps{
     ReduceOp::mean, ReduceOp::sum, std::nullopt, ReduceOp::min, ReduceOp::max, ReduceOp::product};
 
-PyObject* intern(const char* text) { return PyUnicode_InternFromString(text); }
-
 struct Words {
   PyObject* name = intern("name");
   PyObject* op = intern("op");
@@ -29,7 +27,7 @@ const Words& words() {
   return *all;
 }
 
-bool read_op(PyObject* value, ReduceOp& op) {
+bool read_op_number(PyObject* value, ReduceOp& op) {
   if (!PyLong_CheckExact(value)) return false;
   int overflow = 0;
   const long number = PyLong_AsLongAndOverflow(value, &overflow);
@@ -37,12 +35,6 @@ bool read_op(PyObject* value, ReduceOp& op) {
       !kOps[static_cast<size_t>(number)])
     return false;
   op = *kOps[static_cast<size_t>(number)];
-  return true;
-}
-
-bool read_factor(PyObject* value, double& factor) {
-  if (!PyFloat_CheckExact(value)) return false;
-  factor = PyFloat_AS_DOUBLE(value);
   return true;
 }
 
@@ -61,7 +53,7 @@ bool read_keywords(PyObject* const* values, PyObject* keywords, Ask& ask) {
     PyObject* const word = PyTuple_GET_ITEM(keywords, i);
     PyObject* const value = values[i];
     const bool read = word == words().name        ? read_name(value, ask.name)
-                      : word == words().op        ? read_op(value, ask.op)
+                      : word == words().op        ? read_op_number(value, ask.op)
                       : word == words().average   ? value == Py_None
                       : word == words().prescale  ? read_factor(value, ask.prescale)
                       : word == words().postscale ? read_factor(value, ask.postscale)

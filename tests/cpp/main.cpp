@@ -1,7 +1,10 @@
-// Runs the tests whose names contain the argument; all without one.
+// Runs the tests whose names contain the argument; all without one. `--share 2/4`: the second of
+// four shares of all.
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 
 #include "check.h"
@@ -24,11 +27,17 @@ bool passes(const testing::Test& test) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string_view filter = argc > 1 ? argv[1] : "";
+  size_t share = 1, shares = 1;
+  const bool shared = argc == 3 && std::strcmp(argv[1], "--share") == 0;
+  if (shared && (std::sscanf(argv[2], "%zu/%zu", &share, &shares) != 2 || shares == 0))
+    return EXIT_FAILURE;
+  const std::string_view filter = argc > 1 && !shared ? argv[1] : "";
   alarm(kTimeLimitSeconds);
   int passed = 0, failed = 0;
+  size_t number = 0;
   for (const testing::Test& test : testing::tests()) {
-    if (test.name.find(filter) == std::string::npos) continue;
+    if (test.name.find(filter) == std::string::npos || ++number % shares != share % shares)
+      continue;
     std::cout << test.name << std::endl;
     if (passes(test)) {
       ++passed;
