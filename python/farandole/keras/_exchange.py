@@ -18,6 +18,12 @@ from farandole.common._objects import allgather_object
 from farandole.keras import _groups, _host
 from farandole.keras._reduction import Reduction
 
+# What makes all ranks' weights equal.
+BROADCAST = (
+    "hvd.callbacks.BroadcastGlobalVariablesCallback(0) to the callbacks of fit(), or "
+    "hvd.broadcast_variables(model.weights, root_rank=0)"
+)
+
 
 def label_of(position: int, variable: Any) -> str:
     """A variable's name for errors, traces and the wire."""
@@ -105,6 +111,16 @@ class Exchange(ABC):
         """Reduces what the optimizer has accumulated, in the pass that updates."""
         del optimizer
         return reduce(gradients)  # there is no other pass, on most backends
+
+    def compare_weights(self, variables: Sequence[Any], values: Sequence[Any]) -> None:  # noqa: B027
+        """As a step begins, where reduce() does not do it by itself.
+
+        Args:
+            values: of the variables, where a program has them and they have not.
+
+        Raises:
+            Mismatch: they are not the same on every rank.
+        """
 
     def stepped(self) -> None:  # noqa: B027 - most have nothing to do
         """The optimizer has used the gradients."""
