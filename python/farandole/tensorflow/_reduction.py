@@ -25,6 +25,7 @@ from farandole.common._reductions import Adasum, Average
 from farandole.tensorflow import _graph, _sparse
 from farandole.tensorflow._calls import Ask, run, run_all, tensor_from
 from farandole.tensorflow._graph import refused, set_number
+from farandole.tensorflow._weights import compared
 from farandole.tensorflow.adasum import adasum_together
 from farandole.tensorflow.compression import Compression, Compressor
 from farandole.tensorflow.ops import check_op
@@ -247,11 +248,10 @@ class Local:
         """:meth:`Reduction.reduce` of all gradients but theirs."""
         result = [self._scaled(gradient, reduction.members) for gradient in gradients]
         shared = [i for i, variable in enumerate(variables) if variable not in self]
-        reduced = reduction.reduce(
-            [gradients[i] for i in shared],
-            [variables[i] for i in shared],
-            [names[i] for i in shared],
-        )
+        chosen = [variables[i] for i in shared]
+        called = [names[i] for i in shared]
+        with compared(reduction.label, reduction.process_set, chosen, called):
+            reduced = reduction.reduce([gradients[i] for i in shared], chosen, called)
         for i, gradient in zip(shared, reduced, strict=True):
             result[i] = gradient
         return result
