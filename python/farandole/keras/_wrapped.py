@@ -45,10 +45,16 @@ class State:
         self._make = make
 
     def reduce(
-        self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
+        self,
+        optimizer: Any,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        values: Sequence[Any] = (),
     ) -> list[Any]:
+        """`values`: of the variables, where they have none themselves."""
         exchange = self.ready_exchange(optimizer)
         if not self.local:
+            exchange.compare_weights(variables, values)
             return exchange.reduce(gradients, variables)
         result = list(gradients)
         shared = []
@@ -57,7 +63,9 @@ class State:
                 shared.append(i)
             else:
                 result[i] = times(result[i], self.reduction.local_scale)
-        reduced = exchange.reduce([result[i] for i in shared], [variables[i] for i in shared])
+        common = [variables[i] for i in shared]
+        exchange.compare_weights(common, [values[i] for i in shared] if values else ())
+        reduced = exchange.reduce([result[i] for i in shared], common)
         for i, gradient in zip(shared, reduced, strict=True):
             result[i] = gradient
         return result
@@ -188,7 +196,8 @@ def stateless_apply_reduced(
     gradients = list(grads)
     if not optimizer.built or len(gradients) != len(optimizer._trainable_variables):
         return own(optimizer_variables, gradients, values)  # says what is wrong
-    reduced = state.reduce(optimizer, gradients, optimizer._trainable_variables)
+    variables = optimizer._trainable_variables
+    reduced = state.reduce(optimizer, gradients, variables, list(values))
     return state.around(lambda: own(optimizer_variables, reduced, values))
 
 
