@@ -53,7 +53,8 @@ class Weights:
         self._process_set = process_set
         self._period = period() if process_set.size() != 1 else None
         self._equal_before = 0  # the last step in which they were equal
-        self.table: list[list[int]] = []  # rank, equal before, checksums; as last compared
+        self.table: list[list[int]] = []  # rank, checksums; as last found to differ
+        self._fingerprint = np.frombuffer("\n".join(names).encode(), np.uint8)
 
     def begin_step(self, checksums: Callable[[], Sequence[int]]) -> None:
         """Collective. In a step that compares, `checksums` gives those of the parameters.
@@ -69,16 +70,23 @@ class Weights:
         self.steps += 1
 
     def difference(self, checksums: Sequence[int]) -> Mismatch | None:
-        """How the ranks' parameters differ, in the same words on every rank. Collective."""
-        mine = [_world.rank(), self._equal_before, *checksums]
-        together = gathered(np.array(mine, np.uint64), self._label, number_of(self._process_set))
-        self.table = together.reshape(-1, len(mine)).tolist()
-        rows = [(rank, sums) for rank, _, *sums in self.table]
-        step, before = self.steps + 1, max(row[1] for row in self.table)  # some had joined then
-        error = _core.weights_error(self._names, rows, step, before, self._line)
-        if error is None:
+        """How the ranks' parameters differ, in the same words on every rank. Collective. None also
+        where models do: that is for who compares those to say."""
+        digest = _core.checksums([np.array(checksums, np.uint64), self._fingerprint])
+        heads = self._gathered([_world.rank(), self._equal_before, *digest])
+        alike = len({fingerprint for *_, fingerprint in heads}) == 1
+        step, before = self.steps + 1, max(row[1] for row in heads)  # some had joined then
+        if not alike or len({row[2] for row in heads}) == 1:
             self._equal_before = step
-        return error
+            return None
+        self.table = self._gathered([_world.rank(), *checksums])
+        rows = [(rank, sums) for rank, *sums in self.table]
+        return _core.weights_error(self._names, rows, step, before, self._line)
+
+    def _gathered(self, mine: Sequence[int]) -> list[list[int]]:
+        rows = gathered(np.array(mine, np.uint64), self._label, number_of(self._process_set))
+        table: list[list[int]] = rows.reshape(-1, len(mine)).tolist()
+        return table
 
 
 class PatientWeights(Weights):

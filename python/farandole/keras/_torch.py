@@ -77,7 +77,10 @@ class HookedExchange(Exchange):
             self._hold.__enter__()
 
     @_untraced
-    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def reduce(
+        self, gradients: Sequence[Any], variables: Sequence[Any], values: Sequence[Any] = ()
+    ) -> list[Any]:
+        del values  # variables have them
         if self._exchange.reduced:
             return list(gradients)
         if not self._compared:

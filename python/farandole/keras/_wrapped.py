@@ -54,8 +54,7 @@ class State:
         """`values`: of the variables, where they have none themselves."""
         exchange = self.ready_exchange(optimizer)
         if not self.local:
-            exchange.compare_weights(variables, values)
-            return exchange.reduce(gradients, variables)
+            return exchange.reduce(gradients, variables, values)
         result = list(gradients)
         shared = []
         for i, variable in enumerate(variables):
@@ -64,8 +63,8 @@ class State:
             else:
                 result[i] = times(result[i], self.reduction.local_scale)
         common = [variables[i] for i in shared]
-        exchange.compare_weights(common, [values[i] for i in shared] if values else ())
-        reduced = exchange.reduce([result[i] for i in shared], common)
+        present = [values[i] for i in shared] if values else ()
+        reduced = exchange.reduce([result[i] for i in shared], common, present)
         for i, gradient in zip(shared, reduced, strict=True):
             result[i] = gradient
         return result

@@ -19,7 +19,7 @@ from farandole import _core
 from farandole._core import Mismatch
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.common._weights import PatientWeights, patient_weights
-from farandole.tensorflow._graph import check_place, in_tensorflow_1
+from farandole.tensorflow._graph import check_place
 
 BROADCAST = "hvd.broadcast_variables(model.variables, root_rank=0)"
 
@@ -51,11 +51,11 @@ def compared(
     ranks = process_set or global_process_set
     rows = [(n, raw(v)) for n, v in zip(names, variables, strict=True) if hasattr(v, "assign")]
     nothing = tf.control_dependencies([])
-    if not rows or in_tensorflow_1() or not ranks.included():
+    if not rows or not ranks.included():
         return nothing
     held = [variable for _, variable in rows]
     weights = patient_weights(label, [n for n, _ in rows], line, ranks, held)
-    if not weights.waits:
+    if not weights.waits or _for_a_session():
         return nothing
     if tf.executing_eagerly():
         try:
@@ -65,6 +65,12 @@ def compared(
         return nothing
     _look(weights, held)
     return tf.control_dependencies([_in_graph(weights, held)] if weights.waits else [])
+
+
+def _for_a_session() -> bool:
+    """In a graph of TensorFlow 1, or a branch in one."""
+    with tf.init_scope():
+        return not tf.executing_eagerly()
 
 
 def raw(variable: Any) -> Any:
