@@ -41,8 +41,8 @@ class GraphExchange(PlannedExchange):
         self, names: Sequence[str], gradients: Sequence[Any], variables: Sequence[Any]
     ) -> list[Any]:
         members = self.reduction.process_set
-        with compared(self.label, members, variables, names, BROADCAST):
-            reduced = self._ops.reduce(gradients, variables, names)
+        weights = compared(self.label, members, variables, names, BROADCAST, while_traced=True)
+        reduced = self._ops.reduce(gradients, variables, names, weights)
         return [times(g, self.reduction.passes_factor) for g in reduced]
 
 

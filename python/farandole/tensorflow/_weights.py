@@ -1,15 +1,19 @@
 """Variables whose values ranks compare, eagerly and in graphs.
 
-A graph has no room for what is done once. So variables are compared while it is traced, and where
-they are equal then, as they mostly are, nothing is added to the graph. Where they are not, or there
-are no values yet, or FARANDOLE_CHECK_WEIGHTS=k asks for more, a step of the graph calls us.
+First of all ranks compare their models, a line a variable, when a step runs; what waits for others
+before that would wait for ever where models differ. So values are compared after it: eagerly at
+once, in a graph by a call of ours behind the step's barrier. It does nothing once variables are
+known to be equal, and a function that is traced later goes without. Keras compares models while it
+traces; there values are compared at the same time, and a graph whose variables are equal has
+nothing of it.
 
 Graphs of TensorFlow 1 have no values outside of a session; theirs are not compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -32,16 +36,21 @@ class Different(Mismatch, tf.errors.FailedPreconditionError):  # type: ignore[mi
         self.__dict__.update(vars(error))
 
 
+@contextmanager
 def compared(
     label: str,
     process_set: ProcessSet | None,
     variables: Sequence[Any],
     names: Sequence[str],
     line: str = BROADCAST,
-) -> Any:
-    """As a step begins: a context for what reduces its gradients, which waits for the comparison.
+    *,
+    while_traced: bool = False,
+) -> Iterator[None]:
+    """Around what reduces a step's gradients. In a graph that waits for the comparison. Eagerly the
+    comparison comes after it, which has found then that the ranks' models are alike.
 
     Args:
+        while_traced: models are known to be alike while a graph is made.
         variables: the sources; those that are no variables are not compared.
 
     Raises:
@@ -50,21 +59,23 @@ def compared(
     check_place()
     ranks = process_set or global_process_set
     rows = [(n, raw(v)) for n, v in zip(names, variables, strict=True) if hasattr(v, "assign")]
-    nothing = tf.control_dependencies([])
-    if not rows or not ranks.included():
-        return nothing
+    if not rows or not ranks.included() or _for_a_session():
+        yield
+        return
     held = [variable for _, variable in rows]
     weights = patient_weights(label, [n for n, _ in rows], line, ranks, held)
-    if not weights.waits or _for_a_session():
-        return nothing
-    if tf.executing_eagerly():
+    if not tf.executing_eagerly():
+        if weights.waits and while_traced:
+            _look(weights, held)
+        with tf.control_dependencies([_in_graph(weights, held)] if weights.waits else []):
+            yield
+        return
+    yield
+    if weights.waits:
         try:
             weights.begin_step(lambda: _checksums([tf.convert_to_tensor(v) for v in held]))
         except Mismatch as error:
             raise Different(error) from None
-        return nothing
-    _look(weights, held)
-    return tf.control_dependencies([_in_graph(weights, held)] if weights.waits else [])
 
 
 def _for_a_session() -> bool:
