@@ -86,6 +86,29 @@ Variable text(std::string_view name, std::string Config::* member, std::string_v
           [=](const Config& c) { return c.*member; }};
 }
 
+bool is_count(std::string_view text) {
+  return !text.empty() && text.size() < 10 && text.front() != '0' &&
+         std::ranges::all_of(text, [](char c) { return '0' <= c && c <= '9'; });
+}
+
+/// One of the choices, or how many.
+Variable choice_or_count(std::string_view name, std::string Config::* member, std::string_view doc,
+                         const Choices& choices) {
+  Variable variable = text(name, member, doc, choices);
+  variable.read = [=, choose = variable.read](Config& c, std::string_view value) {
+    if (is_count(value)) {
+      c.*member = value;
+      return;
+    }
+    try {
+      choose(c, value);
+    } catch (const Error& error) {
+      throw Error(ErrorCode::invalid_argument, error.verdict() + ", or a number of at least 1");
+    }
+  };
+  return variable;
+}
+
 const std::vector<Variable>& variables() {
   static const std::vector<Variable> table{
       number("FARANDOLE_TIMEOUT", &Config::timeout,
@@ -129,6 +152,11 @@ const std::vector<Variable>& variables() {
            "the measured numbers from which choices follow, rank 0's for all. auto: those kept for "
            "this kind of host; `farandole run` measures where there are none. kept: those kept, if "
            "any. off: none. Else a file that `farandole tune` has written"),
+      choice_or_count(
+          "FARANDOLE_CHECK_WEIGHTS", &Config::check_weights,
+          "when ranks compare checksums of their parameters. first: as training begins; a number "
+          "k: every k steps, too; off: never",
+          {"first", "off"}),
       text("FARANDOLE_LOG", &Config::log_level, "how much goes to stderr",
            {"error", "warning", "info", "debug"}),
       text("FARANDOLE_TRACE", &Config::trace,

@@ -17,6 +17,7 @@ void bind_verbs(py::module_& module);
 void bind_named(py::module_& module);
 void bind_reducer(py::module_& module);
 void bind_update(py::module_& module);
+void bind_weights(py::module_& module);
 void bind_fold(py::module_& module);
 void bind_schedule(py::module_& module);
 void bind_tuner(py::module_& module);

@@ -13,6 +13,20 @@ py::capsule capsule_of(ffi::Handler* handler) {
   return py::capsule(reinterpret_cast<void*>(handler));
 }
 
+/// {target: {platform: handler}}
+py::dict targets() {
+  py::dict all;
+  for (const auto& [target, handler] : {std::pair("farandole_collective", &jax_collective),
+                                        std::pair("farandole_checksums", &jax_checksums),
+                                        std::pair("farandole_weights", &jax_weights)}) {
+    py::dict by_platform;
+    by_platform["cpu"] = capsule_of(handler);
+    for (const char* platform : {"CUDA", "ROCM"}) by_platform[platform] = capsule_of(&jax_refusal);
+    all[target] = by_platform;
+  }
+  return all;
+}
+
 void attach(const std::shared_ptr<Group>& world, const JaxChannel::Sets& sets) {
   refuse_in_child();
   auto channel = jax_channel();
@@ -70,16 +84,7 @@ py::dict layouts() {
 
 void bind_jax(py::module_& module) {
   py::module_ jax = module.def_submodule("jax", "What XLA calls in JAX's programs.");
-  jax.def(
-      "targets",
-      [] {
-        py::dict by_platform;
-        by_platform["cpu"] = capsule_of(&jax_collective);
-        for (const char* platform : {"CUDA", "ROCM"})
-          by_platform[platform] = capsule_of(&jax_refusal);
-        return by_platform;
-      },
-      "The handlers of the target 'farandole_collective', by platform.");
+  jax.def("targets", &targets, "The handlers by target and platform.");
   jax.def("attach", &attach, py::arg("world"), py::arg("sets"),
           "Calls belong to this world from now on, or to one of these process sets by their ranks. "
           "Waits for nobody.");

@@ -83,6 +83,14 @@ void bind_reducer(py::module_& module) {
              const py::gil_scoped_release unlocked;
              r.abandon();
            })
+      .def(
+          "watch_weights",
+          [](Reducer& r, std::vector<std::string> names, uint64_t period, std::string line) {
+            r.watch_weights({std::move(names), period, std::move(line)});
+          },
+          py::arg("names"), py::arg("period"), py::arg("line"))
+      .def_property_readonly("weights_due", &Reducer::weights_due)
+      .def("show_weights", &Reducer::show_weights, py::arg("checksums"))
       .def_property_readonly("has_better_plan", &Reducer::has_better_plan)
       .def("take_better_plan",
            [](Reducer& r) {

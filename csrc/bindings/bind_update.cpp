@@ -110,6 +110,14 @@ void bind_sharded_update(py::module_& module) {
             wait_or_raise(u.group(), [&](Deadline d) { return u.drain(d); }, timeout);
           },
           py::arg("timeout") = py::none())
+      .def(
+          "watch_weights",
+          [](ShardedUpdate& u, std::vector<std::string> names, uint64_t period, std::string line) {
+            u.watch_weights({std::move(names), period, std::move(line)});
+          },
+          py::arg("names"), py::arg("period"), py::arg("line"))
+      .def_property_readonly("weights_due", &ShardedUpdate::weights_due)
+      .def("show_weights", &ShardedUpdate::show_weights, py::arg("checksums"))
       .def_property_readonly("busy", &ShardedUpdate::busy)
       .def_property_readonly("norm", &ShardedUpdate::norm)
       .def_property_readonly("slots", &ShardedUpdate::slots)

@@ -13,6 +13,7 @@ PYBIND11_MODULE(_core, module) {
   bind_named(module);
   bind_reducer(module);
   bind_update(module);
+  bind_weights(module);
   bind_fold(module);
   bind_schedule(module);
   bind_tuner(module);

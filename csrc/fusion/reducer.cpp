@@ -210,6 +210,7 @@ void Reducer::launch_rest() {
   launch_complete();
   launch_flags();
   if (!order_.agreed()) launch_order();
+  if (auto flight = weights_.launch(*group_, stream_)) handles_.push_back(std::move(*flight));
 }
 
 bool Reducer::wait(Deadline until) {
@@ -241,7 +242,9 @@ bool Reducer::wait(Deadline until) {
   if (!first && quitters.empty()) {
     differs = laid_out_differently();
     if (!differs) plan_again();
+    if (!differs) first = weights_.judge(*group_);
   }
+  if (!first && !differs && quitters.empty()) weights_.step_taken();
   const int mine = differs ? marked_[*differs] - 1 : 0;
   reset();
   if (first) throw Error(*first);
@@ -256,6 +259,21 @@ bool Reducer::wait(Deadline until) {
                   describe_ranks(quitters) + "; this step's gradients are incomplete",
               std::move(where),
               "look at the error on that rank; skip this step on every rank, or restart");
+}
+
+void Reducer::watch_weights(WeightsWatch watch) {
+  const std::lock_guard lock(mutex_);
+  weights_ = std::move(watch);
+}
+
+bool Reducer::weights_due() const {
+  const std::lock_guard lock(mutex_);
+  return !rest_launched_ && weights_.due();
+}
+
+void Reducer::show_weights(std::vector<uint64_t> checksums) {
+  const std::lock_guard lock(mutex_);
+  weights_.show(std::move(checksums));
 }
 
 void Reducer::abandon() {

@@ -10,6 +10,8 @@
 // reduced as a dense one in that step; from the next one on it has no room in the buckets, and
 // whoever marks it reduces it another way.
 //
+// In some steps ranks compare their weights as well, by checksums that travel beside the gradients.
+//
 // The first plan follows the order of the parameters. The first step that every rank completes also
 // agrees on the order in which gradients became ready; where buckets in that order can be launched
 // clearly earlier, there is a better plan from then on, to be taken up between two steps.
@@ -25,6 +27,7 @@
 
 #include "fusion/bucket_plan.h"
 #include "fusion/ready_order.h"
+#include "fusion/weights.h"
 #include "group/group.h"
 
 namespace farandole {
@@ -88,6 +91,13 @@ class Reducer {
   /// Waits out a step that is still open; its outcome concerns nobody any more, except when the
   /// group has failed. False when `until` passes first.
   bool drain(Deadline until);
+
+  /// From the next step on, which no rank has begun, in the same words on every rank. A wait() then
+  /// throws Error(mismatch) on all of them where weights differ.
+  void watch_weights(WeightsWatch watch);
+  /// The step that is about to be launched compares weights, and awaits this rank's checksums.
+  bool weights_due() const;
+  void show_weights(std::vector<uint64_t> checksums);
 
   /// A whole step of a rank that has joined: zeros in every bucket, and no say in the order. Waits
   /// for nobody; to be followed by drain(). While no step is open. Takes up a better plan.
@@ -174,6 +184,7 @@ class Reducer {
   // By parameter the largest of `marked_` of all ranks, and again the smallest (as what lacks to
   // 255); then, by rank, who abandoned its backward. Shared with the operation in flight.
   std::shared_ptr<std::vector<uint8_t>> used_ = std::make_shared<std::vector<uint8_t>>();
+  WeightsWatch weights_;
   std::vector<Handle> handles_;
   double blocked_seconds_ = 0;
 };

@@ -167,6 +167,8 @@ void ShardedUpdate::advance() {
     case Phase::agreeing:
       refuse_quitters();
       refuse_differences();
+      refuse_weights();
+      if (task_ == Task::update) weights_.step_taken();
       prepare();
       launch_buckets();
       return;
@@ -205,7 +207,12 @@ void ShardedUpdate::launch_flags() {
   o.keepalive = flags_;
   flights_.push_back(
       group_->submit_to(stream_, Collective::all_reduce, buffer, buffer, std::move(o)));
+  if (auto flight = weights_.launch(*group_, stream_)) flights_.push_back(std::move(*flight));
   phase_ = Phase::agreeing;
+}
+
+void ShardedUpdate::refuse_weights() {
+  if (const auto error = weights_.judge(*group_)) throw Error(*error);
 }
 
 void ShardedUpdate::refuse_quitters() {

@@ -17,6 +17,7 @@
 
 #include "fusion/shard.h"
 #include "fusion/update_rule.h"
+#include "fusion/weights.h"
 #include "group/group.h"
 
 namespace farandole {
@@ -76,6 +77,13 @@ class ShardedUpdate {
   /// Of the reduced gradients times the factor; after a norm task.
   double norm() const { return norm_; }
 
+  /// From the next task on, in the same words on every rank: an update's wait() then throws
+  /// Mismatch on all of them where their parameters differ, and no parameter has changed.
+  void watch_weights(WeightsWatch watch) { weights_ = std::move(watch); }
+  /// The next task compares weights, and awaits this rank's checksums.
+  bool weights_due() const { return weights_.due(); }
+  void show_weights(std::vector<uint64_t> checksums) { weights_.show(std::move(checksums)); }
+
   // The optimizer's state.
 
   size_t slots() const { return options_.slots; }
@@ -98,6 +106,7 @@ class ShardedUpdate {
   void advance();
   void refuse_quitters();
   void refuse_differences();
+  void refuse_weights();
   void prepare();
   void rest();
   std::vector<std::string> facts() const;
@@ -125,6 +134,7 @@ class ShardedUpdate {
   std::shared_ptr<std::vector<uint8_t>> flags_;
   std::vector<std::shared_ptr<PartNorm>> norms_;
   std::shared_ptr<double> sum_ = std::make_shared<double>(0);
+  WeightsWatch weights_;
   std::vector<Handle> flights_;
 };
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "jax/courier.h"
+#include "jax/weights.h"
 
 namespace farandole {
 namespace {
@@ -105,6 +106,27 @@ Current& current() {
   return *place;
 }
 
+/// What `body` says of a call: the error that it returns or throws, which the channel notes.
+template <typename Body>
+ffi::Error* answer(ffi::CallFrame& frame, const Body& body) {
+  if (introduce(frame)) return nullptr;
+  const std::shared_ptr<JaxChannel> channel = jax_channel();
+  if (!channel)
+    return refusal(frame, ErrorCode::not_initialized, "farandole.jax has not been initialized",
+                   "call farandole.jax.init() first");
+  try {
+    const std::optional<Error> error = body(frame, channel);
+    if (!error) return nullptr;
+    channel->note(*error);
+    return failure(*frame.api, *error);
+  } catch (const Error& error) {
+    channel->note(error);
+    return failure(*frame.api, error);
+  } catch (const std::exception& error) {
+    return refusal(frame, ErrorCode::internal, error.what(), "");
+  }
+}
+
 }  // namespace
 
 void set_jax_channel(std::shared_ptr<JaxChannel> channel) {
@@ -119,23 +141,18 @@ std::shared_ptr<JaxChannel> jax_channel() {
   return current().channel;
 }
 
-ffi::Error* jax_collective(ffi::CallFrame* frame) {
-  if (introduce(*frame)) return nullptr;
-  const std::shared_ptr<JaxChannel> channel = jax_channel();
-  if (!channel)
-    return refusal(*frame, ErrorCode::not_initialized, "farandole.jax has not been initialized",
-                   "call farandole.jax.init() first");
-  try {
-    const std::optional<Error> error = start(*frame, channel);
-    if (!error) return nullptr;
-    channel->note(*error);
-    return failure(*frame->api, *error);
-  } catch (const Error& error) {
-    channel->note(error);
-    return failure(*frame->api, error);
-  } catch (const std::exception& error) {
-    return refusal(*frame, ErrorCode::internal, error.what(), "");
-  }
+ffi::Error* jax_collective(ffi::CallFrame* frame) { return answer(*frame, start); }
+
+ffi::Error* jax_checksums(ffi::CallFrame* frame) {
+  return answer(*frame, [](const ffi::CallFrame& call, const auto&) -> std::optional<Error> {
+    answer_checksums(call);
+    return std::nullopt;
+  });
+}
+
+ffi::Error* jax_weights(ffi::CallFrame* frame) {
+  return answer(*frame,
+                [](const ffi::CallFrame& call, const auto&) { return answer_weights(call); });
 }
 
 ffi::Error* jax_refusal(ffi::CallFrame* frame) {

@@ -11,7 +11,10 @@ namespace farandole {
 /// Target "farandole_collective": a collective on all operands but the last, the token. Answers
 /// with a future unless it is over at once, so that no thread of XLA waits.
 ffi::Error* jax_collective(ffi::CallFrame* frame);
-/// The same target on devices that are not supported yet: says so.
+/// Targets "farandole_checksums" and "farandole_weights": jax/weights.h.
+ffi::Error* jax_checksums(ffi::CallFrame* frame);
+ffi::Error* jax_weights(ffi::CallFrame* frame);
+/// All targets on devices that are not supported yet: says so.
 ffi::Error* jax_refusal(ffi::CallFrame* frame);
 
 /// Where calls go from now on; a null one is nowhere.

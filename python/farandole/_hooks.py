@@ -145,6 +145,10 @@ class GradientExchange(ABC):
         """Makes the reduced gradient of parameter i what the user sees."""
 
     @abstractmethod
+    def checksums(self) -> list[int]:
+        """Of the parameters whose values ranks compare, which no step has changed meanwhile."""
+
+    @abstractmethod
     def drop_gradients(self) -> None:
         """Forgets all gradients: they are incomplete, and their memory is another step's."""
 
@@ -214,6 +218,8 @@ class GradientExchange(ABC):
         for i, marked in enumerate(self._marked):
             if not marked and self.has_gradient(i):
                 self.take(i)
+        if self.reducer.weights_due:
+            self.reducer.show_weights(self.checksums())
         self.reducer.launch_rest()
 
     def finish_pass(self) -> None:

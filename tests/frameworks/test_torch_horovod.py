@@ -241,6 +241,7 @@ def users_compressors_work_in_operations_and_optimizers() -> None:
     x = torch.tensor([1.5, -2.0, 0.0]) * (hvd.rank() + 1)
     assert hvd.allreduce(x, compression=Signs, op=hvd.Sum).tolist() == [hvd.size(), -hvd.size(), 0]
     model = nn.Linear(3, 1, bias=False)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=1.0), compression=Signs, op=hvd.Sum
     )

@@ -50,7 +50,9 @@ def _broadcast(array: Any, root_rank: int, name: str, number: int) -> None:
     _core.wait_by_number(handle)
 
 
-def _gathered(array: Any, name: str, number: int) -> Any:
+def gathered(array: Any, name: str, number: int) -> Any:
+    """The elements of all ranks of a set that have not joined, in rank order and in one row."""
+
     def finish(made: Any, _: Any) -> Any:
         memory, dtype, shape = made[0]
         return np.frombuffer(memory, dtype, math.prod(shape)) if 0 not in shape else array[:0]
@@ -100,8 +102,8 @@ def allgather_object(
     number, label = number_of(process_set), _label(name)
     data, good = _pickled(obj)
     head = np.array([_world.rank(), len(data), good])
-    heads = _gathered(head, f"{label}.size", number).reshape(-1, 3)
-    whole = _gathered(data, f"{label}.data", number).tobytes()
+    heads = gathered(head, f"{label}.size", number).reshape(-1, 3)
+    whole = gathered(data, f"{label}.data", number).tobytes()
     ends = np.cumsum(heads[:, 1]).tolist()
     what = f"allgather_object '{label}'"
     return [

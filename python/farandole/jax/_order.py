@@ -83,8 +83,9 @@ def world_of_calls() -> _world.Group:
     """The world that collectives traced from now on are for. Raises NotInitialized."""
     group = _world.world()
     if not _order.registered:
-        for platform, handler in _native.targets().items():
-            jax.ffi.register_ffi_target(TARGET, handler, platform=platform)
+        for target, handlers in _native.targets().items():
+            for platform, handler in handlers.items():
+                jax.ffi.register_ffi_target(target, handler, platform=platform)
         when_sets_change(_follow_sets)
         come_first()
         _order.registered = True

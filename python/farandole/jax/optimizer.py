@@ -13,6 +13,7 @@ from farandole._core import InvalidArgument
 from farandole._hooks import Limits
 from farandole.common._process_set import ProcessSet, global_process_set, number_of
 from farandole.jax._trees import A_TREE
+from farandole.jax._weights import ArrayWeights, rows_of
 from farandole.jax.ops import titled_allreduce
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ def distributed(
     State and parameters are the optimizer's own. ``optax.MultiSteps(distributed(optimizer), n)``
     reduces every n-th time.
 
+    In the first ``update()`` ranks compare checksums of the parameters, if it is given any, and it
+    fails on every rank where they start from different ones. ``FARANDOLE_CHECK_WEIGHTS`` says how
+    often.
+
     Args:
         optimizer: of optax; chains with clipping see reduced gradients.
         op, compression, bucket_bytes, name: as for :func:`allreduce_gradients`.
@@ -55,6 +60,8 @@ def distributed(
 
     Raises:
         InvalidArgument: an argument is wrong, or the set is not registered.
+        Mismatch: from ``update()`` outside ``jit``: the ranks' parameters differ. In a program it
+            is the text of a ``JaxRuntimeError``, as of all that fails there.
 
     Example:
         >>> import jax.numpy as jnp, optax, farandole.jax as fdj
@@ -70,9 +77,11 @@ def distributed(
     Limits.of(bucket_bytes, None)
     number_of(process_set)
     inner = optax.with_extra_args_support(optimizer)
+    weights = ArrayWeights(name or "an optimizer", process_set)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
         if process_set.included():
+            weights.compare(rows_of(params))
             updates = allreduce_gradients(
                 updates,
                 op=op,

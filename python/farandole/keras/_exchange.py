@@ -18,6 +18,12 @@ from farandole.common._objects import allgather_object
 from farandole.keras import _groups, _host
 from farandole.keras._reduction import Reduction
 
+# What makes all ranks' weights equal.
+BROADCAST = (
+    "hvd.callbacks.BroadcastGlobalVariablesCallback(0) to the callbacks of fit(), or "
+    "hvd.broadcast_variables(model.weights, root_rank=0)"
+)
+
 
 def label_of(position: int, variable: Any) -> str:
     """A variable's name for errors, traces and the wire."""
@@ -89,11 +95,17 @@ class Exchange(ABC):
         self.reduction = reduction
 
     @abstractmethod
-    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def reduce(
+        self, gradients: Sequence[Any], variables: Sequence[Any], values: Sequence[Any] = ()
+    ) -> list[Any]:
         """Reduced gradients; None where no rank has one.
 
+        Args:
+            values: of the variables, where a program has them and they have not.
+
         Raises:
-            Mismatch: the ranks' variables, options or gradients differ; says which variable.
+            Mismatch: the ranks' variables, options, gradients or weights differ; says which
+                variable.
         """
 
     def at_update(
@@ -114,8 +126,10 @@ class AloneExchange(Exchange):
     """One rank by itself: nothing to reduce, but the factors hold, and rows are added up as those
     of several ranks are."""
 
-    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        del variables
+    def reduce(
+        self, gradients: Sequence[Any], variables: Sequence[Any], values: Sequence[Any] = ()
+    ) -> list[Any]:
+        del variables, values
         return [times(_merged(g), self.reduction.passes_factor) for g in gradients]
 
 
@@ -138,11 +152,17 @@ class PlannedExchange(Exchange):
     ) -> list[Any]:
         """In the order of the variables; None stays None."""
 
-    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def compare_weights(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
+        """As a step begins, where reduce_all() does not do it by itself."""
+
+    def reduce(
+        self, gradients: Sequence[Any], variables: Sequence[Any], values: Sequence[Any] = ()
+    ) -> list[Any]:
         labels = tuple(label_of(i, v) for i, v in enumerate(variables))
         if labels not in self._compared:
             kinds = ["without a gradient" if g is None else self.kind_of(g) for g in gradients]
             compare_models(self.label, self.reduction, variables)
             compare_gradients(self.label, self.reduction, variables, kinds)
             self._compared.add(labels)
+        self.compare_weights(variables, values)
         return self.reduce_all(labels, gradients, variables)

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from farandole import jax as fdj
-from farandole.keras._exchange import Exchange, PlannedExchange
+from farandole.jax._weights import ArrayWeights
+from farandole.keras._exchange import BROADCAST, Exchange, PlannedExchange, label_of
 from farandole.keras._groups import members
 from farandole.keras._reduction import Reduction
 
@@ -21,6 +22,12 @@ class ProgramExchange(PlannedExchange):
         super().__init__(label, reduction)
         groups = members(reduction.groups, variables)
         self._groups = [{id(variables[i]) for i in group} for group in groups]
+        self._weights = ArrayWeights(label, reduction.process_set, BROADCAST)
+
+    def compare_weights(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
+        present = values or [v.value for v in variables]
+        rows = enumerate(zip(variables, present, strict=True))
+        self._weights.compare([(label_of(i, v), value) for i, (v, value) in rows])
 
     def at_update(
         self,

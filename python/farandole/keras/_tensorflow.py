@@ -8,10 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from farandole.keras._exchange import Exchange, PlannedExchange, times
+from farandole.keras._exchange import BROADCAST, Exchange, PlannedExchange, times
 from farandole.keras._groups import members
 from farandole.keras._reduction import Reduction
 from farandole.tensorflow._reduction import Reduction as OpReduction
+from farandole.tensorflow._weights import compared
 
 
 class GraphExchange(PlannedExchange):
@@ -39,7 +40,9 @@ class GraphExchange(PlannedExchange):
     def reduce_all(
         self, names: Sequence[str], gradients: Sequence[Any], variables: Sequence[Any]
     ) -> list[Any]:
-        reduced = self._ops.reduce(gradients, variables, names)
+        members = self.reduction.process_set
+        weights = compared(self.label, members, variables, names, BROADCAST, while_traced=True)
+        reduced = self._ops.reduce(gradients, variables, names, weights)
         return [times(g, self.reduction.passes_factor) for g in reduced]
 
 

@@ -10,7 +10,13 @@ import torch
 from farandole._core import InvalidArgument
 from farandole._hooks import Limits
 from farandole.common._process_set import group_of
-from farandole.keras._exchange import Exchange, compare_gradients, compare_models, label_of
+from farandole.keras._exchange import (
+    BROADCAST,
+    Exchange,
+    compare_gradients,
+    compare_models,
+    label_of,
+)
 from farandole.keras._groups import members
 from farandole.keras._reduction import Reduction
 from farandole.keras.compression import Compression
@@ -49,6 +55,8 @@ class HookedExchange(Exchange):
         self._exchange = TorchExchange(
             group,
             [(n, p) for n, p in reversed(named) if id(p) in self._parameters],
+            weights=[(label_of(i, v), v.value) for i, v in enumerate(variables)],
+            line=BROADCAST,
             compression=TorchCompression.none if none else reduction.compression,
             sparse_as_dense=reduction.sparse_as_dense,
             op=reduction.op,
@@ -69,7 +77,10 @@ class HookedExchange(Exchange):
             self._hold.__enter__()
 
     @_untraced
-    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def reduce(
+        self, gradients: Sequence[Any], variables: Sequence[Any], values: Sequence[Any] = ()
+    ) -> list[Any]:
+        del values  # variables have them
         if self._exchange.reduced:
             return list(gradients)
         if not self._compared:

@@ -45,11 +45,16 @@ class State:
         self._make = make
 
     def reduce(
-        self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
+        self,
+        optimizer: Any,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        values: Sequence[Any] = (),
     ) -> list[Any]:
+        """`values`: of the variables, where they have none themselves."""
         exchange = self.ready_exchange(optimizer)
         if not self.local:
-            return exchange.reduce(gradients, variables)
+            return exchange.reduce(gradients, variables, values)
         result = list(gradients)
         shared = []
         for i, variable in enumerate(variables):
@@ -57,7 +62,9 @@ class State:
                 shared.append(i)
             else:
                 result[i] = times(result[i], self.reduction.local_scale)
-        reduced = exchange.reduce([result[i] for i in shared], [variables[i] for i in shared])
+        common = [variables[i] for i in shared]
+        present = [values[i] for i in shared] if values else ()
+        reduced = exchange.reduce([result[i] for i in shared], common, present)
         for i, gradient in zip(shared, reduced, strict=True):
             result[i] = gradient
         return result
@@ -188,7 +195,8 @@ def stateless_apply_reduced(
     gradients = list(grads)
     if not optimizer.built or len(gradients) != len(optimizer._trainable_variables):
         return own(optimizer_variables, gradients, values)  # says what is wrong
-    reduced = state.reduce(optimizer, gradients, optimizer._trainable_variables)
+    variables = optimizer._trainable_variables
+    reduced = state.reduce(optimizer, gradients, variables, list(values))
     return state.around(lambda: own(optimizer_variables, reduced, values))
 
 

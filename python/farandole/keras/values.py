@@ -11,6 +11,7 @@ import numpy as np
 from farandole._core import InvalidArgument
 from farandole.common._objects import allgather_object
 from farandole.common._reductions import Average, Sum, choose_op, core_op, op_name
+from farandole.common._weights import note_broadcast
 from farandole.keras import _host
 from farandole.keras._exchange import label_of, rows_of
 from farandole.keras.compression import Compression
@@ -85,6 +86,7 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
     given = list(variables)
     what = "variables to broadcast"
     _host.compare(what, allgather_object(rows_of(given), what))
+    note_broadcast(getattr(variable, "_value", variable) for variable in given)
     for i, variable in enumerate(given):
         array = _array(variable)
         if array.size > 0:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from farandole.common._reductions import Adasum, Average
 from farandole.tensorflow import _graph, _sparse
 from farandole.tensorflow._calls import Ask, run, run_all, tensor_from
 from farandole.tensorflow._graph import refused, set_number
+from farandole.tensorflow._weights import compared
 from farandole.tensorflow.adasum import adasum_together
 from farandole.tensorflow.compression import Compression, Compressor
 from farandole.tensorflow.ops import check_op
@@ -82,7 +84,11 @@ class Reduction:
         return "sum", 1 / predivide, predivide / self.members
 
     def reduce(
-        self, gradients: Sequence[Any], variables: Sequence[Any], names: Sequence[str]
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        names: Sequence[str],
+        weights: AbstractContextManager[None] | None = None,
     ) -> list[Any]:
         """The reduced gradients; None stays None, on all ranks alike.
 
@@ -90,34 +96,44 @@ class Reduction:
             gradients: tensors, ``tf.IndexedSlices`` and None.
             variables: what they are the gradients of: for ``groups``.
             names: of the variables.
+            weights: compares their values; entered once, where the ranks' models are known to be
+                alike before its end.
         """
+        weights = weights or nullcontext()
         _graph.check_place()
         ours = [self._made_dense(*row) for row in zip(gradients, names, strict=True)]
         if self.members == 1:
             return [_sparse.merged(g) if _is_sparse(g) else g for g in ours]
         note = "\n".join(_line(*row) for row in zip(names, ours, strict=True))
         if self.op == Adasum:
-            return self._by_adasum(ours, names, note)
+            return self._by_adasum(ours, names, note, weights)
         if tf.executing_eagerly():
             plans = self._eager_plans(ours, note)
-            results = [run(ask) for ask, *_ in plans]
+            with weights:
+                results = [run(ask) for ask, *_ in plans]
         else:
             plans = self._graph_plans(ours, variables, names)
             opener = Ask("barrier", [], f"{self.label} of a step", self._set, note=note)
             agreed = run(opener)[0]
             for ask, *_ in plans:
                 ask.note = opener.called
-            with tf.control_dependencies([agreed]):
+            with tf.control_dependencies([agreed]), weights:
                 results = run_all([ask for ask, *_ in plans])
         return self._unpacked(ours, plans, results)
 
     # ---- in detail ----
 
-    def _by_adasum(self, ours: list[Any], names: Sequence[str], note: str) -> list[Any]:
+    def _by_adasum(
+        self,
+        ours: list[Any],
+        names: Sequence[str],
+        note: str,
+        weights: AbstractContextManager[None],
+    ) -> list[Any]:
         """Each gradient is folded by itself, but all of them by the same few collectives."""
         places = [i for i, gradient in enumerate(ours) if gradient is not None]
         agreed = run(Ask("barrier", [], f"{self.label} of a step", self._set, note=note))[0]
-        with tf.control_dependencies([agreed]):
+        with tf.control_dependencies([agreed]), weights:
             wires = [self.compression.compress(tensor_from(ours[i], names[i])) for i in places]
             folded = adasum_together([wire for wire, _ in wires], self.label, self._set)
         reduced = list(ours)
@@ -247,11 +263,10 @@ class Local:
         """:meth:`Reduction.reduce` of all gradients but theirs."""
         result = [self._scaled(gradient, reduction.members) for gradient in gradients]
         shared = [i for i, variable in enumerate(variables) if variable not in self]
-        reduced = reduction.reduce(
-            [gradients[i] for i in shared],
-            [variables[i] for i in shared],
-            [names[i] for i in shared],
-        )
+        chosen = [variables[i] for i in shared]
+        called = [names[i] for i in shared]
+        weights = compared(reduction.label, reduction.process_set, chosen, called)
+        reduced = reduction.reduce([gradients[i] for i in shared], chosen, called, weights)
         for i, gradient in zip(shared, reduced, strict=True):
             result[i] = gradient
         return result

@@ -9,9 +9,11 @@ import tensorflow as tf
 
 from farandole.common import _objects
 from farandole.common._process_set import ProcessSet, global_process_set
+from farandole.common._weights import note_broadcast
 from farandole.tensorflow._calls import Ask, run, tensor_from
 from farandole.tensorflow._graph import as_written, in_tensorflow_1, refused, set_number
 from farandole.tensorflow._reduction import names_of
+from farandole.tensorflow._weights import raw
 
 __all__ = [
     "BroadcastGlobalVariablesHook",
@@ -66,6 +68,7 @@ def broadcast_variables(
         root=root_rank,
         note=note,
     )
+    note_broadcast(map(raw, listed))
     assigned = [v.assign(value) for v, value in zip(listed, run(ask), strict=False)]
     return tf.group(*assigned) if in_tensorflow_1() else None
 

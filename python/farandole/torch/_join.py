@@ -51,6 +51,8 @@ def join(device: int = -1) -> int:  # noqa: ARG001 - Horovod's signature
             exchange.before_joining()
         handle = names.join()
         steps = names.stand_in(handle, [e.reducer for e in exchanges], updates)
+        # A rank that hears later that all have joined must not stand in for a step of afterwards.
+        _world.world().barrier("end of join", None)
         last: int = wait(handle)
     finally:
         for exchange, count in zip(exchanges, steps, strict=True):

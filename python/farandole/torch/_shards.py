@@ -20,6 +20,7 @@ from farandole.torch._hooked import Hooked
 from farandole.torch._pass import Pass, graph_task, has_no_end, untraced
 from farandole.torch._silence import Silence
 from farandole.torch._tensors import dtype_name
+from farandole.torch._weights import checksums_of, watch_weights
 from farandole.torch.exchange import _view
 
 Settings = Callable[[], list[_core.HyperParameters]]  # by param group
@@ -31,6 +32,7 @@ class Shards(Hooked):
     Args:
         group: the ranks.
         named: the parameters in the order in which their gradients become ready. They move.
+        weights: all parameters of the optimizer, in the model's order, whose values are compared.
         hyper_group: by parameter, which of the optimizer's parameter groups it belongs to.
         rule: the core's name of the optimizer.
         slots: how many numbers of state an element has.
@@ -44,6 +46,7 @@ class Shards(Hooked):
         self,
         group: Group,
         named: Sequence[tuple[str, torch.Tensor]],
+        weights: Sequence[tuple[str, torch.Tensor]],
         hyper_group: Sequence[int],
         rule: str,
         slots: int,
@@ -90,6 +93,8 @@ class Shards(Hooked):
         self._factor = 1.0  # that clipping has put on the gradients
         self._passes = 0  # since the last step
         self._silence = Silence(self.names, self.parameters)
+        self._weights = [tensor for _, tensor in weights]
+        watch_weights(self.update, weights)
         self._pass: weakref.ref[Pass] | None = None
         self._endless = -1  # the last backward whose end nobody tells
         self.hear()
@@ -213,6 +218,7 @@ class Shards(Hooked):
                 if why is not None:
                     raise why
             present, groups = self._present(), settings()
+        self._show_weights()
         self.update.begin("update", present, groups, self._factor)
         self._factor = 1.0
         self._passes = 0
@@ -224,6 +230,7 @@ class Shards(Hooked):
         self.check_alive()
         with self._abandoning():
             present, groups = self._present(), settings()
+        self._show_weights()
         self.update.begin(f"norm {kind}", present, groups, 1.0)
         self.update.wait()
         total = self.update.norm * self._factor
@@ -234,6 +241,10 @@ class Shards(Hooked):
             )
         self._factor *= min(max_norm / (total + 1e-6), 1.0)
         return total
+
+    def _show_weights(self) -> None:
+        if self.update.weights_due:
+            self.update.show_weights(checksums_of(self._weights))
 
     @contextmanager
     def _abandoning(self) -> Iterator[None]:

@@ -24,6 +24,7 @@ from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.torch._silence import Silence
 from farandole.torch._tensors import borrow, check_tensor
+from farandole.torch._weights import TensorWeights
 from farandole.torch._wrapped import WrappedOptimizer, check_passes
 from farandole.torch.compression import Compressor
 
@@ -172,13 +173,19 @@ class AdasumOptimizer(WrappedOptimizer):
     _named: list[tuple[str, torch.Tensor]]
     _compression: type[Compressor]
     _silence: Silence
+    _weights: TensorWeights
 
     def step(self, closure: Any = None) -> Any:
-        """The optimizer's own step, whose effect is then replaced by the Adasum of all ranks'."""
+        """The optimizer's own step, whose effect is then replaced by the Adasum of all ranks'.
+
+        Raises:
+            Mismatch: the ranks' parameters differ; no parameter has changed.
+        """
         if closure is None and not self._silence.over:
             why = self._silence.check()
             if why is not None:
                 raise why
+        self._weights.compare()
         parameters = [p for _, p in self._named]
         before = [p.detach().clone() for p in parameters]
         result = super().step() if closure is None else super().step(closure)

@@ -19,6 +19,7 @@ from farandole.torch._pass import Pass, graph_task, has_no_end, running, untrace
 from farandole.torch._silence import Silence
 from farandole.torch._sparse_gradients import SparseGradients
 from farandole.torch._tensors import dtype_name
+from farandole.torch._weights import BROADCAST, checksums_of, watch_weights
 from farandole.torch.compression import Compression, Compressor
 
 
@@ -30,8 +31,10 @@ class TorchExchange(Hooked, GradientExchange):
 
     Args:
         group: the ranks; this is one of them.
+        weights: all parameters of the optimizer, in the model's order, whose values are compared.
         groups: by a parameter's id, which it is launched together with.
         process_set: what the group is called.
+        line: of a program, that makes weights equal.
     """
 
     def __init__(
@@ -39,6 +42,8 @@ class TorchExchange(Hooked, GradientExchange):
         group: Group,
         named: Sequence[tuple[str, torch.Tensor]],
         *,
+        weights: Sequence[tuple[str, torch.Tensor]],
+        line: str = BROADCAST,
         compression: type[Compressor],
         sparse_as_dense: bool,
         op: str,
@@ -76,6 +81,8 @@ class TorchExchange(Hooked, GradientExchange):
             prescale=prescale,
             postscale=postscale / group.size if op == "mean" else postscale,
         )
+        self._weights = [tensor for _, tensor in weights]
+        watch_weights(self.reducer, weights, line)
         self._becoming: dict[int, int] = {}  # what this step found to be sparse
         self._dtypes = dtypes
         self._strides = [_dense_strides(p) for p in self.parameters]
@@ -252,6 +259,9 @@ class TorchExchange(Hooked, GradientExchange):
                 f"{grad.numel()} x {self._dtypes[i]} were announced"
             )
         return wire.reshape(grad.shape)
+
+    def checksums(self) -> list[int]:
+        return checksums_of(self._weights)
 
     def show_reduced(self) -> None:
         left_out = self.reducer.left_out if self.reducer.has_better_plan else {}

@@ -22,6 +22,7 @@ from farandole.torch._entries import public
 from farandole.torch._hooked import take_over
 from farandole.torch._parameters import groups_of, named_of
 from farandole.torch._silence import Silence
+from farandole.torch._weights import TensorWeights
 from farandole.torch._wrapped import WrappedOptimizer, check_passes
 from farandole.torch.adasum import AdasumOptimizer
 from farandole.torch.compression import Compression, Compressor
@@ -130,6 +131,10 @@ def DistributedOptimizer(
     Gradients are reduced while backward still computes others; when ``backward()`` returns they are
     the same on all ranks, so that clipping, ``GradScaler`` and your own code see reduced ones.
 
+    As the first gradients have been reduced, ranks compare checksums of the optimizer's parameters:
+    ``backward()`` (with Adasum and a sharded update ``step()``) raises ``Mismatch`` on every rank
+    where they start from different ones. ``FARANDOLE_CHECK_WEIGHTS`` says how often.
+
     A parameter has one DistributedOptimizer: where one that is alive has it already, the new one
     takes over, and stepping with the older one is an error.
 
@@ -220,6 +225,7 @@ def DistributedOptimizer(
         apart._silence = Silence(
             [n for n, _ in reversed(apart._named)], [p for _, p in apart._named]
         )
+        apart._weights = TensorWeights("Adasum", named)
         apart._parameter_names = names
         take_over(p for _, p in named)
         return optimizer
@@ -245,6 +251,7 @@ def DistributedOptimizer(
         exchange = TorchExchange(
             group,
             [(n, p) for n, p in reversed(named) if p.requires_grad and p.numel() > 0],
+            weights=named,
             groups=together,
             process_set=process_set,
             compression=compression,

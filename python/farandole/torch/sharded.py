@@ -93,7 +93,8 @@ class ShardedOptimizer(WrappedOptimizer):
         Raises:
             RemoteError: another rank's backward raised, or it refused to step; no parameter has
                 changed.
-            Mismatch: the ranks' settings differ, as learning rates; no parameter has changed.
+            Mismatch: the ranks' settings differ, as learning rates, or their parameters; no
+                parameter has changed.
         """
         loss = None
         if closure is not None:
@@ -223,6 +224,7 @@ def shard(
     shards = Shards(
         group,
         managed,
+        named,
         [hyper_group[id(p)] for _, p in managed],
         rule.name,
         len(rule.slots),

@@ -1,0 +1,163 @@
+"""Models of Keras whose ranks start from different weights, on each backend."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from rank_cases import on_ranks, run_cases
+
+from farandole.common._objects import allgather_object
+from farandole.testing import run_ranks
+
+BACKENDS = ("tensorflow", "torch", "jax")
+CALLBACK = "hvd.callbacks.BroadcastGlobalVariablesCallback(0) to the callbacks of fit()"
+
+
+def _prepare(backend: str) -> None:
+    os.environ |= {
+        "KERAS_BACKEND": backend,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "JAX_PLATFORMS": "cpu",
+    }
+    global hvd, keras
+    import keras
+
+    import farandole.keras as hvd
+
+    hvd.init()
+
+
+def prepare_tensorflow() -> None:
+    _prepare("tensorflow")
+
+
+def prepare_torch() -> None:
+    _prepare("torch")
+
+
+def prepare_jax() -> None:
+    _prepare("jax")
+
+
+def make(seed: int = 3, *, local: bool = False, **options: Any) -> Any:
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential(
+        [keras.Input((2,)), keras.layers.Dense(3, name="inner"), keras.layers.Dense(1, name="last")]
+    )
+    wrap = hvd.PartialDistributedOptimizer if local else hvd.DistributedOptimizer
+    if local:
+        options["local_layers"] = [model.layers[0]]
+    model.compile(wrap(keras.optimizers.SGD(0.01), **options), "mse")
+    return model
+
+
+def train(model: Any, steps: int, callbacks: Any = ()) -> None:
+    x = np.full((4 * steps, 2), 1.0 + hvd.rank(), np.float32)
+    model.fit(x, x[:, :1], batch_size=4, epochs=1, verbose=0, callbacks=list(callbacks))
+
+
+def move_apart(variable: Any) -> None:
+    variable.assign(np.full(variable.shape, 1.0 + hvd.rank(), np.float32))
+
+
+def refused(call: Callable[[], Any]) -> str:
+    """What all ranks say."""
+    with pytest.raises(Exception, match="weights") as caught:
+        call()
+    told = str(caught.value)
+    told = told[told.index("rank") :].partition("\n")[0]
+    if keras.backend.backend() == "jax":
+        import farandole.jax
+
+        farandole.jax.recover()
+    assert len(set(allgather_object(told))) == 1
+    assert CALLBACK in str(caught.value)
+    return told
+
+
+@contextmanager
+def checking(when: str) -> Iterator[None]:
+    os.environ["FARANDOLE_CHECK_WEIGHTS"] = when
+    try:
+        yield
+    finally:
+        del os.environ["FARANDOLE_CHECK_WEIGHTS"]
+
+
+@on_ranks(2)
+def a_forgotten_callback_is_named_before_the_third_batch() -> None:
+    told = refused(lambda: train(make(seed=hvd.rank() + 1), 3))
+    assert told.startswith("ranks start from different weights: 'sequential/inner/kernel [0]' has")
+    assert told.endswith("2 of 4 parameters differ")  # biases are zeros
+
+
+@on_ranks(2)
+def the_callback_is_the_cure() -> None:
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    train(make(seed=hvd.rank() + 1), 4, [callback])
+
+
+@on_ranks(2)
+def passes_that_the_optimizer_adds_up_are_compared_in_the_one_that_updates() -> None:
+    model = make(seed=hvd.rank() + 1, backward_passes_per_step=2)
+    assert "'sequential/inner/kernel [0]'" in refused(lambda: train(model, 4))
+    train(make(backward_passes_per_step=2), 4)
+
+
+@on_ranks(2)
+def local_layers_are_left_alone() -> None:
+    for layer, differs in ((0, False), (1, True)):
+        model = make(local=True)
+        move_apart(model.layers[layer].kernel)
+        if differs:
+            assert "1 of 2 parameters differs" in refused(lambda: train(model, 3))  # noqa: B023
+        else:
+            train(model, 3)
+
+
+@on_ranks(2)
+def nothing_is_compared_where_it_is_off() -> None:
+    with checking("off"):
+        train(make(seed=hvd.rank() + 1), 3)
+
+
+@on_ranks(2)
+def what_comes_apart_later_is_found_every_k_steps() -> None:
+    with checking("2"):
+        model = make()
+        train(model, 4)
+        move_apart(model.layers[1].kernel)
+        assert "'sequential/last/kernel [2]'" in refused(lambda: train(model, 3))
+
+
+CASES = [
+    a_forgotten_callback_is_named_before_the_third_batch,
+    the_callback_is_the_cure,
+    passes_that_the_optimizer_adds_up_are_compared_in_the_one_that_updates,
+    local_layers_are_left_alone,
+    nothing_is_compared_where_it_is_off,
+    what_comes_apart_later_is_found_every_k_steps,
+]
+_outcomes: dict[str, list[dict[str, str]]] = {}
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_on_two_ranks(backend: str, case: Callable[[], None]) -> None:
+    if importlib.util.find_spec("keras") is None or importlib.util.find_spec(backend) is None:
+        pytest.skip(f"Keras or {backend} is not installed")
+    if backend not in _outcomes:
+        names = [each.__name__ for each in CASES]
+        _outcomes[backend] = run_ranks(
+            2, run_cases, __name__, names, f"prepare_{backend}", timeout=160
+        )
+    problems = [f"rank {r}: {of[case.__name__]}" for r, of in enumerate(_outcomes[backend])]
+    assert all(problem.endswith(": ") for problem in problems), "\n".join(problems)

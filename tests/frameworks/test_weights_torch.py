@@ -1,0 +1,206 @@
+"""Ranks that start from different weights, or come to have them: named on every rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from rank_cases import make_tests, on_ranks
+from torch import nn
+
+import farandole as fd
+import farandole.torch as hvd
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sharded": {"sharded_update": True},
+    "adasum": {"op": hvd.Adasum},
+    "halves": {"compression": hvd.Compression.fp16},
+}
+
+
+def prepare() -> None:
+    hvd.init()
+    torch.set_num_threads(1)
+
+
+def make(seed: int = 3) -> nn.Sequential:
+    """One weight is not contiguous."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Conv2d(2, 3, 2), nn.Flatten(), nn.Linear(12, 2))
+    return model.to(memory_format=torch.channels_last)
+
+
+def wrap(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
+    return hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1e-3), model.named_parameters(), **options
+    )
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.full((1, 2, 3, 3), hvd.rank() + 1.0)).square().sum().backward()
+    optimizer.step()
+
+
+def refused(call: Callable[[], Any]) -> fd.Mismatch:
+    with pytest.raises(fd.Mismatch) as caught:
+        call()
+    texts = hvd.allgather_object(str(caught.value))
+    assert len(set(texts)) == 1, texts
+    return caught.value
+
+
+@contextmanager
+def checking(when: str) -> Iterator[None]:
+    os.environ["FARANDOLE_CHECK_WEIGHTS"] = when
+    try:
+        yield
+    finally:
+        del os.environ["FARANDOLE_CHECK_WEIGHTS"]
+
+
+@on_ranks(2, 3)
+def a_forgotten_broadcast_is_named_on_every_rank() -> None:
+    for kind, options in KINDS.items():
+        model = make(seed=hvd.rank())
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer = wrap(model, **options)
+        error = refused(lambda: step(model, optimizer))  # noqa: B023
+        assert error.tensor == "0.weight", kind
+        assert error.field == "weights"
+        assert sorted(r for ranks in error.values.values() for r in ranks) == [*range(hvd.size())]
+        assert "4 of 4 parameters differ" in error.verdict
+        assert "hvd.broadcast_parameters(model.state_dict(), root_rank=0)" in error.advice
+        for p, old in zip(model.parameters(), before, strict=True):
+            assert torch.equal(p, old), kind
+
+
+@on_ranks(2, 3)
+def the_line_that_it_advises_is_the_cure() -> None:
+    for options in KINDS.values():
+        model = make(seed=hvd.rank())
+        optimizer = wrap(model, **options)
+        refused(lambda: step(model, optimizer))  # noqa: B023
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        for _ in range(3):
+            step(model, optimizer)
+
+
+@on_ranks(2, 3)
+def one_bit_on_the_last_rank_is_enough() -> None:
+    for options in KINDS.values():
+        model = make()
+        if hvd.rank() == hvd.size() - 1:
+            bits = model[2].bias.data.view(torch.int32)
+            bits[1] ^= 1
+        error = refused(lambda: step(model, wrap(model, **options)))  # noqa: B023
+        assert error.tensor == "2.bias"
+        assert "1 of 4 parameters differs" in error.verdict
+        assert error.rank == (2 if hvd.size() == 3 else None)
+
+
+@on_ranks(2)
+def equal_weights_are_no_error_though_their_strides_differ_and_values_are_no_numbers() -> None:
+    model = make()
+    with torch.no_grad():
+        model[2].weight[0, 0] = torch.nan
+    if hvd.rank() == 1:
+        model = model.to(memory_format=torch.contiguous_format)
+    step(model, wrap(model))
+
+
+@on_ranks(2)
+def what_is_frozen_is_compared_and_statistics_are_not() -> None:
+    model = nn.Sequential(make(), nn.BatchNorm1d(2))
+    model[0][2].bias.requires_grad_(False)
+    model[1].running_mean += hvd.rank()
+    model.eval()
+    step(model, wrap(model))
+    model[0][2].bias += hvd.rank()
+    assert refused(lambda: step(model, wrap(model))).tensor == "0.2.bias"
+
+
+@on_ranks(2)
+def nothing_is_compared_where_it_is_off() -> None:
+    with checking("off"):
+        for options in KINDS.values():
+            model = make(seed=hvd.rank())
+            optimizer = wrap(model, **options)
+            for _ in range(3):
+                step(model, optimizer)
+
+
+@on_ranks(2, 3)
+def what_comes_apart_later_is_found_every_k_steps() -> None:
+    with checking("3"):
+        for kind, options in KINDS.items():
+            model = make()
+            optimizer = wrap(model, **options)
+            for _ in range(6):
+                step(model, optimizer)
+            if hvd.rank() == 1:
+                model[2].bias.data[0] += 1
+            error = refused(lambda: step(model, optimizer))  # noqa: B023
+            assert error.tensor == "2.bias", kind
+            assert "the same before step 4, and differ before step 7" in error.verdict
+
+
+@on_ranks(2)
+def later_steps_are_not_compared_unless_asked_for() -> None:
+    model = make()
+    optimizer = wrap(model)
+    step(model, optimizer)
+    model[2].bias.data[0] += hvd.rank()
+    step(model, optimizer)
+
+
+@on_ranks(3)
+def a_process_set_is_compared_by_itself() -> None:
+    pair = hvd.add_process_set([0, 2])
+    model = make(seed=hvd.rank() % 2)  # equal in the set alone
+    step(model, wrap(model, process_set=pair))
+    model = make(seed=hvd.rank())
+    optimizer = wrap(model, process_set=pair)
+    if pair.included():
+        with pytest.raises(fd.Mismatch) as caught:
+            step(model, optimizer)
+        assert sorted(caught.value.values.values()) == [[0], [2]]
+    else:
+        step(model, optimizer)
+    hvd.barrier()
+    hvd.remove_process_set(pair)
+
+
+@on_ranks(2)
+def two_optimizers_are_compared_each_in_its_first_step() -> None:
+    judge, painter = make(), make(seed=hvd.rank())
+    judges, painters = wrap(judge), wrap(painter)
+    step(judge, judges)
+    refused(lambda: step(painter, painters))
+    step(judge, judges)
+
+
+@on_ranks(3)
+def a_rank_that_has_joined_before_the_first_step_has_no_part_in_it() -> None:
+    with checking("2"):
+        model = make(seed=hvd.rank() // 2)  # that of the last rank is another one
+        optimizer = wrap(model)
+        if hvd.rank() < 2:
+            for _ in range(3):
+                step(model, optimizer)
+        hvd.join()
+        step(model, optimizer)
+        error = refused(lambda: step(model, optimizer))
+        assert error.rank == 2
+        assert "differ before step 5" in error.verdict
+
+
+test_on_ranks = make_tests(__name__)
