@@ -713,6 +713,17 @@ def a_wrong_argument_is_an_error_of_ours() -> None:
     assert hvd.allreduce(1.0) == 1.0
 
 
+@on_ranks(2)
+def a_wrong_root_is_refused_before_variables_are_compared() -> None:
+    model = net()
+    if hvd.rank() == 0:  # nobody else knows of it
+        for root in "x", None, 0.5:
+            with raises(fd.InvalidArgument, "broadcast_variables(): root_rank is"):
+                hvd.broadcast_variables(model.weights, root)
+    hvd.broadcast_variables(iter(model.weights), 1)
+    assert_same_on_all_ranks(model)
+
+
 @on_ranks(1)
 def numbers_that_horovods_examples_pass_are_right() -> None:
     """Epochs from the command line are floats there."""

@@ -416,6 +416,14 @@ def what_has_no_meaning_for_slices_is_not_implemented() -> None:
 
 
 @on_ranks(2)
+def a_wrong_tensor_beside_slices_is_refused_before_they_are_sent() -> None:
+    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([3, 2]))
+    if hvd.rank() == 0:  # nobody else knows of it
+        refused(lambda: hvd.grouped_allreduce([slices, "text"]), "tensor 1 is of string")
+    same(tf.convert_to_tensor(hvd.allreduce(slices)), [[1, 1], [0, 0], [0, 0]])
+
+
+@on_ranks(2)
 def dense_on_one_rank_and_slices_on_another_is_an_error_on_all() -> None:
     slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([5, 2]))
     value = slices if hvd.rank() else tf.ones([5, 2])

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from farandole import _core
-from farandole._arguments import explained
+from farandole._arguments import checked, explained
 from farandole._core import InvalidArgument
 from farandole.common._objects import allgather_object
 from farandole.common._reductions import Average, Sum, choose_op, core_op, op_name
@@ -26,10 +26,11 @@ def _is_sent(value: Any) -> bool:
 
 
 _A_VALUE = ("a number, an array, a tensor or a variable", _is_sent)
-_VARIABLES = (
-    "a list of variables",
-    lambda v: isinstance(v, Iterable) and all(hasattr(each, "assign") for each in v),
-)
+
+
+def _are_variables(value: Any) -> bool:
+    listed = value if isinstance(value, Sequence) else ()  # what can be iterated once is not
+    return isinstance(value, Iterable) and all(hasattr(each, "assign") for each in listed)
 
 
 @explained(value=_A_VALUE)
@@ -92,7 +93,7 @@ def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any
     return _host.reduce_scatter(_array(value), core_op(op), name)
 
 
-@explained(variables=_VARIABLES)
+@checked(variables=("a list of variables", _are_variables))
 def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
     """Overwrites Keras variables with the root's.
 

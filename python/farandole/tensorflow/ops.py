@@ -175,15 +175,16 @@ def grouped_allreduce(
     label = _label(name, ignore_name_scope)
     results: list[Any] = [None] * len(tensors)
     slices = [i for i, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)]
+    dense = [i for i in range(len(tensors)) if i not in slices]
+    # Wrong ones are refused before slices are sent.
+    wires = [compression.compress(tensor_from(tensors[i], f"tensor {i}")) for i in dense]
     if slices:
         if prescale_factor != 1.0 or postscale_factor != 1.0:
             raise unsupported("tf.IndexedSlices are reduced without factors only")
         joined = _sparse.reduce([tensors[i] for i in slices], chosen, label, process_set)
         for i, result in zip(slices, joined, strict=True):
             results[i] = result
-    dense = [i for i in range(len(tensors)) if i not in slices]
     if dense:
-        wires = [compression.compress(tensor_from(tensors[i], f"tensor {i}")) for i in dense]
         sources = [wire for wire, _ in wires]
         if chosen == Adasum:
             reduced = _adasum(sources, label, number, prescale_factor * postscale_factor)
