@@ -155,6 +155,7 @@ def run_case(nurseries: Callable[[str], Nursery]) -> Iterator[Callable[..., None
     """Runs one of the cases that share ranks (rank_cases.py); after one that failed, the next has
     new ranks."""
     world: World | None = None
+    of = ""  # the framework of its ranks
 
     def leave() -> None:
         nonlocal world
@@ -167,12 +168,12 @@ def run_case(nurseries: Callable[[str], Nursery]) -> Iterator[Callable[..., None
     def run(
         size: int, framework: str, prepare: Callable[[], None], case: Callable[[], None]
     ) -> None:
-        nonlocal world
-        if world is not None and len(world) != size:
+        nonlocal world, of
+        if world is not None and (len(world), of) != (size, framework):
             leave()
         try:
             if world is None:
-                world = World(size, nurseries(framework))
+                world, of = World(size, nurseries(framework)), framework
                 world.run(prepare, timeout=CASE)
             world.run(case, timeout=CASE)
         except BaseException:
@@ -191,8 +192,9 @@ def run_case(nurseries: Callable[[str], Nursery]) -> Iterator[Callable[..., None
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Cases that share one set of ranks (rank_cases.py) belong to one worker.
     for item in items:
-        if isinstance(item, pytest.Function) and item.originalname == "test_on_ranks":
-            group = f"{item.module.__name__}[{item.callspec.params['ranks']}]"
+        if isinstance(item, pytest.Function) and "run_case" in item.fixturenames:
+            ranks = item.callspec.params["ranks"]
+            group = f"{item.module.__name__}.{item.originalname}[{ranks}]"
             item.add_marker(pytest.mark.xdist_group(group))
 
 

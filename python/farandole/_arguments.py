@@ -10,8 +10,9 @@ import functools
 import inspect
 import numbers
 import os
+import struct
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any, ParamSpec, TypeVar, overload
 
 from farandole import _core
@@ -21,7 +22,9 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 Kind = tuple[str, Callable[[Any], bool]]  # what an argument is, in words; whether a value is it
-_WRONG = (TypeError, AttributeError, LookupError, ValueError, ArithmeticError, RuntimeError)
+_WRONG = (
+    TypeError, AttributeError, LookupError, ValueError, ArithmeticError, RuntimeError, struct.error,
+)  # fmt: skip
 
 
 @overload
@@ -34,11 +37,14 @@ def explained(function: Any = None, /, **kinds: Kind) -> Any:
     """The function, of which a wrong argument raises InvalidArgument that names it. `kinds`: of
     the parameters whose annotations do not say it."""
     if function is None:
-        return functools.partial(_explained, kinds)
-    return _explained(kinds, function)
+        return functools.partial(explained_by, InvalidArgument, kinds)
+    return explained_by(InvalidArgument, kinds, function)
 
 
-def _explained(kinds: dict[str, Kind], function: Callable[_P, _R]) -> Callable[_P, _R]:
+def explained_by(
+    error_of: Callable[[str], Exception], kinds: Mapping[str, Kind], function: Callable[_P, _R]
+) -> Callable[_P, _R]:
+    """The same, with an error of another kind."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -48,27 +54,46 @@ def _explained(kinds: dict[str, Kind], function: Callable[_P, _R]) -> Callable[_
         except Error:
             raise
         except _WRONG as error:
-            why = _wrong(function.__name__, signature, args, kwargs, kinds)
+            why = _wrong(_called(function), signature, args, kwargs, kinds)
             if why is None:
                 raise
-            raise InvalidArgument(why) from error
+            raise error_of(why) from error
 
     return call
 
 
-def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
+@overload
+def checked(function: Callable[_P, _R], /) -> Callable[_P, _R]: ...
+@overload
+def checked(
+    function: None = None, /, **kinds: Kind
+) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
+def checked(function: Any = None, /, **kinds: Kind) -> Any:
     """The same, looked at before the call: for what is called once, and would take a wrong value
     for long before anybody notices."""
+    if function is None:
+        return functools.partial(_checked, kinds)
+    return _checked(kinds, function)
+
+
+def _checked(kinds: Mapping[str, Kind], function: Callable[_P, _R]) -> Callable[_P, _R]:
     signature = inspect.signature(function)
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        why = _wrong(function.__name__, signature, args, kwargs, {})
+        why = _wrong(_called(function), signature, args, kwargs, kinds)
         if why is not None:
             raise InvalidArgument(why)
         return function(*args, **kwargs)
 
+    call.__signature__ = signature  # type: ignore[attr-defined]  # Keras looks at the call itself
     return call
+
+
+def _called(function: Any) -> str:
+    """What a program calls: a class, where it is the class' own method."""
+    name: str = function.__qualname__.removesuffix(".__init__")
+    return name.rpartition(".")[2]
 
 
 def is_text(value: Any) -> bool:
@@ -97,7 +122,7 @@ KINDS: dict[str, Kind] = {
     "str": ("text, of characters that UTF-8 has", is_text),
     "int": A_WHOLE_NUMBER,
     "bool": ("True or False", lambda v: isinstance(v, bool | int)),
-    "Sequence[Any]": one_of("a list", Iterable),
+    "Sequence[Any]": ("a list", lambda v: isinstance(v, Iterable) and isinstance(v, Sized)),
     "Iterable[Any]": one_of("a list", Iterable),
     "os.PathLike[str]": one_of("a path", str, os.PathLike),
     "float": A_NUMBER,
@@ -116,7 +141,7 @@ def _wrong(
     signature: inspect.Signature,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    own: dict[str, Kind],
+    own: Mapping[str, Kind],
 ) -> str | None:
     try:
         given = signature.bind(*args, **kwargs).arguments
@@ -139,6 +164,11 @@ def shown(value: Any) -> str:
     """In a message: short, and of characters that every terminal has."""
     text = repr(value).encode("ascii", "backslashreplace").decode()
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def printable(text: object) -> str:
+    """What another library says of a text with surrogates has them, too."""
+    return str(text).encode(errors="backslashreplace").decode()
 
 
 # ---- native methods ----

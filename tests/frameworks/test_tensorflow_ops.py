@@ -6,6 +6,7 @@ import importlib
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from rank_cases import make_tests, on_ranks
 
 import farandole as fd
 import farandole.tensorflow as hvd
+from wrong_arguments import problems_in
 
 DTYPES = [
     tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.uint8, tf.uint16, tf.uint32, tf.uint64,
@@ -414,6 +416,14 @@ def what_has_no_meaning_for_slices_is_not_implemented() -> None:
 
 
 @on_ranks(2)
+def a_wrong_tensor_beside_slices_is_refused_before_they_are_sent() -> None:
+    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([3, 2]))
+    if hvd.rank() == 0:  # nobody else knows of it
+        refused(lambda: hvd.grouped_allreduce([slices, "text"]), "tensor 1 is of string")
+    same(tf.convert_to_tensor(hvd.allreduce(slices)), [[1, 1], [0, 0], [0, 0]])
+
+
+@on_ranks(2)
 def dense_on_one_rank_and_slices_on_another_is_an_error_on_all() -> None:
     slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([5, 2]))
     value = slices if hvd.rank() else tf.ones([5, 2])
@@ -623,6 +633,42 @@ def graphs_of_tensorflow_1_work() -> None:
         step = optimizer.minimize(tf.reduce_sum(v * (1.0 + hvd.rank())))
         session.run(step)
         assert session.run(v).tolist() == [2.0 - 0.5 * 1.5]
+
+
+@on_ranks(1)
+def a_wrong_argument_is_an_error_of_ours() -> None:
+    right = {
+        "tensor": lambda: tf.ones(2), "tensors": lambda: [tf.ones(2)], "obj": 1, "num_rank": 1,
+        "variables": lambda: [tf.Variable(tf.ones(2))], "gradtape": lambda: tf.GradientTape(),
+        "optimizer": lambda: tf.compat.v1.train.GradientDescentOptimizer(0.1),
+        "process_set": lambda: [0], "ranks_or_comm": [0], "ext_name": "horovod.tensorflow",
+    }  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `average` is deprecated
+        for module in (hvd, hvd.functions, hvd.mpi_ops, hvd.util):
+            problems = problems_in(
+                module, right, apart=["init", "shutdown", "start_timeline", "stop_timeline"],
+                also={
+                    "check_extension": (ImportError,), "broadcast_global_variables": (RuntimeError,)
+                },
+            )  # fmt: skip
+            assert problems == [], "\n".join(problems)
+    refused(
+        lambda: hvd.grouped_reducescatter([tf.ones(2)], prescale_factor="x"),
+        r"grouped_reducescatter\(\): prescale_factor is 'x'; it is a number",
+    )
+    in_function = tf.function(lambda: hvd.broadcast(tf.ones(2), root_rank=0.5))
+    refused(in_function, r"broadcast\(\): root_rank is 0.5; it is a whole number")
+    same(hvd.allreduce(tf.ones(2)), [1, 1])
+
+
+@on_ranks(1)
+def variables_alone_and_in_lists_become_references() -> None:
+    variables = [tf.Variable(1.0), tf.Variable(2.0)]
+    for given in (variables[0], variables, [variables, "text"]):
+        refs = hvd.util.vars_to_refs(given)
+        assert hash(refs) is not None
+        assert hvd.util.refs_to_vars(refs) == given
 
 
 def test_importing_farandole_alone_does_not_import_tensorflow() -> None:

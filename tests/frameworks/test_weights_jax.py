@@ -195,4 +195,4 @@ def a_process_set_is_compared_by_itself() -> None:
     fdj.remove_process_set(pair)
 
 
-test_on_ranks = make_tests(__name__)
+test_on_ranks = make_tests(__name__, "jax")

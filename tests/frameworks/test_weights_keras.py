@@ -10,40 +10,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rank_cases import on_ranks, run_cases
+from rank_cases import make_tests, on_ranks
 
 from farandole.common._objects import allgather_object
-from farandole.testing import run_ranks
 
-BACKENDS = ("tensorflow", "torch", "jax")
+for package in ("keras", "tensorflow", "torch", "jax"):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed", allow_module_level=True)
+
 CALLBACK = "hvd.callbacks.BroadcastGlobalVariablesCallback(0) to the callbacks of fit()"
 
 
-def _prepare(backend: str) -> None:
-    os.environ |= {
-        "KERAS_BACKEND": backend,
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "CUDA_VISIBLE_DEVICES": "-1",
-        "JAX_PLATFORMS": "cpu",
-    }
+def prepare() -> None:
     global hvd, keras
     import keras
 
     import farandole.keras as hvd
 
     hvd.init()
-
-
-def prepare_tensorflow() -> None:
-    _prepare("tensorflow")
-
-
-def prepare_torch() -> None:
-    _prepare("torch")
-
-
-def prepare_jax() -> None:
-    _prepare("jax")
 
 
 def make(seed: int = 3, *, local: bool = False, **options: Any) -> Any:
@@ -137,27 +121,6 @@ def what_comes_apart_later_is_found_every_k_steps() -> None:
         assert "'sequential/last/kernel [2]'" in refused(lambda: train(model, 3))
 
 
-CASES = [
-    a_forgotten_callback_is_named_before_the_third_batch,
-    the_callback_is_the_cure,
-    passes_that_the_optimizer_adds_up_are_compared_in_the_one_that_updates,
-    local_layers_are_left_alone,
-    nothing_is_compared_where_it_is_off,
-    what_comes_apart_later_is_found_every_k_steps,
-]
-_outcomes: dict[str, list[dict[str, str]]] = {}
-
-
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_on_two_ranks(backend: str, case: Callable[[], None]) -> None:
-    if importlib.util.find_spec("keras") is None or importlib.util.find_spec(backend) is None:
-        pytest.skip(f"Keras or {backend} is not installed")
-    if backend not in _outcomes:
-        names = [each.__name__ for each in CASES]
-        _outcomes[backend] = run_ranks(
-            2, run_cases, __name__, names, f"prepare_{backend}", timeout=160
-        )
-    problems = [f"rank {r}: {of[case.__name__]}" for r, of in enumerate(_outcomes[backend])]
-    assert all(problem.endswith(": ") for problem in problems), "\n".join(problems)
+test_on_tensorflow = make_tests(__name__, "keras on tensorflow")
+test_on_torch = make_tests(__name__, "keras on torch")
+test_on_jax = make_tests(__name__, "keras on jax")

@@ -245,4 +245,4 @@ def optimizers_of_tensorflow_1_compare_where_they_run_eagerly() -> None:
     assert "'kernel' has" in refused(step)
 
 
-test_on_ranks = make_tests(__name__)
+test_on_ranks = make_tests(__name__, "tensorflow")

@@ -203,4 +203,4 @@ def a_rank_that_has_joined_before_the_first_step_has_no_part_in_it() -> None:
         assert "differ before step 5" in error.verdict
 
 
-test_on_ranks = make_tests(__name__)
+test_on_ranks = make_tests(__name__, "torch")

@@ -41,7 +41,7 @@ class Half:
         return cls.cast(tensor, ctx)
 
 
-KINDS["type[Compressor]"] = (
+KINDS["type[Compressor]"] = KINDS["Compressor"] = (
     "one of Compression, or a class with compress() and decompress()",
     lambda v: hasattr(v, "compress") and hasattr(v, "decompress"),
 )

@@ -224,5 +224,5 @@ def members_of(number: int) -> tuple[list[int], int]:
     known = [global_process_set, *_registered]
     ranks = next((each.ranks for each in known if each.process_set_id == number), None)
     if ranks is None:
-        raise InvalidArgument(f"process set {number} is not registered")
+        raise InvalidArgument(f"process set {shown(number)} is not registered")
     return ranks, ranks.index(_world.rank()) if _world.rank() in ranks else -1

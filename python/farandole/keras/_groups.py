@@ -10,7 +10,7 @@ from farandole._core import InvalidArgument
 Groups = int | Sequence[Sequence[Any]]
 
 
-def checked(groups: Any, num_groups: Any) -> Groups:
+def groups_of(groups: Any, num_groups: Any) -> Groups:
     """A number of groups, 0 for none, or lists of variables. Raises InvalidArgument."""
     given = num_groups if groups is None else groups
     if isinstance(given, int) and not isinstance(given, bool):

@@ -40,11 +40,6 @@ class Reduction:
             raise InvalidArgument("gradient_predivide_factor is supported with op=Average only")
         if not 0 < factor < math.inf:
             raise InvalidArgument(f"gradient_predivide_factor is {factor}")
-        if not (hasattr(self.compression, "compress") and hasattr(self.compression, "decompress")):
-            raise InvalidArgument(
-                f"compression={self.compression!r} has no compress() and decompress(); there are "
-                "Compression.none, Compression.fp16 and Compression.bf16"
-            )
         number_of(self.process_set)
 
     @property

@@ -7,12 +7,14 @@ same callbacks in the same order.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
 
 from farandole import _world
+from farandole._arguments import checked, printable
 from farandole._core import InvalidArgument
 from farandole.common._objects import allgather_object
 from farandole.keras import _host
@@ -61,7 +63,13 @@ class BroadcastGlobalVariablesCallback(_Callback):
         Mismatch: in `fit`, on every rank: the models differ; says which variable.
     """
 
-    def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
+    @checked
+    def __init__(
+        self,
+        root_rank: int,
+        device: str | None = "",
+        local_variables: Iterable[Any] | None = None,
+    ) -> None:
         super().__init__()
         del device
         self.root_rank = root_rank
@@ -110,7 +118,8 @@ class MetricAverageCallback(_Callback):
         Mismatch: in `fit`, on every rank: one has a metric that another has not.
     """
 
-    def __init__(self, device: str = "") -> None:
+    @checked
+    def __init__(self, device: str | None = "") -> None:
         super().__init__()
         del device
 
@@ -132,6 +141,14 @@ def _is_number(value: Any) -> bool:
     )
 
 
+def _is_rate(value: Any) -> bool:
+    """Also an array or a tensor of one number."""
+    return hasattr(value, "__float__")
+
+
+_A_RATE = ("a number", _is_rate)
+
+
 class LearningRateScheduleCallback(_Callback):
     """The learning rate is ``initial_lr * multiplier(epoch)`` within ``[start_epoch, end_epoch)``.
 
@@ -145,19 +162,21 @@ class LearningRateScheduleCallback(_Callback):
         steps_per_epoch: batches of an epoch; default: as `fit` knows.
     """
 
+    @checked(
+        initial_lr=_A_RATE,
+        multiplier=("a number or a function", lambda v: callable(v) or _is_rate(v)),
+    )
     def __init__(
         self,
         initial_lr: float,
         multiplier: Callable[[float], float] | float,
-        start_epoch: int = 0,
-        end_epoch: int | None = None,
+        start_epoch: float = 0,
+        end_epoch: float | None = None,
         staircase: bool = True,
         momentum_correction: bool = True,
-        steps_per_epoch: int | None = None,
+        steps_per_epoch: float | None = None,
     ) -> None:
         super().__init__()
-        if initial_lr is None:
-            raise InvalidArgument("initial_lr is None; it is required")
         self.initial_lr = initial_lr
         self.start_epoch = start_epoch
         self.end_epoch = end_epoch
@@ -220,12 +239,13 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         verbose: 1 says when it is over.
     """
 
+    @checked(initial_lr=_A_RATE)
     def __init__(
         self,
         initial_lr: float,
-        warmup_epochs: int = 5,
+        warmup_epochs: float = 5,
         momentum_correction: bool = True,
-        steps_per_epoch: int | None = None,
+        steps_per_epoch: float | None = None,
         verbose: int = 0,
     ) -> None:
         def multiplier(epoch: float) -> float:
@@ -262,25 +282,29 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         filepath: where; or set the attribute before `fit`.
     """
 
+    @checked
     def __init__(
         self,
         monitor: str = "val_loss",
         verbose: int = 0,
         save_weights_only: bool = False,
         mode: str = "auto",
-        save_freq: Any = "epoch",
-        filepath: Any = None,
+        save_freq: int | str = "epoch",
+        filepath: str | os.PathLike[str] | None = None,
     ) -> None:
         ending = ".weights.h5" if save_weights_only else ".keras"
-        super().__init__(
-            filepath=filepath if filepath is not None else f"best{ending}",
-            monitor=monitor,
-            verbose=verbose,
-            save_best_only=True,
-            save_weights_only=save_weights_only,
-            mode=mode,
-            save_freq=save_freq,
-        )
+        try:
+            super().__init__(
+                filepath=filepath if filepath is not None else f"best{ending}",
+                monitor=monitor,
+                verbose=verbose,
+                save_best_only=True,
+                save_weights_only=save_weights_only,
+                mode=mode,
+                save_freq=save_freq,
+            )
+        except ValueError as error:
+            raise InvalidArgument(f"BestModelCheckpoint(): {printable(error)}") from error
         if filepath is None:
             self.filepath = None
 

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import keras
 
+from farandole._arguments import checked
 from farandole._core import InvalidArgument
 from farandole.common._elastic import Absent, refuse
 
@@ -54,6 +55,7 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         >>> callback = hvd.callbacks.CommitStateCallback(State(), batches_per_commit=100)
     """
 
+    @checked
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
         super().__init__()
         if not callable(getattr(state, "commit", None)):
@@ -113,6 +115,7 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         state: an object with that attribute.
     """
 
+    @checked(state=("an object with the attribute epoch", lambda v: hasattr(v, "epoch")))
     def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state

@@ -9,27 +9,29 @@ from typing import Any, TypeVar
 import keras
 
 from farandole import _world
+from farandole._arguments import checked
 from farandole._core import InvalidArgument
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.common._reductions import Average
 from farandole.keras._backends import backend
 from farandole.keras._copies import make_distributed
-from farandole.keras._groups import checked
+from farandole.keras._groups import groups_of
 from farandole.keras._reduction import Reduction, check_passes
 from farandole.keras._wrapped import State, distributed_in
-from farandole.keras.compression import Compression
+from farandole.keras.compression import Compression, Compressor
 
-_O = TypeVar("_O")
+_Optimizer = TypeVar("_Optimizer")
 
 _wrapped: Counter[str] = Counter()  # how many of a name there have been; alike on all ranks
 
 
+@checked
 def DistributedOptimizer(
-    optimizer: _O,
+    optimizer: _Optimizer,
     name: str | None = None,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = Compression.none,
+    device_dense: str | None = "",
+    device_sparse: str | None = "",
+    compression: Compressor | type[Compressor] = Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: int = Average,
@@ -39,7 +41,7 @@ def DistributedOptimizer(
     groups: Any = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-) -> _O:
+) -> _Optimizer:
     """Makes a Keras optimizer step with gradients averaged over all ranks.
 
     The optimizer stays the same object, of a child class with its class' name: its variables,
@@ -88,7 +90,7 @@ def DistributedOptimizer(
         gradient_predivide_factor,
         compression,
         sparse_as_dense,
-        checked(groups, num_groups),
+        groups_of(groups, num_groups),
         process_set,
         1.0 if average_aggregated_gradients else float(backward_passes_per_step),
         scale_local_gradients,
@@ -103,12 +105,13 @@ def DistributedOptimizer(
     return optimizer
 
 
+@checked
 def PartialDistributedOptimizer(
-    optimizer: _O,
+    optimizer: _Optimizer,
     name: str | None = None,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = Compression.none,
+    device_dense: str | None = "",
+    device_sparse: str | None = "",
+    compression: Compressor | type[Compressor] = Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: int = Average,
@@ -118,7 +121,7 @@ def PartialDistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     local_layers: Any = None,
     scale_local_gradients: bool = True,
-) -> _O:
+) -> _Optimizer:
     """A ``DistributedOptimizer`` that leaves the gradients of some layers to each rank.
 
     Args:

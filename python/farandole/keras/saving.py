@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
 
+from farandole._arguments import explained, one_of, printable, shown
 from farandole._core import InvalidArgument
-from farandole.keras.compression import Compression
+from farandole.keras.compression import Compression, Compressor
 from farandole.keras.optimizer import DistributedOptimizer
 
 
+def _are_classes(value: Any) -> bool:
+    return isinstance(value, Iterable) and all(isinstance(each, type) for each in value)
+
+
+@explained(
+    custom_optimizers=("a list of classes", _are_classes),
+    custom_objects=one_of("a dictionary", Mapping),
+)
 def load_model(
-    filepath: Any,
+    filepath: str | os.PathLike[str],
     custom_optimizers: Iterable[type] | None = None,
     custom_objects: Mapping[str, Any] | None = None,
-    compression: Any = Compression.none,
+    compression: Compressor | type[Compressor] = Compression.none,
     legacy_opts: bool = False,
     **options: Any,
 ) -> Any:
@@ -34,7 +44,7 @@ def load_model(
         options: further arguments of ``DistributedOptimizer``, which files do not keep.
 
     Raises:
-        InvalidArgument: ``legacy_opts``, or a wrong option.
+        InvalidArgument: ``legacy_opts``, a file that cannot be loaded, or a wrong option.
 
     Example:
         >>> model = hvd.load_model("checkpoint.keras")  # doctest: +SKIP
@@ -42,7 +52,13 @@ def load_model(
     if legacy_opts:
         raise InvalidArgument("legacy_opts=True: Keras 3 has no legacy optimizers")
     known = {optimizer.__name__: optimizer for optimizer in custom_optimizers or ()}
-    model = keras.models.load_model(filepath, custom_objects=known | dict(custom_objects or {}))
+    named = known | dict(custom_objects or {})
+    try:
+        model = keras.models.load_model(filepath, custom_objects=named)
+    except ValueError as error:
+        raise InvalidArgument(
+            f"load_model(): filepath is {shown(filepath)}: {printable(error)}"
+        ) from error
     if getattr(model, "optimizer", None) is not None:
         DistributedOptimizer(model.optimizer, compression=compression, **options)
     return model

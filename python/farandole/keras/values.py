@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import keras
 import numpy as np
 
+from farandole import _core
+from farandole._arguments import checked, explained
 from farandole._core import InvalidArgument
 from farandole.common._objects import allgather_object
 from farandole.common._reductions import Average, Sum, choose_op, core_op, op_name
 from farandole.common._weights import note_broadcast
 from farandole.keras import _host
 from farandole.keras._exchange import label_of, rows_of
-from farandole.keras.compression import Compression
+from farandole.keras.compression import Compression, Compressor
 
 
+def _is_sent(value: Any) -> bool:
+    try:
+        return _array(value).dtype.name in _core.dtypes
+    except (TypeError, ValueError):
+        return False
+
+
+_A_VALUE = ("a number, an array, a tensor or a variable", _is_sent)
+
+
+def _are_variables(value: Any) -> bool:
+    listed = value if isinstance(value, Sequence) else ()  # what can be iterated once is not
+    return isinstance(value, Iterable) and all(hasattr(each, "assign") for each in listed)
+
+
+@explained(value=_A_VALUE)
 def allreduce(
     value: Any,
     name: str | None = None,
@@ -24,7 +42,7 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     op: int | None = None,
-    compression: Any = Compression.none,
+    compression: Compressor | type[Compressor] | None = Compression.none,
 ) -> Any:
     """The mean (or ``op``) of all ranks' values: an array of numpy, or a number for a number.
 
@@ -48,23 +66,26 @@ def allreduce(
     """
     word = core_op(choose_op(average, op))
     array = _array(value)
-    if compression in (None, Compression.none):
+    if compression is None or compression is Compression.none:
         return _plain(_host.all_reduce(array, word, name, prescale_factor, postscale_factor))
     wire, context = compression.compress(keras.ops.convert_to_tensor(array))
     reduced = _host.all_reduce(_array(wire), word, name, prescale_factor, postscale_factor)
     return _plain(_array(compression.decompress(keras.ops.convert_to_tensor(reduced), context)))
 
 
+@explained(value=_A_VALUE)
 def allgather(value: Any, name: str | None = None) -> Any:
     """All ranks' rows, in rank order. Only the first dimension may differ between ranks."""
     return _host.all_gather(_array(value), name)
 
 
+@explained(value=_A_VALUE)
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     """The root's value, of the same shape and dtype on all ranks."""
     return _plain(_host.broadcast(_array(value), root_rank, name))
 
 
+@explained(value=_A_VALUE)
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
     """This rank's rows of the mean (or sum) of all ranks' arrays; the first ranks have one more
     where they do not divide."""
@@ -73,6 +94,7 @@ def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any
     return _host.reduce_scatter(_array(value), core_op(op), name)
 
 
+@checked(variables=("a list of variables", _are_variables))
 def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
     """Overwrites Keras variables with the root's.
 

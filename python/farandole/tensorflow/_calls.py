@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import tensorflow as tf
@@ -68,6 +69,13 @@ def tensor_from(value: Any, what: str) -> tf.Tensor:
     return tensor
 
 
+def variable_from(variable: Any, name: str) -> tf.Tensor:
+    """The value of what can be assigned to. Raises Refused."""
+    if not hasattr(variable, "assign"):
+        raise refused(f"'{name}' is a {type(variable).__name__}, not a variable")
+    return tensor_from(variable, f"variable '{name}'")
+
+
 def tensors_from(values: Any, what: str = "tensors") -> list[tf.Tensor]:
     if not isinstance(values, list | tuple):
         raise refused(f"{what} is a {type(values).__name__}; pass a list of tensors")
@@ -114,7 +122,7 @@ def _attributes(ask: Ask) -> dict[str, Any]:
         "reduction": ask.op,
         "prescale": _bits(ask.prescale),
         "postscale": _bits(ask.postscale),
-        "root": ask.root,
+        "root": index(ask.root),
         "waits": int(tf.executing_eagerly()),
     }
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from farandole._arguments import explained_by, printable
 from farandole._core import InvalidArgument
 from farandole.common._process_set import number_of
 
@@ -17,9 +18,11 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def as_written(function: _F) -> _F:
-    """Decorates what users call: AutoGraph, which would rewrite it and all that it calls while a
-    function is traced (some seconds, for nothing), leaves it alone."""
-    plain: _F = tf.autograph.experimental.do_not_convert(function)
+    """Decorates what users call: a wrong argument is Refused by name, and AutoGraph, which would
+    rewrite it and all that it calls while a function is traced (some seconds, for nothing), leaves
+    it alone."""
+    named = explained_by(refused, {}, function)
+    plain: _F = tf.autograph.experimental.do_not_convert(named)
     return plain
 
 
@@ -32,7 +35,7 @@ class Refused(InvalidArgument, tf.errors.InvalidArgumentError):  # type: ignore[
 
 
 def refused(message: str) -> Refused:
-    return Refused(None, None, message)
+    return Refused(None, None, printable(message))
 
 
 class Unsupported(Refused, NotImplementedError):

@@ -10,7 +10,7 @@ import tensorflow as tf
 from farandole.common import _objects
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.common._weights import note_broadcast
-from farandole.tensorflow._calls import Ask, run, tensor_from
+from farandole.tensorflow._calls import Ask, run, variable_from
 from farandole.tensorflow._graph import as_written, in_tensorflow_1, refused, set_number
 from farandole.tensorflow._reduction import names_of
 from farandole.tensorflow._weights import raw
@@ -54,7 +54,7 @@ def broadcast_variables(
     """
     listed = list(variables)
     names = names_of(listed)
-    values = [_value_of(v, name) for v, name in zip(listed, names, strict=True)]
+    values = [variable_from(v, name) for v, name in zip(listed, names, strict=True)]
     note = "\n".join(
         f"'{name}' {value.dtype.name} {value.shape}"
         for name, value in zip(names, values, strict=True)
@@ -71,12 +71,6 @@ def broadcast_variables(
     note_broadcast(map(raw, listed))
     assigned = [v.assign(value) for v, value in zip(listed, run(ask), strict=False)]
     return tf.group(*assigned) if in_tensorflow_1() else None
-
-
-def _value_of(variable: Any, name: str) -> tf.Tensor:
-    if not hasattr(variable, "assign"):
-        raise refused(f"'{name}' is a {type(variable).__name__}, not a variable")
-    return tensor_from(variable, f"variable '{name}'")
 
 
 @as_written

@@ -18,6 +18,7 @@ next call works. docs/tensorflow.md has the other errors.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ from farandole.common._reductions import (
     op_name,
 )
 from farandole.tensorflow import _sparse
-from farandole.tensorflow._calls import Ask, run, tensor_from, tensors_from
+from farandole.tensorflow._calls import Ask, run, tensor_from, tensors_from, variable_from
 from farandole.tensorflow._graph import (
     as_written,
     in_tensorflow_1,
@@ -174,15 +175,16 @@ def grouped_allreduce(
     label = _label(name, ignore_name_scope)
     results: list[Any] = [None] * len(tensors)
     slices = [i for i, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)]
+    dense = [i for i in range(len(tensors)) if i not in slices]
+    # Wrong ones are refused before slices are sent.
+    wires = [compression.compress(tensor_from(tensors[i], f"tensor {i}")) for i in dense]
     if slices:
         if prescale_factor != 1.0 or postscale_factor != 1.0:
             raise unsupported("tf.IndexedSlices are reduced without factors only")
         joined = _sparse.reduce([tensors[i] for i in slices], chosen, label, process_set)
         for i, result in zip(slices, joined, strict=True):
             results[i] = result
-    dense = [i for i in range(len(tensors)) if i not in slices]
     if dense:
-        wires = [compression.compress(tensor_from(tensors[i], f"tensor {i}")) for i in dense]
         sources = [wire for wire, _ in wires]
         if chosen == Adasum:
             reduced = _adasum(sources, label, number, prescale_factor * postscale_factor)
@@ -259,9 +261,7 @@ def broadcast_(
     """Assigns the root's values to variables, as one operation; returns what ``assign`` does."""
     if len(variables) == 0:
         return []
-    sources = [
-        tensor_from(v, f"variable '{getattr(v, 'name', i)}'") for i, v in enumerate(variables)
-    ]
+    sources = [variable_from(v, getattr(v, "name", f"{i}")) for i, v in enumerate(variables)]
     results = run(Ask("broadcast", sources, name, set_number(process_set), root=root_rank))
     return [v.assign(value) for v, value in zip(variables, results, strict=True)]
 
@@ -405,10 +405,12 @@ def local_size_op(name: str | None = None) -> tf.Tensor:
 @as_written
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """The number of ranks of a process set (int32), when the graph runs."""
-    return _number(lambda: len(members_of(process_set_id)[0]), name)
+    number = index(process_set_id)
+    return _number(lambda: len(members_of(number)[0]), name)
 
 
 @as_written
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """1 on members of a process set, 0 on others (int32), when the graph runs."""
-    return _number(lambda: int(members_of(process_set_id)[1] >= 0), name)
+    number = index(process_set_id)
+    return _number(lambda: int(members_of(number)[1] >= 0), name)

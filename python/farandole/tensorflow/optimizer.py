@@ -10,7 +10,7 @@ import tensorflow as tf
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.common._reductions import Adasum, Average
 from farandole.tensorflow import _v1
-from farandole.tensorflow._graph import refused
+from farandole.tensorflow._graph import as_written, refused
 from farandole.tensorflow._reduction import Local, Reduction
 from farandole.tensorflow._wrapped import child_of
 from farandole.tensorflow.compression import Compression, Compressor
@@ -18,6 +18,7 @@ from farandole.tensorflow.compression import Compression, Compressor
 __all__ = ["DistributedOptimizer"]
 
 
+@as_written
 def DistributedOptimizer(
     optimizer: Any,
     name: str | None = None,

@@ -7,6 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from farandole import _world
+from farandole._arguments import checked
+from farandole._core import InvalidArgument
 from farandole.tensorflow._calls import Ask, run
 from farandole.tensorflow._graph import as_written
 
@@ -21,7 +23,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
 
     Args:
         fused: must be False: Horovod's argument, which Keras no longer has.
-        others: as of ``keras.layers.BatchNormalization``.
+        axis, momentum, epsilon, center, scale, others: as of ``keras.layers.BatchNormalization``.
 
     Example:
         >>> import farandole.tensorflow as hvd
@@ -29,10 +31,21 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         >>> layer = hvd.SyncBatchNormalization(axis=-1)
     """
 
-    def __init__(self, fused: bool = False, **others: Any) -> None:
+    @checked
+    def __init__(
+        self,
+        fused: bool = False,
+        *,
+        axis: int = -1,
+        momentum: float = 0.99,
+        epsilon: float = 1e-3,
+        center: bool = True,
+        scale: bool = True,
+        **others: Any,
+    ) -> None:
         if fused:
-            raise ValueError("SyncBatchNormalization does not support fused=True")
-        super().__init__(**others)
+            raise InvalidArgument("SyncBatchNormalization does not support fused=True")
+        super().__init__(axis, momentum, epsilon, center, scale, **others)
 
     def _moments(self, inputs: Any, mask: Any) -> Any:
         mean, variance = super()._moments(inputs, mask)

@@ -35,9 +35,11 @@ def _cache(f: Callable[..., Any]) -> Callable[..., Any]:
 
 def vars_to_refs(variables: Any) -> Any:
     """Variables as what can be a key: by list or alone."""
-    if isinstance(variables, Iterable):
+    if isinstance(variables, tf.Variable):  # which calls itself iterable
+        return variables.ref()
+    if isinstance(variables, Iterable) and not isinstance(variables, str):
         return tuple(vars_to_refs(v) for v in variables)
-    return variables.ref() if isinstance(variables, tf.Variable) else variables
+    return variables
 
 
 def refs_to_vars(refs: Any) -> Any:
