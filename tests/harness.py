@@ -380,8 +380,8 @@ class World:
 
     def output(self, rank: int) -> str:
         """Everything the rank has written to stdout and stderr."""
-        self.outputs[rank].seek(0)
-        return self.outputs[rank].read().decode(errors="replace")
+        output = self.outputs[rank].fileno()  # whose place in the file is the rank's, too
+        return os.pread(output, os.fstat(output).st_size, 0).decode(errors="replace")
 
     def report(self) -> str:
         """What all ranks have written, and the exceptions that no test has been handed yet."""

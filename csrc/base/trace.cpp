@@ -102,6 +102,7 @@ Trace::Ring* Trace::my_ring() {
 /// Null when there are too many threads, or nothing is recorded any more. A thread that got the
 /// number of an ended one goes on with its ring.
 Trace::Ring* Trace::open_ring() {
+  if (forked.load(std::memory_order_relaxed)) return nullptr;
   const int64_t thread = ::gettid();
   char name[16] = {};
   ::pthread_getname_np(::pthread_self(), name, sizeof name);
@@ -207,6 +208,7 @@ void Trace::next_world() {
 }
 
 uint32_t Trace::track(const std::string& name, uint64_t key) {
+  if (forked.load(std::memory_order_relaxed)) return 1;
   const std::lock_guard lock(mutex_);
   key ^= worlds_ * kWorldSalt;
   TraceHead& head = store_->head();
@@ -243,7 +245,9 @@ void Trace::close() {
   store_->forget_events();
 }
 
-void Trace::drop_file() { store_->unlink(); }
+void Trace::drop_file() {
+  if (written_ && !forked.load(std::memory_order_relaxed)) store_->unlink();
+}
 
 void Trace::write() {
   const std::lock_guard lock(mutex_);
@@ -255,6 +259,7 @@ void Trace::write() {
   } leave{writing_};
   wait_until_outside();
   write_trace_file(identity_.directory, store_->part_name(), store_->part());
+  written_ = true;
 }
 
 }  // namespace farandole

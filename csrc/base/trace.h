@@ -107,6 +107,7 @@ class Trace {
   const uint64_t id_;                 // no other Trace of this process has it, not even a later one
   std::atomic<bool> writing_{false};  // seq_cst; partner: Ring::enter. True for ever once closed
   bool closed_ = false;               // guarded by mutex_
+  std::atomic<bool> written_{false};  // the part, at least once
   mutable std::mutex mutex_;          // guards what follows
   uint64_t worlds_ = 0;               // that were left
   std::vector<std::unique_ptr<Ring>> rings_;

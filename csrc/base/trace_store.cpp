@@ -151,13 +151,18 @@ TraceStore::TraceStore(const Trace::Identity& identity)
   file_ =
       Fd(checked(::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600),
                  "open " + path_));
-  struct flock lock{};  // of this process, not of children that inherit the descriptor
-  lock.l_type = F_WRLCK;
-  checked(::fcntl(file_.get(), F_SETLK, &lock), "locking " + path_);
-  checked(::ftruncate(file_.get(), kBytes), "ftruncate of " + path_);
-  errno = ::posix_fallocate(file_.get(), 0, kHeadBytes);  // else a full disk is a SIGBUS later
-  checked(errno == 0 ? 0 : -1, "writing " + path_);
-  map(PROT_READ | PROT_WRITE);
+  try {
+    struct flock lock{};  // of this process, not of children that inherit the descriptor
+    lock.l_type = F_WRLCK;
+    checked(::fcntl(file_.get(), F_SETLK, &lock), "locking " + path_);
+    checked(::ftruncate(file_.get(), kBytes), "ftruncate of " + path_);
+    errno = ::posix_fallocate(file_.get(), 0, kHeadBytes);  // else a full disk is a SIGBUS later
+    checked(errno == 0 ? 0 : -1, "writing " + path_);
+    map(PROT_READ | PROT_WRITE);
+  } catch (const Error&) {
+    ::unlink(path_.c_str());
+    throw;
+  }
   TraceHead& h = *head_;
   h.magic = kMagic;
   h.run = identity.run;
@@ -293,9 +298,16 @@ bool recover_trace_part(const std::string& events_file, bool living) {
   if (lives && !living) return false;
   TraceStore store(events_file);
   const size_t slash = events_file.rfind('/');
-  write_trace_file(slash == std::string::npos ? "." : events_file.substr(0, slash),
-                   store.part_name(), store.part());
-  if (!lives) store.unlink();
+  const std::string folder = slash == std::string::npos ? "." : events_file.substr(0, slash);
+  write_trace_file(folder, store.part_name(), store.part());
+  if (lives) return true;
+  // As old as its run: the newest part says which run a directory is of.
+  struct stat status{};
+  if (::fstat(store.file(), &status) == 0) {
+    const timespec times[2]{status.st_mtim, status.st_mtim};
+    ::utimensat(AT_FDCWD, (folder + "/" + store.part_name()).c_str(), times, 0);
+  }
+  store.unlink();
   return true;
 }
 

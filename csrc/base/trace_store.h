@@ -52,6 +52,7 @@ class TraceStore {
   TraceEvent* events(size_t row) const { return events_ + row * Trace::kEventsPerThread; }
   /// Room for a row's events, or false: the disk is full.
   bool reserve(size_t row) const;
+  int file() const { return file_.get(); }
   /// The file goes. What has it mapped may go on.
   void unlink();
   /// Gives the memory of the events back.

@@ -80,7 +80,7 @@ void Coordinator::receive(int rank, std::span<const std::byte> message, TimePoin
         break;
       }
       case Offered::join:
-        take_join(rank);
+        take_join(rank, from.get<int64_t>());
         break;
     }
   }
@@ -163,10 +163,13 @@ bool Coordinator::is_complete(const Slot& slot) const {
                               [&](int r) { return is_missing(slot, r); });
 }
 
-void Coordinator::take_join(int rank) {
+void Coordinator::take_join(int rank, int64_t when) {
   if (joined_[static_cast<size_t>(rank)]) WireReader::malformed("a rank joins twice");
   joined_[static_cast<size_t>(rank)] = true;
-  last_joined_ = rank;
+  if (joined_count_ == 0 || when >= last_join_at_) {
+    last_joined_ = rank;
+    last_join_at_ = when;
+  }
   ++joined_count_;
   for (auto& [key, slot] : slots_)
     if (slot->offered > 0 && !slot->complete && is_complete(*slot)) {

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <optional>
 #include <sstream>
+#include <thread>
 
 namespace farandole {
 
@@ -93,6 +94,21 @@ bool send_message(int fd, const void* data, size_t bytes, std::span<const int> f
     std::memcpy(CMSG_DATA(c), fds.data(), fds.size_bytes());
   }
   return ::sendmsg(fd, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes);
+}
+
+bool send_patiently(int fd, const void* data, size_t bytes, std::span<const int> fds,
+                    Deadline deadline, const std::function<void()>& interrupted) {
+  constexpr auto kPause = std::chrono::milliseconds(1);
+  const timeval most{0, 100'000};
+  ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
+  while (!send_message(fd, data, bytes, fds)) {
+    if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN) return false;
+    if (errno != EAGAIN && errno != EINTR && errno != ETOOMANYREFS) throw_errno("sendmsg");
+    if (deadline.passed(now())) throw_errno("sending to a rank that does not listen");
+    interrupted();
+    std::this_thread::sleep_for(kPause);
+  }
+  return true;
 }
 
 bool receive_message(int fd, void* data, size_t bytes, std::vector<Fd>* fds) {

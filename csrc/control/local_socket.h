@@ -43,6 +43,11 @@ bool readable(int fd, Deadline deadline, const std::function<void()>& interrupte
 /// One message with at most kMostDescriptors descriptors; false when the peer is gone.
 bool send_message(int fd, const void* data, size_t bytes, std::span<const int> fds = {});
 
+/// The same, as soon as the other end and the kernel take it: descriptors on their way are limited,
+/// too. False when the peer is gone. Throws Error(resource) at the deadline.
+bool send_patiently(int fd, const void* data, size_t bytes, std::span<const int> fds,
+                    Deadline deadline, const std::function<void()>& interrupted);
+
 /// One message of exactly `bytes`, with its descriptors; false when the peer is gone or sent
 /// something else. Throws Error(resource) where this process cannot take the descriptors.
 bool receive_message(int fd, void* data, size_t bytes, std::vector<Fd>* fds = nullptr);

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "control/host.h"
+#include "control/local_socket.h"
 #include "control/rendezvous.h"
 
 namespace farandole {
@@ -46,6 +47,8 @@ struct Member {  // one row of what comes with a seat, by rank
   int32_t pid;
   uint64_t cpus[16];
 };
+/// So many in one message, each with two descriptors.
+inline constexpr size_t kMembersAtOnce = kMostDescriptors / 2;
 
 Hello hello_from(const Invitation& me);
 Member member_from(const Hello& hello);

@@ -20,6 +20,7 @@
 
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -71,8 +72,9 @@ struct Decision {
 class Participant {
  public:
   void submit(Name& name);
-  /// This rank takes part as a stand-in until all ranks have joined.
-  void join() { joins_ = true; }
+  /// This rank takes part as a stand-in until all ranks have joined. `when`: of the call; what
+  /// comes through may be overtaken by steps that this rank stands in for.
+  void join(TimePoint when) { joins_ = when; }
   /// The next message for the coordinator; false when there is nothing to say.
   bool take_message(std::vector<std::byte>& message);
   /// Appends what the coordinator's message decides. Throws Error(link) when it is malformed.
@@ -91,7 +93,7 @@ class Participant {
 
   uint64_t seen_ = 0;             // the newest round that came
   std::vector<std::byte> parts_;  // of a round that has not come whole: nothing of it holds yet
-  bool joins_ = false;
+  std::optional<TimePoint> joins_;
   std::vector<uint32_t> ready_;  // ids to be offered
   std::vector<Name*> queued_;    // names to be offered in full
   std::vector<Name*> by_id_;
@@ -169,7 +171,7 @@ class Coordinator {
   Slot& slot_of(const Terms& terms);
   void take_ready(int rank, uint32_t id, uint64_t seen, TimePoint when);
   void take_full(int rank, uint32_t number, Terms terms, TimePoint when);
-  void take_join(int rank);
+  void take_join(int rank, int64_t when);
   void count(Slot& slot, TimePoint when);
   void forget_count(Slot& slot);
   bool has_offered(const Slot& slot, int rank) const;
@@ -205,6 +207,7 @@ class Coordinator {
   std::vector<bool> joined_;
   size_t joined_count_ = 0;
   int last_joined_ = -1;
+  int64_t last_join_at_ = 0;  // of the clock that ranks of a host share
   uint64_t round_ = 0, arrivals_ = 0;
   size_t stale_ = 0;
   std::vector<Mailbox> mail_;

@@ -25,7 +25,8 @@ bool Participant::take_message(std::vector<std::byte>& message) {
   // Joins last: what was submitted before it is not meant to be stood in for.
   if (put_offers(to) && joins_) {
     to.put(Offered::join);
-    joins_ = false;
+    to.put(int64_t{joins_->time_since_epoch().count()});
+    joins_.reset();
   }
   message = to.take();
   return true;

@@ -107,20 +107,21 @@ class Reception {
     listener_ = Fd();
   }
 
-  /// Hands everybody the segment and what is by rank: Member rows, doorbells and processes.
+  /// Hands everybody the segment, and what each is, doorbells and processes too, by rank.
   void welcome_all(const Segment& segment, const std::vector<Member>& members,
                    const std::vector<int>& fds, const std::string& hand_out) {
     Answer yes{};
     yes.accepted = 1;
     copy_cut(hand_out, yes.text);
     const int memory = segment.fd();
+    const Deadline patience{std::max(deadline_.at, now() + kGrace)};
     for (size_t r = 1; r < seats_.size(); ++r) {
       const int to = seats_[r].socket.get();
-      bool sent = send_message(to, &yes, sizeof yes, {&memory, 1}) &&
-                  send_message(to, members.data(), members.size() * sizeof(Member));
-      for (size_t i = 0; sent && i < fds.size(); i += kMostDescriptors) {
-        const size_t n = std::min(kMostDescriptors, fds.size() - i);
-        sent = send_message(to, &n, sizeof n, {fds.data() + i, n});
+      bool there = send_patiently(to, &yes, sizeof yes, {&memory, 1}, patience, interrupted_);
+      for (size_t i = 0; there && i < members.size(); i += kMembersAtOnce) {
+        const size_t n = std::min(kMembersAtOnce, members.size() - i);
+        there = send_patiently(to, members.data() + i, n * sizeof(Member),
+                               {fds.data() + 2 * i, 2 * n}, patience, interrupted_);
       }
     }
   }
@@ -156,8 +157,9 @@ class Reception {
     if (linger == Duration::zero()) ::shutdown(listener_.get(), SHUT_RDWR);
     for (const Guest& g : std::exchange(seats_, {})) tell(g.socket);
     for (const Arrival& a : std::exchange(arrivals_, {})) tell(a.socket);
-    // Only now, since descriptors may be what is lacking.
-    while (untold > 0 && readable(listener_.get(), until, interrupted_)) {
+    // Only now, since descriptors may be what is lacking. Behind a shut door nobody is waited for.
+    while ((untold > 0 || linger == Duration::zero()) &&
+           readable(listener_.get(), until, interrupted_)) {
       const Fd late(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
       if (!late) break;
       if (!same_user(late.get())) continue;
@@ -187,12 +189,14 @@ class Reception {
     for (size_t r = 0; r < seats_.size(); ++r)
       if (fds[r + 1].revents != 0) throw left(seats_[r].hello);
     std::vector<Arrival> old = std::exchange(arrivals_, {});
+    std::vector<Arrival> heard;
     for (size_t i = 0; i < old.size(); ++i) {
       if (fds[1 + seats_.size() + i].revents != 0)
-        hear(std::move(old[i]));
+        heard.push_back(std::move(old[i]));
       else if (now() < old[i].until)
         arrivals_.push_back(std::move(old[i]));
     }
+    hear_all(std::move(heard));
     if (fds[0].revents != 0) let_in();
     if (taken_ < seats_.size() && deadline_.passed(now())) throw missing(seats_);
   }
@@ -205,11 +209,12 @@ class Reception {
     arrivals_.push_back({std::move(socket), now() + kPolite});
   }
 
-  void hear(Arrival guest) {
+  void hear_all(std::vector<Arrival> guests) {
     try {
-      take(guest);
+      for (Arrival& guest : guests) take(guest);
     } catch (const Error&) {
-      arrivals_.push_back(std::move(guest));  // it is told with all others
+      for (Arrival& guest : guests)  // they are told with all others
+        if (guest.socket) arrivals_.push_back(std::move(guest));
       throw;
     }
   }

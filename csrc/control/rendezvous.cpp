@@ -36,6 +36,11 @@ Error squatted(const Invitation& me, int socket, const std::string& what) {
                            " listens in its place and " + what);
 }
 
+Error lost_host() {
+  return Error(ErrorCode::rendezvous, "rank 0 went away while the ranks met", {},
+               "look at rank 0's log");
+}
+
 /// Whoever else holds the job's name is told by what it says, or that it says nothing; a rank 0
 /// that is stopped may take its time.
 void hear_greeting(const Invitation& me, int socket, Deadline deadline) {
@@ -44,8 +49,8 @@ void hear_greeting(const Invitation& me, int socket, Deadline deadline) {
     if (deadline.passed(now())) throw no_rank_0(me, "");
     if (!stands_still(process_behind(socket))) throw squatted(me, socket, "says nothing");
   }
-  if (!receive_message(socket, &heard, sizeof heard) || text_in(heard.text) != kGreeting.text)
-    throw squatted(me, socket, "is none");
+  if (!receive_message(socket, &heard, sizeof heard) && heard.text[0] == 0) throw lost_host();
+  if (text_in(heard.text) != kGreeting.text) throw squatted(me, socket, "is none");
 }
 
 /// Rank 0 may come later. A name that is taken, and nobody listens, is somebody else's.
@@ -72,16 +77,15 @@ Fd dial(const Invitation& me, Deadline deadline) {
   }
 }
 
-Error lost_host() {
-  return Error(ErrorCode::rendezvous, "rank 0 went away while the ranks met", {},
-               "look at rank 0's log");
+/// Rank 0 knows who is missing and says so at its deadline, which may be a little after mine.
+Deadline patience_of(Deadline mine) {
+  const auto left = std::min<Duration>(mine.left(now()), std::chrono::hours(24 * 365));
+  return Deadline::after(left + kGrace);
 }
 
-/// Rank 0 knows who is missing and says so at its deadline, which may be a little after mine.
 Answer hear_answer(int socket, const Invitation& me, Deadline deadline, std::vector<Fd>* fds) {
   Answer answer{};
-  const auto patience = std::min<Duration>(deadline.left(now()), std::chrono::hours(24 * 365));
-  if (!readable(socket, Deadline::after(patience + kGrace), me.interrupted))
+  if (!readable(socket, patience_of(deadline), me.interrupted))
     throw Error(ErrorCode::rendezvous, "not all ranks arrived before the start timeout", {},
                 "look at rank 0's message for the missing ranks");
   if (!receive_message(socket, &answer, sizeof answer, fds)) throw lost_host();
@@ -89,14 +93,17 @@ Answer hear_answer(int socket, const Invitation& me, Deadline deadline, std::vec
   return answer;
 }
 
-Host take_seat(int socket, const Invitation& me, const Answer& answer, Fd memory) {
+Host take_seat(int socket, const Invitation& me, const Answer& answer, Fd memory,
+               Deadline deadline) {
   std::vector<Member> members(static_cast<size_t>(me.size));
-  if (!receive_message(socket, members.data(), members.size() * sizeof(Member))) throw lost_host();
   std::vector<Fd> fds;
-  while (fds.size() < 2 * members.size()) {
-    size_t n = 0;
+  for (size_t i = 0; i < members.size(); i += kMembersAtOnce) {
+    const size_t n = std::min(kMembersAtOnce, members.size() - i);
     std::vector<Fd> some;
-    if (!receive_message(socket, &n, sizeof n, &some) || some.empty()) throw lost_host();
+    if (!readable(socket, patience_of(deadline), me.interrupted) ||
+        !receive_message(socket, members.data() + i, n * sizeof(Member), &some) ||
+        some.size() != 2 * n)
+      throw lost_host();
     for (Fd& fd : some) fds.push_back(std::move(fd));
   }
   return seated(me.rank, Segment::attach(std::move(memory)), members, std::move(fds),
@@ -117,10 +124,12 @@ std::vector<Fd> doorbell_and_process(Hello& mine) {
   return fds;
 }
 
-void say_hello(int socket, const Hello& mine, const std::vector<Fd>& given) {
+void say_hello(const Invitation& me, int socket, const Hello& mine, const std::vector<Fd>& given,
+               Deadline deadline) {
   std::vector<int> fds;
   for (const Fd& fd : given) fds.push_back(fd.get());
-  send_message(socket, &mine, sizeof mine, fds);  // where it is gone there may be an answer
+  // Where it is gone there may be an answer.
+  send_patiently(socket, &mine, sizeof mine, fds, patience_of(deadline), me.interrupted);
 }
 
 Host be_guest(const Invitation& me, Deadline deadline) {
@@ -129,12 +138,12 @@ Host be_guest(const Invitation& me, Deadline deadline) {
   const Fd connection = dial(me, deadline);
   const int socket = connection.get();
   try {
-    say_hello(socket, mine, given);
+    say_hello(me, socket, mine, given, deadline);
     hear_greeting(me, socket, deadline);
     std::vector<Fd> memory;
     const Answer answer = hear_answer(socket, me, deadline, &memory);
     if (memory.size() != 1) throw lost_host();
-    Host host = take_seat(socket, me, answer, std::move(memory[0]));
+    Host host = take_seat(socket, me, answer, std::move(memory[0]), deadline);
     Answer yes{};
     yes.accepted = 1;
     send_message(socket, &yes, sizeof yes);

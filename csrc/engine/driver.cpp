@@ -4,6 +4,10 @@
 #include <sched.h>
 #include <signal.h>
 
+#include <string>
+#include <system_error>
+
+#include "base/error.h"
 #include "base/relax.h"
 #include "engine/engine.h"
 
@@ -26,8 +30,15 @@ Driver::Driver(Engine& engine, Duration spin, Crowding crowding, ProgressMode mo
   sigset_t all, before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { progress_main(); });
+  std::string refused;
+  try {
+    thread_ = std::thread([this] { progress_main(); });
+  } catch (const std::system_error& error) {
+    refused = error.what();
+  }
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (!refused.empty())
+    throw Error(ErrorCode::resource, "starting the progress thread failed: " + refused);
 }
 
 Driver::~Driver() { stop(); }

@@ -153,6 +153,7 @@ NamedRequest* Named::join(NamedListener* listener, bool waits) {
     if (joining_) throw invalid("rank " + std::to_string(rank_) + " has joined already");
     joining_ = true;
     request = take_request();
+    request->joined_at = now();
     request->listener = listener;
     request->waits = waits;
     put_on_its_way(request);

@@ -82,6 +82,7 @@ struct NamedRequest {
   size_t parts_left = 0;
   std::vector<int64_t> received;  // all_to_all: rows that came from each member
   int last_joined = -1;           // join
+  TimePoint joined_at{};          // join: when it was called
   bool ordered = false;
   NamedListener* listener = nullptr;
   bool waits = true;

@@ -50,7 +50,7 @@ bool Named::take_inbox() {
     if (request->name == nullptr) {
       joins_.push_back(request);
       ++polled_sets_[0]->unordered;
-      participant_.join();
+      participant_.join(request->joined_at);
       continue;
     }
     ++polled_sets_[request->name->terms.set]->unordered;

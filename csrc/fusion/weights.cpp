@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <utility>
 
 namespace farandole {
 namespace {
@@ -116,9 +117,10 @@ std::optional<Handle> WeightsWatch::launch(Group& group, const std::shared_ptr<S
 }
 
 std::optional<Error> WeightsWatch::judge(const Group& group) {
-  if (!due()) return std::nullopt;
+  const auto gathered = std::exchange(rows_, nullptr);
+  if (!due() || !gathered) return std::nullopt;  // what should have sent them failed
   std::vector<WeightsRow> rows;
-  auto row = rows_->begin() + static_cast<std::ptrdiff_t>(width());
+  auto row = gathered->begin() + static_cast<std::ptrdiff_t>(width());
   for (const int rank : group.members()) {
     const auto end = row + static_cast<std::ptrdiff_t>(width());
     if (*row != 0) rows.push_back({rank, {row + 1, end}});

@@ -168,7 +168,8 @@ class Simulation {
       return true;
     }
     rank.joins = true;
-    rank.participant.join();
+    last_to_join_ = r;
+    rank.participant.join(TimePoint(std::chrono::nanoseconds(++joins_)));
     return true;
   }
 
@@ -259,6 +260,7 @@ class Simulation {
         if (!seen.insert(what).second) complain(what + " is ordered twice");
     }
     if (last.size() > 1) complain("ranks differ on who joined last");
+    if (!last.empty() && *last.begin() != last_to_join_) complain("another rank joined last");
     for (int a = 0; a < size_; ++a)
       for (int b = 0; b < a; ++b)
         if (in_common(a, b) != in_common(b, a))
@@ -280,6 +282,8 @@ class Simulation {
   std::vector<std::vector<int>> sets_;
   std::vector<Plan> plans_;
   std::deque<Rank> ranks_;
+  int joins_ = 0;  // calls of join() until now
+  int last_to_join_ = -1;
   std::vector<std::deque<Message>> up_, down_;  // by rank
   NegotiationReport report_;
 };

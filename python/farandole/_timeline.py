@@ -13,7 +13,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from farandole import _core, _trace
@@ -61,10 +61,13 @@ def start_timeline(file_path: os.PathLike[str] | str, mark_cycles: bool = False)
         raise InvalidArgument(f"a timeline is being written to {_state.file} already")
     file = Path(file_path).absolute()
     parts = parts_of(file)
-    group.start_timeline(str(parts), _state.number + 1)
-    with suppress(OSError, _trace.TraceError), _alone_in(parts):  # stop_timeline() says it
-        if not any(parts.glob("rank-*")):
-            _trace.announce(file, group.size)
+    try:
+        with _alone_in(parts):
+            group.start_timeline(str(parts), _state.number + 1)
+            if not any(parts.glob("rank-*")):
+                _trace.announce(file, group.size)
+    except (OSError, _trace.TraceError) as error:
+        raise ResourceError(f"no timeline can be written to {file}: {error}") from error
     _state.file = file
     _state.number += 1
 
@@ -118,7 +121,10 @@ def _alone_in(folder: Path) -> Iterator[None]:
     """One rank at a time, also when another one has removed the folder meanwhile."""
     while True:
         folder.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:  # removed since
+            continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             if folder.exists() and folder.stat().st_ino == os.fstat(descriptor).st_ino:

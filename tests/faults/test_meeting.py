@@ -71,7 +71,11 @@ def test_a_mapping_that_fails_on_one_rank(spawn: Spawn, poor: int) -> None:
 
 def test_a_rank_that_ends_before_init_ends_the_job(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text("import os, farandole as fd\nos.environ['RANK'] == '1' or fd.init()\n")
+    script.write_text(
+        "import os, subprocess, farandole as fd\n"
+        "os.environ['RANK'] == '0' and subprocess.Popen(['sleep', '60'])\n"  # is no rank's program
+        "os.environ['RANK'] == '1' or fd.init()\n"
+    )
     start = [sys.executable, "-m", "farandole", "run", "-np", "3", "--", sys.executable]
     done = subprocess.run([*start, str(script)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1

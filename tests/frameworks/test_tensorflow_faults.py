@@ -31,6 +31,7 @@ def begin() -> None:
 
     tf.config.threading.set_inter_op_parallelism_threads(2)
     tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.random.set_seed(1)  # the same weights on every rank
     hvd.init()
 
 

@@ -292,6 +292,23 @@ def test_a_trace_is_complete_when_no_rank_is_left_to_write_it(tmp_path: Path) ->
     assert {e["pid"] for e in events_of(tmp_path) if e["name"] == "first"} == {0, 1}
 
 
+def test_events_of_an_older_run_are_left_out(tmp_path: Path) -> None:
+    """Which nobody was left to put together."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    new.mkdir()
+    script = f"""
+import shutil
+fd.all_reduce(np.ones(1, np.float32), name="old")
+if rank == 1:
+    shutil.copy2({str(old / ".rank-1.events")!r}, {str(new)!r})
+"""
+    run(2, script, old)
+    run(1, 'fd.all_reduce(np.ones(1, np.float32), name="new")', new)
+    assert names_of(new) == [["new"]]
+    assert _trace.load(new).stale == [new / "rank-1.jsonl"]
+    assert {e["pid"] for e in events_of(new)} == {0}
+
+
 def test_a_trace_is_there_and_can_be_read_while_ranks_run(tmp_path: Path) -> None:
     script = f"""
 import json, subprocess

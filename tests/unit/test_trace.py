@@ -203,10 +203,10 @@ def test_parts_of_an_older_run_are_left_out(tmp_path: Path) -> None:
 def test_the_last_rank_to_leave_merges(tmp_path: Path) -> None:
     Part(0, run="old").write(tmp_path, age=9)
     Part(1).write(tmp_path)
-    _trace.merge_if_complete(str(tmp_path), 2)
+    _trace.merge_if_complete(str(tmp_path), 2, 1)
     assert not (tmp_path / "trace.json").exists()
     Part(0).write(tmp_path)
-    _trace.merge_if_complete(str(tmp_path), 2)
+    _trace.merge_if_complete(str(tmp_path), 2, 1)
     assert (tmp_path / "trace.json").exists()
 
 

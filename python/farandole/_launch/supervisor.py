@@ -214,7 +214,7 @@ class Supervisor:
         failed = [rank for rank in died if rank.exit_code != 0]
         for rank in failed:
             self._blame.note_death(rank.number)
-        if failed and not self._failed and self._stopped_by is None:
+        if failed and not (self._failed or self._missed or self._stopped_by):
             now = time.monotonic()
             patience = self._job.patience
             term = now + self._job.grace
@@ -233,12 +233,17 @@ class Supervisor:
                 self._absent.pop(rank.number, None)
             elif now < self._absent.setdefault(rank.number, now) + _ABSENCE:
                 continue
-            elif self._left_behind():  # which may be the rank's program
+            elif self._orphans():  # one may be the rank's program
                 self._absent[rank.number] = now
             else:
                 self._missed = (rank, waiting)
                 self._plan = [(now, signal.SIGTERM), (now + self._job.patience, signal.SIGKILL)]
                 return
+
+    def _orphans(self) -> list[Process]:
+        """What ranks that have ended left running."""
+        of_living = {p.pid for rank in self._ranks if rank.alive for p in descendants(rank.pid)}
+        return [process for process in self._left_behind() if process.pid not in of_living]
 
     def _listen(self) -> None:
         for word in self._ear.words():

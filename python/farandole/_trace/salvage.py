@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,17 +15,21 @@ from farandole._trace.parts import TraceError
 def recover(folder: Path, *, apart_from: int = -1, living: bool = False) -> list[int]:
     """Writes the parts of ranks that have ended without; of those that run, too, if `living`.
 
+    A file that cannot be read or written is a warning.
+
     Returns:
         These ranks.
-
-    Raises:
-        TraceError: a part cannot be written.
     """
-    found = []
+    found, troubles = [], []
     for path in _events_files(folder):
         rank = int(path.name.split("-")[1].split(".")[0])
-        if rank != apart_from and _recover(path, living):
-            found.append(rank)
+        try:
+            if rank != apart_from and _recover(path, living):
+                found.append(rank)
+        except TraceError as error:
+            troubles.append(str(error))
+    for trouble in troubles:
+        warnings.warn(f"left out of the trace: {trouble}", RuntimeWarning, stacklevel=2)
     return sorted(found)
 
 

@@ -151,8 +151,13 @@ class PatientWeights(Weights):
     def note_broadcast(self, variables: set[int]) -> None:
         self._open -= variables
 
+    def give_up(self) -> None:
+        self._period = None
+        self._open.clear()
+
 
 _patient: dict[Any, PatientWeights] = {}
+_joined: set[int] = set()  # epochs in which ranks have joined
 
 
 def patient_weights(
@@ -169,7 +174,16 @@ def patient_weights(
         for old in [k for k, weights in _patient.items() if weights.is_over]:
             del _patient[old]
         known = _patient[key] = PatientWeights(label, names, line, process_set, variables)
+        if _world.epoch() in _joined:
+            known.give_up()
     return known
+
+
+def note_join() -> None:
+    """Ranks have taken different numbers of steps, so none can tell any more when to compare."""
+    _joined.add(_world.epoch())
+    for weights in _patient.values():
+        weights.give_up()
 
 
 def note_broadcast(variables: Iterable[Any]) -> None:

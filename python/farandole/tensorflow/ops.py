@@ -38,6 +38,7 @@ from farandole.common._reductions import (
     core_op,
     op_name,
 )
+from farandole.common._weights import note_join
 from farandole.tensorflow import _sparse
 from farandole.tensorflow._calls import Ask, run, tensor_from, tensors_from, variable_from
 from farandole.tensorflow._graph import (
@@ -372,7 +373,9 @@ def join() -> tf.Tensor:
     Returns:
         The last rank to join (int32).
     """
-    return run(Ask("join", []))[0]
+    last = run(Ask("join", []))[0]
+    note_join()
+    return last
 
 
 # ---- numbers that are asked for when a graph runs ----

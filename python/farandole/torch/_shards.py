@@ -218,7 +218,7 @@ class Shards(Hooked):
                 if why is not None:
                     raise why
             present, groups = self._present(), settings()
-        self._show_weights()
+            self._show_weights()
         self.update.begin("update", present, groups, self._factor)
         self._factor = 1.0
         self._passes = 0
@@ -230,7 +230,7 @@ class Shards(Hooked):
         self.check_alive()
         with self._abandoning():
             present, groups = self._present(), settings()
-        self._show_weights()
+            self._show_weights()
         self.update.begin(f"norm {kind}", present, groups, 1.0)
         self.update.wait()
         total = self.update.norm * self._factor
