@@ -127,3 +127,15 @@ def test_importing_the_package_needs_numpy_alone() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_type_has_its_name_for_itself() -> None:
+    """Two types of one name in one library are one to the linker, whatever is in them."""
+    where: dict[str, set[str]] = {}
+    for path in CSRC.rglob("*.h"):
+        text = path.read_text()
+        if not re.search(r"^namespace (farandole::|\{)", text, re.MULTILINE):  # else one of its own
+            for name in re.findall(r"^(?:struct|class|union) (\w+)[^;\n]*\{", text, re.MULTILINE):
+                where.setdefault(name, set()).add(str(path.relative_to(CSRC)))
+    assert where
+    assert {name: files for name, files in where.items() if len(files) > 1} == {}

@@ -23,14 +23,14 @@ Hello hello_from(const Invitation& me) {
   return h;
 }
 
-Member member_from(const Hello& hello) {
-  Member m{};
+Seat seat_from(const Hello& hello) {
+  Seat m{};
   m.pid = hello.pid;
   std::memcpy(m.cpus, hello.cpus, sizeof m.cpus);
   return m;
 }
 
-CpuSet cpus_of(const Member& member) {
+CpuSet cpus_of(const Seat& member) {
   CpuSet set;
   for (size_t i = 0; i < set.size(); ++i) set[i] = (member.cpus[i / 64] >> (i % 64)) & 1;
   return set;
@@ -41,7 +41,7 @@ std::string who(const Hello& h) {
          std::to_string(h.pid) + ")";
 }
 
-Host seated(int rank, std::shared_ptr<Segment> segment, const std::vector<Member>& members,
+Host seated(int rank, std::shared_ptr<Segment> segment, const std::vector<Seat>& members,
             std::vector<Fd> fds, std::string handed_out) {
   Host host{rank, {}, std::move(segment), {}, std::move(handed_out)};
   for (size_t r = 0; r < members.size(); ++r)

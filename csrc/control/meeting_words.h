@@ -43,21 +43,21 @@ struct Answer {
   char advice[256];
 };
 
-struct Member {  // one row of what comes with a seat, by rank
+struct Seat {  // one row of what comes with a seat, by rank
   int32_t pid;
   uint64_t cpus[16];
 };
 /// So many in one message, each with two descriptors.
-inline constexpr size_t kMembersAtOnce = kMostDescriptors / 2;
+inline constexpr size_t kSeatsAtOnce = kMostDescriptors / 2;
 
 Hello hello_from(const Invitation& me);
-Member member_from(const Hello& hello);
-CpuSet cpus_of(const Member& member);
+Seat seat_from(const Hello& hello);
+CpuSet cpus_of(const Seat& member);
 /// "rank 1 of 3 (pid 77)".
 std::string who(const Hello& hello);
 
 /// What a rank has once it has its seat: `fds` are everybody's doorbell and process, by rank.
-Host seated(int rank, std::shared_ptr<Segment> segment, const std::vector<Member>& members,
+Host seated(int rank, std::shared_ptr<Segment> segment, const std::vector<Seat>& members,
             std::vector<Fd> fds, std::string handed_out);
 
 /// False when the other end is gone.

@@ -108,7 +108,7 @@ class Reception {
   }
 
   /// Hands everybody the segment, and what each is, doorbells and processes too, by rank.
-  void welcome_all(const Segment& segment, const std::vector<Member>& members,
+  void welcome_all(const Segment& segment, const std::vector<Seat>& members,
                    const std::vector<int>& fds, const std::string& hand_out) {
     Answer yes{};
     yes.accepted = 1;
@@ -118,9 +118,9 @@ class Reception {
     for (size_t r = 1; r < seats_.size(); ++r) {
       const int to = seats_[r].socket.get();
       bool there = send_patiently(to, &yes, sizeof yes, {&memory, 1}, patience, interrupted_);
-      for (size_t i = 0; there && i < members.size(); i += kMembersAtOnce) {
-        const size_t n = std::min(kMembersAtOnce, members.size() - i);
-        there = send_patiently(to, members.data() + i, n * sizeof(Member),
+      for (size_t i = 0; there && i < members.size(); i += kSeatsAtOnce) {
+        const size_t n = std::min(kSeatsAtOnce, members.size() - i);
+        there = send_patiently(to, members.data() + i, n * sizeof(Seat),
                                {fds.data() + 2 * i, 2 * n}, patience, interrupted_);
       }
     }
@@ -253,10 +253,10 @@ Host hold(Reception& reception, const Invitation& me) {
   seats[0].doorbell = make_event_fd();
   seats[0].process = own_process();
   const auto segment = Segment::create(me.size, me.arena_bytes);
-  std::vector<Member> members;
+  std::vector<Seat> members;
   std::vector<int> shown;
   for (const Guest& g : seats) {
-    members.push_back(member_from(g.hello));
+    members.push_back(seat_from(g.hello));
     shown.insert(shown.end(), {g.doorbell.get(), g.process.get()});
   }
   reception.welcome_all(*segment, members, shown, me.hand_out);

@@ -95,13 +95,13 @@ Answer hear_answer(int socket, const Invitation& me, Deadline deadline, std::vec
 
 Host take_seat(int socket, const Invitation& me, const Answer& answer, Fd memory,
                Deadline deadline) {
-  std::vector<Member> members(static_cast<size_t>(me.size));
+  std::vector<Seat> members(static_cast<size_t>(me.size));
   std::vector<Fd> fds;
-  for (size_t i = 0; i < members.size(); i += kMembersAtOnce) {
-    const size_t n = std::min(kMembersAtOnce, members.size() - i);
+  for (size_t i = 0; i < members.size(); i += kSeatsAtOnce) {
+    const size_t n = std::min(kSeatsAtOnce, members.size() - i);
     std::vector<Fd> some;
     if (!readable(socket, patience_of(deadline), me.interrupted) ||
-        !receive_message(socket, members.data() + i, n * sizeof(Member), &some) ||
+        !receive_message(socket, members.data() + i, n * sizeof(Seat), &some) ||
         some.size() != 2 * n)
       throw lost_host();
     for (Fd& fd : some) fds.push_back(std::move(fd));
