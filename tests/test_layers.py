@@ -135,7 +135,8 @@ def test_a_type_has_its_name_for_itself() -> None:
     for path in CSRC.rglob("*.h"):
         text = path.read_text()
         if not re.search(r"^namespace (farandole::|\{)", text, re.MULTILINE):  # else one of its own
-            for name in re.findall(r"^(?:struct|class|union) (\w+)[^;\n]*\{", text, re.MULTILINE):
+            types = r"^(?:struct|class|union) (?:alignas\(\w+\) )?(\w+)[^;\n]*\{"
+            for name in re.findall(types, text, re.MULTILINE):
                 where.setdefault(name, set()).add(str(path.relative_to(CSRC)))
     assert where
     assert {name: files for name, files in where.items() if len(files) > 1} == {}
