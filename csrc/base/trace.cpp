@@ -258,7 +258,7 @@ void Trace::write() {
     ~Leave() { flag.store(false); }
   } leave{writing_};
   wait_until_outside();
-  write_trace_file(identity_.directory, store_->part_name(), store_->part());
+  write_trace_file(identity_.directory, store_->part_name(), store_->part(true));
   written_ = true;
 }
 

@@ -119,7 +119,7 @@ struct Shown {
 };
 
 /// The events of a row, whose thread may go on writing: those it overwrites meanwhile are left out.
-uint64_t copy_row(const TraceStore& store, size_t row, std::vector<Shown>& into) {
+uint64_t copy_row(const TraceStore& store, size_t row, bool still, std::vector<Shown>& into) {
   const TraceHead& head = store.head();
   const TraceHead::Row& from = head.row[row];
   const auto first_of = [](uint64_t written) {
@@ -134,9 +134,9 @@ uint64_t copy_row(const TraceStore& store, size_t row, std::vector<Shown>& into)
     into.push_back({e, tid, own ? 0 : head.track[e.track - 1].key});
   }
   std::atomic_thread_fence(std::memory_order_acquire);
-  // The one that is being written now, too, may be in the place of an old one.
+  // One may be half written now, or for ever, in the place of the oldest.
   const uint64_t later = from.written.load(std::memory_order_relaxed);
-  const uint64_t lost = first_of(later == written ? later : later + 1);
+  const uint64_t lost = first_of(still ? later : later + 1);
   const uint64_t torn = std::min(lost - first_of(written), written - first_of(written));
   into.erase(into.begin() + static_cast<ptrdiff_t>(begin),
              into.begin() + static_cast<ptrdiff_t>(begin + torn));
@@ -211,7 +211,7 @@ std::string TraceStore::part_name() const {
   return "rank-" + std::to_string(head_->rank) + ".jsonl";
 }
 
-std::string TraceStore::part() const {
+std::string TraceStore::part(bool still) const {
   const int rank = head_->rank;
   const uint32_t rows_there = head_->rows.load(std::memory_order_acquire);
   const uint32_t tracks_there = head_->tracks.load(std::memory_order_acquire);
@@ -228,7 +228,7 @@ std::string TraceStore::part() const {
   for (uint32_t r = 0; r < rows_there; ++r) {
     const TraceHead::Row& from = head_->row[r];
     row(from.thread, text_in(from.name), tracks_there + static_cast<size_t>(from.thread));
-    const uint64_t gone = copy_row(*this, r, shown);
+    const uint64_t gone = copy_row(*this, r, still, shown);
     lost += gone;
     if (gone > 0)
       complete_since = std::max(complete_since, events(r)[gone % Trace::kEventsPerThread].end);
@@ -299,7 +299,7 @@ bool recover_trace_part(const std::string& events_file, bool living) {
   TraceStore store(events_file);
   const size_t slash = events_file.rfind('/');
   const std::string folder = slash == std::string::npos ? "." : events_file.substr(0, slash);
-  write_trace_file(folder, store.part_name(), store.part());
+  write_trace_file(folder, store.part_name(), store.part(false));
   if (lives) return true;
   // As old as its run: the newest part says which run a directory is of.
   struct stat status{};

@@ -58,8 +58,9 @@ class TraceStore {
   /// Gives the memory of the events back.
   void forget_events();
 
-  /// `rank-N.jsonl`, one Chrome trace event a line: of what there is, also while it grows.
-  std::string part() const;
+  /// `rank-N.jsonl`, one Chrome trace event a line: of what there is. `still`: nobody writes, nor
+  /// was killed as it wrote.
+  std::string part(bool still) const;
   std::string part_name() const;
 
  private:

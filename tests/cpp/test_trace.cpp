@@ -116,7 +116,7 @@ TEST(trace_can_be_read_by_others_while_threads_record_and_after) {
   const Directory directory;
   const std::string file = directory.path + "/.rank-0.events";
   const auto read = [&] {
-    std::istringstream part(TraceStore(file).part());
+    std::istringstream part(TraceStore(file).part(false));
     std::vector<std::string> lines;
     for (std::string line; std::getline(part, line);) lines.push_back(line);
     CHECK_EQUAL(whole_events(lines), static_cast<size_t>(header(lines, "events")));
@@ -131,7 +131,7 @@ TEST(trace_can_be_read_by_others_while_threads_record_and_after) {
     if (read() + 100 > Trace::kEventsPerThread) ++full;
   stop = true;
   recording.join();
-  CHECK_EQUAL(read(), Trace::kEventsPerThread);
+  CHECK_EQUAL(read(), Trace::kEventsPerThread - 1);  // the oldest may be half overwritten
   trace.close();
   CHECK(!std::filesystem::exists(file));
 }
