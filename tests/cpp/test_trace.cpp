@@ -124,11 +124,13 @@ TEST(trace_can_be_read_by_others_while_threads_record_and_after) {
   };
   Trace trace({directory.path, 1, 0, 1, "host"});
   std::atomic<bool> stop{false};
+  std::atomic<size_t> recorded{0};
   std::thread recording([&] {
-    for (int64_t i = 1; !stop.load(std::memory_order_relaxed); ++i) trace.record(event(i, i));
+    for (int64_t i = 1; !stop.load(std::memory_order_relaxed); ++i, ++recorded)
+      trace.record(event(i, i));
   });
-  for (size_t full = 0; full < 3;)  // events are overwritten while they are read
-    if (read() + 100 > Trace::kEventsPerThread) ++full;
+  while (recorded < Trace::kEventsPerThread) std::this_thread::yield();
+  for (int i = 0; i < 3; ++i) read();  // while events are overwritten
   stop = true;
   recording.join();
   CHECK_EQUAL(read(), Trace::kEventsPerThread - 1);  // the oldest may be half overwritten
