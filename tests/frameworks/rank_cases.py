@@ -8,8 +8,10 @@ after it have new ranks.
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import pytest
@@ -39,3 +41,13 @@ def make_tests(module: str, framework: str, *, without: Sequence[str] = ()) -> A
         run_case(ranks, framework, prepare, case)
 
     return test_on_ranks
+
+
+@contextmanager
+def checking_weights(when: str) -> Iterator[None]:
+    """On a rank: models made meanwhile are compared then (FARANDOLE_CHECK_WEIGHTS)."""
+    os.environ["FARANDOLE_CHECK_WEIGHTS"] = when
+    try:
+        yield
+    finally:
+        del os.environ["FARANDOLE_CHECK_WEIGHTS"]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ pytest.importorskip("optax", reason="optax is not installed")
 import jax
 import jax.numpy as jnp
 import optax
-from rank_cases import make_tests, on_ranks
+from rank_cases import checking_weights, make_tests, on_ranks
 
 import farandole as fd
 import farandole.jax as fdj
@@ -84,15 +82,6 @@ def refused(call: Callable[[], Any]) -> str:
     return str(error.verdict)
 
 
-@contextmanager
-def checking(when: str) -> Iterator[None]:
-    os.environ["FARANDOLE_CHECK_WEIGHTS"] = when
-    try:
-        yield
-    finally:
-        del os.environ["FARANDOLE_CHECK_WEIGHTS"]
-
-
 @on_ranks(2, 3)
 def a_forgotten_broadcast_is_named_in_the_first_step() -> None:
     for kind, step in steps_of().items():
@@ -126,7 +115,7 @@ def one_bit_on_the_last_rank_is_enough() -> None:
 @on_ranks(2)
 def later_steps_are_compared_every_k_steps_alone() -> None:
     for when in ("first", "3"):
-        with checking(when):
+        with checking_weights(when):
             for kind, step in steps_of().items():
                 params: Any = make()
                 for _ in range(5):
@@ -143,7 +132,7 @@ def later_steps_are_compared_every_k_steps_alone() -> None:
 
 @on_ranks(2)
 def steps_inside_one_program_count() -> None:
-    with checking("3"):
+    with checking_weights("3"):
         step = step_with(fdj.distributed(optax.sgd(0.25)))
 
         def steps(params: Params) -> Any:
@@ -159,7 +148,7 @@ def steps_inside_one_program_count() -> None:
 
 @on_ranks(2)
 def nothing_is_compared_where_it_is_off_or_there_are_no_parameters() -> None:
-    with checking("off"):
+    with checking_weights("off"):
         for step in steps_of().values():
             jax.block_until_ready(step(make(seed=fdj.rank())))
     optimizer = fdj.distributed(optax.sgd(0.25))
@@ -174,7 +163,7 @@ def a_program_that_compares_nothing_has_nothing_of_it() -> None:
         return str(jax.jit(step_with(fdj.distributed(optax.sgd(0.25)))).lower(make()).as_text())
 
     assert "farandole_checksums" in program()
-    with checking("off"):
+    with checking_weights("off"):
         assert "farandole_checksums" not in program()
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from rank_cases import make_tests, on_ranks
+from rank_cases import checking_weights, make_tests, on_ranks
 
 from farandole.common._objects import allgather_object
 
@@ -66,15 +64,6 @@ def refused(call: Callable[[], Any]) -> str:
     return told
 
 
-@contextmanager
-def checking(when: str) -> Iterator[None]:
-    os.environ["FARANDOLE_CHECK_WEIGHTS"] = when
-    try:
-        yield
-    finally:
-        del os.environ["FARANDOLE_CHECK_WEIGHTS"]
-
-
 @on_ranks(2)
 def a_forgotten_callback_is_named_before_the_third_batch() -> None:
     told = refused(lambda: train(make(seed=hvd.rank() + 1), 3))
@@ -108,13 +97,13 @@ def local_layers_are_left_alone() -> None:
 
 @on_ranks(2)
 def nothing_is_compared_where_it_is_off() -> None:
-    with checking("off"):
+    with checking_weights("off"):
         train(make(seed=hvd.rank() + 1), 3)
 
 
 @on_ranks(2)
 def what_comes_apart_later_is_found_every_k_steps() -> None:
-    with checking("2"):
+    with checking_weights("2"):
         model = make()
         train(model, 4)
         move_apart(model.layers[1].kernel)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
 import numpy as np
 import tensorflow as tf
-from rank_cases import make_tests, on_ranks
+from rank_cases import checking_weights, make_tests, on_ranks
 
 import farandole as fd
 import farandole.tensorflow as hvd
@@ -65,15 +63,6 @@ def refused(call: Callable[[], Any]) -> str:
     assert len(set(hvd.allgather_object(told))) == 1, told
     assert ADVICE in str(caught.value)
     return told
-
-
-@contextmanager
-def checking(when: str) -> Iterator[None]:
-    os.environ["FARANDOLE_CHECK_WEIGHTS"] = when
-    try:
-        yield
-    finally:
-        del os.environ["FARANDOLE_CHECK_WEIGHTS"]
 
 
 @on_ranks(2, 3)
@@ -177,7 +166,7 @@ def a_function_that_is_traced_later_has_nothing_of_it() -> None:
 
 @on_ranks(2)
 def nothing_is_compared_where_it_is_off() -> None:
-    with checking("off"):
+    with checking_weights("off"):
         for kind in ("eager", "graph"):
             step = steps_of(Model(seed=hvd.rank()))[kind]
             for _ in range(3):
@@ -186,7 +175,7 @@ def nothing_is_compared_where_it_is_off() -> None:
 
 @on_ranks(2)
 def what_comes_apart_later_is_found_every_k_steps() -> None:
-    with checking("2"):
+    with checking_weights("2"):
         for kind in ("eager", "graph"):
             model = Model()
             step = steps_of(model)[kind]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from rank_cases import make_tests, on_ranks
+from rank_cases import checking_weights, make_tests, on_ranks
 from torch import nn
 
 import farandole as fd
@@ -56,15 +54,6 @@ def refused(call: Callable[[], Any]) -> fd.Mismatch:
     texts = hvd.allgather_object(str(caught.value))
     assert len(set(texts)) == 1, texts
     return caught.value
-
-
-@contextmanager
-def checking(when: str) -> Iterator[None]:
-    os.environ["FARANDOLE_CHECK_WEIGHTS"] = when
-    try:
-        yield
-    finally:
-        del os.environ["FARANDOLE_CHECK_WEIGHTS"]
 
 
 @on_ranks(2, 3)
@@ -130,7 +119,7 @@ def what_is_frozen_is_compared_and_statistics_are_not() -> None:
 
 @on_ranks(2)
 def nothing_is_compared_where_it_is_off() -> None:
-    with checking("off"):
+    with checking_weights("off"):
         for options in KINDS.values():
             model = make(seed=hvd.rank())
             optimizer = wrap(model, **options)
@@ -140,7 +129,7 @@ def nothing_is_compared_where_it_is_off() -> None:
 
 @on_ranks(2, 3)
 def what_comes_apart_later_is_found_every_k_steps() -> None:
-    with checking("3"):
+    with checking_weights("3"):
         for kind, options in KINDS.items():
             model = make()
             optimizer = wrap(model, **options)
@@ -190,7 +179,7 @@ def two_optimizers_are_compared_each_in_its_first_step() -> None:
 
 @on_ranks(3)
 def a_rank_that_has_joined_before_the_first_step_has_no_part_in_it() -> None:
-    with checking("2"):
+    with checking_weights("2"):
         model = make(seed=hvd.rank() // 2)  # that of the last rank is another one
         optimizer = wrap(model)
         if hvd.rank() < 2:
