@@ -41,14 +41,14 @@ def handle(arguments: argparse.Namespace) -> int:
     if arguments.draw is not None and arguments.json:
         raise CommandError("--draw and --json exclude each other")
     try:
+        _trace.recover(arguments.directory, living=True)
         if arguments.other is not None:
             directories.append(arguments.other)
         else:
-            _trace.recover(arguments.directory, living=True)
             directories = _trace.runs_in(arguments.directory)
         if arguments.draw is not None:
             return _draw(directories, arguments.step, arguments.draw)
-        for directory in directories:
+        for directory in {*directories} - {arguments.directory}:
             _trace.recover(directory, living=True)
         merged = [_trace.merge(directory) for directory in directories]
         found = [_trace.summary(directory) for directory in directories]

@@ -31,6 +31,11 @@ def period() -> float | None:
     return {"off": None, "first": math.inf}.get(value) if not value.isdigit() else float(value)
 
 
+def in_steps(period: float) -> int:
+    """A period for the core, which has no infinity."""
+    return int(min(period, 2**62))
+
+
 class Weights:
     """Of one model, on every rank of a set.
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from farandole import _core
 from farandole.common._process_set import ProcessSet
-from farandole.common._weights import Weights, period
+from farandole.common._weights import Weights, in_steps, period
 from farandole.jax._call import traced
 from farandole.jax._order import group_of_calls, token
 from farandole.jax._trees import NUMBERS
@@ -26,7 +26,6 @@ from farandole.jax.ops import allgather
 
 BROADCAST = "params = fdj.broadcast_parameters(params, root=0)"
 CHECKSUMS, WEIGHTS = "farandole_checksums", "farandole_weights"
-_NEVER = 2**62
 
 Rows = list[tuple[str, Any]]
 
@@ -92,7 +91,7 @@ class ArrayWeights:
             step,
             names="\n".join(name.replace("\n", " ") for name in names),
             ranks="\n".join(map(str, self._process_set.ranks)),
-            period=np.int64(min(self._period or _NEVER, _NEVER)),
+            period=np.int64(in_steps(self._period or math.inf)),
             line=self._line,
         )
 

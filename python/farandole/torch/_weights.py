@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from farandole import _core
-from farandole.common._weights import Weights, period
+from farandole.common._weights import Weights, in_steps, period
 from farandole.torch._tensors import borrow
-
-_NEVER = 2**62  # steps
 
 BROADCAST = "hvd.broadcast_parameters(model.state_dict(), root_rank=0)"
 
@@ -28,7 +26,7 @@ def watch_weights(
     """Makes it compare them as often as the setting says. In the model's order."""
     steps = period()
     if steps is not None:
-        what.watch_weights([name for name, _ in named], int(min(steps, _NEVER)), line)
+        what.watch_weights([name for name, _ in named], in_steps(steps), line)
 
 
 class TensorWeights(Weights):
