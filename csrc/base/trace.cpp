@@ -54,6 +54,10 @@ uint64_t next_id() {
 /// The events of one thread, which lie in the store. They are written between enter() and leave()
 /// by that thread; read, after `writing` was set, once nobody is inside.
 struct Trace::Ring {
+  // A constructor, as clang 14 makes no aggregate from make_unique's parentheses.
+  Ring(TraceHead::Row& its_row, TraceEvent* its_events, int64_t its_thread)
+      : row(its_row), events(its_events), thread(its_thread) {}
+
   TraceHead::Row& row;
   TraceEvent* const events;
   const int64_t thread;
