@@ -4,14 +4,31 @@
 #include "bindings/bind.h"
 #include "bindings/tracing.h"
 
+#include <mutex>
 #include <utility>
 
 namespace farandole {
 namespace {
 
-std::shared_ptr<Trace>& current() {
-  static auto* trace = new std::shared_ptr<Trace>;  // outlives every thread that records
-  return *trace;
+/// The process's trace. Worlds start with and without Python's lock, so it has one of its own.
+struct CurrentTrace {
+  std::mutex mutex;
+  std::shared_ptr<Trace> trace;
+};
+
+CurrentTrace& current() {
+  static auto* kept = new CurrentTrace;  // outlives every thread that records
+  return *kept;
+}
+
+std::shared_ptr<Trace> current_trace() {
+  const std::lock_guard lock(current().mutex);
+  return current().trace;
+}
+
+void set_current_trace(std::shared_ptr<Trace> trace) {
+  const std::lock_guard lock(current().mutex);
+  current().trace.swap(trace);  // the one before ends outside
 }
 
 /// FNV-1a of what all ranks of this run know and no other run does.
@@ -28,7 +45,7 @@ class PySpan {
   explicit PySpan(std::string name) : name_(std::move(name)) {}
 
   void enter() {
-    trace_ = current();
+    trace_ = current_trace();
     if (trace_) span_ = std::make_unique<TraceSpan>(trace_.get(), TraceKind::user, name_);
   }
   void exit() { span_.reset(); }
@@ -43,20 +60,24 @@ class PySpan {
 
 std::shared_ptr<Trace> start_trace(const std::string& directory, const Host& host,
                                    const std::string& job, const std::string& tuning) {
-  auto& trace = current();
-  if (directory.empty()) return trace = nullptr;
-  if (trace && trace->identity().directory == directory && trace->identity().rank == host.rank) {
+  const auto goes_on = [&](const Trace& one) {
+    return one.identity().directory == directory && one.identity().rank == host.rank;
+  };
+  auto trace = current_trace();
+  if (trace && goes_on(*trace)) {
     trace->next_world();
     return trace;
   }
+  set_current_trace(trace = nullptr);
+  if (directory.empty()) return nullptr;
   const std::string name = host.peers[static_cast<size_t>(host.rank)].info.host;
-  trace = nullptr;
   try {
     trace = std::make_shared<Trace>(
         Trace::Identity{directory, run_of(host, job), host.rank, host.size(), name, tuning});
   } catch (const Error& error) {
     log(LogLevel::warning, "nothing is traced: " + error.verdict());
   }
+  set_current_trace(trace);
   return trace;
 }
 
@@ -70,14 +91,15 @@ void start_timeline(Engine& engine, const std::string& directory, int number) {
   auto trace = std::make_shared<Trace>(
       Trace::Identity{directory, run, host.rank, host.size(), name, fingerprint(engine.tuning())});
   engine.set_trace(trace);
-  current() = trace;
+  set_current_trace(trace);
 }
 
 void stop_timeline(Engine& engine) {
   Trace* const trace = engine.trace();
   if (trace == nullptr)
     throw Error(ErrorCode::invalid_argument, "nothing is traced, so nothing can be stopped");
-  const std::shared_ptr<Trace> kept = std::exchange(current(), nullptr);
+  const std::shared_ptr<Trace> kept = current_trace();
+  set_current_trace(nullptr);
   engine.set_trace(nullptr);
   const py::gil_scoped_release unlocked;
   trace->write();
@@ -105,7 +127,7 @@ void bind_trace(py::module_& module) {
   module.def(
       "drop_trace_file",
       [] {
-        if (current()) current()->drop_file();
+        if (const auto trace = current_trace()) trace->drop_file();
       },
       "The process ends: what the trace's events lie in is not needed any more.");
   module.def("recover_trace_part", &recover_trace_part, py::arg("events_file"), py::arg("living"),

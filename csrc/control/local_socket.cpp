@@ -1,5 +1,6 @@
 #include "control/local_socket.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,6 +27,14 @@ LocalAddress::LocalAddress(const std::string& job) {
 
 Fd make_local_socket() {
   return Fd(checked(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), "socket"));
+}
+
+bool connect_at_once(int fd, const LocalAddress& address) {
+  const int flags = checked(::fcntl(fd, F_GETFL), "fcntl");
+  checked(::fcntl(fd, F_SETFL, flags | O_NONBLOCK), "fcntl");
+  if (::connect(fd, address.get(), address.length) != 0) return false;
+  checked(::fcntl(fd, F_SETFL, flags), "fcntl");
+  return true;
 }
 
 bool LocalAddress::is_held_silently() const {

@@ -30,6 +30,9 @@ struct LocalAddress {
 
 Fd make_local_socket();
 
+/// False, with errno, where nobody listens there, or who listens takes no more for now (EAGAIN).
+bool connect_at_once(int fd, const LocalAddress& address);
+
 /// Whether the other end was opened by this process's user.
 bool same_user(int fd);
 /// The process that listens at the other end, or opened it.

@@ -60,12 +60,14 @@ Fd dial(const Invitation& me, Deadline deadline) {
   int deaf = 0;
   for (TimePoint look = now() + kLook;;) {
     Fd socket = make_local_socket();
-    if (::connect(socket.get(), address.get(), address.length) == 0) {
+    if (connect_at_once(socket.get(), address)) {
       if (!same_user(socket.get()))
         throw Error(ErrorCode::authentication, "rank 0 of this job runs as another user");
       return socket;
     }
-    if (deadline.passed(now())) throw no_rank_0(me, "");
+    const bool full = errno == EAGAIN;
+    if (deadline.passed(now()))
+      throw no_rank_0(me, full ? ": its place is held, and whoever holds it takes nobody in" : "");
     if (now() >= look) {
       look = now() + kLook;
       deaf = address.is_held_silently() ? deaf + 1 : 0;

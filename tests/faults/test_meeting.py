@@ -163,3 +163,20 @@ def test_a_squatted_meeting_point_fails_every_rank_at_once(spawn: Spawn) -> None
                 assert o.error == "RendezvousError", o.trace
                 assert f"rank {r} found no rank 0 of the job" in o.verdict
                 assert SQUATTERS[kind] in o.verdict
+
+
+def test_a_place_that_takes_nobody_in_is_left_at_the_deadline(spawn: Spawn) -> None:
+    place: dict[str, str | None] = {"FARANDOLE_RUN_ID": f"full-{os.getpid()}", "MASTER_PORT": "7"}
+    address = meeting_point(spawn, place)
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as taken,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as guest,
+    ):
+        taken.bind(address)
+        taken.listen(0)
+        guest.connect(address)  # and with it the queue is full: a blocking connect would wait
+        world = spawn(3, env={**place, "FARANDOLE_START_TIMEOUT": "1"})
+        world.start(fd.init, ranks=[1])
+        outcome = world.outcome(1)
+    assert outcome.error == "RendezvousError", outcome.trace
+    assert "its place is held, and whoever holds it takes nobody in" in outcome.verdict

@@ -110,13 +110,19 @@ def test_two_first_ranks(spawn: Spawn) -> None:
     assert any("another rank 0 of the job" in o.verdict for o in outcomes)
 
 
-def test_settings_must_agree(spawn: Spawn) -> None:
-    world = spawn(2, each=[{}, {"FARANDOLE_LEVEL": "fast"}])
+SHARED = {"LEVEL": ("canonical", "fast"), "CHECK_WEIGHTS": ("first", "off")}
+
+
+@pytest.mark.parametrize("setting", SHARED)
+def test_settings_must_agree(spawn: Spawn, setting: str) -> None:
+    mine, other = SHARED[setting]
+    name = f"FARANDOLE_{setting}"
+    world = spawn(2, each=[{name: mine}, {name: other}])
     world.start(join)
     for o in world.outcomes():
         assert o.error == "RendezvousError"
-        assert "level=fast" in o.verdict
-        assert "level=canonical" in o.verdict
+        assert f"{setting.lower()}={other}" in o.verdict
+        assert f"{setting.lower()}={mine}" in o.verdict
 
 
 # ---- ranks that are missing ----
