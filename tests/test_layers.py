@@ -20,14 +20,18 @@ ALLOWED = {
     "transport": set(),
     "control": {"transport"},
     "engine": {"control", "transport", "schedule", "fold"},
-    # The group lays the mesh (group/mesh): it knows all transports and what an engine runs over.
+    "backends": {"engine", "transport", "schedule", "fold"},
     "group": {"engine", "control", "transport", "schedule", "fold"},
+    "named": {"group", "engine", "control", "transport", "schedule", "fold"},
     "fusion": {"group", "engine", "control", "transport", "schedule", "fold"},
-    "jax": {"fusion", "group", "engine", "control", "transport", "schedule", "fold"},
-    "testing": {"group", "engine", "control", "transport", "schedule", "fold"},
+    "jax": {"named", "fusion", "group", "engine", "control", "transport", "schedule", "fold"},
+    "testing": {
+        "named", "backends", "group", "engine", "control", "transport", "schedule", "fold",
+    },
     "tensorflow": set(),  # a plug-in: base/plugin.h is all it knows of the rest
     "bindings": {
-        "jax", "fusion", "group", "engine", "control", "transport", "schedule", "fold", "testing",
+        "jax", "named", "fusion", "backends", "group", "engine", "control", "transport", "schedule",
+        "fold", "testing",
     },
 }  # fmt: skip
 FRAMEWORK_HEADERS = re.compile(

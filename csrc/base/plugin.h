@@ -28,7 +28,7 @@ struct PluginResult {
   int32_t last_joined;  // join
 };
 
-/// What is asked for by name (fusion/named_request.h says more). Refers to the caller's memory: the
+/// What is asked for by name (named/request.h says more). Refers to the caller's memory: the
 /// buffers are lent until `finished`, everything else for the call alone.
 struct PluginAsk {
   const char* kind;  // a Collective by name; null: join

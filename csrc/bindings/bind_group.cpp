@@ -7,6 +7,8 @@
 #include <optional>
 #include <string>
 
+#include "backends/algorithm_names.h"
+#include "backends/mesh.h"
 #include "base/arm_fault.h"
 #include "base/log.h"
 #include "bindings/arrays.h"
@@ -19,10 +21,8 @@
 #include "control/farewell.h"
 #include "control/launcher.h"
 #include "control/rendezvous.h"
-#include "engine/algorithm_names.h"
 #include "engine/fork.h"
 #include "group/group.h"
-#include "group/mesh.h"
 #include "jax/handlers.h"
 
 namespace farandole {
@@ -43,8 +43,7 @@ Duration to_duration(double seconds) {
 
 EngineOptions engine_options(const Config& config) {
   EngineOptions options;
-  options.schedules = schedules_over_shm();
-  options.channels = channels_over_shm();
+  lay_mesh(options);
   options.spin = to_duration(config.spin_us * 1e-6);
   options.warn_after = to_duration(config.warn_after);
   options.progress = config.progress == "thread"   ? ProgressMode::thread

@@ -11,8 +11,8 @@
 #include "bindings/calls.h"
 #include "bindings/named_handles.h"
 #include "engine/fork.h"
+#include "fusion/joined_rank_proxy.h"
 #include "fusion/sharded_update.h"
-#include "fusion/stand_in.h"
 
 namespace farandole {
 namespace {
@@ -72,14 +72,14 @@ int64_t join(const std::shared_ptr<PyNames>& names) {
   return NamedHandles::all().add(std::move(held));
 }
 
-std::vector<int> stand_in(const std::shared_ptr<PyNames>& names, int64_t handle,
-                          std::vector<std::shared_ptr<Reducer>> reducers,
-                          const std::vector<std::shared_ptr<ShardedUpdate>>& updates) {
+std::vector<int> serve_as_proxy(const std::shared_ptr<PyNames>& names, int64_t handle,
+                                std::vector<std::shared_ptr<Reducer>> reducers,
+                                const std::vector<std::shared_ptr<ShardedUpdate>>& updates) {
   refuse_in_child();
   std::vector<std::shared_ptr<Stream>> others;
   for (const auto& update : updates) others.push_back(update->stream());
   const NamedRequest* const join = NamedHandles::all().find(handle).request;
-  StandIn here(*names->world, join->finished, std::move(reducers), std::move(others));
+  JoinedRankProxy here(*names->world, join->finished, std::move(reducers), std::move(others));
   wait_for(names->world, [&](Deadline d) { return here.wait(d); });
   return here.steps();
 }
@@ -112,7 +112,8 @@ void bind_named(py::module_& module) {
            "Takes part in the others' operations until all have joined; the "
            "handle's result is the last rank to join.")
       .def(
-          "stand_in", &stand_in, py::arg("handle"), py::arg("reducers"), py::arg("updates"),
+          "serve_as_proxy", &serve_as_proxy, py::arg("handle"), py::arg("reducers"),
+          py::arg("updates"),
           "Until that join is over, takes part in the reducers' steps with zeros. A step of one of "
           "the updates fails the world. Returns how many steps it were, by reducer.")
       .def(

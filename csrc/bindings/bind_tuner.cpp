@@ -4,10 +4,10 @@
 #include <map>
 #include <string>
 
+#include "backends/explain.h"
+#include "backends/schedule_backend.h"
 #include "bindings/bind.h"
 #include "bindings/schedules.h"
-#include "engine/schedule_backend.h"
-#include "group/tuner.h"
 
 namespace farandole {
 namespace {

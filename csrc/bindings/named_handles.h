@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "fusion/named.h"
+#include "named/named.h"
 
 namespace farandole {
 

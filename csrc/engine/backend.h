@@ -1,6 +1,7 @@
 // A way to run whole collectives on one stream.
 #pragma once
 
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -20,6 +21,11 @@ class Backend {
   virtual std::string_view name() const = 0;
   /// Decided from what all ranks share: kind, counts, dtype, algorithm, level; never from pointers.
   virtual bool can_run(const Operation& operation) const = 0;
+  /// Throws Error(invalid_argument), saying why it cannot, where the operation asks by name for a
+  /// way that is this backend's.
+  virtual void refuse(const Operation& operation) const = 0;
+  /// The ways that could run it, for the advice of another backend's refusal.
+  virtual std::string ways_for(const Operation& operation) const = 0;
   /// `sequence` counts the stream's operations; `operation` outlives the run. The other ranks may
   /// not have come yet, or have started something else: no data of theirs is looked at.
   virtual void start(const Operation& operation, uint32_t sequence) = 0;
@@ -36,6 +42,8 @@ class Backend {
   virtual std::vector<int> lacking() const = 0;
   /// Forgets the operation in flight; touches no memory of any caller afterwards.
   virtual void abort() noexcept = 0;
+  /// How the last operation was run, as `algorithm` would name it; a literal.
+  virtual std::string_view way() const = 0;
 };
 
 }  // namespace farandole

@@ -91,19 +91,20 @@ std::shared_ptr<Stream> Engine::open_stream(const Membership& membership, std::s
     const std::lock_guard lock(closed->mutex);
     closed->pages.push_back(std::move(page));
   });
-  if (schedules && options_.schedules)
-    opened->run_schedules_by(options_.schedules(*this, membership, key, opened->memory()));
+  for (const BackendMaker& make : {options_.direct, schedules ? options_.schedules : nullptr})
+    if (make) opened->add_backend(make(*this, membership, key, opened->memory()));
   return opened;
 }
 
-std::shared_ptr<Lifeline> Engine::share_lifeline(FateCell& cell, uint64_t key, std::byte* owned,
-                                                 const std::vector<int>& members) {
+std::shared_ptr<FailureDetector> Engine::share_detector(FailureRecord& cell, uint64_t key,
+                                                        std::byte* owned,
+                                                        const std::vector<int>& members) {
   ClosedPage page{key, owned, {}};
   for (const int member : members)
     if (member != host_.rank) page.readers.push_back({member, false});
-  return {new HostLifeline(cell), [page, closed = closed_, segment = host_.segment,
-                                   rank = host_.rank](HostLifeline* lifeline) {
-            delete lifeline;
+  return {new HostFailureDetector(cell), [page, closed = closed_, segment = host_.segment,
+                                          rank = host_.rank](HostFailureDetector* detector) {
+            delete detector;
             if (in_child()) return;  // what it refers to belongs to the parent
             segment->close(rank, page.key);
             const std::lock_guard lock(closed->mutex);
@@ -388,7 +389,7 @@ void Engine::look_at_waits(TimePoint when) {
   for (const auto& task : tasks_) task->list_waits(list);
   const std::optional<Error> deadlock = waits_.look(when, list);
   if (!deadlock) return;
-  for (const auto& stream : active_) stream->membership().lifeline->report(*deadlock);
+  for (const auto& stream : active_) stream->membership().detector->report(*deadlock);
   for (const auto& task : tasks_) task->fail_waits(*deadlock);
 }
 

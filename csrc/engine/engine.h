@@ -11,14 +11,13 @@
 #include "base/config.h"
 #include "control/host.h"
 #include "engine/driver.h"
-#include "engine/schedule_backend.h"
 #include "engine/stream.h"
 #include "engine/task.h"
 #include "engine/wait_watch.h"
 
 namespace farandole {
 
-/// Makes the backend that runs schedules on one stream, whose memory outlives it.
+/// Makes a backend for one stream, whose memory outlives it.
 using BackendMaker = std::function<std::unique_ptr<Backend>(const Engine&, const Membership&,
                                                             uint64_t key, const StreamMemory&)>;
 
@@ -30,7 +29,8 @@ struct EngineOptions {
   Duration warn_after = std::chrono::seconds(10);
   ProgressMode progress = ProgressMode::automatic;
   bool threads = true;           // false: whoever owns the engine polls it, as simulated worlds do
-  BackendMaker schedules;        // none: paths over shared memory alone
+  BackendMaker direct;           // runs over shared memory; none: nothing runs
+  BackendMaker schedules;        // runs what that cannot
   ConnectMaker channels;         // none: ranks exchange no messages
   std::shared_ptr<Trace> trace;  // null: nothing is traced until set_trace()
   TuningTable tuning;            // the same on all ranks
@@ -61,14 +61,16 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const TuningTable& tuning() const { return options_.tuning; }
 
   /// Opens a stream without waiting for the peers. `number` tells the streams of a group apart and
-  /// is the same on every member. Without `schedules` it has the paths over shared memory alone.
+  /// is the same on every member. Without `schedules` it has `direct` alone.
   std::shared_ptr<Stream> open_stream(const Membership& membership, std::string label,
                                       uint64_t number, bool schedules = true);
 
-  /// The lifeline of a group whose members all know its cell under `key`. Once its group and
-  /// streams are gone on every member, the cell (`owned`, on the rank that made it) is given back.
-  std::shared_ptr<Lifeline> share_lifeline(FateCell& cell, uint64_t key, std::byte* owned,
-                                           const std::vector<int>& members);
+  /// The failure detector of a group whose members all know its cell under `key`. Once its group
+  /// and streams are gone on every member, the cell (`owned`, on the rank that made it) is given
+  /// back.
+  std::shared_ptr<FailureDetector> share_detector(FailureRecord& cell, uint64_t key,
+                                                  std::byte* owned,
+                                                  const std::vector<int>& members);
 
   /// Any thread. With `caller_waits` nobody else is woken to drive.
   Handle submit(const std::shared_ptr<Stream>& stream, Operation operation,

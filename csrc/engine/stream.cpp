@@ -9,8 +9,6 @@
 
 #include "base/fault.h"
 #include "base/log.h"
-#include "base/spelling.h"
-#include "schedule/planners.h"
 
 namespace farandole {
 namespace {
@@ -32,7 +30,6 @@ Stream::Stream(const EngineView& around, const Membership& membership, std::stri
       membership_(membership),
       label_(std::move(label)),
       key_(key),
-      direct_(memory_, *around.tuning),
       sequence_(first_sequence) {
   memory_.rank = membership_.rank;
   memory_.members = membership_.members;
@@ -83,7 +80,7 @@ Progress Stream::poll(TimePoint until) {
 
 Progress Stream::guarded_advance(TimePoint until) {
   try {
-    if (phase_ != Phase::leaving && membership_.lifeline->failed()) {
+    if (phase_ != Phase::leaving && membership_.detector->failed()) {
       if (backend_ != nullptr) backend_->abort();
       enter(Phase::leaving);
       leaving_since_ = now();
@@ -165,37 +162,25 @@ bool Stream::held_back() {
 }
 
 Backend& Stream::backend_for(const Operation& operation) {
-  return direct_.can_run(operation) || !schedules_ ? static_cast<Backend&>(direct_) : *schedules_;
+  for (const auto& backend : backends_)
+    if (backend->can_run(operation)) return *backend;
+  return *backends_.front();
 }
 
 void Stream::require_backend(const Operation& o) const {
-  if (direct_.can_run(o)) return;
-  if (!schedules_)
-    throw Error(ErrorCode::invalid_argument, "this group can only run paths over shared memory");
-  if (ShmDirect::is_by_address(o.algorithm) && !memory_.foreign)
-    throw Error(ErrorCode::invalid_argument,
-                "algorithm '" + o.algorithm +
-                    "' needs to reach other ranks' memory, which it may not: " +
-                    around_.host->foreign.why_not,
-                {},
-                "let the kernel permit process_vm_readv and process_vm_writev between ranks, "
-                "or use another algorithm");
-  if (ShmDirect::is_path(o.algorithm))
-    throw Error(ErrorCode::invalid_argument, "path '" + o.algorithm + "' cannot run " +
-                                                 std::string(name_of(o.kind)) + " of " +
-                                                 std::to_string(o.input.bytes()) + " bytes");
-  Shape shape;
-  shape.size = memory_.size();
-  shape.count = o.count;
-  shape.counts = o.counts;
-  shape.root = o.root;
-  if (o.algorithm == schedules_->name()) return;
-  try {
-    require_planner(o.kind, o.algorithm, shape, o.level);
-  } catch (const Error& refusal) {  // knows of planners alone
-    throw Error(refusal.code(), refusal.verdict(), refusal.where(),
-                refusal.advice() + "; over shared memory: " + join_names(direct_.paths_for(o)));
+  for (const auto& backend : backends_)
+    if (backend->can_run(o)) return;
+  std::string others;
+  for (const auto& backend : backends_) {
+    try {
+      backend->refuse(o);
+    } catch (const Error& refusal) {  // knows of its own ways alone
+      throw Error(refusal.code(), refusal.verdict(), refusal.where(), refusal.advice() + others);
+    }
+    others += "; " + backend->ways_for(o);
   }
+  throw Error(ErrorCode::invalid_argument,
+              "these ranks run " + std::string(name_of(o.kind)) + " by other ways alone" + others);
 }
 
 void Stream::start() {
@@ -242,8 +227,8 @@ Progress Stream::run(TimePoint until) {
   if (progress == Progress::finished) {
     // A rank that learns of the failure takes its buffers back, while we may still have read them:
     // data count only when the group was alive after the last of them was read.
-    std::atomic_thread_fence(std::memory_order_acquire);  // partner: Lifeline::report
-    if (membership_.lifeline->failed()) return Progress::moved;
+    std::atomic_thread_fence(std::memory_order_acquire);  // partner: FailureDetector::report
+    if (membership_.detector->failed()) return Progress::moved;
     finish(std::nullopt);
   } else if (progress == Progress::idle && backend_->agrees_in_data() && sees_difference()) {
     backend_->abort();
@@ -255,9 +240,7 @@ Progress Stream::run(TimePoint until) {
 
 void Stream::finish(std::optional<Error> error) {
   publish(memory_.mine().completed, progress(sequence_, 0));
-  const std::string_view path = backend_ == &direct_  ? direct_.path_name()
-                                : backend_ != nullptr ? backend_->name()
-                                                      : "";
+  const std::string_view path = backend_ != nullptr ? backend_->way() : "";
   // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): names are literals
   last_path_.store(path.data(), std::memory_order_relaxed);
   queue_.front()->error = std::move(error);
@@ -331,7 +314,7 @@ void Stream::fail_group(const Error& error) {
   Context where = error.where();
   if (where.operation.empty()) where.operation = title();
   if (where.tensor.empty() && !queue_.empty()) where.tensor = operation().name;
-  membership_.lifeline->report(Error(error.code(), error.verdict(), where, error.advice()));
+  membership_.detector->report(Error(error.code(), error.verdict(), where, error.advice()));
 }
 
 /// Peers may be writing into the buffers of the operation in flight; they are given back to their
@@ -357,7 +340,7 @@ bool Stream::others_are_out() {
 }
 
 Progress Stream::leave() {
-  std::optional<Error> verdict = membership_.lifeline->verdict();
+  std::optional<Error> verdict = membership_.detector->verdict();
   if (!verdict && now() - leaving_since_ > kReportPatience)
     verdict = Error(ErrorCode::aborted, title() +
                                             " failed, but the rank that reported why did not "

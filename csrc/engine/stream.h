@@ -14,12 +14,12 @@
 
 #include "base/trace.h"
 #include "control/deaths.h"
+#include "control/failure_detector.h"
 #include "control/host.h"
-#include "control/lifeline.h"
 #include "engine/backend.h"
 #include "engine/handle.h"
-#include "engine/shm_direct.h"
 #include "engine/stream_page.h"
+#include "schedule/tuning.h"
 
 namespace farandole {
 
@@ -28,7 +28,7 @@ struct Membership {
   uint64_t key = 0;          // the group's, the same on all members
   int rank = 0;              // this rank's place in `members`
   std::vector<int> members;  // world ranks
-  std::shared_ptr<Lifeline> lifeline;
+  std::shared_ptr<FailureDetector> detector;
   const std::atomic<uint64_t>* abort = nullptr;
 };
 
@@ -87,8 +87,8 @@ class Stream {
   const std::string& label() const { return label_; }
   const StreamMemory& memory() const { return memory_; }
   uint64_t key() const { return key_; }
-  /// Before the first operation; without it there are the paths over shared memory alone.
-  void run_schedules_by(std::unique_ptr<Backend> backend) { schedules_ = std::move(backend); }
+  /// Before the first operation: one more, for what those before it cannot run.
+  void add_backend(std::unique_ptr<Backend> backend) { backends_.push_back(std::move(backend)); }
   /// What is to be given back later, for a stream that is about to be destroyed.
   ClosedPage leave_behind() const;
 
@@ -160,9 +160,8 @@ class Stream {
   std::string label_;
   uint64_t key_;
   StreamMemory memory_;
-  ShmDirect direct_;
-  std::unique_ptr<Backend> schedules_;
-  Backend* backend_ = nullptr;
+  std::vector<std::unique_ptr<Backend>> backends_;  // preferred ones first
+  Backend* backend_ = nullptr;                      // the one that runs the operation in flight
   Phase phase_ = Phase::resting;
   uint32_t sequence_ = 0;
   bool pages_open_ = false;

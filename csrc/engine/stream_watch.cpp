@@ -158,8 +158,8 @@ void Stream::look_around(TimePoint when) {
   for (int r = 0; r < memory_.size(); ++r)
     if (needs(r) || r == memory_.rank) check_members(r);
   show_holdups(when);
-  if (operation().deadline.passed(when) && !membership_.lifeline->failed()) {
-    membership_.lifeline->report(stalled(when));
+  if (operation().deadline.passed(when) && !membership_.detector->failed()) {
+    membership_.detector->report(stalled(when));
   } else if (when >= next_warning_) {
     warn(when);
     next_warning_ = when + std::chrono::seconds(60);
@@ -178,7 +178,7 @@ void Stream::check_members(int r) {
   // An operation by name has an order, and so is here, once all ranks have submitted it.
   const bool submitted =
       r == memory_.rank || has_begun(r) || key_ == stream_key(membership_.key, kNamesNumber);
-  membership_.lifeline->report(*absence_of(around_, world_rank, std::move(where), submitted));
+  membership_.detector->report(*absence_of(around_, world_rank, std::move(where), submitted));
 }
 
 bool is_absent(const EngineView& around, int world_rank) {

@@ -11,7 +11,7 @@
 
 #include "base/fixed_text.h"
 #include "base/hash.h"
-#include "control/lifeline.h"
+#include "control/failure_detector.h"
 
 namespace farandole {
 namespace {

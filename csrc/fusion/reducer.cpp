@@ -210,7 +210,7 @@ void Reducer::launch_rest() {
   launch_complete();
   launch_flags();
   if (!order_.agreed()) launch_order();
-  if (auto flight = weights_.launch(*group_, stream_)) handles_.push_back(std::move(*flight));
+  if (auto handle = weights_.launch(*group_, stream_)) handles_.push_back(std::move(*handle));
 }
 
 bool Reducer::wait(Deadline until) {
@@ -285,7 +285,7 @@ void Reducer::abandon() {
   launch_rest();
 }
 
-void Reducer::stand_in() {
+void Reducer::step_by_proxy() {
   take_better_plan();
   {
     const std::lock_guard lock(mutex_);

@@ -101,7 +101,7 @@ class Reducer {
 
   /// A whole step of a rank that has joined: zeros in every bucket, and no say in the order. Waits
   /// for nobody; to be followed by drain(). While no step is open. Takes up a better plan.
-  void stand_in();
+  void step_by_proxy();
   /// The open step is launched, and nothing of it is in flight: wait() will not wait.
   bool step_over() const;
 

@@ -207,7 +207,7 @@ void ShardedUpdate::launch_flags() {
   o.keepalive = flags_;
   flights_.push_back(
       group_->submit_to(stream_, Collective::all_reduce, buffer, buffer, std::move(o)));
-  if (auto flight = weights_.launch(*group_, stream_)) flights_.push_back(std::move(*flight));
+  if (auto handle = weights_.launch(*group_, stream_)) flights_.push_back(std::move(*handle));
   phase_ = Phase::agreeing;
 }
 

@@ -108,7 +108,7 @@ void AnySource::list_waits(WaitList& list) const {
 }
 
 void AnySource::fail_waits(const Error& error) {
-  if (waiting_.load(std::memory_order_acquire)) group_.lifeline->report(error);
+  if (waiting_.load(std::memory_order_acquire)) group_.detector->report(error);
 }
 
 std::string AnySource::others() const {
@@ -130,14 +130,14 @@ std::optional<Error> AnySource::failure_of(Pending& pending, TimePoint when) {
     pending.next_warning = when + engine_.view().warn_after;
     if (o.timeout > Duration::zero()) o.deadline.at = std::min(o.deadline.at, when + o.timeout);
   }
-  Lifeline& lifeline = *group_.lifeline;
-  if (!lifeline.failed()) {
+  FailureDetector& detector = *group_.detector;
+  if (!detector.failed()) {
     if (const auto error = absence(title(pending)))
-      lifeline.report(*error);
+      detector.report(*error);
     else if (o.deadline.passed(when))
-      lifeline.report(stalled(pending, when));
+      detector.report(stalled(pending, when));
   }
-  if (lifeline.failed()) return lifeline.verdict();
+  if (detector.failed()) return detector.verdict();
   if (when >= pending.next_warning) {
     log(LogLevel::warning, title(pending) + " has waited " + seconds_text(when - pending.started) +
                                "; no rank has sent anything with this tag" + others() +

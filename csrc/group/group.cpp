@@ -88,26 +88,26 @@ std::shared_ptr<Group> Group::world(std::shared_ptr<Engine> engine, GroupDefault
 
 Group::Group(std::shared_ptr<Engine> engine, std::vector<int> members, uint64_t key,
              GroupDefaults defaults, Deadline deadline)
-    : engine_(std::move(engine)), defaults_(std::move(defaults)), loans_(engine_->arena()) {
+    : engine_(std::move(engine)), defaults_(std::move(defaults)), pool_(engine_->arena()) {
   const Host& host = engine_->host();
-  const uint64_t fate_key = mix(key, kFateSalt);
+  const uint64_t record_key = mix(key, kFateSalt);
   const int leader = members.front();
   // The lowest member owns the cell; the others publish only that they may look at it.
   std::byte* owned = nullptr;
   if (host.rank == leader) {
-    owned = engine_->arena()->allocate(sizeof(FateCell));
-    new (owned) FateCell;
+    owned = engine_->arena()->allocate(sizeof(FailureRecord));
+    new (owned) FailureRecord;
   }
-  host.segment->publish(host.rank, fate_key,
+  host.segment->publish(host.rank, record_key,
                         owned != nullptr ? *host.segment->offset_of(owned, 1) : 0);
-  auto* cell = std::launder(reinterpret_cast<FateCell*>(
-      host.segment->at(await(*engine_, leader, fate_key, deadline, defaults_.interrupted))));
+  auto* cell = std::launder(reinterpret_cast<FailureRecord*>(
+      host.segment->at(await(*engine_, leader, record_key, deadline, defaults_.interrupted))));
   membership_.key = key;
   membership_.members = std::move(members);
   membership_.rank = static_cast<int>(
       std::find(membership_.members.begin(), membership_.members.end(), host.rank) -
       membership_.members.begin());
-  membership_.lifeline = engine_->share_lifeline(*cell, fate_key, owned, membership_.members);
+  membership_.detector = engine_->share_detector(*cell, record_key, owned, membership_.members);
   membership_.abort = &cell->state.value;
   program_order_ = engine_->open_stream(membership_, "", 0);
   newest_ = program_order_.get();
@@ -345,7 +345,7 @@ void Group::wait_for(const Handle& handle, const std::function<void()>& interrup
 }
 
 void Group::abort(const Error& error) {
-  membership_.lifeline->report(error);
+  membership_.detector->report(error);
   engine_->wake_everyone();
 }
 
@@ -359,8 +359,8 @@ void Group::abort_interrupted() {
 }
 
 void Group::check() const {
-  if (membership_.lifeline->failed())
-    if (const auto verdict = membership_.lifeline->verdict()) throw Error(*verdict);
+  if (membership_.detector->failed())
+    if (const auto verdict = membership_.detector->verdict()) throw Error(*verdict);
 }
 
 std::shared_ptr<std::byte> Group::allocate(size_t bytes) {

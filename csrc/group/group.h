@@ -11,7 +11,7 @@
 #include "group/any_source.h"
 #include "group/arguments.h"
 #include "group/pairs.h"
-#include "transport/loans.h"
+#include "transport/buffer_pool.h"
 
 namespace farandole {
 
@@ -118,7 +118,7 @@ class Group : public std::enable_shared_from_this<Group> {
   /// Memory that all ranks of the host map, zero at first; released with the last owner.
   std::shared_ptr<std::byte> allocate(size_t bytes);
   /// Such memory, not cleared, from a small store.
-  std::shared_ptr<std::byte> borrow(size_t bytes) { return loans_.borrow(bytes); }
+  std::shared_ptr<std::byte> borrow(size_t bytes) { return pool_.borrow(bytes); }
   std::string describe() const;
   /// The path of the newest operation, in program order or between two ranks.
   std::string_view last_path() const { return newest_.load()->last_path(); }
@@ -140,7 +140,7 @@ class Group : public std::enable_shared_from_this<Group> {
   std::once_flag any_source_made_;
   std::shared_ptr<AnySource> any_source_;       // made when it is first asked for
   std::atomic<const Stream*> newest_{nullptr};  // of program_order_ or pairs_
-  Loans loans_;
+  BufferPool pool_;
   std::atomic<bool> submitting_{false};
   // Of run(), guarded by submitting_: the request of the call before, null while in use, and what
   // that call said.

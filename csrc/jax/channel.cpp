@@ -14,7 +14,7 @@ Error invalid(const std::string& text, const std::string& advice) {
 }  // namespace
 
 JaxChannel::JaxChannel(std::shared_ptr<Group> world)
-    : world_(std::move(world)), loans_(world_->engine()->arena()) {
+    : world_(std::move(world)), pool_(world_->engine()->arena()) {
   know({});
 }
 
@@ -50,14 +50,14 @@ const JaxChannel::Lane& JaxChannel::lane_for(const JaxCall& call) const {
   return lane;
 }
 
-std::shared_ptr<Flight> JaxChannel::launch(JaxCall call) {
+std::shared_ptr<FusedCall> JaxChannel::launch(JaxCall call) {
   refuse_in_child();
   const std::lock_guard lock(launching_);
   const Lane& lane = lane_for(call);
   take_turn(call, *lane.group);
-  auto flight = std::make_shared<Flight>(lane.group, std::move(call));
-  flight->launch(lane.stream, loans_);
-  return flight;
+  auto fused = std::make_shared<FusedCall>(lane.group, std::move(call));
+  fused->launch(lane.stream, pool_);
+  return fused;
 }
 
 void JaxChannel::take_turn(const JaxCall& call, Group& group) {

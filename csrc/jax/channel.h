@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "jax/flight.h"
+#include "jax/fused_call.h"
 
 namespace farandole {
 
@@ -28,7 +28,7 @@ class JaxChannel {
 
   /// Any thread. Checks the call and its place in the order; throws what is wrong. A call out of
   /// order fails its group: what the other ranks would reduce it with is not known.
-  std::shared_ptr<Flight> launch(JaxCall call);
+  std::shared_ptr<FusedCall> launch(JaxCall call);
 
   /// A new order begins: whatever position comes next is its first.
   void begin_anew();
@@ -48,7 +48,7 @@ class JaxChannel {
   void take_turn(const JaxCall& call, Group& group);
 
   std::shared_ptr<Group> world_;
-  Loans loans_;
+  BufferPool pool_;
   std::mutex launching_;  // held while a call takes its turn and goes out; guards the next two
   std::map<std::string, Lane> lanes_;
   std::optional<uint32_t> next_;

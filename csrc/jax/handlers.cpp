@@ -3,7 +3,7 @@
 #include <mutex>
 #include <string>
 
-#include "jax/courier.h"
+#include "jax/completion_executor.h"
 #include "jax/weights.h"
 
 namespace farandole {
@@ -68,11 +68,11 @@ ffi::Future* make_future(const ffi::Api& api) {
   return api.future_create(&arguments) == nullptr ? arguments.future : nullptr;
 }
 
-/// Sees the flight through and tells XLA how it ended.
+/// Sees the call through and tells XLA how it ended.
 void complete(const ffi::Api& api, ffi::Future* future, JaxChannel& channel,
-              std::shared_ptr<Flight> flight) {
-  const std::optional<Error> error = flight->finish();
-  flight.reset();  // its packs are free before the program goes on
+              std::shared_ptr<FusedCall> fused) {
+  const std::optional<Error> error = fused->finish();
+  fused.reset();  // its packs are free before the program goes on
   if (!error) {
     ffi::FutureSetAvailable arguments{sizeof arguments, nullptr, future};
     api.future_set_available(&arguments);
@@ -85,13 +85,14 @@ void complete(const ffi::Api& api, ffi::Future* future, JaxChannel& channel,
 
 /// Launches the call. When it is over at once, returns how it ended, and makes no future.
 std::optional<Error> start(ffi::CallFrame& frame, const std::shared_ptr<JaxChannel>& channel) {
-  std::shared_ptr<Flight> flight = channel->launch(read_call(frame));
-  if (!flight->is_over()) frame.future = make_future(*frame.api);
-  if (frame.future == nullptr) return flight->finish();
+  std::shared_ptr<FusedCall> fused = channel->launch(read_call(frame));
+  if (!fused->is_over()) frame.future = make_future(*frame.api);
+  if (frame.future == nullptr) return fused->finish();
   // The run-time's functions stay as long as the process.
-  Courier::all().send([api = frame.api, future = frame.future, channel, flight]() mutable {
-    complete(*api, future, *channel, std::move(flight));
-  });
+  CompletionExecutor::all().send(
+      [api = frame.api, future = frame.future, channel, fused]() mutable {
+        complete(*api, future, *channel, std::move(fused));
+      });
   return std::nullopt;
 }
 

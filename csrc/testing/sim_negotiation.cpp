@@ -7,7 +7,7 @@
 #include <set>
 #include <stdexcept>
 
-#include "control/negotiator.h"
+#include "named/negotiator.h"
 
 namespace farandole {
 namespace {
@@ -97,8 +97,8 @@ class Simulation {
   }
 
   /// What rank `r` says of a name the n-th time.
-  Terms terms_of(const Plan& plan, int r, int n) const {
-    Terms t;
+  Signature signature_of(const Plan& plan, int r, int n) const {
+    Signature t;
     t.kind = plan.habit == Habit::uneven ? "all_gather" : "all_reduce";
     t.name = plan.name;
     t.set = plan.set;
@@ -155,15 +155,15 @@ class Simulation {
       Submission& s = rank.submissions[p];
       if (!has(plans_[p].set, r) || s.done == plans_[p].times) continue;
       if (s.name.owner != nullptr) continue;  // under way
-      offer(rank, s, terms_of(plans_[p], r, s.done));
+      offer(rank, s, signature_of(plans_[p], r, s.done));
       return true;
     }
     if (rank.joins || !is_through(r, rank)) return false;
     if (rank.next_tail < rank.tails) {
       auto& tail = rank.tail_names["tail" + std::to_string(rank.next_tail++)];
       tail = std::make_unique<Submission>();
-      Terms t =
-          terms_of({0, "tail" + std::to_string(rank.next_tail - 1), Habit::constant, 1}, r, 0);
+      Signature t =
+          signature_of({0, "tail" + std::to_string(rank.next_tail - 1), Habit::constant, 1}, r, 0);
       offer(rank, *tail, std::move(t));
       return true;
     }
@@ -183,9 +183,9 @@ class Simulation {
     return true;
   }
 
-  static void offer(Rank& rank, Submission& s, Terms terms) {
-    if (s.name.terms != terms) {
-      s.name.terms = std::move(terms);
+  static void offer(Rank& rank, Submission& s, Signature signature) {
+    if (s.name.signature != signature) {
+      s.name.signature = std::move(signature);
       s.name.agreed = false;
     }
     s.name.owner = &s;
@@ -204,10 +204,10 @@ class Simulation {
       } else if (d.what == Decision::What::forget) {
         ++report_.forgotten;
         if (d.name->id != kNoId) complain("a forgotten name has an id");
-      } else if (d.what == Decision::What::stand_in) {
+      } else if (d.what == Decision::What::by_proxy) {
         ++report_.stood_in;
         if (!rank.joins) complain("a rank that has not joined stands in");
-        note(rank, d.more->terms, 0, false);
+        note(rank, d.more->signature, 0, false);
       } else if (d.what == Decision::What::run || d.what == Decision::What::refuse) {
         decided(rank, d);
       }
@@ -216,21 +216,22 @@ class Simulation {
 
   void decided(Rank& rank, Decision& d) {
     auto* s = static_cast<Submission*>(d.name->owner);
-    if (s == nullptr) return complain("an order of " + d.name->terms.title() + ", not submitted");
+    if (s == nullptr)
+      return complain("an order of " + d.name->signature.title() + ", not submitted");
     s->name.owner = nullptr;
-    const Terms& terms = s->name.terms;
+    const Signature& signature = s->name.signature;
     const bool refused = d.what == Decision::What::refuse;
     const Plan* plan = nullptr;
     for (const Plan& p : plans_)
-      if (p.set == terms.set && p.name == terms.name) plan = &p;
+      if (p.set == signature.set && p.name == signature.name) plan = &p;
     if (plan != nullptr) {
-      if (refused != is_refused(*plan, s->done)) complain(terms.title() + " is judged wrongly");
+      if (refused != is_refused(*plan, s->done)) complain(signature.title() + " is judged wrongly");
       if (refused && (d.more->error.front().code() != ErrorCode::mismatch ||
                       d.more->error.front().where().values.size() != 2))
         complain("a refusal that does not say why");
       if (plan->habit == Habit::uneven && !refused) check_extents(*plan, s->done, d);
     }
-    note(rank, terms, s->done++, refused);
+    note(rank, signature, s->done++, refused);
   }
 
   void check_extents(const Plan& plan, int n, const Decision& d) {
@@ -238,13 +239,14 @@ class Simulation {
         d.more && d.more->once ? d.more->extents : d.name->extents;
     std::vector<int64_t> expected;
     for (const int m : sets_[plan.set])
-      expected.push_back(terms_of(plan, m, n).tensors[0].shape[0]);
+      expected.push_back(signature_of(plan, m, n).tensors[0].shape[0]);
     if (extents != expected) complain(plan.name + " has other extents than were submitted");
   }
 
-  void note(Rank& rank, const Terms& terms, int n, bool refused) {
-    rank.told.emplace_back(terms.set, std::to_string(terms.set) + "/" + terms.name + "/" +
-                                          std::to_string(n) + (refused ? "/refused" : ""));
+  void note(Rank& rank, const Signature& signature, int n, bool refused) {
+    rank.told.emplace_back(signature.set, std::to_string(signature.set) + "/" + signature.name +
+                                              "/" + std::to_string(n) +
+                                              (refused ? "/refused" : ""));
     ++(refused ? report_.refused : report_.ordered);
   }
 

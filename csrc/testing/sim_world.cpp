@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/schedule_backend.h"
-#include "group/mesh.h"
+#include "backends/mesh.h"
+#include "backends/schedule_backend.h"
 #include "testing/sim_operation.h"
 #include "transport/chaos.h"
 #include "transport/shm.h"
@@ -31,11 +31,11 @@ constexpr std::string_view kFates[] = {"lives", "aborted", "cut", "bereaved"};
 
 struct SimGroup {
   std::vector<int> members;  // world ranks
-  FateCell* cell = nullptr;
+  FailureRecord* cell = nullptr;
   uint64_t key = 0;
 
   Membership of(size_t r) const {
-    return {key, static_cast<int>(r), members, std::make_shared<HostLifeline>(*cell),
+    return {key, static_cast<int>(r), members, std::make_shared<HostFailureDetector>(*cell),
             &cell->state.value};
   }
   bool has(int rank) const { return std::ranges::find(members, rank) != members.end(); }
@@ -155,6 +155,7 @@ void SimWorld::make_engines() {
     for (int p = 0; p < size_; ++p)
       host.peers[static_cast<size_t>(p)].process =
           Fd(checked(::fcntl(ends_[static_cast<size_t>(p)].get(), F_DUPFD_CLOEXEC, 0), "dup"));
+    options.direct = paths_over_shm();
     options.schedules = schedules(r);
     engines_.push_back(std::make_shared<Engine>(std::move(host), options));
   }
@@ -173,7 +174,8 @@ void SimWorld::make_groups() {
   for (size_t g = 0; g < groups_.size(); ++g) {
     SimGroup& group = groups_[g];
     group.key = random_();
-    group.cell = new (engine(group.members[0]).arena()->allocate(sizeof(FateCell))) FateCell;
+    group.cell =
+        new (engine(group.members[0]).arena()->allocate(sizeof(FailureRecord))) FailureRecord;
     for (uint64_t number = 0; number < (g == 0 ? 3 : 2); ++number)
       streams_.push_back({g, number, {}, std::vector<SimSide>(group.members.size())});
   }
@@ -268,7 +270,7 @@ void SimWorld::strike() {
   if (fate_ == Fate::aborted) {
     const SimGroup& group = groups_[below(groups_.size())];
     const int rank = group.members[below(group.members.size())];
-    HostLifeline(*group.cell)
+    HostFailureDetector(*group.cell)
         .report(Error(ErrorCode::aborted, "rank " + std::to_string(rank) + " has had enough"));
     engine(rank).wake_everyone();
   } else if (fate_ == Fate::bereaved) {
@@ -341,7 +343,7 @@ void SimWorld::check(const SimStream& stream, size_t r, size_t i) {
     return;
   }
   ++report_.failed;
-  const auto verdict = HostLifeline(*groups_[stream.group].cell).verdict();
+  const auto verdict = HostFailureDetector(*groups_[stream.group].cell).verdict();
   if (!verdict || std::string_view(verdict->what()) != error->what())
     complain("an error that is not the group's verdict: " + where(stream, r, i) + ": " +
              error->what());
@@ -359,7 +361,7 @@ void SimWorld::check_completions() {
 /// A group fails only by what was done to the world, and says so.
 void SimWorld::check_verdicts() {
   for (const SimGroup& group : groups_) {
-    const auto verdict = HostLifeline(*group.cell).verdict();
+    const auto verdict = HostFailureDetector(*group.cell).verdict();
     if (!verdict) continue;
     if (report_.verdict.empty()) report_.verdict = verdict->what();
     const bool expected = (fate_ == Fate::aborted && verdict->code() == ErrorCode::aborted) ||

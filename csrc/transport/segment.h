@@ -5,8 +5,8 @@
 //   | page of rank 0 | … | page of rank P-1 | arena of rank 0 | … | arena of rank P-1 |
 //
 // A rank's page and arena are allocated by that rank alone; every rank may read them, and writes
-// into another rank's arena only by the protocol of its owner (engine/shm_direct.h), or where that
-// has offered a place (transport/shm_channel.h).
+// into another rank's arena only by the protocol of its owner (backends/shm_direct.h), or where
+// that has offered a place (transport/shm_channel.h).
 #pragma once
 
 #include <sys/types.h>

@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -28,6 +29,9 @@ class Connecting {
   virtual ~Connecting() = default;
   virtual std::vector<std::unique_ptr<Channel>> poll(TimePoint now) = 0;  // empty: not yet
 };
+
+/// Begins the connection to a rank of a group, with that many channels. Both sides call it.
+using Connect = std::function<std::unique_ptr<Connecting>(int peer, int lanes)>;
 
 class Transport {
  public:

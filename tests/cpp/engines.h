@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "backends/mesh.h"
 #include "check.h"
 #include "group/group.h"
-#include "group/mesh.h"
 #include "world.h"
 
 namespace testing {
@@ -21,8 +21,7 @@ inline farandole::Deadline patience() {
 inline farandole::EngineOptions engine_options(farandole::ProgressMode mode) {
   farandole::EngineOptions options;
   options.progress = mode;
-  options.schedules = farandole::schedules_over_shm();
-  options.channels = farandole::channels_over_shm();
+  farandole::lay_mesh(options);
   options.warn_after = std::chrono::hours(1);
   return options;
 }

@@ -113,10 +113,10 @@ TEST(engine_keeps_a_closed_stream_until_no_peer_can_read_it) {
   options.threads = false;
   std::vector<std::shared_ptr<Engine>> engines;
   for (Host& host : hosts) engines.push_back(std::make_shared<Engine>(std::move(host), options));
-  FateCell cell;
+  FailureRecord cell;
   const auto open = [&](int rank, uint64_t number) {
     const Membership membership{
-        7, rank, {0, 1}, std::make_shared<HostLifeline>(cell), &cell.state.value};
+        7, rank, {0, 1}, std::make_shared<HostFailureDetector>(cell), &cell.state.value};
     return engines[static_cast<size_t>(rank)]->open_stream(membership, "", number);
   };
   const auto in_use = [&](int rank) {

@@ -3,9 +3,9 @@
 #include <condition_variable>
 
 #include "engines.h"
-#include "fusion/named.h"
-#include "jax/courier.h"
+#include "jax/completion_executor.h"
 #include "jax/handlers.h"
+#include "named/named.h"
 
 using namespace farandole;
 using testing::patience;
@@ -163,7 +163,7 @@ TEST(couriers_run_errands_while_others_are_away) {
   int back = 0;
   // Each errand waits for the next one: nobody returns before all are away.
   for (int i = 0; i < 5; ++i)
-    Courier::all().send([&, i] {
+    CompletionExecutor::all().send([&, i] {
       std::unique_lock lock(mutex);
       if (!changed.wait_until(lock, patience().at, [&] { return i == 4 || back == 4 - i; }))
         testing::fail(__FILE__, __LINE__, "an errand waits for one that nobody runs");
@@ -262,14 +262,14 @@ TEST(flights_of_packs_and_single_arrays_are_right_on_several_threads) {
           const Buffer buffer = testing::buffer_of(array, DType::int32);
           call.members.push_back({buffer, buffer});
         }
-        const auto flight = channel.launch(std::move(call));
+        const auto fused = channel.launch(std::move(call));
         ffi::Future landed;
-        Courier::all().send([&] {
-          CHECK(!flight->finish());
+        CompletionExecutor::all().send([&] {
+          CHECK(!fused->finish());
           landed.complete("");
         });
         landed.wait();
-        CHECK(flight->is_over());
+        CHECK(fused->is_over());
         pass_barrier_by_name(*named);
         for (const auto& array : arrays)
           for (const int32_t x : array)

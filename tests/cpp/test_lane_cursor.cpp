@@ -4,9 +4,9 @@
 #include <utility>
 #include <vector>
 
+#include "backends/lane_cursor.h"
 #include "base/error.h"
 #include "check.h"
-#include "engine/lane_cursor.h"
 
 using namespace farandole;
 

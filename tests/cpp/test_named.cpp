@@ -1,5 +1,5 @@
 // Operations by name from several threads of several ranks.
-#include "fusion/named.h"
+#include "named/named.h"
 
 #include <algorithm>
 #include <functional>
@@ -8,7 +8,7 @@
 
 #include "engines.h"
 #include "fold/neutral.h"
-#include "fusion/cut.h"
+#include "named/cut.h"
 
 using namespace farandole;
 using testing::buffer_of;
@@ -239,6 +239,6 @@ TEST(a_rank_that_has_left_finds_the_memory_of_others_as_it_was) {
   groups[0]->engine()->leave();
   groups[1].reset();
   groups[0]->engine()->driver().turn(std::chrono::milliseconds(1));
-  const auto verdict = groups[0]->membership().lifeline->verdict();
+  const auto verdict = groups[0]->membership().detector->verdict();
   CHECK_EQUAL(verdict ? std::string(verdict->what()) : "", "");
 }

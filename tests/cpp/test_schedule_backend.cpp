@@ -7,9 +7,9 @@
 #include <map>
 #include <random>
 
+#include "backends/mesh.h"
+#include "backends/schedule_backend.h"
 #include "check.h"
-#include "engine/schedule_backend.h"
-#include "group/mesh.h"
 #include "schedule/slicing.h"
 #include "world.h"
 

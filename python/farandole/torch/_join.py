@@ -50,7 +50,7 @@ def join(device: int = -1) -> int:  # noqa: ARG001 - Horovod's signature
         for exchange in exchanges:
             exchange.before_joining()
         handle = names.join()
-        steps = names.stand_in(handle, [e.reducer for e in exchanges], updates)
+        steps = names.serve_as_proxy(handle, [e.reducer for e in exchanges], updates)
         # A rank that hears later that all have joined must not stand in for a step of afterwards.
         _world.world().barrier("end of join", None)
         last: int = wait(handle)

@@ -1,0 +1,173 @@
+#include "backends/lane_cursor.h"
+
+#include <algorithm>
+
+#include "base/fault.h"
+
+namespace farandole {
+
+std::byte* LaneWork::at(const Slice& slice) const {
+  std::byte* const spaces[] = {input, output, scratch};
+  std::byte* space = spaces[static_cast<size_t>(slice.space)];
+  return slice.count == 0 ? space : space + slice.offset * size_of(dtype);
+}
+
+Progress LaneCursor::poll() {
+  size_t budget = kPieceBytes;
+  bool moved = false;
+  while (step_ < lane_->size()) {
+    const Step& step = (*lane_)[step_];
+    moved |= offer(step);
+    moved |= move(step, budget);
+    if (!done(step)) return moved ? Progress::moved : Progress::idle;
+    ++step_;
+    sent_ = received_ = 0;
+    offered_ = false;
+    moved = true;
+    if (budget == 0) break;
+  }
+  return step_ == lane_->size() ? Progress::finished : Progress::moved;
+}
+
+bool LaneCursor::move(const Step& step, size_t& budget) {
+  fault_point("lane.move");
+  if (step.to == work_->rank && step.from == work_->rank) {
+    const size_t moved = run_locally(step, budget);
+    budget -= moved;
+    return moved > 0;
+  }
+  bool any = false;
+  for (;;) {
+    // Sending first: the peer works on it while we fold.
+    const size_t sent = send(step, budget);
+    const size_t received = receive(step, budget - sent);
+    budget -= sent + received;
+    if (sent + received == 0) return any;
+    any = true;
+  }
+}
+
+bool LaneCursor::done(const Step& step) const {
+  if (step.to != kNobody && step.to != work_->rank &&
+      (sent_ < work_->bytes(step.send) || !channel(step.to).drained()))
+    return false;
+  return step.from == kNobody || received_ == work_->bytes(step.recv);
+}
+
+size_t LaneCursor::send(const Step& step, size_t budget) {
+  if (step.to == kNobody) return 0;
+  const size_t want = std::min(budget, work_->bytes(step.send) - sent_);
+  if (want == 0) return 0;
+  Channel& sink = channel(step.to);
+  const std::span<const std::byte> bytes{work_->at(step.send) + sent_, want};
+  const bool puts = exchanges(step) && may_be_put(step.send);
+  const size_t taken = puts ? put(sink, bytes) : sink.write(bytes);
+  sent_ += taken;
+  return taken;
+}
+
+size_t LaneCursor::put(Channel& sink, std::span<const std::byte> bytes) {
+  const auto place = sink.place_for(bytes);
+  if (!place) return 0;
+  if (place->empty()) return sink.write(bytes);
+  const Visit visit(*work_->memory);
+  if (!visit.welcome()) return 0;
+  fault_point("put.write");
+  copy_bytes(place->data(), bytes.data(), place->size());
+  sink.delivered(place->size());
+  return place->size();
+}
+
+/// True when it has: a sender that sleeps is to be woken. Also where nothing shall be put: the
+/// sender waits for the answer.
+bool LaneCursor::offer(const Step& step) {
+  if (offered_ || step.from == kNobody || step.from == work_->rank || !may_be_put(step.recv))
+    return false;
+  const bool wanted = exchanges(step) && only_moves(step);
+  channel(step.from).offer(wanted ? work_->at(step.recv) : nullptr, work_->bytes(step.recv));
+  return offered_ = true;
+}
+
+/// The same for both ends of a transfer.
+bool LaneCursor::may_be_put(const Slice& slice) const {
+  return work_->memory != nullptr && work_->bytes(slice) >= kShortestPut;
+}
+
+size_t LaneCursor::receive(const Step& step, size_t budget) {
+  if (step.from == kNobody) return 0;
+  const size_t want = std::min(budget, work_->bytes(step.recv) - received_);
+  if (want == 0) return 0;
+  Channel& source = channel(step.from);
+  if (only_moves(step)) {
+    const size_t got = source.read({work_->at(step.recv) + received_, want});
+    received_ += got;
+    return got;
+  }
+  const size_t element = size_of(work_->dtype);
+  const std::span<const std::byte> arrived = source.peek(element);
+  const size_t count = std::min(arrived.size(), want) / element;
+  if (count == 0) return 0;
+  take(step, arrived.data(), count);
+  source.consume(count * element);
+  received_ += count * element;
+  return count * element;
+}
+
+size_t LaneCursor::run_locally(const Step& step, size_t budget) {
+  const size_t element = size_of(work_->dtype);
+  const size_t count = std::min(budget, work_->bytes(step.recv) - received_) / element;
+  if (count == 0) return 0;
+  take(step, work_->at(step.send) + received_, count);
+  received_ += count * element;
+  return count * element;
+}
+
+/// Stores or folds the next `count` elements of the step.
+void LaneCursor::take(const Step& step, const std::byte* arrived, size_t count) {
+  std::byte* out = work_->at(step.recv) + received_;
+  if (step.action == Action::store) {
+    store_step(out, arrived, step.leaf_arrived, step.finish, count, work_->dtype, work_->op,
+               work_->scales);
+    return;
+  }
+  const std::byte* held = step.held.count == 0 ? out : work_->at(step.held) + received_;
+  const Side arrived_is = step.action == Action::fold_upper ? Side::upper : Side::lower;
+  fold_step(out, arrived, arrived_is, step.leaf_arrived, held, step.leaf_held, step.finish, count,
+            work_->dtype, work_->op, work_->scales);
+}
+
+bool LaneCursor::exchanges(const Step& step) const {
+  return step.to != kNobody && step.from != kNobody;
+}
+
+/// True when the bytes arrive as they shall lie.
+bool LaneCursor::only_moves(const Step& step) const {
+  return step.action == Action::store && (!step.leaf_arrived || work_->scales.leaf.is_identity()) &&
+         (!step.finish || work_->scales.finish.is_identity());
+}
+
+int LaneCursor::peer() const {
+  if (step_ == lane_->size()) return kNobody;
+  const Step& step = (*lane_)[step_];
+  const bool receives = step.from != kNobody && received_ < work_->bytes(step.recv);
+  return receives ? step.from : step.to;
+}
+
+void LaneCursor::add_lacking(std::vector<int>& ranks) const {
+  if (step_ == lane_->size()) return;
+  const Step& step = (*lane_)[step_];
+  if (step.from != kNobody && step.from != work_->rank && received_ < work_->bytes(step.recv))
+    ranks.push_back(step.from);
+  if (step.to != kNobody && step.to != work_->rank &&
+      (sent_ < work_->bytes(step.send) || !channel(step.to).drained()))
+    ranks.push_back(step.to);
+}
+
+size_t LaneCursor::bytes_total() const {
+  if (step_ == lane_->size()) return 0;
+  const Step& step = (*lane_)[step_];
+  return (step.to == kNobody || step.to == work_->rank ? 0 : work_->bytes(step.send)) +
+         (step.from == kNobody ? 0 : work_->bytes(step.recv));
+}
+
+}  // namespace farandole

@@ -1,0 +1,83 @@
+#include "backends/mesh.h"
+
+#include <string>
+#include <utility>
+
+#include "backends/schedule_backend.h"
+#include "backends/shm_direct.h"
+#include "base/error.h"
+#include "transport/transports.h"
+
+namespace farandole {
+
+Connect connect_members(std::vector<std::shared_ptr<Transport>> transports,
+                        std::vector<PeerInfo> members, uint64_t stream_key) {
+  return [transports = std::move(transports), members = std::move(members), stream_key](
+             int peer, int lanes) -> std::unique_ptr<Connecting> {
+    const PeerInfo& member = members.at(static_cast<size_t>(peer));
+    for (const auto& transport : transports)
+      if (transport->reaches(member)) return transport->connect(member, stream_key, lanes);
+    Context where;
+    where.peer = peer;
+    where.host = member.host;
+    std::string tried;
+    for (const auto& transport : transports)
+      tried += (tried.empty() ? "" : ", ") + std::string(transport->name());
+    where.evidence = "transports here: " + (tried.empty() ? "none" : tried);
+    throw Error(ErrorCode::link,
+                "no transport reaches rank " + std::to_string(peer) + " on host " + member.host,
+                where);
+  };
+}
+
+namespace {
+
+/// What the table of transports has for a rank here, cheapest first.
+std::vector<std::shared_ptr<Transport>> transports_of(const Engine& engine) {
+  const Host& host = engine.host();
+  const Surroundings here{.rank = host.rank,
+                          .host = host.peers[static_cast<size_t>(host.rank)].info.host,
+                          .hub = nullptr,
+                          .arena = engine.arena()};
+  std::vector<std::shared_ptr<Transport>> made;
+  for (const TransportRow& row : transports())
+    if (auto transport = row.make(here)) made.push_back(std::move(transport));
+  return made;
+}
+
+/// The transports are made with the first connection and shared by all of the engine.
+ConnectMaker channels_over_transports() {
+  auto made = std::make_shared<std::vector<std::shared_ptr<Transport>>>();
+  return [made](const Engine& engine, const Membership& membership, uint64_t key) {
+    if (made->empty()) *made = transports_of(engine);
+    std::vector<PeerInfo> members;
+    for (const int r : membership.members)
+      members.push_back(engine.host().peers[static_cast<size_t>(r)].info);
+    return connect_members(*made, std::move(members), key);
+  };
+}
+
+BackendMaker schedules_over(ConnectMaker channels) {
+  return [channels = std::move(channels)](const Engine& engine, const Membership& membership,
+                                          uint64_t key, const StreamMemory& memory) {
+    return std::make_unique<ScheduleBackend>(
+        membership.rank, static_cast<int>(membership.members.size()),
+        channels(engine, membership, key), engine.arena(), engine.tuning(), &memory);
+  };
+}
+
+}  // namespace
+
+BackendMaker paths_over_shm() {
+  return [](const Engine& engine, const Membership&, uint64_t, const StreamMemory& memory) {
+    return std::make_unique<ShmDirect>(memory, engine.tuning(), engine.host().foreign.why_not);
+  };
+}
+
+void lay_mesh(EngineOptions& options) {
+  options.direct = paths_over_shm();
+  options.channels = channels_over_transports();
+  options.schedules = schedules_over(channels_over_transports());
+}
+
+}  // namespace farandole

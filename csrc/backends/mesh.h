@@ -1,0 +1,26 @@
+// What runs operations on this host: the backends of a stream, and the cheapest transport to each
+// member for those that exchange messages.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "engine/engine.h"
+#include "transport/transport.h"
+
+namespace farandole {
+
+/// Connects one stream: `transports` in order of preference, `members` by rank in the group.
+/// The function throws Error(link) for a member that no transport reaches.
+Connect connect_members(std::vector<std::shared_ptr<Transport>> transports,
+                        std::vector<PeerInfo> members, uint64_t stream_key);
+
+/// Paths over the memory that the ranks of this host map.
+BackendMaker paths_over_shm();
+
+/// Gives an engine all that there is here: paths first, schedules over transports() for the rest,
+/// and channels for messages.
+void lay_mesh(EngineOptions& options);
+
+}  // namespace farandole

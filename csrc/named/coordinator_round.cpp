@@ -1,0 +1,226 @@
+// The order: what is complete, and what everybody is told about it.
+#include <algorithm>
+#include <iterator>
+
+#include "control/failure_detector.h"
+#include "named/negotiation_words.h"
+#include "named/negotiator.h"
+
+namespace farandole {
+
+// ---- a round ----
+
+void Coordinator::order() {
+  const bool all_joined = joined_count_ == joined_.size();
+  if (complete_.empty() && !all_joined) return;
+  ++round_;
+  // Ids follow each other: a step's names are a few runs of them. New names as they came.
+  std::ranges::sort(complete_, {}, [](const Slot* slot) {
+    return slot->id != kNoId ? uint64_t{slot->id} : uint64_t{kNoId} + slot->arrival;
+  });
+  for (Slot* slot : complete_) settle(*slot);
+  complete_.clear();
+  if (all_joined) {
+    for (size_t r = 0; r < mail_.size(); ++r)
+      record(static_cast<int>(r), Ordered::joined).put(static_cast<int32_t>(last_joined_));
+    joined_.assign(joined_.size(), false);
+    joined_count_ = 0;
+  }
+  for (size_t r = 0; r < mail_.size(); ++r) close_message(static_cast<int>(r), true);
+}
+
+void Coordinator::settle(Slot& slot) {
+  const Set& set = sets_[slot.agreed.set];
+  bool as_agreed = true, absent = false;
+  std::vector<const Signature*> by_member;
+  for (size_t m = 0; m < slot.offers.size(); ++m) {
+    const Offer& offer = slot.offers[m];
+    as_agreed &= offer.state == Offer::State::ready;
+    absent |= offer.state == Offer::State::none;
+    if (as_agreed) continue;
+    if (by_member.empty()) by_member.assign(m, &slot.agreed);
+    by_member.push_back(offer.state == Offer::State::ready  ? &slot.agreed
+                        : offer.state == Offer::State::full ? offer.signature.get()
+                                                            : nullptr);
+  }
+  if (as_agreed) {
+    for (const int member : set.members) put_run(member, slot.id);
+  } else if (const auto error = disagreement(by_member, set.members)) {
+    refuse(slot, set, *error);
+  } else {
+    agree(slot, set, by_member, absent);
+  }
+  reset(slot);
+}
+
+/// The operation runs on a signature that somebody has not heard yet.
+void Coordinator::agree(Slot& slot, const Set& set, std::span<const Signature* const> by_member,
+                        bool absent) {
+  const Signature& signature =
+      **std::ranges::find_if(by_member, [](const Signature* t) { return t; });
+  const size_t each = extents_count(signature, set.members.size());
+  std::vector<int64_t> extents;
+  bool lasting = true;
+  for (size_t m = 0; m < by_member.size(); ++m) {
+    const auto begin = static_cast<std::ptrdiff_t>(m * each);
+    if (by_member[m] == nullptr)
+      extents.resize(extents.size() + each);  // who has joined has nothing
+    else if (slot.offers[m].state == Offer::State::ready)
+      extents.insert(extents.end(), slot.extents.begin() + begin,
+                     slot.extents.begin() + begin + static_cast<std::ptrdiff_t>(each));
+    else
+      std::ranges::copy(extents_of(*by_member[m]), std::back_inserter(extents));
+    lasting &= by_member[m] != nullptr && by_member[m]->lasting;
+  }
+  if (absent && signature.kind == "broadcast")
+    for (size_t m = 0; m < by_member.size(); ++m)
+      if (set.members[m] == signature.root && by_member[m] == nullptr) {
+        Context where;
+        where.rank = signature.root;
+        where.operation = signature.kind;
+        where.tensor = signature.name;
+        return refuse(
+            slot, set,
+            Error(ErrorCode::mismatch,
+                  "the root of " + signature.title() + ", rank " + std::to_string(signature.root) +
+                      ", has joined and has nothing to send",
+                  std::move(where), "broadcast before join(), or from another rank"));
+      }
+  if (!absent && lasting) {
+    if (slot.id == kNoId) claim_id(slot);
+    if (slot.id != kNoId) {
+      if (&signature != &slot.agreed) slot.agreed = signature;
+      slot.extents = extents;
+    }
+  }
+  const uint32_t kept = !absent && lasting ? slot.id : kNoId;
+  for (size_t m = 0; m < by_member.size(); ++m) {
+    const bool by_proxy = by_member[m] == nullptr;
+    WireWriter& to = record(set.members[m], by_proxy ? Ordered::by_proxy : Ordered::agreed);
+    if (by_proxy) {
+      encode(signature, to);
+    } else {
+      put_reference(to, slot, slot.offers[m]);
+      to.put(kept);
+    }
+    to.put_list(std::span<const int64_t>(extents));
+  }
+}
+
+void Coordinator::refuse(Slot& slot, const Set& set, const Error& error) {
+  const ErrorRecord as_bytes = encode(error);
+  for (size_t m = 0; m < slot.offers.size(); ++m) {
+    if (slot.offers[m].state == Offer::State::none) continue;
+    WireWriter& to = record(set.members[m], Ordered::refused);
+    put_reference(to, slot, slot.offers[m]);
+    to.put(as_bytes);
+  }
+}
+
+/// It has been decided; a name without an id is not remembered.
+void Coordinator::reset(Slot& slot) {
+  forget_count(slot);
+  if (slot.id == kNoId) {
+    slots_.erase(slot.agreed.key());
+    return;
+  }
+  for (Offer& offer : slot.offers) {
+    offer.state = Offer::State::none;
+    offer.signature.reset();
+  }
+  slot.offered = 0;
+  slot.complete = false;
+  uses_.splice(uses_.end(), uses_, slot.use);
+}
+
+/// A free id, else that of the name longest unused; none while all of them are under way.
+void Coordinator::claim_id(Slot& slot) {
+  uint32_t id = kNoId;
+  if (!free_ids_.empty()) {
+    id = free_ids_.back();
+    free_ids_.pop_back();
+  } else if (by_id_.size() < capacity_) {
+    id = static_cast<uint32_t>(by_id_.size());
+    by_id_.push_back(nullptr);
+    id_since_.push_back(0);
+  } else {
+    const auto idle = std::ranges::find_if(uses_, [](const Slot* s) { return s->offered == 0; });
+    if (idle == uses_.end()) return;
+    Slot& evicted = **idle;
+    id = evicted.id;
+    tell_forgotten(evicted);
+    uses_.erase(idle);
+    slots_.erase(evicted.agreed.key());
+  }
+  slot.id = id;
+  by_id_[id] = &slot;
+  id_since_[id] = round_;
+  slot.use = uses_.insert(uses_.end(), &slot);
+}
+
+// ---- messages ----
+
+void Coordinator::put_run(int rank, uint32_t id) {
+  auto& runs = mail_[static_cast<size_t>(rank)].runs;
+  if (!runs.empty() && runs[runs.size() - 2] + runs.back() == id)
+    ++runs.back();
+  else
+    runs.insert(runs.end(), {id, 1});
+}
+
+void Coordinator::begin_message(Mailbox& mail) {
+  if (mail.body.size() > 0) return;
+  mail.body.put(round_);
+  mail.body.put(uint8_t{0});  // whether it is the last of its round: see close_message
+}
+
+void Coordinator::put_runs(Mailbox& mail) {
+  if (mail.runs.empty()) return;
+  begin_message(mail);
+  mail.body.put(Ordered::runs);
+  mail.body.put_list(std::span<const uint32_t>(mail.runs));
+  mail.runs.clear();
+}
+
+/// Begins a record behind what was said before.
+WireWriter& Coordinator::record(int rank, Ordered tag) {
+  Mailbox& mail = mail_[static_cast<size_t>(rank)];
+  if (mail.body.size() >= kFullMessage) close_message(rank, false);
+  put_runs(mail);
+  begin_message(mail);
+  mail.body.put(tag);
+  return mail.body;
+}
+
+void Coordinator::tell_forgotten(const Slot& slot) {
+  for (const int member : sets_[slot.agreed.set].members)
+    record(member, Ordered::forget).put(slot.id);
+}
+
+void Coordinator::put_reference(WireWriter& to, const Slot& slot, const Offer& offer) {
+  const bool by_id = offer.state == Offer::State::ready;
+  to.put(static_cast<uint8_t>(by_id));
+  to.put(by_id ? slot.id : offer.number);
+}
+
+/// Hands the body over for sending.
+void Coordinator::close_message(int rank, bool last) {
+  Mailbox& mail = mail_[static_cast<size_t>(rank)];
+  if (last) put_runs(mail);
+  if (last && mail.unfinished) begin_message(mail);
+  if (mail.body.size() == 0) return;
+  std::vector<std::byte> message = mail.body.take();
+  message[sizeof round_] = std::byte{last};
+  mail.unfinished = !last;
+  mail.messages.push_back(std::move(message));
+}
+
+bool Coordinator::take_message(int rank, std::vector<std::byte>& message) {
+  auto& messages = mail_[static_cast<size_t>(rank)].messages;
+  if (messages.empty()) return false;
+  message = std::move(messages.front());
+  messages.pop_front();
+  return true;
+}
+
+}  // namespace farandole

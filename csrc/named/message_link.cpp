@@ -1,0 +1,85 @@
+#include "named/message_link.h"
+
+#include <cstring>
+
+#include "named/negotiation_words.h"
+#include "named/wire.h"
+
+namespace farandole {
+
+void MessageLink::send(std::vector<std::byte> message) {
+  const auto length = static_cast<uint32_t>(message.size());
+  if (message.size() > kLargestMessage)
+    throw Error(ErrorCode::resource, "a message of " + std::to_string(message.size()) +
+                                         " bytes exceeds what ranks exchange");
+  std::vector<std::byte> framed(sizeof length + message.size());
+  std::memcpy(framed.data(), &length, sizeof length);
+  std::memcpy(framed.data() + sizeof length, message.data(), message.size());
+  outgoing_.push_back({std::move(framed), 0});
+}
+
+bool MessageLink::receive(std::vector<std::byte>& message) {
+  if (arrived_.empty()) return false;
+  message = std::move(arrived_.front());
+  arrived_.pop_front();
+  return true;
+}
+
+bool MessageLink::poll() {
+  if (!channel_ && !connect()) return false;
+  const bool wrote = write();
+  return read() || wrote;
+}
+
+bool MessageLink::connect() {
+  std::vector<std::unique_ptr<Channel>> channels = connecting_->poll(now());
+  if (channels.empty()) return false;
+  channel_ = std::move(channels.front());
+  connecting_.reset();
+  return true;
+}
+
+bool MessageLink::write() {
+  bool moved = false;
+  while (!outgoing_.empty()) {
+    Outgoing& front = outgoing_.front();
+    if (front.written < front.bytes.size()) {
+      const size_t taken = channel_->write(std::span(front.bytes).subspan(front.written));
+      if (taken == 0) break;
+      front.written += taken;
+      moved = true;
+      continue;
+    }
+    if (!channel_->drained()) break;  // the channel may still refer to these bytes
+    outgoing_.pop_front();
+  }
+  return moved;
+}
+
+bool MessageLink::read() {
+  bool moved = false;
+  for (;;) {
+    if (length_read_ < sizeof length_) {
+      auto bytes = std::as_writable_bytes(std::span(&length_, 1)).subspan(length_read_);
+      const size_t count = channel_->read(bytes);
+      if (count == 0) return moved;
+      moved = true;
+      length_read_ += count;
+      if (length_read_ < sizeof length_) continue;
+      if (length_ > kLargestMessage)
+        WireReader::malformed("a message of " + std::to_string(length_) + " bytes");
+      body_.resize(length_);
+      body_read_ = 0;
+    }
+    while (body_read_ < body_.size()) {
+      const size_t count = channel_->read(std::span(body_).subspan(body_read_));
+      if (count == 0) return moved;
+      moved = true;
+      body_read_ += count;
+    }
+    arrived_.push_back(std::exchange(body_, {}));
+    length_read_ = 0;
+  }
+}
+
+}  // namespace farandole

@@ -1,0 +1,249 @@
+#include "named/named.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+namespace farandole {
+namespace {
+
+// Packing costs two copies, an operation by itself a few microseconds and no copy.
+constexpr size_t kAlone = 128 << 10;
+
+Error invalid(const std::string& text) { return Error(ErrorCode::invalid_argument, text); }
+
+}  // namespace
+
+std::shared_ptr<Named> Named::open(Group& world, NamedOptions options) {
+  auto named = std::make_shared<Named>(world, options);
+  world.engine()->add_task(named);
+  return named;
+}
+
+Named::Named(Group& world, NamedOptions options)
+    : engine_(*world.engine()),
+      options_(options),
+      rank_(world.rank()),
+      timeout_(world.defaults().timeout),
+      launches_(engine_, {options.fusion_bytes, kAlone}) {
+  const Connect connect = engine_.options().channels(
+      engine_, world.membership(), stream_key(world.membership().key, kNegotiationNumber));
+  links_.resize(static_cast<size_t>(world.size()));
+  for (int r = 0; r < world.size(); ++r)
+    if ((r == 0) != (rank_ == 0))
+      links_[static_cast<size_t>(r)] = std::make_unique<MessageLink>(connect(r, 1));
+  if (rank_ == 0) coordinator_ = std::make_unique<Coordinator>(world.size(), options.ids);
+  add_set(&world, world.members());
+}
+
+/// Nobody polls any more: what has not come to its end never will.
+Named::~Named() {
+  for (NamedRequest& request : requests_) {
+    if (request.listener == nullptr || request.waits) continue;
+    request.error.emplace(ErrorCode::not_initialized, "this rank has left the world by shutdown()");
+    std::exchange(request.listener, nullptr)->finished(request);
+  }
+}
+
+// ---- sets ----
+
+uint32_t Named::add_set(Group* group, std::vector<int> members) {
+  auto state = std::make_shared<SetState>();
+  NamedSet& set = state->set;
+  set.members = std::move(members);
+  if (group != nullptr) {
+    set.place = group->rank();
+    set.stream = group->stream_of_names();
+    set.membership = group->membership();
+    set.timeout = group->defaults().timeout;
+    set.algorithm = group->defaults().algorithm;
+    set.level = group->defaults().level;
+  }
+  const std::lock_guard lock(mutex_);
+  set.number = static_cast<uint32_t>(sets_.size());
+  sets_.push_back(state);
+  new_sets_.push_back(state);
+  inbox_full_.store(true, std::memory_order_release);
+  return set.number;
+}
+
+void Named::remove_set(uint32_t set) {
+  const std::lock_guard lock(mutex_);
+  if (set == 0 || set >= sets_.size()) throw invalid("there is no such process set");
+  sets_[set]->removed = true;
+  removed_sets_.push_back(set);
+  inbox_full_.store(true, std::memory_order_release);
+}
+
+Named::SetState& Named::set_for(uint32_t number) {
+  if (number >= sets_.size() || sets_[number]->removed)
+    throw invalid("process set " + std::to_string(number) + " is not registered");
+  SetState& state = *sets_[number];
+  if (!state.set.stream)
+    throw invalid("rank " + std::to_string(rank_) + " is not in process set " +
+                  std::to_string(number) + " of ranks " + describe_ranks(state.set.members));
+  return state;
+}
+
+std::pair<int, int> Named::place_in(uint32_t set) {
+  const std::lock_guard lock(mutex_);
+  const NamedSet& found = set_for(set).set;
+  return {found.size(), found.place};
+}
+
+// ---- submissions ----
+
+NamedRequest* Named::submit(const Ask& ask) {
+  if (engine_.has_left())
+    throw Error(ErrorCode::not_initialized, "this rank has left the world by shutdown()");
+  NamedRequest* request = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    SetState& state = set_for(ask.set);
+    if (state.set.membership.detector->failed())
+      if (const auto verdict = state.set.membership.detector->verdict()) throw Error(*verdict);
+    Entries& entries = state.entries[static_cast<size_t>(ask.kind)];
+    uint64_t& nameless = state.nameless[static_cast<size_t>(ask.kind)];
+    const std::string substitute =
+        ask.name.empty() ? "noname." + std::to_string(nameless) : std::string();
+    const std::string_view called = ask.name.empty() ? std::string_view(substitute) : ask.name;
+    auto found = entries.find(called);
+    if (found != entries.end() && found->second->request != nullptr) {
+      Context where;
+      where.operation = name_of(ask.kind);
+      where.tensor = called;
+      const std::string title = where.operation + " '" + where.tensor + "'";
+      throw Error(ErrorCode::invalid_argument,
+                  title + " is in flight already on rank " + std::to_string(rank_),
+                  std::move(where), "wait for it first, or give each tensor a name of its own");
+    }
+    if (found == entries.end() || !matches(found->second->name.signature, ask)) {
+      check(ask, state.set);
+      if (found == entries.end())
+        found = entries.emplace(std::string(called), std::make_unique<Entry>()).first;
+      Name& name = found->second->name;
+      name.signature = signature_of(ask, called);
+      name.agreed = false;
+      name.owner = found->second.get();
+    }
+    if (ask.name.empty()) ++nameless;  // not for what was refused: others may have gone through
+    request = take_request();
+    request->name = &found->second->name;
+    request->parts.resize(ask.tensors.size());
+    for (size_t i = 0; i < ask.tensors.size(); ++i) {
+      request->parts[i].input = ask.tensors[i].input;
+      request->parts[i].output = ask.tensors[i].output;
+    }
+    request->listener = ask.listener;
+    request->waits = ask.waits;
+    found->second->request = request;
+    put_on_its_way(request);
+  }
+  engine_.wake();
+  return request;
+}
+
+NamedRequest* Named::join(NamedListener* listener, bool waits) {
+  if (engine_.has_left())
+    throw Error(ErrorCode::not_initialized, "this rank has left the world by shutdown()");
+  NamedRequest* request = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    set_for(0);
+    if (joining_) throw invalid("rank " + std::to_string(rank_) + " has joined already");
+    joining_ = true;
+    request = take_request();
+    request->joined_at = now();
+    request->listener = listener;
+    request->waits = waits;
+    put_on_its_way(request);
+  }
+  engine_.wake();
+  return request;
+}
+
+/// A request as new. The lock is held.
+NamedRequest* Named::take_request() {
+  if (free_.empty()) return &requests_.emplace_back();
+  NamedRequest* request = free_.back();
+  free_.pop_back();
+  request->finished.store(false, std::memory_order_relaxed);  // released by the lock
+  request->error.reset();
+  request->name = nullptr;
+  request->parts.clear();
+  request->received.clear();
+  request->last_joined = -1;
+  request->ordered = request->told = request->warned = false;
+  request->listener = nullptr;
+  request->waits = true;
+  request->since = TimePoint{};
+  request->missing.clear();
+  return request;
+}
+
+void Named::put_on_its_way(NamedRequest* request) {
+  inbox_.push_back(request);
+  inbox_full_.store(true, std::memory_order_seq_cst);  // partner: Engine::park
+  if (!request->waits) engine_.driver().count_unattended(1);
+  if (unfinished_.fetch_add(1) == 0) engine_.hold_on();
+}
+
+bool Named::wait(NamedRequest& request, Deadline until) {
+  if (done(request)) return true;
+  return engine_.driver().wait(request.finished, "operation by name", until);
+}
+
+void Named::release(NamedRequest* request) {
+  const std::lock_guard lock(mutex_);
+  for (NamedRequest::Part& part : request->parts) part.made = {};
+  free_.push_back(request);
+}
+
+void Named::flush(Deadline until) {
+  const auto is_unsent = [&] {
+    return inbox_full_.load(std::memory_order_acquire) || unsent_.load(std::memory_order_acquire);
+  };
+  while (is_unsent() && !until.passed(now())) engine_.driver().turn(std::chrono::milliseconds(1));
+}
+
+void Named::serve(const std::function<void()>& interrupted) {
+  if (!coordinator_ || !others_need_order()) return;
+  const Deadline until =
+      timeout_ > Duration::zero() ? Deadline::after(timeout_) : Deadline::never();
+  engine_.begin_leaving();
+  while (others_need_order() && !until.passed(now())) {
+    interrupted();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // holds_listening_: others poll
+  }
+}
+
+bool Named::others_need_order() {
+  const std::lock_guard lock(mutex_);
+  if (sets_[0]->set.membership.detector->failed()) return false;
+  return std::ranges::any_of(sets_, [&](const auto& state) {
+    const bool foreign = state->set.place < 0 && !state->removed;
+    return foreign && std::ranges::any_of(state->set.members, [&](int r) {
+             return !absence_of(engine_.host(), r, {});
+           });
+  });
+}
+
+std::string Named::describe() {
+  constexpr size_t kMostShown = 20;
+  const std::lock_guard lock(mutex_);
+  std::string text;
+  size_t more = 0, shown = 0;
+  for (const auto& state : sets_)
+    for (const Entries& entries : state->entries)
+      for (const auto& [key, entry] : entries) {
+        if (entry->request == nullptr) continue;
+        if (++shown > kMostShown) {
+          ++more;
+          continue;
+        }
+        text += (text.empty() ? "by name: " : ", ") + entry->name.signature.title();
+      }
+  return more > 0 ? text + " and " + std::to_string(more) + " more" : text;
+}
+
+}  // namespace farandole

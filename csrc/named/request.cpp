@@ -1,0 +1,252 @@
+#include "named/request.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+
+#include "fold/neutral.h"
+#include "schedule/slicing.h"
+
+namespace farandole {
+namespace {
+
+Error invalid(const std::string& text) { return Error(ErrorCode::invalid_argument, text); }
+
+size_t product(std::span<const int64_t> shape) {
+  size_t count = 1;
+  for (const int64_t n : shape) count *= static_cast<size_t>(n);
+  return count;
+}
+
+/// Elements of one row: everything but the first dimension.
+size_t row_of(std::span<const int64_t> shape) {
+  return shape.empty() ? 1 : product(shape.subspan(1));
+}
+
+/// Rows of member m's part of `rows`: the first ones get one more.
+size_t share(size_t rows, int members, int m) {
+  return part({Space::input, 0, rows}, members, m).count;
+}
+
+std::string title_of(const Ask& ask) {
+  const std::string kind(name_of(ask.kind));
+  return ask.name.empty() ? kind : kind + " '" + std::string(ask.name) + "'";
+}
+
+void check_splits(const Ask& ask, const NamedSet& set) {
+  const int64_t rows = ask.tensors[0].shape[0];
+  if (ask.splits.size() != static_cast<size_t>(set.size()))
+    throw invalid(title_of(ask) + " has " + std::to_string(ask.splits.size()) + " splits for " +
+                  std::to_string(set.size()) + " ranks");
+  int64_t sum = 0;
+  for (const int64_t n : ask.splits) {
+    if (n < 0) throw invalid(title_of(ask) + " has a negative split, " + std::to_string(n));
+    sum += n;
+  }
+  if (sum != rows)
+    throw invalid("the splits of " + title_of(ask) + " sum to " + std::to_string(sum) +
+                  "; the tensor has " + std::to_string(rows) + " rows");
+}
+
+void check_tensor(const Ask& ask, const AskedTensor& tensor) {
+  const DType dtype = tensor.input.dtype;
+  if (folds(ask.kind)) {
+    if (!has_meaning(ask.op, dtype))
+      throw invalid(std::string(name_of(ask.op)) + " has no meaning on " +
+                    std::string(name_of(dtype)) + " (" + title_of(ask) + ")");
+    if (dtype == DType::boolean && (ask.prescale != 1 || ask.postscale != 1))
+      throw invalid("booleans cannot be scaled (" + title_of(ask) + ")");
+  }
+  const bool by_rows = ask.kind == Collective::all_gather || ask.kind == Collective::all_to_all ||
+                       ask.kind == Collective::reduce_scatter;
+  if (by_rows && tensor.shape.empty())
+    throw invalid("a tensor of " + title_of(ask) + " has 0 dimensions; it works along the first");
+}
+
+std::shared_ptr<std::byte> allocate(size_t bytes) {
+  constexpr size_t kLine = 64;
+  const size_t room = (std::max<size_t>(bytes, 1) + kLine - 1) / kLine * kLine;
+  auto* data = static_cast<std::byte*>(std::aligned_alloc(kLine, room));
+  if (data == nullptr) throw std::bad_alloc();
+  return {data, [](std::byte* p) { std::free(p); }};
+}
+
+/// Elements of each member's contribution to part `p` of an all_gather.
+std::vector<size_t> gathered_counts(const Signature& t, size_t p, const NamedSet& set,
+                                    std::span<const int64_t> extents) {
+  const size_t each = t.tensors.size(), row = row_of(t.tensors[p].shape);
+  std::vector<size_t> counts;
+  for (size_t m = 0; m < set.members.size(); ++m)
+    counts.push_back(static_cast<size_t>(extents[m * each + p]) * row);
+  return counts;
+}
+
+/// Elements that each member sends to each, by sender.
+std::vector<size_t> exchanged_counts(const Signature& t, std::span<const int64_t> extents) {
+  const size_t row = row_of(t.tensors[0].shape);
+  std::vector<size_t> counts;
+  for (const int64_t rows : extents) counts.push_back(static_cast<size_t>(rows) * row);
+  return counts;
+}
+
+std::vector<size_t> scattered_counts(const Signature& t, size_t p, const NamedSet& set) {
+  const std::vector<int64_t>& shape = t.tensors[p].shape;
+  std::vector<size_t> counts;
+  for (int m = 0; m < set.size(); ++m)
+    counts.push_back(share(static_cast<size_t>(shape[0]), set.size(), m) * row_of(shape));
+  return counts;
+}
+
+bool all_equal(const std::vector<size_t>& counts) {
+  return std::ranges::all_of(counts, [&](size_t n) { return n == counts.front(); });
+}
+
+/// The result of part `p`, in rows of the input's shape.
+void make_result(NamedRequest& request, size_t p, const TensorSignature& like, size_t rows) {
+  std::vector<int64_t> shape = like.shape;
+  shape[0] = static_cast<int64_t>(rows);
+  const size_t count = rows * row_of(like.shape);
+  Buffer& output = request.parts[p].output;
+  if (request.listener != nullptr) {
+    std::byte* const room = request.listener->make_room(p, shape);
+    if (room == nullptr && count > 0) throw std::bad_alloc();
+    output = {room, count, like.dtype};
+    return;
+  }
+  MadeResult& made = request.parts[p].made;
+  made.shape = std::move(shape);
+  made.data = allocate(count * size_of(like.dtype));
+  made.buffer = output = {made.data.get(), count, like.dtype};
+}
+
+/// Memory of a rank that takes part for others only: it adds nothing, and drops what it gets.
+void make_proxy(NamedRequest& request, const NamedSet& set) {
+  const Signature& t = request.described();
+  const auto kind = *collective_named(t.kind);
+  const auto give = [&](size_t count, DType dtype, bool neutral) {
+    auto& memory = request.memory.emplace_back(new std::byte[count * size_of(dtype) + 1]);
+    if (neutral) fill_neutral(memory.get(), count, dtype, t.op);
+    return Buffer{memory.get(), count, dtype};
+  };
+  for (size_t p = 0; p < t.tensors.size(); ++p) {
+    const TensorSignature& tensor = t.tensors[p];
+    NamedRequest::Part& part = request.parts.emplace_back();
+    const size_t whole = product(tensor.shape);
+    part.input = part.output = {nullptr, 0, tensor.dtype};
+    if (kind == Collective::all_reduce || kind == Collective::broadcast) {
+      part.input = part.output = give(whole, tensor.dtype, kind == Collective::all_reduce);
+    } else if (kind == Collective::reduce_scatter) {
+      part.input = give(whole, tensor.dtype, true);
+      part.output =
+          give(scattered_counts(t, p, set)[static_cast<size_t>(set.place)], tensor.dtype, false);
+    }
+  }
+}
+
+}  // namespace
+
+void check(const Ask& ask, const NamedSet& set) {
+  if (ask.name.size() > kLongestName)
+    throw invalid("a name of " + std::to_string(ask.name.size()) + " bytes; at most " +
+                  std::to_string(kLongestName) + " are");
+  if (ask.note.size() > kLongestNote)
+    throw invalid("a note of " + std::to_string(ask.note.size()) + " bytes; at most " +
+                  std::to_string(kLongestNote) + " are");
+  if (ask.tensors.size() > kMostTensors)
+    throw invalid(title_of(ask) + " has " + std::to_string(ask.tensors.size()) +
+                  " tensors; at most " + std::to_string(kMostTensors) + " go together");
+  if (std::ranges::find(set.members, ask.root) == set.members.end() &&
+      ask.kind == Collective::broadcast)
+    throw invalid("root " + std::to_string(ask.root) + " of " + title_of(ask) +
+                  " is not a rank of its process set of ranks " + describe_ranks(set.members));
+  for (const AskedTensor& tensor : ask.tensors) check_tensor(ask, tensor);
+  if (ask.kind == Collective::all_to_all) check_splits(ask, set);
+}
+
+bool matches(const Signature& t, const Ask& ask) {
+  if (t.op != ask.op || t.prescale != ask.prescale || t.postscale != ask.postscale ||
+      t.root != ask.root || !t.lasting || t.tensors.size() != ask.tensors.size() ||
+      t.note != ask.note || !std::ranges::equal(t.splits, ask.splits))
+    return false;
+  for (size_t i = 0; i < ask.tensors.size(); ++i)
+    if (t.tensors[i].dtype != ask.tensors[i].input.dtype ||
+        !std::ranges::equal(t.tensors[i].shape, ask.tensors[i].shape))
+      return false;
+  return true;
+}
+
+Signature signature_of(const Ask& ask, std::string_view name) {
+  Signature t;
+  t.kind = name_of(ask.kind);
+  t.name = name;
+  t.set = ask.set;
+  t.lasting = !ask.name.empty();
+  t.op = ask.op;
+  t.prescale = ask.prescale;
+  t.postscale = ask.postscale;
+  t.root = ask.root;
+  for (const AskedTensor& tensor : ask.tensors)
+    t.tensors.push_back({tensor.input.dtype, {tensor.shape.begin(), tensor.shape.end()}});
+  t.splits.assign(ask.splits.begin(), ask.splits.end());
+  t.note = ask.note;
+  return t;
+}
+
+void complete_parts(NamedRequest& request, const NamedSet& set, std::span<const int64_t> extents) {
+  const Signature& t = request.described();
+  const auto kind = *collective_named(t.kind);
+  if (request.signature) make_proxy(request, set);
+  if (kind == Collective::all_gather) {
+    for (size_t p = 0; p < t.tensors.size(); ++p) {
+      size_t rows = 0;
+      for (size_t m = 0; m < set.members.size(); ++m)
+        rows += static_cast<size_t>(extents[m * t.tensors.size() + p]);
+      make_result(request, p, t.tensors[p], rows);
+    }
+  } else if (kind == Collective::all_to_all) {
+    const size_t n = set.members.size(), me = static_cast<size_t>(set.place);
+    size_t rows = 0;
+    request.received.clear();
+    for (size_t from = 0; from < n; ++from) {
+      request.received.push_back(extents[from * n + me]);
+      rows += static_cast<size_t>(extents[from * n + me]);
+    }
+    make_result(request, 0, t.tensors[0], rows);
+  }
+}
+
+Operation operation_of(const NamedRequest& request, size_t p, const NamedSet& set,
+                       std::span<const int64_t> extents) {
+  const Signature& t = request.described();
+  Operation o;
+  o.kind = *collective_named(t.kind);
+  o.name = t.name;
+  o.op = t.op;
+  o.prescale = t.prescale;
+  o.postscale = t.postscale;
+  o.algorithm = set.algorithm;
+  o.level = set.level;
+  o.timeout = set.timeout;
+  if (o.kind == Collective::barrier) return o;
+  if (o.kind == Collective::broadcast)
+    o.root = static_cast<int>(std::ranges::find(set.members, t.root) - set.members.begin());
+  o.input = request.parts[p].input;
+  o.output = request.parts[p].output;
+  o.count = o.input.count;
+  if (o.kind == Collective::all_gather)
+    o.counts = gathered_counts(t, p, set, extents);
+  else if (o.kind == Collective::all_to_all)
+    o.counts = exchanged_counts(t, extents);
+  else if (o.kind == Collective::reduce_scatter)
+    o.counts = scattered_counts(t, p, set);
+  if (o.counts.empty()) return o;
+  if (all_equal(o.counts)) {  // the even form
+    if (o.kind == Collective::all_to_all) o.count = o.counts.front();
+    o.counts.clear();
+  } else {
+    o.count = 0;
+  }
+  return o;
+}
+
+}  // namespace farandole

@@ -1,0 +1,115 @@
+// One operation by name, as it is asked for and as it is on its way.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "engine/operation.h"
+#include "engine/stream.h"
+#include "named/negotiator.h"
+
+namespace farandole {
+
+/// One tensor as its owner gives it. Collectives whose result depends on the other ranks
+/// (all_gather, all_to_all) are given no output: it is made when its size is known.
+struct AskedTensor {
+  Buffer input, output;
+  std::span<const int64_t> shape;  // of the input
+};
+
+struct NamedRequest;
+
+/// Hears of a request whose owner does not wait for it, or makes the memory of its results.
+class NamedListener {
+ public:
+  virtual ~NamedListener() = default;
+  /// By the thread that polls, for a result whose shape is known only now. Must not wait; null:
+  /// there is no memory left.
+  virtual std::byte* make_room(size_t part, std::span<const int64_t> shape) = 0;
+  /// Once, by any thread, when nobody polls: the request is to be read and released.
+  virtual void finished(NamedRequest& request) = 0;
+};
+
+/// What somebody asks for by name. Refers to the caller's memory.
+struct Ask {
+  Collective kind = Collective::all_reduce;
+  std::string_view name;  // empty: "noname.n" for the n-th such one of this kind in this set
+  uint32_t set = 0;
+  ReduceOp op = ReduceOp::sum;
+  double prescale = 1, postscale = 1;
+  int root = 0;  // world rank
+  std::span<const AskedTensor> tensors;
+  std::span<const int64_t> splits;
+  std::string_view note;              // compared between ranks, line by line
+  NamedListener* listener = nullptr;  // lives until it has heard the end; null: the core makes room
+  bool waits = true;                  // somebody will wait; else the listener is told the end
+};
+
+/// A set of ranks as a member sees it.
+struct NamedSet {
+  uint32_t number = 0;
+  std::vector<int> members;        // world ranks, ascending
+  int place = -1;                  // of this rank; -1: it is no member
+  std::shared_ptr<Stream> stream;  // null on others
+  Membership membership;
+  Duration timeout{};
+  std::string algorithm;
+  Determinism level = Determinism::canonical;
+
+  int size() const { return static_cast<int>(members.size()); }
+};
+
+/// Memory that the core has made for a result.
+struct MadeResult {
+  std::shared_ptr<std::byte> data;
+  Buffer buffer;
+  std::vector<int64_t> shape;
+};
+
+struct NamedRequest {
+  struct Part {
+    Buffer input, output;
+    MadeResult made;
+  };
+  std::atomic<bool> finished{false};  // released after everything else has been written
+  std::optional<Error> error;
+  Name* name = nullptr;  // while in flight; null: join, or a stand-in
+  std::vector<Part> parts;
+  size_t parts_left = 0;
+  std::vector<int64_t> received;  // all_to_all: rows that came from each member
+  int last_joined = -1;           // join
+  TimePoint joined_at{};          // join: when it was called
+  bool ordered = false;
+  NamedListener* listener = nullptr;
+  bool waits = true;
+
+  // Of a request that stands in for a rank that has joined: it owns itself.
+  std::unique_ptr<Signature> signature;
+  std::vector<std::unique_ptr<std::byte[]>> memory;
+
+  // While it waits for its order.
+  TimePoint since{};
+  std::vector<int> missing;  // as rank 0 says
+  bool told = false, warned = false;
+
+  const Signature& described() const { return signature ? *signature : name->signature; }
+};
+
+/// Throws Error(invalid_argument) for what this rank can know to be wrong.
+void check(const Ask& ask, const NamedSet& set);
+bool matches(const Signature& signature, const Ask& ask);
+/// `name`: its own, or what it is called for want of one; that one does not last.
+Signature signature_of(const Ask& ask, std::string_view name);
+
+/// Gives every part of the request the memory it lacks, now that the extents of all members are
+/// known: results that others decide the size of, and for a stand-in everything.
+void complete_parts(NamedRequest& request, const NamedSet& set, std::span<const int64_t> extents);
+/// The operation of one part by itself.
+Operation operation_of(const NamedRequest& request, size_t part, const NamedSet& set,
+                       std::span<const int64_t> extents);
+
+}  // namespace farandole

@@ -1,0 +1,192 @@
+#include "named/signature.h"
+
+#include <map>
+#include <sstream>
+
+namespace farandole {
+namespace {
+
+bool gathers(const Signature& t) { return t.kind == "all_gather"; }
+bool exchanges(const Signature& t) { return t.kind == "all_to_all"; }
+
+std::string number(double value) {
+  std::ostringstream out;
+  out.precision(17);
+  out << value;
+  return out.str();
+}
+
+std::string shape_text(const Signature& t, const TensorSignature& tensor) {
+  std::string text = "[";
+  for (size_t i = 0; i < tensor.shape.size(); ++i) {
+    const bool free = i == 0 && (gathers(t) || exchanges(t));  // differs between ranks as it likes
+    text += (i > 0 ? ", " : "") + (free ? std::string("…") : std::to_string(tensor.shape[i]));
+  }
+  return text + "]";
+}
+
+/// "float32 × 3, int64": by runs, so that a group of many tensors stays readable.
+template <typename Text>
+std::string by_runs(const Signature& t, Text text_of) {
+  std::string all;
+  for (size_t i = 0; i < t.tensors.size();) {
+    const std::string text = text_of(t.tensors[i]);
+    size_t end = i + 1;
+    while (end < t.tensors.size() && text_of(t.tensors[end]) == text) ++end;
+    all += (all.empty() ? "" : ", ") + text;
+    if (end - i > 1) all += " × " + std::to_string(end - i);
+    i = end;
+  }
+  return all;
+}
+
+/// The fields in the order in which a difference is reported.
+struct Field {
+  std::string_view name;
+  std::string (*value)(const Signature&);
+};
+constexpr Field kFields[] = {
+    {"device", [](const Signature& t) { return t.device; }},
+    {"number of tensors", [](const Signature& t) { return std::to_string(t.tensors.size()); }},
+    {"dtype",
+     [](const Signature& t) {
+       return by_runs(t, [](const TensorSignature& x) { return std::string(name_of(x.dtype)); });
+     }},
+    {"shape",
+     [](const Signature& t) {
+       return by_runs(t, [&](const TensorSignature& x) { return shape_text(t, x); });
+     }},
+    {"op", [](const Signature& t) { return std::string(name_of(t.op)); }},
+    {"root", [](const Signature& t) { return std::to_string(t.root); }},
+    {"prescale", [](const Signature& t) { return number(t.prescale); }},
+    {"postscale", [](const Signature& t) { return number(t.postscale); }},
+};
+
+using Givers = std::map<std::string, std::vector<int>>;
+
+Error differs(std::string_view field, const Signature& any, Givers& givers) {
+  Context where;
+  where.field = field;
+  where.operation = any.kind;
+  where.tensor = any.name;
+  std::string verdict = "ranks disagree on the " + std::string(field) + " of " + any.title();
+  const char* before = ": ";
+  for (auto& [value, ranks] : givers) {
+    verdict +=
+        before + value + (ranks.size() == 1 ? " on rank " : " on ranks ") + describe_ranks(ranks);
+    before = "; ";
+    where.values.emplace_back(value, std::move(ranks));
+  }
+  where.evidence = "what the ranks asked for by this name was compared before any data moved";
+  return {ErrorCode::mismatch, verdict, std::move(where)};
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+/// The first line of the notes that is not the same everywhere.
+std::optional<Error> differing_line(std::span<const Signature* const> by_member,
+                                    const std::vector<int>& members) {
+  const Signature* any = nullptr;
+  bool equal = true;
+  for (const Signature* signature : by_member) {
+    if (signature == nullptr) continue;
+    if (any == nullptr) any = signature;
+    equal &= signature->note == any->note;
+  }
+  if (equal) return std::nullopt;
+  std::vector<std::vector<std::string>> lines;
+  for (const Signature* signature : by_member)
+    lines.push_back(signature == nullptr ? std::vector<std::string>() : lines_of(signature->note));
+  for (size_t i = 0;; ++i) {
+    Givers givers;
+    for (size_t m = 0; m < by_member.size(); ++m)
+      if (by_member[m] != nullptr)
+        givers[i < lines[m].size() ? lines[m][i] : "nothing"].push_back(members[m]);
+    if (givers.size() > 1) return differs("entry " + std::to_string(i), *any, givers);
+    if (givers.begin()->first == "nothing") return std::nullopt;  // line ends alone differ
+  }
+}
+
+}  // namespace
+
+std::vector<int64_t> extents_of(const Signature& t) {
+  if (exchanges(t)) return t.splits;
+  std::vector<int64_t> extents;
+  if (gathers(t))
+    for (const TensorSignature& tensor : t.tensors) extents.push_back(tensor.shape.at(0));
+  return extents;
+}
+
+size_t extents_count(const Signature& t, size_t members) {
+  return exchanges(t) ? members : gathers(t) ? t.tensors.size() : 0;
+}
+
+std::optional<Error> disagreement(std::span<const Signature* const> by_member,
+                                  const std::vector<int>& members) {
+  if (auto error = differing_line(by_member, members)) return error;
+  for (const Field& field : kFields) {
+    Givers givers;
+    const Signature* any = nullptr;
+    for (size_t m = 0; m < by_member.size(); ++m) {
+      if (by_member[m] == nullptr) continue;
+      any = by_member[m];
+      givers[field.value(*any)].push_back(members[m]);
+    }
+    if (givers.size() > 1) return differs(field.name, *any, givers);
+  }
+  return std::nullopt;
+}
+
+// ---- as bytes ----
+
+void encode(const Signature& t, WireWriter& to) {
+  to.put_text(t.kind);
+  to.put_text(t.name);
+  to.put(t.set);
+  to.put(static_cast<uint8_t>(t.lasting));
+  to.put(static_cast<uint8_t>(t.op));
+  to.put(t.prescale);
+  to.put(t.postscale);
+  to.put(t.root);
+  to.put_text(t.device);
+  to.put(static_cast<uint32_t>(t.tensors.size()));
+  for (const TensorSignature& tensor : t.tensors) {
+    to.put(static_cast<uint8_t>(tensor.dtype));
+    to.put_list(std::span<const int64_t>(tensor.shape));
+  }
+  to.put_list(std::span<const int64_t>(t.splits));
+  to.put_text(t.note);
+}
+
+Signature decode_signature(WireReader& from) {
+  constexpr size_t kLongestWord = 64;
+  constexpr size_t kMostMembers = 1 << 20;
+  Signature t;
+  t.kind = from.get_text(kLongestWord);
+  t.name = from.get_text(kLongestName);
+  t.set = from.get<uint32_t>();
+  t.lasting = from.get<uint8_t>() != 0;
+  t.op = from.get_enum(ReduceOp::product);
+  t.prescale = from.get<double>();
+  t.postscale = from.get<double>();
+  t.root = from.get<int32_t>();
+  t.device = from.get_text(kLongestWord);
+  const auto tensors = from.get<uint32_t>();
+  if (tensors > kMostTensors) WireReader::malformed(std::to_string(tensors) + " tensors");
+  for (uint32_t i = 0; i < tensors; ++i) {
+    TensorSignature tensor;
+    tensor.dtype = from.get_enum(DType::boolean);
+    tensor.shape = from.get_list<int64_t>(kMostDimensions);
+    t.tensors.push_back(std::move(tensor));
+  }
+  t.splits = from.get_list<int64_t>(kMostMembers);
+  t.note = from.get_text(kLongestNote);
+  return t;
+}
+
+}  // namespace farandole

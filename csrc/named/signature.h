@@ -1,0 +1,62 @@
+// What an operation submitted by name is, as ranks describe it to each other and compare it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/error.h"
+#include "base/reduce_op.h"
+#include "named/wire.h"
+
+namespace farandole {
+
+struct TensorSignature {
+  DType dtype = DType::float32;
+  std::vector<int64_t> shape;
+  bool operator==(const TensorSignature&) const = default;
+};
+
+/// One operation. A group of tensors that start together is one operation of several tensors.
+struct Signature {
+  std::string kind;     // as the schedules call it: "all_reduce", …
+  std::string name;     // names of different kinds and sets do not meet
+  uint32_t set = 0;     // of ranks
+  bool lasting = true;  // the name will come again
+  ReduceOp op = ReduceOp::sum;
+  double prescale = 1, postscale = 1;
+  int32_t root = 0;  // world rank
+  std::string device = "cpu";
+  std::vector<TensorSignature> tensors;
+  std::vector<int64_t> splits;  // all_to_all: rows for each member of the set
+  std::string note;             // compared line by line, before all else: what belongs together
+  bool operator==(const Signature&) const = default;
+
+  std::string title() const { return kind + " '" + name + "'"; }
+  /// What operations meet by.
+  std::string key() const { return std::to_string(set) + '\x1f' + kind + '\x1f' + name; }
+};
+
+inline constexpr size_t kLongestName = 1024;
+inline constexpr size_t kMostTensors = 1 << 16;
+inline constexpr size_t kMostDimensions = 64;
+inline constexpr size_t kLongestNote = 16 << 20;
+
+/// Lengths that a rank decides for itself: the first dimensions of what it gathers, the rows it
+/// sends to each member. The others learn them when the operation is ordered.
+std::vector<int64_t> extents_of(const Signature& signature);
+/// How many, of an operation of this signature in a set of that size.
+size_t extents_count(const Signature& signature, size_t members);
+
+/// Why the members' signatures cannot be one operation, in the same words for everybody; nothing
+/// when they can. A null entry: that member has joined, and takes what the others say.
+std::optional<Error> disagreement(std::span<const Signature* const> by_member,
+                                  const std::vector<int>& members);
+
+void encode(const Signature& signature, WireWriter& to);
+Signature decode_signature(WireReader& from);
+
+}  // namespace farandole

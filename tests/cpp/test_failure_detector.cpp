@@ -1,0 +1,68 @@
+#include <atomic>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "control/failure_detector.h"
+#include "world.h"
+
+using namespace farandole;
+
+namespace {
+
+Error report_of(int rank) {
+  Context where;
+  where.rank = rank;
+  where.host = "host " + std::to_string(rank);
+  where.operation = "all_reduce #" + std::to_string(rank);
+  where.evidence = std::string(static_cast<size_t>(100 + rank), static_cast<char>('a' + rank));
+  where.values = {{"missing", {rank, rank + 1}}};
+  return Error(ErrorCode::stalled, "seen by rank " + std::to_string(rank), where, "advice");
+}
+
+}  // namespace
+
+TEST(lifeline_makes_one_verdict_of_many_reports) {
+  constexpr int kRanks = 6;
+  for (int round = 0; round < 200; ++round) {
+    FailureRecord cell;
+    std::mutex mutex;
+    std::vector<std::string> verdicts;
+    std::atomic<int> ready{0};
+    testing::run_ranks(kRanks, [&](int rank) {
+      HostFailureDetector detector(cell);
+      ++ready;
+      while (ready.load() < kRanks) std::this_thread::yield();
+      if (rank % 2 == 0) detector.report(report_of(rank));
+      std::optional<Error> verdict;
+      while (!(verdict = detector.verdict())) std::this_thread::yield();
+      CHECK(detector.failed());
+      CHECK_EQUAL(verdict->where().host, "host " + std::to_string(verdict->where().rank));
+      const std::lock_guard lock(mutex);
+      verdicts.emplace_back(verdict->what());
+    });
+    for (const std::string& verdict : verdicts) CHECK_EQUAL(verdict, verdicts.front());
+  }
+}
+
+TEST(lifeline_records_survive_the_way_through_shared_memory) {
+  const Error error = report_of(3);
+  const Error copy = decode(encode(error));
+  CHECK_EQUAL(std::string(copy.what()), std::string(error.what()));
+  CHECK(copy.code() == error.code());
+  CHECK_EQUAL(copy.where().rank, 3);
+  CHECK_EQUAL(copy.where().host, error.where().host);
+  CHECK(copy.where().values == error.where().values);
+}
+
+TEST(lifeline_cuts_long_texts_between_characters_and_lists_between_items) {
+  Context where;
+  for (int i = 0; i < 200; ++i) where.tensor += "\u00e9";  // two bytes each; 192 fit less one
+  for (int i = 0; i < 100; ++i) where.values.push_back({"value " + std::to_string(i), {100 + i}});
+  const Error copy = decode(encode(Error(ErrorCode::mismatch, "verdict", where)));
+  CHECK_EQUAL(copy.where().tensor.size(), 190U);
+  CHECK(!copy.where().values.empty() && copy.where().values.size() < 100);
+  for (size_t i = 0; i < copy.where().values.size(); ++i)
+    CHECK(copy.where().values[i] == where.values[i]);
+}
