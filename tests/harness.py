@@ -38,7 +38,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 _SHOW_STACKS = signal.SIGUSR1
-LIMIT = 30.0  # seconds for one call on all ranks: an upper bound, never waited for when all is well
+LIMIT = 120.0  # seconds for one call on all ranks: an upper bound, never waited for when all is well
 FIELDS = [
     "verdict", "evidence", "advice", "rank", "peer", "pid", "signal", "host", "operation", "tensor",
     "sequence", "lane", "step", "bytes_done", "bytes_total", "field", "values",

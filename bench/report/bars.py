@@ -25,7 +25,7 @@ ALL_REDUCE = {
 }
 GLOO = 1.0  # never slower
 HALVES = 0.6  # of our float32 time for as many elements
-COPYING = 1.6  # the copying path over push
+COPYING = 1.6  # the copying path over cma
 SCHEDULED = {"caller": 1 / 0.5, "ours": 1 / 0.35}  # schedules over the direct path, from 1 MiB
 OTHERS = 1.0  # the other collectives over the best MPI, from 64 KiB
 START_SECONDS = 0.3  # from launch to the first all-reduce

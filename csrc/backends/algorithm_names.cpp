@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "backends/path_choice.h"
+#include "backends/paths.h"
 #include "backends/schedule_backend.h"
 #include "base/error.h"
 #include "base/spelling.h"
@@ -13,7 +13,7 @@ namespace farandole {
 
 std::vector<std::string_view> algorithm_names() {
   std::vector<std::string_view> names;
-  for (const PathRow& row : path_table()) names.push_back(row.name);
+  for (const PathRow* row : path_table()) names.push_back(row->name);
   names.push_back(ScheduleBackend::kName);
   for (const Planner& planner : planners())
     if (std::ranges::find(names, planner.name) == names.end()) names.push_back(planner.name);

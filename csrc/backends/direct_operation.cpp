@@ -87,7 +87,7 @@ bool DirectOperation::copied(int error, int r, std::string_view what) const {
                   : "set FARANDOLE_CMA=0 to copy through shared memory");
 }
 
-bool DirectOperation::window_is_open() const {
+bool DirectOperation::all_is_mapped() const {
   for (int r = 0; r < memory_->size(); ++r)
     if ((folds(operation_->kind) && input_bytes(r) > 0 && input_of(r) == nullptr) ||
         (output_bytes(r) > 0 && output_of(r) == nullptr))

@@ -1,14 +1,5 @@
-// The ways in which ranks that map each other's memory run a collective without messages.
-//
-//   lines     every rank writes its data in cache lines that carry their own flag; one transit
-//   one_shot  every rank shows all of its input in pieces; everybody finishes alone; one wait
-//   window    buffers that all ranks map: rank r folds part r and stores it to all, or stores its
-//             share where it is gathered; two waits
-//   push      buffers of any kind: rank r reads part r of every input by address, folds it and
-//             writes it to all outputs; two waits
-//   pull      likewise, for collectives that only move data to who reads them, or fold for one
-//             rank: everybody reads what it needs by address; two waits
-//   staged    blocks are copied through shared memory where a buffer is its owner's alone
+// What a path over shared memory is: a way in which ranks that map each other's memory run a
+// collective without messages. The table of paths: paths.h.
 //
 // All fold in canonical order. Designs and measurements: docs/benchmarks.md.
 #pragma once
@@ -36,12 +27,10 @@ class DirectPath {
   virtual std::vector<int> lacking() const = 0;
 };
 
-std::unique_ptr<DirectPath> make_lines(const StreamMemory& memory);
-std::unique_ptr<DirectPath> make_one_shot(const StreamMemory& memory);
-std::unique_ptr<DirectPath> make_window(const StreamMemory& memory);
-std::unique_ptr<DirectPath> make_push(const StreamMemory& memory);
-std::unique_ptr<DirectPath> make_pull(const StreamMemory& memory);
-std::unique_ptr<DirectPath> make_staged(const StreamMemory& memory);
+template <typename Path>
+std::unique_ptr<DirectPath> make_path(const StreamMemory& memory) {
+  return std::make_unique<Path>(memory);
+}
 
 /// From here on an output is evicted before anybody reads it; what has not been read either is not
 /// worth fetching. Two ranks, a gather of 16 MiB in all: 1.14 ms, past the caches 0.88; of 4 MiB:
@@ -73,7 +62,7 @@ class DirectOperation {
   }
   std::byte* output_of(int r) const { return mapped(r, &Places::output, output_bytes(r)); }
   /// Every rank maps the outputs, and the inputs that it folds.
-  bool window_is_open() const;
+  bool all_is_mapped() const;
   bool mine_is_shared() const { return input_of(memory_->rank) != nullptr; }
 
   /// Where rank r's input (output) lies in that rank's own memory, for buffers not mapped here.

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/path_choice.h"
+#include "backends/tuning.h"
 #include "base/dtype.h"
 #include "schedule/planners.h"
 

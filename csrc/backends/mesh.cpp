@@ -57,27 +57,29 @@ ConnectMaker channels_over_transports() {
   };
 }
 
-BackendMaker schedules_over(ConnectMaker channels) {
-  return [channels = std::move(channels)](const Engine& engine, const Membership& membership,
-                                          uint64_t key, const StreamMemory& memory) {
+BackendMaker schedules_over(ConnectMaker channels, const ChannelCosts& costs) {
+  return [channels = std::move(channels), costs](const Engine& engine, const Membership& membership,
+                                                 uint64_t key, const StreamMemory& memory) {
     return std::make_unique<ScheduleBackend>(
         membership.rank, static_cast<int>(membership.members.size()),
-        channels(engine, membership, key), engine.arena(), engine.tuning(), &memory);
+        channels(engine, membership, key), engine.arena(), costs, &memory);
   };
 }
 
 }  // namespace
 
-BackendMaker paths_over_shm() {
-  return [](const Engine& engine, const Membership&, uint64_t, const StreamMemory& memory) {
-    return std::make_unique<ShmDirect>(memory, engine.tuning(), engine.host().foreign.why_not);
+BackendMaker paths_over_shm(std::shared_ptr<const TuningTable> tuning) {
+  return [tuning = std::move(tuning)](const Engine& engine, const Membership&, uint64_t,
+                                      const StreamMemory& memory) {
+    return std::make_unique<ShmDirect>(memory, *tuning, engine.host().foreign.why_not);
   };
 }
 
-void lay_mesh(EngineOptions& options) {
-  options.direct = paths_over_shm();
+void lay_mesh(EngineOptions& options, const TuningTable& tuning) {
+  options.tuning = std::make_shared<const TuningTable>(tuning);
+  options.direct = paths_over_shm(options.tuning);
   options.channels = channels_over_transports();
-  options.schedules = schedules_over(channels_over_transports());
+  options.schedules = schedules_over(options.channels, tuning.channels);
 }
 
 }  // namespace farandole

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "backends/tuning.h"
 #include "engine/engine.h"
 #include "transport/transport.h"
 
@@ -16,11 +17,11 @@ namespace farandole {
 Connect connect_members(std::vector<std::shared_ptr<Transport>> transports,
                         std::vector<PeerInfo> members, uint64_t stream_key);
 
-/// Paths over the memory that the ranks of this host map.
-BackendMaker paths_over_shm();
+/// Paths over the memory that the ranks of this host map, chosen by `tuning`.
+BackendMaker paths_over_shm(std::shared_ptr<const TuningTable> tuning);
 
 /// Gives an engine all that there is here: paths first, schedules over transports() for the rest,
-/// and channels for messages.
-void lay_mesh(EngineOptions& options);
+/// channels for messages, and the table by which all that is chosen, the same on all ranks.
+void lay_mesh(EngineOptions& options, const TuningTable& tuning = {});
 
 }  // namespace farandole

@@ -91,11 +91,11 @@ void Scratch::release() {
 // ---- what to run ----
 
 ScheduleBackend::ScheduleBackend(int rank, int size, Connect connect, std::shared_ptr<Arena> arena,
-                                 TuningTable tuning, const StreamMemory* memory)
+                                 ChannelCosts costs, const StreamMemory* memory)
     : rank_(rank),
       size_(size),
       connect_(std::move(connect)),
-      tuning_(std::move(tuning)),
+      costs_(costs),
       memory_(memory),
       scratch_(std::move(arena)),
       connecting_(static_cast<size_t>(size)),
@@ -134,7 +134,7 @@ void ScheduleBackend::refuse(const Operation& o) const {
 const Planner& ScheduleBackend::planner_of(const Operation& operation, const Shape& shape) const {
   if (operation.algorithm.empty() || operation.algorithm == name())
     return choose_planner(operation.kind, shape, size_of(dtype_of(operation)), operation.level,
-                          tuning_);
+                          costs_);
   return require_planner(operation.kind, operation.algorithm, shape, operation.level);
 }
 

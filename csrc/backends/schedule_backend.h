@@ -47,10 +47,10 @@ class ScheduleBackend : public Backend {
   static constexpr int kMaxLanes = 4;
 
   /// Serves rank `rank` of `size`. Scratch memory comes from `arena` where there is one, so that
-  /// channels may refer to it instead of copying. `tuning` is the same on all ranks. With `memory`,
+  /// channels may refer to it instead of copying. `costs` are the same on all ranks. With `memory`,
   /// the stream's, ranks put data into each other's.
   ScheduleBackend(int rank, int size, Connect connect, std::shared_ptr<Arena> arena = nullptr,
-                  TuningTable tuning = {}, const StreamMemory* memory = nullptr);
+                  ChannelCosts costs = {}, const StreamMemory* memory = nullptr);
 
   static constexpr std::string_view kName = "schedule";
   std::string_view name() const override { return kName; }
@@ -96,7 +96,7 @@ class ScheduleBackend : public Backend {
   int rank_;
   int size_;
   Connect connect_;
-  TuningTable tuning_;
+  ChannelCosts costs_;
   const StreamMemory* memory_;
   Scratch scratch_;
   std::list<Plan> plans_;                                        // newest use first

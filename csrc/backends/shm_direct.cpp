@@ -1,5 +1,6 @@
 #include "backends/shm_direct.h"
 
+#include <algorithm>
 #include <string>
 
 #include "base/spelling.h"
@@ -7,10 +8,6 @@
 
 namespace farandole {
 namespace {
-
-/// By PathKind.
-constexpr std::array<std::unique_ptr<DirectPath> (*)(const StreamMemory&), 6> kMakers{
-    make_lines, make_one_shot, make_window, make_push, make_pull, make_staged};
 
 /// Of the longest input, which all ranks know: a rank's own may be shorter.
 size_t longest_bytes(const Operation& o, int size) {
@@ -31,11 +28,12 @@ bool ShmDirect::can_run(const Operation& o) const {
          (memory_.foreign || !forced->by_address);
 }
 
-DirectPath& ShmDirect::path(PathKind which) {
-  const auto index = static_cast<size_t>(which);
-  auto& made = paths_[index];
-  if (!made) made = kMakers[index](memory_);
-  which_ = which;
+DirectPath& ShmDirect::path(const PathRow& row) {
+  paths_.resize(path_table().size());
+  auto& made =
+      paths_[static_cast<size_t>(std::ranges::find(path_table(), &row) - path_table().begin())];
+  if (!made) made = row.make(memory_);
+  row_ = &row;
   return *made;
 }
 
@@ -47,13 +45,13 @@ PathQuestion ShmDirect::question(const Operation& o, bool shared) const {
 void ShmDirect::start(const Operation& o, uint32_t) {
   operation_ = &o;
   path_ = nullptr;
-  which_ = PathKind::barrier;
+  row_ = nullptr;
   agreed_ = false;
   if (o.kind == Collective::barrier) return;
-  const PathRow* forced = path_named(o.algorithm);
-  path_ = &path(forced != nullptr ? forced->path : choose_path(question(o, false), tuning_));
-  // Nobody looks at the places of lines, which wait for no line that peers have just read.
-  if (which_ != PathKind::lines) show_places(o, memory_);
+  forced_ = o.algorithm.empty() ? nullptr : path_named(o.algorithm);
+  path_ = &path(forced_ != nullptr ? *forced_ : *choose_path(question(o, false), tuning_));
+  // Where nobody looks at places, nobody waits for a line that peers have just read.
+  if (row_->agreement != Agreement::in_data) show_places(o, memory_);
   path_->start(o);
 }
 
@@ -75,15 +73,14 @@ void ShmDirect::refuse(const Operation& o) const {
 std::string ShmDirect::ways_for(const Operation& o) const {
   const size_t longest = longest_bytes(o, memory_.size());
   std::vector<std::string_view> names;
-  for (const PathRow& row : path_table())
-    if (fits(row, o.kind, longest) && (memory_.foreign || !row.by_address))
-      names.push_back(row.name);
+  for (const PathRow* row : path_table())
+    if (fits(*row, o.kind, longest) && (memory_.foreign || !row->by_address))
+      names.push_back(row->name);
   return "over shared memory: " + join_names(names);
 }
 
-/// one_shot copies on while it waits for the others to post.
 bool ShmDirect::agrees_in_data() const {
-  return which_ == PathKind::lines || which_ == PathKind::one_shot;
+  return row_ != nullptr && row_->agreement != Agreement::posts;
 }
 
 void ShmDirect::agreed() {
@@ -93,40 +90,38 @@ void ShmDirect::agreed() {
 
 /// Where the buffers lie is known when all have posted.
 void ShmDirect::choose_by_places() {
-  if (which_ == PathKind::lines || !fits(row_of(PathKind::window), operation_->kind, 0)) return;
-  const bool forced = operation_->algorithm == "window";
-  const bool wanted = operation_->algorithm.empty() &&
-                      choose_path(question(*operation_, true), tuning_) == PathKind::window;
-  if (!forced && !wanted) return;
+  if (row_ == nullptr) return;
+  const PathRow* wanted =
+      forced_ != nullptr ? forced_ : choose_path(question(*operation_, true), tuning_);
+  if (!wanted->mapped) return;
   DirectOperation what;
   what.start(*operation_, memory_);
-  const bool open = what.window_is_open();
-  if (forced && !open)
+  const bool open = what.all_is_mapped();
+  if (forced_ != nullptr && !open)
     throw Error(ErrorCode::invalid_argument,
-                "algorithm 'window' needs input and output in memory that all ranks map", {},
-                "use arrays from farandole.allocate(), or another algorithm");
-  if (wanted && open) {
-    path_ = &path(PathKind::window);
-    path_->start(*operation_);
-  }
+                "algorithm '" + std::string(wanted->name) +
+                    "' needs input and output in memory that all ranks map",
+                {}, "use arrays from farandole.allocate(), or another algorithm");
+  if (forced_ != nullptr || !open) return;
+  path_ = &path(*wanted);
+  path_->start(*operation_);
 }
 
 Progress ShmDirect::poll(TimePoint until) {
-  if (which_ == PathKind::one_shot && !agreed_) {
+  if (path_ == nullptr) return Progress::finished;
+  if (!agreed_ && row_->agreement == Agreement::meanwhile) {
     if (compare_posts(memory_) != Posts::same)
       return path_->show() ? Progress::moved : Progress::idle;
     agreed();
   }
-  return path_ == nullptr ? Progress::finished : path_->poll(until);
+  return path_->poll(until);
 }
 
 std::vector<int> ShmDirect::lacking() const {
-  const bool agreed = agreed_ || which_ == PathKind::lines;
-  return path_ == nullptr || !agreed ? std::vector<int>() : path_->lacking();
+  if (path_ == nullptr) return {};
+  return agreed_ || row_->agreement == Agreement::in_data ? path_->lacking() : std::vector<int>();
 }
 
-std::string_view ShmDirect::way() const {
-  return which_ == PathKind::barrier ? "barrier" : row_of(which_).name;
-}
+std::string_view ShmDirect::way() const { return row_ == nullptr ? "barrier" : row_->name; }
 
 }  // namespace farandole

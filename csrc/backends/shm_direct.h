@@ -1,15 +1,13 @@
 // The backend for ranks that map each other's memory: no messages, canonical order.
 #pragma once
 
-#include <array>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "backends/direct_path.h"
-#include "backends/path_choice.h"
+#include "backends/paths.h"
 
 namespace farandole {
 
@@ -32,18 +30,19 @@ class ShmDirect : public Backend {
   std::string_view way() const override;
 
  private:
-  DirectPath& path(PathKind which);
+  DirectPath& path(const PathRow& row);
   PathQuestion question(const Operation& operation, bool shared) const;
   void choose_by_places();
 
   const StreamMemory& memory_;
   const TuningTable& tuning_;
-  const std::string why_not_foreign_;  // other ranks' memory is not reached by address
-  std::array<std::unique_ptr<DirectPath>, 6> paths_;  // made when first used, kept
+  const std::string why_not_foreign_;               // other ranks' memory is not reached by address
+  std::vector<std::unique_ptr<DirectPath>> paths_;  // by path_table(); made when first used, kept
   const Operation* operation_ = nullptr;
   DirectPath* path_ = nullptr;
-  PathKind which_ = PathKind::barrier;
-  bool agreed_ = false;  // posts have been compared, by the stream or here
+  const PathRow* forced_ = nullptr;  // by the operation's `algorithm`
+  const PathRow* row_ = nullptr;     // of path_; null: a barrier
+  bool agreed_ = false;              // posts have been compared, by the stream or here
 };
 
 }  // namespace farandole

@@ -145,8 +145,7 @@ const std::vector<Variable>& variables() {
            "canonical: the same bits for any number of ranks and algorithm; fast: any order",
            {"canonical", "fast"}),
       text("FARANDOLE_ALGORITHM", &Config::algorithm,
-           "forces a path (lines, one_shot, window, push, pull, staged) or planner by name; empty: "
-           "chosen by "
+           "forces a path or planner by name (farandole info --why lists them); empty: chosen by "
            "size"),
       text("FARANDOLE_TUNING", &Config::tuning,
            "the measured numbers from which choices follow, rank 0's for all. auto: those kept for "

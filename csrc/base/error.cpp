@@ -62,4 +62,16 @@ std::string describe_ranks(const std::vector<int>& ranks) {
   return text;
 }
 
+std::string name_ranks(const std::vector<int>& ranks) {
+  return (ranks.size() == 1 ? "rank " : "ranks ") + describe_ranks(ranks);
+}
+
+std::string describe_values(const RanksByValue& values) {
+  std::string text;
+  for (const auto& [value, ranks] : values)
+    text +=
+        (text.empty() ? "" : "; ") + (value.empty() ? "none" : value) + " on " + name_ranks(ranks);
+  return text;
+}
+
 }  // namespace farandole

@@ -45,6 +45,9 @@ struct ErrorRow {
 extern const std::array<ErrorRow, 19> kErrors;
 const ErrorRow& row(ErrorCode code);
 
+/// What ranks gave, and which of them.
+using RanksByValue = std::vector<std::pair<std::string, std::vector<int>>>;
+
 /// Where it happened and who was involved; whatever is unknown stays at its default.
 struct Context {
   int rank = -1;  // the guilty rank
@@ -59,9 +62,9 @@ struct Context {
   int step = -1;
   size_t bytes_done = 0;
   size_t bytes_total = 0;
-  std::string field;                                             // Mismatch: what differs
-  std::string evidence;                                          // what was seen, and by whom
-  std::vector<std::pair<std::string, std::vector<int>>> values;  // who gave or misses what
+  std::string field;     // Mismatch: what differs
+  std::string evidence;  // what was seen, and by whom
+  RanksByValue values;   // who gave or misses what
 };
 
 class Error : public std::runtime_error {
@@ -84,5 +87,9 @@ class Error : public std::runtime_error {
 
 /// "0, 2-4" for {0, 2, 3, 4}.
 std::string describe_ranks(const std::vector<int>& ranks);
+/// "rank 0", "ranks 2-4".
+std::string name_ranks(const std::vector<int>& ranks);
+/// "float32 on rank 0; float64 on ranks 1-2"; an empty value is "none".
+std::string describe_values(const RanksByValue& values);
 
 }  // namespace farandole

@@ -1,4 +1,4 @@
-// Named points where a test may make this process fail: FARANDOLE_FAULT="rank=1,at=window.write#3,
+// Named points where a test may make this process fail: FARANDOLE_FAULT="rank=1,at=mapped.write#3,
 // do=sigkill" (the third time rank 1 comes by). Only builds with FARANDOLE_FAULT_POINTS have them;
 // elsewhere the call is empty, and Config refuses the variable.
 #pragma once

@@ -43,7 +43,6 @@ Duration to_duration(double seconds) {
 
 EngineOptions engine_options(const Config& config) {
   EngineOptions options;
-  lay_mesh(options);
   options.spin = to_duration(config.spin_us * 1e-6);
   options.warn_after = to_duration(config.warn_after);
   options.progress = config.progress == "thread"   ? ProgressMode::thread
@@ -102,10 +101,11 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
     log(config.cma == "1" ? LogLevel::warning : LogLevel::info,
         "data are copied through shared memory: " + host.foreign.why_not);
   EngineOptions options = engine_options(config);
-  options.tuning = table_from(host.handed_out);
-  log(LogLevel::info, "choices follow from tuning table " + fingerprint(options.tuning) + " (" +
-                          options.tuning.origin + ")");
-  options.trace = start_trace(config.trace, host, job, fingerprint(options.tuning));
+  const TuningTable table = table_from(host.handed_out);
+  lay_mesh(options, table);
+  log(LogLevel::info,
+      "choices follow from tuning table " + fingerprint(table) + " (" + table.origin + ")");
+  options.trace = start_trace(config.trace, host, job, fingerprint(table));
   const auto engine = start_engine(std::move(host), std::move(options));
   GroupDefaults defaults;
   defaults.interrupted = look_for_signals;
@@ -210,9 +210,9 @@ void bind_group(py::module_& module) {
             refuse_in_child();
             const Call call = borrow_both(input, output);
             const Handle handle =
-                group->submit(collective_from(kind), call.input.buffer, call.output.buffer,
-                              options_from(op, prescale, postscale, root, name, algorithm, level,
-                                           timeout, counts),
+                group->submit(call.input.buffer, call.output.buffer,
+                              options_from(kind, op, prescale, postscale, root, name, algorithm,
+                                           level, timeout, counts),
                               true);
             wait_for(group, [&](Deadline d) { return handle.wait(d); });
           },
@@ -230,13 +230,12 @@ void bind_group(py::module_& module) {
              const std::vector<size_t>& counts) {
             refuse_in_child();
             const Call call = borrow_both(input, output);
-            Options options = options_from(op, prescale, postscale, root, name, algorithm, level,
-                                           timeout, counts);
+            Options options = options_from(kind, op, prescale, postscale, root, name, algorithm,
+                                           level, timeout, counts);
             options.keepalive = keep(call.input.owner, call.output.owner);
-            return PyHandle(group,
-                            group->submit(collective_from(kind), call.input.buffer,
-                                          call.output.buffer, std::move(options)),
-                            result);
+            return PyHandle(
+                group, group->submit(call.input.buffer, call.output.buffer, std::move(options)),
+                result);
           },
           py::arg("kind"), py::arg("input"), py::arg("output"), py::arg("result"),
           py::arg("op") = "sum", py::arg("prescale") = 1.0, py::arg("postscale") = 1.0,
@@ -251,8 +250,7 @@ void bind_group(py::module_& module) {
             Options options;
             if (!name.is_none()) options.name = text_from(name, "name");
             options.deadline = own_deadline(timeout);
-            const Handle handle =
-                group->submit(Collective::barrier, {}, {}, std::move(options), true);
+            const Handle handle = group->submit({}, {}, std::move(options), true);
             wait_for(group, [&](Deadline d) { return handle.wait(d); });
           },
           py::arg("name") = py::none(), py::arg("timeout") = py::none())
@@ -313,7 +311,7 @@ void bind_group(py::module_& module) {
           py::arg("bytes"))
       .def("describe", &Group::describe)
       .def_property_readonly(
-          "tuning", [](const Group& g) { return text_of(g.engine()->tuning()); },
+          "tuning", [](const Group& g) { return text_of(*g.engine()->options().tuning); },
           "The tuning table that all ranks of the world choose from, as text.")
       .def_property_readonly(
           "by_address",

@@ -26,23 +26,18 @@ int64_t submit(const std::shared_ptr<PyNames>& names, const std::string& kind,
                const std::vector<int64_t>& splits, const py::object& result,
                const py::object& finish) {
   refuse_in_child();
-  Ask ask;
-  ask.kind = collective_from(kind);
-  ask.set = set;
-  ask.op =
-      options_from(op, prescale, postscale, root, py::none(), py::none(), py::none(), py::none())
-          .op;
-  ask.prescale = prescale;
-  ask.postscale = postscale;
-  ask.root = root;
-  ask.splits = splits;
+  NamedCall call;
+  static_cast<CollectiveSpec&>(call) = options_from(kind, op, prescale, postscale, root, py::none(),
+                                                    py::none(), py::none(), py::none());
+  call.set = set;
+  call.splits = splits;
   const std::string text = name.is_none() ? std::string() : text_from(name, "name");
-  ask.name = text;
-  std::vector<AskedTensor> tensors;
+  call.name = text;
+  std::vector<NamedTensor> tensors;
   py::list keep;
   for (const auto& [input, output, shape] : given) {
     const Borrowed in = borrow(input, input.is(output), "tensor");
-    AskedTensor tensor{in.buffer, {nullptr, 0, in.buffer.dtype}, shape};
+    NamedTensor tensor{in.buffer, {nullptr, 0, in.buffer.dtype}, shape};
     keep.append(in.owner);
     if (input.is(output)) {
       tensor.output = in.buffer;
@@ -53,10 +48,10 @@ int64_t submit(const std::shared_ptr<PyNames>& names, const std::string& kind,
     }
     tensors.push_back(tensor);
   }
-  ask.tensors = tensors;
+  call.tensors = tensors;
   HeldRequest held;
   held.names = names;
-  held.request = names->named->submit(ask);
+  held.request = names->named->submit(call);
   held.keep = std::move(keep);
   held.result = result;
   if (!finish.is_none()) held.finish = finish;

@@ -1,4 +1,5 @@
 // Tracing: when it starts and ends, and the program's own spans.
+#include "backends/tuning.h"
 #include "base/log.h"
 #include "base/trace_store.h"
 #include "bindings/bind.h"
@@ -88,8 +89,8 @@ void start_timeline(Engine& engine, const std::string& directory, int number) {
   const Host& host = engine.host();
   const std::string name = host.peers[static_cast<size_t>(host.rank)].info.host;
   const uint64_t run = run_of(host, "timeline " + std::to_string(number));
-  auto trace = std::make_shared<Trace>(
-      Trace::Identity{directory, run, host.rank, host.size(), name, fingerprint(engine.tuning())});
+  auto trace = std::make_shared<Trace>(Trace::Identity{directory, run, host.rank, host.size(), name,
+                                                       fingerprint(*engine.options().tuning)});
   engine.set_trace(trace);
   set_current_trace(trace);
 }

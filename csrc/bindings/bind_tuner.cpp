@@ -26,24 +26,44 @@ std::string text_from_numbers(const std::map<std::string, double>& seconds,
   TuningTable table;
   table.measured = true;
   table.origin = origin;
-  for (const TuningField& f : kTuningFields) {
-    const auto found = seconds.find(std::string(f.name));
+  const std::vector<TuningField> fields = fields_of(table);
+  for (const TuningField& f : fields) {
+    const auto found = seconds.find(f.name);
     if (found == seconds.end())
-      throw Error(ErrorCode::invalid_argument, "tuning table: no " + std::string(f.name));
-    table.*f.value = found->second;
+      throw Error(ErrorCode::invalid_argument, "tuning table: no " + f.name);
+    *f.value = found->second;
   }
-  if (seconds.size() != kTuningFields.size())
+  if (seconds.size() != fields.size())
     throw Error(ErrorCode::invalid_argument, "tuning table: it has " +
                                                  std::to_string(seconds.size()) + " numbers, not " +
-                                                 std::to_string(kTuningFields.size()));
+                                                 std::to_string(fields.size()));
   return text_of(table);
 }
 
 py::dict numbers_of(const std::string& text) {
-  const TuningTable table = table_or_defaults(text);
+  TuningTable table = table_or_defaults(text);
   py::dict numbers;
-  for (const TuningField& f : kTuningFields) numbers[py::str(f.name)] = table.*f.value;
+  for (const TuningField& f : fields_of(table)) numbers[py::str(f.name)] = *f.value;
   return numbers;
+}
+
+/// A dict for each row of the table of paths.
+py::list paths() {
+  py::list rows;
+  for (const PathRow* path : path_table()) {
+    py::dict d;
+    py::list collectives;
+    for (const std::string_view name : kCollectiveNames)
+      if (fits(*path, *collective_named(name), 0)) collectives.append(name);
+    d["name"] = path->name;
+    d["collectives"] = std::move(collectives);
+    d["most_bytes"] =
+        path->most_bytes == kUnlimited ? py::object(py::none()) : py::cast(path->most_bytes);
+    d["mapped"] = path->mapped;
+    d["by_address"] = path->by_address;
+    rows.append(std::move(d));
+  }
+  return rows;
 }
 
 py::list explained(const std::string& collective, size_t count, const std::string& dtype, int ranks,
@@ -84,7 +104,8 @@ void bind_tuner(py::module_& module) {
       "fields",
       [] {
         py::list rows;
-        for (const TuningField& f : kTuningFields) rows.append(py::make_tuple(f.name, f.doc));
+        TuningTable table;
+        for (const TuningField& f : fields_of(table)) rows.append(py::make_tuple(f.name, f.doc));
         return rows;
       },
       "(name, what it measures) of every number of a table; all are seconds.");
@@ -106,6 +127,9 @@ void bind_tuner(py::module_& module) {
   tuning.def(
       "is_measured", [](const std::string& text) { return table_or_defaults(text).measured; },
       py::arg("text") = "", "Whether paths are chosen by these numbers.");
+  tuning.def("paths", paths,
+             "The paths over shared memory, preferred ones first: name, collectives, most_bytes of "
+             "the longest input (None: any), whether they need mapped memory or go by address.");
   tuning.def("passes", passes_of, py::arg("path"), py::arg("collective"), py::arg("ranks"),
              "How often a path reads or copies as many bytes as a rank's input has.");
   tuning.def(

@@ -20,11 +20,11 @@ Collective direction_from(const std::string& kind) {
 Handle submit_between(Group& group, const std::string& kind, const Borrowed& array, int peer,
                       int tag, const py::object& name, const py::object& timeout, bool waits) {
   Options options;
+  options.kind = direction_from(kind);
   if (!name.is_none()) options.name = text_from(name, "name");
   options.deadline = own_deadline(timeout);
   if (!waits) options.keepalive = keep(array.owner, py::none());
-  return group.submit_between(direction_from(kind), peer, tag, array.buffer, std::move(options),
-                              waits);
+  return group.submit_between(peer, tag, array.buffer, std::move(options), waits);
 }
 
 void run_between(const std::shared_ptr<Group>& group, const std::string& kind,
@@ -75,12 +75,11 @@ std::vector<Member> members_of(const Arrays& inputs, const Arrays& outputs) {
 
 std::shared_ptr<Grouped> submit_grouped(Group& group, const std::string& kind, const Arrays& inputs,
                                         const Arrays& outputs, Options options, bool waits) {
-  const Collective collective = collective_from(kind);
-  if (!Grouped::has(collective))
+  if (!Grouped::has(options.kind))
     throw Error(ErrorCode::invalid_argument, "there is no grouped " + kind);
   if (options.name.empty()) options.name = "grouped";
   if (!waits) options.keepalive = keep(py::cast(inputs), py::cast(outputs));
-  return std::make_shared<Grouped>(group, collective, members_of(inputs, outputs), options, waits);
+  return std::make_shared<Grouped>(group, members_of(inputs, outputs), options, waits);
 }
 
 /// One call of several: kind, input, output, result, op, prescale, root, counts.
@@ -94,10 +93,10 @@ std::vector<PyHandle> start_together(const std::shared_ptr<Group>& group,
   std::vector<Group::Item> items;
   for (const auto& [kind, input, output, result, op, prescale, root, counts] : calls) {
     const Call call = borrow_both(input, output);
-    Options options =
-        options_from(op, prescale, 1, root, py::str(name), py::none(), py::none(), timeout, counts);
+    Options options = options_from(kind, op, prescale, 1, root, py::str(name), py::none(),
+                                   py::none(), timeout, counts);
     options.keepalive = keep(call.input.owner, call.output.owner);
-    items.push_back({collective_from(kind), call.input.buffer, call.output.buffer, options});
+    items.push_back({call.input.buffer, call.output.buffer, std::move(options)});
   }
   std::vector<PyHandle> handles;
   for (const Handle& handle : group->submit_together(name, std::move(items)))
@@ -134,7 +133,8 @@ void bind_verbs(py::module_& module) {
             refuse_in_child();
             const auto grouped = submit_grouped(
                 *of, kind, inputs, outputs,
-                options_from(op, prescale, postscale, root, name, algorithm, level, timeout), true);
+                options_from(kind, op, prescale, postscale, root, name, algorithm, level, timeout),
+                true);
             wait_for(of, [&](Deadline d) { return grouped->wait(d); });
           },
           py::arg("kind"), py::arg("inputs"), py::arg("outputs"), py::arg("op") = "sum",
@@ -150,7 +150,7 @@ void bind_verbs(py::module_& module) {
             refuse_in_child();
             auto grouped = submit_grouped(
                 *of, kind, inputs, outputs,
-                options_from(op, prescale, postscale, root, name, algorithm, level, timeout),
+                options_from(kind, op, prescale, postscale, root, name, algorithm, level, timeout),
                 false);
             return PyHandle(
                 of, [grouped](Deadline d) { return grouped->wait(d); },

@@ -46,14 +46,11 @@ std::string text_from(const py::object& given, const std::string& argument) {
   throw Error(ErrorCode::invalid_argument, argument + "=" + std::string(py::repr(given)) + what);
 }
 
-Options options_from(const std::string& op, double prescale, double postscale, int root,
-                     const py::object& name, const py::object& algorithm, const py::object& level,
+Options options_from(const std::string& kind, const std::string& op, double prescale,
+                     double postscale, int root, const py::object& name,
+                     const py::object& algorithm, const py::object& level,
                      const py::object& timeout, const std::vector<size_t>& counts) {
-  Options options;
-  options.op = op_from(op);
-  options.prescale = prescale;
-  options.postscale = postscale;
-  options.root = root;
+  Options options{{collective_from(kind), op_from(op), prescale, postscale, root}};
   options.counts = counts;
   if (!name.is_none()) options.name = text_from(name, "name");
   if (!algorithm.is_none()) options.algorithm = text_from(algorithm, "algorithm");

@@ -22,8 +22,9 @@ Determinism level_from(const std::string& name);
 /// An operation's own deadline; none is the group's, 0 is never, as in FARANDOLE_TIMEOUT.
 std::optional<Deadline> own_deadline(const py::object& timeout);
 
-Options options_from(const std::string& op, double prescale, double postscale, int root,
-                     const py::object& name, const py::object& algorithm, const py::object& level,
+Options options_from(const std::string& kind, const std::string& op, double prescale,
+                     double postscale, int root, const py::object& name,
+                     const py::object& algorithm, const py::object& level,
                      const py::object& timeout, const std::vector<size_t>& counts = {});
 
 /// Input and output of one operation. A rank that reads or gets nothing gives None there.

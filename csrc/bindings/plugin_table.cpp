@@ -59,18 +59,14 @@ class PluginCall : public NamedListener {
 NamedRequest* put_on_its_way(Named& named, const PluginAsk& given, NamedListener& listener,
                              bool waits) {
   if (given.kind == nullptr) return named.join(&listener, waits);
-  Ask ask;
   const auto kind = collective_named(given.kind);
   if (!kind) throw Error(ErrorCode::internal, std::string("no collective is a ") + given.kind);
-  ask.kind = *kind;
-  ask.name = {given.name, given.name_bytes};
-  ask.note = {given.note, given.note_bytes};
-  ask.set = given.set;
-  ask.op = static_cast<ReduceOp>(given.op);
-  ask.prescale = given.prescale;
-  ask.postscale = given.postscale;
-  ask.root = given.root;
-  std::vector<AskedTensor> tensors;
+  NamedCall call{
+      {*kind, static_cast<ReduceOp>(given.op), given.prescale, given.postscale, given.root}};
+  call.name = {given.name, given.name_bytes};
+  call.note = {given.note, given.note_bytes};
+  call.set = given.set;
+  std::vector<NamedTensor> tensors;
   for (const PluginTensor& tensor : std::span(given.tensors, given.tensor_count)) {
     const std::span<const int64_t> shape(tensor.shape, static_cast<size_t>(tensor.dimensions));
     size_t count = 1;
@@ -80,11 +76,11 @@ NamedRequest* put_on_its_way(Named& named, const PluginAsk& given, NamedListener
                        {static_cast<std::byte*>(tensor.output), count, dtype},
                        shape});
   }
-  ask.tensors = tensors;
-  ask.splits = {given.splits, given.split_count};
-  ask.listener = &listener;
-  ask.waits = waits;
-  return named.submit(ask);
+  call.tensors = tensors;
+  call.splits = {given.splits, given.split_count};
+  call.listener = &listener;
+  call.waits = waits;
+  return named.submit(call);
 }
 
 void submit(const PluginAsk* ask, int32_t wait) {

@@ -139,7 +139,7 @@ bool read_op(PyObject* given, ReduceOp& op) {
   return false;
 }
 
-bool read_options(const Arguments& from, PlainOptions& to) {
+bool read_options(const Arguments& from, CollectiveSpec& to) {
   return read_op(from.op, to.op) && read_root(from.root, to.root) &&
          (from.prescale == nullptr || read_factor(from.prescale, to.prescale)) &&
          (from.postscale == nullptr || read_factor(from.postscale, to.postscale));
@@ -202,15 +202,16 @@ bool cuts_evenly(PyObject* array, int parts) {
 std::optional<py::object> call_quickly(const Row& row, PyObject* world, PyObject* const* values,
                                        size_t places, PyObject* keywords) {
   Arguments given;
-  PlainCall call{row.kind, {}, {}, {}};
-  if (!read(row, values, places, keywords, given) || !read_options(given, call.options))
+  PlainCall call;
+  call.spec.kind = row.kind;
+  if (!read(row, values, places, keywords, given) || !read_options(given, call.spec))
     return std::nullopt;
   const py::object group = group_of(world, given.group);
   if (!group) return std::nullopt;
   refuse_in_child();
 
   Group& ranks = native(group);
-  const bool is_root = ranks.rank() == call.options.root;
+  const bool is_root = ranks.rank() == call.spec.root;
   py::object result;
   if (!read_memory(row, given, row.gives == Who::all || is_root, row.gets == Who::all || is_root,
                    call, result) ||

@@ -47,20 +47,20 @@ bool read_name(PyObject* value, std::string_view& name) {
   return text != nullptr && length > 0;
 }
 
-bool read_keywords(PyObject* const* values, PyObject* keywords, Ask& ask) {
+bool read_keywords(PyObject* const* values, PyObject* keywords, NamedCall& call) {
   const Py_ssize_t count = keywords != nullptr ? PyTuple_GET_SIZE(keywords) : 0;
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* const word = PyTuple_GET_ITEM(keywords, i);
     PyObject* const value = values[i];
-    const bool read = word == words().name        ? read_name(value, ask.name)
-                      : word == words().op        ? read_op_number(value, ask.op)
+    const bool read = word == words().name        ? read_name(value, call.name)
+                      : word == words().op        ? read_op_number(value, call.op)
                       : word == words().average   ? value == Py_None
-                      : word == words().prescale  ? read_factor(value, ask.prescale)
-                      : word == words().postscale ? read_factor(value, ask.postscale)
+                      : word == words().prescale  ? read_factor(value, call.prescale)
+                      : word == words().postscale ? read_factor(value, call.postscale)
                                                   : false;
     if (!read) return false;
   }
-  return !ask.name.empty();
+  return !call.name.empty();
 }
 
 /// allreduce_async_(tensor, name=…, op=…, …) on the world.
@@ -68,15 +68,14 @@ std::optional<py::object> submit_quickly(PyObject* const* values, size_t places,
                                          const py::object& bump_version) {
   const std::shared_ptr<PyNames>& names = current_names();
   if (places != 1 || !names) return std::nullopt;
-  Ask ask;
-  ask.op = ReduceOp::mean;
-  if (!read_keywords(values + places, keywords, ask)) return std::nullopt;
+  NamedCall call{{Collective::all_reduce, ReduceOp::mean}};
+  if (!read_keywords(values + places, keywords, call)) return std::nullopt;
   const auto tensor = look_at_tensor(values[0]);
   if (!tensor) return std::nullopt;
   refuse_in_child();
-  const AskedTensor asked{tensor->buffer, tensor->buffer, tensor->shape};
-  ask.tensors = {&asked, 1};
-  NamedRequest* const request = names->named->submit(ask);
+  const NamedTensor tensor_given{tensor->buffer, tensor->buffer, tensor->shape};
+  call.tensors = {&tensor_given, 1};
+  NamedRequest* const request = names->named->submit(call);
   HeldRequest held;
   held.names = names;
   held.request = request;

@@ -131,8 +131,7 @@ void Engine::sweep() {
 }
 
 EngineView Engine::view() const {
-  return {&host_,  arena_,           &dead_, &deaths_, options_.warn_after,
-          &trace_, &options_.tuning, &waits_};
+  return {&host_, arena_, &dead_, &deaths_, options_.warn_after, &trace_, &waits_};
 }
 
 // ---- tasks ----

@@ -17,6 +17,8 @@
 
 namespace farandole {
 
+struct TuningTable;
+
 /// Makes a backend for one stream, whose memory outlives it.
 using BackendMaker = std::function<std::unique_ptr<Backend>(const Engine&, const Membership&,
                                                             uint64_t key, const StreamMemory&)>;
@@ -33,8 +35,9 @@ struct EngineOptions {
   BackendMaker schedules;        // runs what that cannot
   ConnectMaker channels;         // none: ranks exchange no messages
   std::shared_ptr<Trace> trace;  // null: nothing is traced until set_trace()
-  TuningTable tuning;            // the same on all ranks
-  uint32_t first_sequence = 0;   // where the numbers of operations begin, for tests of their wrap
+  // What backends choose by, the same on all ranks; theirs alone to read.
+  std::shared_ptr<const TuningTable> tuning;
+  uint32_t first_sequence = 0;  // where the numbers of operations begin, for tests of their wrap
 };
 
 struct EngineCounters {
@@ -58,7 +61,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Trace* trace() const { return trace_.load(std::memory_order_acquire); }  // partner: set_trace
   /// Any thread: what begins from now on is recorded there; null: nowhere.
   void set_trace(const std::shared_ptr<Trace>& trace);
-  const TuningTable& tuning() const { return options_.tuning; }
 
   /// Opens a stream without waiting for the peers. `number` tells the streams of a group apart and
   /// is the same on every member. Without `schedules` it has `direct` alone.

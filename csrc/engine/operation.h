@@ -9,9 +9,8 @@
 #include "base/clock.h"
 #include "base/dtype.h"
 #include "base/error.h"
-#include "base/reduce_op.h"
 #include "engine/bundle.h"
-#include "schedule/schedule.h"
+#include "schedule/collective_spec.h"
 
 namespace farandole {
 
@@ -23,16 +22,6 @@ struct Buffer {
 
   size_t bytes() const { return count * size_of(dtype); }
   bool operator==(const Buffer&) const = default;
-};
-
-/// What collectives on whole buffers take besides them; what one has no use for is ignored.
-struct PlainOptions {
-  ReduceOp op = ReduceOp::sum;
-  double prescale = 1;
-  double postscale = 1;
-  int root = 0;
-
-  bool operator==(const PlainOptions&) const = default;
 };
 
 /// Called once, after the token is released, on whichever thread drove; never takes Python's lock.
@@ -53,8 +42,7 @@ class Epilogue {
 
 /// One rank's share of a collective. Input and output hold what sizes_of(kind, shape) says
 /// (schedule/slicing.h); a rank that reads or gets nothing has an empty buffer there.
-struct Operation : PlainOptions {
-  Collective kind = Collective::barrier;
+struct Operation : CollectiveSpec {
   Buffer input;
   Buffer output;
   size_t count = 0;            // the shape's, equal on all ranks: what they agree on
@@ -64,7 +52,7 @@ struct Operation : PlainOptions {
   Determinism level = Determinism::canonical;
   uint32_t hash = 0;  // of what ranks agree on, kept by who repeats an operation; 0: not known
   std::shared_ptr<Bundle> bundle;      // the call's, where it becomes several operations
-  std::shared_ptr<Epilogue> epilogue;  // goes with algorithm "window" alone
+  std::shared_ptr<Epilogue> epilogue;  // goes with algorithm "mapped" alone
   Deadline deadline;
   Duration timeout{};  // besides, from the first look around after it has started; zero: none
   std::shared_ptr<const void> keepalive;

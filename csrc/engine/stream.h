@@ -19,7 +19,6 @@
 #include "engine/backend.h"
 #include "engine/handle.h"
 #include "engine/stream_page.h"
-#include "schedule/tuning.h"
 
 namespace farandole {
 
@@ -43,7 +42,6 @@ struct EngineView {
   const std::vector<Death>* deaths = nullptr;  // how, by world rank
   Duration warn_after{};
   const std::atomic<Trace*>* trace = nullptr;  // to null while nothing is traced
-  const TuningTable* tuning = nullptr;
   const WaitWatch* waits = nullptr;
 };
 

@@ -26,15 +26,15 @@ struct Field {
   std::string (*value)(const Descriptor&);
 };
 constexpr Field kFields[] = {
-    {"operation", [](const Descriptor& d) { return std::string(name_of(d.kind)); }},
+    {"operation", [](const Descriptor& d) { return std::string(name_of(d.spec.kind)); }},
     {"number of arrays", [](const Descriptor& d) { return std::to_string(d.arrays); }},
     {"dtype", [](const Descriptor& d) { return std::string(name_of(d.dtype)); }},
     {"counts", [](const Descriptor& d) { return text_in(d.counts); }},
     {"count", [](const Descriptor& d) { return std::to_string(d.count); }},
-    {"op", [](const Descriptor& d) { return std::string(name_of(d.op)); }},
-    {"root", [](const Descriptor& d) { return std::to_string(d.root); }},
-    {"prescale", [](const Descriptor& d) { return number(d.prescale); }},
-    {"postscale", [](const Descriptor& d) { return number(d.postscale); }},
+    {"op", [](const Descriptor& d) { return std::string(name_of(d.spec.op)); }},
+    {"root", [](const Descriptor& d) { return std::to_string(d.spec.root); }},
+    {"prescale", [](const Descriptor& d) { return number(d.spec.prescale); }},
+    {"postscale", [](const Descriptor& d) { return number(d.spec.postscale); }},
     {"level", [](const Descriptor& d) { return std::string(name_of(d.level)); }},
     {"algorithm", [](const Descriptor& d) { return text_in(d.algorithm); }},
     {"name", [](const Descriptor& d) { return text_in(d.name); }},
@@ -87,14 +87,11 @@ std::string text_of(std::span<const size_t> counts, size_t most) {
 Descriptor describe(const Operation& o) {
   Descriptor d;
   std::memset(static_cast<void*>(&d), 0, sizeof d);  // texts are short, and all of it is shared
-  d.kind = common_name(o.kind);
+  d.spec = o;
+  d.spec.kind = common_name(o.kind);
   d.dtype = o.input.dtype;
-  d.op = o.op;
   d.level = o.level;
-  d.root = o.root;
   d.count = o.count;
-  d.prescale = o.prescale;
-  d.postscale = o.postscale;
   d.arrays = o.bundle ? o.bundle->arrays().size() : 1;
   copy_cut(o.algorithm, d.algorithm);
   copy_cut(shown_name(o), d.name);
@@ -144,18 +141,13 @@ std::optional<Error> difference(const std::string& field, const std::string& wha
   if (givers.size() < 2) return std::nullopt;
   Context where;
   where.field = field;
-  where.operation = name_of(by_member.front().descriptor.kind);
+  where.operation = name_of(by_member.front().descriptor.spec.kind);
   where.tensor = first_name(by_member);
   std::string verdict = "ranks disagree on " + what;
   if (field != "operation") verdict += " of " + where.operation;
   if (!where.tensor.empty()) verdict += " '" + where.tensor + "'";
-  const char* before = ": ";
-  for (auto& [value, ranks] : givers) {
-    verdict += before + (value.empty() ? std::string("none") : value) +
-               (ranks.size() == 1 ? " on rank " : " on ranks ") + describe_ranks(ranks);
-    before = "; ";
-    where.values.emplace_back(value, std::move(ranks));
-  }
+  where.values.assign(givers.begin(), givers.end());
+  verdict += ": " + describe_values(where.values);
   where.evidence = "descriptors of all ranks were compared before any data moved";
   return Error(ErrorCode::mismatch, verdict, std::move(where));
 }

@@ -19,15 +19,12 @@ namespace farandole {
 
 /// The facts on which all ranks must agree, fixed in size so that they can be shared.
 struct Descriptor {
-  Collective kind;
+  CollectiveSpec spec;
   DType dtype;
-  ReduceOp op;
   Determinism level;
-  int32_t root;
   uint64_t count;
   uint64_t arrays;     // of the call; those of a bundle stand at:
   uint64_t arrays_at;  // offset in the segment; 0: nowhere
-  double prescale, postscale;
   char algorithm[32];
   char name[192];
   char counts[96];  // cut ones tell themselves apart by their hash

@@ -96,6 +96,10 @@ std::vector<int> Stream::culprits() const {
     if (theirs.empty()) found.push_back(r);
     next.insert(next.end(), theirs.begin(), theirs.end());
   }
+  // Who runs may only have been slow to say whom it waits for.
+  const auto stopped = std::ranges::partition(
+      found, [&](int r) { return stands_still(memory_.processes[static_cast<size_t>(r)]); });
+  if (stopped.begin() != found.begin()) found.erase(stopped.begin(), stopped.end());
   std::sort(found.begin(), found.end());
   return found.empty() ? direct : found;
 }
@@ -255,8 +259,7 @@ Error Stream::stalled(TimePoint when) const {
   where.evidence = states + (submitted ? "; all ranks have submitted it" : "");
   std::string verdict = title() + " was not complete after " + seconds_text(when - started_);
   if (!world.empty())
-    verdict += (submitted ? "; data are missing of rank" : "; not submitted by rank") +
-               std::string(world.size() == 1 ? " " : "s ") + describe_ranks(world);
+    verdict += (submitted ? "; data are missing of " : "; not submitted by ") + name_ranks(world);
   return Error(
       ErrorCode::stalled, verdict, std::move(where),
       submitted

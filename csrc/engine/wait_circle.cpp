@@ -9,10 +9,6 @@ namespace {
 
 constexpr size_t kMostTold = 4;  // ranks, in one verdict
 
-std::string ranks_text(const std::vector<int>& ranks) {
-  return (ranks.size() == 1 ? "rank " : "ranks ") + describe_ranks(ranks);
-}
-
 bool shows_key(const RankWaits& rank, uint64_t key) {
   return std::ranges::any_of(rank.waits, [&](const Wait& w) { return w.key == key; });
 }
@@ -83,7 +79,7 @@ std::string waits_text(const RankWaits& rank, const RanksWaits& ranks) {
   if (count > 1) text += " and " + std::to_string(count - 1) + " more";
   const std::vector<int> missing = missing_of(*first, ranks);
   if (!missing.empty())
-    text += (first->kind == Wait::any ? " for any of " : " for ") + ranks_text(missing);
+    text += (first->kind == Wait::any ? " for any of " : " for ") + name_ranks(missing);
   return text;
 }
 
@@ -91,7 +87,7 @@ std::string story_of(const std::vector<int>& circle, const RanksWaits& ranks) {
   std::string text;
   for (size_t i = 0; i < circle.size(); ++i) {
     if (i == kMostTold) {
-      text += "; and so on in " + ranks_text({circle.begin() + kMostTold, circle.end()});
+      text += "; and so on in " + name_ranks({circle.begin() + kMostTold, circle.end()});
       break;
     }
     const RankWaits& rank = *ranks[static_cast<size_t>(circle[i])];
@@ -124,7 +120,7 @@ Error deadlock_of(const std::vector<int>& circle, const RanksWaits& ranks, TimeP
   if (!first.titles.empty()) where.operation = first.titles.front();
   where.evidence = "none of them has moved for " + seconds_text(when - since) + places;
   return Error(ErrorCode::deadlock,
-               ranks_text(circle) + " wait for each other for ever: " + story_of(circle, ranks),
+               name_ranks(circle) + " wait for each other for ever: " + story_of(circle, ranks),
                std::move(where),
                loops ? "give every rank the same number of batches and the same calls after them"
                      : "make every rank call the same operations in the same order");

@@ -19,12 +19,12 @@ std::string describe(const Parameter& p) {
 std::vector<std::byte> Agreement::gather(const std::string& name, const void* mine,
                                          size_t bytes) const {
   std::vector<std::byte> all(bytes * static_cast<size_t>(group_.size()));
-  Options o;
+  Options o{{Collective::all_gather}};
   o.name = name;
   auto* in = const_cast<std::byte*>(static_cast<const std::byte*>(mine));
-  group_.wait_for(group_.submit(Collective::all_gather, {in, bytes, DType::uint8},
-                                {all.data(), all.size(), DType::uint8}, o, true),
-                  interrupted_);
+  group_.wait_for(
+      group_.submit({in, bytes, DType::uint8}, {all.data(), all.size(), DType::uint8}, o, true),
+      interrupted_);
   return all;
 }
 
@@ -43,10 +43,7 @@ void Agreement::require_same(const std::string& field, const std::string& text,
     it->second.push_back(group_.members()[static_cast<size_t>(r)]);
   }
   if (where.values.size() < 2) return;
-  std::string what = verdict;
-  for (const auto& [value, ranks] : where.values)
-    what += (&value == &where.values.front().first ? ": " : "; ") + value +
-            (ranks.size() > 1 ? " on ranks " : " on rank ") + describe_ranks(ranks);
+  const std::string what = verdict + ": " + describe_values(where.values);
   where.field = field;
   where.operation = "plan of " + label_;
   throw Error(ErrorCode::mismatch, what, std::move(where), advice);

@@ -85,10 +85,10 @@ class JoinedRankProxy::Watch : public Task {
     where.rank = rank_;
     where.operation = stream.label().empty() ? "program order" : stream.label();
     where.values = {{"waiting", waiting}, {"joined", {rank_}}};
-    where.evidence =
-        std::string(waiting.size() > 1 ? "ranks " : "rank ") + describe_ranks(waiting) +
-        (waiting.size() > 1 ? " have" : " has") + " begun an operation in " + where.operation +
-        " and " + (waiting.size() > 1 ? "wait" : "waits") + " for " + me + ", which is in join()";
+    where.evidence = name_ranks(waiting) + (waiting.size() > 1 ? " have" : " has") +
+                     " begun an operation in " + where.operation + " and " +
+                     (waiting.size() > 1 ? "wait" : "waits") + " for " + me +
+                     ", which is in join()";
     detector_->report(Error(
         ErrorCode::deadlock,
         me + " has joined and cannot take part in what rank " + describe_ranks(waiting) +

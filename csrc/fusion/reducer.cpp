@@ -155,7 +155,7 @@ void Reducer::launch(size_t b) {
   Lying& lying = lying_[b];
   const bool copied = lying.gradient == nullptr;
   const Buffer whole{copied ? memory_[b].get() : lying.gradient, bucket.count, bucket.dtype};
-  Options o;
+  Options o{{Collective::all_reduce}};
   o.op = options_.op;
   // What is copied together is prescaled by the copy. Ranks may differ in whether they copy what
   // is alone.
@@ -166,19 +166,17 @@ void Reducer::launch(size_t b) {
   else
     o.keepalive = std::move(lying.owner);
   o.name = "bucket " + std::to_string(b);
-  handles_.push_back(
-      group_->submit_to(stream_, Collective::all_reduce, whole, whole, std::move(o)));
+  handles_.push_back(group_->submit_to(stream_, whole, whole, std::move(o)));
   ++launched_;
 }
 
 void Reducer::launch_flags() {
   const Buffer flags{reinterpret_cast<std::byte*>(used_->data()), used_->size(), DType::uint8};
-  Options o;
+  Options o{{Collective::all_reduce}};
   o.op = ReduceOp::max;
   o.keepalive = used_;
   o.name = "used";
-  handles_.push_back(
-      group_->submit_to(stream_, Collective::all_reduce, flags, flags, std::move(o)));
+  handles_.push_back(group_->submit_to(stream_, flags, flags, std::move(o)));
 }
 
 /// In the first steps, until all ranks have completed one.
@@ -186,11 +184,11 @@ void Reducer::launch_order() {
   const std::shared_ptr<std::vector<int32_t>>& positions = order_.positions();
   const Buffer all{reinterpret_cast<std::byte*>(positions->data()), positions->size(),
                    DType::int32};
-  Options o;
+  Options o{{Collective::all_reduce}};
   o.op = ReduceOp::max;
   o.keepalive = positions;
   o.name = "ready order";
-  handles_.push_back(group_->submit_to(stream_, Collective::all_reduce, all, all, std::move(o)));
+  handles_.push_back(group_->submit_to(stream_, all, all, std::move(o)));
 }
 
 void Reducer::launch_rest() {

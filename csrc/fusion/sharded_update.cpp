@@ -190,7 +190,7 @@ void ShardedUpdate::rest() {
 }
 
 Options ShardedUpdate::options_for(std::string name) const {
-  Options o;
+  Options o{{Collective::all_reduce}};
   o.name = std::move(name);
   return o;
 }
@@ -205,8 +205,7 @@ void ShardedUpdate::launch_flags() {
   Options o = options_for("used");
   o.op = ReduceOp::max;
   o.keepalive = flags_;
-  flights_.push_back(
-      group_->submit_to(stream_, Collective::all_reduce, buffer, buffer, std::move(o)));
+  flights_.push_back(group_->submit_to(stream_, buffer, buffer, std::move(o)));
   if (auto handle = weights_.launch(*group_, stream_)) flights_.push_back(std::move(*handle));
   phase_ = Phase::agreeing;
 }
@@ -306,9 +305,9 @@ void ShardedUpdate::launch_buckets() {
         std::make_shared<std::pair<std::shared_ptr<std::byte>, std::shared_ptr<std::byte>>>(
             gradients_[b], values_[b]);
     const size_t count = buckets_[b].count;
-    flights_.push_back(group_->submit_to(
-        stream_, Collective::all_reduce, {gradients_[b].get(), count, buckets_[b].dtype},
-        {values_[b].get(), count, buckets_[b].dtype}, std::move(o)));
+    flights_.push_back(group_->submit_to(stream_, {gradients_[b].get(), count, buckets_[b].dtype},
+                                         {values_[b].get(), count, buckets_[b].dtype},
+                                         std::move(o)));
   }
   phase_ = Phase::working;
 }
@@ -323,7 +322,7 @@ void ShardedUpdate::launch_sum() {
   Options o = options_for("norm");
   o.op = task_ == Task::norm_two ? ReduceOp::sum : ReduceOp::max;
   o.keepalive = sum_;
-  flights_.push_back(group_->submit_to(stream_, Collective::all_reduce, sum, sum, std::move(o)));
+  flights_.push_back(group_->submit_to(stream_, sum, sum, std::move(o)));
   phase_ = Phase::summing;
 }
 
@@ -343,8 +342,7 @@ void ShardedUpdate::gather_state(size_t b, size_t slot, std::byte* whole) {
   // As bytes, whose sum with zeros is exact, whatever they mean.
   const Buffer buffer{whole, bytes, DType::uint8};
   Options o = options_for("optimizer state (every rank calls state_dict)");
-  group_->wait_for(group_->submit_to(stream_, Collective::all_reduce, buffer, buffer, std::move(o)),
-                   interrupted_);
+  group_->wait_for(group_->submit_to(stream_, buffer, buffer, std::move(o)), interrupted_);
 }
 
 void ShardedUpdate::set_state(size_t b, size_t slot, const std::byte* whole) {

@@ -8,8 +8,6 @@
 namespace farandole {
 namespace {
 
-using Givers = std::vector<std::pair<std::string, std::vector<int>>>;
-
 std::string hexadecimal(uint64_t value) {
   std::array<char, 17> text{};
   std::snprintf(text.data(), text.size(), "%016llx", static_cast<unsigned long long>(value));
@@ -22,11 +20,11 @@ bool differs(std::span<const WeightsRow> rows, size_t i) {
 }
 
 /// Who has which checksum of parameter i, in the order of ranks.
-Givers givers_of(std::span<const WeightsRow> rows, size_t i) {
-  Givers givers;
+RanksByValue givers_of(std::span<const WeightsRow> rows, size_t i) {
+  RanksByValue givers;
   for (const WeightsRow& row : rows) {
     const std::string value = hexadecimal(row.checksums[i]);
-    auto found = std::ranges::find(givers, value, &Givers::value_type::first);
+    auto found = std::ranges::find(givers, value, &RanksByValue::value_type::first);
     if (found == givers.end()) found = givers.insert(givers.end(), {value, {}});
     found->second.push_back(row.rank);
   }
@@ -34,20 +32,12 @@ Givers givers_of(std::span<const WeightsRow> rows, size_t i) {
 }
 
 /// The one rank that is unlike all others, where these are alike and several; else -1.
-int odd_one(const Givers& givers) {
+int odd_one(const RanksByValue& givers) {
   if (givers.size() != 2) return -1;
   for (size_t i : {0, 1})
     if (givers[i].second.size() == 1 && givers[1 - i].second.size() > 1)
       return givers[i].second.front();
   return -1;
-}
-
-std::string list_of(const Givers& givers) {
-  std::string text;
-  for (const auto& [value, ranks] : givers)
-    text += (text.empty() ? "" : "; ") + value + (ranks.size() == 1 ? " on rank " : " on ranks ") +
-            describe_ranks(ranks);
-  return text;
 }
 
 std::string what_happened(const WeightsContext& context) {
@@ -80,9 +70,9 @@ std::optional<Error> difference_of_weights(std::span<const std::string> names,
     ++count;
   }
   if (count == 0) return std::nullopt;
-  Givers givers = givers_of(rows, first);
+  RanksByValue givers = givers_of(rows, first);
   const std::string verdict = what_happened(context) + ": '" + names[first] + "' has checksum " +
-                              list_of(givers) + "; " + std::to_string(count) + " of " +
+                              describe_values(givers) + "; " + std::to_string(count) + " of " +
                               std::to_string(names.size()) +
                               (count == 1 ? " parameters differs" : " parameters differ");
   Context where;
@@ -109,10 +99,10 @@ std::optional<Handle> WeightsWatch::launch(Group& group, const std::shared_ptr<S
   std::ranges::copy(shown_, rows_->begin() + 1);
   shown_.clear();
   auto* const mine = reinterpret_cast<std::byte*>(rows_->data());
-  Options o;
+  Options o{{Collective::all_gather}};
   o.keepalive = rows_;
   o.name = "weights";
-  return group.submit_to(stream, Collective::all_gather, {mine, width(), DType::uint64},
+  return group.submit_to(stream, {mine, width(), DType::uint64},
                          {mine + width() * sizeof(uint64_t), all, DType::uint64}, std::move(o));
 }
 

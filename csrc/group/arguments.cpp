@@ -76,8 +76,8 @@ void check_fold(const Options& o, DType dtype) {
 
 }  // namespace
 
-Shape checked_shape(Collective kind, const Buffer& input, const Buffer& output, const Options& o,
-                    int rank, int size) {
+Shape checked_shape(const Buffer& input, const Buffer& output, const Options& o, int rank,
+                    int size) {
   if (o.root < 0 || o.root >= size)
     throw invalid("root " + std::to_string(o.root) + " is not a rank of this group of " +
                   std::to_string(size));
@@ -85,10 +85,10 @@ Shape checked_shape(Collective kind, const Buffer& input, const Buffer& output, 
   shape.rank = rank;
   shape.size = size;
   shape.root = o.root;
-  shape.count = o.counts.empty() ? count_of(kind, input, output, size) : 0;
+  shape.count = o.counts.empty() ? count_of(o.kind, input, output, size) : 0;
   shape.counts = o.counts;
-  if (kind != Collective::barrier) check_buffers(kind, input, output, shape);
-  if (folds(kind)) check_fold(o, input.dtype);
+  if (o.kind != Collective::barrier) check_buffers(o.kind, input, output, shape);
+  if (folds(o.kind)) check_fold(o, input.dtype);
   return shape;
 }
 

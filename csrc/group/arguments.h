@@ -10,8 +10,11 @@
 
 namespace farandole {
 
-/// What every collective takes besides its buffers.
-struct Options : PlainOptions {
+/// A collective, and what it takes besides its buffers.
+struct Options : CollectiveSpec {
+  Options() = default;
+  Options(const CollectiveSpec& what) : CollectiveSpec(what) {}
+
   std::vector<size_t> counts;  // uneven forms: the same on every rank
   std::string name;
   std::string algorithm;
@@ -25,7 +28,7 @@ struct Options : PlainOptions {
 
 /// The shape of a collective of these arguments, on rank `rank` of `size`; it refers to the
 /// options' counts. Throws Error(invalid_argument) when they make no sense together.
-Shape checked_shape(Collective kind, const Buffer& input, const Buffer& output,
-                    const Options& options, int rank, int size);
+Shape checked_shape(const Buffer& input, const Buffer& output, const Options& options, int rank,
+                    int size);
 
 }  // namespace farandole

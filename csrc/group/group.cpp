@@ -54,9 +54,9 @@ BundledArray bundled(const Group::Item& item) {
   rest.add(o.prescale);
   rest.add(o.postscale);
   // One of uneven shares has another count on every rank; a scatter's is what everybody gets.
-  const Buffer& even = item.kind == Collective::scatter ? item.output : item.input;
+  const Buffer& even = o.kind == Collective::scatter ? item.output : item.input;
   return {o.counts.empty() ? even.count : 0, o.counts.empty() ? 0 : hash_of(o.counts), rest.value(),
-          item.input.dtype, item.kind};
+          item.input.dtype, o.kind};
 }
 
 /// Two threads that submit to one group would do so in different orders on different ranks.
@@ -121,18 +121,17 @@ Group::~Group() {
 
 /// Throws Error(invalid_argument) for what this rank can know to be wrong; else fills in all of
 /// `operation`.
-void Group::prepare(Operation& operation, const Stream& stream, Collective kind, Buffer input,
-                    Buffer output, Options&& o) const {
+void Group::prepare(Operation& operation, const Stream& stream, Buffer input, Buffer output,
+                    Options&& o) const {
   check();
-  const Shape shape = checked_shape(kind, input, output, o, rank(), size());
-  operation.kind = kind;
+  const Shape shape = checked_shape(input, output, o, rank(), size());
   operation.input = input;
   operation.output = output;
   operation.count = shape.count;
   operation.counts = std::move(o.counts);
-  static_cast<PlainOptions&>(operation) = o;
+  static_cast<CollectiveSpec&>(operation) = o;
   if (o.epilogue)
-    operation.algorithm = "window";
+    operation.algorithm = "mapped";
   else if (o.algorithm.empty())
     operation.algorithm = defaults_.algorithm;
   else
@@ -153,24 +152,23 @@ void Group::fill(Operation& operation, Options&& o) const {
   operation.completion = std::move(o.completion);
 }
 
-Handle Group::submit(Collective kind, Buffer input, Buffer output, Options options,
-                     bool caller_waits) {
+Handle Group::submit(Buffer input, Buffer output, Options options, bool caller_waits) {
   const InOrder order(submitting_);
   newest_.store(program_order_.get(), std::memory_order_relaxed);
-  return submit_to(program_order_, kind, input, output, std::move(options), caller_waits);
+  return submit_to(program_order_, input, output, std::move(options), caller_waits);
 }
 
-Handle Group::submit_to(const std::shared_ptr<Stream>& stream, Collective kind, Buffer input,
-                        Buffer output, Options options, bool caller_waits) {
+Handle Group::submit_to(const std::shared_ptr<Stream>& stream, Buffer input, Buffer output,
+                        Options options, bool caller_waits) {
   Operation operation;
-  prepare(operation, *stream, kind, input, output, std::move(options));
+  prepare(operation, *stream, input, output, std::move(options));
   return engine_->submit(stream, std::move(operation), caller_waits);
 }
 
-Handle Group::begin_on(const std::shared_ptr<Stream>& stream, Collective kind, Buffer input,
-                       Buffer output, Options options, int looks) {
+Handle Group::begin_on(const std::shared_ptr<Stream>& stream, Buffer input, Buffer output,
+                       Options options, int looks) {
   auto request = std::make_shared<Request>();
-  prepare(request->operation, *stream, kind, input, output, std::move(options));
+  prepare(request->operation, *stream, input, output, std::move(options));
   engine_->run(stream, request, looks);
   return {engine_, std::move(request)};
 }
@@ -184,9 +182,8 @@ Handle Group::run(const PlainCall& call, int looks) {
     check();
   } else {
     Options options;
-    static_cast<PlainOptions&>(options) = call.options;
-    prepare(request->operation, *program_order_, call.kind, call.input, call.output,
-            std::move(options));
+    static_cast<CollectiveSpec&>(options) = call.spec;
+    prepare(request->operation, *program_order_, call.input, call.output, std::move(options));
     request->operation.hash = hash_of(request->operation);
     checked_ = call;
   }
@@ -201,7 +198,7 @@ std::vector<Handle> Group::submit_all(std::vector<Item> items, bool caller_waits
   const InOrder order(submitting_);
   std::vector<Operation> operations(items.size());
   for (size_t i = 0; i < items.size(); ++i)
-    prepare(operations[i], *program_order_, items[i].kind, items[i].input, items[i].output,
+    prepare(operations[i], *program_order_, items[i].input, items[i].output,
             std::move(items[i].options));
   newest_.store(program_order_.get(), std::memory_order_relaxed);
   std::vector<Handle> handles;
@@ -220,16 +217,16 @@ std::vector<Handle> Group::submit_together(const std::string& name, std::vector<
   return submit_all(std::move(items));
 }
 
-Handle Group::submit_between(Collective kind, int peer, int tag, Buffer data, Options options,
-                             bool caller_waits) {
+Handle Group::submit_between(int peer, int tag, Buffer data, Options options, bool caller_waits) {
   check();
+  const Collective kind = options.kind;
   const bool sends = kind == Collective::send;
   const std::string what = std::string(name_of(kind)) + (sends ? " to" : " from");
   if (peer < 0 || peer >= size())
     throw invalid(what + " rank " + std::to_string(peer) + ": not a rank of this group of " +
                   std::to_string(size()));
   if (peer == rank()) throw invalid(what + " rank " + std::to_string(peer) + ", which is this one");
-  Operation operation = end_of_transfer(kind, tag, data, std::move(options));
+  Operation operation = end_of_transfer(tag, data, std::move(options));
   const Pair pair = sends ? Pair{rank(), peer, tag} : Pair{peer, rank(), tag};
   const auto stream = pairs_->stream(*engine_, membership_, pair);
   newest_.store(stream.get(), std::memory_order_relaxed);
@@ -241,7 +238,8 @@ std::pair<Handle, std::shared_ptr<const int>> Group::submit_from_any(int tag, Bu
   check();
   if (size() == 1) throw invalid("recv from any rank of a group of one: there is no other");
   auto request = std::make_shared<Request>();
-  request->operation = end_of_transfer(Collective::recv, tag, data, std::move(options));
+  options.kind = Collective::recv;
+  request->operation = end_of_transfer(tag, data, std::move(options));
   std::call_once(any_source_made_, [&] {
     any_source_ = std::make_shared<AnySource>(*engine_, membership_, pairs_);
     engine_->add_task(any_source_);
@@ -250,11 +248,11 @@ std::pair<Handle, std::shared_ptr<const int>> Group::submit_from_any(int tag, Bu
   return {Handle(engine_, std::move(request)), std::move(source)};
 }
 
-Operation Group::end_of_transfer(Collective kind, int tag, Buffer data, Options&& options) const {
+Operation Group::end_of_transfer(int tag, Buffer data, Options&& options) const {
   if (tag < 0) throw invalid("tag " + std::to_string(tag) + " is negative");
-  const bool sends = kind == Collective::send;
+  const bool sends = options.kind == Collective::send;
   Operation operation;
-  operation.kind = kind;
+  operation.kind = options.kind;
   (sends ? operation.input : operation.output) = data;
   (sends ? operation.output : operation.input).dtype = data.dtype;
   operation.count = data.count;
@@ -276,11 +274,10 @@ std::shared_ptr<Group> Group::split(int color, int key, Deadline deadline,
                                     const std::function<void()>& interrupted) {
   const std::array<int64_t, 2> mine{color, key};
   std::vector<std::array<int64_t, 2>> all(static_cast<size_t>(size()));
-  Options options;
+  Options options{{Collective::all_gather}};
   options.name = "split";
   options.deadline = deadline;
   const Handle gathered = submit(
-      Collective::all_gather,
       {const_cast<std::byte*>(reinterpret_cast<const std::byte*>(mine.data())), 2, DType::int64},
       {reinterpret_cast<std::byte*>(all.data()), 2 * all.size(), DType::int64}, options, true);
   wait_for(gathered, interrupted);

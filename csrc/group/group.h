@@ -25,9 +25,8 @@ struct GroupDefaults {
 
 /// A collective on equal shares, of whatever the group does by default.
 struct PlainCall {
-  Collective kind = Collective::barrier;
+  CollectiveSpec spec;
   Buffer input, output;
-  PlainOptions options;
 
   bool operator==(const PlainCall&) const = default;
 };
@@ -49,22 +48,20 @@ class Group : public std::enable_shared_from_this<Group> {
 
   /// Checks the operation on this rank and puts it into program order. `wait`: the caller will
   /// wait for it at once. Throws Error(invalid_argument) before anything is sent.
-  Handle submit(Collective kind, Buffer input, Buffer output, Options options = {},
-                bool caller_waits = false);
+  Handle submit(Buffer input, Buffer output, Options options, bool caller_waits = false);
   /// The same for a caller that waits at once: drives for at most `looks` looks. An empty handle
   /// means that the operation is complete. Throws its error. What says the same as the call before
   /// it is not checked again: that would be a tenth of the smallest operations' time.
   Handle run(const PlainCall& call, int looks);
-  Handle submit_to(const std::shared_ptr<Stream>& stream, Collective kind, Buffer input,
-                   Buffer output, Options options, bool caller_waits = false);
+  Handle submit_to(const std::shared_ptr<Stream>& stream, Buffer input, Buffer output,
+                   Options options, bool caller_waits = false);
   /// The same for a caller that waits a little later, from any thread: drives at once for at most
   /// `looks` looks.
-  Handle begin_on(const std::shared_ptr<Stream>& stream, Collective kind, Buffer input,
-                  Buffer output, Options options, int looks);
+  Handle begin_on(const std::shared_ptr<Stream>& stream, Buffer input, Buffer output,
+                  Options options, int looks);
 
   /// One operation of several that are submitted together.
   struct Item {
-    Collective kind;
     Buffer input, output;
     Options options;
   };
@@ -77,8 +74,7 @@ class Group : public std::enable_shared_from_this<Group> {
   /// This rank's end of a transfer between two ranks: Collective::send to `peer`, or recv from it.
   /// Messages of one direction and tag meet in the order of submission; others do not wait for
   /// them. Complete when the receiver has the data.
-  Handle submit_between(Collective kind, int peer, int tag, Buffer data, Options options = {},
-                        bool caller_waits = false);
+  Handle submit_between(int peer, int tag, Buffer data, Options options, bool caller_waits = false);
 
   /// The same for whoever sends first by this tag; who is in need of a turn is served in turn. A
   /// death in the group ends it, as it ends all that the dead rank may be part of. Says who sent,
@@ -126,10 +122,10 @@ class Group : public std::enable_shared_from_this<Group> {
  private:
   Group(std::shared_ptr<Engine> engine, std::vector<int> members, uint64_t key,
         GroupDefaults defaults, Deadline deadline);
-  void prepare(Operation& operation, const Stream& stream, Collective kind, Buffer input,
-               Buffer output, Options&& options) const;
+  void prepare(Operation& operation, const Stream& stream, Buffer input, Buffer output,
+               Options&& options) const;
   void fill(Operation& operation, Options&& options) const;
-  Operation end_of_transfer(Collective kind, int tag, Buffer data, Options&& options) const;
+  Operation end_of_transfer(int tag, Buffer data, Options&& options) const;
 
   std::shared_ptr<Engine> engine_;
   GroupDefaults defaults_;

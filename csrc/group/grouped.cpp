@@ -32,10 +32,10 @@ bool Grouped::has(Collective kind) {
   return in_place(kind) || kind == Collective::reduce_scatter || kind == Collective::all_gather;
 }
 
-Grouped::Grouped(Group& group, Collective kind, std::vector<Member> members, const Options& options,
+Grouped::Grouped(Group& group, std::vector<Member> members, const Options& options,
                  bool caller_waits)
-    : kind_(kind), rank_(group.rank()), size_(group.size()), members_(std::move(members)) {
-  for (const Member& m : members_) checked_shape(kind_, m.input, m.output, options, rank_, size_);
+    : kind_(options.kind), rank_(group.rank()), size_(group.size()), members_(std::move(members)) {
+  for (const Member& m : members_) checked_shape(m.input, m.output, options, rank_, size_);
   Options each = options;
   each.bundle = bundle_of(options.name, kind_, members_);
   packs_ = plan(group);
@@ -47,10 +47,10 @@ Grouped::Grouped(Group& group, Collective kind, std::vector<Member> members, con
   }
   for (size_t i = 0; i < members_.size(); ++i) {
     if (packed[i]) continue;
-    items.push_back({kind_, members_[i].input, members_[i].output, each});
+    items.push_back({members_[i].input, members_[i].output, each});
     if (members_.size() > 1) items.back().options.name += "[" + std::to_string(i) + "]";
   }
-  if (members_.empty()) items.push_back({kind_, {}, {}, each});  // compared with what others give
+  if (members_.empty()) items.push_back({{}, {}, each});  // compared with what others give
   handles_ = group.submit_all(std::move(items), caller_waits);
 }
 
@@ -95,8 +95,7 @@ std::vector<Grouped::Pack> Grouped::plan(Group& group) const {
 /// all of them are one part of the whole.
 Group::Item Grouped::fill(const Pack& pack, const Options& options) const {
   const size_t element = size_of(pack.dtype);
-  Group::Item item{kind_,
-                   {pack.sent.get(), pack.input, pack.dtype},
+  Group::Item item{{pack.sent.get(), pack.input, pack.dtype},
                    {pack.arrived.get(), pack.output, pack.dtype},
                    options};
   item.options.name += "[" + std::to_string(pack.members.front()) + " … " +

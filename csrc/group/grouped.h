@@ -26,7 +26,7 @@ class Grouped {
  public:
   /// Submits all of them, or throws Error(invalid_argument) and submits none. `options` holds for
   /// each; its name is part of theirs. For all_reduce, reduce_scatter, all_gather and broadcast.
-  Grouped(Group& group, Collective kind, std::vector<Member> members, const Options& options,
+  Grouped(Group& group, std::vector<Member> members, const Options& options,
           bool caller_waits = false);
 
   bool done() const;

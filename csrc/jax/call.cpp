@@ -34,7 +34,7 @@ JaxCall read_call(const ffi::CallFrame& frame) {
                        std::to_string(frame.results.size) + " results");
   JaxCall call;
   const ffi::Attributes& attributes = frame.attributes;
-  call.kind = kind_of(attributes);
+  call.options.kind = kind_of(attributes);
   call.options.op = op_of(attributes);
   call.options.prescale = factor_of(attributes, "prescale");
   call.options.postscale = factor_of(attributes, "postscale");

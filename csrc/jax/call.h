@@ -14,7 +14,6 @@ namespace farandole {
 /// call is complete. After the operands there is one more, the token, which makes calls follow each
 /// other: it counts them.
 struct JaxCall {
-  Collective kind = Collective::barrier;
   Options options;  // of each operand; the name is the call's label
   std::vector<Member> members;
   std::string ranks;      // of the process set; empty: all

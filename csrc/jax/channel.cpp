@@ -68,7 +68,7 @@ void JaxChannel::take_turn(const JaxCall& call, Group& group) {
   }
   Context where;
   where.rank = world_->rank();
-  where.operation = name_of(call.kind);
+  where.operation = name_of(call.options.kind);
   where.tensor = call.options.name;
   const Error error(ErrorCode::invalid_argument,
                     where.operation + " '" + where.tensor + "' on rank " +

@@ -19,15 +19,8 @@ constexpr int kLooks = 200;
 constexpr size_t kQuickBytes = 16 << 10;
 
 CutItem cut_item(const JaxCall& call, const Member& member) {
-  CutItem item;
-  item.kind = call.kind;
-  item.op = call.options.op;
-  item.prescale = call.options.prescale;
-  item.postscale = call.options.postscale;
-  item.root = call.options.root;
-  item.dtype = member.input.dtype;
-  item.bytes = member.input.bytes();
-  return item;
+  return {
+      .set = 0, .spec = call.options, .dtype = member.input.dtype, .bytes = member.input.bytes()};
 }
 
 }  // namespace
@@ -35,9 +28,9 @@ CutItem cut_item(const JaxCall& call, const Member& member) {
 FusedCall::FusedCall(std::shared_ptr<Group> group, JaxCall call)
     : group_(std::move(group)), call_(std::move(call)) {
   for (const Member& m : call_.members)
-    checked_shape(call_.kind, m.input, m.output, call_.options, group_->rank(), group_->size());
+    checked_shape(m.input, m.output, call_.options, group_->rank(), group_->size());
   if (!call_.members.empty())
-    call_.options.bundle = bundle_of(call_.options.name, call_.kind, call_.members);
+    call_.options.bundle = bundle_of(call_.options.name, call_.options.kind, call_.members);
   plan();
 }
 
@@ -91,8 +84,8 @@ void FusedCall::submit(Pack& pack, const std::shared_ptr<Stream>& stream, Buffer
   if (pack.members.size() == 1) member = call_.members[pack.members.front()];
   if (pack.members.size() > 1) member.input = member.output = fill(pack, pool);
   const bool quick = packs_.size() == 1 && pack.bytes <= kQuickBytes;
-  pack.handle = group_->begin_on(stream, call_.kind, member.input, member.output, options_of(pack),
-                                 quick ? kLooks : 0);
+  pack.handle =
+      group_->begin_on(stream, member.input, member.output, options_of(pack), quick ? kLooks : 0);
 }
 
 bool FusedCall::is_over() const {

@@ -139,7 +139,7 @@ void Coordinator::count(Slot& slot, TimePoint when) {
   if (slot.offered++ == 0) {
     slot.since = when;
     slot.arrival = arrivals_++;
-    const bool barrier = slot.agreed.kind == "barrier";
+    const bool barrier = slot.agreed.kind == Collective::barrier;
     slot.counted = barrier ? &barriers_ : note_of(slot).empty() ? nullptr : &parts_;
     if (slot.counted != nullptr) ++*slot.counted;
   }
@@ -185,7 +185,7 @@ void Coordinator::take_join(int rank, int64_t when) {
 void Coordinator::end_abandoned(Slot& slot) {
   if (slot.counted == &parts_) {
     Signature opener;
-    opener.kind = "barrier";
+    opener.kind = Collective::barrier;
     opener.set = slot.agreed.set;
     opener.name = note_of(slot);
     const auto found = slots_.find(opener.key());
@@ -275,21 +275,19 @@ void Coordinator::refuse_crossed(TimePoint before) {
 void Coordinator::refuse_both(Slot& a, Slot& b) {
   const bool of_sets = a.agreed.kind == b.agreed.kind;
   Context where;
-  where.operation = a.agreed.kind;
+  where.operation = name_of(a.agreed.kind);
   where.tensor = a.agreed.name;
-  std::string text;
   for (const Slot* slot : {&a, &b}) {
     const std::vector<int>& members = sets_[slot->agreed.set].members;
-    const std::vector<int> present = present_of(*slot);
-    const std::string value = of_sets ? "ranks " + describe_ranks(members) : slot->agreed.kind;
-    text += (text.empty() ? "" : "; ") + value + (present.size() > 1 ? " on ranks " : " on rank ") +
-            describe_ranks(present);
-    where.values.emplace_back(value, present);
+    where.values.emplace_back(
+        of_sets ? "ranks " + describe_ranks(members) : std::string(name_of(slot->agreed.kind)),
+        present_of(*slot));
   }
   const std::string what =
       of_sets ? "process set of " + a.agreed.title() : "operation of '" + a.agreed.name + "'";
-  const Error error(ErrorCode::mismatch, "ranks disagree on the " + what + ": " + text,
-                    std::move(where), "call the same by that name on every rank");
+  const Error error(ErrorCode::mismatch,
+                    "ranks disagree on the " + what + ": " + describe_values(where.values), where,
+                    "call the same by that name on every rank");
   for (Slot* slot : {&a, &b}) {
     refuse(*slot, sets_[slot->agreed.set], error);
     reset(*slot);

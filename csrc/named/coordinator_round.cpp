@@ -72,12 +72,12 @@ void Coordinator::agree(Slot& slot, const Set& set, std::span<const Signature* c
       std::ranges::copy(extents_of(*by_member[m]), std::back_inserter(extents));
     lasting &= by_member[m] != nullptr && by_member[m]->lasting;
   }
-  if (absent && signature.kind == "broadcast")
+  if (absent && signature.kind == Collective::broadcast)
     for (size_t m = 0; m < by_member.size(); ++m)
       if (set.members[m] == signature.root && by_member[m] == nullptr) {
         Context where;
         where.rank = signature.root;
-        where.operation = signature.kind;
+        where.operation = name_of(signature.kind);
         where.tensor = signature.name;
         return refuse(
             slot, set,

@@ -8,8 +8,7 @@ bool packs(Collective kind) {
 }
 
 bool alike(const CutItem& a, const CutItem& b) {
-  return a.set == b.set && a.kind == b.kind && a.dtype == b.dtype && a.op == b.op &&
-         a.prescale == b.prescale && a.postscale == b.postscale && a.root == b.root;
+  return a.set == b.set && a.spec == b.spec && a.dtype == b.dtype;
 }
 
 struct Pack {
@@ -25,7 +24,7 @@ std::vector<std::vector<size_t>> cut(std::span<const CutItem> order, const CutLi
   std::vector<Pack> open;  // the newest of each likeness; few
   for (size_t i = 0; i < order.size(); ++i) {
     const CutItem& item = order[i];
-    if (!packs(item.kind) || item.bytes >= limits.alone || item.bytes > limits.together) {
+    if (!packs(item.spec.kind) || item.bytes >= limits.alone || item.bytes > limits.together) {
       operations.push_back({i});
       continue;
     }

@@ -6,19 +6,15 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "base/reduce_op.h"
-#include "schedule/schedule.h"
+#include "schedule/collective_spec.h"
 
 namespace farandole {
 
 /// One tensor of the order, as all members of its set know it.
 struct CutItem {
   uint32_t set = 0;
-  Collective kind = Collective::all_reduce;
+  CollectiveSpec spec;
   DType dtype = DType::float32;
-  ReduceOp op = ReduceOp::sum;
-  double prescale = 1, postscale = 1;
-  int root = 0;
   size_t bytes = 0;
 };
 

@@ -12,13 +12,7 @@ constexpr size_t kMostRunning = 16;          // bounds packs in use; operations 
 
 /// Of a request whose parts all travel alike.
 CutItem cut_item(const Signature& t, size_t part, const NamedRequest& request) {
-  CutItem item;
-  item.set = t.set;
-  item.kind = *collective_named(t.kind);
-  item.op = t.op;
-  item.prescale = t.prescale;
-  item.postscale = t.postscale;
-  item.root = t.root;
+  CutItem item{.set = t.set, .spec = t};
   if (part < request.parts.size()) {
     item.dtype = request.parts[part].input.dtype;
     item.bytes = request.parts[part].input.bytes();
@@ -37,7 +31,7 @@ void Launches::add(NamedRequest& request, const NamedSet& set, std::span<const i
   for (size_t p = 0; p < request.parts_left; ++p) {
     to_cut_.push_back(cut_item(signature, p, request));
     round_.push_back({&request, p, &set, nullptr});
-    const Collective kind = to_cut_.back().kind;
+    const Collective kind = signature.kind;
     if (kind == Collective::all_reduce || kind == Collective::broadcast) continue;
     round_.back().alone = std::make_shared<Request>();
     round_.back().alone->operation = operation_of(request, p, set, extents);

@@ -93,49 +93,49 @@ std::pair<int, int> Named::place_in(uint32_t set) {
 
 // ---- submissions ----
 
-NamedRequest* Named::submit(const Ask& ask) {
+NamedRequest* Named::submit(const NamedCall& call) {
   if (engine_.has_left())
     throw Error(ErrorCode::not_initialized, "this rank has left the world by shutdown()");
   NamedRequest* request = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    SetState& state = set_for(ask.set);
+    SetState& state = set_for(call.set);
     if (state.set.membership.detector->failed())
       if (const auto verdict = state.set.membership.detector->verdict()) throw Error(*verdict);
-    Entries& entries = state.entries[static_cast<size_t>(ask.kind)];
-    uint64_t& nameless = state.nameless[static_cast<size_t>(ask.kind)];
+    Entries& entries = state.entries[static_cast<size_t>(call.kind)];
+    uint64_t& nameless = state.nameless[static_cast<size_t>(call.kind)];
     const std::string substitute =
-        ask.name.empty() ? "noname." + std::to_string(nameless) : std::string();
-    const std::string_view called = ask.name.empty() ? std::string_view(substitute) : ask.name;
+        call.name.empty() ? "noname." + std::to_string(nameless) : std::string();
+    const std::string_view called = call.name.empty() ? std::string_view(substitute) : call.name;
     auto found = entries.find(called);
     if (found != entries.end() && found->second->request != nullptr) {
       Context where;
-      where.operation = name_of(ask.kind);
+      where.operation = name_of(call.kind);
       where.tensor = called;
       const std::string title = where.operation + " '" + where.tensor + "'";
       throw Error(ErrorCode::invalid_argument,
                   title + " is in flight already on rank " + std::to_string(rank_),
                   std::move(where), "wait for it first, or give each tensor a name of its own");
     }
-    if (found == entries.end() || !matches(found->second->name.signature, ask)) {
-      check(ask, state.set);
+    if (found == entries.end() || !matches(found->second->name.signature, call)) {
+      check(call, state.set);
       if (found == entries.end())
         found = entries.emplace(std::string(called), std::make_unique<Entry>()).first;
       Name& name = found->second->name;
-      name.signature = signature_of(ask, called);
+      name.signature = signature_of(call, called);
       name.agreed = false;
       name.owner = found->second.get();
     }
-    if (ask.name.empty()) ++nameless;  // not for what was refused: others may have gone through
+    if (call.name.empty()) ++nameless;  // not for what was refused: others may have gone through
     request = take_request();
     request->name = &found->second->name;
-    request->parts.resize(ask.tensors.size());
-    for (size_t i = 0; i < ask.tensors.size(); ++i) {
-      request->parts[i].input = ask.tensors[i].input;
-      request->parts[i].output = ask.tensors[i].output;
+    request->parts.resize(call.tensors.size());
+    for (size_t i = 0; i < call.tensors.size(); ++i) {
+      request->parts[i].input = call.tensors[i].input;
+      request->parts[i].output = call.tensors[i].output;
     }
-    request->listener = ask.listener;
-    request->waits = ask.waits;
+    request->listener = call.listener;
+    request->waits = call.waits;
     found->second->request = request;
     put_on_its_way(request);
   }

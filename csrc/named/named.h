@@ -51,7 +51,7 @@ class Named : public Task {
   std::pair<int, int> place_in(uint32_t set);
   /// Puts an operation on its way. Buffers stay the caller's to keep until it has finished.
   /// Throws Error(invalid_argument), also for a name that is in flight already.
-  NamedRequest* submit(const Ask& ask);
+  NamedRequest* submit(const NamedCall& call);
   /// Finishes when every rank of the world has joined; until then this one stands in.
   NamedRequest* join(NamedListener* listener = nullptr, bool waits = true);
   bool done(const NamedRequest& request) const {

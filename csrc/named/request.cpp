@@ -28,39 +28,39 @@ size_t share(size_t rows, int members, int m) {
   return part({Space::input, 0, rows}, members, m).count;
 }
 
-std::string title_of(const Ask& ask) {
-  const std::string kind(name_of(ask.kind));
-  return ask.name.empty() ? kind : kind + " '" + std::string(ask.name) + "'";
+std::string title_of(const NamedCall& call) {
+  const std::string kind(name_of(call.kind));
+  return call.name.empty() ? kind : kind + " '" + std::string(call.name) + "'";
 }
 
-void check_splits(const Ask& ask, const NamedSet& set) {
-  const int64_t rows = ask.tensors[0].shape[0];
-  if (ask.splits.size() != static_cast<size_t>(set.size()))
-    throw invalid(title_of(ask) + " has " + std::to_string(ask.splits.size()) + " splits for " +
+void check_splits(const NamedCall& call, const NamedSet& set) {
+  const int64_t rows = call.tensors[0].shape[0];
+  if (call.splits.size() != static_cast<size_t>(set.size()))
+    throw invalid(title_of(call) + " has " + std::to_string(call.splits.size()) + " splits for " +
                   std::to_string(set.size()) + " ranks");
   int64_t sum = 0;
-  for (const int64_t n : ask.splits) {
-    if (n < 0) throw invalid(title_of(ask) + " has a negative split, " + std::to_string(n));
+  for (const int64_t n : call.splits) {
+    if (n < 0) throw invalid(title_of(call) + " has a negative split, " + std::to_string(n));
     sum += n;
   }
   if (sum != rows)
-    throw invalid("the splits of " + title_of(ask) + " sum to " + std::to_string(sum) +
+    throw invalid("the splits of " + title_of(call) + " sum to " + std::to_string(sum) +
                   "; the tensor has " + std::to_string(rows) + " rows");
 }
 
-void check_tensor(const Ask& ask, const AskedTensor& tensor) {
+void check_tensor(const NamedCall& call, const NamedTensor& tensor) {
   const DType dtype = tensor.input.dtype;
-  if (folds(ask.kind)) {
-    if (!has_meaning(ask.op, dtype))
-      throw invalid(std::string(name_of(ask.op)) + " has no meaning on " +
-                    std::string(name_of(dtype)) + " (" + title_of(ask) + ")");
-    if (dtype == DType::boolean && (ask.prescale != 1 || ask.postscale != 1))
-      throw invalid("booleans cannot be scaled (" + title_of(ask) + ")");
+  if (folds(call.kind)) {
+    if (!has_meaning(call.op, dtype))
+      throw invalid(std::string(name_of(call.op)) + " has no meaning on " +
+                    std::string(name_of(dtype)) + " (" + title_of(call) + ")");
+    if (dtype == DType::boolean && (call.prescale != 1 || call.postscale != 1))
+      throw invalid("booleans cannot be scaled (" + title_of(call) + ")");
   }
-  const bool by_rows = ask.kind == Collective::all_gather || ask.kind == Collective::all_to_all ||
-                       ask.kind == Collective::reduce_scatter;
+  const bool by_rows = call.kind == Collective::all_gather || call.kind == Collective::all_to_all ||
+                       call.kind == Collective::reduce_scatter;
   if (by_rows && tensor.shape.empty())
-    throw invalid("a tensor of " + title_of(ask) + " has 0 dimensions; it works along the first");
+    throw invalid("a tensor of " + title_of(call) + " has 0 dimensions; it works along the first");
 }
 
 std::shared_ptr<std::byte> allocate(size_t bytes) {
@@ -122,7 +122,7 @@ void make_result(NamedRequest& request, size_t p, const TensorSignature& like, s
 /// Memory of a rank that takes part for others only: it adds nothing, and drops what it gets.
 void make_proxy(NamedRequest& request, const NamedSet& set) {
   const Signature& t = request.described();
-  const auto kind = *collective_named(t.kind);
+  const Collective kind = t.kind;
   const auto give = [&](size_t count, DType dtype, bool neutral) {
     auto& memory = request.memory.emplace_back(new std::byte[count * size_of(dtype) + 1]);
     if (neutral) fill_neutral(memory.get(), count, dtype, t.op);
@@ -145,56 +145,52 @@ void make_proxy(NamedRequest& request, const NamedSet& set) {
 
 }  // namespace
 
-void check(const Ask& ask, const NamedSet& set) {
-  if (ask.name.size() > kLongestName)
-    throw invalid("a name of " + std::to_string(ask.name.size()) + " bytes; at most " +
+void check(const NamedCall& call, const NamedSet& set) {
+  if (call.name.size() > kLongestName)
+    throw invalid("a name of " + std::to_string(call.name.size()) + " bytes; at most " +
                   std::to_string(kLongestName) + " are");
-  if (ask.note.size() > kLongestNote)
-    throw invalid("a note of " + std::to_string(ask.note.size()) + " bytes; at most " +
+  if (call.note.size() > kLongestNote)
+    throw invalid("a note of " + std::to_string(call.note.size()) + " bytes; at most " +
                   std::to_string(kLongestNote) + " are");
-  if (ask.tensors.size() > kMostTensors)
-    throw invalid(title_of(ask) + " has " + std::to_string(ask.tensors.size()) +
+  if (call.tensors.size() > kMostTensors)
+    throw invalid(title_of(call) + " has " + std::to_string(call.tensors.size()) +
                   " tensors; at most " + std::to_string(kMostTensors) + " go together");
-  if (std::ranges::find(set.members, ask.root) == set.members.end() &&
-      ask.kind == Collective::broadcast)
-    throw invalid("root " + std::to_string(ask.root) + " of " + title_of(ask) +
+  if (std::ranges::find(set.members, call.root) == set.members.end() &&
+      call.kind == Collective::broadcast)
+    throw invalid("root " + std::to_string(call.root) + " of " + title_of(call) +
                   " is not a rank of its process set of ranks " + describe_ranks(set.members));
-  for (const AskedTensor& tensor : ask.tensors) check_tensor(ask, tensor);
-  if (ask.kind == Collective::all_to_all) check_splits(ask, set);
+  for (const NamedTensor& tensor : call.tensors) check_tensor(call, tensor);
+  if (call.kind == Collective::all_to_all) check_splits(call, set);
 }
 
-bool matches(const Signature& t, const Ask& ask) {
-  if (t.op != ask.op || t.prescale != ask.prescale || t.postscale != ask.postscale ||
-      t.root != ask.root || !t.lasting || t.tensors.size() != ask.tensors.size() ||
-      t.note != ask.note || !std::ranges::equal(t.splits, ask.splits))
+bool matches(const Signature& t, const NamedCall& call) {
+  if (static_cast<const CollectiveSpec&>(t) != call || !t.lasting ||
+      t.tensors.size() != call.tensors.size() || t.note != call.note ||
+      !std::ranges::equal(t.splits, call.splits))
     return false;
-  for (size_t i = 0; i < ask.tensors.size(); ++i)
-    if (t.tensors[i].dtype != ask.tensors[i].input.dtype ||
-        !std::ranges::equal(t.tensors[i].shape, ask.tensors[i].shape))
+  for (size_t i = 0; i < call.tensors.size(); ++i)
+    if (t.tensors[i].dtype != call.tensors[i].input.dtype ||
+        !std::ranges::equal(t.tensors[i].shape, call.tensors[i].shape))
       return false;
   return true;
 }
 
-Signature signature_of(const Ask& ask, std::string_view name) {
+Signature signature_of(const NamedCall& call, std::string_view name) {
   Signature t;
-  t.kind = name_of(ask.kind);
+  static_cast<CollectiveSpec&>(t) = call;
   t.name = name;
-  t.set = ask.set;
-  t.lasting = !ask.name.empty();
-  t.op = ask.op;
-  t.prescale = ask.prescale;
-  t.postscale = ask.postscale;
-  t.root = ask.root;
-  for (const AskedTensor& tensor : ask.tensors)
+  t.set = call.set;
+  t.lasting = !call.name.empty();
+  for (const NamedTensor& tensor : call.tensors)
     t.tensors.push_back({tensor.input.dtype, {tensor.shape.begin(), tensor.shape.end()}});
-  t.splits.assign(ask.splits.begin(), ask.splits.end());
-  t.note = ask.note;
+  t.splits.assign(call.splits.begin(), call.splits.end());
+  t.note = call.note;
   return t;
 }
 
 void complete_parts(NamedRequest& request, const NamedSet& set, std::span<const int64_t> extents) {
   const Signature& t = request.described();
-  const auto kind = *collective_named(t.kind);
+  const Collective kind = t.kind;
   if (request.signature) make_proxy(request, set);
   if (kind == Collective::all_gather) {
     for (size_t p = 0; p < t.tensors.size(); ++p) {
@@ -219,11 +215,9 @@ Operation operation_of(const NamedRequest& request, size_t p, const NamedSet& se
                        std::span<const int64_t> extents) {
   const Signature& t = request.described();
   Operation o;
-  o.kind = *collective_named(t.kind);
+  static_cast<CollectiveSpec&>(o) = t;
+  o.root = 0;
   o.name = t.name;
-  o.op = t.op;
-  o.prescale = t.prescale;
-  o.postscale = t.postscale;
   o.algorithm = set.algorithm;
   o.level = set.level;
   o.timeout = set.timeout;

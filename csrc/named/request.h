@@ -1,4 +1,4 @@
-// One operation by name, as it is asked for and as it is on its way.
+// One operation by name, as it is tensor_given for and as it is on its way.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@ namespace farandole {
 
 /// One tensor as its owner gives it. Collectives whose result depends on the other ranks
 /// (all_gather, all_to_all) are given no output: it is made when its size is known.
-struct AskedTensor {
+struct NamedTensor {
   Buffer input, output;
   std::span<const int64_t> shape;  // of the input
 };
@@ -35,14 +35,12 @@ class NamedListener {
 };
 
 /// What somebody asks for by name. Refers to the caller's memory.
-struct Ask {
-  Collective kind = Collective::all_reduce;
+struct NamedCall : CollectiveSpec {  // the root: a world rank
+  explicit NamedCall(const CollectiveSpec& what = {}) : CollectiveSpec(what) {}
+
   std::string_view name;  // empty: "noname.n" for the n-th such one of this kind in this set
   uint32_t set = 0;
-  ReduceOp op = ReduceOp::sum;
-  double prescale = 1, postscale = 1;
-  int root = 0;  // world rank
-  std::span<const AskedTensor> tensors;
+  std::span<const NamedTensor> tensors;
   std::span<const int64_t> splits;
   std::string_view note;              // compared between ranks, line by line
   NamedListener* listener = nullptr;  // lives until it has heard the end; null: the core makes room
@@ -100,10 +98,10 @@ struct NamedRequest {
 };
 
 /// Throws Error(invalid_argument) for what this rank can know to be wrong.
-void check(const Ask& ask, const NamedSet& set);
-bool matches(const Signature& signature, const Ask& ask);
+void check(const NamedCall& call, const NamedSet& set);
+bool matches(const Signature& signature, const NamedCall& call);
 /// `name`: its own, or what it is called for want of one; that one does not last.
-Signature signature_of(const Ask& ask, std::string_view name);
+Signature signature_of(const NamedCall& call, std::string_view name);
 
 /// Gives every part of the request the memory it lacks, now that the extents of all members are
 /// known: results that others decide the size of, and for a stand-in everything.

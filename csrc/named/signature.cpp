@@ -6,8 +6,8 @@
 namespace farandole {
 namespace {
 
-bool gathers(const Signature& t) { return t.kind == "all_gather"; }
-bool exchanges(const Signature& t) { return t.kind == "all_to_all"; }
+bool gathers(const Signature& t) { return t.kind == Collective::all_gather; }
+bool exchanges(const Signature& t) { return t.kind == Collective::all_to_all; }
 
 std::string number(double value) {
   std::ostringstream out;
@@ -64,19 +64,14 @@ constexpr Field kFields[] = {
 
 using Givers = std::map<std::string, std::vector<int>>;
 
-Error differs(std::string_view field, const Signature& any, Givers& givers) {
+Error differs(std::string_view field, const Signature& any, const Givers& givers) {
   Context where;
   where.field = field;
-  where.operation = any.kind;
+  where.operation = name_of(any.kind);
   where.tensor = any.name;
-  std::string verdict = "ranks disagree on the " + std::string(field) + " of " + any.title();
-  const char* before = ": ";
-  for (auto& [value, ranks] : givers) {
-    verdict +=
-        before + value + (ranks.size() == 1 ? " on rank " : " on ranks ") + describe_ranks(ranks);
-    before = "; ";
-    where.values.emplace_back(value, std::move(ranks));
-  }
+  where.values.assign(givers.begin(), givers.end());
+  const std::string verdict = "ranks disagree on the " + std::string(field) + " of " + any.title() +
+                              ": " + describe_values(where.values);
   where.evidence = "what the ranks asked for by this name was compared before any data moved";
   return {ErrorCode::mismatch, verdict, std::move(where)};
 }
@@ -145,14 +140,14 @@ std::optional<Error> disagreement(std::span<const Signature* const> by_member,
 // ---- as bytes ----
 
 void encode(const Signature& t, WireWriter& to) {
-  to.put_text(t.kind);
+  to.put(static_cast<uint8_t>(t.kind));
   to.put_text(t.name);
   to.put(t.set);
   to.put(static_cast<uint8_t>(t.lasting));
   to.put(static_cast<uint8_t>(t.op));
   to.put(t.prescale);
   to.put(t.postscale);
-  to.put(t.root);
+  to.put(static_cast<int32_t>(t.root));
   to.put_text(t.device);
   to.put(static_cast<uint32_t>(t.tensors.size()));
   for (const TensorSignature& tensor : t.tensors) {
@@ -167,7 +162,7 @@ Signature decode_signature(WireReader& from) {
   constexpr size_t kLongestWord = 64;
   constexpr size_t kMostMembers = 1 << 20;
   Signature t;
-  t.kind = from.get_text(kLongestWord);
+  t.kind = from.get_enum(Collective::recv);
   t.name = from.get_text(kLongestName);
   t.set = from.get<uint32_t>();
   t.lasting = from.get<uint8_t>() != 0;

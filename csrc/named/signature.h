@@ -9,8 +9,8 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
-#include "base/reduce_op.h"
 #include "named/wire.h"
+#include "schedule/collective_spec.h"
 
 namespace farandole {
 
@@ -21,23 +21,21 @@ struct TensorSignature {
 };
 
 /// One operation. A group of tensors that start together is one operation of several tensors.
-struct Signature {
-  std::string kind;     // as the schedules call it: "all_reduce", …
-  std::string name;     // names of different kinds and sets do not meet
-  uint32_t set = 0;     // of ranks
-  bool lasting = true;  // the name will come again
-  ReduceOp op = ReduceOp::sum;
-  double prescale = 1, postscale = 1;
-  int32_t root = 0;  // world rank
+struct Signature : CollectiveSpec {  // the root: a world rank
+  std::string name;                  // names of different kinds and sets do not meet
+  uint32_t set = 0;                  // of ranks
+  bool lasting = true;               // the name will come again
   std::string device = "cpu";
   std::vector<TensorSignature> tensors;
   std::vector<int64_t> splits;  // all_to_all: rows for each member of the set
   std::string note;             // compared line by line, before all else: what belongs together
   bool operator==(const Signature&) const = default;
 
-  std::string title() const { return kind + " '" + name + "'"; }
+  std::string title() const { return std::string(name_of(kind)) + " '" + name + "'"; }
   /// What operations meet by.
-  std::string key() const { return std::to_string(set) + '\x1f' + kind + '\x1f' + name; }
+  std::string key() const {
+    return std::to_string(set) + '\x1f' + std::string(name_of(kind)) + '\x1f' + name;
+  }
 };
 
 inline constexpr size_t kLongestName = 1024;

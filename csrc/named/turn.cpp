@@ -153,9 +153,8 @@ void Named::apply(std::vector<Decision>& decisions) {
         const std::lock_guard lock(mutex_);
         if (entry->request != nullptr) break;
         const Signature& signature = d.name->signature;
-        polled_sets_[signature.set]
-            ->entries[static_cast<size_t>(*collective_named(signature.kind))]
-            .erase(std::string(signature.name));
+        polled_sets_[signature.set]->entries[static_cast<size_t>(signature.kind)].erase(
+            std::string(signature.name));
         break;
       }
       case Decision::What::joined:
@@ -230,8 +229,8 @@ void Named::part_from_name(NamedRequest& request) {
   const Name& name = *std::exchange(request.name, nullptr);
   static_cast<Entry*>(name.owner)->request = nullptr;
   if (!request.ordered || name.signature.lasting) return;
-  auto& entries = polled_sets_[name.signature.set]
-                      ->entries[static_cast<size_t>(*collective_named(name.signature.kind))];
+  auto& entries =
+      polled_sets_[name.signature.set]->entries[static_cast<size_t>(name.signature.kind)];
   entries.erase(entries.find(name.signature.name));
 }
 

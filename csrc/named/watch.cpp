@@ -149,17 +149,17 @@ void Named::check_requests(TimePoint when) {
 void Named::report(SetState& state, const Signature& signature, const std::vector<int>& missing,
                    Duration age, const std::string& mistake) {
   Context where;
-  where.operation = signature.kind;
+  where.operation = name_of(signature.kind);
   where.tensor = signature.name;
   where.rank = missing.empty() ? -1 : missing.front();
   for (const int r : missing) where.evidence += (where.evidence.empty() ? "" : "; ") + rank_text(r);
   where.evidence += mistake;
   where.values = {{"missing", missing}};
-  state.set.membership.detector->report(Error(
-      ErrorCode::stalled,
-      signature.title() + " was not complete after " + seconds_text(age) + "; not submitted by " +
-          (missing.size() == 1 ? "rank " : "ranks ") + describe_ranks(missing),
-      std::move(where)));
+  state.set.membership.detector->report(Error(ErrorCode::stalled,
+                                              signature.title() + " was not complete after " +
+                                                  seconds_text(age) + "; not submitted by " +
+                                                  name_ranks(missing),
+                                              std::move(where)));
 }
 
 std::string Named::rank_text(int world_rank) const {
@@ -179,8 +179,7 @@ std::string Named::as_something_else(const Signature& signature,
     if (other.signature->name != signature.name ||
         (other.signature->kind == signature.kind && !elsewhere))
       continue;
-    text += "; " + std::string(other.present.size() == 1 ? "rank " : "ranks ") +
-            describe_ranks(other.present) + " submitted " + other.signature->title() +
+    text += "; " + name_ranks(other.present) + " submitted " + other.signature->title() +
             (elsewhere ? " in another process set" : "");
   }
   return text;

@@ -124,20 +124,20 @@ const Planner& require_planner(Collective collective, std::string_view name, con
   return *planner;
 }
 
-double predicted_seconds(const Cost& cost, size_t bytes_per_element, const TuningTable& table) {
-  return table.channel_round * cost.rounds + table.channel_message * cost.messages +
+double predicted_seconds(const Cost& cost, size_t bytes_per_element, const ChannelCosts& costs) {
+  return costs.round * cost.rounds + costs.message * cost.messages +
          static_cast<double>(bytes_per_element) *
-             (table.channel_byte * cost.bytes + table.channel_folded_byte * cost.folds);
+             (costs.byte * cost.bytes + costs.folded_byte * cost.folds);
 }
 
 const Planner& choose_planner(Collective collective, const Shape& shape, size_t bytes_per_element,
-                              Determinism level, const TuningTable& table) {
+                              Determinism level, const ChannelCosts& costs) {
   require_valid(collective, shape);
   const Planner* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
   for (const Planner& planner : planners()) {
     if (planner.collective != collective || !is_allowed(planner, shape, level)) continue;
-    const double seconds = predicted_seconds(planner.cost(shape), bytes_per_element, table);
+    const double seconds = predicted_seconds(planner.cost(shape), bytes_per_element, costs);
     if (seconds < least) {
       least = seconds;
       best = &planner;

@@ -4,8 +4,8 @@
 #include <string_view>
 #include <vector>
 
+#include "schedule/channel_costs.h"
 #include "schedule/schedule.h"
-#include "schedule/tuning.h"
 
 namespace farandole {
 
@@ -31,11 +31,12 @@ const Planner& require_planner(Collective collective, std::string_view name, con
 ///
 ///   channel_round * rounds + channel_message * messages +
 ///   bytes_per_element * (channel_byte * bytes + channel_folded_byte * folds)
-double predicted_seconds(const Cost& cost, size_t bytes_per_element, const TuningTable& table = {});
+double predicted_seconds(const Cost& cost, size_t bytes_per_element,
+                         const ChannelCosts& costs = {});
 
 /// The cheapest allowed row by that model; of equal ones, the first. Pure: equal arguments
 /// (`shape.rank` does not count) give an equal answer on every rank.
 const Planner& choose_planner(Collective collective, const Shape& shape, size_t bytes_per_element,
-                              Determinism level, const TuningTable& table = {});
+                              Determinism level, const ChannelCosts& costs = {});
 
 }  // namespace farandole

@@ -99,7 +99,7 @@ class Simulation {
   /// What rank `r` says of a name the n-th time.
   Signature signature_of(const Plan& plan, int r, int n) const {
     Signature t;
-    t.kind = plan.habit == Habit::uneven ? "all_gather" : "all_reduce";
+    t.kind = plan.habit == Habit::uneven ? Collective::all_gather : Collective::all_reduce;
     t.name = plan.name;
     t.set = plan.set;
     t.lasting = plan.habit != Habit::transient;

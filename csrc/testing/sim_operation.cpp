@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "engine/stream_page.h"
+#include "backends/paths.h"
 #include "fold/cast.h"
 #include "fold/fold.h"
 #include "schedule/planners.h"
@@ -87,13 +87,9 @@ void draw_algorithm(SimRandom& random, int size, Operation& o) {
   if (o.kind == Collective::barrier || one_in(random, 3)) return;
   const Shape shape = shape_of(o, size, 0);
   const size_t bytes = longest_input(o.kind, shape) * size_of(o.input.dtype);
-  std::vector<std::string> able = {"staged", "schedule"};
-  if (bytes <= kLines * kLinePayload) able.emplace_back("lines");
-  if (bytes <= size_t{32} << 10) able.emplace_back("one_shot");
-  if (o.kind == Collective::all_reduce || o.kind == Collective::reduce ||
-      o.kind == Collective::gather)
-    able.emplace_back("window");
-  able.emplace_back(o.kind == Collective::all_reduce ? "push" : "pull");
+  std::vector<std::string> able = {"schedule"};
+  for (const PathRow* path : path_table())
+    if (fits(*path, o.kind, bytes)) able.emplace_back(path->name);
   for (const Planner& planner : planners())
     if (planner.collective == o.kind && is_allowed(planner, shape, Determinism::fast))
       able.emplace_back(planner.name);
@@ -287,12 +283,12 @@ SimOperation draw_operation(SimRandom& random, const std::vector<std::shared_ptr
   const bool in_place = goes_in_place(what.kind) && one_in(random, 2);
   const bool disagree = size > 1 && one_in(random, 12);
   const int odd = disagree ? static_cast<int>(random() % static_cast<uint64_t>(size)) : -1;
-  bool window_is_open = true;
+  bool all_is_mapped = true;
   for (int r = 0; r < size; ++r) {
     const auto i = static_cast<size_t>(r);
     const bool shared = (places >> (mixed ? r : 0) & 1) != 0;
     const bool seen = !expected[i].empty() || (folds(what.kind) && !inputs[i].empty());
-    window_is_open = window_is_open && (shared || !seen);
+    all_is_mapped = all_is_mapped && (shared || !seen);
     Operation mine = what;
     const bool both = !inputs[i].empty() && !expected[i].empty();
     const size_t at = !in_place ? kApart : both ? in_place_at(what, size, r) : 0;
@@ -303,7 +299,7 @@ SimOperation draw_operation(SimRandom& random, const std::vector<std::shared_ptr
   }
   if (disagree)
     drawn.end = SimEnd::mismatch;
-  else if (what.algorithm == "window" && !window_is_open)
+  else if (what.algorithm == "mapped" && !all_is_mapped)
     drawn.end = SimEnd::not_shared;
   drawn.text = std::string(name_of(what.kind)) + " of " + std::to_string(what.count) +
                (what.counts.empty() ? " " : " (uneven) ") + std::string(name_of(what.input.dtype)) +

@@ -137,7 +137,7 @@ BackendMaker SimWorld::schedules(int rank) {
     const int size = static_cast<int>(members.size());
     return std::make_unique<ScheduleBackend>(
         membership.rank, size, connect_members({transport}, std::move(members), key),
-        by_memory_ ? engine.arena() : nullptr, TuningTable{}, &memory);
+        by_memory_ ? engine.arena() : nullptr, ChannelCosts{}, &memory);
   };
 }
 
@@ -155,7 +155,7 @@ void SimWorld::make_engines() {
     for (int p = 0; p < size_; ++p)
       host.peers[static_cast<size_t>(p)].process =
           Fd(checked(::fcntl(ends_[static_cast<size_t>(p)].get(), F_DUPFD_CLOEXEC, 0), "dup"));
-    options.direct = paths_over_shm();
+    options.direct = paths_over_shm(std::make_shared<TuningTable>());
     options.schedules = schedules(r);
     engines_.push_back(std::make_shared<Engine>(std::move(host), options));
   }

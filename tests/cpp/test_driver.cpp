@@ -16,7 +16,7 @@ namespace {
 constexpr ProgressMode kModes[] = {ProgressMode::automatic, ProgressMode::thread,
                                    ProgressMode::caller};
 
-constexpr size_t kCounts[] = {1, 100, 4'000, 40'000};  // lines, one_shot, staged
+constexpr size_t kCounts[] = {1, 100, 4'000, 40'000};  // ll, one_shot, cico
 
 }  // namespace
 
@@ -32,8 +32,8 @@ TEST(driver_wakes_every_one_of_several_waiting_threads) {
           for (int i = 0; i < kRounds; ++i) {
             Sum sum(group->rank(), kRanks, kCounts[static_cast<size_t>(s + i) % 4]);
             const Handle handle =
-                group->submit_to(streams[static_cast<size_t>(s)], Collective::all_reduce,
-                                 sum.buffer(), sum.buffer(), {}, i % 2 == 0);
+                group->submit_to(streams[static_cast<size_t>(s)], sum.buffer(), sum.buffer(),
+                                 {{Collective::all_reduce}}, i % 2 == 0);
             CHECK_EQUAL(error_of(handle), "");
             CHECK(sum.is_right());
           }
@@ -49,10 +49,9 @@ TEST(driver_lets_waiters_give_up_and_somebody_else_goes_on) {
       for (int i = 0; i < 20; ++i) {
         std::atomic<bool> completed{false};
         Sum sum(group->rank(), kRanks, 30'000);
-        Options options;
+        Options options{{Collective::all_reduce}};
         options.completion = [&](const Error*) { completed.store(true); };
-        const Handle handle = group->submit(Collective::all_reduce, sum.buffer(), sum.buffer(),
-                                            std::move(options), true);
+        const Handle handle = group->submit(sum.buffer(), sum.buffer(), std::move(options), true);
         std::thread impatient(
             [&] { (void)handle.wait(Deadline::after(std::chrono::microseconds(i))); });
         (void)handle.wait(Deadline::after(std::chrono::microseconds(2 * i)));
@@ -76,12 +75,11 @@ TEST(driver_runs_what_nobody_waits_for) {
       std::atomic<int> completions{0};
       std::vector<Handle> handles;
       for (Sum& sum : sums) {
-        Options options;
+        Options options{{Collective::all_reduce}};
         options.completion = [&](const Error* error) {
           completions += error == nullptr ? 1 : 1000;
         };
-        handles.push_back(
-            group->submit(Collective::all_reduce, sum.buffer(), sum.buffer(), std::move(options)));
+        handles.push_back(group->submit(sum.buffer(), sum.buffer(), std::move(options)));
       }
       const TimePoint until = testing::patience().at;
       while (completions.load() < kOperations && now() < until) std::this_thread::yield();

@@ -43,13 +43,12 @@ TEST(engine_that_ends_fails_what_is_in_flight_everywhere) {
         return;
       }
       auto sum = std::make_shared<Sum>(group->rank(), 3, 50'000);
-      Options options;
+      Options options{{Collective::all_reduce}};
       options.keepalive = sum;
       options.completion = [&](const Error* error) {
         completions += error != nullptr && error->code() == ErrorCode::early_exit ? 1 : 1000;
       };
-      const Handle handle =
-          group->submit(Collective::all_reduce, sum->buffer(), sum->buffer(), std::move(options));
+      const Handle handle = group->submit(sum->buffer(), sum->buffer(), std::move(options));
       all_have_submitted.arrive_and_wait();
       if (group->rank() == 1) return;  // and so does this one, with its operation in flight
       const Error verdict = verdict_of(handle);
@@ -65,7 +64,8 @@ TEST(engine_may_leave_while_others_still_take_the_result) {
   for (int round = 0; round < 20; ++round)
     run_groups(3, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
       Sum sum(group->rank(), 3, round % 2 == 0 ? 10 : 5'000);
-      CHECK_EQUAL(error_of(group->submit(Collective::all_reduce, sum.buffer(), sum.buffer())), "");
+      CHECK_EQUAL(error_of(group->submit(sum.buffer(), sum.buffer(), {{Collective::all_reduce}})),
+                  "");
       CHECK(sum.is_right());
     });
 }
@@ -77,19 +77,20 @@ TEST(engine_gives_all_ranks_the_verdict_of_an_abort) {
   run_groups(3, ProgressMode::automatic, [&](const std::shared_ptr<Group>& group) {
     const auto stream = group->open_stream("bystander");
     Sum sum(group->rank(), 3, 1000), other(group->rank(), 3, 1000);
-    CHECK_EQUAL(error_of(group->submit(Collective::all_reduce, sum.buffer(), sum.buffer())), "");
+    CHECK_EQUAL(error_of(group->submit(sum.buffer(), sum.buffer(), {{Collective::all_reduce}})),
+                "");
     all_have_begun.arrive_and_wait();
     std::vector<std::string> mine;
     if (group->rank() == 0) {
       group->abort(Error(ErrorCode::remote_error, "rank 0 met an exception"));
-      CHECK_THROWS(group->submit(Collective::all_reduce, sum.buffer(), sum.buffer()), Error,
+      CHECK_THROWS(group->submit(sum.buffer(), sum.buffer(), {{Collective::all_reduce}}), Error,
                    e.code() == ErrorCode::remote_error);
       return;
     }
     try {
-      const Handle a = group->submit(Collective::all_reduce, sum.buffer(), sum.buffer());
+      const Handle a = group->submit(sum.buffer(), sum.buffer(), {{Collective::all_reduce}});
       const Handle b =
-          group->submit_to(stream, Collective::all_reduce, other.buffer(), other.buffer(), {});
+          group->submit_to(stream, other.buffer(), other.buffer(), {{Collective::all_reduce}});
       std::thread user([&] { mine.push_back(error_of(a)); });
       const std::string second = error_of(b);
       user.join();
@@ -145,11 +146,11 @@ TEST(engine_opens_and_closes_more_streams_than_its_directory_has_places) {
       // Ranks meet often enough that the pages one is ahead by fit into its small arena.
       if (i % 20 != 0) continue;
       Sum sum(group->rank(), 2, 10);
-      CHECK_EQUAL(error_of(group->submit_to(stream, Collective::all_reduce, sum.buffer(),
-                                            sum.buffer(), {}, true)),
+      CHECK_EQUAL(error_of(group->submit_to(stream, sum.buffer(), sum.buffer(),
+                                            {{Collective::all_reduce}}, true)),
                   "");
       CHECK(sum.is_right());
     }
-    CHECK_EQUAL(error_of(group->submit(Collective::barrier, {}, {})), "");
+    CHECK_EQUAL(error_of(group->submit({}, {}, {{Collective::barrier}})), "");
   });
 }

@@ -21,17 +21,15 @@ TEST(group_tells_any_thread_how_the_last_operation_went) {
     });
     for (int i = 0; i < 100; ++i) {
       Sum sum(group->rank(), 2, 10'000);
-      Options options;
-      options.algorithm = i % 2 == 0 ? "staged" : "ring";
-      const Handle handle =
-          group->submit(Collective::all_reduce, sum.buffer(), sum.buffer(), options);
+      Options options{{Collective::all_reduce}};
+      options.algorithm = i % 2 == 0 ? "cico" : "ring";
+      const Handle handle = group->submit(sum.buffer(), sum.buffer(), options);
       CHECK_EQUAL(testing::error_of(handle), "");
     }
     over = true;
     onlooker.join();
     seen.emplace(group->last_path());
-    for (const std::string& path : seen)
-      CHECK(path == "" || path == "staged" || path == "schedule");
+    for (const std::string& path : seen) CHECK(path == "" || path == "cico" || path == "schedule");
     CHECK(seen.contains("schedule"));
   });
 }

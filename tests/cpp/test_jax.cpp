@@ -136,10 +136,10 @@ bool contains(const std::string& text, std::string_view part) {
 }
 
 void pass_barrier_by_name(Named& named) {
-  Ask ask;
-  ask.kind = Collective::barrier;
-  ask.name = "between";
-  NamedRequest* const request = named.submit(ask);
+  NamedCall call{{Collective::all_reduce}};
+  call.kind = Collective::barrier;
+  call.name = "between";
+  NamedRequest* const request = named.submit(call);
   CHECK(named.wait(*request, patience()));
   CHECK(!request->error);
   named.release(request);
@@ -214,7 +214,7 @@ TEST(process_sets_have_streams_of_their_own_and_one_order) {
       std::vector<int32_t> array(10'000, channel->world()->rank() + 1);
       const Buffer buffer = testing::buffer_of(array, DType::int32);
       JaxCall call;
-      call.kind = Collective::all_reduce;
+      call.options.kind = Collective::all_reduce;
       call.ranks = ranks;
       call.size = size;
       call.position = position;
@@ -253,7 +253,7 @@ TEST(flights_of_packs_and_single_arrays_are_right_on_several_threads) {
         for (const size_t count : {0U, 1U, 700U, 40'000U, 3U, 300'000U})
           arrays.emplace_back(count, group->rank() + 1);
         JaxCall call;
-        call.kind = Collective::all_reduce;
+        call.options.kind = Collective::all_reduce;
         call.options.name = "round " + std::to_string(round);
         call.options.algorithm = round % 2 == 1 ? "binomial" : "";
         call.size = 3;

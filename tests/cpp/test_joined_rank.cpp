@@ -83,7 +83,7 @@ TEST(a_joined_rank_refuses_what_it_cannot_stand_in_for) {
                      {}, testing::patience());
     const auto begin = [&] {
       if (rank == 0) {
-        group->submit(Collective::barrier, {}, {}).wait(testing::patience());
+        group->submit({}, {}, {{Collective::barrier}}).wait(testing::patience());
         return;
       }
       JoinedRankProxy here(*group, joined, {}, {});

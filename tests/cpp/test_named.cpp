@@ -21,21 +21,21 @@ NamedRequest* submit(Named& named, std::string_view name, std::vector<int32_t>& 
                      std::string_view note = "") {
   const Buffer buffer = buffer_of(data, DType::int32);
   const int64_t shape[] = {static_cast<int64_t>(data.size())};
-  const AskedTensor tensor{buffer, buffer, shape};
-  Ask ask;
-  ask.name = name;
-  ask.note = note;
-  ask.tensors = {&tensor, 1};
-  return named.submit(ask);
+  const NamedTensor tensor{buffer, buffer, shape};
+  NamedCall call{{Collective::all_reduce}};
+  call.name = name;
+  call.note = note;
+  call.tensors = {&tensor, 1};
+  return named.submit(call);
 }
 
 /// The barrier that opens a call of "a" and "b".
 NamedRequest* open_call(Named& named) {
-  Ask ask;
-  ask.kind = Collective::barrier;
-  ask.name = "call";
-  ask.note = "a\nb";
-  return named.submit(ask);
+  NamedCall call{{Collective::all_reduce}};
+  call.kind = Collective::barrier;
+  call.name = "call";
+  call.note = "a\nb";
+  return named.submit(call);
 }
 
 /// Waits and gives back; the error's text, or nothing.
@@ -53,13 +53,13 @@ class Unattended : public NamedListener {
       : named_(named), then_(std::move(then)) {
     const Buffer buffer = buffer_of(data_, DType::int32);
     const int64_t shape[] = {static_cast<int64_t>(data_.size())};
-    const AskedTensor tensor{buffer, buffer, shape};
-    Ask ask;
-    ask.name = name;
-    ask.tensors = {&tensor, 1};
-    ask.listener = this;
-    ask.waits = false;
-    named.submit(ask);
+    const NamedTensor tensor{buffer, buffer, shape};
+    NamedCall call{{Collective::all_reduce}};
+    call.name = name;
+    call.tensors = {&tensor, 1};
+    call.listener = this;
+    call.waits = false;
+    named.submit(call);
   }
   std::byte* make_room(size_t, std::span<const int64_t>) override { return nullptr; }
   void finished(NamedRequest& request) override {
@@ -166,12 +166,12 @@ TEST(a_name_in_flight_is_refused_and_abort_ends_the_rest) {
 TEST(a_cut_looks_ahead_over_other_types_and_keeps_to_its_limits) {
   std::vector<CutItem> order;
   for (const size_t bytes : {100, 40, 100, 40, 5000, 100, 40}) {
-    CutItem item;
+    CutItem item{.spec = {Collective::all_reduce}};
     item.dtype = bytes == 40 ? DType::float64 : DType::float32;
     item.bytes = bytes;
     order.push_back(item);
   }
-  order.push_back({.kind = Collective::all_gather});
+  order.push_back({.spec = {Collective::all_gather}});
   const auto operations = cut(order, {.together = 250, .alone = 1000});
   const std::vector<std::vector<size_t>> expected{{0, 2}, {1, 3, 6}, {4}, {5}, {7}};
   CHECK(operations == expected);

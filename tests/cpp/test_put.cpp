@@ -24,10 +24,10 @@ class Work {
   }
 
   void submit(Group& group, std::string algorithm) {
-    Options options;
+    Options options{{Collective::all_reduce}};
     options.level = Determinism::fast;
     options.algorithm = std::move(algorithm);
-    handle_ = group.submit(Collective::all_reduce, {input_.get(), count_, DType::int32},
+    handle_ = group.submit({input_.get(), count_, DType::int32},
                            {output_.get(), count_, DType::int32}, std::move(options));
   }
 

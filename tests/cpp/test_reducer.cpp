@@ -282,7 +282,7 @@ TEST(reducer_launches_a_group_when_all_of_it_is_ready) {
     for (int step = 0; step < 3; ++step) {
       for (int p = 0; p < count; ++p)
         if (p != 4) mark(reducer, rank, p, step);
-      CHECK(group->submit(Collective::barrier, {}, {}).wait(testing::patience()));
+      CHECK(group->submit({}, {}, {{Collective::barrier}}).wait(testing::patience()));
       // Its bucket is complete on all ranks, and has not been launched.
       CHECK(holds(reducer, 0, gradient_of(rank, 0, step)));
       mark(reducer, rank, 4, step);

@@ -34,10 +34,10 @@ class Work {
   }
 
   void submit(Group& group, std::string path) {
-    Options options;
+    Options options{{kind_}};
     options.root = shape_.root;
     options.algorithm = std::move(path);
-    handle_ = group.submit(kind_, buffer_of(input_, DType::int32), buffer_of(output_, DType::int32),
+    handle_ = group.submit(buffer_of(input_, DType::int32), buffer_of(output_, DType::int32),
                            std::move(options));
   }
 
@@ -80,7 +80,7 @@ TEST(slots_are_written_again_only_when_all_have_read_them) {
         const bool fits = by_one_shot && count <= 4'000 / static_cast<size_t>(size);
         works.emplace_back(group, i % 50 == 49 ? Collective::all_reduce : kind, count,
                            static_cast<int>(random() % static_cast<unsigned>(size)), i);
-        works.back().submit(*group, fits ? "one_shot" : "staged");
+        works.back().submit(*group, fits ? "one_shot" : "cico");
         if (works.size() < 5) continue;  // so many at once: ranks run ahead of each other
         works.front().check();
         works.pop_front();

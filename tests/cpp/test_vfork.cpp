@@ -62,7 +62,7 @@ void check_beside(int (*status_of)(const char* program)) {
     register_one_at_a_time(group->engine());
     for (int i = 0; i < 10; ++i) {
       Sum sum(group->rank(), 2, 50'000);
-      const Handle handle = group->submit(Collective::all_reduce, sum.buffer(), sum.buffer());
+      const Handle handle = group->submit(sum.buffer(), sum.buffer(), {{Collective::all_reduce}});
       CHECK_EQUAL(status_of("/bin/true"), 0);
       CHECK_EQUAL(status_of("/no/such/program"), 127);
       CHECK_EQUAL(testing::error_of(handle), "");
@@ -88,7 +88,7 @@ TEST(every_descriptor_of_an_engine_closes_at_exec) {
   const std::set<int> before = inherited();
   run_groups(2, ProgressMode::thread, [&](const std::shared_ptr<Group>& group) {
     Sum sum(group->rank(), 2, 50'000);
-    group->submit(Collective::all_reduce, sum.buffer(), sum.buffer()).wait(testing::patience());
+    group->submit(sum.buffer(), sum.buffer(), {{Collective::all_reduce}}).wait(testing::patience());
     CHECK(inherited() == before);
   });
 }

@@ -13,7 +13,7 @@ from grid import combinations
 from harness import World
 
 SIZES = [2, 3]
-COUNTS = [8, 3000, 200_000]  # lines, one_shot, staged
+COUNTS = [8, 3000, 200_000]  # ll, one_shot, cico
 
 # field, what rank 1 submits instead, and the values as they are reported
 DIFFERENCES: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -73,7 +73,7 @@ def test_every_field_of_every_operation(
         if not allowed(kind, field):
             continue
         if field == "algorithm" and kind not in HAVE_DIRECT:
-            how, other = {"algorithm": "staged"}, "staged"
+            how, other = {"algorithm": "cico"}, "cico"
         for ours in (False, True):
             verdicts = world.run(disagree, kind, count, field, how, ours)
             assert len({str(v) for v in verdicts}) == 1, "the same words on every rank"
@@ -219,8 +219,8 @@ def window_for_some() -> None:
     """Where a buffer lies is not known to the others: the refusal is the same on all ranks."""
     fd.init()
     x = fd.allocate(50_000) if fd.rank() == 0 else np.ones(50_000, np.float32)
-    with pytest.raises(fd.InvalidArgument, match="window"):
-        fd.all_reduce(x, out=x, algorithm="window")
+    with pytest.raises(fd.InvalidArgument, match="mapped"):
+        fd.all_reduce(x, out=x, algorithm="mapped")
     fd.barrier()
 
 

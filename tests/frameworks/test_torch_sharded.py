@@ -117,7 +117,7 @@ def train_five() -> bytes:
 def test_no_table_takes_an_update_off_the_window(
     spawn: Callable[..., World], tmp_path: Path
 ) -> None:
-    slow = {**_core.tuning.numbers(), "window_start": 1.0, "window_byte": 1.0}
+    slow = {**_core.tuning.numbers(), "mapped_start": 1.0, "mapped_byte": 1.0}
     file = tmp_path / "windows are slow"
     kept.write(str(file), kept.Kept(kept.kind(), "now", 2, 0.0, 1, {}, slow))
     bits = set()
@@ -126,7 +126,7 @@ def test_no_table_takes_an_update_off_the_window(
         bits |= set(world.run(train_five))
         updates = [line for line in world.output(0).splitlines() if "'bucket " in line]
         assert len(updates) > 5
-        assert all(line.endswith("went by window") for line in updates), updates
+        assert all(line.endswith("went by mapped") for line in updates), updates
     assert len(bits) == 1
 
 

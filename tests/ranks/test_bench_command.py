@@ -49,12 +49,12 @@ def test_all_reduce_tells_a_row_per_size_and_memory(tmp_path: Path) -> None:
     for row in rows:
         assert (row["collective"], row["ranks"], row["dtype"]) == ("all_reduce", 2, "float32")
         assert (row["op"], row["level"], row["iterations"]) == ("sum", "canonical", 20)
-        assert row["algorithm"] == "lines"
+        assert row["algorithm"] == "ll"
         assert row["algbw_gbs"] == pytest.approx(row["bytes"] / row["p50_us"] / 1e3)
         assert row["busbw_gbs"] == row["algbw_gbs"]  # 2 (n-1) / n is 1
     table = done.stdout.splitlines()
     assert table[0].startswith("all_reduce float32 sum canonical, 2 ranks, ")
-    assert sum("lines" in line for line in table) == len(rows)
+    assert sum("ll" in line for line in table) == len(rows)
 
 
 @pytest.mark.parametrize("ranks", ["1", "3"])

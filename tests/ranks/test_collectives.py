@@ -20,7 +20,7 @@ from harness import World
 
 WORLDS = [1, 2, 3, 5, 8]
 DTYPES = [name for name in _core.dtypes if name != "bfloat16"]  # numpy has none; see below
-FORCED = ["lines", "one_shot", "staged", "window", "push", "pull", "schedule"]
+FORCED = [*(path["name"] for path in fd._core.tuning.paths()), "schedule"]
 PLANNERS = {
     kind: sorted(
         {row["name"] for row in _core.schedule.planners(1, 1) if row["collective"] == kind}
@@ -211,22 +211,21 @@ def test_all_sizes_in_all_memory(standing: Callable[[int], World], size: int, me
     for in_place in (False, True):
         for seen in world.run(check_sizes, "float32", memory, in_place):
             paths |= seen
-    assert {"lines", "one_shot"} <= paths
-    assert size == 1 or len(paths & {"staged", "pull"}) == 1  # as the ranks have agreed
+    assert {"ll", "one_shot"} <= paths
+    assert size == 1 or len(paths & {"cico", "cma"}) == 1  # as the ranks have agreed
     all_ours = memory.startswith("ours") or (memory == "mixed" and size == 1)
-    assert ("window" in paths) == all_ours
-    assert ("push" in paths) == ("pull" in paths and memory != "ours")
+    assert ("mapped" in paths) == all_ours
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize(("setting", "wanted"), [("0", {"staged"}), ("1", {"push", "pull"})])
+@pytest.mark.parametrize(("setting", "wanted"), [("0", {"cico"}), ("1", {"cma"})])
 def test_all_sizes_with_and_without_foreign_memory(
     spawn: Callable[..., World], size: int, setting: str, wanted: set[str]
 ) -> None:
     world = spawn(size, env={"FARANDOLE_CMA": setting})
     for memory, in_place in (("caller", True), ("mixed", False), ("ours to caller", False)):
         for paths in world.run(check_sizes, "float32", memory, in_place):
-            assert paths - {"lines", "one_shot"} == wanted
+            assert paths - {"ll", "one_shot"} == wanted
 
 
 def check_types() -> None:
@@ -250,9 +249,7 @@ def test_all_types_and_operations(standing: Callable[[int], World], size: int) -
 def runs(kind: str, algorithm: str) -> bool:
     if algorithm == "schedule":
         return bool(PLANNERS[kind])
-    if algorithm in ("push", "pull"):
-        return (kind == "all_reduce") == (algorithm == "push")
-    return algorithm != "window" or kind in WINDOWS
+    return algorithm != "mapped" or kind in WINDOWS
 
 
 def check_forced() -> set[tuple[str, str]]:
@@ -266,14 +263,14 @@ def check_forced() -> set[tuple[str, str]]:
             for count, in_place in itertools.product(
                 (0, 1, fd.size() + 1, 509, 60001), (False, True)
             ):
-                most = {"lines": LINES, "one_shot": ONE_SHOT}.get(algorithm, 1 << 30)
+                most = {"ll": LINES, "one_shot": ONE_SHOT}.get(algorithm, 1 << 30)
                 if input_length(kind, count, fd.size()) * 4 > most:
                     continue
                 if in_place and kind == "all_to_all":
                     continue
                 check(
                     kind, "int32", count, "sum", root=fd.size() - 1, in_place=in_place,
-                    memory="ours" if algorithm == "window" else "caller",
+                    memory="ours" if algorithm == "mapped" else "caller",
                     algorithm=algorithm, level="fast",
                 )  # fmt: skip
                 ran.add((kind, algorithm))
@@ -309,8 +306,8 @@ def check_large() -> None:
             check(kind, "float32", 400_009, memory=memory)
     for memory in ("ours", "mixed"):  # to an output that all ranks map
         for in_place in (False, True):
-            assert check("gather", "int32", 300_007, memory=memory, in_place=in_place) == "window"
-    assert check("gather", "int32", 2_200_000, memory="ours") == "window"  # past the caches
+            assert check("gather", "int32", 300_007, memory=memory, in_place=in_place) == "mapped"
+    assert check("gather", "int32", 2_200_000, memory="ours") == "mapped"  # past the caches
     for planner in PLANNERS["all_reduce"]:
         check("all_reduce", "float32", 400_009, algorithm=planner, level="fast")
 

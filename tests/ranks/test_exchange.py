@@ -12,9 +12,9 @@ import farandole as fd
 from harness import World
 
 WORLDS = [1, 2, 3, 5, 8]
-PATHS = ["lines", "one_shot", "staged"]
+PATHS = ["ll", "one_shot", "cico"]
 LARGEST = [0, 1, 7, 700, 40_000]  # rows: all paths
-MOST = {"lines": 1064, "one_shot": 32 << 10}  # bytes of the longest input
+MOST = {"ll": 1064, "one_shot": 32 << 10}  # bytes of the longest input
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -33,11 +33,11 @@ def reduce(algorithm: str | None = None) -> str:
 
 
 def what_runs() -> tuple[str, str]:
-    """The path chosen, and what a demand for push is answered with."""
+    """The path chosen, and what a demand for cma is answered with."""
     fd.init()
     chosen = reduce()
     try:
-        return chosen, reduce("push")
+        return chosen, reduce("cma")
     except fd.InvalidArgument as refusal:
         assert reduce() == chosen, "the group has suffered"
         return chosen, str(refusal)
@@ -46,8 +46,8 @@ def what_runs() -> tuple[str, str]:
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_callers_memory_goes_by_push(spawn: Spawn, size: int) -> None:
     for chosen, forced in spawn(size, env={"FARANDOLE_CMA": "1"}).run(what_runs):
-        assert forced == "push"
-        assert chosen == ("push" if size > 1 else "one_shot")
+        assert forced == "cma"
+        assert chosen == ("cma" if size > 1 else "one_shot")
 
 
 def test_by_default_the_faster_way_is_taken_by_all(spawn: Spawn) -> None:
@@ -55,10 +55,10 @@ def test_by_default_the_faster_way_is_taken_by_all(spawn: Spawn) -> None:
     answers = world.run(what_runs)
     assert len(set(answers)) == 1
     chosen, forced = answers[0]
-    assert forced == "push", "what is slower is permitted all the same"
+    assert forced == "cma", "what is slower is permitted all the same"
     for r in range(3):
         told = "% of the time of copies through shared memory" in world.output(r)
-        assert told == (chosen == "staged")
+        assert told == (chosen == "cico")
 
 
 @pytest.mark.parametrize("refusing", [[0], [1], [0, 1, 2]])
@@ -67,7 +67,7 @@ def test_one_rank_that_does_not_want_it_decides_for_all(spawn: Spawn, refusing: 
     answers = spawn(3, each=each).run(what_runs)
     assert len(set(answers)) == 1
     chosen, refusal = answers[0]
-    assert chosen == "staged"
+    assert chosen == "cico"
     assert f"FARANDOLE_CMA=0 on rank {refusing[0]}" in refusal
 
 
@@ -103,7 +103,7 @@ def test_what_the_kernel_forbids_to_one_rank_no_rank_does(spawn: Spawn, setting:
     answers = world.run(what_runs_forbidden, 1)
     assert len(set(answers)) == 1
     chosen, refusal = answers[0]
-    assert chosen == "staged"
+    assert chosen == "cico"
     why = "rank 1 cannot reach the memory of rank 0: Operation not permitted"
     assert why in refusal
     # Who insists is warned; who does not finds it among what FARANDOLE_LOG=info tells.
@@ -121,9 +121,9 @@ def reduce_in_halves() -> list[str]:
 
 def test_split_groups_share_the_worlds_answer(spawn: Spawn) -> None:
     world = spawn(4, env={"FARANDOLE_CMA": "1"})
-    assert world.run(reduce_in_halves) == [["push", "push"]] * 4
+    assert world.run(reduce_in_halves) == [["cma", "cma"]] * 4
     world = spawn(4, each=[{"FARANDOLE_CMA": "0" if r == 3 else "1"} for r in range(4)])
-    assert world.run(reduce_in_halves) == [["staged", "staged"]] * 4
+    assert world.run(reduce_in_halves) == [["cico", "cico"]] * 4
 
 
 PROT_NONE, PROT_READ = 0, 1

@@ -270,7 +270,7 @@ def test_a_stall_names_the_tensor_and_the_missing_rank(spawn: Spawn, late: int) 
 
 
 def test_a_timeout_says_who_did_not_come(spawn: Spawn) -> None:
-    with spawn(3, env={"FARANDOLE_TIMEOUT": "1"}) as world:
+    with spawn(3, env={"FARANDOLE_TIMEOUT": "4"}) as world:
         world.start(submit_all_but_on, 2)
         for outcome in world.outcomes([0, 1]):
             assert outcome.error == "Stalled", outcome.trace

@@ -18,9 +18,9 @@ from farandole import _core
 from harness import World
 
 PLANNERS = ["direct", "binomial", "halving_doubling", "doubling"]
-WAYS = [(None, "caller"), (None, "ours"), (None, "mixed"), ("staged", "caller"), ("staged", "ours")]
-WAYS += [("staged", "mixed"), ("window", "ours"), ("schedule", "caller")]
-WAYS += [("push", "caller"), ("push", "ours"), ("push", "mixed")]
+WAYS = [(None, "caller"), (None, "ours"), (None, "mixed"), ("cico", "caller"), ("cico", "ours")]
+WAYS += [("cico", "mixed"), ("mapped", "ours"), ("schedule", "caller")]
+WAYS += [("cma", "caller"), ("cma", "ours"), ("cma", "mixed")]
 WAYS += [(name, memory) for name in PLANNERS for memory in ("caller", "ours")]
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 BITS = {"float16": np.uint16, "bfloat16": np.uint16, "float32": np.uint32, "float64": np.uint64}
@@ -99,9 +99,9 @@ def compare_small(seed: int, dtype: str) -> None:
     count = 500 // np.dtype(BITS[dtype]).itemsize
     mine = heavy_tailed(seed, fd.rank(), count, dtype)
     seen = {
-        reduce_bits(mine, dtype, "caller", algorithm=a).tobytes() for a in ("lines", "one_shot")
+        reduce_bits(mine, dtype, "caller", algorithm=a).tobytes() for a in ("ll", "one_shot")
     }
-    seen.add(reduce_bits(mine, dtype, "mixed", algorithm="staged").tobytes())
+    seen.add(reduce_bits(mine, dtype, "mixed", algorithm="cico").tobytes())
     seen.add(reduce_bits(mine, dtype, "caller", op="sum", algorithm="direct").tobytes())
     assert len(seen) == 1
 

@@ -19,8 +19,8 @@ from harness import World
 
 tuning = _core.tuning
 DEFAULTS = tuning.numbers()
-SLOW_LINES = {**DEFAULTS, "lines_start": 1e-3}
-EAGER_STAGED = {**DEFAULTS, "staged_start": 1e-12, "staged_byte": 1e-14}
+SLOW_LINES = {**DEFAULTS, "ll_start": 1e-3}
+EAGER_STAGED = {**DEFAULTS, "cico_start": 1e-12, "cico_byte": 1e-14}
 DEAR_BYTES = {**DEFAULTS, "channel_byte": 1e-3}
 TABLES = [DEFAULTS, SLOW_LINES, EAGER_STAGED, DEAR_BYTES]
 
@@ -107,7 +107,7 @@ def test_what_runs_is_what_is_explained_and_the_bits_never_change(
                 bits.setdefault((count, shared), set()).update(b for _, b in outcomes)
         world.close()
     assert all(len(seen) == 1 for seen in bits.values())
-    assert {"lines", "one_shot", "window"} <= ran
+    assert {"ll", "one_shot", "mapped"} <= ran
 
 
 # ---- commands ----
@@ -136,7 +136,7 @@ def test_tune_measures_and_the_next_job_uses_it(tmp_path: Path) -> None:
         assert name in shown
     found = kept.read(str(file))
     assert (found.ranks, found.tries) == (2, 0)
-    assert set(found.errors) >= {"lines", "one_shot", "window", "staged", "schedules"}
+    assert set(found.errors) >= {"ll", "one_shot", "mapped", "cico", "schedules"}
     why = command("info", "--json", "--why", "4M", FARANDOLE_TUNING=str(file)).stdout
     table = json.loads(why)["table"]
     assert table["from"].startswith("measured 20")

@@ -69,10 +69,10 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "level": (lambda: fd.all_reduce(np.ones(3), level="exact"), "level 'exact' is unknown"),
     "algorithm": (lambda: fd.all_reduce(np.ones(3), algorithm="magic"), "'magic' does not exist"),
     "too large for a path": (
-        lambda: fd.all_reduce(np.ones(9999), algorithm="lines"),
-        "'lines' can",
+        lambda: fd.all_reduce(np.ones(9999), algorithm="ll"),
+        "'ll' can",
     ),
-    "path of another kind": (lambda: fd.all_gather(np.ones(9), algorithm="window"), "'window' can"),
+    "path of another kind": (lambda: fd.all_gather(np.ones(9), algorithm="mapped"), "'mapped' can"),
     "mean of booleans": (lambda: fd.all_reduce(np.ones(3, bool), "mean"), "no meaning on bool"),
     "scaled booleans": (lambda: fd.all_reduce(np.ones(3, bool), prescale=2), "cannot be scaled"),
     "root": (lambda: fd.broadcast(np.ones(3), root=1), "root 1 is not a rank"),

@@ -140,7 +140,7 @@ OPTIONS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
     ((), {"name": "x"}),
     ((), {"name": 3}),
     ((), {"level": "fast"}),
-    ((), {"algorithm": "staged"}),
+    ((), {"algorithm": "cico"}),
     ((), {"timeout": -1}),
     ((), {"timeout": 5}),
     ((), {"root": 0}),

@@ -32,7 +32,7 @@ class Part:
     def operation(
         self, sequence: int, launched: float, begin: float, end: float, **says: Any
     ) -> Part:
-        about = {"stream": GRADIENTS, "sequence": sequence, "bytes": 1024, "path": "window"}
+        about = {"stream": GRADIENTS, "sequence": sequence, "bytes": 1024, "path": "mapped"}
         about |= {"collective": "all_reduce", "launched": launched, **says}
         return self.add("operation", STREAM, begin, end, f"bucket {sequence}", **about)
 

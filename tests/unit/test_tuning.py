@@ -108,7 +108,7 @@ def measured(**changes: Any) -> kept.Kept:
         ranks=4,
         noise=changes.pop("noise", 0.05),
         tries=changes.pop("tries", 1),
-        errors={"lines": 0.05},
+        errors={"ll": 0.05},
         seconds={**tuning.numbers(), **changes},
     )
 
@@ -120,16 +120,16 @@ def fill(path: Path, **changes: Any) -> None:
 def test_a_file_is_found_again_and_is_private(cache: Path) -> None:
     assert table.find() == table.Table()
     assert table.for_world(2) == ""
-    fill(cache, lines_start=2e-6)
+    fill(cache, ll_start=2e-6)
     found = table.find()
-    assert found.kept == measured(lines_start=2e-6)
-    assert tuning.numbers(found.text) == {**tuning.numbers(), "lines_start": 2e-6}
+    assert found.kept == measured(ll_start=2e-6)
+    assert tuning.numbers(found.text) == {**tuning.numbers(), "ll_start": 2e-6}
     assert found.origin == "measured 2026-01-02 03:04 UTC with 4 ranks"
     assert (found.path, found.why_not) == (str(cache), "")
     assert stat.S_IMODE(cache.stat().st_mode) == 0o600
     assert stat.S_IMODE(cache.parent.stat().st_mode) == 0o700
-    fill(cache, lines_start=3e-6)  # over the old one
-    assert tuning.numbers(table.for_world(2))["lines_start"] == 3e-6
+    fill(cache, ll_start=3e-6)  # over the old one
+    assert tuning.numbers(table.for_world(2))["ll_start"] == 3e-6
     assert [p.name for p in cache.parent.iterdir()] == [cache.name]
 
 
@@ -151,8 +151,8 @@ def test_a_table_of_a_busy_host_is_not_used_unless_it_is_named(
 
 
 def test_what_would_not_be_believed_is_not_written(cache: Path) -> None:
-    with pytest.raises(cli.CommandError, match=r"nothing is written: .*lines_start"):
-        _keep(str(cache), measured(lines_start=-1.0), force=True)
+    with pytest.raises(cli.CommandError, match=r"nothing is written: .*ll_start"):
+        _keep(str(cache), measured(ll_start=-1.0), force=True)
     assert not cache.exists()
 
 
@@ -180,7 +180,7 @@ def test_a_write_that_fails_leaves_the_old_file(
 
     monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(OSError, match="No space"):
-        fill(cache, lines_start=1e-3)
+        fill(cache, ll_start=1e-3)
     assert cache.read_bytes() == before
     assert [p.name for p in cache.parent.iterdir()] == [cache.name]
 
@@ -209,14 +209,14 @@ GARBLED: list[tuple[str, Callable[[str], bytes]]] = [
     ("damaged", lambda text: sealed(text) + b"more\n"),
     ("for farandole '0.0.1'", edited(f"farandole={fd._core.__version__}", "farandole=0.0.1")),
     ("for cores None", edited("kind.cores=", "kind.bores=")),
-    ("missing", edited("seconds.lines_start=", "seconds.lines_start=x")),
+    ("missing", edited("seconds.ll_start=", "seconds.ll_start=x")),
     ("missing", edited("ranks=4", "ranks=four")),
     ("missing", edited("measured=", "measurement=")),
     ("missing", edited("noise=", "other.noise=")),
-    ("lines_start is nan", edited("lines_start=5e-07", "lines_start=nan")),
-    ("lines_start is 1000", edited("lines_start=5e-07", "lines_start=1000")),
-    ("it has 17 numbers", edited("seconds.lines_start", "seconds.more=1\nseconds.lines_start")),
-    ("no lines_start", edited("seconds.lines_start", "seconds.lines_begin")),
+    ("ll_start is nan", edited("ll_start=5e-07", "ll_start=nan")),
+    ("ll_start is 1000", edited("ll_start=5e-07", "ll_start=1000")),
+    ("it has 15 numbers", edited("seconds.ll_start", "seconds.more=1\nseconds.ll_start")),
+    ("no ll_start", edited("seconds.ll_start", "seconds.lines_begin")),
     ("origin", edited("03:04", "03:04\a")),
     ("origin", edited("03:04", "long " * 100)),
 ]
@@ -255,14 +255,14 @@ def test_a_file_that_cannot_be_read_is_not_believed(cache: Path) -> None:
 def test_the_setting_names_a_file_or_none(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(cache, lines_start=2e-6)
+    fill(cache, ll_start=2e-6)
     other = tmp_path / "other.txt"
-    elsewhere = measured(lines_start=4e-6)
+    elsewhere = measured(ll_start=4e-6)
     kept.write(str(other), elsewhere._replace(kind={**elsewhere.kind, "cores": "4096"}))
     by_setting = {"auto": 2e-6, "": 2e-6, "kept": 2e-6, str(other): 4e-6, "off": 5e-7}
     for setting, start in by_setting.items():
         monkeypatch.setenv("FARANDOLE_TUNING", setting)
-        assert tuning.numbers(table.find().text)["lines_start"] == start
+        assert tuning.numbers(table.find().text)["ll_start"] == start
     monkeypatch.setenv("FARANDOLE_TUNING", str(tmp_path / "none.txt"))
     assert "none.txt: No such file" in table.find().why_not
 
@@ -294,16 +294,16 @@ def questions(seed: int) -> dict[str, Any]:
 def usual_path(collective: str, bytes_in: int, ranks: int, *, shared: bool, foreign: bool) -> str:
     """What runs where nothing is measured, in so many words."""
     if bytes_in <= 1064:
-        return "lines"
+        return "ll"
     if shared and collective in ("all_reduce", "reduce"):
-        return "window"
+        return "mapped"
     if shared and collective == "gather" and bytes_in >= 1 << 20:
-        return "window"
+        return "mapped"
     if bytes_in <= 32768 or ranks == 1:
         return "one_shot"
     if foreign:
-        return "push" if collective == "all_reduce" else "pull"
-    return "staged"
+        return "cma"
+    return "cico"
 
 
 def test_without_a_table_paths_are_the_usual_ones() -> None:
@@ -345,7 +345,7 @@ def test_a_measured_choice_is_the_usual_one_or_much_less(seed: int) -> None:
 
 def test_who_is_told_to_go_by_address_does_not_copy() -> None:
     slow = tuning.text({**tuning.numbers(), "push_start": 1.0}, "by address is slow here")
-    for demanded, expected in ((False, "staged"), (True, "push")):
+    for demanded, expected in ((False, "cico"), (True, "cma")):
         rows = tuning.explain("all_reduce", 1 << 20, foreign=True, demanded=demanded, text=slow)
         assert [row["name"] for row in rows if row["chosen"]] == [expected]
 
@@ -371,9 +371,9 @@ def test_equal_numbers_give_equal_choices_whatever_their_origin() -> None:
 
 
 def test_lines_hold_what_they_hold_whatever_is_measured() -> None:
-    fast = {name: 1e-12 if name.startswith(("lines", "one_shot")) else 1.0 for name in NAMES}
+    fast = {name: 1e-12 if name.startswith(("ll", "one_shot")) else 1.0 for name in NAMES}
     text = tuning.text(fast, "small paths alone")
-    for count, name in ((266, "lines"), (267, "one_shot"), (8192, "one_shot"), (8193, "staged")):
+    for count, name in ((266, "ll"), (267, "one_shot"), (8192, "one_shot"), (8193, "cico")):
         rows = tuning.explain("all_reduce", count, text=text)
         assert [row["name"] for row in rows if row["chosen"]] == [name]
 
@@ -394,8 +394,7 @@ name              what     us         why
 lines             path           672  takes at most 1064 bytes
 one_shot          path           673  takes at most 32768 bytes
 window            path           169  needs input and output in memory that all ranks map (farandole.allocate)
-push              path           339  reaches other ranks' memory, which is forbidden or found to be slower
-pull              path     -          does not run all_reduce
+cma               path           339  reaches other ranks' memory, which is forbidden or found to be slower
 staged            path           507  chosen: the only one allowed
 """  # noqa: E501
 
@@ -427,7 +426,7 @@ def test_why_tells_the_file_and_what_is_forced(
 ) -> None:
     assert cli.main(["info", "--why", "1K"]) == 0
     assert capfd.readouterr().out.endswith("defaults\nmeasure this host: farandole tune\n")
-    fill(cache, lines_start=1e-3)
+    fill(cache, ll_start=1e-3)
     monkeypatch.setenv("FARANDOLE_ALGORITHM", "ring")
     assert cli.main(["info", "--why", "1K"]) == 0
     shown = capfd.readouterr().out
@@ -450,7 +449,7 @@ def test_why_asks_two_ranks_about_addresses(
         if expected is not None:
             assert (answer["used"], answer["why not"]) == expected
         # Told to do so, they do, wherever the kernel lets them.
-        assert facts["choice"] == ("push" if answer["used"] else "staged")
+        assert facts["choice"] == ("cma" if answer["used"] else "cico")
         assert answer["used"] or answer["why not"]
 
 
@@ -494,7 +493,7 @@ def samples(text: str, noise: float = 0.0) -> list[fit.Sample]:
     """What a host would show of which the model is true."""
     draw = random.Random(3)
     found = []
-    rows = [("all_gather" if path == "pull" else "all_reduce", path) for path in fit.PATHS]
+    rows = [("all_reduce", path) for path in fit.PATHS]
     rows += [(c, p) for c, p in ORDERS[4] if c in ("all_reduce", "broadcast", "all_gather")]
     for collective, name in rows:
         for size in (8, 2048, 32768, 524288):
@@ -510,7 +509,7 @@ def samples(text: str, noise: float = 0.0) -> list[fit.Sample]:
 
 
 def test_a_true_model_is_found_again() -> None:
-    truth = {name: value * 3 for name, value in tuning.numbers().items()} | {"lines_byte": 4e-9}
+    truth = {name: value * 3 for name, value in tuning.numbers().items()} | {"ll_byte": 4e-9}
     result = fit.fit(samples(tuning.text(truth, "true")))
     for name in set(NAMES) - {"channel_message"}:
         assert result.seconds[name] == pytest.approx(truth[name], rel=0.05), name
@@ -522,9 +521,9 @@ def test_a_true_model_is_found_again() -> None:
 
 def test_what_the_times_do_not_tell_stays_as_it_was() -> None:
     assert fit.fit([]).seconds == tuning.numbers()
-    few = fit.fit([fit.Sample("all_reduce", "lines", 8, 2, 1e-6)])
+    few = fit.fit([fit.Sample("all_reduce", "ll", 8, 2, 1e-6)])
     changed = {n for n in NAMES if few.seconds[n] != tuning.numbers()[n]}
-    assert changed <= {"lines_start", "lines_byte"}
+    assert changed <= {"ll_start", "ll_byte"}
 
 
 def test_times_that_make_no_sense_give_a_table_that_is_believed() -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from farandole import _core
 
-PATHS = ("lines", "one_shot", "window", "push", "pull", "staged")
+PATHS = tuple(path["name"] for path in _core.tuning.paths())
 CHANNELS = ("channel_round", "channel_message", "channel_byte", "channel_folded_byte")
 
 _PULL = 1e-6  # towards the default: decides only where times do not

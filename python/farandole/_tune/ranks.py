@@ -24,25 +24,17 @@ import farandole as fd
 from farandole import _core
 from farandole._bench.collectives import COLLECTIVES, Case
 from farandole._bench.ranks import _no_collector, _pin
-from farandole._tune.fit import Sample
+from farandole._tune.fit import PATHS, Sample
 
 _CALLS = 10  # of a visit
 _LEAST, _MOST = 5, 200  # rounds after the first, which warms up
 
-# Bytes of one rank's input where the choice is open: what a path cannot hold is not asked of it.
-_PATH_SIZES = {
-    ("lines", "all_reduce"): (8, 256, 504, 1024, 2048),
-    ("one_shot", "all_reduce"): (8, 512, 2048, 8192, 32768),
-    ("one_shot", "all_gather"): (8192, 32768),
-    ("window", "all_reduce"): (2048, 16384, 65536, 524288),
-    ("push", "all_reduce"): (4096, 16384, 65536, 524288),
-    ("pull", "all_gather"): (4096, 16384, 65536, 262144),
-    ("staged", "all_reduce"): (4096, 16384, 65536, 524288),
-    ("staged", "all_gather"): (16384, 262144),
-}
+# Bytes of one rank's input where the choice is open: parts of what a path can hold, or these.
+_FOLDED, _GATHERED = (4096, 16384, 65536, 524288), (16384, 262144)
+_MAPPED = {path["name"] for path in _core.tuning.paths() if path["mapped"]}
 _SCHEDULE_SIZES = (1024, 32768, 524288)
 
-_NAMING = (("lines", 8), ("", 8))  # what runs a few bytes of any collective, named and not
+_NAMING = ((PATHS[0], 8), ("", 8))  # what runs a few bytes of any collective, named and not
 _LEAST_LEFT = 0.1  # of a time, when the naming is taken off
 
 
@@ -88,19 +80,29 @@ def _without_naming(samples: list[Sample]) -> list[Sample]:
 
 
 def _rows(planners: bool) -> Iterator[_Row]:
-    for (path, collective), sizes in _PATH_SIZES.items():
-        yield from (_row(collective, path, size) for size in sizes)
+    for path in _core.tuning.paths():
+        for collective, sizes in _sizes(path["most_bytes"]).items():
+            if collective in path["collectives"]:
+                yield from (_row(collective, path["name"], size) for size in sizes)
     for planner in _core.schedule.planners(size=fd.size()) if planners else ():
         row = COLLECTIVES.get(planner["collective"])
         if row is not None and row.moves:
             yield from (_row(row.name, planner["name"], size) for size in _SCHEDULE_SIZES)
 
 
+def _sizes(most: int | None) -> dict[str, tuple[int, ...]]:
+    """By collective; whole elements of every type."""
+    if most is None:
+        return {"all_reduce": _FOLDED, "all_gather": _GATHERED}
+    parts = tuple(most // share // 8 * 8 for share in (8, 4, 2, 1))
+    return {"all_reduce": (8, *parts), "all_gather": parts[1::2]}
+
+
 def _row(collective: str, algorithm: str, size: int) -> _Row:
     what = COLLECTIVES[collective]
     # Case counts the larger of input and output, the model what one rank contributes.
     larger = size * fd.size() if what.part_in else size
-    memory = "ours" if algorithm == "window" else "caller"
+    memory = "ours" if algorithm in _MAPPED else "caller"
     options = {"algorithm": algorithm} | ({"level": "fast"} if what.folds else {})
     options = options if algorithm else {}
     return _Row(collective, algorithm, Case(what, larger, "float32", memory, options))

@@ -23,7 +23,7 @@ EPILOG = """\
 examples:
   farandole bench all_reduce -np 2
   farandole bench all_reduce -np 4 --sizes 4,64K,16M --dtype bfloat16 --memory ours
-  farandole bench all_reduce -np 2 --algorithm staged --iterations 100 --json rows.json
+  farandole bench all_reduce -np 2 --algorithm cico --iterations 100 --json rows.json
   farandole run -np 2 -- farandole bench all_gather    among ranks that are there already
   farandole bench all_reduce -np 2 --compare mpi,gloo --plot bench.png    beside other libraries
 

@@ -1,4 +1,4 @@
-#include "schedule/tuning.h"
+#include "backends/tuning.h"
 
 #include <algorithm>
 #include <charconv>
@@ -41,20 +41,43 @@ std::string_view take_line(std::string_view& text, std::string_view name) {
   return line.substr(name.size() + 1);
 }
 
-std::string text_of_numbers(const TuningTable& table) {
+std::string text_of_numbers(TuningTable table) {
   std::string text = std::string(kMeasured) + (table.measured ? "=1\n" : "=0\n");
-  for (const TuningField& f : kTuningFields)
-    text += std::string(f.name) + "=" + exact(table.*f.value) + "\n";
+  for (const TuningField& f : fields_of(table)) text += f.name + "=" + exact(*f.value) + "\n";
   return text;
 }
 
 }  // namespace
 
-void require_valid(const TuningTable& table) {
-  for (const TuningField& f : kTuningFields)
-    if (!(table.*f.value >= kLeastSeconds && table.*f.value <= kMostSeconds))  // also refuses nan
-      refuse(std::string(f.name) + " is " + exact(table.*f.value) + " s; believed are " +
-             exact(kLeastSeconds) + " to " + exact(kMostSeconds));
+std::vector<PathCosts> usual_costs() {
+  std::vector<PathCosts> costs;
+  for (const PathRow* row : path_table()) costs.push_back(row->usual);
+  return costs;
+}
+
+std::vector<TuningField> fields_of(TuningTable& table) {
+  ChannelCosts& c = table.channels;
+  std::vector<TuningField> fields{
+      {"channel_round", "schedules: a message somebody waits for", &c.round},
+      {"channel_message", "schedules: a message that is there already", &c.message},
+      {"channel_byte", "schedules: a byte through a channel", &c.byte},
+      {"channel_folded_byte", "schedules: a byte folded", &c.folded_byte},
+  };
+  for (size_t i = 0; i < path_table().size(); ++i) {
+    const std::string name(path_table()[i]->name);
+    fields.push_back(
+        {name + "_start", "path " + name + ": an operation without data", &table.paths[i].start});
+    fields.push_back({name + "_byte", "path " + name + ": a byte read, written or copied",
+                      &table.paths[i].byte});
+  }
+  return fields;
+}
+
+void require_valid(TuningTable table) {
+  for (const TuningField& f : fields_of(table))
+    if (!(*f.value >= kLeastSeconds && *f.value <= kMostSeconds))  // also refuses nan
+      refuse(f.name + " is " + exact(*f.value) + " s; believed are " + exact(kLeastSeconds) +
+             " to " + exact(kMostSeconds));
   const bool printable =
       std::ranges::all_of(table.origin, [](char c) { return c >= ' ' && c <= '~'; });
   if (table.origin.empty() || table.origin.size() > kMostOrigin || !printable)
@@ -72,8 +95,8 @@ TuningTable table_from(std::string_view text) {
   const std::string_view measured = take_line(text, kMeasured);
   if (measured != "0" && measured != "1") refuse("measured is neither 0 nor 1");
   table.measured = measured == "1";
-  for (const TuningField& f : kTuningFields)
-    table.*f.value = number_from(f.name, take_line(text, f.name));
+  for (const TuningField& f : fields_of(table))
+    *f.value = number_from(f.name, take_line(text, f.name));
   table.origin = take_line(text, kOrigin);
   if (!text.empty()) refuse("there is more behind its end");
   require_valid(table);
