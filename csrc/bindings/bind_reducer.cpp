@@ -13,9 +13,10 @@ constexpr size_t kNeverAlone = BucketLimits{}.alone_bytes;
 }  // namespace
 
 void bind_reducer(py::module_& module) {
-  py::class_<Reducer, std::shared_ptr<Reducer>>(
-      module, "Reducer", "Reduces a training step's gradients in buckets during backward.")
-      .def(py::init([](std::shared_ptr<Group> group, const py::list& rows, const std::string& op,
+  py::class_<Reducer, std::shared_ptr<Reducer>> type(
+      module, "Reducer", "Reduces a training step's gradients in buckets during backward.");
+  bind_step(type);
+  type.def(py::init([](std::shared_ptr<Group> group, const py::list& rows, const std::string& op,
                        double prescale, double postscale, size_t bucket_bytes,
                        size_t first_bucket_bytes, size_t in_place_bytes, bool overlap,
                        const std::string& label, bool sparse_as_dense) {
@@ -65,32 +66,6 @@ void bind_reducer(py::module_& module) {
              const py::gil_scoped_release unlocked;
              r.launch_rest();
            })
-      .def(
-          "wait",
-          [](Reducer& r, const py::object& timeout) {
-            wait_or_raise(r.group(), [&](Deadline d) { return r.wait(d); }, timeout);
-          },
-          py::arg("timeout") = py::none())
-      .def(
-          "drain",
-          [](Reducer& r, const py::object& timeout) {
-            wait_or_raise(r.group(), [&](Deadline d) { return r.drain(d); }, timeout);
-          },
-          py::arg("timeout") = py::none())
-      .def("abandon",
-           [](Reducer& r) {
-             refuse_in_child();
-             const py::gil_scoped_release unlocked;
-             r.abandon();
-           })
-      .def(
-          "watch_weights",
-          [](Reducer& r, std::vector<std::string> names, uint64_t period, std::string line) {
-            r.watch_weights({std::move(names), period, std::move(line)});
-          },
-          py::arg("names"), py::arg("period"), py::arg("line"))
-      .def_property_readonly("weights_due", &Reducer::weights_due)
-      .def("show_weights", &Reducer::show_weights, py::arg("checksums"))
       .def_property_readonly("has_better_plan", &Reducer::has_better_plan)
       .def("take_better_plan",
            [](Reducer& r) {
@@ -111,19 +86,10 @@ void bind_reducer(py::module_& module) {
                              })
       .def_property_readonly("key", &Reducer::key)
       .def_property_readonly("blocked_seconds", &Reducer::blocked_seconds)
-      .def("memory",
-           [](Reducer& r, size_t bucket) {
-             return std::make_shared<SharedMemory>(
-                 SharedMemory{r.memory(bucket), r.buckets()[bucket].bytes()});
-           })
-      .def_property_readonly("places",
-                             [](const Reducer& r) {
-                               py::list list;
-                               for (const Reducer::Place& p : r.places())
-                                 list.append(py::make_tuple(p.bucket, p.offset));
-                               return list;
-                             })
-      .def_property_readonly("buckets", [](const Reducer& r) { return rows_of(r.buckets()); });
+      .def("memory", [](Reducer& r, size_t bucket) {
+        return std::make_shared<SharedMemory>(
+            SharedMemory{r.memory(bucket), r.buckets()[bucket].bytes()});
+      });
 
   py::module_ testing = module.def_submodule("testing");
   testing.def(

@@ -67,9 +67,10 @@ void bind_hyper_parameters(py::module_& module) {
 }
 
 void bind_sharded_update(py::module_& module) {
-  py::class_<ShardedUpdate, std::shared_ptr<ShardedUpdate>>(
-      module, "ShardedUpdate", "An optimizer's step where every rank updates 1/n of each bucket.")
-      .def(py::init(&make_update), py::arg("group"), py::arg("parameters"), py::arg("hyper_group"),
+  py::class_<ShardedUpdate, std::shared_ptr<ShardedUpdate>> type(
+      module, "ShardedUpdate", "An optimizer's step where every rank updates 1/n of each bucket.");
+  bind_step(type);
+  type.def(py::init(&make_update), py::arg("group"), py::arg("parameters"), py::arg("hyper_group"),
            py::arg("optimizer"), py::arg("slots"), py::arg("op") = "mean",
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("bucket_bytes"),
            py::arg("first_bucket_bytes"), py::arg("label") = "gradients")
@@ -92,32 +93,6 @@ void bind_sharded_update(py::module_& module) {
             u.begin(task_named(task), {flags.begin(), flags.end()}, std::move(groups), factor);
           },
           py::arg("task"), py::arg("present"), py::arg("groups"), py::arg("factor") = 1.0)
-      .def(
-          "wait",
-          [](ShardedUpdate& u, const py::object& timeout) {
-            wait_or_raise(u.group(), [&](Deadline d) { return u.wait(d); }, timeout);
-          },
-          py::arg("timeout") = py::none())
-      .def("abandon",
-           [](ShardedUpdate& u) {
-             refuse_in_child();
-             const py::gil_scoped_release unlocked;
-             u.abandon();
-           })
-      .def(
-          "drain",
-          [](ShardedUpdate& u, const py::object& timeout) {
-            wait_or_raise(u.group(), [&](Deadline d) { return u.drain(d); }, timeout);
-          },
-          py::arg("timeout") = py::none())
-      .def(
-          "watch_weights",
-          [](ShardedUpdate& u, std::vector<std::string> names, uint64_t period, std::string line) {
-            u.watch_weights({std::move(names), period, std::move(line)});
-          },
-          py::arg("names"), py::arg("period"), py::arg("line"))
-      .def_property_readonly("weights_due", &ShardedUpdate::weights_due)
-      .def("show_weights", &ShardedUpdate::show_weights, py::arg("checksums"))
       .def_property_readonly("busy", &ShardedUpdate::busy)
       .def_property_readonly("norm", &ShardedUpdate::norm)
       .def_property_readonly("slots", &ShardedUpdate::slots)
@@ -140,16 +115,7 @@ void bind_sharded_update(py::module_& module) {
       .def("gradients",
            [](const ShardedUpdate& u, size_t b) { return shared(u.gradients(b), u.buckets()[b]); })
       .def("values",
-           [](const ShardedUpdate& u, size_t b) { return shared(u.values(b), u.buckets()[b]); })
-      .def_property_readonly("places",
-                             [](const ShardedUpdate& u) {
-                               py::list list;
-                               for (const ShardedUpdate::Place& p : u.places())
-                                 list.append(py::make_tuple(p.bucket, p.offset));
-                               return list;
-                             })
-      .def_property_readonly("buckets",
-                             [](const ShardedUpdate& u) { return rows_of(u.buckets()); });
+           [](const ShardedUpdate& u, size_t b) { return shared(u.values(b), u.buckets()[b]); });
 }
 
 // For tests: the kernels on bytes, for one named instruction set.

@@ -33,4 +33,44 @@ void wait_or_raise(Group& group, Wait wait_until, const py::object& timeout) {
   throw py::error_already_set();
 }
 
+/// What Reducer and ShardedUpdate have in common: how a step ends, its weights, and where gradients
+/// lie.
+template <typename Step>
+void bind_step(py::class_<Step, std::shared_ptr<Step>>& type) {
+  type.def(
+          "wait",
+          [](Step& s, const py::object& timeout) {
+            wait_or_raise(s.group(), [&](Deadline d) { return s.wait(d); }, timeout);
+          },
+          py::arg("timeout") = py::none())
+      .def(
+          "drain",
+          [](Step& s, const py::object& timeout) {
+            wait_or_raise(s.group(), [&](Deadline d) { return s.drain(d); }, timeout);
+          },
+          py::arg("timeout") = py::none())
+      .def("abandon",
+           [](Step& s) {
+             refuse_in_child();
+             const py::gil_scoped_release unlocked;
+             s.abandon();
+           })
+      .def(
+          "watch_weights",
+          [](Step& s, std::vector<std::string> names, uint64_t period, std::string line) {
+            s.watch_weights({std::move(names), period, std::move(line)});
+          },
+          py::arg("names"), py::arg("period"), py::arg("line"))
+      .def_property_readonly("weights_due", &Step::weights_due)
+      .def("show_weights", &Step::show_weights, py::arg("checksums"))
+      .def_property_readonly("places",
+                             [](const Step& s) {
+                               py::list list;
+                               for (const Place& p : s.places())
+                                 list.append(py::make_tuple(p.bucket, p.offset));
+                               return list;
+                             })
+      .def_property_readonly("buckets", [](const Step& s) { return rows_of(s.buckets()); });
+}
+
 }  // namespace farandole

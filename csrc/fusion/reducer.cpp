@@ -20,6 +20,11 @@ std::string words(const ReducerOptions& o) {
   return text.str();
 }
 
+template <typename T>
+Buffer buffer_of(std::vector<T>& elements, DType dtype) {
+  return {reinterpret_cast<std::byte*>(elements.data()), elements.size(), dtype};
+}
+
 }  // namespace
 
 Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> parameters,
@@ -28,7 +33,6 @@ Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> parameters
       options_(std::move(options)),
       parameters_(std::move(parameters)),
       buckets_(plan_buckets(parameters_, options_.limits)),
-      places_(parameters_.size()),
       order_(parameters_.size()),
       left_out_(parameters_.size()) {
   for (const Parameter& p : parameters_)
@@ -42,27 +46,16 @@ Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> parameters
                          "give every rank the same options and the same FARANDOLE_BUCKET_BYTES");
   agreement.require_same_plan(parameters_, buckets_);
   allocate_buckets();
-  stream_ = group_->open_stream(options_.label);
+  step_.emplace(group_, options_.label);
   used_->resize(2 * parameters_.size() + static_cast<size_t>(group_->size()));
-  steps_ = TraceSteps(options_.label, stream_->key());
   reset();
 }
 
 void Reducer::allocate_buckets() {
   memory_.clear();  // first: with nobody else's views of it, the new buckets take its room
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    memory_.push_back(buckets_[b].alone ? nullptr : group_->allocate(buckets_[b].bytes()));
-    for (const Placement& item : buckets_[b].items)
-      places_[static_cast<size_t>(item.parameter)] = {b, item.offset * size_of(buckets_[b].dtype)};
-  }
-}
-
-Reducer::~Reducer() {
-  // Buckets may still be written to; their memory outlives the operations in flight.
-  try {
-    for (const Handle& h : handles_) h.wait(Deadline::after(std::chrono::seconds(5)));
-  } catch (const Error&) {  // NOLINT: a failed group has nobody inside its memory any more
-  }
+  for (const Bucket& bucket : buckets_)
+    memory_.push_back(bucket.alone ? nullptr : group_->allocate(bucket.bytes()));
+  places_ = places_of(buckets_, parameters_.size());
 }
 
 const std::shared_ptr<std::byte>& Reducer::memory(size_t bucket) {
@@ -123,7 +116,7 @@ void Reducer::note_arrival(size_t i, int sparse_dims) {
                 "the gradient of '" + parameters_[i].name + "' became ready twice in one step", {},
                 "call step() or zero_grad() between two backward passes, or ask for "
                 "accumulation (backward_passes_per_step)");
-  steps_.open(group_->engine()->trace());
+  step_->open();
   marked_[i] = static_cast<uint8_t>(1 + sparse_dims);
   ++marked_count_;
   order_.note(i);
@@ -155,47 +148,21 @@ void Reducer::launch(size_t b) {
   Lying& lying = lying_[b];
   const bool copied = lying.gradient == nullptr;
   const Buffer whole{copied ? memory_[b].get() : lying.gradient, bucket.count, bucket.dtype};
-  Options o{{Collective::all_reduce}};
-  o.op = options_.op;
   // What is copied together is prescaled by the copy. Ranks may differ in whether they copy what
   // is alone.
-  o.prescale = bucket.alone ? options_.prescale : 1;
-  o.postscale = options_.postscale;
-  if (copied)
-    o.keepalive = memory_[b];
-  else
-    o.keepalive = std::move(lying.owner);
-  o.name = "bucket " + std::to_string(b);
-  handles_.push_back(group_->submit_to(stream_, whole, whole, std::move(o)));
+  const double prescale = bucket.alone ? options_.prescale : 1;
+  std::shared_ptr<const void> owner = copied ? memory_[b] : std::move(lying.owner);
+  step_->launch("bucket " + std::to_string(b),
+                {Collective::all_reduce, options_.op, prescale, options_.postscale}, whole, whole,
+                std::move(owner));
   ++launched_;
-}
-
-void Reducer::launch_flags() {
-  const Buffer flags{reinterpret_cast<std::byte*>(used_->data()), used_->size(), DType::uint8};
-  Options o{{Collective::all_reduce}};
-  o.op = ReduceOp::max;
-  o.keepalive = used_;
-  o.name = "used";
-  handles_.push_back(group_->submit_to(stream_, flags, flags, std::move(o)));
-}
-
-/// In the first steps, until all ranks have completed one.
-void Reducer::launch_order() {
-  const std::shared_ptr<std::vector<int32_t>>& positions = order_.positions();
-  const Buffer all{reinterpret_cast<std::byte*>(positions->data()), positions->size(),
-                   DType::int32};
-  Options o{{Collective::all_reduce}};
-  o.op = ReduceOp::max;
-  o.keepalive = positions;
-  o.name = "ready order";
-  handles_.push_back(group_->submit_to(stream_, all, all, std::move(o)));
 }
 
 void Reducer::launch_rest() {
   const std::lock_guard lock(mutex_);
   if (rest_launched_) return;
   rest_launched_ = true;
-  steps_.open(group_->engine()->trace());
+  step_->open();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     (*used_)[i] = marked_[i];
     (*used_)[parameters_.size() + i] =
@@ -206,9 +173,11 @@ void Reducer::launch_rest() {
     --missing_[places_[i].bucket];
   }
   launch_complete();
-  launch_flags();
-  if (!order_.agreed()) launch_order();
-  if (auto handle = weights_.launch(*group_, stream_)) handles_.push_back(std::move(*handle));
+  step_->launch_max("used", buffer_of(*used_, DType::uint8), used_);
+  const auto& positions = order_.positions();  // until all ranks have completed a step
+  if (!order_.agreed())
+    step_->launch_max("ready order", buffer_of(*positions, DType::int32), positions);
+  step_->launch_weights();
 }
 
 bool Reducer::wait(Deadline until) {
@@ -220,58 +189,38 @@ bool Reducer::wait(Deadline until) {
   } catch (const Error& error) {
     first = error;
   }
-  // Also after an error: what follows is still in flight, in memory that the next step reuses.
-  for (const Handle& h : handles_) {
-    try {
-      if (!h.wait(until)) {
-        blocked_seconds_ += seconds(now() - begin);
-        return false;
-      }
-    } catch (const Error& error) {
-      if (!first) first = error;
-    }
-  }
+  const bool over = step_->wait(until, first);
   blocked_seconds_ += seconds(now() - begin);
-  std::vector<int> quitters;
-  for (int r = 0; r < group_->size(); ++r)
-    if ((*used_)[2 * parameters_.size() + static_cast<size_t>(r)] != 0)
-      quitters.push_back(group_->members()[static_cast<size_t>(r)]);
+  if (!over) return false;
+  const std::vector<int> quitters = step_->quitters(used_->data() + 2 * parameters_.size());
   std::optional<size_t> differs;
   if (!first && quitters.empty()) {
     differs = laid_out_differently();
     if (!differs) plan_again();
-    if (!differs) first = weights_.judge(*group_);
+    if (!differs) first = step_->judge_weights();
   }
-  if (!first && !differs && quitters.empty()) weights_.step_taken();
+  if (!first && !differs && quitters.empty()) step_->step_taken();
   const int mine = differs ? marked_[*differs] - 1 : 0;
   reset();
   if (first) throw Error(*first);
   if (differs) refuse_layouts(*differs, mine);
   if (quitters.empty()) return true;
-  Context where;
-  where.rank = quitters.front();
-  where.operation = options_.label;
-  where.values = {{"abandoned", quitters}};
-  throw Error(ErrorCode::remote_error,
-              "backward was abandoned on rank" + std::string(quitters.size() > 1 ? "s " : " ") +
-                  describe_ranks(quitters) + "; this step's gradients are incomplete",
-              std::move(where),
-              "look at the error on that rank; skip this step on every rank, or restart");
+  step_->refuse(quitters, "backward", "this step's gradients are incomplete");
 }
 
 void Reducer::watch_weights(WeightsWatch watch) {
   const std::lock_guard lock(mutex_);
-  weights_ = std::move(watch);
+  step_->watch(std::move(watch));
 }
 
 bool Reducer::weights_due() const {
   const std::lock_guard lock(mutex_);
-  return !rest_launched_ && weights_.due();
+  return !rest_launched_ && step_->weights_due();
 }
 
 void Reducer::show_weights(std::vector<uint64_t> checksums) {
   const std::lock_guard lock(mutex_);
-  weights_.show(std::move(checksums));
+  step_->show_weights(std::move(checksums));
 }
 
 void Reducer::abandon() {
@@ -294,7 +243,7 @@ void Reducer::step_by_proxy() {
 
 bool Reducer::step_over() const {
   const std::lock_guard lock(mutex_);
-  return rest_launched_ && (handles_.empty() || handles_.back().done());  // they run in order
+  return rest_launched_ && step_->over();
 }
 
 bool Reducer::drain(Deadline until) {
@@ -308,7 +257,7 @@ bool Reducer::drain(Deadline until) {
 
 void Reducer::reset() {
   const std::lock_guard lock(mutex_);
-  steps_.close();
+  step_->close();
   begin_step();
 }
 
@@ -322,7 +271,6 @@ void Reducer::begin_step() {
   marked_count_ = 0;
   launched_ = 0;
   rest_launched_ = false;
-  handles_.clear();
 }
 
 }  // namespace farandole

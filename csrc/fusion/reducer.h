@@ -25,9 +25,8 @@
 #include <string>
 #include <vector>
 
-#include "fusion/bucket_plan.h"
+#include "fusion/bucket_step.h"
 #include "fusion/ready_order.h"
-#include "fusion/weights.h"
 #include "group/group.h"
 
 namespace farandole {
@@ -44,18 +43,11 @@ struct ReducerOptions {
 
 class Reducer {
  public:
-  /// Where a gradient lies: a bucket, and bytes from its begin.
-  struct Place {
-    size_t bucket = 0;
-    size_t offset = 0;
-  };
-
   /// Compares options and plan with all ranks'; throws Error(mismatch) on every rank, naming the
   /// first thing that differs. The group lives on. `interrupted` is that of Group::wait_for.
   Reducer(
       std::shared_ptr<Group> group, std::vector<Parameter> parameters, ReducerOptions options,
       const std::function<void()>& interrupted = [] {});
-  ~Reducer();
 
   Group& group() const { return *group_; }
   const std::vector<Parameter>& parameters() const { return parameters_; }
@@ -129,8 +121,8 @@ class Reducer {
   /// have none in the better plan; 0 of the others.
   const std::vector<int>& left_out() const { return left_out_; }
   /// Of the stream: the same on all ranks, and no other reducer's.
-  uint64_t key() const { return stream_->key(); }
-  const std::shared_ptr<Stream>& stream() const { return stream_; }
+  uint64_t key() const { return stream()->key(); }
+  const std::shared_ptr<Stream>& stream() const { return step_->stream(); }
   /// Seconds that wait() spent blocked, over all steps.
   double blocked_seconds() const { return blocked_seconds_; }
 
@@ -139,8 +131,6 @@ class Reducer {
   void launch_if_complete(size_t bucket);
   void launch_complete();
   void launch(size_t bucket);
-  void launch_flags();
-  void launch_order();
   std::optional<size_t> laid_out_differently() const;
   void refuse_layouts(size_t parameter, int mine) const;
   void plan_again();
@@ -156,10 +146,9 @@ class Reducer {
   std::vector<Bucket> buckets_;
   std::vector<std::shared_ptr<std::byte>> memory_;  // null: nobody needed it yet
   std::vector<Place> places_;
-  std::shared_ptr<Stream> stream_;
 
-  mutable std::mutex mutex_;  // guards everything below
-  TraceSteps steps_;
+  mutable std::mutex mutex_;        // guards everything below
+  std::optional<BucketStep> step_;  // once all ranks have agreed
   ReadyOrder order_;
   // What is marked of a gradient: 1 + its sparse dimensions.
   static constexpr int kDense = 1, kAll = 255;
@@ -184,8 +173,6 @@ class Reducer {
   // By parameter the largest of `marked_` of all ranks, and again the smallest (as what lacks to
   // 255); then, by rank, who abandoned its backward. Shared with the operation in flight.
   std::shared_ptr<std::vector<uint8_t>> used_ = std::make_shared<std::vector<uint8_t>>();
-  WeightsWatch weights_;
-  std::vector<Handle> handles_;
   double blocked_seconds_ = 0;
 };
 

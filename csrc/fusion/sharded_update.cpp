@@ -62,7 +62,7 @@ ShardedUpdate::ShardedUpdate(std::shared_ptr<Group> group, std::vector<Parameter
       parameters_(std::move(in_ready_order)),
       hyper_group_(std::move(hyper_group)),
       buckets_(plan_buckets(parameters_, options_.limits)),
-      places_(parameters_.size()) {
+      places_(places_of(buckets_, parameters_.size())) {
   for (const Parameter& p : parameters_)
     if (!can_update(p.dtype))
       throw Error(ErrorCode::invalid_argument, "parameter '" + p.name + "' is " +
@@ -78,21 +78,10 @@ ShardedUpdate::ShardedUpdate(std::shared_ptr<Group> group, std::vector<Parameter
     values_.push_back(group_->allocate(buckets_[b].bytes()));
     shards_.push_back(
         std::make_shared<Shard>(buckets_[b], group_->size(), group_->rank(), options_.slots));
-    for (const Placement& item : buckets_[b].items)
-      places_[static_cast<size_t>(item.parameter)] = {b, item.offset * size_of(buckets_[b].dtype)};
   }
-  stream_ = group_->open_stream(options_.label);
-  trace_steps_ = TraceSteps(options_.label, stream_->key());
+  step_.emplace(group_, options_.label);
   flags_ = std::make_shared<std::vector<uint8_t>>(
       parameters_.size() + static_cast<size_t>(group_->size()) + 2 * kHashBytes);
-}
-
-ShardedUpdate::~ShardedUpdate() {
-  // Buckets may still be written to; their memory outlives the operations in flight.
-  try {
-    for (const Handle& h : flights_) h.wait(Deadline::after(std::chrono::seconds(5)));
-  } catch (const Error&) {  // NOLINT: a failed group has nobody inside its memory any more
-  }
 }
 
 void ShardedUpdate::take(size_t parameter, const std::byte* gradient) {
@@ -100,7 +89,7 @@ void ShardedUpdate::take(size_t parameter, const std::byte* gradient) {
   const Place& place = places_[parameter];
   const size_t bytes = p.count * size_of(p.dtype);
   const TraceSpan ready(group_->engine()->trace(), TraceKind::ready, p.name, bytes);
-  trace_steps_.open(group_->engine()->trace());
+  step_->open();
   copy_bytes(gradients_[place.bucket].get() + place.offset, gradient, bytes);
 }
 
@@ -137,7 +126,9 @@ bool ShardedUpdate::wait(Deadline until) {
   const TraceSpan waiting(group_->engine()->trace(), TraceKind::final_wait, options_.label);
   while (busy()) {
     try {
-      if (!flights_over(until)) return false;
+      std::optional<Error> first;
+      if (!step_->wait(until, first)) return false;
+      if (first) throw Error(*first);
       advance();
     } catch (...) {
       rest();
@@ -147,28 +138,13 @@ bool ShardedUpdate::wait(Deadline until) {
   return true;
 }
 
-/// True when nothing is in flight any more; throws the first error then.
-bool ShardedUpdate::flights_over(Deadline until) {
-  std::optional<Error> first;
-  for (const Handle& h : flights_) {
-    try {
-      if (!h.wait(until)) return false;
-    } catch (const Error& error) {
-      if (!first) first = error;
-    }
-  }
-  flights_.clear();
-  if (first) throw Error(*first);
-  return true;
-}
-
 void ShardedUpdate::advance() {
   switch (phase_) {
     case Phase::agreeing:
       refuse_quitters();
       refuse_differences();
-      refuse_weights();
-      if (task_ == Task::update) weights_.step_taken();
+      if (const auto error = step_->judge_weights()) throw Error(*error);
+      if (task_ == Task::update) step_->step_taken();
       prepare();
       launch_buckets();
       return;
@@ -186,13 +162,7 @@ void ShardedUpdate::advance() {
 
 void ShardedUpdate::rest() {
   phase_ = Phase::resting;
-  if (task_ == Task::update || abandoned_) trace_steps_.close();
-}
-
-Options ShardedUpdate::options_for(std::string name) const {
-  Options o{{Collective::all_reduce}};
-  o.name = std::move(name);
-  return o;
+  if (task_ == Task::update || abandoned_) step_->close();
 }
 
 void ShardedUpdate::launch_flags() {
@@ -201,34 +171,15 @@ void ShardedUpdate::launch_flags() {
   std::copy(present_.begin(), present_.end(), flags.begin());
   flags[parameters_.size() + static_cast<size_t>(group_->rank())] = abandoned_ ? 1 : 0;
   put_twofold(flags.data() + flags.size() - 2 * kHashBytes, abandoned_ ? 0 : hash_of(facts()));
-  const Buffer buffer{reinterpret_cast<std::byte*>(flags.data()), flags.size(), DType::uint8};
-  Options o = options_for("used");
-  o.op = ReduceOp::max;
-  o.keepalive = flags_;
-  flights_.push_back(group_->submit_to(stream_, buffer, buffer, std::move(o)));
-  if (auto handle = weights_.launch(*group_, stream_)) flights_.push_back(std::move(*handle));
+  step_->launch_max(
+      "used", {reinterpret_cast<std::byte*>(flags.data()), flags.size(), DType::uint8}, flags_);
+  step_->launch_weights();
   phase_ = Phase::agreeing;
 }
 
-void ShardedUpdate::refuse_weights() {
-  if (const auto error = weights_.judge(*group_)) throw Error(*error);
-}
-
 void ShardedUpdate::refuse_quitters() {
-  std::vector<int> quitters;
-  for (int r = 0; r < group_->size(); ++r)
-    if ((*flags_)[parameters_.size() + static_cast<size_t>(r)] != 0)
-      quitters.push_back(group_->members()[static_cast<size_t>(r)]);
-  if (quitters.empty()) return;
-  Context where;
-  where.rank = quitters.front();
-  where.operation = options_.label;
-  where.values = {{"abandoned", quitters}};
-  throw Error(ErrorCode::remote_error,
-              "the step was abandoned on rank" + std::string(quitters.size() > 1 ? "s " : " ") +
-                  describe_ranks(quitters) + "; no parameter was updated",
-              std::move(where),
-              "look at the error on that rank; skip this step on every rank, or restart");
+  const std::vector<int> quitters = step_->quitters(flags_->data() + parameters_.size());
+  if (!quitters.empty()) step_->refuse(quitters, "the step", "no parameter was updated");
 }
 
 /// What must be equal on all ranks, in the order in which a difference is reported.
@@ -296,18 +247,15 @@ void ShardedUpdate::launch_buckets() {
       norms_.push_back(std::make_shared<PartNorm>(shards_[b], norm));
       epilogue = norms_.back();
     }
-    Options o = options_for("bucket " + std::to_string(b));
-    o.op = options_.op;
-    o.prescale = options_.prescale;
-    o.postscale = options_.postscale;
-    o.epilogue = std::move(epilogue);
-    o.keepalive =
-        std::make_shared<std::pair<std::shared_ptr<std::byte>, std::shared_ptr<std::byte>>>(
-            gradients_[b], values_[b]);
     const size_t count = buckets_[b].count;
-    flights_.push_back(group_->submit_to(stream_, {gradients_[b].get(), count, buckets_[b].dtype},
-                                         {values_[b].get(), count, buckets_[b].dtype},
-                                         std::move(o)));
+    step_->launch(
+        "bucket " + std::to_string(b),
+        {Collective::all_reduce, options_.op, options_.prescale, options_.postscale},
+        {gradients_[b].get(), count, buckets_[b].dtype},
+        {values_[b].get(), count, buckets_[b].dtype},
+        std::make_shared<std::pair<std::shared_ptr<std::byte>, std::shared_ptr<std::byte>>>(
+            gradients_[b], values_[b]),
+        std::move(epilogue));
   }
   phase_ = Phase::working;
 }
@@ -319,10 +267,8 @@ void ShardedUpdate::launch_sum() {
   for (const auto& part : norms_)
     if (part->total() != part->total()) *sum_ = part->total();  // fmax passes a NaN over
   const Buffer sum{reinterpret_cast<std::byte*>(sum_.get()), 1, DType::float64};
-  Options o = options_for("norm");
-  o.op = task_ == Task::norm_two ? ReduceOp::sum : ReduceOp::max;
-  o.keepalive = sum_;
-  flights_.push_back(group_->submit_to(stream_, sum, sum, std::move(o)));
+  const ReduceOp op = task_ == Task::norm_two ? ReduceOp::sum : ReduceOp::max;
+  step_->launch("norm", {Collective::all_reduce, op}, sum, sum, sum_);
   phase_ = Phase::summing;
 }
 
@@ -342,7 +288,7 @@ void ShardedUpdate::gather_state(size_t b, size_t slot, std::byte* whole) {
   // As bytes, whose sum with zeros is exact, whatever they mean.
   const Buffer buffer{whole, bytes, DType::uint8};
   Options o = options_for("optimizer state (every rank calls state_dict)");
-  group_->wait_for(group_->submit_to(stream_, buffer, buffer, std::move(o)), interrupted_);
+  group_->wait_for(group_->submit_to(step_->stream(), buffer, buffer, std::move(o)), interrupted_);
 }
 
 void ShardedUpdate::set_state(size_t b, size_t slot, const std::byte* whole) {

@@ -15,9 +15,9 @@
 #include <string>
 #include <vector>
 
+#include "fusion/bucket_step.h"
 #include "fusion/shard.h"
 #include "fusion/update_rule.h"
-#include "fusion/weights.h"
 #include "group/group.h"
 
 namespace farandole {
@@ -34,10 +34,6 @@ struct ShardedOptions {
 /// Used by one thread at a time.
 class ShardedUpdate {
  public:
-  struct Place {
-    size_t bucket = 0;
-    size_t offset = 0;  // bytes
-  };
   enum class Task : uint8_t { update, norm_two, norm_infinite };
 
   /// Compares options and plan with all ranks', as Reducer does. `hyper_group` tells by parameter
@@ -46,12 +42,11 @@ class ShardedUpdate {
       std::shared_ptr<Group> group, std::vector<Parameter> in_ready_order,
       std::vector<size_t> hyper_group, ShardedOptions options,
       std::function<void()> interrupted = [] {});
-  ~ShardedUpdate();
   ShardedUpdate(const ShardedUpdate&) = delete;
   ShardedUpdate& operator=(const ShardedUpdate&) = delete;
 
   Group& group() const { return *group_; }
-  const std::shared_ptr<Stream>& stream() const { return stream_; }
+  const std::shared_ptr<Stream>& stream() const { return step_->stream(); }
   const std::vector<Place>& places() const { return places_; }  // by parameter
   const std::vector<Bucket>& buckets() const { return buckets_; }
   /// Memory that all ranks map: this rank's own gradients, and the parameters.
@@ -79,10 +74,10 @@ class ShardedUpdate {
 
   /// From the next task on, in the same words on every rank: an update's wait() then throws
   /// Mismatch on all of them where their parameters differ, and no parameter has changed.
-  void watch_weights(WeightsWatch watch) { weights_ = std::move(watch); }
+  void watch_weights(WeightsWatch watch) { step_->watch(std::move(watch)); }
   /// The next task compares weights, and awaits this rank's checksums.
-  bool weights_due() const { return weights_.due(); }
-  void show_weights(std::vector<uint64_t> checksums) { weights_.show(std::move(checksums)); }
+  bool weights_due() const { return step_->weights_due(); }
+  void show_weights(std::vector<uint64_t> checksums) { step_->show_weights(std::move(checksums)); }
 
   // The optimizer's state.
 
@@ -98,15 +93,12 @@ class ShardedUpdate {
  private:
   enum class Phase : uint8_t { resting, agreeing, working, summing };
 
-  Options options_for(std::string name) const;
   void launch_flags();
   void launch_buckets();
   void launch_sum();
-  bool flights_over(Deadline until);
   void advance();
   void refuse_quitters();
   void refuse_differences();
-  void refuse_weights();
   void prepare();
   void rest();
   std::vector<std::string> facts() const;
@@ -120,8 +112,7 @@ class ShardedUpdate {
   std::vector<Place> places_;
   std::vector<std::shared_ptr<std::byte>> gradients_, values_;
   std::vector<std::shared_ptr<Shard>> shards_;
-  std::shared_ptr<Stream> stream_;
-  TraceSteps trace_steps_;
+  std::optional<BucketStep> step_;  // once all ranks have agreed
 
   // The task.
   Phase phase_ = Phase::resting;
@@ -134,8 +125,6 @@ class ShardedUpdate {
   std::shared_ptr<std::vector<uint8_t>> flags_;
   std::vector<std::shared_ptr<PartNorm>> norms_;
   std::shared_ptr<double> sum_ = std::make_shared<double>(0);
-  WeightsWatch weights_;
-  std::vector<Handle> flights_;
 };
 
 }  // namespace farandole

@@ -1,0 +1,78 @@
+#include "fusion/bucket_step.h"
+
+#include <utility>
+
+namespace farandole {
+
+std::vector<Place> places_of(const std::vector<Bucket>& buckets, size_t parameters) {
+  std::vector<Place> places(parameters);
+  for (size_t b = 0; b < buckets.size(); ++b)
+    for (const Placement& item : buckets[b].items)
+      places[static_cast<size_t>(item.parameter)] = {b, item.offset * size_of(buckets[b].dtype)};
+  return places;
+}
+
+BucketStep::BucketStep(std::shared_ptr<Group> group, std::string label)
+    : group_(std::move(group)),
+      label_(std::move(label)),
+      stream_(group_->open_stream(label_)),
+      trace_(label_, stream_->key()) {}
+
+BucketStep::~BucketStep() {
+  try {
+    for (const Handle& h : in_flight_) h.wait(Deadline::after(std::chrono::seconds(5)));
+  } catch (const Error&) {  // NOLINT: a failed group has nobody inside its memory any more
+  }
+}
+
+void BucketStep::launch(const std::string& name, const CollectiveSpec& what, Buffer input,
+                        Buffer output, std::shared_ptr<const void> memory,
+                        std::shared_ptr<Epilogue> epilogue) {
+  Options o(what);
+  o.name = name;
+  o.keepalive = std::move(memory);
+  o.epilogue = std::move(epilogue);
+  in_flight_.push_back(group_->submit_to(stream_, input, output, std::move(o)));
+}
+
+void BucketStep::launch_max(const std::string& name, Buffer all,
+                            std::shared_ptr<const void> memory) {
+  launch(name, {Collective::all_reduce, ReduceOp::max}, all, all, std::move(memory));
+}
+
+void BucketStep::launch_weights() {
+  if (auto handle = weights_.launch(*group_, stream_)) in_flight_.push_back(std::move(*handle));
+}
+
+bool BucketStep::wait(Deadline until, std::optional<Error>& first) {
+  // Also after an error: what follows is still in flight, in memory that the next step reuses.
+  for (const Handle& h : in_flight_) {
+    try {
+      if (!h.wait(until)) return false;
+    } catch (const Error& error) {
+      if (!first) first = error;
+    }
+  }
+  in_flight_.clear();
+  return true;
+}
+
+std::vector<int> BucketStep::quitters(const uint8_t* flags) const {
+  std::vector<int> ranks;
+  for (int r = 0; r < group_->size(); ++r)
+    if (flags[r] != 0) ranks.push_back(group_->members()[static_cast<size_t>(r)]);
+  return ranks;
+}
+
+void BucketStep::refuse(const std::vector<int>& quitters, const std::string& what,
+                        const std::string& so) const {
+  Context where;
+  where.rank = quitters.front();
+  where.operation = label_;
+  where.values = {{"abandoned", quitters}};
+  throw Error(ErrorCode::remote_error,
+              what + " was abandoned on " + name_ranks(quitters) + "; " + so, std::move(where),
+              "look at the error on that rank; skip this step on every rank, or restart");
+}
+
+}  // namespace farandole

@@ -1,0 +1,79 @@
+// What a training step by buckets always has: a stream of its own, operations in flight there, a
+// say for each rank in whether it gives up, and weights that are compared now and then.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fusion/bucket_plan.h"
+#include "fusion/weights.h"
+#include "group/group.h"
+
+namespace farandole {
+
+/// Where a parameter's elements lie: a bucket, and bytes from its begin.
+struct Place {
+  size_t bucket = 0;
+  size_t offset = 0;
+};
+/// By parameter.
+std::vector<Place> places_of(const std::vector<Bucket>& buckets, size_t parameters);
+
+/// Used by whoever owns it, one thread at a time.
+class BucketStep {
+ public:
+  BucketStep(std::shared_ptr<Group> group, std::string label);
+  /// Buckets may still be written to; their memory outlives the operations in flight.
+  ~BucketStep();
+  BucketStep(const BucketStep&) = delete;
+  BucketStep& operator=(const BucketStep&) = delete;
+
+  Group& group() const { return *group_; }
+  const std::string& label() const { return label_; }
+  const std::shared_ptr<Stream>& stream() const { return stream_; }
+
+  /// The step is shown in the trace from the first open() to close().
+  void open() { trace_.open(group_->engine()->trace()); }
+  void close() { trace_.close(); }
+
+  /// Puts an all-reduce on its way; `memory` is held as long as it takes.
+  void launch(const std::string& name, const CollectiveSpec& what, Buffer input, Buffer output,
+              std::shared_ptr<const void> memory, std::shared_ptr<Epilogue> epilogue = nullptr);
+  /// The same to see the largest of all ranks' elements, in place.
+  void launch_max(const std::string& name, Buffer all, std::shared_ptr<const void> memory);
+  /// Drives until nothing is in flight; false when `until` passes first. The first error goes to
+  /// `first`, unless one stands there.
+  bool wait(Deadline until, std::optional<Error>& first);
+  /// wait() will not wait.
+  bool over() const { return in_flight_.empty() || in_flight_.back().done(); }  // they run in order
+
+  /// World ranks whose flag, by rank, is not 0.
+  std::vector<int> quitters(const uint8_t* flags) const;
+  /// Throws RemoteError: "`what` was abandoned on ranks …; `so`".
+  [[noreturn]] void refuse(const std::vector<int>& quitters, const std::string& what,
+                           const std::string& so) const;
+
+  // ---- weights ----
+
+  void watch(WeightsWatch watch) { weights_ = std::move(watch); }
+  bool weights_due() const { return weights_.due(); }
+  void show_weights(std::vector<uint64_t> checksums) { weights_.show(std::move(checksums)); }
+  void launch_weights();
+  /// After wait(): how they differ.
+  std::optional<Error> judge_weights() { return weights_.judge(*group_); }
+  /// The step is over, on all ranks.
+  void step_taken() { weights_.step_taken(); }
+
+ private:
+  std::shared_ptr<Group> group_;
+  std::string label_;
+  std::shared_ptr<Stream> stream_;
+  TraceSteps trace_;
+  WeightsWatch weights_;
+  std::vector<Handle> in_flight_;
+};
+
+}  // namespace farandole
