@@ -28,10 +28,13 @@ def on_ranks(*sizes: int) -> Callable[[_F], _F]:
     return register
 
 
-def make_tests(module: str, framework: str, *, without: Sequence[str] = ()) -> Any:
-    """`module`: which has the cases. `framework`: as a nursery is told (harness.py). `without`:
-    names of cases that do not work there."""
-    table = [(f, n) for f, sizes in _registered[module] for n in sizes if f.__name__ not in without]
+def make_tests(
+    module: str, framework: str, *, cases_of: Sequence[str] = (), without: Sequence[str] = ()
+) -> Any:
+    """`module`: which has the cases, unless others have them, `cases_of`. `framework`: as a nursery
+    is told (harness.py). `without`: names of cases that do not work there."""
+    cases = [case for each in cases_of or [module] for case in _registered[each]]
+    table = [(f, n) for f, sizes in cases for n in sizes if f.__name__ not in without]
     table.sort(key=lambda row: row[1])
     prepare = vars(sys.modules[module])["prepare"]
 
