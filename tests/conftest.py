@@ -151,6 +151,16 @@ def check_health() -> None:
 
 
 @pytest.fixture(scope="module")
+def world_of_one() -> Iterator[None]:
+    """This process alone."""
+    import farandole as fd
+
+    fd.init(rank=0, size=1)
+    yield
+    fd.shutdown()
+
+
+@pytest.fixture(scope="module")
 def run_case(nurseries: Callable[[str], Nursery]) -> Iterator[Callable[..., None]]:
     """Runs one of the cases that share ranks (rank_cases.py); after one that failed, the next has
     new ranks."""

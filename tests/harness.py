@@ -30,7 +30,7 @@ import tempfile
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -424,7 +424,29 @@ class World:
         return statuses
 
 
-# ---- nothing is left behind ----
+# ---- programs of their own ----
+
+
+def launcher(ranks: int, *options: str) -> list[str]:
+    return [sys.executable, "-m", "farandole", "run", "-np", str(ranks), *options, "--"]
+
+
+def launch(
+    ranks: int, command: Sequence[str | Path], *options: str, code: int | None = 0, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program under `farandole run` to its end. `code`: how that is, unless the test says.
+    `env`: set for the launcher and all ranks."""
+    done = subprocess.run(
+        [*launcher(ranks, *options), *command],
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=2 * LIMIT,
+        check=False,
+    )
+    assert code in (None, done.returncode), done.stdout + done.stderr
+    return done
 
 
 def start_program(script: Path, ranks: int) -> list[subprocess.Popen[str]]:
@@ -442,6 +464,9 @@ def start_program(script: Path, ranks: int) -> list[subprocess.Popen[str]]:
     ]
 
 
+# ---- nothing is left behind ----
+
+
 def traces_of(run_id: str) -> list[str]:
     """What a job may have left on this machine: sockets and shared memory by name."""
     left = [
@@ -450,6 +475,13 @@ def traces_of(run_id: str) -> list[str]:
         if run_id in line
     ]
     return left + [str(p) for p in Path("/dev/shm").iterdir() if "farandole" in p.name]
+
+
+def wait_until(condition: Callable[[], object], what: str = "it") -> None:
+    deadline = time.monotonic() + 2 * LIMIT
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.005)
 
 
 def open_files() -> int:

@@ -12,20 +12,11 @@ import keras_fit_cases
 import keras_refusal_cases
 import keras_step_cases
 import pytest
-from keras_work import backend, hvd
 from rank_cases import make_tests
 
 CASES = (
     keras_fit_cases, keras_step_cases, keras_refusal_cases, keras_copy_cases, keras_callback_cases,
 )  # fmt: skip
-
-
-def prepare() -> None:
-    hvd.init()
-    if backend() == "torch":
-        import torch
-
-        torch.set_num_threads(1)
 
 
 def make_backend_tests(backend: str, without: Sequence[str] = ()) -> Any:

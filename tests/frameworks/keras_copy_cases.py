@@ -23,10 +23,9 @@ from keras_work import (
     keras,
     net,
     part,
-    raises,
     values,
 )
-from rank_cases import on_ranks
+from rank_cases import on_ranks, raises
 
 # ---- files ----
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from keras_work import assert_same_on_all_ranks, compare, hvd, keras, net, part, raises
-from rank_cases import on_ranks
+from keras_work import assert_same_on_all_ranks, compare, hvd, keras, net, part
+from rank_cases import on_ranks, raises
 
 import farandole as fd
 from wrong_arguments import problems_in

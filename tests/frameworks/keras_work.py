@@ -6,9 +6,8 @@ the others are equal in every bit.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -141,14 +140,6 @@ def compare(
 
 def approx(expected: Any, relative: float) -> Any:
     return pytest.approx(expected, rel=relative)
-
-
-@contextlib.contextmanager
-def raises(error: type[BaseException], *words: str) -> Iterator[None]:
-    with pytest.raises(error) as caught:
-        yield
-    missing = [word for word in words if word not in str(caught.value)]
-    assert not missing, f"{missing} not in {caught.value}"
 
 
 def gradient_of(*shape: int) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -13,8 +12,8 @@ from typing import Any
 import pytest
 
 from farandole import _trace
+from harness import launch
 
-LIMIT = 60  # seconds; an upper bound, never waited for when all is well
 Event = dict[str, Any]
 
 PRELUDE = """
@@ -50,22 +49,8 @@ def run(
     ranks: int, script: str, directory: Path | str | None, code: int = 0
 ) -> subprocess.CompletedProcess[str]:
     """Runs a job to its end, traced when there is a directory."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    environment.pop("FARANDOLE_TRACE", None)
-    if directory is not None:
-        environment["FARANDOLE_TRACE"] = str(directory)
-    command = [sys.executable, "-c", PRELUDE + script]
-    done = subprocess.run(
-        [sys.executable, "-m", "farandole", "run", "-np", str(ranks), "--", *command],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done
+    traced = {"FARANDOLE_TRACE": str(directory)} if directory is not None else {}
+    return launch(ranks, [sys.executable, "-c", PRELUDE + script], code=code, **traced)
 
 
 def events_of(directory: Path) -> list[Event]:
