@@ -20,8 +20,8 @@ from torch import nn
 
 import farandole as fd
 import farandole.torch as hvd
+from core_testing import testing
 from farandole import _core
-from farandole._core import testing
 from farandole._tune import kept
 from harness import World
 
