@@ -7,6 +7,7 @@
 #include "bindings/bind.h"
 #include "bindings/schedules.h"
 #include "engine/schedule_backend.h"
+#include "engine/stream_page.h"
 #include "group/tuner.h"
 
 namespace farandole {
@@ -76,6 +77,16 @@ double passes_of(const std::string& path, const std::string& collective, int ran
   return row->passes(collective_of(collective), ranks);
 }
 
+/// Sizes in bytes at which something else is done: by path, then by what it is of.
+py::dict limits() {
+  py::dict bytes;
+  for (const PathRow& row : path_table()) bytes[py::str(row.name)] = row.most_bytes;
+  bytes["piece of one_shot"] = kOneShotPiece;
+  bytes["block of staged"] = kStagingChunk;
+  bytes["handed in"] = kHandedInBytes;
+  return bytes;
+}
+
 }  // namespace
 
 void bind_tuner(py::module_& module) {
@@ -108,6 +119,8 @@ void bind_tuner(py::module_& module) {
       py::arg("text") = "", "Whether paths are chosen by these numbers.");
   tuning.def("passes", passes_of, py::arg("path"), py::arg("collective"), py::arg("ranks"),
              "How often a path reads or copies as many bytes as a rank's input has.");
+  tuning.def("limits", limits,
+             "Bytes: the longest input of every path, and where a path does something else.");
   tuning.def(
       "split",
       [](size_t bytes) {

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from farandole import _trace
+from farandole import _core, _trace
 from harness import launch
 
 Event = dict[str, Any]
@@ -211,7 +211,8 @@ for i in range(20000):
     run(1, script, tmp_path)
     found = _trace.summary(tmp_path)
     (rank,) = found.by_rank
-    assert 32768 <= rank.events < 2 * 32768  # the progress thread has a ring of its own
+    room = _core.trace_events_per_thread
+    assert room <= rank.events < 2 * room  # the progress thread has a ring of its own
     assert rank.lost_events > 0
     operations = _trace.load(tmp_path).parts[0].operations
     numbers = [int(o.name.split()[1]) for o in operations]
