@@ -5,21 +5,9 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import keras_work as work
 import numpy as np
-from keras_work import (
-    BATCH,
-    approx,
-    assert_equal,
-    assert_same_on_all_ranks,
-    data,
-    fit,
-    fit_part,
-    hvd,
-    keras,
-    net,
-    part,
-    values,
-)
+from keras_work import hvd, keras
 from rank_cases import on_ranks, raises
 
 
@@ -33,23 +21,23 @@ def warmup_reaches_the_rate_and_scales_velocities() -> None:
             rates.append(float(optimizer.learning_rate))
             velocities.append(float(keras.ops.convert_to_numpy(optimizer.momentums[0]).sum()))
 
-    model = net()
+    model = work.net()
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.08, momentum=0.5)), "mse")
     warmup = hvd.callbacks.LearningRateWarmupCallback(0.08, warmup_epochs=2)
     builds = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
-    history = fit_part(model, [builds, Watch(), warmup])
-    assert rates[1] == approx(0.04 * (1 + 1 / 16), 1e-5)
-    assert rates[-1] == approx(0.08, 1e-5)
+    history = work.fit_part(model, [builds, Watch(), warmup])
+    assert rates[1] == work.approx(0.04 * (1 + 1 / 16), 1e-5)
+    assert rates[-1] == work.approx(0.08, 1e-5)
     assert np.all(np.diff(rates[1:17]) > 0)
-    assert history.history["lr"] == approx([0.06, 0.08, 0.08], 1e-5)
+    assert history.history["lr"] == work.approx([0.06, 0.08, 0.08], 1e-5)
 
     model.optimizer.momentums[0].assign(np.ones((8, 16), "float32"))
     model.optimizer.learning_rate = 0.08
-    x, y = part()
+    x, y = work.part()
     schedule = hvd.callbacks.LearningRateScheduleCallback(0.08, lambda _: 0.25)
     velocities.clear()
     model.fit(x[:4], y[:4], batch_size=4, verbose=0, callbacks=[schedule, Watch()])
-    assert velocities == approx([32.0], 1e-5)
+    assert velocities == work.approx([32.0], 1e-5)
     powers = hvd.callbacks.LearningRateScheduleCallback(0.08, 0.5, start_epoch=1)
     assert [0.08 * powers.multiplier(e) for e in (1, 2, 3)] == [0.08, 0.04, 0.02]
 
@@ -60,7 +48,7 @@ def a_model_that_is_built_by_its_first_batch_is_broadcast_after_it() -> None:
         keras.utils.set_random_seed(hvd.rank())
         model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1)])
         model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.5)), "mse")
-        x, y = part()
+        x, y = work.part()
         model.fit(
             x[: 4 * batches],
             y[: 4 * batches],
@@ -68,7 +56,7 @@ def a_model_that_is_built_by_its_first_batch_is_broadcast_after_it() -> None:
             verbose=0,
             callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(1)],
         )
-        assert_same_on_all_ranks(model)
+        work.assert_same_on_all_ranks(model)
 
 
 @on_ranks(2)
@@ -85,7 +73,7 @@ def a_model_that_is_built_on_one_rank_alone_equals_one_process() -> None:
     alone = unbuilt()
     alone.compile(sgd(), "mse")
     if hvd.rank() == 0:
-        fit(alone, *data(), BATCH)
+        work.fit(alone, *work.data(), work.BATCH)
     broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
     for with_optimizer, callbacks in itertools.product((False, True), ([], [broadcast])):
         model, optimizer = unbuilt(), hvd.DistributedOptimizer(sgd())
@@ -94,8 +82,8 @@ def a_model_that_is_built_on_one_rank_alone_equals_one_process() -> None:
             if with_optimizer:
                 optimizer.build(model.trainable_variables)
         model.compile(optimizer, "mse")
-        fit_part(model, callbacks)
-        assert_equal(model, alone, 1e-6)
+        work.fit_part(model, callbacks)
+        work.assert_equal(model, alone, 1e-6)
 
 
 @on_ranks(2)
@@ -106,7 +94,7 @@ def a_rank_that_made_other_layers_before_has_the_same_names() -> None:
         keras.layers.Dense(3)
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3), keras.layers.Dense(1)])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam()), "mse")
-    fit_part(model, [hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    work.fit_part(model, [hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
     hvd.broadcast_variables(model.optimizer.variables, 0)
 
 
@@ -131,13 +119,13 @@ def a_state_is_committed_and_says_where_training_is() -> None:
 
         def commit(self) -> None:
             self.commits.append((self.epoch, self.batch))
-            self.weights.append(values(model)[0])
+            self.weights.append(work.values(model)[0])
 
-    model, state = net(), State()
+    model, state = work.net(), State()
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
     update = [hvd.callbacks.UpdateBatchStateCallback(state)]
     update.append(hvd.callbacks.UpdateEpochStateCallback(state))
-    fit_part(model, [*update, hvd.callbacks.CommitStateCallback(state, batches_per_commit=3)])
+    work.fit_part(model, [*update, hvd.callbacks.CommitStateCallback(state, batches_per_commit=3)])
     # Epochs have 8 batches, and the count goes on over their ends.
     first = [(2, 2), (2, 5), (3, 0)]
     second = [(3, 0), (3, 3), (3, 6), (4, 0)]
@@ -145,13 +133,13 @@ def a_state_is_committed_and_says_where_training_is() -> None:
     assert state.commits == first + second + third
     moved = [not np.array_equal(a, b) for a, b in itertools.pairwise(state.weights)]
     assert moved == [True] * 9 + [False]  # nothing between the last batch and the end
-    assert np.array_equal(state.weights[-1], values(model)[0])
+    assert np.array_equal(state.weights[-1], work.values(model)[0])
 
     for batches, expected in ((1, 27), (0, 3), (24, 4)):
         state.commits.clear()
         commit = hvd.elastic.CommitStateCallback(state, batches_per_commit=batches)
         commit.batches_remaining = 5  # of an earlier fit
-        fit_part(model, [commit])
+        work.fit_part(model, [commit])
         assert len(state.commits) == expected
 
 

@@ -10,21 +10,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import keras_work as work
 import numpy as np
-from keras_work import (
-    BATCH,
-    assert_equal,
-    backend,
-    data,
-    fit,
-    fit_part,
-    gradient_of,
-    hvd,
-    keras,
-    net,
-    part,
-    values,
-)
+from keras_work import hvd, keras
 from rank_cases import on_ranks, raises
 
 # ---- files ----
@@ -41,16 +29,16 @@ def common_folder() -> Path:
 @on_ranks(2)
 def rank_0_alone_saves_the_best_model() -> None:
     folder = common_folder()
-    model = net()
+    model = work.net()
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
     without_path = hvd.callbacks.BestModelCheckpoint(monitor="loss")
     with raises(ValueError, "pass filepath"):
-        fit_part(model, [without_path])
+        work.fit_part(model, [without_path])
     without_path.filepath = str(folder / f"rank{hvd.rank()}.keras")
     weights = hvd.callbacks.BestModelCheckpoint(
         monitor="loss", save_weights_only=True, filepath=str(folder / "best.weights.h5")
     )
-    fit_part(model, [hvd.callbacks.MetricAverageCallback(), without_path, weights])
+    work.fit_part(model, [hvd.callbacks.MetricAverageCallback(), without_path, weights])
     hvd.allreduce(0.0, "saved")
     assert sorted(p.name for p in folder.iterdir()) == ["best.weights.h5", "rank0.keras"]
 
@@ -62,14 +50,14 @@ def a_saved_model_names_the_plain_optimizer_and_resumes() -> None:
     def sgd() -> Any:
         return keras.optimizers.SGD(0.02, momentum=0.9)
 
-    alone, model = net(), net()
+    alone, model = work.net(), work.net()
     alone.compile(sgd(), "mse")
     model.compile(hvd.DistributedOptimizer(sgd()), "mse")
     assert isinstance(model.optimizer, keras.optimizers.SGD)
     copied = model.optimizer.from_config(model.optimizer.get_config())
     assert type(copied) is type(alone.optimizer)
-    fit(alone, *data(), BATCH)
-    fit_part(model)
+    work.fit(alone, *work.data(), work.BATCH)
+    work.fit_part(model)
     saved, plain_path = folder / "saved.keras", folder / f"plain{hvd.rank()}.keras"
     if hvd.rank() == 0:
         model.save(saved)
@@ -92,22 +80,22 @@ def a_saved_model_names_the_plain_optimizer_and_resumes() -> None:
     assert int(loaded.optimizer.iterations) == 24
     with raises(ValueError, "already"):
         hvd.DistributedOptimizer(loaded.optimizer)
-    fit(alone, *data(), BATCH)
-    fit_part(loaded)
+    work.fit(alone, *work.data(), work.BATCH)
+    work.fit_part(loaded)
     assert int(loaded.optimizer.iterations) == 48
-    assert_equal(loaded, alone, 1e-5)
+    work.assert_equal(loaded, alone, 1e-5)
 
 
 @on_ranks(2)
 def exported_models_have_no_operations_of_ours() -> None:
     """Others, a server among them, load them without farandole."""
-    if backend() != "tensorflow":
+    if work.backend() != "tensorflow":
         return  # the other backends export through packages of their own
     import tensorflow as tf
 
-    model = net()
+    model = work.net()
     model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.05)), "mse")
-    fit_part(model)
+    work.fit_part(model)
     with tempfile.TemporaryDirectory() as name:
         exported, saved = Path(name, "exported"), Path(name, "saved")
         model.export(exported, verbose=False)
@@ -115,7 +103,7 @@ def exported_models_have_no_operations_of_ours() -> None:
         for path in (exported, saved):
             assert b"Farandole" not in (path / "saved_model.pb").read_bytes()
         loaded = tf.saved_model.load(exported)
-    x, _ = part()
+    x, _ = work.part()
     assert np.allclose(loaded.serve(x), model.predict(x, verbose=0), atol=1e-6)
 
 
@@ -133,7 +121,7 @@ def copies_of_an_optimizer_reduce_too() -> None:
         copy.deepcopy(original)  # one that nobody uses is nobody's business
     for optimizer in [*copies_of(original), *copies_of(copy.deepcopy(original))]:
         variable = keras.Variable(np.zeros(3, "float32"), name="v")
-        optimizer.apply([gradient_of(3)], [variable])
+        optimizer.apply([work.gradient_of(3)], [variable])
         assert np.allclose(keras.ops.convert_to_numpy(variable), -3.0)
     inside = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
     for scaling in copies_of(keras.optimizers.LossScaleOptimizer(inside)):
@@ -145,9 +133,9 @@ def copies_of_an_optimizer_reduce_too() -> None:
 @on_ranks(1)
 def a_model_is_unpickled_where_there_is_no_world() -> None:
     """As farandole.run does with what a function returns; to train, it needs one."""
-    model = net()
+    model = work.net()
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
-    x, y = part()
+    x, y = work.part()
     hvd.shutdown()
     try:
         copied = pickle.loads(pickle.dumps(model))
@@ -158,13 +146,13 @@ def a_model_is_unpickled_where_there_is_no_world() -> None:
         hvd.init()
     copied.train_on_batch(x, y)
     model.train_on_batch(x, y)
-    assert_equal(copied, model, 0.0)
+    work.assert_equal(copied, model, 0.0)
 
 
 @on_ranks(2)
 def copies_of_a_model_train_together() -> None:
-    x, y = part()
-    model = net()
+    x, y = work.part()
+    model = work.net()
     optimizer = hvd.PartialDistributedOptimizer(
         keras.optimizers.SGD(0.05, momentum=0.9),
         local_layers=model.layers[1],
@@ -180,18 +168,18 @@ def copies_of_a_model_train_together() -> None:
     for copied in copies:
         assert int(copied.optimizer.iterations) == 1
         copied.train_on_batch(x[4:8], y[4:8])
-        for a, b in zip(values(model), values(copied), strict=True):
+        for a, b in zip(work.values(model), work.values(copied), strict=True):
             assert np.array_equal(a, b)
 
 
 @on_ranks(2)
 def optimizers_of_a_process_set_are_copied_and_not_pickled() -> None:
-    if backend() == "jax":
+    if work.backend() == "jax":
         return  # there are none
     alone = hvd.add_process_set([1])
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=alone)
     with raises(ValueError, "cannot be pickled", "ProcessSet([1]"):
         pickle.dumps(optimizer)
     variable = keras.Variable(np.zeros(3, "float32"), name="v")
-    copy.deepcopy(optimizer).apply([gradient_of(3)], [variable])
+    copy.deepcopy(optimizer).apply([work.gradient_of(3)], [variable])
     assert np.allclose(keras.ops.convert_to_numpy(variable), -1.0 - hvd.rank())

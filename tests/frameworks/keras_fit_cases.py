@@ -5,47 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras_work as work
 import numpy as np
-from keras_work import (
-    BATCH,
-    assert_equal,
-    assert_same_on_all_ranks,
-    backend,
-    compare,
-    data,
-    fit_part,
-    hvd,
-    keras,
-    net,
-    part,
-    values,
-)
+from keras_work import hvd, keras
 from rank_cases import on_ranks
 
 
 @on_ranks(2)
 def sgd_equals_one_process() -> None:
-    compare(lambda: keras.optimizers.SGD(0.05))
+    work.compare(lambda: keras.optimizers.SGD(0.05))
 
 
 @on_ranks(2)
 def momentum_equals_one_process() -> None:
-    compare(lambda: keras.optimizers.SGD(0.02, momentum=0.9, nesterov=True))
+    work.compare(lambda: keras.optimizers.SGD(0.02, momentum=0.9, nesterov=True))
 
 
 @on_ranks(2)
 def adam_equals_one_process() -> None:
-    compare(lambda: keras.optimizers.Adam(0.01), tolerance=1e-5)
+    work.compare(lambda: keras.optimizers.Adam(0.01), tolerance=1e-5)
 
 
 @on_ranks(2)
 def clipping_by_the_global_norm_equals_one_process() -> None:
-    compare(lambda: keras.optimizers.SGD(0.05, global_clipnorm=0.05))
+    work.compare(lambda: keras.optimizers.SGD(0.05, global_clipnorm=0.05))
 
 
 @on_ranks(2)
 def accumulation_equals_one_process() -> None:
-    compare(lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=2))
+    work.compare(lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=2))
 
 
 @on_ranks(2)
@@ -58,57 +46,57 @@ def passes_are_summed_or_averaged_as_told() -> None:
     def twice(rate: float) -> Callable[[], Any]:
         return lambda: keras.optimizers.SGD(rate, gradient_accumulation_steps=2)
 
-    compare(lambda: keras.optimizers.SGD(0.05), wrap=passes(True), reference=twice(0.05))
-    compare(lambda: keras.optimizers.SGD(0.025), wrap=passes(False), reference=twice(0.05))
+    work.compare(lambda: keras.optimizers.SGD(0.05), wrap=passes(True), reference=twice(0.05))
+    work.compare(lambda: keras.optimizers.SGD(0.025), wrap=passes(False), reference=twice(0.05))
 
 
 @on_ranks(2)
 def programs_of_jax_reduce_in_the_updating_pass_alone() -> None:
-    if backend() != "jax":
+    if work.backend() != "jax":
         return  # the others compute nothing of an update in other passes
     from farandole.jax._order import token
 
-    x, y = part()
-    alone = net()
+    x, y = work.part()
+    alone = work.net()
     alone.compile(keras.optimizers.SGD(0.05, gradient_accumulation_steps=4), "mse")
     if hvd.rank() == 0:
-        alone.fit(*data(), batch_size=BATCH, shuffle=False, verbose=0)
+        alone.fit(*work.data(), batch_size=work.BATCH, shuffle=False, verbose=0)
     for eagerly in (False, True):
-        model = net()
+        model = work.net()
         optimizer = hvd.DistributedOptimizer(
             keras.optimizers.SGD(0.05, gradient_accumulation_steps=4), num_groups=1
         )
         model.compile(optimizer, "mse", run_eagerly=eagerly)
         before = int(token()[...][0])  # it counts calls
-        model.fit(x, y, batch_size=BATCH // 2, shuffle=False, verbose=0)
+        model.fit(x, y, batch_size=work.BATCH // 2, shuffle=False, verbose=0)
         compared = not eagerly  # by a program, in the first step
         assert int(token()[...][0]) - before == 8 // 4 + compared
-        assert_equal(model, alone, 1e-6)
+        work.assert_equal(model, alone, 1e-6)
 
 
 @on_ranks(2)
 def running_eagerly_equals_one_process() -> None:
-    compare(lambda: keras.optimizers.SGD(0.05), run_eagerly=True)
+    work.compare(lambda: keras.optimizers.SGD(0.05), run_eagerly=True)
 
 
 @on_ranks(2)
 def asking_for_xla_equals_one_process() -> None:
-    compare(lambda: keras.optimizers.SGD(0.05), jit_compile=True)
+    work.compare(lambda: keras.optimizers.SGD(0.05), jit_compile=True)
 
 
 @on_ranks(2)
 def asking_for_xla_without_our_callbacks_works() -> None:
     """On TensorFlow the model goes without XLA; one whose optimizer is not ours keeps it."""
-    x, y = part()
+    x, y = work.part()
     for steps in ("fit", "train_on_batch"):
-        model = net()
+        model = work.net()
         model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse", jit_compile=True)
-        assert model.jit_compile == (backend() == "jax")
+        assert model.jit_compile == (work.backend() == "jax")
         if steps == "fit":
-            fit_part(model)
+            work.fit_part(model)
         else:
             model.train_on_batch(x[:4], y[:4])
-        assert_same_on_all_ranks(model)
+        work.assert_same_on_all_ranks(model)
     model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=True)
     assert model.jit_compile is True
 
@@ -122,7 +110,7 @@ def an_object_compresses_as_a_class_does() -> None:
         def decompress(self, tensor: Any, factor: Any) -> Any:
             return tensor / factor
 
-    compare(
+    work.compare(
         lambda: keras.optimizers.SGD(0.05),
         wrap=lambda optimizer: hvd.DistributedOptimizer(optimizer, compression=Twice()),
     )
@@ -130,16 +118,16 @@ def an_object_compresses_as_a_class_does() -> None:
 
 @on_ranks(2)
 def sums_divided_before_and_compressed_gradients_equal_one_process() -> None:
-    compare(
+    work.compare(
         lambda: keras.optimizers.SGD(0.05),
         wrap=lambda o: hvd.DistributedOptimizer(o, gradient_predivide_factor=2.0),
     )
-    compare(
+    work.compare(
         lambda: keras.optimizers.SGD(0.025),
         wrap=lambda o: hvd.DistributedOptimizer(o, op=hvd.Sum),
         reference=lambda: keras.optimizers.SGD(0.05),
     )
-    compare(
+    work.compare(
         lambda: keras.optimizers.SGD(0.05),
         wrap=lambda o: hvd.DistributedOptimizer(o, compression=hvd.Compression.fp16),
         tolerance=2e-3,
@@ -153,14 +141,14 @@ def loss_scaling_equals_one_process() -> None:
     try:
         # compile() scales the loss by itself, around ours. Small targets: with large ones gradients
         # overflow, in a whole batch not when they do in a half.
-        compare(lambda: keras.optimizers.SGD(0.05), tolerance=2e-3, scale=0.1)
+        work.compare(lambda: keras.optimizers.SGD(0.05), tolerance=2e-3, scale=0.1)
 
         def scaled() -> Any:
             return keras.optimizers.LossScaleOptimizer(
                 keras.optimizers.SGD(0.05), initial_scale=8.0
             )
 
-        compare(scaled, tolerance=2e-3)
+        work.compare(scaled, tolerance=2e-3)
     finally:
         keras.config.set_dtype_policy(before)
 
@@ -170,18 +158,18 @@ def an_infinite_gradient_on_one_rank_skips_the_step_on_all() -> None:
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")
     try:
-        model = net()
+        model = work.net()
         model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
-        x, y = part()
+        x, y = work.part()
         model.train_on_batch(x[:4] * 1e-3, y[:4])
-        start, scale = values(model), float(model.optimizer.dynamic_scale)
+        start, scale = work.values(model), float(model.optimizer.dynamic_scale)
         y[0] = 1e30 if hvd.rank() == 1 else y[0]
         model.train_on_batch(x[:4], y[:4])
-        for a, b in zip(start, values(model), strict=True):
+        for a, b in zip(start, work.values(model), strict=True):
             assert np.array_equal(a, b)
         assert float(model.optimizer.dynamic_scale) == scale / 2
         model.train_on_batch(x[4:8], y[4:8])
-        assert_same_on_all_ranks(model)
+        work.assert_same_on_all_ranks(model)
     finally:
         keras.config.set_dtype_policy(before)
 
@@ -202,7 +190,7 @@ def embeddings_equal_one_process() -> None:
 
     def of_dense(make: Callable[[], Any]) -> Any:
         optimizer = make()
-        if backend() == "tensorflow":
+        if work.backend() == "tensorflow":
             import tensorflow as tf
 
             own = optimizer.apply
@@ -220,18 +208,18 @@ def embeddings_equal_one_process() -> None:
         alone.compile(of_dense(make), "mse")
         for _ in range(5 if hvd.rank() == 0 else 0):
             alone.train_on_batch(words, target)
-        for as_dense in (False, True) if backend() == "tensorflow" else (False,):
+        for as_dense in (False, True) if work.backend() == "tensorflow" else (False,):
             model = build()
             model.compile(hvd.DistributedOptimizer(make(), sparse_as_dense=as_dense), "mse")
             for _ in range(5):
                 model.train_on_batch(words[mine], target[mine])
-            assert_equal(model, alone, tolerance)
+            work.assert_equal(model, alone, tolerance)
 
 
 @on_ranks(1)
 def one_rank_alone_trains_as_without_us() -> None:
-    compare(lambda: keras.optimizers.SGD(0.05), tolerance=0.0)
-    compare(
+    work.compare(lambda: keras.optimizers.SGD(0.05), tolerance=0.0)
+    work.compare(
         lambda: keras.optimizers.SGD(0.025),
         wrap=lambda o: hvd.DistributedOptimizer(o, backward_passes_per_step=2),
         reference=lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=2),

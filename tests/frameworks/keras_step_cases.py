@@ -4,43 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras_work as work
 import numpy as np
 import pytest
-from keras_work import (
-    BATCH,
-    assert_equal,
-    backend,
-    compare,
-    data,
-    fit,
-    fit_part,
-    gradient_of,
-    hvd,
-    keras,
-    net,
-    part,
-    values,
-)
+from keras_work import hvd, keras
 from rank_cases import on_ranks, raises
 
 
 @on_ranks(2)
 def train_on_batch_equals_one_process() -> None:
-    alone, model = net(), net()
+    alone, model = work.net(), work.net()
     alone.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
     model.compile(
         hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9)), "mse", metrics=["mae"]
     )
-    x, y = data()
-    mine_x, mine_y = part()
-    share = BATCH // hvd.size()
+    x, y = work.data()
+    mine_x, mine_y = work.part()
+    share = work.BATCH // hvd.size()
     for step in range(24):
-        at = step * BATCH % 64
+        at = step * work.BATCH % 64
         if hvd.rank() == 0:
-            alone.train_on_batch(x[at : at + BATCH], y[at : at + BATCH])
+            alone.train_on_batch(x[at : at + work.BATCH], y[at : at + work.BATCH])
         at = step * share % len(mine_x)
         model.train_on_batch(mine_x[at : at + share], mine_y[at : at + share])
-    assert_equal(model, alone, 1e-6)
+    work.assert_equal(model, alone, 1e-6)
 
 
 @on_ranks(2)
@@ -84,18 +71,18 @@ def a_step_of_one_s_own_equals_one_process() -> None:
         weights, slots = self.optimizer.stateless_apply(slots, halves, weights)
         return {"loss": loss}, (weights, others, slots, metrics)
 
-    step = {"torch": step_torch, "tensorflow": step_tensorflow, "jax": step_jax}[backend()]
+    step = {"torch": step_torch, "tensorflow": step_tensorflow, "jax": step_jax}[work.backend()]
 
     class Own(keras.Sequential):  # type: ignore[misc]
         train_step = step
 
-    alone, model = net(Own), net(Own)
+    alone, model = work.net(Own), work.net(Own)
     alone.compile(keras.optimizers.SGD(0.05), "mse")
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
     if hvd.rank() == 0:
-        fit(alone, *data(), BATCH)
-    fit_part(model)
-    assert_equal(model, alone, 1e-6)
+        work.fit(alone, *work.data(), work.BATCH)
+    work.fit_part(model)
+    work.assert_equal(model, alone, 1e-6)
 
 
 @on_ranks(2)
@@ -123,19 +110,19 @@ def two_optimizers_take_turns() -> None:
 
 @on_ranks(2)
 def local_variables_keep_their_own_gradients() -> None:
-    model = net()
+    model = work.net()
     optimizer = hvd.PartialDistributedOptimizer(
         keras.optimizers.SGD(1.0), local_layers=model.layers[1]
     )
     optimizer.build(model.trainable_variables)
-    start = values(model)
+    start = work.values(model)
     gradients = [
         keras.ops.convert_to_tensor(np.full(v.shape, hvd.rank() + 1.0, "float32"))
         for v in model.trainable_variables
     ]
     optimizer.apply(gradients, model.trainable_variables)
     own = (hvd.rank() + 1.0) / hvd.size()
-    moves = [a - b for a, b in zip(start, values(model), strict=True)]
+    moves = [a - b for a, b in zip(start, work.values(model), strict=True)]
     for i, expected in enumerate([1.5, 1.5, own, own, 1.5, 1.5]):
         assert np.allclose(moves[i], expected, atol=1e-6), i
     with raises(ValueError, "after the first step"):
@@ -169,7 +156,7 @@ def local_embeddings_keep_their_own_gradients() -> None:
 def a_gradient_that_one_rank_lacks_is_named_on_every_rank() -> None:
     a, b, c = (keras.Variable(np.zeros(2, "float32"), name=name) for name in "abc")
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
-    one = gradient_of(2)
+    one = work.gradient_of(2)
     on_rank_0 = one if hvd.rank() == 0 else None
     with raises(hvd.HorovodInternalError, "rank 0: 'b [1]' dense; rank 1: 'b [1]' without"):
         optimizer.apply([one, on_rank_0, None], [a, b, c])
@@ -182,11 +169,11 @@ def a_gradient_that_one_rank_lacks_is_named_on_every_rank() -> None:
 
 @on_ranks(2)
 def a_gradient_that_one_rank_loses_later_is_named_on_every_rank() -> None:
-    if backend() == "torch":
+    if work.backend() == "torch":
         return  # counts as zero there, as in farandole.torch: backward may take other ways
     a, b = (keras.Variable(np.zeros(2, "float32"), name=name) for name in "ab")
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
-    one = gradient_of(2)
+    one = work.gradient_of(2)
     optimizer.apply([one, one], [a, b])
 
     def lose_one() -> None:
@@ -195,7 +182,7 @@ def a_gradient_that_one_rank_loses_later_is_named_on_every_rank() -> None:
 
     with pytest.raises(Exception, match="ranks disagree"):  # the backend's class
         lose_one()
-    if backend() == "jax":
+    if work.backend() == "jax":
         from farandole import jax as fdj
 
         fdj.recover()
@@ -206,17 +193,17 @@ def groups_do_not_change_what_comes_out() -> None:
     def alone() -> Any:
         return keras.optimizers.SGD(0.05)
 
-    compare(alone, wrap=lambda optimizer: hvd.DistributedOptimizer(optimizer, num_groups=2))
-    compare(alone, wrap=lambda optimizer: hvd.DistributedOptimizer(optimizer, groups=3))
-    model = net()
+    work.compare(alone, wrap=lambda optimizer: hvd.DistributedOptimizer(optimizer, num_groups=2))
+    work.compare(alone, wrap=lambda optimizer: hvd.DistributedOptimizer(optimizer, groups=3))
+    model = work.net()
     v = model.trainable_variables
     optimizer = hvd.DistributedOptimizer(
         keras.optimizers.SGD(1.0), groups=[[v[0], v[3]], [v[5]]], num_groups=0
     )
-    start = values(model)
+    start = work.values(model)
     for _ in range(2):
-        optimizer.apply([gradient_of(*each.shape) for each in v], v)
-    for before, after in zip(start, values(model), strict=True):
+        optimizer.apply([work.gradient_of(*each.shape) for each in v], v)
+    for before, after in zip(start, work.values(model), strict=True):
         assert np.allclose(before - after, 3.0, atol=1e-5)
 
 
@@ -229,7 +216,7 @@ def groups_that_differ_or_are_wrong_are_named() -> None:
         with raises(ValueError, word):
             sgd(groups)
     a, b = (keras.Variable(np.zeros(2, "float32"), name=name) for name in "ab")
-    one = gradient_of(2)
+    one = work.gradient_of(2)
     with raises(ValueError, "groups name 'a' twice: in 0 and 1"):
         sgd([[a], [b, a]]).apply([one, one], [a, b])
     other = keras.Variable(np.zeros(2, "float32"), name="other")
@@ -250,11 +237,11 @@ def a_process_set_reduces_and_others_step_by_themselves() -> None:
             keras.optimizers.SGD(1.0), process_set=ends, name=str(option), **option
         )
         for _ in range(2):
-            optimizer.apply([gradient_of(*v.shape) for v in variables], variables)
+            optimizer.apply([work.gradient_of(*v.shape) for v in variables], variables)
         for variable in variables:
             assert np.allclose(keras.ops.convert_to_numpy(variable), -4.0), option
     a = keras.Variable(np.zeros(2 + hvd.rank(), "float32"), name="a")
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=ends)
     if hvd.rank() != 1:
         with raises(hvd.HorovodInternalError, "rank 0: 'a [0]' [2]", "rank 2: 'a [0]' [4]"):
-            optimizer.apply([gradient_of(*a.shape)], [a])
+            optimizer.apply([work.gradient_of(*a.shape)], [a])
