@@ -34,8 +34,8 @@ SANITIZED = PYTHONPATH=build/asan-package LD_PRELOAD="$$($(CXX) -print-file-name
             ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 $(BIN)/python -m
 CPP      = $(shell git ls-files --cached --others --exclude-standard 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/cpp/*')
 
-# One build tree (pyproject.toml's build-dir) has the wheel, the C++ tests and the core with fault
-# points: the engine is compiled once.
+# One build tree (pyproject.toml's build-dir) has the wheel, the C++ tests, the core's parts for tests
+# and the core with fault points: the engine is compiled once.
 TREE  := build/$(shell $(PYTHON) -c 'import sys; print(sys.implementation.cache_tag)')
 WHEEL := build/dist
 # A compiler that was asked for has a tree of its own: cmake does not change it in an old one.
@@ -51,7 +51,7 @@ demo: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/demo  ## train on 1 and 2 ra
 	@$(BIN)/python examples/demo.py --output $(OUT)
 
 test: test-cpp $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/on-torch $(STAMPS)/tensorflow $(STAMPS)/test  ## build, install into .venv, run all tests
-	cmake --build $(TREE) --target faulty_core
+	cmake --build $(TREE) --target core_testing faulty_core
 	$(BIN)/python -m pytest $(WORKERS) --junit-xml=build/pytest.xml $(PYTEST)
 
 test-all: export GRID := full
@@ -80,11 +80,12 @@ lint: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/test $(STAMPS)/lint  ## form
 	clang-format --dry-run -Werror $(CPP)
 	codespell
 	mypy
-	$(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml farandole._core
+	cmake --build $(TREE) --target core_testing
+	MYPYPATH=tests PYTHONPATH=$(TREE)/testing $(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml farandole._core _core_testing
 	@$(MAKE) --no-print-directory tidy TIDY="$$(git diff --name-only --diff-filter=d $(BASE) -- 'csrc/*.cpp')"
 
 tidy: $(STAMPS)/build $(STAMPS)/lint  ## clang-tidy (.clang-tidy) over all of csrc but the bindings
-	@cmake -S . -B build/tidy -G Ninja -DFARANDOLE_MODULE=OFF -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >/dev/null
+	@cmake -S . -B build/tidy -G Ninja -DFARANDOLE_MODULE=OFF -DFARANDOLE_TESTS=ON -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >/dev/null
 	@echo $(filter-out csrc/bindings/%,$(TIDY)) | xargs --no-run-if-empty -n 4 -P $$(nproc) clang-tidy -p build/tidy --quiet --warnings-as-errors='*'
 
 format: $(STAMPS)/lint  ## format C++ and Python in place

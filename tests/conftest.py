@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -53,25 +52,12 @@ def nurseries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[st
 @pytest.fixture(scope="session")
 def faulty_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package over a core with fault points, made where the installed one is made."""
-    if shutil.which("cmake") is None:
-        pytest.skip("fault points need a second build of the core, and cmake is not installed")
-    tree = ROOT / "build" / sys.implementation.cache_tag
-    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-    configure = [
-        "cmake", "-S", str(ROOT), "-B", str(tree), *generator, "-DFARANDOLE_TESTS=ON",
-        f"-DPython_EXECUTABLE={sys.executable}",
-    ]  # fmt: skip
-    tree.mkdir(parents=True, exist_ok=True)
-    with (tree / "faulty.lock").open("w") as one_at_a_time:
-        fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
-        for command in (configure, ["cmake", "--build", str(tree), "--target", "faulty_core"]):
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+    harness.build("faulty_core")
     package = tmp_path_factory.mktemp("faulty") / "farandole"
     shutil.copytree(
         ROOT / "python" / "farandole", package, ignore=shutil.ignore_patterns("*.so", "__pycache__")
     )
-    for module in (tree / "faulty").glob("_core*.so"):
+    for module in (harness.TREE / "faulty").glob("_core*.so"):
         (package / module.name).symlink_to(module)
     return package.parent
 
@@ -148,6 +134,16 @@ def check_health() -> None:
 
     if fd.is_initialized():
         fd.barrier(timeout=4)
+
+
+@pytest.fixture(scope="module")
+def world_of_one() -> Iterator[None]:
+    """This process alone."""
+    import farandole as fd
+
+    fd.init(rank=0, size=1)
+    yield
+    fd.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import fcntl
 import importlib
 import itertools
 import os
 import pickle
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -30,11 +32,13 @@ import tempfile
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 HERE = Path(__file__).parent
 _SHOW_STACKS = signal.SIGUSR1
@@ -95,6 +99,10 @@ def _outcome(call: Callable[[], Any]) -> Outcome:
 # ---- inside a rank ----
 
 _to_test: Connection | None = None
+
+
+def is_rank() -> bool:
+    return _to_test is not None
 
 
 def tell(word: Any) -> None:
@@ -171,7 +179,6 @@ def _be_born(connection_fd: int, output_fd: int, environment: dict[str, str | No
 def _nursery(control: socket.socket, framework: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import numpy  # noqa: F401
-    import pytest  # noqa: F401
 
     importlib.import_module(f"farandole.{framework or '_collectives'}")
     if framework == "keras":
@@ -424,7 +431,52 @@ class World:
         return statuses
 
 
-# ---- nothing is left behind ----
+# ---- what is compiled for tests alone ----
+
+
+TREE = HERE.parent / "build" / sys.implementation.cache_tag  # as of the wheel (pyproject.toml)
+
+
+def build(target: str) -> None:
+    """Where the installed core was built, by the same Python."""
+    if shutil.which("cmake") is None:
+        pytest.skip(f"{target} has to be built, by cmake", allow_module_level=True)
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    configure = [
+        "cmake", "-S", str(HERE.parent), "-B", str(TREE), *generator, "-DFARANDOLE_TESTS=ON",
+        f"-DPython_EXECUTABLE={sys.executable}",
+    ]  # fmt: skip
+    TREE.mkdir(parents=True, exist_ok=True)
+    with (TREE / "tests.lock").open("w") as one_at_a_time:
+        fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
+        for command in (configure, ["cmake", "--build", str(TREE), "--target", target]):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+
+
+# ---- programs of their own ----
+
+
+def launcher(ranks: int, *options: str) -> list[str]:
+    return [sys.executable, "-m", "farandole", "run", "-np", str(ranks), *options, "--"]
+
+
+def launch(
+    ranks: int, command: Sequence[str | Path], *options: str, code: int | None = 0, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program under `farandole run` to its end. `code`: how that is, unless the test says.
+    `env`: set for the launcher and all ranks."""
+    done = subprocess.run(
+        [*launcher(ranks, *options), *command],
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=2 * LIMIT,
+        check=False,
+    )
+    assert code in (None, done.returncode), done.stdout + done.stderr
+    return done
 
 
 def start_program(script: Path, ranks: int) -> list[subprocess.Popen[str]]:
@@ -442,6 +494,9 @@ def start_program(script: Path, ranks: int) -> list[subprocess.Popen[str]]:
     ]
 
 
+# ---- nothing is left behind ----
+
+
 def traces_of(run_id: str) -> list[str]:
     """What a job may have left on this machine: sockets and shared memory by name."""
     left = [
@@ -450,6 +505,13 @@ def traces_of(run_id: str) -> list[str]:
         if run_id in line
     ]
     return left + [str(p) for p in Path("/dev/shm").iterdir() if "farandole" in p.name]
+
+
+def wait_until(condition: Callable[[], object], what: str = "it") -> None:
+    deadline = time.monotonic() + 2 * LIMIT
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.005)
 
 
 def open_files() -> int:

@@ -15,7 +15,7 @@ import pytest
 
 from farandole._launch.ranks import rank_environment
 from farandole.horovod import SEARCH_PATH
-from harness import World
+from harness import World, launch
 
 Spawn = Callable[..., World]
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,11 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def run(*command: str, ranks: int = 2, options: Sequence[str] = ()) -> str:
     """What the ranks print; fails with their output if any of them does."""
-    words = ["run", "-np", str(ranks), "--no-prefix", *options, "--"]
-    start = [sys.executable, "-m", "farandole", *words]
-    done = subprocess.run([*start, *command], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
+    return launch(ranks, command, "--no-prefix", *options).stdout
 
 
 def play(

@@ -16,7 +16,7 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kPiece = 4 << 10;  // bytes; whole elements of every type
+constexpr size_t kPiece = kOneShotPiece;
 
 class OneShot : public DirectPath {
  public:

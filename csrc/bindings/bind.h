@@ -22,11 +22,9 @@ void bind_fold(py::module_& module);
 void bind_schedule(py::module_& module);
 void bind_tuner(py::module_& module);
 void bind_plugins(py::module_& module);
-void bind_proofs(py::module_& module);
 void bind_watch(py::module_& module);
 void bind_trace(py::module_& module);
 void bind_jax(py::module_& module);
-void bind_testing(py::module_& module);
 
 void raise_in_python(const Error& error);
 py::object python_error(const Error& error);

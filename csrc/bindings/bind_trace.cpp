@@ -125,6 +125,7 @@ void finish_trace(Trace* trace) {
 }
 
 void bind_trace(py::module_& module) {
+  module.attr("trace_events_per_thread") = Trace::kEventsPerThread;
   module.def(
       "drop_trace_file",
       [] {

@@ -18,9 +18,7 @@ PYBIND11_MODULE(_core, module) {
   bind_schedule(module);
   bind_tuner(module);
   bind_plugins(module);
-  bind_proofs(module);
   bind_watch(module);
   bind_trace(module);
   bind_jax(module);
-  bind_testing(module);
 }

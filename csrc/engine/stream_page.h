@@ -51,6 +51,7 @@ inline constexpr size_t kLines = 19;        // 1 KiB; then one_shot and window a
 // they go from one rank, or to it, slots are so many that lines have left their readers' caches: a
 // broadcast of 32 KiB with 16 slots 2.8 us, with 2 of them 4.9.
 inline constexpr size_t kOneShotBytes = 32 << 10;
+inline constexpr size_t kOneShotPiece = 4 << 10;  // whole elements of every type
 inline constexpr uint32_t kOneShotSlots = 16;
 inline constexpr uint32_t kOneShotSlotsBothWays = 2;  // even as well: see OneShot
 inline constexpr size_t kStagingChunk = 64 << 10;     // one rank's part of a block

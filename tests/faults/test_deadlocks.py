@@ -121,15 +121,6 @@ def test_a_deadlock_fails_only_the_groups_that_are_in_it(spawn: Spawn) -> None:
     assert [o.value for o in world.outcomes()] == ["alive"] * 3
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    for _ in range(int(harness.LIMIT * 50)):
-        if condition():
-            return
-        pause.wait(0.02)
-    pytest.fail("it never came")
-
-
 # ---- what is none ----
 
 
@@ -207,7 +198,7 @@ def test_a_rank_in_no_call_is_told_by_its_line(spawn: Spawn, how: str) -> None:
     world = spawn(2, env=SOON)
     world.start(one_is_elsewhere, how)
     world.hear_all()
-    wait_until(lambda: "has waited" in world.output(1))
+    harness.wait_until(lambda: "has waited" in world.output(1))
     if how == "reads":
         warning = world.output(1)
         assert f"rank 0 (pid {world.pids[0]}, sleeping), which is at " in warning

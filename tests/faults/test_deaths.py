@@ -298,18 +298,10 @@ def test_a_rank_that_is_continued_in_time_is_forgiven(spawn: Spawn) -> None:
     world.start(late_but_in_time)
     world.hear_all()
     world.signal(2, signal.SIGSTOP)
-    wait_until(lambda: "stopped)" in world.output(0) and "stopped)" in world.output(1))
+    harness.wait_until(lambda: "stopped)" in world.output(0) and "stopped)" in world.output(1))
     world.signal(2, signal.SIGCONT)
     world.say(2, "go")
     assert [o.value for o in world.outcomes()] == [3.0] * 3
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    deadline = time.monotonic() + harness.LIMIT
-    while not condition():
-        assert time.monotonic() < deadline
-        pause.wait(0.005)
 
 
 def own_timeout() -> None:
@@ -456,7 +448,7 @@ def test_an_interrupt_ends_every_kind_of_wait(spawn: Spawn, kind: str) -> None:
     world = spawn(3)
     world.start(interrupted, kind)
     world.hear_all()
-    wait_until(lambda: sleeps(world.pids[1]) and sleeps(world.pids[2]))
+    harness.wait_until(lambda: sleeps(world.pids[1]) and sleeps(world.pids[2]))
     world.signal(1, signal.SIGINT)
     here = world.outcome(1)
     assert here.error == "KeyboardInterrupt", here.trace
@@ -482,13 +474,12 @@ signal.pause()
 def test_an_interrupt_of_all_ranks_is_an_interrupt_on_each(tmp_path: Path) -> None:
     """The report of the first to end must not come before the signal on the one that waits."""
     job = subprocess.Popen(
-        [sys.executable, "-m", "farandole", "run", "-np", "2", "--",
-         sys.executable, "-c", ENDED_BY_CTRL_C],
+        [*harness.launcher(2), sys.executable, "-c", ENDED_BY_CTRL_C],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )  # fmt: skip
+    )
     try:
         assert job.stdout is not None
         assert job.stdout.readline() == "[0] waits\n"
@@ -518,7 +509,7 @@ def test_an_interrupt_ends_init(spawn: Spawn, rank: int) -> None:
     world = spawn(3)
     world.start(waits_to_start, ranks=[rank])
     world.hear(rank)
-    wait_until(lambda: sleeps(world.pids[rank]))
+    harness.wait_until(lambda: sleeps(world.pids[rank]))
     world.signal(rank, signal.SIGINT)
     o = world.outcome(rank)
     assert o.error == "KeyboardInterrupt", o.trace

@@ -22,7 +22,7 @@ from harness import World
 pytestmark = pytest.mark.timeout(1200)
 
 Spawn = Callable[..., World]
-BLOCK = 64 << 10  # elements: some blocks of the staged path
+BLOCK = _core.tuning.limits()["block of cico"]  # elements: some blocks
 
 POINTS = {  # operations that come by the point
     "stream.post": [("all_reduce", 10, False), ("all_reduce", 1000, False), ("barrier", 0, False),

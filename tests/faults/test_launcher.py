@@ -12,11 +12,13 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+
+from harness import launch, launcher, wait_until
 
 LIMIT = 60  # seconds; an upper bound for anything here, never waited for when all is well
 MARK = "FARANDOLE_TEST_MARK"
@@ -35,24 +37,14 @@ def forever():
 """
 
 
-def launch_arguments(ranks: int, script: str, *options: str) -> list[str]:
-    command = [sys.executable, "-S", "-c", PRELUDE + script]
-    return [sys.executable, "-m", "farandole", "run", "-np", str(ranks), *options, "--", *command]
+def command_of(script: str) -> list[str]:
+    return [sys.executable, "-S", "-c", PRELUDE + script]
 
 
 def run(
     ranks: int, script: str, *options: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a job to its end."""
-    return subprocess.run(
-        launch_arguments(ranks, script, *options),
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
+    return launch(ranks, command_of(script), *options, code=None, **environment)
 
 
 class Running:
@@ -106,7 +98,7 @@ def running(ranks: int, script: str, *options: str, **popen: object) -> Iterator
     mark = uuid.uuid4().hex
     extra = popen.pop("env", {})
     assert isinstance(extra, dict)
-    arguments = launch_arguments(ranks, script, *options)
+    arguments = [*launcher(ranks, *options), *command_of(script)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", MARK: mark} | extra
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(arguments, env=environment, text=True, **(pipes | popen)) as process:
@@ -120,13 +112,6 @@ def running(ranks: int, script: str, *options: str, **popen: object) -> Iterator
                 for pid in marked(mark):
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.01)
 
 
 def state(pid: int) -> str:
@@ -548,7 +533,7 @@ os.wait()
 
 def test_children_of_the_shell_that_became_the_launcher_are_left_alone() -> None:
     command = 'sleep 1000 & echo $!; exec "$@"'
-    arguments = launch_arguments(1, "say('ready'); forever()")
+    arguments = [*launcher(1), *command_of("say('ready'); forever()")]
     with subprocess.Popen(
         ["bash", "-c", command, "bash", *arguments], stdout=subprocess.PIPE, text=True
     ) as process:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from harness import launch
 
 REPEAT = int(os.environ.get("LAUNCHES", "2"))  # 50 shows what happens seldom
 
@@ -47,19 +48,6 @@ for _ in range(10**9):
 """
 
 
-def launched(script: Path, how: str, ranks: int, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "farandole", "run", "-np", str(ranks), *options, "--",
-         sys.executable, str(script), how],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )  # fmt: skip
-
-
 @pytest.mark.timeout(60 + 20 * REPEAT)
 @pytest.mark.parametrize("ranks", [2, 3, 16])
 @pytest.mark.parametrize("how", ["raise", "exit", "_exit", "group"])
@@ -70,7 +58,7 @@ def test_the_cause_is_named_whoever_ends_first(tmp_path: Path, how: str, ranks: 
     wrong = []
     launches = 1 if REPEAT == 2 and ranks == 16 else REPEAT
     for _ in range(launches):
-        done = launched(script, how, ranks)
+        done = launch(ranks, [sys.executable, script, how], code=None)
         last = done.stderr.splitlines()[-1]
         named = re.match(rf"farandole: rank {ranks - 1} \(pid \d+\) exited with code {code}", last)
         if not named or done.returncode != code or (code == 1 and "bad sample 4711" not in last):
@@ -84,7 +72,7 @@ def test_a_rank_that_ends_late_is_the_cause_all_the_same(tmp_path: Path, grace: 
     """Its peers are gone before; with no grace it is ended by us before it could."""
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
-    done = launched(script, "late", 3, f"--grace={grace}")
+    done = launch(3, [sys.executable, script, "late"], f"--grace={grace}", code=None)
     assert done.returncode == 1
     assert re.fullmatch(
         r"farandole: rank 2 \(pid \d+\) exited with code 1: ValueError: bad sample 4711 "

@@ -8,7 +8,6 @@ import re
 import resource
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -76,9 +75,7 @@ def test_a_rank_that_ends_before_init_ends_the_job(tmp_path: Path) -> None:
         "os.environ['RANK'] == '0' and subprocess.Popen(['sleep', '60'])\n"  # is no rank's program
         "os.environ['RANK'] == '1' or fd.init()\n"
     )
-    start = [sys.executable, "-m", "farandole", "run", "-np", "3", "--", sys.executable]
-    done = subprocess.run([*start, str(script)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
+    done = harness.launch(3, [sys.executable, script], code=1)
     last = done.stderr.splitlines()[-1]
     expected = r"farandole: rank 1 \(pid \d+\) exited with code 0, and ranks 0, 2 waited for it in"
     assert re.match(expected, last), done.stderr
@@ -92,9 +89,7 @@ def test_a_program_that_a_rank_left_behind_may_still_come(tmp_path: Path) -> Non
         "if os.environ['RANK'] == '1': time.sleep(4)\n"  # longer than a rank that ended is awaited
         "import farandole as fd; fd.init(); print(fd.size())\n"
     )
-    start = [sys.executable, "-m", "farandole", "run", "-np", "2", "--no-prefix", "--"]
-    command = [*start, sys.executable, str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = harness.launch(2, [sys.executable, script], "--no-prefix", code=None)
     assert done.stdout.splitlines() == ["2", "2"], done.stderr
 
 

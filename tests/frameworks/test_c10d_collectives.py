@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -13,7 +12,9 @@ pytest.importorskip("torch")
 
 import torch
 import torch.distributed as dist
-from rank_cases import make_tests, on_ranks
+from c10d_work import gloo, ours_alone, prepare
+from rank_cases import make_tests, on_ranks, refused
+from torch_work import numbers, same
 
 import farandole as fd
 
@@ -24,17 +25,6 @@ WIDE = [torch.uint16, torch.uint32, torch.uint64]
 COMPLEX = [torch.complex64, torch.complex128]
 MOVED = [*FLOATS, *INTEGERS, *WIDE, *COMPLEX, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2]
 Op = dist.ReduceOp
-_gloo: Any = None
-
-
-def prepare() -> None:
-    global _gloo
-    import farandole.torch.distributed  # noqa: F401
-
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore", FutureWarning)  # older names of collectives
-    dist.init_process_group("farandole", timeout=timedelta(seconds=60))
-    _gloo = dist.new_group(backend="gloo")
 
 
 def rank() -> int:
@@ -43,37 +33,6 @@ def rank() -> int:
 
 def size() -> int:
     return dist.get_world_size()
-
-
-def numbers(shape: tuple[int, ...], dtype: torch.dtype, of: int, seed: int = 0) -> torch.Tensor:
-    """Small integers: every sum and product of four is exact in every dtype."""
-    generator = torch.Generator().manual_seed(1000 * seed + 17 * of + 1)
-    drawn = torch.randint(0, 3, shape, generator=generator)
-    if dtype.is_complex:
-        return torch.complex(
-            drawn.double(), drawn.flip(-1).double() if shape else drawn.double()
-        ).to(dtype)
-    return drawn.to(dtype)
-
-
-def same(a: torch.Tensor, b: torch.Tensor) -> None:
-    assert a.dtype == b.dtype
-    assert a.shape == b.shape, (a.shape, b.shape)
-    if a.dtype.itemsize == 1:
-        a, b = a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)
-    assert torch.equal(a, b), (a, b)
-
-
-def ours_alone() -> None:
-    from farandole.torch.distributed import fallbacks
-
-    assert fallbacks() == {}
-
-
-def refused(call: Callable[[], Any], pattern: str) -> None:
-    with pytest.raises(ValueError, match=pattern) as caught:
-        call()
-    assert isinstance(caught.value, fd.InvalidArgument)
 
 
 def strided(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -188,7 +147,7 @@ def reduce_reaches_its_root_alone() -> None:
         for shape in SHAPES:
             x, y = numbers(shape, torch.float32, rank()), numbers(shape, torch.float32, rank())
             dist.reduce(x, root)
-            dist.reduce(y, root, group=_gloo)
+            dist.reduce(y, root, group=gloo())
             same(x, y if rank() == root else numbers(shape, torch.float32, rank()))
     ours_alone()
 
@@ -207,7 +166,7 @@ def all_to_all_is_right_even_uneven_and_in_lists() -> None:
         torch.empty(sum(takes), 2, dtype=torch.int32),
     )
     dist.all_to_all_single(ours, x, takes, sends)
-    dist.all_to_all_single(theirs, x, takes, sends, group=_gloo)
+    dist.all_to_all_single(theirs, x, takes, sends, group=gloo())
     same(ours, theirs)
     outs = [torch.empty(n, 2) for n in takes]
     dist.all_to_all(
@@ -597,22 +556,22 @@ def zz_timeouts_name_the_missing(limit: float = 0.5) -> None:
         with pytest.raises(fd.Stalled, match="rank 1") as caught:
             dist.monitored_barrier(lonely, timedelta(seconds=limit))
         assert caught.value.values["missing"] == [1]
-    dist.monitored_barrier(_gloo)
+    dist.monitored_barrier(gloo())
     other = dist.new_group(timeout=timedelta(seconds=limit))
     if rank() == 0:
         with pytest.raises(fd.Stalled, match="rank 1"):
             dist.all_reduce(torch.ones(1), group=other)
-    dist.monitored_barrier(_gloo)
+    dist.monitored_barrier(gloo())
     third = dist.new_group()
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=limit), third)
     if rank() == 0:
         with pytest.raises(fd.Stalled, match="rank 1"):
             dist.all_reduce(torch.ones(1), group=third)
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=40), _gloo)
-    dist.monitored_barrier(_gloo)
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=40), gloo())
+    dist.monitored_barrier(gloo())
     x = torch.ones(1)
     dist.all_reduce(x)  # other groups live on
     assert x.item() == 2
 
 
-test_on_ranks = make_tests(__name__, "torch")
+test_on_ranks = make_tests(__name__, "torch", prepare=prepare)

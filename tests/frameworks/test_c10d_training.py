@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ pytest.importorskip("torch")
 
 import torch
 import torch.distributed as dist
+from c10d_work import gloo, ours_alone, prepare
 from rank_cases import make_tests, on_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -21,24 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 import farandole as fd
 
 BATCH, WIDE = 12, 16  # of all ranks together
-_gloo: Any = None
-
-
-def prepare() -> None:
-    global _gloo
-    import farandole.torch.distributed  # noqa: F401
-
-    torch.set_num_threads(1)
-    # PyTorch's own older names, and what it says of FSDP on processors.
-    warnings.simplefilter("ignore")
-    dist.init_process_group("farandole", timeout=timedelta(seconds=60))
-    _gloo = dist.new_group(backend="gloo")
-
-
-def ours_alone() -> None:
-    from farandole.torch.distributed import fallbacks
-
-    assert fallbacks() == {}
 
 
 def model() -> nn.Module:
@@ -115,13 +96,13 @@ def ddp_over_gloo_with_our_hook_trains_as_one_rank() -> None:
     import farandole.torch as hvd
 
     for options in ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}):
-        wrapped = ddp(_gloo, **options)
-        wrapped.register_comm_hook(_gloo, hvd.ddp_comm_hook)
+        wrapped = ddp(gloo(), **options)
+        wrapped.register_comm_hook(gloo(), hvd.ddp_comm_hook)
         train(wrapped, sgd(wrapped.parameters()), my_part())
         got = [p.detach() for p in wrapped.parameters()]
         close(got, serial())
         same_everywhere(got)
-    wrapped = ddp(_gloo)
+    wrapped = ddp(gloo())
     wrapped.register_comm_hook(3, hvd.ddp_comm_hook)
     with pytest.raises(ValueError, match="process group"):
         wrapped(batch(0)[0]).sum().backward()
@@ -139,9 +120,9 @@ def our_hook_gives_the_same_bits_for_all_buckets_and_moves_them_where_it_may() -
     ):  # fmt: skip
         before = len(shared_buckets._moved)
         wrapped = DistributedDataParallel(
-            model(), process_group=_gloo, bucket_cap_mb=megabytes, **options
+            model(), process_group=gloo(), bucket_cap_mb=megabytes, **options
         )
-        wrapped.register_comm_hook(_gloo, hvd.ddp_comm_hook)
+        wrapped.register_comm_hook(gloo(), hvd.ddp_comm_hook)
         optimizer = sgd(wrapped.parameters())
         for to_none in (True, False):
             optimizer.zero_grad(set_to_none=to_none)
@@ -171,7 +152,7 @@ def ddp_with_buffers_unused_parameters_and_no_sync() -> None:
     import farandole.torch as hvd
 
     torch.manual_seed(dist.get_rank())  # DDP broadcasts
-    for group in (None, _gloo):
+    for group in (None, gloo()):
         wrapped = DistributedDataParallel(Net(), process_group=group, find_unused_parameters=True)
         if group is not None:
             wrapped.register_comm_hook(group, hvd.ddp_comm_hook)
@@ -197,7 +178,7 @@ def pytorch_s_own_hooks_and_checkpointing_work() -> None:
         train(wrapped, sgd(wrapped.parameters()), my_part())
         same_everywhere([p.detach() for p in wrapped.parameters()])
     for reentrant in (False, True):
-        for group in (None, _gloo):
+        for group in (None, gloo()):
             inner = model()
 
             class Checkpointed(nn.Module):
@@ -248,7 +229,7 @@ def a_mismatch_is_raised_by_backward_itself() -> None:
         return dist.all_reduce(bucket.buffer(), async_op=True).get_future()
 
     uneven.__annotations__.clear()  # DDP compares them, and these are texts
-    for group in (None, _gloo):
+    for group in (None, gloo()):
         wrapped = DistributedDataParallel(nn.Linear(4, 4), process_group=group)
         wrapped.register_comm_hook(group, uneven)
         with pytest.raises(fd.Mismatch, match="20"):
@@ -394,7 +375,7 @@ def compiled_functions_call_collectives_as_over_gloo() -> None:
 
     for backend in ("eager", "aot_eager"):
         found = []
-        for group in (_gloo, dist.group.WORLD):
+        for group in (gloo(), dist.group.WORLD):
             torch._dynamo.reset()
             compiled: Any = torch.compile(exchange, backend=backend)
             found.append([compiled(torch.ones(3) * (rank + step), group) for step in (1, 2)])
@@ -422,7 +403,7 @@ def compiled_ddp_trains_as_over_gloo() -> None:
         return torch.cat([t.reshape(-1) for t in flat if t is not None])
 
     for synchronized in (False, True):
-        over_gloo = gradients(_gloo, "eager", synchronized=synchronized)
+        over_gloo = gradients(gloo(), "eager", synchronized=synchronized)
         for backend in ("eager", "aot_eager"):
             ours = gradients(dist.group.WORLD, backend, synchronized=synchronized)
             torch.testing.assert_close(ours, over_gloo)
@@ -455,10 +436,10 @@ def zz_sparse_gradients_go_past_our_hook_and_are_counted() -> None:
         wrapped(torch.tensor([dist.get_rank(), 5])).square().sum().backward()
         return [p.grad.to_dense() for p in words.parameters() if p.grad is not None]
 
-    expected = gradients(_gloo, hooked=False)
-    for count, group in enumerate((_gloo, dist.group.WORLD), start=1):
+    expected = gradients(gloo(), hooked=False)
+    for count, group in enumerate((gloo(), dist.group.WORLD), start=1):
         torch.testing.assert_close(gradients(group, hooked=True), expected)
         assert fallbacks() == {"all_reduce of sparse tensors": count}
 
 
-test_on_ranks = make_tests(__name__, "torch")
+test_on_ranks = make_tests(__name__, "torch", prepare=prepare)

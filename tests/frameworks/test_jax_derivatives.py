@@ -13,16 +13,10 @@ pytest.importorskip("jax", minversion="0.10", reason="JAX is not installed")
 
 import jax
 import jax.numpy as jnp
-from rank_cases import make_tests, on_ranks
+from rank_cases import begin_jax_wide, make_tests, on_ranks
 
 import farandole as fd
 import farandole.jax as fdj
-
-
-def prepare() -> None:
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_enable_x64", True)
-    fdj.init()
 
 
 def rows_of(rank: int, columns: int = 2) -> np.ndarray[Any, Any]:
@@ -174,4 +168,4 @@ def what_has_no_derivative_says_so() -> None:
         near(still, np.full(2, 2.0), op)
 
 
-test_on_ranks = make_tests(__name__, "jax")
+test_on_ranks = make_tests(__name__, "jax", prepare=begin_jax_wide)

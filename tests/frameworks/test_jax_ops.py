@@ -5,7 +5,6 @@ from __future__ import annotations
 import doctest
 import importlib
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ pytest.importorskip("jax", minversion="0.10", reason="JAX is not installed")
 import jax
 import jax.numpy as jnp
 import ml_dtypes
-from rank_cases import make_tests, on_ranks
+from rank_cases import begin_jax_wide, make_tests, on_ranks, refused
 
 import farandole as fd
 import farandole.jax as fdj
@@ -30,10 +29,8 @@ SHAPES = [(), (0,), (1,), (7,), (3, 5), (2, 0, 3), (1000,), (40_001,)]
 
 
 def prepare() -> None:
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_num_cpu_devices", 2)  # one that collectives run on, and another
-    fdj.init()
+    begin_jax_wide()
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
@@ -55,13 +52,6 @@ def same(a: Any, b: Any, what: str = "") -> None:
     assert a.dtype == b.dtype, (what, a.dtype, b.dtype)
     assert a.shape == b.shape, (what, a.shape, b.shape)
     assert a.tobytes() == b.tobytes(), (what, a, b)
-
-
-def refused(call: Callable[[], Any], *words: str) -> None:
-    with pytest.raises(fd.InvalidArgument) as caught:
-        call()
-    for word in words:
-        assert word in str(caught.value), caught.value
 
 
 # ---- values ----
@@ -615,4 +605,4 @@ def a_wrong_argument_is_an_error_of_ours() -> None:
     assert fdj.allreduce(jnp.ones(2), "sum").tolist() == [2, 2]
 
 
-test_on_ranks = make_tests(__name__, "jax")
+test_on_ranks = make_tests(__name__, "jax", prepare=prepare)

@@ -12,28 +12,15 @@ pytest.importorskip("jax", minversion="0.10", reason="JAX is not installed")
 
 import jax
 import jax.numpy as jnp
-from rank_cases import make_tests, on_ranks
+from rank_cases import begin_jax_wide, make_tests, on_ranks, refused
 
 import farandole as fd
 import farandole.jax as fdj
 from farandole.common._process_set import own_group_of
 
 
-def prepare() -> None:
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_enable_x64", True)
-    fdj.init()
-
-
 def same(a: Any, b: Any, what: str = "") -> None:
     assert np.array_equal(np.asarray(a), np.asarray(b)), (what, a, b)
-
-
-def refused(call: Callable[[], Any], *words: str) -> None:
-    with pytest.raises(fd.InvalidArgument) as caught:
-        call()
-    for word in words:
-        assert word in str(caught.value), caught.value
 
 
 def fails(call: Callable[[], Any], words: str) -> None:
@@ -350,4 +337,4 @@ def a_program_finds_its_set_in_a_later_world() -> None:
         fails(lambda: total(x), GONE)
 
 
-test_on_ranks = make_tests(__name__, "jax")
+test_on_ranks = make_tests(__name__, "jax", prepare=begin_jax_wide)

@@ -16,7 +16,7 @@ pytest.importorskip("optax", reason="optax is not installed")
 import jax
 import jax.numpy as jnp
 import optax
-from rank_cases import make_tests, on_ranks
+from rank_cases import begin_jax, make_tests, on_ranks
 
 import farandole as fd
 import farandole.jax as fdj
@@ -24,11 +24,6 @@ from farandole.jax._verdicts import verdict_first
 from harness import World, listen, tell
 
 STEPS, BATCH = 4, 24
-
-
-def prepare() -> None:
-    jax.config.update("jax_platforms", "cpu")
-    fdj.init()
 
 
 def network() -> dict[str, Any]:
@@ -143,7 +138,7 @@ test_on_ranks = make_tests(__name__, "jax")
 
 def train_until_told_otherwise() -> str:
     """Steps for ever; returns what ended them."""
-    prepare()
+    begin_jax()
     step = jax.jit(lambda x: fdj.allreduce(x * 0.5, "sum", name="weights"))
     x = step(jnp.ones(1000))
     tell("running")
@@ -174,7 +169,7 @@ def test_the_survivors_of_a_killed_rank_name_it(
 
 def start_steps_until_one_fails() -> str:
     """Many are in flight, and fail one behind the other."""
-    prepare()
+    begin_jax()
 
     @jax.jit
     def step(x: Any) -> Any:

@@ -14,7 +14,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
 import tensorflow as tf
-from rank_cases import make_tests, on_ranks
+from rank_cases import begin_tensorflow, make_tests, on_ranks
 
 import farandole.tensorflow as hvd
 from farandole.tensorflow import _turns
@@ -22,8 +22,7 @@ from harness import World
 
 
 def prepare() -> None:
-    tf.config.threading.set_inter_op_parallelism_threads(4)
-    hvd.init()
+    begin_tensorflow(threads=4)
 
 
 def mine() -> float:
@@ -356,4 +355,4 @@ def test_a_module_with_a_distributed_step_is_saved_and_loaded(
         spawn(2, "tensorflow").run(step, str(tmp_path), timeout=60)
 
 
-test_on_ranks = make_tests(__name__, "tensorflow")
+test_on_ranks = make_tests(__name__, "tensorflow", prepare=prepare)

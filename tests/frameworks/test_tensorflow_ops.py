@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
+import rank_cases
 import tensorflow as tf
 from adasum_reference import numpys_adasum
 from rank_cases import make_tests, on_ranks
@@ -30,12 +32,7 @@ DTYPES = [
 ]  # fmt: skip
 OTHER_OPS = [hvd.Min, hvd.Max, hvd.Product, hvd.Adasum]
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (2, 0, 3), (1000,)]
-
-
-def prepare() -> None:
-    tf.config.threading.set_inter_op_parallelism_threads(2)
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    hvd.init()
+refused = functools.partial(rank_cases.refused, kind=tf.errors.InvalidArgumentError)
 
 
 def numbers(shape: tuple[int, ...], rank: int) -> np.ndarray:
@@ -56,12 +53,6 @@ def same(a: tf.Tensor, b: Any) -> None:
     expected = tf.cast(tf.constant(np.asarray(b)), a.dtype)
     assert a.shape == expected.shape, (a.shape, expected.shape)
     assert np.array_equal(a.numpy(), expected.numpy()), (a, expected)
-
-
-def refused(call: Callable[[], Any], pattern: str) -> None:
-    with pytest.raises(tf.errors.InvalidArgumentError, match=pattern) as caught:
-        call()
-    assert isinstance(caught.value, fd.InvalidArgument)
 
 
 def both(call: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -655,10 +646,10 @@ def a_wrong_argument_is_an_error_of_ours() -> None:
             assert problems == [], "\n".join(problems)
     refused(
         lambda: hvd.grouped_reducescatter([tf.ones(2)], prescale_factor="x"),
-        r"grouped_reducescatter\(\): prescale_factor is 'x'; it is a number",
+        "grouped_reducescatter(): prescale_factor is 'x'; it is a number",
     )
     in_function = tf.function(lambda: hvd.broadcast(tf.ones(2), root_rank=0.5))
-    refused(in_function, r"broadcast\(\): root_rank is 0.5; it is a whole number")
+    refused(in_function, "broadcast(): root_rank is 0.5; it is a whole number")
     same(hvd.allreduce(tf.ones(2)), [1, 1])
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 import test_tensorflow_ops as ops
 import test_tensorflow_steps as steps
 import test_tensorflow_training as training
-from rank_cases import make_tests, on_ranks
+from rank_cases import begin_tensorflow, make_tests, on_ranks
 
 import farandole.tensorflow as hvd
 from farandole.tensorflow import _plugin
@@ -24,10 +24,7 @@ from farandole.tensorflow import _plugin
 
 def prepare() -> None:
     os.environ["FARANDOLE_TF_OP"] = "pair"
-    # One thread for all that blocks: what could deadlock does.
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    hvd.init()
+    begin_tensorflow(threads=1)  # for all that blocks: what could deadlock does
     assert _plugin.uses_pairs()
 
 
@@ -88,4 +85,4 @@ for _case in (
 ):
     again(_case)
 
-test_on_ranks = make_tests(__name__, "tensorflow")
+test_on_ranks = make_tests(__name__, "tensorflow", prepare=prepare)

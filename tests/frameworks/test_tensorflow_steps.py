@@ -13,7 +13,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
 import tensorflow as tf
-from rank_cases import make_tests, on_ranks
+from rank_cases import begin_tensorflow, make_tests, on_ranks
 
 import farandole.tensorflow as hvd
 
@@ -22,10 +22,7 @@ SIZES = (0, 1, 7, 1000, 40_000)  # elements; the last goes by itself, in place
 
 
 def prepare() -> None:
-    # One thread for all ops: one that held it while it waits would stop everything.
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    hvd.init()
+    begin_tensorflow(threads=1)  # an op that held it while it waits would stop everything
 
 
 def after(x: tf.Tensor, turns: int) -> tf.Tensor:
@@ -219,4 +216,4 @@ def gradients_in_loops_and_branches() -> None:
         np.testing.assert_array_equal(step(tf.constant(turns)), np.full(3, 2 * even * hvd.size()))
 
 
-test_on_ranks = make_tests(__name__, "tensorflow")
+test_on_ranks = make_tests(__name__, "tensorflow", prepare=prepare)

@@ -23,12 +23,6 @@ SGD = tf.compat.v1.train.GradientDescentOptimizer
 MOMENTUM = tf.compat.v1.train.MomentumOptimizer
 
 
-def prepare() -> None:
-    tf.config.threading.set_inter_op_parallelism_threads(2)
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    hvd.init()
-
-
 def gradients_of(rank: int, step: int) -> list[np.ndarray]:
     random = np.random.default_rng(100 * step + rank)
     return [random.normal(size=size).astype(np.float32) for size in (5, 3)]

@@ -19,11 +19,6 @@ import farandole.torch as hvd
 from farandole.torch.adasum import adasum, adasum_together, fold_rows
 
 
-def prepare() -> None:
-    hvd.init()
-    torch.set_num_threads(1)
-
-
 def leaf(shape: tuple[int, ...], rank: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     generator = torch.Generator().manual_seed(31 * rank + 1)
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)

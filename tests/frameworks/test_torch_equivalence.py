@@ -27,11 +27,6 @@ WIDTH = 16
 PER_RANK = 4
 
 
-def prepare() -> None:
-    hvd.init()
-    torch.set_num_threads(1)
-
-
 # Models.
 
 

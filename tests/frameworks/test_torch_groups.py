@@ -19,11 +19,6 @@ import farandole.torch as hvd
 WIDTH = 8
 
 
-def prepare() -> None:
-    hvd.init()
-    torch.set_num_threads(1)
-
-
 class Mixed(nn.Module):
     """Two dtypes, so that a group has buckets of both."""
 

@@ -16,10 +16,11 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from rank_cases import make_tests, on_ranks
+from rank_cases import begin_torch, make_tests, on_ranks
 from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch_work import failing
 
 import farandole as fd
 import farandole.torch as hvd
@@ -29,8 +30,7 @@ WIDTH = 8
 
 
 def prepare() -> None:
-    hvd.init()
-    torch.set_num_threads(1)
+    begin_torch()
     warnings.simplefilter("error")  # of schedulers that are stepped in a wrong order, for one
 
 
@@ -422,22 +422,11 @@ def clipping_what_compiled_autograd_left_unreduced_is_refused() -> None:
     same_as(model, whole)
 
 
-class Raises(torch.autograd.Function):
-    @staticmethod
-    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(_: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # noqa: ARG004
-        raise ZeroDivisionError
-
-
 @on_ranks(2)
 def a_step_after_a_backward_that_failed_is_refused() -> None:
     model = mlp()
     optimizer = wrap(model, bucket_bytes=0)
-    hidden = model[0](mine(batch(0)))
-    hidden = Raises.apply(hidden) if hvd.rank() == 1 else hidden
+    hidden = failing(model[0](mine(batch(0))), hvd.rank() == 1)
     with pytest.raises(ZeroDivisionError if hvd.rank() == 1 else fd.RemoteError):
         model[2](hidden).square().mean().backward()
     for _ in range(2):
@@ -573,4 +562,4 @@ def barrier_and_the_next_call_work() -> None:
     assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [hvd.size()] * 2
 
 
-test_on_ranks = make_tests(__name__, "torch")
+test_on_ranks = make_tests(__name__, "torch", prepare=prepare)

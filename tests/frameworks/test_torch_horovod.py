@@ -6,7 +6,6 @@ import doctest
 import importlib
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +14,13 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from rank_cases import make_tests, on_ranks
+from rank_cases import make_tests, on_ranks, raises, refused
 from torch import nn
 
 import farandole as fd
 import farandole.torch as hvd
 from farandole.common.exceptions import HorovodInternalError
 from farandole.testing import run_ranks
-
-
-def prepare() -> None:
-    hvd.init()
-    torch.set_num_threads(1)
-
-
-def refused(call: Callable[[], Any], pattern: str) -> None:
-    with pytest.raises(ValueError, match=pattern):
-        call()
-
 
 # -- init -------------------------------------------------------------------------------------
 
@@ -46,7 +34,8 @@ def init_twice_is_one_world_and_shutdown_ends_it() -> None:
     assert not hvd.is_initialized()
     hvd.shutdown()
     for question in (hvd.rank, hvd.size, hvd.local_rank, hvd.cross_size, hvd.is_homogeneous):
-        refused(question, "has not been initialized")
+        with raises(fd.NotInitialized, "has not been initialized"):
+            question()
     hvd.init()
     assert float(hvd.allreduce(torch.ones(()), op=hvd.Sum)) == hvd.size()
 
@@ -62,7 +51,7 @@ def some_of_the_ranks_may_be_a_world() -> None:
         hvd.shutdown()
     else:
         for bad, pattern in [
-            ([0, 2], r"rank 1 calls init\(ranks=\[0, 2\]\) and is not among them"),
+            ([0, 2], "rank 1 calls init(ranks=[0, 2]) and is not among them"),
             ([1, 1], "are not different ranks of the 3"),
             ([1, 3], "are not different ranks of the 3"),
             ([], "are not different ranks of the 3"),

@@ -19,11 +19,6 @@ from farandole.torch.adasum import adasum
 from harness import World
 
 
-def prepare() -> None:
-    hvd.init()
-    torch.set_num_threads(1)
-
-
 @on_ranks(3)
 def init_registers_process_sets() -> None:
     hvd.shutdown()

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from rank_cases import make_tests, on_ranks
+from rank_cases import begin_torch, make_tests, on_ranks
 from torch import nn
 
 import farandole as fd
@@ -21,11 +21,6 @@ import farandole.torch as hvd
 from harness import World, listen, tell
 
 WIDTH, ROWS = 8, 12
-
-
-def prepare() -> None:
-    hvd.init()
-    torch.set_num_threads(1)
 
 
 class Net(nn.Module):
@@ -424,7 +419,7 @@ def test_what_needs_more_than_zeros_is_refused_on_every_rank(spawn: Callable[...
 
 
 def train_until_killed(ends: str) -> None:
-    prepare()
+    begin_torch()
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())

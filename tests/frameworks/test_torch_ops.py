@@ -12,7 +12,8 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from rank_cases import make_tests, on_ranks
+from rank_cases import make_tests, on_ranks, refused
+from torch_work import numbers, same
 
 import farandole as fd
 import farandole.torch as hvd
@@ -24,31 +25,8 @@ DTYPES = [
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (2, 0, 3), (4, 3, 2), (1000,)]
 
 
-def prepare() -> None:
-    hvd.init()
-    torch.set_num_threads(1)
-
-
-def numbers(shape: tuple[int, ...], dtype: torch.dtype, rank: int) -> torch.Tensor:
-    """Small integers: every sum and product of four is exact in every dtype."""
-    generator = torch.Generator().manual_seed(17 * rank + 1)
-    return torch.randint(0, 3, shape, generator=generator).to(dtype)
-
-
 def of_all(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.stack([numbers(shape, dtype, r) for r in range(hvd.size())])
-
-
-def same(a: torch.Tensor, b: torch.Tensor) -> None:
-    assert a.dtype == b.dtype
-    assert a.shape == b.shape, (a.shape, b.shape)
-    assert torch.equal(a, b), (a, b)
-
-
-def refused(call: Callable[[], Any], pattern: str) -> None:
-    with pytest.raises(ValueError, match=pattern) as caught:
-        call()
-    assert isinstance(caught.value, fd.InvalidArgument)
 
 
 @on_ranks(1, 2, 3, 4)

@@ -15,13 +15,13 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from rank_cases import make_tests, on_ranks
+from rank_cases import begin_torch, make_tests, on_ranks, refused
 from torch import nn
 
 import farandole as fd
 import farandole.torch as hvd
+from core_testing import testing
 from farandole import _core
-from farandole._core import testing
 from farandole._tune import kept
 from harness import World
 
@@ -37,11 +37,6 @@ OPTIMIZERS: dict[str, Make] = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.002, weight_decay=0.1, eps=1e-3),
     "near": lambda p: torch.optim.Adam(p, lr=0.002, betas=(0.3, 0.9), eps=1e-3),
 }
-
-
-def prepare() -> None:
-    hvd.init()
-    torch.set_num_threads(1)
 
 
 def make(dtype: torch.dtype = torch.float32) -> nn.Sequential:
@@ -99,16 +94,11 @@ def check_same_everywhere(model: nn.Module) -> None:
     assert np.array_equal(fd.all_reduce(mine, "min"), fd.all_reduce(mine, "max"))
 
 
-def refused(call: Callable[[], Any], pattern: str) -> None:
-    with pytest.raises(fd.InvalidArgument, match=pattern):
-        call()
-
-
 # Whatever was measured: an update is what a window makes of its sums.
 
 
 def train_five() -> bytes:
-    prepare()
+    begin_torch()
     model = make()
     train(model, sharded(model), range(5), torch.float32)
     return b"".join(p.detach().contiguous().numpy().tobytes() for p in model.parameters())

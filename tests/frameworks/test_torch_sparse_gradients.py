@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+import torch_work
 from rank_cases import make_tests, on_ranks
 from torch import nn
 
@@ -16,11 +18,6 @@ import farandole as fd
 import farandole.torch as hvd
 
 ROWS, WIDTH = 12, 4
-
-
-def prepare() -> None:
-    hvd.init()
-    torch.set_num_threads(1)
 
 
 class Words(nn.Module):
@@ -46,9 +43,7 @@ def words_of(step: int, rank: int) -> torch.Tensor:
     return torch.randint(0, ROWS - 1, (5,), generator=generator)
 
 
-def wrap(model: nn.Module, **options: Any) -> Any:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    return hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
+wrap = functools.partial(torch_work.wrap, lr=0.5, momentum=0.0)
 
 
 def loss_of(model: nn.Module, words: torch.Tensor) -> torch.Tensor:
@@ -251,30 +246,16 @@ def a_gradient_sparse_here_and_dense_there_is_an_error_on_every_rank() -> None:
         model(torch.tensor([1])).sum().backward()
 
 
-class Fails(torch.autograd.Function):
-    now = False
-
-    @staticmethod
-    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(_: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        if Fails.now:
-            raise ZeroDivisionError("of the user")
-        return grad
-
-
 @on_ranks(2, 3)
 def a_backward_that_raises_never_poisons_the_next() -> None:
     model = Words()
     optimizer = wrap(model)
     for step in range(6):
         optimizer.zero_grad()
-        Fails.now = step % 2 == 1 and hvd.rank() == 0
+        mine = step % 2 == 1 and hvd.rank() == 0
         words = words_of(step, hvd.rank())
         # The dense layer's and the second table's gradients come before the failure.
-        x = Fails.apply(model.table(words)) + model.second(words)
+        x = torch_work.failing(model.table(words), mine) + model.second(words)
         loss = model.head(x).square().mean()
         if step % 2 == 0:
             loss.backward()
@@ -283,7 +264,7 @@ def a_backward_that_raises_never_poisons_the_next() -> None:
             assert everyones[0].abs().sum() > 0
             optimizer.step()
         else:
-            expected = ZeroDivisionError if Fails.now else fd.RemoteError
+            expected = ZeroDivisionError if mine else fd.RemoteError
             with pytest.raises(expected):
                 loss.backward()
 

@@ -22,11 +22,6 @@ import farandole.jax as fdj
 Params = dict[str, Any]
 
 
-def prepare() -> None:
-    jax.config.update("jax_platforms", "cpu")
-    fdj.init()
-
-
 def make(seed: int = 3) -> Params:
     noise = np.random.default_rng(seed)
     return {

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from keras_work import hvd, keras
 from rank_cases import checking_weights, make_tests, on_ranks
 
 from farandole.common._objects import allgather_object
@@ -17,15 +18,6 @@ for package in ("keras", "tensorflow", "torch", "jax"):
         pytest.skip(f"{package} is not installed", allow_module_level=True)
 
 CALLBACK = "hvd.callbacks.BroadcastGlobalVariablesCallback(0) to the callbacks of fit()"
-
-
-def prepare() -> None:
-    global hvd, keras
-    import keras
-
-    import farandole.keras as hvd
-
-    hvd.init()
 
 
 def make(seed: int = 3, *, local: bool = False, **options: Any) -> Any:

@@ -20,10 +20,6 @@ ADVICE = "hvd.broadcast_variables(model.variables, root_rank=0)"
 Step = Callable[[], None]
 
 
-def prepare() -> None:
-    hvd.init()
-
-
 class Model:
     """Two variables, and a step of gradient descent."""
 

@@ -24,11 +24,6 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def prepare() -> None:
-    hvd.init()
-    torch.set_num_threads(1)
-
-
 def make(seed: int = 3) -> nn.Sequential:
     """One weight is not contiguous."""
     torch.manual_seed(seed)

@@ -98,7 +98,7 @@ def copy_tree() -> None:
             shutil.copyfile(source, target)
 
 
-MODULES, CPP_TESTS = ("_core", "_tf"), ("farandole_tests",)
+MODULES, CPP_TESTS = ("_core", "_tf", "core_testing"), ("farandole_tests",)
 
 
 def build(*targets: str) -> None:

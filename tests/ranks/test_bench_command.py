@@ -54,7 +54,7 @@ def test_all_reduce_tells_a_row_per_size_and_memory(tmp_path: Path) -> None:
         assert row["busbw_gbs"] == row["algbw_gbs"]  # 2 (n-1) / n is 1
     table = done.stdout.splitlines()
     assert table[0].startswith("all_reduce float32 sum canonical, 2 ranks, ")
-    assert sum("ll" in line for line in table) == len(rows)
+    assert sum(" ll " in line for line in table) == len(rows)
 
 
 @pytest.mark.parametrize("ranks", ["1", "3"])

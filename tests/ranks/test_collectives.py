@@ -35,10 +35,7 @@ ROOTED = ["broadcast", "reduce", "gather", "scatter"]
 FOLDING = ["all_reduce", "reduce_scatter", "reduce"]
 KINDS = ["all_reduce", "reduce_scatter", "all_gather", *ROOTED, "all_to_all"]
 WINDOWS = ["all_reduce", "reduce", "gather"]
-LINES = 1064  # bytes, as in csrc/engine/stream_page.h
-PIECE = 4 << 10  # of one_shot
-ONE_SHOT = 32 << 10
-CHUNK = 64 << 10
+LIMITS = _core.tuning.limits()
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -185,7 +182,8 @@ def check(
 
 def sizes(size: int, itemsize: int) -> list[int]:
     """Counts where something changes: around none, the world's size, each path's limits."""
-    edges = [LINES, PIECE, 2 * PIECE, ONE_SHOT, CHUNK * size]
+    piece, block = LIMITS["piece of one_shot"], LIMITS["block of cico"]
+    edges = [LIMITS["ll"], piece, 2 * piece, LIMITS["one_shot"], block * size]
     around = [e // itemsize + d for e in edges for d in (-1, 0, 1)]
     return sorted({0, 1, size - 1, size, size + 1, 7, 1065, *around})
 
@@ -263,8 +261,7 @@ def check_forced() -> set[tuple[str, str]]:
             for count, in_place in itertools.product(
                 (0, 1, fd.size() + 1, 509, 60001), (False, True)
             ):
-                most = {"ll": LINES, "one_shot": ONE_SHOT}.get(algorithm, 1 << 30)
-                if input_length(kind, count, fd.size()) * 4 > most:
+                if input_length(kind, count, fd.size()) * 4 > LIMITS.get(algorithm, 1 << 30):
                     continue
                 if in_place and kind == "all_to_all":
                     continue

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import farandole as fd
+from farandole import _core
 from harness import World
 
 WORLDS = [1, 2, 3, 5, 8]
 PATHS = ["ll", "one_shot", "cico"]
 LARGEST = [0, 1, 7, 700, 40_000]  # rows: all paths
-MOST = {"ll": 1064, "one_shot": 32 << 10}  # bytes of the longest input
+MOST = _core.tuning.limits()  # bytes of the longest input
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

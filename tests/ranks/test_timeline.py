@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from harness import launch
 
 LIMIT = 60
 
@@ -26,13 +26,7 @@ def step(name):
 
 
 def run(ranks: int, script: str, *options: str, code: int = 0, **environment: str) -> None:
-    command = [sys.executable, "-c", PRELUDE + script]
-    done = subprocess.run(
-        [sys.executable, "-m", "farandole", "run", "-np", str(ranks), *options, "--", *command],
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
-        capture_output=True, text=True, timeout=LIMIT, check=False,
-    )  # fmt: skip
-    assert done.returncode == code, done.stdout + done.stderr
+    launch(ranks, [sys.executable, "-c", PRELUDE + script], *options, code=code, **environment)
 
 
 def operations(file: Path) -> Counter[tuple[int, str]]:

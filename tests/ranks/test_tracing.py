@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -12,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from farandole import _trace
+from farandole import _core, _trace
+from harness import launch
 
-LIMIT = 60  # seconds; an upper bound, never waited for when all is well
 Event = dict[str, Any]
 
 PRELUDE = """
@@ -50,22 +49,8 @@ def run(
     ranks: int, script: str, directory: Path | str | None, code: int = 0
 ) -> subprocess.CompletedProcess[str]:
     """Runs a job to its end, traced when there is a directory."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    environment.pop("FARANDOLE_TRACE", None)
-    if directory is not None:
-        environment["FARANDOLE_TRACE"] = str(directory)
-    command = [sys.executable, "-c", PRELUDE + script]
-    done = subprocess.run(
-        [sys.executable, "-m", "farandole", "run", "-np", str(ranks), "--", *command],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done
+    traced = {"FARANDOLE_TRACE": str(directory)} if directory is not None else {}
+    return launch(ranks, [sys.executable, "-c", PRELUDE + script], code=code, **traced)
 
 
 def events_of(directory: Path) -> list[Event]:
@@ -226,7 +211,8 @@ for i in range(20000):
     run(1, script, tmp_path)
     found = _trace.summary(tmp_path)
     (rank,) = found.by_rank
-    assert 32768 <= rank.events < 2 * 32768  # the progress thread has a ring of its own
+    room = _core.trace_events_per_thread
+    assert room <= rank.events < 2 * room  # the progress thread has a ring of its own
     assert rank.lost_events > 0
     operations = _trace.load(tmp_path).parts[0].operations
     numbers = [int(o.name.split()[1]) for o in operations]

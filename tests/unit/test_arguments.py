@@ -7,7 +7,6 @@ import inspect
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ import farandole as fd
 from farandole import _arguments
 from wrong_arguments import problems_of
 
+pytestmark = pytest.mark.usefixtures("world_of_one")
+
 RIGHT = {
     "x": np.ones(4), "xs": [np.ones(4)], "shape": 4, "file_path": os.devnull, "kind": "all_reduce",
     "input": np.ones(4), "output": np.ones(4), "inputs": [np.ones(4)], "outputs": [np.ones(4)],
@@ -25,13 +26,6 @@ RIGHT = {
 }  # fmt: skip
 # These end the process' world, or start another.
 NOT_HERE = {"init", "shutdown", "abort", "run"}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _world_of_one() -> Iterator[None]:
-    fd.init(rank=0, size=1)
-    yield
-    fd.shutdown()
 
 
 def public() -> list[str]:

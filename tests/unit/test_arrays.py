@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,7 @@ import pytest
 import farandole as fd
 from farandole import _core
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _world_of_one() -> Iterator[None]:
-    fd.init(rank=0, size=1)
-    yield
-    fd.shutdown()
+pytestmark = pytest.mark.usefixtures("world_of_one")
 
 
 class OnDevice:

@@ -7,30 +7,30 @@ from typing import Any
 
 import pytest
 
-from farandole import _core
+from core_testing import testing
 
 SIZES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 LINE = 64
 
 
 def plan(rows: list[tuple[str, int, str]], limit: int, first: int) -> Any:
-    return _core.testing.plan_buckets(rows, limit, first)
+    return testing.plan_buckets(rows, limit, first)
 
 
 def test_a_large_tensor_has_a_bucket_of_its_own() -> None:
     rows = [("a", 10, "float32"), ("b", 1000, "float32"), ("c", 10, "float32"), ("d", 0, "float32")]
-    buckets = _core.testing.plan_buckets(rows, 1 << 20, 1 << 20, in_place_bytes=4000)
+    buckets = testing.plan_buckets(rows, 1 << 20, 1 << 20, in_place_bytes=4000)
     assert buckets == [
         ("float32", 1000, [(1, 0, 1000)]),
         ("float32", 32, [(0, 0, 10), (2, 16, 10), (3, 32, 0)]),
     ]
-    assert _core.testing.plan_buckets(rows, 1 << 20, 1 << 20, in_place_bytes=4001) == plan(
+    assert testing.plan_buckets(rows, 1 << 20, 1 << 20, in_place_bytes=4001) == plan(
         rows, 1 << 20, 1 << 20
     )
 
 
 def grouped(rows: list[Any], limit: int, alone: int = 1 << 40) -> list[tuple[str, list[int]]]:
-    buckets = _core.testing.plan_buckets(rows, limit, limit, in_place_bytes=alone)
+    buckets = testing.plan_buckets(rows, limit, limit, in_place_bytes=alone)
     return [(dtype, [i for i, _, _ in items]) for dtype, _, items in buckets]
 
 
@@ -63,9 +63,7 @@ def test_groups_lie_side_by_side_and_hold_everything_once(seed: int) -> None:
     rows = [(*row, rng.randint(-1, 3)) for row in random_rows(rng)]
     limit = rng.choice([0, 4096, 1 << 40])
     order = rng.sample(range(len(rows)), len(rows))
-    buckets = _core.testing.plan_buckets(
-        rows, limit, limit // 4, order, rng.choice([4000, 1 << 40])
-    )
+    buckets = testing.plan_buckets(rows, limit, limit // 4, order, rng.choice([4000, 1 << 40]))
     placed = [i for _, _, items in buckets for i, _, _ in items]
     assert sorted(placed) == list(range(len(rows)))
     of_bucket = [{rows[i][3] for i, _, _ in items} for _, _, items in buckets]
@@ -77,7 +75,7 @@ def test_groups_lie_side_by_side_and_hold_everything_once(seed: int) -> None:
 
 def test_a_group_is_launched_when_its_last_tensor_is_ready() -> None:
     rows = [("a", 16, "float32", 0), ("b", 16, "float32"), ("c", 8, "float64", 0)]
-    point = _core.testing.launch_point(rows, 64, 64, [0, 1, 2], [0, 1, 2])
+    point = testing.launch_point(rows, 64, 64, [0, 1, 2], [0, 1, 2])
     assert point == (2 + 3 + 3) / 9
 
 
@@ -156,10 +154,10 @@ def test_a_large_tensor_does_not_drag_small_ones_along() -> None:
 )
 def test_fingerprints_tell_plans_apart(other: list[tuple[str, int, str]]) -> None:
     rows = [("a", 8, "float32"), ("b", 4, "float32")]
-    mine = _core.testing.plan_fingerprint(rows, 4096, 1024)
-    assert mine == _core.testing.plan_fingerprint(list(rows), 4096, 1024)
-    assert mine != _core.testing.plan_fingerprint(other, 4096, 1024)
-    assert mine != _core.testing.plan_fingerprint(rows, 0, 0)
+    mine = testing.plan_fingerprint(rows, 4096, 1024)
+    assert mine == testing.plan_fingerprint(list(rows), 4096, 1024)
+    assert mine != testing.plan_fingerprint(other, 4096, 1024)
+    assert mine != testing.plan_fingerprint(rows, 0, 0)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -173,11 +171,11 @@ def test_a_plan_in_ready_order_is_that_of_reordered_parameters(seed: int) -> Non
         (dtype, count, [(order[i], offset, length) for i, offset, length in items])
         for dtype, count, items in plan([rows[i] for i in order], limit, limit // 4)
     ]
-    assert _core.testing.plan_buckets(rows, limit, limit // 4, order) == renamed
+    assert testing.plan_buckets(rows, limit, limit // 4, order) == renamed
 
 
 def launched(rows: list[tuple[str, int, str]], limit: int, planned: list[int]) -> float:
-    return _core.testing.launch_point(rows, limit, limit, planned, list(range(len(rows))))
+    return testing.launch_point(rows, limit, limit, planned, list(range(len(rows))))
 
 
 def test_the_launch_point_says_how_early_buckets_go() -> None:

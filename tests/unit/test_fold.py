@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from core_testing import testing
 from farandole import _core
 from grid import combinations
 
-testing = _core.testing
 ISAS = _core.instruction_sets()
 
 INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from farandole.common import exceptions, util
+from harness import launch
 
 LIMIT = 110
 
@@ -90,11 +91,7 @@ def test_the_launchers_copy_of_the_package_may_be_another(tmp_path: Path) -> Non
 
 
 def test_without_the_option_it_is_not_there() -> None:
-    run = [sys.executable, "-m", "farandole", "run", "-np", "1", "--"]
-    done = subprocess.run(
-        [*run, sys.executable, "-c", "import horovod"],
-        capture_output=True, text=True, timeout=LIMIT, check=False,
-    )  # fmt: skip
+    done = launch(1, [sys.executable, "-c", "import horovod"], code=None)
     if done.returncode == 0:
         pytest.skip("Horovod is installed")
     assert "No module named 'horovod'" in done.stderr

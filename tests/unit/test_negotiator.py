@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farandole._core.testing import simulate_negotiation
+from core_testing import testing
 
 
 @pytest.mark.parametrize("ids", [1, 2, 5, 16384])
@@ -12,7 +12,7 @@ from farandole._core.testing import simulate_negotiation
 def test_every_rank_is_told_the_same_order_and_each_operation_once(ranks: int, ids: int) -> None:
     refused = stood_in = forgotten = stale = 0
     for seed in range(60):
-        report = simulate_negotiation(seed, ranks, names=7, times=6, ids=ids)
+        report = testing.simulate_negotiation(seed, ranks, names=7, times=6, ids=ids)
         assert report.complaint == "", f"seed {seed}: {report.complaint}"
         refused += report.refused
         stood_in += report.stood_in

@@ -6,7 +6,7 @@ import copy
 import inspect
 import pickle
 import pydoc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ import pytest
 
 import farandole as fd
 from farandole import _core, _world
+
+pytestmark = pytest.mark.usefixtures("world_of_one")
 
 CALLS = [
     fd.all_reduce,
@@ -25,13 +27,6 @@ CALLS = [
     fd.scatter,
     fd.all_to_all,
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _world_of_one() -> Iterator[None]:
-    fd.init(rank=0, size=1)
-    yield
-    fd.shutdown()
 
 
 def slow(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from core_testing import testing
 from farandole import _core, _plan
 
-schedule, testing = _core.schedule, _core.testing
+schedule = _core.schedule
 
 PLANNERS = [(row["collective"], row["name"]) for row in schedule.planners()]
 CANONICAL = ["direct", "binomial", "halving_doubling", "doubling"]

@@ -19,6 +19,8 @@ from farandole.cli import _why
 from farandole.cli.tune import _keep
 
 tuning = _core.tuning
+LIMITS = tuning.limits()
+LINES, ONE_SHOT = LIMITS["ll"], LIMITS["one_shot"]
 NAMES = [name for name, _ in tuning.fields()]
 COLLECTIVES = sorted({p["collective"] for p in _core.schedule.planners()})
 ORDERS = {
@@ -293,13 +295,13 @@ def questions(seed: int) -> dict[str, Any]:
 
 def usual_path(collective: str, bytes_in: int, ranks: int, *, shared: bool, foreign: bool) -> str:
     """What runs where nothing is measured, in so many words."""
-    if bytes_in <= 1064:
+    if bytes_in <= LINES:
         return "ll"
     if shared and collective in ("all_reduce", "reduce"):
         return "mapped"
-    if shared and collective == "gather" and bytes_in >= 1 << 20:
+    if shared and collective == "gather" and bytes_in >= LIMITS["handed in"]:
         return "mapped"
-    if bytes_in <= 32768 or ranks == 1:
+    if bytes_in <= ONE_SHOT or ranks == 1:
         return "one_shot"
     if foreign:
         return "cma"
@@ -310,7 +312,7 @@ def test_without_a_table_paths_are_the_usual_ones() -> None:
     for collective in sorted(set(COLLECTIVES) - {"barrier"}):
         blocks = collective in ("scatter", "all_to_all")  # of `count` for every rank
         for ranks in (1, 2, 3, 8, 33, 256):
-            for count in (0, 1, 1064, 1065, 32768, 32769, 1 << 20):
+            for count in (0, 1, LINES, LINES + 1, ONE_SHOT, ONE_SHOT + 1, LIMITS["handed in"]):
                 for shared in (False, True):
                     for foreign in (False, True):
                         rows = tuning.explain(
@@ -344,7 +346,7 @@ def test_a_measured_choice_is_the_usual_one_or_much_less(seed: int) -> None:
 
 
 def test_who_is_told_to_go_by_address_does_not_copy() -> None:
-    slow = tuning.text({**tuning.numbers(), "push_start": 1.0}, "by address is slow here")
+    slow = tuning.text({**tuning.numbers(), "cma_start": 1.0}, "by address is slow here")
     for demanded, expected in ((False, "cico"), (True, "cma")):
         rows = tuning.explain("all_reduce", 1 << 20, foreign=True, demanded=demanded, text=slow)
         assert [row["name"] for row in rows if row["chosen"]] == [expected]
@@ -386,16 +388,16 @@ def test_a_question_without_meaning_is_refused(mistake: dict[str, Any]) -> None:
 
 # ---- what info --why tells ----
 
-WHY = """\
-all_reduce of 4 MiB float32, 3 ranks on this host, memory caller, level canonical: staged
+WHY = f"""\
+all_reduce of 4 MiB float32, 3 ranks on this host, memory caller, level canonical: cico
 
 name              what     us         why
 ----------------  -------  ---------  ------------------------------------------------------------------------
-lines             path           672  takes at most 1064 bytes
-one_shot          path           673  takes at most 32768 bytes
-window            path           169  needs input and output in memory that all ranks map (farandole.allocate)
+ll                path           672  takes at most {LINES} bytes
+one_shot          path           673  takes at most {ONE_SHOT} bytes
+mapped            path           169  needs input and output in memory that all ranks map (farandole.allocate)
 cma               path           339  reaches other ranks' memory, which is forbidden or found to be slower
-staged            path           507  chosen: the only one allowed
+cico              path           507  chosen: the only one allowed
 """  # noqa: E501
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from core_testing import testing
 from farandole import InvalidArgument, _core
-from farandole._core import HyperParameters, testing
+from farandole._core import HyperParameters
 
 Array = np.ndarray[Any, Any]
 SETS = _core.instruction_sets()

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar, final
 
 from . import schedule as schedule
-from . import testing as testing
 from . import tuning as tuning
 
 __version__: str
@@ -269,6 +268,9 @@ def blocked_threads() -> dict[int, int]: ...
 # ---- tracing ----
 
 def drop_trace_file() -> None: ...
+
+trace_events_per_thread: int
+
 def recover_trace_part(events_file: str, living: bool) -> bool: ...
 
 class trace_span(metaclass=_Native):

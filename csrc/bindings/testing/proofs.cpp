@@ -1,11 +1,11 @@
-// Proofs of any schedule, many proofs, and schedules with faults: farandole._core.testing.
+// Proofs of any schedule, many proofs, and schedules with faults.
 #include <pybind11/stl.h>
 
 #include <algorithm>
 #include <string>
 
-#include "bindings/bind.h"
 #include "bindings/schedules.h"
+#include "bindings/testing/bind.h"
 #include "testing/mutations.h"
 
 namespace farandole {
@@ -125,8 +125,7 @@ const Mutation& mutation_named(const std::string& name) {
 
 }  // namespace
 
-void bind_proofs(py::module_& module) {
-  py::module_ testing = module.def_submodule("testing");
+void bind_proofs(py::module_& testing) {
   testing.def("check", check_steps, py::arg("collective"), py::arg("count"), py::arg("ranks"),
               py::arg("scratch") = size_t{0}, py::arg("root") = 0, py::arg("in_place") = false,
               py::arg("counts") = std::vector<size_t>{},

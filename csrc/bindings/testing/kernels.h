@@ -1,4 +1,4 @@
-// The kernels on bytes, for one named instruction set: for tests.
+// The kernels on bytes, for one named instruction set.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,14 +1,13 @@
-// What tests of the native core need beyond what users see.
+// Worlds of ranks in one thread, in an order drawn from a seed.
 #include <string>
 
-#include "bindings/bind.h"
+#include "bindings/testing/bind.h"
 #include "testing/sim_negotiation.h"
 #include "testing/sim_world.h"
 
 namespace farandole {
 
-void bind_testing(py::module_& module) {
-  py::module_ testing = module.def_submodule("testing", "For the tests of farandole itself.");
+void bind_simulations(py::module_& testing) {
   py::class_<SimReport>(testing, "SimReport")
       .def_readonly("seed", &SimReport::seed)
       .def_readonly("ranks", &SimReport::ranks)

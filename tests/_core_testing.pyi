@@ -1,11 +1,12 @@
-"""What tests reach inside for: folds by instruction set, many proofs, faults on purpose."""
+"""The parts of farandole's core, for its own tests: folds by instruction set, many proofs, faults
+on purpose."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from typing_extensions import Buffer
 
-from . import HyperParameters, _Native
+from farandole._core import HyperParameters, _Native
 
 class SimReport(metaclass=_Native):
     def __init__(self, *args: object, **kwargs: object) -> None: ...  # never called
