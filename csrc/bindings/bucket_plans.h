@@ -6,7 +6,7 @@
 #include "bindings/bind.h"
 #include "bindings/waiting.h"
 #include "engine/fork.h"
-#include "fusion/bucket_plan.h"
+#include "fusion/bucket_step.h"
 #include "group/group.h"
 
 namespace farandole {
@@ -66,7 +66,7 @@ void bind_step(py::class_<Step, std::shared_ptr<Step>>& type) {
       .def_property_readonly("places",
                              [](const Step& s) {
                                py::list list;
-                               for (const Place& p : s.places())
+                               for (const BucketPlace& p : s.places())
                                  list.append(py::make_tuple(p.bucket, p.offset));
                                return list;
                              })

@@ -4,8 +4,8 @@
 
 namespace farandole {
 
-std::vector<Place> places_of(const std::vector<Bucket>& buckets, size_t parameters) {
-  std::vector<Place> places(parameters);
+std::vector<BucketPlace> places_of(const std::vector<Bucket>& buckets, size_t parameters) {
+  std::vector<BucketPlace> places(parameters);
   for (size_t b = 0; b < buckets.size(); ++b)
     for (const Placement& item : buckets[b].items)
       places[static_cast<size_t>(item.parameter)] = {b, item.offset * size_of(buckets[b].dtype)};

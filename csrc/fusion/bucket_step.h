@@ -15,12 +15,12 @@
 namespace farandole {
 
 /// Where a parameter's elements lie: a bucket, and bytes from its begin.
-struct Place {
+struct BucketPlace {
   size_t bucket = 0;
   size_t offset = 0;
 };
 /// By parameter.
-std::vector<Place> places_of(const std::vector<Bucket>& buckets, size_t parameters);
+std::vector<BucketPlace> places_of(const std::vector<Bucket>& buckets, size_t parameters);
 
 /// Used by whoever owns it, one thread at a time.
 class BucketStep {

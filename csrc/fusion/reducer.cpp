@@ -71,7 +71,7 @@ const std::shared_ptr<std::byte>& Reducer::memory(size_t bucket) {
 }
 
 std::byte* Reducer::address(int parameter) {
-  const Place& p = places_[static_cast<size_t>(parameter)];
+  const BucketPlace& p = places_[static_cast<size_t>(parameter)];
   return memory(p.bucket).get() + p.offset;
 }
 

@@ -58,7 +58,7 @@ class Reducer {
   bool in_place(int parameter) const {
     return buckets_[places_[static_cast<size_t>(parameter)].bucket].alone;
   }
-  const std::vector<Place>& places() const { return places_; }  // by parameter
+  const std::vector<BucketPlace>& places() const { return places_; }  // by parameter
 
   /// Any thread. Copies `parameters()[i].count` elements from `gradient` into the bucket, times
   /// prescale (in place when they already stand there), and launches what is complete. Of a sparse
@@ -145,7 +145,7 @@ class Reducer {
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
   std::vector<std::shared_ptr<std::byte>> memory_;  // null: nobody needed it yet
-  std::vector<Place> places_;
+  std::vector<BucketPlace> places_;
 
   mutable std::mutex mutex_;        // guards everything below
   std::optional<BucketStep> step_;  // once all ranks have agreed

@@ -86,7 +86,7 @@ ShardedUpdate::ShardedUpdate(std::shared_ptr<Group> group, std::vector<Parameter
 
 void ShardedUpdate::take(size_t parameter, const std::byte* gradient) {
   const Parameter& p = parameters_[parameter];
-  const Place& place = places_[parameter];
+  const BucketPlace& place = places_[parameter];
   const size_t bytes = p.count * size_of(p.dtype);
   const TraceSpan ready(group_->engine()->trace(), TraceKind::ready, p.name, bytes);
   step_->open();
@@ -287,7 +287,8 @@ void ShardedUpdate::gather_state(size_t b, size_t slot, std::byte* whole) {
   std::memcpy(whole + shard.first() * size_of(buckets_[b].dtype), shard.state(slot), shard.bytes());
   // As bytes, whose sum with zeros is exact, whatever they mean.
   const Buffer buffer{whole, bytes, DType::uint8};
-  Options o = options_for("optimizer state (every rank calls state_dict)");
+  Options o{{Collective::all_reduce}};
+  o.name = "optimizer state (every rank calls state_dict)";
   group_->wait_for(group_->submit_to(step_->stream(), buffer, buffer, std::move(o)), interrupted_);
 }
 

@@ -47,7 +47,7 @@ class ShardedUpdate {
 
   Group& group() const { return *group_; }
   const std::shared_ptr<Stream>& stream() const { return step_->stream(); }
-  const std::vector<Place>& places() const { return places_; }  // by parameter
+  const std::vector<BucketPlace>& places() const { return places_; }  // by parameter
   const std::vector<Bucket>& buckets() const { return buckets_; }
   /// Memory that all ranks map: this rank's own gradients, and the parameters.
   const std::shared_ptr<std::byte>& gradients(size_t bucket) const { return gradients_[bucket]; }
@@ -109,7 +109,7 @@ class ShardedUpdate {
   std::vector<Parameter> parameters_;
   std::vector<size_t> hyper_group_;
   std::vector<Bucket> buckets_;
-  std::vector<Place> places_;
+  std::vector<BucketPlace> places_;
   std::vector<std::shared_ptr<std::byte>> gradients_, values_;
   std::vector<std::shared_ptr<Shard>> shards_;
   std::optional<BucketStep> step_;  // once all ranks have agreed
