@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from farandole import _core, _grouped
+from farandole import _collectives, _core
 from farandole._arguments import explained
 from farandole._core import InvalidArgument, Mismatch
 from farandole.common import _objects
@@ -104,7 +104,7 @@ def broadcast_parameters(
     _agree(rows, refusal, process_set)
     if not arrays:
         return tree
-    sent = _grouped.grouped_broadcast(arrays, place, name="parameters", group=group)
+    sent = _collectives.grouped_broadcast(arrays, place, name="parameters", group=group)
     leaves = [_like(leaf, array) for (_, leaf), array in zip(pairs, sent, strict=True)]
     return jax.tree_util.tree_unflatten(structure, leaves)
 
