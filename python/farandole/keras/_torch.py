@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from farandole._core import InvalidArgument
-from farandole._hooks import Limits
+from farandole._limits import Limits
 from farandole.common._process_set import group_of
 from farandole.keras._exchange import (
     BROADCAST,
@@ -21,8 +21,8 @@ from farandole.keras._groups import members
 from farandole.keras._reduction import Reduction
 from farandole.keras.compression import Compression
 from farandole.torch._tensors import check_tensor
+from farandole.torch._training.exchange import TorchExchange
 from farandole.torch.compression import Compression as TorchCompression
-from farandole.torch.exchange import TorchExchange
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

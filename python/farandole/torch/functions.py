@@ -12,11 +12,11 @@ from farandole._core import InvalidArgument, Mismatch
 from farandole.common._objects import allgather_object, broadcast_object
 from farandole.torch._entries import public
 from farandole.torch._tensors import check_tensor
+from farandole.torch._training.sharded import ShardedOptimizer
 from farandole.torch.ops import (
     broadcast_async_,
     synchronize,
 )
-from farandole.torch.sharded import ShardedOptimizer
 
 __all__ = [
     "allgather_object",

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.common._reductions import Adasum, Average, Max, Min, Product, Sum, op_name
-from farandole.torch import _calls
-from farandole.torch._allreduce import (
+from farandole.torch._entries import public
+from farandole.torch._operations import calls
+from farandole.torch._operations.allreduce import (
     allreduce,
     allreduce_,
     allreduce_async,
@@ -27,10 +28,8 @@ from farandole.torch._allreduce import (
     grouped_allreduce_async,
     grouped_allreduce_async_,
 )
-from farandole.torch._entries import public
-from farandole.torch._handles import done, wait
-from farandole.torch._join import join
-from farandole.torch._movements import (
+from farandole.torch._operations.handles import done, wait
+from farandole.torch._operations.movements import (
     allgather,
     allgather_async,
     alltoall,
@@ -42,12 +41,13 @@ from farandole.torch._movements import (
     grouped_allgather,
     grouped_allgather_async,
 )
-from farandole.torch._reducescatter import (
+from farandole.torch._operations.reducescatter import (
     grouped_reducescatter,
     grouped_reducescatter_async,
     reducescatter,
     reducescatter_async,
 )
+from farandole.torch._training.join import join
 
 __all__ = [
     "Adasum",
@@ -102,4 +102,4 @@ def poll(handle: int) -> bool:
 @public
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns when every rank of the set has called it."""
-    wait(_calls.barrier(process_set))
+    wait(calls.barrier(process_set))

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from farandole._core import InvalidArgument
-from farandole._hooks import Limits
+from farandole._limits import Limits
 from farandole.common._process_set import (
     ProcessSet,
     check_process_set,
@@ -19,16 +19,16 @@ from farandole.common._process_set import (
     group_of,
 )
 from farandole.torch._entries import public
-from farandole.torch._hooked import take_over
-from farandole.torch._parameters import groups_of, named_of
-from farandole.torch._silence import Silence
-from farandole.torch._weights import TensorWeights
-from farandole.torch._wrapped import WrappedOptimizer, check_passes
-from farandole.torch.adasum import AdasumOptimizer
+from farandole.torch._training.adasum import AdasumOptimizer
+from farandole.torch._training.exchange import TorchExchange
+from farandole.torch._training.hooked import take_over
+from farandole.torch._training.parameters import groups_of, named_of
+from farandole.torch._training.sharded import ShardedOptimizer, shard
+from farandole.torch._training.silence import Silence
+from farandole.torch._training.weights import TensorWeights
+from farandole.torch._training.wrapped import WrappedOptimizer, check_passes
 from farandole.torch.compression import Compression, Compressor
-from farandole.torch.exchange import TorchExchange
 from farandole.torch.ops import Adasum, Average, Sum, op_name
-from farandole.torch.sharded import ShardedOptimizer, shard
 
 _O = TypeVar("_O", bound=torch.optim.Optimizer)
 

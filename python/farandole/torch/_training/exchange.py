@@ -14,12 +14,12 @@ from farandole._core import Error, InvalidArgument
 from farandole._hooks import GradientExchange, Parameter, exchanges
 from farandole._world import Group
 from farandole.common._process_set import ProcessSet, global_process_set
-from farandole.torch._hooked import Hooked
-from farandole.torch._pass import Pass, graph_task, has_no_end, running, untraced
-from farandole.torch._silence import Silence
-from farandole.torch._sparse_gradients import SparseGradients
 from farandole.torch._tensors import dtype_name
-from farandole.torch._weights import BROADCAST, checksums_of, watch_weights
+from farandole.torch._training.hooked import Hooked
+from farandole.torch._training.passes import Pass, graph_task, has_no_end, running, untraced
+from farandole.torch._training.silence import Silence
+from farandole.torch._training.sparse_gradients import SparseGradients
+from farandole.torch._training.weights import BROADCAST, checksums_of, watch_weights
 from farandole.torch.compression import Compression, Compressor
 
 

@@ -8,8 +8,8 @@ import torch
 
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.common._reductions import Average
-from farandole.torch import _autograd, _calls
 from farandole.torch._entries import public
+from farandole.torch._operations import autograd, calls
 from farandole.torch._tensors import check_tensor
 from farandole.torch.compression import Compression, Compressor
 
@@ -36,7 +36,7 @@ def reducescatter(
     check_tensor(tensor, "tensor")
     wire, context = compression.compress(tensor)
     how = (name, op, process_set, prescale_factor, postscale_factor)
-    return compression.decompress(_autograd.apply(_autograd.ReduceScatter, wire, *how), context)
+    return compression.decompress(autograd.apply(autograd.ReduceScatter, wire, *how), context)
 
 
 @public
@@ -49,7 +49,7 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """:func:`reducescatter`, at once with a handle; not differentiable."""
-    return _calls.grouped_reducescatter(
+    return calls.grouped_reducescatter(
         tensor, name, op, process_set, prescale_factor, postscale_factor, single=True
     )
 
@@ -66,7 +66,7 @@ def grouped_reducescatter(
 ) -> list[torch.Tensor]:
     """:func:`reducescatter` of many tensors as one operation."""
     how = (name, op, process_set, prescale_factor, postscale_factor)
-    return _autograd.apply_together(_autograd.GroupedReduceScatter, tensors, compression, how)
+    return autograd.apply_together(autograd.GroupedReduceScatter, tensors, compression, how)
 
 
 @public
@@ -79,6 +79,6 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """:func:`grouped_reducescatter`, at once with a handle; not differentiable."""
-    return _calls.grouped_reducescatter(
+    return calls.grouped_reducescatter(
         tensors, name, op, process_set, prescale_factor, postscale_factor
     )

@@ -9,9 +9,9 @@ import torch
 from farandole import _core
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.common._reductions import choose_op
-from farandole.torch import _autograd, _calls
 from farandole.torch._entries import public
-from farandole.torch._handles import wait
+from farandole.torch._operations import autograd, calls
+from farandole.torch._operations.handles import wait
 from farandole.torch._tensors import check_tensor
 from farandole.torch.compression import Compression, Compressor
 
@@ -63,8 +63,8 @@ def allreduce(
     chosen = choose_op(average, op)
     check_tensor(tensor, "tensor")
     wire, context = compression.compress(tensor)
-    result = _autograd.apply(
-        _autograd.AllReduce, wire, name, chosen, prescale_factor, postscale_factor, process_set
+    result = autograd.apply(
+        autograd.AllReduce, wire, name, chosen, prescale_factor, postscale_factor, process_set
     )
     return compression.decompress(result, context)
 
@@ -80,7 +80,7 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """:func:`allreduce`, at once with a handle; not differentiable."""
-    return _calls.allreduce(
+    return calls.allreduce(
         tensor, name, choose_op(average, op), prescale_factor, postscale_factor, process_set
     )
 
@@ -96,8 +96,8 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """:func:`allreduce` in place."""
-    target = _calls.in_place(tensor, "allreduce_")
-    handle = _calls.allreduce(
+    target = calls.in_place(tensor, "allreduce_")
+    handle = calls.allreduce(
         tensor,
         name,
         choose_op(average, op),
@@ -110,7 +110,7 @@ def allreduce_(
     return result
 
 
-@_core.quick_submit(_calls.bump_version)
+@_core.quick_submit(calls.bump_version)
 @public
 def allreduce_async_(
     tensor: torch.Tensor,
@@ -122,8 +122,8 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """:func:`allreduce` in place, at once with a handle."""
-    target = _calls.in_place(tensor, "allreduce_async_")
-    return _calls.allreduce(
+    target = calls.in_place(tensor, "allreduce_async_")
+    return calls.allreduce(
         tensor,
         name,
         choose_op(average, op),
@@ -148,7 +148,7 @@ def grouped_allreduce(
     """:func:`allreduce` of many tensors as one operation: none starts before all ranks have
     submitted all of them. Dtypes may differ."""
     how = (name, choose_op(average, op), prescale_factor, postscale_factor, process_set)
-    return _autograd.apply_together(_autograd.GroupedAllReduce, tensors, compression, how)
+    return autograd.apply_together(autograd.GroupedAllReduce, tensors, compression, how)
 
 
 @public
@@ -162,7 +162,7 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """:func:`grouped_allreduce`, at once with a handle; not differentiable."""
-    return _calls.grouped_allreduce(
+    return calls.grouped_allreduce(
         tensors, name, choose_op(average, op), prescale_factor, postscale_factor, process_set
     )
 
@@ -178,8 +178,8 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """:func:`grouped_allreduce` in place."""
-    targets = [_calls.in_place(tensor, "grouped_allreduce_") for tensor in tensors]
-    handle = _calls.grouped_allreduce(
+    targets = [calls.in_place(tensor, "grouped_allreduce_") for tensor in tensors]
+    handle = calls.grouped_allreduce(
         tensors,
         name,
         choose_op(average, op),
@@ -203,8 +203,8 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """:func:`grouped_allreduce` in place, at once with a handle."""
-    targets = [_calls.in_place(tensor, "grouped_allreduce_async_") for tensor in tensors]
-    return _calls.grouped_allreduce(
+    targets = [calls.in_place(tensor, "grouped_allreduce_async_") for tensor in tensors]
+    return calls.grouped_allreduce(
         tensors,
         name,
         choose_op(average, op),

@@ -14,14 +14,15 @@ import torch
 
 from farandole import _core, _world
 from farandole._core import Error, InvalidArgument
-from farandole._hooks import Limits, Place
+from farandole._hooks import Place
+from farandole._limits import Limits
 from farandole._world import Group
-from farandole.torch._hooked import Hooked
-from farandole.torch._pass import Pass, graph_task, has_no_end, untraced
-from farandole.torch._silence import Silence
 from farandole.torch._tensors import dtype_name
-from farandole.torch._weights import checksums_of, watch_weights
-from farandole.torch.exchange import _view
+from farandole.torch._training.exchange import _view
+from farandole.torch._training.hooked import Hooked
+from farandole.torch._training.passes import Pass, graph_task, has_no_end, untraced
+from farandole.torch._training.silence import Silence
+from farandole.torch._training.weights import checksums_of, watch_weights
 
 Settings = Callable[[], list[_core.HyperParameters]]  # by param group
 

@@ -14,8 +14,8 @@ from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.common._process_set import ProcessSet
 from farandole.common._reductions import Adasum, Average, Sum, op_name, share
-from farandole.torch import _calls
-from farandole.torch._handles import wait
+from farandole.torch._operations import calls
+from farandole.torch._operations.handles import wait
 from farandole.torch._tensors import check_tensor
 from farandole.torch.compression import Compressor
 
@@ -33,7 +33,7 @@ def apply_together(
 ) -> list[torch.Tensor]:
     """Runs a function of many tensors on what is sent of each. `how`: its other arguments."""
     pairs = []
-    for i, tensor in enumerate(_calls.listed(tensors)):
+    for i, tensor in enumerate(calls.listed(tensors)):
         check_tensor(tensor, f"tensor {i}")
         pairs.append(compression.compress(tensor))
     results = apply(function, *(wire for wire, _ in pairs), *how, len(pairs))
@@ -78,7 +78,7 @@ def _by_rank(rows: int, name: str | None, process_set: ProcessSet) -> dict[int, 
     """The rows that each rank has. A rank that has joined has none, and is not there."""
     mine = torch.tensor([[_world.rank(), rows]])
     label = f"rows of {name}" if name else None
-    handle = _calls.grouped_allgather(mine, label, process_set, single=True)
+    handle = calls.grouped_allgather(mine, label, process_set, single=True)
     return dict(wait(handle).tolist())
 
 
@@ -94,7 +94,7 @@ class AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, *how: Any) -> torch.Tensor:
         ctx.how = how
-        result: torch.Tensor = wait(_calls.allreduce(tensor, *how))
+        result: torch.Tensor = wait(calls.allreduce(tensor, *how))
         return result
 
     @staticmethod
@@ -110,7 +110,7 @@ class GroupedAllReduce(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> Any:
         *how, count = arguments[-6:]
         ctx.how = how
-        return tuple(wait(_calls.grouped_allreduce(list(arguments[:count]), *how)))
+        return tuple(wait(calls.grouped_allreduce(list(arguments[:count]), *how)))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -125,7 +125,7 @@ class Broadcast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, *how: Any) -> torch.Tensor:
         ctx.how = how
-        result: torch.Tensor = wait(_calls.broadcast(tensor, *how))
+        result: torch.Tensor = wait(calls.broadcast(tensor, *how))
         return result
 
     @staticmethod
@@ -142,7 +142,7 @@ class AllGather(torch.autograd.Function):
     def forward(
         ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet
     ) -> torch.Tensor:
-        handle = _calls.grouped_allgather(tensor, name, process_set, single=True)
+        handle = calls.grouped_allgather(tensor, name, process_set, single=True)
         result: torch.Tensor = wait(handle)
         ctx.rows, ctx.how = tensor.shape[0], (name, process_set)
         return result
@@ -156,7 +156,7 @@ class GroupedAllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
         *tensors, name, process_set = arguments
-        results = wait(_calls.grouped_allgather(tensors, name, process_set))
+        results = wait(calls.grouped_allgather(tensors, name, process_set))
         ctx.rows, ctx.how = [t.shape[0] for t in tensors], (name, process_set)
         return tuple(results)
 
@@ -171,8 +171,8 @@ class AllToAll(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, splits: Any, *how: Any) -> Any:
-        ctx.splits = _calls.checked_splits(splits)
-        result, received = wait(_calls.alltoall(tensor, ctx.splits, *how))
+        ctx.splits = calls.checked_splits(splits)
+        result, received = wait(calls.alltoall(tensor, ctx.splits, *how))
         ctx.how, ctx.received = how, received
         ctx.mark_non_differentiable(received)
         return result, received
@@ -190,7 +190,7 @@ class ReduceScatter(torch.autograd.Function):
     def forward(ctx: Any, tensor: torch.Tensor, *how: Any) -> torch.Tensor:
         ctx.how = how
         name, op, process_set, prescale_factor, postscale_factor = how
-        handle = _calls.grouped_reducescatter(
+        handle = calls.grouped_reducescatter(
             tensor, name, op, process_set, prescale_factor, postscale_factor, single=True
         )
         result: torch.Tensor = wait(handle)
@@ -207,7 +207,7 @@ class GroupedReduceScatter(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> Any:
         *how, count = arguments[-6:]
         ctx.how = how
-        results = wait(_calls.grouped_reducescatter(list(arguments[:count]), *how))
+        results = wait(calls.grouped_reducescatter(list(arguments[:count]), *how))
         ctx.rows = [tensor.shape[0] for tensor in arguments[:count]]
         return tuple(results)
 

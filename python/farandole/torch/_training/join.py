@@ -8,9 +8,10 @@ same step with zeros. What needs more of a rank than zeros is refused, on every 
 from __future__ import annotations
 
 from farandole import _hooks, _world
-from farandole.torch import _calls, _shards
 from farandole.torch._entries import public
-from farandole.torch._handles import wait
+from farandole.torch._operations import calls
+from farandole.torch._operations.handles import wait
+from farandole.torch._training import shards
 
 __all__ = ["join"]
 
@@ -43,8 +44,8 @@ def join(device: int = -1) -> int:  # noqa: ARG001 - Horovod's signature
     """
     epoch = _world.epoch()
     exchanges = [e for e in _hooks.exchanges if e.epoch == epoch]
-    updates = [s.update for s in _shards.living if s.epoch == epoch]
-    names = _calls.names()
+    updates = [s.update for s in shards.living if s.epoch == epoch]
+    names = calls.names()
     steps = [0] * len(exchanges)
     try:
         for exchange in exchanges:

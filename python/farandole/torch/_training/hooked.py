@@ -11,7 +11,7 @@ import torch
 
 from farandole import _world
 from farandole._core import InvalidArgument, NotInitialized
-from farandole.torch._pass import untraced
+from farandole.torch._training.passes import untraced
 
 
 class Hooked:

@@ -12,8 +12,8 @@ import torch
 
 from farandole import _core
 from farandole._core import InvalidArgument
-from farandole.torch._shards import Shards
-from farandole.torch._wrapped import WrappedOptimizer, check_passes
+from farandole.torch._training.shards import Shards
+from farandole.torch._training.wrapped import WrappedOptimizer, check_passes
 
 
 class Rule(NamedTuple):
