@@ -24,7 +24,7 @@ from farandole.common._labels import without_numbers
 from farandole.common._process_set import members_of
 from farandole.common._reductions import Adasum, Average
 from farandole.tensorflow import _graph, _sparse
-from farandole.tensorflow._calls import Ask, run, run_all, tensor_from
+from farandole.tensorflow._calls import Request, run, run_all, tensor_from
 from farandole.tensorflow._graph import refused, set_number
 from farandole.tensorflow._weights import compared
 from farandole.tensorflow.adasum import adasum_together
@@ -32,7 +32,7 @@ from farandole.tensorflow.compression import Compression, Compressor
 from farandole.tensorflow.ops import check_op
 
 _Plan = tuple[
-    Ask, list[int], list[Any], bool
+    Request, list[int], list[Any], bool
 ]  # which gradients, how to unpack them, are they slices
 
 
@@ -110,15 +110,15 @@ class Reduction:
         if tf.executing_eagerly():
             plans = self._eager_plans(ours, note)
             with weights:
-                results = [run(ask) for ask, *_ in plans]
+                results = [run(request) for request, *_ in plans]
         else:
             plans = self._graph_plans(ours, variables, names)
-            opener = Ask("barrier", [], f"{self.label} of a step", self._set, note=note)
+            opener = Request("barrier", [], f"{self.label} of a step", self._set, note=note)
             agreed = run(opener)[0]
-            for ask, *_ in plans:
-                ask.note = opener.called
+            for request, *_ in plans:
+                request.note = opener.called
             with tf.control_dependencies([agreed]), weights:
-                results = run_all([ask for ask, *_ in plans])
+                results = run_all([request for request, *_ in plans])
         return self._unpacked(ours, plans, results)
 
     # ---- in detail ----
@@ -132,7 +132,7 @@ class Reduction:
     ) -> list[Any]:
         """Each gradient is folded by itself, but all of them by the same few collectives."""
         places = [i for i, gradient in enumerate(ours) if gradient is not None]
-        agreed = run(Ask("barrier", [], f"{self.label} of a step", self._set, note=note))[0]
+        agreed = run(Request("barrier", [], f"{self.label} of a step", self._set, note=note))[0]
         with tf.control_dependencies([agreed]), weights:
             wires = [self.compression.compress(tensor_from(ours[i], names[i])) for i in places]
             folded = adasum_together([wire for wire, _ in wires], self.label, self._set)
@@ -158,7 +158,7 @@ class Reduction:
     ) -> _Plan:
         word, prescale, postscale = self.factors()
         wires = [self.compression.compress(tensor_from(ours[i], name)) for i in places]
-        ask = Ask(
+        request = Request(
             "all_reduce",
             [wire for wire, _ in wires] or [tf.zeros([0])],
             name,
@@ -168,13 +168,13 @@ class Reduction:
             postscale,
             note=note,
         )
-        return ask, places, [context for _, context in wires], False
+        return request, places, [context for _, context in wires], False
 
     def _sparse_plan(
         self, ours: Sequence[Any], places: list[int], name: str, note: str = ""
     ) -> _Plan:
         slices = [ours[i] for i in places]
-        return _sparse.ask_for(slices, name, self.process_set, note), places, [], True
+        return _sparse.request_for(slices, name, self.process_set, note), places, [], True
 
     def _eager_plans(self, ours: Sequence[Any], note: str) -> list[_Plan]:
         dense = [i for i, g in enumerate(ours) if g is not None and not _is_sparse(g)]

@@ -40,7 +40,7 @@ from farandole.common._reductions import (
 )
 from farandole.common._weights import note_join
 from farandole.tensorflow import _sparse
-from farandole.tensorflow._calls import Ask, run, tensor_from, tensors_from, variable_from
+from farandole.tensorflow._calls import Request, run, tensor_from, tensors_from, variable_from
 from farandole.tensorflow._graph import (
     as_written,
     in_tensorflow_1,
@@ -191,7 +191,7 @@ def grouped_allreduce(
             reduced = _adasum(sources, label, number, prescale_factor * postscale_factor)
         else:
             how = (word, prescale_factor, postscale_factor)
-            reduced = run(Ask("all_reduce", sources, label, number, *how))
+            reduced = run(Request("all_reduce", sources, label, number, *how))
         for i, result, (_, context) in zip(dense, reduced, wires, strict=True):
             results[i] = compression.decompress(result, context)
     return results
@@ -230,7 +230,7 @@ def grouped_allgather(
     for i, tensor in enumerate(sources):
         _require_rows(tensor, f"tensor {i}", "allgather joins along the first")
     label = _label(name, ignore_name_scope)
-    return run(Ask("all_gather", sources, label, set_number(process_set)))
+    return run(Request("all_gather", sources, label, set_number(process_set)))
 
 
 def _require_rows(tensor: tf.Tensor, what: str, why: str) -> None:
@@ -249,7 +249,7 @@ def broadcast(
     """Returns the root's tensor on every rank; shapes and dtypes are equal on all ranks. Roots are
     ranks of the world, whatever the process set."""
     source, label = tensor_from(tensor, "tensor"), _label(name, ignore_name_scope)
-    return run(Ask("broadcast", [source], label, set_number(process_set), root=root_rank))[0]
+    return run(Request("broadcast", [source], label, set_number(process_set), root=root_rank))[0]
 
 
 @as_written
@@ -263,7 +263,7 @@ def broadcast_(
     if len(variables) == 0:
         return []
     sources = [variable_from(v, getattr(v, "name", f"{i}")) for i, v in enumerate(variables)]
-    results = run(Ask("broadcast", sources, name, set_number(process_set), root=root_rank))
+    results = run(Request("broadcast", sources, name, set_number(process_set), root=root_rank))
     return [v.assign(value) for v, value in zip(variables, results, strict=True)]
 
 
@@ -295,7 +295,9 @@ def alltoall(
             raise refused(f"splits is {splits!r}; it is a list of numbers of rows")
         rows = tf.cast(rows, tf.int64)
     label = _label(name, ignore_name_scope)
-    result, received = run(Ask("all_to_all", [source], label, set_number(process_set), splits=rows))
+    result, received = run(
+        Request("all_to_all", [source], label, set_number(process_set), splits=rows)
+    )
     return result if splits is None else (result, received)
 
 
@@ -350,7 +352,7 @@ def grouped_reducescatter(
         wires.append(compression.compress(tensor))
     sources = [wire for wire, _ in wires]
     results = run(
-        Ask("reduce_scatter", sources, name, number, word, prescale_factor, postscale_factor)
+        Request("reduce_scatter", sources, name, number, word, prescale_factor, postscale_factor)
     )
     return [
         compression.decompress(result, context)
@@ -361,7 +363,7 @@ def grouped_reducescatter(
 @as_written
 def barrier(process_set: ProcessSet = global_process_set) -> Any:
     """Complete when every rank of the set has come to it; in a graph of TensorFlow 1, an op."""
-    op = run(Ask("barrier", [], set=set_number(process_set)))[0]
+    op = run(Request("barrier", [], set=set_number(process_set)))[0]
     return op if in_tensorflow_1() else None
 
 
@@ -373,7 +375,7 @@ def join() -> tf.Tensor:
     Returns:
         The last rank to join (int32).
     """
-    last = run(Ask("join", []))[0]
+    last = run(Request("join", []))[0]
     note_join()
     return last
 
