@@ -33,7 +33,7 @@ from farandole.common._process_set import (
     global_process_set,
     remove_process_set,
 )
-from farandole.common._reductions import Adasum, Average, Max, Min, Product, Sum
+from farandole.common._reduction import Adasum, Average, Max, Min, Product, Sum
 from farandole.common.exceptions import HorovodInternalError
 from farandole.keras import _progress, callbacks, elastic
 from farandole.keras.compression import Compression

@@ -13,7 +13,7 @@ import numpy as np
 
 from farandole import _core, _world
 from farandole._core import InvalidArgument, Mismatch
-from farandole.common._reductions import share
+from farandole.common._reduction import share
 
 
 def _row(source: np.ndarray[Any, Any], target: np.ndarray[Any, Any] | None) -> Any:

@@ -19,10 +19,8 @@ from farandole.keras._exchange import (
 )
 from farandole.keras._groups import members
 from farandole.keras._reduction import Reduction
-from farandole.keras.compression import Compression
 from farandole.torch._tensors import check_tensor
-from farandole.torch._training.exchange import TorchExchange
-from farandole.torch.compression import Compression as TorchCompression
+from farandole.torch._training.exchange import GradientExchange
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -49,28 +47,20 @@ class HookedExchange(Exchange):
         for name, p in named:
             check_tensor(p, f"'{name}'")
         self._parameters = {id(p) for _, p in named if p.requires_grad and p.numel() > 0}
-        none = reduction.compression is Compression.none
         group = group_of(reduction.process_set)
         assert group is not None  # others than members have an AloneExchange
-        self._exchange = TorchExchange(
+        self._exchange = GradientExchange(
             group,
             [(n, p) for n, p in reversed(named) if id(p) in self._parameters],
+            reduction,
             weights=[(label_of(i, v), v.value) for i, v in enumerate(variables)],
             line=BROADCAST,
-            compression=TorchCompression.none if none else reduction.compression,
-            sparse_as_dense=reduction.sparse_as_dense,
-            op=reduction.op,
-            prescale=reduction.prescale,
-            postscale=reduction.postscale,
-            passes_per_step=1,
             limits=Limits.of(None, None),
-            overlap=True,
             groups={
                 id(variables[i].value): g
                 for g, places in enumerate(members(reduction.groups, variables))
                 for i in places
             },
-            process_set=reduction.process_set,
         )
         if at_update:  # what backward brings is one pass of several
             self._hold = self._exchange.held()

@@ -12,7 +12,7 @@ from farandole import _core
 from farandole._arguments import checked, explained
 from farandole._core import InvalidArgument
 from farandole.common._objects import allgather_object
-from farandole.common._reductions import Average, Sum, choose_op, core_op, op_name
+from farandole.common._reduction import Average, Sum, choose_op, core_op, op_name
 from farandole.common._weights import note_broadcast
 from farandole.keras import _host
 from farandole.keras._exchange import label_of, rows_of

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from farandole import _core, _world
 from farandole.common._process_set import members_of
-from farandole.common._reductions import share
+from farandole.common._reduction import share
 from farandole.tensorflow import _graph, _plugin, _turns
 from farandole.tensorflow._graph import refused
 

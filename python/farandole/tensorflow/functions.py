@@ -8,10 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from farandole.common import _objects
-from farandole.common._process_set import ProcessSet, global_process_set
+from farandole.common._process_set import ProcessSet, global_process_set, number_of
 from farandole.common._weights import note_broadcast
 from farandole.tensorflow._calls import Request, run, variable_from
-from farandole.tensorflow._graph import as_written, in_tensorflow_1, refused, set_number
+from farandole.tensorflow._graph import as_written, in_tensorflow_1, refused
 from farandole.tensorflow._reduction import names_of
 from farandole.tensorflow._weights import raw
 
@@ -64,7 +64,7 @@ def broadcast_variables(
         "broadcast",
         values or [tf.zeros([0])],
         "variables",
-        set_number(process_set),
+        number_of(process_set),
         root=root_rank,
         note=note,
     )

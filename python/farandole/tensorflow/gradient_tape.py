@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from farandole.common._process_set import ProcessSet, global_process_set
-from farandole.common._reductions import Average
+from farandole.common._reduction import Average
+from farandole.common._wrapped import child_of
 from farandole.tensorflow._graph import as_written, refused
 from farandole.tensorflow._reduction import Local, Reduction, names_of
-from farandole.tensorflow._wrapped import child_of
 from farandole.tensorflow.compression import Compression, Compressor
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
+
+_child_of: Callable[[type, type], type] = functools.cache(child_of)  # of a class there is one
 
 
 class _Distributed:
@@ -117,14 +120,14 @@ def DistributedGradientTape(
         raise refused("the tape is a DistributedGradientTape already")
     reduction = Reduction(
         op,
+        gradient_predivide_factor,
         compression,
         sparse_as_dense,
-        gradient_predivide_factor,
+        process_set,
         num_groups,
         groups,
-        process_set,
     )
-    gradtape.__class__ = child_of(type(gradtape), _Distributed)
+    gradtape.__class__ = _child_of(type(gradtape), _Distributed)
     tape: Any = gradtape
     tape._reduction, tape._local = reduction, Local(scale_local_gradients)
     return gradtape

@@ -25,14 +25,10 @@ import numpy as np
 import tensorflow as tf
 
 from farandole import _world
-from farandole._core import InvalidArgument
-from farandole.common._process_set import ProcessSet, global_process_set, members_of
-from farandole.common._reductions import (
+from farandole.common._process_set import ProcessSet, global_process_set, members_of, number_of
+from farandole.common._reduction import (
     Adasum,
     Average,
-    Max,
-    Min,
-    Product,
     Sum,
     choose_op,
     core_op,
@@ -45,26 +41,18 @@ from farandole.tensorflow._graph import (
     as_written,
     in_tensorflow_1,
     refused,
-    set_number,
     unsupported,
 )
 from farandole.tensorflow.adasum import adasum_together
 from farandole.tensorflow.compression import Compression, Compressor
 
 __all__ = [
-    "Adasum",
-    "Average",
-    "Max",
-    "Min",
-    "Product",
-    "Sum",
     "allgather",
     "allreduce",
     "alltoall",
     "barrier",
     "broadcast",
     "broadcast_",
-    "check_op",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
@@ -76,16 +64,6 @@ __all__ = [
     "reducescatter",
     "size_op",
 ]
-
-
-def check_op(op: Any) -> str:
-    """The engine's word. Raises Refused."""
-    if op == Adasum:
-        raise refused("op=Adasum is for allreduce and grouped_allreduce only")
-    try:
-        return core_op(op)
-    except ValueError as error:
-        raise refused(str(error)) from None
 
 
 def _label(name: str | None, ignore_name_scope: bool) -> str | None:
@@ -165,12 +143,9 @@ def grouped_allreduce(
 ) -> list[Any]:
     """:func:`allreduce` of many tensors as one operation: none starts before all ranks have all of
     them. Dtypes may differ, and there may be slices among them."""
-    try:
-        chosen = choose_op(average, op)
-    except InvalidArgument as error:
-        raise refused(str(error)) from None
-    word = "sum" if chosen == Adasum else check_op(chosen)
-    number = set_number(process_set)
+    chosen = choose_op(average, op)
+    word = "sum" if chosen == Adasum else core_op(chosen)
+    number = number_of(process_set)
     if len(tensors) == 0:
         return []
     label = _label(name, ignore_name_scope)
@@ -230,7 +205,7 @@ def grouped_allgather(
     for i, tensor in enumerate(sources):
         _require_rows(tensor, f"tensor {i}", "allgather joins along the first")
     label = _label(name, ignore_name_scope)
-    return run(Request("all_gather", sources, label, set_number(process_set)))
+    return run(Request("all_gather", sources, label, number_of(process_set)))
 
 
 def _require_rows(tensor: tf.Tensor, what: str, why: str) -> None:
@@ -249,7 +224,7 @@ def broadcast(
     """Returns the root's tensor on every rank; shapes and dtypes are equal on all ranks. Roots are
     ranks of the world, whatever the process set."""
     source, label = tensor_from(tensor, "tensor"), _label(name, ignore_name_scope)
-    return run(Request("broadcast", [source], label, set_number(process_set), root=root_rank))[0]
+    return run(Request("broadcast", [source], label, number_of(process_set), root=root_rank))[0]
 
 
 @as_written
@@ -263,7 +238,7 @@ def broadcast_(
     if len(variables) == 0:
         return []
     sources = [variable_from(v, getattr(v, "name", f"{i}")) for i, v in enumerate(variables)]
-    results = run(Request("broadcast", sources, name, set_number(process_set), root=root_rank))
+    results = run(Request("broadcast", sources, name, number_of(process_set), root=root_rank))
     return [v.assign(value) for v, value in zip(variables, results, strict=True)]
 
 
@@ -296,7 +271,7 @@ def alltoall(
         rows = tf.cast(rows, tf.int64)
     label = _label(name, ignore_name_scope)
     result, received = run(
-        Request("all_to_all", [source], label, set_number(process_set), splits=rows)
+        Request("all_to_all", [source], label, number_of(process_set), splits=rows)
     )
     return result if splits is None else (result, received)
 
@@ -341,7 +316,7 @@ def grouped_reducescatter(
     name: str | None = None,
 ) -> list[tf.Tensor]:
     """:func:`reducescatter` of many tensors as one operation."""
-    word, number = check_op(op), set_number(process_set)
+    word, number = core_op(op), number_of(process_set)
     if op not in (Average, Sum):
         raise refused(f"op={op_name(op)}: reducescatter reduces with Average or Sum only")
     if len(tensors) == 0:
@@ -363,7 +338,7 @@ def grouped_reducescatter(
 @as_written
 def barrier(process_set: ProcessSet = global_process_set) -> Any:
     """Complete when every rank of the set has come to it; in a graph of TensorFlow 1, an op."""
-    op = run(Request("barrier", [], set=set_number(process_set)))[0]
+    op = run(Request("barrier", [], set=number_of(process_set)))[0]
     return op if in_tensorflow_1() else None
 
 

@@ -15,7 +15,7 @@ the ranks' calls differ: nothing has been reduced, and the next call works.
 from __future__ import annotations
 
 from farandole.common._process_set import ProcessSet, global_process_set
-from farandole.common._reductions import Adasum, Average, Max, Min, Product, Sum, op_name
+from farandole.common._reduction import Adasum, Average, Max, Min, Product, Sum, op_name
 from farandole.torch._entries import public
 from farandole.torch._operations import calls
 from farandole.torch._operations.allreduce import (

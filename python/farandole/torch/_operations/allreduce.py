@@ -8,7 +8,7 @@ import torch
 
 from farandole import _core
 from farandole.common._process_set import ProcessSet, global_process_set
-from farandole.common._reductions import choose_op
+from farandole.common._reduction import choose_op
 from farandole.torch._entries import public
 from farandole.torch._operations import autograd, calls
 from farandole.torch._operations.handles import wait

@@ -13,7 +13,7 @@ import torch
 from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.common._process_set import ProcessSet
-from farandole.common._reductions import Adasum, Average, Sum, op_name, share
+from farandole.common._reduction import Adasum, Average, Sum, op_name, share
 from farandole.torch._operations import calls
 from farandole.torch._operations.handles import wait
 from farandole.torch._tensors import check_tensor

@@ -16,7 +16,7 @@ import torch
 from farandole import _core, _world
 from farandole._core import InvalidArgument
 from farandole.common._process_set import ProcessSet, number_of
-from farandole.common._reductions import Adasum, Average, Sum, core_op, op_name, share
+from farandole.common._reduction import Adasum, Average, Sum, core_op, op_name, share
 from farandole.torch._tensors import DTYPES, borrow, check_tensor
 from farandole.torch.adasum import check_foldable, fold_rows
 

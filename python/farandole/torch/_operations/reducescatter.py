@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from farandole.common._process_set import ProcessSet, global_process_set
-from farandole.common._reductions import Average
+from farandole.common._reduction import Average
 from farandole.torch._entries import public
 from farandole.torch._operations import autograd, calls
 from farandole.torch._tensors import check_tensor

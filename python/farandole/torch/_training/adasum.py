@@ -7,9 +7,12 @@ from typing import Any, NoReturn
 import torch
 
 from farandole._core import InvalidArgument
+from farandole.common._reduction import check_passes
+from farandole.torch._training.hooked import take_over
+from farandole.torch._training.parameters import Named
 from farandole.torch._training.silence import Silence
 from farandole.torch._training.weights import TensorWeights
-from farandole.torch._training.wrapped import WrappedOptimizer, check_passes
+from farandole.torch._training.wrapped import WrappedOptimizer, become
 from farandole.torch.adasum import adasum_together
 from farandole.torch.compression import Compressor
 
@@ -54,3 +57,15 @@ class AdasumOptimizer(WrappedOptimizer):
 
     def skip_synchronize(self) -> NoReturn:
         raise InvalidArgument("with op=Adasum step() exchanges; skip_synchronize() is not possible")
+
+
+def distribute(
+    optimizer: torch.optim.Optimizer, named: Named, compression: type[Compressor]
+) -> None:
+    """`named`: the optimizer's parameters in registration order."""
+    apart = become(optimizer, AdasumOptimizer, named)
+    apart._named = [(n, p) for n, p in named if p.requires_grad]
+    apart._compression = compression
+    apart._silence = Silence([n for n, _ in reversed(apart._named)], [p for _, p in apart._named])
+    apart._weights = TensorWeights("Adasum", named)
+    take_over(p for _, p in named)

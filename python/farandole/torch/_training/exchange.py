@@ -1,153 +1,134 @@
-"""The gradients of PyTorch parameters on their way through the reducer: hooks and views."""
+"""When gradients are reduced, and how a backward pass ends.
+
+A *pass* is one backward. A pass either *reduces* (its gradients go to the reducer as they become
+ready, while backward goes on) or only accumulates. Autograd calls, in this order::
+
+    on_gradient(i)                 per gradient; the first one begins the pass
+    end()                          at the end of backward, or when it raised
+
+Between them stands the rule for parameters without a gradient in this pass: one that has an older
+gradient contributes that; one without stays without where no rank used it, and gets the reduced
+gradient where some rank did.
+"""
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any
+from typing import NoReturn
 
 import torch
 
-from farandole._core import Error, InvalidArgument
-from farandole._hooks import GradientExchange, Parameter, exchanges
+from farandole import _core, _world
+from farandole._core import InvalidArgument
+from farandole._limits import Limits
 from farandole._world import Group
-from farandole.common._process_set import ProcessSet, global_process_set
+from farandole.common._reduction import Reduction
 from farandole.torch._tensors import dtype_name
+from farandole.torch._training.gradients import Gradients
 from farandole.torch._training.hooked import Hooked
 from farandole.torch._training.passes import Pass, graph_task, has_no_end, running, untraced
 from farandole.torch._training.silence import Silence
 from farandole.torch._training.sparse_gradients import SparseGradients
 from farandole.torch._training.weights import BROADCAST, checksums_of, watch_weights
-from farandole.torch.compression import Compression, Compressor
 
 
-class TorchExchange(Hooked, GradientExchange):
-    """The gradients of some parameters. ``p.grad`` becomes a view of the bucket, except where
-    gradients are compressed, and where large ones are reduced as they lie, and where they are
-    sparse: then the first step reduces them as dense ones, and later ones gather their entries, or,
-    with `sparse_as_dense`, do the same again; users see sparse ones.
+class GradientExchange(Hooked):
+    """The gradients of one optimizer on their way to the mean (or sum) of all ranks.
+
+    Collective: every rank makes one, with the same parameters in the same order.
 
     Args:
         group: the ranks; this is one of them.
+        named: the parameters in the order in which their gradients probably become ready. The
+            order that the first step shows is used from the second one on.
         weights: all parameters of the optimizer, in the model's order, whose values are compared.
-        groups: by a parameter's id, which it is launched together with.
-        process_set: what the group is called.
         line: of a program, that makes weights equal.
+        groups: by a parameter's id, which it is launched together with.
+        passes_per_step: every that many passes reduce; the others accumulate.
+        limits: how large the buckets are.
+        overlap: launch buckets during backward; else all of them at its end.
+
+    Raises:
+        Mismatch: the ranks' parameters or options differ; says which.
     """
 
     def __init__(
         self,
         group: Group,
         named: Sequence[tuple[str, torch.Tensor]],
+        reduction: Reduction,
         *,
         weights: Sequence[tuple[str, torch.Tensor]],
         line: str = BROADCAST,
-        compression: type[Compressor],
-        sparse_as_dense: bool,
-        op: str,
-        prescale: float,
-        postscale: float,
         groups: Mapping[int, int] = MappingProxyType({}),
-        process_set: ProcessSet = global_process_set,
-        **options: Any,
+        passes_per_step: int = 1,
+        limits: Limits,
+        overlap: bool = True,
     ) -> None:
+        op, prescale, postscale = reduction.op, reduction.prescale, reduction.postscale
+        compression, sparse_as_dense = reduction.compression, reduction.sparse_as_dense
+        self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
-        self._compression = None if compression is Compression.none else compression
-        self._sparse_as_dense = sparse_as_dense
-        empty = [compression.compress(p.detach().new_empty(0)) for p in self.parameters]
-        dtypes = [wire.dtype for wire, _ in empty]
-        self._contexts = [context for _, context in empty]
-        super().__init__(
+        wires = [compression.compress(p.detach().new_empty(0)) for p in self.parameters]
+        self.reducer = _core.Reducer(
             group,
             [
-                Parameter(
-                    name, p.numel(), dtype_name(dtype, f"parameter '{name}'"), groups.get(id(p), -1)
-                )
-                for (name, p), dtype in zip(named, dtypes, strict=True)
+                (n, p.numel(), dtype_name(wire.dtype, f"parameter '{n}'"), groups.get(id(p), -1))
+                for (n, p), (wire, _) in zip(named, wires, strict=True)
             ],
-            op=op,
-            prescale=prescale,
-            postscale=postscale,
+            op,
+            prescale,
+            postscale,
+            *limits,
+            overlap,
             sparse_as_dense=sparse_as_dense,
-            **options,
         )
-        self._sparse = SparseGradients(
+        sparse = SparseGradients(
             f"gradients {self.reducer.key:x}",
             named,
-            process_set,
+            reduction.process_set,
             compression=compression,
             prescale=prescale,
             postscale=postscale / group.size if op == "mean" else postscale,
         )
+        self._gradients = Gradients(
+            self.reducer,
+            named,
+            wires,
+            sparse,
+            compression=compression,
+            sparse_as_dense=sparse_as_dense,
+        )
         self._weights = [tensor for _, tensor in weights]
         watch_weights(self.reducer, weights, line)
-        self._becoming: dict[int, int] = {}  # what this step found to be sparse
-        self._dtypes = dtypes
-        self._strides = [_dense_strides(p) for p in self.parameters]
-        self.learn_places()
-        self._shown = [0] * len(named)  # addresses of the reduced gradients that users see
-        self._shown_sparse: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._lie = bytearray(len(named))  # reduced where autograd left them, in this pass
+        self.epoch = _world.epoch()
+        self.reducing = False  # the present pass
+        self._is_mean = op == "mean" or math.isclose(prescale * postscale * group.size, 1)
+        self._passes_per_step = passes_per_step
+        self._passes = 0  # begun since gradients were last reduced
+        self._held = 0  # depth of no_sync()
+        # Reduced gradients stand where autograd accumulates, and nobody has used them up.
+        self._standing = False
+        # step() must still reduce: since the last reduction a step or a zero_grad was seen.
+        self._due = True
+        self._dropped = False  # a pass failed, and nothing was done about it
         self._pass: weakref.ref[Pass] | None = None
         # By parameter, the stamp of a gradient whose backward had no end; and that backward.
         self._left: dict[int, tuple[int, int] | None] = {}
         self._left_graph = -1
         self.silence = Silence(self.names, self.parameters)
         self.hear()
+        living.add(self)
 
     def give_up(self, name: str) -> None:
         super().give_up(name)
-        exchanges.discard(self)  # who joins does not answer for it
+        living.discard(self)  # who joins does not answer for it
 
-    # The buckets.
-
-    def forget_places(self) -> None:
-        self._views.clear()
-        self._bytes_of.clear()
-
-    def learn_places(self) -> None:
-        self._places = self.places()
-        self._sparse.dims = self.reducer.left_out
-        self._bytes_of: dict[int, torch.Tensor] = {}  # by bucket
-        self._alone = [self.reducer.in_place(i) for i in range(len(self.parameters))]
-        self._views: list[torch.Tensor | None] = [None] * len(self.parameters)
-        for i, alone in enumerate(self._alone):
-            if (not alone or self._compression is not None) and i not in self._sparse.dims:
-                self._view(i)  # now: not in the middle of a step
-
-    def _view(self, i: int) -> torch.Tensor:
-        """Parameter i's part of its bucket; that of a large one is made when it is needed."""
-        view = self._views[i]
-        if view is None:
-            bucket, offset = self._places[i]
-            if bucket not in self._bytes_of:
-                # torch.frombuffer holds the memory object, which holds the memory.
-                memory = self.reducer.memory(bucket)
-                self._bytes_of[bucket] = torch.frombuffer(memory, dtype=torch.uint8)
-            view = _view(self._bytes_of[bucket][offset:], self.parameters[i], self._dtypes[i])
-            self._views[i] = view
-        return view
-
-    # The pass.
-
-    def _begin(self, *, reducing: bool) -> None:
-        self.check_alive()
-        self._left.clear()
-        if reducing:
-            self._sparse.drain()  # of a pass that failed
-        super()._begin(reducing=reducing)
-
-    def launch_rest(self) -> None:
-        super().launch_rest()
-        self._sparse.start_rest()
-
-    def fail_pass(self) -> None:
-        if self.reducing and self.reducer.step_open:
-            with suppress(Error):  # of a group that has failed: the next call will say it
-                self._sparse.start_rest()  # the other ranks wait for this one's entries
-        super().fail_pass()
+    # The pass, as autograd tells it.
 
     def present_pass(self) -> Pass | None:
         return self._pass() if self._pass is not None else None
@@ -160,7 +141,7 @@ class TorchExchange(Hooked, GradientExchange):
             if has_no_end(graph):
                 self._leave_to_step(i, graph)
                 return
-            self.begin_pass()
+            self._begin_pass(ends=True)
             present = Pass(self)
             self._pass = weakref.ref(present)
             running.add(self)
@@ -168,15 +149,23 @@ class TorchExchange(Hooked, GradientExchange):
         if not self.reducing:
             return
         try:
-            self.take(i)
+            self._take(i)
         except BaseException:
             present.fail()  # now, since the traceback may keep the pass alive
             raise
 
+    def end(self, *, failed: bool) -> None:
+        self._pass = None
+        running.discard(self)
+        if failed:
+            self._fail_pass()
+        else:
+            self._finish_pass()
+
     def _leave_to_step(self, i: int, graph: int) -> None:
         """The pass is one that only accumulates."""
         if graph != self._left_graph or not self._left:
-            self.begin_pass(ends=False)
+            self._begin_pass(ends=False)
             self._left_graph = graph
         self._left[i] = _stamp(self.parameters[i].grad)
 
@@ -184,7 +173,7 @@ class TorchExchange(Hooked, GradientExchange):
         """Of what was left to step(): clipping, say, that took it for the mean."""
         for i, stamp in self._left.items():
             if _stamp(self.parameters[i].grad) != stamp:
-                self.refuse_pass(
+                self._refuse_pass(
                     InvalidArgument(
                         f"the gradient of '{self.names[i]}' was changed after backward(), which "
                         "does not reduce gradients under compiled autograd\n  advice: call "
@@ -192,129 +181,170 @@ class TorchExchange(Hooked, GradientExchange):
                     )
                 )
 
-    def end(self, *, failed: bool) -> None:
-        self._pass = None
-        running.discard(self)
-        if failed:
-            self.fail_pass()
-        else:
-            self.finish_pass()
+    # The pass, from its begin to its end.
 
-    # The gradients.
-
-    def has_gradient(self, i: int) -> bool:
-        return self.parameters[i].grad is not None
-
-    def still_stands(self, i: int) -> bool:
-        grad = self.parameters[i].grad
-        if grad is None or grad.is_sparse:
-            shown = self._shown_sparse.get(i)
-            return grad is not None and shown is not None and shown() is grad
-        return grad.data_ptr() == self._shown[i]
-
-    def take(self, i: int) -> None:
-        p = self.parameters[i]
-        grad = p.grad
-        assert grad is not None
-        self.refuse_second_sum(i)
-        if grad.requires_grad:
+    def _begin_pass(self, *, ends: bool) -> None:
+        """`ends`: whether autograd tells the end; else synchronize() reduces."""
+        if (
+            self._standing
+            and self._passes_per_step > 1
+            and any(map(self._gradients.still_stands, range(len(self.names))))
+        ):
             raise InvalidArgument(
-                f"the gradient of '{self.names[i]}' is part of a graph (create_graph=True), which "
-                "DistributedOptimizer does not support; use torch.autograd.grad"
+                f"more than backward_passes_per_step={self._passes_per_step} backward passes "
+                "without step()\n  advice: call step() or zero_grad() after every "
+                f"{self._passes_per_step} passes"
             )
-        dims = 0
-        if grad.is_sparse:
-            dims = grad.sparse_dim()
-            if dims == 0 or i not in self._sparse.dims:
-                grad = grad.to_dense()
-        if i in self._sparse.dims:
-            if dims > 0:
-                self._sparse.start(i, grad)
-            self.mark_ready(i, 0, dims)
-            return
-        if self._compression is not None:
-            p.grad = grad
-            view = self._view(i)
-            view.copy_(self._compress(i, grad))
-            self.mark_ready(i, view.data_ptr(), dims)
-            return
-        alike = grad.stride() == self._strides[i] and grad.dtype == self._dtypes[i]
-        self._lie[i] = alike and self._alone[i] and (dims == 0 or self._sparse_as_dense)
-        if self._lie[i]:
-            p.grad = grad  # where a sparse one became dense
-            self.lend(i, grad.data_ptr(), grad, dims)
-            return
-        view = self._view(i)
-        if not alike:
-            view.copy_(grad)
-        self.mark_ready(i, grad.data_ptr() if alike else view.data_ptr(), dims)
-        p.grad = view
+        due = self._held == 0 and self._passes + 1 >= self._passes_per_step
+        self._begin(reducing=ends and due)
+        self._passes += 1
 
-    def _compress(self, i: int, grad: torch.Tensor) -> torch.Tensor:
-        assert self._compression is not None
-        wire, self._contexts[i] = self._compression.compress(grad)
-        if wire.dtype != self._dtypes[i] or wire.numel() != grad.numel():
+    def _begin(self, *, reducing: bool) -> None:
+        self.check_alive()
+        self._left.clear()
+        self._dropped = False
+        if reducing:
+            self._gradients.begin()
+        self.reducing = reducing
+
+    def _take(self, i: int) -> None:
+        """The mean of what was reduced already, and equal on all ranks, is that value; a sum would
+        count it once per rank."""
+        if self._standing and not self._is_mean and self._gradients.still_stands(i):
             raise InvalidArgument(
-                f"compression of '{self.names[i]}' gave {wire.numel()} x {wire.dtype} where "
-                f"{grad.numel()} x {self._dtypes[i]} were announced"
+                f"the gradient of '{self.names[i]}' was already summed over the ranks and would "
+                "be summed again\n  advice: call step() or zero_grad() between two backward "
+                "passes, or accumulate with backward_passes_per_step or no_sync()"
             )
-        return wire.reshape(grad.shape)
+        self._gradients.take(i)
 
-    def checksums(self) -> list[int]:
-        return checksums_of(self._weights)
+    def launch_rest(self) -> None:
+        """Hands in what this pass did not bring. Waits for nobody."""
+        for i in self._gradients.missing():
+            self._take(i)
+        if self.reducer.weights_due:
+            self.reducer.show_weights(checksums_of(self._weights))
+        self._gradients.launch()
 
-    def show_reduced(self) -> None:
-        left_out = self.reducer.left_out if self.reducer.has_better_plan else {}
-        self._becoming = {i: left_out[i] for i in left_out.keys() - self._sparse.dims.keys()}
-        super().show_reduced()
-        self._sparse.drain()  # of what no rank used
-
-    def show(self, i: int) -> None:
-        p = self.parameters[i]
-        if i in self._sparse.dims:
-            self._show_sparse(i, self._sparse.finish(i))
+    def _finish_pass(self) -> None:
+        """Waits for the reduced gradients, if this pass reduces."""
+        if not self.reducing:
             return
-        if self._compression is not None:
-            p.grad = self._compression.decompress(self._view(i), self._contexts[i])
-        elif not self._lie[i]:
-            p.grad = self._view(i)
-        self._lie[i] = False
-        assert p.grad is not None
-        self._shown[i] = p.grad.data_ptr()
-        dims = self.reducer.sparse_dims(i) if self._sparse_as_dense else self._becoming.get(i, 0)
-        if dims > 0:
-            self._show_sparse(i, p.grad.to_sparse(dims))
+        try:
+            self.launch_rest()
+            self.reducer.wait()
+            self._gradients.show()
+        except BaseException:
+            self._fail_pass()
+            raise
+        self.reducing = False
+        self._passes = 0
+        self._standing, self._due = True, False
 
-    def _show_sparse(self, i: int, grad: torch.Tensor) -> None:
-        p = self.parameters[i]
-        p.grad = None  # its layout may be another
-        p.grad = grad
-        self._shown_sparse[i] = weakref.ref(grad)
+    def _fail_pass(self) -> None:
+        """Tells the other ranks, without waiting for them; the next pass will work again."""
+        if not self.reducing:
+            return
+        self.reducing = False
+        self._passes = 0
+        self._standing, self._due, self._dropped = False, True, True
+        self._gradients.abandon()
 
-    def drop_gradients(self) -> None:
-        self._lie = bytearray(len(self._lie))
-        for p in self.parameters:
-            p.grad = None
+    def _refuse_pass(self, why: InvalidArgument) -> NoReturn:
+        """Raises it in place of a step, and tells the other ranks, which may have begun one.
+
+        Raises:
+            Error: the group has failed.
+        """
+        self._begin(reducing=True)
+        try:
+            self.reducer.abandon()
+        finally:
+            self._fail_pass()
+        raise why
+
+    # While this rank has joined, the reducer takes part in the others' steps by itself.
+
+    def before_joining(self) -> None:
+        """Ends what is open, and lets go of the buckets, which may move."""
+        if self.reducing:
+            self._finish_pass()
+        elif self.reducer.step_open:
+            self.reducer.drain()  # of a pass that failed
+        self._gradients.forget_places()
+
+    def after_joining(self, steps: int) -> None:
+        """Takes the buckets up again. After any step of the others, the gradients that this rank
+        still had stand in memory of theirs."""
+        self._gradients.learn_places()
+        if steps > 0:
+            self._passes = 0
+            self._standing, self._due = False, True
+            self._gradients.drop()
+
+    # What the optimizer sees.
 
     @untraced
     def refuse_silence(self) -> None:
-        """Of the optimizer, before its step."""
+        """Before a step."""
         why = self.silence.check()
         if why is not None:
-            self.refuse_pass(why)
+            self._refuse_pass(why)
 
     @untraced
     def synchronize(self) -> None:
+        """Reduces what was accumulated and not reduced yet.
+
+        Also where nothing was: other ranks may have gradients, and expect this one.
+        """
         self.check_alive()
         self._refuse_changes()
-        super().synchronize()
+        if not self.reducing:
+            if self._passes == 0 and not self._due:
+                return
+            if self._dropped:
+                self._refuse_pass(
+                    InvalidArgument(
+                        "the last backward() failed, on this rank or on another, and its gradients "
+                        "were dropped: there is nothing to step with\n"
+                        "  advice: call zero_grad(), and go on with the next batch"
+                    )
+                )
+            self._begin(reducing=True)
+        self._finish_pass()
 
-    note_step = untraced(GradientExchange.note_step)
+    @property
+    def reduced(self) -> bool:
+        """Reduced gradients stand, and no step has used them."""
+        return self._standing
+
+    @untraced
+    def note_step(self) -> None:
+        self._standing, self._due = False, True
 
     @untraced
     def note_zero_grad(self) -> None:
-        super().note_zero_grad()
+        if self.reducing:
+            raise InvalidArgument(
+                "zero_grad() was called while gradients are being reduced\n"
+                "  advice: call step() or synchronize() first"
+            )
+        self._passes = 0
+        self._standing, self._due, self._dropped = False, True, False
         self._left.clear()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Passes inside only accumulate."""
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+
+    def set_passes_per_step(self, passes: int) -> None:
+        self._passes_per_step = passes
+        self._passes = 0
 
 
 def _stamp(grad: torch.Tensor | None) -> tuple[int, int] | None:
@@ -324,18 +354,4 @@ def _stamp(grad: torch.Tensor | None) -> tuple[int, int] | None:
     return 0 if grad.is_sparse else grad.data_ptr(), grad._version
 
 
-def _view(memory: torch.Tensor, p: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The begin of `memory` as a gradient of the parameter."""
-    flat = memory[: p.numel() * dtype.itemsize].view(dtype)
-    return torch.as_strided(flat, p.shape, _dense_strides(p))
-
-
-def _dense_strides(p: torch.Tensor) -> tuple[int, ...]:
-    """The parameter's strides if they leave no gaps, as autograd's gradients have them; else those
-    of a contiguous tensor of its shape."""
-    expected = 1
-    for stride, extent in sorted(zip(p.stride(), p.shape, strict=True)):
-        if extent != 1 and stride != expected:
-            return torch.empty(p.shape, device="meta").stride()
-        expected *= extent
-    return p.stride()
+living: weakref.WeakSet[GradientExchange] = weakref.WeakSet()  # all there are

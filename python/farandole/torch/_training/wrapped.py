@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, NoReturn, cast
+from collections.abc import Sequence
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 
 from farandole._core import InvalidArgument
+from farandole.common._wrapped import child_of
 
 
-def check_passes(passes: object) -> None:
-    """Raises InvalidArgument for what backward_passes_per_step cannot be."""
-    if not isinstance(passes, int) or passes < 1:
-        raise InvalidArgument(
-            f"backward_passes_per_step is {passes!r}; it is a whole number of at least 1"
-        )
+def refuse_unmanaged(parameters: Sequence[torch.Tensor]) -> None:
+    """Before a step, of those that were frozen when the optimizer was wrapped."""
+    for p in parameters:
+        if p.grad is not None:
+            raise InvalidArgument(
+                f"a parameter of shape {tuple(p.shape)} was frozen when DistributedOptimizer was "
+                "made, and has a gradient now that no other rank knows\n"
+                "  advice: make the DistributedOptimizer after the parameters' requires_grad "
+                "is what it will be"
+            )
 
 
 class WrappedOptimizer(torch.optim.Optimizer):
@@ -41,3 +47,16 @@ class WrappedOptimizer(torch.optim.Optimizer):
         raise InvalidArgument(
             "a DistributedOptimizer cannot be copied or pickled; use state_dict()"
         )
+
+
+_W = TypeVar("_W", bound=WrappedOptimizer)
+
+
+def become(
+    optimizer: torch.optim.Optimizer, kind: type[_W], named: Sequence[tuple[str, torch.Tensor]]
+) -> _W:
+    """The same object, as one of that kind that is its own class' still."""
+    optimizer.__class__ = child_of(type(optimizer), kind)
+    wrapped = cast(_W, optimizer)
+    wrapped._parameter_names = {p: name for name, p in named}
+    return wrapped
