@@ -18,6 +18,15 @@ from farandole.keras import _host
 from farandole.keras._exchange import label_of, rows_of
 from farandole.keras.compression import Compression, Compressor
 
+__all__ = [
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "broadcast_variables",
+    "reducescatter",
+]
+
 
 def _is_sent(value: Any) -> bool:
     try:

@@ -9,10 +9,10 @@ import torch
 
 from farandole._core import InvalidArgument
 from farandole.common._process_set import ProcessSet, global_process_set
+from farandole.common._reduction import Average, Sum, op_name
 from farandole.torch._entries import public
 from farandole.torch._operations import calls
 from farandole.torch._operations.handles import wait
-from farandole.torch.ops import Average, Sum, op_name
 
 __all__ = ["sparse_allreduce_async"]
 
