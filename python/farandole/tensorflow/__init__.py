@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from farandole import _watch
 from farandole.common import _basics
 from farandole.common._basics import *  # noqa: F403
 from farandole.common.util import check_extension, gpu_available
@@ -18,6 +19,8 @@ from farandole.tensorflow.optimizer import DistributedOptimizer
 
 if TYPE_CHECKING:  # Keras takes a second to import
     from farandole.tensorflow.sync_batch_norm import SyncBatchNormalization
+
+_watch.libraries |= {"tensorflow", "keras"}
 
 __all__ = [
     *_basics.__all__,

@@ -8,7 +8,7 @@ made together (`run_all`).
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import Any
@@ -41,6 +41,12 @@ class Request:
     note: str = ""
     called: str = ""  # in its graph, once it has been made
 
+
+_Tensors = Sequence[tf.Tensor]
+
+# Gradients by kind: of a request, its results and their gradients. From _gradients.py, where they
+# are requests themselves.
+rules: dict[str, Callable[[Request, _Tensors, _Tensors], list[tf.Tensor]]] = {}
 
 _OPS = {
     "all_reduce": "farandole_all_reduce",
@@ -154,8 +160,6 @@ def _in_pairs(raw: Any, requests: Sequence[Request]) -> list[list[tf.Tensor]]:
         results = _start_and_finish(raw, requests)
 
         def gradients(*upstream: Any) -> Any:
-            from farandole.tensorflow._gradients import gradient_of
-
             flows, at = [], 0
             with _graph.after(results):
                 for request, made in zip(requests, results, strict=True):
@@ -166,6 +170,17 @@ def _in_pairs(raw: Any, requests: Sequence[Request]) -> list[list[tf.Tensor]]:
         return [tensor for made in results for tensor in made], gradients
 
     return _cut(apply(*flat), [len(_result_dtypes(request)) for request in requests])
+
+
+def gradient_of(request: Request, results: _Tensors, gradients: Sequence[Any]) -> list[Any]:
+    """Of an operation's results by its tensors. Raises Refused where there is none."""
+    if request.kind not in rules:
+        raise refused(f"{request.kind} has no gradient")
+    dense = [
+        tf.zeros_like(result) if gradient is None else tf.convert_to_tensor(gradient)
+        for gradient, result in zip(gradients, results, strict=True)
+    ]
+    return rules[request.kind](request, results, dense)
 
 
 def _cut(flat: Any, lengths: Sequence[int]) -> list[Any]:

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from farandole import _world
 from farandole.common._process_set import members_of
-from farandole.tensorflow._calls import Request, run, run_all
+from farandole.tensorflow._calls import Request, gradient_of, rules, run, run_all
 from farandole.tensorflow._graph import refused
 
 _Tensors = Sequence[tf.Tensor]
-
-
-def gradient_of(request: Request, results: _Tensors, gradients: Sequence[Any]) -> list[Any]:
-    """Of an operation's results by its tensors. Raises Refused where there is none."""
-    if request.kind not in _RULES:
-        raise refused(f"{request.kind} has no gradient")
-    dense = [
-        tf.zeros_like(result) if gradient is None else tf.convert_to_tensor(gradient)
-        for gradient, result in zip(gradients, results, strict=True)
-    ]
-    return _RULES[request.kind](request, results, dense)
 
 
 def _name(request: Request) -> str | None:
@@ -82,13 +71,13 @@ def _of_all_to_all(request: Request, results: _Tensors, gradients: _Tensors) -> 
     ]
 
 
-_RULES: dict[str, Callable[[Request, _Tensors, _Tensors], list[tf.Tensor]]] = {
-    "all_reduce": _of_all_reduce,
-    "broadcast": _of_broadcast,
-    "all_gather": _of_all_gather,
-    "reduce_scatter": _of_reduce_scatter,
-    "all_to_all": _of_all_to_all,
-}
+rules.update(
+    all_reduce=_of_all_reduce,
+    broadcast=_of_broadcast,
+    all_gather=_of_all_gather,
+    reduce_scatter=_of_reduce_scatter,
+    all_to_all=_of_all_to_all,
+)
 
 
 # ---- as TensorFlow asks for them ----

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -77,7 +76,9 @@ def DistributedOptimizer(
         return optimizer
     if not hasattr(optimizer, "apply_gradients"):
         raise refused(f"optimizer is a {type(optimizer).__name__}, not an optimizer")
-    return importlib.import_module("farandole.keras").DistributedOptimizer(
+    from farandole.keras import DistributedOptimizer as OfKeras  # which takes a second
+
+    return OfKeras(
         optimizer,
         name=name,
         device_dense=device_dense,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from farandole import _watch
 from farandole.common import _basics
 from farandole.common._basics import *  # noqa: F403
 from farandole.common.util import check_extension
@@ -16,6 +17,8 @@ from farandole.torch.ops import barrier, join, poll, synchronize
 from farandole.torch.optimizer import DistributedOptimizer
 from farandole.torch.sparse import sparse_allreduce_async
 from farandole.torch.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
+
+_watch.libraries.add("torch")
 
 __all__ = [
     *_basics.__all__,
