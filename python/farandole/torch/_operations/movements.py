@@ -85,7 +85,7 @@ def allgather(
     Raises:
         Mismatch: the other dimensions, or the dtypes, differ; the next call works.
     """
-    result: torch.Tensor = autograd.apply(autograd.AllGather, tensor, name, process_set)
+    result: torch.Tensor = autograd.apply(autograd.AllGather, name, process_set, True, tensor)[0]
     return result
 
 
@@ -94,7 +94,7 @@ def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """:func:`allgather`, at once with a handle; not differentiable."""
-    return calls.grouped_allgather(tensor, name, process_set, single=True)
+    return calls.allgather(tensor, name, process_set, single=True)
 
 
 @public
@@ -105,7 +105,7 @@ def grouped_allgather(
 ) -> list[torch.Tensor]:
     """:func:`allgather` of many tensors as one operation."""
     given = calls.listed(tensors)
-    return list(autograd.apply(autograd.GroupedAllGather, *given, name, process_set))
+    return list(autograd.apply(autograd.AllGather, name, process_set, False, *given))
 
 
 @public
@@ -115,7 +115,7 @@ def grouped_allgather_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """:func:`grouped_allgather`, at once with a handle; not differentiable."""
-    return calls.grouped_allgather(tensors, name, process_set)
+    return calls.allgather(tensors, name, process_set)
 
 
 @public

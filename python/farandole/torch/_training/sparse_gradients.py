@@ -80,7 +80,7 @@ class SparseGradients:
                 f"compression gave {tuple(wire.shape)} of the {len(indices)} entries of "
                 f"{self._names[i]}; pass sparse_as_dense=True"
             )
-        handle = calls.grouped_allgather([indices, wire], self._names[i], self._process_set)
+        handle = calls.allgather([indices, wire], self._names[i], self._process_set)
         self._flights[i] = handle, context
 
     def finish(self, i: int) -> torch.Tensor:
