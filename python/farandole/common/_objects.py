@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import pickle
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from farandole import _core, _world
 from farandole._arguments import explained, is_text, shown
-from farandole._core import InvalidArgument
+from farandole._core import InvalidArgument, Mismatch
 from farandole._ranks import dumps
 from farandole.common._process_set import ProcessSet, global_process_set, number_of
 
@@ -110,3 +111,29 @@ def allgather_object(
         _unpickled(whole[end - size : end], bool(fine), what, rank)
         for end, (rank, size, fine) in zip(ends, heads.tolist(), strict=True)
     ]
+
+
+BUILD_ALIKE = "build the same model on every rank"
+
+
+def agree(
+    what: str,
+    rows: Sequence[str],
+    process_set: ProcessSet = global_process_set,
+    advice: str = BUILD_ALIKE,
+) -> None:
+    """Compares the rows of all ranks of the set that have not joined.
+
+    Raises:
+        Mismatch: they differ; on every rank, naming the first row that does.
+    """
+    compare(what, dict(allgather_object((_world.rank(), rows), what, process_set)), advice)
+
+
+def compare(what: str, by_rank: Mapping[int, Sequence[str]], advice: str = BUILD_ALIKE) -> None:
+    """The same of rows that are gathered already, by rank."""
+    for i in range(max(map(len, by_rank.values()))):
+        values = {r: theirs[i] if i < len(theirs) else "nothing" for r, theirs in by_rank.items()}
+        if len(set(values.values())) > 1:
+            given = "; ".join(f"rank {r}: {value}" for r, value in values.items())
+            raise Mismatch(f"ranks disagree on {what}, number {i}: {given}\n  advice: {advice}")

@@ -6,13 +6,12 @@ comes between gradients, whichever of the two a rank is ahead with.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from farandole import _core, _world
-from farandole._core import InvalidArgument, Mismatch
+from farandole._core import InvalidArgument
 from farandole.common._reduction import share
 
 
@@ -81,22 +80,3 @@ def all_gather(value: Any, name: str | None) -> np.ndarray[Any, Any]:
 
     result: np.ndarray[Any, Any] = _submit("all_gather", name, _row(source, None), finish=finish)
     return result
-
-
-def compare(
-    what: str,
-    by_rank: Sequence[Sequence[str]],
-    ranks: Sequence[int] = (),
-    advice: str = "build the same model on every rank",
-) -> None:
-    """Compares rows that were gathered, from `ranks` if not from all.
-
-    Raises:
-        Mismatch: they differ; on every rank, naming the first row that does.
-    """
-    for i in range(max(map(len, by_rank))):
-        values = [theirs[i] if i < len(theirs) else "nothing" for theirs in by_rank]
-        if len(set(values)) > 1:
-            rows = zip(ranks or range(len(values)), values, strict=True)
-            given = "; ".join(f"rank {r}: {value}" for r, value in rows)
-            raise Mismatch(f"ranks disagree on {what}, number {i}: {given}\n  advice: {advice}")

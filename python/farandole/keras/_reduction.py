@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from farandole.common import _reduction
+from farandole.common._groups import Groups
 from farandole.common._process_set import number_of
-from farandole.keras._groups import Groups
 
 
 @dataclass(frozen=True)

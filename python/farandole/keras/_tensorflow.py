@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from farandole.common._groups import members
 from farandole.keras._exchange import BROADCAST, Exchange, PlannedExchange, times
-from farandole.keras._groups import members
 from farandole.keras._reduction import Reduction
 from farandole.tensorflow._reduction import Reduction as OpReduction
 from farandole.tensorflow._weights import compared

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
-
-import torch
+from collections.abc import Sequence
+from typing import Any
 
 from farandole._core import InvalidArgument
 from farandole._limits import Limits
+from farandole.common._groups import members
 from farandole.common._process_set import group_of
 from farandole.keras._exchange import (
     BROADCAST,
@@ -17,18 +16,10 @@ from farandole.keras._exchange import (
     compare_models,
     label_of,
 )
-from farandole.keras._groups import members
 from farandole.keras._reduction import Reduction
 from farandole.torch._tensors import check_tensor
 from farandole.torch._training.exchange import GradientExchange
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def _untraced(function: _F) -> _F:
-    """Dynamo would trace into the engine."""
-    disable: Any = torch.compiler.disable
-    return cast(_F, disable(function))
+from farandole.torch._training.passes import untraced
 
 
 class HookedExchange(Exchange):
@@ -36,7 +27,7 @@ class HookedExchange(Exchange):
     returns. Gradients that come another way, and those of the first step, are reduced when the
     optimizer gets them."""
 
-    @_untraced
+    @untraced
     def __init__(
         self, label: str, reduction: Reduction, variables: Sequence[Any], *, at_update: bool
     ) -> None:
@@ -66,7 +57,7 @@ class HookedExchange(Exchange):
             self._hold = self._exchange.held()
             self._hold.__enter__()
 
-    @_untraced
+    @untraced
     def reduce(
         self, gradients: Sequence[Any], variables: Sequence[Any], values: Sequence[Any] = ()
     ) -> list[Any]:
@@ -94,7 +85,7 @@ class HookedExchange(Exchange):
             for p, gradient in zip(parameters, gradients, strict=True)
         ]
 
-    @_untraced
+    @untraced
     def stepped(self) -> None:
         self._exchange.note_step()
 

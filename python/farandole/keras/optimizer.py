@@ -11,11 +11,11 @@ import keras
 from farandole import _world
 from farandole._arguments import checked
 from farandole._core import InvalidArgument
+from farandole.common._groups import groups_of
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.common._reduction import Average, check_passes
 from farandole.keras._backends import backend
 from farandole.keras._copies import make_distributed
-from farandole.keras._groups import groups_of
 from farandole.keras._reduction import Reduction
 from farandole.keras._wrapped import State, distributed_in
 from farandole.keras.compression import Compression, Compressor

@@ -125,6 +125,7 @@ class Gradients:
 
     def _compress(self, i: int, grad: torch.Tensor) -> torch.Tensor:
         assert self._compression is not None
+        wire: torch.Tensor
         wire, self._contexts[i] = self._compression.compress(grad)
         if wire.dtype != self._dtypes[i] or wire.numel() != grad.numel():
             raise InvalidArgument(
