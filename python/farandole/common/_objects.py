@@ -44,11 +44,24 @@ def _unpickled(data: bytes, good: bool, what: str, rank: int) -> Any:
     return pickle.loads(data)
 
 
+def run_named(
+    kind: str,
+    name: str | None,
+    source: np.ndarray[Any, Any],
+    target: np.ndarray[Any, Any] | None,
+    **options: Any,
+) -> Any:
+    """An operation by name (docs/named.md) on one array, from its begin to its end."""
+
+    def buffer(array: np.ndarray[Any, Any]) -> _core.Buffer:
+        return _core.Buffer(array.ctypes.data, array.size, array.dtype.name, array)
+
+    row = (buffer(source), None if target is None else buffer(target), source.shape)
+    return _core.wait_by_number(_core.names_of(_world.world()).submit(kind, name, [row], **options))
+
+
 def _broadcast(array: Any, root_rank: int, name: str, number: int) -> None:
-    handle = _core.names_of(_world.world()).submit(
-        "broadcast", name, [(array, array, array.shape)], set=number, root=root_rank
-    )
-    _core.wait_by_number(handle)
+    run_named("broadcast", name, array, array, set=number, root=root_rank)
 
 
 def gathered(array: Any, name: str, number: int) -> Any:
@@ -58,10 +71,7 @@ def gathered(array: Any, name: str, number: int) -> Any:
         memory, dtype, shape = made[0]
         return np.frombuffer(memory, dtype, math.prod(shape)) if 0 not in shape else array[:0]
 
-    handle = _core.names_of(_world.world()).submit(
-        "all_gather", name, [(array, None, array.shape)], set=number, finish=finish
-    )
-    return _core.wait_by_number(handle)
+    return run_named("all_gather", name, array, None, set=number, finish=finish)
 
 
 @explained

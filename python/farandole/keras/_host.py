@@ -12,14 +12,8 @@ import numpy as np
 
 from farandole import _core, _world
 from farandole._core import InvalidArgument
+from farandole.common._objects import run_named
 from farandole.common._reduction import share
-
-
-def _row(source: np.ndarray[Any, Any], target: np.ndarray[Any, Any] | None) -> Any:
-    def buffer(array: np.ndarray[Any, Any]) -> _core.Buffer:
-        return _core.Buffer(array.ctypes.data, array.size, array.dtype.name, array)
-
-    return buffer(source), None if target is None else buffer(target), source.shape
 
 
 def _prepared(value: Any, what: str) -> np.ndarray[Any, Any]:
@@ -33,18 +27,13 @@ def _prepared(value: Any, what: str) -> np.ndarray[Any, Any]:
     return array if array.flags.c_contiguous else array.copy(order="C")
 
 
-def _submit(kind: str, name: str | None, row: Any, **options: Any) -> Any:
-    number = _core.names_of(_world.world()).submit(kind, name, [row], **options)
-    return _core.wait_by_number(number)
-
-
 def all_reduce(
     value: Any, op: str, name: str | None, prescale: float = 1.0, postscale: float = 1.0
 ) -> np.ndarray[Any, Any]:
     source = _prepared(value, "value")
     result = np.empty_like(source)
-    row = _row(source, result)
-    _submit("all_reduce", name, row, op=op, prescale=prescale, postscale=postscale)
+    how: Any = {"op": op, "prescale": prescale, "postscale": postscale}
+    run_named("all_reduce", name, source, result, **how)
     return result
 
 
@@ -56,14 +45,14 @@ def reduce_scatter(value: Any, op: str, name: str | None) -> np.ndarray[Any, Any
         raise InvalidArgument("value has no dimension; reducescatter splits the first")
     mine = share(len(source), _world.size(), _world.rank())
     result = np.empty((mine, *source.shape[1:]), source.dtype)
-    _submit("reduce_scatter", name, _row(source, result), op=op)
+    run_named("reduce_scatter", name, source, result, op=op)
     return result
 
 
 def broadcast(value: Any, root: int, name: str | None) -> np.ndarray[Any, Any]:
     source = _prepared(value, "value")
     result = np.empty_like(source)
-    _submit("broadcast", name, _row(source, result), root=root)
+    run_named("broadcast", name, source, result, root=root)
     return result
 
 
@@ -78,5 +67,5 @@ def all_gather(value: Any, name: str | None) -> np.ndarray[Any, Any]:
         count = int(np.prod(shape))
         return np.frombuffer(memory, source.dtype, count).reshape(shape).copy()
 
-    result: np.ndarray[Any, Any] = _submit("all_gather", name, _row(source, None), finish=finish)
+    result: np.ndarray[Any, Any] = run_named("all_gather", name, source, None, finish=finish)
     return result

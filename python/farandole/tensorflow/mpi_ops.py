@@ -46,15 +46,8 @@ def _allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """``allreduce``, of which the sum is the default."""
-    return ops.allreduce(
-        tensor,
-        op=op,
-        name=name,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        ignore_name_scope=ignore_name_scope,
-        process_set=process_set,
-    )
+    how = (name, op, prescale_factor, postscale_factor, ignore_name_scope, process_set)
+    return _grouped_allreduce([tensor], *how)[0]
 
 
 def _grouped_allreduce(

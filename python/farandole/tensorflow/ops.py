@@ -78,8 +78,8 @@ def _label(name: str | None, ignore_name_scope: bool) -> str | None:
 def allreduce(
     tensor: Any,
     average: bool | None = None,
-    device_dense: str = "",
-    device_sparse: str = "",
+    device_dense: str = "",  # noqa: ARG001 - Horovod's signature
+    device_sparse: str = "",  # noqa: ARG001
     compression: type[Compressor] = Compression.none,
     op: int | None = None,
     prescale_factor: float = 1.0,
@@ -112,19 +112,9 @@ def allreduce(
         >>> hvd.allreduce(tf.ones(2), op=hvd.Sum).numpy().tolist()
         [1.0, 1.0]
     """
-    return grouped_allreduce(
-        [tensor],
-        average,
-        device_dense,
-        device_sparse,
-        compression,
-        op,
-        prescale_factor,
-        postscale_factor,
-        process_set,
-        ignore_name_scope,
-        name,
-    )[0]
+    chosen, factors = choose_op(average, op), (prescale_factor, postscale_factor)
+    label = _label(name, ignore_name_scope)
+    return _allreduce([tensor], compression, chosen, factors, label, process_set)[0]
 
 
 @as_written
@@ -143,19 +133,30 @@ def grouped_allreduce(
 ) -> list[Any]:
     """:func:`allreduce` of many tensors as one operation: none starts before all ranks have all of
     them. Dtypes may differ, and there may be slices among them."""
-    chosen = choose_op(average, op)
+    chosen, factors = choose_op(average, op), (prescale_factor, postscale_factor)
+    label = _label(name, ignore_name_scope)
+    return _allreduce(tensors, compression, chosen, factors, label, process_set)
+
+
+def _allreduce(
+    tensors: Sequence[Any],
+    compression: type[Compressor],
+    chosen: int,
+    factors: tuple[float, float],
+    label: str | None,
+    process_set: ProcessSet,
+) -> list[Any]:
     word = "sum" if chosen == Adasum else core_op(chosen)
     number = number_of(process_set)
     if len(tensors) == 0:
         return []
-    label = _label(name, ignore_name_scope)
     results: list[Any] = [None] * len(tensors)
     slices = [i for i, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)]
     dense = [i for i in range(len(tensors)) if i not in slices]
     # Wrong ones are refused before slices are sent.
     wires = [compression.compress(tensor_from(tensors[i], f"tensor {i}")) for i in dense]
     if slices:
-        if prescale_factor != 1.0 or postscale_factor != 1.0:
+        if factors != (1.0, 1.0):
             raise unsupported("tf.IndexedSlices are reduced without factors only")
         joined = _sparse.reduce([tensors[i] for i in slices], chosen, label, process_set)
         for i, result in zip(slices, joined, strict=True):
@@ -163,10 +164,9 @@ def grouped_allreduce(
     if dense:
         sources = [wire for wire, _ in wires]
         if chosen == Adasum:
-            reduced = _adasum(sources, label, number, prescale_factor * postscale_factor)
+            reduced = _adasum(sources, label, number, factors[0] * factors[1])
         else:
-            how = (word, prescale_factor, postscale_factor)
-            reduced = run(Request("all_reduce", sources, label, number, *how))
+            reduced = run(Request("all_reduce", sources, label, number, word, *factors))
         for i, result, (_, context) in zip(dense, reduced, wires, strict=True):
             results[i] = compression.decompress(result, context)
     return results
@@ -279,7 +279,7 @@ def alltoall(
 @as_written
 def reducescatter(
     tensor: Any,
-    device_dense: str = "",
+    device_dense: str = "",  # noqa: ARG001 - Horovod's signature
     compression: type[Compressor] = Compression.none,
     op: int = Average,
     name: str | None = None,
@@ -291,16 +291,10 @@ def reducescatter(
     """Reduces as :func:`allreduce` does (``Average`` or ``Sum``), and leaves part r of the first
     dimension on rank r; the first ranks get one row more where it does not divide."""
     label = _label(name, ignore_name_scope)
-    return grouped_reducescatter(
-        [tensor],
-        device_dense,
-        compression,
-        op,
-        process_set,
-        prescale_factor,
-        postscale_factor,
-        name=label,
-    )[0]
+    factors = prescale_factor, postscale_factor
+    return grouped_reducescatter([tensor], "", compression, op, process_set, *factors, name=label)[
+        0
+    ]
 
 
 @as_written

@@ -61,39 +61,33 @@ def DistributedOptimizer(
     Raises:
         tf.errors.InvalidArgumentError: an argument is wrong; the optimizer is as before.
     """
-    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        reduction = Reduction(
-            op,
-            gradient_predivide_factor,
-            compression,
-            sparse_as_dense,
-            process_set,
-            num_groups,
-            groups,
-        )
-        _distribute(optimizer, reduction, backward_passes_per_step, average_aggregated_gradients)
-        optimizer._local = Local(scale_local_gradients)
-        return optimizer
-    if not hasattr(optimizer, "apply_gradients"):
-        raise refused(f"optimizer is a {type(optimizer).__name__}, not an optimizer")
-    from farandole.keras import DistributedOptimizer as OfKeras  # which takes a second
+    if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        if not hasattr(optimizer, "apply_gradients"):
+            raise refused(f"optimizer is a {type(optimizer).__name__}, not an optimizer")
+        from farandole.keras import DistributedOptimizer as OfKeras  # which takes a second
 
-    return OfKeras(
-        optimizer,
-        name=name,
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        op=op,
-        backward_passes_per_step=backward_passes_per_step,
-        average_aggregated_gradients=average_aggregated_gradients,
-        num_groups=num_groups,
-        groups=groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
+        return OfKeras(
+            optimizer,
+            name=name,
+            device_dense=device_dense,
+            device_sparse=device_sparse,
+            compression=compression,
+            sparse_as_dense=sparse_as_dense,
+            gradient_predivide_factor=gradient_predivide_factor,
+            op=op,
+            backward_passes_per_step=backward_passes_per_step,
+            average_aggregated_gradients=average_aggregated_gradients,
+            num_groups=num_groups,
+            groups=groups,
+            process_set=process_set,
+            scale_local_gradients=scale_local_gradients,
+        )
+    reduction = Reduction(
+        op, gradient_predivide_factor, compression, sparse_as_dense, process_set, num_groups, groups
     )
+    _distribute(optimizer, reduction, backward_passes_per_step, average_aggregated_gradients)
+    optimizer._local = Local(scale_local_gradients)
+    return optimizer
 
 
 def _distribute(optimizer: Any, reduction: Reduction, passes: int, average: bool) -> None:

@@ -34,6 +34,7 @@ from farandole.torch._training.passes import Pass, graph_task, has_no_end, runni
 from farandole.torch._training.silence import Silence
 from farandole.torch._training.sparse_gradients import SparseGradients
 from farandole.torch._training.weights import BROADCAST, checksums_of, watch_weights
+from farandole.torch._training.wrapped import too_many_passes
 
 
 class GradientExchange(Hooked):
@@ -116,7 +117,6 @@ class GradientExchange(Hooked):
         # step() must still reduce: since the last reduction a step or a zero_grad was seen.
         self._due = True
         self._dropped = False  # a pass failed, and nothing was done about it
-        self._pass: weakref.ref[Pass] | None = None
         # By parameter, the stamp of a gradient whose backward had no end; and that backward.
         self._left: dict[int, tuple[int, int] | None] = {}
         self._left_graph = -1
@@ -129,9 +129,6 @@ class GradientExchange(Hooked):
         living.discard(self)  # who joins does not answer for it
 
     # The pass, as autograd tells it.
-
-    def present_pass(self) -> Pass | None:
-        return self._pass() if self._pass is not None else None
 
     def on_gradient(self, i: int) -> None:
         graph = graph_task()
@@ -190,11 +187,7 @@ class GradientExchange(Hooked):
             and self._passes_per_step > 1
             and any(map(self._gradients.still_stands, range(len(self.names))))
         ):
-            raise InvalidArgument(
-                f"more than backward_passes_per_step={self._passes_per_step} backward passes "
-                "without step()\n  advice: call step() or zero_grad() after every "
-                f"{self._passes_per_step} passes"
-            )
+            raise too_many_passes(self._passes_per_step)
         due = self._held == 0 and self._passes + 1 >= self._passes_per_step
         self._begin(reducing=ends and due)
         self._passes += 1

@@ -24,7 +24,7 @@ from farandole.torch._training.hooked import Hooked
 from farandole.torch._training.passes import Pass, graph_task, has_no_end, untraced
 from farandole.torch._training.silence import Silence
 from farandole.torch._training.weights import checksums_of, watch_weights
-from farandole.torch._training.wrapped import refuse_unmanaged
+from farandole.torch._training.wrapped import refuse_unmanaged, too_many_passes
 
 Settings = Callable[[], list[_core.HyperParameters]]  # by param group
 
@@ -95,7 +95,6 @@ class Shards(Hooked):
         self._silence = Silence(self.names, self.parameters)
         self._weights = [tensor for _, tensor in weights]
         watch_weights(self.update, weights)
-        self._pass: weakref.ref[Pass] | None = None
         self._endless = -1  # the last backward whose end nobody tells
         self.hear()
 
@@ -124,7 +123,7 @@ class Shards(Hooked):
 
     def on_gradient(self, i: int) -> None:
         graph = graph_task()
-        present = self._pass() if self._pass is not None else None
+        present = self.present_pass()
         if present is None:
             self._silence.over = True
             ends = not has_no_end(graph)
@@ -151,11 +150,7 @@ class Shards(Hooked):
                 "added to\n  advice: clip once, when all gradients are there"
             )
         if 1 < self.passes_per_step < self._passes:
-            raise InvalidArgument(
-                f"more than backward_passes_per_step={self.passes_per_step} backward passes "
-                "without step()\n  advice: call step() or zero_grad() after every "
-                f"{self.passes_per_step} passes"
-            )
+            raise too_many_passes(self.passes_per_step)
 
     def end(self, *, failed: bool) -> None:
         """The end of a backward."""

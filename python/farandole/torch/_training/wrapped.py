@@ -24,6 +24,13 @@ def refuse_unmanaged(parameters: Sequence[torch.Tensor]) -> None:
             )
 
 
+def too_many_passes(passes_per_step: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"more than backward_passes_per_step={passes_per_step} backward passes without step()\n"
+        f"  advice: call step() or zero_grad() after every {passes_per_step} passes"
+    )
+
+
 class WrappedOptimizer(torch.optim.Optimizer):
     """Stands before the optimizer's own class, behind what the kind does itself."""
 
