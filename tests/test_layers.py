@@ -45,6 +45,48 @@ FRAMEWORK_HEADERS = re.compile(
 # Of the standard library's and pybind11's headers, only bindings may include the latter.
 PYBIND = re.compile(r"pybind11/")
 
+# Python's layers from the bottom: modules and packages, each of which may import those of layers
+# before its own, also inside functions. A module belongs to the longest name that it begins with.
+PYTHON_LAYERS = [
+    "_core _tables",
+    "_arguments _endings _errors _limits _plan _watch",
+    "_trace",
+    "_draw _launch _tune",
+    "_ranks _world",
+    "_collectives _memory _run _timeline testing",
+    "farandole",  # the names that a program sees
+    "_bench common horovod",
+    "_tune.first_use _tune.ranks _tune.starting",  # these measure
+    "_tune.__main__",
+    "jax torch._entries torch._tensors torch.compression",
+    "torch._c10d torch.adasum",
+    "torch._operations",
+    "torch._training",
+    "torch.distributed torch.elastic torch.ops torch.optimizer torch.sync_batch_norm",
+    "torch.functions torch.sparse",
+    "torch.mpi_ops",
+    "torch",
+    "tensorflow._graph tensorflow._verdicts tensorflow.compression",
+    "tensorflow",
+    "keras",
+    "tensorflow.keras tensorflow.optimizer",
+    "tensorflow.__init__",
+    "_torch_backend cli",
+    "__main__",
+]
+# Imports against the table, with the reason.
+EXCEPTIONS = {
+    ("_tune.kept", "farandole"): "the version alone, before anything else is loaded",
+}
+# Modules that import each other, with the reason.
+KNOWN_CIRCLES = {
+    frozenset({"cli", "cli._why", "cli.info"}): "`farandole --version` asks a verb",
+}
+# Root modules that name a framework, with the reason.
+NAMES_A_FRAMEWORK = {
+    "_torch_backend.py": "PyTorch finds the backend by it, and must not import farandole.torch",
+}
+
 # Imported only in the package of their name, or inside functions.
 GUESTS = {"torch", "tensorflow", "keras", "jax", "mpi4py", "rich", "matplotlib", "sklearn"}
 
@@ -87,23 +129,33 @@ def test_the_table_has_no_circle() -> None:
         done |= ready
 
 
-def imports(path: Path) -> list[tuple[str, bool]]:
-    """Modules that a file imports, and whether at once, when it is itself imported."""
-    found: list[tuple[str, bool]] = []
+def statements(path: Path) -> list[tuple[ast.Import | ast.ImportFrom, bool, bool]]:
+    """A file's imports, each with whether it is done at once, when the file is itself imported, and
+    whether it is for type checkers alone."""
+    found: list[tuple[ast.Import | ast.ImportFrom, bool, bool]] = []
 
-    def visit(node: ast.AST, at_once: bool) -> None:
+    def visit(node: ast.AST, at_once: bool, for_types: bool) -> None:
         for child in ast.iter_child_nodes(node):
-            inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            for_types = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
-            if isinstance(child, ast.Import):
-                found.extend((alias.name, at_once) for alias in child.names)
-            elif isinstance(child, ast.ImportFrom):
-                assert child.level == 0, f"{path}: a relative import"
-                found.append((child.module or "", at_once))
-                found.extend((f"{child.module}.{a.name}", at_once) for a in child.names)
-            visit(child, at_once and not inside and not for_types)
+            later = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            types = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+            if isinstance(child, ast.Import | ast.ImportFrom):
+                found.append((child, at_once and not for_types, for_types))
+            visit(child, at_once and not later, for_types or types)
 
-    visit(ast.parse(path.read_text()), True)
+    visit(ast.parse(path.read_text()), True, False)
+    return found
+
+
+def imports(path: Path) -> list[tuple[str, bool]]:
+    """Modules that a file imports, and whether at once."""
+    found: list[tuple[str, bool]] = []
+    for node, at_once, _ in statements(path):
+        if isinstance(node, ast.Import):
+            found.extend((alias.name, at_once) for alias in node.names)
+        else:
+            assert node.level == 0, f"{path}: a relative import"
+            found.append((node.module or "", at_once))
+            found.extend((f"{node.module}.{a.name}", at_once) for a in node.names)
     return found
 
 
@@ -128,6 +180,83 @@ def test_imports_go_downwards(path: Path) -> None:
     if home == "_launch":
         natives = [n for n, at_once in imports(path) if at_once and n.startswith("farandole._c")]
         assert not natives, "the launcher starts without the native core"
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(p for p in parts if p != "__init__") or "farandole"
+
+
+MODULES = {module_of(path): path for path in [*PACKAGE.rglob("*.pyi"), *python_files()]}
+LAYER_OF = {name: i for i, names in enumerate(PYTHON_LAYERS) for name in names.split()}
+
+
+def arrows(path: Path) -> set[str]:
+    """Our modules that a file imports, wherever in it; those for type checkers do not count."""
+    found = set()
+    for node, _, for_types in statements(path):
+        home = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+        for name in [] if for_types else [home + alias.name for alias in node.names]:
+            ours = name.removeprefix("farandole.")
+            if ours == name and name.partition(".")[0] != "farandole":
+                continue
+            found.add(ours if ours in MODULES else ours.rpartition(".")[0] or "farandole")
+    return found - {module_of(path)}
+
+
+def unit_of(module: str) -> str:
+    """What the table calls it."""
+    name = module
+    if f"{module}.__init__" in LAYER_OF:
+        return f"{module}.__init__"
+    while name not in LAYER_OF:
+        assert "." in name, f"{module} is in no layer"
+        name = name.rpartition(".")[0]
+    return name
+
+
+@pytest.mark.parametrize("path", python_files(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_python_imports_lower_layers(path: Path) -> None:
+    home = unit_of(module_of(path))
+    for other in arrows(path):
+        below = unit_of(other)
+        known = (module_of(path), other) in EXCEPTIONS
+        if below != home and not known:
+            assert LAYER_OF[below] < LAYER_OF[home], f"{home} imports {other}, of {below}"
+
+
+def test_the_table_of_python_is_of_today() -> None:
+    assert {name.removesuffix(".__init__") for name in LAYER_OF} <= set(MODULES)
+    assert all(other in arrows(MODULES[name]) for name, other in EXCEPTIONS)
+
+
+def test_no_two_modules_import_each_other() -> None:
+    edges = {name: arrows(path) for name, path in MODULES.items() if path.suffix == ".py"}
+    for circle in circles(edges):
+        assert circle in KNOWN_CIRCLES, sorted(circle)
+
+
+def circles(edges: dict[str, set[str]]) -> set[frozenset[str]]:
+    """Of modules, each of which reaches the others of its own."""
+    reach = {name: set(others) for name, others in edges.items()}
+    for middle in edges:
+        for others in reach.values():
+            if middle in others:
+                others |= reach[middle]
+    return {
+        frozenset(b for b in reach if b in reach[a] and a in reach.get(b, ()))
+        for a in reach
+        if a in reach[a]
+    }
+
+
+def test_the_engine_knows_no_framework() -> None:
+    names = {"torch", "tensorflow", "keras", "jax"}
+    for path in sorted(PACKAGE.glob("_*.py")) + sorted((PACKAGE / "_collectives").glob("*.py")):
+        tree = ast.parse(path.read_text())
+        words = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+        words |= {name.split(".")[0] for name, _ in imports(path)}
+        assert not words & names or path.name in NAMES_A_FRAMEWORK, path
 
 
 def test_importing_the_package_needs_numpy_alone() -> None:

@@ -15,10 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from farandole._collectives import *  # noqa: F403
     from farandole._errors import *  # noqa: F403
-    from farandole._exchange import *  # noqa: F403
-    from farandole._grouped import *  # noqa: F403
     from farandole._memory import *  # noqa: F403
-    from farandole._pair import *  # noqa: F403
     from farandole._run import *  # noqa: F403
     from farandole._timeline import *  # noqa: F403
     from farandole._world import *  # noqa: F403
@@ -31,11 +28,10 @@ _HOME = {
         "Group init shutdown is_initialized rank size local_rank local_size cross_rank cross_size "
         "split world"
     ).split(),
-    "_collectives": "Handle all_reduce reduce reduce_scatter broadcast barrier".split(),
-    "_exchange": "all_gather gather scatter all_to_all".split(),
-    "_pair": "send recv".split(),
-    "_grouped": (
-        "grouped_all_reduce grouped_reduce_scatter grouped_all_gather grouped_broadcast"
+    "_collectives": (
+        "Handle all_reduce reduce reduce_scatter broadcast barrier all_gather gather scatter "
+        "all_to_all send recv grouped_all_reduce grouped_reduce_scatter grouped_all_gather "
+        "grouped_broadcast"
     ).split(),
     "_memory": ["allocate"],
     "_run": ["RanksFailed", "run"],

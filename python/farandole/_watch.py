@@ -33,9 +33,11 @@ from farandole import _core
 # first; "" when it is not known.
 steps: list[Callable[[Sequence[FrameType]], str]] = []
 
+# Packages that a program calls, and whose lines are not its own; each framework's side adds its.
+libraries: set[str] = set()
+
 _OURS = str(Path(__file__).parent)
 _STANDARD = sysconfig.get_path("stdlib")
-_LIBRARIES = ("jax", "jaxlib", "keras", "tensorflow", "torch")
 _FUTEX = {"x86_64": "202", "aarch64": "98"}.get(platform.machine())  # the call's number
 _PRIVATE = 128
 _CLOCK = 256  # of a timeout
@@ -163,5 +165,5 @@ def _place(frames: Sequence[FrameType]) -> str:
 
 def _is_library(file: str) -> bool:
     if "-packages/" in file and not file.startswith(_OURS):
-        return any(f"-packages/{name}/" in file for name in _LIBRARIES)
+        return any(f"-packages/{name}/" in file for name in libraries)
     return file.startswith((_OURS, _STANDARD, "<frozen"))

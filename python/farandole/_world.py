@@ -243,9 +243,9 @@ def _enter(
     _endings.watch(current)
     _state.watch = Watch(_state.group) if place.size > 1 else None
     if os.environ.get("FARANDOLE_TIMELINE") or os.environ.get("HOROVOD_TIMELINE"):
-        from farandole import _timeline
+        from farandole._trace import timeline
 
-        _timeline.start_as_asked()
+        timeline.start_as_asked(group)
     if (traced := os.environ.get("FARANDOLE_TRACE")) and place.rank == _state.epoch == 0:
         from farandole import _trace
 
@@ -283,8 +283,8 @@ def shutdown() -> None:
         _endings.tell_leaving(_state.group, _state.handled)
         for act in _state.before_leaving:
             act()
-    if "farandole._timeline" in sys.modules and is_initialized() and not _core.in_child():
-        sys.modules["farandole._timeline"].finish()
+    if "farandole._trace.timeline" in sys.modules and is_initialized() and not _core.in_child():
+        sys.modules["farandole._trace.timeline"].finish()
     group, _state.group, _state.place = _state.group, None, None
     watch, _state.watch = _state.watch, None
     if group is not None and not _core.in_child():

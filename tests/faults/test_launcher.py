@@ -66,7 +66,7 @@ class Running:
         return lines
 
     def launcher(self) -> int:
-        """The keeper's only child."""
+        """The watchdog's only child."""
         (child,) = (
             Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         )
@@ -483,12 +483,12 @@ say("ready")
 EVERYBODY = [f"[{rank}] {word}" for rank in range(2) for word in ("child", "daemon", "ready")]
 
 
-@pytest.mark.parametrize("victim", ["keeper", "launcher"])
+@pytest.mark.parametrize("victim", ["watchdog", "launcher"])
 def test_nobody_survives_a_kill_of_the(victim: str) -> None:
     with running(2, FAMILY + "forever()") as job:
         job.read_until(*EVERYBODY)
         assert len(job.living()) == 2 + 2 * 3
-        os.kill(job.process.pid if victim == "keeper" else job.launcher(), signal.SIGKILL)
+        os.kill(job.process.pid if victim == "watchdog" else job.launcher(), signal.SIGKILL)
         code, _, err = job.end()
         wait_until(lambda: not job.living(), "the family to end")
     if victim == "launcher":

@@ -10,7 +10,10 @@ import pytest
 
 from harness import World
 
-MODULES = ["_collectives", "_exchange", "_pair", "_grouped", "_memory", "_run", "horovod"]
+MODULES = [
+    *(f"_collectives.{name}" for name in ("whole", "rows", "pair", "grouped")),
+    *("_memory", "_run", "horovod"),
+]
 
 
 def run_examples(name: str) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Starting the ranks of one host and bringing them down again.
 
     job.py         what is asked of the launcher
-    keeper.py      two processes that watch each other, so that nothing survives a kill -9
+    watchdog.py    two processes that watch each other, so that nothing survives a kill -9
     supervisor.py  the loop that watches ranks, signals and output
     ranks.py       what a rank finds in its environment; starting one
     hosts.py       which hosts a job may use: this one
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from farandole._launch.hosts import slots_here
 from farandole._launch.job import Copies, Job, LaunchError
-from farandole._launch.keeper import launch
 from farandole._launch.ranks import check_command
+from farandole._launch.watchdog import launch
 
 __all__ = ["Copies", "Job", "LaunchError", "check_command", "launch", "slots_here"]

@@ -1,4 +1,4 @@
-"""The launcher's loop: one poll over output, signals and the keeper's lifeline; no thread.
+"""The launcher's loop: one poll over output, signals and the watchdog's lifeline; no thread.
 
 A job ends in phases. While it *runs*, the first failure or a stopping signal makes an escalation: a
 list of (time, signal) that ends with SIGKILL. When the last rank is dead, what ranks left behind (a
@@ -157,7 +157,7 @@ class Supervisor:
             self._take_signals()
         self._listen()
         if self._lifeline in ready:
-            raise KeeperLost
+            raise WatchdogLost
         now = time.monotonic()
         for descriptor, stream in readable.items():
             if descriptor in ready:
@@ -425,7 +425,7 @@ class Supervisor:
         self._err.say(f"farandole: {line}")
 
 
-class KeeperLost(BaseException):
+class WatchdogLost(BaseException):
     """Ends the loop from wherever it is; the launcher then kills all that descends from it."""
 
 

@@ -4,6 +4,7 @@
     salvage.py  what a rank left that did not come to write its part
     merging.py  its parts as one file for Perfetto and Chrome
     figures.py  where the time went, as numbers
+    timeline.py a trace of a part of a run
     text.py     the same as tables and JSON
 
 A part is `rank-N.jsonl`: one event of Chrome's trace format a line, the first of which says which
@@ -21,9 +22,9 @@ from farandole._trace.figures import (
     summary,
     union,
 )
-from farandole._trace.merging import MERGED, announce, merge, merge_if_complete
+from farandole._trace.merging import MERGED, announce, merge, merge_if_complete, salvage
 from farandole._trace.parts import Header, Operation, Part, Run, TraceError, load, runs_in
-from farandole._trace.salvage import recover, salvage
+from farandole._trace.salvage import recover
 from farandole._trace.text import compare, render, summarize, to_json
 
 __all__ = [

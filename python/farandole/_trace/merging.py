@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from farandole._trace.parts import Header, TraceError, newest
-from farandole._trace.salvage import recover
+from farandole._trace.salvage import parts_of, recover
 
 MERGED = "trace.json"
 
@@ -82,3 +83,17 @@ def merge_if_complete(directory: str, size: int, rank: int) -> None:
     mine, _, _ = newest(Path(directory))
     if len(mine) == size:
         merge(directory)
+
+
+def salvage(environment: Mapping[str, str]) -> None:
+    """By the launcher, when all ranks are gone: puts together what they could not.
+
+    Raises:
+        TraceError: it cannot be written.
+    """
+    if (directory := environment.get("FARANDOLE_TRACE")) and recover(Path(directory)):
+        merge(directory)
+    timeline = environment.get("FARANDOLE_TIMELINE") or environment.get("HOROVOD_TIMELINE")
+    if timeline and recover(parts := parts_of(Path(timeline).absolute())):
+        merge(parts, timeline)
+        shutil.rmtree(parts, ignore_errors=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import shutil
 import warnings
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,22 +46,6 @@ def _recover(path: Path, living: bool) -> bool:
         if not path.exists():  # another rank was faster
             return False
         raise TraceError(error.verdict) from error
-
-
-def salvage(environment: Mapping[str, str]) -> None:
-    """By the launcher, when all ranks are gone: puts together what they could not.
-
-    Raises:
-        TraceError: it cannot be written.
-    """
-    from farandole._trace.merging import merge
-
-    if (directory := environment.get("FARANDOLE_TRACE")) and recover(Path(directory)):
-        merge(directory)
-    timeline = environment.get("FARANDOLE_TIMELINE") or environment.get("HOROVOD_TIMELINE")
-    if timeline and recover(parts := parts_of(Path(timeline).absolute())):
-        merge(parts, timeline)
-        shutil.rmtree(parts, ignore_errors=True)
 
 
 def parts_of(timeline: Path) -> Path:

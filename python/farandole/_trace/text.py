@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from farandole._tables import plain_table
 from farandole._trace.figures import Summary, summary
 
 
@@ -40,7 +41,7 @@ def compare(first: Summary, second: Summary) -> str:
         rows.append((name, show(before), show(after), change))
     names = _short_names(first.directory, second.directory)
     notes = [f"{s.directory}: {n}" for s in (first, second) for n in _notes(s)]
-    return "\n".join([*notes, _table("two runs", ("", *names, "change"), rows)])
+    return "\n".join([*notes, plain_table("two runs", ("", *names, "change"), rows)])
 
 
 def _measures(first: Summary, second: Summary) -> Iterator[tuple[str, Any, tuple[Any, Any]]]:
@@ -90,7 +91,7 @@ def _tables(found: Summary) -> Iterator[str]:
         "rank", "steps", "step", "final wait", "on their way", "overlap", "other waits",
         "operations", "reduced",
     )  # fmt: skip
-    yield _table(
+    yield plain_table(
         "where the time went (step: median; times: sums over all steps)",
         columns,
         [
@@ -110,7 +111,7 @@ def _tables(found: Summary) -> Iterator[str]:
         ],
     )
     if found.compared_operations:
-        yield _table(
+        yield plain_table(
             f"who is late (of {found.compared_operations} operations; how long all others waited)",
             ("rank", "last to arrive", "share", "late by (median)", "late by (sum)"),
             [
@@ -124,7 +125,7 @@ def _tables(found: Summary) -> Iterator[str]:
                 for r in found.by_rank
             ],
         )
-        yield _table(
+        yield plain_table(
             "slowest operations (first rank in to last rank out)",
             ("operation", "bytes", "path", "took", "waited for the last rank"),
             [
@@ -140,13 +141,7 @@ def _tables(found: Summary) -> Iterator[str]:
         )
     if found.spans:
         rows = [(name, _time(time)) for name, time in found.spans.items()]
-        yield _table("spans of the program", ("name", "median"), rows)
-
-
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    from farandole.cli._terminal import plain_table
-
-    return plain_table(title, columns, rows)
+        yield plain_table("spans of the program", ("name", "median"), rows)
 
 
 def _short_names(first: str, second: str) -> tuple[str, str]:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from farandole._tables import plain_table
+
 
 def wants_colour(fd: int) -> bool:
     """Whether escape sequences on this descriptor reach a terminal that shows them."""
@@ -31,18 +33,6 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     console.print(table)
-
-
-def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The same table without any library, each column as wide as its widest cell."""
-    cells = [tuple(columns), *(tuple(row) for row in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
-    text = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in cells
-    ]
-    rule = "  ".join("-" * width for width in widths)
-    return "\n".join([title, "", text[0], rule, *text[1:], ""])
 
 
 def _console() -> Any:

@@ -19,7 +19,14 @@ from farandole._world import (
     shutdown,
     size,
 )
-from farandole.common._process_set import ProcessSet, add_process_set
+from farandole.common._process_set import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
+from farandole.common._reduction import Adasum, Average, Max, Min, Product, Sum
+from farandole.common.exceptions import HorovodInternalError
 from farandole.common.util import (
     ccl_built,
     cuda_built,
@@ -31,11 +38,21 @@ from farandole.common.util import (
 )
 
 __all__ = [
+    "Adasum",
+    "Average",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
     "ccl_built",
     "cross_rank",
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "global_process_set",
     "gloo_built",
     "gloo_enabled",
     "init",
@@ -48,6 +65,7 @@ __all__ = [
     "mpi_threads_supported",
     "nccl_built",
     "rank",
+    "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",

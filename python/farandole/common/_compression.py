@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from farandole._arguments import KINDS
+
+
+class Compressor(Protocol):
+    """How a tensor is sent. A class of your own with these two static methods works as well, as
+    does an object with two such methods, as long as the compressed tensor has as many elements as
+    the tensor (on Keras, its shape)."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]: ...
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any: ...
 
 
 class Plain:

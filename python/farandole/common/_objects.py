@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import pickle
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from farandole import _core, _world
 from farandole._arguments import explained, is_text, shown
-from farandole._core import InvalidArgument
+from farandole._core import InvalidArgument, Mismatch
 from farandole._ranks import dumps
 from farandole.common._process_set import ProcessSet, global_process_set, number_of
 
@@ -43,11 +44,24 @@ def _unpickled(data: bytes, good: bool, what: str, rank: int) -> Any:
     return pickle.loads(data)
 
 
+def run_named(
+    kind: str,
+    name: str | None,
+    source: np.ndarray[Any, Any],
+    target: np.ndarray[Any, Any] | None,
+    **options: Any,
+) -> Any:
+    """An operation by name (docs/named.md) on one array, from its begin to its end."""
+
+    def buffer(array: np.ndarray[Any, Any]) -> _core.Buffer:
+        return _core.Buffer(array.ctypes.data, array.size, array.dtype.name, array)
+
+    row = (buffer(source), None if target is None else buffer(target), source.shape)
+    return _core.wait_by_number(_core.names_of(_world.world()).submit(kind, name, [row], **options))
+
+
 def _broadcast(array: Any, root_rank: int, name: str, number: int) -> None:
-    handle = _core.names_of(_world.world()).submit(
-        "broadcast", name, [(array, array, array.shape)], set=number, root=root_rank
-    )
-    _core.wait_by_number(handle)
+    run_named("broadcast", name, array, array, set=number, root=root_rank)
 
 
 def gathered(array: Any, name: str, number: int) -> Any:
@@ -57,10 +71,7 @@ def gathered(array: Any, name: str, number: int) -> Any:
         memory, dtype, shape = made[0]
         return np.frombuffer(memory, dtype, math.prod(shape)) if 0 not in shape else array[:0]
 
-    handle = _core.names_of(_world.world()).submit(
-        "all_gather", name, [(array, None, array.shape)], set=number, finish=finish
-    )
-    return _core.wait_by_number(handle)
+    return run_named("all_gather", name, array, None, set=number, finish=finish)
 
 
 @explained
@@ -110,3 +121,29 @@ def allgather_object(
         _unpickled(whole[end - size : end], bool(fine), what, rank)
         for end, (rank, size, fine) in zip(ends, heads.tolist(), strict=True)
     ]
+
+
+BUILD_ALIKE = "build the same model on every rank"
+
+
+def agree(
+    what: str,
+    rows: Sequence[str],
+    process_set: ProcessSet = global_process_set,
+    advice: str = BUILD_ALIKE,
+) -> None:
+    """Compares the rows of all ranks of the set that have not joined.
+
+    Raises:
+        Mismatch: they differ; on every rank, naming the first row that does.
+    """
+    compare(what, dict(allgather_object((_world.rank(), rows), what, process_set)), advice)
+
+
+def compare(what: str, by_rank: Mapping[int, Sequence[str]], advice: str = BUILD_ALIKE) -> None:
+    """The same of rows that are gathered already, by rank."""
+    for i in range(max(map(len, by_rank.values()))):
+        values = {r: theirs[i] if i < len(theirs) else "nothing" for r, theirs in by_rank.items()}
+        if len(set(values.values())) > 1:
+            given = "; ".join(f"rank {r}: {value}" for r, value in values.items())
+            raise Mismatch(f"ranks disagree on {what}, number {i}: {given}\n  advice: {advice}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from farandole.common import _basics, _reductions
+from farandole.common import _basics
 
 __all__ = ["HorovodBasics"]
 
@@ -26,6 +26,4 @@ class HorovodBasics:
     def __getattr__(self, name: str) -> Any:
         if name in _basics.__all__:
             return getattr(_basics, name)
-        if name in _reductions.HOROVODS_NAMES:
-            return getattr(_reductions, name)
         raise AttributeError(f"HorovodBasics has no attribute {name!r}")

@@ -8,7 +8,7 @@ except HorovodInternalError as error:    # PeerLost, Mismatch, Stalled, …: doc
 
 from __future__ import annotations
 
-from farandole._errors import Error as HorovodInternalError
+from farandole._core import Error as HorovodInternalError
 
 __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt"]
 

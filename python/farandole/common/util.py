@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from farandole._arguments import explained
-from farandole.common._reductions import choose_op
+from farandole.common._reduction import choose_op
 
 __all__ = [
     "ccl_built",

@@ -10,6 +10,7 @@ One process per rank, arrays on the CPU. docs/jax.md says what is guaranteed.
 
 from __future__ import annotations
 
+from farandole import _watch
 from farandole._world import (
     cross_rank,
     cross_size,
@@ -38,6 +39,8 @@ from farandole.jax.ops import (
     reducescatter,
 )
 from farandole.jax.optimizer import Compression, allreduce_gradients, distributed
+
+_watch.libraries |= {"jax", "jaxlib"}
 
 __all__ = [
     "Compression",

@@ -11,9 +11,9 @@ import re
 
 import jax
 
-from farandole import _errors
+from farandole import _core
 
-_KINDS = "|".join(name for name in _errors.__all__ if name != "Error")
+_KINDS = "|".join(kind.__name__ for kind in _core.Error.__subclasses__())
 _VERDICT = re.compile(rf"(?:[A-Z_]+: )?\b(?:{_KINDS}): .*", re.DOTALL)
 _REPEATED = re.compile(r"(Error dispatching computation)(?:: Error dispatching computation)+")
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from farandole import _core, _grouped
+from farandole import _collectives, _core
 from farandole._arguments import explained
-from farandole._core import InvalidArgument, Mismatch
+from farandole._core import InvalidArgument
 from farandole.common import _objects
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.jax._order import group_of_calls
@@ -104,7 +104,7 @@ def broadcast_parameters(
     _agree(rows, refusal, process_set)
     if not arrays:
         return tree
-    sent = _grouped.grouped_broadcast(arrays, place, name="parameters", group=group)
+    sent = _collectives.grouped_broadcast(arrays, place, name="parameters", group=group)
     leaves = [_like(leaf, array) for (_, leaf), array in zip(pairs, sent, strict=True)]
     return jax.tree_util.tree_unflatten(structure, leaves)
 
@@ -157,12 +157,6 @@ def _agree(rows: Sequence[str], refusal: str, process_set: ProcessSet) -> None:
     for rank, (_, why) in zip(ranks, gathered, strict=True):
         if why:
             raise InvalidArgument(f"broadcast_parameters on rank {rank}: {why}")
-    by_rank = [theirs for theirs, _ in gathered]
-    for i in range(max(map(len, by_rank))):
-        values = [theirs[i] if i < len(theirs) else "nothing" for theirs in by_rank]
-        if len(set(values)) > 1:
-            given = "; ".join(f"rank {r}: {v}" for r, v in zip(ranks, values, strict=True))
-            raise Mismatch(
-                f"ranks disagree on the parameters, number {i}: {given}\n"
-                "  advice: build the same model on every rank"
-            )
+    _objects.compare(
+        "the parameters", {r: rows for r, (rows, _) in zip(ranks, gathered, strict=True)}
+    )

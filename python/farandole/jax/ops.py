@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from farandole import _core, _exchange
+from farandole import _collectives, _core
 from farandole._arguments import explained, shown
 from farandole._core import InvalidArgument
 from farandole.common._process_set import ProcessSet, global_process_set
@@ -243,7 +243,7 @@ def alltoall(
         )
     if len(leaves) != 1:
         raise InvalidArgument("alltoall with splits takes one array")
-    rows, received = _exchange.all_to_all(
+    rows, received = _collectives.all_to_all(
         np.asarray(leaves[0][1]), splits, name=name, group=group_of_calls(process_set)
     )
     return restore([jnp.asarray(rows)]), received

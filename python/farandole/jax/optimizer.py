@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from farandole._arguments import explained
 from farandole._core import InvalidArgument
-from farandole._hooks import Limits
+from farandole._limits import Limits
 from farandole.common._process_set import ProcessSet, global_process_set, number_of
 from farandole.jax._trees import A_TREE
 from farandole.jax._weights import ArrayWeights, rows_of

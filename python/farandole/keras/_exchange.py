@@ -13,9 +13,10 @@ from typing import Any
 
 import keras
 
+from farandole import _world
+from farandole.common import _groups
 from farandole.common._labels import without_numbers
-from farandole.common._objects import allgather_object
-from farandole.keras import _groups, _host
+from farandole.common._objects import agree, allgather_object, compare
 from farandole.keras._reduction import Reduction
 
 # What makes all ranks' weights equal.
@@ -44,9 +45,10 @@ def compare_models(label: str, reduction: Reduction, variables: Sequence[Any]) -
     what, members = f"the variables of {label}", reduction.process_set
     groups = _groups.members(reduction.groups, variables)
     options = f"{reduction}, groups {groups or 'none'}"
-    theirs = allgather_object((options, rows_of(variables)), what, members)
-    _host.compare(f"the options of {label}", [[options] for options, _ in theirs], members.ranks)
-    _host.compare(what, [rows for _, rows in theirs], members.ranks)
+    mine = (_world.rank(), options, rows_of(variables))
+    theirs = allgather_object(mine, what, members)
+    compare(f"the options of {label}", {rank: [options] for rank, options, _ in theirs})
+    compare(what, {rank: rows for rank, _, rows in theirs})
 
 
 def compare_gradients(
@@ -57,13 +59,7 @@ def compare_gradients(
     what, members = f"the gradients of {label}", reduction.process_set
     rows = zip(variables, kinds, strict=True)
     words = [f"'{label_of(i, v)}' {kind}" for i, (v, kind) in enumerate(rows)]
-    by_rank = allgather_object(words, what, members)
-    _host.compare(
-        what,
-        by_rank,
-        members.ranks,
-        "let the loss depend on the same variables on every rank",
-    )
+    agree(what, words, members, "let the loss depend on the same variables on every rank")
 
 
 def times(gradient: Any, factor: float) -> Any:

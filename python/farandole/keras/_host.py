@@ -6,21 +6,14 @@ comes between gradients, whichever of the two a rank is ahead with.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from farandole import _core, _world
-from farandole._core import InvalidArgument, Mismatch
-from farandole.common._reductions import share
-
-
-def _row(source: np.ndarray[Any, Any], target: np.ndarray[Any, Any] | None) -> Any:
-    def buffer(array: np.ndarray[Any, Any]) -> _core.Buffer:
-        return _core.Buffer(array.ctypes.data, array.size, array.dtype.name, array)
-
-    return buffer(source), None if target is None else buffer(target), source.shape
+from farandole._core import InvalidArgument
+from farandole.common._objects import run_named
+from farandole.common._reduction import share
 
 
 def _prepared(value: Any, what: str) -> np.ndarray[Any, Any]:
@@ -34,18 +27,13 @@ def _prepared(value: Any, what: str) -> np.ndarray[Any, Any]:
     return array if array.flags.c_contiguous else array.copy(order="C")
 
 
-def _submit(kind: str, name: str | None, row: Any, **options: Any) -> Any:
-    number = _core.names_of(_world.world()).submit(kind, name, [row], **options)
-    return _core.wait_by_number(number)
-
-
 def all_reduce(
     value: Any, op: str, name: str | None, prescale: float = 1.0, postscale: float = 1.0
 ) -> np.ndarray[Any, Any]:
     source = _prepared(value, "value")
     result = np.empty_like(source)
-    row = _row(source, result)
-    _submit("all_reduce", name, row, op=op, prescale=prescale, postscale=postscale)
+    how: Any = {"op": op, "prescale": prescale, "postscale": postscale}
+    run_named("all_reduce", name, source, result, **how)
     return result
 
 
@@ -57,14 +45,14 @@ def reduce_scatter(value: Any, op: str, name: str | None) -> np.ndarray[Any, Any
         raise InvalidArgument("value has no dimension; reducescatter splits the first")
     mine = share(len(source), _world.size(), _world.rank())
     result = np.empty((mine, *source.shape[1:]), source.dtype)
-    _submit("reduce_scatter", name, _row(source, result), op=op)
+    run_named("reduce_scatter", name, source, result, op=op)
     return result
 
 
 def broadcast(value: Any, root: int, name: str | None) -> np.ndarray[Any, Any]:
     source = _prepared(value, "value")
     result = np.empty_like(source)
-    _submit("broadcast", name, _row(source, result), root=root)
+    run_named("broadcast", name, source, result, root=root)
     return result
 
 
@@ -79,24 +67,5 @@ def all_gather(value: Any, name: str | None) -> np.ndarray[Any, Any]:
         count = int(np.prod(shape))
         return np.frombuffer(memory, source.dtype, count).reshape(shape).copy()
 
-    result: np.ndarray[Any, Any] = _submit("all_gather", name, _row(source, None), finish=finish)
+    result: np.ndarray[Any, Any] = run_named("all_gather", name, source, None, finish=finish)
     return result
-
-
-def compare(
-    what: str,
-    by_rank: Sequence[Sequence[str]],
-    ranks: Sequence[int] = (),
-    advice: str = "build the same model on every rank",
-) -> None:
-    """Compares rows that were gathered, from `ranks` if not from all.
-
-    Raises:
-        Mismatch: they differ; on every rank, naming the first row that does.
-    """
-    for i in range(max(map(len, by_rank))):
-        values = [theirs[i] if i < len(theirs) else "nothing" for theirs in by_rank]
-        if len(set(values)) > 1:
-            rows = zip(ranks or range(len(values)), values, strict=True)
-            given = "; ".join(f"rank {r}: {value}" for r, value in rows)
-            raise Mismatch(f"ranks disagree on {what}, number {i}: {given}\n  advice: {advice}")

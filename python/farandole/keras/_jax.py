@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from farandole import jax as fdj
+from farandole.common._groups import members
 from farandole.jax._weights import ArrayWeights
 from farandole.keras._exchange import BROADCAST, Exchange, PlannedExchange, label_of
-from farandole.keras._groups import members
 from farandole.keras._reduction import Reduction
 
 

@@ -46,5 +46,6 @@ def _describe_fit(frame: FrameType, inside: set[str]) -> str:
 
 def watch() -> None:
     """Once: warnings and verdicts say how far `fit` has come on each rank."""
+    _watch.libraries.add("keras")
     if describe not in _watch.steps:
         _watch.steps.append(describe)

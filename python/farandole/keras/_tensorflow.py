@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from farandole.common._groups import members
 from farandole.keras._exchange import BROADCAST, Exchange, PlannedExchange, times
-from farandole.keras._groups import members
 from farandole.keras._reduction import Reduction
 from farandole.tensorflow._reduction import Reduction as OpReduction
 from farandole.tensorflow._weights import compared
@@ -23,13 +23,12 @@ class GraphExchange(PlannedExchange):
         groups = members(reduction.groups, variables)
         self._ops = OpReduction(
             reduction.horovods_op,
+            reduction.gradient_predivide_factor,
             reduction.compression,
             reduction.sparse_as_dense,
-            reduction.gradient_predivide_factor,
-            0,
-            [[variables[i] for i in group] for group in groups],
             reduction.process_set,
-            label,
+            groups=[[variables[i] for i in group] for group in groups],
+            label=label,
         )
 
     def kind_of(self, gradient: Any) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
-
-import torch
+from collections.abc import Sequence
+from typing import Any
 
 from farandole._core import InvalidArgument
-from farandole._hooks import Limits
+from farandole._limits import Limits
+from farandole.common._groups import members
 from farandole.common._process_set import group_of
 from farandole.keras._exchange import (
     BROADCAST,
@@ -17,20 +16,10 @@ from farandole.keras._exchange import (
     compare_models,
     label_of,
 )
-from farandole.keras._groups import members
 from farandole.keras._reduction import Reduction
-from farandole.keras.compression import Compression
 from farandole.torch._tensors import check_tensor
-from farandole.torch.compression import Compression as TorchCompression
-from farandole.torch.exchange import TorchExchange
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def _untraced(function: _F) -> _F:
-    """Dynamo would trace into the engine."""
-    disable: Any = torch.compiler.disable
-    return cast(_F, disable(function))
+from farandole.torch._training.exchange import GradientExchange
+from farandole.torch._training.passes import untraced
 
 
 class HookedExchange(Exchange):
@@ -38,7 +27,7 @@ class HookedExchange(Exchange):
     returns. Gradients that come another way, and those of the first step, are reduced when the
     optimizer gets them."""
 
-    @_untraced
+    @untraced
     def __init__(
         self, label: str, reduction: Reduction, variables: Sequence[Any], *, at_update: bool
     ) -> None:
@@ -49,34 +38,26 @@ class HookedExchange(Exchange):
         for name, p in named:
             check_tensor(p, f"'{name}'")
         self._parameters = {id(p) for _, p in named if p.requires_grad and p.numel() > 0}
-        none = reduction.compression is Compression.none
         group = group_of(reduction.process_set)
         assert group is not None  # others than members have an AloneExchange
-        self._exchange = TorchExchange(
+        self._exchange = GradientExchange(
             group,
             [(n, p) for n, p in reversed(named) if id(p) in self._parameters],
+            reduction,
             weights=[(label_of(i, v), v.value) for i, v in enumerate(variables)],
             line=BROADCAST,
-            compression=TorchCompression.none if none else reduction.compression,
-            sparse_as_dense=reduction.sparse_as_dense,
-            op=reduction.op,
-            prescale=reduction.prescale,
-            postscale=reduction.postscale,
-            passes_per_step=1,
             limits=Limits.of(None, None),
-            overlap=True,
             groups={
                 id(variables[i].value): g
                 for g, places in enumerate(members(reduction.groups, variables))
                 for i in places
             },
-            process_set=reduction.process_set,
         )
         if at_update:  # what backward brings is one pass of several
             self._hold = self._exchange.held()
             self._hold.__enter__()
 
-    @_untraced
+    @untraced
     def reduce(
         self, gradients: Sequence[Any], variables: Sequence[Any], values: Sequence[Any] = ()
     ) -> list[Any]:
@@ -104,7 +85,7 @@ class HookedExchange(Exchange):
             for p, gradient in zip(parameters, gradients, strict=True)
         ]
 
-    @_untraced
+    @untraced
     def stepped(self) -> None:
         self._exchange.note_step()
 

@@ -26,6 +26,7 @@ from typing import Any
 import keras
 
 from farandole._core import InvalidArgument
+from farandole.common import _wrapped
 from farandole.keras._exchange import AloneExchange, Exchange, times
 from farandole.keras._reduction import Reduction
 
@@ -242,11 +243,7 @@ def child_of(own: Any) -> Any:
     """The optimizer's class with ours before it, under its name: files name the plain class, so
     that plain Keras can load them."""
     _learn(keras.optimizers.LossScaleOptimizer)
-    child = type(
-        own.__name__,
-        (Distributed, own),
-        {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__},
-    )
+    child = _wrapped.child_of(own, Distributed)
     for names in _name_tables():
         if own in names:
             names[child] = names[own]

@@ -16,8 +16,7 @@ import keras
 from farandole import _world
 from farandole._arguments import checked, printable
 from farandole._core import InvalidArgument
-from farandole.common._objects import allgather_object
-from farandole.keras import _host
+from farandole.common._objects import allgather_object, compare
 from farandole.keras._learning_rate import set_learning_rate
 from farandole.keras._xla import say_without
 from farandole.keras.elastic import (
@@ -129,7 +128,7 @@ class MetricAverageCallback(_Callback):
             logs = {}
         names = sorted(k for k, v in logs.items() if _is_number(v))
         theirs = allgather_object([(name, float(logs[name])) for name in names], "metrics")
-        _host.compare("metrics", [[f"'{name}'" for name, _ in each] for each in theirs])
+        compare("metrics", {r: [f"'{n}'" for n, _ in each] for r, each in enumerate(theirs)})
         for i, name in enumerate(names):
             logs[name] = math.fsum(each[i][1] for each in theirs) / len(theirs)
 

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 
-from farandole.common._compression import Half, Plain
+from farandole.common._compression import Compressor, Half, Plain
 
-
-class Compressor(Protocol):
-    """How a tensor is sent. A class of your own with these two static methods, or an object with
-    two such methods, works as well, as long as the compressed tensor has the tensor's shape."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]: ...
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any: ...
+__all__ = ["Compression", "Compressor"]
 
 
 class _Half(Half):

@@ -11,12 +11,12 @@ import keras
 from farandole import _world
 from farandole._arguments import checked
 from farandole._core import InvalidArgument
+from farandole.common._groups import groups_of
 from farandole.common._process_set import ProcessSet, global_process_set
-from farandole.common._reductions import Average
+from farandole.common._reduction import Average, check_passes
 from farandole.keras._backends import backend
 from farandole.keras._copies import make_distributed
-from farandole.keras._groups import groups_of
-from farandole.keras._reduction import Reduction, check_passes
+from farandole.keras._reduction import Reduction
 from farandole.keras._wrapped import State, distributed_in
 from farandole.keras.compression import Compression, Compressor
 
@@ -90,8 +90,8 @@ def DistributedOptimizer(
         gradient_predivide_factor,
         compression,
         sparse_as_dense,
-        groups_of(groups, num_groups),
         process_set,
+        groups_of(groups, num_groups),
         1.0 if average_aggregated_gradients else float(backward_passes_per_step),
         scale_local_gradients,
     )

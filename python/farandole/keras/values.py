@@ -11,12 +11,21 @@ import numpy as np
 from farandole import _core
 from farandole._arguments import checked, explained
 from farandole._core import InvalidArgument
-from farandole.common._objects import allgather_object
-from farandole.common._reductions import Average, Sum, choose_op, core_op, op_name
+from farandole.common._objects import agree
+from farandole.common._reduction import Average, Sum, choose_op, core_op, op_name
 from farandole.common._weights import note_broadcast
 from farandole.keras import _host
 from farandole.keras._exchange import label_of, rows_of
 from farandole.keras.compression import Compression, Compressor
+
+__all__ = [
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "broadcast_variables",
+    "reducescatter",
+]
 
 
 def _is_sent(value: Any) -> bool:
@@ -106,8 +115,7 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
         Mismatch: the ranks' variables differ; says which. Nothing has been overwritten then.
     """
     given = list(variables)
-    what = "variables to broadcast"
-    _host.compare(what, allgather_object(rows_of(given), what))
+    agree("variables to broadcast", rows_of(given))
     note_broadcast(getattr(variable, "_value", variable) for variable in given)
     for i, variable in enumerate(given):
         array = _array(variable)

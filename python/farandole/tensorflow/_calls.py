@@ -8,7 +8,7 @@ made together (`run_all`).
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import Any
@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from farandole import _core, _world
 from farandole.common._process_set import members_of
-from farandole.common._reductions import share
+from farandole.common._reduction import share
 from farandole.tensorflow import _graph, _plugin, _turns
 from farandole.tensorflow._graph import refused
 
@@ -25,7 +25,7 @@ DTYPES = {getattr(tf, name): name for name in _core.dtypes}
 
 
 @dataclass
-class Ask:
+class Request:
     """One operation."""
 
     kind: str  # the engine's word
@@ -41,6 +41,12 @@ class Ask:
     note: str = ""
     called: str = ""  # in its graph, once it has been made
 
+
+_Tensors = Sequence[tf.Tensor]
+
+# Gradients by kind: of a request, its results and their gradients. From _gradients.py, where they
+# are requests themselves.
+rules: dict[str, Callable[[Request, _Tensors, _Tensors], list[tf.Tensor]]] = {}
 
 _OPS = {
     "all_reduce": "farandole_all_reduce",
@@ -84,24 +90,28 @@ def tensors_from(values: Any, what: str = "tensors") -> list[tf.Tensor]:
     return [tensor_from(value, f"tensor {i}") for i, value in enumerate(values)]
 
 
-def run(ask: Ask) -> list[tf.Tensor]:
+def run(request: Request) -> list[tf.Tensor]:
     """The results: one a tensor, and for all_to_all also the rows that came from each rank, for
     join the last rank to join. A barrier has none."""
-    return run_all([ask])[0]
+    return run_all([request])[0]
 
 
-def run_all(asks: Sequence[Ask]) -> list[list[tf.Tensor]]:
+def run_all(requests: Sequence[Request]) -> list[list[tf.Tensor]]:
     """Several operations that are all started before any of them is waited for."""
     _graph.check_place()
     _plugin.ready()
-    if not asks:
+    if not requests:
         return []
     raw = _plugin.ops()
-    results = _in_pairs(raw, asks) if _plugin.uses_pairs() else [_async(raw, ask) for ask in asks]
+    results = (
+        _in_pairs(raw, requests)
+        if _plugin.uses_pairs()
+        else [_async(raw, request) for request in requests]
+    )
     if not tf.executing_eagerly():
         _turns.take()
-        for ask, made in zip(asks, results, strict=True):
-            _set_shapes(ask, made)
+        for request, made in zip(requests, results, strict=True):
+            _set_shapes(request, made)
             if not _plugin.uses_pairs() and _plugin.runs_unordered():
                 _graph.keep(made)
     return results
@@ -112,56 +122,65 @@ def _bits(factor: float) -> int:
     return int(struct.unpack("<q", struct.pack("<d", factor))[0])
 
 
-def _attributes(ask: Ask) -> dict[str, Any]:
-    ask.called = _graph.unique_name(ask.name, ask.kind)
+def _attributes(request: Request) -> dict[str, Any]:
+    request.called = _graph.unique_name(request.name, request.kind)
     return {
-        "kind": ask.kind,
-        "tensor_name": ask.called,
-        "note": ask.note,
-        "set": ask.set,
-        "reduction": ask.op,
-        "prescale": _bits(ask.prescale),
-        "postscale": _bits(ask.postscale),
-        "root": index(ask.root),
+        "kind": request.kind,
+        "tensor_name": request.called,
+        "note": request.note,
+        "set": request.set,
+        "reduction": request.op,
+        "prescale": _bits(request.prescale),
+        "postscale": _bits(request.postscale),
+        "root": index(request.root),
         "waits": int(tf.executing_eagerly()),
     }
 
 
-def _async(raw: Any, ask: Ask) -> list[tf.Tensor]:
-    op = getattr(raw, _OPS[ask.kind])
-    how = _attributes(ask)
-    if ask.kind == "all_to_all":
-        return list(op(ask.tensors[0], ask.splits, **how))
-    if ask.kind == "join":
+def _async(raw: Any, request: Request) -> list[tf.Tensor]:
+    op = getattr(raw, _OPS[request.kind])
+    how = _attributes(request)
+    if request.kind == "all_to_all":
+        return list(op(request.tensors[0], request.splits, **how))
+    if request.kind == "join":
         return [op(**how)]
-    if ask.kind == "barrier":
+    if request.kind == "barrier":
         return [op(**how)]  # the op itself, or None
-    return list(op(list(ask.tensors), **how))
+    return list(op(list(request.tensors), **how))
 
 
-def _in_pairs(raw: Any, asks: Sequence[Ask]) -> list[list[tf.Tensor]]:
+def _in_pairs(raw: Any, requests: Sequence[Request]) -> list[list[tf.Tensor]]:
     """With gradients, which nothing could register: the two ops know only halves."""
-    flat = [tensor for ask in asks for tensor in ask.tensors]
+    flat = [tensor for request in requests for tensor in request.tensors]
     if not any(tensor.dtype.is_floating for tensor in flat):
-        return _start_and_finish(raw, asks)
+        return _start_and_finish(raw, requests)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def apply(*_: tf.Tensor) -> Any:
-        results = _start_and_finish(raw, asks)
+        results = _start_and_finish(raw, requests)
 
         def gradients(*upstream: Any) -> Any:
-            from farandole.tensorflow._gradients import gradient_of
-
             flows, at = [], 0
             with _graph.after(results):
-                for ask, made in zip(asks, results, strict=True):
-                    flows += gradient_of(ask, made, upstream[at : at + len(made)])
+                for request, made in zip(requests, results, strict=True):
+                    flows += gradient_of(request, made, upstream[at : at + len(made)])
                     at += len(made)
             return flows
 
         return [tensor for made in results for tensor in made], gradients
 
-    return _cut(apply(*flat), [len(_result_dtypes(ask)) for ask in asks])
+    return _cut(apply(*flat), [len(_result_dtypes(request)) for request in requests])
+
+
+def gradient_of(request: Request, results: _Tensors, gradients: Sequence[Any]) -> list[Any]:
+    """Of an operation's results by its tensors. Raises Refused where there is none."""
+    if request.kind not in rules:
+        raise refused(f"{request.kind} has no gradient")
+    dense = [
+        tf.zeros_like(result) if gradient is None else tf.convert_to_tensor(gradient)
+        for gradient, result in zip(gradients, results, strict=True)
+    ]
+    return rules[request.kind](request, results, dense)
 
 
 def _cut(flat: Any, lengths: Sequence[int]) -> list[Any]:
@@ -172,42 +191,42 @@ def _cut(flat: Any, lengths: Sequence[int]) -> list[Any]:
     return parts
 
 
-def _start_and_finish(raw: Any, asks: Sequence[Ask]) -> list[list[tf.Tensor]]:
+def _start_and_finish(raw: Any, requests: Sequence[Request]) -> list[list[tf.Tensor]]:
     handles = []
-    for ask in asks:
-        inputs = [*ask.tensors, *([ask.splits] if ask.kind == "all_to_all" else [])]
-        handles.append(raw.farandole_start(inputs, **_attributes(ask)))
-    dtypes = [_result_dtypes(ask) for ask in asks]
+    for request in requests:
+        inputs = [*request.tensors, *([request.splits] if request.kind == "all_to_all" else [])]
+        handles.append(raw.farandole_start(inputs, **_attributes(request)))
+    dtypes = [_result_dtypes(request) for request in requests]
     # Nothing that blocks before everything has been started.
     with _graph.after_other_finishes(), tf.control_dependencies(handles):
         flat = raw.farandole_finish(handles, R=[dtype for each in dtypes for dtype in each])
     if not any(dtypes):  # barriers alone: it is the op itself, or None
         _graph.note_finish(flat)
-        return [[flat] for _ in asks]
+        return [[flat] for _ in requests]
     if not tf.executing_eagerly():
         _graph.note_finish(flat[0].op)
     return _cut(flat, [len(each) for each in dtypes])
 
 
-def _result_dtypes(ask: Ask) -> list[tf.DType]:
-    more = {"all_to_all": [tf.int32], "join": [tf.int32]}.get(ask.kind, [])
-    return [tensor.dtype for tensor in ask.tensors] + more
+def _result_dtypes(request: Request) -> list[tf.DType]:
+    more = {"all_to_all": [tf.int32], "join": [tf.int32]}.get(request.kind, [])
+    return [tensor.dtype for tensor in request.tensors] + more
 
 
-def _set_shapes(ask: Ask, results: list[tf.Tensor]) -> None:
+def _set_shapes(request: Request, results: list[tf.Tensor]) -> None:
     """What is known of the results' shapes while a graph is made: without the number of ranks where
     that is before init()."""
-    ranks, place = members_of(ask.set) if _world.is_initialized() else ([], -1)
-    if ask.kind == "join":
+    ranks, place = members_of(request.set) if _world.is_initialized() else ([], -1)
+    if request.kind == "join":
         results[0].set_shape([])
-    for tensor, result in zip(ask.tensors, results, strict=False):
+    for tensor, result in zip(request.tensors, results, strict=False):
         shape = tensor.shape
-        if ask.kind in ("all_reduce", "broadcast"):
+        if request.kind in ("all_reduce", "broadcast"):
             result.set_shape(shape)
         elif shape.rank:
             rows = None
-            if ask.kind == "reduce_scatter" and shape[0] is not None and ranks:
+            if request.kind == "reduce_scatter" and shape[0] is not None and ranks:
                 rows = share(shape[0], len(ranks), place)
             result.set_shape([rows, *shape[1:]])
-    if ask.kind == "all_to_all":
+    if request.kind == "all_to_all":
         results[1].set_shape([len(ranks) or None])

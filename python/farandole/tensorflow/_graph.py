@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import weakref
@@ -12,17 +13,25 @@ import tensorflow as tf
 
 from farandole._arguments import explained_by, printable
 from farandole._core import InvalidArgument
-from farandole.common._process_set import number_of
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def as_written(function: _F) -> _F:
-    """Decorates what users call: a wrong argument is Refused by name, and AutoGraph, which would
-    rewrite it and all that it calls while a function is traced (some seconds, for nothing), leaves
-    it alone."""
-    named = explained_by(refused, {}, function)
-    plain: _F = tf.autograph.experimental.do_not_convert(named)
+    """Decorates what users call: what is wrong is Refused, a wrong argument by name; and AutoGraph,
+    which would rewrite it and all that it calls while a function is traced (some seconds, for
+    nothing), leaves it alone."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except InvalidArgument as error:
+            if isinstance(error, Refused):
+                raise
+            raise refused(str(error)) from None
+
+    plain: _F = tf.autograph.experimental.do_not_convert(explained_by(refused, {}, call))
     return plain
 
 
@@ -44,14 +53,6 @@ class Unsupported(Refused, NotImplementedError):
 
 def unsupported(message: str) -> Unsupported:
     return Unsupported(None, None, message)
-
-
-def set_number(process_set: object) -> int:
-    """Of a process set that this rank may use. Raises Refused."""
-    try:
-        return number_of(process_set)
-    except InvalidArgument as error:
-        raise refused(str(error)) from None
 
 
 def check_place() -> None:

@@ -12,76 +12,57 @@ say so: when a rank compares anew, those of its step before that never came are 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
+from farandole._core import InvalidArgument
+from farandole.common import _reduction
 from farandole.common._labels import without_numbers
-from farandole.common._process_set import members_of
-from farandole.common._reductions import Adasum, Average
+from farandole.common._process_set import members_of, number_of
+from farandole.common._reduction import Adasum, Average, Max, Min, Product, Sum, core_op
 from farandole.tensorflow import _graph, _sparse
-from farandole.tensorflow._calls import Ask, run, run_all, tensor_from
-from farandole.tensorflow._graph import refused, set_number
+from farandole.tensorflow._calls import Request, run, run_all, tensor_from
 from farandole.tensorflow._weights import compared
 from farandole.tensorflow.adasum import adasum_together
-from farandole.tensorflow.compression import Compression, Compressor
-from farandole.tensorflow.ops import check_op
 
-_Plan = tuple[
-    Ask, list[int], list[Any], bool
-]  # which gradients, how to unpack them, are they slices
+# Which gradients, how to unpack them, are they slices.
+_Plan = tuple[Request, list[int], list[Any], bool]
 
 
 @dataclass(frozen=True)
-class Reduction:
-    """How gradients are reduced.
+class Reduction(_reduction.Reduction):
+    """That of all frameworks, with what TensorFlow adds.
 
     Raises:
-        Refused: options that do not go together.
+        InvalidArgument: an argument is wrong, or they do not go together.
     """
 
-    op: int = Average
-    compression: type[Compressor] = Compression.none
-    sparse_as_dense: bool = False
-    gradient_predivide_factor: float = 1.0
+    ops: ClassVar[tuple[int, ...]] = (Average, Sum, Adasum, Min, Max, Product)
+
     num_groups: int = 0
     groups: Any = None  # a number of groups, or lists of variables
-    process_set: Any = None
     label: str = "gradients"
 
     def __post_init__(self) -> None:
-        if self.op != Adasum:
-            check_op(self.op)
-        factor = self.gradient_predivide_factor
-        if factor != 1.0 and self.op != Average:
-            raise refused("gradient_predivide_factor is supported with op=Average only")
-        if not 0 < factor < math.inf:
-            raise refused(f"gradient_predivide_factor is {factor}")
-        if not (hasattr(self.compression, "compress") and hasattr(self.compression, "decompress")):
-            raise refused(
-                f"compression={self.compression!r} is not one of Compression.none, .fp16, .bf16, "
-                "or a class with compress() and decompress()"
-            )
+        if self.horovods_op != Adasum:
+            core_op(self.horovods_op)
+        super().__post_init__()
         if self.num_groups < 0 or (isinstance(self.groups, int) and self.groups < 0):
-            raise refused("there are no negative numbers of groups")
+            raise InvalidArgument("there are no negative numbers of groups")
         lists = self.groups is None or isinstance(self.groups, (int, list, tuple))
         if not lists or not all(isinstance(g, (list, tuple)) for g in _listed(self.groups)):
-            raise refused(f"groups={self.groups!r} is not a number or a list of lists of variables")
+            raise InvalidArgument(
+                f"groups={self.groups!r} is not a number or a list of lists of variables"
+            )
 
     @property
     def members(self) -> int:
-        return len(members_of(set_number(self.process_set))[0])
-
-    def factors(self) -> tuple[str, float, float]:
-        """The engine's word, and the factors before and after."""
-        predivide = self.gradient_predivide_factor
-        if predivide == 1.0:
-            return check_op(self.op), 1.0, 1.0
-        return "sum", 1 / predivide, predivide / self.members
+        """Who is none of them is refused when it reduces."""
+        return len(members_of(self._set)[0])
 
     def reduce(
         self,
@@ -105,20 +86,20 @@ class Reduction:
         if self.members == 1:
             return [_sparse.merged(g) if _is_sparse(g) else g for g in ours]
         note = "\n".join(_line(*row) for row in zip(names, ours, strict=True))
-        if self.op == Adasum:
+        if self.horovods_op == Adasum:
             return self._by_adasum(ours, names, note, weights)
         if tf.executing_eagerly():
             plans = self._eager_plans(ours, note)
             with weights:
-                results = [run(ask) for ask, *_ in plans]
+                results = [run(request) for request, *_ in plans]
         else:
             plans = self._graph_plans(ours, variables, names)
-            opener = Ask("barrier", [], f"{self.label} of a step", self._set, note=note)
+            opener = Request("barrier", [], f"{self.label} of a step", self._set, note=note)
             agreed = run(opener)[0]
-            for ask, *_ in plans:
-                ask.note = opener.called
+            for request, *_ in plans:
+                request.note = opener.called
             with tf.control_dependencies([agreed]), weights:
-                results = run_all([ask for ask, *_ in plans])
+                results = run_all([request for request, *_ in plans])
         return self._unpacked(ours, plans, results)
 
     # ---- in detail ----
@@ -132,7 +113,7 @@ class Reduction:
     ) -> list[Any]:
         """Each gradient is folded by itself, but all of them by the same few collectives."""
         places = [i for i, gradient in enumerate(ours) if gradient is not None]
-        agreed = run(Ask("barrier", [], f"{self.label} of a step", self._set, note=note))[0]
+        agreed = run(Request("barrier", [], f"{self.label} of a step", self._set, note=note))[0]
         with tf.control_dependencies([agreed]), weights:
             wires = [self.compression.compress(tensor_from(ours[i], names[i])) for i in places]
             folded = adasum_together([wire for wire, _ in wires], self.label, self._set)
@@ -143,38 +124,37 @@ class Reduction:
 
     @property
     def _set(self) -> int:
-        return set_number(self.process_set)
+        return number_of(self.process_set)
 
     def _made_dense(self, gradient: Any, name: str) -> Any:
         if not _is_sparse(gradient):
             return gradient
         if self.sparse_as_dense:
             return tf.convert_to_tensor(gradient)
-        _sparse.check_op(self.op, f"'{name}' has tf.IndexedSlices: ")
+        _sparse.check_op(self.horovods_op, f"'{name}' has tf.IndexedSlices: ")
         return gradient
 
     def _dense_plan(
         self, ours: Sequence[Any], places: list[int], name: str, note: str = ""
     ) -> _Plan:
-        word, prescale, postscale = self.factors()
         wires = [self.compression.compress(tensor_from(ours[i], name)) for i in places]
-        ask = Ask(
+        request = Request(
             "all_reduce",
             [wire for wire, _ in wires] or [tf.zeros([0])],
             name,
             self._set,
-            word,
-            prescale,
-            postscale,
+            self.op,
+            self.prescale,
+            self.postscale,
             note=note,
         )
-        return ask, places, [context for _, context in wires], False
+        return request, places, [context for _, context in wires], False
 
     def _sparse_plan(
         self, ours: Sequence[Any], places: list[int], name: str, note: str = ""
     ) -> _Plan:
         slices = [ours[i] for i in places]
-        return _sparse.ask_for(slices, name, self.process_set, note), places, [], True
+        return _sparse.request_for(slices, name, self.process_set, note), places, [], True
 
     def _eager_plans(self, ours: Sequence[Any], note: str) -> list[_Plan]:
         dense = [i for i, g in enumerate(ours) if g is not None and not _is_sparse(g)]
@@ -221,7 +201,7 @@ class Reduction:
         for (_, places, contexts, sparse), made in zip(plans, results, strict=True):
             if sparse:
                 slices = [ours[i] for i in places]
-                values = _sparse.results_of(made, slices, self.op, self.process_set)
+                values = _sparse.results_of(made, slices, self.horovods_op, self.process_set)
             else:
                 values = [
                     self.compression.decompress(result, context)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from farandole.common._process_set import ProcessSet, members_of
-from farandole.common._reductions import Average, Sum, op_name
-from farandole.tensorflow._calls import Ask, run, tensor_from
-from farandole.tensorflow._graph import set_number, unsupported
+from farandole.common._process_set import ProcessSet, members_of, number_of
+from farandole.common._reduction import Average, Sum, op_name
+from farandole.tensorflow._calls import Request, run, tensor_from
+from farandole.tensorflow._graph import unsupported
 
 
 def merged(slices: tf.IndexedSlices) -> tf.IndexedSlices:
@@ -41,14 +41,14 @@ def check_op(op: int, whose: str = "") -> None:
         )
 
 
-def ask_for(
+def request_for(
     slices: Sequence[tf.IndexedSlices], name: str | None, process_set: ProcessSet, note: str = ""
-) -> Ask:
+) -> Request:
     """Gathers the values and indices of all of them, as one operation."""
     parts = []
     for i, each in enumerate(slices):
         parts += _added_up(_checked(each.values, f"slices {i}"), each.indices)
-    return Ask("all_gather", parts, name, set_number(process_set), note=note)
+    return Request("all_gather", parts, name, number_of(process_set), note=note)
 
 
 def _checked(values: tf.Tensor, what: str) -> tf.Tensor:
@@ -65,7 +65,7 @@ def results_of(
     process_set: ProcessSet,
 ) -> list[tf.IndexedSlices]:
     """Of the rows of all ranks, in rank order, those that ranks share added up."""
-    size = len(members_of(set_number(process_set))[0])
+    size = len(members_of(number_of(process_set))[0])
     results = []
     for i, each in enumerate(slices):
         values, indices = _added_up(gathered[2 * i], gathered[2 * i + 1])
@@ -93,6 +93,6 @@ def reduce(
     check_op(op)
     note = f"{len(slices)} tf.IndexedSlices"
     nothing = [tf.zeros([0])]
-    agreed = run(Ask("all_reduce", nothing, name, set_number(process_set), note=note))
+    agreed = run(Request("all_reduce", nothing, name, number_of(process_set), note=note))
     with tf.control_dependencies(agreed):
-        return results_of(run(ask_for(slices, name, process_set)), slices, op, process_set)
+        return results_of(run(request_for(slices, name, process_set)), slices, op, process_set)

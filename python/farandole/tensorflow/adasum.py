@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from farandole.common._process_set import members_of
-from farandole.tensorflow._calls import Ask, run
+from farandole.tensorflow._calls import Request, run
 from farandole.tensorflow._graph import refused
 
 # Below it a tensor counts as zero, and the other one is taken as it is.
@@ -52,10 +52,10 @@ def _of_one_dtype(
     sent = tf.concat(columns, 1)
     equally = tf.zeros([0], tf.int64)
     note = "\n".join(f"tensor {i} {tensor.shape}" for i, tensor in enumerate(tensors))
-    parts = run(Ask("all_to_all", [sent], label, number, splits=equally, note=note))[0]
+    parts = run(Request("all_to_all", [sent], label, number, splits=equally, note=note))[0]
     rows = tf.unstack(tf.cast(tf.reshape(parts, [size, sum(widths)]), tf.float64), size)
     mine = tf.cast(_fold(rows, widths, label, number), sent.dtype)
-    table = run(Ask("all_gather", [mine[None]], label, number))[0]
+    table = run(Request("all_gather", [mine[None]], label, number))[0]
     return [
         tf.reshape(tf.reshape(column, [-1])[: tf.size(tensor)], tf.shape(tensor))
         for tensor, column in zip(tensors, tf.split(table, widths, 1), strict=True)
@@ -68,7 +68,7 @@ def _fold(rows: list[tf.Tensor], widths: Sequence[tf.Tensor], label: str, number
     while stride < len(rows):
         pairs = [(a, a + stride) for a in range(0, len(rows) - stride, 2 * stride)]
         products = tf.stack([_products(rows[a], rows[b], widths) for a, b in pairs])
-        whole = run(Ask("all_reduce", [products], f"{label}, level {stride}", number))[0]
+        whole = run(Request("all_reduce", [products], f"{label}, level {stride}", number))[0]
         for i, (a, b) in enumerate(pairs):
             dot, norm_a, norm_b = (tf.repeat(whole[i, :, k], widths) for k in range(3))
             rows[a] = rows[a] * _share(dot, norm_a) + rows[b] * _share(dot, norm_b)

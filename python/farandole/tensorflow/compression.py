@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
-from farandole.common._compression import Half, Plain
+from farandole.common._compression import Compressor, Half, Plain
 
-
-class Compressor(Protocol):
-    """How a tensor is sent. A class of your own with these two static methods works as well."""
-
-    @staticmethod
-    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]: ...
-    @staticmethod
-    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor: ...
+__all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class _Half(Half):
@@ -32,11 +25,11 @@ class FP16Compressor(_Half):
     wire = tf.float16
 
 
-NoneCompressor = Plain
-
-
 class _BFloat16(_Half):
     wire = tf.bfloat16
+
+
+NoneCompressor = Plain
 
 
 class Compression:

@@ -8,10 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from farandole.common import _objects
-from farandole.common._process_set import ProcessSet, global_process_set
+from farandole.common._process_set import ProcessSet, global_process_set, number_of
 from farandole.common._weights import note_broadcast
-from farandole.tensorflow._calls import Ask, run, variable_from
-from farandole.tensorflow._graph import as_written, in_tensorflow_1, refused, set_number
+from farandole.tensorflow._calls import Request, run, variable_from
+from farandole.tensorflow._graph import as_written, in_tensorflow_1, refused
 from farandole.tensorflow._reduction import names_of
 from farandole.tensorflow._weights import raw
 
@@ -60,16 +60,16 @@ def broadcast_variables(
         for name, value in zip(names, values, strict=True)
     )
     # One of nothing where there is no variable, so that ranks which have some are told.
-    ask = Ask(
+    request = Request(
         "broadcast",
         values or [tf.zeros([0])],
         "variables",
-        set_number(process_set),
+        number_of(process_set),
         root=root_rank,
         note=note,
     )
     note_broadcast(map(raw, listed))
-    assigned = [v.assign(value) for v, value in zip(listed, run(ask), strict=False)]
+    assigned = [v.assign(value) for v, value in zip(listed, run(request), strict=False)]
     return tf.group(*assigned) if in_tensorflow_1() else None
 
 

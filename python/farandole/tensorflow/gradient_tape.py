@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from farandole.common._process_set import ProcessSet, global_process_set
-from farandole.common._reductions import Average
+from farandole.common._reduction import Average
+from farandole.common._wrapped import child_of
 from farandole.tensorflow._graph import as_written, refused
 from farandole.tensorflow._reduction import Local, Reduction, names_of
-from farandole.tensorflow._wrapped import child_of
 from farandole.tensorflow.compression import Compression, Compressor
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
+
+_child_of: Callable[[type, type], type] = functools.cache(child_of)  # of a class there is one
 
 
 class _Distributed:
@@ -111,30 +114,28 @@ def DistributedGradientTape(
         >>> hvd.DistributedGradientTape(tape).gradient(y, [x])[0].numpy().item()
         6.0
     """
+    reduction = Reduction(
+        op, gradient_predivide_factor, compression, sparse_as_dense, process_set, num_groups, groups
+    )
+    return _distributed(gradtape, reduction, scale_local_gradients)
+
+
+def _distributed(gradtape: Any, reduction: Reduction, scale_local_gradients: bool) -> Any:
     if not isinstance(gradtape, tf.GradientTape):
         raise refused(f"gradtape is a {type(gradtape).__name__}, not a tf.GradientTape")
     if isinstance(gradtape, _Distributed):
         raise refused("the tape is a DistributedGradientTape already")
-    reduction = Reduction(
-        op,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        num_groups,
-        groups,
-        process_set,
-    )
-    gradtape.__class__ = child_of(type(gradtape), _Distributed)
+    gradtape.__class__ = _child_of(type(gradtape), _Distributed)
     tape: Any = gradtape
     tape._reduction, tape._local = reduction, Local(scale_local_gradients)
-    return gradtape
+    return tape
 
 
 @as_written
 def PartialDistributedGradientTape(
     gradtape: tf.GradientTape,
-    device_dense: str = "",
-    device_sparse: str = "",
+    device_dense: str = "",  # noqa: ARG001 - Horovod's signature
+    device_sparse: str = "",  # noqa: ARG001
     compression: type[Compressor] = Compression.none,
     sparse_as_dense: bool = False,
     op: int = Average,
@@ -150,19 +151,10 @@ def PartialDistributedGradientTape(
     Args:
         local_layers: Keras layers, built already.
     """
-    tape: Any = DistributedGradientTape(
-        gradtape,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
+    reduction = Reduction(
+        op, gradient_predivide_factor, compression, sparse_as_dense, process_set, num_groups, groups
     )
+    tape = _distributed(gradtape, reduction, scale_local_gradients)
     for layer in tf.nest.flatten(local_layers if local_layers is not None else []):
         if not hasattr(layer, "trainable_weights"):
             raise refused(f"local_layers has a {type(layer).__name__}, which is not a layer")

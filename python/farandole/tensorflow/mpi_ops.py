@@ -7,13 +7,8 @@ from typing import Any
 
 from farandole.common import _basics
 from farandole.common._basics import *  # noqa: F403
-from farandole.common._process_set import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
-from farandole.common.exceptions import HorovodInternalError
+from farandole.common._process_set import ProcessSet, global_process_set
+from farandole.common._reduction import Sum
 from farandole.common.util import (
     check_extension,
     get_average_backwards_compatibility_fun,
@@ -27,16 +22,11 @@ from farandole.tensorflow.ops import *  # noqa: F403
 __all__ = [
     *_basics.__all__,
     *ops.__all__,
-    "HorovodInternalError",
-    "ProcessSet",
-    "add_process_set",
     "check_extension",
     "check_num_rank_power_of_2",
     "get_ext_suffix",
-    "global_process_set",
     "gpu_available",
     "handle_average_backwards_compatibility",
-    "remove_process_set",
 ]
 
 handle_average_backwards_compatibility = get_average_backwards_compatibility_fun(None)
@@ -49,28 +39,21 @@ def check_num_rank_power_of_2(num_rank: int) -> bool:
 def _allreduce(
     tensor: Any,
     name: str | None = None,
-    op: int = ops.Sum,
+    op: int = Sum,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """``allreduce``, of which the sum is the default."""
-    return ops.allreduce(
-        tensor,
-        op=op,
-        name=name,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        ignore_name_scope=ignore_name_scope,
-        process_set=process_set,
-    )
+    how = (name, op, prescale_factor, postscale_factor, ignore_name_scope, process_set)
+    return _grouped_allreduce([tensor], *how)[0]
 
 
 def _grouped_allreduce(
     tensors: Sequence[Any],
     name: str | None = None,
-    op: int = ops.Sum,
+    op: int = Sum,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     ignore_name_scope: bool = False,

@@ -25,14 +25,10 @@ import numpy as np
 import tensorflow as tf
 
 from farandole import _world
-from farandole._core import InvalidArgument
-from farandole.common._process_set import ProcessSet, global_process_set, members_of
-from farandole.common._reductions import (
+from farandole.common._process_set import ProcessSet, global_process_set, members_of, number_of
+from farandole.common._reduction import (
     Adasum,
     Average,
-    Max,
-    Min,
-    Product,
     Sum,
     choose_op,
     core_op,
@@ -40,31 +36,23 @@ from farandole.common._reductions import (
 )
 from farandole.common._weights import note_join
 from farandole.tensorflow import _sparse
-from farandole.tensorflow._calls import Ask, run, tensor_from, tensors_from, variable_from
+from farandole.tensorflow._calls import Request, run, tensor_from, tensors_from, variable_from
 from farandole.tensorflow._graph import (
     as_written,
     in_tensorflow_1,
     refused,
-    set_number,
     unsupported,
 )
 from farandole.tensorflow.adasum import adasum_together
 from farandole.tensorflow.compression import Compression, Compressor
 
 __all__ = [
-    "Adasum",
-    "Average",
-    "Max",
-    "Min",
-    "Product",
-    "Sum",
     "allgather",
     "allreduce",
     "alltoall",
     "barrier",
     "broadcast",
     "broadcast_",
-    "check_op",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
@@ -76,16 +64,6 @@ __all__ = [
     "reducescatter",
     "size_op",
 ]
-
-
-def check_op(op: Any) -> str:
-    """The engine's word. Raises Refused."""
-    if op == Adasum:
-        raise refused("op=Adasum is for allreduce and grouped_allreduce only")
-    try:
-        return core_op(op)
-    except ValueError as error:
-        raise refused(str(error)) from None
 
 
 def _label(name: str | None, ignore_name_scope: bool) -> str | None:
@@ -100,8 +78,8 @@ def _label(name: str | None, ignore_name_scope: bool) -> str | None:
 def allreduce(
     tensor: Any,
     average: bool | None = None,
-    device_dense: str = "",
-    device_sparse: str = "",
+    device_dense: str = "",  # noqa: ARG001 - Horovod's signature
+    device_sparse: str = "",  # noqa: ARG001
     compression: type[Compressor] = Compression.none,
     op: int | None = None,
     prescale_factor: float = 1.0,
@@ -134,19 +112,9 @@ def allreduce(
         >>> hvd.allreduce(tf.ones(2), op=hvd.Sum).numpy().tolist()
         [1.0, 1.0]
     """
-    return grouped_allreduce(
-        [tensor],
-        average,
-        device_dense,
-        device_sparse,
-        compression,
-        op,
-        prescale_factor,
-        postscale_factor,
-        process_set,
-        ignore_name_scope,
-        name,
-    )[0]
+    chosen, factors = choose_op(average, op), (prescale_factor, postscale_factor)
+    label = _label(name, ignore_name_scope)
+    return _allreduce([tensor], compression, chosen, factors, label, process_set)[0]
 
 
 @as_written
@@ -165,22 +133,30 @@ def grouped_allreduce(
 ) -> list[Any]:
     """:func:`allreduce` of many tensors as one operation: none starts before all ranks have all of
     them. Dtypes may differ, and there may be slices among them."""
-    try:
-        chosen = choose_op(average, op)
-    except InvalidArgument as error:
-        raise refused(str(error)) from None
-    word = "sum" if chosen == Adasum else check_op(chosen)
-    number = set_number(process_set)
+    chosen, factors = choose_op(average, op), (prescale_factor, postscale_factor)
+    label = _label(name, ignore_name_scope)
+    return _allreduce(tensors, compression, chosen, factors, label, process_set)
+
+
+def _allreduce(
+    tensors: Sequence[Any],
+    compression: type[Compressor],
+    chosen: int,
+    factors: tuple[float, float],
+    label: str | None,
+    process_set: ProcessSet,
+) -> list[Any]:
+    word = "sum" if chosen == Adasum else core_op(chosen)
+    number = number_of(process_set)
     if len(tensors) == 0:
         return []
-    label = _label(name, ignore_name_scope)
     results: list[Any] = [None] * len(tensors)
     slices = [i for i, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)]
     dense = [i for i in range(len(tensors)) if i not in slices]
     # Wrong ones are refused before slices are sent.
     wires = [compression.compress(tensor_from(tensors[i], f"tensor {i}")) for i in dense]
     if slices:
-        if prescale_factor != 1.0 or postscale_factor != 1.0:
+        if factors != (1.0, 1.0):
             raise unsupported("tf.IndexedSlices are reduced without factors only")
         joined = _sparse.reduce([tensors[i] for i in slices], chosen, label, process_set)
         for i, result in zip(slices, joined, strict=True):
@@ -188,10 +164,9 @@ def grouped_allreduce(
     if dense:
         sources = [wire for wire, _ in wires]
         if chosen == Adasum:
-            reduced = _adasum(sources, label, number, prescale_factor * postscale_factor)
+            reduced = _adasum(sources, label, number, factors[0] * factors[1])
         else:
-            how = (word, prescale_factor, postscale_factor)
-            reduced = run(Ask("all_reduce", sources, label, number, *how))
+            reduced = run(Request("all_reduce", sources, label, number, word, *factors))
         for i, result, (_, context) in zip(dense, reduced, wires, strict=True):
             results[i] = compression.decompress(result, context)
     return results
@@ -230,7 +205,7 @@ def grouped_allgather(
     for i, tensor in enumerate(sources):
         _require_rows(tensor, f"tensor {i}", "allgather joins along the first")
     label = _label(name, ignore_name_scope)
-    return run(Ask("all_gather", sources, label, set_number(process_set)))
+    return run(Request("all_gather", sources, label, number_of(process_set)))
 
 
 def _require_rows(tensor: tf.Tensor, what: str, why: str) -> None:
@@ -249,7 +224,7 @@ def broadcast(
     """Returns the root's tensor on every rank; shapes and dtypes are equal on all ranks. Roots are
     ranks of the world, whatever the process set."""
     source, label = tensor_from(tensor, "tensor"), _label(name, ignore_name_scope)
-    return run(Ask("broadcast", [source], label, set_number(process_set), root=root_rank))[0]
+    return run(Request("broadcast", [source], label, number_of(process_set), root=root_rank))[0]
 
 
 @as_written
@@ -263,7 +238,7 @@ def broadcast_(
     if len(variables) == 0:
         return []
     sources = [variable_from(v, getattr(v, "name", f"{i}")) for i, v in enumerate(variables)]
-    results = run(Ask("broadcast", sources, name, set_number(process_set), root=root_rank))
+    results = run(Request("broadcast", sources, name, number_of(process_set), root=root_rank))
     return [v.assign(value) for v, value in zip(variables, results, strict=True)]
 
 
@@ -295,14 +270,16 @@ def alltoall(
             raise refused(f"splits is {splits!r}; it is a list of numbers of rows")
         rows = tf.cast(rows, tf.int64)
     label = _label(name, ignore_name_scope)
-    result, received = run(Ask("all_to_all", [source], label, set_number(process_set), splits=rows))
+    result, received = run(
+        Request("all_to_all", [source], label, number_of(process_set), splits=rows)
+    )
     return result if splits is None else (result, received)
 
 
 @as_written
 def reducescatter(
     tensor: Any,
-    device_dense: str = "",
+    device_dense: str = "",  # noqa: ARG001 - Horovod's signature
     compression: type[Compressor] = Compression.none,
     op: int = Average,
     name: str | None = None,
@@ -314,16 +291,10 @@ def reducescatter(
     """Reduces as :func:`allreduce` does (``Average`` or ``Sum``), and leaves part r of the first
     dimension on rank r; the first ranks get one row more where it does not divide."""
     label = _label(name, ignore_name_scope)
-    return grouped_reducescatter(
-        [tensor],
-        device_dense,
-        compression,
-        op,
-        process_set,
-        prescale_factor,
-        postscale_factor,
-        name=label,
-    )[0]
+    factors = prescale_factor, postscale_factor
+    return grouped_reducescatter([tensor], "", compression, op, process_set, *factors, name=label)[
+        0
+    ]
 
 
 @as_written
@@ -339,7 +310,7 @@ def grouped_reducescatter(
     name: str | None = None,
 ) -> list[tf.Tensor]:
     """:func:`reducescatter` of many tensors as one operation."""
-    word, number = check_op(op), set_number(process_set)
+    word, number = core_op(op), number_of(process_set)
     if op not in (Average, Sum):
         raise refused(f"op={op_name(op)}: reducescatter reduces with Average or Sum only")
     if len(tensors) == 0:
@@ -350,7 +321,7 @@ def grouped_reducescatter(
         wires.append(compression.compress(tensor))
     sources = [wire for wire, _ in wires]
     results = run(
-        Ask("reduce_scatter", sources, name, number, word, prescale_factor, postscale_factor)
+        Request("reduce_scatter", sources, name, number, word, prescale_factor, postscale_factor)
     )
     return [
         compression.decompress(result, context)
@@ -361,7 +332,7 @@ def grouped_reducescatter(
 @as_written
 def barrier(process_set: ProcessSet = global_process_set) -> Any:
     """Complete when every rank of the set has come to it; in a graph of TensorFlow 1, an op."""
-    op = run(Ask("barrier", [], set=set_number(process_set)))[0]
+    op = run(Request("barrier", [], set=number_of(process_set)))[0]
     return op if in_tensorflow_1() else None
 
 
@@ -373,7 +344,7 @@ def join() -> tf.Tensor:
     Returns:
         The last rank to join (int32).
     """
-    last = run(Ask("join", []))[0]
+    last = run(Request("join", []))[0]
     note_join()
     return last
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from farandole.common._process_set import ProcessSet, global_process_set
-from farandole.common._reductions import Adasum, Average
+from farandole.common._reduction import Adasum, Average
+from farandole.common._wrapped import child_of
 from farandole.tensorflow import _v1
 from farandole.tensorflow._graph import as_written, refused
 from farandole.tensorflow._reduction import Local, Reduction
-from farandole.tensorflow._wrapped import child_of
 from farandole.tensorflow.compression import Compression, Compressor
 
 __all__ = ["DistributedOptimizer"]
+
+_child_of: Callable[[type, type], type] = functools.cache(child_of)  # of a class there is one
 
 
 @as_written
@@ -58,37 +61,33 @@ def DistributedOptimizer(
     Raises:
         tf.errors.InvalidArgumentError: an argument is wrong; the optimizer is as before.
     """
-    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        reduction = Reduction(
-            op,
-            compression,
-            sparse_as_dense,
-            gradient_predivide_factor,
-            num_groups,
-            groups,
-            process_set,
+    if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        if not hasattr(optimizer, "apply_gradients"):
+            raise refused(f"optimizer is a {type(optimizer).__name__}, not an optimizer")
+        from farandole.keras import DistributedOptimizer as OfKeras  # which takes a second
+
+        return OfKeras(
+            optimizer,
+            name=name,
+            device_dense=device_dense,
+            device_sparse=device_sparse,
+            compression=compression,
+            sparse_as_dense=sparse_as_dense,
+            gradient_predivide_factor=gradient_predivide_factor,
+            op=op,
+            backward_passes_per_step=backward_passes_per_step,
+            average_aggregated_gradients=average_aggregated_gradients,
+            num_groups=num_groups,
+            groups=groups,
+            process_set=process_set,
+            scale_local_gradients=scale_local_gradients,
         )
-        _distribute(optimizer, reduction, backward_passes_per_step, average_aggregated_gradients)
-        optimizer._local = Local(scale_local_gradients)
-        return optimizer
-    if not hasattr(optimizer, "apply_gradients"):
-        raise refused(f"optimizer is a {type(optimizer).__name__}, not an optimizer")
-    return importlib.import_module("farandole.keras").DistributedOptimizer(
-        optimizer,
-        name=name,
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        op=op,
-        backward_passes_per_step=backward_passes_per_step,
-        average_aggregated_gradients=average_aggregated_gradients,
-        num_groups=num_groups,
-        groups=groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
+    reduction = Reduction(
+        op, gradient_predivide_factor, compression, sparse_as_dense, process_set, num_groups, groups
     )
+    _distribute(optimizer, reduction, backward_passes_per_step, average_aggregated_gradients)
+    optimizer._local = Local(scale_local_gradients)
+    return optimizer
 
 
 def _distribute(optimizer: Any, reduction: Reduction, passes: int, average: bool) -> None:
@@ -97,11 +96,11 @@ def _distribute(optimizer: Any, reduction: Reduction, passes: int, average: bool
         raise refused("the optimizer is a DistributedOptimizer already")
     if passes < 1:
         raise refused(f"backward_passes_per_step is {passes}")
-    if reduction.op == Adasum and passes > 1:
+    if reduction.horovods_op == Adasum and passes > 1:
         raise refused("op=Adasum moves the variables in every pass: backward_passes_per_step is 1")
     kind = _v1.Accumulating if passes > 1 else _v1.Distributed
-    optimizer.__class__ = child_of(
-        type(optimizer), _v1.DeltaAdasum if reduction.op == Adasum else kind
+    optimizer.__class__ = _child_of(
+        type(optimizer), _v1.DeltaAdasum if reduction.horovods_op == Adasum else kind
     )
     optimizer._reduction = reduction
     if passes > 1:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from farandole import _world
 from farandole._arguments import checked
 from farandole._core import InvalidArgument
-from farandole.tensorflow._calls import Ask, run
+from farandole.tensorflow._calls import Request, run
 from farandole.tensorflow._graph import as_written
 
 __all__ = ["SyncBatchNormalization"]
@@ -70,7 +70,7 @@ def _joined(mean: Any, variance: Any, count: Any) -> tuple[Any, Any]:
     # A rank without values has no mean.
     mine, spread = (tf.where(n > 0, x, tf.zeros_like(x)) for x in (mine, spread))
     sums = tf.stack([n * mine, n * (spread + mine * mine), n * tf.ones_like(mine)])
-    total = run(Ask("all_reduce", [sums], "statistics of SyncBatchNormalization"))[0]
+    total = run(Request("all_reduce", [sums], "statistics of SyncBatchNormalization"))[0]
     joined = total[0] / total[2]
     wide = tf.maximum(total[1] / total[2] - joined * joined, 0.0)
     return tf.cast(joined, mean.dtype), tf.cast(wide, variance.dtype)

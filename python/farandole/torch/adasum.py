@@ -16,19 +16,14 @@ Folds and products are in float64, and the result is rounded once; all ranks get
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
 
 import torch
 
 from farandole import _world
 from farandole._core import InvalidArgument
-from farandole.torch._silence import Silence
 from farandole.torch._tensors import borrow, check_tensor
-from farandole.torch._weights import TensorWeights
-from farandole.torch._wrapped import WrappedOptimizer, check_passes
-from farandole.torch.compression import Compressor
 
-__all__ = ["AdasumOptimizer", "adasum", "adasum_together", "fold_rows"]
+__all__ = ["adasum", "adasum_together", "fold_rows"]
 
 _Columns = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -164,45 +159,3 @@ def _share(dot: float, norm: float) -> float:
 def _exchange(kind: str, mine: torch.Tensor, target: torch.Tensor, label: str) -> None:
     if mine.numel() > 0:
         _world.world().run(kind, borrow(mine), borrow(target), name=label)
-
-
-class AdasumOptimizer(WrappedOptimizer):
-    """What DistributedOptimizer puts before the optimizer's own class with ``op=Adasum``: every
-    rank steps by itself, and the parameters move by the Adasum of all ranks' moves."""
-
-    _named: list[tuple[str, torch.Tensor]]
-    _compression: type[Compressor]
-    _silence: Silence
-    _weights: TensorWeights
-
-    def step(self, closure: Any = None) -> Any:
-        """The optimizer's own step, whose effect is then replaced by the Adasum of all ranks'.
-
-        Raises:
-            Mismatch: the ranks' parameters differ; no parameter has changed.
-        """
-        if closure is None and not self._silence.over:
-            why = self._silence.check()
-            if why is not None:
-                raise why
-        self._weights.compare()
-        parameters = [p for _, p in self._named]
-        before = [p.detach().clone() for p in parameters]
-        result = super().step() if closure is None else super().step(closure)
-        with torch.no_grad():
-            moves = [p - old for p, old in zip(parameters, before, strict=True)]
-            packed = [self._compression.compress(move) for move in moves]
-            folded = adasum_together([wire for wire, _ in packed], "moves of Adasum")
-            for p, old, move, (_, context) in zip(parameters, before, folded, packed, strict=True):
-                p.copy_(old + self._compression.decompress(move, context))
-        return result
-
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """Passes add up by themselves: as many as there are before a ``step()``."""
-        check_passes(passes)
-
-    def synchronize(self) -> None:
-        """Does nothing: gradients are not exchanged, moves are, in ``step()``."""
-
-    def skip_synchronize(self) -> NoReturn:
-        raise InvalidArgument("with op=Adasum step() exchanges; skip_synchronize() is not possible")

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from farandole.common._compression import Half, Plain
+from farandole.common._compression import Compressor, Half, Plain
 
-
-class Compressor(Protocol):
-    """How a tensor is sent. A class of your own with these two static methods works as well, as
-    long as the compressed tensor has as many elements as the tensor."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]: ...
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor: ...
+__all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class _Half(Half):
@@ -34,11 +26,11 @@ class FP16Compressor(_Half):
     wire = torch.float16
 
 
-NoneCompressor = Plain
-
-
 class _BFloat16(_Half):
     wire = torch.bfloat16
+
+
+NoneCompressor = Plain
 
 
 class Compression:

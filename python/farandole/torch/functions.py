@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import torch
 
 from farandole import _world
-from farandole._core import InvalidArgument, Mismatch
-from farandole.common._objects import allgather_object, broadcast_object
+from farandole._core import InvalidArgument
+from farandole.common._objects import agree, allgather_object, broadcast_object
 from farandole.torch._entries import public
 from farandole.torch._tensors import check_tensor
+from farandole.torch._training.sharded import ShardedOptimizer
 from farandole.torch.ops import (
     broadcast_async_,
     synchronize,
 )
-from farandole.torch.sharded import ShardedOptimizer
 
 __all__ = [
     "allgather_object",
@@ -50,7 +50,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
             check_tensor(tensor, f"'{name}'")
             named.append((name, tensor.detach()))
     # Compared before anything is overwritten, and in one message.
-    _agree("parameters to broadcast", [f"'{n}' {list(t.shape)} {t.dtype}" for n, t in named])
+    agree("parameters to broadcast", [f"'{n}' {list(t.shape)} {t.dtype}" for n, t in named])
     _broadcast_all(named, root_rank)
 
 
@@ -67,19 +67,6 @@ def _pairs(params: Any) -> Iterable[tuple[str, Any]]:
         named = isinstance(row, tuple) and len(row) == 2 and isinstance(row[0], str)
         pairs.append(row if named else (f"parameter {i}", row))
     return pairs
-
-
-def _agree(what: str, rows: list[str]) -> None:
-    """Raises Mismatch on every rank unless all ranks that have not joined have the same rows."""
-    by_rank = dict(allgather_object((_world.rank(), rows), what))
-    for i in range(max(map(len, by_rank.values()))):
-        values = {r: theirs[i] if i < len(theirs) else "nothing" for r, theirs in by_rank.items()}
-        if len(set(values.values())) > 1:
-            given = "; ".join(f"rank {r}: {value}" for r, value in values.items())
-            raise Mismatch(
-                f"ranks disagree on {what}, number {i}: {given}\n"
-                "  advice: build the same model on every rank"
-            )
 
 
 def _broadcast_all(named: Iterable[tuple[str, torch.Tensor]], root_rank: int) -> None:
@@ -164,7 +151,7 @@ def broadcast_optimizer_state(
             "before DistributedOptimizer, or load the same state_dict() on every rank"
         )
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    _agree(
+    agree(
         "the optimizer",
         [
             type(optimizer).__name__,

@@ -15,76 +15,26 @@ the ranks' calls differ: nothing has been reduced, and the next call works.
 from __future__ import annotations
 
 from farandole.common._process_set import ProcessSet, global_process_set
-from farandole.common._reductions import Adasum, Average, Max, Min, Product, Sum, op_name
-from farandole.torch import _calls
-from farandole.torch._allreduce import (
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-)
 from farandole.torch._entries import public
-from farandole.torch._handles import done, wait
-from farandole.torch._join import join
-from farandole.torch._movements import (
-    allgather,
-    allgather_async,
-    alltoall,
-    alltoall_async,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather,
-    grouped_allgather_async,
-)
-from farandole.torch._reducescatter import (
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    reducescatter,
-    reducescatter_async,
-)
+from farandole.torch._operations import allreduce as _allreduce
+from farandole.torch._operations import calls as _calls
+from farandole.torch._operations import movements as _movements
+from farandole.torch._operations import reducescatter as _reducescatter
+from farandole.torch._operations.allreduce import *  # noqa: F403
+from farandole.torch._operations.handles import done, wait
+from farandole.torch._operations.movements import *  # noqa: F403
+from farandole.torch._operations.reducescatter import *  # noqa: F403
+from farandole.torch._training.join import join
 
 __all__ = [
-    "Adasum",
-    "Average",
-    "Max",
-    "Min",
-    "Product",
-    "Sum",
-    "allgather",
-    "allgather_async",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
+    *_allreduce.__all__,
+    *_movements.__all__,
+    *_reducescatter.__all__,
     "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
     "join",
-    "op_name",
     "poll",
-    "reducescatter",
-    "reducescatter_async",
     "synchronize",
 ]
-
 
 synchronize = wait
 

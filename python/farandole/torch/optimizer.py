@@ -2,109 +2,32 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
-from typing import Any, TypeVar, cast
+from collections.abc import Iterable
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from farandole._core import InvalidArgument
-from farandole._hooks import Limits
+from farandole._limits import Limits
+from farandole.common import _reduction
 from farandole.common._process_set import (
     ProcessSet,
     check_process_set,
     global_process_set,
     group_of,
 )
+from farandole.common._reduction import Adasum, Average, Sum, check_passes
 from farandole.torch._entries import public
-from farandole.torch._hooked import take_over
-from farandole.torch._parameters import groups_of, named_of
-from farandole.torch._silence import Silence
-from farandole.torch._weights import TensorWeights
-from farandole.torch._wrapped import WrappedOptimizer, check_passes
-from farandole.torch.adasum import AdasumOptimizer
+from farandole.torch._training import adasum, reduced, sharded
+from farandole.torch._training.parameters import groups_of, named_of
+from farandole.torch._training.wrapped import WrappedOptimizer
 from farandole.torch.compression import Compression, Compressor
-from farandole.torch.exchange import TorchExchange
-from farandole.torch.ops import Adasum, Average, Sum, op_name
-from farandole.torch.sharded import ShardedOptimizer, shard
 
 _O = TypeVar("_O", bound=torch.optim.Optimizer)
 
 
-class _Distributed(WrappedOptimizer):
-    """What DistributedOptimizer puts before the optimizer's own class."""
-
-    _exchange: TorchExchange | None  # None where there is one rank, and outside the process set
-    _unmanaged: list[torch.Tensor]  # frozen when the optimizer was wrapped
-    _skip: bool
-
-    def step(self, closure: Any = None) -> Any:
-        """The optimizer's own step. Gradients that were accumulated and not reduced yet (an
-        interrupted accumulation) are reduced first; with a closure, whenever it returns."""
-        exchange = self._exchange
-        if exchange is None:
-            return super().step(closure)
-        exchange.check_alive()
-        for p in self._unmanaged:
-            if p.grad is not None:
-                raise InvalidArgument(
-                    f"a parameter of shape {tuple(p.shape)} was frozen when DistributedOptimizer "
-                    "was made, and has a gradient now that no other rank knows\n"
-                    "  advice: make the DistributedOptimizer after the parameters' requires_grad "
-                    "is what it will be"
-                )
-        if closure is None:
-            if not exchange.silence.over:
-                exchange.refuse_silence()
-            self._reduce_rest()
-            result = super().step()
-        else:
-            result = super().step(partial(self._reduced, closure))
-        exchange.note_step()
-        return result
-
-    def _reduced(self, closure: Callable[[], Any]) -> Any:
-        loss = closure()
-        self._reduce_rest()  # other ranks may have gradients where this closure made none
-        return loss
-
-    def _reduce_rest(self) -> None:
-        if not self._skip:
-            self.synchronize()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        if self._exchange is not None:
-            self._exchange.note_zero_grad()
-        super().zero_grad(set_to_none)
-
-    def synchronize(self) -> None:
-        """Reduces what was accumulated and not reduced yet. Not needed before clipping: gradients
-        are reduced when ``backward()`` returns."""
-        if self._exchange is not None:
-            self._exchange.synchronize()
-
-    @contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
-        """Steps inside reduce nothing."""
-        before, self._skip = self._skip, True
-        try:
-            yield
-        finally:
-            self._skip = before
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Backward passes inside only accumulate; the first one outside reduces the sum."""
-        if self._exchange is None:
-            return nullcontext()
-        self._exchange.check_alive()
-        return self._exchange.held()
-
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        check_passes(passes)
-        if self._exchange is not None:
-            self._exchange.passes_per_step = passes
+class _Reduction(_reduction.Reduction):
+    ops: ClassVar[tuple[int, ...]] = (Average, Sum, Adasum)
 
 
 @public
@@ -186,6 +109,39 @@ def DistributedOptimizer(
         >>> optimizer.step()
     """
     group = group_of(process_set)
+    _check_optimizer(optimizer)
+    reduction = _Reduction(op, gradient_predivide_factor, compression, sparse_as_dense, process_set)
+    if op == Adasum and sharded_update:
+        raise InvalidArgument("sharded_update=True does not support op=Adasum")
+    if op == Adasum or sharded_update:
+        check_process_set(process_set)
+    check_passes(backward_passes_per_step)
+    named = named_of(optimizer, named_parameters)
+    together = groups_of(groups, num_groups, named)
+    if op == Adasum and reduction.members > 1:
+        adasum.distribute(optimizer, named, compression)
+        return optimizer
+    limits = Limits.of(bucket_bytes, first_bucket_bytes, in_place_bytes)
+    if sharded_update:
+        assert group is not None
+        if compression is not Compression.none:
+            raise InvalidArgument("sharded_update=True does not support compression")
+        sharded.distribute(optimizer, named, group, reduction, backward_passes_per_step, limits)
+        return optimizer
+    reduced.distribute(
+        optimizer,
+        named,
+        group if reduction.members > 1 else None,
+        reduction,
+        groups=together,
+        passes_per_step=backward_passes_per_step,
+        limits=limits,
+        overlap=overlap,
+    )
+    return optimizer
+
+
+def _check_optimizer(optimizer: object) -> None:
     if isinstance(optimizer, WrappedOptimizer):
         raise InvalidArgument("the optimizer is a DistributedOptimizer already")
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -195,86 +151,3 @@ def DistributedOptimizer(
             "LBFGS is not supported: its line search decides from the local loss, which differs "
             "between ranks"
         )
-    if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
-        raise InvalidArgument(
-            f"compression={compression!r} is not one of Compression.none, .fp16, .bf16, or a class "
-            "with compress() and decompress()"
-        )
-    if op not in (Average, Sum, Adasum):
-        raise InvalidArgument(
-            f"op={op_name(op)}: DistributedOptimizer reduces with Average, Sum or Adasum only"
-        )
-    if op == Adasum and sharded_update:
-        raise InvalidArgument("sharded_update=True does not support op=Adasum")
-    if op == Adasum or sharded_update:
-        check_process_set(process_set)
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise InvalidArgument("gradient_predivide_factor is supported with op=Average only")
-    if not 0 < gradient_predivide_factor < math.inf:
-        raise InvalidArgument(f"gradient_predivide_factor is {gradient_predivide_factor}")
-    check_passes(backward_passes_per_step)
-    named = named_of(optimizer, named_parameters)
-    together = groups_of(groups, num_groups, named)
-    names = {p: n for n, p in named}
-    size = group.size if group is not None else 1
-    if op == Adasum and size > 1:
-        optimizer.__class__ = _child_of(optimizer, AdasumOptimizer)  # type: ignore[assignment]
-        apart = cast(AdasumOptimizer, optimizer)
-        apart._named = [(n, p) for n, p in named if p.requires_grad]
-        apart._compression = compression
-        apart._silence = Silence(
-            [n for n, _ in reversed(apart._named)], [p for _, p in apart._named]
-        )
-        apart._weights = TensorWeights("Adasum", named)
-        apart._parameter_names = names
-        take_over(p for _, p in named)
-        return optimizer
-    limits = Limits.of(bucket_bytes, first_bucket_bytes, in_place_bytes)
-    divided = gradient_predivide_factor != 1.0
-    reduction: dict[str, Any] = {
-        "op": "mean" if op == Average and not divided else "sum",
-        "prescale": 1 / gradient_predivide_factor,
-        "postscale": gradient_predivide_factor / size if divided else 1.0,
-        "passes_per_step": backward_passes_per_step,
-        "sparse_as_dense": sparse_as_dense,
-        "limits": limits,
-    }
-    if sharded_update:
-        assert group is not None
-        if compression is not Compression.none:
-            raise InvalidArgument("sharded_update=True does not support compression")
-        shard(optimizer, _child_of(optimizer, ShardedOptimizer), group, named, **reduction)
-        cast(ShardedOptimizer, optimizer)._parameter_names = names
-        return optimizer
-    exchange = None
-    if group is not None and size > 1:
-        exchange = TorchExchange(
-            group,
-            [(n, p) for n, p in reversed(named) if p.requires_grad and p.numel() > 0],
-            weights=named,
-            groups=together,
-            process_set=process_set,
-            compression=compression,
-            overlap=overlap,
-            **reduction,
-        )
-    optimizer.__class__ = _child_of(optimizer, _Distributed)  # type: ignore[assignment]
-    distributed = cast(_Distributed, optimizer)
-    distributed._exchange = exchange
-    distributed._unmanaged = [p for _, p in named if not p.requires_grad]
-    distributed._skip = False
-    distributed._parameter_names = names
-    if exchange is None:
-        take_over(p for _, p in named)
-    return optimizer
-
-
-def _child_of(
-    optimizer: torch.optim.Optimizer, mixin: type[torch.optim.Optimizer]
-) -> type[torch.optim.Optimizer]:
-    own = type(optimizer)
-    return type(
-        own.__name__,
-        (mixin, own),
-        {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__},
-    )

@@ -9,10 +9,10 @@ import torch
 
 from farandole._core import InvalidArgument
 from farandole.common._process_set import ProcessSet, global_process_set
-from farandole.torch import _calls
+from farandole.common._reduction import Average, Sum, op_name
 from farandole.torch._entries import public
-from farandole.torch._handles import wait
-from farandole.torch.ops import Average, Sum, op_name
+from farandole.torch._operations import calls
+from farandole.torch._operations.handles import wait
 
 __all__ = ["sparse_allreduce_async"]
 
@@ -53,7 +53,7 @@ def sparse_allreduce_async(
     chosen = Average if op is None else op
     if chosen not in (Average, Sum):
         raise InvalidArgument(f"op={op_name(op)}: sparse tensors are reduced with Average or Sum")
-    handle = _calls.sparse_allreduce(tensor, name, chosen, process_set)
+    handle = calls.sparse_allreduce(tensor, name, chosen, process_set)
 
     def finish() -> torch.Tensor:
         result: torch.Tensor = wait(handle)

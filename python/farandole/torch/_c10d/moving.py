@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from farandole._collectives.rows import everyones
 from farandole._core import InvalidArgument, Mismatch
-from farandole._exchange import _everyones
 from farandole.torch._c10d.arguments import (
     check_equal,
     check_shares,
@@ -139,7 +139,7 @@ class Moving(EngineGroup):
 
     def _all_splits(self, sends: list[int], takes: list[int], opts: Any) -> list[int]:
         """What every rank sends to every other; the same error everywhere if some do not agree."""
-        table = _everyones(sends + takes, self._group, self._seconds(opts))
+        table = everyones(sends + takes, self._group, self._seconds(opts))
         size = self.size()
         wrong = [
             f"rank {a} sends {table[a][b]} elements to rank {b}, which takes {table[b][size + a]}"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from farandole._arguments import explained
-from farandole._arrays import borrowable, input_array, like, shape_of
+from farandole._collectives.arrays import borrowable, input_array, like, shape_of
 from farandole._core import InvalidArgument
 from farandole._world import Group, world
 

@@ -11,7 +11,7 @@ import torch
 
 from farandole import _world
 from farandole._core import InvalidArgument, NotInitialized
-from farandole.torch._pass import untraced
+from farandole.torch._training.passes import Pass, untraced
 
 
 class Hooked:
@@ -22,6 +22,11 @@ class Hooked:
     names: list[str]
     parameters: list[torch.Tensor]
     taken: str | None = None  # the first parameter that a newer one has
+
+    _pass: weakref.ref[Pass] | None = None
+
+    def present_pass(self) -> Pass | None:
+        return self._pass() if self._pass is not None else None
 
     def on_gradient(self, i: int) -> None:
         raise NotImplementedError

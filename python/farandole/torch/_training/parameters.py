@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from farandole._core import InvalidArgument
+from farandole.common import _groups
 from farandole.common._deprecated import warn_deprecated
 from farandole.torch._tensors import check_tensor
 
@@ -58,46 +59,17 @@ def groups_of(groups: Any, num_groups: Any, named: Named) -> dict[int, int]:
     if num_groups != 0:
         warn_deprecated("num_groups is deprecated; pass groups")
         groups = num_groups if groups is None else groups
-    if groups is None:
-        return {}
-    trainable = {id(p): None for _, p in named if p.requires_grad}
-    if isinstance(groups, int) and not isinstance(groups, bool):
-        if groups < 0:
-            raise InvalidArgument(f"groups is {groups}; a number of groups is at least 0")
-        return _evenly(list(trainable), groups)
-    if not isinstance(groups, list | tuple):
-        raise InvalidArgument(
-            f"groups is a {type(groups).__name__}; pass a number, or a list of lists of parameters"
-        )
-    return {i: g for i, g in _listed(groups, named).items() if i in trainable}
+    given = _groups.groups_of(groups, 0, "parameters")
+    trainable = {id(p): p for _, p in named if p.requires_grad}
+    # A list may name frozen ones, which are left out.
+    parameters = list(trainable.values()) if isinstance(given, int) else [p for _, p in named]
+    names = {id(p): f"'{name}'" for name, p in named}
 
+    def name_of(p: Any) -> str:
+        if isinstance(p, torch.Tensor):
+            return names.get(id(p), f"a tensor of shape {tuple(p.shape)}")
+        return f"a {type(p).__name__} in it"
 
-def _evenly(ids: list[int], count: int) -> dict[int, int]:
-    """The first groups have one more where they do not divide."""
-    count = min(count, len(ids))
-    rows, longer = divmod(len(ids), count) if count else (0, 0)
-    ends = [(g + 1) * rows + min(g + 1, longer) for g in range(count)]
-    begins = [0, *ends]
-    return {i: g for g in range(count) for i in ids[begins[g] : ends[g]]}
-
-
-def _listed(groups: Sequence[Any], named: Named) -> dict[int, int]:
-    names = {id(p): name for name, p in named}
-    found: dict[int, int] = {}
-    for g, group in enumerate(groups):
-        if not isinstance(group, list | tuple):
-            raise InvalidArgument(f"groups[{g}] is a {type(group).__name__}, not a list")
-        for p in group:
-            if not isinstance(p, torch.Tensor):
-                raise InvalidArgument(f"groups[{g}] has a {type(p).__name__} in it, not a tensor")
-            if id(p) not in names:
-                raise InvalidArgument(
-                    f"groups[{g}] has a tensor of shape {tuple(p.shape)} that is none of the "
-                    "optimizer's parameters"
-                )
-            if id(p) in found:
-                raise InvalidArgument(
-                    f"groups name the parameter '{names[id(p)]}' twice: in {found[id(p)]} and {g}"
-                )
-            found[id(p)] = g
-    return found
+    together = _groups.members(given, parameters, "parameters", name_of)
+    ids = [(id(parameters[i]), g) for g, group in enumerate(together) for i in group]
+    return {i: g for i, g in ids if i in trainable}

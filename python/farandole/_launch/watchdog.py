@@ -1,17 +1,17 @@
-"""Two processes that keep each other, so that nothing survives a kill -9.
+"""Two processes that watch each other, so that nothing survives a kill -9.
 
     farandole run ──┬── launcher ──┬── rank 0 ── its children …
-      (the keeper)  │  (a session  ├── rank 1        each rank in a session of its own
+     (the watchdog) │  (a session  ├── rank 1        each rank in a session of its own
                     │   of its own)└── orphans of ranks
 
 Killing a process cannot be noticed by that process, so there are two, and each adopts orphans
-(PR_SET_CHILD_SUBREAPER). The keeper is the one the user sees: it passes signals on and returns the
-launcher's exit code. The launcher does the work.
+(PR_SET_CHILD_SUBREAPER). The watchdog is the one the user sees: it passes signals on and returns
+the launcher's exit code. The launcher does the work.
 
 * The launcher is killed: the kernel kills the ranks (PR_SET_PDEATHSIG), everything else below it
-  is orphaned and becomes the keeper's child, and the keeper ends all that descends from it.
-* The keeper is killed: the launcher sees the end of a pipe whose other end only the keeper holds,
-  and ends all that descends from it.
+  is orphaned and becomes the watchdog's child, and the watchdog ends all that descends from it.
+* The watchdog is killed: the launcher sees the end of a pipe whose other end only the watchdog
+  holds, and ends all that descends from it.
 * A daemon of a rank (double fork, own session) is adopted like any orphan, so it is found as well.
 
 Both killed at one instant still takes the ranks along, though not the children of ranks.
@@ -29,7 +29,7 @@ from contextlib import suppress
 from farandole._launch.job import Job, LaunchError
 from farandole._launch.processes import Process, adopt_orphans, descendants, describe, reap, send
 from farandole._launch.ranks import check_command
-from farandole._launch.supervisor import FORWARDED, STOPPING, KeeperLost, Supervisor
+from farandole._launch.supervisor import FORWARDED, STOPPING, Supervisor, WatchdogLost
 
 _SWEEP_SECONDS = 5.0
 
@@ -56,7 +56,7 @@ def launch(job: Job) -> int:
         if launcher == 0:
             _be_launcher(job, lifeline, passed_on, mask)
         os.close(lifeline[0])
-        return _keep(launcher, passed_on, strangers)
+        return _watch_over(launcher, passed_on, strangers)
     finally:
         with suppress(OSError):
             os.close(lifeline[1])
@@ -70,7 +70,7 @@ def _be_launcher(
     """The child's whole life; does not return."""
     code = 70  # EX_SOFTWARE
     try:
-        os.setsid()  # the terminal's signals come through the keeper, and once
+        os.setsid()  # the terminal's signals come through the watchdog, and once
         os.close(lifeline[1])
         adopt_orphans()
         supervisor = Supervisor(job, lifeline[0], signals)
@@ -80,7 +80,7 @@ def _be_launcher(
         print(f"farandole run: {error}", file=sys.stderr)
         code = error.exit_code
         end_descendants([])
-    except KeeperLost:
+    except WatchdogLost:
         end_descendants([])  # nobody is left to take a word or a code
     except BaseException:
         traceback.print_exc()
@@ -90,7 +90,7 @@ def _be_launcher(
         os._exit(code)
 
 
-def _keep(launcher: int, signals: list[signal.Signals], strangers: list[Process]) -> int:
+def _watch_over(launcher: int, signals: list[signal.Signals], strangers: list[Process]) -> int:
     """Passes signals to the launcher until it ends, and cleans up behind it."""
     while True:
         number = signal.sigwait([*signals, signal.SIGCHLD])

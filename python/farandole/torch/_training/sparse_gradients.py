@@ -20,8 +20,8 @@ import torch
 
 from farandole._core import Error, InvalidArgument
 from farandole.common._process_set import ProcessSet
-from farandole.torch import _calls
-from farandole.torch._handles import wait
+from farandole.torch._operations import calls
+from farandole.torch._operations.handles import wait
 from farandole.torch.compression import Compressor
 
 
@@ -80,7 +80,7 @@ class SparseGradients:
                 f"compression gave {tuple(wire.shape)} of the {len(indices)} entries of "
                 f"{self._names[i]}; pass sparse_as_dense=True"
             )
-        handle = _calls.grouped_allgather([indices, wire], self._names[i], self._process_set)
+        handle = calls.allgather([indices, wire], self._names[i], self._process_set)
         self._flights[i] = handle, context
 
     def finish(self, i: int) -> torch.Tensor:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from farandole.common._process_set import ProcessSet, global_process_set
-from farandole.torch import _autograd, _calls
 from farandole.torch._entries import public
-from farandole.torch._handles import wait
+from farandole.torch._operations import autograd, calls
+from farandole.torch._operations.handles import wait
 from farandole.torch._tensors import check_tensor
 
 __all__ = [
@@ -36,9 +36,7 @@ def broadcast(
 ) -> torch.Tensor:
     """Returns the root's tensor on every rank; shapes and dtypes are equal on all ranks. Roots are
     ranks of the world, whatever the process set."""
-    result: torch.Tensor = _autograd.apply(
-        _autograd.Broadcast, tensor, root_rank, name, process_set
-    )
+    result: torch.Tensor = autograd.apply(autograd.Broadcast, tensor, root_rank, name, process_set)
     return result
 
 
@@ -50,7 +48,7 @@ def broadcast_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """:func:`broadcast`, at once with a handle; not differentiable."""
-    return _calls.broadcast(tensor, root_rank, name, process_set)
+    return calls.broadcast(tensor, root_rank, name, process_set)
 
 
 @public
@@ -61,8 +59,8 @@ def broadcast_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Overwrites the tensor with the root's."""
-    target = _calls.in_place(tensor, "broadcast_")
-    result: torch.Tensor = wait(_calls.broadcast(tensor, root_rank, name, process_set, into=target))
+    target = calls.in_place(tensor, "broadcast_")
+    result: torch.Tensor = wait(calls.broadcast(tensor, root_rank, name, process_set, into=target))
     return result
 
 
@@ -74,8 +72,8 @@ def broadcast_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """:func:`broadcast_`, at once with a handle."""
-    target = _calls.in_place(tensor, "broadcast_async_")
-    return _calls.broadcast(tensor, root_rank, name, process_set, into=target)
+    target = calls.in_place(tensor, "broadcast_async_")
+    return calls.broadcast(tensor, root_rank, name, process_set, into=target)
 
 
 @public
@@ -87,7 +85,7 @@ def allgather(
     Raises:
         Mismatch: the other dimensions, or the dtypes, differ; the next call works.
     """
-    result: torch.Tensor = _autograd.apply(_autograd.AllGather, tensor, name, process_set)
+    result: torch.Tensor = autograd.apply(autograd.AllGather, name, process_set, True, tensor)[0]
     return result
 
 
@@ -96,7 +94,7 @@ def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """:func:`allgather`, at once with a handle; not differentiable."""
-    return _calls.grouped_allgather(tensor, name, process_set, single=True)
+    return calls.allgather(tensor, name, process_set, single=True)
 
 
 @public
@@ -106,8 +104,8 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """:func:`allgather` of many tensors as one operation."""
-    given = _calls.listed(tensors)
-    return list(_autograd.apply(_autograd.GroupedAllGather, *given, name, process_set))
+    given = calls.listed(tensors)
+    return list(autograd.apply(autograd.AllGather, name, process_set, False, *given))
 
 
 @public
@@ -117,7 +115,7 @@ def grouped_allgather_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """:func:`grouped_allgather`, at once with a handle; not differentiable."""
-    return _calls.grouped_allgather(tensors, name, process_set)
+    return calls.allgather(tensors, name, process_set)
 
 
 @public
@@ -144,10 +142,10 @@ def alltoall(
         [3]
     """
     if splits is not None:
-        return _autograd.apply(_autograd.AllToAll, tensor, splits, name, process_set)
+        return autograd.apply(autograd.AllToAll, tensor, splits, name, process_set)
     check_tensor(tensor, "tensor")
-    even = _calls.even_splits(tensor, process_set)
-    return _autograd.apply(_autograd.AllToAll, tensor, even, name, process_set)[0]
+    even = calls.even_splits(tensor, process_set)
+    return autograd.apply(autograd.AllToAll, tensor, even, name, process_set)[0]
 
 
 @public
@@ -158,4 +156,4 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """:func:`alltoall`, at once with a handle; not differentiable."""
-    return _calls.alltoall(tensor, splits, name, process_set)
+    return calls.alltoall(tensor, splits, name, process_set)

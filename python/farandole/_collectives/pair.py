@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from farandole._arguments import explained
-from farandole._arrays import borrowable, input_array
+from farandole._collectives.arrays import borrowable, input_array
 from farandole._world import Group, world
 
 __all__ = ["recv", "send"]

@@ -5,17 +5,18 @@ A gradient is itself recorded, so that it can be differentiated again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 
 from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.common._process_set import ProcessSet
-from farandole.common._reductions import Adasum, Average, Sum, op_name, share
-from farandole.torch import _calls
-from farandole.torch._handles import wait
+from farandole.common._reduction import Adasum, Average, Sum, op_name, share
+from farandole.torch._operations import calls
+from farandole.torch._operations.calls import How
+from farandole.torch._operations.handles import wait
 from farandole.torch._tensors import check_tensor
 from farandole.torch.compression import Compressor
 
@@ -25,37 +26,56 @@ def apply(function: Any, *arguments: Any) -> Any:
     return function.apply(*arguments)
 
 
-def apply_together(
-    function: Any,
-    tensors: Sequence[torch.Tensor],
-    compression: type[Compressor],
-    how: tuple[Any, ...],
+def reduced(
+    function: Any, tensors: Sequence[torch.Tensor], compression: type[Compressor], how: How
 ) -> list[torch.Tensor]:
-    """Runs a function of many tensors on what is sent of each. `how`: its other arguments."""
+    """Runs one of the reductions below on what is sent of each tensor."""
+    given = [(f"tensor {i}", tensor) for i, tensor in enumerate(calls.listed(tensors))]
+    return _reduced(function, given, compression, how, single=False)
+
+
+def reduced_alone(
+    function: Any, tensor: torch.Tensor, compression: type[Compressor], how: How
+) -> torch.Tensor:
+    return _reduced(function, [("tensor", tensor)], compression, how, single=True)[0]
+
+
+def _reduced(
+    function: Any,
+    tensors: Sequence[tuple[str, torch.Tensor]],
+    compression: type[Compressor],
+    how: How,
+    *,
+    single: bool,
+) -> list[torch.Tensor]:
     pairs = []
-    for i, tensor in enumerate(_calls.listed(tensors)):
-        check_tensor(tensor, f"tensor {i}")
+    for what, tensor in tensors:
+        check_tensor(tensor, what)
         pairs.append(compression.compress(tensor))
-    results = apply(function, *(wire for wire, _ in pairs), *how, len(pairs))
+    results = apply(function, how, single, *(wire for wire, _ in pairs))
     return [
         compression.decompress(result, context)
         for result, (_, context) in zip(results, pairs, strict=True)
     ]
 
 
+def _together(
+    submit: Callable[..., int], tensors: Sequence[torch.Tensor], *how: Any, single: bool
+) -> tuple[torch.Tensor, ...]:
+    """What autograd records: always a tuple."""
+    if single:
+        return (wait(submit(tensors[0], *how, single=True)),)
+    return tuple(wait(submit(list(tensors), *how)))
+
+
 def _gradient_of(name: str | None) -> str | None:
     return f"gradient of {name}" if name else None
 
 
-def _require_gradient(what: str, op: int) -> None:
-    if op not in (Average, Sum, Adasum):
-        raise InvalidArgument(f"{what} with op={op_name(op)} has no gradient")
-
-
 def _averaged(grad: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
-    how = (_gradient_of(name), Average, 1.0, 1.0, process_set)
-    result: torch.Tensor = apply(AllReduce, grad.contiguous(), *how)
-    return result
+    how = How(_gradient_of(name), Average, 1.0, 1.0, process_set)
+    (result,) = apply(AllReduce, how, True, grad.contiguous())
+    return cast(torch.Tensor, result)
 
 
 def _own_rows(
@@ -78,7 +98,7 @@ def _by_rank(rows: int, name: str | None, process_set: ProcessSet) -> dict[int, 
     """The rows that each rank has. A rank that has joined has none, and is not there."""
     mine = torch.tensor([[_world.rank(), rows]])
     label = f"rows of {name}" if name else None
-    handle = _calls.grouped_allgather(mine, label, process_set, single=True)
+    handle = calls.allgather(mine, label, process_set, single=True)
     return dict(wait(handle).tolist())
 
 
@@ -92,40 +112,26 @@ def _padded(rows: torch.Tensor, came: Sequence[int], wanted: Sequence[int]) -> t
 
 class AllReduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, *how: Any) -> torch.Tensor:
-        ctx.how = how
-        result: torch.Tensor = wait(_calls.allreduce(tensor, *how))
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        name, op, *rest = ctx.how
-        _require_gradient("allreduce", op)
-        result = apply(AllReduce, grad.contiguous(), _gradient_of(name), op, *rest)
-        return (result, *(None for _ in ctx.how))
-
-
-class GroupedAllReduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Any:
-        *how, count = arguments[-6:]
-        ctx.how = how
-        return tuple(wait(_calls.grouped_allreduce(list(arguments[:count]), *how)))
+    def forward(ctx: Any, how: How, single: bool, *tensors: torch.Tensor) -> Any:
+        ctx.how, ctx.single = how, single
+        return _together(calls.allreduce, tensors, how, single=single)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        name, op, *rest = ctx.how
-        _require_gradient("grouped_allreduce", op)
+        how: How = ctx.how
+        if how.op not in (Average, Sum, Adasum):
+            what = "allreduce" if ctx.single else "grouped_allreduce"
+            raise InvalidArgument(f"{what} with op={op_name(how.op)} has no gradient")
+        how = how._replace(name=_gradient_of(how.name))
         whole = [grad.contiguous() for grad in grads]
-        results = apply(GroupedAllReduce, *whole, _gradient_of(name), op, *rest, len(whole))
-        return (*results, *(None for _ in ctx.how), None)
+        return None, None, *apply(AllReduce, how, ctx.single, *whole)
 
 
 class Broadcast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, *how: Any) -> torch.Tensor:
         ctx.how = how
-        result: torch.Tensor = wait(_calls.broadcast(tensor, *how))
+        result: torch.Tensor = wait(calls.broadcast(tensor, *how))
         return result
 
     @staticmethod
@@ -140,30 +146,20 @@ class Broadcast(torch.autograd.Function):
 class AllGather(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet
-    ) -> torch.Tensor:
-        handle = _calls.grouped_allgather(tensor, name, process_set, single=True)
-        result: torch.Tensor = wait(handle)
-        ctx.rows, ctx.how = tensor.shape[0], (name, process_set)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return (_own_rows(grad, ctx.rows, *ctx.how), None, None)
-
-
-class GroupedAllGather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Any:
-        *tensors, name, process_set = arguments
-        results = wait(_calls.grouped_allgather(tensors, name, process_set))
+        ctx: Any,
+        name: str | None,
+        process_set: ProcessSet,
+        single: bool,
+        *tensors: torch.Tensor,
+    ) -> Any:
+        results = _together(calls.allgather, tensors, name, process_set, single=single)
         ctx.rows, ctx.how = [t.shape[0] for t in tensors], (name, process_set)
-        return tuple(results)
+        return results
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         pairs = zip(grads, ctx.rows, strict=True)
-        return (*(_own_rows(g, n, *ctx.how) for g, n in pairs), None, None)
+        return None, None, None, *(_own_rows(g, n, *ctx.how) for g, n in pairs)
 
 
 class AllToAll(torch.autograd.Function):
@@ -171,8 +167,8 @@ class AllToAll(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, splits: Any, *how: Any) -> Any:
-        ctx.splits = _calls.checked_splits(splits)
-        result, received = wait(_calls.alltoall(tensor, ctx.splits, *how))
+        ctx.splits = calls.checked_splits(splits)
+        result, received = wait(calls.alltoall(tensor, ctx.splits, *how))
         ctx.how, ctx.received = how, received
         ctx.mark_non_differentiable(received)
         return result, received
@@ -187,51 +183,25 @@ class AllToAll(torch.autograd.Function):
 
 class ReduceScatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, *how: Any) -> torch.Tensor:
-        ctx.how = how
-        name, op, process_set, prescale_factor, postscale_factor = how
-        handle = _calls.grouped_reducescatter(
-            tensor, name, op, process_set, prescale_factor, postscale_factor, single=True
-        )
-        result: torch.Tensor = wait(handle)
-        ctx.rows = tensor.shape[0]
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return (_gathered(grad, ctx.rows, *ctx.how), *(None for _ in ctx.how))
-
-
-class GroupedReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Any:
-        *how, count = arguments[-6:]
-        ctx.how = how
-        results = wait(_calls.grouped_reducescatter(list(arguments[:count]), *how))
-        ctx.rows = [tensor.shape[0] for tensor in arguments[:count]]
-        return tuple(results)
+    def forward(ctx: Any, how: How, single: bool, *tensors: torch.Tensor) -> Any:
+        results = _together(calls.reducescatter, tensors, how, single=single)
+        ctx.rows, ctx.how = [t.shape[0] for t in tensors], how
+        return results
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         pairs = zip(grads, ctx.rows, strict=True)
-        return (*(_gathered(g, n, *ctx.how) for g, n in pairs), *(None for _ in ctx.how), None)
+        return None, None, *(_gathered(g, n, ctx.how) for g, n in pairs)
 
 
-def _gathered(
-    grad: torch.Tensor,
-    rows: int,
-    name: str | None,
-    op: int,
-    process_set: ProcessSet,
-    prescale_factor: float,
-    postscale_factor: float,
-) -> torch.Tensor:
+def _gathered(grad: torch.Tensor, rows: int, how: How) -> torch.Tensor:
+    process_set = how.process_set
     size = process_set.size() or 1
-    factor = prescale_factor * postscale_factor * (size if op == Sum else 1)
+    factor = how.prescale_factor * how.postscale_factor * (size if how.op == Sum else 1)
     scaled = (grad * factor).contiguous()
-    result: torch.Tensor = apply(AllGather, scaled, _gradient_of(name), process_set)
+    (result,) = apply(AllGather, _gradient_of(how.name), process_set, True, scaled)
     if len(result) == rows:
-        return result
-    by_rank = _by_rank(len(grad), name, process_set)
+        return cast(torch.Tensor, result)
+    by_rank = _by_rank(len(grad), how.name, process_set)
     came = [by_rank.get(rank, 0) for rank in process_set.ranks]
     return _padded(result, came, [share(rows, size, place) for place in range(size)])

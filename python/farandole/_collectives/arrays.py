@@ -18,10 +18,8 @@ def like(x: Any, shape: tuple[int, ...]) -> Any:
     """An uninitialised array of x's kind and dtype, in this process' memory."""
     if isinstance(x, (np.ndarray, np.generic)):
         return np.empty(shape, x.dtype)
-    if type(x).__module__.split(".")[0] == "torch":
-        import torch
-
-        return torch.empty(shape, dtype=x.dtype)
+    if hasattr(x, "new_empty"):  # a tensor, which makes others of its kind
+        return x.new_empty(shape)
     if hasattr(x, "__dlpack__") or hasattr(x, "__array__"):
         return np.empty(shape, np.asarray(x).dtype)
     view = memoryview(x)

@@ -14,14 +14,17 @@ import torch
 
 from farandole import _core, _world
 from farandole._core import Error, InvalidArgument
-from farandole._hooks import Limits, Place
+from farandole._limits import Limits
 from farandole._world import Group
-from farandole.torch._hooked import Hooked
-from farandole.torch._pass import Pass, graph_task, has_no_end, untraced
-from farandole.torch._silence import Silence
+from farandole.common._reduction import Reduction
 from farandole.torch._tensors import dtype_name
-from farandole.torch._weights import checksums_of, watch_weights
-from farandole.torch.exchange import _view
+from farandole.torch._training.buckets import Place, bytes_of, view_of
+from farandole.torch._training.gradients import part_of_a_graph
+from farandole.torch._training.hooked import Hooked
+from farandole.torch._training.passes import Pass, graph_task, has_no_end, untraced
+from farandole.torch._training.silence import Silence
+from farandole.torch._training.weights import checksums_of, watch_weights
+from farandole.torch._training.wrapped import refuse_unmanaged, too_many_passes
 
 Settings = Callable[[], list[_core.HyperParameters]]  # by param group
 
@@ -50,19 +53,16 @@ class Shards(Hooked):
         hyper_group: Sequence[int],
         rule: str,
         slots: int,
+        reduction: Reduction,
         *,
-        op: str,
-        prescale: float,
-        postscale: float,
         passes_per_step: int,
-        sparse_as_dense: bool,
         limits: Limits,
     ) -> None:
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
         self.passes_per_step = passes_per_step
         self.epoch = _world.epoch()
-        self._sparse_as_dense = sparse_as_dense
+        self._sparse_as_dense = reduction.sparse_as_dense
         self._refuse_shared_memory()
         self.update = _core.ShardedUpdate(
             group,
@@ -70,16 +70,16 @@ class Shards(Hooked):
             list(hyper_group),
             rule,
             slots,
-            op,
-            prescale,
-            postscale,
+            reduction.op,
+            reduction.prescale,
+            reduction.postscale,
             limits.bucket_bytes,
             limits.first_bucket_bytes,
         )
         self.places = [Place(*place) for place in self.update.places]
         buckets = range(len(self.update.buckets))
-        self._gradients = [_bytes(self.update.gradients(b)) for b in buckets]
-        values = [_bytes(self.update.values(b)) for b in buckets]
+        self._gradients = [bytes_of(self.update.gradients(b)) for b in buckets]
+        values = [bytes_of(self.update.values(b)) for b in buckets]
         self._views = self.views(self._gradients)
         self._addresses = [view.data_ptr() for view in self._views]
         self._strides = [view.stride() for view in self._views]
@@ -95,7 +95,6 @@ class Shards(Hooked):
         self._silence = Silence(self.names, self.parameters)
         self._weights = [tensor for _, tensor in weights]
         watch_weights(self.update, weights)
-        self._pass: weakref.ref[Pass] | None = None
         self._endless = -1  # the last backward whose end nobody tells
         self.hear()
 
@@ -106,7 +105,7 @@ class Shards(Hooked):
     def views(self, buckets: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """By parameter: its place in the buckets' bytes, in its shape."""
         return [
-            _view(buckets[place.bucket][place.offset :], p, p.dtype)
+            view_of(buckets[place.bucket][place.offset :], p, p.dtype)
             for place, p in zip(self.places, self.parameters, strict=True)
         ]
 
@@ -124,7 +123,7 @@ class Shards(Hooked):
 
     def on_gradient(self, i: int) -> None:
         graph = graph_task()
-        present = self._pass() if self._pass is not None else None
+        present = self.present_pass()
         if present is None:
             self._silence.over = True
             ends = not has_no_end(graph)
@@ -151,11 +150,7 @@ class Shards(Hooked):
                 "added to\n  advice: clip once, when all gradients are there"
             )
         if 1 < self.passes_per_step < self._passes:
-            raise InvalidArgument(
-                f"more than backward_passes_per_step={self.passes_per_step} backward passes "
-                "without step()\n  advice: call step() or zero_grad() after every "
-                f"{self.passes_per_step} passes"
-            )
+            raise too_many_passes(self.passes_per_step)
 
     def end(self, *, failed: bool) -> None:
         """The end of a backward."""
@@ -178,10 +173,7 @@ class Shards(Hooked):
         grad = p.grad
         assert grad is not None
         if grad.requires_grad:
-            raise InvalidArgument(
-                f"the gradient of '{self.names[i]}' is part of a graph (create_graph=True), which "
-                "DistributedOptimizer does not support; use torch.autograd.grad"
-            )
+            raise part_of_a_graph(self.names[i])
         if grad.is_sparse:
             if not self._sparse_as_dense:
                 raise InvalidArgument(
@@ -212,7 +204,7 @@ class Shards(Hooked):
         """Updates all parameters, by param group with `settings()`."""
         self.check_alive()
         with self._abandoning():
-            _refuse_unmanaged(unmanaged)
+            refuse_unmanaged(unmanaged)
             if not self._silence.over:
                 why = self._silence.check()
                 if why is not None:
@@ -301,21 +293,6 @@ class Shards(Hooked):
                 view.copy_(tensor)
         for b, whole in enumerate(wholes):
             self.update.set_state(b, slot, whole.data_ptr())
-
-
-def _refuse_unmanaged(unmanaged: Sequence[torch.Tensor]) -> None:
-    for p in unmanaged:
-        if p.grad is not None:
-            raise InvalidArgument(
-                f"a parameter of shape {tuple(p.shape)} was frozen when DistributedOptimizer "
-                "was made, and has a gradient now that no other rank knows\n"
-                "  advice: make the DistributedOptimizer after the parameters' requires_grad "
-                "is what it will be"
-            )
-
-
-def _bytes(memory: _core.SharedMemory) -> torch.Tensor:
-    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 living: weakref.WeakSet[Shards] = weakref.WeakSet()  # all there are

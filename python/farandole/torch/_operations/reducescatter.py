@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from farandole.common._process_set import ProcessSet, global_process_set
-from farandole.common._reductions import Average
-from farandole.torch import _autograd, _calls
+from farandole.common._reduction import Average
 from farandole.torch._entries import public
-from farandole.torch._tensors import check_tensor
+from farandole.torch._operations import autograd, calls
+from farandole.torch._operations.calls import How
 from farandole.torch.compression import Compression, Compressor
 
 __all__ = [
@@ -33,10 +33,8 @@ def reducescatter(
 ) -> torch.Tensor:
     """Reduces as :func:`allreduce` does, and leaves part r of the first dimension on rank r; the
     first ranks get one row more where it does not divide."""
-    check_tensor(tensor, "tensor")
-    wire, context = compression.compress(tensor)
-    how = (name, op, process_set, prescale_factor, postscale_factor)
-    return compression.decompress(_autograd.apply(_autograd.ReduceScatter, wire, *how), context)
+    how = How(name, op, prescale_factor, postscale_factor, process_set)
+    return autograd.reduced_alone(autograd.ReduceScatter, tensor, compression, how)
 
 
 @public
@@ -49,9 +47,8 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """:func:`reducescatter`, at once with a handle; not differentiable."""
-    return _calls.grouped_reducescatter(
-        tensor, name, op, process_set, prescale_factor, postscale_factor, single=True
-    )
+    how = How(name, op, prescale_factor, postscale_factor, process_set)
+    return calls.reducescatter(tensor, how, single=True)
 
 
 @public
@@ -65,8 +62,8 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """:func:`reducescatter` of many tensors as one operation."""
-    how = (name, op, process_set, prescale_factor, postscale_factor)
-    return _autograd.apply_together(_autograd.GroupedReduceScatter, tensors, compression, how)
+    how = How(name, op, prescale_factor, postscale_factor, process_set)
+    return autograd.reduced(autograd.ReduceScatter, tensors, compression, how)
 
 
 @public
@@ -79,6 +76,5 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """:func:`grouped_reducescatter`, at once with a handle; not differentiable."""
-    return _calls.grouped_reducescatter(
-        tensors, name, op, process_set, prescale_factor, postscale_factor
-    )
+    how = How(name, op, prescale_factor, postscale_factor, process_set)
+    return calls.reducescatter(tensors, how)

@@ -13,7 +13,15 @@ import numpy as np
 
 from farandole import _core
 from farandole._arguments import explained
-from farandole._arrays import borrowable, call, checked_counts, input_array, like, rows_of, shape_of
+from farandole._collectives.arrays import (
+    borrowable,
+    call,
+    checked_counts,
+    input_array,
+    like,
+    rows_of,
+    shape_of,
+)
 from farandole._core import InvalidArgument
 from farandole._world import Group, _state, world
 
@@ -33,7 +41,7 @@ def _options(
     return options if counts is None else (*options, counts)
 
 
-def _everyones(numbers: Sequence[int], group: Group, timeout: float | None) -> list[list[int]]:
+def everyones(numbers: Sequence[int], group: Group, timeout: float | None) -> list[list[int]]:
     """The numbers that each rank gives, known to all."""
     mine = np.array(numbers, np.int64)
     table = np.empty((group.size, len(mine)), np.int64)
@@ -55,7 +63,7 @@ def _joined(
         return (group.size * shape[0], *shape[1:]), None
     mine, rest, width = rows_of(x, verb)
     if counts is None:
-        rows = [n for (n,) in _everyones([mine], group, timeout)]
+        rows = [n for (n,) in everyones([mine], group, timeout)]
     else:
         rows = checked_counts(counts, group.size, "counts")
         if rows[group.rank] != mine:
@@ -186,7 +194,7 @@ def all_to_all(
     mine = checked_counts(splits, g.size, "splits")
     if sum(mine) != rows:
         raise InvalidArgument(f"splits={mine} take {sum(mine)} rows; there are {rows}")
-    table = _everyones(mine, g, timeout)
+    table = everyones(mine, g, timeout)
     received = [row[g.rank] for row in table]
     target = like(x, (sum(received), *rest)) if out is None else out
     options = _options(name, algorithm, timeout, 0, [n * width for row in table for n in row])

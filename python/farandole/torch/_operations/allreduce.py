@@ -8,11 +8,11 @@ import torch
 
 from farandole import _core
 from farandole.common._process_set import ProcessSet, global_process_set
-from farandole.common._reductions import choose_op
-from farandole.torch import _autograd, _calls
+from farandole.common._reduction import choose_op
 from farandole.torch._entries import public
-from farandole.torch._handles import wait
-from farandole.torch._tensors import check_tensor
+from farandole.torch._operations import autograd, calls
+from farandole.torch._operations.calls import How
+from farandole.torch._operations.handles import wait
 from farandole.torch.compression import Compression, Compressor
 
 __all__ = [
@@ -60,13 +60,8 @@ def allreduce(
         >>> hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist()
         [1.0, 1.0]
     """
-    chosen = choose_op(average, op)
-    check_tensor(tensor, "tensor")
-    wire, context = compression.compress(tensor)
-    result = _autograd.apply(
-        _autograd.AllReduce, wire, name, chosen, prescale_factor, postscale_factor, process_set
-    )
-    return compression.decompress(result, context)
+    how = How(name, choose_op(average, op), prescale_factor, postscale_factor, process_set)
+    return autograd.reduced_alone(autograd.AllReduce, tensor, compression, how)
 
 
 @public
@@ -80,9 +75,8 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """:func:`allreduce`, at once with a handle; not differentiable."""
-    return _calls.allreduce(
-        tensor, name, choose_op(average, op), prescale_factor, postscale_factor, process_set
-    )
+    how = How(name, choose_op(average, op), prescale_factor, postscale_factor, process_set)
+    return calls.allreduce(tensor, how, single=True)
 
 
 @public
@@ -96,21 +90,13 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """:func:`allreduce` in place."""
-    target = _calls.in_place(tensor, "allreduce_")
-    handle = _calls.allreduce(
-        tensor,
-        name,
-        choose_op(average, op),
-        prescale_factor,
-        postscale_factor,
-        process_set,
-        into=target,
-    )
-    result: torch.Tensor = wait(handle)
+    how = How(name, choose_op(average, op), prescale_factor, postscale_factor, process_set)
+    target = calls.in_place(tensor, "allreduce_")
+    result: torch.Tensor = wait(calls.allreduce(tensor, how, target, single=True))
     return result
 
 
-@_core.quick_submit(_calls.bump_version)
+@_core.quick_submit(calls.bump_version)
 @public
 def allreduce_async_(
     tensor: torch.Tensor,
@@ -122,16 +108,9 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """:func:`allreduce` in place, at once with a handle."""
-    target = _calls.in_place(tensor, "allreduce_async_")
-    return _calls.allreduce(
-        tensor,
-        name,
-        choose_op(average, op),
-        prescale_factor,
-        postscale_factor,
-        process_set,
-        into=target,
-    )
+    how = How(name, choose_op(average, op), prescale_factor, postscale_factor, process_set)
+    target = calls.in_place(tensor, "allreduce_async_")
+    return calls.allreduce(tensor, how, target, single=True)
 
 
 @public
@@ -147,8 +126,8 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """:func:`allreduce` of many tensors as one operation: none starts before all ranks have
     submitted all of them. Dtypes may differ."""
-    how = (name, choose_op(average, op), prescale_factor, postscale_factor, process_set)
-    return _autograd.apply_together(_autograd.GroupedAllReduce, tensors, compression, how)
+    how = How(name, choose_op(average, op), prescale_factor, postscale_factor, process_set)
+    return autograd.reduced(autograd.AllReduce, tensors, compression, how)
 
 
 @public
@@ -162,9 +141,8 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """:func:`grouped_allreduce`, at once with a handle; not differentiable."""
-    return _calls.grouped_allreduce(
-        tensors, name, choose_op(average, op), prescale_factor, postscale_factor, process_set
-    )
+    how = How(name, choose_op(average, op), prescale_factor, postscale_factor, process_set)
+    return calls.allreduce(tensors, how)
 
 
 @public
@@ -178,18 +156,10 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """:func:`grouped_allreduce` in place."""
-    targets = [_calls.in_place(tensor, "grouped_allreduce_") for tensor in tensors]
-    handle = _calls.grouped_allreduce(
-        tensors,
-        name,
-        choose_op(average, op),
-        prescale_factor,
-        postscale_factor,
-        process_set,
-        into=targets,
-    )
-    result: list[torch.Tensor] = wait(handle)
-    return result
+    how = How(name, choose_op(average, op), prescale_factor, postscale_factor, process_set)
+    targets = [calls.in_place(tensor, "grouped_allreduce_") for tensor in tensors]
+    results: list[torch.Tensor] = wait(calls.allreduce(tensors, how, targets))
+    return results
 
 
 @public
@@ -203,13 +173,6 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """:func:`grouped_allreduce` in place, at once with a handle."""
-    targets = [_calls.in_place(tensor, "grouped_allreduce_async_") for tensor in tensors]
-    return _calls.grouped_allreduce(
-        tensors,
-        name,
-        choose_op(average, op),
-        prescale_factor,
-        postscale_factor,
-        process_set,
-        into=targets,
-    )
+    how = How(name, choose_op(average, op), prescale_factor, postscale_factor, process_set)
+    targets = [calls.in_place(tensor, "grouped_allreduce_async_") for tensor in tensors]
+    return calls.allreduce(tensors, how, targets)

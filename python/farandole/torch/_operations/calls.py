@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from farandole import _core, _world
 from farandole._core import InvalidArgument
 from farandole.common._process_set import ProcessSet, number_of
-from farandole.common._reductions import Adasum, Average, Sum, core_op, op_name, share
+from farandole.common._reduction import Adasum, Average, Sum, core_op, op_name, share
 from farandole.torch._tensors import DTYPES, borrow, check_tensor
 from farandole.torch.adasum import check_foldable, fold_rows
 
@@ -81,92 +81,69 @@ def _tensor(made: tuple[Any, str, tuple[int, ...]]) -> torch.Tensor:
 # ---- reductions ----
 
 
-def allreduce(
-    tensor: Any,
-    name: str | None,
-    op: int,
-    prescale_factor: float,
-    postscale_factor: float,
-    process_set: ProcessSet,
-    into: Any = None,
-) -> int:
-    return _allreduce(
-        [tensor],
-        name,
-        op,
-        prescale_factor,
-        postscale_factor,
-        process_set,
-        None if into is None else [into],
-        single=True,
-    )
+class How(NamedTuple):
+    """What a reduction is asked for, besides its tensors."""
+
+    name: str | None
+    op: int
+    prescale_factor: float
+    postscale_factor: float
+    process_set: ProcessSet
 
 
-def grouped_allreduce(
-    tensors: Any,
-    name: str | None,
-    op: int,
-    prescale_factor: float,
-    postscale_factor: float,
-    process_set: ProcessSet,
-    into: Any = None,
-) -> int:
-    return _allreduce(
-        listed(tensors),
-        name,
-        op,
-        prescale_factor,
-        postscale_factor,
-        process_set,
-        None if into is None else listed(into),
-    )
+def _sources(tensors: Any, single: bool) -> list[tuple[str, Any]]:
+    """With what messages call them."""
+    if single:
+        return [("tensor", tensors)]
+    return [(f"tensor {i}", tensor) for i, tensor in enumerate(listed(tensors))]
 
 
-def _allreduce(
-    sources: list[Any],
-    name: str | None,
-    op: int,
-    prescale_factor: float,
-    postscale_factor: float,
-    process_set: ProcessSet,
-    targets: list[Any] | None,
-    single: bool = False,
-) -> int:
-    if op == Adasum:
-        return _adasum(
-            sources, name, prescale_factor, postscale_factor, process_set, targets, single
-        )
-    word, number = core_op(op), number_of(process_set)
-    for i, tensor in enumerate(sources):
-        check_tensor(tensor, "tensor" if single else f"tensor {i}")
+def allreduce(tensors: Any, how: How, into: Any = None, *, single: bool = False) -> int:
+    """`single`: of one tensor, which is given instead of a list, as `into` is."""
+    sources = _sources(tensors, single)
+    targets = None if into is None else [into] if single else listed(into)
+    if how.op == Adasum:
+        return _adasum(sources, how, targets, single)
+    word, number = core_op(how.op), number_of(how.process_set)
+    for what, tensor in sources:
+        check_tensor(tensor, what)
     if targets is None:
-        targets = [_room_for(tensor) for tensor in sources]
+        targets = [_room_for(tensor) for _, tensor in sources]
+    return _submit_reduction("all_reduce", word, number, how, sources, targets, single)
+
+
+def _submit_reduction(
+    kind: str,
+    word: str,
+    number: int,
+    how: How,
+    sources: Sequence[tuple[str, Any]],
+    targets: Sequence[torch.Tensor],
+    single: bool,
+) -> int:
     return names().submit(
-        "all_reduce",
-        name,
-        [_row(s, t) for s, t in zip(sources, targets, strict=True)],
+        kind,
+        how.name,
+        [_row(source, target) for (_, source), target in zip(sources, targets, strict=True)],
         set=number,
         op=word,
-        prescale=prescale_factor,
-        postscale=postscale_factor,
+        prescale=how.prescale_factor,
+        postscale=how.postscale_factor,
         result=targets[0] if single else targets,
     )
 
 
 def _adasum(
-    sources: list[Any],
-    name: str | None,
-    prescale_factor: float,
-    postscale_factor: float,
-    process_set: ProcessSet,
+    sources: Sequence[tuple[str, Any]],
+    how: How,
     targets: list[torch.Tensor] | None,
     single: bool,
 ) -> int:
     """Gathers the tensors of all ranks; they are folded when the result is asked for. A factor on
     all of them is one on the result."""
-    number = number_of(process_set)
-    factor = prescale_factor * postscale_factor
-    for tensor in sources:
+    number = number_of(how.process_set)
+    factor = how.prescale_factor * how.postscale_factor
+    for _, tensor in sources:
         check_foldable(tensor, "tensor")
 
     def finish(made: list[Any], _: Any) -> Any:
@@ -181,14 +158,14 @@ def _adasum(
 
     # One row a rank, so that shapes are compared; nothing beside them, since a nameless one would
     # meet a nameless allgather of such rows.
-    parts = [*(tensor.detach().unsqueeze(0) for tensor in sources), torch.empty(0)]
+    parts = [*(tensor.detach().unsqueeze(0) for _, tensor in sources), torch.empty(0)]
     return names().submit(
         "all_gather",
-        _prefixed("adasum", name),
+        _prefixed("adasum", how.name),
         [_row(part, None) for part in parts],
         set=number,
-        prescale=prescale_factor,
-        postscale=postscale_factor,
+        prescale=how.prescale_factor,
+        postscale=how.postscale_factor,
         finish=finish,
     )
 
@@ -232,33 +209,16 @@ def _scattered(tensor: torch.Tensor, what: str, process_set: ProcessSet) -> torc
     return tensor.new_empty(share(tensor.shape[0], size, place), *tensor.shape[1:])
 
 
-def grouped_reducescatter(
-    tensors: Any,
-    name: str | None,
-    op: int,
-    process_set: ProcessSet,
-    prescale_factor: float,
-    postscale_factor: float,
-    single: bool = False,
-) -> int:
-    word, number = core_op(op), number_of(process_set)
-    if op not in (Average, Sum):
-        raise InvalidArgument(f"op={op_name(op)}: reducescatter reduces with Average or Sum only")
-    sources = [tensors] if single else listed(tensors)
-    targets = [
-        _scattered(t, "tensor" if single else f"tensor {i}", process_set)
-        for i, t in enumerate(sources)
-    ]
-    return names().submit(
-        "reduce_scatter",
-        name,
-        [_row(s, t) for s, t in zip(sources, targets, strict=True)],
-        set=number,
-        op=word,
-        prescale=prescale_factor,
-        postscale=postscale_factor,
-        result=targets[0] if single else targets,
-    )
+def reducescatter(tensors: Any, how: How, *, single: bool = False) -> int:
+    """`single`: of one tensor, which is given instead of a list."""
+    word, number = core_op(how.op), number_of(how.process_set)
+    if how.op not in (Average, Sum):
+        raise InvalidArgument(
+            f"op={op_name(how.op)}: reducescatter reduces with Average or Sum only"
+        )
+    sources = _sources(tensors, single)
+    targets = [_scattered(tensor, what, how.process_set) for what, tensor in sources]
+    return _submit_reduction("reduce_scatter", word, number, how, sources, targets, single)
 
 
 # ---- movements ----
@@ -275,8 +235,8 @@ def broadcast(
     )
 
 
-def grouped_allgather(
-    tensors: Any, name: str | None, process_set: ProcessSet, single: bool = False
+def allgather(
+    tensors: Any, name: str | None, process_set: ProcessSet, *, single: bool = False
 ) -> int:
     number = number_of(process_set)
     sources = [tensors] if single else listed(tensors)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, NoReturn
 
@@ -12,8 +11,12 @@ import torch
 
 from farandole import _core
 from farandole._core import InvalidArgument
-from farandole.torch._shards import Shards
-from farandole.torch._wrapped import WrappedOptimizer, check_passes
+from farandole._limits import Limits
+from farandole._world import Group
+from farandole.common._reduction import Reduction, check_passes
+from farandole.torch._training.parameters import Named
+from farandole.torch._training.shards import Shards
+from farandole.torch._training.wrapped import WrappedOptimizer, become
 
 
 class Rule(NamedTuple):
@@ -200,18 +203,18 @@ class ShardedOptimizer(WrappedOptimizer):
     skip_synchronize = synchronize
 
 
-def shard(
+def distribute(
     optimizer: torch.optim.Optimizer,
-    child: type[torch.optim.Optimizer],
-    group: Any,
-    named: Sequence[tuple[str, torch.Tensor]],
-    **options: Any,
+    named: Named,
+    group: Group,
+    reduction: Reduction,
+    passes_per_step: int,
+    limits: Limits,
 ) -> None:
-    """Turns the optimizer into `child`, which derives from ShardedOptimizer. Collective.
+    """Collective.
 
     Args:
         named: the optimizer's parameters in registration order.
-        options: those of Shards.
     """
     rule = rule_of(optimizer)
     scheduled = _is_scheduled(optimizer)
@@ -228,19 +231,20 @@ def shard(
         [hyper_group[id(p)] for _, p in managed],
         rule.name,
         len(rule.slots),
-        **options,
+        reduction,
+        passes_per_step=passes_per_step,
+        limits=limits,
     )
-    hooked: Any = torch.optim.Optimizer.profile_hook_step(child.step)
-    hooked.hooked = True  # step hooks run around this step, since torch's own is not called
-    child.step = hooked  # type: ignore[method-assign]
-    optimizer.__class__ = child
+    sharded = become(optimizer, ShardedOptimizer, named)
+    child: Any = type(sharded)
+    child.step = torch.optim.Optimizer.profile_hook_step(child.step)
+    child.step.hooked = True  # step hooks run around it, since torch's own is not called
     if scheduled:
-        _step_for_schedulers(optimizer)
-    assert isinstance(optimizer, ShardedOptimizer)
-    optimizer._shards = shards
-    optimizer._rule = rule
-    optimizer._unmanaged = [p for _, p in named if not p.requires_grad]
-    optimizer.take_state()
+        _step_for_schedulers(sharded)
+    sharded._shards = shards
+    sharded._rule = rule
+    sharded._unmanaged = [p for _, p in named if not p.requires_grad]
+    sharded.take_state()
 
 
 def _is_scheduled(optimizer: torch.optim.Optimizer) -> bool:

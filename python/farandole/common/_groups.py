@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from farandole._core import InvalidArgument
@@ -10,8 +10,8 @@ from farandole._core import InvalidArgument
 Groups = int | Sequence[Sequence[Any]]
 
 
-def groups_of(groups: Any, num_groups: Any) -> Groups:
-    """A number of groups, 0 for none, or lists of variables. Raises InvalidArgument."""
+def groups_of(groups: Any, num_groups: Any, of: str = "variables") -> Groups:
+    """A number of groups, 0 for none, or lists. Raises InvalidArgument."""
     given = num_groups if groups is None else groups
     if isinstance(given, int) and not isinstance(given, bool):
         if given < 0:
@@ -19,7 +19,7 @@ def groups_of(groups: Any, num_groups: Any) -> Groups:
         return given
     if not isinstance(given, list | tuple):
         raise InvalidArgument(
-            f"groups is a {type(given).__name__}; pass a number, or a list of lists of variables"
+            f"groups is a {type(given).__name__}; pass a number, or a list of lists of {of}"
         )
     for g, group in enumerate(given):
         if not isinstance(group, list | tuple):
@@ -27,7 +27,16 @@ def groups_of(groups: Any, num_groups: Any) -> Groups:
     return given
 
 
-def members(groups: Groups, variables: Sequence[Any]) -> list[list[int]]:
+def _path_of(variable: Any) -> str:
+    return f"'{getattr(variable, 'path', type(variable).__name__)}'"
+
+
+def members(
+    groups: Groups,
+    variables: Sequence[Any],
+    what: str = "variables that ranks share",
+    name_of: Callable[[Any], str] = _path_of,
+) -> list[list[int]]:
     """The places of each group's variables. Those that no list names are in none.
 
     Raises:
@@ -43,14 +52,12 @@ def members(groups: Groups, variables: Sequence[Any]) -> list[list[int]]:
     group_of: dict[int, int] = {}
     for g, group in enumerate(groups):
         for variable in group:
-            i = places.get(id(variable), -1)
-            what = getattr(variable, "path", type(variable).__name__)
+            i, name = places.get(id(variable), -1), name_of(variable)
             if i < 0:
                 raise InvalidArgument(
-                    f"groups[{g}] has '{what}', which is none of the optimizer's variables that "
-                    "ranks share"
+                    f"groups[{g}] has {name}, which is none of the optimizer's {what}"
                 )
             if i in group_of:
-                raise InvalidArgument(f"groups name '{what}' twice: in {group_of[i]} and {g}")
+                raise InvalidArgument(f"groups name {name} twice: in {group_of[i]} and {g}")
             group_of[i] = g
     return [[places[id(variable)] for variable in group] for group in groups]

@@ -8,7 +8,7 @@ from typing import Any
 
 from farandole import _core
 from farandole._arguments import explained
-from farandole._arrays import call, checked_counts, input_array, like, rows_of, shape_of
+from farandole._collectives.arrays import call, checked_counts, input_array, like, rows_of, shape_of
 from farandole._core import Handle
 from farandole._world import Group, _state, world
 

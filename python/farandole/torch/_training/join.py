@@ -7,10 +7,11 @@ same step with zeros. What needs more of a rank than zeros is refused, on every 
 
 from __future__ import annotations
 
-from farandole import _hooks, _world
-from farandole.torch import _calls, _shards
+from farandole import _world
 from farandole.torch._entries import public
-from farandole.torch._handles import wait
+from farandole.torch._operations import calls
+from farandole.torch._operations.handles import wait
+from farandole.torch._training import exchange, shards
 
 __all__ = ["join"]
 
@@ -42,19 +43,19 @@ def join(device: int = -1) -> int:  # noqa: ARG001 - Horovod's signature
         0
     """
     epoch = _world.epoch()
-    exchanges = [e for e in _hooks.exchanges if e.epoch == epoch]
-    updates = [s.update for s in _shards.living if s.epoch == epoch]
-    names = _calls.names()
+    exchanges = [e for e in exchange.living if e.epoch == epoch]
+    updates = [s.update for s in shards.living if s.epoch == epoch]
+    names = calls.names()
     steps = [0] * len(exchanges)
     try:
-        for exchange in exchanges:
-            exchange.before_joining()
+        for each in exchanges:
+            each.before_joining()
         handle = names.join()
         steps = names.serve_as_proxy(handle, [e.reducer for e in exchanges], updates)
         # A rank that hears later that all have joined must not stand in for a step of afterwards.
         _world.world().barrier("end of join", None)
         last: int = wait(handle)
     finally:
-        for exchange, count in zip(exchanges, steps, strict=True):
-            exchange.after_joining(count)
+        for each, count in zip(exchanges, steps, strict=True):
+            each.after_joining(count)
     return last

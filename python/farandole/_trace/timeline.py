@@ -1,0 +1,102 @@
+"""A trace that begins and ends while ranks run, in one file, as Horovod's timeline does.
+
+Every rank that starts records, and writes its part when it stops: into ``.FILE.parts`` beside the
+file. Whoever stops puts together what parts there are, so the file is there when the first rank has
+stopped, and complete when the last one has, which removes the parts. It is there from the start,
+without events.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from farandole import _core
+from farandole._core import Error, Group, InvalidArgument, ResourceError
+from farandole._trace.merging import announce, merge
+from farandole._trace.parts import TraceError, newest
+from farandole._trace.salvage import parts_of, recover
+
+
+class _State:
+    running: tuple[Group, Path] | None = None
+    number = 0  # of starts, counted alike on all ranks
+
+
+_state = _State()
+
+
+def start(group: Group, file: Path) -> None:
+    if _state.running is not None:
+        raise InvalidArgument(f"a timeline is being written to {_state.running[1]} already")
+    parts = parts_of(file)
+    try:
+        with _alone_in(parts):
+            group.start_timeline(str(parts), _state.number + 1)
+            if not any(parts.glob("rank-*")):
+                announce(file, group.size)
+    except (OSError, TraceError) as error:
+        raise ResourceError(f"no timeline can be written to {file}: {error}") from error
+    _state.running = group, file
+    _state.number += 1
+
+
+def stop() -> None:
+    if _state.running is None:
+        raise InvalidArgument("no timeline was started; call start_timeline() first")
+    (group, file), _state.running = _state.running, None
+    parts = parts_of(file)
+    try:
+        with _alone_in(parts):
+            group.stop_timeline()
+            recover(parts, apart_from=group.rank)
+            merge(parts, file)
+            if len(newest(parts)[0]) == group.size:
+                shutil.rmtree(parts, ignore_errors=True)
+    except (OSError, TraceError) as error:
+        raise ResourceError(f"the timeline {file} cannot be written: {error}") from error
+
+
+def start_as_asked(group: Group) -> None:
+    """At init(): what FARANDOLE_TIMELINE, or HOROVOD_TIMELINE, asks for."""
+    settings = {row["name"]: row["value"] for row in _core.settings()}
+    file = settings["FARANDOLE_TIMELINE"]
+    if not file or file == "DYNAMIC" or settings["FARANDOLE_TRACE"]:
+        return
+    try:
+        start(group, Path(file).absolute())
+    except Error as error:
+        warnings.warn(f"no timeline is written: {error}", RuntimeWarning, stacklevel=3)
+
+
+def finish() -> None:
+    """At shutdown(): a timeline that nobody has stopped."""
+    if _state.running is None:
+        return
+    try:
+        stop()
+    except Error as error:
+        warnings.warn(f"the timeline is lost: {error}", RuntimeWarning, stacklevel=3)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """One rank at a time, also when another one has removed the folder meanwhile."""
+    while True:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:  # removed since
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if folder.exists() and folder.stat().st_ino == os.fstat(descriptor).st_ino:
+                yield
+                return
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,10 @@
+"""Optimizers that step alike on all ranks, behind ``farandole.torch.DistributedOptimizer``.
+
+exchange.py, sparse_gradients.py    gradients on their way to the mean of all ranks
+shards.py, sharded.py               a part of the parameters updated on every rank
+adasum.py                           moves instead of gradients
+hooked.py, passes.py                what autograd tells of a backward pass
+parameters.py, wrapped.py           what is looked at before
+silence.py, weights.py              what nobody would notice otherwise
+join.py                             a rank without further batches
+"""

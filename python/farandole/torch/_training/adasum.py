@@ -1,0 +1,71 @@
+"""DistributedOptimizer(..., op=Adasum): every rank steps, and moves are exchanged."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+
+from farandole._core import InvalidArgument
+from farandole.common._reduction import check_passes
+from farandole.torch._training.hooked import take_over
+from farandole.torch._training.parameters import Named
+from farandole.torch._training.silence import Silence
+from farandole.torch._training.weights import TensorWeights
+from farandole.torch._training.wrapped import WrappedOptimizer, become
+from farandole.torch.adasum import adasum_together
+from farandole.torch.compression import Compressor
+
+
+class AdasumOptimizer(WrappedOptimizer):
+    """What DistributedOptimizer puts before the optimizer's own class with ``op=Adasum``: every
+    rank steps by itself, and the parameters move by the Adasum of all ranks' moves."""
+
+    _named: list[tuple[str, torch.Tensor]]
+    _compression: type[Compressor]
+    _silence: Silence
+    _weights: TensorWeights
+
+    def step(self, closure: Any = None) -> Any:
+        """The optimizer's own step, whose effect is then replaced by the Adasum of all ranks'.
+
+        Raises:
+            Mismatch: the ranks' parameters differ; no parameter has changed.
+        """
+        if closure is None and not self._silence.over:
+            why = self._silence.check()
+            if why is not None:
+                raise why
+        self._weights.compare()
+        parameters = [p for _, p in self._named]
+        before = [p.detach().clone() for p in parameters]
+        result = super().step() if closure is None else super().step(closure)
+        with torch.no_grad():
+            moves = [p - old for p, old in zip(parameters, before, strict=True)]
+            packed = [self._compression.compress(move) for move in moves]
+            folded = adasum_together([wire for wire, _ in packed], "moves of Adasum")
+            for p, old, move, (_, context) in zip(parameters, before, folded, packed, strict=True):
+                p.copy_(old + self._compression.decompress(move, context))
+        return result
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Passes add up by themselves: as many as there are before a ``step()``."""
+        check_passes(passes)
+
+    def synchronize(self) -> None:
+        """Does nothing: gradients are not exchanged, moves are, in ``step()``."""
+
+    def skip_synchronize(self) -> NoReturn:
+        raise InvalidArgument("with op=Adasum step() exchanges; skip_synchronize() is not possible")
+
+
+def distribute(
+    optimizer: torch.optim.Optimizer, named: Named, compression: type[Compressor]
+) -> None:
+    """`named`: the optimizer's parameters in registration order."""
+    apart = become(optimizer, AdasumOptimizer, named)
+    apart._named = [(n, p) for n, p in named if p.requires_grad]
+    apart._compression = compression
+    apart._silence = Silence([n for n, _ in reversed(apart._named)], [p for _, p in apart._named])
+    apart._weights = TensorWeights("Adasum", named)
+    take_over(p for _, p in named)

@@ -1,0 +1,350 @@
+"""When gradients are reduced, and how a backward pass ends.
+
+A *pass* is one backward. A pass either *reduces* (its gradients go to the reducer as they become
+ready, while backward goes on) or only accumulates. Autograd calls, in this order::
+
+    on_gradient(i)                 per gradient; the first one begins the pass
+    end()                          at the end of backward, or when it raised
+
+Between them stands the rule for parameters without a gradient in this pass: one that has an older
+gradient contributes that; one without stays without where no rank used it, and gets the reduced
+gradient where some rank did.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import NoReturn
+
+import torch
+
+from farandole import _core, _world
+from farandole._core import InvalidArgument
+from farandole._limits import Limits
+from farandole._world import Group
+from farandole.common._reduction import Reduction
+from farandole.torch._tensors import dtype_name
+from farandole.torch._training.gradients import Gradients
+from farandole.torch._training.hooked import Hooked
+from farandole.torch._training.passes import Pass, graph_task, has_no_end, running, untraced
+from farandole.torch._training.silence import Silence
+from farandole.torch._training.sparse_gradients import SparseGradients
+from farandole.torch._training.weights import BROADCAST, checksums_of, watch_weights
+from farandole.torch._training.wrapped import too_many_passes
+
+
+class GradientExchange(Hooked):
+    """The gradients of one optimizer on their way to the mean (or sum) of all ranks.
+
+    Collective: every rank makes one, with the same parameters in the same order.
+
+    Args:
+        group: the ranks; this is one of them.
+        named: the parameters in the order in which their gradients probably become ready. The
+            order that the first step shows is used from the second one on.
+        weights: all parameters of the optimizer, in the model's order, whose values are compared.
+        line: of a program, that makes weights equal.
+        groups: by a parameter's id, which it is launched together with.
+        passes_per_step: every that many passes reduce; the others accumulate.
+        limits: how large the buckets are.
+        overlap: launch buckets during backward; else all of them at its end.
+
+    Raises:
+        Mismatch: the ranks' parameters or options differ; says which.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        named: Sequence[tuple[str, torch.Tensor]],
+        reduction: Reduction,
+        *,
+        weights: Sequence[tuple[str, torch.Tensor]],
+        line: str = BROADCAST,
+        groups: Mapping[int, int] = MappingProxyType({}),
+        passes_per_step: int = 1,
+        limits: Limits,
+        overlap: bool = True,
+    ) -> None:
+        op, prescale, postscale = reduction.op, reduction.prescale, reduction.postscale
+        compression, sparse_as_dense = reduction.compression, reduction.sparse_as_dense
+        self.names = [name for name, _ in named]
+        self.parameters = [p for _, p in named]
+        wires = [compression.compress(p.detach().new_empty(0)) for p in self.parameters]
+        self.reducer = _core.Reducer(
+            group,
+            [
+                (n, p.numel(), dtype_name(wire.dtype, f"parameter '{n}'"), groups.get(id(p), -1))
+                for (n, p), (wire, _) in zip(named, wires, strict=True)
+            ],
+            op,
+            prescale,
+            postscale,
+            *limits,
+            overlap,
+            sparse_as_dense=sparse_as_dense,
+        )
+        sparse = SparseGradients(
+            f"gradients {self.reducer.key:x}",
+            named,
+            reduction.process_set,
+            compression=compression,
+            prescale=prescale,
+            postscale=postscale / group.size if op == "mean" else postscale,
+        )
+        self._gradients = Gradients(
+            self.reducer,
+            named,
+            wires,
+            sparse,
+            compression=compression,
+            sparse_as_dense=sparse_as_dense,
+        )
+        self._weights = [tensor for _, tensor in weights]
+        watch_weights(self.reducer, weights, line)
+        self.epoch = _world.epoch()
+        self.reducing = False  # the present pass
+        self._is_mean = op == "mean" or math.isclose(prescale * postscale * group.size, 1)
+        self._passes_per_step = passes_per_step
+        self._passes = 0  # begun since gradients were last reduced
+        self._held = 0  # depth of no_sync()
+        # Reduced gradients stand where autograd accumulates, and nobody has used them up.
+        self._standing = False
+        # step() must still reduce: since the last reduction a step or a zero_grad was seen.
+        self._due = True
+        self._dropped = False  # a pass failed, and nothing was done about it
+        # By parameter, the stamp of a gradient whose backward had no end; and that backward.
+        self._left: dict[int, tuple[int, int] | None] = {}
+        self._left_graph = -1
+        self.silence = Silence(self.names, self.parameters)
+        self.hear()
+        living.add(self)
+
+    def give_up(self, name: str) -> None:
+        super().give_up(name)
+        living.discard(self)  # who joins does not answer for it
+
+    # The pass, as autograd tells it.
+
+    def on_gradient(self, i: int) -> None:
+        graph = graph_task()
+        present = self.present_pass()
+        if present is None:
+            self.silence.over = True
+            if has_no_end(graph):
+                self._leave_to_step(i, graph)
+                return
+            self._begin_pass(ends=True)
+            present = Pass(self)
+            self._pass = weakref.ref(present)
+            running.add(self)
+        present.enter(graph)
+        if not self.reducing:
+            return
+        try:
+            self._take(i)
+        except BaseException:
+            present.fail()  # now, since the traceback may keep the pass alive
+            raise
+
+    def end(self, *, failed: bool) -> None:
+        self._pass = None
+        running.discard(self)
+        if failed:
+            self._fail_pass()
+        else:
+            self._finish_pass()
+
+    def _leave_to_step(self, i: int, graph: int) -> None:
+        """The pass is one that only accumulates."""
+        if graph != self._left_graph or not self._left:
+            self._begin_pass(ends=False)
+            self._left_graph = graph
+        self._left[i] = _stamp(self.parameters[i].grad)
+
+    def _refuse_changes(self) -> None:
+        """Of what was left to step(): clipping, say, that took it for the mean."""
+        for i, stamp in self._left.items():
+            if _stamp(self.parameters[i].grad) != stamp:
+                self._refuse_pass(
+                    InvalidArgument(
+                        f"the gradient of '{self.names[i]}' was changed after backward(), which "
+                        "does not reduce gradients under compiled autograd\n  advice: call "
+                        "optimizer.synchronize() after backward(), before clipping and unscaling"
+                    )
+                )
+
+    # The pass, from its begin to its end.
+
+    def _begin_pass(self, *, ends: bool) -> None:
+        """`ends`: whether autograd tells the end; else synchronize() reduces."""
+        if (
+            self._standing
+            and self._passes_per_step > 1
+            and any(map(self._gradients.still_stands, range(len(self.names))))
+        ):
+            raise too_many_passes(self._passes_per_step)
+        due = self._held == 0 and self._passes + 1 >= self._passes_per_step
+        self._begin(reducing=ends and due)
+        self._passes += 1
+
+    def _begin(self, *, reducing: bool) -> None:
+        self.check_alive()
+        self._left.clear()
+        self._dropped = False
+        if reducing:
+            self._gradients.begin()
+        self.reducing = reducing
+
+    def _take(self, i: int) -> None:
+        """The mean of what was reduced already, and equal on all ranks, is that value; a sum would
+        count it once per rank."""
+        if self._standing and not self._is_mean and self._gradients.still_stands(i):
+            raise InvalidArgument(
+                f"the gradient of '{self.names[i]}' was already summed over the ranks and would "
+                "be summed again\n  advice: call step() or zero_grad() between two backward "
+                "passes, or accumulate with backward_passes_per_step or no_sync()"
+            )
+        self._gradients.take(i)
+
+    def launch_rest(self) -> None:
+        """Hands in what this pass did not bring. Waits for nobody."""
+        for i in self._gradients.missing():
+            self._take(i)
+        if self.reducer.weights_due:
+            self.reducer.show_weights(checksums_of(self._weights))
+        self._gradients.launch()
+
+    def _finish_pass(self) -> None:
+        """Waits for the reduced gradients, if this pass reduces."""
+        if not self.reducing:
+            return
+        try:
+            self.launch_rest()
+            self.reducer.wait()
+            self._gradients.show()
+        except BaseException:
+            self._fail_pass()
+            raise
+        self.reducing = False
+        self._passes = 0
+        self._standing, self._due = True, False
+
+    def _fail_pass(self) -> None:
+        """Tells the other ranks, without waiting for them; the next pass will work again."""
+        if not self.reducing:
+            return
+        self.reducing = False
+        self._passes = 0
+        self._standing, self._due, self._dropped = False, True, True
+        self._gradients.abandon()
+
+    def _refuse_pass(self, why: InvalidArgument) -> NoReturn:
+        """Raises it in place of a step, and tells the other ranks, which may have begun one.
+
+        Raises:
+            Error: the group has failed.
+        """
+        self._begin(reducing=True)
+        try:
+            self.reducer.abandon()
+        finally:
+            self._fail_pass()
+        raise why
+
+    # While this rank has joined, the reducer takes part in the others' steps by itself.
+
+    def before_joining(self) -> None:
+        """Ends what is open, and lets go of the buckets, which may move."""
+        if self.reducing:
+            self._finish_pass()
+        elif self.reducer.step_open:
+            self.reducer.drain()  # of a pass that failed
+        self._gradients.forget_places()
+
+    def after_joining(self, steps: int) -> None:
+        """Takes the buckets up again. After any step of the others, the gradients that this rank
+        still had stand in memory of theirs."""
+        self._gradients.learn_places()
+        if steps > 0:
+            self._passes = 0
+            self._standing, self._due = False, True
+            self._gradients.drop()
+
+    # What the optimizer sees.
+
+    @untraced
+    def refuse_silence(self) -> None:
+        """Before a step."""
+        why = self.silence.check()
+        if why is not None:
+            self._refuse_pass(why)
+
+    @untraced
+    def synchronize(self) -> None:
+        """Reduces what was accumulated and not reduced yet.
+
+        Also where nothing was: other ranks may have gradients, and expect this one.
+        """
+        self.check_alive()
+        self._refuse_changes()
+        if not self.reducing:
+            if self._passes == 0 and not self._due:
+                return
+            if self._dropped:
+                self._refuse_pass(
+                    InvalidArgument(
+                        "the last backward() failed, on this rank or on another, and its gradients "
+                        "were dropped: there is nothing to step with\n"
+                        "  advice: call zero_grad(), and go on with the next batch"
+                    )
+                )
+            self._begin(reducing=True)
+        self._finish_pass()
+
+    @property
+    def reduced(self) -> bool:
+        """Reduced gradients stand, and no step has used them."""
+        return self._standing
+
+    @untraced
+    def note_step(self) -> None:
+        self._standing, self._due = False, True
+
+    @untraced
+    def note_zero_grad(self) -> None:
+        if self.reducing:
+            raise InvalidArgument(
+                "zero_grad() was called while gradients are being reduced\n"
+                "  advice: call step() or synchronize() first"
+            )
+        self._passes = 0
+        self._standing, self._due, self._dropped = False, True, False
+        self._left.clear()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Passes inside only accumulate."""
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+
+    def set_passes_per_step(self, passes: int) -> None:
+        self._passes_per_step = passes
+        self._passes = 0
+
+
+def _stamp(grad: torch.Tensor | None) -> tuple[int, int] | None:
+    """Another one when the gradient has changed."""
+    if grad is None:
+        return None
+    return 0 if grad.is_sparse else grad.data_ptr(), grad._version
+
+
+living: weakref.WeakSet[GradientExchange] = weakref.WeakSet()  # all there are

@@ -1,0 +1,204 @@
+"""The gradients of some parameters: handed to the reducer one by one, and shown when reduced."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from farandole import _core
+from farandole._core import Error, InvalidArgument
+from farandole.torch._training.buckets import Buckets, dense_strides
+from farandole.torch._training.sparse_gradients import SparseGradients
+from farandole.torch.compression import Compression, Compressor
+
+
+class Gradients:
+    """``p.grad`` becomes a view of the bucket, except where gradients are compressed, and where
+    large ones are reduced as they lie, and where they are sparse: then the first step reduces them
+    as dense ones, and later ones gather their entries, or, with `sparse_as_dense`, do the same
+    again; users see sparse ones.
+
+    Args:
+        wires: of each parameter what is sent of no elements of it, and the context.
+    """
+
+    def __init__(
+        self,
+        reducer: _core.Reducer,
+        named: Sequence[tuple[str, torch.Tensor]],
+        wires: Sequence[tuple[torch.Tensor, Any]],
+        sparse: SparseGradients,
+        *,
+        compression: type[Compressor],
+        sparse_as_dense: bool,
+    ) -> None:
+        self._reducer = reducer
+        self._names = [name for name, _ in named]
+        self._parameters = [p for _, p in named]
+        self._dtypes = [wire.dtype for wire, _ in wires]
+        self._contexts = [context for _, context in wires]
+        self._compression = None if compression is Compression.none else compression
+        self._sparse_as_dense = sparse_as_dense
+        self._sparse = sparse
+        self._strides = [dense_strides(p) for p in self._parameters]
+        self._buckets = Buckets(reducer, self._parameters, self._dtypes)
+        self.learn_places()
+        self._marked = bytearray(len(named))  # in this pass
+        self._lie = bytearray(len(named))  # reduced where autograd left them, in this pass
+        self._becoming: dict[int, int] = {}  # what this step found to be sparse
+        self._shown = [0] * len(named)  # addresses of the reduced gradients that users see
+        self._shown_sparse: dict[int, weakref.ref[torch.Tensor]] = {}
+
+    def forget_places(self) -> None:
+        """Gradients that users see stay."""
+        self._buckets.forget()
+
+    def learn_places(self) -> None:
+        self._sparse.dims = self._reducer.left_out
+        self._alone = [self._reducer.in_place(i) for i in range(len(self._parameters))]
+        self._buckets.learn(
+            i
+            for i, alone in enumerate(self._alone)
+            if (not alone or self._compression is not None) and i not in self._sparse.dims
+        )
+
+    # To the reducer.
+
+    def begin(self) -> None:
+        """A pass that reduces."""
+        self._sparse.drain()  # of a pass that failed
+        if self._reducer.step_open:
+            self._reducer.drain()
+        if self._reducer.has_better_plan:
+            self.forget_places()
+            self._reducer.take_better_plan()
+            self.learn_places()
+        self._marked = bytearray(len(self._marked))
+
+    def missing(self) -> list[int]:
+        """Those that this pass did not bring, and that are there."""
+        rows = enumerate(zip(self._marked, self._parameters, strict=True))
+        return [i for i, (marked, p) in rows if not marked and p.grad is not None]
+
+    def take(self, i: int) -> None:
+        p = self._parameters[i]
+        grad = p.grad
+        assert grad is not None
+        if grad.requires_grad:
+            raise part_of_a_graph(self._names[i])
+        dims = 0
+        if grad.is_sparse:
+            dims = grad.sparse_dim()
+            if dims == 0 or i not in self._sparse.dims:
+                grad = grad.to_dense()
+        if i in self._sparse.dims:
+            if dims > 0:
+                self._sparse.start(i, grad)
+            self._mark_ready(i, 0, dims)
+            return
+        if self._compression is not None:
+            p.grad = grad
+            view = self._buckets.view(i)
+            view.copy_(self._compress(i, grad))
+            self._mark_ready(i, view.data_ptr(), dims)
+            return
+        alike = grad.stride() == self._strides[i] and grad.dtype == self._dtypes[i]
+        self._lie[i] = alike and self._alone[i] and (dims == 0 or self._sparse_as_dense)
+        if self._lie[i]:
+            p.grad = grad  # where a sparse one became dense
+            self._reducer.lend(i, grad.data_ptr(), grad, dims)
+            self._marked[i] = 1
+            return
+        view = self._buckets.view(i)
+        if not alike:
+            view.copy_(grad)
+        self._mark_ready(i, grad.data_ptr() if alike else view.data_ptr(), dims)
+        p.grad = view
+
+    def _mark_ready(self, i: int, pointer: int, sparse_dims: int) -> None:
+        self._reducer.mark_ready(i, pointer, sparse_dims)
+        self._marked[i] = 1
+
+    def _compress(self, i: int, grad: torch.Tensor) -> torch.Tensor:
+        assert self._compression is not None
+        wire: torch.Tensor
+        wire, self._contexts[i] = self._compression.compress(grad)
+        if wire.dtype != self._dtypes[i] or wire.numel() != grad.numel():
+            raise InvalidArgument(
+                f"compression of '{self._names[i]}' gave {wire.numel()} x {wire.dtype} where "
+                f"{grad.numel()} x {self._dtypes[i]} were announced"
+            )
+        return wire.reshape(grad.shape)
+
+    def launch(self) -> None:
+        """When all have been taken. Waits for nobody."""
+        self._reducer.launch_rest()
+        self._sparse.start_rest()
+
+    def abandon(self) -> None:
+        """Tells the other ranks that there is no step, and forgets all gradients: they are
+        incomplete, and their memory is another step's."""
+        if self._reducer.step_open:
+            with suppress(Error):  # of a group that has failed: the next call will say it
+                self._sparse.start_rest()  # the other ranks wait for this one's entries
+        self.drop()
+        if self._reducer.step_open:
+            with suppress(Error):  # likewise
+                self._reducer.abandon()
+
+    def drop(self) -> None:
+        self._lie = bytearray(len(self._lie))
+        for p in self._parameters:
+            p.grad = None
+
+    # To the user.
+
+    def show(self) -> None:
+        """Reduced ones become what the user sees. What was used on no rank stays as it is."""
+        left_out = self._reducer.left_out if self._reducer.has_better_plan else {}
+        self._becoming = {i: left_out[i] for i in left_out.keys() - self._sparse.dims.keys()}
+        for i in range(len(self._parameters)):
+            if self._reducer.used(i):
+                self._show(i)
+        self._sparse.drain()  # of what no rank used
+
+    def _show(self, i: int) -> None:
+        p = self._parameters[i]
+        if i in self._sparse.dims:
+            self._show_sparse(i, self._sparse.finish(i))
+            return
+        if self._compression is not None:
+            p.grad = self._compression.decompress(self._buckets.view(i), self._contexts[i])
+        elif not self._lie[i]:
+            p.grad = self._buckets.view(i)
+        self._lie[i] = False
+        assert p.grad is not None
+        self._shown[i] = p.grad.data_ptr()
+        dims = self._reducer.sparse_dims(i) if self._sparse_as_dense else self._becoming.get(i, 0)
+        if dims > 0:
+            self._show_sparse(i, p.grad.to_sparse(dims))
+
+    def _show_sparse(self, i: int, grad: torch.Tensor) -> None:
+        p = self._parameters[i]
+        p.grad = None  # its layout may be another
+        p.grad = grad
+        self._shown_sparse[i] = weakref.ref(grad)
+
+    def still_stands(self, i: int) -> bool:
+        """Whether the gradient of parameter i is the one that was shown, perhaps added to."""
+        grad = self._parameters[i].grad
+        if grad is None or grad.is_sparse:
+            shown = self._shown_sparse.get(i)
+            return grad is not None and shown is not None and shown() is grad
+        return grad.data_ptr() == self._shown[i]
+
+
+def part_of_a_graph(name: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"the gradient of '{name}' is part of a graph (create_graph=True), which "
+        "DistributedOptimizer does not support; use torch.autograd.grad"
+    )

@@ -1,0 +1,69 @@
+"""What every kind of DistributedOptimizer refuses."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, NoReturn, TypeVar, cast
+
+import torch
+
+from farandole._core import InvalidArgument
+from farandole.common._wrapped import child_of
+
+
+def refuse_unmanaged(parameters: Sequence[torch.Tensor]) -> None:
+    """Before a step, of those that were frozen when the optimizer was wrapped."""
+    for p in parameters:
+        if p.grad is not None:
+            raise InvalidArgument(
+                f"a parameter of shape {tuple(p.shape)} was frozen when DistributedOptimizer was "
+                "made, and has a gradient now that no other rank knows\n"
+                "  advice: make the DistributedOptimizer after the parameters' requires_grad "
+                "is what it will be"
+            )
+
+
+def too_many_passes(passes_per_step: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"more than backward_passes_per_step={passes_per_step} backward passes without step()\n"
+        f"  advice: call step() or zero_grad() after every {passes_per_step} passes"
+    )
+
+
+class WrappedOptimizer(torch.optim.Optimizer):
+    """Stands before the optimizer's own class, behind what the kind does itself."""
+
+    _parameter_names: dict[torch.Tensor, str]  # as Horovod calls it; programs read it
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
+        raise InvalidArgument(
+            "adding parameters to a DistributedOptimizer is not supported; add them to the "
+            "optimizer before it is wrapped"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.optim.Optimizer:
+        """The optimizer that was wrapped, over copies of its parameters: a copy of a model that
+        holds its optimizer is a plain one, which reduces nothing."""
+        plain: Any = type(self).__bases__[1]
+        copied = memo[id(self)] = plain.__new__(plain)
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return cast(torch.optim.Optimizer, copied)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise InvalidArgument(
+            "a DistributedOptimizer cannot be copied or pickled; use state_dict()"
+        )
+
+
+_W = TypeVar("_W", bound=WrappedOptimizer)
+
+
+def become(
+    optimizer: torch.optim.Optimizer, kind: type[_W], named: Sequence[tuple[str, torch.Tensor]]
+) -> _W:
+    """The same object, as one of that kind that is its own class' still."""
+    optimizer.__class__ = child_of(type(optimizer), kind)
+    wrapped = cast(_W, optimizer)
+    wrapped._parameter_names = {p: name for name, p in named}
+    return wrapped
