@@ -1,5 +1,6 @@
 #include "bindings/arrays.h"
 
+#include <cstring>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -16,53 +17,17 @@ Error invalid(const char* what, const std::string& text) {
 
 // ---- the buffer protocol ----
 
+/// Of integers C's types have letters, several of one size: signed ones are small.
 std::optional<DType> dtype_of_format(const char* format, size_t bytes) {
   if (format == nullptr) return DType::uint8;
   const char code =
       format[0] == '@' || format[0] == '=' || format[0] == '<' ? format[1] : format[0];
-  const auto integer = [&](bool is_signed) -> std::optional<DType> {
-    switch (bytes) {
-      case 1:
-        return is_signed ? DType::int8 : DType::uint8;
-      case 2:
-        return is_signed ? DType::int16 : DType::uint16;
-      case 4:
-        return is_signed ? DType::int32 : DType::uint32;
-      case 8:
-        return is_signed ? DType::int64 : DType::uint64;
-      default:
-        return std::nullopt;
-    }
-  };
-  switch (code) {
-    case 'e':
-      return DType::float16;
-    case 'E':
-      return bytes == 2 ? std::optional(DType::bfloat16) : std::nullopt;
-    case 'f':
-      return DType::float32;
-    case 'd':
-      return DType::float64;
-    case '?':
-      return DType::boolean;
-    case 'b':
-    case 'h':
-    case 'i':
-    case 'l':
-    case 'q':
-    case 'n':
-      return integer(true);
-    case 'c':
-    case 'B':
-    case 'H':
-    case 'I':
-    case 'L':
-    case 'Q':
-    case 'N':
-      return integer(false);
-    default:
-      return std::nullopt;
-  }
+  if (code == 'c') return bytes == 1 ? std::optional(DType::uint8) : std::nullopt;
+  const bool is_integer = code != 0 && std::strchr("bhilqnBHILQN", code) != nullptr;
+  return dtype_where([&](const DTypeRow& r) {
+    if (r.bytes != bytes || (r.kind == DTypeKind::integer) != is_integer) return false;
+    return is_integer ? (r.codes.buffer >= 'a') == (code >= 'a') : r.codes.buffer == code;
+  });
 }
 
 Borrowed borrow_buffer(const py::object& array, bool writable, const char* what) {

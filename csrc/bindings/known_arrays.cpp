@@ -233,18 +233,8 @@ void learn_numpy() {
 }
 
 std::optional<DType> dtype_of_dlpack(uint8_t code, uint8_t bits) {
-  static constexpr DType kSigned[] = {DType::int8, DType::int16, DType::int32, DType::int64};
-  static constexpr DType kUnsigned[] = {DType::uint8, DType::uint16, DType::uint32, DType::uint64};
-  const int power = bits == 8 ? 0 : bits == 16 ? 1 : bits == 32 ? 2 : bits == 64 ? 3 : -1;
-  if (power < 0) return std::nullopt;
-  if (code == 0) return kSigned[power];
-  if (code == 1) return kUnsigned[power];
-  if (code == 2 && power == 1) return DType::float16;
-  if (code == 2 && power == 2) return DType::float32;
-  if (code == 2 && power == 3) return DType::float64;
-  if (code == 4 && power == 1) return DType::bfloat16;
-  if (code == 6 && power == 0) return DType::boolean;
-  return std::nullopt;
+  return dtype_where(
+      [&](const DTypeRow& r) { return r.codes.dlpack == code && 8 * r.bytes == bits; });
 }
 
 bool is_contiguous(const DlTensor& t) {

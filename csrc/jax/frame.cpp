@@ -1,36 +1,13 @@
 #include "jax/frame.h"
 
-#include <array>
 #include <optional>
 
 namespace farandole {
 namespace {
 
-// XLA's number of each element type that we have.
-struct ElementRow {
-  ffi::ElementType number;
-  DType dtype;
-};
-constexpr std::array<ElementRow, 13> kElements{{
-    {1, DType::boolean},
-    {2, DType::int8},
-    {3, DType::int16},
-    {4, DType::int32},
-    {5, DType::int64},
-    {6, DType::uint8},
-    {7, DType::uint16},
-    {8, DType::uint32},
-    {9, DType::uint64},
-    {10, DType::float16},
-    {11, DType::float32},
-    {12, DType::float64},
-    {16, DType::bfloat16},
-}};
-
 std::optional<DType> dtype_of(ffi::ElementType number) {
-  for (const ElementRow& row : kElements)
-    if (row.number == number) return row.dtype;
-  return std::nullopt;
+  return dtype_where(
+      [&](const DTypeRow& r) { return static_cast<ffi::ElementType>(r.codes.xla) == number; });
 }
 
 // ---- attributes ----

@@ -62,14 +62,14 @@ constexpr const char* kAttributes[] = {
 std::string add_op(const OpRow& row) {
   const Status status;
   TF_OpDefinitionBuilder* const op = api.NewOpDefinitionBuilder(row.name);
-  const std::string types = std::string("list(") + kTypeNames + ") >= 0";
+  const std::string types = "list(" + type_words() + ") >= 0";
   if (row.tensors == Tensors::many) {
     api.OpDefinitionBuilderAddInput(op, "tensors: T");
     api.OpDefinitionBuilderAddAttr(op, ("T: " + types).c_str());
     if (row.way == OpRow::Way::async) api.OpDefinitionBuilderAddOutput(op, "results: T");
   } else if (row.tensors == Tensors::one) {
     api.OpDefinitionBuilderAddInput(op, "tensor: T");
-    api.OpDefinitionBuilderAddAttr(op, (std::string("T: ") + kTypeNames).c_str());
+    api.OpDefinitionBuilderAddAttr(op, ("T: " + type_words()).c_str());
     api.OpDefinitionBuilderAddOutput(op, "result: T");
   }
   if (row.input != nullptr) api.OpDefinitionBuilderAddInput(op, row.input);

@@ -1,8 +1,8 @@
 // TensorFlow's numbers for what we have names for.
 #pragma once
 
-#include <array>
 #include <optional>
+#include <string>
 
 #include "base/dtype.h"
 #include "base/error.h"
@@ -10,35 +10,19 @@
 
 namespace farandole::tf {
 
-struct TypeRow {
-  DType dtype;
-  int number;  // TF_DataType
-};
-inline constexpr std::array<TypeRow, 13> kTypes{{
-    {DType::float16, 19},
-    {DType::bfloat16, 14},
-    {DType::float32, 1},
-    {DType::float64, 2},
-    {DType::int8, 6},
-    {DType::int16, 5},
-    {DType::int32, 3},
-    {DType::int64, 9},
-    {DType::uint8, 4},
-    {DType::uint16, 17},
-    {DType::uint32, 22},
-    {DType::uint64, 23},
-    {DType::boolean, 10},
-}};
-inline constexpr int kInt32 = 3, kInt64 = 9;
-/// As an op's definition lists them.
-inline constexpr const char* kTypeNames =
-    "{half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32, uint64, "
-    "bool}";
+inline constexpr int kInt32 = row(DType::int32).codes.tensorflow;
+inline constexpr int kInt64 = row(DType::int64).codes.tensorflow;
 
 constexpr std::optional<DType> dtype_of(int number) {
-  for (const TypeRow& row : kTypes)
-    if (row.number == number) return row.dtype;
-  return std::nullopt;
+  return dtype_where([&](const DTypeRow& r) { return r.codes.tensorflow == number; });
+}
+
+/// As an op's definition lists them: "{half, float}".
+inline std::string type_words() {
+  std::string words;
+  for (const DTypeRow& r : kDTypes)
+    words += (words.empty() ? "{" : ", ") + std::string(r.codes.tensorflow_word);
+  return words + "}";
 }
 
 /// The class of exception that an error becomes, in Horovod's sense where it has one. Not
