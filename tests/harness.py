@@ -42,7 +42,7 @@ import pytest
 
 HERE = Path(__file__).parent
 _SHOW_STACKS = signal.SIGUSR1
-LIMIT = 120.0  # seconds for one call on all ranks: an upper bound, never waited for when all is well
+LIMIT = 120.0  # seconds for one call on all ranks: a bound, never waited for when all is well
 FIELDS = [
     "verdict", "evidence", "advice", "rank", "peer", "pid", "signal", "host", "operation", "tensor",
     "sequence", "lane", "step", "bytes_done", "bytes_total", "field", "values",
