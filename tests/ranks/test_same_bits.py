@@ -98,9 +98,7 @@ def compare_small(seed: int, dtype: str) -> None:
     fd.init()
     count = 500 // np.dtype(BITS[dtype]).itemsize
     mine = heavy_tailed(seed, fd.rank(), count, dtype)
-    seen = {
-        reduce_bits(mine, dtype, "caller", algorithm=a).tobytes() for a in ("ll", "one_shot")
-    }
+    seen = {reduce_bits(mine, dtype, "caller", algorithm=a).tobytes() for a in ("ll", "one_shot")}
     seen.add(reduce_bits(mine, dtype, "mixed", algorithm="cico").tobytes())
     seen.add(reduce_bits(mine, dtype, "caller", op="sum", algorithm="direct").tobytes())
     assert len(seen) == 1
