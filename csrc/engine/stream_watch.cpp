@@ -97,9 +97,10 @@ std::vector<int> Stream::culprits() const {
     next.insert(next.end(), theirs.begin(), theirs.end());
   }
   // Who runs may only have been slow to say whom it waits for.
-  const auto stopped = std::ranges::partition(
-      found, [&](int r) { return stands_still(memory_.processes[static_cast<size_t>(r)]); });
-  if (stopped.begin() != found.begin()) found.erase(stopped.begin(), stopped.end());
+  const auto running = std::partition(found.begin(), found.end(), [&](int r) {
+    return stands_still(memory_.processes[static_cast<size_t>(r)]);
+  });
+  if (running != found.begin()) found.erase(running, found.end());
   std::sort(found.begin(), found.end());
   return found.empty() ? direct : found;
 }
