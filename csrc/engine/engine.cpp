@@ -280,6 +280,8 @@ bool Engine::poll(TimePoint until) {
   for (const auto& task : tasks_) moved |= task->poll(until);
   if (moved && traced != nullptr) traced->turn(begin, now());
   if (moved) ring_sleepers();
+  // Nobody may poll for a while: what this rank has waited in is not what it waits in now.
+  if (moved && waits_.shows() && !busy()) waits_.look(now(), {});
   const uint64_t turns = turns_.load(std::memory_order_relaxed) + 1;  // no partner: a statistic
   turns_.store(turns, std::memory_order_relaxed);
   if (turns % kTurnsBetweenEvents == 0) {  // a busy engine never parks

@@ -47,6 +47,9 @@ class WaitWatch {
   /// Shows what this rank waits in. The error is that of a circle that it is in.
   std::optional<Error> look(TimePoint when, const WaitList& list);
 
+  /// Others may still read that this rank waits in something.
+  bool shows() const { return shows_; }
+
   /// ", which waits in barrier #3 for rank 0, at train.py, line 12, in main"; empty: not known.
   std::string doing(int world_rank) const;
   /// "; this is a deadlock: rank 0 waits …" when it looks so already.
