@@ -2,9 +2,8 @@
 // from or to another rank's memory by its address. Buffers that all ranks map are used where they
 // lie. Two waits, none per piece.
 //
-//   all_reduce   rank r fetches part r of every other rank's input, folds it into its own output
-//   and
-//                writes it to the others' (with mapped buffers alone it is `mapped`)
+//   all_reduce   rank r fetches part r of every other rank's input, folds it into its own output,
+//                and writes it to the others' (with mapped buffers alone it is `mapped`)
 //   the others   every rank fetches what it needs of the others' inputs, from where they lie to
 //                where it belongs, or folds it there
 //

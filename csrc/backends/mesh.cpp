@@ -1,5 +1,6 @@
 #include "backends/mesh.h"
 
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -47,13 +48,17 @@ std::vector<std::shared_ptr<Transport>> transports_of(const Engine& engine) {
 
 /// The transports are made with the first connection and shared by all of the engine.
 ConnectMaker channels_over_transports() {
-  auto made = std::make_shared<std::vector<std::shared_ptr<Transport>>>();
+  struct Made {
+    std::once_flag once;  // any thread may open a stream
+    std::vector<std::shared_ptr<Transport>> transports;
+  };
+  auto made = std::make_shared<Made>();
   return [made](const Engine& engine, const Membership& membership, uint64_t key) {
-    if (made->empty()) *made = transports_of(engine);
+    std::call_once(made->once, [&] { made->transports = transports_of(engine); });
     std::vector<PeerInfo> members;
     for (const int r : membership.members)
       members.push_back(engine.host().peers[static_cast<size_t>(r)].info);
-    return connect_members(*made, std::move(members), key);
+    return connect_members(made->transports, std::move(members), key);
   };
 }
 

@@ -29,7 +29,6 @@ bool ShmDirect::can_run(const Operation& o) const {
 }
 
 DirectPath& ShmDirect::path(const PathRow& row) {
-  paths_.resize(path_table().size());
   auto& made =
       paths_[static_cast<size_t>(std::ranges::find(path_table(), &row) - path_table().begin())];
   if (!made) made = row.make(memory_);

@@ -36,8 +36,9 @@ class ShmDirect : public Backend {
 
   const StreamMemory& memory_;
   const TuningTable& tuning_;
-  const std::string why_not_foreign_;               // other ranks' memory is not reached by address
-  std::vector<std::unique_ptr<DirectPath>> paths_;  // by path_table(); made when first used, kept
+  const std::string why_not_foreign_;  // other ranks' memory is not reached by address
+  // By path_table(); made when first used, kept.
+  std::vector<std::unique_ptr<DirectPath>> paths_{path_table().size()};
   const Operation* operation_ = nullptr;
   DirectPath* path_ = nullptr;
   const PathRow* forced_ = nullptr;  // by the operation's `algorithm`

@@ -91,8 +91,11 @@ std::shared_ptr<Stream> Engine::open_stream(const Membership& membership, std::s
     const std::lock_guard lock(closed->mutex);
     closed->pages.push_back(std::move(page));
   });
-  for (const BackendMaker& make : {options_.direct, schedules ? options_.schedules : nullptr})
+  const auto add = [&](const BackendMaker& make) {
     if (make) opened->add_backend(make(*this, membership, key, opened->memory()));
+  };
+  add(options_.direct);
+  if (schedules) add(options_.schedules);
   return opened;
 }
 

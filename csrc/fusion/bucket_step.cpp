@@ -35,11 +35,6 @@ void BucketStep::launch(const std::string& name, const CollectiveSpec& what, Buf
   in_flight_.push_back(group_->submit_to(stream_, input, output, std::move(o)));
 }
 
-void BucketStep::launch_max(const std::string& name, Buffer all,
-                            std::shared_ptr<const void> memory) {
-  launch(name, {Collective::all_reduce, ReduceOp::max}, all, all, std::move(memory));
-}
-
 void BucketStep::launch_weights() {
   if (auto handle = weights_.launch(*group_, stream_)) in_flight_.push_back(std::move(*handle));
 }

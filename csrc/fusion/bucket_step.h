@@ -43,7 +43,12 @@ class BucketStep {
   void launch(const std::string& name, const CollectiveSpec& what, Buffer input, Buffer output,
               std::shared_ptr<const void> memory, std::shared_ptr<Epilogue> epilogue = nullptr);
   /// The same to see the largest of all ranks' elements, in place.
-  void launch_max(const std::string& name, Buffer all, std::shared_ptr<const void> memory);
+  template <typename T>
+  void launch_max(const std::string& name, const std::shared_ptr<std::vector<T>>& elements,
+                  DType dtype) {
+    const Buffer all{reinterpret_cast<std::byte*>(elements->data()), elements->size(), dtype};
+    launch(name, {Collective::all_reduce, ReduceOp::max}, all, all, elements);
+  }
   /// Drives until nothing is in flight; false when `until` passes first. The first error goes to
   /// `first`, unless one stands there.
   bool wait(Deadline until, std::optional<Error>& first);

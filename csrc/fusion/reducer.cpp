@@ -20,11 +20,6 @@ std::string words(const ReducerOptions& o) {
   return text.str();
 }
 
-template <typename T>
-Buffer buffer_of(std::vector<T>& elements, DType dtype) {
-  return {reinterpret_cast<std::byte*>(elements.data()), elements.size(), dtype};
-}
-
 }  // namespace
 
 Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> parameters,
@@ -173,10 +168,9 @@ void Reducer::launch_rest() {
     --missing_[places_[i].bucket];
   }
   launch_complete();
-  step_->launch_max("used", buffer_of(*used_, DType::uint8), used_);
+  step_->launch_max("used", used_, DType::uint8);
   const auto& positions = order_.positions();  // until all ranks have completed a step
-  if (!order_.agreed())
-    step_->launch_max("ready order", buffer_of(*positions, DType::int32), positions);
+  if (!order_.agreed()) step_->launch_max("ready order", positions, DType::int32);
   step_->launch_weights();
 }
 

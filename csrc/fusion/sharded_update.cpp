@@ -171,8 +171,7 @@ void ShardedUpdate::launch_flags() {
   std::copy(present_.begin(), present_.end(), flags.begin());
   flags[parameters_.size() + static_cast<size_t>(group_->rank())] = abandoned_ ? 1 : 0;
   put_twofold(flags.data() + flags.size() - 2 * kHashBytes, abandoned_ ? 0 : hash_of(facts()));
-  step_->launch_max(
-      "used", {reinterpret_cast<std::byte*>(flags.data()), flags.size(), DType::uint8}, flags_);
+  step_->launch_max("used", flags_, DType::uint8);
   step_->launch_weights();
   phase_ = Phase::agreeing;
 }
