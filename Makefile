@@ -16,7 +16,7 @@ OUT    ?= demo-output
 BASE   ?= HEAD
 PEERS  ?= mpich impi
 REPORT ?=
-TIDY   ?= $(shell git ls-files 'csrc/*.cpp')
+TIDY   ?= $(shell git ls-files 'csrc/*.cpp' 'tests/core/*.cpp')
 
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -32,7 +32,7 @@ unexport PYTHONPATH PYTHONHOME
 SOURCES := $(shell find csrc python -name __pycache__ -prune -o -print) CMakeLists.txt pyproject.toml README.md
 SANITIZED = PYTHONPATH=build/asan-package LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so)" \
             ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 $(BIN)/python -m
-CPP      = $(shell git ls-files --cached --others --exclude-standard 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/cpp/*')
+CPP      = $(shell git ls-files --cached --others --exclude-standard 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.h' 'tests/*.cpp')
 
 # One build tree (pyproject.toml's build-dir) has the wheel, the C++ tests, the core's parts for tests
 # and the core with fault points: the engine is compiled once.
@@ -82,11 +82,11 @@ lint: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/test $(STAMPS)/lint  ## form
 	mypy
 	cmake --build $(TREE) --target core_testing
 	MYPYPATH=tests PYTHONPATH=$(TREE)/testing $(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml farandole._core _core_testing
-	@$(MAKE) --no-print-directory tidy TIDY="$$(git diff --name-only --diff-filter=d $(BASE) -- 'csrc/*.cpp')"
+	@$(MAKE) --no-print-directory tidy TIDY="$$(git diff --name-only --diff-filter=d $(BASE) -- 'csrc/*.cpp' 'tests/core/*.cpp')"
 
-tidy: $(STAMPS)/build $(STAMPS)/lint  ## clang-tidy (.clang-tidy) over all of csrc but the bindings
+tidy: $(STAMPS)/build $(STAMPS)/lint  ## clang-tidy (.clang-tidy) over csrc and tests/core, but the bindings
 	@cmake -S . -B build/tidy -G Ninja -DFARANDOLE_MODULE=OFF -DFARANDOLE_TESTS=ON -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >/dev/null
-	@echo $(filter-out csrc/bindings/%,$(TIDY)) | xargs --no-run-if-empty -n 4 -P $$(nproc) clang-tidy -p build/tidy --quiet --warnings-as-errors='*'
+	@echo $(filter-out csrc/bindings/% tests/core/bindings/%,$(TIDY)) | xargs --no-run-if-empty -n 4 -P $$(nproc) clang-tidy -p build/tidy --quiet --warnings-as-errors='*'
 
 format: $(STAMPS)/lint  ## format C++ and Python in place
 	ruff check --fix-only

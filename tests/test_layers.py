@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 CSRC = ROOT / "csrc"
+TESTS = ROOT / "tests"
 PACKAGE = ROOT / "python" / "farandole"
 
 # What each folder of csrc may include, besides itself and base.
@@ -25,18 +26,18 @@ ALLOWED = {
     "named": {"group", "engine", "control", "transport", "schedule", "fold"},
     "fusion": {"group", "engine", "control", "transport", "schedule", "fold"},
     "jax": {"named", "fusion", "group", "engine", "control", "transport", "schedule", "fold"},
-    "testing": {
-        "named", "backends", "group", "engine", "control", "transport", "schedule", "fold",
-    },
     "tensorflow": set(),  # a plug-in: base/plugin.h is all it knows of the rest
     "bindings": {
         "jax", "named", "fusion", "backends", "group", "engine", "control", "transport", "schedule",
         "fold",
     },
-    # The module that no wheel has.
-    "bindings/testing": {
+    # What tests alone reach, below tests/.
+    "core": {
+        "named", "backends", "group", "engine", "control", "transport", "schedule", "fold",
+    },
+    "core/bindings": {
         "bindings", "named", "fusion", "backends", "group", "engine", "control", "transport",
-        "schedule", "fold", "testing",
+        "schedule", "fold", "core",
     },
 }  # fmt: skip
 FRAMEWORK_HEADERS = re.compile(
@@ -91,8 +92,16 @@ NAMES_A_FRAMEWORK = {
 GUESTS = {"torch", "tensorflow", "keras", "jax", "mpi4py", "rich", "matplotlib", "sklearn"}
 
 
-def sources() -> list[Path]:
-    return sorted(p for p in CSRC.rglob("*") if p.suffix in (".h", ".cpp", ".cu", ".cuh"))
+def sources() -> list[str]:
+    """As they are included: below csrc or, what tests alone reach, below tests."""
+    found = [(CSRC, p) for p in CSRC.rglob("*")]
+    found += [(TESTS, p) for p in (TESTS / "core").rglob("*")]
+    suffixes = (".h", ".cpp", ".cu", ".cuh")
+    return sorted(str(p.relative_to(root)) for root, p in found if p.suffix in suffixes)
+
+
+def located(name: str) -> Path:
+    return (TESTS if name.startswith("core/") else CSRC) / name
 
 
 def includes(path: Path) -> list[str]:
@@ -100,21 +109,21 @@ def includes(path: Path) -> list[str]:
 
 
 def folder_of(name: str) -> str:
-    """The table's, of a file below csrc."""
+    """The table's, of a file as it is included."""
     parent = str(Path(name).parent)
     return parent if parent in ALLOWED else name.split("/")[0]
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(CSRC)))
-def test_includes_go_downwards(path: Path) -> None:
-    folder = folder_of(str(path.relative_to(CSRC)))
+@pytest.mark.parametrize("source", sources())
+def test_includes_go_downwards(source: str) -> None:
+    folder = folder_of(source)
     assert folder in ALLOWED, f"{folder} is not in the table"
-    for name in includes(path):
+    for name in includes(located(source)):
         first = folder_of(name)
         if first in ALLOWED and "/" in name:
             assert first in ALLOWED[folder] | {folder, "base"}, f"{folder} includes {name}"
-            assert (CSRC / name).exists(), f"{name} does not exist"
-        elif folder.startswith("bindings"):
+            assert located(name).exists(), f"{name} does not exist"
+        elif folder.endswith("bindings"):
             assert not FRAMEWORK_HEADERS.search(name.removeprefix("pybind11/")), name
         else:
             assert not FRAMEWORK_HEADERS.search(name), name
@@ -276,11 +285,11 @@ def test_importing_the_package_needs_numpy_alone() -> None:
 def test_a_type_has_its_name_for_itself() -> None:
     """Two types of one name in one library are one to the linker, whatever is in them."""
     where: dict[str, set[str]] = {}
-    for path in CSRC.rglob("*.h"):
-        text = path.read_text()
+    for source in (s for s in sources() if s.endswith(".h")):
+        text = located(source).read_text()
         if not re.search(r"^namespace (farandole::|\{)", text, re.MULTILINE):  # else one of its own
             types = r"^(?:struct|class|union) (?:alignas\(\w+\) )?(\w+)[^;\n]*\{"
             for name in re.findall(types, text, re.MULTILINE):
-                where.setdefault(name, set()).add(str(path.relative_to(CSRC)))
+                where.setdefault(name, set()).add(source)
     assert where
     assert {name: files for name, files in where.items() if len(files) > 1} == {}

@@ -1,4 +1,4 @@
-#include "testing/mutations.h"
+#include "core/mutations.h"
 
 #include <algorithm>
 

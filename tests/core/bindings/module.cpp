@@ -1,5 +1,5 @@
 // What only tests reach of the core: a second module, which no wheel has.
-#include "bindings/testing/bind.h"
+#include "core/bindings/bind.h"
 
 PYBIND11_MODULE(_core_testing, module) {
   using namespace farandole;

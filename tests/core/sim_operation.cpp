@@ -1,4 +1,4 @@
-#include "testing/sim_operation.h"
+#include "core/sim_operation.h"
 
 #include <algorithm>
 #include <bit>

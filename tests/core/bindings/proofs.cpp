@@ -5,8 +5,8 @@
 #include <string>
 
 #include "bindings/schedules.h"
-#include "bindings/testing/bind.h"
-#include "testing/mutations.h"
+#include "core/bindings/bind.h"
+#include "core/mutations.h"
 
 namespace farandole {
 namespace {

@@ -1,4 +1,4 @@
-#include "testing/sim_negotiation.h"
+#include "core/sim_negotiation.h"
 
 #include <algorithm>
 #include <deque>

@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
-#include "bindings/testing/bind.h"
-#include "bindings/testing/kernels.h"
+#include "core/bindings/bind.h"
+#include "core/bindings/kernels.h"
 #include "fold/cast.h"
 #include "fold/fold.h"
 

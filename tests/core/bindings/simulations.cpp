@@ -1,9 +1,9 @@
 // Worlds of ranks in one thread, in an order drawn from a seed.
 #include <string>
 
-#include "bindings/testing/bind.h"
-#include "testing/sim_negotiation.h"
-#include "testing/sim_world.h"
+#include "core/bindings/bind.h"
+#include "core/sim_negotiation.h"
+#include "core/sim_world.h"
 
 namespace farandole {
 

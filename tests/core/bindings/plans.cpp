@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "bindings/bucket_plans.h"
-#include "bindings/testing/bind.h"
+#include "core/bindings/bind.h"
 #include "fusion/bucket_plan.h"
 
 namespace farandole {

@@ -1,4 +1,4 @@
-#include "testing/sim_world.h"
+#include "core/sim_world.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -13,7 +13,7 @@
 
 #include "backends/mesh.h"
 #include "backends/schedule_backend.h"
-#include "testing/sim_operation.h"
+#include "core/sim_operation.h"
 #include "transport/chaos.h"
 #include "transport/shm.h"
 #include "transport/transports.h"

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "bindings/testing/bind.h"
-#include "bindings/testing/kernels.h"
+#include "core/bindings/bind.h"
+#include "core/bindings/kernels.h"
 #include "fusion/update_rule.h"
 
 namespace farandole {
