@@ -1,6 +1,6 @@
 // Engines: simulated worlds, then ranks that are threads and end, leave or fail.
-#include "engines.h"
 #include "core/sim_world.h"
+#include "engines.h"
 
 #include <atomic>
 #include <barrier>
