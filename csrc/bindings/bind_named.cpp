@@ -37,7 +37,7 @@ int64_t submit(const std::shared_ptr<PyNames>& names, const std::string& kind,
   py::list keep;
   for (const auto& [input, output, shape] : given) {
     const Borrowed in = borrow(input, input.is(output), "tensor");
-    NamedTensor tensor{in.buffer, {nullptr, 0, in.buffer.dtype}, shape};
+    NamedTensor tensor{{in.buffer, {nullptr, 0, in.buffer.dtype}}, shape};
     keep.append(in.owner);
     if (input.is(output)) {
       tensor.output = in.buffer;

@@ -61,16 +61,19 @@ PyHandle start_from_any(const std::shared_ptr<Group>& group, const py::object& a
   return {group, handle, py::cast(Source{std::move(source)})};
 }
 
-std::vector<Member> members_of(const Arrays& inputs, const Arrays& outputs) {
+// An operation costs about what copying the longest that is packed twice does.
+constexpr PackLimits kLimits{.together = 1 << 20, .alone = (32 << 10) + 1};
+
+std::vector<Operand> operands_of(const Arrays& inputs, const Arrays& outputs) {
   if (inputs.size() != outputs.size())
     throw Error(ErrorCode::invalid_argument, std::to_string(inputs.size()) + " inputs and " +
                                                  std::to_string(outputs.size()) + " outputs");
-  std::vector<Member> members;
+  std::vector<Operand> operands;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Call call = borrow_both(inputs[i], outputs[i]);
-    members.push_back({call.input.buffer, call.output.buffer});
+    operands.push_back({call.input.buffer, call.output.buffer});
   }
-  return members;
+  return operands;
 }
 
 std::shared_ptr<Grouped> submit_grouped(Group& group, const std::string& kind, const Arrays& inputs,
@@ -79,7 +82,9 @@ std::shared_ptr<Grouped> submit_grouped(Group& group, const std::string& kind, c
     throw Error(ErrorCode::invalid_argument, "there is no grouped " + kind);
   if (options.name.empty()) options.name = "grouped";
   if (!waits) options.keepalive = keep(py::cast(inputs), py::cast(outputs));
-  return std::make_shared<Grouped>(group, members_of(inputs, outputs), options, waits);
+  auto grouped = std::make_shared<Grouped>(group, operands_of(inputs, outputs), options, kLimits);
+  grouped->submit(waits);
+  return grouped;
 }
 
 /// One call of several: kind, input, output, result, op, prescale, root, counts.
@@ -90,13 +95,13 @@ std::vector<PyHandle> start_together(const std::shared_ptr<Group>& group,
                                      const std::vector<Asked>& calls, const std::string& name,
                                      const py::object& timeout) {
   refuse_in_child();
-  std::vector<Group::Item> items;
+  std::vector<CollectiveCall> items;
   for (const auto& [kind, input, output, result, op, prescale, root, counts] : calls) {
     const Call call = borrow_both(input, output);
     Options options = options_from(kind, op, prescale, 1, root, py::str(name), py::none(),
                                    py::none(), timeout, counts);
     options.keepalive = keep(call.input.owner, call.output.owner);
-    items.push_back({call.input.buffer, call.output.buffer, std::move(options)});
+    items.push_back({{call.input.buffer, call.output.buffer}, std::move(options)});
   }
   std::vector<PyHandle> handles;
   for (const Handle& handle : group->submit_together(name, std::move(items)))

@@ -72,8 +72,8 @@ NamedRequest* put_on_its_way(Named& named, const PluginAsk& given, NamedListener
     size_t count = 1;
     for (const int64_t n : shape) count *= static_cast<size_t>(n);
     const auto dtype = static_cast<DType>(tensor.dtype);
-    tensors.push_back({{static_cast<std::byte*>(tensor.input), count, dtype},
-                       {static_cast<std::byte*>(tensor.output), count, dtype},
+    tensors.push_back({{{static_cast<std::byte*>(tensor.input), count, dtype},
+                        {static_cast<std::byte*>(tensor.output), count, dtype}},
                        shape});
   }
   call.tensors = tensors;

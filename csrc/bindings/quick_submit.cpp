@@ -73,7 +73,7 @@ std::optional<py::object> submit_quickly(PyObject* const* values, size_t places,
   const auto tensor = look_at_tensor(values[0]);
   if (!tensor) return std::nullopt;
   refuse_in_child();
-  const NamedTensor tensor_given{tensor->buffer, tensor->buffer, tensor->shape};
+  const NamedTensor tensor_given{{tensor->buffer, tensor->buffer}, tensor->shape};
   call.tensors = {&tensor_given, 1};
   NamedRequest* const request = names->named->submit(call);
   HeldRequest held;

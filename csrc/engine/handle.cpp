@@ -15,4 +15,15 @@ bool Handle::wait(Deadline until) const {
   return true;
 }
 
+bool wait_for_all(std::span<const Handle> handles, Deadline until, std::optional<Error>& first) {
+  for (const Handle& handle : handles) {
+    try {
+      if (!handle.wait(until)) return false;
+    } catch (const Error& error) {
+      if (!first) first = error;
+    }
+  }
+  return true;
+}
+
 }  // namespace farandole

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <memory>
 #include <optional>
+#include <span>
 
 #include "engine/operation.h"
 
@@ -43,5 +44,10 @@ class Handle {
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<Request> request_;
 };
+
+/// Drives until all are complete, also after an error: those that follow work on memory that their
+/// owner takes back. False when `until` passed first. The first error goes to `first`, unless one
+/// stands there.
+bool wait_for_all(std::span<const Handle> handles, Deadline until, std::optional<Error>& first);
 
 }  // namespace farandole

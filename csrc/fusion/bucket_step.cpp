@@ -40,14 +40,7 @@ void BucketStep::launch_weights() {
 }
 
 bool BucketStep::wait(Deadline until, std::optional<Error>& first) {
-  // Also after an error: what follows is still in flight, in memory that the next step reuses.
-  for (const Handle& h : in_flight_) {
-    try {
-      if (!h.wait(until)) return false;
-    } catch (const Error& error) {
-      if (!first) first = error;
-    }
-  }
+  if (!wait_for_all(in_flight_, until, first)) return false;
   in_flight_.clear();
   return true;
 }

@@ -47,16 +47,17 @@ uint64_t await(const Engine& engine, int rank, uint64_t key, Deadline deadline,
   }
 }
 
-BundledArray bundled(const Group::Item& item) {
-  const Options& o = item.options;
+BundledArray bundled(const CollectiveCall& call) {
+  const Options& o = call.options;
+  const auto& [input, output] = call.operand;
   Hash rest;
   rest.add(static_cast<uint64_t>(o.op) | static_cast<uint64_t>(o.root) << 32);
   rest.add(o.prescale);
   rest.add(o.postscale);
   // One of uneven shares has another count on every rank; a scatter's is what everybody gets.
-  const Buffer& even = o.kind == Collective::scatter ? item.output : item.input;
+  const Buffer& even = o.kind == Collective::scatter ? output : input;
   return {o.counts.empty() ? even.count : 0, o.counts.empty() ? 0 : hash_of(o.counts), rest.value(),
-          item.input.dtype, o.kind};
+          input.dtype, o.kind};
 }
 
 /// Two threads that submit to one group would do so in different orders on different ranks.
@@ -165,10 +166,10 @@ Handle Group::submit_to(const std::shared_ptr<Stream>& stream, Buffer input, Buf
   return engine_->submit(stream, std::move(operation), caller_waits);
 }
 
-Handle Group::begin_on(const std::shared_ptr<Stream>& stream, Buffer input, Buffer output,
-                       Options options, int looks) {
+Handle Group::begin_on(const std::shared_ptr<Stream>& stream, CollectiveCall call, int looks) {
   auto request = std::make_shared<Request>();
-  prepare(request->operation, *stream, input, output, std::move(options));
+  prepare(request->operation, *stream, call.operand.input, call.operand.output,
+          std::move(call.options));
   engine_->run(stream, request, looks);
   return {engine_, std::move(request)};
 }
@@ -194,12 +195,12 @@ Handle Group::run(const PlainCall& call, int looks) {
   return {};
 }
 
-std::vector<Handle> Group::submit_all(std::vector<Item> items, bool caller_waits) {
+std::vector<Handle> Group::submit_all(std::vector<CollectiveCall> calls, bool caller_waits) {
   const InOrder order(submitting_);
-  std::vector<Operation> operations(items.size());
-  for (size_t i = 0; i < items.size(); ++i)
-    prepare(operations[i], *program_order_, items[i].input, items[i].output,
-            std::move(items[i].options));
+  std::vector<Operation> operations(calls.size());
+  for (size_t i = 0; i < calls.size(); ++i)
+    prepare(operations[i], *program_order_, calls[i].operand.input, calls[i].operand.output,
+            std::move(calls[i].options));
   newest_.store(program_order_.get(), std::memory_order_relaxed);
   std::vector<Handle> handles;
   for (Operation& operation : operations)
@@ -207,14 +208,15 @@ std::vector<Handle> Group::submit_all(std::vector<Item> items, bool caller_waits
   return handles;
 }
 
-std::vector<Handle> Group::submit_together(const std::string& name, std::vector<Item> items) {
+std::vector<Handle> Group::submit_together(const std::string& name,
+                                           std::vector<CollectiveCall> calls) {
   std::vector<BundledArray> arrays;
-  for (const Item& item : items) arrays.push_back(bundled(item));
-  if (items.size() != 1) {
+  for (const CollectiveCall& call : calls) arrays.push_back(bundled(call));
+  if (calls.size() != 1) {
     const auto bundle = std::make_shared<Bundle>(name, std::move(arrays));
-    for (Item& item : items) item.options.bundle = bundle;
+    for (CollectiveCall& call : calls) call.options.bundle = bundle;
   }
-  return submit_all(std::move(items));
+  return submit_all(std::move(calls));
 }
 
 Handle Group::submit_between(int peer, int tag, Buffer data, Options options, bool caller_waits) {

@@ -10,6 +10,7 @@
 #include "engine/engine.h"
 #include "group/any_source.h"
 #include "group/arguments.h"
+#include "group/pack.h"
 #include "group/pairs.h"
 #include "transport/buffer_pool.h"
 
@@ -29,6 +30,12 @@ struct PlainCall {
   Buffer input, output;
 
   bool operator==(const PlainCall&) const = default;
+};
+
+/// Any collective.
+struct CollectiveCall {
+  Operand operand;
+  Options options;
 };
 
 class Group : public std::enable_shared_from_this<Group> {
@@ -57,19 +64,13 @@ class Group : public std::enable_shared_from_this<Group> {
                    Options options, bool caller_waits = false);
   /// The same for a caller that waits a little later, from any thread: drives at once for at most
   /// `looks` looks.
-  Handle begin_on(const std::shared_ptr<Stream>& stream, Buffer input, Buffer output,
-                  Options options, int looks);
+  Handle begin_on(const std::shared_ptr<Stream>& stream, CollectiveCall call, int looks);
 
-  /// One operation of several that are submitted together.
-  struct Item {
-    Buffer input, output;
-    Options options;
-  };
-  /// All or nothing: none is sent unless every one is valid. Handles are in the order of the items.
-  std::vector<Handle> submit_all(std::vector<Item> items, bool caller_waits = false);
-  /// The same for items that are one call called `name`: ranks that give others are refused all of
-  /// them (engine/bundle.h).
-  std::vector<Handle> submit_together(const std::string& name, std::vector<Item> items);
+  /// All or nothing: none is sent unless every one is valid. Handles are in the order of the calls.
+  std::vector<Handle> submit_all(std::vector<CollectiveCall> calls, bool caller_waits = false);
+  /// The same for what is one call called `name`: ranks that give others are refused all of them
+  /// (engine/bundle.h).
+  std::vector<Handle> submit_together(const std::string& name, std::vector<CollectiveCall> calls);
 
   /// This rank's end of a transfer between two ranks: Collective::send to `peer`, or recv from it.
   /// Messages of one direction and tag meet in the order of submission; others do not wait for
@@ -113,8 +114,8 @@ class Group : public std::enable_shared_from_this<Group> {
 
   /// Memory that all ranks of the host map, zero at first; released with the last owner.
   std::shared_ptr<std::byte> allocate(size_t bytes);
-  /// Such memory, not cleared, from a small store.
-  std::shared_ptr<std::byte> borrow(size_t bytes) { return pool_.borrow(bytes); }
+  /// Such memory, not cleared, lent.
+  BufferPool& pool() { return pool_; }
   std::string describe() const;
   /// The path of the newest operation, in program order or between two ranks.
   std::string_view last_path() const { return newest_.load()->last_path(); }

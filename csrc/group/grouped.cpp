@@ -3,151 +3,103 @@
 #include <algorithm>
 #include <string>
 
-#include "base/copy.h"
-#include "schedule/slicing.h"
-
 namespace farandole {
 namespace {
 
-// An operation costs about what copying this much twice does.
-constexpr size_t kSmall = 32 << 10;
-constexpr size_t kMostPacked = 1 << 20;  // bytes of a pack's input or output
+constexpr size_t kAll = ~size_t{0};
 
-bool in_place(Collective kind) {
-  return kind == Collective::all_reduce || kind == Collective::broadcast;
+/// What the ranks agree on before the first operation of these arrays; none for one array.
+std::shared_ptr<Bundle> bundle_of(const Options& call, const std::vector<Operand>& operands) {
+  if (operands.size() == 1 || call.kind == Collective::barrier) return nullptr;
+  std::vector<BundledArray> arrays;
+  arrays.reserve(operands.size());
+  for (const Operand& o : operands)
+    arrays.push_back({o.input.count, 0, 0, o.input.dtype, call.kind});
+  return std::make_shared<Bundle>(call.name, std::move(arrays));
+}
+
+/// By what all ranks share: parts of a reduce_scatter differ by one element between ranks.
+Packable packable(const Options& call, const Operand& operand, int size) {
+  Packable array{.spec = call, .dtype = operand.input.dtype, .bytes = operand.input.bytes()};
+  if (call.kind == Collective::all_gather) array.bytes *= static_cast<size_t>(size);
+  array.alone = !Grouped::has(call.kind);
+  return array;
 }
 
 }  // namespace
 
-std::shared_ptr<Bundle> bundle_of(const std::string& name, Collective kind,
-                                  std::span<const Member> members) {
-  if (members.size() == 1) return nullptr;
-  std::vector<BundledArray> arrays;
-  arrays.reserve(members.size());
-  for (const Member& m : members) arrays.push_back({m.input.count, 0, 0, m.input.dtype, kind});
-  return std::make_shared<Bundle>(name, std::move(arrays));
-}
-
 bool Grouped::has(Collective kind) {
-  return in_place(kind) || kind == Collective::reduce_scatter || kind == Collective::all_gather;
+  return kind == Collective::all_reduce || kind == Collective::broadcast ||
+         kind == Collective::reduce_scatter || kind == Collective::all_gather;
 }
 
-Grouped::Grouped(Group& group, std::vector<Member> members, const Options& options,
-                 bool caller_waits)
-    : kind_(options.kind), rank_(group.rank()), size_(group.size()), members_(std::move(members)) {
-  for (const Member& m : members_) checked_shape(m.input, m.output, options, rank_, size_);
-  Options each = options;
-  each.bundle = bundle_of(options.name, kind_, members_);
-  packs_ = plan(group);
-  std::vector<bool> packed(members_.size());
-  std::vector<Group::Item> items;
-  for (const Pack& pack : packs_) {
-    for (const size_t i : pack.members) packed[i] = true;
-    items.push_back(fill(pack, each));
+Grouped::Grouped(Group& group, std::vector<Operand> operands, Options options,
+                 const PackLimits& limits)
+    : group_(group), operands_(std::move(operands)), options_(std::move(options)) {
+  for (const Operand& o : operands_) {
+    checked_shape(o.input, o.output, options_, group_.rank(), group_.size());
+    bytes_ += o.input.bytes();
   }
-  for (size_t i = 0; i < members_.size(); ++i) {
-    if (packed[i]) continue;
-    items.push_back({members_[i].input, members_[i].output, each});
-    if (members_.size() > 1) items.back().options.name += "[" + std::to_string(i) + "]";
+  options_.bundle = bundle_of(options_, operands_);
+  plan(limits);
+}
+
+void Grouped::plan(const PackLimits& limits) {
+  std::vector<Packable> arrays;
+  arrays.reserve(operands_.size());
+  for (const Operand& o : operands_) arrays.push_back(packable(options_, o, group_.size()));
+  for (std::vector<size_t>& members : plan_packs(arrays, limits)) {
+    Planned& planned = planned_.emplace_back();
+    planned.members = std::move(members);
+    if (planned.members.size() == 1) continue;
+    std::vector<Operand> packed;
+    packed.reserve(planned.members.size());
+    for (const size_t i : planned.members) packed.push_back(operands_[i]);
+    planned.pack.emplace(options_.kind, group_.rank(), group_.size(), std::move(packed));
   }
-  if (members_.empty()) items.push_back({{}, {}, each});  // compared with what others give
-  handles_ = group.submit_all(std::move(items), caller_waits);
+  if (operands_.empty()) planned_.emplace_back();  // compared with what others give
 }
 
-Shape Grouped::shape_of(const Member& member) const {
-  Shape shape;
-  shape.rank = rank_;
-  shape.size = size_;
-  shape.count = member.input.count;
-  return shape;
-}
-
-/// Which arrays travel together: by what all ranks share, their order, dtypes and sizes.
-std::vector<Grouped::Pack> Grouped::plan(Group& group) const {
-  std::vector<Pack> packs;
-  for (size_t i = 0; i < members_.size(); ++i) {
-    const Member& m = members_[i];
-    // The parts of a reduce_scatter differ by one between ranks: the input alone decides.
-    const size_t element = size_of(m.input.dtype);
-    const size_t widest =
-        m.input.bytes() *
-        (kind_ == Collective::all_gather ? static_cast<size_t>(size_) : size_t{1});
-    if (widest > kSmall) continue;
-    auto pack = std::ranges::find_if(packs, [&](const Pack& p) {
-      const size_t have = std::max(p.input, kind_ == Collective::all_gather ? p.output : 0);
-      return p.dtype == m.input.dtype && have * element + widest <= kMostPacked;
-    });
-    if (pack == packs.end()) pack = packs.insert(pack, Pack{m.input.dtype, {}, 0, 0, {}, {}});
-    pack->members.push_back(i);
-    pack->input += m.input.count;
-    pack->output += m.output.count;
+/// The operation, with its inputs in their place.
+CollectiveCall Grouped::filled(Planned& planned) {
+  CollectiveCall call;
+  call.options = options_;
+  const std::vector<size_t>& members = planned.members;
+  if (operands_.size() > 1) {
+    call.options.name += "[" + std::to_string(members.front());
+    if (members.size() > 1) call.options.name += " … " + std::to_string(members.back());
+    call.options.name += "]";
   }
-  std::erase_if(packs, [](const Pack& p) { return p.members.size() < 2; });
-  for (Pack& p : packs) {
-    const size_t element = size_of(p.dtype);
-    p.sent = group.borrow(p.input * element);
-    p.arrived = in_place(kind_) ? p.sent : group.borrow(p.output * element);
-  }
-  return packs;
+  if (members.size() == 1) call.operand = operands_[members.front()];
+  if (!planned.pack) return call;
+  call.operand = planned.pack->borrow(group_.pool());
+  call.options.counts = planned.pack->counts();
+  size_t budget = kAll;
+  planned.pack->fill(budget);
+  return call;
 }
 
-/// Copies the pack's inputs together. A reduce_scatter's lie by owner, so that each rank's parts of
-/// all of them are one part of the whole.
-Group::Item Grouped::fill(const Pack& pack, const Options& options) const {
-  const size_t element = size_of(pack.dtype);
-  Group::Item item{{pack.sent.get(), pack.input, pack.dtype},
-                   {pack.arrived.get(), pack.output, pack.dtype},
-                   options};
-  item.options.name += "[" + std::to_string(pack.members.front()) + " … " +
-                       std::to_string(pack.members.back()) + "]";
-  std::byte* at = pack.sent.get();
-  const int owners = kind_ == Collective::reduce_scatter ? size_ : 1;
-  for (int r = 0; r < owners; ++r) {
-    size_t count = 0;
-    for (const size_t i : pack.members) {
-      const Buffer& input = members_[i].input;
-      const Slice s = owners == 1 ? Slice{Space::input, 0, input.count}
-                                  : share_of(kind_, shape_of(members_[i]), r);
-      copy_bytes(at, input.data + s.offset * element, s.count * element);
-      at += s.count * element;
-      count += s.count;
-    }
-    if (owners > 1) item.options.counts.push_back(count);
-  }
-  return item;
+void Grouped::submit(bool caller_waits) {
+  std::vector<CollectiveCall> calls;
+  for (Planned& planned : planned_) calls.push_back(filled(planned));
+  handles_ = group_.submit_all(std::move(calls), caller_waits);
 }
 
-/// Copies the pack's results to their outputs; an all_gather's lie by owner.
-void Grouped::place(const Pack& pack) const {
-  const std::byte* at = pack.arrived.get();
-  const int owners = kind_ == Collective::all_gather ? size_ : 1;
-  for (int r = 0; r < owners; ++r)
-    for (const size_t i : pack.members) {
-      const Buffer& output = members_[i].output;
-      const size_t bytes = output.bytes() / static_cast<size_t>(owners);
-      copy_bytes(output.data + static_cast<size_t>(r) * bytes, at, bytes);
-      at += bytes;
-    }
+void Grouped::begin_on(const std::shared_ptr<Stream>& stream, int looks) {
+  for (Planned& planned : planned_)
+    handles_.push_back(group_.begin_on(stream, filled(planned), looks));
 }
 
-bool Grouped::done() const {
-  return std::ranges::all_of(handles_, [](const Handle& h) { return h.done(); });
-}
+bool Grouped::done() const { return std::ranges::all_of(handles_, &Handle::done); }
 
 bool Grouped::wait(Deadline until) {
-  // All first: what is still under way would write into memory that its owner has taken back.
-  const Error* first = nullptr;
-  for (const Handle& h : handles_) {
-    try {
-      if (!h.wait(until)) return false;
-    } catch (const Error&) {
-      if (first == nullptr) first = h.error();
-    }
-  }
-  if (first != nullptr) throw Error(*first);
-  if (!placed_)
-    for (const Pack& pack : packs_) place(pack);
-  placed_ = true;
+  std::optional<Error> first;
+  if (!wait_for_all(handles_, until, first)) return false;
+  if (first) throw Error(*first);
+  size_t budget = kAll;
+  for (Planned& planned : planned_)
+    if (planned.pack && !unpacked_) planned.pack->unpack(budget);
+  unpacked_ = true;
   return true;
 }
 

@@ -1,59 +1,55 @@
 // Many arrays in one call: small ones of one dtype travel as one operation, large ones by
-// themselves. The bits are those of separate calls: folds are elementwise.
+// themselves.
 #pragma once
 
-#include <memory>
-#include <span>
-#include <string>
+#include <optional>
 #include <vector>
 
 #include "group/group.h"
+#include "group/pack.h"
 
 namespace farandole {
 
-/// Arrays of one rank; outputs that are inputs are in place.
-struct Member {
-  Buffer input, output;
-};
-
-/// What the ranks agree on before the first operation of these arrays; none for one array.
-std::shared_ptr<Bundle> bundle_of(const std::string& name, Collective kind,
-                                  std::span<const Member> members);
-
 /// The operations of one call, refused together where ranks give other arrays (engine/bundle.h); of
-/// no arrays, one that moves nothing. Results of small arrays reach their outputs in wait().
+/// no arrays, one that moves nothing. Results of small arrays reach their outputs in wait(). Refers
+/// to the group, which outlives it.
 class Grouped {
  public:
-  /// Submits all of them, or throws Error(invalid_argument) and submits none. `options` holds for
-  /// each; its name is part of theirs. For all_reduce, reduce_scatter, all_gather and broadcast.
-  Grouped(Group& group, std::vector<Member> members, const Options& options,
-          bool caller_waits = false);
+  /// `options` holds for each; its name is part of theirs. Throws Error(invalid_argument) for what
+  /// this rank can know to be wrong.
+  Grouped(Group& group, std::vector<Operand> operands, Options options, const PackLimits& limits);
+
+  /// One of these two, once. Submits all of them in program order, or throws and submits none.
+  void submit(bool caller_waits);
+  /// Submits them to a stream, one by one: while the first is under way the next is filled. Looks
+  /// for a result so many times at once. Throws with some of them under way.
+  void begin_on(const std::shared_ptr<Stream>& stream, int looks);
 
   bool done() const;
   /// Drives the engine until all are complete; false when `until` passed first. Throws the first
   /// error. One thread at a time.
   bool wait(Deadline until = {});
 
+  size_t operations() const { return planned_.size(); }
+  size_t bytes() const { return bytes_; }  // of all inputs
+
   static bool has(Collective kind);
 
  private:
-  struct Pack {
-    DType dtype;
-    std::vector<size_t> members;
-    size_t input = 0, output = 0;              // elements
-    std::shared_ptr<std::byte> sent, arrived;  // in memory that all ranks map
+  struct Planned {
+    std::vector<size_t> members;  // none: of no arrays
+    std::optional<Pack> pack;     // of more than one
   };
-  std::vector<Pack> plan(Group& group) const;
-  Group::Item fill(const Pack& pack, const Options& options) const;
-  void place(const Pack& pack) const;
-  Shape shape_of(const Member& member) const;
+  void plan(const PackLimits& limits);
+  CollectiveCall filled(Planned& planned);
 
-  Collective kind_;
-  int rank_, size_;
-  std::vector<Member> members_;
-  std::vector<Pack> packs_;
+  Group& group_;
+  std::vector<Operand> operands_;
+  Options options_;
+  std::vector<Planned> planned_;
   std::vector<Handle> handles_;
-  bool placed_ = false;
+  size_t bytes_ = 0;
+  bool unpacked_ = false;
 };
 
 }  // namespace farandole

@@ -43,7 +43,7 @@ JaxCall read_call(const ffi::CallFrame& frame) {
   call.ranks = text_of(attributes, "ranks");
   call.size = static_cast<int>(whole_of(attributes, "size"));
   for (int64_t i = 0; i + 1 < frame.arguments.size; ++i)
-    call.members.push_back({buffer_of(frame.arguments, i), buffer_of(frame.results, i)});
+    call.operands.push_back({buffer_of(frame.arguments, i), buffer_of(frame.results, i)});
   call.position = token_in(frame.arguments);
   token_in(frame.results) = call.position + 1;
   return call;

@@ -15,7 +15,7 @@ namespace farandole {
 /// other: it counts them.
 struct JaxCall {
   Options options;  // of each operand; the name is the call's label
-  std::vector<Member> members;
+  std::vector<Operand> operands;
   std::string ranks;      // of the process set; empty: all
   int size = 0;           // how many ranks the program was made for
   uint32_t position = 0;  // what the token said

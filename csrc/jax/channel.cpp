@@ -13,10 +13,7 @@ Error invalid(const std::string& text, const std::string& advice) {
 
 }  // namespace
 
-JaxChannel::JaxChannel(std::shared_ptr<Group> world)
-    : world_(std::move(world)), pool_(world_->engine()->arena()) {
-  know({});
-}
+JaxChannel::JaxChannel(std::shared_ptr<Group> world) : world_(std::move(world)) { know({}); }
 
 JaxChannel::Lane JaxChannel::lane_of(const std::string& ranks, std::shared_ptr<Group> group) {
   const std::string label = ranks.empty() ? "jax" : "jax " + ranks;
@@ -56,7 +53,7 @@ std::shared_ptr<FusedCall> JaxChannel::launch(JaxCall call) {
   const Lane& lane = lane_for(call);
   take_turn(call, *lane.group);
   auto fused = std::make_shared<FusedCall>(lane.group, std::move(call));
-  fused->launch(lane.stream, pool_);
+  fused->launch(lane.stream);
   return fused;
 }
 

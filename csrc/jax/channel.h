@@ -48,7 +48,6 @@ class JaxChannel {
   void take_turn(const JaxCall& call, Group& group);
 
   std::shared_ptr<Group> world_;
-  BufferPool pool_;
   std::mutex launching_;  // held while a call takes its turn and goes out; guards the next two
   std::map<std::string, Lane> lanes_;
   std::optional<uint32_t> next_;

@@ -1,8 +1,6 @@
 #include "named/launches.h"
-#include "base/copy.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace farandole {
 namespace {
@@ -10,14 +8,17 @@ namespace {
 constexpr size_t kBytesPerTurn = 128 << 10;  // copied before the streams are polled again
 constexpr size_t kMostRunning = 16;          // bounds packs in use; operations run one at a time
 
-/// Of a request whose parts all travel alike.
-CutItem cut_item(const Signature& t, size_t part, const NamedRequest& request) {
-  CutItem item{.set = t.set, .spec = t};
+bool travels_together(Collective kind) {  // what needs no memory that others decide the size of
+  return kind == Collective::all_reduce || kind == Collective::broadcast;
+}
+
+Packable packable(const Signature& t, size_t part, const NamedRequest& request) {
+  Packable array{.set = t.set, .spec = t, .alone = !travels_together(t.kind)};
   if (part < request.parts.size()) {
-    item.dtype = request.parts[part].input.dtype;
-    item.bytes = request.parts[part].input.bytes();
+    array.dtype = request.parts[part].input.dtype;
+    array.bytes = request.parts[part].input.bytes();
   }
-  return item;
+  return array;
 }
 
 }  // namespace
@@ -29,10 +30,9 @@ void Launches::add(NamedRequest& request, const NamedSet& set, std::span<const i
   const Signature& signature = request.described();
   request.parts_left = std::max<size_t>(request.parts.size(), 1);  // a barrier has no tensors
   for (size_t p = 0; p < request.parts_left; ++p) {
-    to_cut_.push_back(cut_item(signature, p, request));
+    round_arrays_.push_back(packable(signature, p, request));
     round_.push_back({&request, p, &set, nullptr});
-    const Collective kind = signature.kind;
-    if (kind == Collective::all_reduce || kind == Collective::broadcast) continue;
+    if (travels_together(signature.kind)) continue;
     round_.back().alone = std::make_shared<Request>();
     round_.back().alone->operation = operation_of(request, p, set, extents);
   }
@@ -46,16 +46,17 @@ void Launches::add_proxy(std::unique_ptr<NamedRequest> request, const NamedSet& 
 
 void Launches::end_round() {
   if (round_.empty()) return;
-  for (const std::vector<size_t>& items : cut(to_cut_, limits_)) waiting_.push_back(make(items));
+  for (const std::vector<size_t>& tensors : plan_packs(round_arrays_, limits_))
+    waiting_.push_back(make(tensors));
   round_.clear();
-  to_cut_.clear();
+  round_arrays_.clear();
 }
 
-std::unique_ptr<Launches::Launch> Launches::make(const std::vector<size_t>& items) {
+std::unique_ptr<Launches::Launch> Launches::make(const std::vector<size_t>& tensors) {
   auto launch = std::make_unique<Launch>();
-  Ordered& first = round_[items.front()];
+  Ordered& first = round_[tensors.front()];
   launch->set = first.set;
-  for (const size_t i : items) launch->items.push_back({round_[i].request, round_[i].part});
+  for (const size_t i : tensors) launch->owners.push_back(round_[i].request);
   if (first.alone) {
     launch->request = std::move(first.alone);
     return launch;
@@ -63,12 +64,11 @@ std::unique_ptr<Launches::Launch> Launches::make(const std::vector<size_t>& item
   launch->request = std::make_shared<Request>();
   Operation& o = launch->request->operation;
   o = operation_of(*first.request, first.part, *first.set, {});
-  if (items.size() == 1) return launch;
-  size_t bytes = 0;
-  for (const size_t i : items) bytes += to_cut_[i].bytes;
-  o.name += " and " + std::to_string(items.size() - 1) + " more";
-  o.count = bytes / size_of(o.input.dtype);
-  o.input = o.output = {nullptr, o.count, o.input.dtype};
+  if (tensors.size() == 1) return launch;
+  std::vector<Operand> operands;
+  for (const size_t i : tensors) operands.push_back(round_[i].request->parts[round_[i].part]);
+  launch->pack.emplace(o.kind, first.set->place, first.set->size(), std::move(operands));
+  o.name += " and " + std::to_string(tensors.size() - 1) + " more";
   return launch;
 }
 
@@ -98,27 +98,22 @@ bool Launches::poll(std::vector<NamedRequest*>& finished) {
   return moved;
 }
 
-/// Copies items into the pack; true when all are there. At least one item a turn.
+/// True when the pack is full, or there is none.
 bool Launches::prepare(Launch& launch, size_t& budget) {
-  if (launch.items.size() == 1) return true;
-  Operation& o = launch.request->operation;
-  if (!launch.pack) {
-    launch.pack = packs_.borrow(o.input.bytes());
-    o.input.data = o.output.data = launch.pack.get();
+  if (!launch.pack) return true;
+  if (!launch.filling) {
+    Operation& o = launch.request->operation;
+    const Operand& all = launch.pack->borrow(packs_);
+    o.input = all.input;
+    o.output = all.output;
+    o.count = all.input.count;
   }
-  for (; launch.copied < launch.items.size() && budget > 0; ++launch.copied) {
-    const Item& item = launch.items[launch.copied];
-    const Buffer& from = item.request->parts[item.part].input;
-    copy_bytes(launch.pack.get() + launch.at, from.data, from.bytes());
-    launch.at += from.bytes();
-    budget -= std::min(budget, from.bytes());
-  }
-  return launch.copied == launch.items.size();
+  launch.filling = true;
+  return launch.pack->fill(budget);
 }
 
 void Launches::start(Launch& launch) {
-  launch.copied = launch.at = 0;
-  Operation& o = launch.request->operation;
+  const Operation& o = launch.request->operation;
   try {
     if (!o.algorithm.empty()) launch.set->stream->require_backend(o);
   } catch (const Error& refusal) {  // the same on every rank
@@ -129,28 +124,19 @@ void Launches::start(Launch& launch) {
   engine_.launch(launch.set->stream, launch.request);
 }
 
-/// Copies results to their owners; true when all have theirs.
+/// True when all owners have their results.
 bool Launches::unpack(Launch& launch, size_t& budget) {
-  if (!launch.pack || launch.request->error) return true;
-  for (; launch.copied < launch.items.size() && budget > 0; ++launch.copied) {
-    const Item& item = launch.items[launch.copied];
-    const Buffer& to = item.request->parts[item.part].output;
-    copy_bytes(to.data, launch.pack.get() + launch.at, to.bytes());
-    launch.at += to.bytes();
-    budget -= std::min(budget, to.bytes());
-  }
-  return launch.copied == launch.items.size();
+  return !launch.pack || launch.request->error || launch.pack->unpack(budget);
 }
 
 void Launches::end(Launch& launch, std::vector<NamedRequest*>& finished) {
-  for (const Item& item : launch.items) {
-    NamedRequest& request = *item.request;
-    if (launch.request->error && !request.error) request.error = launch.request->error;
-    if (--request.parts_left > 0) continue;
-    if (request.signature)
-      std::erase_if(proxies_, [&](const auto& mine) { return mine.get() == &request; });
+  for (NamedRequest* const request : launch.owners) {
+    if (launch.request->error && !request->error) request->error = launch.request->error;
+    if (--request->parts_left > 0) continue;
+    if (request->signature)
+      std::erase_if(proxies_, [&](const auto& mine) { return mine.get() == request; });
     else
-      finished.push_back(&request);
+      finished.push_back(request);
   }
 }
 

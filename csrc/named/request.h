@@ -10,14 +10,14 @@
 
 #include "engine/operation.h"
 #include "engine/stream.h"
+#include "group/pack.h"
 #include "named/negotiator.h"
 
 namespace farandole {
 
 /// One tensor as its owner gives it. Collectives whose result depends on the other ranks
 /// (all_gather, all_to_all) are given no output: it is made when its size is known.
-struct NamedTensor {
-  Buffer input, output;
+struct NamedTensor : Operand {
   std::span<const int64_t> shape;  // of the input
 };
 
@@ -69,8 +69,7 @@ struct MadeResult {
 };
 
 struct NamedRequest {
-  struct Part {
-    Buffer input, output;
+  struct Part : Operand {
     MadeResult made;
   };
   std::atomic<bool> finished{false};  // released after everything else has been written

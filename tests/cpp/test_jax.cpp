@@ -218,7 +218,7 @@ TEST(process_sets_have_streams_of_their_own_and_one_order) {
       call.ranks = ranks;
       call.size = size;
       call.position = position;
-      call.members.push_back({buffer, buffer});
+      call.operands.push_back({buffer, buffer});
       if (const auto error = channel->launch(std::move(call))->finish()) throw Error(*error);
       return array.back();
     };
@@ -260,7 +260,7 @@ TEST(flights_of_packs_and_single_arrays_are_right_on_several_threads) {
         call.position = static_cast<uint32_t>(round);
         for (auto& array : arrays) {
           const Buffer buffer = testing::buffer_of(array, DType::int32);
-          call.members.push_back({buffer, buffer});
+          call.operands.push_back({buffer, buffer});
         }
         const auto fused = channel.launch(std::move(call));
         ffi::Future landed;

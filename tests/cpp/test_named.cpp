@@ -8,7 +8,7 @@
 
 #include "engines.h"
 #include "fold/neutral.h"
-#include "named/cut.h"
+#include "group/pack.h"
 
 using namespace farandole;
 using testing::buffer_of;
@@ -21,7 +21,7 @@ NamedRequest* submit(Named& named, std::string_view name, std::vector<int32_t>& 
                      std::string_view note = "") {
   const Buffer buffer = buffer_of(data, DType::int32);
   const int64_t shape[] = {static_cast<int64_t>(data.size())};
-  const NamedTensor tensor{buffer, buffer, shape};
+  const NamedTensor tensor{{buffer, buffer}, shape};
   NamedCall call{{Collective::all_reduce}};
   call.name = name;
   call.note = note;
@@ -53,7 +53,7 @@ class Unattended : public NamedListener {
       : named_(named), then_(std::move(then)) {
     const Buffer buffer = buffer_of(data_, DType::int32);
     const int64_t shape[] = {static_cast<int64_t>(data_.size())};
-    const NamedTensor tensor{buffer, buffer, shape};
+    const NamedTensor tensor{{buffer, buffer}, shape};
     NamedCall call{{Collective::all_reduce}};
     call.name = name;
     call.tensors = {&tensor, 1};
@@ -163,19 +163,19 @@ TEST(a_name_in_flight_is_refused_and_abort_ends_the_rest) {
   });
 }
 
-TEST(a_cut_looks_ahead_over_other_types_and_keeps_to_its_limits) {
-  std::vector<CutItem> order;
+TEST(packs_look_ahead_over_other_types_and_keep_to_their_limits) {
+  std::vector<Packable> order;
   for (const size_t bytes : {100, 40, 100, 40, 5000, 100, 40}) {
-    CutItem item{.spec = {Collective::all_reduce}};
+    Packable item{.spec = {Collective::all_reduce}};
     item.dtype = bytes == 40 ? DType::float64 : DType::float32;
     item.bytes = bytes;
     order.push_back(item);
   }
   order.push_back({.spec = {Collective::all_gather}});
-  const auto operations = cut(order, {.together = 250, .alone = 1000});
+  const auto operations = plan_packs(order, {.together = 250, .alone = 1000});
   const std::vector<std::vector<size_t>> expected{{0, 2}, {1, 3, 6}, {4}, {5}, {7}};
   CHECK(operations == expected);
-  CHECK_EQUAL(cut(order, {.together = 0, .alone = 1000}).size(), order.size());
+  CHECK_EQUAL(plan_packs(order, {.together = 0, .alone = 1000}).size(), order.size());
 }
 
 TEST(what_is_neutral_changes_nothing) {

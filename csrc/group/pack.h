@@ -1,0 +1,72 @@
+// Small arrays that travel as one operation: which ones, and their way through memory that all
+// ranks map. The bits are those of separate operations: folds are elementwise.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/operation.h"
+#include "transport/buffer_pool.h"
+
+namespace farandole {
+
+/// One array of a call: what goes in and what comes out, the same memory for one in place.
+struct Operand {
+  Buffer input, output;
+};
+
+/// One array of the order, by what all ranks know of it.
+struct Packable {
+  uint32_t set = 0;  // those of different ranks do not travel together
+  CollectiveSpec spec;
+  DType dtype = DType::float32;
+  size_t bytes = 0;  // of the longer of input and output, on the rank where that is longest
+  bool alone = false;
+};
+
+struct PackLimits {
+  size_t together;  // bytes of a pack
+  size_t alone;     // an array this long goes by itself: packing it costs more than an operation
+};
+
+/// Indices of the arrays, by operation. Operations are in the order of their first arrays; an array
+/// joins the newest pack of its likes that has room, over others that lie between.
+std::vector<std::vector<size_t>> plan_packs(std::span<const Packable> order,
+                                            const PackLimits& limits);
+
+/// Arrays of one dtype as the operand of one operation: an all_reduce or broadcast in place, a
+/// reduce_scatter or an all_gather. Where ranks own parts, those of one owner lie side by side, so
+/// that they are one part of the whole.
+class Pack {
+ public:
+  Pack(Collective kind, int rank, int size, std::vector<Operand> operands);
+
+  /// Memory for it, until the pack ends; what is copied and run.
+  const Operand& borrow(BufferPool& pool);
+  const Operand& operand() const { return whole_; }
+  /// Elements of each owner, of a reduce_scatter; none of others.
+  std::vector<size_t> counts() const;
+
+  /// Copy inputs in and, later, results out while `budget`, in bytes, lasts: true when all are. It
+  /// falls by what was copied, and suffices for at least one array unless it is 0.
+  bool fill(size_t& budget);
+  bool unpack(size_t& budget);
+
+ private:
+  Shape shape_of(const Operand& operand) const;
+  Buffer input_piece(size_t index) const;
+  Buffer output_piece(size_t index) const;
+  size_t pieces_of(Collective by_owner) const;
+
+  Collective kind_;
+  int rank_, size_;
+  std::vector<Operand> operands_;
+  Operand whole_;
+  std::shared_ptr<std::byte> sent_, arrived_;
+  size_t copied_ = 0;  // pieces, in or out
+  size_t at_ = 0;      // bytes that they took
+};
+
+}  // namespace farandole
