@@ -79,9 +79,13 @@ std::vector<int> Stream::holdups_of(int r) const {
   return ranks;
 }
 
-/// Whoever lacks data itself is not to blame: those are, of whom it lacks them. A rank that is
-/// stopped has said what it lacked before.
+/// Whoever is stopped is to blame; where nobody is, not who lacks data itself, but of whom it lacks
+/// them. Others may be slow to say whom they wait for, where many share a core.
 std::vector<int> Stream::culprits() const {
+  const std::vector<int> stopped = all_but(memory_, [&](int r) {
+    return !needs(r) || !stands_still(memory_.processes[static_cast<size_t>(r)]);
+  });
+  if (!stopped.empty()) return stopped;
   const std::vector<int> direct = lacking();
   std::vector<int> next = direct, found;
   std::vector<bool> seen(memory_.members.size());
@@ -91,16 +95,10 @@ std::vector<int> Stream::culprits() const {
     next.pop_back();
     if (seen[static_cast<size_t>(r)]) continue;
     seen[static_cast<size_t>(r)] = true;
-    std::vector<int> theirs;
-    if (!stands_still(memory_.processes[static_cast<size_t>(r)])) theirs = holdups_of(r);
+    const std::vector<int> theirs = holdups_of(r);
     if (theirs.empty()) found.push_back(r);
     next.insert(next.end(), theirs.begin(), theirs.end());
   }
-  // Who runs may only have been slow to say whom it waits for.
-  const auto running = std::partition(found.begin(), found.end(), [&](int r) {
-    return stands_still(memory_.processes[static_cast<size_t>(r)]);
-  });
-  if (running != found.begin()) found.erase(running, found.end());
   std::sort(found.begin(), found.end());
   return found.empty() ? direct : found;
 }

@@ -10,8 +10,9 @@ namespace farandole {
 namespace {
 
 constexpr auto kBetweenWarnings = std::chrono::seconds(60);
-constexpr auto kGrace = std::chrono::milliseconds(500);  // for rank 0 to say who is missing
-constexpr size_t kMostNames = 8;                         // in one warning
+// For rank 0 to say who is missing: before a warning, and before it is blamed itself.
+constexpr Duration kGrace = std::chrono::milliseconds(500), kMostGrace = std::chrono::seconds(5);
+constexpr size_t kMostNames = 8;  // in one warning
 
 /// "all_reduce 'x' of [3, 4] x float32".
 std::string shaped_title(const Signature& signature) {
@@ -117,6 +118,7 @@ void Named::check_joins() {
 
 void Named::check_requests(TimePoint when) {
   const Duration warn_after = engine_.view().warn_after;
+  const Duration grace = std::clamp(timeout_ / 2, kGrace, kMostGrace);
   const std::lock_guard lock(mutex_);
   for (const auto& state : polled_sets_) {
     if (state->unordered == 0) continue;
@@ -133,7 +135,7 @@ void Named::check_requests(TimePoint when) {
             state->set.membership.detector->report(*absence_of(engine_.view(), r, where));
           }
         const Duration age = when - request->since;
-        if (timeout_ > Duration::zero() && age >= timeout_ + kGrace)
+        if (timeout_ > Duration::zero() && age >= timeout_ + grace)
           report(*state, entry->name.signature,
                  request->told ? request->missing : std::vector<int>{0}, age, "");
         if (request->told || request->warned || age < warn_after + kGrace) continue;
