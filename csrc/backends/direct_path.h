@@ -8,9 +8,9 @@
 #include <span>
 #include <vector>
 
-#include "engine/backend.h"
-#include "engine/stream_page.h"
 #include "schedule/routes.h"
+#include "stream/backend.h"
+#include "stream/stream_page.h"
 
 namespace farandole {
 

@@ -7,10 +7,10 @@
 
 #include "base/dtype.h"
 #include "base/reduce_op.h"
-#include "engine/backend.h"
-#include "engine/stream_page.h"
 #include "fold/fold.h"
 #include "schedule/schedule.h"
+#include "stream/backend.h"
+#include "stream/stream_page.h"
 #include "transport/channel.h"
 
 namespace farandole {
@@ -19,7 +19,7 @@ namespace farandole {
 inline constexpr size_t kPieceBytes = 128 * 1024;
 
 /// From so many bytes on, what arrives as it shall lie is put into its place by the sender, where
-/// ranks exchange: they would write lines that their peer has just read (engine/stream_page.h).
+/// ranks exchange: they would write lines that their peer has just read (stream/stream_page.h).
 /// Where one sends to many, those copy side by side. An all-reduce of 1 MiB in memory that all
 /// ranks map, Zen 4: by `ring` 66 -> 41 us, by `halving_doubling` 64 -> 40.
 inline constexpr size_t kShortestPut = 32 * 1024;

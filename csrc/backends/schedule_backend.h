@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "backends/lane_cursor.h"
-#include "engine/backend.h"
 #include "schedule/planners.h"
+#include "stream/backend.h"
 #include "transport/segment.h"
 #include "transport/transport.h"
 

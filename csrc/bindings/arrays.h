@@ -4,7 +4,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include "engine/operation.h"
+#include "stream/operation.h"
 
 namespace farandole {
 

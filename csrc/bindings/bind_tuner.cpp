@@ -8,7 +8,7 @@
 #include "backends/schedule_backend.h"
 #include "bindings/bind.h"
 #include "bindings/schedules.h"
-#include "engine/stream_page.h"
+#include "stream/stream_page.h"
 
 namespace farandole {
 namespace {

@@ -7,7 +7,7 @@
 #include "base/blocked_threads.h"
 #include "base/fixed_text.h"
 #include "bindings/bind.h"
-#include "engine/wait_watch.h"
+#include "control/wait_watch.h"
 #include "group/group.h"
 
 namespace farandole {

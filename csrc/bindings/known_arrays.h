@@ -9,7 +9,7 @@
 #include <span>
 
 #include "bindings/dlpack.h"
-#include "engine/operation.h"
+#include "stream/operation.h"
 
 namespace farandole {
 

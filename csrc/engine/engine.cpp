@@ -134,7 +134,7 @@ void Engine::sweep() {
 }
 
 EngineView Engine::view() const {
-  return {&host_, arena_, &dead_, &deaths_, options_.warn_after, &trace_, &waits_};
+  return {{&host_, &dead_, &deaths_}, arena_, options_.warn_after, &trace_, &waits_};
 }
 
 // ---- tasks ----

@@ -10,10 +10,10 @@
 
 #include "base/config.h"
 #include "control/host.h"
+#include "control/wait_watch.h"
 #include "engine/driver.h"
-#include "engine/stream.h"
 #include "engine/task.h"
-#include "engine/wait_watch.h"
+#include "stream/stream.h"
 
 namespace farandole {
 

@@ -1,25 +1,15 @@
 // Completion of one operation, shared between the engine and whoever waits for it.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <optional>
 #include <span>
 
-#include "engine/operation.h"
+#include "stream/request.h"
 
 namespace farandole {
 
 class Engine;
-
-/// An operation on its way through the engine. `finished` is released after everything else has
-/// been written, and acquired by waiters.
-struct Request {
-  Operation operation;
-  std::optional<Error> error;
-  std::atomic<bool> finished{false};
-  TimePoint submitted{};  // set while tracing
-};
 
 class Handle {
  public:

@@ -5,9 +5,9 @@
 #include <memory>
 #include <vector>
 
-#include "engine/operation.h"
 #include "fold/update.h"
 #include "fusion/bucket_plan.h"
+#include "stream/operation.h"
 
 namespace farandole {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/operation.h"
+#include "stream/operation.h"
 
 namespace farandole {
 

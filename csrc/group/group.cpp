@@ -10,8 +10,8 @@
 #include "base/blocked_threads.h"
 #include "base/hash.h"
 #include "engine/fork.h"
-#include "engine/stream_page.h"
 #include "group/arguments.h"
+#include "stream/stream_page.h"
 
 namespace farandole {
 namespace {

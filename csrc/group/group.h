@@ -69,7 +69,7 @@ class Group : public std::enable_shared_from_this<Group> {
   /// All or nothing: none is sent unless every one is valid. Handles are in the order of the calls.
   std::vector<Handle> submit_all(std::vector<CollectiveCall> calls, bool caller_waits = false);
   /// The same for what is one call called `name`: ranks that give others are refused all of them
-  /// (engine/bundle.h).
+  /// (stream/bundle.h).
   std::vector<Handle> submit_together(const std::string& name, std::vector<CollectiveCall> calls);
 
   /// This rank's end of a transfer between two ranks: Collective::send to `peer`, or recv from it.

@@ -10,7 +10,7 @@
 
 namespace farandole {
 
-/// The operations of one call, refused together where ranks give other arrays (engine/bundle.h); of
+/// The operations of one call, refused together where ranks give other arrays (stream/bundle.h); of
 /// no arrays, one that moves nothing. Results of small arrays reach their outputs in wait(). Refers
 /// to the group, which outlives it.
 class Grouped {

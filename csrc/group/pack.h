@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/operation.h"
+#include "stream/operation.h"
 #include "transport/buffer_pool.h"
 
 namespace farandole {

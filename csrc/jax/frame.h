@@ -5,8 +5,8 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "engine/operation.h"
 #include "jax/ffi.h"
+#include "stream/operation.h"
 
 namespace farandole {
 

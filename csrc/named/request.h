@@ -8,10 +8,10 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/operation.h"
-#include "engine/stream.h"
 #include "group/pack.h"
 #include "named/negotiator.h"
+#include "stream/operation.h"
+#include "stream/stream.h"
 
 namespace farandole {
 

@@ -1,5 +1,5 @@
 // What a rank shows of what it waits in: for the words of others, and for the search of circles of
-// ranks that wait for each other (engine/wait_watch.h).
+// ranks that wait for each other (control/wait_watch.h).
 #pragma once
 
 #include <algorithm>

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/operation.h"
+#include "stream/operation.h"
 #include "transport/segment.h"
 
 namespace farandole {

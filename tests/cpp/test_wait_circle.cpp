@@ -1,6 +1,6 @@
 // Circles of ranks that wait for each other, as values.
 #include "check.h"
-#include "engine/wait_circle.h"
+#include "control/wait_circle.h"
 
 namespace {
 

@@ -4,9 +4,8 @@
 #include "base/fixed_text.h"
 #include "base/log.h"
 #include "base/seconds_text.h"
-#include "control/farewell.h"
-#include "engine/stream.h"
-#include "engine/wait_watch.h"
+#include "control/wait_watch.h"
+#include "stream/stream.h"
 
 namespace farandole {
 namespace {
@@ -182,45 +181,6 @@ void Stream::check_members(int r) {
   const bool submitted =
       r == memory_.rank || has_begun(r) || key_ == stream_key(membership_.key, kNamesNumber);
   membership_.detector->report(*absence_of(around_, world_rank, std::move(where), submitted));
-}
-
-bool is_absent(const EngineView& around, int world_rank) {
-  return (*around.dead)[static_cast<size_t>(world_rank)] || has_left(around, world_rank);
-}
-
-bool has_left(const EngineView& around, int world_rank) {
-  if (around.host->segment->state_of(world_rank) < RankState::leaving)
-    return has_said_why(*around.host->segment, world_rank);
-  // Those who wait want to know why; it knows itself that it goes.
-  return world_rank == around.host->rank || !is_ending(*around.host->segment, world_rank);
-}
-
-std::optional<Error> absence_of(const EngineView& around, int world_rank, Context where,
-                                bool submitted) {
-  if (!is_absent(around, world_rank)) return std::nullopt;
-  const auto index = static_cast<size_t>(world_rank);
-  const HostPeer& peer = around.host->peers[index];
-  const std::string me = std::to_string(around.host->rank), title = where.operation;
-  const std::string name =
-      "rank " + std::to_string(world_rank) + " (pid " + std::to_string(peer.info.pid) + ")";
-  where.rank = world_rank;
-  where.host = peer.info.host;
-  where.pid = peer.info.pid;
-  where.signal = (*around.dead)[index] ? (*around.deaths)[index].signal : 0;
-  if (has_left(around, world_rank)) {
-    if (auto reason = farewell_of(*around.host->segment, world_rank, where)) return reason;
-    where.evidence = "it called shutdown() or ended";
-    if (submitted) where.evidence += " while the operation was under way";
-    if (world_rank != around.host->rank) where.evidence += "; rank " + me + " waits for it";
-    if (!submitted)
-      return Error(ErrorCode::early_exit, name + " left before " + title, std::move(where));
-    return Error(ErrorCode::early_exit,
-                 name + " left without waiting for " + title + ", which it had submitted",
-                 std::move(where), "wait for every handle before shutdown()");
-  }
-  where.evidence = "its process descriptor reports its end; seen by rank " + me;
-  return Error(ErrorCode::peer_lost,
-               name + " " + (*around.deaths)[index].how() + " during " + title, std::move(where));
 }
 
 void Stream::warn(TimePoint when) {

@@ -1,5 +1,5 @@
 // Which ranks wait for each other for ever, and the words for it: values from values. Why it is so:
-// Note [Deadlock] in engine/wait_watch.h.
+// Note [Deadlock] in control/wait_watch.h.
 #pragma once
 
 #include <optional>

@@ -24,7 +24,7 @@
 
 #include "base/clock.h"
 #include "control/host.h"
-#include "engine/wait_circle.h"
+#include "control/wait_circle.h"
 
 namespace farandole {
 

@@ -1,4 +1,4 @@
-#include "engine/bundle.h"
+#include "stream/bundle.h"
 
 #include "base/hash.h"
 

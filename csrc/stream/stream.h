@@ -13,12 +13,11 @@
 #include <vector>
 
 #include "base/trace.h"
-#include "control/deaths.h"
+#include "control/absence.h"
 #include "control/failure_detector.h"
-#include "control/host.h"
-#include "engine/backend.h"
-#include "engine/handle.h"
-#include "engine/stream_page.h"
+#include "stream/backend.h"
+#include "stream/request.h"
+#include "stream/stream_page.h"
 
 namespace farandole {
 
@@ -35,23 +34,12 @@ class WaitWatch;
 struct WaitList;
 
 /// What a stream sees of its engine.
-struct EngineView {
-  const Host* host = nullptr;
+struct EngineView : Presence {
   std::shared_ptr<Arena> arena;
-  const std::vector<bool>* dead = nullptr;     // by world rank
-  const std::vector<Death>* deaths = nullptr;  // how, by world rank
   Duration warn_after{};
   const std::atomic<Trace*>* trace = nullptr;  // to null while nothing is traced
   const WaitWatch* waits = nullptr;
 };
-
-bool has_left(const EngineView& around, int world_rank);
-/// It has died or left: it does nothing more.
-bool is_absent(const EngineView& around, int world_rank);
-/// Why, as the error of the operation and tensor in `where`; nothing while it is there.
-/// `submitted`: it had submitted that operation.
-std::optional<Error> absence_of(const EngineView& around, int world_rank, Context where,
-                                bool submitted = false);
 
 /// The page of a closed stream, and who may still read it.
 struct ClosedPage {

@@ -1,4 +1,4 @@
-#include "engine/stream.h"
+#include "stream/stream.h"
 
 #include <signal.h>
 #include <sys/syscall.h>

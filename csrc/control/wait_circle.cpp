@@ -1,4 +1,4 @@
-#include "engine/wait_circle.h"
+#include "control/wait_circle.h"
 
 #include <algorithm>
 

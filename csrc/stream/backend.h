@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "engine/operation.h"
+#include "stream/operation.h"
 
 namespace farandole {
 

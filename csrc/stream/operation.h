@@ -9,8 +9,8 @@
 #include "base/clock.h"
 #include "base/dtype.h"
 #include "base/error.h"
-#include "engine/bundle.h"
 #include "schedule/collective_spec.h"
+#include "stream/bundle.h"
 
 namespace farandole {
 

@@ -1,4 +1,4 @@
-#include "engine/wait_watch.h"
+#include "control/wait_watch.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

@@ -1,4 +1,4 @@
-#include "engine/stream_page.h"
+#include "stream/stream_page.h"
 
 #include <algorithm>
 #include <cstdio>

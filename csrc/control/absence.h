@@ -1,0 +1,27 @@
+// Who has gone: the dead, and those that left, with the error for who waits for them.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "control/deaths.h"
+#include "control/host.h"
+
+namespace farandole {
+
+/// What a rank knows of who is there, by world rank.
+struct Presence {
+  const Host* host = nullptr;
+  const std::vector<bool>* dead = nullptr;
+  const std::vector<Death>* deaths = nullptr;  // how
+};
+
+bool has_left(const Presence& around, int world_rank);
+/// It has died or left: it does nothing more.
+bool is_absent(const Presence& around, int world_rank);
+/// Why, as the error of the operation and tensor in `where`; nothing while it is there.
+/// `submitted`: it had submitted that operation.
+std::optional<Error> absence_of(const Presence& around, int world_rank, Context where,
+                                bool submitted = false);
+
+}  // namespace farandole
