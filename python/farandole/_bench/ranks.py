@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 import farandole as fd
 from farandole import _core
 from farandole._bench import placement
-from farandole._bench.collectives import COLLECTIVES, Case, Collective
+from farandole._bench.collectives import Case
+from farandole._bench.layouts import COLLECTIVES, Collective
 from farandole._bench.statistics import gigabytes_per_second, summarize
 
 _WARM_UP = 5

@@ -181,10 +181,10 @@ def _check_partners(arguments: argparse.Namespace, ranks: int | None) -> None:
         return
     if ranks is None:
         raise CommandError("--compare starts the ranks of every peer: it needs -np")
-    from farandole._bench.peers.layouts import LAYOUTS
+    from farandole._bench.layouts import COMMON
 
-    if arguments.collective not in LAYOUTS or arguments.op not in (None, "sum"):
-        raise CommandError(f"--compare knows sums (no other --op) and {', '.join(LAYOUTS)}")
+    if arguments.collective not in COMMON or arguments.op not in (None, "sum"):
+        raise CommandError(f"--compare knows sums (no other --op) and {', '.join(COMMON)}")
     if arguments.iterations is not None:
         raise CommandError("--compare takes --seconds and --rounds, not --iterations")
 

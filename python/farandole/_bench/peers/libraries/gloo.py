@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from farandole._bench import placement
-from farandole._bench.peers.layouts import ROOT, Buffers
+from farandole._bench.layouts import COLLECTIVES, ROOT, Buffers
 from farandole._bench.peers.libraries import Case, Member, Unable
 
 
@@ -38,7 +38,7 @@ def join() -> Member:
 
 class _GlooCase(Buffers):
     def __init__(self, dist: Any, torch: Any, ask: dict[str, Any], rank: int, ranks: int) -> None:
-        super().__init__(ask["collective"], ask["bytes"], ask["dtype"], rank, ranks)
+        super().__init__(COLLECTIVES[ask["collective"]], ask["bytes"], ask["dtype"], rank, ranks)
 
         def tensor(array: Any) -> Any:
             if array is None:

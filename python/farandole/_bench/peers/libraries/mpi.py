@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from farandole._bench import placement
-from farandole._bench.peers.layouts import LAYOUTS, ROOT, Buffers
+from farandole._bench.layouts import COLLECTIVES, ROOT, Buffers
 from farandole._bench.peers.libraries import Case, Member, Unable
 
 _HALVES = ("float16", "bfloat16")
@@ -29,7 +29,7 @@ def join() -> Member:
         raise RuntimeError(f"its launcher started {ranks} ranks, MPI knows {world.Get_size()}")
 
     def make(ask: dict[str, Any]) -> Case:
-        if ask["dtype"] in _HALVES and LAYOUTS[ask["collective"]].folds:
+        if ask["dtype"] in _HALVES and COLLECTIVES[ask["collective"]].folds:
             raise Unable(f"the MPI standard has no arithmetic on {ask['dtype']}")
         return _MpiCase(MPI, ask, rank, ranks)
 
@@ -39,7 +39,7 @@ def join() -> Member:
 
 class _MpiCase(Buffers):
     def __init__(self, mpi: Any, ask: dict[str, Any], rank: int, ranks: int) -> None:
-        super().__init__(ask["collective"], ask["bytes"], ask["dtype"], rank, ranks)
+        super().__init__(COLLECTIVES[ask["collective"]], ask["bytes"], ask["dtype"], rank, ranks)
         source, result = self.input, self.output
         if ask["dtype"] in _HALVES:  # moved as any two bytes
             source, result = (None if a is None else a.view("uint16") for a in (source, result))

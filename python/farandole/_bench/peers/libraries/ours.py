@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from farandole._bench import placement
+from farandole._bench.layouts import COLLECTIVES
 from farandole._bench.peers.libraries import Case, Member, Unable
 
 
@@ -13,16 +14,16 @@ def join() -> Member:
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     placement.pin(rank, ranks)
     import farandole as fd
-    from farandole._bench import collectives
+    from farandole._bench.collectives import Case as OurCase
 
     fd.init()
 
     def make(ask: dict[str, Any]) -> Case:
-        row = collectives.COLLECTIVES.get(ask["collective"])
+        row = COLLECTIVES.get(ask["collective"])
         if row is None:
             raise Unable(f"farandole {fd.__version__} has no {ask['collective']}")
         try:
-            case = collectives.Case(row, ask["bytes"], ask["dtype"], ask["memory"], ask["options"])
+            case = OurCase(row, ask["bytes"], ask["dtype"], ask["memory"], ask["options"])
             case.prepare(0)
             case.call()
         except fd.InvalidArgument as error:
