@@ -9,19 +9,15 @@ import keras
 
 from farandole._core import InvalidArgument
 
-_BACKENDS = {
-    "jax": "farandole.keras._jax",
-    "tensorflow": "farandole.keras._tensorflow",
-    "torch": "farandole.keras._torch",
-}
+_BACKENDS = {"jax": "ProgramExchange", "tensorflow": "GraphExchange", "torch": "HookedExchange"}
 
 
 def backend() -> Any:
-    """Its module, with `check` and `exchange_of`. Raises InvalidArgument where there is none."""
+    """The class of its exchanges. Raises InvalidArgument where there is none."""
     name = keras.backend.backend()
     if name not in _BACKENDS:
         raise InvalidArgument(
             f"Keras runs on {name}, on which farandole does not train; set KERAS_BACKEND to "
             + ", ".join(_BACKENDS)
         )
-    return importlib.import_module(_BACKENDS[name])
+    return getattr(importlib.import_module(f"farandole.keras._{name}"), _BACKENDS[name])
