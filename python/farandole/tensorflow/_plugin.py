@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from farandole import _core, _world
+from farandole._limits import setting
 from farandole.common import _basics
 from farandole.tensorflow import _turns, _verdicts
 from farandole.tensorflow._graph import in_tensorflow_1
@@ -44,7 +45,7 @@ def version() -> str:
 @functools.cache
 def uses_pairs() -> bool:
     """Whether an operation is an op that starts and one that finishes."""
-    asked = {row["name"]: row["value"] for row in _core.settings()}["FARANDOLE_TF_OP"]
+    asked = setting("FARANDOLE_TF_OP")
     return asked == "pair" or (asked == "auto" and version() not in TESTED)
 
 
