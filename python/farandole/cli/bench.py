@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farandole.cli import CommandError, _compare
+from farandole.cli import CommandError, _compare, add_ranks
 from farandole.cli._bench_rows import plot, show
 
 if TYPE_CHECKING:
@@ -72,12 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="COLLECTIVE",
         help="what is measured: " + ", ".join(COLLECTIVES),
     )
-    parser.add_argument(
-        "-np",
-        "--num-proc",
-        metavar="N",
-        dest="ranks",
-        help="start this many ranks; without it, this process is one of ranks started before",
+    add_ranks(
+        parser, "start this many ranks; without it, this process is one of ranks started before"
     )
     parser.add_argument("--sizes", help=f"bytes, with K, M, G for powers of 1024 ({_SIZES})")
     parser.add_argument("--dtype", help="element type (float32)")
