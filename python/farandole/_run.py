@@ -12,8 +12,6 @@ from farandole._launch.ranks import describe_exit
 
 __all__ = ["RanksFailed", "run"]
 
-_GRACE = 5.0  # seconds that the others have once a rank has failed
-
 
 class RanksFailed(RuntimeError):
     """A rank of `farandole.run` failed. Says which was first, and how."""
@@ -70,7 +68,7 @@ def run(
     call = _ranks.Call(list(sys.path), _main_module(fn), packed, True, None)
     screen = _Screen(np)
     ends, order = _ranks.call_on_ranks(
-        np, call, env=dict(env or {}), timeout=timeout, grace=_GRACE, listen=screen.put
+        np, call, env=dict(env or {}), timeout=timeout, grace=_ranks.GRACE, listen=screen.put
     )
     screen.finish()
     _raise_first_failure(ends, order, timeout)

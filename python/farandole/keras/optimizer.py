@@ -95,13 +95,13 @@ def DistributedOptimizer(
         1.0 if average_aggregated_gradients else float(backward_passes_per_step),
         scale_local_gradients,
     )
-    exchanges.check(reduction)
+    exchanges.prepare()
     _accumulate(optimizer, backward_passes_per_step)
     label = name or f"Distributed{type(optimizer).__name__}"
     _wrapped[label] += 1
     if _wrapped[label] > 1:
         label = f"{label}.{_wrapped[label]}"
-    make_distributed(optimizer, State(label, reduction, exchanges.exchange_of))
+    make_distributed(optimizer, State(label, reduction, exchanges))
     return optimizer
 
 
@@ -132,21 +132,10 @@ def PartialDistributedOptimizer(
     """
     layers = _layers(local_layers)
     wrapped = DistributedOptimizer(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        0,
-        groups,
-        process_set,
-        scale_local_gradients,
-    )
+        optimizer, name, device_dense, device_sparse, compression, sparse_as_dense,
+        gradient_predivide_factor, op, backward_passes_per_step, average_aggregated_gradients, 0,
+        groups, process_set, scale_local_gradients,
+    )  # fmt: skip
     for layer in layers:
         for variable in layer.trainable_weights:
             wrapped.register_local_var(variable)  # type: ignore[attr-defined]
