@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -41,7 +40,7 @@ class Case(Buffers):
         op, allocate = options.get("op", "sum"), fd.allocate if memory == "ours" else np.empty
         super().__init__(collective, size, dtype, fd.rank(), fd.size(), op, allocate)
         if not collective.moves:
-            self.call: Callable[[], Any] = fd.barrier
+            self.call = fd.barrier
             return
         half = dtype == "bfloat16"
         x, out = (_Half(a) if half and a is not None else a for a in (self.input, self.output))

@@ -81,6 +81,8 @@ COMMON = (
 class Buffers:
     """Input and output of one collective on this rank, None where it has none."""
 
+    call: Callable[[], Any]  # the collective, as a library calls it
+
     def __init__(
         self,
         collective: Collective,

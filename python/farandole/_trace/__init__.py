@@ -18,7 +18,7 @@ from farandole._trace.figures import overlap_share, summary, union
 from farandole._trace.merging import MERGED, announce, merge, merge_if_complete, salvage
 from farandole._trace.parts import TraceError, load, runs_in
 from farandole._trace.salvage import recover
-from farandole._trace.text import compare, render, summarize, to_json
+from farandole._trace.text import compare, render, to_json
 
 __all__ = [
     "MERGED",
@@ -33,7 +33,6 @@ __all__ = [
     "render",
     "runs_in",
     "salvage",
-    "summarize",
     "summary",
     "to_json",
     "union",

@@ -9,16 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from farandole._tables import counted, plain_table
-from farandole._trace.figures import Summary, summary
-
-
-def summarize(directory: str | Path) -> str:
-    """Where the time of the newest run in a directory went, for people.
-
-    Raises:
-        TraceError: the directory cannot be read or holds no trace.
-    """
-    return render(summary(directory))
+from farandole._trace.figures import Summary
 
 
 def render(found: Summary) -> str:

@@ -22,7 +22,7 @@ import keras
 from farandole._core import InvalidArgument
 from farandole.common._process_set import global_process_set
 from farandole.keras import _jax_steps, _xla
-from farandole.keras._backends import backend
+from farandole.keras._exchange import backend
 from farandole.keras._reduction import Reduction
 from farandole.keras._wrapped import State, child_of, distributed_in, state_of
 

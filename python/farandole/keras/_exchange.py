@@ -7,6 +7,7 @@ reduce, once for every list of variables; a backend adds how its tensors are red
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import keras
 
 from farandole import _world
+from farandole._core import InvalidArgument
 from farandole.common import _groups
 from farandole.common._labels import without_numbers
 from farandole.common._objects import agree, allgather_object, compare
@@ -119,6 +121,24 @@ class Exchange(ABC):
 
     def stepped(self) -> None:  # noqa: B027 - most have nothing to do
         """The optimizer has used the gradients."""
+
+
+_BACKENDS = {"jax": "ProgramExchange", "tensorflow": "GraphExchange", "torch": "HookedExchange"}
+
+
+def backend() -> type[Exchange]:
+    """The exchanges of the backend that Keras runs on. Raises InvalidArgument where there are
+    none."""
+    name = keras.backend.backend()
+    if name not in _BACKENDS:
+        raise InvalidArgument(
+            f"Keras runs on {name}, on which farandole does not train; set KERAS_BACKEND to "
+            + ", ".join(_BACKENDS)
+        )
+    found: type[Exchange] = getattr(
+        importlib.import_module(f"farandole.keras._{name}"), _BACKENDS[name]
+    )
+    return found
 
 
 class AloneExchange(Exchange):

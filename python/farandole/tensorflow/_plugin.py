@@ -27,14 +27,8 @@ TESTED = ("2.16", "2.21")
 
 # What TensorFlow must not order one after the other as it does other stateful ops.
 _UNORDERED = {
-    "FarandoleAllReduce",
-    "FarandoleAllGather",
-    "FarandoleBroadcast",
-    "FarandoleReduceScatter",
-    "FarandoleAllToAll",
-    "FarandoleBarrier",
-    "FarandoleJoin",
-    "FarandoleStart",
+    f"Farandole{op}"
+    for op in "AllReduce AllGather Broadcast ReduceScatter AllToAll Barrier Join Start".split()
 }
 
 
