@@ -12,14 +12,7 @@ from farandole._collectives.arrays import call, checked_counts, input_array, lik
 from farandole._core import Handle
 from farandole._world import Group, _state, world
 
-__all__ = [
-    "Handle",
-    "all_reduce",
-    "barrier",
-    "broadcast",
-    "reduce",
-    "reduce_scatter",
-]
+__all__ = ["Handle", "all_reduce", "barrier", "broadcast", "reduce", "reduce_scatter"]
 
 
 @_core.quick_call("all_reduce", _state)

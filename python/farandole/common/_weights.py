@@ -167,11 +167,7 @@ _joined: set[int] = set()  # epochs in which ranks have joined
 
 
 def patient_weights(
-    label: str,
-    names: Sequence[str],
-    line: str,
-    process_set: ProcessSet,
-    variables: Sequence[Any],
+    label: str, names: Sequence[str], line: str, process_set: ProcessSet, variables: Sequence[Any]
 ) -> PatientWeights:
     """Those of these variables, from their first step on: for who keeps nothing between steps."""
     key = (_world.epoch(), number_of(process_set), tuple(map(id, variables)))

@@ -31,10 +31,7 @@ class ProgramExchange(PlannedExchange):
         self._weights.compare([(label_of(i, v), value) for i, (v, value) in rows])
 
     def at_update(
-        self,
-        optimizer: Any,
-        gradients: list[Any],
-        reduce: Callable[[list[Any]], list[Any]],
+        self, optimizer: Any, gradients: list[Any], reduce: Callable[[list[Any]], list[Any]]
     ) -> list[Any]:
         # Keras computes an update in every pass here, and keeps the last. All ranks have the same
         # number of iterations, and take the same branch.

@@ -66,10 +66,7 @@ class BroadcastGlobalVariablesCallback(_Callback):
 
     @checked
     def __init__(
-        self,
-        root_rank: int,
-        device: str | None = "",
-        local_variables: Iterable[Any] | None = None,
+        self, root_rank: int, device: str | None = "", local_variables: Iterable[Any] | None = None
     ) -> None:
         super().__init__()
         self.root_rank = root_rank

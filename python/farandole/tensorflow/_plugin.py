@@ -106,9 +106,7 @@ def _show_world_later() -> None:
 
 
 def init(
-    comm: Sequence[int] | None = None,
-    process_sets: Iterable[Any] | str | None = None,
-    **place: Any,
+    comm: Sequence[int] | None = None, process_sets: Iterable[Any] | str | None = None, **place: Any
 ) -> None:
     """Joins the other ranks of the job; a second call without ``shutdown()`` does nothing.
 

@@ -13,10 +13,7 @@ from farandole.common._objects import agree, allgather_object, broadcast_object
 from farandole.torch._entries import public
 from farandole.torch._tensors import check_tensor
 from farandole.torch._training.sharded import ShardedOptimizer
-from farandole.torch.ops import (
-    broadcast_async_,
-    synchronize,
-)
+from farandole.torch.ops import broadcast_async_, synchronize
 
 __all__ = [
     "allgather_object",

@@ -25,9 +25,7 @@ class Hooked:
     _pass: weakref.ref[Pass] | None = None
 
     def __init__(
-        self,
-        named: Sequence[tuple[str, torch.Tensor]],
-        weights: Sequence[tuple[str, torch.Tensor]],
+        self, named: Sequence[tuple[str, torch.Tensor]], weights: Sequence[tuple[str, torch.Tensor]]
     ) -> None:
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
