@@ -23,8 +23,6 @@ from typing import Any, NamedTuple
 from farandole._launch.processes import die_with_parent
 from farandole._launch.ranks import rank_environment, shared_environment
 
-GRACE = 5.0  # seconds that the others usually have once a rank has failed
-
 _CODE = "from farandole._ranks import live; live({}, {})"
 _READ_SIZE = 1 << 16
 _LAST_READS = 32  # of a pipe whose rank is dead: more than it holds (64 KiB, 1 MiB at most)
@@ -82,8 +80,8 @@ def call_on_ranks(
     *,
     env: Mapping[str, str],
     timeout: float | None,
-    grace: float,
     listen: Listener,
+    grace: float = 5.0,
 ) -> tuple[list[End], list[int]]:
     """Runs the call on ranks 0 to n-1 and waits for all; no process is left behind.
 

@@ -60,7 +60,6 @@ def run_ranks(
         call,
         env={"OMP_NUM_THREADS": "1"} | dict(env or {}),
         timeout=timeout,
-        grace=_ranks.GRACE,
         listen=lambda rank, _, data: output[rank].extend(data),
     )
     if any(end.late or end.exit_code != 0 or end.answer is None for end in ends):
