@@ -24,4 +24,4 @@ def counted(number: int, noun: str) -> str:
 
 def listed(noun: str, numbers: Sequence[int]) -> str:
     """As "rank 2" or "ranks 0, 2"."""
-    return f"{noun}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+    return f"{noun}{'s' if len(numbers) != 1 else ''} {', '.join(map(str, numbers))}"

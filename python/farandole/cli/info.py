@@ -57,6 +57,7 @@ def handle(arguments: argparse.Namespace) -> int:
 def collect() -> dict[str, Any]:
     """All facts, as plain values."""
     core, trouble = _core()
+    rows = core.settings() if core else []
     return {
         "installation": {
             "farandole": version(),
@@ -78,9 +79,7 @@ def collect() -> dict[str, Any]:
             "process_vm_readv": _probe_process_vm(),
         },
         "tuning": _tuning(core),
-        "settings": [{name: row[name] for name in _SETTING} for row in core.settings()]
-        if core
-        else [],
+        "settings": [{name: row[name] for name in _SETTING} for row in rows],
         "unread": core.unread_variables() if core else [],
     }
 
