@@ -45,8 +45,8 @@ PYBIND = re.compile(r"pybind11/")
 # before its own, also inside functions. A module belongs to the longest name that it begins with.
 PYTHON_LAYERS = [
     "_core _tables",
-    "_arguments _endings _errors _limits _plan _watch",
-    "_trace",
+    "_arguments _errors _limits _plan _watch",
+    "_endings _trace",
     "_draw _launch _tune",
     "_ranks _world",
     "_collectives _memory _run _timeline testing",

@@ -171,6 +171,12 @@ def printable(text: object) -> str:
     return str(text).encode(errors="backslashreplace").decode()
 
 
+def no_such_dtype(what: str, dtype: object, known: Iterable[str] = _core.dtypes) -> InvalidArgument:
+    return InvalidArgument(
+        f"{what} has dtype {dtype}, which is not supported; there are {', '.join(known)}"
+    )
+
+
 # ---- native methods ----
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from farandole import _core
+from farandole._arguments import printable
 from farandole._core import Error, Group
 
 _PARTS = "\x1f"  # between those of a word to the launcher
@@ -117,12 +118,8 @@ def _described(error: BaseException) -> tuple[str, str]:
         text = str(error).strip().partition("\n")[0]
     except Exception as broken:
         text = f"(its text raised {type(broken).__name__})"
-    return _printable(f"{name}: {text}" if text else name), _printable(place)
-
-
-def _printable(text: str) -> str:
-    """Names of files may hold bytes that are no text."""
-    return text.encode(errors="backslashreplace").decode()
+    # Names of files may hold bytes that are no text.
+    return printable(f"{name}: {text}" if text else name), printable(place)
 
 
 def _exit_code(error: SystemExit) -> int:

@@ -1,4 +1,4 @@
-"""How much of the gradients goes together."""
+"""Settings, and how much of the gradients goes together by them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from typing import NamedTuple
 
 from farandole import _core
 from farandole._core import InvalidArgument
+
+
+def setting(name: str) -> str:
+    """The value of a FARANDOLE_* variable, or its default."""
+    return next(row["value"] for row in _core.settings() if row["name"] == name)
 
 
 class Limits(NamedTuple):
@@ -22,12 +27,10 @@ class Limits(NamedTuple):
         first_bucket_bytes: int | None,
         in_place_bytes: int | None = None,
     ) -> Limits:
-        values = {row["name"]: row["value"] for row in _core.settings()}
-
         def choose(given: int | None, what: str) -> int:
             if given is not None and (not isinstance(given, int) or given < 0):
                 raise InvalidArgument(f"{what} is {given!r}; a size is a whole number, at least 0")
-            return int(values["FARANDOLE_" + what.upper()]) if given is None else given
+            return int(setting("FARANDOLE_" + what.upper())) if given is None else given
 
         return cls(
             choose(bucket_bytes, "bucket_bytes"),

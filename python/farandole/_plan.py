@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from farandole import _core  # type: ignore[attr-defined, unused-ignore]
+from farandole._tables import counted
 
 Step = dict[str, Any]  # as `_core.schedule.plan` gives it; slices are (space, offset, count)
 Lanes = list[list[Step]]
@@ -30,7 +31,6 @@ def plan_world(
     algorithm: str,
     ranks: int,
     count: int,
-    *,
     lanes: int = 1,
     segments: int = 1,
     root: int = 0,
@@ -142,11 +142,6 @@ def _table(lane: list[Step], rounds: list[int], rank: int) -> list[str]:
     return [f"  {number:>5}  {sends:<{width}}  {text}".rstrip() for number, sends, text in rows]
 
 
-def counted(number: int, noun: str) -> str:
-    """As "1 rank" or "2 ranks"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def render(
     collective: str,
     algorithm: str | None,
@@ -205,16 +200,7 @@ def render(
         raise _core.InvalidArgument(f"a share has at least 0 elements, not {min(counts)}")
     if algorithm is None:
         algorithm = str(_core.schedule.choose(collective, ranks, count, itemsize, counts=counts))
-    world = plan_world(
-        collective,
-        algorithm,
-        ranks,
-        count,
-        lanes=lanes,
-        segments=segments,
-        root=root,
-        counts=counts,
-    )
+    world = plan_world(collective, algorithm, ranks, count, lanes, segments, root, counts)
     orders = set()
     places = (False, True) if _core.schedule.goes_in_place(collective) else (False,)
     for in_place in places:

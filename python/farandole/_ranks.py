@@ -80,8 +80,8 @@ def call_on_ranks(
     *,
     env: Mapping[str, str],
     timeout: float | None,
-    grace: float,
     listen: Listener,
+    grace: float = 5.0,
 ) -> tuple[list[End], list[int]]:
     """Runs the call on ranks 0 to n-1 and waits for all; no process is left behind.
 

@@ -12,8 +12,6 @@ from farandole._launch.ranks import describe_exit
 
 __all__ = ["RanksFailed", "run"]
 
-_GRACE = 5.0  # seconds that the others have once a rank has failed
-
 
 class RanksFailed(RuntimeError):
     """A rank of `farandole.run` failed. Says which was first, and how."""
@@ -70,7 +68,7 @@ def run(
     call = _ranks.Call(list(sys.path), _main_module(fn), packed, True, None)
     screen = _Screen(np)
     ends, order = _ranks.call_on_ranks(
-        np, call, env=dict(env or {}), timeout=timeout, grace=_GRACE, listen=screen.put
+        np, call, env=dict(env or {}), timeout=timeout, listen=screen.put
     )
     screen.finish()
     _raise_first_failure(ends, order, timeout)
@@ -101,8 +99,9 @@ def _main_module(fn: Callable[..., Any]) -> dict[str, Any] | None:
 def _raise_first_failure(
     ends: Sequence[_ranks.End], order: Sequence[int], timeout: float | None
 ) -> None:
-    raised = [r for r, end in enumerate(ends) if end.answer is not None and end.answer.trace]
-    died = [r for r in order if ends[r].exit_code != 0 or ends[r].answer is None]
+    answers = {r: end.answer for r, end in enumerate(ends) if end.answer is not None}
+    raised = [r for r, answer in answers.items() if answer.trace]
+    died = [r for r in order if ends[r].exit_code != 0 or r not in answers]
     died = [r for r in died if r not in raised]
     late = [r for r, end in enumerate(ends) if end.late and r not in raised]
     if not (raised or died or late):
@@ -113,21 +112,16 @@ def _raise_first_failure(
             why = f"rank {died[0]} {describe_exit(ends[died[0]].exit_code)}"
         else:
             why = f"rank {late[0]} did not end within {timeout:g} s"
-        told = [f"\nrank {r}:\n{a.trace}" for r in raised if (a := ends[r].answer) is not None]
+        told = [f"\nrank {r}:\n{answers[r].trace}" for r in raised]
         raise RanksFailed(why + "".join(told))
-    first = min(raised, key=lambda r: _time_of(ends[r]))
-    answer = ends[first].answer
-    assert answer is not None
+    first = min(raised, key=lambda r: answers[r].when)
+    answer = answers[first]
     cause = RanksFailed(f"rank {first} raised\n{answer.trace}")
     if answer.error is None:
         raise cause
     if hasattr(answer.error, "add_note"):  # Python 3.11
         answer.error.add_note(f"raised by rank {first} of farandole.run")
     raise answer.error from cause
-
-
-def _time_of(end: _ranks.End) -> float:
-    return end.answer.when if end.answer is not None else float("inf")
 
 
 class _Screen:

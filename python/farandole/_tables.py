@@ -1,4 +1,4 @@
-"""Tables as text."""
+"""Tables, and numbers with their nouns, as text."""
 
 from __future__ import annotations
 
@@ -15,3 +15,13 @@ def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     ]
     rule = "  ".join("-" * width for width in widths)
     return "\n".join([title, "", text[0], rule, *text[1:], ""])
+
+
+def counted(number: int, noun: str) -> str:
+    """As "1 rank" or "2 ranks"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def listed(noun: str, numbers: Sequence[int]) -> str:
+    """As "rank 2" or "ranks 0, 2"."""
+    return f"{noun}{'s' if len(numbers) != 1 else ''} {', '.join(map(str, numbers))}"

@@ -12,8 +12,6 @@ from farandole._launch.ranks import describe_exit
 
 __all__ = ["RanksFailed", "run_ranks"]
 
-_GRACE = 5.0  # seconds that the others have once a rank has failed
-
 
 class RanksFailed(AssertionError):
     """A rank raised, died, or ran out of time. Says which first, and what every rank printed.
@@ -62,7 +60,6 @@ def run_ranks(
         call,
         env={"OMP_NUM_THREADS": "1"} | dict(env or {}),
         timeout=timeout,
-        grace=_GRACE,
         listen=lambda rank, _, data: output[rank].extend(data),
     )
     if any(end.late or end.exit_code != 0 or end.answer is None for end in ends):

@@ -357,8 +357,12 @@ def bad_input_is_refused_while_tracing() -> None:
 
 @on_ranks(1)
 def examples_in_docstrings_work() -> None:
+    import optax
+
+    known = {"fdj": fdj, "jnp": jnp, "optax": optax}
     for name in ("_order", "ops", "functions", "optimizer"):
-        results = doctest.testmod(importlib.import_module(f"farandole.jax.{name}"))
+        module = importlib.import_module(f"farandole.jax.{name}")
+        results = doctest.testmod(module, extraglobs=known)
         assert results.failed == 0, name
         assert results.attempted > 0, name
 

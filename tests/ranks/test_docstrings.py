@@ -6,8 +6,10 @@ import doctest
 import importlib
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
+import farandole as fd
 from harness import World
 
 MODULES = [
@@ -17,7 +19,9 @@ MODULES = [
 
 
 def run_examples(name: str) -> tuple[int, int]:
-    results = doctest.testmod(importlib.import_module(f"farandole.{name}"))
+    fd.init()
+    module = importlib.import_module(f"farandole.{name}")
+    results = doctest.testmod(module, extraglobs={"fd": fd, "np": np})
     return results.failed, results.attempted
 
 

@@ -13,7 +13,7 @@ import pytest
 from farandole import _core, cli
 from farandole._bench import data, placement
 from farandole._bench import statistics as st
-from farandole._bench.collectives import COLLECTIVES
+from farandole._bench.layouts import COLLECTIVES
 from farandole.cli import bench
 from grid import combinations
 

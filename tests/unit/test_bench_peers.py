@@ -19,8 +19,8 @@ import pytest
 from farandole import cli
 from farandole._bench import statistics as st
 from farandole._bench.comparing import OURS, Question, Variant, compare
+from farandole._bench.layouts import COLLECTIVES, COMMON, ROOT, Buffers
 from farandole._bench.peers.finding import find, how_to_get, parse_pythons
-from farandole._bench.peers.layouts import LAYOUTS, ROOT, Buffers, bus_factor, whole_count
 from farandole._bench.peers.table import PEERS, Peer, PeerError
 
 REPORT = Path(__file__).parents[2] / "bench" / "report"
@@ -92,9 +92,10 @@ def _perform(name: str, ranks: list[Buffers]) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", COMMON)
 def test_a_layout_expects_what_the_collective_leaves(name: str, ranks: int) -> None:
-    everyone = [Buffers(name, 9000, "float32", rank, ranks) for rank in range(ranks)]
+    row = COLLECTIVES[name]
+    everyone = [Buffers(row, 9000, "float32", rank, ranks) for rank in range(ranks)]
     for turn in range(-2, 5):
         for buffers in everyone:
             buffers.prepare(turn)
@@ -108,14 +109,9 @@ def test_a_layout_expects_what_the_collective_leaves(name: str, ranks: int) -> N
         assert buffers.input is None or not buffers.input.any()
 
 
-def test_layouts_have_the_bytes_and_bus_factors_of_our_own_rows() -> None:
-    from farandole._bench.collectives import COLLECTIVES
-
-    for name in set(COLLECTIVES) & set(LAYOUTS):
-        for ranks in (1, 2, 5):
-            assert bus_factor(name, ranks) == COLLECTIVES[name].bus_factor(ranks)
-    assert whole_count("all_gather", 10, "bfloat16", 4) == 8
-    assert whole_count("all_reduce", 10, "bfloat16", 4) == 5
+def test_what_is_shared_out_is_a_multiple_of_the_ranks() -> None:
+    assert COLLECTIVES["all_gather"].count(10, "bfloat16", 4) == 8
+    assert COLLECTIVES["all_reduce"].count(10, "bfloat16", 4) == 5
 
 
 # -- finding peers ------------------------------------------------------------------------------

@@ -134,7 +134,9 @@ def test_info_shows_every_setting(
         "name": "FARANDOLE_X", "type": "int", "default": 1, "value": 2, "doc": "what it is",
         "horovod": "HOROVOD_X",
     }  # fmt: skip
-    core = types.SimpleNamespace(settings=lambda: [setting, types.SimpleNamespace(**setting)])
+    core = types.SimpleNamespace(
+        settings=lambda: [setting, setting], instruction_sets=list, unread_variables=list
+    )
     monkeypatch.setattr(info, "_core", lambda: (core, ""))
     assert info.collect()["settings"] == [setting, setting]
     assert cli.main(["info"]) == 0

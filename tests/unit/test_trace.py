@@ -153,11 +153,12 @@ def test_what_one_rank_has_lost_is_left_out_of_all(tmp_path: Path) -> None:
     assert [r.operations for r in found.by_rank] == [1, 1]
     assert found.compared_operations == 1
     assert found.lost_events == 7
-    assert "7 older events were overwritten" in _trace.summarize(tmp_path)
+    assert "7 older events were overwritten" in _trace.render(_trace.summary(tmp_path))
 
 
 def test_a_program_without_steps_has_no_overlap(tmp_path: Path) -> None:
-    text = _trace.summarize(Part(0, size=1).operation(1, 0, 0, 5).write(tmp_path).parent)
+    folder = Part(0, size=1).operation(1, 0, 0, 5).write(tmp_path).parent
+    text = _trace.render(_trace.summary(folder))
     assert text.startswith(f"{tmp_path}: 1 rank, no training steps")
 
 
@@ -186,7 +187,7 @@ def test_a_rank_without_a_part_is_named(tmp_path: Path) -> None:
     assert {"rank 1 (left no trace)"} == {
         e["args"]["name"] for e in events if e["name"] == "process_name"
     }
-    assert "nothing of rank 1:" in _trace.summarize(tmp_path)
+    assert "nothing of rank 1:" in _trace.render(_trace.summary(tmp_path))
 
 
 def test_parts_of_an_older_run_are_left_out(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from farandole._bench import data
+from farandole._bench.layouts import COLLECTIVES
 from farandole._bench.peers.finding import Found
-from farandole._bench.peers.layouts import bus_factor
 from farandole._bench.peers.table import PeerError
 from farandole._bench.peers.workers import Workers, started
 from farandole._bench.statistics import (
@@ -187,7 +187,7 @@ def _row(question: Question, variant: Variant, present: list[Variant]) -> dict[s
         "p99_us": p99 / 1e3,
         "rounds_us": [nanoseconds / 1e3 for nanoseconds in variant.rounds],
         "algbw_gbs": bandwidth,
-        "busbw_gbs": bandwidth * bus_factor(question.collective, question.ranks),
+        "busbw_gbs": bandwidth * COLLECTIVES[question.collective].bus_factor(question.ranks),
         "errors": variant.wrong,
         "verified": variant.wrong == 0,
         "ratios": _ratios(variant, present) if is_ours else {},
@@ -211,9 +211,4 @@ def _ratios(ours: Variant, present: list[Variant]) -> dict[str, dict[str, Any]]:
 
 
 def _as_dict(ratio: Interval) -> dict[str, Any]:
-    return {
-        "ratio": ratio.median,
-        "low": ratio.low,
-        "high": ratio.high,
-        "confidence": ratio.confidence,
-    }
+    return dict(zip(("ratio", "low", "high", "confidence"), ratio, strict=True))

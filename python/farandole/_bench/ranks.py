@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import farandole as fd
-from farandole import _core
 from farandole._bench import placement
-from farandole._bench.collectives import COLLECTIVES, Case, Collective
+from farandole._bench.collectives import Case
+from farandole._bench.layouts import COLLECTIVES, Collective
 from farandole._bench.statistics import gigabytes_per_second, summarize
+from farandole._limits import setting
 
 _WARM_UP = 5
 _CHUNK, _MOST = 10, 10_000  # iterations, where seconds are asked for
@@ -97,10 +98,6 @@ def _run_for(case: Case, seconds: float) -> _Run:
     )
 
 
-def _default_level() -> str:
-    return next(str(s["value"]) for s in _core.settings() if s["name"] == "FARANDOLE_LEVEL")
-
-
 @contextmanager
 def _no_collector() -> Iterator[None]:
     """Garbage is collected between rows, not between readings of the clock."""
@@ -128,6 +125,7 @@ def _row(request: Request, collective: Collective, size: int, memory: str) -> di
     least, middle, p99 = summarize(slowest)
     bandwidth = gigabytes_per_second(case.bytes, middle)
     moves = collective.moves
+    level = request.options.get("level") or setting("FARANDOLE_LEVEL")
     return {
         "collective": collective.name,
         "ranks": fd.size(),
@@ -137,7 +135,7 @@ def _row(request: Request, collective: Collective, size: int, memory: str) -> di
         "memory": memory or None,
         "peer": "farandole",
         "algorithm": run.path,
-        "level": request.options.get("level") or _default_level() if collective.folds else None,
+        "level": level if collective.folds else None,
         "iterations": len(slowest),
         "min_us": least / 1e3,
         "p50_us": middle / 1e3,

@@ -5,6 +5,8 @@ rows.py     those that move rows between ranks and fold nothing
 grouped.py  many arrays in one call
 pair.py     between two ranks
 arrays.py   what all of them take
+
+Examples are of one rank, behind ``import farandole as fd, numpy as np`` and ``fd.init()``.
 """
 
 from farandole._collectives.grouped import *  # noqa: F403

@@ -45,8 +45,6 @@ def send(
         PeerLost, EarlyExit, Stalled, RemoteError: the group has failed.
 
     Example:
-        >>> import farandole as fd, numpy as np
-        >>> fd.init()
         >>> if fd.size() > 1 and fd.rank() == 0:
         ...     fd.send(np.arange(3), to=1)
         >>> if fd.rank() == 1:
@@ -77,8 +75,6 @@ def recv(
     ``async_op`` a ``Handle`` whose ``wait()`` does. Arguments and errors as in :func:`send`.
 
     Example:
-        >>> import farandole as fd, numpy as np
-        >>> fd.init()
         >>> try:
         ...     fd.recv(np.empty(3), source=fd.rank())
         ... except fd.InvalidArgument as error:

@@ -99,8 +99,6 @@ def all_gather(
     The other dimensions are equal. Further arguments and errors as in :func:`all_reduce`.
 
     Example:
-        >>> import farandole as fd, numpy as np
-        >>> fd.init()
         >>> fd.all_gather(np.arange(2)).tolist()
         [0, 1]
         >>> fd.all_gather(np.ones((3, 2)), uneven=True).shape
@@ -135,8 +133,6 @@ def gather(
     ``out`` is looked at on the root alone; ``uneven`` and ``counts`` are the same on every rank.
 
     Example:
-        >>> import farandole as fd, numpy as np
-        >>> fd.init()
         >>> fd.gather(np.arange(2), root=0).tolist()
         [0, 1]
     """
@@ -175,8 +171,6 @@ def all_to_all(
     ``out`` does not overlap ``x``. Further arguments and errors as in :func:`all_reduce`.
 
     Example:
-        >>> import farandole as fd, numpy as np
-        >>> fd.init()
         >>> fd.all_to_all(np.arange(2)).tolist()
         [0, 1]
         >>> rows, received = fd.all_to_all(np.arange(2), splits=[2])
@@ -228,8 +222,6 @@ def scatter(
     and ``counts``, if parts differ, are the same on every rank.
 
     Example:
-        >>> import farandole as fd, numpy as np
-        >>> fd.init()
         >>> fd.scatter(np.arange(2), root=0).tolist()
         [0, 1]
     """

@@ -12,14 +12,7 @@ from farandole._collectives.arrays import call, checked_counts, input_array, lik
 from farandole._core import Handle
 from farandole._world import Group, _state, world
 
-__all__ = [
-    "Handle",
-    "all_reduce",
-    "barrier",
-    "broadcast",
-    "reduce",
-    "reduce_scatter",
-]
+__all__ = ["Handle", "all_reduce", "barrier", "broadcast", "reduce", "reduce_scatter"]
 
 
 @_core.quick_call("all_reduce", _state)
@@ -71,10 +64,8 @@ def all_reduce(
     x = input_array(x)
     if out is None:
         out = like(x, shape_of(x))
-    return call(
-        "all_reduce", x, out, group, async_op,
-        (op, prescale, postscale, 0, name, algorithm, level, timeout),
-    )  # fmt: skip
+    options = (op, prescale, postscale, 0, name, algorithm, level, timeout)
+    return call("all_reduce", x, out, group, async_op, options)
 
 
 @_core.quick_call("reduce", _state)
@@ -99,8 +90,6 @@ def reduce(
     ``out`` is looked at on the root alone.
 
     Example:
-        >>> import farandole as fd, numpy as np
-        >>> fd.init()
         >>> fd.reduce(np.arange(3), root=0).tolist()
         [0, 1, 2]
     """
@@ -110,10 +99,8 @@ def reduce(
         out = None
     elif out is None:
         out = like(x, shape_of(x))
-    return call(
-        "reduce", x, out, g, async_op,
-        (op, prescale, postscale, root, name, algorithm, level, timeout),
-    )  # fmt: skip
+    options = (op, prescale, postscale, root, name, algorithm, level, timeout)
+    return call("reduce", x, out, g, async_op, options)
 
 
 @_core.quick_call("reduce_scatter", _state)
@@ -142,8 +129,6 @@ def reduce_scatter(
     dimension instead: ``x`` of shape (sum(counts), ...) gives (counts[r], ...).
 
     Example:
-        >>> import farandole as fd, numpy as np
-        >>> fd.init()
         >>> fd.reduce_scatter(np.arange(3)).tolist()
         [0, 1, 2]
         >>> fd.reduce_scatter(np.ones((2, 3)), counts=[2]).shape
@@ -184,18 +169,14 @@ def broadcast(
     overwrites ``x`` on the other ranks.
 
     Example:
-        >>> import farandole as fd, numpy as np
-        >>> fd.init()
         >>> fd.broadcast(np.arange(3), root=0).tolist()
         [0, 1, 2]
     """
     x = input_array(x)
     if out is None:
         out = like(x, shape_of(x))
-    return call(
-        "broadcast", x, out, group, async_op,
-        ("sum", 1.0, 1.0, root, name, algorithm, None, timeout),
-    )  # fmt: skip
+    options = ("sum", 1.0, 1.0, root, name, algorithm, None, timeout)
+    return call("broadcast", x, out, group, async_op, options)
 
 
 @explained

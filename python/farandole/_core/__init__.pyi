@@ -155,11 +155,7 @@ class Group(metaclass=_Native):
         timeout: float | None = None,
     ) -> Handle: ...
     def start_from_any(
-        self,
-        array: object,
-        tag: int,
-        name: str | None = None,
-        timeout: float | None = None,
+        self, array: object, tag: int, name: str | None = None, timeout: float | None = None
     ) -> Handle: ...
     def start_together(
         self,
@@ -253,13 +249,7 @@ class Watchpost(metaclass=_Native):
     def __init__(self, world: Group) -> None: ...
     def wait(self) -> bool: ...
     def show(
-        self,
-        blocked: bool,
-        daemons: bool,
-        looked: int,
-        still_since: int,
-        place: str,
-        step: str,
+        self, blocked: bool, daemons: bool, looked: int, still_since: int, place: str, step: str
     ) -> None: ...
     def end(self) -> None: ...
 

@@ -27,8 +27,9 @@ from farandole._draw.scene import (
     on_scale,
     text_width,
 )
-from farandole._draw.turns import RANKS, Course, Event, Lanes, Message, course_of, name_of
-from farandole._plan import counted, plan_world
+from farandole._draw.turns import RANKS, Course, Event, Message, course_of, name_of
+from farandole._plan import Lanes, plan_world
+from farandole._tables import counted
 
 LEFT, RIGHT, TOP = 82.0, 24.0, 88.0
 NARROWEST = 620.0
@@ -98,16 +99,7 @@ def draw_plan(
         raise ValueError(f"a collective has at least 0 elements, not {count}")
     if algorithm is None:
         algorithm = str(_core.schedule.choose(collective, ranks, count, counts=list(counts)))
-    world = plan_world(
-        collective,
-        algorithm,
-        ranks,
-        count,
-        lanes=lanes,
-        segments=segments,
-        root=root,
-        counts=counts,
-    )
+    world = plan_world(collective, algorithm, ranks, count, lanes, segments, root, counts)
     if not 0 <= lane < len(world[0]):
         raise ValueError(f"lane {lane} is not one of {len(world[0])}")
     elements = f"counts {','.join(map(str, counts))}" if counts else counted(count, "element")

@@ -150,11 +150,7 @@ def _buckets(part: Part, window: Span) -> list[Operation]:
 
 
 def _scene(
-    run: Run,
-    step: int,
-    window: Span,
-    blocks: list[tuple[int, list[_Row]]],
-    colours: dict[str, str],
+    run: Run, step: int, window: Span, blocks: list[tuple[int, list[_Row]]], colours: dict[str, str]
 ) -> Scene:
     rows = sum(len(rows) for _, rows in blocks)
     bottom = TOP + rows * ROW + len(blocks) * GAP

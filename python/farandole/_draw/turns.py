@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-Step: TypeAlias = dict[str, Any]
-Lanes: TypeAlias = list[list[Step]]
+from farandole._plan import Lanes, Step
 
 RANKS = 64  # at most: a set of ranks is a word of bits
 UNSET = -1

@@ -26,6 +26,7 @@ from farandole._launch.ranks import (
     threads_per_rank,
 )
 from farandole._launch.words import Blame, Ear, Meetings
+from farandole._tables import listed
 
 # A stopping signal and the harsher ones that follow it, `patience` apart.
 STOPPING = {
@@ -281,13 +282,13 @@ class Supervisor:
             late = [rank.number for rank in self._ranks if rank.alive]
             if number is None:
                 pids = ", ".join(str(rank.pid) for rank in self._ranks if rank.alive)
-                self._say(f"could not end {_rank_list(late)} (pid {pids})")
+                self._say(f"could not end {listed('rank', late)} (pid {pids})")
                 self._given_up = True
                 return
             if number == signal.SIGKILL:
                 if sent := {self._ended_by[rank] for rank in late if rank in self._ended_by}:
                     names = " and ".join(step.name for step in sorted(sent))
-                    self._say(f"{_rank_list(late)} did not end on {names}: SIGKILL")
+                    self._say(f"{listed('rank', late)} did not end on {names}: SIGKILL")
                 self._plan = [(time.monotonic() + _LEAVE_KILL, None)]
             self._end_ranks(number)
 
@@ -377,7 +378,7 @@ class Supervisor:
         """Says, last of all, which rank failed first and how; returns the job's exit code."""
         if self._missed is not None:
             rank, waiting = self._missed
-            what = f"{_rank_list(waiting)} waited for it in init()"
+            what = f"{listed('rank', waiting)} waited for it in init()"
             self._say(f"{rank.describe_end()}, and {what}")
             return 1
         own = {
@@ -418,7 +419,7 @@ class Supervisor:
                     how = f"ended with {sent.name}"
                 groups.setdefault(how, []).append(rank.number)
         if groups:
-            parts = [f"{_rank_list(who)} {how}" for how, who in groups.items()]
+            parts = [f"{listed('rank', who)} {how}" for how, who in groups.items()]
             self._say(f"{'; '.join(parts)}; but first:")
 
     def _say(self, line: str) -> None:
@@ -435,11 +436,6 @@ def _open_copy(copies: Copies, which: int, rank: int, width: int) -> int:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     if_there = os.O_TRUNC if copies.overwrite else os.O_EXCL
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | if_there, 0o600)
-
-
-def _rank_list(ranks: list[int]) -> str:
-    """'rank 2' or 'ranks 0, 2'."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _milliseconds(deadline: float | None) -> int | None:

@@ -14,28 +14,14 @@ Needs numpy never, and the native core where a rank was killed.
 
 from __future__ import annotations
 
-from farandole._trace.figures import (
-    OperationSummary,
-    RankSummary,
-    Summary,
-    overlap_share,
-    summary,
-    union,
-)
+from farandole._trace.figures import overlap_share, summary, union
 from farandole._trace.merging import MERGED, announce, merge, merge_if_complete, salvage
-from farandole._trace.parts import Header, Operation, Part, Run, TraceError, load, runs_in
+from farandole._trace.parts import TraceError, load, runs_in
 from farandole._trace.salvage import recover
-from farandole._trace.text import compare, render, summarize, to_json
+from farandole._trace.text import compare, render, to_json
 
 __all__ = [
     "MERGED",
-    "Header",
-    "Operation",
-    "OperationSummary",
-    "Part",
-    "RankSummary",
-    "Run",
-    "Summary",
     "TraceError",
     "announce",
     "compare",
@@ -47,7 +33,6 @@ __all__ = [
     "render",
     "runs_in",
     "salvage",
-    "summarize",
     "summary",
     "to_json",
     "union",

@@ -8,17 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from farandole._tables import plain_table
-from farandole._trace.figures import Summary, summary
-
-
-def summarize(directory: str | Path) -> str:
-    """Where the time of the newest run in a directory went, for people.
-
-    Raises:
-        TraceError: the directory cannot be read or holds no trace.
-    """
-    return render(summary(directory))
+from farandole._tables import counted, plain_table
+from farandole._trace.figures import Summary
 
 
 def render(found: Summary) -> str:
@@ -61,11 +52,11 @@ def _measures(first: Summary, second: Summary) -> Iterator[tuple[str, Any, tuple
 
 
 def _title(found: Summary) -> str:
-    ranks = f"{found.directory}: {_number(found.ranks, 'rank')}"
+    ranks = f"{found.directory}: {counted(found.ranks, 'rank')}"
     if not found.steps:
         return f"{ranks}, no training steps"
     return (
-        f"{ranks}, {_number(found.steps, 'step')} of "
+        f"{ranks}, {counted(found.steps, 'step')} of "
         f"{_time(found.step_median)} (median); {_share(found.overlap)} of the gradients' time on "
         f"their way was overlapped with computation"
     )
@@ -148,10 +139,6 @@ def _short_names(first: str, second: str) -> tuple[str, str]:
     """The last parts of two paths, unless they are the same."""
     names = Path(first).name, Path(second).name
     return names if all(names) and names[0] != names[1] else (first, second)
-
-
-def _number(count: int, thing: str) -> str:
-    return f"{count} {thing}" + "s" * (count != 1)
 
 
 def _count(value: int) -> str:

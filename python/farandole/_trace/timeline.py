@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from farandole import _core
 from farandole._core import Error, Group, InvalidArgument, ResourceError
+from farandole._limits import setting
 from farandole._trace.merging import announce, merge
 from farandole._trace.parts import TraceError, newest
 from farandole._trace.salvage import parts_of, recover
@@ -64,9 +64,8 @@ def stop() -> None:
 
 def start_as_asked(group: Group) -> None:
     """At init(): what FARANDOLE_TIMELINE, or HOROVOD_TIMELINE, asks for."""
-    settings = {row["name"]: row["value"] for row in _core.settings()}
-    file = settings["FARANDOLE_TIMELINE"]
-    if not file or file == "DYNAMIC" or settings["FARANDOLE_TRACE"]:
+    file = setting("FARANDOLE_TIMELINE")
+    if not file or file == "DYNAMIC" or setting("FARANDOLE_TRACE"):
         return
     try:
         start(group, Path(file).absolute())

@@ -52,11 +52,11 @@ def kind() -> dict[str, str]:
     found = {
         "farandole": farandole.__version__,
         "kernel": os.uname().release,
-        "processor": _line("/proc/cpuinfo", "model name") or os.uname().machine,
+        "processor": line_of("/proc/cpuinfo", "model name") or os.uname().machine,
         "cores": str(os.cpu_count()),  # not the usable ones: a rank may be bound to one of them
-        "numa nodes": _first_line("/sys/devices/system/node/online"),
-        "huge pages": _first_line("/sys/kernel/mm/transparent_hugepage/shmem_enabled"),
-        "ptrace scope": _first_line("/proc/sys/kernel/yama/ptrace_scope"),
+        "numa nodes": first_line("/sys/devices/system/node/online"),
+        "huge pages": first_line("/sys/kernel/mm/transparent_hugepage/shmem_enabled"),
+        "ptrace scope": first_line("/proc/sys/kernel/yama/ptrace_scope"),
     }
     return {
         name: value.encode("ascii", "backslashreplace").decode() for name, value in found.items()
@@ -69,13 +69,13 @@ def usable_cores() -> int:
     return mine if mine > 1 else os.cpu_count() or 1
 
 
-def _first_line(path: str) -> str:
+def first_line(path: str) -> str:
     with suppress(OSError), open(path, errors="replace") as file:
         return file.readline().strip()
     return ""
 
 
-def _line(path: str, name: str) -> str:
+def line_of(path: str, name: str) -> str:
     with suppress(OSError), open(path, errors="replace") as file:
         for line in file:
             if line.startswith(name):

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 import farandole as fd
 from farandole import _core
-from farandole._bench.collectives import COLLECTIVES, Case
+from farandole._bench.collectives import Case
+from farandole._bench.layouts import COLLECTIVES
 from farandole._bench.ranks import _no_collector, _pin
 from farandole._tune.fit import PATHS, Sample
 

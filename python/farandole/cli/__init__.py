@@ -49,6 +49,11 @@ class Parser(argparse.ArgumentParser):
         raise CommandError(f"{message} (see: {self.prog} --help)")
 
 
+def add_ranks(parser: argparse.ArgumentParser, help: str) -> None:
+    """The option that says how many, as text."""
+    parser.add_argument("-np", "--num-proc", metavar="N", dest="ranks", help=help)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one verb; returns the exit code (2 for a mistake on the command line)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -98,10 +103,6 @@ def _print_version() -> int:
     return _print(f"farandole {info.version()}", 0)
 
 
-def _refuse(verb: str) -> NoReturn:
-    raise CommandError(_unknown(verb))
-
-
 def _overview() -> str:
     lines = [
         "usage: farandole VERB [options]",
@@ -117,10 +118,9 @@ def _overview() -> str:
     return "\n".join(lines)
 
 
-def _unknown(verb: str) -> str:
+def _refuse(verb: str) -> NoReturn:
     import difflib
 
     near = difflib.get_close_matches(verb, VERBS, n=1)
-    if near:
-        return f"there is no verb '{verb}'; did you mean '{near[0]}'?"
-    return f"there is no verb '{verb}'; there are: {', '.join(VERBS)}"
+    advice = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(VERBS)}"
+    raise CommandError(f"there is no verb '{verb}'; {advice}")

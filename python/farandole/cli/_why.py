@@ -56,14 +56,16 @@ def handle(arguments: argparse.Namespace) -> int:
 def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     """Question, choice, candidates and table, as plain values."""
     from farandole import _core
+    from farandole._bench import data
     from farandole._bench.statistics import parse_size
+    from farandole._limits import setting
     from farandole._tune import table
 
     asked: dict[str, str] = {
         name: getattr(arguments, name) or default for name, default in _DEFAULTS.items()
     }
-    settings = {str(row["name"]): str(row["value"]) for row in _core.settings()}
-    asked["level"] = asked["level"] or settings["FARANDOLE_LEVEL"]
+    asked["level"] = asked["level"] or setting("FARANDOLE_LEVEL")
+    by_address = setting("FARANDOLE_CMA")
     ranks = int(asked["ranks"]) if asked["ranks"].isdecimal() else 0
     if not 1 <= ranks <= 1024:
         raise CommandError(f"--ranks takes a number from 1 to 1024, not '{asked['ranks']}'")
@@ -75,18 +77,18 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
         size = parse_size(arguments.why)
     except ValueError as error:
         raise CommandError(f"--why: {error}") from None
-    item = _item_size(asked["dtype"])
+    item = data.storage(asked["dtype"]).itemsize
     if size % item or size > 1 << 50:
         raise CommandError(
             f"--why: {size} bytes are not a number of {asked['dtype']} ({item} bytes)"
         )
     found = table.find(ranks)
-    reached, why_not = _by_address(ranks, settings["FARANDOLE_CMA"])
+    reached, why_not = _by_address(ranks, by_address)
     try:
         rows = _core.tuning.explain(
             asked["collective"], size // item, asked["dtype"], ranks,
             shared=asked["memory"] == "ours", foreign=reached,
-            demanded=settings["FARANDOLE_CMA"] == "1", level=asked["level"], text=found.text,
+            demanded=by_address == "1", level=asked["level"], text=found.text,
         )  # fmt: skip
     except _core.InvalidArgument as error:
         raise CommandError(str(error).splitlines()[0]) from None
@@ -94,7 +96,7 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "question": {**asked, "ranks": ranks, "bytes": size},
         "choice": next(c["name"] for c in candidates if c["chosen"]),
-        "forced": settings["FARANDOLE_ALGORITHM"] or None,
+        "forced": setting("FARANDOLE_ALGORITHM") or None,
         "candidates": [
             {**c, "why": _verdict(c, candidates, measured=_core.tuning.is_measured(found.text))}
             for c in candidates
@@ -125,12 +127,6 @@ def describe(found: Table) -> dict[str, Any]:
         "median errors": found.kept.errors if found.kept else {},
         "not used": found.why_not or None,
     }
-
-
-def _item_size(dtype: str) -> int:
-    import numpy as np
-
-    return {"bfloat16": 2, "bool": 1, "boolean": 1}.get(dtype) or np.dtype(dtype).itemsize
 
 
 def _show(facts: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farandole.cli import CommandError, _compare
+from farandole.cli import CommandError, _compare, add_ranks
 from farandole.cli._bench_rows import plot, show
 
 if TYPE_CHECKING:
@@ -72,12 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="COLLECTIVE",
         help="what is measured: " + ", ".join(COLLECTIVES),
     )
-    parser.add_argument(
-        "-np",
-        "--num-proc",
-        metavar="N",
-        dest="ranks",
-        help="start this many ranks; without it, this process is one of ranks started before",
+    add_ranks(
+        parser, "start this many ranks; without it, this process is one of ranks started before"
     )
     parser.add_argument("--sizes", help=f"bytes, with K, M, G for powers of 1024 ({_SIZES})")
     parser.add_argument("--dtype", help="element type (float32)")
@@ -181,10 +177,10 @@ def _check_partners(arguments: argparse.Namespace, ranks: int | None) -> None:
         return
     if ranks is None:
         raise CommandError("--compare starts the ranks of every peer: it needs -np")
-    from farandole._bench.peers.layouts import LAYOUTS
+    from farandole._bench.layouts import COMMON
 
-    if arguments.collective not in LAYOUTS or arguments.op not in (None, "sum"):
-        raise CommandError(f"--compare knows sums (no other --op) and {', '.join(LAYOUTS)}")
+    if arguments.collective not in COMMON or arguments.op not in (None, "sum"):
+        raise CommandError(f"--compare knows sums (no other --op) and {', '.join(COMMON)}")
     if arguments.iterations is not None:
         raise CommandError("--compare takes --seconds and --rounds, not --iterations")
 

@@ -7,7 +7,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from farandole.cli import Parser, guarded, run
+from farandole.cli import Parser, add_ranks, guarded, run
 from farandole.cli._horovod_flags import FLAGS, ignored_of
 
 _NAME = "farandole-horovodrun"
@@ -26,7 +26,7 @@ def _main(words: Sequence[str]) -> int:
     parser.add_argument(
         "-cb", "--check-build", action="store_true", help="show what there is and what is not"
     )
-    parser.add_argument("-np", "--num-proc", metavar="N", dest="ranks", help="how many ranks")
+    add_ranks(parser, "how many ranks")
     run.add_horovods(parser, FLAGS)
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(horovod=True, no_prefix=False, output_dir=None, grace="1", patience="5")

@@ -7,10 +7,11 @@ import argparse
 import ctypes
 import os
 import platform
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
+from farandole._tune import kept
 from farandole.cli import _why
 
 EPILOG = """\
@@ -20,6 +21,9 @@ examples:
   farandole info --why 4M
   farandole info --why 64K --collective broadcast --ranks 8 --memory ours
 """
+
+
+_SETTING = ("name", "type", "default", "value", "doc", "horovod")  # what is told of one
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,30 +57,30 @@ def handle(arguments: argparse.Namespace) -> int:
 def collect() -> dict[str, Any]:
     """All facts, as plain values."""
     core, trouble = _core()
-    sets = getattr(core, "instruction_sets", None)
+    rows = core.settings() if core else []
     return {
         "installation": {
             "farandole": version(),
             "native core": "loaded" if core is not None else trouble,
-            "instruction sets": list(sets() if callable(sets) else sets or []),
+            "instruction sets": core.instruction_sets() if core else [],
             "python": f"{platform.python_implementation()} {platform.python_version()}",
             "numpy": _numpy_version(),
         },
         "machine": {
-            "processor": _processor(),
+            "processor": kept.line_of("/proc/cpuinfo", "model name") or platform.machine(),
             "usable cores": len(os.sched_getaffinity(0)),
             "online cores": os.cpu_count(),
             "memory": _memory(),
         },
         "kernel": {
             "release": f"{platform.system()} {platform.release()}",
-            "memfd_create": _probe_memfd(),
-            "pidfd_open": _probe_pidfd(),
+            "memfd_create": _probe(_memfd),
+            "pidfd_open": _probe(lambda: os.pidfd_open(os.getpid())),
             "process_vm_readv": _probe_process_vm(),
         },
         "tuning": _tuning(core),
-        "settings": _settings(core),
-        "unread": core.unread_variables() if hasattr(core, "unread_variables") else [],
+        "settings": [{name: row[name] for name in _SETTING} for row in rows],
+        "unread": core.unread_variables() if core else [],
     }
 
 
@@ -106,20 +110,6 @@ def _core() -> tuple[Any, str]:
         return None, f"cannot be loaded: {error}"
 
 
-def _settings(core: Any) -> list[dict[str, Any]]:
-    """Every FARANDOLE_ variable the core knows."""
-    if not hasattr(core, "settings"):
-        return []
-    names = ("name", "type", "default", "value", "doc", "horovod")
-    return [
-        {
-            name: setting[name] if isinstance(setting, dict) else getattr(setting, name)
-            for name in names
-        }
-        for setting in core.settings()
-    ]
-
-
 def _numpy_version() -> str:
     try:
         import numpy
@@ -128,37 +118,21 @@ def _numpy_version() -> str:
     return numpy.__version__
 
 
-def _processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
-
-
 def _memory() -> str:
-    fields: dict[str, int] = {}
-    with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            name, _, rest = line.partition(":")
-            fields[name] = int(rest.split()[0])  # KiB
-    if "MemTotal" not in fields:
+    lines = (kept.line_of("/proc/meminfo", name) for name in ("MemTotal", "MemAvailable"))
+    total, free = (int(line.split()[0]) if line else 0 for line in lines)  # KiB
+    if not total:
         return "unknown"
-    total, free = fields["MemTotal"], fields.get("MemAvailable", fields.get("MemFree", 0))
     return f"{total / 2**20:.1f} GiB, {free / 2**20:.1f} GiB available"
 
 
-def _probe_memfd() -> str:
-    try:
-        os.close(os.memfd_create("farandole-probe", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-    except OSError as error:
-        return f"no: {error.strerror}"
-    return "yes"
+def _memfd() -> int:
+    return os.memfd_create("farandole-probe", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
-def _probe_pidfd() -> str:
+def _probe(opened: Callable[[], int]) -> str:
     try:
-        os.close(os.pidfd_open(os.getpid()))
+        os.close(opened())
     except OSError as error:
         return f"no: {error.strerror}"
     return "yes"
@@ -179,9 +153,7 @@ def _probe_process_vm() -> str:
     read.restype = ctypes.c_ssize_t
     if read(os.getpid(), ctypes.byref(here), 1, ctypes.byref(there), 1, 0) != 8:
         return f"no: {os.strerror(ctypes.get_errno())}"
-    scope = ""
-    with suppress(OSError):
-        scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
+    scope = kept.first_line("/proc/sys/kernel/yama/ptrace_scope")
     return f"yes (Yama ptrace_scope {scope})" if scope else "yes"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farandole.cli import CommandError
+from farandole.cli import CommandError, add_ranks
 from farandole.cli._horovod_flags import FLAGS, Flag, add_flags, settings_of
 
 if TYPE_CHECKING:  # the launcher is loaded when there is something to launch
@@ -43,9 +43,7 @@ how it ends:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "farandole run -np N [options] -- COMMAND [ARGUMENT …]"
-    parser.add_argument(
-        "-np", "--num-proc", metavar="N", dest="ranks", help="how many ranks to start"
-    )
+    add_ranks(parser, "how many ranks to start")
     parser.add_argument(
         "--horovod",
         action="store_true",

@@ -7,7 +7,7 @@ import os
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from farandole.cli import CommandError
+from farandole.cli import CommandError, add_ranks
 
 if TYPE_CHECKING:
     from farandole._tune.fit import Fit, Sample
@@ -30,13 +30,7 @@ _MUCH_QUIETER = 1.5  # noise is itself a noisy number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-np",
-        "--num-proc",
-        metavar="N",
-        dest="ranks",
-        help="measure with this many ranks (the usable cores, from 2 to 8)",
-    )
+    add_ranks(parser, "measure with this many ranks (the usable cores, from 2 to 8)")
     parser.add_argument("--output", metavar="FILE", help="write here, not into the cache")
     parser.add_argument("--dry-run", action="store_true", help="measure and show, write nothing")
     parser.add_argument("--force", action="store_true", help="replace a table of less noise, too")

@@ -79,9 +79,7 @@ _HAS_SETS = "process sets"
 
 @explained
 def init(
-    comm: Sequence[int] | None = None,
-    process_sets: Iterable[Any] | str | None = None,
-    **place: Any,
+    comm: Sequence[int] | None = None, process_sets: Iterable[Any] | str | None = None, **place: Any
 ) -> None:
     """Joins the other ranks of the job; a second call without ``shutdown()`` does nothing.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from farandole._core import InvalidArgument
+from farandole.common.util import split_list
 
 Groups = int | Sequence[Sequence[Any]]
 
@@ -43,11 +44,8 @@ def members(
         InvalidArgument: a list names what is none of the variables, or one of them twice.
     """
     if isinstance(groups, int):
-        # The first groups have one more where they do not divide.
         groups = min(groups, len(variables))
-        rows, longer = divmod(len(variables), groups) if groups else (0, 0)
-        ends = [0, *((g + 1) * rows + min(g + 1, longer) for g in range(groups))]
-        return [list(range(*ends[g : g + 2])) for g in range(groups)]
+        return split_list(range(len(variables)), groups) if groups else []
     places = {id(variable): i for i, variable in enumerate(variables)}
     group_of: dict[int, int] = {}
     for g, group in enumerate(groups):

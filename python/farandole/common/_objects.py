@@ -64,14 +64,20 @@ def _broadcast(array: Any, root_rank: int, name: str, number: int) -> None:
     run_named("broadcast", name, array, array, set=number, root=root_rank)
 
 
-def gathered(array: Any, name: str, number: int) -> Any:
-    """The elements of all ranks of a set that have not joined, in rank order and in one row."""
+def gathered(array: np.ndarray[Any, Any], name: str | None, number: int) -> np.ndarray[Any, Any]:
+    """The rows of all ranks of a set that have not joined, in rank order; ranks may have
+    differently many."""
 
     def finish(made: Any, _: Any) -> Any:
-        memory, dtype, shape = made[0]
-        return np.frombuffer(memory, dtype, math.prod(shape)) if 0 not in shape else array[:0]
+        memory, _, shape = made[0]
+        if 0 in shape:
+            return np.empty(shape, array.dtype)
+        return np.frombuffer(memory, array.dtype, math.prod(shape)).reshape(shape)
 
-    return run_named("all_gather", name, array, None, set=number, finish=finish)
+    rows: np.ndarray[Any, Any] = run_named(
+        "all_gather", name, array, None, set=number, finish=finish
+    )
+    return rows
 
 
 @explained

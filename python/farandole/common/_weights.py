@@ -20,6 +20,7 @@ import numpy as np
 
 from farandole import _core, _world
 from farandole._core import Mismatch
+from farandole._limits import setting
 from farandole.common._objects import gathered
 from farandole.common._process_set import ProcessSet, global_process_set, number_of
 
@@ -27,7 +28,7 @@ from farandole.common._process_set import ProcessSet, global_process_set, number
 def period() -> float | None:
     """Every how many steps weights are compared: infinity where that is in the first one alone,
     None where it is never."""
-    value = {row["name"]: row["value"] for row in _core.settings()}["FARANDOLE_CHECK_WEIGHTS"]
+    value = setting("FARANDOLE_CHECK_WEIGHTS")
     return {"off": None, "first": math.inf}.get(value) if not value.isdigit() else float(value)
 
 
@@ -166,11 +167,7 @@ _joined: set[int] = set()  # epochs in which ranks have joined
 
 
 def patient_weights(
-    label: str,
-    names: Sequence[str],
-    line: str,
-    process_set: ProcessSet,
-    variables: Sequence[Any],
+    label: str, names: Sequence[str], line: str, process_set: ProcessSet, variables: Sequence[Any]
 ) -> PatientWeights:
     """Those of these variables, from their first step on: for who keeps nothing between steps."""
     key = (_world.epoch(), number_of(process_set), tuple(map(id, variables)))

@@ -30,34 +30,18 @@ VERSION = "0.28.1"  # whose names and signatures these are
 SEARCH_PATH = Path(__file__).resolve().parent / "path"
 _PACKAGE = SEARCH_PATH / "horovod" / "__init__.py"
 
-_MODULES = {
-    "horovod.common": "farandole.common",
-    "horovod.common.basics": "farandole.common.basics",
-    "horovod.common.exceptions": "farandole.common.exceptions",
-    "horovod.common.process_sets": "farandole.common.process_sets",
-    "horovod.common.util": "farandole.common.util",
-    "horovod.keras": "farandole.keras",
-    "horovod.keras.callbacks": "farandole.keras.callbacks",
-    "horovod.keras.elastic": "farandole.keras.elastic",
-    "horovod.runner": "farandole.horovod.runner",
-    "horovod.tensorflow": "farandole.tensorflow",
-    "horovod.tensorflow.compression": "farandole.tensorflow.compression",
-    "horovod.tensorflow.elastic": "farandole.tensorflow.elastic",
-    "horovod.tensorflow.functions": "farandole.tensorflow.functions",
-    "horovod.tensorflow.keras": "farandole.tensorflow.keras",
-    "horovod.tensorflow.keras.callbacks": "farandole.tensorflow.keras.callbacks",
-    "horovod.tensorflow.keras.elastic": "farandole.tensorflow.keras.elastic",
-    "horovod.tensorflow.mpi_ops": "farandole.tensorflow.mpi_ops",
-    "horovod.tensorflow.sync_batch_norm": "farandole.tensorflow.sync_batch_norm",
-    "horovod.tensorflow.util": "farandole.tensorflow.util",
-    "horovod.torch": "farandole.torch",
-    "horovod.torch.compression": "farandole.torch.compression",
-    "horovod.torch.elastic": "farandole.torch.elastic",
-    "horovod.torch.functions": "farandole.torch.functions",
-    "horovod.torch.mpi_ops": "farandole.torch.mpi_ops",
-    "horovod.torch.optimizer": "farandole.torch.optimizer",
-    "horovod.torch.sync_batch_norm": "farandole.torch.sync_batch_norm",
+# By package, what both have in it.
+_SAME = {
+    "common": "basics exceptions process_sets util",
+    "keras": "callbacks elastic",
+    "tensorflow": "compression elastic functions keras mpi_ops sync_batch_norm util",
+    "tensorflow.keras": "callbacks elastic",
+    "torch": "compression elastic functions mpi_ops optimizer sync_batch_norm",
 }
+_MODULES = {"horovod.runner": "farandole.horovod.runner"}
+for _package, _names in _SAME.items():
+    for _name in (_package, *(f"{_package}.{each}" for each in _names.split())):
+        _MODULES[f"horovod.{_name}"] = f"farandole.{_name}"
 
 # Programs that import these may speak to Keras 3 as to Keras 2.
 _WITH_KERAS = {"horovod.keras", "horovod.tensorflow", "horovod.tensorflow.keras"}

@@ -27,13 +27,9 @@ _IGNORED = {
     "cooldown_range": "the number of ranks is fixed",
     "reset_limit": "the number of ranks is fixed",
 }
+_ELASTIC = "min_num_proc max_num_proc min_np max_np slots host_discovery_script"
 _REFUSED = {
-    "min_num_proc": "elastic jobs come later",
-    "max_num_proc": "elastic jobs come later",
-    "min_np": "elastic jobs come later",
-    "max_np": "elastic jobs come later",
-    "slots": "elastic jobs come later",
-    "host_discovery_script": "elastic jobs come later",
+    **dict.fromkeys(_ELASTIC.split(), "elastic jobs come later"),
     "executable": "ranks run the Python that calls run()",
     "output_filename": "horovodrun's option alone; the ranks' output is shown as it comes",
 }

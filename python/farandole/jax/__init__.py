@@ -5,27 +5,26 @@
 >>> params = fdj.broadcast_parameters(params, root=0)
 >>> optimizer = fdj.distributed(optax.adam(1e-3))
 
-One process per rank, arrays on the CPU. docs/jax.md says what is guaranteed.
+One process per rank, arrays on the CPU. docs/jax.md says what is guaranteed. Examples are of one
+rank, behind ``import jax.numpy as jnp, optax, farandole.jax as fdj`` and ``fdj.init()``.
 """
 
 from __future__ import annotations
 
 from farandole import _watch
-from farandole._world import (
+from farandole.common._basics import (
+    ProcessSet,
+    add_process_set,
     cross_rank,
     cross_size,
+    global_process_set,
     is_initialized,
     local_rank,
     local_size,
     rank,
+    remove_process_set,
     shutdown,
     size,
-)
-from farandole.common._process_set import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
 )
 from farandole.jax._order import init, last_error, recover
 from farandole.jax.functions import allgather_object, broadcast_object, broadcast_parameters

@@ -161,10 +161,7 @@ def _backward(cotangents: Sequence[Any], *operands: Any, call: Call) -> list[Any
 def _transposed(call: Call, given: Sequence[Any], order: Any) -> Sequence[Any]:
     label = call.label.removeprefix("tangent of ")
     back = replace(
-        call,
-        label=f"gradient of {label}",
-        prescale=call.postscale,
-        postscale=call.prescale,
+        call, label=f"gradient of {label}", prescale=call.postscale, postscale=call.prescale
     )
     if call.kind in ("all_reduce", "all_to_all"):
         return _bind(back, given, order)

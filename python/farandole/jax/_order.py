@@ -171,8 +171,6 @@ def last_error() -> Error | None:
     one of farandole's classes and with its fields.
 
     Example:
-        >>> import farandole.jax as fdj
-        >>> fdj.init()
         >>> fdj.last_error() is None
         True
     """
@@ -192,8 +190,6 @@ def recover() -> None:
         Error: the world has failed; the verdict.
 
     Example:
-        >>> import farandole.jax as fdj
-        >>> fdj.init()
         >>> fdj.recover()
     """
     group = world_of_calls()

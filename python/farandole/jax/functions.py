@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from farandole import _collectives, _core
-from farandole._arguments import explained
+from farandole._arguments import explained, no_such_dtype
 from farandole._core import InvalidArgument
 from farandole.common import _objects
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.jax._order import group_of_calls
 from farandole.jax._trees import A_TREE, NUMBERS
+from farandole.jax._weights import rows_of
 from farandole.jax.ops import place_of
 
 
@@ -33,8 +34,6 @@ def broadcast_object(
         InvalidArgument: it cannot be pickled, on every rank; or there is no such root.
 
     Example:
-        >>> import farandole.jax as fdj
-        >>> fdj.init()
         >>> fdj.broadcast_object({"epoch": 3})
         {'epoch': 3}
     """
@@ -52,8 +51,6 @@ def allgather_object(
         InvalidArgument: one cannot be pickled; on every rank, naming the first.
 
     Example:
-        >>> import farandole.jax as fdj
-        >>> fdj.init()
         >>> fdj.allgather_object("a")
         ['a']
     """
@@ -82,43 +79,33 @@ def broadcast_parameters(
         Mismatch: the ranks' trees differ; says where, and who has what. On every rank.
 
     Example:
-        >>> import jax.numpy as jnp, farandole.jax as fdj
-        >>> fdj.init()
         >>> fdj.broadcast_parameters({"w": jnp.ones(2)})["w"].tolist()
         [1.0, 1.0]
     """
     group = group_of_calls(process_set)
-    pairs, structure = jax.tree_util.tree_flatten_with_path(tree)
+    named = rows_of(tree)
     place = 0
     arrays: list[np.ndarray[Any, Any]] = []
     refusal = ""
     try:
         place = place_of(root, process_set)
-        arrays = [_on_host(leaf, _name(path)) for path, leaf in pairs]
+        arrays = [_on_host(leaf, name) for name, leaf in named]
     except InvalidArgument as error:
         refusal = str(error)  # told to the others, who wait
     rows = [
-        f"'{_name(path)}' {array.dtype.name}{list(array.shape)}"
-        for (path, _), array in zip(pairs, arrays, strict=not refusal)
+        f"'{name}' {array.dtype.name}{list(array.shape)}"
+        for (name, _), array in zip(named, arrays, strict=not refusal)
     ]
     _agree(rows, refusal, process_set)
     if not arrays:
         return tree
     sent = _collectives.grouped_broadcast(arrays, place, name="parameters", group=group)
-    leaves = [_like(leaf, array) for (_, leaf), array in zip(pairs, sent, strict=True)]
-    return jax.tree_util.tree_unflatten(structure, leaves)
-
-
-def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path) or "the array"
+    leaves = [_like(leaf, array) for (_, leaf), array in zip(named, sent, strict=True)]
+    return jax.tree_util.tree_structure(tree).unflatten(leaves)
 
 
 def _is_key(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _key_data(key: Any) -> Any:
-    return jax.random.key_data(key)
 
 
 def _on_host(leaf: Any, name: str) -> np.ndarray[Any, Any]:
@@ -128,12 +115,9 @@ def _on_host(leaf: Any, name: str) -> np.ndarray[Any, Any]:
         )
     if not isinstance(leaf, NUMBERS):
         raise InvalidArgument(f"'{name}' is a {type(leaf).__name__}, which is no array")
-    array = np.asarray(_key_data(leaf) if _is_key(leaf) else jnp.asarray(leaf))
+    array = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else jnp.asarray(leaf))
     if array.dtype.name not in _core.dtypes:
-        raise InvalidArgument(
-            f"'{name}' has dtype {array.dtype.name}, which is not supported; there are "
-            + ", ".join(_core.dtypes)
-        )
+        raise no_such_dtype(f"'{name}'", array.dtype.name)
     return np.ascontiguousarray(array).reshape(array.shape)
 
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from farandole import _collectives, _core
-from farandole._arguments import explained, shown
+from farandole._arguments import explained, no_such_dtype, shown
 from farandole._core import InvalidArgument
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.jax import _call, _place
@@ -96,22 +96,13 @@ def grouped_allreduce(
     """:func:`allreduce` of a list of arrays or pytrees, in one call.
 
     Example:
-        >>> import jax.numpy as jnp, farandole.jax as fdj
-        >>> fdj.init()
         >>> [x.tolist() for x in fdj.grouped_allreduce([jnp.ones(1), jnp.arange(2)], "sum")]
         [[1.0], [0, 1]]
     """
     if not isinstance(trees, list | tuple):
         raise InvalidArgument(f"trees is a {type(trees).__name__}; pass a list of arrays")
-    reduced = allreduce(
-        list(trees),
-        op,
-        prescale=prescale,
-        postscale=postscale,
-        name=name,
-        process_set=process_set,
-    )
-    return list(reduced)
+    factors = {"prescale": prescale, "postscale": postscale}
+    return list(allreduce(list(trees), op, **factors, name=name, process_set=process_set))
 
 
 @explained(tree=A_TREE)
@@ -126,8 +117,6 @@ def broadcast(
     ``root`` is a rank of the world.
 
     Example:
-        >>> import jax.numpy as jnp, farandole.jax as fdj
-        >>> fdj.init()
         >>> fdj.broadcast(jnp.arange(3)).tolist()
         [0, 1, 2]
     """
@@ -159,8 +148,6 @@ def allgather(
         InvalidArgument: bad input on this rank; nothing was sent.
 
     Example:
-        >>> import jax.numpy as jnp, farandole.jax as fdj
-        >>> fdj.init()
         >>> fdj.allgather(jnp.ones((2, 3))).shape
         (2, 3)
     """
@@ -172,13 +159,8 @@ def allgather(
     longest = max(known)
     padded = [(path, _padded(leaf, longest)) for path, leaf in rows]
     of_rows = f" of {known} rows"
-    joined = _run(
-        "all_gather",
-        padded,
-        name and name + of_rows,
-        process_set,
-        title="all_gather" + of_rows,
-    )
+    named = name and name + of_rows
+    joined = _run("all_gather", padded, named, process_set, title="all_gather" + of_rows)
     return restore([_without_padding(each, known) for each in joined])
 
 
@@ -197,8 +179,6 @@ def reducescatter(
     An array of shape (size·n, ...) gives (n, ...).
 
     Example:
-        >>> import jax.numpy as jnp, farandole.jax as fdj
-        >>> fdj.init()
         >>> fdj.reducescatter(jnp.arange(2), "sum").tolist()
         [0, 1]
     """
@@ -227,8 +207,6 @@ def alltoall(
     data, so this is for use outside ``jit`` alone.
 
     Example:
-        >>> import jax.numpy as jnp, farandole.jax as fdj
-        >>> fdj.init()
         >>> fdj.alltoall(jnp.arange(2)).tolist()
         [0, 1]
     """
@@ -257,8 +235,6 @@ def barrier(*, name: str | None = None, process_set: ProcessSet = global_process
     collective.
 
     Example:
-        >>> import farandole.jax as fdj
-        >>> fdj.init()
         >>> fdj.barrier()
     """
     _run("barrier", [], name, process_set)
@@ -295,10 +271,7 @@ def _checked(leaf: Any, what: str) -> Any:
         raise InvalidArgument(f"{what} is a {type(leaf).__name__}, which is no array")
     array = jnp.asarray(leaf)
     if array.dtype.name not in _core.dtypes:
-        raise InvalidArgument(
-            f"{what} has dtype {array.dtype.name}, which is not supported; there are "
-            + ", ".join(_core.dtypes)
-        )
+        raise no_such_dtype(what, array.dtype.name)
     if not isinstance(array, jax.core.Tracer):
         _require_our_device(array, what)
     return array

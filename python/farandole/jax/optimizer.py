@@ -64,8 +64,6 @@ def distributed(
             is the text of a ``JaxRuntimeError``, as of all that fails there.
 
     Example:
-        >>> import jax.numpy as jnp, optax, farandole.jax as fdj
-        >>> fdj.init()
         >>> optimizer = fdj.distributed(optax.sgd(0.5))
         >>> state = optimizer.init(jnp.zeros(2))
         >>> optimizer.update(jnp.ones(2), state)[0].tolist()
@@ -78,18 +76,13 @@ def distributed(
     number_of(process_set)
     inner = optax.with_extra_args_support(optimizer)
     weights = ArrayWeights(name or "an optimizer", process_set)
+    how: Any = {"op": op, "compression": compression, "bucket_bytes": bucket_bytes}
+    how |= {"name": name, "process_set": process_set}
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
         if process_set.included():
             weights.compare(rows_of(params))
-            updates = allreduce_gradients(
-                updates,
-                op=op,
-                compression=compression,
-                bucket_bytes=bucket_bytes,
-                name=name,
-                process_set=process_set,
-            )
+            updates = allreduce_gradients(updates, **how)
         return inner.update(updates, state, params, **extra)
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
@@ -123,8 +116,6 @@ def allreduce_gradients(
         InvalidArgument: an argument is wrong, or this rank is not in the set.
 
     Example:
-        >>> import jax.numpy as jnp, farandole.jax as fdj
-        >>> fdj.init()
         >>> fdj.allreduce_gradients({"w": jnp.ones(2)})["w"].tolist()
         [1.0, 1.0]
     """

@@ -22,7 +22,7 @@ import keras
 from farandole._core import InvalidArgument
 from farandole.common._process_set import global_process_set
 from farandole.keras import _jax_steps, _xla
-from farandole.keras._backends import backend
+from farandole.keras._exchange import backend
 from farandole.keras._reduction import Reduction
 from farandole.keras._wrapped import State, child_of, distributed_in, state_of
 
@@ -49,8 +49,7 @@ class Pattern:
     local: tuple[int, ...]
 
     def __deepcopy__(self, memo: Any) -> Pattern:
-        del memo  # sets of ranks are the same ones in a copy
-        return self
+        return self  # sets of ranks are the same ones in a copy
 
     def __reduce__(self) -> Any:
         if self.reduction.process_set is not global_process_set:
@@ -71,7 +70,7 @@ class CopiedState(State):
     """Of a copy: what is numbers in the pattern becomes variables when these are there."""
 
     def __init__(self, pattern: Pattern) -> None:
-        super().__init__(pattern.label, pattern.reduction, backend().exchange_of)
+        super().__init__(pattern.label, pattern.reduction, backend())
         self.pattern = pattern
 
     def prepare(self, optimizer: Any) -> None:

@@ -7,6 +7,7 @@ reduce, once for every list of variables; a backend adds how its tensors are red
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import keras
 
 from farandole import _world
+from farandole._core import InvalidArgument
 from farandole.common import _groups
 from farandole.common._labels import without_numbers
 from farandole.common._objects import agree, allgather_object, compare
@@ -90,6 +92,10 @@ class Exchange(ABC):
         self.label = label
         self.reduction = reduction
 
+    @staticmethod  # noqa: B027 - most have nothing to do
+    def prepare() -> None:
+        """Called as an optimizer is made distributed."""
+
     @abstractmethod
     def reduce(
         self, gradients: Sequence[Any], variables: Sequence[Any], values: Sequence[Any] = ()
@@ -106,26 +112,40 @@ class Exchange(ABC):
 
     def at_update(
         self,
-        optimizer: Any,
+        optimizer: Any,  # noqa: ARG002
         gradients: list[Any],
         reduce: Callable[[list[Any]], list[Any]],
     ) -> list[Any]:
         """Reduces what the optimizer has accumulated, in the pass that updates."""
-        del optimizer
         return reduce(gradients)  # there is no other pass, on most backends
 
     def stepped(self) -> None:  # noqa: B027 - most have nothing to do
         """The optimizer has used the gradients."""
 
 
+_BACKENDS = {"jax": "ProgramExchange", "tensorflow": "GraphExchange", "torch": "HookedExchange"}
+
+
+def backend() -> type[Exchange]:
+    """The exchanges of the backend that Keras runs on. Raises InvalidArgument where there are
+    none."""
+    name = keras.backend.backend()
+    if name not in _BACKENDS:
+        raise InvalidArgument(
+            f"Keras runs on {name}, on which farandole does not train; set KERAS_BACKEND to "
+            + ", ".join(_BACKENDS)
+        )
+    found: type[Exchange] = getattr(
+        importlib.import_module(f"farandole.keras._{name}"), _BACKENDS[name]
+    )
+    return found
+
+
 class AloneExchange(Exchange):
     """One rank by itself: nothing to reduce, but the factors hold, and rows are added up as those
     of several ranks are."""
 
-    def reduce(
-        self, gradients: Sequence[Any], variables: Sequence[Any], values: Sequence[Any] = ()
-    ) -> list[Any]:
-        del variables, values
+    def reduce(self, gradients: Sequence[Any], *_: Sequence[Any]) -> list[Any]:
         return [times(_merged(g), self.reduction.passes_factor) for g in gradients]
 
 
@@ -134,13 +154,22 @@ class PlannedExchange(Exchange):
     (a program that one rank alone builds again) is seen by what `reduce_all` sends: its operations
     say on every rank what they reduce."""
 
-    def __init__(self, label: str, reduction: Reduction) -> None:
+    def __init__(
+        self,
+        label: str,
+        reduction: Reduction,
+        variables: Sequence[Any],
+        *,
+        at_update: bool,  # noqa: ARG002
+    ) -> None:
         super().__init__(label, reduction)
+        places = _groups.members(reduction.groups, variables)
+        self.groups = [[variables[i] for i in group] for group in places]
         self._compared: set[tuple[str, ...]] = set()  # labels of the variables
 
-    @abstractmethod
-    def kind_of(self, gradient: Any) -> str:
+    def kind_of(self, gradient: Any) -> str:  # noqa: ARG002
         """Words that are the same on all ranks, or they cannot be reduced."""
+        return "dense"
 
     @abstractmethod
     def reduce_all(

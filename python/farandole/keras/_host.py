@@ -11,18 +11,16 @@ from typing import Any
 import numpy as np
 
 from farandole import _core, _world
+from farandole._arguments import no_such_dtype
 from farandole._core import InvalidArgument
-from farandole.common._objects import run_named
+from farandole.common._objects import gathered, run_named
 from farandole.common._reduction import share
 
 
 def _prepared(value: Any, what: str) -> np.ndarray[Any, Any]:
     array = np.asarray(value)
     if array.dtype.name not in _core.dtypes:
-        raise InvalidArgument(
-            f"{what} has dtype {array.dtype}, which is not supported; there are "
-            + ", ".join(_core.dtypes)
-        )
+        raise no_such_dtype(what, array.dtype)
     # ascontiguousarray would make a vector of a scalar.
     return array if array.flags.c_contiguous else array.copy(order="C")
 
@@ -58,14 +56,4 @@ def broadcast(value: Any, root: int, name: str | None) -> np.ndarray[Any, Any]:
 
 def all_gather(value: Any, name: str | None) -> np.ndarray[Any, Any]:
     """All ranks' rows, which may be differently many."""
-    source = _prepared(value, "value")
-
-    def finish(made: list[Any], _: Any) -> np.ndarray[Any, Any]:
-        memory, _, shape = made[0]
-        if 0 in shape:
-            return np.empty(shape, source.dtype)
-        count = int(np.prod(shape))
-        return np.frombuffer(memory, source.dtype, count).reshape(shape).copy()
-
-    result: np.ndarray[Any, Any] = run_named("all_gather", name, source, None, finish=finish)
-    return result
+    return gathered(_prepared(value, "value"), name, 0).copy()

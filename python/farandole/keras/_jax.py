@@ -9,20 +9,21 @@ import jax
 import jax.numpy as jnp
 
 from farandole import jax as fdj
-from farandole.common._groups import members
 from farandole.jax._weights import ArrayWeights
-from farandole.keras._exchange import BROADCAST, Exchange, PlannedExchange, label_of
+from farandole.keras._exchange import BROADCAST, PlannedExchange, label_of
 from farandole.keras._reduction import Reduction
 
 
 class ProgramExchange(PlannedExchange):
     """What `farandole.jax` does for a pytree, for an optimizer."""
 
-    def __init__(self, label: str, reduction: Reduction, variables: Sequence[Any]) -> None:
-        super().__init__(label, reduction)
-        groups = members(reduction.groups, variables)
-        self._groups = [{id(variables[i]) for i in group} for group in groups]
+    def __init__(self, label: str, reduction: Reduction, *arguments: Any, **others: Any) -> None:
+        super().__init__(label, reduction, *arguments, **others)
         self._weights = ArrayWeights(label, reduction.process_set, BROADCAST)
+
+    @staticmethod
+    def prepare() -> None:
+        fdj.init()  # farandole.init() knows nothing of JAX
 
     def compare_weights(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
         present = values or [v.value for v in variables]
@@ -30,24 +31,19 @@ class ProgramExchange(PlannedExchange):
         self._weights.compare([(label_of(i, v), value) for i, (v, value) in rows])
 
     def at_update(
-        self,
-        optimizer: Any,
-        gradients: list[Any],
-        reduce: Callable[[list[Any]], list[Any]],
+        self, optimizer: Any, gradients: list[Any], reduce: Callable[[list[Any]], list[Any]]
     ) -> list[Any]:
         # Keras computes an update in every pass here, and keeps the last. All ranks have the same
         # number of iterations, and take the same branch.
         updates = (optimizer._iterations + 1) % optimizer.gradient_accumulation_steps == 0
         return list(jax.lax.cond(updates, reduce, list, gradients))
 
-    def kind_of(self, gradient: Any) -> str:
-        del gradient
-        return "dense"
-
     def reduce_all(
-        self, names: Sequence[str], gradients: Sequence[Any], variables: Sequence[Any]
+        self,
+        names: Sequence[str],  # noqa: ARG002 - compared already
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
     ) -> list[Any]:
-        del names  # compared already
         reduction = self.reduction
         # By place, which is what ranks compare of what they send.
         wires, contexts = dict[int, Any](), dict[int, Any]()
@@ -67,8 +63,9 @@ class ProgramExchange(PlannedExchange):
         """Each group in one call; what is in none goes in buckets by size."""
         reduced, rest = dict[int, Any](), dict(wires)
         how: Any = {"op": self.reduction.op, "process_set": self.reduction.process_set}
-        for g, group in enumerate(self._groups):
-            together = {i: rest.pop(i) for i in wires if id(variables[i]) in group}
+        for g, group in enumerate(self.groups):
+            members = set(map(id, group))
+            together = {i: rest.pop(i) for i in wires if id(variables[i]) in members}
             reduced |= fdj.allreduce(together, name=f"{self.label}, group {g}", **how)
         reduced |= fdj.allreduce_gradients(rest, name=self.label, **how)
         return reduced
@@ -76,16 +73,3 @@ class ProgramExchange(PlannedExchange):
 
 def _times(gradient: Any, factor: float) -> Any:
     return gradient if factor == 1 else gradient * jnp.asarray(factor, gradient.dtype)
-
-
-def check(reduction: Reduction) -> None:
-    """Raises InvalidArgument for what this backend cannot do."""
-    del reduction  # everything is supported
-    fdj.init()  # farandole.init() knows nothing of JAX
-
-
-def exchange_of(
-    label: str, reduction: Reduction, variables: Sequence[Any], *, at_update: bool
-) -> Exchange:
-    del at_update
-    return ProgramExchange(label, reduction, variables)

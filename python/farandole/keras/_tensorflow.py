@@ -8,8 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from farandole.common._groups import members
-from farandole.keras._exchange import BROADCAST, Exchange, PlannedExchange, times
+from farandole.keras._exchange import BROADCAST, PlannedExchange, times
 from farandole.keras._reduction import Reduction
 from farandole.tensorflow._reduction import Reduction as OpReduction
 from farandole.tensorflow._weights import compared
@@ -18,16 +17,15 @@ from farandole.tensorflow._weights import compared
 class GraphExchange(PlannedExchange):
     """What `farandole.tensorflow` does for a tape, for an optimizer."""
 
-    def __init__(self, label: str, reduction: Reduction, variables: Sequence[Any]) -> None:
-        super().__init__(label, reduction)
-        groups = members(reduction.groups, variables)
+    def __init__(self, label: str, reduction: Reduction, *arguments: Any, **others: Any) -> None:
+        super().__init__(label, reduction, *arguments, **others)
         self._ops = OpReduction(
             reduction.horovods_op,
             reduction.gradient_predivide_factor,
             reduction.compression,
             reduction.sparse_as_dense,
             reduction.process_set,
-            groups=[[variables[i] for i in group] for group in groups],
+            groups=self.groups,
             label=label,
         )
 
@@ -43,15 +41,3 @@ class GraphExchange(PlannedExchange):
         weights = compared(self.label, members, variables, names, BROADCAST, while_traced=True)
         reduced = self._ops.reduce(gradients, variables, names, weights)
         return [times(g, self.reduction.passes_factor) for g in reduced]
-
-
-def check(reduction: Reduction) -> None:
-    """Raises InvalidArgument for what this backend cannot do."""
-    del reduction  # everything is supported
-
-
-def exchange_of(
-    label: str, reduction: Reduction, variables: Sequence[Any], *, at_update: bool
-) -> Exchange:
-    del at_update
-    return GraphExchange(label, reduction, variables)

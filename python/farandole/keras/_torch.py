@@ -25,7 +25,11 @@ from farandole.torch._training.passes import untraced
 class HookedExchange(Exchange):
     """What autograd accumulates into the variables' ``grad`` is reduced when ``backward()``
     returns. Gradients that come another way, and those of the first step, are reduced when the
-    optimizer gets them."""
+    optimizer gets them.
+
+    Args:
+        variables: all that the optimizer has and the ranks share.
+    """
 
     @untraced
     def __init__(
@@ -59,9 +63,11 @@ class HookedExchange(Exchange):
 
     @untraced
     def reduce(
-        self, gradients: Sequence[Any], variables: Sequence[Any], values: Sequence[Any] = ()
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        values: Sequence[Any] = (),  # noqa: ARG002 - variables have them
     ) -> list[Any]:
-        del values  # variables have them
         if self._exchange.reduced:
             return list(gradients)
         if not self._compared:
@@ -88,15 +94,3 @@ class HookedExchange(Exchange):
     @untraced
     def stepped(self) -> None:
         self._exchange.note_step()
-
-
-def check(reduction: Reduction) -> None:
-    """Raises InvalidArgument for what this backend cannot do."""
-    del reduction  # everything is supported
-
-
-def exchange_of(
-    label: str, reduction: Reduction, variables: Sequence[Any], *, at_update: bool
-) -> Exchange:
-    """`variables`: all that the optimizer has and the ranks share."""
-    return HookedExchange(label, reduction, variables, at_update=at_update)

@@ -4,6 +4,8 @@ What they send goes by name, apart from the gradients (`farandole.keras._host`).
 same callbacks in the same order.
 """
 
+# ruff: noqa: ARG002 - the signatures are Keras' and Horovod's
+
 from __future__ import annotations
 
 import math
@@ -64,20 +66,15 @@ class BroadcastGlobalVariablesCallback(_Callback):
 
     @checked
     def __init__(
-        self,
-        root_rank: int,
-        device: str | None = "",
-        local_variables: Iterable[Any] | None = None,
+        self, root_rank: int, device: str | None = "", local_variables: Iterable[Any] | None = None
     ) -> None:
         super().__init__()
-        del device
         self.root_rank = root_rank
         self.local_variables = list(local_variables or ())
         self._pending = False
         self._begun = False  # a batch, on every rank alike
 
     def on_train_begin(self, logs: Any = None) -> None:
-        del logs
         self._begun = False
         self._pending = not all(allgather_object(bool(self.model.built), "built models"))
         if not self._pending:
@@ -85,13 +82,11 @@ class BroadcastGlobalVariablesCallback(_Callback):
 
     # Not at the end of the first batch: Keras then waits for the results of every one.
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        del batch, logs
         if self._pending and self._begun:
             self._broadcast()
         self._begun = True
 
     def on_train_end(self, logs: Any = None) -> None:
-        del logs
         if self._pending:
             self._broadcast()
 
@@ -120,10 +115,8 @@ class MetricAverageCallback(_Callback):
     @checked
     def __init__(self, device: str | None = "") -> None:
         super().__init__()
-        del device
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        del epoch
         if not logs:
             logs = {}
         names = sorted(k for k, v in logs.items() if _is_number(v))
@@ -192,7 +185,6 @@ class LearningRateScheduleCallback(_Callback):
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        del logs
         if self.staircase or self.steps_per_epoch:
             return
         self.steps_per_epoch = self.params.get("steps")
@@ -203,11 +195,9 @@ class LearningRateScheduleCallback(_Callback):
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        del logs
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        del logs
         if self._epoch < self.start_epoch:
             return
         if self.end_epoch is not None and self._epoch >= self.end_epoch:
@@ -223,7 +213,6 @@ class LearningRateScheduleCallback(_Callback):
         set_learning_rate(self.model.optimizer, rate, correct=self.momentum_correction)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        del epoch
         if logs is not None:
             logs["lr"] = float(self.model.optimizer.learning_rate)
 

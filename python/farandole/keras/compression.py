@@ -16,10 +16,6 @@ class _Half(Half):
     def cast(tensor: Any, dtype: Any) -> Any:
         return keras.ops.cast(tensor, keras.backend.standardize_dtype(dtype))
 
-    @staticmethod
-    def is_floating(tensor: Any) -> bool:
-        return "float" in keras.backend.standardize_dtype(tensor.dtype)
-
 
 class _Float16(_Half):
     wire = "float16"

@@ -4,6 +4,8 @@ They work with any object of yours. Elastic training itself is not there yet: ev
 Horovod's for it says so when it is used.
 """
 
+# ruff: noqa: ARG002 - the signatures are Keras' and Horovod's
+
 from __future__ import annotations
 
 from typing import Any, NoReturn
@@ -67,18 +69,15 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.batches_remaining = batches_per_commit
 
     def on_train_begin(self, logs: Any = None) -> None:
-        del logs
         self.batches_remaining = self.batches_per_commit  # alike on all ranks, as new ones join
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        del batch, logs
         self.batches_remaining -= 1
         if self.batches_remaining == 0:
             self.commit()
             self.batches_remaining = self.batches_per_commit
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        del epoch, logs
         self.commit()
 
     def commit(self) -> None:
@@ -100,11 +99,9 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.state = state
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        del logs
         self.state.batch = batch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        del epoch, logs
         self.state.batch = 0
 
 
@@ -122,9 +119,7 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.initial_epoch = state.epoch
 
     def on_train_begin(self, logs: Any = None) -> None:
-        del logs
         self.initial_epoch = self.state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        del logs
         self.state.epoch = self.initial_epoch + epoch + 1

@@ -14,8 +14,8 @@ from farandole._core import InvalidArgument
 from farandole.common._groups import groups_of
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.common._reduction import Average, check_passes
-from farandole.keras._backends import backend
 from farandole.keras._copies import make_distributed
+from farandole.keras._exchange import backend
 from farandole.keras._reduction import Reduction
 from farandole.keras._wrapped import State, distributed_in
 from farandole.keras.compression import Compression, Compressor
@@ -84,7 +84,7 @@ def DistributedOptimizer(
     del device_dense, device_sparse
     _check_optimizer(optimizer)
     check_passes(backward_passes_per_step)
-    exchanges = backend()
+    exchange = backend()
     reduction = Reduction(
         op,
         gradient_predivide_factor,
@@ -95,13 +95,13 @@ def DistributedOptimizer(
         1.0 if average_aggregated_gradients else float(backward_passes_per_step),
         scale_local_gradients,
     )
-    exchanges.check(reduction)
+    exchange.prepare()
     _accumulate(optimizer, backward_passes_per_step)
     label = name or f"Distributed{type(optimizer).__name__}"
     _wrapped[label] += 1
     if _wrapped[label] > 1:
         label = f"{label}.{_wrapped[label]}"
-    make_distributed(optimizer, State(label, reduction, exchanges.exchange_of))
+    make_distributed(optimizer, State(label, reduction, exchange))
     return optimizer
 
 
@@ -132,21 +132,10 @@ def PartialDistributedOptimizer(
     """
     layers = _layers(local_layers)
     wrapped = DistributedOptimizer(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        0,
-        groups,
-        process_set,
-        scale_local_gradients,
-    )
+        optimizer, name, device_dense, device_sparse, compression, sparse_as_dense,
+        gradient_predivide_factor, op, backward_passes_per_step, average_aggregated_gradients, 0,
+        groups, process_set, scale_local_gradients,
+    )  # fmt: skip
     for layer in layers:
         for variable in layer.trainable_weights:
             wrapped.register_local_var(variable)  # type: ignore[attr-defined]

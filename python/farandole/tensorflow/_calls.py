@@ -48,16 +48,6 @@ _Tensors = Sequence[tf.Tensor]
 # are requests themselves.
 rules: dict[str, Callable[[Request, _Tensors, _Tensors], list[tf.Tensor]]] = {}
 
-_OPS = {
-    "all_reduce": "farandole_all_reduce",
-    "all_gather": "farandole_all_gather",
-    "broadcast": "farandole_broadcast",
-    "reduce_scatter": "farandole_reduce_scatter",
-    "all_to_all": "farandole_all_to_all",
-    "barrier": "farandole_barrier",
-    "join": "farandole_join",
-}
-
 
 def tensor_from(value: Any, what: str) -> tf.Tensor:
     """A dense tensor that can be sent. Raises Refused."""
@@ -138,14 +128,12 @@ def _attributes(request: Request) -> dict[str, Any]:
 
 
 def _async(raw: Any, request: Request) -> list[tf.Tensor]:
-    op = getattr(raw, _OPS[request.kind])
+    op = getattr(raw, f"farandole_{request.kind}")
     how = _attributes(request)
     if request.kind == "all_to_all":
         return list(op(request.tensors[0], request.splits, **how))
-    if request.kind == "join":
-        return [op(**how)]
-    if request.kind == "barrier":
-        return [op(**how)]  # the op itself, or None
+    if request.kind in ("join", "barrier"):
+        return [op(**how)]  # of a barrier the op itself, or None
     return list(op(list(request.tensors), **how))
 
 

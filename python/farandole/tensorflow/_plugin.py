@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from farandole import _core, _world
+from farandole._limits import setting
 from farandole.common import _basics
 from farandole.tensorflow import _turns, _verdicts
 from farandole.tensorflow._graph import in_tensorflow_1
@@ -26,14 +27,8 @@ TESTED = ("2.16", "2.21")
 
 # What TensorFlow must not order one after the other as it does other stateful ops.
 _UNORDERED = {
-    "FarandoleAllReduce",
-    "FarandoleAllGather",
-    "FarandoleBroadcast",
-    "FarandoleReduceScatter",
-    "FarandoleAllToAll",
-    "FarandoleBarrier",
-    "FarandoleJoin",
-    "FarandoleStart",
+    f"Farandole{op}"
+    for op in "AllReduce AllGather Broadcast ReduceScatter AllToAll Barrier Join Start".split()
 }
 
 
@@ -44,7 +39,7 @@ def version() -> str:
 @functools.cache
 def uses_pairs() -> bool:
     """Whether an operation is an op that starts and one that finishes."""
-    asked = {row["name"]: row["value"] for row in _core.settings()}["FARANDOLE_TF_OP"]
+    asked = setting("FARANDOLE_TF_OP")
     return asked == "pair" or (asked == "auto" and version() not in TESTED)
 
 
@@ -111,9 +106,7 @@ def _show_world_later() -> None:
 
 
 def init(
-    comm: Sequence[int] | None = None,
-    process_sets: Iterable[Any] | str | None = None,
-    **place: Any,
+    comm: Sequence[int] | None = None, process_sets: Iterable[Any] | str | None = None, **place: Any
 ) -> None:
     """Joins the other ranks of the job; a second call without ``shutdown()`` does nothing.
 

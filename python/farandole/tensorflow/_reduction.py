@@ -138,16 +138,9 @@ class Reduction(_reduction.Reduction):
         self, ours: Sequence[Any], places: list[int], name: str, note: str = ""
     ) -> _Plan:
         wires = [self.compression.compress(tensor_from(ours[i], name)) for i in places]
-        request = Request(
-            "all_reduce",
-            [wire for wire, _ in wires] or [tf.zeros([0])],
-            name,
-            self._set,
-            self.op,
-            self.prescale,
-            self.postscale,
-            note=note,
-        )
+        sent = [wire for wire, _ in wires] or [tf.zeros([0])]
+        how = (self._set, self.op, self.prescale, self.postscale)
+        request = Request("all_reduce", sent, name, *how, note=note)
         return request, places, [context for _, context in wires], False
 
     def _sparse_plan(

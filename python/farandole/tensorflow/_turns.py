@@ -41,9 +41,8 @@ def take() -> None:
         _write_variable(function_of(tf.compat.v1.get_default_graph()))
 
 
-def _farandole_turns(op: Any, reads: Any, writes: Any) -> bool:
+def _farandole_turns(op: Any, reads: Any, writes: Any) -> bool:  # noqa: ARG001
     """TensorFlow asks this of every op of a function: whether it touches more than its inputs."""
-    del reads
     if _RESOURCE in writes or not _calls_ours(op):
         return False
     refuse_in_dataset(op.graph)  # where one that was traced before is called

@@ -16,10 +16,6 @@ class _Half(Half):
     def cast(tensor: Any, dtype: Any) -> Any:
         return tf.cast(tensor, dtype)
 
-    @staticmethod
-    def is_floating(tensor: Any) -> bool:
-        return bool(tensor.dtype.is_floating)
-
 
 class FP16Compressor(_Half):
     wire = tf.float16

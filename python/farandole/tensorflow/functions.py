@@ -60,14 +60,8 @@ def broadcast_variables(
         for name, value in zip(names, values, strict=True)
     )
     # One of nothing where there is no variable, so that ranks which have some are told.
-    request = Request(
-        "broadcast",
-        values or [tf.zeros([0])],
-        "variables",
-        number_of(process_set),
-        root=root_rank,
-        note=note,
-    )
+    sent, number = values or [tf.zeros([0])], number_of(process_set)
+    request = Request("broadcast", sent, "variables", number, root=root_rank, note=note)
     note_broadcast(map(raw, listed))
     assigned = [v.assign(value) for v, value in zip(listed, run(request), strict=False)]
     return tf.group(*assigned) if in_tensorflow_1() else None

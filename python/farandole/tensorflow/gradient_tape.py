@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.common._reduction import Average
-from farandole.common._wrapped import child_of
+from farandole.common._wrapped import one_child_of
 from farandole.tensorflow._graph import as_written, refused
 from farandole.tensorflow._reduction import Local, Reduction, names_of
 from farandole.tensorflow.compression import Compression, Compressor
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
-
-_child_of: Callable[[type, type], type] = functools.cache(child_of)  # of a class there is one
 
 
 class _Distributed:
@@ -114,18 +111,17 @@ def DistributedGradientTape(
         >>> hvd.DistributedGradientTape(tape).gradient(y, [x])[0].numpy().item()
         6.0
     """
-    reduction = Reduction(
-        op, gradient_predivide_factor, compression, sparse_as_dense, process_set, num_groups, groups
-    )
-    return _distributed(gradtape, reduction, scale_local_gradients)
+    asked = (op, gradient_predivide_factor, compression, sparse_as_dense, process_set)
+    return _distributed(gradtape, scale_local_gradients, *asked, num_groups, groups)
 
 
-def _distributed(gradtape: Any, reduction: Reduction, scale_local_gradients: bool) -> Any:
+def _distributed(gradtape: Any, scale_local_gradients: bool, *asked: Any) -> Any:
+    reduction = Reduction(*asked)
     if not isinstance(gradtape, tf.GradientTape):
         raise refused(f"gradtape is a {type(gradtape).__name__}, not a tf.GradientTape")
     if isinstance(gradtape, _Distributed):
         raise refused("the tape is a DistributedGradientTape already")
-    gradtape.__class__ = _child_of(type(gradtape), _Distributed)
+    gradtape.__class__ = one_child_of(type(gradtape), _Distributed)
     tape: Any = gradtape
     tape._reduction, tape._local = reduction, Local(scale_local_gradients)
     return tape
@@ -151,10 +147,8 @@ def PartialDistributedGradientTape(
     Args:
         local_layers: Keras layers, built already.
     """
-    reduction = Reduction(
-        op, gradient_predivide_factor, compression, sparse_as_dense, process_set, num_groups, groups
-    )
-    tape = _distributed(gradtape, reduction, scale_local_gradients)
+    asked = (op, gradient_predivide_factor, compression, sparse_as_dense, process_set)
+    tape = _distributed(gradtape, scale_local_gradients, *asked, num_groups, groups)
     for layer in tf.nest.flatten(local_layers if local_layers is not None else []):
         if not hasattr(layer, "trainable_weights"):
             raise refused(f"local_layers has a {type(layer).__name__}, which is not a layer")

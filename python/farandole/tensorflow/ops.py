@@ -26,23 +26,11 @@ import tensorflow as tf
 
 from farandole import _world
 from farandole.common._process_set import ProcessSet, global_process_set, members_of, number_of
-from farandole.common._reduction import (
-    Adasum,
-    Average,
-    Sum,
-    choose_op,
-    core_op,
-    op_name,
-)
+from farandole.common._reduction import Adasum, Average, Sum, choose_op, core_op, op_name
 from farandole.common._weights import note_join
 from farandole.tensorflow import _sparse
 from farandole.tensorflow._calls import Request, run, tensor_from, tensors_from, variable_from
-from farandole.tensorflow._graph import (
-    as_written,
-    in_tensorflow_1,
-    refused,
-    unsupported,
-)
+from farandole.tensorflow._graph import as_written, in_tensorflow_1, refused, unsupported
 from farandole.tensorflow.adasum import adasum_together
 from farandole.tensorflow.compression import Compression, Compressor
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.common._reduction import Adasum, Average
-from farandole.common._wrapped import child_of
+from farandole.common._wrapped import one_child_of
 from farandole.tensorflow import _v1
 from farandole.tensorflow._graph import as_written, refused
 from farandole.tensorflow._reduction import Local, Reduction
 from farandole.tensorflow.compression import Compression, Compressor
 
 __all__ = ["DistributedOptimizer"]
-
-_child_of: Callable[[type, type], type] = functools.cache(child_of)  # of a class there is one
 
 
 @as_written
@@ -67,21 +63,10 @@ def DistributedOptimizer(
         from farandole.keras import DistributedOptimizer as OfKeras  # which takes a second
 
         return OfKeras(
-            optimizer,
-            name=name,
-            device_dense=device_dense,
-            device_sparse=device_sparse,
-            compression=compression,
-            sparse_as_dense=sparse_as_dense,
-            gradient_predivide_factor=gradient_predivide_factor,
-            op=op,
-            backward_passes_per_step=backward_passes_per_step,
-            average_aggregated_gradients=average_aggregated_gradients,
-            num_groups=num_groups,
-            groups=groups,
-            process_set=process_set,
-            scale_local_gradients=scale_local_gradients,
-        )
+            optimizer, name, device_dense, device_sparse, compression, sparse_as_dense,
+            gradient_predivide_factor, op, backward_passes_per_step, average_aggregated_gradients,
+            num_groups, groups, process_set, scale_local_gradients,
+        )  # fmt: skip
     reduction = Reduction(
         op, gradient_predivide_factor, compression, sparse_as_dense, process_set, num_groups, groups
     )
@@ -99,7 +84,7 @@ def _distribute(optimizer: Any, reduction: Reduction, passes: int, average: bool
     if reduction.horovods_op == Adasum and passes > 1:
         raise refused("op=Adasum moves the variables in every pass: backward_passes_per_step is 1")
     kind = _v1.Accumulating if passes > 1 else _v1.Distributed
-    optimizer.__class__ = _child_of(
+    optimizer.__class__ = one_child_of(
         type(optimizer), _v1.DeltaAdasum if reduction.horovods_op == Adasum else kind
     )
     optimizer._reduction = reduction

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from farandole import _core
+from farandole import _core, _world
+from farandole._arguments import no_such_dtype
 from farandole._core import InvalidArgument
 
 # The engine's dtypes that this PyTorch has, by PyTorch's own object.
@@ -21,10 +22,7 @@ def dtype_name(dtype: torch.dtype, what: str) -> str:
     try:
         return DTYPE_NAMES[dtype]
     except KeyError:
-        raise InvalidArgument(
-            f"{what} has dtype {dtype}, which is not supported; there are "
-            + ", ".join(DTYPE_NAMES.values())
-        ) from None
+        raise no_such_dtype(what, dtype, DTYPES) from None
 
 
 def check_tensor(tensor: Any, what: str) -> None:
@@ -50,3 +48,9 @@ def borrow(tensor: Any, what: str = "tensor") -> Any:
     if tensor.is_conj() or tensor.is_neg():
         raise InvalidArgument(f"{what} is a lazy view; pass tensor.resolve_neg()")
     return _core.Buffer(tensor.data_ptr(), tensor.numel(), DTYPE_NAMES[tensor.dtype], tensor)
+
+
+def exchange(kind: str, mine: torch.Tensor, target: torch.Tensor, name: str) -> None:
+    """One operation of the world, from its begin to its end; of nothing, none."""
+    if mine.numel() > 0:
+        _world.world().run(kind, borrow(mine), borrow(target), name=name)

@@ -21,7 +21,7 @@ import torch
 
 from farandole import _world
 from farandole._core import InvalidArgument
-from farandole.torch._tensors import borrow, check_tensor
+from farandole.torch._tensors import check_tensor, exchange
 
 __all__ = ["adasum", "adasum_together", "fold_rows"]
 
@@ -88,12 +88,12 @@ def _of_one_dtype(
         padded[: tensor.numel()] = tensor.reshape(-1)
         column.copy_(padded.view(column.shape))
     parts = torch.empty_like(sent)
-    _exchange("all_to_all", sent, parts, label)
-    mine = _fold(
-        parts.double(), widths, lambda sums: _exchange("all_reduce", sums, sums, label)
-    ).to(dtype)
+    exchange("all_to_all", sent, parts, label)
+    mine = _fold(parts.double(), widths, lambda sums: exchange("all_reduce", sums, sums, label)).to(
+        dtype
+    )
     table = torch.empty_like(sent)
-    _exchange("all_gather", mine, table, label)
+    exchange("all_gather", mine, table, label)
     return [
         column.reshape(-1)[: tensor.numel()].view(tensor.shape)
         for tensor, column in zip(tensors, _split(table, widths), strict=True)
@@ -154,8 +154,3 @@ def _columns(a: torch.Tensor, b: torch.Tensor, widths: Sequence[int]) -> _Column
 def _share(dot: float, norm: float) -> float:
     """How much of a tensor goes into the fold."""
     return 1.0 if norm < _LEAST_NORM else 1.0 - dot / norm * 0.5
-
-
-def _exchange(kind: str, mine: torch.Tensor, target: torch.Tensor, label: str) -> None:
-    if mine.numel() > 0:
-        _world.world().run(kind, borrow(mine), borrow(target), name=label)

@@ -16,11 +16,6 @@ class _Half(Half):
     def cast(tensor: Any, dtype: Any) -> Any:
         return tensor.to(dtype)
 
-    @staticmethod
-    def is_floating(tensor: Any) -> bool:
-        floating: bool = tensor.is_floating_point()
-        return floating
-
 
 class FP16Compressor(_Half):
     wire = torch.float16

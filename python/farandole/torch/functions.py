@@ -13,10 +13,7 @@ from farandole.common._objects import agree, allgather_object, broadcast_object
 from farandole.torch._entries import public
 from farandole.torch._tensors import check_tensor
 from farandole.torch._training.sharded import ShardedOptimizer
-from farandole.torch.ops import (
-    broadcast_async_,
-    synchronize,
-)
+from farandole.torch.ops import broadcast_async_, synchronize
 
 __all__ = [
     "allgather_object",
@@ -88,9 +85,6 @@ class _Slot(NamedTuple):
     """Stands for a tensor that is sent by itself."""
 
     number: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
 
 
 def _take_out(value: Any, tensors: list[torch.Tensor]) -> Any:
@@ -98,7 +92,7 @@ def _take_out(value: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         check_tensor(value, "optimizer state")
         tensors.append(value.detach())
-        return _Slot(len(tensors) - 1, tuple(value.shape), value.stride(), value.dtype)
+        return _Slot(len(tensors) - 1)
     if isinstance(value, dict):
         return {key: _take_out(item, tensors) for key, item in value.items()}
     if type(value) in (list, tuple):
@@ -114,14 +108,6 @@ def _put_back(value: Any, tensors: list[torch.Tensor]) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_put_back(item, tensors) for item in value)
     return value
-
-
-def _slots(value: Any) -> Iterable[_Slot]:
-    if isinstance(value, _Slot):
-        yield value
-    elif isinstance(value, dict | list | tuple):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _slots(item)
 
 
 @public
@@ -177,12 +163,10 @@ def broadcast_optimizer_state(
             },
             tensors,
         )
-    structure = broadcast_object(structure, root_rank, "optimizer state")
+    layouts = [(tuple(t.shape), t.stride(), t.dtype) for t in tensors]
+    structure, layouts = broadcast_object((structure, layouts), root_rank, "optimizer state")
     if _world.rank() != root_rank:
-        tensors = [
-            torch.empty_strided(slot.shape, slot.strides, dtype=slot.dtype)
-            for slot in _slots(structure)
-        ]
+        tensors = [torch.empty_strided(*place, dtype=dtype) for *place, dtype in layouts]
     _broadcast_all(((f"optimizer state {i}", t) for i, t in enumerate(tensors)), root_rank)
     if _world.rank() == root_rank:
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,10 +54,4 @@ def sparse_allreduce_async(
     chosen = Average if op is None else op
     if chosen not in (Average, Sum):
         raise InvalidArgument(f"op={op_name(op)}: sparse tensors are reduced with Average or Sum")
-    handle = calls.sparse_allreduce(tensor, name, chosen, process_set)
-
-    def finish() -> torch.Tensor:
-        result: torch.Tensor = wait(handle)
-        return result
-
-    return finish
+    return partial(wait, calls.sparse_allreduce(tensor, name, chosen, process_set))

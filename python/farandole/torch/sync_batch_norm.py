@@ -17,7 +17,7 @@ from farandole import _world
 from farandole._arguments import explained
 from farandole._core import InvalidArgument
 from farandole.torch._entries import entry, public
-from farandole.torch._tensors import borrow
+from farandole.torch._tensors import exchange
 
 __all__ = ["SyncBatchNorm", "convert_sync_batchnorm"]
 
@@ -143,10 +143,6 @@ def _channels(x: torch.Tensor, per_channel: torch.Tensor) -> torch.Tensor:
     return per_channel.view(1, -1, *(1,) * (x.dim() - 2))
 
 
-def _exchange(kind: str, mine: torch.Tensor, target: torch.Tensor, name: str) -> None:
-    _world.world().run(kind, borrow(mine), borrow(target), name=name)
-
-
 def _statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Mean and biased variance per channel, in float64, and the count, over all ranks."""
     channels = x.shape[1]
@@ -159,7 +155,7 @@ def _statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
         mine[1 : 1 + channels] = mean
         mine[1 + channels :] = var.double() * count
     table = torch.empty(_world.size(), len(mine), dtype=torch.float64)
-    _exchange("all_gather", mine, table, "statistics of SyncBatchNorm")
+    exchange("all_gather", mine, table, "statistics of SyncBatchNorm")
     counts, means, spreads = torch.split(table, [1, channels, channels], dim=1)
     total = int(counts.sum())
     if total <= 1:
@@ -218,7 +214,7 @@ class _Normalize(torch.autograd.Function):
         own = sums.clone()
         grad_x = None
         if ctx.needs_input_grad[0]:
-            _exchange("all_reduce", sums, sums, "gradients of SyncBatchNorm")
+            exchange("all_reduce", sums, sums, "gradients of SyncBatchNorm")
             grad_mean, grad_spread = (sums / ctx.total).to(mean.dtype)
             scale = inverse if weight is None else inverse * weight.to(mean.dtype)
             grad_x = grad - _channels(x, grad_mean)

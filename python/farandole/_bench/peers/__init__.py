@@ -4,6 +4,5 @@ table.py    what is compared: a row per peer, how its ranks are started, how to 
 finding.py  where a peer lives: which Python has it, which files of that Python are its own
 workers.py  the ranks of one peer, started once and asked over sockets
 worker.py   one rank of a peer: meets the others, times calls, verifies results
-layouts.py  what each collective reads and must leave behind, for libraries that are not ours
 libraries/  how each library is joined and called, a file per library
 """

@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from farandole._bench.peers.libraries import Case, Member, Unable
+from farandole._bench.layouts import Buffers
+from farandole._bench.peers.libraries import Member, Unable
 
 
 class Meeting:
@@ -45,7 +46,7 @@ class Meeting:
                     os.sched_yield()
 
 
-def measure(case: Case, meet: Meeting, ask: dict[str, Any]) -> dict[str, Any]:
+def measure(case: Buffers, meet: Meeting, ask: dict[str, Any]) -> dict[str, Any]:
     """A block: some calls that are not timed (the caches are the last block's), then the others."""
     times, wrong = [], 0
     clock, call, hot = time.perf_counter_ns, case.call, ask["hot"]
@@ -74,7 +75,7 @@ def measure(case: Case, meet: Meeting, ask: dict[str, Any]) -> dict[str, Any]:
 
 def serve(me: Member, lines: IO[str], meet: Meeting) -> None:
     """Answers questions until nobody asks any more."""
-    cases: dict[str, Case] = {}
+    cases: dict[str, Buffers] = {}
     kept: Any = None
     gc.disable()
     for line in lines:

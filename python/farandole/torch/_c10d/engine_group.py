@@ -160,13 +160,11 @@ class EngineGroup(_ProcessGroup):  # type: ignore[misc]
         return work
 
     @entry()
-    def _start_coalescing(self, device: torch.device) -> None:
-        del device
+    def _start_coalescing(self, device: torch.device) -> None:  # noqa: ARG002
         self._coalesced = []
 
     @entry()
-    def _end_coalescing(self, device: torch.device) -> Any:
-        del device
+    def _end_coalescing(self, device: torch.device) -> Any:  # noqa: ARG002
         coalesced, self._coalesced = self._coalesced or [], None
         self._begin_together(coalesced, "coalesced", self._timeout.total_seconds())
         works = [work for work, _ in coalesced]

@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 from farandole import _core, _world
 from farandole._core import RendezvousError
+from farandole._tables import listed
 from farandole._world import Group
 
 _T = TypeVar("_T")
@@ -62,13 +63,9 @@ def _exchange(store: Any, rank: int, size: int, mine: _Post, timeout: timedelta)
         missing = [r for r, key in enumerate(keys) if not store.check([key])]
         raise RendezvousError(
             f"{size - len(missing)} of {size} ranks came to make the process group within "
-            f"{timeout.total_seconds():g} s; missing: {_list(missing)}"
+            f"{timeout.total_seconds():g} s; missing: {listed('rank', missing)}"
         ) from error
     return [_Post(**json.loads(store.get(key))) for key in keys]
-
-
-def _list(ranks: Sequence[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
 def _differing(posts: list[_Post], what: Callable[[_Post], _T]) -> dict[_T, list[int]]:
@@ -82,14 +79,14 @@ def _check(posts: list[_Post]) -> None:
     """Raises the same on every rank when they cannot share a world."""
     if len(_differing(posts, lambda post: post.place)) > 1:
         places = _differing(posts, lambda post: (post.host, post.place))
-        rows = (f"{_list(ranks)} on {host}" for (host, _), ranks in places.items())
+        rows = (f"{listed('rank', ranks)} on {host}" for (host, _), ranks in places.items())
         raise RendezvousError(
             f"ranks run on different hosts, or in different containers: {'; '.join(rows)}\n"
             "  advice: worlds of more than one host are not supported yet"
         )
     worlds = _differing(posts, lambda post: post.world)
     if len(worlds) > 1:
-        rows = (f"{_list(r)} in {world or 'none'}" for world, r in worlds.items())
+        rows = (f"{listed('rank', r)} in {world or 'none'}" for world, r in worlds.items())
         raise RendezvousError(
             f"ranks of a process group are in different farandole worlds: {'; '.join(rows)}\n"
             "  advice: call farandole.init() on all ranks before init_process_group, or on none"

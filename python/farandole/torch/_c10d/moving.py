@@ -18,14 +18,7 @@ from farandole.torch._c10d.arguments import (
     sizes,
 )
 from farandole.torch._c10d.engine_group import EngineGroup, Tensors, defaults
-from farandole.torch._c10d.tensors import (
-    in_place,
-    pairs,
-    received,
-    received_list,
-    sent,
-    sent_list,
-)
+from farandole.torch._c10d.tensors import in_place, pairs, received, received_list, sent, sent_list
 from farandole.torch._c10d.works import Work, together
 from farandole.torch._entries import entry
 

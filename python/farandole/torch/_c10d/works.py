@@ -38,10 +38,9 @@ class Deferred:
     def __init__(self, *, may_wait: bool) -> None:
         self._may_wait = may_wait
 
-    def wait(self, timeout: float | None) -> None:
+    def wait(self, timeout: float | None) -> None:  # noqa: ARG002
         """PyTorch waits at once for calls that are not asynchronous; that is for the block to do.
         Whoever was given a work to wait for would read what is not there yet."""
-        del timeout
         if not self._may_wait:
             raise InvalidArgument(
                 "a work of a coalescing block was waited for within the block: the operations of a "

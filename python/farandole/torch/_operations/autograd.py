@@ -146,11 +146,7 @@ class Broadcast(torch.autograd.Function):
 class AllGather(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        name: str | None,
-        process_set: ProcessSet,
-        single: bool,
-        *tensors: torch.Tensor,
+        ctx: Any, name: str | None, process_set: ProcessSet, single: bool, *tensors: torch.Tensor
     ) -> Any:
         results = _together(calls.allgather, tensors, name, process_set, single=single)
         ctx.rows, ctx.how = [t.shape[0] for t in tensors], (name, process_set)

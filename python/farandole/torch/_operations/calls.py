@@ -134,10 +134,7 @@ def _submit_reduction(
 
 
 def _adasum(
-    sources: Sequence[tuple[str, Any]],
-    how: How,
-    targets: list[torch.Tensor] | None,
-    single: bool,
+    sources: Sequence[tuple[str, Any]], how: How, targets: list[torch.Tensor] | None, single: bool
 ) -> int:
     """Gathers the tensors of all ranks; they are folded when the result is asked for. A factor on
     all of them is one on the result."""

@@ -22,7 +22,7 @@ from typing import NoReturn
 
 import torch
 
-from farandole import _core, _world
+from farandole import _core
 from farandole._core import InvalidArgument
 from farandole._limits import Limits
 from farandole._world import Group
@@ -31,9 +31,8 @@ from farandole.torch._tensors import dtype_name
 from farandole.torch._training.gradients import Gradients
 from farandole.torch._training.hooked import Hooked
 from farandole.torch._training.passes import Pass, graph_task, has_no_end, running, untraced
-from farandole.torch._training.silence import Silence
 from farandole.torch._training.sparse_gradients import SparseGradients
-from farandole.torch._training.weights import BROADCAST, checksums_of, watch_weights
+from farandole.torch._training.weights import BROADCAST, watch_weights
 from farandole.torch._training.wrapped import too_many_passes
 
 
@@ -72,8 +71,7 @@ class GradientExchange(Hooked):
     ) -> None:
         op, prescale, postscale = reduction.op, reduction.prescale, reduction.postscale
         compression, sparse_as_dense = reduction.compression, reduction.sparse_as_dense
-        self.names = [name for name, _ in named]
-        self.parameters = [p for _, p in named]
+        super().__init__(named, weights)
         wires = [compression.compress(p.detach().new_empty(0)) for p in self.parameters]
         self.reducer = _core.Reducer(
             group,
@@ -104,9 +102,7 @@ class GradientExchange(Hooked):
             compression=compression,
             sparse_as_dense=sparse_as_dense,
         )
-        self._weights = [tensor for _, tensor in weights]
         watch_weights(self.reducer, weights, line)
-        self.epoch = _world.epoch()
         self.reducing = False  # the present pass
         self._is_mean = op == "mean" or math.isclose(prescale * postscale * group.size, 1)
         self._passes_per_step = passes_per_step
@@ -120,13 +116,7 @@ class GradientExchange(Hooked):
         # By parameter, the stamp of a gradient whose backward had no end; and that backward.
         self._left: dict[int, tuple[int, int] | None] = {}
         self._left_graph = -1
-        self.silence = Silence(self.names, self.parameters)
         self.hear()
-        living.add(self)
-
-    def give_up(self, name: str) -> None:
-        super().give_up(name)
-        living.discard(self)  # who joins does not answer for it
 
     # The pass, as autograd tells it.
 
@@ -215,8 +205,7 @@ class GradientExchange(Hooked):
         """Hands in what this pass did not bring. Waits for nobody."""
         for i in self._gradients.missing():
             self._take(i)
-        if self.reducer.weights_due:
-            self.reducer.show_weights(checksums_of(self._weights))
+        self.show_weights(self.reducer)
         self._gradients.launch()
 
     def _finish_pass(self) -> None:
@@ -345,6 +334,3 @@ def _stamp(grad: torch.Tensor | None) -> tuple[int, int] | None:
     if grad is None:
         return None
     return 0 if grad.is_sparse else grad.data_ptr(), grad._version
-
-
-living: weakref.WeakSet[GradientExchange] = weakref.WeakSet()  # all there are

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from farandole import _world
+from farandole import _core, _world
 from farandole._core import InvalidArgument, NotInitialized
 from farandole.torch._training.passes import Pass, untraced
+from farandole.torch._training.silence import Silence
+from farandole.torch._training.weights import checksums_of
 
 
 class Hooked:
     """Hears of every gradient of its parameters, until it dies or another one is made over one of
     them: two that reduce the same gradient would reduce it twice, and write into each other's."""
 
-    epoch: int  # of the world it was made in
-    names: list[str]
-    parameters: list[torch.Tensor]
     taken: str | None = None  # the first parameter that a newer one has
 
     _pass: weakref.ref[Pass] | None = None
+
+    def __init__(
+        self, named: Sequence[tuple[str, torch.Tensor]], weights: Sequence[tuple[str, torch.Tensor]]
+    ) -> None:
+        self.names = [name for name, _ in named]
+        self.parameters = [p for _, p in named]
+        self.epoch = _world.epoch()  # of the world it was made in
+        self.silence = Silence(self.names, self.parameters)
+        self._weights = [tensor for _, tensor in weights]
+
+    def show_weights(self, step: _core.Reducer | _core.ShardedUpdate) -> None:
+        """Before it is launched, where it compares them."""
+        if step.weights_due:
+            step.show_weights(checksums_of(self._weights))
 
     def present_pass(self) -> Pass | None:
         return self._pass() if self._pass is not None else None
@@ -39,7 +52,7 @@ class Hooked:
         self._hooks = [
             register(p, partial(_on_gradient, me, i)) for i, p in enumerate(self.parameters)
         ]
-        _hearing.add(self)
+        hearing.add(self)
 
     def __del__(self) -> None:
         for hook in getattr(self, "_hooks", ()):
@@ -72,11 +85,11 @@ class Hooked:
 def take_over(parameters: Iterable[torch.Tensor]) -> None:
     """Silences who has heard of the gradients of any of these."""
     mine = {id(p) for p in parameters}
-    for other in list(_hearing):
+    for other in list(hearing):
         shared = (n for n, p in zip(other.names, other.parameters, strict=True) if id(p) in mine)
         taken = next(shared, None)
         if taken is not None:
-            _hearing.discard(other)
+            hearing.discard(other)
             other.give_up(taken)
 
 
@@ -87,4 +100,4 @@ def _on_gradient(hooked: weakref.ref[Hooked], i: int, _: torch.Tensor) -> None:
         present.on_gradient(i)
 
 
-_hearing: weakref.WeakSet[Hooked] = weakref.WeakSet()
+hearing: weakref.WeakSet[Hooked] = weakref.WeakSet()

@@ -11,7 +11,9 @@ from farandole import _world
 from farandole.torch._entries import public
 from farandole.torch._operations import calls
 from farandole.torch._operations.handles import wait
-from farandole.torch._training import exchange, shards
+from farandole.torch._training.exchange import GradientExchange
+from farandole.torch._training.hooked import hearing
+from farandole.torch._training.shards import Shards
 
 __all__ = ["join"]
 
@@ -43,8 +45,9 @@ def join(device: int = -1) -> int:  # noqa: ARG001 - Horovod's signature
         0
     """
     epoch = _world.epoch()
-    exchanges = [e for e in exchange.living if e.epoch == epoch]
-    updates = [s.update for s in shards.living if s.epoch == epoch]
+    mine = [each for each in hearing if each.epoch == epoch]
+    exchanges = [each for each in mine if isinstance(each, GradientExchange)]
+    updates = [each.update for each in mine if isinstance(each, Shards)]
     names = calls.names()
     steps = [0] * len(exchanges)
     try:

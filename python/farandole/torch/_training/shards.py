@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 import torch
 
-from farandole import _core, _world
+from farandole import _core
 from farandole._core import Error, InvalidArgument
 from farandole._limits import Limits
 from farandole._world import Group
@@ -22,8 +22,7 @@ from farandole.torch._training.buckets import Place, bytes_of, view_of
 from farandole.torch._training.gradients import part_of_a_graph
 from farandole.torch._training.hooked import Hooked
 from farandole.torch._training.passes import Pass, graph_task, has_no_end, untraced
-from farandole.torch._training.silence import Silence
-from farandole.torch._training.weights import checksums_of, watch_weights
+from farandole.torch._training.weights import watch_weights
 from farandole.torch._training.wrapped import refuse_unmanaged, too_many_passes
 
 Settings = Callable[[], list[_core.HyperParameters]]  # by param group
@@ -58,10 +57,8 @@ class Shards(Hooked):
         passes_per_step: int,
         limits: Limits,
     ) -> None:
-        self.names = [name for name, _ in named]
-        self.parameters = [p for _, p in named]
+        super().__init__(named, weights)
         self.passes_per_step = passes_per_step
-        self.epoch = _world.epoch()
         self._sparse_as_dense = reduction.sparse_as_dense
         self._refuse_shared_memory()
         self.update = _core.ShardedUpdate(
@@ -89,18 +86,11 @@ class Shards(Hooked):
             p.data = home
         self._homes = [home.data_ptr() for home in homes]
         self._versions = [memory._version for memory in self._gradients]
-        living.add(self)
         self._factor = 1.0  # that clipping has put on the gradients
         self._passes = 0  # since the last step
-        self._silence = Silence(self.names, self.parameters)
-        self._weights = [tensor for _, tensor in weights]
         watch_weights(self.update, weights)
         self._endless = -1  # the last backward whose end nobody tells
         self.hear()
-
-    def give_up(self, name: str) -> None:
-        super().give_up(name)
-        living.discard(self)  # who joins does not answer for it
 
     def views(self, buckets: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """By parameter: its place in the buckets' bytes, in its shape."""
@@ -125,7 +115,7 @@ class Shards(Hooked):
         graph = graph_task()
         present = self.present_pass()
         if present is None:
-            self._silence.over = True
+            self.silence.over = True
             ends = not has_no_end(graph)
             if ends or graph != self._endless:
                 self._passes += 1
@@ -205,12 +195,9 @@ class Shards(Hooked):
         self.check_alive()
         with self._abandoning():
             refuse_unmanaged(unmanaged)
-            if not self._silence.over:
-                why = self._silence.check()
-                if why is not None:
-                    raise why
+            self.silence.refuse()
             present, groups = self._present(), settings()
-            self._show_weights()
+            self.show_weights(self.update)
         self.update.begin("update", present, groups, self._factor)
         self._factor = 1.0
         self._passes = 0
@@ -222,7 +209,7 @@ class Shards(Hooked):
         self.check_alive()
         with self._abandoning():
             present, groups = self._present(), settings()
-            self._show_weights()
+            self.show_weights(self.update)
         self.update.begin(f"norm {kind}", present, groups, 1.0)
         self.update.wait()
         total = self.update.norm * self._factor
@@ -233,10 +220,6 @@ class Shards(Hooked):
             )
         self._factor *= min(max_norm / (total + 1e-6), 1.0)
         return total
-
-    def _show_weights(self) -> None:
-        if self.update.weights_due:
-            self.update.show_weights(checksums_of(self._weights))
 
     @contextmanager
     def _abandoning(self) -> Iterator[None]:
@@ -293,6 +276,3 @@ class Shards(Hooked):
                 view.copy_(tensor)
         for b, whole in enumerate(wholes):
             self.update.set_state(b, slot, whole.data_ptr())
-
-
-living: weakref.WeakSet[Shards] = weakref.WeakSet()  # all there are

@@ -31,8 +31,8 @@ class Silence:
         self.over = not parameters
 
     def check(self) -> InvalidArgument | None:
-        """Before a step, while it is not over: what is wrong, if something is."""
-        if any(p.grad is not None for p in self._parameters):
+        """Before a step: what is wrong, if something is."""
+        if self.over or any(p.grad is not None for p in self._parameters):
             self.over = True
             return None
         self._steps += 1
@@ -49,6 +49,11 @@ class Silence:
             "DistributedOptimizer, with the parameters of the model that is trained, after it was "
             "copied, converted or had its parameters replaced"
         )
+
+    def refuse(self) -> None:
+        """The same; raises it."""
+        if (why := self.check()) is not None:
+            raise why
 
     def _others_with_new_gradients(self) -> list[torch.Tensor]:
         """Those that changed since this was called last. Models that are gone may have left some

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
+
+from farandole._bench.layouts import Buffers
 
 
 class Unable(Exception):
     """This library has no such collective or element type."""
-
-
-class Case(Protocol):
-    """One collective on buffers of one size, on this rank."""
-
-    call: Callable[[], Any]
-    bytes: int
-
-    def prepare(self, turn: int) -> None: ...
-
-    def clear(self) -> None: ...
-
-    def count_wrong(self, turn: int) -> int: ...
 
 
 class Member(NamedTuple):
@@ -29,5 +18,5 @@ class Member(NamedTuple):
     rank: int
     ranks: int
     version: str
-    make: Callable[[dict[str, Any]], Case]  # of a question; Unable says why not
+    make: Callable[[dict[str, Any]], Buffers]  # of a question; Unable says why not
     path: Callable[[], str] = lambda: ""  # what ran last

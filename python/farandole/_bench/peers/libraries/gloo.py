@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from farandole._bench import placement
-from farandole._bench.peers.layouts import ROOT, Buffers
-from farandole._bench.peers.libraries import Case, Member, Unable
+from farandole._bench.layouts import COLLECTIVES, ROOT, Buffers
+from farandole._bench.peers.libraries import Member, Unable
 
 
 def join() -> Member:
@@ -23,7 +22,7 @@ def join() -> Member:
     warnings.filterwarnings("ignore", module="torch")
     dist.init_process_group("gloo")
 
-    def make(ask: dict[str, Any]) -> Case:
+    def make(ask: dict[str, Any]) -> Buffers:
         case = _GlooCase(dist, torch, ask, rank, ranks)
         try:
             case.prepare(0)
@@ -38,7 +37,7 @@ def join() -> Member:
 
 class _GlooCase(Buffers):
     def __init__(self, dist: Any, torch: Any, ask: dict[str, Any], rank: int, ranks: int) -> None:
-        super().__init__(ask["collective"], ask["bytes"], ask["dtype"], rank, ranks)
+        super().__init__(COLLECTIVES[ask["collective"]], ask["bytes"], ask["dtype"], rank, ranks)
 
         def tensor(array: Any) -> Any:
             if array is None:
@@ -54,7 +53,7 @@ class _GlooCase(Buffers):
         known |= {"inputs": _parts(source, ranks), "outputs": _parts(result, ranks)}
         method, *arguments = _CALLS[ask["collective"]]
         call = getattr(dist, method)
-        self.call: Callable[[], Any] = partial(call, *(known[name] for name in arguments))
+        self.call = partial(call, *(known[name] for name in arguments))
 
 
 def _parts(tensor: Any, ranks: int) -> Any:

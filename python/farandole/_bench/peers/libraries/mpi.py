@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from farandole._bench import placement
-from farandole._bench.peers.layouts import LAYOUTS, ROOT, Buffers
-from farandole._bench.peers.libraries import Case, Member, Unable
+from farandole._bench.layouts import COLLECTIVES, ROOT, Buffers
+from farandole._bench.peers.libraries import Member, Unable
 
 _HALVES = ("float16", "bfloat16")
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")  # what the launchers call it
@@ -28,8 +27,8 @@ def join() -> Member:
     if world.Get_size() != ranks:
         raise RuntimeError(f"its launcher started {ranks} ranks, MPI knows {world.Get_size()}")
 
-    def make(ask: dict[str, Any]) -> Case:
-        if ask["dtype"] in _HALVES and LAYOUTS[ask["collective"]].folds:
+    def make(ask: dict[str, Any]) -> Buffers:
+        if ask["dtype"] in _HALVES and COLLECTIVES[ask["collective"]].folds:
             raise Unable(f"the MPI standard has no arithmetic on {ask['dtype']}")
         return _MpiCase(MPI, ask, rank, ranks)
 
@@ -39,7 +38,7 @@ def join() -> Member:
 
 class _MpiCase(Buffers):
     def __init__(self, mpi: Any, ask: dict[str, Any], rank: int, ranks: int) -> None:
-        super().__init__(ask["collective"], ask["bytes"], ask["dtype"], rank, ranks)
+        super().__init__(COLLECTIVES[ask["collective"]], ask["bytes"], ask["dtype"], rank, ranks)
         source, result = self.input, self.output
         if ask["dtype"] in _HALVES:  # moved as any two bytes
             source, result = (None if a is None else a.view("uint16") for a in (source, result))
@@ -47,7 +46,7 @@ class _MpiCase(Buffers):
         known |= {"sum": mpi.SUM, "root": ROOT}
         method, *arguments = _CALLS[ask["collective"]]
         call = getattr(mpi.COMM_WORLD, method)
-        self.call: Callable[[], Any] = partial(call, *(known[name] for name in arguments))
+        self.call = partial(call, *(known[name] for name in arguments))
 
 
 _CALLS = {  # method and what it takes

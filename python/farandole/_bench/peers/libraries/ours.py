@@ -6,23 +6,24 @@ import os
 from typing import Any
 
 from farandole._bench import placement
-from farandole._bench.peers.libraries import Case, Member, Unable
+from farandole._bench.layouts import COLLECTIVES, Buffers
+from farandole._bench.peers.libraries import Member, Unable
 
 
 def join() -> Member:
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     placement.pin(rank, ranks)
     import farandole as fd
-    from farandole._bench import collectives
+    from farandole._bench.collectives import Case
 
     fd.init()
 
-    def make(ask: dict[str, Any]) -> Case:
-        row = collectives.COLLECTIVES.get(ask["collective"])
+    def make(ask: dict[str, Any]) -> Buffers:
+        row = COLLECTIVES.get(ask["collective"])
         if row is None:
             raise Unable(f"farandole {fd.__version__} has no {ask['collective']}")
         try:
-            case = collectives.Case(row, ask["bytes"], ask["dtype"], ask["memory"], ask["options"])
+            case = Case(row, ask["bytes"], ask["dtype"], ask["memory"], ask["options"])
             case.prepare(0)
             case.call()
         except fd.InvalidArgument as error:
