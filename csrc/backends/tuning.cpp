@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "base/error.h"
+#include "base/hash.h"
 
 namespace farandole {
 namespace {
@@ -104,11 +105,9 @@ TuningTable table_from(std::string_view text) {
 }
 
 std::string fingerprint(const TuningTable& table) {
-  uint64_t h = 0xcbf29ce484222325;  // FNV-1a
-  for (const char c : text_of_numbers(table))
-    h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3;
   char digits[17];
-  const auto end = std::to_chars(digits, digits + sizeof digits, h, 16).ptr;
+  const uint64_t hash = hash_of(text_of_numbers(table));
+  const auto end = std::to_chars(digits, digits + sizeof digits, hash, 16).ptr;
   const std::string text(digits, end);
   return std::string(16 - text.size(), '0') + text;
 }

@@ -38,5 +38,10 @@ inline uint64_t hash_of(std::span<const size_t> counts) {
   hash.add(counts);
   return hash.value();
 }
+inline uint64_t hash_of(std::string_view text) {
+  Hash hash;
+  hash.add(text);
+  return hash.value();
+}
 
 }  // namespace farandole

@@ -1,5 +1,6 @@
 // Tracing: when it starts and ends, and the program's own spans.
 #include "backends/tuning.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/trace_store.h"
 #include "bindings/bind.h"
@@ -32,12 +33,9 @@ void set_current_trace(std::shared_ptr<Trace> trace) {
   current().trace.swap(trace);  // the one before ends outside
 }
 
-/// FNV-1a of what all ranks of this run know and no other run does.
+/// Of what all ranks of this run know and no other run does.
 uint64_t run_of(const Host& host, const std::string& job) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : job + " " + std::to_string(host.peers.front().info.pid))
-    hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
-  return hash;
+  return hash_of(job + " " + std::to_string(host.peers.front().info.pid));
 }
 
 /// A span of the program, as Python's `with` holds it.

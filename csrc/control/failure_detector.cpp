@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <string>
+#include <type_traits>
 
 #include "base/fixed_text.h"
 
@@ -40,48 +41,50 @@ std::vector<std::pair<std::string, std::vector<int>>> split_values(std::string_v
   return values;
 }
 
+/// Hands each number and text of a record to `each`, with the member of Context that it stands for.
+template <typename Record, typename Where, typename Each>
+void with_both(Record& r, Where& c, const Each& each) {
+  each(r.rank, c.rank);
+  each(r.peer, c.peer);
+  each(r.pid, c.pid);
+  each(r.signal, c.signal);
+  each(r.lane, c.lane);
+  each(r.step, c.step);
+  each(r.sequence, c.sequence);
+  each(r.bytes_done, c.bytes_done);
+  each(r.bytes_total, c.bytes_total);
+  each(r.evidence, c.evidence);
+  each(r.operation, c.operation);
+  each(r.tensor, c.tensor);
+  each(r.field, c.field);
+  each(r.host, c.host);
+}
+
 }  // namespace
 
 ErrorRecord encode(const Error& error) {
-  const Context& c = error.where();
   ErrorRecord r{};
+  with_both(r, error.where(), [](auto& record, const auto& where) {
+    if constexpr (std::is_array_v<std::remove_reference_t<decltype(record)>>)
+      copy_cut(where, record);
+    else
+      record = where;
+  });
   r.code = static_cast<int32_t>(error.code());
-  r.rank = c.rank;
-  r.peer = c.peer;
-  r.pid = c.pid;
-  r.signal = c.signal;
-  r.lane = c.lane;
-  r.step = c.step;
-  r.sequence = c.sequence;
-  r.bytes_done = c.bytes_done;
-  r.bytes_total = c.bytes_total;
   copy_cut(error.verdict(), r.verdict);
-  copy_cut(c.evidence, r.evidence);
   copy_cut(error.advice(), r.advice);
-  copy_cut(c.operation, r.operation);
-  copy_cut(c.tensor, r.tensor);
-  copy_cut(c.field, r.field);
-  copy_cut(c.host, r.host);
-  copy_cut(join_values(c), r.values);
+  copy_cut(join_values(error.where()), r.values);
   return r;
 }
 
 Error decode(const ErrorRecord& r) {
   Context c;
-  c.rank = r.rank;
-  c.peer = r.peer;
-  c.pid = r.pid;
-  c.signal = r.signal;
-  c.lane = r.lane;
-  c.step = r.step;
-  c.sequence = r.sequence;
-  c.bytes_done = r.bytes_done;
-  c.bytes_total = r.bytes_total;
-  c.evidence = text_in(r.evidence);
-  c.operation = text_in(r.operation);
-  c.tensor = text_in(r.tensor);
-  c.field = text_in(r.field);
-  c.host = text_in(r.host);
+  with_both(r, c, [](const auto& record, auto& where) {
+    if constexpr (std::is_array_v<std::remove_reference_t<decltype(record)>>)
+      where = text_in(record);
+    else
+      where = record;
+  });
   c.values = split_values(text_in(r.values));
   const bool known = r.code >= 0 && static_cast<size_t>(r.code) < kErrors.size();
   const ErrorCode code = known ? static_cast<ErrorCode>(r.code) : ErrorCode::internal;

@@ -12,14 +12,14 @@
 #include <sstream>
 #include <thread>
 
+#include "base/hash.h"
+
 namespace farandole {
 
 LocalAddress::LocalAddress(const std::string& job) {
   // A hash keeps long names within the 108 bytes an address has.
-  uint64_t h = 0xcbf29ce484222325;
-  for (const char c : job) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  const std::string text =
-      "farandole-" + std::to_string(::getuid()) + "-" + std::to_string(h) + "-" + job.substr(0, 48);
+  const std::string text = "farandole-" + std::to_string(::getuid()) + "-" +
+                           std::to_string(hash_of(job)) + "-" + job.substr(0, 48);
   name.sun_family = AF_UNIX;
   std::memcpy(name.sun_path + 1, text.data(), text.size());  // leading 0: abstract
   length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());

@@ -5,6 +5,8 @@
 #include <map>
 #include <numeric>
 
+#include "base/hash.h"
+
 namespace farandole {
 namespace {
 
@@ -14,8 +16,6 @@ size_t aligned(size_t count, size_t element) {
   const size_t step = kLineBytes / element;
   return (count + step - 1) / step * step;
 }
-
-uint64_t mix(uint64_t h, uint64_t value) { return (h ^ value) * 0x100000001b3; }
 
 bool is_alone(const Parameter& p, const BucketLimits& limits) {
   return p.count > 0 && p.count * size_of(p.dtype) >= limits.alone_bytes;
@@ -138,18 +138,17 @@ double launch_point(std::span<const Parameter> parameters, std::span<const Bucke
 }
 
 uint64_t fingerprint(std::span<const Parameter> parameters, std::span<const Bucket> buckets) {
-  uint64_t h = 0xcbf29ce484222325;
+  Hash hash;
+  const auto add = [&](auto... numbers) { (hash.add(static_cast<uint64_t>(numbers)), ...); };
   for (const Parameter& p : parameters) {
-    for (const char c : p.name) h = mix(h, static_cast<unsigned char>(c));
-    h = mix(mix(h, p.count), static_cast<uint64_t>(p.dtype) + 0x100);
-    h = mix(h, static_cast<uint64_t>(p.group - kNoGroup));
+    hash.add(p.name);
+    add(p.count, p.dtype, p.group - kNoGroup);
   }
   for (const Bucket& b : buckets) {
-    h = mix(mix(mix(h, b.count), b.items.size()), b.alone);
-    for (const Placement& p : b.items)
-      h = mix(mix(h, static_cast<uint64_t>(p.parameter)), p.offset);
+    add(b.count, b.items.size(), b.alone);
+    for (const Placement& p : b.items) add(p.parameter, p.offset);
   }
-  return h;
+  return hash.value();
 }
 
 }  // namespace farandole

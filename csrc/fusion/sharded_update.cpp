@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "base/copy.h"
+#include "base/hash.h"
 #include "fusion/agreement.h"
 
 namespace farandole {
@@ -24,10 +25,9 @@ std::string describe(const ShardedOptions& o) {
 }
 
 uint64_t hash_of(const std::vector<std::string>& texts) {
-  uint64_t h = 0xcbf29ce484222325;
-  for (const std::string& text : texts)
-    for (const char c : text + '\n') h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  return h;
+  Hash hash;
+  for (const std::string& text : texts) hash.add(text);
+  return hash.value();
 }
 
 // Note [Equal everywhere]
@@ -189,10 +189,10 @@ std::vector<std::string> ShardedUpdate::facts() const {
   factor.precision(17);
   factor << "gradients times " << factor_;
   texts.push_back(factor.str());
-  uint64_t all_steps = 0;
-  for (const int64_t s : steps) all_steps = all_steps * 0x100000001b3 + static_cast<uint64_t>(s);
+  Hash all_steps;
+  for (const int64_t s : steps) all_steps.add(static_cast<uint64_t>(s));
   texts.push_back("steps taken: " + std::to_string(steps.empty() ? 0 : steps.front()) +
-                  " (all parameters': " + std::to_string(all_steps) + ")");
+                  " (all parameters': " + std::to_string(all_steps.value()) + ")");
   return texts;
 }
 
