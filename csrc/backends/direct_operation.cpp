@@ -18,16 +18,16 @@ void move(std::byte* to, const std::byte* from, size_t bytes) {
 
 }  // namespace
 
-void show_places(const Operation& operation, const StreamMemory& memory) {
-  const auto place = [&](const Buffer& b) {
+void show_addresses(const Operation& operation, const StreamMemory& memory) {
+  const auto address = [&](const Buffer& b) {
     if (b.count == 0) return uint64_t{0};
     const auto offset = memory.segment->offset_of(b.data, b.bytes());
     return offset ? *offset + 1 : reinterpret_cast<uint64_t>(b.data) | kForeign;
   };
-  Places& mine = memory.mine().entry.places[memory.sequence() % 2];
+  Addresses& mine = memory.mine().entry.addresses[memory.sequence() % 2];
   // Relaxed: released with `posted`.
-  mine.input.store(place(operation.input), std::memory_order_relaxed);
-  mine.output.store(place(operation.output), std::memory_order_relaxed);
+  mine.input.store(address(operation.input), std::memory_order_relaxed);
+  mine.output.store(address(operation.output), std::memory_order_relaxed);
 }
 
 void DirectOperation::start(const Operation& operation, const StreamMemory& memory) {
@@ -40,14 +40,14 @@ void DirectOperation::start(const Operation& operation, const StreamMemory& memo
   shape_.root = operation.root;
 }
 
-uint64_t DirectOperation::place(int r, std::atomic<uint64_t> Places::* which) const {
-  const Places& places = memory_->page(r).entry.places[memory_->sequence() % 2];
-  return (places.*which).load(std::memory_order_relaxed);
+uint64_t DirectOperation::address(int r, std::atomic<uint64_t> Addresses::* which) const {
+  const Addresses& addresses = memory_->page(r).entry.addresses[memory_->sequence() % 2];
+  return (addresses.*which).load(std::memory_order_relaxed);
 }
 
-std::byte* DirectOperation::mapped(int r, std::atomic<uint64_t> Places::* which,
+std::byte* DirectOperation::mapped(int r, std::atomic<uint64_t> Addresses::* which,
                                    size_t bytes) const {
-  const uint64_t at = place(r, which);
+  const uint64_t at = address(r, which);
   if (at == 0 || (at & kForeign) != 0) return nullptr;
   std::byte* data = memory_->segment->at(at - 1);
   if (!memory_->segment->offset_of(data, bytes))
@@ -56,8 +56,8 @@ std::byte* DirectOperation::mapped(int r, std::atomic<uint64_t> Places::* which,
   return data;
 }
 
-uint64_t DirectOperation::foreign(int r, std::atomic<uint64_t> Places::* which) const {
-  return place(r, which) & ~kForeign;
+uint64_t DirectOperation::foreign(int r, std::atomic<uint64_t> Addresses::* which) const {
+  return address(r, which) & ~kForeign;
 }
 
 bool DirectOperation::read(int r, std::byte* to, uint64_t from, size_t bytes) const {

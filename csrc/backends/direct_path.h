@@ -38,9 +38,9 @@ std::unique_ptr<DirectPath> make_path(const StreamMemory& memory) {
 inline constexpr size_t kStreamedBytes = 8 << 20;
 
 /// Tells the other ranks, with `posted`, where this rank's buffers lie.
-void show_places(const Operation& operation, const StreamMemory& memory);
+void show_addresses(const Operation& operation, const StreamMemory& memory);
 
-/// What paths work out from the operation and the ranks' published places.
+/// What paths work out from the operation and the ranks' published addresses.
 class DirectOperation {
  public:
   void start(const Operation& operation, const StreamMemory& memory);
@@ -55,19 +55,19 @@ class DirectOperation {
   bool is_read(int r) const { return farandole::is_read(operation_->kind, shape_, r); }
 
   /// Where rank r's input (output) is mapped here; null when only its owner maps it.
-  const std::byte* input_of(int r) const { return mapped(r, &Places::input, input_bytes(r)); }
+  const std::byte* input_of(int r) const { return mapped(r, &Addresses::input, input_bytes(r)); }
   /// Where I can read rank r's input: my own always; null when it is its owner's alone.
   const std::byte* readable_input_of(int r) const {
     return r == shape_.rank ? operation_->input.data : input_of(r);
   }
-  std::byte* output_of(int r) const { return mapped(r, &Places::output, output_bytes(r)); }
+  std::byte* output_of(int r) const { return mapped(r, &Addresses::output, output_bytes(r)); }
   /// Every rank maps the outputs, and the inputs that it folds.
   bool all_is_mapped() const;
   bool mine_is_shared() const { return input_of(memory_->rank) != nullptr; }
 
   /// Where rank r's input (output) lies in that rank's own memory, for buffers not mapped here.
-  uint64_t foreign_input_of(int r) const { return foreign(r, &Places::input); }
-  uint64_t foreign_output_of(int r) const { return foreign(r, &Places::output); }
+  uint64_t foreign_input_of(int r) const { return foreign(r, &Addresses::input); }
+  uint64_t foreign_output_of(int r) const { return foreign(r, &Addresses::output); }
   /// Copies from (to) rank r's memory. False when that rank has ended or the group has failed: its
   /// verdict is on the way, and the operation goes no further. Throws Error naming the rank. To
   /// write, be on a Visit.
@@ -80,9 +80,9 @@ class DirectOperation {
               std::byte* output) const;
 
  private:
-  uint64_t place(int r, std::atomic<uint64_t> Places::* which) const;
-  std::byte* mapped(int r, std::atomic<uint64_t> Places::* which, size_t bytes) const;
-  uint64_t foreign(int r, std::atomic<uint64_t> Places::* which) const;
+  uint64_t address(int r, std::atomic<uint64_t> Addresses::* which) const;
+  std::byte* mapped(int r, std::atomic<uint64_t> Addresses::* which, size_t bytes) const;
+  uint64_t foreign(int r, std::atomic<uint64_t> Addresses::* which) const;
   bool copied(int error, int r, std::string_view what) const;
 
   const Operation* operation_ = nullptr;

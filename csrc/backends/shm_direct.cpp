@@ -49,8 +49,8 @@ void ShmDirect::start(const Operation& o, uint32_t) {
   if (o.kind == Collective::barrier) return;
   forced_ = o.algorithm.empty() ? nullptr : path_named(o.algorithm);
   path_ = &path(forced_ != nullptr ? *forced_ : *choose_path(question(o, false), tuning_));
-  // Where nobody looks at places, nobody waits for a line that peers have just read.
-  if (row_->agreement != Agreement::in_data) show_places(o, memory_);
+  // Where nobody looks at addresses, nobody waits for a line that peers have just read.
+  if (row_->agreement != Agreement::in_data) show_addresses(o, memory_);
   path_->start(o);
 }
 

@@ -208,7 +208,7 @@ void bind_group(py::module_& module) {
              int root, const py::object& name, const py::object& algorithm, const py::object& level,
              const py::object& timeout, const std::vector<size_t>& counts) {
             refuse_in_child();
-            const Call call = borrow_both(input, output);
+            const BorrowedOperand call = borrow_both(input, output);
             const Handle handle =
                 group->submit(call.input.buffer, call.output.buffer,
                               options_from(kind, op, prescale, postscale, root, name, algorithm,
@@ -229,7 +229,7 @@ void bind_group(py::module_& module) {
              const py::object& algorithm, const py::object& level, const py::object& timeout,
              const std::vector<size_t>& counts) {
             refuse_in_child();
-            const Call call = borrow_both(input, output);
+            const BorrowedOperand call = borrow_both(input, output);
             Options options = options_from(kind, op, prescale, postscale, root, name, algorithm,
                                            level, timeout, counts);
             options.keepalive = keep(call.input.owner, call.output.owner);

@@ -70,7 +70,7 @@ std::vector<Operand> operands_of(const Arrays& inputs, const Arrays& outputs) {
                                                  std::to_string(outputs.size()) + " outputs");
   std::vector<Operand> operands;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const Call call = borrow_both(inputs[i], outputs[i]);
+    const BorrowedOperand call = borrow_both(inputs[i], outputs[i]);
     operands.push_back({call.input.buffer, call.output.buffer});
   }
   return operands;
@@ -97,7 +97,7 @@ std::vector<PyHandle> start_together(const std::shared_ptr<Group>& group,
   refuse_in_child();
   std::vector<CollectiveCall> items;
   for (const auto& [kind, input, output, result, op, prescale, root, counts] : calls) {
-    const Call call = borrow_both(input, output);
+    const BorrowedOperand call = borrow_both(input, output);
     Options options = options_from(kind, op, prescale, 1, root, py::str(name), py::none(),
                                    py::none(), timeout, counts);
     options.keepalive = keep(call.input.owner, call.output.owner);

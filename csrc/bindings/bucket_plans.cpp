@@ -20,9 +20,10 @@ std::vector<Parameter> parameters_from(const py::list& rows) {
 py::list rows_of(const std::vector<Bucket>& buckets) {
   py::list list;
   for (const Bucket& b : buckets) {
-    py::list items;
-    for (const Placement& p : b.items) items.append(py::make_tuple(p.parameter, p.offset, p.count));
-    list.append(py::make_tuple(std::string(name_of(b.dtype)), b.count, items));
+    py::list placements;
+    for (const Placement& p : b.placements)
+      placements.append(py::make_tuple(p.parameter, p.offset, p.count));
+    list.append(py::make_tuple(std::string(name_of(b.dtype)), b.count, placements));
   }
   return list;
 }

@@ -59,10 +59,10 @@ Options options_from(const std::string& kind, const std::string& op, double pres
   return options;
 }
 
-Call borrow_both(const py::object& input, const py::object& output) {
+BorrowedOperand borrow_both(const py::object& input, const py::object& output) {
   if (input.is_none() && output.is_none())
     throw Error(ErrorCode::invalid_argument, "neither an input nor an output is given");
-  Call call{{{}, py::none()}, {{}, py::none()}};
+  BorrowedOperand call{{{}, py::none()}, {{}, py::none()}};
   if (!input.is_none()) call.input = borrow(input, input.is(output), "input");
   if (input.is(output))
     call.output = call.input;

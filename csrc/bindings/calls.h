@@ -28,10 +28,10 @@ Options options_from(const std::string& kind, const std::string& op, double pres
                      const py::object& timeout, const std::vector<size_t>& counts = {});
 
 /// Input and output of one operation. A rank that reads or gets nothing gives None there.
-struct Call {
+struct BorrowedOperand {
   Borrowed input, output;
 };
-Call borrow_both(const py::object& input, const py::object& output);
+BorrowedOperand borrow_both(const py::object& input, const py::object& output);
 
 /// Waits without Python's lock; false when the deadline passed first. An interruption fails the
 /// group, so that no other rank waits for this one, and the caller's memory is given back before

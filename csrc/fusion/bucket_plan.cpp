@@ -27,7 +27,7 @@ Bucket alone(int parameter, const Parameter& p) {
 
 void append(Bucket& bucket, int parameter, const Parameter& p) {
   bucket.dtype = p.dtype;
-  bucket.items.push_back({parameter, bucket.count, p.count});
+  bucket.placements.push_back({parameter, bucket.count, p.count});
   bucket.count += aligned(p.count, size_of(p.dtype));
 }
 
@@ -43,7 +43,7 @@ std::vector<Bucket> group_buckets(std::span<const Parameter> parameters,
       continue;
     }
     const auto [at, is_new] = of_dtype.try_emplace(p.dtype, buckets.size());
-    if (is_new) buckets.push_back({.dtype = p.dtype, .items = {}, .group = p.group});
+    if (is_new) buckets.push_back({.dtype = p.dtype, .placements = {}, .group = p.group});
     append(buckets[at->second], i, p);
   }
   return buckets;
@@ -127,7 +127,7 @@ double launch_point(std::span<const Parameter> parameters, std::span<const Bucke
     const size_t end = end_of_launch(buckets, begin);
     double together = 0;
     for (; begin < end; ++begin) {
-      for (const Placement& item : buckets[begin].items)
+      for (const Placement& item : buckets[begin].placements)
         launched = std::max(launched, ready[static_cast<size_t>(item.parameter)]);
       together += static_cast<double>(buckets[begin].bytes());
     }
@@ -145,8 +145,8 @@ uint64_t fingerprint(std::span<const Parameter> parameters, std::span<const Buck
     add(p.count, p.dtype, p.group - kNoGroup);
   }
   for (const Bucket& b : buckets) {
-    add(b.count, b.items.size(), b.alone);
-    for (const Placement& p : b.items) add(p.parameter, p.offset);
+    add(b.count, b.placements.size(), b.alone);
+    for (const Placement& p : b.placements) add(p.parameter, p.offset);
   }
   return hash.value();
 }

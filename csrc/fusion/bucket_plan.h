@@ -28,7 +28,7 @@ struct Placement {
 struct Bucket {
   DType dtype = DType::float32;
   size_t count = 0;  // elements, padding included
-  std::vector<Placement> items;
+  std::vector<Placement> placements;
   bool alone = false;  // one large tensor, which need not be copied to be reduced
   int group = kNoGroup;
 
@@ -42,8 +42,8 @@ struct BucketLimits {
 };
 
 /// Parameters in the order in which their gradients become ready, to buckets in the order in which
-/// these become complete. One dtype per bucket; items begin on cache lines. A group has buckets of
-/// its own, side by side and as large as it needs.
+/// these become complete. One dtype per bucket; placements begin on cache lines. A group has
+/// buckets of its own, side by side and as large as it needs.
 std::vector<Bucket> plan_buckets(std::span<const Parameter> in_ready_order,
                                  const BucketLimits& limits);
 /// The same for parameters that become ready in the order of these indices.

@@ -7,7 +7,7 @@ namespace farandole {
 std::vector<BucketPlace> places_of(const std::vector<Bucket>& buckets, size_t parameters) {
   std::vector<BucketPlace> places(parameters);
   for (size_t b = 0; b < buckets.size(); ++b)
-    for (const Placement& item : buckets[b].items)
+    for (const Placement& item : buckets[b].placements)
       places[static_cast<size_t>(item.parameter)] = {b, item.offset * size_of(buckets[b].dtype)};
   return places;
 }

@@ -260,7 +260,7 @@ void Reducer::begin_step() {
   marked_.assign(parameters_.size(), 0);
   missing_.assign(buckets_.size(), 0);
   lying_.assign(buckets_.size(), {});
-  for (size_t b = 0; b < buckets_.size(); ++b) missing_[b] = buckets_[b].items.size();
+  for (size_t b = 0; b < buckets_.size(); ++b) missing_[b] = buckets_[b].placements.size();
   std::fill_n(used_->rbegin(), group_->size(), 0);
   marked_count_ = 0;
   launched_ = 0;

@@ -16,12 +16,12 @@ constexpr size_t kLineBytes = 64;
 /// first + count) of its bucket.
 template <typename Body>
 void by_parameters(const Shard& shard, size_t first, size_t count, Body body) {
-  const std::vector<Placement>& items = shard.bucket().items;
-  auto item = std::upper_bound(items.begin(), items.end(), first,
+  const std::vector<Placement>& placements = shard.bucket().placements;
+  auto item = std::upper_bound(placements.begin(), placements.end(), first,
                                [](size_t at, const Placement& p) { return at < p.offset; });
-  if (item != items.begin()) --item;
-  for (; item != items.end() && item->offset < first + count; ++item) {
-    const auto& update = shard.updates[static_cast<size_t>(item - items.begin())];
+  if (item != placements.begin()) --item;
+  for (; item != placements.end() && item->offset < first + count; ++item) {
+    const auto& update = shard.updates[static_cast<size_t>(item - placements.begin())];
     const Slice mine =
         clip({Space::output, item->offset, item->count}, {Space::output, first, count});
     if (!update.skipped && mine.count > 0) body(update, mine.offset, mine.count);
@@ -31,7 +31,7 @@ void by_parameters(const Shard& shard, size_t first, size_t count, Body body) {
 }  // namespace
 
 Shard::Shard(Bucket bucket, int size, int rank, size_t slots)
-    : updates(bucket.items.size()),
+    : updates(bucket.placements.size()),
       bucket_(std::move(bucket)),
       part_(part({Space::output, 0, bucket_.count}, size, rank)) {
   for (size_t s = 0; s < slots; ++s) {

@@ -227,7 +227,7 @@ void ShardedUpdate::prepare() {
   }
   for (const auto& shard : shards_)
     for (size_t k = 0; k < shard->updates.size(); ++k) {
-      const auto i = static_cast<size_t>(shard->bucket().items[k].parameter);
+      const auto i = static_cast<size_t>(shard->bucket().placements[k].parameter);
       ParameterUpdate& update = shard->updates[k];
       update.skipped = (*flags_)[i] == 0;
       if (update.skipped || task_ != Task::update) continue;

@@ -15,7 +15,7 @@ Error invalid(const std::string& text, const std::string& advice) {
 
 JaxChannel::JaxChannel(std::shared_ptr<Group> world) : world_(std::move(world)) { know({}); }
 
-JaxChannel::Lane JaxChannel::lane_of(const std::string& ranks, std::shared_ptr<Group> group) {
+JaxChannel::SetStream JaxChannel::open(const std::string& ranks, std::shared_ptr<Group> group) {
   const std::string label = ranks.empty() ? "jax" : "jax " + ranks;
   auto stream = group->engine()->open_stream(group->membership(), label, kJaxNumber);
   return {std::move(group), std::move(stream)};
@@ -25,35 +25,35 @@ void JaxChannel::know(const Sets& sets) {
   const std::lock_guard lock(launching_);
   Sets wanted = sets;
   wanted[""] = world_;
-  std::erase_if(lanes_, [&](const auto& known) {
+  std::erase_if(streams_, [&](const auto& known) {
     const auto found = wanted.find(known.first);
     return found == wanted.end() || found->second != known.second.group;
   });
   for (auto& [ranks, group] : wanted)
-    if (!lanes_.contains(ranks)) lanes_.emplace(ranks, lane_of(ranks, std::move(group)));
+    if (!streams_.contains(ranks)) streams_.emplace(ranks, open(ranks, std::move(group)));
 }
 
-const JaxChannel::Lane& JaxChannel::lane_for(const JaxCall& call) const {
-  const auto found = lanes_.find(call.ranks);
-  if (found == lanes_.end())
+const JaxChannel::SetStream& JaxChannel::stream_for(const JaxCall& call) const {
+  const auto found = streams_.find(call.ranks);
+  if (found == streams_.end())
     throw invalid("the program was made for the process set " + call.ranks +
                       ", which is not registered, or this rank is not in it",
                   "call add_process_set() on every rank before the program runs");
-  const Lane& lane = found->second;
-  if (call.size != lane.group->size())
+  const SetStream& on = found->second;
+  if (call.size != on.group->size())
     throw invalid("the program was made for " + std::to_string(call.size) + " ranks, and runs on " +
-                      std::to_string(lane.group->size()),
+                      std::to_string(on.group->size()),
                   "call jax.clear_caches() after joining another world");
-  return lane;
+  return on;
 }
 
 std::shared_ptr<FusedCall> JaxChannel::launch(JaxCall call) {
   refuse_in_child();
   const std::lock_guard lock(launching_);
-  const Lane& lane = lane_for(call);
-  take_turn(call, *lane.group);
-  auto fused = std::make_shared<FusedCall>(lane.group, std::move(call));
-  fused->launch(lane.stream);
+  const SetStream& on = stream_for(call);
+  take_turn(call, *on.group);
+  auto fused = std::make_shared<FusedCall>(on.group, std::move(call));
+  fused->launch(on.stream);
   return fused;
 }
 

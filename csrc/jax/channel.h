@@ -38,18 +38,18 @@ class JaxChannel {
   std::optional<Error> failure() const;
 
  private:
-  struct Lane {
+  struct SetStream {
     std::shared_ptr<Group> group;
     std::shared_ptr<Stream> stream;
   };
 
-  static Lane lane_of(const std::string& ranks, std::shared_ptr<Group> group);
-  const Lane& lane_for(const JaxCall& call) const;
+  static SetStream open(const std::string& ranks, std::shared_ptr<Group> group);
+  const SetStream& stream_for(const JaxCall& call) const;
   void take_turn(const JaxCall& call, Group& group);
 
   std::shared_ptr<Group> world_;
   std::mutex launching_;  // held while a call takes its turn and goes out; guards the next two
-  std::map<std::string, Lane> lanes_;
+  std::map<std::string, SetStream> streams_;
   std::optional<uint32_t> next_;
   mutable std::mutex error_mutex_;  // guards the next two
   std::optional<Error> last_error_;

@@ -12,10 +12,10 @@ namespace farandole {
 namespace {
 
 /// That of what is offered now: a name may be part of one call, and then of another.
-constexpr auto note_of = [](const auto& slot) -> const std::string& {
-  for (const auto& offer : slot.offers)
+constexpr auto note_of = [](const auto& tally) -> const std::string& {
+  for (const auto& offer : tally.offers)
     if (offer.signature) return offer.signature->note;
-  return slot.agreed.note;
+  return tally.agreed.note;
 };
 
 }  // namespace
@@ -27,26 +27,26 @@ Coordinator::Coordinator(int ranks, size_t capacity)
 
 void Coordinator::add_set(uint32_t set, std::vector<int> members) {
   if (set >= sets_.size()) sets_.resize(set + 1);
-  std::vector<int> place(joined_.size(), -1);
+  std::vector<int> rank_in_set(joined_.size(), -1);
   for (size_t m = 0; m < members.size(); ++m)
-    place[static_cast<size_t>(members[m])] = static_cast<int>(m);
-  sets_[set] = {std::move(members), std::move(place), false};
+    rank_in_set[static_cast<size_t>(members[m])] = static_cast<int>(m);
+  sets_[set] = {std::move(members), std::move(rank_in_set), false};
 }
 
 void Coordinator::drop_set(uint32_t set) {
   if (set >= sets_.size()) return;
   sets_[set].dropped = true;
   ++round_;
-  std::erase_if(complete_, [&](const Slot* slot) { return slot->agreed.set == set; });
-  std::erase_if(slots_, [&](const auto& entry) {
-    Slot& slot = *entry.second;
-    if (slot.agreed.set != set) return false;
-    forget_count(slot);
-    if (slot.id == kNoId) return true;
-    tell_forgotten(slot);
-    by_id_[slot.id] = nullptr;
-    free_ids_.push_back(slot.id);
-    uses_.erase(slot.use);
+  std::erase_if(complete_, [&](const Tally* tally) { return tally->agreed.set == set; });
+  std::erase_if(tallies_, [&](const auto& entry) {
+    Tally& tally = *entry.second;
+    if (tally.agreed.set != set) return false;
+    forget_count(tally);
+    if (tally.id == kNoId) return true;
+    tell_forgotten(tally);
+    by_id_[tally.id] = nullptr;
+    free_ids_.push_back(tally.id);
+    uses_.erase(tally.use);
     return true;
   });
   for (size_t r = 0; r < mail_.size(); ++r) close_message(static_cast<int>(r), true);
@@ -87,8 +87,8 @@ void Coordinator::receive(int rank, std::span<const std::byte> message, TimePoin
 }
 
 Coordinator::Set& Coordinator::set_of(uint32_t set, int rank) {
-  if (set >= sets_.size() || sets_[set].place.empty() ||
-      sets_[set].place[static_cast<size_t>(rank)] < 0)
+  if (set >= sets_.size() || sets_[set].rank_in_set.empty() ||
+      sets_[set].rank_in_set[static_cast<size_t>(rank)] < 0)
     WireReader::malformed("rank " + std::to_string(rank) + " is no member of set " +
                           std::to_string(set));
   return sets_[set];
@@ -96,16 +96,16 @@ Coordinator::Set& Coordinator::set_of(uint32_t set, int rank) {
 
 void Coordinator::take_ready(int rank, uint32_t id, uint64_t seen, TimePoint when) {
   if (id >= by_id_.size()) WireReader::malformed("id " + std::to_string(id) + " is unknown");
-  Slot* slot = by_id_[id];
-  if (slot == nullptr || seen < id_since_[id]) {  // it comes again, in full
+  Tally* tally = by_id_[id];
+  if (tally == nullptr || seen < id_since_[id]) {  // it comes again, in full
     ++stale_;
     return;
   }
-  const Set& set = set_of(slot->agreed.set, rank);
-  Offer& offer = slot->offers[static_cast<size_t>(set.place[static_cast<size_t>(rank)])];
+  const Set& set = set_of(tally->agreed.set, rank);
+  Offer& offer = tally->offers[static_cast<size_t>(set.rank_in_set[static_cast<size_t>(rank)])];
   if (offer.state != Offer::State::none) WireReader::malformed("an id is offered twice");
   offer.state = Offer::State::ready;
-  count(*slot, when);
+  count(*tally, when);
 }
 
 void Coordinator::take_full(int rank, uint32_t number, Signature signature, TimePoint when) {
@@ -116,51 +116,51 @@ void Coordinator::take_full(int rank, uint32_t number, Signature signature, Time
       WireReader::malformed("a tensor without rows");
   if (extents_of(signature).size() != extents_count(signature, set.members.size()))
     WireReader::malformed("splits of another number of members");
-  Slot& slot = slot_of(signature);
-  Offer& offer = slot.offers[static_cast<size_t>(set.place[static_cast<size_t>(rank)])];
+  Tally& tally = tally_of(signature);
+  Offer& offer = tally.offers[static_cast<size_t>(set.rank_in_set[static_cast<size_t>(rank)])];
   if (offer.state != Offer::State::none) WireReader::malformed("a name is offered twice");
   offer.state = Offer::State::full;
   offer.number = number;
   offer.signature = std::make_unique<Signature>(std::move(signature));
-  count(slot, when);
+  count(tally, when);
 }
 
-Coordinator::Slot& Coordinator::slot_of(const Signature& signature) {
-  std::unique_ptr<Slot>& slot = slots_[signature.key()];
-  if (!slot) {
-    slot = std::make_unique<Slot>();
-    slot->agreed = signature;
-    slot->offers.resize(sets_[signature.set].members.size());
+Coordinator::Tally& Coordinator::tally_of(const Signature& signature) {
+  std::unique_ptr<Tally>& tally = tallies_[signature.key()];
+  if (!tally) {
+    tally = std::make_unique<Tally>();
+    tally->agreed = signature;
+    tally->offers.resize(sets_[signature.set].members.size());
   }
-  return *slot;
+  return *tally;
 }
 
-void Coordinator::count(Slot& slot, TimePoint when) {
-  if (slot.offered++ == 0) {
-    slot.since = when;
-    slot.arrival = arrivals_++;
-    const bool barrier = slot.agreed.kind == Collective::barrier;
-    slot.counted = barrier ? &barriers_ : note_of(slot).empty() ? nullptr : &parts_;
-    if (slot.counted != nullptr) ++*slot.counted;
+void Coordinator::count(Tally& tally, TimePoint when) {
+  if (tally.offered++ == 0) {
+    tally.since = when;
+    tally.arrival = arrivals_++;
+    const bool barrier = tally.agreed.kind == Collective::barrier;
+    tally.counted = barrier ? &barriers_ : note_of(tally).empty() ? nullptr : &parts_;
+    if (tally.counted != nullptr) ++*tally.counted;
   }
-  if (!slot.complete && is_complete(slot)) {
-    slot.complete = true;
-    complete_.push_back(&slot);
-  } else if (slot.counted != nullptr && parts_ > 0 && barriers_ > 0) {
-    end_abandoned(slot);
+  if (!tally.complete && is_complete(tally)) {
+    tally.complete = true;
+    complete_.push_back(&tally);
+  } else if (tally.counted != nullptr && parts_ > 0 && barriers_ > 0) {
+    end_abandoned(tally);
   }
 }
 
-void Coordinator::forget_count(Slot& slot) {
-  if (slot.counted != nullptr) --*std::exchange(slot.counted, nullptr);
+void Coordinator::forget_count(Tally& tally) {
+  if (tally.counted != nullptr) --*std::exchange(tally.counted, nullptr);
 }
 
 /// All members have offered it, or have joined.
-bool Coordinator::is_complete(const Slot& slot) const {
-  if (slot.offered == slot.offers.size()) return true;
+bool Coordinator::is_complete(const Tally& tally) const {
+  if (tally.offered == tally.offers.size()) return true;
   if (joined_count_ == 0) return false;
-  return std::ranges::none_of(sets_[slot.agreed.set].members,
-                              [&](int r) { return is_missing(slot, r); });
+  return std::ranges::none_of(sets_[tally.agreed.set].members,
+                              [&](int r) { return is_missing(tally, r); });
 }
 
 void Coordinator::take_join(int rank, int64_t when) {
@@ -171,38 +171,39 @@ void Coordinator::take_join(int rank, int64_t when) {
     last_join_at_ = when;
   }
   ++joined_count_;
-  for (auto& [key, slot] : slots_)
-    if (slot->offered > 0 && !slot->complete && is_complete(*slot)) {
-      slot->complete = true;
-      complete_.push_back(slot.get());
+  for (auto& [key, tally] : tallies_)
+    if (tally->offered > 0 && !tally->complete && is_complete(*tally)) {
+      tally->complete = true;
+      complete_.push_back(tally.get());
     }
 }
 
 // ---- calls that were left ----
 
-/// `slot`, which has just been offered and waits, may be a part of a call that some rank has left,
+/// `tally`, which has just been offered and waits, may be a part of a call that some rank has left,
 /// or the barrier by which that rank begins the next one.
-void Coordinator::end_abandoned(Slot& slot) {
-  if (slot.counted == &parts_) {
+void Coordinator::end_abandoned(Tally& tally) {
+  if (tally.counted == &parts_) {
     Signature opener;
     opener.kind = Collective::barrier;
-    opener.set = slot.agreed.set;
-    opener.name = note_of(slot);
-    const auto found = slots_.find(opener.key());
-    if (found != slots_.end() && found->second->offered > 0) end_abandoned({&slot}, *found->second);
+    opener.set = tally.agreed.set;
+    opener.name = note_of(tally);
+    const auto found = tallies_.find(opener.key());
+    if (found != tallies_.end() && found->second->offered > 0)
+      end_abandoned({&tally}, *found->second);
     return;
   }
-  std::vector<Slot*> parts;
-  for (const auto& [key, part] : slots_)
-    if (part->counted == &parts_ && !part->complete && part->agreed.set == slot.agreed.set &&
-        note_of(*part) == slot.agreed.name)
+  std::vector<Tally*> parts;
+  for (const auto& [key, part] : tallies_)
+    if (part->counted == &parts_ && !part->complete && part->agreed.set == tally.agreed.set &&
+        note_of(*part) == tally.agreed.name)
       parts.push_back(part.get());
-  if (!parts.empty()) end_abandoned(std::move(parts), slot);
+  if (!parts.empty()) end_abandoned(std::move(parts), tally);
 }
 
-void Coordinator::end_abandoned(std::vector<Slot*> parts, const Slot& opener) {
+void Coordinator::end_abandoned(std::vector<Tally*> parts, const Tally& opener) {
   constexpr size_t kMostNamed = 8;
-  std::ranges::sort(parts, {}, &Slot::arrival);
+  std::ranges::sort(parts, {}, &Tally::arrival);
   const Set& set = sets_[opener.agreed.set];
   const std::vector<int> left = present_of(opener);
   std::string names;
@@ -221,7 +222,7 @@ void Coordinator::end_abandoned(std::vector<Slot*> parts, const Slot& opener) {
                         (left.size() > 1 ? "s " : " ") + describe_ranks(left),
                     std::move(where),
                     "look at the error on that rank; skip this step on every rank, or restart");
-  for (Slot* part : parts) {
+  for (Tally* part : parts) {
     refuse(*part, set, error);
     reset(*part);
   }
@@ -230,25 +231,25 @@ void Coordinator::end_abandoned(std::vector<Slot*> parts, const Slot& opener) {
 
 // ---- the same name for different things ----
 
-bool Coordinator::has_offered(const Slot& slot, int rank) const {
-  const int place = sets_[slot.agreed.set].place[static_cast<size_t>(rank)];
-  return place >= 0 && slot.offers[static_cast<size_t>(place)].state != Offer::State::none;
+bool Coordinator::has_offered(const Tally& tally, int rank) const {
+  const int member = sets_[tally.agreed.set].rank_in_set[static_cast<size_t>(rank)];
+  return member >= 0 && tally.offers[static_cast<size_t>(member)].state != Offer::State::none;
 }
 
-std::vector<int> Coordinator::present_of(const Slot& slot) const {
+std::vector<int> Coordinator::present_of(const Tally& tally) const {
   std::vector<int> present;
-  std::ranges::copy_if(sets_[slot.agreed.set].members, std::back_inserter(present),
-                       [&](int r) { return has_offered(slot, r); });
+  std::ranges::copy_if(sets_[tally.agreed.set].members, std::back_inserter(present),
+                       [&](int r) { return has_offered(tally, r); });
   return present;
 }
 
-bool Coordinator::is_missing(const Slot& slot, int rank) const {
-  const int place = sets_[slot.agreed.set].place[static_cast<size_t>(rank)];
-  return place >= 0 && !joined_[static_cast<size_t>(rank)] && !has_offered(slot, rank);
+bool Coordinator::is_missing(const Tally& tally, int rank) const {
+  const int member = sets_[tally.agreed.set].rank_in_set[static_cast<size_t>(rank)];
+  return member >= 0 && !joined_[static_cast<size_t>(rank)] && !has_offered(tally, rank);
 }
 
 /// Each waits for a rank that has submitted the other one instead.
-bool Coordinator::are_crossed(const Slot& a, const Slot& b) const {
+bool Coordinator::are_crossed(const Tally& a, const Tally& b) const {
   bool instead_of_a = false, instead_of_b = false;
   for (int r = 0; r < static_cast<int>(joined_.size()); ++r) {
     instead_of_a |= is_missing(a, r) && has_offered(b, r);
@@ -258,39 +259,39 @@ bool Coordinator::are_crossed(const Slot& a, const Slot& b) const {
 }
 
 void Coordinator::refuse_crossed(TimePoint before) {
-  std::map<std::string, std::vector<Slot*>> by_name;
-  for (const auto& [key, slot] : slots_)
-    if (slot->offered > 0 && !slot->complete && slot->since <= before)
-      by_name[slot->agreed.name].push_back(slot.get());
-  for (auto& [name, slots] : by_name) {
-    std::ranges::sort(slots, {}, [&](const Slot* slot) { return present_of(*slot).front(); });
-    for (size_t i = 1; i < slots.size(); ++i)
-      if (are_crossed(*slots[i - 1], *slots[i])) {
-        refuse_both(*slots[i - 1], *slots[i]);
+  std::map<std::string, std::vector<Tally*>> by_name;
+  for (const auto& [key, tally] : tallies_)
+    if (tally->offered > 0 && !tally->complete && tally->since <= before)
+      by_name[tally->agreed.name].push_back(tally.get());
+  for (auto& [name, tallies] : by_name) {
+    std::ranges::sort(tallies, {}, [&](const Tally* tally) { return present_of(*tally).front(); });
+    for (size_t i = 1; i < tallies.size(); ++i)
+      if (are_crossed(*tallies[i - 1], *tallies[i])) {
+        refuse_both(*tallies[i - 1], *tallies[i]);
         break;  // both are gone
       }
   }
 }
 
-void Coordinator::refuse_both(Slot& a, Slot& b) {
+void Coordinator::refuse_both(Tally& a, Tally& b) {
   const bool of_sets = a.agreed.kind == b.agreed.kind;
   Context where;
   where.operation = name_of(a.agreed.kind);
   where.tensor = a.agreed.name;
-  for (const Slot* slot : {&a, &b}) {
-    const std::vector<int>& members = sets_[slot->agreed.set].members;
+  for (const Tally* tally : {&a, &b}) {
+    const std::vector<int>& members = sets_[tally->agreed.set].members;
     where.values.emplace_back(
-        of_sets ? "ranks " + describe_ranks(members) : std::string(name_of(slot->agreed.kind)),
-        present_of(*slot));
+        of_sets ? "ranks " + describe_ranks(members) : std::string(name_of(tally->agreed.kind)),
+        present_of(*tally));
   }
   const std::string what =
       of_sets ? "process set of " + a.agreed.title() : "operation of '" + a.agreed.name + "'";
   const Error error(ErrorCode::mismatch,
                     "ranks disagree on the " + what + ": " + describe_values(where.values), where,
                     "call the same by that name on every rank");
-  for (Slot* slot : {&a, &b}) {
-    refuse(*slot, sets_[slot->agreed.set], error);
-    reset(*slot);
+  for (Tally* tally : {&a, &b}) {
+    refuse(*tally, sets_[tally->agreed.set], error);
+    reset(*tally);
   }
   for (size_t r = 0; r < mail_.size(); ++r) close_message(static_cast<int>(r), true);
 }
@@ -306,12 +307,12 @@ std::vector<int> Coordinator::not_joined() const {
 
 std::vector<Coordinator::Waiting> Coordinator::waiting() const {
   std::vector<Waiting> all;
-  for (const auto& [key, slot] : slots_) {
-    if (slot->offered == 0) continue;
-    Waiting one{&slot->agreed, slot->since, {}, {}, slot->arrival};
-    const std::vector<int>& members = sets_[slot->agreed.set].members;
+  for (const auto& [key, tally] : tallies_) {
+    if (tally->offered == 0) continue;
+    Waiting one{&tally->agreed, tally->since, {}, {}, tally->arrival};
+    const std::vector<int>& members = sets_[tally->agreed.set].members;
     for (size_t m = 0; m < members.size(); ++m)
-      (slot->offers[m].state == Offer::State::none ? one.missing : one.present)
+      (tally->offers[m].state == Offer::State::none ? one.missing : one.present)
           .push_back(members[m]);
     all.push_back(std::move(one));
   }
@@ -320,14 +321,14 @@ std::vector<Coordinator::Waiting> Coordinator::waiting() const {
 }
 
 void Coordinator::tell_late(const Waiting& what) {
-  const auto found = slots_.find(what.signature->key());
-  if (found == slots_.end()) return;
-  const Slot& slot = *found->second;
-  const std::vector<int>& members = sets_[slot.agreed.set].members;
+  const auto found = tallies_.find(what.signature->key());
+  if (found == tallies_.end()) return;
+  const Tally& tally = *found->second;
+  const std::vector<int>& members = sets_[tally.agreed.set].members;
   for (size_t m = 0; m < members.size(); ++m) {
-    if (slot.offers[m].state == Offer::State::none) continue;
+    if (tally.offers[m].state == Offer::State::none) continue;
     WireWriter& to = record(members[m], Ordered::late);
-    put_reference(to, slot, slot.offers[m]);
+    put_reference(to, tally, tally.offers[m]);
     to.put_list(std::span<const int>(what.missing));
     close_message(members[m], true);
   }

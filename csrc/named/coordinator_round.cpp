@@ -15,10 +15,10 @@ void Coordinator::order() {
   if (complete_.empty() && !all_joined) return;
   ++round_;
   // Ids follow each other: a step's names are a few runs of them. New names as they came.
-  std::ranges::sort(complete_, {}, [](const Slot* slot) {
-    return slot->id != kNoId ? uint64_t{slot->id} : uint64_t{kNoId} + slot->arrival;
+  std::ranges::sort(complete_, {}, [](const Tally* tally) {
+    return tally->id != kNoId ? uint64_t{tally->id} : uint64_t{kNoId} + tally->arrival;
   });
-  for (Slot* slot : complete_) settle(*slot);
+  for (Tally* tally : complete_) settle(*tally);
   complete_.clear();
   if (all_joined) {
     for (size_t r = 0; r < mail_.size(); ++r)
@@ -29,32 +29,32 @@ void Coordinator::order() {
   for (size_t r = 0; r < mail_.size(); ++r) close_message(static_cast<int>(r), true);
 }
 
-void Coordinator::settle(Slot& slot) {
-  const Set& set = sets_[slot.agreed.set];
+void Coordinator::settle(Tally& tally) {
+  const Set& set = sets_[tally.agreed.set];
   bool as_agreed = true, absent = false;
   std::vector<const Signature*> by_member;
-  for (size_t m = 0; m < slot.offers.size(); ++m) {
-    const Offer& offer = slot.offers[m];
+  for (size_t m = 0; m < tally.offers.size(); ++m) {
+    const Offer& offer = tally.offers[m];
     as_agreed &= offer.state == Offer::State::ready;
     absent |= offer.state == Offer::State::none;
     if (as_agreed) continue;
-    if (by_member.empty()) by_member.assign(m, &slot.agreed);
-    by_member.push_back(offer.state == Offer::State::ready  ? &slot.agreed
+    if (by_member.empty()) by_member.assign(m, &tally.agreed);
+    by_member.push_back(offer.state == Offer::State::ready  ? &tally.agreed
                         : offer.state == Offer::State::full ? offer.signature.get()
                                                             : nullptr);
   }
   if (as_agreed) {
-    for (const int member : set.members) put_run(member, slot.id);
+    for (const int member : set.members) put_run(member, tally.id);
   } else if (const auto error = disagreement(by_member, set.members)) {
-    refuse(slot, set, *error);
+    refuse(tally, set, *error);
   } else {
-    agree(slot, set, by_member, absent);
+    agree(tally, set, by_member, absent);
   }
-  reset(slot);
+  reset(tally);
 }
 
 /// The operation runs on a signature that somebody has not heard yet.
-void Coordinator::agree(Slot& slot, const Set& set, std::span<const Signature* const> by_member,
+void Coordinator::agree(Tally& tally, const Set& set, std::span<const Signature* const> by_member,
                         bool absent) {
   const Signature& signature =
       **std::ranges::find_if(by_member, [](const Signature* t) { return t; });
@@ -65,9 +65,9 @@ void Coordinator::agree(Slot& slot, const Set& set, std::span<const Signature* c
     const auto begin = static_cast<std::ptrdiff_t>(m * each);
     if (by_member[m] == nullptr)
       extents.resize(extents.size() + each);  // who has joined has nothing
-    else if (slot.offers[m].state == Offer::State::ready)
-      extents.insert(extents.end(), slot.extents.begin() + begin,
-                     slot.extents.begin() + begin + static_cast<std::ptrdiff_t>(each));
+    else if (tally.offers[m].state == Offer::State::ready)
+      extents.insert(extents.end(), tally.extents.begin() + begin,
+                     tally.extents.begin() + begin + static_cast<std::ptrdiff_t>(each));
     else
       std::ranges::copy(extents_of(*by_member[m]), std::back_inserter(extents));
     lasting &= by_member[m] != nullptr && by_member[m]->lasting;
@@ -80,61 +80,61 @@ void Coordinator::agree(Slot& slot, const Set& set, std::span<const Signature* c
         where.operation = name_of(signature.kind);
         where.tensor = signature.name;
         return refuse(
-            slot, set,
+            tally, set,
             Error(ErrorCode::mismatch,
                   "the root of " + signature.title() + ", rank " + std::to_string(signature.root) +
                       ", has joined and has nothing to send",
                   std::move(where), "broadcast before join(), or from another rank"));
       }
   if (!absent && lasting) {
-    if (slot.id == kNoId) claim_id(slot);
-    if (slot.id != kNoId) {
-      if (&signature != &slot.agreed) slot.agreed = signature;
-      slot.extents = extents;
+    if (tally.id == kNoId) claim_id(tally);
+    if (tally.id != kNoId) {
+      if (&signature != &tally.agreed) tally.agreed = signature;
+      tally.extents = extents;
     }
   }
-  const uint32_t kept = !absent && lasting ? slot.id : kNoId;
+  const uint32_t kept = !absent && lasting ? tally.id : kNoId;
   for (size_t m = 0; m < by_member.size(); ++m) {
     const bool by_proxy = by_member[m] == nullptr;
     WireWriter& to = record(set.members[m], by_proxy ? Ordered::by_proxy : Ordered::agreed);
     if (by_proxy) {
       encode(signature, to);
     } else {
-      put_reference(to, slot, slot.offers[m]);
+      put_reference(to, tally, tally.offers[m]);
       to.put(kept);
     }
     to.put_list(std::span<const int64_t>(extents));
   }
 }
 
-void Coordinator::refuse(Slot& slot, const Set& set, const Error& error) {
+void Coordinator::refuse(Tally& tally, const Set& set, const Error& error) {
   const ErrorRecord as_bytes = encode(error);
-  for (size_t m = 0; m < slot.offers.size(); ++m) {
-    if (slot.offers[m].state == Offer::State::none) continue;
+  for (size_t m = 0; m < tally.offers.size(); ++m) {
+    if (tally.offers[m].state == Offer::State::none) continue;
     WireWriter& to = record(set.members[m], Ordered::refused);
-    put_reference(to, slot, slot.offers[m]);
+    put_reference(to, tally, tally.offers[m]);
     to.put(as_bytes);
   }
 }
 
 /// It has been decided; a name without an id is not remembered.
-void Coordinator::reset(Slot& slot) {
-  forget_count(slot);
-  if (slot.id == kNoId) {
-    slots_.erase(slot.agreed.key());
+void Coordinator::reset(Tally& tally) {
+  forget_count(tally);
+  if (tally.id == kNoId) {
+    tallies_.erase(tally.agreed.key());
     return;
   }
-  for (Offer& offer : slot.offers) {
+  for (Offer& offer : tally.offers) {
     offer.state = Offer::State::none;
     offer.signature.reset();
   }
-  slot.offered = 0;
-  slot.complete = false;
-  uses_.splice(uses_.end(), uses_, slot.use);
+  tally.offered = 0;
+  tally.complete = false;
+  uses_.splice(uses_.end(), uses_, tally.use);
 }
 
 /// A free id, else that of the name longest unused; none while all of them are under way.
-void Coordinator::claim_id(Slot& slot) {
+void Coordinator::claim_id(Tally& tally) {
   uint32_t id = kNoId;
   if (!free_ids_.empty()) {
     id = free_ids_.back();
@@ -144,18 +144,18 @@ void Coordinator::claim_id(Slot& slot) {
     by_id_.push_back(nullptr);
     id_since_.push_back(0);
   } else {
-    const auto idle = std::ranges::find_if(uses_, [](const Slot* s) { return s->offered == 0; });
+    const auto idle = std::ranges::find_if(uses_, [](const Tally* s) { return s->offered == 0; });
     if (idle == uses_.end()) return;
-    Slot& evicted = **idle;
+    Tally& evicted = **idle;
     id = evicted.id;
     tell_forgotten(evicted);
     uses_.erase(idle);
-    slots_.erase(evicted.agreed.key());
+    tallies_.erase(evicted.agreed.key());
   }
-  slot.id = id;
-  by_id_[id] = &slot;
+  tally.id = id;
+  by_id_[id] = &tally;
   id_since_[id] = round_;
-  slot.use = uses_.insert(uses_.end(), &slot);
+  tally.use = uses_.insert(uses_.end(), &tally);
 }
 
 // ---- messages ----
@@ -192,15 +192,15 @@ WireWriter& Coordinator::record(int rank, Ordered tag) {
   return mail.body;
 }
 
-void Coordinator::tell_forgotten(const Slot& slot) {
-  for (const int member : sets_[slot.agreed.set].members)
-    record(member, Ordered::forget).put(slot.id);
+void Coordinator::tell_forgotten(const Tally& tally) {
+  for (const int member : sets_[tally.agreed.set].members)
+    record(member, Ordered::forget).put(tally.id);
 }
 
-void Coordinator::put_reference(WireWriter& to, const Slot& slot, const Offer& offer) {
+void Coordinator::put_reference(WireWriter& to, const Tally& tally, const Offer& offer) {
   const bool by_id = offer.state == Offer::State::ready;
   to.put(static_cast<uint8_t>(by_id));
-  to.put(by_id ? slot.id : offer.number);
+  to.put(by_id ? tally.id : offer.number);
 }
 
 /// Hands the body over for sending.

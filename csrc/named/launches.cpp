@@ -54,7 +54,7 @@ void Launches::end_round() {
 
 std::unique_ptr<Launches::Launch> Launches::make(const std::vector<size_t>& tensors) {
   auto launch = std::make_unique<Launch>();
-  Ordered& first = round_[tensors.front()];
+  OrderedPart& first = round_[tensors.front()];
   launch->set = first.set;
   for (const size_t i : tensors) launch->owners.push_back(round_[i].request);
   if (first.alone) {
@@ -67,7 +67,7 @@ std::unique_ptr<Launches::Launch> Launches::make(const std::vector<size_t>& tens
   if (tensors.size() == 1) return launch;
   std::vector<Operand> operands;
   for (const size_t i : tensors) operands.push_back(round_[i].request->parts[round_[i].part]);
-  launch->pack.emplace(o.kind, first.set->place, first.set->size(), std::move(operands));
+  launch->pack.emplace(o.kind, first.set->rank, first.set->size(), std::move(operands));
   o.name += " and " + std::to_string(tensors.size() - 1) + " more";
   return launch;
 }

@@ -1,4 +1,4 @@
-// Ordered operations by name on their way through the engine: packed, run, unpacked.
+// OrderedPart operations by name on their way through the engine: packed, run, unpacked.
 //
 //   order ─plan─► waiting ─fill─► running (in the stream of their set) ─unpack─► finished
 //
@@ -34,7 +34,7 @@ class Launches {
   bool idle() const { return waiting_.empty() && running_.empty(); }
 
  private:
-  struct Ordered {
+  struct OrderedPart {
     NamedRequest* request;
     size_t part;
     const NamedSet* set;
@@ -56,7 +56,7 @@ class Launches {
 
   Engine& engine_;
   PackLimits limits_;
-  std::vector<Ordered> round_;
+  std::vector<OrderedPart> round_;
   std::vector<Packable> round_arrays_;  // one for each of round_
   std::deque<std::unique_ptr<Launch>> waiting_, running_;
   std::vector<std::unique_ptr<NamedRequest>> proxies_;

@@ -52,7 +52,7 @@ uint32_t Named::add_set(Group* group, std::vector<int> members) {
   NamedSet& set = state->set;
   set.members = std::move(members);
   if (group != nullptr) {
-    set.place = group->rank();
+    set.rank = group->rank();
     set.stream = group->stream_of_names();
     set.membership = group->membership();
     set.timeout = group->defaults().timeout;
@@ -88,7 +88,7 @@ Named::SetState& Named::set_for(uint32_t number) {
 std::pair<int, int> Named::place_in(uint32_t set) {
   const std::lock_guard lock(mutex_);
   const NamedSet& found = set_for(set).set;
-  return {found.size(), found.place};
+  return {found.size(), found.rank};
 }
 
 // ---- submissions ----
@@ -221,7 +221,7 @@ bool Named::others_need_order() {
   const std::lock_guard lock(mutex_);
   if (sets_[0]->set.membership.detector->failed()) return false;
   return std::ranges::any_of(sets_, [&](const auto& state) {
-    const bool foreign = state->set.place < 0 && !state->removed;
+    const bool foreign = state->set.rank < 0 && !state->removed;
     return foreign && std::ranges::any_of(state->set.members, [&](int r) {
              return !absence_of(engine_.host(), r, {});
            });

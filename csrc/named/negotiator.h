@@ -143,7 +143,7 @@ class Coordinator {
     uint32_t number = 0;
     std::unique_ptr<Signature> signature;
   };
-  struct Slot {
+  struct Tally {
     Signature agreed;
     std::vector<int64_t> extents;
     uint32_t id = kNoId;
@@ -153,11 +153,11 @@ class Coordinator {
     uint64_t arrival = 0;
     bool complete = false;   // is in complete_
     int* counted = nullptr;  // parts_ or barriers_, while it is offered
-    std::list<Slot*>::iterator use{};
+    std::list<Tally*>::iterator use{};
   };
   struct Set {
     std::vector<int> members;
-    std::vector<int> place;  // by world rank; -1: no member
+    std::vector<int> rank_in_set;  // by world rank; -1: no member
     bool dropped = false;
   };
   struct Mailbox {
@@ -168,41 +168,42 @@ class Coordinator {
   };
 
   Set& set_of(uint32_t set, int rank);
-  Slot& slot_of(const Signature& signature);
+  Tally& tally_of(const Signature& signature);
   void take_ready(int rank, uint32_t id, uint64_t seen, TimePoint when);
   void take_full(int rank, uint32_t number, Signature signature, TimePoint when);
   void take_join(int rank, int64_t when);
-  void count(Slot& slot, TimePoint when);
-  void forget_count(Slot& slot);
-  bool has_offered(const Slot& slot, int rank) const;
-  std::vector<int> present_of(const Slot& slot) const;
-  bool is_missing(const Slot& slot, int rank) const;
-  bool are_crossed(const Slot& a, const Slot& b) const;
-  void refuse_both(Slot& a, Slot& b);
-  void end_abandoned(Slot& slot);
-  void end_abandoned(std::vector<Slot*> parts, const Slot& opener);
-  bool is_complete(const Slot& slot) const;
-  void settle(Slot& slot);
-  void agree(Slot& slot, const Set& set, std::span<const Signature* const> by_member, bool absent);
-  void refuse(Slot& slot, const Set& set, const Error& error);
-  void reset(Slot& slot);
-  void claim_id(Slot& slot);
+  void count(Tally& tally, TimePoint when);
+  void forget_count(Tally& tally);
+  bool has_offered(const Tally& tally, int rank) const;
+  std::vector<int> present_of(const Tally& tally) const;
+  bool is_missing(const Tally& tally, int rank) const;
+  bool are_crossed(const Tally& a, const Tally& b) const;
+  void refuse_both(Tally& a, Tally& b);
+  void end_abandoned(Tally& tally);
+  void end_abandoned(std::vector<Tally*> parts, const Tally& opener);
+  bool is_complete(const Tally& tally) const;
+  void settle(Tally& tally);
+  void agree(Tally& tally, const Set& set, std::span<const Signature* const> by_member,
+             bool absent);
+  void refuse(Tally& tally, const Set& set, const Error& error);
+  void reset(Tally& tally);
+  void claim_id(Tally& tally);
   void put_run(int rank, uint32_t id);
   void put_runs(Mailbox& mail);
   void begin_message(Mailbox& mail);
   WireWriter& record(int rank, Ordered tag);
-  void tell_forgotten(const Slot& slot);
-  static void put_reference(WireWriter& to, const Slot& slot, const Offer& offer);
+  void tell_forgotten(const Tally& tally);
+  static void put_reference(WireWriter& to, const Tally& tally, const Offer& offer);
   void close_message(int rank, bool last);
 
   size_t capacity_;
   std::vector<Set> sets_;
-  std::unordered_map<std::string, std::unique_ptr<Slot>> slots_;  // by set, kind and name
-  std::vector<Slot*> by_id_;                                      // null: free
+  std::unordered_map<std::string, std::unique_ptr<Tally>> tallies_;  // by set, kind and name
+  std::vector<Tally*> by_id_;                                        // null: free
   std::vector<uint64_t> id_since_;  // the round from which an id means what it means
   std::vector<uint32_t> free_ids_;
-  std::list<Slot*> uses_;  // those with ids, the longest unused first
-  std::vector<Slot*> complete_;
+  std::list<Tally*> uses_;  // those with ids, the longest unused first
+  std::vector<Tally*> complete_;
   int parts_ = 0, barriers_ = 0;  // of calls, and what may open them: that somebody has offered
   std::vector<bool> joined_;
   size_t joined_count_ = 0;

@@ -138,7 +138,7 @@ void make_proxy(NamedRequest& request, const NamedSet& set) {
     } else if (kind == Collective::reduce_scatter) {
       part.input = give(whole, tensor.dtype, true);
       part.output =
-          give(scattered_counts(t, p, set)[static_cast<size_t>(set.place)], tensor.dtype, false);
+          give(scattered_counts(t, p, set)[static_cast<size_t>(set.rank)], tensor.dtype, false);
     }
   }
 }
@@ -200,7 +200,7 @@ void complete_parts(NamedRequest& request, const NamedSet& set, std::span<const 
       make_result(request, p, t.tensors[p], rows);
     }
   } else if (kind == Collective::all_to_all) {
-    const size_t n = set.members.size(), me = static_cast<size_t>(set.place);
+    const size_t n = set.members.size(), me = static_cast<size_t>(set.rank);
     size_t rows = 0;
     request.received.clear();
     for (size_t from = 0; from < n; ++from) {

@@ -51,7 +51,7 @@ struct NamedCall : CollectiveSpec {  // the root: a world rank
 struct NamedSet {
   uint32_t number = 0;
   std::vector<int> members;        // world ranks, ascending
-  int place = -1;                  // of this rank; -1: it is no member
+  int rank = -1;                   // this one, in the set; -1: it is no member
   std::shared_ptr<Stream> stream;  // null on others
   Membership membership;
   Duration timeout{};

@@ -35,7 +35,7 @@ bool Named::take_inbox() {
     if (coordinator_) {
       coordinator_->add_set(state->set.number, state->set.members);
       // Others may submit in a set while this rank does nothing at all.
-      if (state->set.place < 0) hold_for(holds_listening_, true);
+      if (state->set.rank < 0) hold_for(holds_listening_, true);
     }
     polled_sets_.push_back(std::move(state));
   }

@@ -201,7 +201,7 @@ void Named::check_missing(TimePoint when) {
     const bool absent = std::ranges::any_of(one.missing, [&](int r) { return is_absent(view, r); });
     if (when >= due) late[one.missing].push_back(&one);
     SetState& state = *polled_sets_[one.signature->set];
-    if (overdue && state.set.place >= 0)  // others than its members tell what they know
+    if (overdue && state.set.rank >= 0)  // others than its members tell what they know
       report(state, *one.signature, one.missing, when - one.since,
              as_something_else(*one.signature, waiting));
     else if (when >= due || absent || overdue)

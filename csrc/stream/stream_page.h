@@ -35,7 +35,7 @@ uint32_t hash_of(const Operation& operation);
 
 /// Where a rank's buffers lie for one operation: offset in the segment + 1 where all ranks map
 /// them, else kForeign and the address in their owner; 0 for an empty buffer.
-struct Places {
+struct Addresses {
   std::atomic<uint64_t> input{0}, output{0};
 };
 inline constexpr uint64_t kForeign = uint64_t{1} << 63;  // no address of a process has this bit
@@ -77,10 +77,10 @@ struct StreamPage {
       word->value.store(none, std::memory_order_relaxed);
   }
 
-  // The newest operation this rank has started: (sequence << 32 | hash), with its places.
+  // The newest operation this rank has started: (sequence << 32 | hash), and where its buffers lie.
   struct alignas(128) {
     std::atomic<uint64_t> posted{0};
-    Places places[2];  // by sequence parity
+    Addresses addresses[2];  // by sequence parity
   } entry;
   Word published;  // progress: blocks of my input that stand in my staging memory
   Word folded;     // progress: blocks of all inputs that I have consumed

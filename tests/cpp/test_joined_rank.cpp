@@ -33,7 +33,7 @@ void mark_all(Reducer& reducer, float value) {
 
 bool holds(Reducer& reducer, float value) {
   for (size_t b = 0; b < reducer.buckets().size(); ++b)
-    for (const Placement& item : reducer.buckets()[b].items) {
+    for (const Placement& item : reducer.buckets()[b].placements) {
       const auto* begin = reinterpret_cast<const float*>(reducer.memory(b).get()) + item.offset;
       if (!std::all_of(begin, begin + item.count, [&](float x) { return x == value; }))
         return false;

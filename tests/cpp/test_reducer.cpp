@@ -58,7 +58,7 @@ bool all_are(const std::byte* data, size_t count, double value) {
 /// True when every element of the parameter's place in its bucket is `value`.
 bool holds(Reducer& reducer, int parameter, double value) {
   for (size_t b = 0; b < reducer.buckets().size(); ++b)
-    for (const Placement& item : reducer.buckets()[b].items) {
+    for (const Placement& item : reducer.buckets()[b].placements) {
       if (item.parameter != parameter) continue;
       const DType dtype = reducer.buckets()[b].dtype;
       const std::byte* at = reducer.memory(b).get() + item.offset * size_of(dtype);
@@ -234,8 +234,8 @@ TEST(reducer_plans_in_the_order_of_the_first_step_that_all_ranks_complete) {
     reducer.take_better_plan();
     CHECK(!reducer.has_better_plan());
     plans[static_cast<size_t>(rank)] = fingerprint(reducer.parameters(), reducer.buckets());
-    CHECK_EQUAL(reducer.buckets().front().items.front().parameter, count - 1);
-    CHECK_EQUAL(reducer.buckets().back().items.back().parameter, unused);
+    CHECK_EQUAL(reducer.buckets().front().placements.front().parameter, count - 1);
+    CHECK_EQUAL(reducer.buckets().back().placements.back().parameter, unused);
     CHECK(reducer.memory(0) != old && old.use_count() == 1);
     for (int number = 3; number < 6; ++number) {
       step(number, -1);

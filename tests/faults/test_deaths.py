@@ -267,7 +267,7 @@ def test_every_operation_in_flight_gets_the_verdict(spawn: Spawn) -> None:
 
 # ---- stopped, stuck, late ----
 
-IMPATIENT = {"FARANDOLE_WARN_AFTER": "0.3", "FARANDOLE_TIMEOUT": "1.2"}
+IMPATIENT = {"FARANDOLE_WARN_AFTER": "0.3", "FARANDOLE_TIMEOUT": "3"}
 
 
 def test_a_stopped_rank_is_named_in_a_warning_then_in_the_error(spawn: Spawn) -> None:
@@ -275,12 +275,13 @@ def test_a_stopped_rank_is_named_in_a_warning_then_in_the_error(spawn: Spawn) ->
     world.start(one_dies, 2, 2, "all_reduce", 5000, False)
     world.hear_all()
     world.signal(2, signal.SIGSTOP)
-    for r, o in enumerate(world.outcomes([0, 1])):
+    for o in world.outcomes([0, 1]):
         assert o.error == "Stalled", o.trace
         assert o.rank == 2
         assert o.fields["values"] == {"missing": [2]}
         assert "is stopped" in o.evidence
-        assert f"rank 2 (pid {world.pids[2]}, stopped)" in world.output(r), "the warning"
+    warning = f"rank 2 (pid {world.pids[2]}, stopped)"
+    assert any(warning in world.output(r) for r in (0, 1)), "nobody warned"
     world.signal(2, signal.SIGKILL)
 
 
