@@ -23,7 +23,7 @@ Error report_of(int rank) {
 
 }  // namespace
 
-TEST(lifeline_makes_one_verdict_of_many_reports) {
+TEST(failure_detector_makes_one_verdict_of_many_reports) {
   constexpr int kRanks = 6;
   for (int round = 0; round < 200; ++round) {
     FailureRecord cell;
@@ -46,7 +46,7 @@ TEST(lifeline_makes_one_verdict_of_many_reports) {
   }
 }
 
-TEST(lifeline_records_survive_the_way_through_shared_memory) {
+TEST(failure_records_survive_the_way_through_shared_memory) {
   const Error error = report_of(3);
   const Error copy = decode(encode(error));
   CHECK_EQUAL(std::string(copy.what()), std::string(error.what()));
