@@ -43,7 +43,7 @@ ASKED := $(if $(filter default undefined,$(origin CXX)),,$(notdir $(CXX)))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all test-cpp test-tf216 mutants lint tidy format sanitize bench docs size clean help
+.PHONY: demo test test-all test-cpp test-tf216 mutants additions lint tidy format sanitize bench docs size clean help
 
 # ---- what a person asks for ----
 
@@ -59,6 +59,9 @@ test-all: test  ## the same with every combination of every table
 
 mutants: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/on-torch $(STAMPS)/tensorflow $(STAMPS)/test  ## put small faults into the code and show that tests notice; MUTANTS='--draw 4' for a few
 	$(BIN)/python tests/mutations/run.py $(MUTANTS)
+
+additions: $(STAMPS)/farandole $(STAMPS)/test  ## add a dummy for each row of CONTRIBUTING's table and show that the rest follows
+	$(BIN)/python tests/additions/run.py
 
 test-cpp: $(if $(ASKED),$(STAMPS)/build,$(STAMPS)/farandole)  ## the C++ tests alone; CXX=clang++-14 by another compiler
 ifneq ($(ASKED),)

@@ -13,7 +13,7 @@ extern const PathRow kLl, kOneShot, kMapped, kCma, kCico;
 
 namespace {
 
-constexpr std::array<const PathRow*, 5> kPaths{&kLl, &kOneShot, &kMapped, &kCma, &kCico};
+constexpr std::array kPaths{&kLl, &kOneShot, &kMapped, &kCma, &kCico};
 
 enum class Refusal : uint8_t {
   none,

@@ -32,6 +32,7 @@ struct Variable {
   std::string_view doc;
   std::function<void(Config&, std::string_view)> read;
   std::function<std::string(const Config&)> show;
+  bool is_agreed = false;
 };
 
 Variable number(std::string_view name, double Config::* member, std::string_view doc) {
@@ -109,6 +110,12 @@ Variable choice_or_count(std::string_view name, std::string Config::* member, st
   return variable;
 }
 
+/// Ranks do not meet unless they have the same.
+Variable agreed(Variable variable) {
+  variable.is_agreed = true;
+  return variable;
+}
+
 const std::vector<Variable>& variables() {
   static const std::vector<Variable> table{
       number("FARANDOLE_TIMEOUT", &Config::timeout,
@@ -123,8 +130,8 @@ const std::vector<Variable>& variables() {
             "size of the first bucket, small so that communication starts early"),
       bytes("FARANDOLE_IN_PLACE_BYTES", &Config::in_place_bytes,
             "a gradient of so much is reduced where it lies, not copied into a bucket"),
-      bytes("FARANDOLE_FUSION_BYTES", &Config::fusion_bytes,
-            "operations by name that are reduced together: 0 is each by itself"),
+      agreed(bytes("FARANDOLE_FUSION_BYTES", &Config::fusion_bytes,
+                   "operations by name that are reduced together: 0 is each by itself")),
       bytes("FARANDOLE_NAME_CACHE", &Config::name_cache,
             "names that ranks remember, so that a step tells a bit of each"),
       bytes("FARANDOLE_ARENA_BYTES", &Config::arena_bytes,
@@ -141,9 +148,9 @@ const std::vector<Variable>& variables() {
           "and found to be faster than copies through shared memory, 1 where it is permitted, 0 "
           "never",
           {"auto", "1", "0"}),
-      text("FARANDOLE_LEVEL", &Config::level,
-           "canonical: the same bits for any number of ranks and algorithm; fast: any order",
-           {"canonical", "fast"}),
+      agreed(text("FARANDOLE_LEVEL", &Config::level,
+                  "canonical: the same bits for any number of ranks and algorithm; fast: any order",
+                  {"canonical", "fast"})),
       text("FARANDOLE_ALGORITHM", &Config::algorithm,
            "forces a path or planner by name (farandole info --why lists them); empty: chosen by "
            "size"),
@@ -151,11 +158,11 @@ const std::vector<Variable>& variables() {
            "the measured numbers from which choices follow, rank 0's for all. auto: those kept for "
            "this kind of host; `farandole run` measures where there are none. kept: those kept, if "
            "any. off: none. Else a file that `farandole tune` has written"),
-      choice_or_count(
+      agreed(choice_or_count(
           "FARANDOLE_CHECK_WEIGHTS", &Config::check_weights,
           "when ranks compare checksums of their parameters. first: as training begins; a number "
           "k: every k steps, too; off: never",
-          {"first", "off"}),
+          {"first", "off"})),
       text("FARANDOLE_LOG", &Config::log_level, "how much goes to stderr",
            {"error", "warning", "info", "debug"}),
       text("FARANDOLE_TRACE", &Config::trace,
@@ -261,6 +268,14 @@ std::vector<Setting> settings(const Config& config) {
     list.push_back({std::string(v.name), std::string(v.type), v.show(config), v.show(fallback),
                     std::string(v.doc), horovod});
   }
+  return list;
+}
+
+std::string agreed_settings(const Config& config) {
+  std::string list;
+  for (const Variable& v : variables())
+    if (v.is_agreed)
+      list += (list.empty() ? "" : ", ") + std::string(v.name) + "=" + v.show(config);
   return list;
 }
 

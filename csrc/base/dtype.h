@@ -1,4 +1,5 @@
-// The one list of element types. Folds, casts, bindings and tests iterate over it.
+// The one list of element types, with the C++ type of each. Folds, casts, bindings and tests
+// iterate over it.
 #pragma once
 
 #include <array>
@@ -6,6 +7,10 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <tuple>
+#include <type_traits>
+
+#include "base/half.h"
 
 namespace farandole {
 
@@ -28,7 +33,7 @@ enum class DType : uint8_t {
 /// What kind of arithmetic a type has; decides its accumulate type and which operations make sense.
 enum class DTypeKind : uint8_t { half, floating, integer, boolean };
 
-/// What others call a type.
+/// What others call a type. Who has no such type has no number and no word: 0 and "".
 struct DTypeCodes {
   char buffer;                       // Python's buffer protocol; of integers, with the size
   uint8_t dlpack;                    // DLDataTypeCode; the bits go with it
@@ -36,6 +41,34 @@ struct DTypeCodes {
   int32_t tensorflow;                // DataType
   std::string_view tensorflow_word;  // in an op's definition
 };
+
+/// Elements for which C++ has no type.
+template <FloatFormat format>
+struct NarrowFloat {
+  BitsOf<format> bits;
+};
+struct Boolean {
+  uint8_t bits;  // whatever is not zero is true
+};
+
+/// The format of floating-point elements; of others, none.
+template <typename T>
+inline constexpr FloatFormat kFormatOf{};
+template <>
+inline constexpr FloatFormat kFormatOf<float> = kFloat32;
+template <>
+inline constexpr FloatFormat kFormatOf<double> = kFloat64;
+template <FloatFormat format>
+inline constexpr FloatFormat kFormatOf<NarrowFloat<format>> = format;
+
+template <typename T>
+concept FloatingElement = kFormatOf<T>.mantissa > 0;
+
+template <typename T>
+inline constexpr DTypeKind kKindOf = std::is_integral_v<T>         ? DTypeKind::integer
+                                     : std::is_floating_point_v<T> ? DTypeKind::floating
+                                     : FloatingElement<T>          ? DTypeKind::half
+                                                                   : DTypeKind::boolean;
 
 struct DTypeRow {
   DType dtype;
@@ -45,25 +78,48 @@ struct DTypeRow {
   DTypeCodes codes;
 };
 
-inline constexpr std::array<DTypeRow, 13> kDTypes{{
-    {DType::float16, "float16", 2, DTypeKind::half, {'e', 2, 10, 19, "half"}},
-    {DType::bfloat16, "bfloat16", 2, DTypeKind::half, {'E', 4, 16, 14, "bfloat16"}},
-    {DType::float32, "float32", 4, DTypeKind::floating, {'f', 2, 11, 1, "float"}},
-    {DType::float64, "float64", 8, DTypeKind::floating, {'d', 2, 12, 2, "double"}},
-    {DType::int8, "int8", 1, DTypeKind::integer, {'b', 0, 2, 6, "int8"}},
-    {DType::int16, "int16", 2, DTypeKind::integer, {'h', 0, 3, 5, "int16"}},
-    {DType::int32, "int32", 4, DTypeKind::integer, {'i', 0, 4, 3, "int32"}},
-    {DType::int64, "int64", 8, DTypeKind::integer, {'q', 0, 5, 9, "int64"}},
-    {DType::uint8, "uint8", 1, DTypeKind::integer, {'B', 1, 6, 4, "uint8"}},
-    {DType::uint16, "uint16", 2, DTypeKind::integer, {'H', 1, 7, 17, "uint16"}},
-    {DType::uint32, "uint32", 4, DTypeKind::integer, {'I', 1, 8, 22, "uint32"}},
-    {DType::uint64, "uint64", 8, DTypeKind::integer, {'Q', 1, 9, 23, "uint64"}},
-    {DType::boolean, "bool", 1, DTypeKind::boolean, {'?', 6, 1, 10, "bool"}},
-}};
+/// A row as it is written: `T` is the type of its elements.
+template <typename T>
+struct DTypeOf : DTypeRow {
+  constexpr DTypeOf(DType d, std::string_view n, DTypeCodes c)
+      : DTypeRow{d, n, sizeof(T), kKindOf<T>, c} {}
+};
 
-constexpr const DTypeRow& row(DType dtype) { return kDTypes[static_cast<size_t>(dtype)]; }
+inline constexpr std::tuple kTypedRows{
+    DTypeOf<NarrowFloat<kFloat16>>{DType::float16, "float16", {'e', 2, 10, 19, "half"}},
+    DTypeOf<NarrowFloat<kBFloat16>>{DType::bfloat16, "bfloat16", {'E', 4, 16, 14, "bfloat16"}},
+    DTypeOf<float>{DType::float32, "float32", {'f', 2, 11, 1, "float"}},
+    DTypeOf<double>{DType::float64, "float64", {'d', 2, 12, 2, "double"}},
+    DTypeOf<int8_t>{DType::int8, "int8", {'b', 0, 2, 6, "int8"}},
+    DTypeOf<int16_t>{DType::int16, "int16", {'h', 0, 3, 5, "int16"}},
+    DTypeOf<int32_t>{DType::int32, "int32", {'i', 0, 4, 3, "int32"}},
+    DTypeOf<int64_t>{DType::int64, "int64", {'q', 0, 5, 9, "int64"}},
+    DTypeOf<uint8_t>{DType::uint8, "uint8", {'B', 1, 6, 4, "uint8"}},
+    DTypeOf<uint16_t>{DType::uint16, "uint16", {'H', 1, 7, 17, "uint16"}},
+    DTypeOf<uint32_t>{DType::uint32, "uint32", {'I', 1, 8, 22, "uint32"}},
+    DTypeOf<uint64_t>{DType::uint64, "uint64", {'Q', 1, 9, 23, "uint64"}},
+    DTypeOf<Boolean>{DType::boolean, "bool", {'?', 6, 1, 10, "bool"}},
+};
+
+/// make(row) of every row, in an array to be indexed by dtype.
+template <typename Make>
+constexpr auto by_dtype(Make make) {
+  return std::apply([&](const auto&... rows) { return std::array{make(rows)...}; }, kTypedRows);
+}
+
+inline constexpr auto kDTypes = by_dtype([](const DTypeRow& r) { return r; });
+
+constexpr size_t index(DType dtype) { return static_cast<size_t>(dtype); }
+constexpr const DTypeRow& row(DType dtype) { return kDTypes[index(dtype)]; }
 constexpr size_t size_of(DType dtype) { return row(dtype).bytes; }
 constexpr std::string_view name_of(DType dtype) { return row(dtype).name; }
+
+static_assert([] {
+  size_t i = 0;
+  for (const DTypeRow& r : kDTypes)
+    if (index(r.dtype) != i++) return false;
+  return true;
+}());  // in the order of the enumerators
 
 /// The type of the first row for which `is_it(row)` holds.
 template <typename IsIt>

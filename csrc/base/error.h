@@ -42,8 +42,31 @@ struct ErrorRow {
   std::string_view advice;
 };
 
-extern const std::array<ErrorRow, 19> kErrors;
-const ErrorRow& row(ErrorCode code);
+inline constexpr auto kErrors = std::to_array<ErrorRow>({
+    {ErrorCode::invalid_argument, "InvalidArgument", "ValueError", "correct the argument"},
+    {ErrorCode::not_initialized, "NotInitialized", "ValueError", "call init() first"},
+    {ErrorCode::peer_lost, "PeerLost", "", "look at that rank's log for the cause, then restart"},
+    {ErrorCode::peer_hung, "PeerHung", "", "continue or kill that process"},
+    {ErrorCode::stalled, "Stalled", "", "find out why those ranks did not submit the operation"},
+    {ErrorCode::deadlock, "Deadlock", "", "submit operations in the same order on every rank"},
+    {ErrorCode::mismatch, "Mismatch", "", "make every rank submit the same operation"},
+    {ErrorCode::remote_error, "RemoteError", "", "look at the error on the rank it came from"},
+    {ErrorCode::early_exit, "EarlyExit", "",
+     "give every rank the same number of steps, or drop the last uneven batch"},
+    {ErrorCode::rendezvous, "RendezvousError", "", "check how the ranks were started"},
+    {ErrorCode::version_mismatch, "VersionMismatch", "", "install one version on every rank"},
+    {ErrorCode::authentication, "AuthError", "", "start all ranks as the same user"},
+    {ErrorCode::link, "LinkError", "", "check the connection between the two ranks"},
+    {ErrorCode::resource, "ResourceError", "", "free some of the resource or ask for less"},
+    {ErrorCode::numerics, "NumericsError", "", "look at that rank's input"},
+    {ErrorCode::forked, "ForkedEngine", "",
+     "call init() in the child's own program, or start workers with spawn"},
+    {ErrorCode::membership_changed, "MembershipChanged", "", "form a new group"},
+    {ErrorCode::aborted, "Aborted", "", "look at the error that was given to abort()"},
+    {ErrorCode::internal, "InternalError", "", "report this with the trace"},
+});
+
+constexpr const ErrorRow& row(ErrorCode code) { return kErrors[static_cast<size_t>(code)]; }
 
 /// What ranks gave, and which of them.
 using RanksByValue = std::vector<std::pair<std::string, std::vector<int>>>;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 namespace farandole {
 
@@ -21,6 +22,12 @@ inline constexpr FloatFormat kFloat16{5, 10};
 inline constexpr FloatFormat kBFloat16{8, 7};
 inline constexpr FloatFormat kFloat32{8, 23};
 inline constexpr FloatFormat kFloat64{11, 52};
+
+/// The unsigned integer as wide as a format.
+template <FloatFormat format, int bits = 1 + format.exponent + format.mantissa>
+using BitsOf = std::conditional_t<
+    bits == 8, uint8_t,
+    std::conditional_t<bits == 16, uint16_t, std::conditional_t<bits == 32, uint32_t, uint64_t>>>;
 
 /// The number `bits` of format `from` in format `to`: rounded once, to nearest, ties to even;
 /// subnormals are kept; every NaN becomes the positive quiet NaN without payload.

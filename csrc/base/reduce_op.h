@@ -12,21 +12,28 @@ namespace farandole {
 
 enum class ReduceOp : uint8_t { sum, mean, min, max, product };
 
+/// How two elements become one. On booleans add is "or", multiply is "and", as in numpy.
+enum class Formula : uint8_t { add, multiply, smaller, larger };
+inline constexpr size_t kFormulas = 4;
+
 struct ReduceOpRow {
   ReduceOp op;
   std::string_view name;
-  bool on_booleans;  // sum is "or", product is "and", as in numpy
+  Formula formula;
+  bool on_booleans;
 };
 
-inline constexpr std::array<ReduceOpRow, 5> kReduceOps{{
-    {ReduceOp::sum, "sum", true},
-    {ReduceOp::mean, "mean", false},
-    {ReduceOp::min, "min", true},
-    {ReduceOp::max, "max", true},
-    {ReduceOp::product, "product", true},
-}};
+inline constexpr auto kReduceOps = std::to_array<ReduceOpRow>({
+    {ReduceOp::sum, "sum", Formula::add, true},
+    {ReduceOp::mean, "mean", Formula::add, false},
+    {ReduceOp::min, "min", Formula::smaller, true},
+    {ReduceOp::max, "max", Formula::larger, true},
+    {ReduceOp::product, "product", Formula::multiply, true},
+});
 
-constexpr const ReduceOpRow& row(ReduceOp op) { return kReduceOps[static_cast<size_t>(op)]; }
+constexpr size_t index(ReduceOp op) { return static_cast<size_t>(op); }
+constexpr size_t index(Formula formula) { return static_cast<size_t>(formula); }
+constexpr const ReduceOpRow& row(ReduceOp op) { return kReduceOps[index(op)]; }
 constexpr std::string_view name_of(ReduceOp op) { return row(op).name; }
 constexpr bool has_meaning(ReduceOp op, DType dtype) {
   return row(dtype).kind != DTypeKind::boolean || row(op).on_booleans;

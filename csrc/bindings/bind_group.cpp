@@ -84,9 +84,7 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   me.size = size;
   me.job = job;
   me.arena_bytes = config.arena_bytes > 0 ? config.arena_bytes : default_arena_bytes();
-  // Operations by name are packed alike on all ranks, and weights are compared by all or none.
-  me.agree = "level=" + config.level + ", fusion_bytes=" + std::to_string(config.fusion_bytes) +
-             ", check_weights=" + config.check_weights + (agree.empty() ? "" : ", " + agree);
+  me.agree = agreed_settings(config) + (agree.empty() ? "" : ", " + agree);
   if (rank == 0) me.hand_out = text_of(tuning.empty() ? TuningTable{} : table_from(tuning));
   me.foreign = config.cma == "0"   ? ForeignWish::never
                : config.cma == "1" ? ForeignWish::always

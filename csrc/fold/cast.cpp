@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
-#include <type_traits>
 
 #include "base/copy.h"
 #include "base/error.h"
@@ -14,13 +13,6 @@
 
 namespace farandole {
 namespace {
-
-template <int bytes>
-using Bits =
-    std::conditional_t<bytes == 2, uint16_t, std::conditional_t<bytes == 4, uint32_t, uint64_t>>;
-
-template <FloatFormat format>
-using BitsOf = Bits<(1 + format.exponent + format.mantissa) / 8>;
 
 template <FloatFormat from, FloatFormat to>
 void cast_each(std::byte* out, const std::byte* in, size_t count) {
@@ -32,36 +24,15 @@ void cast_each(std::byte* out, const std::byte* in, size_t count) {
   }
 }
 
-template <FloatFormat from>
-CastFunction cast_from(DType to) {
-  switch (to) {
-    case DType::float16:
-      return cast_each<from, kFloat16>;
-    case DType::bfloat16:
-      return cast_each<from, kBFloat16>;
-    case DType::float32:
-      return cast_each<from, kFloat32>;
-    case DType::float64:
-      return cast_each<from, kFloat64>;
-    default:
+/// From each to each; null where one of them is no floating-point type.
+constexpr auto kCasts = by_dtype([]<typename From>(const DTypeOf<From>&) {
+  return by_dtype([]<typename To>(const DTypeOf<To>&) -> CastFunction {
+    if constexpr (FloatingElement<From> && FloatingElement<To>)
+      return cast_each<kFormatOf<From>, kFormatOf<To>>;
+    else
       return nullptr;
-  }
-}
-
-CastFunction cast_between(DType from, DType to) {
-  switch (from) {
-    case DType::float16:
-      return cast_from<kFloat16>(to);
-    case DType::bfloat16:
-      return cast_from<kBFloat16>(to);
-    case DType::float32:
-      return cast_from<kFloat32>(to);
-    case DType::float64:
-      return cast_from<kFloat64>(to);
-    default:
-      return nullptr;
-  }
-}
+  });
+});
 
 }  // namespace
 
@@ -71,9 +42,9 @@ void cast(std::byte* out, DType out_dtype, const std::byte* in, DType in_dtype, 
     return;
   }
   CastFunction function = nullptr;
-  if (out_dtype == DType::float32) function = best_kernels().widen[static_cast<size_t>(in_dtype)];
-  if (in_dtype == DType::float32) function = best_kernels().narrow[static_cast<size_t>(out_dtype)];
-  if (function == nullptr) function = cast_between(in_dtype, out_dtype);
+  if (out_dtype == DType::float32) function = best_kernels().widen[index(in_dtype)];
+  if (in_dtype == DType::float32) function = best_kernels().narrow[index(out_dtype)];
+  if (function == nullptr) function = kCasts[index(in_dtype)][index(out_dtype)];
   if (function == nullptr)
     throw Error(ErrorCode::invalid_argument, "no cast from " + std::string(name_of(in_dtype)) +
                                                  " to " + std::string(name_of(out_dtype)));

@@ -48,9 +48,8 @@ class Ending {
         scales_(!finish.is_identity()),
         ahead_(ahead) {
     if (scales_) factor_ = factor_of(finish.factor);
-    const bool sums = op == ReduceOp::sum || op == ReduceOp::mean;
-    if (sums && !(scales_ && row(dtype).kind == DTypeKind::integer))
-      sum_ = best_kernels().sum[static_cast<size_t>(dtype)];
+    if (row(op).formula == Formula::add && !(scales_ && row(dtype).kind == DTypeKind::integer))
+      sum_ = best_kernels().sum[index(dtype)];
   }
 
   FoldFunction fold() const { return fold_; }

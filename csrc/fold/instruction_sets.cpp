@@ -86,13 +86,12 @@ std::span<const std::string_view> instruction_sets() {
 std::string_view best_instruction_set() { return instruction_sets().back(); }
 
 FoldFunction fold_for(DType dtype, ReduceOp op) {
-  return best_kernels().fold[static_cast<size_t>(dtype)][static_cast<size_t>(op)];
+  return best_kernels().fold[index(dtype)][index(op)];
 }
 
 FoldFunction fold_for(DType dtype, ReduceOp op, std::string_view instruction_set) {
   const Kernels* kernels = kernels_for(instruction_set);
-  return kernels == nullptr ? nullptr
-                            : kernels->fold[static_cast<size_t>(dtype)][static_cast<size_t>(op)];
+  return kernels == nullptr ? nullptr : kernels->fold[index(dtype)][index(op)];
 }
 
 }  // namespace farandole

@@ -1,73 +1,39 @@
 #include "fold/neutral.h"
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
+
+#include "base/half.h"
 
 namespace farandole {
 namespace {
 
-/// One element of each type: {for product, for min, for max}.
-struct Row {
-  uint64_t one, most, least;
-};
+/// The bits of one element for each formula, little end first, as elements lie.
+using Row = std::array<uint64_t, kFormulas>;
 
 template <typename T>
-uint64_t bits_of(T value) {
-  uint64_t bits = 0;
-  std::memcpy(&bits, &value, sizeof value);  // little end first, as the elements lie
-  return bits;
-}
-
-template <typename T>
-Row numbers() {
-  using Limits = std::numeric_limits<T>;
-  if constexpr (Limits::has_infinity)
-    return {bits_of(T{1}), bits_of(Limits::infinity()), bits_of(-Limits::infinity())};
-  else
-    return {bits_of(T{1}), bits_of(Limits::max()), bits_of(Limits::lowest())};
-}
-
-Row row_of(DType dtype) {
-  switch (dtype) {
-    case DType::float16:
-      return {0x3c00, 0x7c00, 0xfc00};
-    case DType::bfloat16:
-      return {0x3f80, 0x7f80, 0xff80};
-    case DType::float32:
-      return numbers<float>();
-    case DType::float64:
-      return numbers<double>();
-    case DType::int8:
-      return numbers<int8_t>();
-    case DType::int16:
-      return numbers<int16_t>();
-    case DType::int32:
-      return numbers<int32_t>();
-    case DType::int64:
-      return numbers<int64_t>();
-    case DType::uint8:
-      return numbers<uint8_t>();
-    case DType::uint16:
-      return numbers<uint16_t>();
-    case DType::uint32:
-      return numbers<uint32_t>();
-    case DType::uint64:
-      return numbers<uint64_t>();
-    case DType::boolean:
-      return {1, 1, 0};
+constexpr Row row_of() {
+  uint64_t one = 1, most = 1, least = 0;
+  if constexpr (FloatingElement<T>) {
+    one = convert<kFloat32, kFormatOf<T>>(bits_of(1.0F));
+    most = kFormatOf<T>.infinity();
+    least = kFormatOf<T>.sign() | most;
+  } else if constexpr (std::is_integral_v<T>) {
+    most = static_cast<uint64_t>(std::numeric_limits<T>::max());
+    least = static_cast<uint64_t>(std::numeric_limits<T>::lowest());
   }
-  return {};
+  return {0, one, most, least};
 }
+
+constexpr auto kRows = by_dtype([]<typename T>(const DTypeOf<T>&) { return row_of<T>(); });
 
 }  // namespace
 
 void fill_neutral(std::byte* data, size_t count, DType dtype, ReduceOp op) {
-  const Row row = row_of(dtype);
-  const uint64_t value = op == ReduceOp::product ? row.one
-                         : op == ReduceOp::min   ? row.most
-                         : op == ReduceOp::max   ? row.least
-                                                 : 0;
+  const uint64_t value = kRows[index(dtype)][index(row(op).formula)];
   const size_t bytes = size_of(dtype);
   if (value == 0) {
     if (count > 0) std::memset(data, 0, count * bytes);

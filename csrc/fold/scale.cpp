@@ -46,6 +46,16 @@ void scale_booleans(std::byte* out, const std::byte* in, size_t count, const Sca
   for (size_t i = 0; i < count; ++i) out[i] = std::byte{in[i] != std::byte{0} && by.factor != 0};
 }
 
+using ScaleFunction = void (*)(std::byte* out, const std::byte* in, size_t count, const Scale& by);
+
+/// Of floats none: theirs are best_kernels()'.
+constexpr auto kScales = by_dtype([]<typename T>(const DTypeOf<T>&) -> ScaleFunction {
+  if constexpr (std::is_integral_v<T>)
+    return scale_integers<T>;
+  else
+    return FloatingElement<T> ? nullptr : scale_booleans;
+});
+
 }  // namespace
 
 /// In integers, so that no floating-point mode can bend it.
@@ -59,28 +69,9 @@ void scale(std::byte* out, const std::byte* in, size_t count, DType dtype, const
     if (out != in) copy_bytes(out, in, count * size_of(dtype));
     return;
   }
-  if (FloatScaleFunction scale_floats = best_kernels().scale[static_cast<size_t>(dtype)])
+  if (FloatScaleFunction scale_floats = best_kernels().scale[index(dtype)])
     return scale_floats(out, in, count, factor_of(by.factor));
-  switch (dtype) {
-    case DType::int8:
-      return scale_integers<int8_t>(out, in, count, by);
-    case DType::int16:
-      return scale_integers<int16_t>(out, in, count, by);
-    case DType::int32:
-      return scale_integers<int32_t>(out, in, count, by);
-    case DType::int64:
-      return scale_integers<int64_t>(out, in, count, by);
-    case DType::uint8:
-      return scale_integers<uint8_t>(out, in, count, by);
-    case DType::uint16:
-      return scale_integers<uint16_t>(out, in, count, by);
-    case DType::uint32:
-      return scale_integers<uint32_t>(out, in, count, by);
-    case DType::uint64:
-      return scale_integers<uint64_t>(out, in, count, by);
-    default:
-      return scale_booleans(out, in, count, by);
-  }
+  kScales[index(dtype)](out, in, count, by);
 }
 
 void copy_scaled(std::byte* out, const std::byte* in, size_t count, DType dtype, double factor) {

@@ -48,17 +48,17 @@ double largest_magnitude(const std::byte* elements, size_t count) {
 
 void update(UpdateKind kind, DType dtype, const UpdateArrays& arrays,
             const UpdateFactors& factors) {
-  best_kernels().update[static_cast<size_t>(dtype)][static_cast<size_t>(kind)](arrays, factors);
+  best_kernels().update[index(dtype)][static_cast<size_t>(kind)](arrays, factors);
 }
 
 double sum_of_squares(const std::byte* elements, size_t count, DType dtype) {
-  return dtype == DType::float64 ? sum_of_squares<double>(elements, count)
-                                 : sum_of_squares<float>(elements, count);
+  return size_of(dtype) == sizeof(double) ? sum_of_squares<double>(elements, count)
+                                          : sum_of_squares<float>(elements, count);
 }
 
 double largest_magnitude(const std::byte* elements, size_t count, DType dtype) {
-  return dtype == DType::float64 ? largest_magnitude<double>(elements, count)
-                                 : largest_magnitude<float>(elements, count);
+  return size_of(dtype) == sizeof(double) ? largest_magnitude<double>(elements, count)
+                                          : largest_magnitude<float>(elements, count);
 }
 
 }  // namespace farandole

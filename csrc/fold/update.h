@@ -50,9 +50,7 @@ struct UpdateArrays {
 };
 
 /// float32 and float64 are updated; nothing else is.
-constexpr bool can_update(DType dtype) {
-  return dtype == DType::float32 || dtype == DType::float64;
-}
+constexpr bool can_update(DType dtype) { return row(dtype).kind == DTypeKind::floating; }
 void update(UpdateKind kind, DType dtype, const UpdateArrays& arrays, const UpdateFactors& factors);
 
 /// Both in double and in one order of additions, which depends on `count` alone. A NaN among the

@@ -166,7 +166,7 @@ Signature decode_signature(WireReader& from) {
   t.name = from.get_text(kLongestName);
   t.set = from.get<uint32_t>();
   t.lasting = from.get<uint8_t>() != 0;
-  t.op = from.get_enum(ReduceOp::product);
+  t.op = from.get_enum(kReduceOps.back().op);
   t.prescale = from.get<double>();
   t.postscale = from.get<double>();
   t.root = from.get<int32_t>();
@@ -175,7 +175,7 @@ Signature decode_signature(WireReader& from) {
   if (tensors > kMostTensors) WireReader::malformed(std::to_string(tensors) + " tensors");
   for (uint32_t i = 0; i < tensors; ++i) {
     TensorSignature tensor;
-    tensor.dtype = from.get_enum(DType::boolean);
+    tensor.dtype = from.get_enum(kDTypes.back().dtype);
     tensor.shape = from.get_list<int64_t>(kMostDimensions);
     t.tensors.push_back(std::move(tensor));
   }

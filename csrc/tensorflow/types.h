@@ -21,7 +21,8 @@ constexpr std::optional<DType> dtype_of(int number) {
 inline std::string type_words() {
   std::string words;
   for (const DTypeRow& r : kDTypes)
-    words += (words.empty() ? "{" : ", ") + std::string(r.codes.tensorflow_word);
+    if (!r.codes.tensorflow_word.empty())
+      words += (words.empty() ? "{" : ", ") + std::string(r.codes.tensorflow_word);
   return words + "}";
 }
 

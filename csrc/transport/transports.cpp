@@ -1,7 +1,5 @@
 #include "transport/transports.h"
 
-#include <array>
-
 #include "transport/shm.h"
 
 namespace farandole {
@@ -15,10 +13,10 @@ std::unique_ptr<Transport> make_shm(const Surroundings& here) {
   return here.arena ? shm_transport(here.arena, here.rank, here.host) : nullptr;
 }
 
-constexpr std::array<TransportRow, 2> kTransports{{
+constexpr TransportRow kTransports[] = {
     {"inproc", "ranks in one process", make_inproc},
     {"shm", "ranks on one host that map one segment", make_shm},
-}};
+};
 
 }  // namespace
 

@@ -121,8 +121,8 @@ def test_settings_must_agree(spawn: Spawn, setting: str) -> None:
     world.start(join)
     for o in world.outcomes():
         assert o.error == "RendezvousError"
-        assert f"{setting.lower()}={other}" in o.verdict
-        assert f"{setting.lower()}={mine}" in o.verdict
+        assert f"{name}={other}" in o.verdict
+        assert f"{name}={mine}" in o.verdict
 
 
 # ---- ranks that are missing ----

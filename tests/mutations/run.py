@@ -17,20 +17,21 @@ is done in a copy of the working tree, build/mutants/tree: compiled once, then f
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import re
-import shutil
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from copied_tree import ROOT, CopiedTree
+
 HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
-TREE = ROOT / "build" / "mutants" / "tree"
-BUILD = TREE / "build" / sys.implementation.cache_tag
+TREE = CopiedTree(ROOT / "build" / "mutants" / "tree")
+MODULES, CPP_TESTS = ("_core", "_tf", "core_testing"), ("farandole_tests",)
 LIMIT = 240  # seconds for one run of a test; a fault that makes it hang is caught, too
 
 
@@ -55,76 +56,6 @@ def read(patch: Path) -> Mutant:
     return Mutant(patch.stem, head["why"], head["caught by"], patch)
 
 
-# ---- the copy ----
-
-
-def shell(*command: str | Path, limit: float | None = None) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {
-        "PYTHONPATH": str(TREE / "python"),
-        "CCACHE_BASEDIR": str(TREE),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "GIT_CEILING_DIRECTORIES": str(TREE.parent),  # the copy is no part of our repository
-    }
-    return subprocess.run(
-        [str(word) for word in command],
-        cwd=TREE,
-        env=environment,
-        timeout=limit,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-
-
-def copy_tree() -> None:
-    """The files that git knows or does not ignore; those that are the same keep their time."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
-    names = {name for name in listed.stdout.decode().split("\0") if (ROOT / name).is_file()}
-    old = {str(p.relative_to(TREE)) for folder in ("csrc", "python", "tests") if TREE.exists()
-           for p in (TREE / folder).rglob("*") if p.is_file() and not p.is_symlink()}  # fmt: skip
-    for name in old - names:
-        (TREE / name).unlink()
-    for name in names:
-        source, target = ROOT / name, TREE / name
-        if not target.exists() or target.read_bytes() != source.read_bytes():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, target)
-
-
-MODULES, CPP_TESTS = ("_core", "_tf", "core_testing"), ("farandole_tests",)
-
-
-def build(*targets: str) -> None:
-    done = shell("cmake", "--build", BUILD, "--target", *targets)
-    if done.returncode != 0:
-        raise SystemExit(f"does not compile:\n{done.stdout[-4000:]}")
-
-
-def prepare(*targets: str) -> None:
-    copy_tree()
-    # Warnings as errors, as in the Makefile: with the same options ccache knows all of it. A fault
-    # that the compiler sees needs no test.
-    done = shell("cmake", "-S", TREE, "-B", BUILD, "-G", "Ninja", "-DFARANDOLE_TESTS=ON",
-                 "-DFARANDOLE_WERROR=ON", f"-DPython_EXECUTABLE={sys.executable}")  # fmt: skip
-    if done.returncode != 0:
-        raise SystemExit(done.stdout)
-    build(*targets)
-    for library in [*BUILD.glob("_core*.so"), BUILD / "_tf.so"]:
-        link = TREE / "python" / "farandole" / library.name
-        link.unlink(missing_ok=True)
-        link.symlink_to(library)
-    where = shell(sys.executable, "-c", "import farandole; print(farandole.__file__)").stdout
-    if not where.startswith(str(TREE)):
-        raise SystemExit(f"the tests would run {where.strip()}: an editable install goes first")
-
-
 # ---- one fault ----
 
 
@@ -132,10 +63,10 @@ def fails(test: str) -> bool | None:
     """None where the test did not run at all."""
     try:
         if test.startswith("cpp "):
-            done = shell(BUILD / "farandole_tests", test[4:], limit=LIMIT / 4)
+            done = TREE.shell(TREE.build_folder / "farandole_tests", test[4:], limit=LIMIT / 4)
             return None if "\n0 passed, 0 failed" in done.stdout else done.returncode != 0
         pytest = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--timeout={LIMIT / 2}")
-        done = shell(sys.executable, *pytest, *test.split(), limit=LIMIT)
+        done = TREE.shell(sys.executable, *pytest, *test.split(), limit=LIMIT)
     except subprocess.TimeoutExpired:
         return True
     return {0: False, 1: True}.get(done.returncode)
@@ -143,22 +74,24 @@ def fails(test: str) -> bool | None:
 
 def try_out(mutant: Mutant) -> str:
     """What became of it: caught, or what is wrong with it or with the test."""
-    done = shell("git", "apply", "-C1", mutant.patch)
+    done = TREE.shell("git", "apply", "-C1", mutant.patch)
     if done.returncode != 0:
         return "does not apply"
     try:
         if mutant.is_compiled:
-            build(*(CPP_TESTS if mutant.test.startswith("cpp ") else MODULES))
+            TREE.build(*(CPP_TESTS if mutant.test.startswith("cpp ") else MODULES))
         return {True: "caught", False: "NOT CAUGHT", None: "no such test"}[fails(mutant.test)]
     except SystemExit:
         return "does not compile"
     finally:
-        copy_tree()
+        TREE.restore()
 
 
 def run(mutants: list[Mutant]) -> list[tuple[Mutant, str, float]]:
     in_cpp = any(m.test.startswith("cpp ") for m in mutants)
-    prepare(*MODULES, *(CPP_TESTS if in_cpp else ()))
+    TREE.restore()
+    # A fault that the compiler sees needs no test: warnings are errors.
+    TREE.prepare(*MODULES, *(CPP_TESTS if in_cpp else ()))
     passes = {test: fails(test) is False for test in sorted({m.test for m in mutants})}
     rows = []
     for mutant in mutants:

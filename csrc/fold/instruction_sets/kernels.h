@@ -278,22 +278,17 @@ void narrow(std::byte* out, const std::byte* in, size_t count) {
 
 // The table.
 
-constexpr size_t index(DType dtype) { return static_cast<size_t>(dtype); }
-constexpr size_t index(ReduceOp op) { return static_cast<size_t>(op); }
-
-template <typename Element, typename AddLike, typename MinLike, typename MaxLike, typename MulLike>
-constexpr void fill(Kernels& table, DType dtype) {
-  auto& of = table.fold[index(dtype)];
-  of[index(ReduceOp::sum)] = fold<Element, AddLike>;
-  of[index(ReduceOp::mean)] = fold<Element, AddLike>;
-  of[index(ReduceOp::min)] = fold<Element, MinLike>;
-  of[index(ReduceOp::max)] = fold<Element, MaxLike>;
-  of[index(ReduceOp::product)] = fold<Element, MulLike>;
+constexpr void fill(Kernels& table, DType dtype, const FoldFunction (&by_formula)[kFormulas]) {
+  for (const ReduceOpRow& r : kReduceOps)
+    if (has_meaning(r.op, dtype))
+      table.fold[index(dtype)][index(r.op)] = by_formula[index(r.formula)];
 }
 
 template <typename Element, auto kType = &Factor::float32>
 constexpr void fill_float(Kernels& table, DType dtype) {
-  fill<Element, Add, FloatMin, FloatMax, Multiply>(table, dtype);
+  fill(table, dtype,
+       {fold<Element, Add>, fold<Element, Multiply>, fold<Element, FloatMin>,
+        fold<Element, FloatMax>});
   table.scale[index(dtype)] = multiply<Element, kType>;
   table.sum[index(dtype)] = sum<Element, kType>;
 }
@@ -305,30 +300,44 @@ constexpr void fill_half(Kernels& table, DType dtype) {
   table.narrow[index(dtype)] = narrow<Half>;
 }
 
+// One for each type of elements.
+
+constexpr void fill_row(Kernels& table, const DTypeOf<NarrowFloat<kFloat16>>& r) {
+  fill_half<Float16>(table, r.dtype);
+}
+
+constexpr void fill_row(Kernels& table, const DTypeOf<NarrowFloat<kBFloat16>>& r) {
+  fill_half<BFloat16>(table, r.dtype);
+}
+
+constexpr void fill_row(Kernels& table, const DTypeOf<float>& r) {
+  fill_float<Float<float>>(table, r.dtype);
+  fill_updates<float>(table.update[index(r.dtype)]);
+}
+
+constexpr void fill_row(Kernels& table, const DTypeOf<double>& r) {
+  fill_float<Float<double>, &Factor::float64>(table, r.dtype);
+  fill_updates<double>(table.update[index(r.dtype)]);
+}
+
 /// Sums and products of integers wrap modulo 2ⁿ: signed ones are those of the unsigned type.
-template <typename Signed, typename Unsigned>
-constexpr void fill_integers(Kernels& table, DType of_signed, DType of_unsigned) {
-  fill<Integer<Unsigned>, Add, Smaller, Larger, Multiply>(table, of_unsigned);
-  fill<Integer<Unsigned>, Add, Smaller, Larger, Multiply>(table, of_signed);
-  table.sum[index(of_unsigned)] = table.sum[index(of_signed)] = integer_sum<Unsigned>;
-  table.fold[index(of_signed)][index(ReduceOp::min)] = fold<Integer<Signed>, Smaller>;
-  table.fold[index(of_signed)][index(ReduceOp::max)] = fold<Integer<Signed>, Larger>;
+template <typename T>
+constexpr void fill_row(Kernels& table, const DTypeOf<T>& r) {
+  using Unsigned = std::make_unsigned_t<T>;
+  fill(table, r.dtype,
+       {fold<Integer<Unsigned>, Add>, fold<Integer<Unsigned>, Multiply>, fold<Integer<T>, Smaller>,
+        fold<Integer<T>, Larger>});
+  table.sum[index(r.dtype)] = integer_sum<Unsigned>;
+}
+
+constexpr void fill_row(Kernels& table, const DTypeOf<Boolean>& r) {
+  using Bytes = Integer<uint8_t>;
+  fill(table, r.dtype, {fold<Bytes, Or>, fold<Bytes, And>, fold<Bytes, And>, fold<Bytes, Or>});
 }
 
 constexpr Kernels make_kernels() {
   Kernels table;
-  fill_half<Float16>(table, DType::float16);
-  fill_half<BFloat16>(table, DType::bfloat16);
-  fill_float<Float<float>>(table, DType::float32);
-  fill_float<Float<double>, &Factor::float64>(table, DType::float64);
-  fill_updates<float>(table.update[index(DType::float32)]);
-  fill_updates<double>(table.update[index(DType::float64)]);
-  fill_integers<int8_t, uint8_t>(table, DType::int8, DType::uint8);
-  fill_integers<int16_t, uint16_t>(table, DType::int16, DType::uint16);
-  fill_integers<int32_t, uint32_t>(table, DType::int32, DType::uint32);
-  fill_integers<int64_t, uint64_t>(table, DType::int64, DType::uint64);
-  fill<Integer<uint8_t>, Or, And, Or, And>(table, DType::boolean);
-  table.fold[index(DType::boolean)][index(ReduceOp::mean)] = nullptr;
+  std::apply([&](const auto&... rows) { (fill_row(table, rows), ...); }, kTypedRows);
   return table;
 }
 

@@ -14,17 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from farandole import _core
+
 LENGTH = 1009
 
-# Up to where each dtype holds every integer.
-_EXACT = {
-    "float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53,
-    "int8": 2**7 - 1, "int16": 2**15 - 1, "int32": 2**31 - 1, "int64": 2**53,
-    "uint8": 2**8 - 1, "uint16": 2**16 - 1, "uint32": 2**32 - 1, "uint64": 2**53,
-    "bool": 1,
-}  # fmt: skip
+# Up to where a dtype that is no integer holds every integer.
+_EXACT = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53, "bool": 1}
 
-DTYPES = tuple(_EXACT)
+DTYPES = _core.dtypes
 _TURNS = 4  # different patterns, in turn
 
 
@@ -38,7 +35,8 @@ def contribution(rank: int, ranks: int, turn: int, op: str, dtype: str) -> NDArr
     noise = np.random.default_rng(turn % _TURNS).integers(0, 1 << 16, LENGTH)
     if op == "product":  # two at most on four ranks, so 16 at most
         return 1 + ((noise >> rank) & 1 if rank < 4 and dtype != "bool" else 0 * noise)
-    values = max(2, min(50, _EXACT[dtype] // ranks + 1))
+    most = _EXACT[dtype] if dtype in _EXACT else np.iinfo(dtype).max
+    values = max(2, min(50, most // ranks + 1))
     return (noise + 7 * rank) % values
 
 

@@ -21,7 +21,7 @@ from farandole.common._reduction import share
 from farandole.tensorflow import _graph, _plugin, _turns
 from farandole.tensorflow._graph import refused
 
-DTYPES = {getattr(tf, name): name for name in _core.dtypes}
+DTYPES = {getattr(tf, name): name for name in _core.dtypes if hasattr(tf, name)}
 
 
 @dataclass
