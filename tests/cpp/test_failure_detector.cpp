@@ -56,7 +56,7 @@ TEST(failure_records_survive_the_way_through_shared_memory) {
   CHECK(copy.where().values == error.where().values);
 }
 
-TEST(lifeline_cuts_long_texts_between_characters_and_lists_between_items) {
+TEST(failure_records_cut_long_texts_between_characters_and_lists_between_items) {
   Context where;
   for (int i = 0; i < 200; ++i) where.tensor += "\u00e9";  // two bytes each; 192 fit less one
   for (int i = 0; i < 100; ++i) where.values.push_back({"value " + std::to_string(i), {100 + i}});
