@@ -30,13 +30,17 @@ def storage(dtype: str) -> np.dtype[Any]:
     return np.dtype("uint16" if dtype == "bfloat16" else dtype)
 
 
+def most_exact(dtype: str) -> int:
+    """Up to where the dtype holds every integer."""
+    return _EXACT[dtype] if dtype in _EXACT else int(np.iinfo(dtype).max)
+
+
 def contribution(rank: int, ranks: int, turn: int, op: str, dtype: str) -> NDArray[np.int64]:
     """The pattern, as integers, that `rank` puts in on its turn-th call."""
     noise = np.random.default_rng(turn % _TURNS).integers(0, 1 << 16, LENGTH)
     if op == "product":  # two at most on four ranks, so 16 at most
         return 1 + ((noise >> rank) & 1 if rank < 4 and dtype != "bool" else 0 * noise)
-    most = _EXACT[dtype] if dtype in _EXACT else np.iinfo(dtype).max
-    values = max(2, min(50, most // ranks + 1))
+    values = max(2, min(50, most_exact(dtype) // ranks + 1))
     return (noise + 7 * rank) % values
 
 
