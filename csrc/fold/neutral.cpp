@@ -23,7 +23,7 @@ constexpr Row row_of() {
     least = kFormatOf<T>.sign() | most;
   } else if constexpr (std::is_integral_v<T>) {
     most = static_cast<uint64_t>(std::numeric_limits<T>::max());
-    least = static_cast<uint64_t>(std::numeric_limits<T>::lowest());
+    least = static_cast<uint64_t>(int64_t{std::numeric_limits<T>::lowest()});
   }
   return {0, one, most, least};
 }

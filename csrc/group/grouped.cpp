@@ -68,7 +68,7 @@ CollectiveCall Grouped::filled(Planned& planned) {
   if (operands_.size() > 1) {
     call.options.name += "[" + std::to_string(members.front());
     if (members.size() > 1) call.options.name += " … " + std::to_string(members.back());
-    call.options.name += "]";
+    call.options.name += ']';
   }
   if (members.size() == 1) call.operand = operands_[members.front()];
   if (!planned.pack) return call;

@@ -81,7 +81,7 @@ std::vector<int> Stream::holdups_of(int r) const {
 /// Whoever is stopped is to blame; where nobody is, not who lacks data itself, but of whom it lacks
 /// them. Others may be slow to say whom they wait for, where many share a core.
 std::vector<int> Stream::culprits() const {
-  const std::vector<int> stopped = all_but(memory_, [&](int r) {
+  std::vector<int> stopped = all_but(memory_, [&](int r) {
     return !needs(r) || !stands_still(memory_.processes[static_cast<size_t>(r)]);
   });
   if (!stopped.empty()) return stopped;
