@@ -36,10 +36,8 @@ bool Grouped::has(Collective kind) {
 Grouped::Grouped(Group& group, std::vector<Operand> operands, Options options,
                  const PackLimits& limits)
     : group_(group), operands_(std::move(operands)), options_(std::move(options)) {
-  for (const Operand& o : operands_) {
+  for (const Operand& o : operands_)
     checked_shape(o.input, o.output, options_, group_.rank(), group_.size());
-    bytes_ += o.input.bytes();
-  }
   options_.bundle = bundle_of(options_, operands_);
   plan(limits);
 }
@@ -55,7 +53,7 @@ void Grouped::plan(const PackLimits& limits) {
     std::vector<Operand> packed;
     packed.reserve(planned.members.size());
     for (const size_t i : planned.members) packed.push_back(operands_[i]);
-    planned.pack.emplace(options_.kind, group_.rank(), group_.size(), std::move(packed));
+    planned.pack.emplace(options_.kind, group_.size(), std::move(packed));
   }
   if (operands_.empty()) planned_.emplace_back();  // compared with what others give
 }
@@ -72,10 +70,10 @@ CollectiveCall Grouped::filled(Planned& planned) {
   }
   if (members.size() == 1) call.operand = operands_[members.front()];
   if (!planned.pack) return call;
-  call.operand = planned.pack->borrow(group_.pool());
-  call.options.counts = planned.pack->counts();
   size_t budget = kAll;
-  planned.pack->fill(budget);
+  planned.pack->fill(group_.pool(), budget);
+  call.operand = planned.pack->operand();
+  call.options.counts = planned.pack->counts();
   return call;
 }
 
@@ -90,6 +88,12 @@ void Grouped::begin_on(const std::shared_ptr<Stream>& stream, int looks) {
     handles_.push_back(group_.begin_on(stream, filled(planned), looks));
 }
 
+size_t Grouped::bytes() const {
+  size_t bytes = 0;
+  for (const Operand& o : operands_) bytes += o.input.bytes();
+  return bytes;
+}
+
 bool Grouped::done() const { return std::ranges::all_of(handles_, &Handle::done); }
 
 bool Grouped::wait(Deadline until) {
@@ -98,8 +102,7 @@ bool Grouped::wait(Deadline until) {
   if (first) throw Error(*first);
   size_t budget = kAll;
   for (Planned& planned : planned_)
-    if (planned.pack && !unpacked_) planned.pack->unpack(budget);
-  unpacked_ = true;
+    if (planned.pack) planned.pack->unpack(budget);  // once: no piece is left after it
   return true;
 }
 

@@ -31,7 +31,7 @@ class Grouped {
   bool wait(Deadline until = {});
 
   size_t operations() const { return planned_.size(); }
-  size_t bytes() const { return bytes_; }  // of all inputs
+  size_t bytes() const;  // of all inputs
 
   static bool has(Collective kind);
 
@@ -48,8 +48,6 @@ class Grouped {
   Options options_;
   std::vector<Planned> planned_;
   std::vector<Handle> handles_;
-  size_t bytes_ = 0;
-  bool unpacked_ = false;
 };
 
 }  // namespace farandole

@@ -46,8 +46,8 @@ std::vector<std::vector<size_t>> plan_packs(std::span<const Packable> order,
   return operations;
 }
 
-Pack::Pack(Collective kind, int rank, int size, std::vector<Operand> operands)
-    : kind_(kind), rank_(rank), size_(size), operands_(std::move(operands)) {
+Pack::Pack(Collective kind, int size, std::vector<Operand> operands)
+    : kind_(kind), size_(size), operands_(std::move(operands)) {
   whole_.input.dtype = whole_.output.dtype = operands_.front().input.dtype;
   for (const Operand& operand : operands_) {
     whole_.input.count += operand.input.count;
@@ -55,17 +55,8 @@ Pack::Pack(Collective kind, int rank, int size, std::vector<Operand> operands)
   }
 }
 
-const Operand& Pack::borrow(BufferPool& pool) {
-  sent_ = pool.borrow(whole_.input.bytes());
-  arrived_ = in_place(kind_) ? sent_ : pool.borrow(whole_.output.bytes());
-  whole_.input.data = sent_.get();
-  whole_.output.data = arrived_.get();
-  return whole_;
-}
-
 Shape Pack::shape_of(const Operand& operand) const {
   Shape shape;
-  shape.rank = rank_;
   shape.size = size_;
   shape.count = operand.input.count;
   return shape;
@@ -103,28 +94,40 @@ Buffer Pack::output_piece(size_t index) const {
           operand.input.dtype};
 }
 
-bool Pack::fill(size_t& budget) {
-  const size_t pieces = pieces_of(Collective::reduce_scatter);
+/// copy(piece, bytes that those before it took) gives the bytes of each that is still to come.
+template <typename Copy>
+bool Pack::copy_pieces(size_t pieces, size_t& budget, const Copy& copy) {
   for (; copied_ < pieces && budget > 0; ++copied_) {
-    const Buffer from = input_piece(copied_);
-    copy_bytes(sent_.get() + at_, from.data, from.bytes());
-    at_ += from.bytes();
-    budget -= std::min(budget, from.bytes());
+    const size_t bytes = copy(copied_, at_);
+    at_ += bytes;
+    budget -= std::min(budget, bytes);
   }
-  if (copied_ < pieces) return false;
+  return copied_ == pieces;
+}
+
+bool Pack::fill(BufferPool& pool, size_t& budget) {
+  if (!sent_) {
+    sent_ = pool.borrow(whole_.input.bytes());
+    arrived_ = in_place(kind_) ? sent_ : pool.borrow(whole_.output.bytes());
+    whole_.input.data = sent_.get();
+    whole_.output.data = arrived_.get();
+  }
+  const auto copy_in = [&](size_t piece, size_t at) {
+    const Buffer from = input_piece(piece);
+    copy_bytes(sent_.get() + at, from.data, from.bytes());
+    return from.bytes();
+  };
+  if (!copy_pieces(pieces_of(Collective::reduce_scatter), budget, copy_in)) return false;
   copied_ = at_ = 0;
   return true;
 }
 
 bool Pack::unpack(size_t& budget) {
-  const size_t pieces = pieces_of(Collective::all_gather);
-  for (; copied_ < pieces && budget > 0; ++copied_) {
-    const Buffer to = output_piece(copied_);
-    copy_bytes(to.data, arrived_.get() + at_, to.bytes());
-    at_ += to.bytes();
-    budget -= std::min(budget, to.bytes());
-  }
-  return copied_ == pieces;
+  return copy_pieces(pieces_of(Collective::all_gather), budget, [&](size_t piece, size_t at) {
+    const Buffer to = output_piece(piece);
+    copy_bytes(to.data, arrived_.get() + at, to.bytes());
+    return to.bytes();
+  });
 }
 
 }  // namespace farandole

@@ -41,17 +41,18 @@ std::vector<std::vector<size_t>> plan_packs(std::span<const Packable> order,
 /// that they are one part of the whole.
 class Pack {
  public:
-  Pack(Collective kind, int rank, int size, std::vector<Operand> operands);
+  /// `size`: ranks.
+  Pack(Collective kind, int size, std::vector<Operand> operands);
 
-  /// Memory for it, until the pack ends; what is copied and run.
-  const Operand& borrow(BufferPool& pool);
+  /// What is run, once it is full.
   const Operand& operand() const { return whole_; }
   /// Elements of each owner, of a reduce_scatter; none of others.
   std::vector<size_t> counts() const;
 
-  /// Copy inputs in and, later, results out while `budget`, in bytes, lasts: true when all are. It
-  /// falls by what was copied, and suffices for at least one array unless it is 0.
-  bool fill(size_t& budget);
+  /// Copy inputs into memory of the pool, kept until the pack ends, and, later, results out, while
+  /// `budget`, in bytes, lasts: true when all are. It falls by what was copied, and suffices for at
+  /// least one array unless it is 0.
+  bool fill(BufferPool& pool, size_t& budget);
   bool unpack(size_t& budget);
 
  private:
@@ -59,9 +60,11 @@ class Pack {
   Buffer input_piece(size_t index) const;
   Buffer output_piece(size_t index) const;
   size_t pieces_of(Collective by_owner) const;
+  template <typename Copy>
+  bool copy_pieces(size_t pieces, size_t& budget, const Copy& copy);
 
   Collective kind_;
-  int rank_, size_;
+  int size_;
   std::vector<Operand> operands_;
   Operand whole_;
   std::shared_ptr<std::byte> sent_, arrived_;

@@ -67,7 +67,7 @@ std::unique_ptr<Launches::Launch> Launches::make(const std::vector<size_t>& tens
   if (tensors.size() == 1) return launch;
   std::vector<Operand> operands;
   for (const size_t i : tensors) operands.push_back(round_[i].request->parts[round_[i].part]);
-  launch->pack.emplace(o.kind, first.set->rank, first.set->size(), std::move(operands));
+  launch->pack.emplace(o.kind, first.set->size(), std::move(operands));
   o.name += " and " + std::to_string(tensors.size() - 1) + " more";
   return launch;
 }
@@ -101,15 +101,12 @@ bool Launches::poll(std::vector<NamedRequest*>& finished) {
 /// True when the pack is full, or there is none.
 bool Launches::prepare(Launch& launch, size_t& budget) {
   if (!launch.pack) return true;
-  if (!launch.filling) {
-    Operation& o = launch.request->operation;
-    const Operand& all = launch.pack->borrow(packs_);
-    o.input = all.input;
-    o.output = all.output;
-    o.count = all.input.count;
-  }
-  launch.filling = true;
-  return launch.pack->fill(budget);
+  if (!launch.pack->fill(packs_, budget)) return false;
+  Operation& o = launch.request->operation;
+  o.input = launch.pack->operand().input;
+  o.output = launch.pack->operand().output;
+  o.count = o.input.count;
+  return true;
 }
 
 void Launches::start(Launch& launch) {

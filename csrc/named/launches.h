@@ -45,7 +45,6 @@ class Launches {
     std::vector<NamedRequest*> owners;  // one for each tensor
     std::shared_ptr<Request> request;
     std::optional<Pack> pack;  // of more than one tensor
-    bool filling = false;
   };
 
   std::unique_ptr<Launch> make(const std::vector<size_t>& tensors);

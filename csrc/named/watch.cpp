@@ -135,7 +135,7 @@ void Named::check_requests(TimePoint when) {
             state->set.membership.detector->report(*absence_of(engine_.view(), r, where));
           }
         const Duration age = when - request->since;
-        if (timeout_ > Duration::zero() && age >= timeout_ + grace)
+        if (timeout_ > Duration::zero() && age >= timeout_ + (request->told ? kGrace : grace))
           report(*state, entry->name.signature,
                  request->told ? request->missing : std::vector<int>{0}, age, "");
         if (request->told || request->warned || age < warn_after + kGrace) continue;

@@ -211,4 +211,9 @@ def _ratios(ours: Variant, present: list[Variant]) -> dict[str, dict[str, Any]]:
 
 
 def _as_dict(ratio: Interval) -> dict[str, Any]:
-    return dict(zip(("ratio", "low", "high", "confidence"), ratio, strict=True))
+    return {
+        "ratio": ratio.median,
+        "low": ratio.low,
+        "high": ratio.high,
+        "confidence": ratio.confidence,
+    }

@@ -14,14 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from farandole import _core
-
 LENGTH = 1009
 
 # Up to where a dtype that is no integer holds every integer.
 _EXACT = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53, "bool": 1}
 
-DTYPES = _core.dtypes
 _TURNS = 4  # different patterns, in turn
 
 

@@ -205,12 +205,12 @@ def _request(arguments: argparse.Namespace) -> Request:
     for option, takers in _TAKERS.items():
         if getattr(arguments, option) is not None and kind not in takers:
             raise CommandError(f"{kind} takes no --{option}")
-    from farandole._bench import data
+    from farandole import _core
     from farandole._bench.ranks import Request
 
     dtype = arguments.dtype or "float32"
-    if dtype not in data.DTYPES:
-        raise CommandError(f"--dtype {dtype} is unknown; there are {', '.join(data.DTYPES)}")
+    if dtype not in _core.dtypes:
+        raise CommandError(f"--dtype {dtype} is unknown; there are {', '.join(_core.dtypes)}")
     given = {name: getattr(arguments, name) for name in ("op", "algorithm", "level")}
     options = {name: value for name, value in given.items() if value is not None}
     _check_op(options.get("op", "sum"))

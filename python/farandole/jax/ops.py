@@ -101,8 +101,15 @@ def grouped_allreduce(
     """
     if not isinstance(trees, list | tuple):
         raise InvalidArgument(f"trees is a {type(trees).__name__}; pass a list of arrays")
-    factors = {"prescale": prescale, "postscale": postscale}
-    return list(allreduce(list(trees), op, **factors, name=name, process_set=process_set))
+    reduced = allreduce(
+        list(trees),
+        op,
+        prescale=prescale,
+        postscale=postscale,
+        name=name,
+        process_set=process_set,
+    )
+    return list(reduced)
 
 
 @explained(tree=A_TREE)

@@ -76,13 +76,18 @@ def distributed(
     number_of(process_set)
     inner = optax.with_extra_args_support(optimizer)
     weights = ArrayWeights(name or "an optimizer", process_set)
-    how: Any = {"op": op, "compression": compression, "bucket_bytes": bucket_bytes}
-    how |= {"name": name, "process_set": process_set}
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
         if process_set.included():
             weights.compare(rows_of(params))
-            updates = allreduce_gradients(updates, **how)
+            updates = allreduce_gradients(
+                updates,
+                op=op,
+                compression=compression,
+                bucket_bytes=bucket_bytes,
+                name=name,
+                process_set=process_set,
+            )
         return inner.update(updates, state, params, **extra)
 
     return optax.GradientTransformationExtraArgs(inner.init, update)

@@ -19,6 +19,7 @@ class ProgramExchange(PlannedExchange):
 
     def __init__(self, label: str, reduction: Reduction, *arguments: Any, **others: Any) -> None:
         super().__init__(label, reduction, *arguments, **others)
+        self._members = [set(map(id, group)) for group in self.groups]
         self._weights = ArrayWeights(label, reduction.process_set, BROADCAST)
 
     @staticmethod
@@ -63,8 +64,7 @@ class ProgramExchange(PlannedExchange):
         """Each group in one call; what is in none goes in buckets by size."""
         reduced, rest = dict[int, Any](), dict(wires)
         how: Any = {"op": self.reduction.op, "process_set": self.reduction.process_set}
-        for g, group in enumerate(self.groups):
-            members = set(map(id, group))
+        for g, members in enumerate(self._members):
             together = {i: rest.pop(i) for i in wires if id(variables[i]) in members}
             reduced |= fdj.allreduce(together, name=f"{self.label}, group {g}", **how)
         reduced |= fdj.allreduce_gradients(rest, name=self.label, **how)

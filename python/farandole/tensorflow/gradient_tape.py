@@ -111,12 +111,13 @@ def DistributedGradientTape(
         >>> hvd.DistributedGradientTape(tape).gradient(y, [x])[0].numpy().item()
         6.0
     """
-    asked = (op, gradient_predivide_factor, compression, sparse_as_dense, process_set)
-    return _distributed(gradtape, scale_local_gradients, *asked, num_groups, groups)
+    reduction = Reduction(
+        op, gradient_predivide_factor, compression, sparse_as_dense, process_set, num_groups, groups
+    )
+    return _distributed(gradtape, reduction, scale_local_gradients)
 
 
-def _distributed(gradtape: Any, scale_local_gradients: bool, *asked: Any) -> Any:
-    reduction = Reduction(*asked)
+def _distributed(gradtape: Any, reduction: Reduction, scale_local_gradients: bool) -> Any:
     if not isinstance(gradtape, tf.GradientTape):
         raise refused(f"gradtape is a {type(gradtape).__name__}, not a tf.GradientTape")
     if isinstance(gradtape, _Distributed):
@@ -147,8 +148,10 @@ def PartialDistributedGradientTape(
     Args:
         local_layers: Keras layers, built already.
     """
-    asked = (op, gradient_predivide_factor, compression, sparse_as_dense, process_set)
-    tape = _distributed(gradtape, scale_local_gradients, *asked, num_groups, groups)
+    reduction = Reduction(
+        op, gradient_predivide_factor, compression, sparse_as_dense, process_set, num_groups, groups
+    )
+    tape = _distributed(gradtape, reduction, scale_local_gradients)
     for layer in tf.nest.flatten(local_layers if local_layers is not None else []):
         if not hasattr(layer, "trainable_weights"):
             raise refused(f"local_layers has a {type(layer).__name__}, which is not a layer")

@@ -63,10 +63,21 @@ def DistributedOptimizer(
         from farandole.keras import DistributedOptimizer as OfKeras  # which takes a second
 
         return OfKeras(
-            optimizer, name, device_dense, device_sparse, compression, sparse_as_dense,
-            gradient_predivide_factor, op, backward_passes_per_step, average_aggregated_gradients,
-            num_groups, groups, process_set, scale_local_gradients,
-        )  # fmt: skip
+            optimizer,
+            name=name,
+            device_dense=device_dense,
+            device_sparse=device_sparse,
+            compression=compression,
+            sparse_as_dense=sparse_as_dense,
+            gradient_predivide_factor=gradient_predivide_factor,
+            op=op,
+            backward_passes_per_step=backward_passes_per_step,
+            average_aggregated_gradients=average_aggregated_gradients,
+            num_groups=num_groups,
+            groups=groups,
+            process_set=process_set,
+            scale_local_gradients=scale_local_gradients,
+        )
     reduction = Reduction(
         op, gradient_predivide_factor, compression, sparse_as_dense, process_set, num_groups, groups
     )
