@@ -74,6 +74,7 @@ CollectiveCall Grouped::filled(Planned& planned) {
   planned.pack->fill(group_.pool(), budget);
   call.operand = planned.pack->operand();
   call.options.counts = planned.pack->counts();
+  call.options.keepalive = planned.pack->kept_with(std::move(call.options.keepalive));
   return call;
 }
 

@@ -1,6 +1,8 @@
 #include "group/pack.h"
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 #include "base/copy.h"
 #include "schedule/slicing.h"
@@ -60,6 +62,12 @@ Shape Pack::shape_of(const Operand& operand) const {
   shape.size = size_;
   shape.count = operand.input.count;
   return shape;
+}
+
+std::shared_ptr<const void> Pack::kept_with(std::shared_ptr<const void> other) const {
+  using Kept = std::tuple<std::shared_ptr<std::byte>, std::shared_ptr<std::byte>,
+                          std::shared_ptr<const void>>;
+  return std::make_shared<const Kept>(sent_, arrived_, std::move(other));
 }
 
 std::vector<size_t> Pack::counts() const {

@@ -46,6 +46,8 @@ class Pack {
 
   /// What is run, once it is full.
   const Operand& operand() const { return whole_; }
+  /// Holds its memory, and what else the operation needs: its owner may go before it ends.
+  std::shared_ptr<const void> kept_with(std::shared_ptr<const void> other) const;
   /// Elements of each owner, of a reduce_scatter; none of others.
   std::vector<size_t> counts() const;
 

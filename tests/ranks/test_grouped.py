@@ -184,3 +184,21 @@ def together() -> None:
 
 def test_operations_of_several_kinds_are_refused_together(standing: Callable[[int], World]) -> None:
     standing(2).run(together)
+
+
+def drop_and_go_on() -> int:
+    """How often the call after one whose handle nobody kept has a wrong result."""
+    fd.init()
+    wrong = 0
+    for i in range(200):
+        fd.grouped_all_reduce([np.full(500, 1.0 + i) for _ in range(8)], async_op=True)
+        mine = [np.full(500, 7.0 * i) for _ in range(8)]
+        results = fd.grouped_all_reduce(mine, async_op=True).wait()
+        wrong += any((x != 7.0 * i * fd.size()).any() for x in results)
+    return wrong
+
+
+def test_a_dropped_handle_leaves_its_memory_to_its_operations(
+    standing: Callable[[int], World],
+) -> None:
+    assert standing(2).run(drop_and_go_on) == [0, 0]
