@@ -43,7 +43,7 @@ ASKED := $(if $(filter default undefined,$(origin CXX)),,$(notdir $(CXX)))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all test-cpp test-tf216 mutants additions lint tidy format sanitize bench docs size clean help
+.PHONY: demo test test-all test-cpp test-tf216 mutants additions lint tidy format sanitize bench docs site size clean help
 
 # ---- what a person asks for ----
 
@@ -112,6 +112,9 @@ bench: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/bench $(PEERS:%=$(STAMPS)/b
 docs: $(STAMPS)/farandole  ## the generated part of docs/algorithms.md and its drawings
 	@$(BIN)/python docs/generate_algorithms.py
 
+site: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/tensorflow $(STAMPS)/test $(STAMPS)/site  ## the documentation as a site, in build/site; a broken link or a missing docstring fails
+	NO_MKDOCS_2_WARNING=1 COLUMNS=88 $(BIN)/python -W ignore -m mkdocs build --strict --quiet
+
 size:  ## lines per folder, the longest files, and the change since BASE
 	@git ls-files -z '*.h' '*.cpp' '*.py' '*.md' | xargs -0 wc -l | grep -v ' total$$' | awk \
 	  '{ n = split($$2, p, "/"); d = p[1]; for (i = 2; i < n && i < 3; ++i) d = d "/" p[i]; s[d] += $$1; t += $$1 } \
@@ -147,7 +150,7 @@ $(STAMPS)/on-torch: pyproject.toml | $(STAMPS)/torch
 	$(PIP) --group on-torch
 	@touch $@
 
-$(STAMPS)/build $(STAMPS)/test $(STAMPS)/lint $(STAMPS)/demo $(STAMPS)/bench: $(STAMPS)/%: pyproject.toml | $(STAMPS)/venv
+$(STAMPS)/build $(STAMPS)/test $(STAMPS)/lint $(STAMPS)/demo $(STAMPS)/bench $(STAMPS)/site: $(STAMPS)/%: pyproject.toml | $(STAMPS)/venv
 	$(PIP) --group $*
 	@touch $@
 

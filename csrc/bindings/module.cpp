@@ -1,10 +1,11 @@
 // The native module's table of contents.
+#include "base/version.h"
 #include "bindings/bind.h"
 
 PYBIND11_MODULE(_core, module) {
   using namespace farandole;
   module.doc() = "The native core of farandole.";
-  module.attr("__version__") = FARANDOLE_VERSION;
+  module.attr("__version__") = version();
   bind_errors(module);
   bind_arrays(module);
   bind_group(module);

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/fixed_text.h"
+#include "base/version.h"
 #include "control/local_socket.h"
 
 namespace farandole {
@@ -15,7 +16,7 @@ Hello hello_from(const Invitation& me) {
   h.rank = me.rank;
   h.size = me.size;
   h.pid = ::getpid();
-  copy_cut(FARANDOLE_VERSION, h.version);
+  copy_cut(version(), h.version);
   copy_cut(me.agree, h.agree);
   const CpuSet set = usable_cpus();
   for (size_t i = 0; i < set.size(); ++i)

@@ -10,6 +10,7 @@ list(APPEND FARANDOLE_FOLDS farandole_fold_baseline)
 function(farandole_add_instruction_set name)
   string(TOUPPER ${name} upper)
   string(REPLACE ";" " " CMAKE_REQUIRED_FLAGS "${ARGN}")
+  set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY) # nothing is linked with these flags
   check_cxx_compiler_flag("" FARANDOLE_COMPILER_HAS_${upper})
   if(FARANDOLE_COMPILER_HAS_${upper})
     add_library(farandole_fold_${name} OBJECT csrc/fold/instruction_sets/${name}.cpp)

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from farandole._collectives import *  # noqa: F403
+    from farandole._core import __version__ as __version__
+    from farandole._core import trace_span as trace_span
     from farandole._errors import *  # noqa: F403
     from farandole._memory import *  # noqa: F403
     from farandole._run import *  # noqa: F403
     from farandole._timeline import *  # noqa: F403
     from farandole._world import *  # noqa: F403
 
-__version__ = "0.1.0"
-
 _HOME = {
-    "_core": ["trace_span"],
+    "_core": ["__version__", "trace_span"],
     "_world": (
         "Group init shutdown is_initialized rank size local_rank local_size cross_rank cross_size "
         "split world"
@@ -43,7 +43,7 @@ _HOME = {
     ).split(),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-__all__ = sorted(_MODULE_OF)
+__all__ = sorted(_MODULE_OF.keys() - {"__version__"})
 
 
 def __getattr__(name: str) -> Any:

@@ -28,7 +28,7 @@ def allocate(
     Raises:
         ResourceError: the shared arena is full (``FARANDOLE_ARENA_BYTES``).
 
-    Example:
+    Examples:
         >>> import farandole as fd
         >>> fd.init()
         >>> fd.allocate(4, "float64").tolist()

@@ -37,7 +37,8 @@ def run(
 
     Args:
         fn: for every rank.
-        args, kwargs: for the function.
+        args: for the function, by position.
+        kwargs: for the function, by name.
         np: how many ranks.
         timeout: seconds until all ranks are killed; default: none.
         env: more environment variables.
@@ -51,7 +52,7 @@ def run(
             ``RanksFailed`` with the rank and its traceback.
         RanksFailed: a rank died, ran out of time, or raised what cannot be pickled.
 
-    Example:
+    Examples:
         >>> import farandole
         >>> farandole.run(len, ("abc",), np=2)
         [3, 3]

@@ -27,7 +27,7 @@ def start_timeline(file_path: os.PathLike[str] | str, mark_cycles: bool = False)
         NotInitialized: before ``init()``.
         ResourceError: the directory cannot be written.
 
-    Example:
+    Examples:
         >>> import farandole as fd
         >>> fd.init()
         >>> fd.start_timeline("/tmp/timeline.json")

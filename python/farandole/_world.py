@@ -173,8 +173,10 @@ def init(
     set them. A program started with none of these is a world of size 1.
 
     Args:
-        rank, size: this process' rank and the number of ranks.
-        local_rank, local_size: the same within this host.
+        rank: this process' rank, from 0.
+        size: the number of ranks.
+        local_rank: this process' rank within its host.
+        local_size: the number of ranks on its host.
         job: a name that the ranks of this job share and no other job has; default: from the
             environment.
         timeout: seconds to wait for the other ranks; default ``FARANDOLE_START_TIMEOUT``.
@@ -189,7 +191,7 @@ def init(
         RendezvousError: ranks are missing, duplicate, or disagree about the world.
         VersionMismatch: another rank runs another version of farandole.
 
-    Example:
+    Examples:
         >>> import farandole as fd
         >>> fd.init()
         >>> fd.size()

@@ -45,7 +45,7 @@ def run_ranks(
     Raises:
         RanksFailed: a rank raised, died, or ran out of time. No rank is left behind.
 
-    Example:
+    Examples:
         >>> from farandole.testing import run_ranks
         >>> run_ranks(2, len, "abc")
         [3, 3]

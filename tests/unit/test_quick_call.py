@@ -40,7 +40,7 @@ def test_it_looks_like_the_function_it_stands_before(call: Any) -> None:
     assert inspect.signature(call) == inspect.signature(function)
     for name in ("__name__", "__qualname__", "__module__", "__doc__"):
         assert getattr(call, name) == getattr(function, name)
-    assert "Example:" in pydoc.render_doc(call)
+    assert "Examples:" in pydoc.render_doc(call)
     assert f"{call.__name__}(" in pydoc.plain(pydoc.render_doc(call))
     assert pickle.loads(pickle.dumps(call)) is call
     assert copy.deepcopy(call) is call

@@ -76,7 +76,7 @@ def grouped_all_reduce(
 
     Further arguments and errors as in :func:`all_reduce`.
 
-    Example:
+    Examples:
         >>> [a.tolist() for a in fd.grouped_all_reduce([np.ones(2), np.arange(3)])]
         [[1.0, 1.0], [0, 1, 2]]
     """
@@ -98,7 +98,7 @@ def grouped_broadcast(
 ) -> Any:
     """Broadcasts every array of a list; arguments as in :func:`grouped_all_reduce`.
 
-    Example:
+    Examples:
         >>> [a.tolist() for a in fd.grouped_broadcast([np.ones(1), np.arange(2)], root=0)]
         [[1.0], [0, 1]]
     """
@@ -121,7 +121,7 @@ def grouped_all_gather(
 
     Arguments as in :func:`grouped_all_reduce`.
 
-    Example:
+    Examples:
         >>> [a.shape for a in fd.grouped_all_gather([np.ones((1, 2)), np.arange(3)])]
         [(1, 2), (3,)]
     """
@@ -153,7 +153,7 @@ def grouped_reduce_scatter(
 
     Arguments as in :func:`grouped_all_reduce`.
 
-    Example:
+    Examples:
         >>> [a.tolist() for a in fd.grouped_reduce_scatter([np.ones(2), np.arange(3)])]
         [[1.0, 1.0], [0, 1, 2]]
     """

@@ -44,7 +44,7 @@ def send(
         ResourceError: too many combinations.
         PeerLost, EarlyExit, Stalled, RemoteError: the group has failed.
 
-    Example:
+    Examples:
         >>> if fd.size() > 1 and fd.rank() == 0:
         ...     fd.send(np.arange(3), to=1)
         >>> if fd.rank() == 1:
@@ -74,7 +74,7 @@ def recv(
     ``out`` has the dtype and the number of elements of what is sent. Returns ``out``, or with
     ``async_op`` a ``Handle`` whose ``wait()`` does. Arguments and errors as in :func:`send`.
 
-    Example:
+    Examples:
         >>> try:
         ...     fd.recv(np.empty(3), source=fd.rank())
         ... except fd.InvalidArgument as error:

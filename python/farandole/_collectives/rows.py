@@ -98,7 +98,7 @@ def all_gather(
 
     The other dimensions are equal. Further arguments and errors as in :func:`all_reduce`.
 
-    Example:
+    Examples:
         >>> fd.all_gather(np.arange(2)).tolist()
         [0, 1]
         >>> fd.all_gather(np.ones((3, 2)), uneven=True).shape
@@ -132,7 +132,7 @@ def gather(
 
     ``out`` is looked at on the root alone; ``uneven`` and ``counts`` are the same on every rank.
 
-    Example:
+    Examples:
         >>> fd.gather(np.arange(2), root=0).tolist()
         [0, 1]
     """
@@ -170,7 +170,7 @@ def all_to_all(
 
     ``out`` does not overlap ``x``. Further arguments and errors as in :func:`all_reduce`.
 
-    Example:
+    Examples:
         >>> fd.all_to_all(np.arange(2)).tolist()
         [0, 1]
         >>> rows, received = fd.all_to_all(np.arange(2), splits=[2])
@@ -221,7 +221,7 @@ def scatter(
     Ranks that know what comes give ``out``: all of them, or none. Nothing is then exchanged before,
     and ``counts``, if parts differ, are the same on every rank.
 
-    Example:
+    Examples:
         >>> fd.scatter(np.arange(2), root=0).tolist()
         [0, 1]
     """

@@ -41,7 +41,8 @@ def all_reduce(
             float64, signed and unsigned integers of 8 to 64 bits, bool.
         op: ``sum``, ``mean``, ``min``, ``max`` or ``product``.
         out: where the result goes; ``out=x`` reduces in place. Default: a new array like ``x``.
-        prescale, postscale: factors on every input, and on the result.
+        prescale: a factor on every input.
+        postscale: a factor on the result.
         name: compared between ranks, and part of errors and traces.
         async_op: return a ``Handle`` at once; ``Handle.wait()`` gives the result.
         group: default: all ranks. Operations of a group match in program order.
@@ -55,7 +56,7 @@ def all_reduce(
         Mismatch: the ranks submitted different operations; the group lives on.
         PeerLost, EarlyExit, Stalled, RemoteError: the group has failed.
 
-    Example:
+    Examples:
         >>> import farandole as fd, numpy as np
         >>> fd.init()
         >>> float(fd.all_reduce(np.float32(3), op="mean"))
@@ -89,7 +90,7 @@ def reduce(
 
     ``out`` is looked at on the root alone.
 
-    Example:
+    Examples:
         >>> fd.reduce(np.arange(3), root=0).tolist()
         [0, 1, 2]
     """
@@ -128,7 +129,7 @@ def reduce_scatter(
     With ``counts``, the same on every rank, rank r gets the next ``counts[r]`` rows of the first
     dimension instead: ``x`` of shape (sum(counts), ...) gives (counts[r], ...).
 
-    Example:
+    Examples:
         >>> fd.reduce_scatter(np.arange(3)).tolist()
         [0, 1, 2]
         >>> fd.reduce_scatter(np.ones((2, 3)), counts=[2]).shape
@@ -168,7 +169,7 @@ def broadcast(
     ``root`` is a rank of ``group``. Arguments and errors as in :func:`all_reduce`; ``out=x``
     overwrites ``x`` on the other ranks.
 
-    Example:
+    Examples:
         >>> fd.broadcast(np.arange(3), root=0).tolist()
         [0, 1, 2]
     """

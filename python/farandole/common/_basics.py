@@ -95,7 +95,7 @@ def init(
             ``process_sets`` differ, some rank has none, or there are equals among them.
         RendezvousError: ranks are missing, duplicate, or disagree about the world.
 
-    Example:
+    Examples:
         >>> import farandole.torch as hvd
         >>> hvd.init()
         >>> hvd.rank(), hvd.size()

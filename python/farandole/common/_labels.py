@@ -9,7 +9,7 @@ def without_numbers(path: str) -> str:
     """Without those that Keras gives to layers, which differ between ranks as soon as one of them
     has made another model before.
 
-    Example:
+    Examples:
         >>> without_numbers("sequential_2/dense_11/kernel")
         'sequential/dense/kernel'
 

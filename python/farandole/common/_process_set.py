@@ -124,7 +124,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         InvalidArgument: a rank does not exist, or a set of the same ranks is registered already.
         Mismatch: the ranks' sets differ; says how.
 
-    Example:
+    Examples:
         >>> import farandole.torch as hvd
         >>> hvd.init()
         >>> alone = hvd.add_process_set([0])  # doctest: +SKIP

@@ -12,7 +12,7 @@ __all__ = ["HorovodBasics"]
 class HorovodBasics:
     """What every framework's module has: ``init``, ``rank``, ``mpi_built``, ``Average``, …
 
-    Example:
+    Examples:
         >>> from farandole.common.basics import HorovodBasics
         >>> basics = HorovodBasics(__file__, "mpi_lib")
         >>> basics.init()

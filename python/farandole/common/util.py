@@ -58,10 +58,12 @@ def nccl_built(verbose: bool = False) -> int:  # noqa: ARG001
 
 
 def ddl_built(verbose: bool = False) -> bool:  # noqa: ARG001
+    """Whether IBM's DDL can carry operations: no."""
     return False
 
 
 def ccl_built(verbose: bool = False) -> bool:  # noqa: ARG001
+    """Whether Intel's oneCCL can carry operations: no."""
     return False
 
 
@@ -71,6 +73,7 @@ def cuda_built(verbose: bool = False) -> bool:  # noqa: ARG001
 
 
 def rocm_built(verbose: bool = False) -> bool:  # noqa: ARG001
+    """Whether ROCm can carry operations: no."""
     return False
 
 

@@ -65,7 +65,7 @@ def install() -> None:
     Raises:
         ImportError: another horovod was imported before.
 
-    Example:
+    Examples:
         >>> import farandole.horovod
         >>> farandole.horovod.install()
         >>> import horovod.common.util

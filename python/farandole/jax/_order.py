@@ -115,13 +115,15 @@ def init(rank: int | None = None, size: int | None = None, **place: Any) -> None
     does: functions are traced and compiled anew when they are called next.
 
     Args:
-        rank, size, place: as for ``farandole.init``; by default what the launcher has set.
+        rank: as for ``farandole.init``; by default what the launcher has set.
+        size: likewise.
+        place: its other arguments.
 
     Raises:
         InvalidArgument: JAX's default device is not the CPU.
         RendezvousError: ranks are missing, duplicate, or disagree about the world.
 
-    Example:
+    Examples:
         >>> import farandole.jax as fdj
         >>> fdj.init()
         >>> fdj.rank(), fdj.size()
@@ -170,7 +172,7 @@ def last_error() -> Error | None:
     JAX reports failures as ``JaxRuntimeError`` with the same text; this is the error itself, of
     one of farandole's classes and with its fields.
 
-    Example:
+    Examples:
         >>> fdj.last_error() is None
         True
     """
@@ -189,7 +191,7 @@ def recover() -> None:
         NotInitialized: there is no world.
         Error: the world has failed; the verdict.
 
-    Example:
+    Examples:
         >>> fdj.recover()
     """
     group = world_of_calls()

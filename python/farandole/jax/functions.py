@@ -33,7 +33,7 @@ def broadcast_object(
     Raises:
         InvalidArgument: it cannot be pickled, on every rank; or there is no such root.
 
-    Example:
+    Examples:
         >>> fdj.broadcast_object({"epoch": 3})
         {'epoch': 3}
     """
@@ -50,7 +50,7 @@ def allgather_object(
     Raises:
         InvalidArgument: one cannot be pickled; on every rank, naming the first.
 
-    Example:
+    Examples:
         >>> fdj.allgather_object("a")
         ['a']
     """
@@ -78,7 +78,7 @@ def broadcast_parameters(
             rank that is not in the set.
         Mismatch: the ranks' trees differ; says where, and who has what. On every rank.
 
-    Example:
+    Examples:
         >>> fdj.broadcast_parameters({"w": jnp.ones(2)})["w"].tolist()
         [1.0, 1.0]
     """

@@ -44,7 +44,8 @@ def allreduce(
     Args:
         tree: an array, or a pytree of them, of any supported dtypes; numbers count as arrays.
         op: ``mean``, ``sum``, ``min``, ``max`` or ``product``; only the first two have gradients.
-        prescale, postscale: factors on every input, and on the result.
+        prescale: a factor on every input.
+        postscale: a factor on the result.
         name: part of errors and traces; the same on every rank. Without one, calls in programs
             are of the same line on every rank.
         process_set: the ranks that take part; means are theirs.
@@ -52,7 +53,7 @@ def allreduce(
     Raises:
         InvalidArgument: bad input on this rank, or it is not in the set; nothing was sent.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, farandole.jax as fdj
         >>> fdj.init()
         >>> jax.jit(lambda x: fdj.allreduce(x, "sum"))(jnp.ones(2)).tolist()
@@ -95,7 +96,7 @@ def grouped_allreduce(
 ) -> list[Any]:
     """:func:`allreduce` of a list of arrays or pytrees, in one call.
 
-    Example:
+    Examples:
         >>> [x.tolist() for x in fdj.grouped_allreduce([jnp.ones(1), jnp.arange(2)], "sum")]
         [[1.0], [0, 1]]
     """
@@ -123,7 +124,7 @@ def broadcast(
     """The root's arrays on every rank; shapes and dtypes are equal on all ranks. Also in a set,
     ``root`` is a rank of the world.
 
-    Example:
+    Examples:
         >>> fdj.broadcast(jnp.arange(3)).tolist()
         [0, 1, 2]
     """
@@ -149,12 +150,13 @@ def allgather(
     Args:
         tree: an array, or a pytree of them; with ``counts``, each of as many rows as that says.
         counts: rows of each rank that takes part; the same on all. The result has their sum.
-        name, process_set: as for :func:`allreduce`.
+        name: as for :func:`allreduce`.
+        process_set: the ranks that take part.
 
     Raises:
         InvalidArgument: bad input on this rank; nothing was sent.
 
-    Example:
+    Examples:
         >>> fdj.allgather(jnp.ones((2, 3))).shape
         (2, 3)
     """
@@ -185,7 +187,7 @@ def reducescatter(
 
     An array of shape (size·n, ...) gives (n, ...).
 
-    Example:
+    Examples:
         >>> fdj.reducescatter(jnp.arange(2), "sum").tolist()
         [0, 1]
     """
@@ -213,7 +215,7 @@ def alltoall(
     (array, received) comes back, where ``received[r]`` rows are from it: shapes then follow from
     data, so this is for use outside ``jit`` alone.
 
-    Example:
+    Examples:
         >>> fdj.alltoall(jnp.arange(2)).tolist()
         [0, 1]
     """
@@ -241,7 +243,7 @@ def barrier(*, name: str | None = None, process_set: ProcessSet = global_process
     Outside ``jit`` it returns when every rank that takes part has come to it; inside it is one more
     collective.
 
-    Example:
+    Examples:
         >>> fdj.barrier()
     """
     _run("barrier", [], name, process_set)

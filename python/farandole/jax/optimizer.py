@@ -55,7 +55,10 @@ def distributed(
 
     Args:
         optimizer: of optax; chains with clipping see reduced gradients.
-        op, compression, bucket_bytes, name: as for :func:`allreduce_gradients`.
+        op: as for :func:`allreduce_gradients`.
+        compression: likewise.
+        bucket_bytes: likewise.
+        name: likewise.
         process_set: the ranks that take part; elsewhere the optimizer steps by itself.
 
     Raises:
@@ -63,7 +66,7 @@ def distributed(
         Mismatch: from ``update()`` outside ``jit``: the ranks' parameters differ. In a program it
             is the text of a ``JaxRuntimeError``, as of all that fails there.
 
-    Example:
+    Examples:
         >>> optimizer = fdj.distributed(optax.sgd(0.5))
         >>> state = optimizer.init(jnp.zeros(2))
         >>> optimizer.update(jnp.ones(2), state)[0].tolist()
@@ -120,7 +123,7 @@ def allreduce_gradients(
     Raises:
         InvalidArgument: an argument is wrong, or this rank is not in the set.
 
-    Example:
+    Examples:
         >>> fdj.allreduce_gradients({"w": jnp.ones(2)})["w"].tolist()
         [1.0, 1.0]
     """

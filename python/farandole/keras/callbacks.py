@@ -147,7 +147,8 @@ class LearningRateScheduleCallback(_Callback):
     Args:
         initial_lr: what is multiplied.
         multiplier: a function of the epoch; or a number, whose power by the epoch is taken.
-        start_epoch, end_epoch: outside of these it does nothing; None: no end.
+        start_epoch: before it, nothing is done.
+        end_epoch: from it on, nothing is done; None: no end.
         staircase: change it once an epoch; else at every batch, with a fractional epoch.
         momentum_correction: scale the velocities of a momentum method with the learning rate
             (Goyal et al., 2017): they contain it.
@@ -223,7 +224,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     Args:
         initial_lr: the rate of all ranks together: that of one rank times ``size()``.
         warmup_epochs: how long.
-        momentum_correction, steps_per_epoch: as in ``LearningRateScheduleCallback``.
+        momentum_correction: as in ``LearningRateScheduleCallback``.
+        steps_per_epoch: likewise.
         verbose: 1 says when it is over.
     """
 
@@ -266,7 +268,11 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
     or rank 0's own metric decides.
 
     Args:
-        monitor, verbose, save_weights_only, mode, save_freq: as in Keras' ``ModelCheckpoint``.
+        monitor: as in Keras' ``ModelCheckpoint``.
+        verbose: likewise.
+        save_weights_only: likewise.
+        mode: likewise.
+        save_freq: likewise.
         filepath: where; or set the attribute before `fit`.
     """
 

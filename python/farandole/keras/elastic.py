@@ -49,7 +49,7 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
     Raises:
         InvalidArgument: the state cannot be committed, or the number is negative.
 
-    Example:
+    Examples:
         >>> import farandole.keras as hvd
         >>> class State:
         ...     def commit(self):
@@ -81,6 +81,7 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.commit()
 
     def commit(self) -> None:
+        """Saves the state now."""
         _ = self.model  # within an epoch on JAX, who asks for the model gives it its weights back
         self.state.commit()
 

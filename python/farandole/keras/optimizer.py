@@ -53,7 +53,8 @@ def DistributedOptimizer(
         optimizer: a Keras 3 optimizer, or a ``LossScaleOptimizer`` around one.
         name: in errors and traces; the same on all ranks. Default: "Distributed" and the class'
             name.
-        device_dense, device_sparse: Horovod's; tensors are reduced where they lie.
+        device_dense: Horovod's; tensors are reduced where they lie.
+        device_sparse: likewise.
         compression: what is sent: ``Compression.none``, ``.fp16``, ``.bf16``, or your own class or
             object.
         sparse_as_dense: reduce sparse gradients (of embeddings, TensorFlow) as dense ones.
@@ -63,8 +64,8 @@ def DistributedOptimizer(
         backward_passes_per_step: the optimizer accumulates gradients over that many passes
             (``gradient_accumulation_steps`` of Keras), reduces, and updates once.
         average_aggregated_gradients: divide what was accumulated by the number of passes.
-        num_groups, groups: gradients that are reduced together: a number of groups, or lists of
-            variables. ``num_groups`` is its older name.
+        num_groups: the older name of a number of ``groups``.
+        groups: gradients that are reduced together: a number of groups, or lists of variables.
         process_set: the ranks that take part; elsewhere the optimizer steps by itself.
         scale_local_gradients: gradients of variables given to ``register_local_var()``, which are
             not reduced, are divided by the number of ranks.
@@ -75,7 +76,7 @@ def DistributedOptimizer(
         Mismatch: in the first step: the ranks' variables, options or gradients differ; says which
             variable.
 
-    Example:
+    Examples:
         >>> import farandole.keras as hvd, keras
         >>> hvd.init()
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

@@ -46,7 +46,7 @@ def load_model(
     Raises:
         InvalidArgument: ``legacy_opts``, a file that cannot be loaded, or a wrong option.
 
-    Example:
+    Examples:
         >>> model = hvd.load_model("checkpoint.keras")  # doctest: +SKIP
     """
     if legacy_opts:

@@ -59,7 +59,8 @@ def allreduce(
         value: a number, an array, a tensor or a variable of Keras; of one shape on all ranks.
         name: the operation's: ranks submit named ones in any order.
         average: deprecated: use ``op``.
-        prescale_factor, postscale_factor: factors on every value, and on the result.
+        prescale_factor: a factor on every value.
+        postscale_factor: a factor on the result.
         op: ``Average`` (default), ``Sum``, ``Min``, ``Max`` or ``Product``.
         compression: what is sent.
 
@@ -67,7 +68,7 @@ def allreduce(
         InvalidArgument: bad input on this rank.
         Mismatch: ranks disagree on shape, dtype or op; on every rank.
 
-    Example:
+    Examples:
         >>> import farandole.keras as hvd
         >>> hvd.init()
         >>> float(hvd.allreduce(3.0))

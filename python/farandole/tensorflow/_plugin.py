@@ -112,7 +112,7 @@ def init(
 
     Args and errors are those of ``farandole.torch.init``.
 
-    Example:
+    Examples:
         >>> import farandole.tensorflow as hvd
         >>> hvd.init()
         >>> hvd.rank(), hvd.size()

@@ -47,7 +47,7 @@ def broadcast_variables(
         tf.errors.InvalidArgumentError: a variable is not built, or of a dtype that cannot be sent.
         tf.errors.FailedPreconditionError: the ranks' variables differ; names the first that does.
 
-    Example:
+    Examples:
         >>> import tensorflow as tf, farandole.tensorflow as hvd
         >>> hvd.init()
         >>> hvd.broadcast_variables([tf.Variable([1.0, 2.0])], root_rank=0)

@@ -92,8 +92,8 @@ def DistributedGradientTape(
         op: ``Average``, ``Sum``, ``Min``, ``Max``, ``Product`` or ``Adasum`` (of dense gradients).
         gradient_predivide_factor: divides gradients before they are summed, and multiplies the
             sum, so that halves do not overflow; with ``Average`` only.
-        num_groups, groups: gradients that are one operation: a number of groups, or lists of
-            variables.
+        num_groups: the older name of a number of ``groups``.
+        groups: gradients that are one operation: a number of groups, or lists of variables.
         process_set: the ranks that take part.
         scale_local_gradients: divide gradients of local sources by the number of ranks.
 
@@ -102,7 +102,7 @@ def DistributedGradientTape(
         tf.errors.FailedPreconditionError: from ``gradient()`` (in a graph, when that runs): the
             ranks' variables or gradients differ; names the first that does.
 
-    Example:
+    Examples:
         >>> import tensorflow as tf, farandole.tensorflow as hvd
         >>> hvd.init()
         >>> x = tf.Variable(3.0)

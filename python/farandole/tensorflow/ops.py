@@ -81,11 +81,13 @@ def allreduce(
     Args:
         tensor: of any shape; a ``tf.IndexedSlices`` is gathered instead, and stays one.
         average: deprecated, see ``op``.
-        device_dense, device_sparse: accepted as Horovod does; tensors are sent from the host.
+        device_dense: accepted as Horovod does; tensors are sent from the host.
+        device_sparse: likewise.
         compression: what is sent instead.
         op: ``Average`` (the default), ``Sum``, ``Min``, ``Max``, ``Product`` or ``Adasum`` (of
             floating dtypes); of slices only the first two.
-        prescale_factor, postscale_factor: factors on every input, and on the result.
+        prescale_factor: a factor on every input.
+        postscale_factor: a factor on the result.
         name: which tensor this is, on every rank.
         process_set: the ranks that take part.
         ignore_name_scope: in a graph, ``name`` is the whole name.
@@ -94,7 +96,7 @@ def allreduce(
         tf.errors.InvalidArgumentError: bad input on this rank; nothing was sent.
         tf.errors.FailedPreconditionError: the ranks' tensors or options differ.
 
-    Example:
+    Examples:
         >>> import tensorflow as tf, farandole.tensorflow as hvd
         >>> hvd.init()
         >>> hvd.allreduce(tf.ones(2), op=hvd.Sum).numpy().tolist()
@@ -243,7 +245,9 @@ def alltoall(
     Args:
         tensor: its rows, in the order of the ranks they go to.
         splits: how many rows go to each rank of the set (integers); default: equally many.
-        name, ignore_name_scope, process_set: see :func:`allreduce`.
+        name: see :func:`allreduce`.
+        ignore_name_scope: likewise.
+        process_set: the ranks that take part.
 
     Returns:
         The tensor of received rows; with splits also how many came from each rank (int32).

@@ -45,9 +45,11 @@ def DistributedOptimizer(
 
     Args:
         optimizer: of Keras 3, or of ``tf.compat.v1.train``.
-        name, device_dense, device_sparse, use_locking: accepted as Horovod does.
-        compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups,
-            process_set: see ``DistributedGradientTape``.
+        name: accepted as Horovod does.
+        use_locking: accepted as Horovod does.
+        device_dense: accepted as Horovod does.
+        device_sparse: accepted as Horovod does.
+        compression: see ``DistributedGradientTape``, as for all without a line of their own.
         backward_passes_per_step: gradients of so many passes are added up, and the last of them
             reduces and applies; in the others ``apply_gradients()`` does nothing.
         average_aggregated_gradients: takes the mean of the passes instead of their sum.

@@ -23,9 +23,9 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
 
     Args:
         fused: must be False: Horovod's argument, which Keras no longer has.
-        axis, momentum, epsilon, center, scale, others: as of ``keras.layers.BatchNormalization``.
+        axis: as of ``keras.layers.BatchNormalization``, like all that follow.
 
-    Example:
+    Examples:
         >>> import farandole.tensorflow as hvd
         >>> hvd.init()
         >>> layer = hvd.SyncBatchNormalization(axis=-1)

@@ -42,7 +42,7 @@ def adasum(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
         InvalidArgument: a tensor that cannot be sent, or is not of a floating dtype.
         Mismatch: the ranks' tensors differ.
 
-    Example:
+    Examples:
         >>> import torch
         >>> import farandole.torch as hvd
         >>> from farandole.torch.adasum import adasum
@@ -103,7 +103,7 @@ def _of_one_dtype(
 def fold_rows(rows: torch.Tensor) -> torch.Tensor:
     """The Adasum of whole tensors that are here already, one a row; nothing is exchanged.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from farandole.torch.adasum import fold_rows
         >>> fold_rows(torch.tensor([[1.0, 0.0], [0.0, 1.0]])).tolist()

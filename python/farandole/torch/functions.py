@@ -36,7 +36,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
         InvalidArgument: params is something else, or a tensor cannot be sent.
         Mismatch: the ranks' names or shapes differ; says which.
 
-    Example:
+    Examples:
         >>> import torch, farandole.torch as hvd
         >>> hvd.init()
         >>> hvd.broadcast_parameters(torch.nn.Linear(2, 1).state_dict(), root_rank=0)

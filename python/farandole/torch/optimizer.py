@@ -99,7 +99,7 @@ def DistributedOptimizer(
         InvalidArgument: an argument is wrong; the optimizer is as before.
         Mismatch: the ranks' models or options differ; says which parameter.
 
-    Example:
+    Examples:
         >>> import torch, farandole.torch as hvd
         >>> hvd.init()
         >>> model = torch.nn.Linear(2, 1)

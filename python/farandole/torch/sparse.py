@@ -42,7 +42,7 @@ def sparse_allreduce_async(
         InvalidArgument: the tensor is dense, op is another one, or this rank is not in the set.
         Mismatch: the ranks' shapes, dtypes or ops differ; raised by the function.
 
-    Example:
+    Examples:
         >>> import torch, farandole.torch as hvd
         >>> hvd.init()
         >>> x = torch.sparse_coo_tensor([[1]], [2.0], (3,))

@@ -40,13 +40,16 @@ class SyncBatchNorm(_BatchNorm):
 
     Args:
         num_features: C.
-        eps, momentum, affine, track_running_stats: as in ``torch.nn.BatchNorm2d``.
+        eps: as in ``torch.nn.BatchNorm2d``.
+        momentum: likewise.
+        affine: likewise.
+        track_running_stats: likewise.
 
     Raises:
         InvalidArgument: the input has fewer than two dimensions, or another C.
         ValueError: all ranks together have one value per channel only.
 
-    Example:
+    Examples:
         >>> import torch, farandole.torch as hvd
         >>> hvd.init()
         >>> layer = hvd.SyncBatchNorm(3)
@@ -108,7 +111,7 @@ def convert_sync_batchnorm(module: torch.nn.Module) -> torch.nn.Module:
 
     Make the optimizer before or after: parameters stay the same objects.
 
-    Example:
+    Examples:
         >>> import torch, farandole.torch as hvd
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4))
         >>> type(hvd.convert_sync_batchnorm(model)[1]).__name__

@@ -39,7 +39,7 @@ def ddp_comm_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.
     Returns:
         A future of the bucket's buffer. An error is raised by ``backward()``.
 
-    Example:
+    Examples:
         >>> import farandole.torch
         >>> def wrap(model):
         ...     ddp = torch.nn.parallel.DistributedDataParallel(model)

@@ -14,7 +14,7 @@ def fallbacks() -> dict[str, int]:
 
     Empty where all of them were farandole's own; docs/torch-distributed.md lists what is not.
 
-    Example:
+    Examples:
         >>> import farandole.torch.distributed
         >>> farandole.torch.distributed.fallbacks()
         {}

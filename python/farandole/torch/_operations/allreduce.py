@@ -47,14 +47,15 @@ def allreduce(
         compression: what is sent instead.
         op: ``Average`` (the default), ``Sum``, ``Adasum`` (of floating dtypes), ``Min``, ``Max`` or
             ``Product``. The gradient of the first three is the same operation on the gradients.
-        prescale_factor, postscale_factor: factors on every input, and on the result.
+        prescale_factor: a factor on every input.
+        postscale_factor: a factor on the result.
         process_set: the ranks that take part.
 
     Raises:
         InvalidArgument: bad input on this rank; nothing was sent.
         Mismatch: the ranks called with different tensors or options; the next call works.
 
-    Example:
+    Examples:
         >>> import torch, farandole.torch as hvd
         >>> hvd.init()
         >>> hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist()

@@ -130,12 +130,13 @@ def alltoall(
     Args:
         tensor: its rows, in the order of the ranks they go to.
         splits: how many rows go to each rank of the set; default: equally many.
-        name, process_set: see :func:`allreduce`.
+        name: see :func:`allreduce`.
+        process_set: the ranks that take part.
 
     Returns:
         The tensor of received rows; with splits also how many came from each rank (int32).
 
-    Example:
+    Examples:
         >>> import torch, farandole.torch as hvd
         >>> hvd.init()
         >>> hvd.alltoall(torch.ones(3), splits=[3])[1].tolist()

@@ -38,7 +38,7 @@ def join(device: int = -1) -> int:  # noqa: ARG001 - Horovod's signature
             ``sharded_update=True``, SyncBatchNorm, making an optimizer); on every rank.
         EarlyExit: a rank ended without joining.
 
-    Example:
+    Examples:
         >>> import torch, farandole.torch as hvd
         >>> hvd.init()
         >>> hvd.join()

@@ -120,7 +120,7 @@ class ShardedOptimizer(WrappedOptimizer):
             The norm before; the step then takes the gradients times max_norm / norm, if that is
             below 1. ``p.grad`` stays as it is.
 
-        Example:
+        Examples:
             >>> loss.backward()                                    # doctest: +SKIP
             >>> norm = optimizer.clip_grad_norm_(1.0)              # doctest: +SKIP
             >>> optimizer.step()                                   # doctest: +SKIP
