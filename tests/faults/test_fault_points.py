@@ -133,32 +133,58 @@ STOPS = [  # where a rank stops while data move, and an operation that comes by 
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
+def stop_while_data_move(
+    spawn_faulty: Spawn, size: int, point: str, kind: str, count: int, ours: bool, timeout: str
+) -> tuple[World, int, list[int]]:
+    """A world in an operation in which one rank has stopped, that rank, and the others."""
+    victim = 0 if kind == "broadcast" else size // 2
+    env = variables(point, f"rank={victim},at={point}#1,do=sigstop")
+    env |= {"FARANDOLE_WARN_AFTER": "0.3", "FARANDOLE_TIMEOUT": timeout}
+    world = spawn_faulty(size, env=env)
+    world.start(operate, kind, count, ours)
+    return world, victim, [r for r in range(size) if r != victim]
+
+
+STOPPED = pytest.mark.parametrize(
     ("size", "point", "kind", "count", "ours"),
     [(5, *stop) for stop in STOPS] + [(2, *stop) for stop in STOPS[::3]],
 )
+
+
+@STOPPED
 def test_a_rank_that_stops_while_data_move_is_named(
     spawn_faulty: Spawn, size: int, point: str, kind: str, count: int, ours: bool
 ) -> None:
-    victim = 0 if kind == "broadcast" else size // 2
-    env = variables(point, f"rank={victim},at={point}#1,do=sigstop")
-    env |= {"FARANDOLE_WARN_AFTER": "0.3", "FARANDOLE_TIMEOUT": "3"}
-    world = spawn_faulty(size, env=env)
-    world.start(operate, kind, count, ours)
-    survivors = [r for r in range(size) if r != victim]
-    outcomes = world.outcomes(survivors)
+    world, victim, survivors = stop_while_data_move(
+        spawn_faulty, size, point, kind, count, ours, timeout="3"
+    )
     name = f"rank {victim} (pid {world.pids[victim]})"
-    for o in outcomes:
+    for o in world.outcomes(survivors):
         assert (o.error, o.rank) == ("Stalled", victim), o.trace
         assert o.verdict.endswith(f"; data are missing of rank {victim}")
         assert o.evidence.startswith(f"{name} is stopped")
-    warning = f"for data of {name[:-1]}, stopped)"
-    warned = [r for r in survivors if "has waited" in world.output(r)]
-    assert warned
-    for r in warned:
-        assert warning in world.output(r), world.output(r)
     with contextlib.suppress(ProcessLookupError):  # inside others' memory, it was killed
         world.signal(victim, signal.SIGKILL)
+
+
+@STOPPED
+def test_a_warning_names_the_rank_that_stops_while_data_move(
+    spawn_faulty: Spawn, size: int, point: str, kind: str, count: int, ours: bool
+) -> None:
+    world, victim, survivors = stop_while_data_move(
+        spawn_faulty, size, point, kind, count, ours, timeout="0"
+    )
+    warned: list[str] = []
+
+    def hear() -> list[str]:
+        warned[:] = [text for text in map(world.output, survivors) if "has waited" in text]
+        return warned
+
+    harness.wait_until(hear, "a warning")
+    for text in warned:
+        assert f"for data of rank {victim} (pid {world.pids[victim]}, stopped)" in text, text
+    world.signal(victim, signal.SIGKILL)
+    assert {o.error for o in world.outcomes(survivors)} == {"PeerLost"}
 
 
 def update_until_death(count: int) -> tuple[str, int | None, bool]:
