@@ -83,6 +83,8 @@ lint: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/test $(STAMPS)/lint  ## form
 	clang-format --dry-run -Werror $(CPP)
 	codespell
 	mypy
+	basedpyright
+	$(BIN)/python .ci/completeness.py
 	cmake --build $(TREE) --target core_testing
 	MYPYPATH=tests PYTHONPATH=$(TREE)/testing $(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml farandole._core _core_testing
 	@$(MAKE) --no-print-directory tidy TIDY="$$(git diff --name-only --diff-filter=d $(BASE) -- 'csrc/*.cpp' 'tests/core/*.cpp')"

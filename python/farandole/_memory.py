@@ -5,18 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from operator import index
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeVar, overload
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from farandole._arguments import explained, shown
 from farandole._core import InvalidArgument, ResourceError
 from farandole._world import world
 
+Shape = SupportsIndex | Iterable[SupportsIndex]
+_S = TypeVar("_S", bound=np.generic)
+
 __all__ = ["allocate"]
 
 
+@overload
+def allocate(shape: Shape) -> NDArray[np.float32]: ...
+@overload
+def allocate(shape: Shape, dtype: np.dtype[_S] | type[_S]) -> NDArray[_S]: ...
+@overload
+def allocate(shape: Shape, dtype: DTypeLike) -> NDArray[Any]: ...
 @explained
 def allocate(
     shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = np.float32

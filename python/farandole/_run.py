@@ -5,12 +5,14 @@ from __future__ import annotations
 import multiprocessing.spawn
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from farandole import _ranks
 from farandole._launch.ranks import describe_exit
 
 __all__ = ["RanksFailed", "run"]
+
+_R = TypeVar("_R")
 
 
 class RanksFailed(RuntimeError):
@@ -18,14 +20,14 @@ class RanksFailed(RuntimeError):
 
 
 def run(
-    fn: Callable[..., Any],
+    fn: Callable[..., _R],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     np: int = 2,
     *,
     timeout: float | None = None,
     env: Mapping[str, str] | None = None,
-) -> list[Any]:
+) -> list[_R]:
     """Calls ``fn(*args, **kwargs)`` in ``np`` new processes, ranks 0 to np-1 of a job on this host.
 
     The function calls ``farandole.init()`` (or ``hvd.init()``) itself. What ranks print appears

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from farandole import _ranks
 from farandole._launch.ranks import describe_exit
 
 __all__ = ["RanksFailed", "run_ranks"]
+
+_R = TypeVar("_R")
 
 
 class RanksFailed(AssertionError):
@@ -24,11 +26,11 @@ class RanksFailed(AssertionError):
 
 def run_ranks(
     n: int,
-    function: Callable[..., Any],
+    function: Callable[..., _R],
     *args: Any,
     timeout: float = 60.0,
     env: Mapping[str, str] | None = None,
-) -> list[Any]:
+) -> list[_R]:
     """Calls ``function(*args)`` in n processes that are ranks 0 to n-1, and returns what they do.
 
     The function calls ``farandole.init()`` itself. It is found by module and name, so it stands at

@@ -8,13 +8,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 import farandole as fd
-from farandole import _arguments
+from farandole import _arguments, _core
+from farandole.typing import ReduceOp
 from wrong_arguments import problems_of
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
@@ -131,3 +132,8 @@ def test_a_setting_of_bytes_that_are_no_text_is_named(name: str) -> None:
     )  # fmt: skip
     assert done.stderr == ""
     assert done.stdout == rf"the environment says {name}='\udcff', which is not text in UTF-8" "\n"
+
+
+def test_type_checkers_know_the_engines_words() -> None:
+    assert get_args(ReduceOp) == _core.reduce_ops
+    assert get_args(fd.Handle[int]) == (int,)

@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 from farandole._arguments import explained
 from farandole._collectives.arrays import borrowable, input_array, like, shape_of
-from farandole._core import InvalidArgument
+from farandole._core import Handle, InvalidArgument
 from farandole._world import Group, world
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from farandole.typing import (
+        A,
+        Either,
+        FoldEither,
+        FoldLater,
+        FoldNow,
+        Input,
+        Later,
+        Now,
+        ReduceOp,
+        Rows,
+        Whole,
+    )
 
 __all__ = [
     "grouped_all_gather",
@@ -48,6 +65,18 @@ def _call(
     return outs
 
 
+@overload
+def grouped_all_reduce(
+    xs: Sequence[Whole[A]], op: ReduceOp = ..., **options: Unpack[FoldNow[Sequence[A]]]
+) -> list[A]: ...
+@overload
+def grouped_all_reduce(
+    xs: Sequence[Whole[A]], op: ReduceOp = ..., **options: Unpack[FoldLater[Sequence[A]]]
+) -> Handle[list[A]]: ...
+@overload
+def grouped_all_reduce(
+    xs: Sequence[Input], op: ReduceOp = ..., **options: Unpack[FoldEither]
+) -> Any: ...
 @explained
 def grouped_all_reduce(
     xs: Sequence[Any],
@@ -84,6 +113,16 @@ def grouped_all_reduce(
     return _call("all_reduce", xs, out, lambda shape, _: shape, group, async_op, options)
 
 
+@overload
+def grouped_broadcast(
+    xs: Sequence[Whole[A]], root: int = ..., **options: Unpack[Now[Sequence[A]]]
+) -> list[A]: ...
+@overload
+def grouped_broadcast(
+    xs: Sequence[Whole[A]], root: int = ..., **options: Unpack[Later[Sequence[A]]]
+) -> Handle[list[A]]: ...
+@overload
+def grouped_broadcast(xs: Sequence[Input], root: int = ..., **options: Unpack[Either]) -> Any: ...
 @explained
 def grouped_broadcast(
     xs: Sequence[Any],
@@ -106,6 +145,14 @@ def grouped_broadcast(
     return _call("broadcast", xs, out, lambda shape, _: shape, group, async_op, options)
 
 
+@overload
+def grouped_all_gather(xs: Sequence[Rows[A]], **options: Unpack[Now[Sequence[A]]]) -> list[A]: ...
+@overload
+def grouped_all_gather(
+    xs: Sequence[Rows[A]], **options: Unpack[Later[Sequence[A]]]
+) -> Handle[list[A]]: ...
+@overload
+def grouped_all_gather(xs: Sequence[Input], **options: Unpack[Either]) -> Any: ...
 @explained
 def grouped_all_gather(
     xs: Sequence[Any],
@@ -134,6 +181,18 @@ def grouped_all_gather(
     return _call("all_gather", xs, out, joined, group, async_op, options)
 
 
+@overload
+def grouped_reduce_scatter(
+    xs: Sequence[Rows[A]], op: ReduceOp = ..., **options: Unpack[FoldNow[Sequence[A]]]
+) -> list[A]: ...
+@overload
+def grouped_reduce_scatter(
+    xs: Sequence[Rows[A]], op: ReduceOp = ..., **options: Unpack[FoldLater[Sequence[A]]]
+) -> Handle[list[A]]: ...
+@overload
+def grouped_reduce_scatter(
+    xs: Sequence[Input], op: ReduceOp = ..., **options: Unpack[FoldEither]
+) -> Any: ...
 @explained
 def grouped_reduce_scatter(
     xs: Sequence[Any],

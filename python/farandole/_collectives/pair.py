@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from farandole._arguments import explained
 from farandole._collectives.arrays import borrowable, input_array
+from farandole._core import Handle
 from farandole._world import Group, world
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from farandole.typing import A, Input, Pair
 
 __all__ = ["recv", "send"]
 
 
+@overload
+def send(
+    x: Input, to: int, tag: int = ..., *, async_op: Literal[False] = ..., **options: Unpack[Pair]
+) -> None: ...
+@overload
+def send(
+    x: Input, to: int, tag: int = ..., *, async_op: Literal[True], **options: Unpack[Pair]
+) -> Handle[None]: ...
+@overload
+def send(
+    x: Input, to: int, tag: int = ..., *, async_op: bool, **options: Unpack[Pair]
+) -> Handle[None] | None: ...
 @explained
 def send(
     x: Any,
@@ -58,6 +76,18 @@ def send(
     return None
 
 
+@overload
+def recv(
+    out: A, source: int, tag: int = ..., *, async_op: Literal[False] = ..., **options: Unpack[Pair]
+) -> A: ...
+@overload
+def recv(
+    out: A, source: int, tag: int = ..., *, async_op: Literal[True], **options: Unpack[Pair]
+) -> Handle[A]: ...
+@overload
+def recv(
+    out: A, source: int, tag: int = ..., *, async_op: bool, **options: Unpack[Pair]
+) -> Handle[A] | A: ...
 @explained
 def recv(
     out: Any,

@@ -7,7 +7,7 @@ exchange that goes before and costs a small collective more.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -22,8 +22,24 @@ from farandole._collectives.arrays import (
     rows_of,
     shape_of,
 )
-from farandole._core import InvalidArgument
+from farandole._core import Handle, InvalidArgument
 from farandole._world import Group, _state, world
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from farandole.typing import (
+        A,
+        Counts,
+        Either,
+        GatherEither,
+        GatherLater,
+        GatherNow,
+        Input,
+        Later,
+        Now,
+        Rows,
+    )
 
 __all__ = ["all_gather", "all_to_all", "gather", "scatter"]
 
@@ -74,6 +90,12 @@ def _joined(
     return (sum(rows), *rest), [n * width for n in rows]
 
 
+@overload
+def all_gather(x: Rows[A], **options: Unpack[GatherNow[A]]) -> A: ...
+@overload
+def all_gather(x: Rows[A], **options: Unpack[GatherLater[A]]) -> Handle[A]: ...
+@overload
+def all_gather(x: Input, **options: Unpack[GatherEither]) -> Any: ...
 @_core.quick_call("all_gather", _state)
 @explained
 def all_gather(
@@ -113,6 +135,12 @@ def all_gather(
     return call("all_gather", x, out, g, async_op, options)
 
 
+@overload
+def gather(x: Rows[A], root: int = ..., **options: Unpack[GatherNow[A]]) -> A | None: ...
+@overload
+def gather(x: Rows[A], root: int = ..., **options: Unpack[GatherLater[A]]) -> Handle[A | None]: ...
+@overload
+def gather(x: Input, root: int = ..., **options: Unpack[GatherEither]) -> Any: ...
 @_core.quick_call("gather", _state)
 @explained
 def gather(
@@ -146,6 +174,20 @@ def gather(
     return call("gather", x, out, g, async_op, _options(name, algorithm, timeout, root, elements))
 
 
+@overload
+def all_to_all(x: Rows[A], splits: None = ..., **options: Unpack[Now[A]]) -> A: ...
+@overload
+def all_to_all(x: Rows[A], splits: None = ..., **options: Unpack[Later[A]]) -> Handle[A]: ...
+@overload
+def all_to_all(
+    x: Rows[A], splits: Sequence[int], **options: Unpack[Now[A]]
+) -> tuple[A, list[int]]: ...
+@overload
+def all_to_all(
+    x: Rows[A], splits: Sequence[int], **options: Unpack[Later[A]]
+) -> Handle[tuple[A, list[int]]]: ...
+@overload
+def all_to_all(x: Input, splits: Counts = ..., **options: Unpack[Either]) -> Any: ...
 @_core.quick_call("all_to_all", _state)
 @explained
 def all_to_all(
@@ -198,6 +240,18 @@ def all_to_all(
     return call("all_to_all", x, target, g, False, options), received
 
 
+@overload
+def scatter(
+    x: Rows[A] | None = ..., root: int = ..., *, counts: Counts = ..., **options: Unpack[Now[A]]
+) -> A: ...
+@overload
+def scatter(
+    x: Rows[A] | None = ..., root: int = ..., *, counts: Counts = ..., **options: Unpack[Later[A]]
+) -> Handle[A]: ...
+@overload
+def scatter(
+    x: Input | None = ..., root: int = ..., *, counts: Counts = ..., **options: Unpack[Either]
+) -> Any: ...
 @_core.quick_call("scatter", _state)
 @explained
 def scatter(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, overload
 
 from farandole import _core
 from farandole._arguments import explained
@@ -12,9 +13,36 @@ from farandole._collectives.arrays import call, checked_counts, input_array, lik
 from farandole._core import Handle
 from farandole._world import Group, _state, world
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from farandole.typing import (
+        A,
+        Counts,
+        Either,
+        FoldEither,
+        FoldLater,
+        FoldNow,
+        Input,
+        Later,
+        Now,
+        ReduceOp,
+        Rows,
+        Whole,
+    )
+
 __all__ = ["Handle", "all_reduce", "barrier", "broadcast", "reduce", "reduce_scatter"]
 
+# A program may write Handle[...] where annotations are evaluated; a native class does not know it.
+Handle.__class_getitem__ = classmethod(GenericAlias)  # type: ignore[attr-defined]
 
+
+@overload
+def all_reduce(x: Whole[A], op: ReduceOp = ..., **options: Unpack[FoldNow[A]]) -> A: ...
+@overload
+def all_reduce(x: Whole[A], op: ReduceOp = ..., **options: Unpack[FoldLater[A]]) -> Handle[A]: ...
+@overload
+def all_reduce(x: Input, op: ReduceOp = ..., **options: Unpack[FoldEither]) -> Any: ...
 @_core.quick_call("all_reduce", _state)
 @explained
 def all_reduce(
@@ -69,6 +97,16 @@ def all_reduce(
     return call("all_reduce", x, out, group, async_op, options)
 
 
+@overload
+def reduce(
+    x: Whole[A], op: ReduceOp = ..., root: int = ..., **options: Unpack[FoldNow[A]]
+) -> A | None: ...
+@overload
+def reduce(
+    x: Whole[A], op: ReduceOp = ..., root: int = ..., **options: Unpack[FoldLater[A]]
+) -> Handle[A | None]: ...
+@overload
+def reduce(x: Input, op: ReduceOp = ..., root: int = ..., **options: Unpack[FoldEither]) -> Any: ...
 @_core.quick_call("reduce", _state)
 @explained
 def reduce(
@@ -104,6 +142,18 @@ def reduce(
     return call("reduce", x, out, g, async_op, options)
 
 
+@overload
+def reduce_scatter(
+    x: Rows[A], op: ReduceOp = ..., *, counts: Counts = ..., **options: Unpack[FoldNow[A]]
+) -> A: ...
+@overload
+def reduce_scatter(
+    x: Rows[A], op: ReduceOp = ..., *, counts: Counts = ..., **options: Unpack[FoldLater[A]]
+) -> Handle[A]: ...
+@overload
+def reduce_scatter(
+    x: Input, op: ReduceOp = ..., *, counts: Counts = ..., **options: Unpack[FoldEither]
+) -> Any: ...
 @_core.quick_call("reduce_scatter", _state)
 @explained
 def reduce_scatter(
@@ -151,6 +201,12 @@ def reduce_scatter(
     return call("reduce_scatter", x, out, g, async_op, options)
 
 
+@overload
+def broadcast(x: Whole[A], root: int = ..., **options: Unpack[Now[A]]) -> A: ...
+@overload
+def broadcast(x: Whole[A], root: int = ..., **options: Unpack[Later[A]]) -> Handle[A]: ...
+@overload
+def broadcast(x: Input, root: int = ..., **options: Unpack[Either]) -> Any: ...
 @_core.quick_call("broadcast", _state)
 @explained
 def broadcast(

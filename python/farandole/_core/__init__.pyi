@@ -2,7 +2,11 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict, TypeVar, final
+from typing import Any, Generic, TypedDict, final
+
+from typing_extensions import TypeVar
+
+from farandole.typing import HandleNumber
 
 from . import schedule as schedule
 from . import tuning as tuning
@@ -13,6 +17,8 @@ reduce_ops: tuple[str, ...]
 error_names: list[str]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_R = TypeVar("_R")
+_R_co = TypeVar("_R_co", covariant=True, default=Any)
 
 class _Setting(TypedDict):
     name: str
@@ -74,11 +80,11 @@ def weights_error(
 
 # ---- groups ----
 
-class Handle(metaclass=_Native):
+class Handle(Generic[_R_co], metaclass=_Native):
     """An operation in flight."""
 
     def __init__(self, *args: object, **kwargs: object) -> None: ...  # never called
-    def wait(self, timeout: float | None = None) -> Any: ...
+    def wait(self, timeout: float | None = None) -> _R_co: ...
     def done(self) -> bool: ...
 
 class Source(metaclass=_Native):
@@ -124,7 +130,7 @@ class Group(metaclass=_Native):
         kind: str,
         input: object,
         output: object,
-        result: object,
+        result: _R,
         op: str = "sum",
         prescale: float = 1.0,
         postscale: float = 1.0,
@@ -134,7 +140,7 @@ class Group(metaclass=_Native):
         level: str | None = None,
         timeout: float | None = None,
         counts: Sequence[int] = [],
-    ) -> Handle: ...
+    ) -> Handle[_R]: ...
     def run_between(
         self,
         kind: str,
@@ -150,10 +156,10 @@ class Group(metaclass=_Native):
         array: object,
         peer: int,
         tag: int,
-        result: object,
+        result: _R,
         name: str | None = None,
         timeout: float | None = None,
-    ) -> Handle: ...
+    ) -> Handle[_R]: ...
     def start_from_any(
         self, array: object, tag: int, name: str | None = None, timeout: float | None = None
     ) -> Handle: ...
@@ -182,7 +188,7 @@ class Group(metaclass=_Native):
         kind: str,
         inputs: Sequence[object],
         outputs: Sequence[object],
-        result: object,
+        result: _R,
         op: str = "sum",
         prescale: float = 1.0,
         postscale: float = 1.0,
@@ -191,7 +197,7 @@ class Group(metaclass=_Native):
         algorithm: str | None = None,
         level: str | None = None,
         timeout: float | None = None,
-    ) -> Handle: ...
+    ) -> Handle[_R]: ...
     def barrier(self, name: str | None = None, timeout: float | None = None) -> None: ...
     def split(self, color: int, key: int = 0, timeout: float = 300.0) -> Group | None: ...
     def form(self, ranks: Sequence[int], token: int, timeout: float = 300.0) -> Group: ...
@@ -227,7 +233,7 @@ class Names(metaclass=_Native):
         splits: Sequence[int] = [],
         result: object = None,
         finish: Callable[[Any, Any], object] | None = None,
-    ) -> int: ...
+    ) -> HandleNumber[Any]: ...
     def join(self) -> int: ...
     def serve_as_proxy(
         self, handle: int, reducers: Sequence[Reducer], updates: Sequence[ShardedUpdate]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from farandole._core import InvalidArgument, Mismatch
 from farandole._ranks import dumps
 from farandole.common._process_set import ProcessSet, global_process_set, number_of
 
+_T = TypeVar("_T")
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -108,8 +109,8 @@ def broadcast_object(
 
 @explained
 def allgather_object(
-    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[Any]:
+    obj: _T, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[_T]:
     """The objects of all ranks of the set, in rank order; they are pickled, by cloudpickle where
     that is installed. A rank that has joined has none.
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from farandole._arguments import shown
 from farandole._core import InvalidArgument
 from farandole.common._deprecated import warn_deprecated
 from farandole.common._process_set import ProcessSet
 
-Average, Sum, Adasum, Min, Max, Product = range(6)
+Average: Final = 0
+Sum: Final = 1
+Adasum: Final = 2
+Min: Final = 3
+Max: Final = 4
+Product: Final = 5
 
 _OPS = {Average: "mean", Sum: "sum", Min: "min", Max: "max", Product: "product"}
 HOROVODS_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")

@@ -27,6 +27,6 @@ class HorovodVersionMismatchError(ImportError):
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(f"built for {name} {version}, but {installed_version} is installed")
-        self.name = name
+        self.name: str = name
         self.version = version
         self.installed_version = installed_version

@@ -38,6 +38,8 @@ __all__ = [
     "split_list",
 ]
 
+AverageFun = Callable[[int | None, bool | None], int]
+
 # Horovod's word for an extension, and the module of ours that it means.
 _EXTENSIONS = {"tensorflow": "farandole.tensorflow", "torch": "farandole.torch"}
 
@@ -112,7 +114,7 @@ def get_ext_suffix() -> str:
 
 def get_average_backwards_compatibility_fun(
     reduce_ops: Any,  # noqa: ARG001 - Horovod's signature
-) -> Callable[[int | None, bool | None], int]:
+) -> AverageFun:
     """The function of ``op`` and ``average`` (deprecated) that says which op is meant."""
     return lambda op, average: choose_op(average, op)
 

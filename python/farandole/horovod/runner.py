@@ -6,12 +6,14 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from farandole._launch.hosts import slots_here
 from farandole._launch.job import LaunchError
 
 __all__ = ["run"]
+
+_R = TypeVar("_R")
 
 # Arguments that change nothing here, and why.
 _IGNORED = {
@@ -36,7 +38,7 @@ _REFUSED = {
 
 
 def run(
-    func: Callable[..., Any],
+    func: Callable[..., _R],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     num_proc: int | None = None,
@@ -65,7 +67,7 @@ def run(
     max_np: int | None = None,
     *,
     env: Mapping[str, str] | None = None,
-) -> list[Any]:
+) -> list[_R]:
     """Calls ``func(*args, **kwargs)`` on ``num_proc`` ranks of this host; their results by rank.
 
     Horovod's other arguments are taken: those that change nothing here with a warning that says

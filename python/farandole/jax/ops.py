@@ -14,7 +14,7 @@ from __future__ import annotations
 import numbers
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -27,12 +27,13 @@ from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.jax import _call, _place
 from farandole.jax._order import device, group_of_calls, key_of
 from farandole.jax._trees import A_TREE, NUMBERS
+from farandole.typing import ReduceOp, SumOp
 
 
 @explained(tree=A_TREE)
 def allreduce(
     tree: Any,
-    op: str = "mean",
+    op: ReduceOp = "mean",
     *,
     prescale: float = 1.0,
     postscale: float = 1.0,
@@ -87,7 +88,7 @@ def titled_allreduce(
 @explained(trees=A_TREE)
 def grouped_allreduce(
     trees: Sequence[Any],
-    op: str = "mean",
+    op: ReduceOp = "mean",
     *,
     prescale: float = 1.0,
     postscale: float = 1.0,
@@ -176,7 +177,7 @@ def allgather(
 @explained(tree=A_TREE)
 def reducescatter(
     tree: Any,
-    op: str = "mean",
+    op: SumOp = "mean",
     *,
     prescale: float = 1.0,
     postscale: float = 1.0,
@@ -200,6 +201,14 @@ def reducescatter(
     return restore(_run("reduce_scatter", leaves, name, process_set, **options))
 
 
+@overload
+def alltoall(
+    x: Any, splits: None = ..., *, name: str | None = ..., process_set: ProcessSet = ...
+) -> Any: ...
+@overload
+def alltoall(
+    x: Any, splits: Sequence[int], *, name: str | None = ..., process_set: ProcessSet = ...
+) -> tuple[Any, list[int]]: ...
 @explained(x=A_TREE)
 def alltoall(
     x: Any,

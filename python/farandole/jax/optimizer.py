@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +15,12 @@ from farandole.common._process_set import ProcessSet, global_process_set, number
 from farandole.jax._trees import A_TREE
 from farandole.jax._weights import ArrayWeights, rows_of
 from farandole.jax.ops import titled_allreduce
+from farandole.typing import SumOp
 
 if TYPE_CHECKING:
     import optax
 
-
+_T = TypeVar("_T")
 _AN_OPTIMIZER = (
     "an optimizer of optax",
     lambda v: callable(getattr(v, "init", None)) and callable(getattr(v, "update", None)),
@@ -38,7 +39,7 @@ class Compression:
 def distributed(
     optimizer: optax.GradientTransformation,
     *,
-    op: str = "mean",
+    op: SumOp = "mean",
     compression: Any = Compression.none,
     bucket_bytes: int | None = None,
     name: str | None = None,
@@ -98,14 +99,14 @@ def distributed(
 
 @explained(gradients=A_TREE)
 def allreduce_gradients(
-    gradients: Any,
+    gradients: _T,
     *,
-    op: str = "mean",
+    op: SumOp = "mean",
     compression: Any = Compression.none,
     bucket_bytes: int | None = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> _T:
     """Reduces a pytree of gradients in buckets, so that communication begins before all are there.
 
     Buckets begin with what stands last in the tree ('layer_10' after 'layer_2'), whose gradients
@@ -138,9 +139,10 @@ def allreduce_gradients(
         which = f", bucket {number}"
         named = None if name is None else name + which
         wire |= titled_allreduce("gradients" + which, bucket, op, named, process_set)
-    return jax.tree_util.tree_unflatten(
+    reduced: _T = jax.tree_util.tree_unflatten(
         structure, [wire[key].astype(dtypes[key]) for key in leaves]
     )
+    return reduced
 
 
 def _check(op: str, compression: Any) -> None:

@@ -19,6 +19,7 @@ from farandole import _world
 from farandole._arguments import checked, printable
 from farandole._core import InvalidArgument
 from farandole.common._objects import allgather_object, compare
+from farandole.keras._bases import Callback, ModelCheckpoint
 from farandole.keras._learning_rate import set_learning_rate
 from farandole.keras._xla import say_without
 from farandole.keras.elastic import (
@@ -40,7 +41,7 @@ __all__ = [
 ]
 
 
-class _Callback(keras.callbacks.Callback):  # type: ignore[misc]
+class _Callback(Callback):
     """What all of ours do."""
 
     def set_model(self, model: Any) -> None:
@@ -70,7 +71,7 @@ class BroadcastGlobalVariablesCallback(_Callback):
     ) -> None:
         super().__init__()
         self.root_rank = root_rank
-        self.local_variables = list(local_variables or ())
+        self.local_variables: list[Any] = list(local_variables or ())
         self._pending = False
         self._begun = False  # a batch, on every rank alike
 
@@ -173,9 +174,9 @@ class LearningRateScheduleCallback(_Callback):
         self.initial_lr = initial_lr
         self.start_epoch = start_epoch
         self.end_epoch = end_epoch
-        self.staircase = staircase
+        self.staircase: bool = staircase
         self.momentum_correction = momentum_correction
-        self.steps_per_epoch = steps_per_epoch
+        self.steps_per_epoch: float | None = steps_per_epoch
         self.multiplier: Callable[[float], float]
         if callable(multiplier):
             self.multiplier = multiplier
@@ -263,7 +264,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
 
 
-class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
+class BestModelCheckpoint(ModelCheckpoint):
     """Rank 0 saves the model whenever ``monitor`` is best. Put ``MetricAverageCallback`` before it,
     or rank 0's own metric decides.
 
@@ -300,7 +301,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         except ValueError as error:
             raise InvalidArgument(f"BestModelCheckpoint(): {printable(error)}") from error
         if filepath is None:
-            self.filepath = None
+            self.filepath: Any = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self.filepath is None:

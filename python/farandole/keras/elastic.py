@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-import keras
-
 from farandole._arguments import checked
 from farandole._core import InvalidArgument
 from farandole.common._elastic import Absent, refuse
+from farandole.keras._bases import Callback
 
 __all__ = [
     "CommitStateCallback",
@@ -38,7 +37,7 @@ class KerasState(_Absent):
     """Raises NotImplementedError."""
 
 
-class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class CommitStateCallback(Callback):
     """Calls ``state.commit()`` after every ``batches_per_commit`` batches of training, counted from
     the beginning of `fit`, and at the end of every epoch.
 
@@ -66,7 +65,7 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
             raise InvalidArgument(f"batches_per_commit is {batches_per_commit}")
         self.state = state
         self.batches_per_commit = batches_per_commit
-        self.batches_remaining = batches_per_commit
+        self.batches_remaining: int = batches_per_commit
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.batches_remaining = self.batches_per_commit  # alike on all ranks, as new ones join
@@ -86,7 +85,7 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.state.commit()
 
 
-class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class UpdateBatchStateCallback(Callback):
     """``state.batch`` is the number of the last batch, and 0 after an epoch.
 
     Args:
@@ -106,7 +105,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.state.batch = 0
 
 
-class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class UpdateEpochStateCallback(Callback):
     """``state.epoch`` is how many epochs are done: those of this `fit`, and what it was before.
 
     Args:
@@ -117,7 +116,7 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
-        self.initial_epoch = state.epoch
+        self.initial_epoch: Any = state.epoch
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.initial_epoch = self.state.epoch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -23,6 +23,11 @@ __all__ = [
     "broadcast_object_fn",
     "broadcast_variables",
 ]
+
+if TYPE_CHECKING:
+    SessionRunHook = object  # TensorFlow has no types
+else:
+    SessionRunHook = tf.compat.v1.train.SessionRunHook
 
 
 @as_written
@@ -82,7 +87,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
     return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
 
 
-class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+class BroadcastGlobalVariablesHook(SessionRunHook):
     """For sessions of TensorFlow 1: gives all global variables the root's values at the start."""
 
     def __init__(self, root_rank: int, device: str = "") -> None:  # noqa: ARG002

@@ -10,6 +10,7 @@ from farandole.common._basics import *  # noqa: F403
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.common._reduction import Sum
 from farandole.common.util import (
+    AverageFun,
     check_extension,
     get_average_backwards_compatibility_fun,
     get_ext_suffix,
@@ -29,7 +30,7 @@ __all__ = [
     "handle_average_backwards_compatibility",
 ]
 
-handle_average_backwards_compatibility = get_average_backwards_compatibility_fun(None)
+handle_average_backwards_compatibility: AverageFun = get_average_backwards_compatibility_fun(None)
 
 
 def check_num_rank_power_of_2(num_rank: int) -> bool:

@@ -22,7 +22,9 @@ __all__ = ["FarandoleProcessGroup", "fallbacks", "monitored_barrier"]
 
 
 def monitored_barrier(
-    group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    group: dist.ProcessGroup | None = None,
+    timeout: timedelta | None = None,
+    wait_all_ranks: bool = False,
 ) -> None:
     """``torch.distributed.monitored_barrier``, for groups of any backend that has one.
 

@@ -22,9 +22,12 @@ __all__ = [
     "broadcast_parameters",
 ]
 
+_Maybe = torch.Tensor | None
+Parameters = Mapping[str, _Maybe] | Iterable[_Maybe | tuple[str, _Maybe]]
+
 
 @public
-def broadcast_parameters(params: Any, root_rank: int) -> None:
+def broadcast_parameters(params: Parameters, root_rank: int) -> None:
     """Overwrites tensors with the root's.
 
     Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from farandole.common import _basics
 from farandole.common._basics import *  # noqa: F403
 from farandole.common.util import (
+    AverageFun,
     check_extension,
     check_installed_version,
     get_average_backwards_compatibility_fun,
@@ -33,4 +34,4 @@ __all__ = [
     "sparse_allreduce_async",
 ]
 
-handle_average_backwards_compatibility = get_average_backwards_compatibility_fun(None)
+handle_average_backwards_compatibility: AverageFun = get_average_backwards_compatibility_fun(None)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, TypeVar
 
 import torch
 
@@ -39,7 +39,7 @@ def DistributedOptimizer(
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
-    groups: Any = None,
+    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
     *,

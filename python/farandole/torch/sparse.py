@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -20,7 +19,7 @@ __all__ = ["sparse_allreduce_async"]
 
 @public
 def sparse_allreduce_async(
-    tensor: Any,
+    tensor: torch.Tensor,
     name: str | None,
     op: int | None = None,
     process_set: ProcessSet = global_process_set,

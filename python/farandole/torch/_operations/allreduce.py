@@ -14,6 +14,7 @@ from farandole.torch._operations import autograd, calls
 from farandole.torch._operations.calls import How
 from farandole.torch._operations.handles import wait
 from farandole.torch.compression import Compression, Compressor
+from farandole.typing import HandleNumber
 
 __all__ = [
     "allreduce",
@@ -74,7 +75,7 @@ def allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> int:
+) -> HandleNumber[torch.Tensor]:
     """:func:`allreduce`, at once with a handle; not differentiable."""
     how = How(name, choose_op(average, op), prescale_factor, postscale_factor, process_set)
     return calls.allreduce(tensor, how, single=True)
@@ -107,7 +108,7 @@ def allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> int:
+) -> HandleNumber[torch.Tensor]:
     """:func:`allreduce` in place, at once with a handle."""
     how = How(name, choose_op(average, op), prescale_factor, postscale_factor, process_set)
     target = calls.in_place(tensor, "allreduce_async_")
@@ -140,7 +141,7 @@ def grouped_allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> int:
+) -> HandleNumber[list[torch.Tensor]]:
     """:func:`grouped_allreduce`, at once with a handle; not differentiable."""
     how = How(name, choose_op(average, op), prescale_factor, postscale_factor, process_set)
     return calls.allreduce(tensors, how)
@@ -172,7 +173,7 @@ def grouped_allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> int:
+) -> HandleNumber[list[torch.Tensor]]:
     """:func:`grouped_allreduce` in place, at once with a handle."""
     how = How(name, choose_op(average, op), prescale_factor, postscale_factor, process_set)
     targets = [calls.in_place(tensor, "grouped_allreduce_async_") for tensor in tensors]

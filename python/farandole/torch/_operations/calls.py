@@ -19,6 +19,7 @@ from farandole.common._process_set import ProcessSet, number_of
 from farandole.common._reduction import Adasum, Average, Sum, core_op, op_name, share
 from farandole.torch._tensors import DTYPES, borrow, check_tensor
 from farandole.torch.adasum import check_foldable, fold_rows
+from farandole.typing import HandleNumber
 
 bump_version = torch.autograd.graph.increment_version
 
@@ -98,7 +99,9 @@ def _sources(tensors: Any, single: bool) -> list[tuple[str, Any]]:
     return [(f"tensor {i}", tensor) for i, tensor in enumerate(listed(tensors))]
 
 
-def allreduce(tensors: Any, how: How, into: Any = None, *, single: bool = False) -> int:
+def allreduce(
+    tensors: Any, how: How, into: Any = None, *, single: bool = False
+) -> HandleNumber[Any]:
     """`single`: of one tensor, which is given instead of a list, as `into` is."""
     sources = _sources(tensors, single)
     targets = None if into is None else [into] if single else listed(into)
@@ -120,7 +123,7 @@ def _submit_reduction(
     sources: Sequence[tuple[str, Any]],
     targets: Sequence[torch.Tensor],
     single: bool,
-) -> int:
+) -> HandleNumber[Any]:
     return names().submit(
         kind,
         how.name,
@@ -135,7 +138,7 @@ def _submit_reduction(
 
 def _adasum(
     sources: Sequence[tuple[str, Any]], how: How, targets: list[torch.Tensor] | None, single: bool
-) -> int:
+) -> HandleNumber[Any]:
     """Gathers the tensors of all ranks; they are folded when the result is asked for. A factor on
     all of them is one on the result."""
     number = number_of(how.process_set)
@@ -169,7 +172,7 @@ def _adasum(
 
 def sparse_allreduce(
     tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet
-) -> int:
+) -> HandleNumber[Any]:
     """Gathers the entries of a tensor of layout COO, all ranks' together; a mean divides by all."""
     number, size = number_of(process_set), process_set.size() or 1
     # One row an entry, since ranks have different numbers of them; not coalesced: the result is
@@ -206,7 +209,7 @@ def _scattered(tensor: torch.Tensor, what: str, process_set: ProcessSet) -> torc
     return tensor.new_empty(share(tensor.shape[0], size, place), *tensor.shape[1:])
 
 
-def reducescatter(tensors: Any, how: How, *, single: bool = False) -> int:
+def reducescatter(tensors: Any, how: How, *, single: bool = False) -> HandleNumber[Any]:
     """`single`: of one tensor, which is given instead of a list."""
     word, number = core_op(how.op), number_of(how.process_set)
     if how.op not in (Average, Sum):
@@ -223,7 +226,7 @@ def reducescatter(tensors: Any, how: How, *, single: bool = False) -> int:
 
 def broadcast(
     tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, into: Any = None
-) -> int:
+) -> HandleNumber[Any]:
     number = number_of(process_set)
     check_tensor(tensor, "tensor")
     target = _room_for(tensor) if into is None else into
@@ -234,7 +237,7 @@ def broadcast(
 
 def allgather(
     tensors: Any, name: str | None, process_set: ProcessSet, *, single: bool = False
-) -> int:
+) -> HandleNumber[Any]:
     number = number_of(process_set)
     sources = [tensors] if single else listed(tensors)
 
@@ -247,7 +250,9 @@ def allgather(
     )
 
 
-def alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet) -> int:
+def alltoall(
+    tensor: Any, splits: Any, name: str | None, process_set: ProcessSet
+) -> HandleNumber[Any]:
     """The result is the tensor, or (tensor, received splits) when splits are given."""
     number = number_of(process_set)
     row = _row(tensor, None)
@@ -286,5 +291,5 @@ def checked_splits(splits: Any) -> list[int]:
 # ---- without data ----
 
 
-def barrier(process_set: ProcessSet) -> int:
+def barrier(process_set: ProcessSet) -> HandleNumber[Any]:
     return names().submit("barrier", None, [], set=number_of(process_set))

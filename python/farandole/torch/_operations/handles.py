@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from farandole import _core
 from farandole._core import InvalidArgument
+from farandole.typing import HandleNumber
+
+_R = TypeVar("_R")
 
 
 def _number(handle: Any) -> int:
@@ -14,6 +17,10 @@ def _number(handle: Any) -> int:
     raise InvalidArgument(f"{handle!r} is not a handle of an operation")
 
 
+@overload
+def wait(handle: HandleNumber[_R]) -> _R: ...
+@overload
+def wait(handle: int) -> Any: ...
 @_core.quick_wait
 def wait(handle: int) -> Any:
     """Waits for an asynchronous operation and returns its result (of a grouped one, a list);

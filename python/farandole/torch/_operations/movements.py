@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -12,6 +12,9 @@ from farandole.torch._entries import public
 from farandole.torch._operations import autograd, calls
 from farandole.torch._operations.handles import wait
 from farandole.torch._tensors import check_tensor
+from farandole.typing import HandleNumber
+
+Splits = torch.Tensor | Sequence[int]
 
 __all__ = [
     "allgather",
@@ -46,7 +49,7 @@ def broadcast_async(
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> int:
+) -> HandleNumber[torch.Tensor]:
     """:func:`broadcast`, at once with a handle; not differentiable."""
     return calls.broadcast(tensor, root_rank, name, process_set)
 
@@ -70,7 +73,7 @@ def broadcast_async_(
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> int:
+) -> HandleNumber[torch.Tensor]:
     """:func:`broadcast_`, at once with a handle."""
     target = calls.in_place(tensor, "broadcast_async_")
     return calls.broadcast(tensor, root_rank, name, process_set, into=target)
@@ -92,7 +95,7 @@ def allgather(
 @public
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> int:
+) -> HandleNumber[torch.Tensor]:
     """:func:`allgather`, at once with a handle; not differentiable."""
     return calls.allgather(tensor, name, process_set, single=True)
 
@@ -113,11 +116,19 @@ def grouped_allgather_async(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> int:
+) -> HandleNumber[list[torch.Tensor]]:
     """:func:`grouped_allgather`, at once with a handle; not differentiable."""
     return calls.allgather(tensors, name, process_set)
 
 
+@overload
+def alltoall(
+    tensor: torch.Tensor, splits: None = ..., name: str | None = ..., process_set: ProcessSet = ...
+) -> torch.Tensor: ...
+@overload
+def alltoall(
+    tensor: torch.Tensor, splits: Splits, name: str | None = ..., process_set: ProcessSet = ...
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 @public
 def alltoall(
     tensor: torch.Tensor,
@@ -149,12 +160,20 @@ def alltoall(
     return autograd.apply(autograd.AllToAll, tensor, even, name, process_set)[0]
 
 
+@overload
+def alltoall_async(
+    tensor: torch.Tensor, splits: None = ..., name: str | None = ..., process_set: ProcessSet = ...
+) -> HandleNumber[torch.Tensor]: ...
+@overload
+def alltoall_async(
+    tensor: torch.Tensor, splits: Splits, name: str | None = ..., process_set: ProcessSet = ...
+) -> HandleNumber[tuple[torch.Tensor, torch.Tensor]]: ...
 @public
 def alltoall_async(
     tensor: torch.Tensor,
     splits: torch.Tensor | Sequence[int] | None = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> int:
+) -> HandleNumber[torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:
     """:func:`alltoall`, at once with a handle; not differentiable."""
     return calls.alltoall(tensor, splits, name, process_set)

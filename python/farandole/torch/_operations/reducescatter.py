@@ -12,6 +12,7 @@ from farandole.torch._entries import public
 from farandole.torch._operations import autograd, calls
 from farandole.torch._operations.calls import How
 from farandole.torch.compression import Compression, Compressor
+from farandole.typing import HandleNumber
 
 __all__ = [
     "grouped_reducescatter",
@@ -45,7 +46,7 @@ def reducescatter_async(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> int:
+) -> HandleNumber[torch.Tensor]:
     """:func:`reducescatter`, at once with a handle; not differentiable."""
     how = How(name, op, prescale_factor, postscale_factor, process_set)
     return calls.reducescatter(tensor, how, single=True)
@@ -74,7 +75,7 @@ def grouped_reducescatter_async(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> int:
+) -> HandleNumber[list[torch.Tensor]]:
     """:func:`grouped_reducescatter`, at once with a handle; not differentiable."""
     how = How(name, op, prescale_factor, postscale_factor, process_set)
     return calls.reducescatter(tensors, how)

@@ -1,0 +1,45 @@
+"""What a type checker says of calls on PyTorch's tensors; see arrays.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import assert_type
+
+import farandole as fd
+import farandole.torch as hvd
+from farandole.typing import HandleNumber
+
+
+def collectives(x: Tensor, xs: list[Tensor]) -> None:
+    assert_type(hvd.allreduce(x, op=hvd.Sum), Tensor)
+    assert_type(hvd.grouped_allreduce(xs), list[Tensor])
+    assert_type(hvd.alltoall(x), Tensor)
+    assert_type(hvd.alltoall(x, [1, 2]), tuple[Tensor, Tensor])
+    assert_type(fd.all_gather(x), Tensor)
+
+
+def handles(x: Tensor, xs: list[Tensor], number: int) -> None:
+    assert_type(hvd.allreduce_async(x), HandleNumber[Tensor])
+    assert_type(hvd.synchronize(hvd.allreduce_async_(x)), Tensor)
+    assert_type(hvd.synchronize(hvd.grouped_allgather_async(xs)), list[Tensor])
+    assert_type(hvd.synchronize(hvd.alltoall_async(x, x)), tuple[Tensor, Tensor])
+    assert_type(hvd.synchronize(number), Any)
+    assert_type(hvd.poll(hvd.broadcast_async(x, 0)), bool)
+    numbers: list[int] = [hvd.reducescatter_async(x)]
+    assert_type(numbers, list[int])
+
+
+def training(sgd: torch.optim.SGD, model: torch.nn.Module) -> None:
+    assert_type(hvd.DistributedOptimizer(sgd), torch.optim.SGD)
+    assert_type(hvd.allgather_object(3), list[int])
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    hvd.broadcast_parameters(model.named_parameters(), 0)
+
+
+def refused(x: Tensor) -> None:
+    hvd.allreduce([x])  # type: ignore[arg-type]
+    hvd.allreduce(x, op="sum")  # type: ignore[arg-type]
+    hvd.synchronize(x)  # type: ignore[call-overload]
