@@ -71,7 +71,7 @@ def refused(x: Floats, group: object) -> None:
     fd.all_reduce([1.0, 2.0])  # type: ignore[call-overload]
     fd.all_reduce(x, "average")  # type: ignore[call-overload]
     fd.all_reduce(x, level="exact")  # type: ignore[call-overload]
-    fd.all_reduce(x, nmae="x")  # type: ignore[call-overload]
+    fd.all_reduce(x, title="x")  # type: ignore[call-overload]
     fd.all_reduce(x, group=group)  # type: ignore[call-overload]
     fd.broadcast(x, op="sum")  # type: ignore[call-overload]
     fd.all_to_all(x, 2)  # type: ignore[call-overload]
