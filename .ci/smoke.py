@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 
 import farandole as fd
+from farandole import _core
 from farandole.testing import run_ranks
 
 ALLOWED = {"farandole", "numpy", "pip", "setuptools"}
@@ -45,7 +47,16 @@ def as_a_rank() -> int:
     raise AssertionError("ranks that disagree are not told so")
 
 
+def check_instructions() -> None:
+    """A build that does not find what the processor has would be slow in silence."""
+    has = Path("/proc/cpuinfo").read_text().split()
+    found = _core.instruction_sets()
+    for flag, name in (("avx2", "avx2"), ("avx512dq", "avx512"), ("avx512_bf16", "avx512_bf16")):
+        assert (flag in has) == (name in found), f"of {flag} there is {found}"
+
+
 def main() -> None:
+    check_instructions()
     installed = {str(d.metadata["Name"]).lower() for d in importlib.metadata.distributions()}
     assert installed <= ALLOWED, f"more than numpy is installed: {installed - ALLOWED}"
     assert run_ranks(3, as_a_rank) == [0, 1, 2]

@@ -20,32 +20,56 @@ struct InstructionSet {
   bool (*runs_here)();
 };
 
-#ifdef FARANDOLE_HAS_AVX512
-bool has_avx512() {
-  return bool(__builtin_cpu_supports("avx512f")) && bool(__builtin_cpu_supports("avx512bw")) &&
-         bool(__builtin_cpu_supports("avx512vl")) && bool(__builtin_cpu_supports("avx512dq"));
+#ifdef FARANDOLE_HAS_AVX2
+// The processor itself is asked: not every compiler's __builtin_cpu_supports knows all of these,
+// and zig's knows none.
+
+struct Registers {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+};
+
+Registers cpuid(unsigned leaf, unsigned subleaf) {
+  Registers r;
+  if (__get_cpuid_count(leaf, subleaf, &r.a, &r.b, &r.c, &r.d) == 0) return {};
+  return r;
+}
+
+constexpr bool bit(unsigned word, unsigned number) { return (word >> number & 1) != 0; }
+
+/// Whether the kernel keeps these states of registers (XCR0) when it switches threads.
+bool keeps(unsigned states) {
+  constexpr unsigned kOsxsave = 27;
+  if (!bit(cpuid(1, 0).c, kOsxsave)) return false;
+  unsigned low = 0, high = 0;
+  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (low & states) == states;
+}
+
+bool has_avx2() {
+  const unsigned basic = cpuid(1, 0).c;
+  const bool avx = bit(basic, 28), f16c = bit(basic, 29), avx2 = bit(cpuid(7, 0).b, 5);
+  return avx && f16c && avx2 && keeps(0x06);
 }
 #endif
 
-#ifdef FARANDOLE_HAS_AVX2
-/// clang 14's __builtin_cpu_supports does not know it. Whoever has AVX2 may use its registers.
-bool has_f16c() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+#ifdef FARANDOLE_HAS_AVX512
+bool has_avx512() {
+  const unsigned b = cpuid(7, 0).b;
+  const bool f = bit(b, 16), dq = bit(b, 17), bw = bit(b, 30), vl = bit(b, 31);
+  return f && dq && bw && vl && keeps(0xe6);
 }
 #endif
 
 constexpr InstructionSet kInstructionSets[] = {
     {"baseline", &kBaselineKernels, [] { return true; }},
 #ifdef FARANDOLE_HAS_AVX2
-    {"avx2", &kAvx2Kernels, [] { return bool(__builtin_cpu_supports("avx2")) && has_f16c(); }},
+    {"avx2", &kAvx2Kernels, has_avx2},
 #endif
 #ifdef FARANDOLE_HAS_AVX512
     {"avx512", &kAvx512Kernels, has_avx512},
 #endif
 #ifdef FARANDOLE_HAS_AVX512_BF16
-    {"avx512_bf16", &kAvx512Bf16Kernels,
-     [] { return has_avx512() && bool(__builtin_cpu_supports("avx512bf16")); }},
+    {"avx512_bf16", &kAvx512Bf16Kernels, [] { return has_avx512() && bit(cpuid(7, 1).a, 5); }},
 #endif
 };
 
