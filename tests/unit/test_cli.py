@@ -1,4 +1,4 @@
-"""The command line without ranks: help, mistakes, tables; and how lines are put together."""
+"""The command line without ranks: help, mistakes, tables."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import os
 import subprocess
 import sys
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from farandole import cli
-from farandole._launch.output import Screen, Stream
 from farandole._launch.processes import descendants, read_process
 from farandole._launch.ranks import describe_exit, shell_code
 from farandole.cli import _terminal, info
@@ -178,89 +176,6 @@ def test_plan_hands_its_arguments_over(
 def test_a_plain_table_is_aligned() -> None:
     text = _terminal.plain_table("title", ("a", "long"), [("xyz", "1"), ("", "22")])
     assert text == "title\n\na    long\n---  ----\nxyz  1\n     22\n"
-
-
-# -- putting lines together ---------------------------------------------------------------------
-
-
-class Shown:
-    """A screen that is a pipe, and what was printed on it."""
-
-    def __init__(self) -> None:
-        self.reader, self.writer = os.pipe()
-        self.screen = Screen(self.writer)
-
-    def stream(self, prefix: bytes) -> Stream:
-        return Stream(os.open(os.devnull, os.O_RDONLY), prefix, self.screen)
-
-    def text(self) -> bytes:
-        self.screen.put(b"#")  # so that there is always something to read
-        self.screen.flush()
-        return os.read(self.reader, 1 << 16)[:-1]
-
-
-@pytest.fixture
-def shown() -> Iterator[Shown]:
-    result = Shown()
-    yield result
-    os.close(result.reader)
-    os.close(result.writer)
-
-
-def test_parts_become_lines(shown: Shown) -> None:
-    a, b = shown.stream(b"[0] "), shown.stream(b"[1] ")
-    a.feed(b"one\ntw", 0.0)
-    b.feed(b"x\r\n\ny", 0.0)
-    a.feed(b"o\n", 0.0)
-    b.feed(b"\n", 0.0)
-    assert shown.text() == b"[0] one\n[1] x\n[1] \n[0] two\n[1] y\n"
-
-
-def test_an_open_line_goes_on_or_is_ended_by_another(shown: Shown) -> None:
-    a, b = shown.stream(b"[0] "), shown.stream(b"[1] ")
-    a.feed(b"wait", 0.0)
-    assert a.due() is not None
-    a.show_part(1.0)
-    assert a.due() is None
-    a.feed(b"ing\n", 1.0)
-    a.feed(b"more", 2.0)
-    a.show_part(3.0)
-    b.feed(b"me\n", 3.0)
-    a.feed(b" of it\n", 3.0)
-    assert shown.text() == b"[0] waiting\n[0] more\n[1] me\n[0]  of it\n"
-
-
-def test_only_the_newest_state_of_a_progress_bar_is_shown(shown: Shown) -> None:
-    a = shown.stream(b"[0] ")
-    for percent in range(0, 101, 10):
-        a.feed(b"\r%3d%%" % percent, percent / 1000)
-    a.feed(b"\n", 0.2)
-    assert shown.text() == b"[0] 100%\n"
-
-
-def test_a_progress_bar_in_a_file_is_shown_now_and_then(shown: Shown) -> None:
-    a = shown.stream(b"[0] ")
-    now = 0.0
-    for percent in range(100):
-        now = percent / 10
-        a.feed(b"%d%%\r" % percent, now)
-        due = a.due()
-        assert due is not None
-        if due <= now:
-            a.show_part(now)
-    assert shown.text() == b"[0] 50%"
-    a.close()
-    assert shown.text() == b"\n[0] 99%\n"
-
-
-def test_a_screen_without_reader_swallows(shown: Shown) -> None:
-    os.close(shown.reader)
-    a = shown.stream(b"")
-    a.feed(b"gone\n", 0.0)
-    shown.screen.flush()
-    assert shown.screen.gone
-    assert a.unwanted
-    shown.reader = os.open(os.devnull, os.O_RDONLY)
 
 
 # -- processes ----------------------------------------------------------------------------------

@@ -53,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-prefix", action="store_true", help="show lines as they are, without '[rank] '"
     )
     parser.add_argument(
+        "--all-output",
+        action="store_true",
+        help="show the progress bars of all ranks (default: rank 0's, and that of a rank that "
+        "fails)",
+    )
+    parser.add_argument(
         "--output-dir",
         metavar="DIR",
         type=Path,
@@ -112,6 +118,7 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
             command=command,
             ranks=_ranks(arguments.ranks, command, slots, name),
             prefix=not arguments.no_prefix,
+            all_output=arguments.all_output,
             colours=(wants_colour(1), wants_colour(2)),
             copies=_copies(arguments),
             environment=settings_of(arguments) | (_as_horovod() if arguments.horovod else {}),
