@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farandole.cli import CommandError, _compare, add_ranks
-from farandole.cli._bench_rows import plot, show
+from farandole.cli._terminal import columns
 
 if TYPE_CHECKING:
     from farandole._bench.comparing import Question
@@ -116,14 +116,14 @@ def handle(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         arguments.json.write_text(as_json(rows))
     if arguments.plot is not None:
-        plot(rows, arguments.plot)
+        _plot(rows, arguments.plot)
     return 0 if all(row["verified"] for row in rows) else 1
 
 
 def _measured(
     arguments: argparse.Namespace, ranks: int | None, request: Request
 ) -> list[dict[str, Any]] | int | None:
-    """The rows, after they were shown; an exit code; None on a rank that has nothing to tell."""
+    """The rows, which were shown already; an exit code; None on a rank that has none to tell."""
     if arguments.compare is not None:
         assert ranks is not None
         return _compare.run(
@@ -133,12 +133,14 @@ def _measured(
             request.memory,
             request.options,
         )
-    result = _here(request) if ranks is None else _among(ranks, request)
-    if not isinstance(result, dict):
-        return result
-    show(request, result)
-    rows: list[dict[str, Any]] = result["rows"]
-    return rows
+    return _here(request) if ranks is None else _among(ranks, request)
+
+
+def _plot(rows: list[dict[str, Any]], path: Path) -> None:
+    from farandole._bench.plotting import draw
+
+    draw(rows, path)
+    print(f"\n{path} shows it")
 
 
 def as_json(rows: list[dict[str, Any]]) -> str:
@@ -224,6 +226,7 @@ def _request(arguments: argparse.Namespace) -> Request:
             _positive("--iterations", arguments.iterations) if arguments.iterations else None
         ),
         seconds=_seconds(arguments.seconds or "0.25"),
+        terminal=columns(),
     )
 
 
@@ -292,21 +295,21 @@ def _check_writable(option: str, path: Path) -> None:
 # -- measuring ------------------------------------------------------------------------------------
 
 
-def _here(request: Request) -> dict[str, Any] | int | None:
+def _here(request: Request) -> list[dict[str, Any]] | int | None:
     import farandole as fd
     from farandole._bench.ranks import measure
 
     try:
-        result = measure(request)
+        rows = measure(request)
     except fd.InvalidArgument as error:
         if fd.is_initialized() and fd.rank() != 0:
             return 2
         raise CommandError(str(error).splitlines()[0]) from error
-    return result if fd.rank() == 0 else None
+    return rows if fd.rank() == 0 else None
 
 
-def _among(ranks: int, request: Request) -> dict[str, Any] | int:
-    """Starts ranks; rank 0 leaves the result in a file."""
+def _among(ranks: int, request: Request) -> list[dict[str, Any]] | int:
+    """Starts ranks; rank 0 shows the rows, and leaves them in a file."""
     from farandole import _launch
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # or the launcher explains its own choice
@@ -322,4 +325,4 @@ def _among(ranks: int, request: Request) -> dict[str, Any] | int:
         raise CommandError(result["mistake"])
     if code == 0 and not result:
         raise CommandError("the ranks ended without a result", 1)
-    return code or result
+    return code or list(result["rows"])
