@@ -45,6 +45,7 @@ PYBIND = re.compile(r"pybind11/")
 # before its own, also inside functions. A module belongs to the longest name that it begins with.
 PYTHON_LAYERS = [
     "_core _progress _tables",
+    "_plan_size",
     "_arguments _errors _limits _plan _watch",
     "_endings _trace",
     "_draw _launch _tune",

@@ -40,6 +40,23 @@ MISTAKES = [
     (["run", "-np", "1", "/"], 126, "is a directory"),
     (["info", "--bogus"], 2, "--bogus"),
     (["plan"], 2, "required"),
+    # What would take for ever is refused before it is begun.
+    (["plan", "all_reduce", "--ranks", "100000"], 2, "ranks x elements may be 10,000,000"),
+    (["plan", "all_to_all", "--ranks", "1000"], 2, "elements (or 512) may be 5,000,000"),
+    (["plan", "all_reduce", "--ranks", f"1{'0' * 25}"], 2, "at most 2147483647"),
+    (["plan", "all_reduce", "--count", f"1{'0' * 18}"], 2, "at most 2147483647"),
+    (["plan", "all_reduce", "--count", "10000000"], 2, "ranks x elements may be 10,000,000"),
+    (["plan", "gather", "--ranks", "2", "--counts", f"1,1{'0' * 30}"], 2, "at most 2147483647"),
+    (["plan", "all_reduce", "--lanes", f"1{'0' * 12}"], 2, "at most 2147483647"),
+    (["plan", "all_reduce", "--lanes", f"1{'0' * 9}"], 2, "at most 40,000 are shown"),
+    (
+        ["plan", "all_reduce", "--algorithm", "ring", "--ranks", "400"],
+        2,
+        "at most 40,000 are shown",
+    ),
+    (["plan", "barrier", "--ranks", f"1{'0' * 9}"], 2, "are too many"),
+    (["plan", "broadcast", "--root", f"1{'0' * 25}"], 2, "is not one of 4 ranks"),
+    (["plan", "all_reduce", "--ranks", "100000", "--draw", "x.svg"], 2, "are too many"),
 ]
 
 
