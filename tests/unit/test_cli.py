@@ -15,7 +15,7 @@ import pytest
 from farandole import cli
 from farandole._launch.processes import descendants, read_process
 from farandole._launch.ranks import describe_exit, shell_code
-from farandole.cli import _terminal, info
+from farandole.cli import _facts, _terminal, info
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -155,7 +155,57 @@ def test_info_shows_every_setting(
     monkeypatch.setattr(info, "_core", lambda: (core, ""))
     assert info.collect()["settings"] == [setting, setting]
     assert cli.main(["info"]) == 0
-    assert capfd.readouterr().out.count("FARANDOLE_X  int   2      1        what it is") == 2
+    lines = capfd.readouterr().out.splitlines()
+    assert lines.count("FARANDOLE_X: 2 (int, default 1): what it is") == 2
+
+
+PARTS = {"machine": {"usable cores": "2", "processor": "a long name " * 8}}
+SETTING = {"name": "FARANDOLE_X", "type": "int", "default": "1", "value": "2", "doc": "word " * 40}
+
+
+def test_facts_in_a_pipe_are_a_line_each() -> None:
+    lines = list(_facts.lines_of(PARTS, [SETTING], 0))
+    assert len(lines) == 3
+    assert lines[0] == "machine usable cores: 2"
+    assert lines[2].startswith("FARANDOLE_X: 2 (int, default 1): word word ")
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_facts_on_a_terminal_fit_it(width: int) -> None:
+    lines = list(_facts.lines_of(PARTS, [SETTING], width))
+    assert max(map(len, lines)) <= width
+    assert " ".join(lines).split().count("word") == 40
+    assert "  FARANDOLE_X = 2  (default 1)" in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["bench", "all_reduce", "-np", "2", "--algoritm", "ring"], "--algorithm"),
+        (["run", "--al-output", "-np", "2", "true"], "--all-output"),
+        (["info", "--jsn"], "--json"),
+        (["tune", "--dry-rnu"], "--dry-run"),
+        (["trace", "--drw", "x", "y"], "--draw"),
+        (["plan", "all_reduce", "--rank-s", "3"], "--ranks"),
+        (["bench", "all_redcue", "-np", "2"], "all_reduce"),
+        (["plan", "all_redcue"], "all_reduce"),
+        (["plan", "all_reduce", "--algorithm", "bionmial"], "binomial"),
+        (["bench", "all_reduce", "-np", "2", "--dtype", "flot32"], "float32"),
+        (["bench", "all_reduce", "-np", "2", "--op", "summ"], "sum"),
+        (["bench", "all_reduce", "-np", "2", "--level", "canonicle"], "canonical"),
+        (["bench", "all_reduce", "-np", "2", "--compare", "glo"], "gloo"),
+        (["info", "--why", "4M", "--collective", "all_redcue"], "all_reduce"),
+        (["completion", "bahs"], "bash"),
+    ],
+)
+def test_the_nearest_name_is_suggested(
+    arguments: list[str], meant: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert f"; did you mean {meant}?" in err.replace("'", "")
+    assert len(err.splitlines()) == 1
 
 
 def test_plan_hands_its_arguments_over(

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from farandole.cli import CommandError
+from farandole.cli._near import did_you_mean
 
 if TYPE_CHECKING:
     from farandole._bench.comparing import Question, Variant
@@ -52,7 +53,10 @@ def _found(names: Sequence[str], text: str | None) -> list[Found]:
     from farandole._bench.peers.table import PeerError
 
     if unknown := [name for name in names if name not in PEERS]:
-        raise CommandError(f"--compare: there is no {unknown[0]}; there are {', '.join(PEERS)}")
+        near = did_you_mean(unknown[0], PEERS)
+        raise CommandError(
+            f"--compare: there is no {unknown[0]}; there are {', '.join(PEERS)}{near}"
+        )
     try:
         pythons = parse_pythons(text) if text else {}
     except ValueError as error:

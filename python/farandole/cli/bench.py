@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farandole.cli import CommandError, _compare, add_ranks
+from farandole.cli._near import did_you_mean, of_verdict
 from farandole.cli._terminal import columns
+from farandole.common._needs import how_to_get
 
 if TYPE_CHECKING:
     from farandole._bench.comparing import Question
@@ -212,7 +214,8 @@ def _request(arguments: argparse.Namespace) -> Request:
 
     dtype = arguments.dtype or "float32"
     if dtype not in _core.dtypes:
-        raise CommandError(f"--dtype {dtype} is unknown; there are {', '.join(_core.dtypes)}")
+        near = did_you_mean(dtype, _core.dtypes)
+        raise CommandError(f"--dtype {dtype} is unknown; there are {', '.join(_core.dtypes)}{near}")
     given = {name: getattr(arguments, name) for name in ("op", "algorithm", "level")}
     options = {name: value for name, value in given.items() if value is not None}
     _check_op(options.get("op", "sum"))
@@ -234,7 +237,8 @@ def _check_op(op: str) -> None:
     from farandole import _core
 
     if op not in _core.reduce_ops:
-        raise CommandError(f"--op {op} is unknown; there are {', '.join(_core.reduce_ops)}")
+        near = did_you_mean(op, _core.reduce_ops)
+        raise CommandError(f"--op {op} is unknown; there are {', '.join(_core.reduce_ops)}{near}")
 
 
 def _sizes(text: str, dtype: str) -> tuple[int, ...]:
@@ -285,7 +289,7 @@ def _check_writable(option: str, path: Path) -> None:
         if path.suffix not in _PICTURES:
             raise CommandError(f"--plot: {path} does not end in {', '.join(_PICTURES)}")
         if importlib.util.find_spec("matplotlib") is None:
-            raise CommandError("--plot needs matplotlib: pip install matplotlib")
+            raise CommandError(f"--plot: {how_to_get('matplotlib')}")
     try:
         path.open("a").close()
     except OSError as error:
@@ -304,7 +308,8 @@ def _here(request: Request) -> list[dict[str, Any]] | int | None:
     except fd.InvalidArgument as error:
         if fd.is_initialized() and fd.rank() != 0:
             return 2
-        raise CommandError(str(error).splitlines()[0]) from error
+        verdict = str(error).splitlines()[0]
+        raise CommandError(verdict + of_verdict(verdict)) from error
     return rows if fd.rank() == 0 else None
 
 
@@ -322,7 +327,7 @@ def _among(ranks: int, request: Request) -> list[dict[str, Any]] | int:
             raise CommandError(str(error), error.exit_code) from error
         result: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     if "mistake" in result:
-        raise CommandError(result["mistake"])
+        raise CommandError(result["mistake"] + of_verdict(result["mistake"]))
     if code == 0 and not result:
         raise CommandError("the ranks ended without a result", 1)
     return code or list(result["rows"])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from farandole.cli import CommandError
+from farandole.cli._near import of_verdict
 
 EPILOG = """\
 examples:
@@ -77,7 +78,8 @@ def handle(arguments: argparse.Namespace) -> int:
             _draw(file, lane or 0, given)
     except (ValueError, KeyError) as error:
         # The verdict is an error's first line; evidence and advice would repeat the arguments.
-        raise CommandError(str(error.args[0]).splitlines()[0]) from error
+        verdict = str(error.args[0]).splitlines()[0]
+        raise CommandError(verdict + of_verdict(verdict)) from error
     return 0
 
 

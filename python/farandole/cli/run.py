@@ -78,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_horovods(parser.add_argument_group("as horovodrun has them"), WITH_AN_EFFECT)
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.set_defaults(options=tuple(parser._option_string_actions))
 
 
 WITH_AN_EFFECT = [flag for flag in FLAGS if flag.sets]
@@ -105,7 +106,10 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
     if command[:1] == ["--"]:
         command = command[1:]
     if command and command[0].startswith("-"):
-        raise CommandError(f"unknown option {command[0]} (see: {name} --help)")
+        from farandole.cli._near import did_you_mean
+
+        near = did_you_mean(command[0], [o for o in arguments.options if o.startswith("--")])
+        raise CommandError(f"unknown option {command[0]}{near} (see: {name} --help)")
     if not command:
         raise CommandError(f"the command is missing: {name} -np 4 -- python train.py")
 
