@@ -14,12 +14,14 @@ import os
 import re
 import subprocess
 import sys
-import time
 from bisect import bisect
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from farandole._progress import Progress
+from farandole.cli._terminal import columns
 
 HERE = Path(__file__).resolve().parent
 SAME = 1e-4  # largest relative difference between equal loss curves
@@ -153,48 +155,26 @@ def train(title: str, ranks: int, result: Path, *options: str, trace: Path | Non
 
 
 def follow(title: str, command: list[str], environment: dict[str, str]) -> None:
-    """Runs a training and turns its 'epoch 3/12: loss 0.17' lines into a progress bar."""
-    bar = Bar(title)
+    """Runs a training; shows its lines 'epoch 3/12: loss 0.17' as they come, and how far it is."""
+    progress = Progress(1.0, columns())
+    progress.now(title, 0.0)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as job:
         assert job.stdout is not None
         for line in job.stdout:
-            if progress := re.match(r"epoch (\d+)/(\d+): (.*)", line):
-                bar.show(int(progress[1]) / int(progress[2]), progress[3])
-    bar.close()
+            if epoch := re.match(r"epoch (\d+)/(\d+): ", line):
+                progress.show(f"{title}: {line.rstrip()}")
+                progress.now(title, int(epoch[1]) / int(epoch[2]))
+    progress.clear()
     if job.returncode:
         raise Failed(title, job.returncode)
 
 
 def call(title: str, command: list[str], result: Path) -> None:
-    bar = Bar(title)
-    bar.show(0, "about 10 s")
-    done = subprocess.run([*command, "--json", str(result)], stdout=subprocess.PIPE, check=False)
-    if done.returncode == 0:
-        bar.show(1, "")
-    bar.close()
+    """Runs a command that shows by itself how far it is."""
+    print(f"\n{title}", flush=True)
+    done = subprocess.run([*command, "--json", str(result)], check=False)
     if done.returncode:
         raise Failed(title, done.returncode)
-
-
-class Bar:
-    """A progress bar: in place on a terminal, else one line when it is full."""
-
-    def __init__(self, title: str) -> None:
-        self._title = title
-        self._began = time.monotonic()
-        self._line = ""
-        self._terminal = sys.stdout.isatty()
-
-    def show(self, share: float, note: str) -> None:
-        full = round(share * 24)
-        seconds = time.monotonic() - self._began
-        self._line = f"{self._title:<40} {'█' * full}{'·' * (24 - full)} {seconds:4.0f} s  {note}"
-        if self._terminal:
-            print(f"\r\x1b[K{self._line}", end="", flush=True)
-
-    def close(self) -> None:
-        if self._line:
-            print("" if self._terminal else self._line, flush=True)
 
 
 if __name__ == "__main__":

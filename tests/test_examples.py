@@ -53,6 +53,27 @@ def play_on_rank(path: str, arguments: list[str], horovod: bool) -> None:
     runpy.run_path(path, run_name="__main__")
 
 
+FOLLOWING = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import demo
+job = "import os, sys, time\\nprint('epoch 1/2: loss 3', flush=True)\\n"
+job += "while not os.path.exists(sys.argv[1]): time.sleep(0.005)\\nprint('epoch 2/2: loss 2')"
+demo.follow("training", [sys.executable, "-c", job, sys.argv[2]], dict(os.environ))
+"""
+
+
+def test_the_demo_shows_an_epoch_before_the_next_one_ends(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    command = [sys.executable, "-c", FOLLOWING, str(ROOT / "examples"), str(seen)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        assert demo.stdout.readline() == "training: epoch 1/2: loss 3\n"
+        seen.touch()
+        assert demo.stdout.read() == "training: epoch 2/2: loss 2\n"
+    assert demo.returncode == 0
+
+
 def accuracy_of(output: str) -> float:
     found = re.search(r"accuracy[^:\n]*[: ]+([\d.]+)", output)
     assert found is not None, output

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from farandole import _core  # type: ignore[attr-defined, unused-ignore]
+from farandole._plan_size import checked_algorithm
 from farandole._tables import counted
 
 Step = dict[str, Any]  # as `_core.schedule.plan` gives it; slices are (space, offset, count)
@@ -198,8 +199,9 @@ def render(
     counts = list(counts)
     if any(share < 0 for share in counts):
         raise _core.InvalidArgument(f"a share has at least 0 elements, not {min(counts)}")
-    if algorithm is None:
-        algorithm = str(_core.schedule.choose(collective, ranks, count, itemsize, counts=counts))
+    algorithm = checked_algorithm(
+        collective, algorithm, ranks, count, lanes, segments, root, counts, itemsize
+    )
     world = plan_world(collective, algorithm, ranks, count, lanes, segments, root, counts)
     orders = set()
     places = (False, True) if _core.schedule.goes_in_place(collective) else (False,)

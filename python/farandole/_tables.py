@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 
 def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -15,6 +16,27 @@ def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     ]
     rule = "  ".join("-" * width for width in widths)
     return "\n".join([title, "", text[0], rule, *text[1:], ""])
+
+
+class Column(NamedTuple):
+    """Of a table whose rows are shown one by one: its width is known before its cells are."""
+
+    name: str
+    width: int = 0  # of the cells; a longer one moves what follows
+    right: bool = False  # numbers end in one column, words begin in one
+
+
+def head_of(columns: Sequence[Column]) -> str:
+    rule = ["-" * max(column.width, len(column.name)) for column in columns]
+    return row_of(columns, [column.name for column in columns]) + "\n" + "  ".join(rule)
+
+
+def row_of(columns: Sequence[Column], cells: Sequence[str]) -> str:
+    widths = [max(column.width, len(column.name)) for column in columns]
+    return "  ".join(
+        cell.rjust(width) if column.right else cell.ljust(width)
+        for column, cell, width in zip(columns, cells, widths, strict=True)
+    ).rstrip()
 
 
 def counted(number: int, noun: str) -> str:

@@ -333,6 +333,42 @@ os.write(1, b"\\r 30%\\n")
     assert shown.endswith(b"\r\x1b[K\x1b[36m[0]\x1b[0m  30%\r\n")
 
 
+BARS = """
+for state in (b"\\r 10%", b"\\r 20%", b"\\n", b"a line\\n", b"\\r 30%"): os.write(1, state)
+"""
+
+
+def test_the_bars_of_rank_0_alone_are_shown_and_copies_have_all(tmp_path: Path) -> None:
+    result = run(2, BARS, f"--output-dir={tmp_path / 'logs'}")
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == [
+        "[0]  20%",
+        "[0]  30%",
+        "[0] a line",
+        "[1] a line",
+    ]
+    for rank in range(2):
+        copy = (tmp_path / f"logs/rank-{rank}.out").read_bytes()
+        assert copy == b"\r 10%\r 20%\na line\n\r 30%"
+    result = run(2, BARS, "--all-output")
+    assert result.stdout.splitlines().count("[1]  30%") == 1
+    assert result.stdout.splitlines().count("[1]  20%") == 1
+
+
+def test_a_rank_that_fails_tells_how_far_its_bar_came(tmp_path: Path) -> None:
+    end = """
+if rank == 2:
+    (here / "said").touch()
+    forever()
+wait_for((here / "said").exists)
+sys.exit(3 * rank)
+"""
+    result = run(3, BARS + end, "--grace=0", HERE=str(tmp_path))
+    assert result.returncode == 3
+    shown = [line for line in result.stdout.splitlines() if not line.startswith("[0]")]
+    assert sorted(shown) == ["[1]  30%", "[1] a line", "[2] a line"]
+
+
 def test_output_files_hold_every_byte(tmp_path: Path) -> None:
     directory = tmp_path / "logs"
     result = run(2, "os.write(1, b'a\\rb'); os.write(2, b'c')", f"--output-dir={directory}")

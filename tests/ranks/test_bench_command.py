@@ -143,6 +143,44 @@ def test_one_wrong_element_a_call_is_seen(tmp_path: Path) -> None:
     assert row["verified"] is False
 
 
+STEPWISE = """
+import sys, time
+from pathlib import Path
+from farandole._bench import ranks
+from farandole._bench.__main__ import main
+
+measured, seen = ranks._row, Path(sys.argv.pop())
+
+def row(request, collective, size, memory):
+    while size > 4 and not seen.exists():
+        time.sleep(0.005)
+    return measured(request, collective, size, memory)
+
+ranks._row = row
+sys.exit(main(*sys.argv[1:]))
+"""
+
+
+def test_a_row_is_shown_before_the_next_one_is_measured(tmp_path: Path) -> None:
+    request = {
+        "collective": "all_reduce", "sizes": [4, 64], "dtype": "float32", "memory": ["caller"],
+        "options": {}, "iterations": 5, "seconds": 1.0,
+    }  # fmt: skip
+    words = [json.dumps(request), str(tmp_path / "result.json"), str(tmp_path / "seen")]
+    launcher = [sys.executable, "-m", "farandole", "run", "-np", "2", "--no-prefix", "--"]
+    command = [*launcher, sys.executable, "-c", STEPWISE, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        for line in job.stdout:
+            if " 4 B " in line:
+                break
+        (tmp_path / "seen").touch()
+        rest = job.stdout.read()
+    assert job.returncode == 0
+    assert rest.startswith("   64 B  caller  ll ")
+    assert "\x1b" not in rest
+
+
 # -- beside others --------------------------------------------------------------------------------
 
 

@@ -125,12 +125,46 @@ def command(
     return done
 
 
+def visited() -> tuple[int, list[tuple[str, float]], int]:
+    """How many rows there are, what was told of visiting them in rounds, and how often the end."""
+    from farandole._tune import ranks
+
+    class Told:
+        def __init__(self) -> None:
+            self.rows: list[tuple[str, float]] = []
+            self.ends = 0
+
+        def now(self, what: str, done: float) -> None:
+            self.rows.append((what, done))
+
+        def clear(self) -> None:
+            self.ends += 1
+
+    fd.init()
+    rows, told = list(ranks._rows(planners=False))[:3], Told()
+    ranks._visit_all(rows, 0.001, told)  # type: ignore[arg-type]
+    return len(rows), told.rows, told.ends
+
+
+def test_each_row_is_told_of_before_it_is_visited(spawn: Callable[..., World]) -> None:
+    (outcome,) = spawn(1).run(visited)
+    rows, told, ends = outcome
+    assert told[0][0] == "round 1, all_reduce by ll, 8 B"
+    assert told[rows][0] == "round 2, all_reduce by ll, 8 B"
+    assert len({what.partition(", ")[2] for what, _ in told}) == rows
+    passed = [done for _, done in told]
+    assert passed == sorted(passed)
+    assert 0 <= passed[0] <= passed[-1] <= 0.001
+    assert ends == 1
+
+
 def test_tune_measures_and_the_next_job_uses_it(tmp_path: Path) -> None:
     """The whole way: a measurement of two ranks, its file, and `info --why` from it."""
     file = tmp_path / "cache" / "mine.txt"
     # What the environment says of other jobs is not about this one.
     noise = {"FARANDOLE_CMA": "0", "FARANDOLE_ALGORITHM": "ring", "FARANDOLE_TUNING": "nowhere"}
     shown = command("tune", "-np", "2", "--output", str(file), **noise).stdout
+    assert shown.startswith("measuring paths and planners with 2 ranks: ")
     assert f"written: {file}" in shown
     for name in DEFAULTS:
         assert name in shown

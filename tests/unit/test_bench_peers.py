@@ -248,6 +248,22 @@ def test_every_round_asks_everybody_once_in_changing_order() -> None:
     assert set(rounds) == {("mpi", "gloo"), ("gloo", "mpi")}
 
 
+def test_who_watches_is_told_of_a_round_before_it_begins() -> None:
+    log: list[Any] = []
+    workers = FakeWorkers("mpi", 10)
+    ask = workers.ask
+    workers.ask = lambda q: log.append("block") or ask(q)  # type: ignore[method-assign]
+    question = Question("all_reduce", (8, 4), rounds=2)
+    variants = [Variant(workers, "caller")]
+    for rows in compare(question, variants, log.append, lambda *at: log.append(at)):
+        log.append(rows[0]["bytes"])
+    begins = ["block"] * 2  # to find how many calls a block has
+    assert log == [
+        (4, 0), *begins, (4, 0), "block", (4, 1), "block", 4,
+        (8, 2), *begins, (8, 2), "block", (8, 3), "block", 8,
+    ]  # fmt: skip
+
+
 def test_who_cannot_who_is_too_slow_and_who_dies_is_left_out_and_told_of() -> None:
     rows, told = _compared(
         FakeWorkers(OURS, 1000),

@@ -1,4 +1,4 @@
-"""The command line without ranks: help, mistakes, tables; and how lines are put together."""
+"""The command line without ranks: help, mistakes, tables."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ import os
 import subprocess
 import sys
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from farandole import cli
-from farandole._launch.output import Screen, Stream
 from farandole._launch.processes import descendants, read_process
 from farandole._launch.ranks import describe_exit, shell_code
-from farandole.cli import _terminal, info
+from farandole.cli import _facts, _terminal, info
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -42,6 +40,23 @@ MISTAKES = [
     (["run", "-np", "1", "/"], 126, "is a directory"),
     (["info", "--bogus"], 2, "--bogus"),
     (["plan"], 2, "required"),
+    # What would take for ever is refused before it is begun.
+    (["plan", "all_reduce", "--ranks", "100000"], 2, "ranks x elements may be 10,000,000"),
+    (["plan", "all_to_all", "--ranks", "1000"], 2, "elements (or 512) may be 5,000,000"),
+    (["plan", "all_reduce", "--ranks", f"1{'0' * 25}"], 2, "at most 2147483647"),
+    (["plan", "all_reduce", "--count", f"1{'0' * 18}"], 2, "at most 2147483647"),
+    (["plan", "all_reduce", "--count", "10000000"], 2, "ranks x elements may be 10,000,000"),
+    (["plan", "gather", "--ranks", "2", "--counts", f"1,1{'0' * 30}"], 2, "at most 2147483647"),
+    (["plan", "all_reduce", "--lanes", f"1{'0' * 12}"], 2, "at most 2147483647"),
+    (["plan", "all_reduce", "--lanes", f"1{'0' * 9}"], 2, "at most 40,000 are shown"),
+    (
+        ["plan", "all_reduce", "--algorithm", "ring", "--ranks", "400"],
+        2,
+        "at most 40,000 are shown",
+    ),
+    (["plan", "barrier", "--ranks", f"1{'0' * 9}"], 2, "are too many"),
+    (["plan", "broadcast", "--root", f"1{'0' * 25}"], 2, "is not one of 4 ranks"),
+    (["plan", "all_reduce", "--ranks", "100000", "--draw", "x.svg"], 2, "are too many"),
 ]
 
 
@@ -140,7 +155,57 @@ def test_info_shows_every_setting(
     monkeypatch.setattr(info, "_core", lambda: (core, ""))
     assert info.collect()["settings"] == [setting, setting]
     assert cli.main(["info"]) == 0
-    assert capfd.readouterr().out.count("FARANDOLE_X  int   2      1        what it is") == 2
+    lines = capfd.readouterr().out.splitlines()
+    assert lines.count("FARANDOLE_X: 2 (int, default 1): what it is") == 2
+
+
+PARTS = {"machine": {"usable cores": "2", "processor": "a long name " * 8}}
+SETTING = {"name": "FARANDOLE_X", "type": "int", "default": "1", "value": "2", "doc": "word " * 40}
+
+
+def test_facts_in_a_pipe_are_a_line_each() -> None:
+    lines = list(_facts.lines_of(PARTS, [SETTING], 0))
+    assert len(lines) == 3
+    assert lines[0] == "machine usable cores: 2"
+    assert lines[2].startswith("FARANDOLE_X: 2 (int, default 1): word word ")
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_facts_on_a_terminal_fit_it(width: int) -> None:
+    lines = list(_facts.lines_of(PARTS, [SETTING], width))
+    assert max(map(len, lines)) <= width
+    assert " ".join(lines).split().count("word") == 40
+    assert "  FARANDOLE_X = 2  (default 1)" in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["bench", "all_reduce", "-np", "2", "--algoritm", "ring"], "--algorithm"),
+        (["run", "--al-output", "-np", "2", "true"], "--all-output"),
+        (["info", "--jsn"], "--json"),
+        (["tune", "--dry-rnu"], "--dry-run"),
+        (["trace", "--drw", "x", "y"], "--draw"),
+        (["plan", "all_reduce", "--rank-s", "3"], "--ranks"),
+        (["bench", "all_redcue", "-np", "2"], "all_reduce"),
+        (["plan", "all_redcue"], "all_reduce"),
+        (["plan", "all_reduce", "--algorithm", "bionmial"], "binomial"),
+        (["bench", "all_reduce", "-np", "2", "--dtype", "flot32"], "float32"),
+        (["bench", "all_reduce", "-np", "2", "--op", "summ"], "sum"),
+        (["bench", "all_reduce", "-np", "2", "--level", "canonicle"], "canonical"),
+        (["bench", "all_reduce", "-np", "2", "--compare", "glo"], "gloo"),
+        (["info", "--why", "4M", "--collective", "all_redcue"], "all_reduce"),
+        (["completion", "bahs"], "bash"),
+    ],
+)
+def test_the_nearest_name_is_suggested(
+    arguments: list[str], meant: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert f"; did you mean {meant}?" in err.replace("'", "")
+    assert len(err.splitlines()) == 1
 
 
 def test_plan_hands_its_arguments_over(
@@ -178,89 +243,6 @@ def test_plan_hands_its_arguments_over(
 def test_a_plain_table_is_aligned() -> None:
     text = _terminal.plain_table("title", ("a", "long"), [("xyz", "1"), ("", "22")])
     assert text == "title\n\na    long\n---  ----\nxyz  1\n     22\n"
-
-
-# -- putting lines together ---------------------------------------------------------------------
-
-
-class Shown:
-    """A screen that is a pipe, and what was printed on it."""
-
-    def __init__(self) -> None:
-        self.reader, self.writer = os.pipe()
-        self.screen = Screen(self.writer)
-
-    def stream(self, prefix: bytes) -> Stream:
-        return Stream(os.open(os.devnull, os.O_RDONLY), prefix, self.screen)
-
-    def text(self) -> bytes:
-        self.screen.put(b"#")  # so that there is always something to read
-        self.screen.flush()
-        return os.read(self.reader, 1 << 16)[:-1]
-
-
-@pytest.fixture
-def shown() -> Iterator[Shown]:
-    result = Shown()
-    yield result
-    os.close(result.reader)
-    os.close(result.writer)
-
-
-def test_parts_become_lines(shown: Shown) -> None:
-    a, b = shown.stream(b"[0] "), shown.stream(b"[1] ")
-    a.feed(b"one\ntw", 0.0)
-    b.feed(b"x\r\n\ny", 0.0)
-    a.feed(b"o\n", 0.0)
-    b.feed(b"\n", 0.0)
-    assert shown.text() == b"[0] one\n[1] x\n[1] \n[0] two\n[1] y\n"
-
-
-def test_an_open_line_goes_on_or_is_ended_by_another(shown: Shown) -> None:
-    a, b = shown.stream(b"[0] "), shown.stream(b"[1] ")
-    a.feed(b"wait", 0.0)
-    assert a.due() is not None
-    a.show_part(1.0)
-    assert a.due() is None
-    a.feed(b"ing\n", 1.0)
-    a.feed(b"more", 2.0)
-    a.show_part(3.0)
-    b.feed(b"me\n", 3.0)
-    a.feed(b" of it\n", 3.0)
-    assert shown.text() == b"[0] waiting\n[0] more\n[1] me\n[0]  of it\n"
-
-
-def test_only_the_newest_state_of_a_progress_bar_is_shown(shown: Shown) -> None:
-    a = shown.stream(b"[0] ")
-    for percent in range(0, 101, 10):
-        a.feed(b"\r%3d%%" % percent, percent / 1000)
-    a.feed(b"\n", 0.2)
-    assert shown.text() == b"[0] 100%\n"
-
-
-def test_a_progress_bar_in_a_file_is_shown_now_and_then(shown: Shown) -> None:
-    a = shown.stream(b"[0] ")
-    now = 0.0
-    for percent in range(100):
-        now = percent / 10
-        a.feed(b"%d%%\r" % percent, now)
-        due = a.due()
-        assert due is not None
-        if due <= now:
-            a.show_part(now)
-    assert shown.text() == b"[0] 50%"
-    a.close()
-    assert shown.text() == b"\n[0] 99%\n"
-
-
-def test_a_screen_without_reader_swallows(shown: Shown) -> None:
-    os.close(shown.reader)
-    a = shown.stream(b"")
-    a.feed(b"gone\n", 0.0)
-    shown.screen.flush()
-    assert shown.screen.gone
-    assert a.unwanted
-    shown.reader = os.open(os.devnull, os.O_RDONLY)
 
 
 # -- processes ----------------------------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""A rank that ``farandole bench -np`` started: request and place of the result are arguments."""
+"""A rank that ``farandole bench -np`` started: request and place of the result are arguments.
+
+Rank 0 shows rows on its stdout, which the launcher passes on, and leaves all of them in the result.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ def main(request: str, result: str) -> int:
         Path(result).write_text(json.dumps({"mistake": str(error).splitlines()[0]}))
         return 2
     if fd.rank() == 0:
-        Path(result).write_text(json.dumps(found))
+        Path(result).write_text(json.dumps({"rows": found}))
     return 0
 
 

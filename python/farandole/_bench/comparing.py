@@ -126,16 +126,24 @@ def start(
 
 
 def compare(
-    question: Question, variants: Sequence[Variant], tell: Callable[[str], None]
+    question: Question,
+    variants: Sequence[Variant],
+    tell: Callable[[str], None],
+    watch: Callable[[int, int], None] = lambda size, rounds: None,  # noqa: ARG005
 ) -> Iterator[list[dict[str, Any]]]:
-    """The rows of one size after the other; who cannot, or is far too slow, is left out."""
+    """The rows of one size after the other; who cannot, or is far too slow, is left out.
+
+    `watch` is told of each round before it begins: the size, and how many rounds were before.
+    """
     present = list(variants)
     order = random.Random(0)
-    for size in sorted(question.sizes):
+    for turn, size in enumerate(sorted(question.sizes)):
+        watch(size, turn * question.rounds)
         present = list(_able(question, size, present, tell))
         if not present:
             return
-        for _ in range(question.rounds):
+        for number in range(question.rounds):
+            watch(size, turn * question.rounds + number)
             for variant in order.sample(present, len(present)):
                 try:
                     variant.measure(question, size)

@@ -21,6 +21,7 @@ import farandole as fd
 from farandole._bench import placement
 from farandole._bench.collectives import Case
 from farandole._bench.layouts import COLLECTIVES, Collective
+from farandole._bench.rows import Rows
 from farandole._bench.statistics import gigabytes_per_second, summarize
 from farandole._limits import setting
 
@@ -39,17 +40,38 @@ class Request:
     options: dict[str, Any]  # of the call: op, algorithm, level
     iterations: int | None
     seconds: float
+    terminal: int = 0  # columns of the one that rank 0's stdout reaches; 0: it is none
 
 
-def measure(request: Request) -> dict[str, Any]:
-    """Joins the world, measures, and returns {"placement": text, "rows": [...]} on every rank."""
+def measure(request: Request) -> list[dict[str, Any]]:
+    """Joins the world, measures, and returns the rows on every rank; rank 0 shows each at once."""
     core = _pin()
     fd.init()
     pins = fd.all_gather(np.array([-1 if core is None else core])).tolist()
     collective = COLLECTIVES[request.collective]
     kinds = request.memory if collective.moves else ("",)
-    rows = [_row(request, collective, size, memory) for size in request.sizes for memory in kinds]
-    return {"placement": placement.describe([None if p < 0 else p for p in pins]), "rows": rows}
+    cases = [(size, memory) for size in request.sizes for memory in kinds]
+    shown = _shown(request, len(cases), placement.describe([None if p < 0 else p for p in pins]))
+    rows = []
+    try:
+        for size, memory in cases:
+            if shown is not None:
+                shown.begin(size, memory)
+            rows.append(_row(request, collective, size, memory))
+            if shown is not None:
+                shown.show(rows[-1])
+    finally:
+        if shown is not None:
+            shown.end()
+    return rows
+
+
+def _shown(request: Request, total: int, placed: str) -> Rows | None:
+    """What rank 0 shows."""
+    if fd.rank() != 0:
+        return None
+    algorithm = request.options.get("algorithm", "")
+    return Rows(request.collective, algorithm, placed, total, request.terminal)
 
 
 def _pin() -> int | None:

@@ -6,6 +6,8 @@
     ranks.py       what a rank finds in its environment; starting one
     hosts.py       which hosts a job may use: this one
     output.py      whole lines of many streams on one screen
+    bars.py        lines that are redrawn
+    screen.py      a file that lines are printed to
     processes.py   who descends from whom; signals only to those
 
 Only the standard library is used, and no thread: ranks are forked from here.

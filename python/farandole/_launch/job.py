@@ -31,6 +31,7 @@ class Job(NamedTuple):  # a dataclass would import inspect: ranks start that muc
     command: list[str]
     ranks: int
     prefix: bool = True
+    all_output: bool = False  # the progress bars of all ranks, not of rank 0 alone
     colours: tuple[bool, bool] = (False, False)  # on stdout, on stderr
     copies: Copies | None = None
     environment: Mapping[str, str] = MappingProxyType({})  # besides what is inherited

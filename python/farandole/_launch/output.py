@@ -1,101 +1,59 @@
 """Whole lines of many streams on one screen.
 
-A `Screen` is a file we print to. It never blocks: what cannot be written now waits in a bounded
-queue, and while that is full the ranks' pipes are not read, so a slow reader slows the ranks down
-and not the launcher. A `Stream` is one rank's stdout or stderr. It hands over whole lines; a part
-of a line is shown only when nothing came for a while, when it is redrawn with a carriage return (a
-progress bar), or when it is so long that keeping it would cost memory. Such a line stays *open*:
-its stream may go on with it, and anybody else first ends it.
+A `Stream` is one rank's stdout or stderr. It hands whole lines to its `Screen`; a part of a line is
+shown only when nothing came for a while, when it is redrawn (a progress bar), or when it is so long
+that keeping it would cost memory. A *quiet* stream keeps its bars to itself.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import select
-import stat
 
-_QUEUE_LIMIT = 256 * 1024
+from farandole._launch.bars import (
+    fitted,
+    is_bar,
+    is_drawing,
+    is_redrawn,
+    last_state,
+    newest,
+    since_cleared,
+)
+from farandole._launch.screen import ERASE, Screen
+
 _LINE_LIMIT = 64 * 1024
 _READ_SIZE = 64 * 1024
-_ATOMIC = 4096  # PIPE_BUF: this much never blocks a pipe that polls writable
 
 _SILENCE = 1.0  # longer than a busy machine keeps a rank from finishing its line
 _REDRAW_TERMINAL = 0.2
 _REDRAW_FILE = 5.0  # a log file wants to know that a bar moves, not every state of it
 
 
-class Screen:
-    """One file that lines of many streams go to."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self.is_terminal = os.isatty(fd)
-        self.open_by: Stream | None = None
-        self.gone = False  # the reader left
-        self._queue = bytearray()
-        self._chunk = 1 << 20 if stat.S_ISREG(os.fstat(fd).st_mode) else _ATOMIC
-
-    @property
-    def pending(self) -> bool:
-        return bool(self._queue)
-
-    @property
-    def full(self) -> bool:
-        return len(self._queue) > _QUEUE_LIMIT
-
-    def put(self, data: bytes) -> None:
-        if not self.gone:
-            self._queue += data
-
-    def say(self, line: str) -> None:
-        """A line of our own."""
-        self.end_line()
-        self.put(line.encode(errors="replace") + b"\n")
-
-    def end_line(self) -> None:
-        if self.open_by is not None:
-            self.put(b"\n")
-            self.open_by = None
-
-    def flush(self, turns: int = 64) -> None:
-        """Writes what fits without waiting."""
-        writable = select.poll()
-        writable.register(self.fd, select.POLLOUT)
-        while self._queue and turns > 0 and writable.poll(0):
-            turns -= 1
-            try:
-                written = os.write(self.fd, memoryview(self._queue)[: self._chunk].tobytes())
-            except BlockingIOError:
-                return
-            except OSError:  # EPIPE: the reader left; EIO: the terminal did; ENOSPC
-                self.gone = True
-                self._queue.clear()
-                return
-            del self._queue[:written]
-
-    def drop(self) -> None:
-        self._queue.clear()
-
-
-def open_screens() -> tuple[Screen, Screen]:
-    """Ours for stdout and stderr: one and the same where they are the same file."""
-    out = Screen(1)
-    same = os.path.sameopenfile(1, 2)
-    return out, out if same else Screen(2)
-
-
 class Stream:
-    """One rank's stdout or stderr on its way to a screen and, if wished, a file."""
+    """One rank's stdout or stderr on its way to a screen and, if wished, a file.
 
-    def __init__(self, fd: int, prefix: bytes, screen: Screen, copy: int | None = None) -> None:
+    `quiet`: its bars are not shown, unless `show_hidden_bar` asks for them.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        prefix: bytes,
+        screen: Screen,
+        copy: int | None = None,
+        *,
+        quiet: bool = False,
+    ) -> None:
         self.fd = fd
         self.at_end = False
         self.trouble = ""  # why the copy stopped; taken by who reports it
         self._prefix = prefix
         self._screen = screen
         self._copy = copy
+        self._quiet = quiet and bool(prefix)
+        self._hidden = b""  # the last state of a bar that was not shown
         self._part = bytearray()  # of a line that has not ended yet
+        self._drawn = b""  # what was shown of that line, where backspaces may go back into it
         self._since = 0.0  # when the part began, or was last shown
         self._last = 0.0  # when anything came last
 
@@ -131,6 +89,8 @@ class Stream:
             self._show(bytes(self._part[:end]))
             del self._part[:end]
             self._since = now
+        if self._quiet and is_redrawn(self._part):
+            self._part[:] = self._shortened(bytes(self._part))
         if len(self._part) > _LINE_LIMIT:
             self._show(bytes(self._part))
             self._part.clear()
@@ -140,8 +100,10 @@ class Stream:
         if not self._part.strip(b"\r"):
             return None
         silence = self._last + _SILENCE
-        if b"\r" not in self._part:
+        if not is_drawing(self._part):
             return silence
+        if self._quiet:
+            return None
         pace = _REDRAW_TERMINAL if self._screen.is_terminal else _REDRAW_FILE
         return min(silence, self._since + pace)
 
@@ -154,6 +116,12 @@ class Stream:
         # Kept, so that what follows is known to replace this and not to continue it.
         self._part[:] = b"\r" if ends_redraw else b""
         self._since = now
+
+    def show_hidden_bar(self) -> None:
+        """The last state of the bar that was kept quiet: how far its rank came."""
+        if self._hidden.strip():
+            self._screen.put_above(self._prefix + self._hidden + b"\n")
+            self._hidden = b""
 
     def close(self) -> None:
         """At the end of the stream, or when nobody wants it any more."""
@@ -172,26 +140,79 @@ class Stream:
         """Puts lines, the last of which may be unfinished, on the screen."""
         screen = self._screen
         goes_on = screen.open_by is self
+        if not self._prefix:
+            self._pass_on(text, goes_on)
+            return
+        *lines, rest = (self._without_bars(text) if self._quiet else text).split(b"\n")
+        if lines and goes_on:
+            self._end_line(lines.pop(0))
+            goes_on = False
+        if lines:
+            screen.put_above(b"".join(self._prefix + newest(line) + b"\n" for line in lines))
+        if rest:
+            self._open_line(rest, goes_on)
+
+    def _pass_on(self, text: bytes, goes_on: bool) -> None:
+        if not goes_on:
+            self._screen.end_line()
+        self._screen.put(text)
+        self._screen.open_by = None if text.endswith(b"\n") else self
+
+    def _end_line(self, line: bytes) -> None:
+        """The rest of the line that this stream has opened."""
+        screen = self._screen
+        if self._is_drawn_again(line):
+            screen.put(self._again() + self._prefix + newest(self._drawn + line))
+        else:
+            screen.put(line.rstrip(b"\r"))
+        self._drawn = b""
+        screen.end_line()
+
+    def _open_line(self, rest: bytes, goes_on: bool) -> None:
+        """A line that has not ended, or what it goes on with."""
+        screen = self._screen
         if not goes_on:
             screen.end_line()
-        ended = text.endswith(b"\n")
-        lines = text.split(b"\n")
-        if ended:
-            lines.pop()
-        if self._prefix:
-            first = self._redrawn(lines[0], goes_on)
-            rest = [self._prefix + _newest(line) for line in lines[1:]]
-            text = b"\n".join([first, *rest]) + (b"\n" if ended else b"")
-        screen.put(text)
-        screen.open_by = None if ended else self
+            self._drawn = b""
+        elif not self._is_drawn_again(rest):
+            self._drawn += rest if self._drawn else b""
+            screen.put(rest.rstrip(b"\r"))
+            return
+        whole = self._drawn + rest
+        is_bar = is_drawing(whole) or bool(self._drawn)
+        line = self._prefix + newest(whole)
+        if is_bar:
+            self._drawn = last_state(whole)
+            line = fitted(line, screen.columns()) if screen.is_terminal else line
+        screen.put_open(self._again() if goes_on else b"", line, self, is_bar=is_bar)
 
-    def _redrawn(self, line: bytes, goes_on: bool) -> bytes:
-        if not goes_on:
-            return self._prefix + _newest(line)
-        if b"\r" not in line.rstrip(b"\r"):
-            return line.rstrip(b"\r")
-        again = b"\r\x1b[K" if self._screen.is_terminal else b"\n"
-        return again + self._prefix + _newest(line)
+    def _is_drawn_again(self, more: bytes) -> bool:
+        """Also where a bar only goes on, on a terminal: it may have been too long to be whole."""
+        cut = bool(self._drawn) and self._screen.is_terminal
+        return is_redrawn(more) or cut or self._drawn.endswith(b"\b")
+
+    def _again(self) -> bytes:
+        return ERASE if self._screen.is_terminal else b"\n"
+
+    def _without_bars(self, text: bytes) -> bytes:
+        """The lines that are none; the last state of a bar is kept."""
+        *lines, rest = text.split(b"\n")
+        kept = b""
+        for line in lines:
+            left = since_cleared(line)
+            if is_bar(left):
+                self._hidden = newest(left)
+            elif left or not line:
+                kept += left + b"\n"
+        rest = since_cleared(rest)
+        if is_redrawn(rest):
+            self._hidden, rest = newest(rest), b""
+        return kept + rest
+
+    def _shortened(self, part: bytes) -> bytes:
+        """A bar that nobody sees needs no more than its last state."""
+        part = since_cleared(part)
+        return part[max(0, part.rstrip(b"\r").rfind(b"\r")) :]
 
     def _write_copy(self, data: bytes) -> None:
         assert self._copy is not None
@@ -202,8 +223,3 @@ class Stream:
             self.trouble = os.strerror(error.errno or errno.EIO)
             os.close(self._copy)
             self._copy = None
-
-
-def _newest(line: bytes) -> bytes:
-    """What a terminal would show of a line that was redrawn with carriage returns."""
-    return line.rstrip(b"\r").rpartition(b"\r")[2]

@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 
 from farandole._launch.job import Copies, Job, LaunchError
-from farandole._launch.output import Stream, open_screens
+from farandole._launch.output import Stream
 from farandole._launch.processes import Process, descendants, describe, oom_kills, reap, send
 from farandole._launch.ranks import (
     Rank,
@@ -25,6 +25,7 @@ from farandole._launch.ranks import (
     start_rank,
     threads_per_rank,
 )
+from farandole._launch.screen import open_screens
 from farandole._launch.words import Blame, Ear, Meetings
 from farandole._tables import listed
 
@@ -110,7 +111,9 @@ class Supervisor:
             self._ranks.append(rank)
             for i, screen in enumerate((self._out, self._err)):
                 prefix = self._prefix(number, colour=job.colours[i])
-                self._streams.append(Stream(pipes[i], prefix, screen, copies[number][i]))
+                quiet = number > 0 and not job.all_output
+                stream = Stream(pipes[i], prefix, screen, copies[number][i], quiet=quiet)
+                self._streams.append(stream)
 
     def _open_copies(self) -> list[tuple[int | None, int | None]]:
         copies = self._job.copies
@@ -352,6 +355,9 @@ class Supervisor:
                 if not stream.readable and not stream.at_end:
                     self._drain_screens()
             stream.close()
+        for number in self._failed_by_themselves():
+            for stream in self._streams[2 * number : 2 * number + 2]:
+                stream.show_hidden_bar()
 
     def _drain_screens(self) -> None:
         """Waits for who reads our output, who may be a person with a pager; a signal ends that."""
@@ -381,12 +387,7 @@ class Supervisor:
             what = f"{listed('rank', waiting)} waited for it in init()"
             self._say(f"{rank.describe_end()}, and {what}")
             return 1
-        own = {
-            rank.number: rank
-            for rank in self._failed
-            if rank.number not in self._ended_by or self._blame.end_of(rank.number)
-        }
-        if own:
+        if own := self._failed_by_themselves():
             first = own[self._blame.first(own)]
             self._tell_the_others(first)
             code, how = self._end_of(first)
@@ -397,6 +398,14 @@ class Supervisor:
             self._say(f"the job was ended by {self._stopped_by.name}")
             return 128 + self._stopped_by
         return 0
+
+    def _failed_by_themselves(self) -> dict[int, Rank]:
+        """Not because we ended them, by their numbers."""
+        return {
+            rank.number: rank
+            for rank in self._failed
+            if rank.number not in self._ended_by or self._blame.end_of(rank.number)
+        }
 
     def _end_of(self, rank: Rank) -> tuple[int, str]:
         """Its exit code, or the one it was about to have when we ended it; and what happened."""

@@ -11,10 +11,10 @@ from pathlib import Path
 import farandole as fd
 
 
-def _measure(file: str, seconds: str, rows: str) -> None:
+def _measure(file: str, seconds: str, rows: str, terminal: str) -> None:
     from farandole._tune.ranks import measure
 
-    samples = measure(float(seconds), rows == "planners")
+    samples = measure(float(seconds), rows == "planners", int(terminal))
     if fd.rank() == 0:
         Path(file).write_text(json.dumps([asdict(sample) for sample in samples]))
 

@@ -25,6 +25,8 @@ from farandole import _core
 from farandole._bench.collectives import Case
 from farandole._bench.layouts import COLLECTIVES
 from farandole._bench.ranks import _no_collector, _pin
+from farandole._bench.statistics import format_size
+from farandole._progress import Progress
 from farandole._tune.fit import PATHS, Sample
 
 _CALLS = 10  # of a visit
@@ -47,13 +49,20 @@ class _Row(NamedTuple):
     case: Case
 
 
-def measure(seconds: float, planners: bool) -> list[Sample]:
-    """Joins the world and measures for that long; the same list on every rank."""
+def measure(seconds: float, planners: bool, terminal: int = 0) -> list[Sample]:
+    """Joins the world and measures for that long; the same list on every rank.
+
+    `terminal`: columns of the one on which rank 0 shows how far it is; 0: there is none.
+    """
     _pin()
     fd.init()
     rows = [row for row in _with_naming(_rows(planners)) if _can_run(row)]
+    progress = Progress(seconds, terminal) if fd.rank() == 0 else None
+    if progress is not None:
+        what = f"{'paths and planners' if planners else 'paths'} with {fd.size()} ranks"
+        progress.show(f"measuring {what}: {len(rows)} rows, in rounds for about {seconds:g} s")
     with _no_collector():
-        starts, ends = _visit_all(rows, seconds)
+        starts, ends = _visit_all(rows, seconds, progress)
     _verify(rows)
     times = fd.all_reduce(ends, "max") - fd.all_reduce(starts, "max")
     readings = np.median(times, axis=2)[1:]  # of (rounds, rows, calls)
@@ -119,17 +128,32 @@ def _can_run(row: _Row) -> bool:
     return True
 
 
-def _visit_all(rows: list[_Row], seconds: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _visit_all(
+    rows: list[_Row], seconds: float, progress: Progress | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """When each call began and ended on this rank: (rounds, rows, calls), in nanoseconds."""
-    until = time.perf_counter() + seconds
+    begin = time.perf_counter()
     rounds: list[list[tuple[list[int], list[int]]]] = []
     while len(rounds) <= _MOST:
-        rounds.append([_visit(row.case) for row in rows])
-        over = len(rounds) > _LEAST and time.perf_counter() > until
+        visits = []
+        for row in rows:
+            if progress is not None:
+                passed = min(time.perf_counter() - begin, seconds)
+                progress.now(f"round {len(rounds) + 1}, {_name_of(row)}", passed)
+            visits.append(_visit(row.case))
+        rounds.append(visits)
+        over = len(rounds) > _LEAST and time.perf_counter() > begin + seconds
         if fd.broadcast(np.array([over]))[0]:
             break
+    if progress is not None:
+        progress.clear()
     readings = np.array(rounds, np.int64)
     return readings[:, :, 0].copy(), readings[:, :, 1].copy()
+
+
+def _name_of(row: _Row) -> str:
+    by = f" by {row.algorithm}" if row.algorithm else ""
+    return f"{row.collective}{by}, {format_size(row.case.bytes)}"
 
 
 def _visit(case: Case) -> tuple[list[int], list[int]]:

@@ -17,8 +17,8 @@ from farandole._tune.fit import Sample
 _MEETING_SECONDS = 10.0
 
 
-def measure(ranks: int, seconds: float, *, planners: bool) -> list[Sample]:
-    """Starts ranks; rank 0 leaves the samples in a file.
+def measure(ranks: int, seconds: float, *, planners: bool, terminal: int = 0) -> list[Sample]:
+    """Starts ranks; rank 0 shows how far they are, and leaves the samples in a file.
 
     What the environment says of farandole is about other jobs, so it is taken out of it.
 
@@ -33,7 +33,8 @@ def measure(ranks: int, seconds: float, *, planners: bool) -> list[Sample]:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # or the launcher explains its own choice
     with tempfile.TemporaryDirectory(prefix="farandole-tune-") as directory:
         file = Path(directory, "samples.json")
-        words = ["measure", str(file), str(seconds), "planners" if planners else "paths"]
+        rows = "planners" if planners else "paths"
+        words = ["measure", str(file), str(seconds), rows, str(terminal)]
         command = [sys.executable, "-m", "farandole._tune", *words]
         code = _launch.launch(_launch.Job(command=command, ranks=ranks, prefix=False))
         if code != 0 or not file.exists():

@@ -22,6 +22,7 @@ VERBS = {
     "tune": "measure this host, so that choices follow from it",
     "plan": "show the schedule an algorithm makes for a collective",
     "trace": "merge a trace's parts and tell where the time went",
+    "completion": "print what completes all of this in a shell",
 }
 
 
@@ -46,7 +47,10 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        raise CommandError(f"{message} (see: {self.prog} --help)")
+        from farandole.cli._near import of_arguments
+
+        near = of_arguments(message, self._option_string_actions)
+        raise CommandError(f"{message}{near} (see: {self.prog} --help)")
 
 
 def add_ranks(parser: argparse.ArgumentParser, help: str) -> None:
@@ -109,7 +113,7 @@ def _overview() -> str:
         "",
         "All-reduce and tensor fusion for data-parallel training.",
         "",
-        *(f"  {verb:<8}{summary}" for verb, summary in VERBS.items()),
+        *(f"  {verb:<12}{summary}" for verb, summary in VERBS.items()),
         "",
         "  farandole VERB --help tells more about one; farandole --version tells the version.",
         "",

@@ -17,6 +17,13 @@ def wants_colour(fd: int) -> bool:
     return os.isatty(fd) and os.environ.get("TERM", "dumb") != "dumb"
 
 
+def columns() -> int:
+    """How wide the terminal is that stdout shows itself on; 0: there is none that knows escapes."""
+    if not sys.stdout.isatty() or not wants_colour(sys.stdout.fileno()):
+        return 0
+    return os.get_terminal_size(sys.stdout.fileno()).columns or 80
+
+
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """One table on stdout; the last column takes the width that is left."""
     console = _console()

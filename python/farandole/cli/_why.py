@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from farandole.cli import CommandError
+from farandole.cli._near import did_you_mean, of_verdict
 
 if TYPE_CHECKING:
     from farandole._tune.table import Table
@@ -72,6 +73,7 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     if asked["dtype"] not in _core.dtypes:
         raise CommandError(
             f"--dtype {asked['dtype']} is unknown; there are {', '.join(_core.dtypes)}"
+            f"{did_you_mean(asked['dtype'], _core.dtypes)}"
         )
     try:
         size = parse_size(arguments.why)
@@ -91,7 +93,8 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
             demanded=by_address == "1", level=asked["level"], text=found.text,
         )  # fmt: skip
     except _core.InvalidArgument as error:
-        raise CommandError(str(error).splitlines()[0]) from None
+        verdict = str(error).splitlines()[0]
+        raise CommandError(verdict + of_verdict(verdict)) from None
     candidates = [dict(row) for row in rows]
     return {
         "question": {**asked, "ranks": ranks, "bytes": size},

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farandole.cli import CommandError, _compare, add_ranks
-from farandole.cli._bench_rows import plot, show
+from farandole.cli._near import did_you_mean, of_verdict
+from farandole.cli._terminal import columns
+from farandole.common._needs import how_to_get
 
 if TYPE_CHECKING:
     from farandole._bench.comparing import Question
@@ -116,14 +118,14 @@ def handle(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         arguments.json.write_text(as_json(rows))
     if arguments.plot is not None:
-        plot(rows, arguments.plot)
+        _plot(rows, arguments.plot)
     return 0 if all(row["verified"] for row in rows) else 1
 
 
 def _measured(
     arguments: argparse.Namespace, ranks: int | None, request: Request
 ) -> list[dict[str, Any]] | int | None:
-    """The rows, after they were shown; an exit code; None on a rank that has nothing to tell."""
+    """The rows, which were shown already; an exit code; None on a rank that has none to tell."""
     if arguments.compare is not None:
         assert ranks is not None
         return _compare.run(
@@ -133,12 +135,14 @@ def _measured(
             request.memory,
             request.options,
         )
-    result = _here(request) if ranks is None else _among(ranks, request)
-    if not isinstance(result, dict):
-        return result
-    show(request, result)
-    rows: list[dict[str, Any]] = result["rows"]
-    return rows
+    return _here(request) if ranks is None else _among(ranks, request)
+
+
+def _plot(rows: list[dict[str, Any]], path: Path) -> None:
+    from farandole._bench.plotting import draw
+
+    draw(rows, path)
+    print(f"\n{path} shows it")
 
 
 def as_json(rows: list[dict[str, Any]]) -> str:
@@ -210,7 +214,8 @@ def _request(arguments: argparse.Namespace) -> Request:
 
     dtype = arguments.dtype or "float32"
     if dtype not in _core.dtypes:
-        raise CommandError(f"--dtype {dtype} is unknown; there are {', '.join(_core.dtypes)}")
+        near = did_you_mean(dtype, _core.dtypes)
+        raise CommandError(f"--dtype {dtype} is unknown; there are {', '.join(_core.dtypes)}{near}")
     given = {name: getattr(arguments, name) for name in ("op", "algorithm", "level")}
     options = {name: value for name, value in given.items() if value is not None}
     _check_op(options.get("op", "sum"))
@@ -224,6 +229,7 @@ def _request(arguments: argparse.Namespace) -> Request:
             _positive("--iterations", arguments.iterations) if arguments.iterations else None
         ),
         seconds=_seconds(arguments.seconds or "0.25"),
+        terminal=columns(),
     )
 
 
@@ -231,7 +237,8 @@ def _check_op(op: str) -> None:
     from farandole import _core
 
     if op not in _core.reduce_ops:
-        raise CommandError(f"--op {op} is unknown; there are {', '.join(_core.reduce_ops)}")
+        near = did_you_mean(op, _core.reduce_ops)
+        raise CommandError(f"--op {op} is unknown; there are {', '.join(_core.reduce_ops)}{near}")
 
 
 def _sizes(text: str, dtype: str) -> tuple[int, ...]:
@@ -282,7 +289,7 @@ def _check_writable(option: str, path: Path) -> None:
         if path.suffix not in _PICTURES:
             raise CommandError(f"--plot: {path} does not end in {', '.join(_PICTURES)}")
         if importlib.util.find_spec("matplotlib") is None:
-            raise CommandError("--plot needs matplotlib: pip install matplotlib")
+            raise CommandError(f"--plot: {how_to_get('matplotlib')}")
     try:
         path.open("a").close()
     except OSError as error:
@@ -292,21 +299,22 @@ def _check_writable(option: str, path: Path) -> None:
 # -- measuring ------------------------------------------------------------------------------------
 
 
-def _here(request: Request) -> dict[str, Any] | int | None:
+def _here(request: Request) -> list[dict[str, Any]] | int | None:
     import farandole as fd
     from farandole._bench.ranks import measure
 
     try:
-        result = measure(request)
+        rows = measure(request)
     except fd.InvalidArgument as error:
         if fd.is_initialized() and fd.rank() != 0:
             return 2
-        raise CommandError(str(error).splitlines()[0]) from error
-    return result if fd.rank() == 0 else None
+        verdict = str(error).splitlines()[0]
+        raise CommandError(verdict + of_verdict(verdict)) from error
+    return rows if fd.rank() == 0 else None
 
 
-def _among(ranks: int, request: Request) -> dict[str, Any] | int:
-    """Starts ranks; rank 0 leaves the result in a file."""
+def _among(ranks: int, request: Request) -> list[dict[str, Any]] | int:
+    """Starts ranks; rank 0 shows the rows, and leaves them in a file."""
     from farandole import _launch
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # or the launcher explains its own choice
@@ -319,7 +327,7 @@ def _among(ranks: int, request: Request) -> dict[str, Any] | int:
             raise CommandError(str(error), error.exit_code) from error
         result: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     if "mistake" in result:
-        raise CommandError(result["mistake"])
+        raise CommandError(result["mistake"] + of_verdict(result["mistake"]))
     if code == 0 and not result:
         raise CommandError("the ranks ended without a result", 1)
-    return code or result
+    return code or list(result["rows"])

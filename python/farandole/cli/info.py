@@ -40,15 +40,13 @@ def handle(arguments: argparse.Namespace) -> int:
 
         print(json.dumps(facts, indent=2))
         return 0
-    from farandole.cli._terminal import print_table
+    from farandole.cli._facts import lines_of
+    from farandole.cli._terminal import columns
 
-    for part in ("installation", "machine", "kernel", "tuning"):
-        rows = [(name, _text(value)) for name, value in facts[part].items()]
-        print_table(part, ("what", "value"), rows)
-    if facts["settings"]:
-        columns = ("name", "type", "value", "default", "doc")
-        table = [[_text(setting[name]) for name in columns] for setting in facts["settings"]]
-        print_table("settings (environment variables)", columns, table)
+    parts = ("installation", "machine", "kernel", "tuning")
+    shown = {part: {name: _text(v) for name, v in facts[part].items()} for part in parts}
+    settings = [{name: _text(row[name]) for name in row} for row in facts["settings"]]
+    print("\n".join(lines_of(shown, settings, columns())))
     for line in facts["unread"]:
         print(f"warning: {line}")
     return 0

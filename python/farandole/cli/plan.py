@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from farandole.cli import CommandError
+from farandole.cli._near import of_verdict
 
 EPILOG = """\
 examples:
@@ -77,16 +78,19 @@ def handle(arguments: argparse.Namespace) -> int:
             _draw(file, lane or 0, given)
     except (ValueError, KeyError) as error:
         # The verdict is an error's first line; evidence and advice would repeat the arguments.
-        raise CommandError(str(error.args[0]).splitlines()[0]) from error
+        verdict = str(error.args[0]).splitlines()[0]
+        raise CommandError(verdict + of_verdict(verdict)) from error
     return 0
 
 
 def _draw(file: Path, lane: int, given: dict[str, Any]) -> None:
     from farandole import _draw
     from farandole._draw.schedule import draw_plan
+    from farandole._plan_size import checked_algorithm
 
     if given.pop("rank") is not None:
         raise CommandError("--draw shows all ranks; leave out --rank")
+    checked_algorithm(**given)
     try:
         _draw.check_name(file)
         _draw.save(draw_plan(**given, lane=lane), file)

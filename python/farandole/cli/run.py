@@ -53,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-prefix", action="store_true", help="show lines as they are, without '[rank] '"
     )
     parser.add_argument(
+        "--all-output",
+        action="store_true",
+        help="show the progress bars of all ranks (default: rank 0's, and that of a rank that "
+        "fails)",
+    )
+    parser.add_argument(
         "--output-dir",
         metavar="DIR",
         type=Path,
@@ -72,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_horovods(parser.add_argument_group("as horovodrun has them"), WITH_AN_EFFECT)
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.set_defaults(options=tuple(parser._option_string_actions))
 
 
 WITH_AN_EFFECT = [flag for flag in FLAGS if flag.sets]
@@ -99,7 +106,10 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
     if command[:1] == ["--"]:
         command = command[1:]
     if command and command[0].startswith("-"):
-        raise CommandError(f"unknown option {command[0]} (see: {name} --help)")
+        from farandole.cli._near import did_you_mean
+
+        near = did_you_mean(command[0], [o for o in arguments.options if o.startswith("--")])
+        raise CommandError(f"unknown option {command[0]}{near} (see: {name} --help)")
     if not command:
         raise CommandError(f"the command is missing: {name} -np 4 -- python train.py")
 
@@ -112,6 +122,7 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
             command=command,
             ranks=_ranks(arguments.ranks, command, slots, name),
             prefix=not arguments.no_prefix,
+            all_output=arguments.all_output,
             colours=(wants_colour(1), wants_colour(2)),
             copies=_copies(arguments),
             environment=settings_of(arguments) | (_as_horovod() if arguments.horovod else {}),

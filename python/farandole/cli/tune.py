@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def handle(arguments: argparse.Namespace) -> int:
     from farandole import _launch
     from farandole._tune import fit, kept, starting
+    from farandole.cli._terminal import columns
 
     ranks = _ranks(arguments.ranks)
     brief = arguments.first_use
@@ -49,12 +50,12 @@ def handle(arguments: argparse.Namespace) -> int:
     except kept.NotBelieved as error:
         raise CommandError(f"{error}; say --output FILE") from None
     try:
-        samples = starting.measure(
-            ranks, _FIRST_USE_SECONDS if brief else _SECONDS, planners=not brief
-        )
+        seconds = _FIRST_USE_SECONDS if brief else _SECONDS
+        samples = starting.measure(ranks, seconds, planners=not brief, terminal=columns())
     except _launch.LaunchError as error:
         raise CommandError(str(error), error.exit_code) from error
     result = fit.fit(samples)
+    print()
     _show(result, samples)
     found = kept.Kept(
         kind=kept.kind(),

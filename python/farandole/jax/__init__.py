@@ -26,6 +26,7 @@ from farandole.common._basics import (
     shutdown,
     size,
 )
+from farandole.common._needs import jax as _jax  # noqa: F401 - or how to get it
 from farandole.jax._order import init, last_error, recover
 from farandole.jax.functions import allgather_object, broadcast_object, broadcast_parameters
 from farandole.jax.ops import (

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from farandole.common import _basics
 from farandole.common._basics import *  # noqa: F403
+from farandole.common._needs import keras as _keras  # noqa: F401 - or how to get it
 from farandole.keras import _progress, callbacks, elastic, values
 from farandole.keras.compression import Compression
 from farandole.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer

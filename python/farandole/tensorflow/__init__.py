@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from farandole import _watch
 from farandole.common import _basics
 from farandole.common._basics import *  # noqa: F403
+from farandole.common._needs import tensorflow as _tensorflow  # noqa: F401 - or how to get it
 from farandole.common.util import check_extension, gpu_available
 from farandole.tensorflow import _gradients as _gradients  # registers them
 from farandole.tensorflow import elastic, functions, gradient_tape, mpi_ops, ops, util

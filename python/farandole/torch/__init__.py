@@ -5,6 +5,7 @@ from __future__ import annotations
 from farandole import _watch
 from farandole.common import _basics
 from farandole.common._basics import *  # noqa: F403
+from farandole.common._needs import torch as _torch  # noqa: F401 - or how to get it
 from farandole.common.util import check_extension
 from farandole.torch import elastic, functions, mpi_ops, ops
 from farandole.torch._c10d.comm_hook import ddp_comm_hook
