@@ -43,6 +43,7 @@ ASKED := $(if $(filter default undefined,$(origin CXX)),,$(notdir $(CXX)))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+.SUFFIXES: # no rule of its own: make would compile a folder from the file of its name
 .PHONY: demo test test-all test-cpp test-tf216 mutants additions lint tidy format sanitize bench docs site size clean help
 
 # ---- what a person asks for ----

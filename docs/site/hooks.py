@@ -66,12 +66,9 @@ def _filled(found: re.Match[str], page: str) -> str:
 
 
 def _help(verb: str) -> str:
-    from farandole.cli import Parser
+    from farandole.cli import parser_of
 
-    module = importlib.import_module(f"farandole.cli.{verb}")
-    parser = Parser(f"farandole {verb}", module.__doc__ or "", getattr(module, "EPILOG", None))
-    module.add_arguments(parser)
-    return parser.format_help().rstrip()
+    return parser_of(verb).format_help().rstrip()
 
 
 def _settings() -> str:

@@ -89,11 +89,17 @@ def guarded(name: str, body: Callable[[], int]) -> int:
         return leaving.code if isinstance(leaving.code, int) else 0
 
 
-def _run_verb(verb: str, words: Sequence[str]) -> int:
+def parser_of(verb: str) -> Parser:
+    """Reads a verb's options; its help is the verb's page of the reference."""
     module = importlib.import_module(f"farandole.cli.{verb}")
     parser = Parser(f"farandole {verb}", module.__doc__ or "", getattr(module, "EPILOG", None))
     module.add_arguments(parser)
-    return int(module.handle(parser.parse_args(words)))
+    return parser
+
+
+def _run_verb(verb: str, words: Sequence[str]) -> int:
+    arguments = parser_of(verb).parse_args(words)
+    return int(importlib.import_module(f"farandole.cli.{verb}").handle(arguments))
 
 
 def _print(text: str, code: int) -> int:
