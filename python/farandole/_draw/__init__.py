@@ -5,6 +5,8 @@
     png.py       a scene as PNG, by matplotlib
     turns.py     a schedule run turn by turn, and what every message carries
     schedule.py  that as a picture: who sends what to whom, and which folds happen
+    steps.py     which part of a trace is shown, and who was late in it
+    bars.py      rows of bars over a time axis
     timeline.py  a training step out of a trace as a picture: what overlaps what
 
 SVG needs nothing but the standard library (schedules need numpy); PNG needs matplotlib.
