@@ -194,11 +194,7 @@ def render(
     """
     if rank is not None and not 0 <= rank < ranks:
         raise _core.InvalidArgument(f"rank {rank} is not one of {ranks}")
-    if count < 0:
-        raise _core.InvalidArgument(f"a collective has at least 0 elements, not {count}")
     counts = list(counts)
-    if any(share < 0 for share in counts):
-        raise _core.InvalidArgument(f"a share has at least 0 elements, not {min(counts)}")
     algorithm = checked_algorithm(
         collective, algorithm, ranks, count, lanes, segments, root, counts, itemsize
     )

@@ -31,6 +31,10 @@ def checked_algorithm(
     Raises:
         InvalidArgument: its schedules would be longer than anybody waits for or reads.
     """
+    if count < 0:
+        raise _core.InvalidArgument(f"a collective has at least 0 elements, not {count}")
+    if min(counts, default=0) < 0:
+        raise _core.InvalidArgument(f"a share has at least 0 elements, not {min(counts)}")
     share = max(counts, default=count)
     for name, number in (
         ("ranks", ranks),

@@ -299,6 +299,44 @@ def test_all_peers_are_drawn(tmp_path: Path, kind: str) -> None:
             assert peer.label in text
 
 
+def test_spreads_reach_from_the_least_to_the_99th_percentile() -> None:
+    from farandole._bench.plotting import bandwidth_of, time_of
+
+    row = {"min_us": 2.0, "p50_us": 4.0, "p99_us": 8.0, "busbw_gbs": 10.0}
+    assert time_of(row) == (2, 4, 8)
+    assert bandwidth_of(row) == (5, 10, 20)  # the slowest calls have the least
+    assert bandwidth_of({**row, "min_us": 0.0}) == (5, 10, 10)
+
+
+def test_bars_of_several_series_stand_side_by_side() -> None:
+    from farandole._bench.plotting import places_aside
+
+    sizes, factors = [0, 4, 16, 1024], places_aside([0, 4, 16, 1024], 7)
+    assert factors[3] == 1
+    assert factors == sorted(set(factors))
+    assert sizes[1] * factors[-1] < sizes[2] * factors[0]  # no bar nearer to another size
+    assert places_aside([4], 1) == [1]
+
+
+def test_every_series_has_its_median_and_its_bars_and_axes_have_units() -> None:
+    pytest.importorskip("matplotlib")
+    from farandole._bench.plotting import figure_of
+
+    workers = [FakeWorkers(name, 1000 * (i + 1)) for i, name in enumerate((OURS, "mpi", "gloo"))]
+    rows, _ = _compared(*workers, sizes=(4, 1024))
+    for row in rows:
+        row.update(min_us=row["p50_us"] / 2, p99_us=row["p50_us"] * 4)
+    left, right = figure_of(rows).axes
+    assert (left.get_ylabel(), right.get_ylabel()) == ("time of a call, µs", "bus bandwidth, GB/s")
+    assert left.get_xlabel() == "size of one rank's data"
+    for axes, below, above in ((left, 1 / 2, 4), (right, 1 / 4, 2)):
+        assert len(axes.containers) == 4  # farandole has two kinds of memory
+        for line, bars in zip(axes.lines[::3], axes.containers, strict=True):
+            ends = [segment[:, 1] for segment in bars[2][0].get_segments()]
+            for middle, (low, high) in zip(line.get_ydata(), ends, strict=True):
+                assert (low, high) == pytest.approx((middle * below, middle * above))
+
+
 def test_the_report_writes_tables_and_their_bars_between_markers(tmp_path: Path) -> None:
     rows, _ = _compared(FakeWorkers(OURS, 1000), FakeWorkers("mpi", 1100), sizes=(4, 1 << 20))
     (tmp_path / "all_reduce.json").write_text(json.dumps(rows))

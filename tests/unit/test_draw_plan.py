@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from farandole import _core, _draw, _plan, cli
+from farandole._draw.leaving_out import Shown, what_to_show
 from farandole._draw.scene import Box, Disc, Line, Scene, Text, text_width
 from farandole._draw.schedule import draw_plan, draw_schedule
-from farandole._draw.turns import Course, course_of, name_of
+from farandole._draw.turns import Course, Message, course_of, name_of
 
 PLANNERS = [(row["collective"], row["name"]) for row in _core.schedule.planners()]
 
@@ -158,6 +159,77 @@ def test_svg_is_well_formed_and_has_every_mark() -> None:
     assert kinds.count("circle") == marks.count(Disc)
     assert kinds.count("rect") == marks.count(Box) + 1
     assert kinds.count("text") == marks.count(Text)
+
+
+# --- large ones
+
+
+def shown_of(collective: str, name: str, size: int) -> Shown:
+    return what_to_show(course(collective, name, size, 1024), size)
+
+
+def test_of_a_large_ring_its_begin_its_middle_and_its_end_are_drawn() -> None:
+    shown = shown_of("all_reduce", "ring", 64)
+    assert shown.turns == [1, 2, 3, 62, 63, 64, 65, 66, 126]  # at the end of 63 all folds are done
+    assert shown.ranks == [0, 1, 2, 3, 60, 61, 62, 63]
+    turns, ranks = shown.words()
+    assert turns == "turns 4–61 and 67–125 left out: messages as in those beside them"  # noqa: RUF001
+    assert ranks.startswith("ranks 4–59 left out: in these turns they send and")  # noqa: RUF001
+
+
+def test_turns_whose_peers_move_on_are_alike_and_it_is_said() -> None:
+    shown = shown_of("gather", "direct", 64)
+    assert shown.turns == [1, 2, 3, 63]
+    assert {0, 1, 2, 3, 63} <= set(shown.ranks)  # all that do something in these
+    assert "each time between other ranks" in shown.words()[0]
+
+
+def test_halves_that_swap_with_their_mirror_images_are_alike() -> None:
+    shown = shown_of("all_reduce", "halving_doubling", 64)
+    assert shown.turns == list(range(1, 13))
+    assert shown.no_ranks == [(4, 59)]
+
+
+def test_ranks_of_which_every_other_one_folds_are_alike_by_turns() -> None:
+    shown = shown_of("all_reduce", "direct", 64)
+    assert shown.no_ranks == [(4, 59)]
+    assert shown.words()[1].endswith("by turns")
+
+
+@pytest.mark.parametrize("name", ["binomial", "double_tree"])
+def test_nothing_is_left_out_where_nothing_is_alike(name: str) -> None:
+    shown = shown_of("all_reduce", name, 64)
+    assert (shown.ranks, shown.words()) == (list(range(64)), [])
+
+
+@pytest.mark.parametrize("size", [2, 5, 8])
+@pytest.mark.parametrize(("collective", "name"), PLANNERS)
+def test_small_ones_are_drawn_whole(collective: str, name: str, size: int) -> None:
+    assert shown_of(collective, name, size).words() == []
+
+
+def test_a_turn_that_differs_is_never_left_out() -> None:
+    """Sixty turns alike, but in the 30th a message goes astray."""
+    astray = [1 if turn == 30 else 2 for turn in range(1, 61)]
+    messages = [Message(t, 0, to, False, 1.0, None) for t, to in enumerate(astray, 1)]
+    shown = what_to_show(Course(60, messages, [], False), 3)
+    assert shown.turns == [1, 2, 3, 29, 30, 31, 32, 33, 34, 60]
+
+
+def test_a_large_ring_is_narrow_and_says_who_sends_to_whom() -> None:
+    scene = draw_plan("all_reduce", "ring", 64, 1024)
+    assert scene.width < 1200
+    assert scene.height < 700
+    words = [m.text for m in scene.marks if isinstance(m, Text)]
+    assert (words.count("4"), words.count("59")) == (9, 9)  # to rank 4, from rank 59, in 9 turns
+    assert "⋮ 4–59" in words  # noqa: RUF001
+    assert "to, and from, a rank left out" in words
+    assert "turns 4–61 and 67–125 left out" in scene.about  # noqa: RUF001
+
+
+def test_two_that_swap_share_one_number() -> None:
+    marks = draw_plan("all_reduce", "halving_doubling", 64, 1024).marks
+    assert sum(isinstance(m, Text) and m.text == "32" for m in marks) == 2  # there and back
 
 
 def test_nothing_to_send_is_a_picture_too() -> None:

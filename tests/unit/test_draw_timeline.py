@@ -9,8 +9,9 @@ import pytest
 from test_trace import GRADIENTS, MAIN, STREAM, Part, two_ranks
 
 from farandole import _draw, _trace, cli
-from farandole._draw.scene import ORANGE, SKY, Box, Scene, Text
-from farandole._draw.timeline import LEFT, QUEUED, RED, RIGHT, WIDTH, draw_step
+from farandole._draw.bars import LEFT, RIGHT, WIDTH
+from farandole._draw.scene import GROUND, ORANGE, SKY, Box, Scene, Text
+from farandole._draw.timeline import LATE, QUEUED, RED, draw_step
 
 
 def boxes(scene: Scene, colour: str) -> list[tuple[float, float]]:
@@ -47,6 +48,67 @@ def test_a_step_goes_from_forward_to_optimizer_and_bars_are_where_they_were(tmp_
     assert boxes(scene, QUEUED) == [pytest.approx((LEFT + 450 * pixels, 240 * pixels))] * 2
     assert boxes(scene, RED) == [pytest.approx((LEFT + 600 * pixels, 90 * pixels))] * 2
     assert "bucket 1, 1 KiB" in words(scene)
+
+
+def late_step(directory: Path, size: int, late: int, by: float = 400) -> Path:
+    """One step of 1000 µs: a rank launches its only bucket late, the others stand still for it."""
+    for rank in range(size):
+        begin = 300 + (by if rank == late else 0)
+        part = Part(rank, size=size).add("user", MAIN, 0, begin, "backward")
+        part.add("user", MAIN, 900, 1000, "optimizer").add("user", MAIN, 0, 1, "forward")
+        part.step(begin, 900).operation(0, begin, begin, 900)
+        part.add("phase", STREAM, 750, 900, "running", stream=GRADIENTS, sequence=0)
+        part.wait(begin, 900, final=True).write(directory)
+    return directory
+
+
+def test_a_late_rank_is_named_by_all_that_wait_for_it(tmp_path: Path) -> None:
+    scene = draw_step(_trace.load(late_step(tmp_path, 4, late=2)))
+    pixels = (WIDTH - LEFT - RIGHT) / 1000
+    waits = [pytest.approx((LEFT + 300 * pixels, 400 * pixels))] * 2  # of program and bucket
+    mark, (name,) = boxes(scene, LATE), [m for m in scene.marks if named(m, "rank 2") and m.bold]
+    assert [bar for bar in mark if bar[0] > LEFT] == waits * 3
+    assert len([m for m in scene.marks if named(m, "rank 2") and not m.bold]) == 6
+    assert name.colour == GROUND  # its own name stands out
+    assert len([bar for bar in mark if bar[0] < LEFT]) == 1
+    assert "waiting for rank 2" in words(scene)
+    late = "Rank 2 came late: the others stood still for it, up to 0.4 ms, 40% of the step"
+    assert late in words(scene)
+    assert late in scene.about
+
+
+def named(mark: object, words: str) -> bool:
+    return isinstance(mark, Text) and mark.text == words
+
+
+def test_several_late_ranks_are_told_apart_by_their_numbers(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        first, second = (100, 500) if rank else (300, 400)
+        part = Part(rank).step(0, 1000).operation(0, first, first, 390)
+        part.operation(1, second, second, 700).wait(100, 900, final=True).write(tmp_path)
+    scene = draw_step(_trace.load(tmp_path))
+    assert "waiting for the rank named in it" in words(scene)
+    assert {"rank 0", "rank 1"} <= set(words(scene))
+
+
+def test_a_rank_that_is_hardly_late_is_not_blamed(tmp_path: Path) -> None:
+    scene = draw_step(_trace.load(late_step(tmp_path, 2, late=1, by=1)))
+    assert not any("late" in word or "waiting for rank" in word for word in words(scene))
+    assert LATE not in {m.fill for m in scene.marks if isinstance(m, Box)}
+
+
+def test_the_late_rank_is_among_those_that_are_drawn(tmp_path: Path) -> None:
+    scene = draw_step(_trace.load(late_step(tmp_path, 20, late=18)))
+    ranks = [m.text for m in scene.marks if isinstance(m, Text) and m.bold][2:]
+    assert ranks == [f"rank {rank}" for rank in (*range(15), 18)]
+
+
+def test_waits_of_other_steps_do_not_count_against_this_ones_overlap(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        part = Part(rank).add("user", MAIN, 0, 100, "forward")
+        part.step(100, 300).wait(0, 90, final=True)  # what is left of the step before
+        part.operation(0, 100, 100, 300).wait(250, 300, final=True).write(tmp_path)
+    assert words(draw_step(_trace.load(tmp_path)))[1].startswith("75% of the time")
 
 
 def test_the_share_that_was_overlapped_is_told_for_the_step(tmp_path: Path) -> None:

@@ -1,17 +1,28 @@
 """One training step out of a trace as a picture: every rank's program, its buckets below it.
 
 Where a bucket lies below forward or backward, communication is hidden behind computation; where it
-lies below the wait, the program stands still for it.
+lies below the wait, the program stands still for it. Time in which a rank waits because another
+one has not come yet bears the number of that one.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import floor, log10
 
 from farandole._draw import DrawError
+from farandole._draw.bars import (
+    GAP,
+    ROW,
+    WIDTH,
+    Axis,
+    Bar,
+    Row,
+    legend,
+    lowest,
+    rank_name,
+    row_marks,
+)
 from farandole._draw.scene import (
     BLUE,
     GREEN,
@@ -19,40 +30,36 @@ from farandole._draw.scene import (
     ORANGE,
     PURPLE,
     RED,
-    RULE,
-    SHADE,
     SKY,
     SOFT,
-    Box,
-    Line,
-    Mark,
     Scene,
     Text,
-    text_width,
 )
+from farandole._draw.steps import Late, latest, typical_step, window_of, within
 from farandole._trace.figures import overlap_share, union
 from farandole._trace.parts import Operation, Part, Run, Span
+from farandole._trace.waiting import Awaited, Waits, awaited, stood_still
 
-WIDTH, LEFT, RIGHT, TOP = 940.0, 176.0, 24.0, 74.0
-ROW, BAR, GAP = 19.0, 13.0, 14.0
-LETTERS = 22  # of a row's name, beside that of the rank
+TOP = 74.0
 QUEUED = "#B8C2C7"
+LATE = INK  # far from all others in lightness, so that it is seen first
+LATE_NAMED = "waiting for the rank named in it"
 KNOWN = {"forward": SKY, "backward": BLUE, "optimizer": GREEN}
 OTHERS = (PURPLE, "#8C6BB1", "#7A8B3B", "#A6761D")  # spans that the program has named otherwise
 RANKS, BUCKETS = 16, 12  # at most so many are drawn
 
 
 @dataclass(frozen=True)
-class _Bar:
-    begin: float
-    end: float
-    colour: str
+class _Picture:
+    """All that a picture is made of."""
 
-
-@dataclass(frozen=True)
-class _Row:
-    name: str
-    bars: list[_Bar]
+    step: int
+    window: Span
+    parts: Sequence[Part]  # that are shown
+    colours: dict[str, str]  # of the program's spans
+    waits: Waits
+    still: dict[int, list[Awaited]]  # by rank: when its program stood because of another one
+    late: Late | None
 
 
 def draw_step(run: Run, step: int | None = None) -> Scene:
@@ -69,43 +76,21 @@ def draw_step(run: Run, step: int | None = None) -> Scene:
     if not count:
         raise DrawError(f"{run.directory} has no training steps of all ranks to draw")
     if step is None:
-        step = _typical(run, count)
+        step = typical_step(run.parts, count)
     if not 0 <= step < count:
         raise DrawError(f"step {step} is not one of the {count} steps in {run.directory}")
-    shown = run.parts[:RANKS]
-    begin, end = _window(run.parts, step)
-    colours = _colours(shown, (begin, end))
-    blocks = [(part.header.rank, list(_rows(part, (begin, end), step, colours))) for part in shown]
-    return _scene(run, step, (begin, end), blocks, colours)
+    window, waits = window_of(run.parts, step), awaited(run.parts)
+    still = {part.header.rank: stood_still(part, waits, window) for part in run.parts}
+    late = latest(still, window)
+    shown = _shown(run.parts, late)
+    return _scene(_Picture(step, window, shown, _colours(shown, window), waits, still, late))
 
 
-def _typical(run: Run, count: int) -> int:
-    """The lower quartile of the second half: other programs only make steps longer."""
-
-    later = range(count // 2, count)
-    return sorted(later, key=lambda step: _length(_window(run.parts, step)))[len(later) // 4]
-
-
-def _length(span: Span) -> float:
-    return span[1] - span[0]
-
-
-def _window(parts: Sequence[Part], step: int) -> Span:
-    """From the first rank's `forward` to the last one's `optimizer`, as far as they are named so.
-
-    What a reducer calls a step is shorter: first gradient ready to all gradients reduced.
-    """
-    begins, ends = [], []
-    for part in parts:
-        begin, end = part.steps[step]
-        later = part.steps[step + 1][0] if step + 1 < len(part.steps) else float("inf")
-        forward, optimizer = (part.spans.get(name, []) for name in ("forward", "optimizer"))
-        first = bisect_right(forward, begin, key=lambda span: span[0]) - 1
-        last = bisect_left(optimizer, end, key=lambda span: span[1])
-        begins.append(forward[first][0] if first >= 0 else begin)
-        named = last < len(optimizer) and optimizer[last][1] <= later
-        ends.append(optimizer[last][1] if named else end)
-    return min(begins), max(ends)
+def _shown(parts: Sequence[Part], late: Late | None) -> Sequence[Part]:
+    """The first ones, and the late one, which readers look for."""
+    if late is None or late.rank in {part.header.rank for part in parts[:RANKS]}:
+        return parts[:RANKS]
+    return [*parts[: RANKS - 1], *(part for part in parts if part.header.rank == late.rank)]
 
 
 def _colours(parts: Iterable[Part], window: Span) -> dict[str, str]:
@@ -114,33 +99,37 @@ def _colours(parts: Iterable[Part], window: Span) -> dict[str, str]:
         name
         for part in parts
         for name, spans in part.spans.items()
-        if any(_within(span, window) for span in spans)
+        if any(within(span, window) for span in spans)
     )
     others = [name for name in names if name not in KNOWN]
     return {n: KNOWN.get(n) or OTHERS[others.index(n) % len(OTHERS)] for n in names}
 
 
-def _within(span: Span, window: Span) -> bool:
-    return span[1] > window[0] and span[0] < window[1]
+def _rows(picture: _Picture, part: Part) -> Iterator[Row]:
+    yield Row("program", list(_program(picture, part)))
+    for operation in _buckets(part, picture.window)[:BUCKETS]:
+        running = part.running.get((operation.stream, operation.sequence), [])
+        bars = [Bar(operation.launched, operation.end, QUEUED)]
+        bars += [Bar(*span, RED) for span in running]
+        bars += [_late(wait) for wait in picture.waits.get(operation, ())]
+        yield Row(f"{operation.name}, {size_text(operation.bytes)}", bars)
 
 
-def _rows(part: Part, window: Span, step: int, colours: dict[str, str]) -> Iterator[_Row]:
-    program = [
-        _Bar(*span, colours[name])
+def _program(picture: _Picture, part: Part) -> Iterator[Bar]:
+    named = [
+        Bar(*span, picture.colours[name])
         for name, spans in part.spans.items()
         for span in sorted(spans)
-        if name in colours and _within(span, window)
+        if name in picture.colours and within(span, picture.window)
     ]
-    if not program:
-        program = [_Bar(*part.steps[step], BLUE)]
-    waits = [span for spans in part.final_waits.values() for span in spans]
-    program += [_Bar(*span, ORANGE) for span in waits if _within(span, window)]
-    yield _Row("program", program)
-    for operation in _buckets(part, window)[:BUCKETS]:
-        running = part.running.get((operation.stream, operation.sequence), [])
-        bars = [_Bar(operation.launched, operation.end, QUEUED)]
-        bars += [_Bar(*span, RED) for span in running]
-        yield _Row(f"{operation.name}, {size_text(operation.bytes)}", bars)
+    yield from named or [Bar(*part.steps[picture.step], BLUE)]
+    waits = (span for spans in part.final_waits.values() for span in spans)
+    yield from (Bar(*span, ORANGE) for span in waits if within(span, picture.window))
+    yield from map(_late, picture.still[part.header.rank])
+
+
+def _late(wait: Awaited) -> Bar:
+    return Bar(wait.begin, wait.end, LATE, (f"rank {wait.rank}", str(wait.rank)))
 
 
 def _buckets(part: Part, window: Span) -> list[Operation]:
@@ -149,88 +138,76 @@ def _buckets(part: Part, window: Span) -> list[Operation]:
     return sorted(found, key=lambda o: o.sequence)
 
 
-def _scene(
-    run: Run, step: int, window: Span, blocks: list[tuple[int, list[_Row]]], colours: dict[str, str]
-) -> Scene:
-    rows = sum(len(rows) for _, rows in blocks)
-    bottom = TOP + rows * ROW + len(blocks) * GAP
-    size = run.parts[0].header.size
-    scene = Scene(WIDTH, bottom + 84, f"Training step {step}, {size} ranks", "")
-    said = _overlap(run.parts[: len(blocks)], window)
-    if len(blocks) < size:
-        said = f"ranks {', '.join(str(rank) for rank, _ in blocks)} · {said}"
-    scene.about = f"{said}; every rank's program and below it when its buckets were reduced"
+def _scene(picture: _Picture) -> Scene:
+    blocks = [(part.header.rank, list(_rows(picture, part))) for part in picture.parts]
+    size = picture.parts[0].header.size
+    said, late = _said(picture, size), picture.late
+    top = TOP + 18 * (late is not None)
+    bottom = top + sum(len(rows) for _, rows in blocks) * ROW + len(blocks) * GAP
+    named = list(legend(_meanings(picture, blocks), bottom + 62))
+    scene = Scene(WIDTH, lowest(named) + 22, f"Training step {picture.step}, {size} ranks", said)
+    scene.about += "; every rank's program and below it when its buckets were reduced"
     scene.add(Text(16, 28, scene.title, 16, bold=True), Text(16, 48, said, 12, SOFT))
-    scale = (WIDTH - LEFT - RIGHT) / _length(window)
-    scene.add(*_axis(window, scale, bottom))
-    y = TOP
-    for rank, rows_of_rank in blocks:
-        scene.add(Text(16, y + 11, f"rank {rank}", 12, bold=True))
-        for row in rows_of_rank:
-            scene.add(*_bars(row, window, scale, y))
+    if late is not None:
+        words = _late_words(late, size)
+        scene.about = f"{words}; {scene.about}"
+        scene.add(Text(16, 67, words, 12, INK, bold=True))
+    axis, y = Axis(*picture.window), top
+    scene.add(*axis.marks(top, bottom))
+    for rank, rows in blocks:
+        scene.add(*rank_name(rank, y, late is not None and rank == late.rank))
+        for row in rows:
+            scene.add(*row_marks(row, axis, y))
             y += ROW
         y += GAP
-    scene.add(*_legend(colours, bottom + 62))
+    scene.add(*named)
     return scene
 
 
+def _said(picture: _Picture, size: int) -> str:
+    said = _overlap(picture.parts, picture.window)
+    if len(picture.parts) < size:
+        ranks = ", ".join(str(part.header.rank) for part in picture.parts)
+        return f"ranks {ranks} · {said}"
+    return said
+
+
+def _late_words(late: Late, size: int) -> str:
+    others = "the others" if size > 2 else "the other one"
+    time = f"{late.cost / 1e3:.3g} ms, {late.share:.0%} of the step"
+    return f"Rank {late.rank} came late: {others} stood still for it, up to {time}"
+
+
+def _meanings(picture: _Picture, blocks: Iterable[tuple[int, list[Row]]]) -> dict[str, str]:
+    """What the colours mean; those of waiting for a rank only where there is such a bar."""
+    axis, awaited_ranks = Axis(*picture.window), set[str]()
+    for _, rows in blocks:
+        bars = (bar for row in rows for bar in row.bars if bar.words)
+        awaited_ranks |= {bar.words[0] for bar in bars if axis.shows(bar)}
+    late = f"waiting for {min(awaited_ranks)}" if len(awaited_ranks) == 1 else LATE_NAMED
+    return {
+        **(picture.colours or {"first gradient to last": BLUE}),
+        **({late: LATE} if awaited_ranks else {}),
+        "waiting for gradients": ORANGE,
+        "bucket launched": QUEUED,
+        "being reduced": RED,
+    }
+
+
 def _overlap(parts: Iterable[Part], window: Span) -> str:
-    """How much of the buckets' time lay outside of the final waits, in this step."""
+    """How much of the buckets' time lay outside of the final waits: this step's buckets alone."""
     on_their_way = blocked = 0.0
     for part in parts:
-        on_their_way += union((o.launched, o.end) for o in _buckets(part, window))
-        waits = (s for spans in part.final_waits.values() for s in spans)
-        blocked += union(s for s in waits if _within(s, window))
+        buckets = [(o.launched, o.end) for o in _buckets(part, window)]
+        waits = [s for spans in part.final_waits.values() for s in spans if within(s, window)]
+        on_their_way += union(buckets)
+        blocked += union(buckets) + union(waits) - union(buckets + waits)  # both at a time
     share = overlap_share(blocked, on_their_way)
     if share is None:
         return "no bucket was reduced"
     return (
         f"{share:.0%} of the time that gradients were on their way, the program went on computing"
     )
-
-
-def _axis(window: Span, scale: float, bottom: float) -> Iterator[Mark]:
-    unit, size = ("ms", 1e3) if _length(window) < 1e6 else ("s", 1e6)
-    tick = _tick(_length(window) / size)
-    for index in range(int(_length(window) / size / tick) + 1):
-        x = LEFT + index * tick * size * scale
-        yield Line(x, TOP - 8, x, bottom, SHADE if index else RULE, 1.2)
-        yield Text(x, bottom + 14, f"{index * tick:g}", 11, SOFT, "middle")
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    yield Text(middle, bottom + 32, f"{unit} since the step began", 11, SOFT, "middle")
-
-
-def _tick(length: float) -> float:
-    """1, 2 or 5 times a power of ten, so that there are four to ten of them."""
-    power = 10.0 ** floor(log10(length / 4))
-    return max(power * factor for factor in (1, 2, 5) if length / (power * factor) >= 4)
-
-
-def _bars(row: _Row, window: Span, scale: float, y: float) -> Iterator[Mark]:
-    name = row.name if len(row.name) <= LETTERS else row.name[: LETTERS - 1] + "…"
-    yield Text(LEFT - 10, y + 11, name, 11, SOFT if row.name != "program" else INK, "end")
-    for bar in row.bars:
-        begin, end = max(bar.begin, window[0]), min(bar.end, window[1])
-        x = LEFT + (begin - window[0]) * scale
-        yield Box(x, y, max(1.0, (end - begin) * scale), BAR, bar.colour)
-
-
-def _legend(colours: dict[str, str], y: float) -> Iterator[Mark]:
-    named = colours or {"first gradient to last": BLUE}
-    items = {
-        **named,
-        "waiting for gradients": ORANGE,
-        "bucket launched": QUEUED,
-        "being reduced": RED,
-    }
-    x = 16.0
-    for name, colour in items.items():
-        wide = 20 + text_width(name, 11)
-        if x + wide > WIDTH - 16:
-            x, y = 16.0, y + 18
-        yield Box(x, y - 9, 14, 10, colour)
-        yield Text(x + 20, y, name, 11, SOFT)
-        x += wide + 12
 
 
 def size_text(count: int) -> str:

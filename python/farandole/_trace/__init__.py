@@ -4,6 +4,7 @@
     salvage.py  what a rank left that did not come to write its part
     merging.py  its parts as one file for Perfetto and Chrome
     figures.py  where the time went, as numbers
+    waiting.py  who waited for whom
     timeline.py a trace of a part of a run
     text.py     the same as tables and JSON
 

@@ -92,8 +92,8 @@ def summary(directory: str | Path) -> Summary:
     """
     run = load(Path(directory))
     by_rank = [_of_rank(part) for part in run.parts]
-    together = _together(run.parts)
-    _note_lateness(by_rank, together)
+    compared = together(run.parts)
+    _note_lateness(by_rank, compared)
     durations = [end - begin for part in run.parts for begin, end in part.steps]
     blocked = sum(r.final_wait for r in by_rank)
     communicating = sum(r.communicating for r in by_rank)
@@ -113,9 +113,9 @@ def summary(directory: str | Path) -> Summary:
         final_wait_per_step=blocked / count if count else None,
         communicating_per_step=communicating / count if count else None,
         overlap=overlap_share(blocked, communicating),
-        compared_operations=len(together),
+        compared_operations=len(compared),
         by_rank=by_rank,
-        slowest=sorted(map(_of_operation, together), key=lambda o: -o.took)[:SLOWEST],
+        slowest=sorted(map(_of_operation, compared), key=lambda o: -o.took)[:SLOWEST],
         spans={name: median(times) for name, times in spans.items()},
     )
 
@@ -143,7 +143,7 @@ def _of_rank(part: Part) -> RankSummary:
     )
 
 
-def _together(parts: Iterable[Part]) -> list[list[Operation]]:
+def together(parts: Iterable[Part]) -> list[list[Operation]]:
     """The shares of every operation that several ranks have, in the order in which they came."""
     shares: dict[tuple[str, int], list[Operation]] = {}
     for part in parts:
