@@ -1,5 +1,7 @@
 #include "backends/explain.h"
 
+#include "backends/mesh.h"
+#include "backends/refused_paths.h"
 #include "backends/schedule_backend.h"
 #include "base/error.h"
 #include "schedule/routes.h"
@@ -25,12 +27,35 @@ std::vector<Candidate> paths(const Question& q, const TuningTable& table) {
   const size_t input = longest_input(q.kind, shape_of(q)) * size_of(q.dtype);
   const PathQuestion question{q.kind, input, q.size, q.shared, q.foreign, q.demanded};
   const PathRow* choice = choose_path(question, table);
-  if (choice == nullptr) return {{"shm_direct", "barrier", std::nullopt, "", true}};
+  const bool run = runs_paths(q.transport);
+  if (choice == nullptr && run) return {{"shm_direct", "barrier", std::nullopt, "", true}};
   for (const PathRow* row : path_table()) {
     const bool runs = fits(*row, q.kind, 0);
     all.push_back({"shm_direct", std::string(row->name),
                    runs ? std::optional(predicted_seconds(*row, question, table)) : std::nullopt,
-                   why_not(*row, question, table), row == choice});
+                   run ? why_not(*row, question, table) : RefusedPaths::why_not_paths(q.transport),
+                   run && row == choice});
+  }
+  return all;
+}
+
+std::vector<Candidate> schedules(const Question& q, const TuningTable& table) {
+  const Shape shape = shape_of(q);
+  const size_t item = q.kind == Collective::barrier ? 1 : size_of(q.dtype);
+  const ChannelCosts costs = costs_over(q.transport, table);
+  const Planner* choice =
+      runs_paths(q.transport) ? nullptr : &choose_planner(q.kind, shape, item, q.level, costs);
+  std::vector<Candidate> all;
+  for (const Planner& planner : planners()) {
+    if (planner.collective != q.kind) continue;
+    std::string no = words_for(planner, shape, q.level);
+    if (no.empty() && choice == nullptr)
+      no = "only where a rank is out of reach of paths over shared memory";
+    const auto seconds = planner.fits(shape)
+                             ? std::optional(predicted_seconds(planner.cost(shape), item, costs))
+                             : std::nullopt;
+    all.push_back(
+        {"schedule", std::string(planner.name), seconds, std::move(no), &planner == choice});
   }
   return all;
 }
@@ -43,19 +68,8 @@ std::vector<Candidate> explain(const Question& q, const TuningTable& table) {
   if (q.kind == Collective::send || q.kind == Collective::recv)
     throw Error(ErrorCode::invalid_argument,
                 std::string(name_of(q.kind)) + " is no collective, and always goes one way");
-  const size_t item = q.kind == Collective::barrier ? 1 : size_of(q.dtype);
   std::vector<Candidate> all = paths(q, table);
-  for (const Planner& planner : planners()) {
-    if (planner.collective != q.kind) continue;
-    std::string no = words_for(planner, shape, q.level);
-    const bool fits = planner.fits(shape);
-    if (no.empty()) no = "only where a rank is out of reach of paths over shared memory";
-    all.push_back({"schedule", std::string(planner.name),
-                   fits
-                       ? std::optional(predicted_seconds(planner.cost(shape), item, table.channels))
-                       : std::nullopt,
-                   std::move(no), false});
-  }
+  for (Candidate& candidate : schedules(q, table)) all.push_back(std::move(candidate));
   return all;
 }
 

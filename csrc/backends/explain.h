@@ -20,6 +20,7 @@ struct Question {
   bool foreign = false;   // ranks may reach each other's memory by address, and found it faster
   bool demanded = false;  // and were told to do so anyway
   Determinism level = Determinism::canonical;
+  std::string transport = "auto";  // FARANDOLE_TRANSPORT
 };
 
 struct Candidate {

@@ -1,9 +1,9 @@
 #include "backends/mesh.h"
 
-#include <mutex>
 #include <string>
 #include <utility>
 
+#include "backends/refused_paths.h"
 #include "backends/schedule_backend.h"
 #include "backends/shm_direct.h"
 #include "base/error.h"
@@ -33,32 +33,35 @@ Connect connect_members(std::vector<std::shared_ptr<Transport>> transports,
 
 namespace {
 
-/// What the table of transports has for a rank here, cheapest first.
-std::vector<std::shared_ptr<Transport>> transports_of(const Engine& engine) {
+/// `choice` is FARANDOLE_TRANSPORT.
+bool is_wanted(const TransportRow& row, const std::string& choice) {
+  return choice == "auto" ? !row.by_choice : row.name == choice;
+}
+
+/// What the table of transports has for a rank here, cheapest first. `engine` outlives them.
+std::vector<std::shared_ptr<Transport>> transports_of(const Engine& engine,
+                                                      const std::string& choice) {
   const Host& host = engine.host();
   const Surroundings here{.rank = host.rank,
                           .host = host.peers[static_cast<size_t>(host.rank)].info.host,
                           .hub = nullptr,
-                          .arena = engine.arena()};
+                          .arena = engine.arena(),
+                          .has_gone = [&engine](int rank) { return engine.has_gone(rank); }};
   std::vector<std::shared_ptr<Transport>> made;
-  for (const TransportRow& row : transports())
+  for (const TransportRow& row : transports()) {
+    if (!is_wanted(row, choice)) continue;
     if (auto transport = row.make(here)) made.push_back(std::move(transport));
+  }
   return made;
 }
 
-/// The transports are made with the first connection and shared by all of the engine.
+/// All of an engine's share its transports.
 ConnectMaker channels_over_transports() {
-  struct Made {
-    std::once_flag once;  // any thread may open a stream
-    std::vector<std::shared_ptr<Transport>> transports;
-  };
-  auto made = std::make_shared<Made>();
-  return [made](const Engine& engine, const Membership& membership, uint64_t key) {
-    std::call_once(made->once, [&] { made->transports = transports_of(engine); });
+  return [](const Engine& engine, const Membership& membership, uint64_t key) {
     std::vector<PeerInfo> members;
     for (const int r : membership.members)
       members.push_back(engine.host().peers[static_cast<size_t>(r)].info);
-    return connect_members(made->transports, std::move(members), key);
+    return connect_members(engine.transports(), std::move(members), key);
   };
 }
 
@@ -80,11 +83,24 @@ BackendMaker paths_over_shm(std::shared_ptr<const TuningTable> tuning) {
   };
 }
 
-void lay_mesh(EngineOptions& options, const TuningTable& tuning) {
+bool runs_paths(const std::string& transport) { return transport != "tcp"; }
+
+ChannelCosts costs_over(const std::string& transport, const TuningTable& tuning) {
+  return runs_paths(transport) ? tuning.channels : kTcpCosts;
+}
+
+void lay_mesh(EngineOptions& options, const TuningTable& tuning, const std::string& transport) {
   options.tuning = std::make_shared<const TuningTable>(tuning);
-  options.direct = paths_over_shm(options.tuning);
+  options.transports = [transport](const Engine& e) { return transports_of(e, transport); };
   options.channels = channels_over_transports();
-  options.schedules = schedules_over(options.channels, tuning.channels);
+  options.schedules = schedules_over(options.channels, costs_over(transport, tuning));
+  options.pairs_by_schedules = !runs_paths(transport);
+  if (runs_paths(transport))
+    options.direct = paths_over_shm(options.tuning);
+  else
+    options.direct = [transport](const Engine&, const Membership&, uint64_t, const StreamMemory&) {
+      return std::make_unique<RefusedPaths>(transport);
+    };
 }
 
 }  // namespace farandole

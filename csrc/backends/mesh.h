@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "backends/tuning.h"
@@ -20,8 +21,19 @@ Connect connect_members(std::vector<std::shared_ptr<Transport>> transports,
 /// Paths over the memory that the ranks of this host map, chosen by `tuning`.
 BackendMaker paths_over_shm(std::shared_ptr<const TuningTable> tuning);
 
+/// Of data over TCP on one host, where a table has been measured over shared memory. In seconds,
+/// Zen 4, `farandole bench all_reduce` by each planner.
+inline constexpr ChannelCosts kTcpCosts{
+    .round = 15e-6, .message = 5e-6, .byte = 1 / 2.5e9, .folded_byte = 1 / 10e9};
+
+/// `transport` is FARANDOLE_TRANSPORT: auto, or a row of transports().
+bool runs_paths(const std::string& transport);
+ChannelCosts costs_over(const std::string& transport, const TuningTable& tuning);
+
 /// Gives an engine all that there is here: paths first, schedules over transports() for the rest,
-/// channels for messages, and the table by which all that is chosen, the same on all ranks.
-void lay_mesh(EngineOptions& options, const TuningTable& tuning = {});
+/// channels for messages, and the table by which all that is chosen, the same on all ranks. Over
+/// `transport` tcp there are no paths.
+void lay_mesh(EngineOptions& options, const TuningTable& tuning = {},
+              const std::string& transport = "auto");
 
 }  // namespace farandole

@@ -119,6 +119,7 @@ Shape ScheduleBackend::shape_of(const Operation& operation) const {
 }
 
 bool ScheduleBackend::can_run(const Operation& operation) const {
+  if (is_between_two(operation.kind)) return true;
   if (folds(operation.kind) && !has_meaning(operation.op, operation.input.dtype)) return false;
   const std::string& wanted = operation.algorithm;
   return std::ranges::any_of(planners(), [&](const Planner& planner) {
@@ -148,7 +149,8 @@ const ScheduleBackend::Plan& ScheduleBackend::plan_for(const Operation& operatio
     return plans_.front();
   }
   const Shape shape = shape_of(operation);
-  Schedule schedule = planner_of(operation, shape).plan(shape);
+  Schedule schedule = is_between_two(operation.kind) ? plan_between_two(shape)
+                                                     : planner_of(operation, shape).plan(shape);
   std::vector<int> peers = peers_of(schedule, rank_);
   plans_.push_front({std::move(question), std::move(schedule), std::move(peers)});
   if (plans_.size() > kPlansKept) plans_.pop_back();

@@ -148,6 +148,10 @@ const std::vector<Variable>& variables() {
           "and found to be faster than copies through shared memory, 1 where it is permitted, 0 "
           "never",
           {"auto", "1", "0"}),
+      agreed(text("FARANDOLE_TRANSPORT", &Config::transport,
+                  "what data between ranks go over. auto: on one host shared memory, as shm; tcp: "
+                  "TCP connections, by schedules alone",
+                  {"auto", "shm", "tcp"})),
       agreed(text("FARANDOLE_LEVEL", &Config::level,
                   "canonical: the same bits for any number of ranks and algorithm; fast: any order",
                   {"canonical", "fast"})),

@@ -20,6 +20,7 @@ struct Config {
   double spin_us = 50;              // FARANDOLE_SPIN_US
   std::string progress = "auto";    // FARANDOLE_PROGRESS: auto, thread, caller
   std::string cma = "auto";         // FARANDOLE_CMA: auto, 1, 0
+  std::string transport = "auto";   // FARANDOLE_TRANSPORT: auto, shm, tcp
   std::string level = "canonical";  // FARANDOLE_LEVEL
   std::string algorithm;            // FARANDOLE_ALGORITHM
   std::string tuning = "auto";      // FARANDOLE_TUNING: auto, kept, off, a file

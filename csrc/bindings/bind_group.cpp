@@ -100,7 +100,7 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
         "data are copied through shared memory: " + host.foreign.why_not);
   EngineOptions options = engine_options(config);
   const TuningTable table = table_from(host.handed_out);
-  lay_mesh(options, table);
+  lay_mesh(options, table, config.transport);
   log(LogLevel::info,
       "choices follow from tuning table " + fingerprint(table) + " (" + table.origin + ")");
   options.trace = start_trace(config.trace, host, job, fingerprint(table));

@@ -69,15 +69,10 @@ py::list paths() {
 
 py::list explained(const std::string& collective, size_t count, const std::string& dtype, int ranks,
                    bool shared, bool foreign, bool demanded, const std::string& level,
-                   const std::string& text) {
-  const Question question{collective_of(collective),
-                          count,
-                          dtype_of(dtype),
-                          ranks,
-                          shared,
-                          foreign,
-                          demanded,
-                          level_of(level)};
+                   const std::string& text, const std::string& transport) {
+  const Question question{
+      collective_of(collective), count,    dtype_of(dtype), ranks, shared, foreign, demanded,
+      level_of(level),           transport};
   py::list rows;
   for (const Candidate& c : explain(question, table_or_defaults(text))) {
     py::dict d;
@@ -134,6 +129,7 @@ void bind_tuner(py::module_& module) {
       "explain", explained, py::arg("collective"), py::arg("count"), py::arg("dtype") = "float32",
       py::arg("ranks") = 2, py::arg("shared") = false, py::arg("foreign") = false,
       py::arg("demanded") = false, py::arg("level") = "canonical", py::arg("text") = "",
+      py::arg("transport") = "auto",
       "Every path and planner as a dict: backend, name, predicted seconds, refusal, chosen.");
   tuning.def(
       "is_measured", [](const std::string& text) { return table_or_defaults(text).measured; },

@@ -17,7 +17,10 @@ namespace {
 constexpr uint64_t kTurnsBetweenEvents = 4096;
 constexpr auto kDeathPatience = std::chrono::milliseconds(25);  // for its cause to be known
 constexpr auto kEndPatience = std::chrono::seconds(3);
+
+// What an event is of; below kTransport the process of that rank.
 constexpr uint64_t kDoorbell = ~uint64_t{0};
+constexpr uint64_t kTransport = uint64_t{1} << 32;  // and its place
 
 Crowding crowding_of(const Host& host) {
   CpuSet cpus;
@@ -55,6 +58,9 @@ Engine::Engine(Host host, EngineOptions options)
   for (const HostPeer& peer : host_.peers)
     if (peer.process && peer.info.rank != host_.rank)
       watch(epoll_.get(), peer.process.get(), static_cast<uint64_t>(peer.info.rank));
+  if (options_.transports) transports_ = options_.transports(*this);
+  for (size_t i = 0; i < transports_.size(); ++i)
+    for (const int fd : transports_[i]->wake_fds()) watch(epoll_.get(), fd, kTransport + i);
 }
 
 Engine::~Engine() {
@@ -95,7 +101,7 @@ std::shared_ptr<Stream> Engine::open_stream(const Membership& membership, std::s
     if (make) opened->add_backend(make(*this, membership, key, opened->memory()));
   };
   add(options_.direct);
-  if (schedules) add(options_.schedules);
+  if (schedules || options_.pairs_by_schedules) add(options_.schedules);
   return opened;
 }
 
@@ -344,6 +350,7 @@ void Engine::park(Duration at_most) {
   if (!poll(TimePoint::min())) {
     const TraceSpan parked(trace(), TraceKind::parked, "parked");
     const auto ms = std::chrono::ceil<std::chrono::milliseconds>(at_most).count();
+    for (const auto& transport : transports_) transport->before_park();
     const bool look_again = !unexplained_.empty() || fault_latency_armed();
     handle_events(look_again ? 1 : static_cast<int>(ms));
   }
@@ -355,10 +362,13 @@ void Engine::handle_events(int timeout_ms) {
   epoll_event events[16];
   const int n = ::epoll_wait(epoll_.get(), events, 16, timeout_ms);
   for (int i = 0; i < n; ++i) {
-    if (events[i].data.u64 == kDoorbell)
+    const uint64_t what = events[i].data.u64;
+    if (what == kDoorbell)
       silence(host_.peers[static_cast<size_t>(host_.rank)].doorbell.get());
+    else if (what >= kTransport)
+      transports_[static_cast<size_t>(what - kTransport)]->woken();
     else
-      note_death(static_cast<int>(events[i].data.u64));
+      note_death(static_cast<int>(what));
   }
 }
 
@@ -366,6 +376,10 @@ void Engine::note_death(int rank) {
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, host_.peers[static_cast<size_t>(rank)].process.get(),
               nullptr);
   unexplained_.emplace_back(rank, now());
+}
+
+bool Engine::has_gone(int rank) const {
+  return dead_[static_cast<size_t>(rank)] || absence_of(host_, rank, "").has_value();
 }
 
 void Engine::look_around() {
@@ -413,6 +427,7 @@ void Engine::leave() {
 
 void Engine::close_descriptors() {
   epoll_.reset();
+  for (const auto& transport : transports_) transport->close_descriptors();
   for (HostPeer& peer : host_.peers) {
     peer.doorbell.reset();
     peer.process.reset();

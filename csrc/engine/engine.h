@@ -26,15 +26,20 @@ using BackendMaker = std::function<std::unique_ptr<Backend>(const Engine&, const
 /// Makes what connects a rank to the members of a group; `key` is the connection's own.
 using ConnectMaker = std::function<Connect(const Engine&, const Membership&, uint64_t key)>;
 
+/// Makes what a rank's connections go over, in order of preference.
+using TransportsMaker = std::function<std::vector<std::shared_ptr<Transport>>(const Engine&)>;
+
 struct EngineOptions {
   Duration spin = std::chrono::microseconds(50);
   Duration warn_after = std::chrono::seconds(10);
   ProgressMode progress = ProgressMode::automatic;
-  bool threads = true;           // false: whoever owns the engine polls it, as simulated worlds do
-  BackendMaker direct;           // runs over shared memory; none: nothing runs
-  BackendMaker schedules;        // runs what that cannot
-  ConnectMaker channels;         // none: ranks exchange no messages
-  std::shared_ptr<Trace> trace;  // null: nothing is traced until set_trace()
+  bool threads = true;         // false: whoever owns the engine polls it, as simulated worlds do
+  TransportsMaker transports;  // none: ranks have no connections
+  BackendMaker direct;         // runs over shared memory
+  BackendMaker schedules;      // runs what that cannot
+  bool pairs_by_schedules = false;  // direct runs nothing between two ranks either
+  ConnectMaker channels;            // none: ranks exchange no messages
+  std::shared_ptr<Trace> trace;     // null: nothing is traced until set_trace()
   // What backends choose by, the same on all ranks; theirs alone to read.
   std::shared_ptr<const TuningTable> tuning;
   uint32_t first_sequence = 0;  // where the numbers of operations begin, for tests of their wrap
@@ -56,6 +61,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   const Host& host() const { return host_; }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
+  const std::vector<std::shared_ptr<Transport>>& transports() const { return transports_; }
+  /// By the thread that polls: that rank has died or left.
+  bool has_gone(int rank) const;
   Driver& driver() { return driver_; }
   /// Null while nothing is traced. What it points to lives as long as the engine.
   Trace* trace() const { return trace_.load(std::memory_order_acquire); }  // partner: set_trace
@@ -63,7 +71,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void set_trace(const std::shared_ptr<Trace>& trace);
 
   /// Opens a stream without waiting for the peers. `number` tells the streams of a group apart and
-  /// is the same on every member. Without `schedules` it has `direct` alone.
+  /// is the same on every member. Without `schedules` it has `direct` alone, where that runs pairs.
   std::shared_ptr<Stream> open_stream(const Membership& membership, std::string label,
                                       uint64_t number, bool schedules = true);
 
@@ -154,6 +162,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<std::shared_ptr<Trace>> traces_;  // all there ever were: a thread may hold any
   std::shared_ptr<Arena> arena_;
   Fd epoll_;
+  std::vector<std::shared_ptr<Transport>> transports_;
 
   // Of the polling thread.
   std::vector<std::shared_ptr<Stream>> active_;

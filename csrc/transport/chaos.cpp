@@ -147,6 +147,9 @@ class Chaos : public Transport {
   std::vector<std::byte> address() const override { return inner_->address(); }
   bool reaches(const PeerInfo& peer) const override { return inner_->reaches(peer); }
   std::span<const int> wake_fds() const override { return inner_->wake_fds(); }
+  void before_park() override { inner_->before_park(); }
+  void woken() override { inner_->woken(); }
+  void close_descriptors() override { inner_->close_descriptors(); }
   std::unique_ptr<Connecting> connect(const PeerInfo& peer, uint64_t stream_key,
                                       int lanes) override {
     return std::make_unique<ChaosConnecting>(inner_->connect(peer, stream_key, lanes), plan_,

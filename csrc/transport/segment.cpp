@@ -5,15 +5,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <new>
 #include <string>
 
 #include "base/error.h"
+#include "base/sha256.h"
 
 namespace farandole {
 namespace {
 
-constexpr uint64_t kMagic = 0x66617261'6e646f33;  // "farando3": changes with the layout
+constexpr uint64_t kMagic = 0x66617261'6e646f34;  // "farando4": changes with the layout
 constexpr size_t kPage = 4096;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
@@ -21,6 +23,7 @@ struct Header {
   uint64_t magic;
   uint64_t ranks;
   uint64_t arena_bytes;
+  std::byte secret[32];
 };
 
 size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
@@ -42,7 +45,8 @@ std::shared_ptr<Segment> Segment::create(int ranks, size_t arena_bytes) {
   const size_t bytes = arenas_begin(ranks) + static_cast<size_t>(ranks) * arena_bytes;
   checked(::ftruncate(memory.get(), static_cast<off_t>(bytes)), "ftruncate of the shared segment");
   checked(::fcntl(memory.get(), F_ADD_SEALS, kSeals), "sealing the shared segment");
-  const Header header{kMagic, static_cast<uint64_t>(ranks), arena_bytes};
+  Header header{kMagic, static_cast<uint64_t>(ranks), arena_bytes, {}};
+  fill_with_random_bytes(header.secret);
   checked(::pwrite(memory.get(), &header, sizeof header, 0), "writing the segment's header");
   return std::shared_ptr<Segment>(new Segment(std::move(memory), ranks, arena_bytes));
 }
@@ -88,6 +92,24 @@ RankState Segment::state_of(int rank) const {
 
 void Segment::show_state(int rank, RankState state) const {
   page(rank).state.value.store(static_cast<uint64_t>(state), std::memory_order_release);
+}
+
+std::span<const std::byte, 32> Segment::secret() const {
+  return std::span(std::launder(reinterpret_cast<const Header*>(base_))->secret);
+}
+
+void Segment::show_address(int rank, std::span<const std::byte> address) const {
+  ShownAddress& shown = page(rank).address;
+  if (address.empty() || address.size() > sizeof shown.text)
+    throw Error(ErrorCode::internal, "a transport's address does not fit its place");
+  std::ranges::copy(address, shown.text);
+  shown.bytes.store(address.size(), std::memory_order_release);  // partner: address_of
+}
+
+std::vector<std::byte> Segment::address_of(int rank) const {
+  const ShownAddress& shown = page(rank).address;
+  const uint64_t bytes = shown.bytes.load(std::memory_order_acquire);
+  return {shown.text, shown.text + std::min<uint64_t>(bytes, sizeof shown.text)};
 }
 
 std::span<std::byte> Segment::arena(int rank) const {

@@ -19,6 +19,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "base/fd.h"
 #include "transport/wait_board.h"
@@ -73,10 +74,17 @@ struct Farewell {
   char what[384] = {}, place[384] = {};
 };
 
+/// Where the others reach a rank besides over this memory, as its transport wrote it.
+struct ShownAddress {
+  std::atomic<uint64_t> bytes{0};  // 0: not yet; released last
+  std::byte text[64] = {};
+};
+
 struct RankPage {
   Word asleep;  // parked: ring its doorbell after publishing something
   Word state;   // RankState
   Farewell farewell;
+  ShownAddress address;
   ForeignSample foreign;
   DirectoryEntry directory[kDirectoryEntries];
   WaitBoard board;
@@ -98,6 +106,12 @@ class Segment {
   RankState state_of(int rank) const;
   /// Of this process's own rank.
   void show_state(int rank, RankState state) const;
+  /// Known to the ranks that map this memory, and to nobody else: the job's, made with it.
+  std::span<const std::byte, 32> secret() const;
+  /// Of this process's own rank, once.
+  void show_address(int rank, std::span<const std::byte> address) const;
+  /// Empty: not yet.
+  std::vector<std::byte> address_of(int rank) const;
   std::span<std::byte> arena(int rank) const;
 
   /// Offset of [data, data + bytes) when all of it lies in the arenas.

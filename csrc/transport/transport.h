@@ -43,7 +43,18 @@ class Transport {
   /// world). Never blocks; both sides call it.
   virtual std::unique_ptr<Connecting> connect(const PeerInfo& peer, uint64_t stream_key,
                                               int lanes) = 0;
-  virtual std::span<const int> wake_fds() const { return {}; }  // what a parked engine waits for
+
+  // ---- parking: by the thread that polls ----
+
+  /// What a parked engine waits for besides its doorbell.
+  virtual std::span<const int> wake_fds() const { return {}; }
+  /// From now on those are readable once a channel that has come short could move.
+  virtual void before_park() {}
+  /// One of them was readable.
+  virtual void woken() {}
+
+  /// In a forked child, whatever its parent's threads were in the middle of.
+  virtual void close_descriptors() {}
 };
 
 }  // namespace farandole

@@ -1,6 +1,7 @@
 #include "transport/transports.h"
 
 #include "transport/shm.h"
+#include "transport/tcp.h"
 
 namespace farandole {
 namespace {
@@ -13,9 +14,15 @@ std::unique_ptr<Transport> make_shm(const Surroundings& here) {
   return here.arena ? shm_transport(here.arena, here.rank, here.host) : nullptr;
 }
 
+std::unique_ptr<Transport> make_tcp(const Surroundings& here) {
+  if (!here.arena) return nullptr;
+  return tcp_transport(here.arena->segment(), here.rank, here.host, here.has_gone);
+}
+
 constexpr TransportRow kTransports[] = {
     {"inproc", "ranks in one process", make_inproc},
     {"shm", "ranks on one host that map one segment", make_shm},
+    {"tcp", "ranks on one host that map one segment", make_tcp, true},
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 // The table of transports, cheapest first. Meshes and tests iterate over it.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -16,14 +17,16 @@ namespace farandole {
 struct Surroundings {
   int rank = 0;
   std::string host;
-  std::shared_ptr<InprocHub> hub;  // of the ranks that share this process
-  std::shared_ptr<Arena> arena;    // in the segment of the ranks that share this host
+  std::shared_ptr<InprocHub> hub;       // of the ranks that share this process
+  std::shared_ptr<Arena> arena;         // in the segment of the ranks that share this host
+  std::function<bool(int)> has_gone{};  // whether a rank of the world has died or left
 };
 
 struct TransportRow {
   std::string_view name;
   std::string_view needs;                                   // to tell a user why it is missing
   std::unique_ptr<Transport> (*make)(const Surroundings&);  // null: what it needs is not there
+  bool by_choice = false;  // only where FARANDOLE_TRANSPORT names it
 };
 
 std::span<const TransportRow> transports();

@@ -67,6 +67,7 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     asked["level"] = asked["level"] or setting("FARANDOLE_LEVEL")
     by_address = setting("FARANDOLE_CMA")
+    transport = setting("FARANDOLE_TRANSPORT")
     ranks = int(asked["ranks"]) if asked["ranks"].isdecimal() else 0
     if not 1 <= ranks <= 1024:
         raise CommandError(f"--ranks takes a number from 1 to 1024, not '{asked['ranks']}'")
@@ -91,18 +92,19 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
             asked["collective"], size // item, asked["dtype"], ranks,
             shared=asked["memory"] == "ours", foreign=reached,
             demanded=by_address == "1", level=asked["level"], text=found.text,
+            transport=transport,
         )  # fmt: skip
     except _core.InvalidArgument as error:
         verdict = str(error).splitlines()[0]
         raise CommandError(verdict + of_verdict(verdict)) from None
     candidates = [dict(row) for row in rows]
+    measured = _core.tuning.is_measured(found.text) or transport == "tcp"
     return {
         "question": {**asked, "ranks": ranks, "bytes": size},
         "choice": next(c["name"] for c in candidates if c["chosen"]),
         "forced": setting("FARANDOLE_ALGORITHM") or None,
         "candidates": [
-            {**c, "why": _verdict(c, candidates, measured=_core.tuning.is_measured(found.text))}
-            for c in candidates
+            {**c, "why": _verdict(c, candidates, measured=measured)} for c in candidates
         ],
         "by address": {"used": reached, "why not": why_not or None},
         "table": describe(found),

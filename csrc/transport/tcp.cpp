@@ -1,0 +1,73 @@
+#include "transport/tcp.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "transport/tcp_channel.h"
+
+namespace farandole {
+namespace {
+
+class TcpConnecting : public Connecting {
+ public:
+  explicit TcpConnecting(std::vector<std::unique_ptr<Channel>> channels)
+      : channels_(std::move(channels)) {}
+  std::vector<std::unique_ptr<Channel>> poll(TimePoint) override { return std::move(channels_); }
+
+ private:
+  std::vector<std::unique_ptr<Channel>> channels_;
+};
+
+class Tcp : public Transport {
+ public:
+  Tcp(const std::shared_ptr<Segment>& segment, int rank, std::string host,
+      std::function<bool(int)> has_gone)
+      : rank_(rank),
+        ranks_(segment->ranks()),
+        host_(std::move(host)),
+        shared_(std::make_shared<TcpShared>(segment, rank, std::move(has_gone))),
+        wake_fd_(shared_->wakes.fd()) {}
+
+  std::string_view name() const override { return "tcp"; }
+  std::vector<std::byte> address() const override {
+    const TcpAddress::Bytes bytes = shared_->door.address().bytes();
+    return {bytes.begin(), bytes.end()};
+  }
+  bool reaches(const PeerInfo& peer) const override {
+    return peer.host == host_ && peer.rank >= 0 && peer.rank < ranks_ && peer.rank != rank_;
+  }
+
+  // A channel connects itself, so there is nothing to wait for here.
+  std::unique_ptr<Connecting> connect(const PeerInfo& peer, uint64_t stream_key,
+                                      int lanes) override {
+    std::vector<std::unique_ptr<Channel>> channels;
+    for (int lane = 0; lane < lanes; ++lane) {
+      const TcpLane name{std::min(rank_, peer.rank), std::max(rank_, peer.rank), stream_key, lane};
+      channels.push_back(std::make_unique<TcpChannel>(shared_, name, peer.rank));
+    }
+    return std::make_unique<TcpConnecting>(std::move(channels));
+  }
+
+  std::span<const int> wake_fds() const override { return {&wake_fd_, 1}; }
+  void before_park() override { shared_->wakes.watch(); }
+  void woken() override { silence(shared_->door.news()); }
+  void close_descriptors() override {
+    shared_->wakes.close_descriptors();
+    shared_->door.close_descriptors();
+  }
+
+ private:
+  int rank_, ranks_;
+  std::string host_;
+  std::shared_ptr<TcpShared> shared_;
+  int wake_fd_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> tcp_transport(const std::shared_ptr<Segment>& segment, int rank,
+                                         std::string host, std::function<bool(int)> has_gone) {
+  return std::make_unique<Tcp>(segment, rank, std::move(host), std::move(has_gone));
+}
+
+}  // namespace farandole

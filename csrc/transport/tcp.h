@@ -1,0 +1,20 @@
+// Channels over TCP connections, one for each lane that is used. Both ends of each have proved
+// that they are of this job before anything else was said on it (transport/tcp_handshake.h).
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "transport/segment.h"
+#include "transport/transport.h"
+
+namespace farandole {
+
+/// The transport of `rank`, which reaches the ranks of the same `host` over its loopback address.
+/// `segment` has the job's secret and shows each rank's address. `has_gone` says of a rank whether
+/// it has died or left; none: no rank does.
+std::unique_ptr<Transport> tcp_transport(const std::shared_ptr<Segment>& segment, int rank,
+                                         std::string host, std::function<bool(int)> has_gone = {});
+
+}  // namespace farandole

@@ -1,0 +1,107 @@
+#include "transport/tcp_channel.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+
+namespace farandole {
+
+TcpChannel::~TcpChannel() {
+  if (link_.socket) shared_->wakes.remove(link_);
+}
+
+/// Asks for the connection when it is first wanted; the lower rank dials.
+bool TcpChannel::connected() {
+  if (link_.socket) return true;
+  if (!arrival_) arrival_ = shared_->door.await(lane_);
+  if (!arrival_->here.load(std::memory_order_acquire)) return false;  // partner: TcpDoor::arrived
+  if (arrival_->error) throw Error(*arrival_->error);
+  link_.socket = std::move(arrival_->socket);
+  arrival_.reset();
+  shared_->wakes.add(link_);
+  return true;
+}
+
+size_t TcpChannel::write(std::span<const std::byte> bytes) {
+  if (bytes.empty() || !connected()) return 0;
+  if (error_ != 0) {
+    complain();
+    return 0;
+  }
+  const ssize_t taken = ::send(link_.socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  if (taken < 0 && errno != EAGAIN && errno != EINTR) {
+    lose(errno);
+    return 0;
+  }
+  const size_t count = taken < 0 ? 0 : static_cast<size_t>(taken);
+  if (count < bytes.size())
+    link_.wants |= EPOLLOUT;
+  else
+    link_.wants &= ~static_cast<uint32_t>(EPOLLOUT);
+  return count;
+}
+
+std::span<const std::byte> TcpChannel::peek(size_t at_least) {
+  if (!buffer_) buffer_ = std::make_unique_for_overwrite<std::byte[]>(kBufferBytes);
+  while (buffered().size() < at_least) {
+    // The few bytes of an element that has not arrived whole.
+    std::memmove(buffer_.get(), buffer_.get() + begin_, end_ - begin_);
+    end_ -= begin_;
+    begin_ = 0;
+    const size_t count = receive({buffer_.get() + end_, kBufferBytes - end_});
+    if (count == 0) return {};
+    end_ += count;
+  }
+  return buffered();
+}
+
+size_t TcpChannel::read(std::span<std::byte> into) {
+  if (begin_ == end_) return receive(into);
+  const size_t count = std::min(into.size(), end_ - begin_);
+  copy_bytes(into.data(), buffer_.get() + begin_, count);
+  begin_ += count;
+  return count;
+}
+
+/// What has arrived before the end is always taken first: the kernel keeps that order.
+size_t TcpChannel::receive(std::span<std::byte> into) {
+  if (into.empty() || !connected()) return 0;
+  ssize_t count = 0;
+  if (!ended_) count = ::recv(link_.socket.get(), into.data(), into.size(), 0);
+  if (count < 0 && (errno == EAGAIN || errno == EINTR)) {
+    link_.wants |= EPOLLIN;
+    return 0;
+  }
+  link_.wants &= ~static_cast<uint32_t>(EPOLLIN);
+  if (count > 0) return static_cast<size_t>(count);
+  ended_ = true;
+  if (count < 0) lose(errno);
+  if (error_ != 0) complain();
+  return 0;
+}
+
+void TcpChannel::lose(int error) {
+  error_ = error;
+  broken_since_ = now();
+  link_.wants &= ~static_cast<uint32_t>(EPOLLOUT);
+}
+
+void TcpChannel::complain() {
+  if (now() - broken_since_ < kPatience) return;
+  broken_since_ = now();
+  if (shared_->has_gone && shared_->has_gone(peer_)) return;
+  Context where;
+  where.peer = peer_;
+  where.lane = lane_.lane;
+  where.evidence = std::string("the kernel says: ") + std::strerror(error_);
+  throw Error(ErrorCode::link, "the TCP connection to rank " + std::to_string(peer_) + " is broken",
+              where);
+}
+
+}  // namespace farandole

@@ -1,0 +1,275 @@
+#include "transport/tcp_handshake.h"
+
+#include <algorithm>
+#include <bit>
+#include <charconv>
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+
+#include "base/hash.h"
+#include "base/version.h"
+
+namespace farandole {
+namespace {
+
+constexpr std::string_view kMagic = "farandol";
+constexpr uint32_t kProtocol = 1;
+
+template <size_t Bytes>
+std::array<std::byte, Bytes> bytes_of(std::string_view text) {
+  std::array<std::byte, Bytes> bytes{};
+  std::memcpy(bytes.data(), text.data(), std::min(text.size(), Bytes));
+  return bytes;
+}
+
+/// Data travel as they lie in memory.
+std::array<std::byte, 4> own_byte_order() {
+  return std::bit_cast<std::array<std::byte, 4>>(uint32_t{0x01020304});
+}
+
+/// What follows the handshake: elements alone, as this version lays them out.
+uint64_t own_layouts() { return hash_of("lanes of elements, " + std::string(version())); }
+
+std::string hexadecimal(uint64_t value) {
+  char digits[17];
+  return {digits, std::to_chars(digits, digits + sizeof digits, value, 16).ptr};
+}
+
+template <size_t Bytes>
+std::string hexadecimal(const std::array<std::byte, Bytes>& bytes) {
+  std::string text;
+  for (const std::byte b : bytes) {
+    const std::string digits = hexadecimal(std::to_integer<uint64_t>(b));
+    text += (digits.size() == 1 ? "0" : "") + digits;
+  }
+  return text;
+}
+
+class Writer {
+ public:
+  explicit Writer(std::span<std::byte> to) : to_(to) {}
+  template <typename Number>
+  void put(Number value) {
+    for (size_t i = 0; i < sizeof value; ++i) to_[at_++] = static_cast<std::byte>(value >> 8 * i);
+  }
+  template <size_t Bytes>
+  void put(const std::array<std::byte, Bytes>& bytes) {
+    for (const std::byte b : bytes) to_[at_++] = b;
+  }
+
+ private:
+  std::span<std::byte> to_;
+  size_t at_ = 0;
+};
+
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> from) : from_(from) {}
+  template <typename Number>
+  void get(Number& value) {
+    value = 0;
+    for (size_t i = 0; i < sizeof value; ++i)
+      value |= static_cast<Number>(std::to_integer<Number>(from_[at_++]) << 8 * i);
+  }
+  template <size_t Bytes>
+  void get(std::array<std::byte, Bytes>& bytes) {
+    for (std::byte& b : bytes) b = from_[at_++];
+  }
+
+ private:
+  std::span<const std::byte> from_;
+  size_t at_ = 0;
+};
+
+}  // namespace
+
+std::array<std::byte, TcpHello::kBytes> TcpHello::encoded() const {
+  std::array<std::byte, kBytes> bytes{};
+  Writer into(bytes);
+  into.put(magic);
+  into.put(protocol);
+  into.put(byte_order);
+  into.put(layouts);
+  into.put(role);
+  into.put(from);
+  into.put(to);
+  into.put(lane);
+  into.put(stream_key);
+  into.put(nonce);
+  return bytes;
+}
+
+TcpHello TcpHello::decoded(std::span<const std::byte, kBytes> bytes) {
+  TcpHello hello;
+  Reader out_of(bytes);
+  out_of.get(hello.magic);
+  out_of.get(hello.protocol);
+  out_of.get(hello.byte_order);
+  out_of.get(hello.layouts);
+  out_of.get(hello.role);
+  out_of.get(hello.from);
+  out_of.get(hello.to);
+  out_of.get(hello.lane);
+  out_of.get(hello.stream_key);
+  out_of.get(hello.nonce);
+  return hello;
+}
+
+TcpHandshake TcpHandshake::dial(const TcpLane& lane, Secret secret) {
+  TcpHandshake mine(Phase::answer, lane.dialer, 0, secret);
+  mine.lane_ = lane;
+  mine.dialers_ = mine.hello(TcpHello::dials).encoded();
+  mine.say(mine.dialers_);
+  return mine;
+}
+
+TcpHandshake TcpHandshake::listen(int rank, int ranks, Secret secret) {
+  return {Phase::hello, rank, ranks, secret};
+}
+
+size_t TcpHandshake::to_read() const {
+  switch (phase_) {
+    case Phase::hello:
+      return TcpHello::kBytes;
+    case Phase::answer:
+      return TcpHello::kBytes + sizeof(Digest);
+    case Phase::proof:
+      return sizeof(Digest);
+    default:
+      return 0;
+  }
+}
+
+void TcpHandshake::take(std::span<const std::byte> bytes) {
+  if (phase_ == Phase::hello)
+    take_hello(bytes);
+  else if (phase_ == Phase::answer)
+    take_answer(bytes);
+  else if (phase_ == Phase::proof)
+    take_proof(bytes);
+}
+
+/// Ours, of the lane that it is about.
+TcpHello TcpHandshake::hello(TcpHello::Role role) const {
+  TcpHello mine;
+  mine.magic = bytes_of<8>(kMagic);
+  mine.protocol = kProtocol;
+  mine.byte_order = own_byte_order();
+  mine.layouts = own_layouts();
+  mine.role = role;
+  mine.from = static_cast<uint32_t>(rank_);
+  mine.to = static_cast<uint32_t>(other());
+  mine.lane = static_cast<uint32_t>(lane_.lane);
+  mine.stream_key = lane_.stream_key;
+  fill_with_random_bytes(mine.nonce);
+  return mine;
+}
+
+Digest TcpHandshake::proof_of(TcpHello::Role role) const {
+  HmacSha256 mac(secret_);
+  mac.add(
+      bytes_of<24>(role == TcpHello::dials ? "farandole tcp, dialer" : "farandole tcp, listener"));
+  mac.add(dialers_);
+  mac.add(listeners_);
+  return mac.finish();
+}
+
+void TcpHandshake::say(std::span<const std::byte> bytes) {
+  out_.insert(out_.end(), bytes.begin(), bytes.end());
+}
+
+void TcpHandshake::refuse(ErrorCode code, const std::string& field, const std::string& ours,
+                          const std::string& theirs) {
+  Context where;
+  where.rank = rank_;
+  where.peer = other();
+  where.field = field;
+  where.values = {{ours, {rank_}}, {theirs, {other()}}};
+  where.evidence = describe_values(where.values);
+  const std::string them =
+      other() < 0 ? "a stranger" : "what speaks for rank " + std::to_string(other());
+  refusal_ = Error(code,
+                   "rank " + std::to_string(rank_) + " and " + them + " differ in the " + field +
+                       " of a TCP connection",
+                   where);
+  phase_ = Phase::refused;
+}
+
+/// What the same program on every rank would have equal.
+bool TcpHandshake::versions_differ(const TcpHello& theirs) {
+  const auto differ = [&](const std::string& field, const std::string& ours,
+                          const std::string& other) {
+    if (ours != other) refuse(ErrorCode::version_mismatch, field, ours, other);
+    return ours != other;
+  };
+  return differ("protocol", std::to_string(kProtocol), std::to_string(theirs.protocol)) ||
+         differ("byte order", hexadecimal(own_byte_order()), hexadecimal(theirs.byte_order)) ||
+         differ("message layouts", hexadecimal(own_layouts()), hexadecimal(theirs.layouts));
+}
+
+/// By the listener. Who does not even know the magic is told nothing.
+void TcpHandshake::take_hello(std::span<const std::byte> bytes) {
+  std::ranges::copy(bytes, dialers_.begin());
+  const TcpHello theirs = TcpHello::decoded(dialers_);
+  if (theirs.magic != bytes_of<8>(kMagic)) {
+    refuse(ErrorCode::authentication, "magic", std::string(kMagic), hexadecimal(theirs.magic));
+    return;
+  }
+  lane_ = {static_cast<int>(std::min<uint32_t>(theirs.from, INT32_MAX)), rank_, theirs.stream_key,
+           static_cast<int>(std::min<uint32_t>(theirs.lane, INT32_MAX))};
+  listeners_ = hello(TcpHello::listens).encoded();
+  say(listeners_);
+  say(proof_of(TcpHello::listens));
+  phase_ = Phase::proof;
+  if (!versions_differ(theirs)) check_claim(theirs);
+}
+
+/// By the listener: that there may be such a connection to us.
+void TcpHandshake::check_claim(const TcpHello& theirs) {
+  const auto wrong = [&](const std::string& field, const std::string& ours, uint32_t other) {
+    refuse(ErrorCode::authentication, field, ours, std::to_string(other));
+  };
+  if (theirs.role != TcpHello::dials)
+    wrong("role", std::to_string(TcpHello::dials), theirs.role);
+  else if (lane_.dialer >= std::min(rank_, ranks_))
+    wrong("rank that dials", "one below " + std::to_string(rank_), theirs.from);
+  else if (theirs.to != static_cast<uint32_t>(rank_))
+    wrong("rank that listens", std::to_string(rank_), theirs.to);
+  else if (lane_.lane >= kMostTcpLanes)
+    wrong("lane", "one below " + std::to_string(kMostTcpLanes), theirs.lane);
+}
+
+/// By the dialer.
+void TcpHandshake::take_answer(std::span<const std::byte> bytes) {
+  std::ranges::copy(bytes.first(TcpHello::kBytes), listeners_.begin());
+  const TcpHello theirs = TcpHello::decoded(listeners_);
+  const auto same = [&](const std::string& field, uint64_t ours, uint64_t other) {
+    if (ours == other) return true;
+    refuse(ErrorCode::authentication, field, std::to_string(ours), std::to_string(other));
+    return false;
+  };
+  if (theirs.magic != bytes_of<8>(kMagic)) {
+    refuse(ErrorCode::authentication, "magic", std::string(kMagic), hexadecimal(theirs.magic));
+    return;
+  }
+  const bool holds =
+      !versions_differ(theirs) && same("role", TcpHello::listens, theirs.role) &&
+      same("rank that listens", static_cast<uint32_t>(lane_.listener), theirs.from) &&
+      same("rank that dials", static_cast<uint32_t>(lane_.dialer), theirs.to) &&
+      same("lane", static_cast<uint32_t>(lane_.lane), theirs.lane) &&
+      same("stream", lane_.stream_key, theirs.stream_key);
+  if (!holds) return;
+  take_proof(bytes.subspan(TcpHello::kBytes));
+  if (phase_ == Phase::agreed) say(proof_of(TcpHello::dials));
+}
+
+void TcpHandshake::take_proof(std::span<const std::byte> bytes) {
+  const auto whose = rank_ == lane_.dialer ? TcpHello::listens : TcpHello::dials;
+  if (equal_in_constant_time(proof_of(whose), bytes))
+    phase_ = Phase::agreed;
+  else
+    refuse(ErrorCode::authentication, "proof", "by the secret of this job", "another one");
+}
+
+}  // namespace farandole

@@ -1,0 +1,43 @@
+// What a parked rank waits for on its connections: exactly what its channels wait for. Bytes that
+// nobody wants yet, and a peer that has closed, wake nobody.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "base/fd.h"
+
+namespace farandole {
+
+/// A connection, as its channel sees it.
+struct TcpLink {
+  Fd socket;
+  uint32_t wants = 0;    // EPOLLIN, EPOLLOUT: what its channel waits for; of the polling thread
+  uint32_t watched = 0;  // what the kernel has been told
+};
+
+class TcpWakes {
+ public:
+  /// `always` is waited for, too.
+  explicit TcpWakes(int always);
+
+  /// An epoll: readable once something that was wanted at watch() has come.
+  int fd() const { return epoll_.get(); }
+  /// By the thread that polls, before it parks.
+  void watch();
+  /// Any thread. `link` stays where it is until it is removed, which closes it.
+  void add(TcpLink& link);
+  void remove(TcpLink& link);
+  /// In a forked child.
+  void close_descriptors();
+
+ private:
+  void tell(TcpLink& link);
+
+  Fd epoll_;
+  std::mutex mutex_;  // guards links_: channels may end on other threads than the one that polls
+  std::vector<TcpLink*> links_;
+};
+
+}  // namespace farandole
