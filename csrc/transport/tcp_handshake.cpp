@@ -4,7 +4,7 @@
 #include <bit>
 #include <charconv>
 #include <cstdint>
-#include <cstring>
+#include <span>
 #include <string_view>
 
 #include "base/hash.h"
@@ -19,7 +19,8 @@ constexpr uint32_t kProtocol = 1;
 template <size_t Bytes>
 std::array<std::byte, Bytes> bytes_of(std::string_view text) {
   std::array<std::byte, Bytes> bytes{};
-  std::memcpy(bytes.data(), text.data(), std::min(text.size(), Bytes));
+  const auto all = std::as_bytes(std::span(text));
+  std::ranges::copy(all.first(std::min(all.size(), Bytes)), bytes.begin());
   return bytes;
 }
 
