@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from farandole import _core  # type: ignore[attr-defined, unused-ignore]
 from farandole._draw.layout import LINE, RIGHT, layout_for
 from farandole._draw.leaving_out import what_to_show
 from farandole._draw.legend import legend
@@ -15,6 +14,7 @@ from farandole._draw.messages import arrow_of, fold_of, ground, last_of_each, st
 from farandole._draw.scene import SOFT, Scene, Text
 from farandole._draw.turns import RANKS, Course, course_of
 from farandole._plan import Lanes, plan_world
+from farandole._plan_size import checked_algorithm
 from farandole._tables import counted
 
 NARROWEST = 620.0
@@ -38,12 +38,11 @@ def draw_plan(
         InvalidArgument: there is no such algorithm for the collective, or the shape makes no sense.
         ValueError: there is no such lane, or there are more ranks than can be drawn.
     """
+    algorithm = checked_algorithm(
+        collective, algorithm, ranks, count, lanes, segments, root, counts
+    )  # fmt: skip
     if ranks > RANKS:
         raise ValueError(f"at most {RANKS} ranks can be drawn, not {ranks}")
-    if count < 0:
-        raise ValueError(f"a collective has at least 0 elements, not {count}")
-    if algorithm is None:
-        algorithm = str(_core.schedule.choose(collective, ranks, count, counts=list(counts)))
     world = plan_world(collective, algorithm, ranks, count, lanes, segments, root, counts)
     if not 0 <= lane < len(world[0]):
         raise ValueError(f"lane {lane} is not one of {len(world[0])}")

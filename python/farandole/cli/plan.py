@@ -86,11 +86,9 @@ def handle(arguments: argparse.Namespace) -> int:
 def _draw(file: Path, lane: int, given: dict[str, Any]) -> None:
     from farandole import _draw
     from farandole._draw.schedule import draw_plan
-    from farandole._plan_size import checked_algorithm
 
     if given.pop("rank") is not None:
         raise CommandError("--draw shows all ranks; leave out --rank")
-    checked_algorithm(**given)
     try:
         _draw.check_name(file)
         _draw.save(draw_plan(**given, lane=lane), file)
