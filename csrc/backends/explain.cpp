@@ -65,7 +65,7 @@ std::vector<Candidate> schedules(const Question& q, const TuningTable& table) {
 std::vector<Candidate> explain(const Question& q, const TuningTable& table) {
   const Shape shape = shape_of(q);
   require_valid(q.kind, shape);
-  if (q.kind == Collective::send || q.kind == Collective::recv)
+  if (is_between_two(q.kind))
     throw Error(ErrorCode::invalid_argument,
                 std::string(name_of(q.kind)) + " is no collective, and always goes one way");
   std::vector<Candidate> all = paths(q, table);

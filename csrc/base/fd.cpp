@@ -18,17 +18,21 @@ void Fd::reset() {
   fd_ = -1;
 }
 
-void throw_errno(std::string_view call) {
+Error errno_error(std::string_view call) {
   const int code = errno;
   std::string verdict = std::string(call) + " failed: " + std::strerror(code) + " (errno " +
                         std::to_string(code) + ")";
   rlimit most{};
   if (code != EMFILE || ::getrlimit(RLIMIT_NOFILE, &most) != 0)
-    throw Error(ErrorCode::resource, verdict);
+    return {ErrorCode::resource, verdict};
   verdict += "; this process may open " + std::to_string(most.rlim_cur);
-  throw Error(ErrorCode::resource, verdict, {},
-              "let processes open more files: ulimit -n, or the limit of your container");
+  return {ErrorCode::resource,
+          verdict,
+          {},
+          "let processes open more files: ulimit -n, or the limit of your container"};
 }
+
+void throw_errno(std::string_view call) { throw errno_error(call); }
 
 Fd make_event_fd() { return Fd(checked(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd")); }
 

@@ -30,7 +30,9 @@ class Fd {
   int fd_ = -1;
 };
 
-/// Throws Error(resource) naming `call` and errno.
+class Error;
+/// Error(resource) naming `call` and errno.
+Error errno_error(std::string_view call);
 [[noreturn]] void throw_errno(std::string_view call);
 
 /// `result` of a system call; throws when it is -1.

@@ -26,7 +26,7 @@ Determinism level_from(const std::string& name) {
 
 Collective collective_from(const std::string& name) {
   const auto kind = collective_named(name);
-  if (kind && *kind != Collective::send && *kind != Collective::recv) return *kind;
+  if (kind && !is_between_two(*kind)) return *kind;
   throw Error(ErrorCode::invalid_argument, "collective '" + name + "' is unknown");
 }
 

@@ -16,10 +16,7 @@ void require_valid(Collective collective, const Shape& shape);
 /// Every rank's schedule; `world.rank` does not count.
 std::vector<Schedule> plan_world(const Planner& planner, Shape world);
 
-constexpr bool is_between_two(Collective kind) {
-  return kind == Collective::send || kind == Collective::recv;
-}
-/// What those do: all of it from the root of two ranks to the other one.
+/// What is between two ranks: all of it from the root to the other one.
 Schedule plan_between_two(const Shape& shape);
 
 /// The row, or null when `collective` has no planner of that name.

@@ -44,8 +44,7 @@ Route route(Collective kind, const Shape& shape, int from, int to) {
 }
 
 size_t input_count(Collective kind, const Shape& shape, int rank) {
-  if (kind == Collective::send || kind == Collective::recv)
-    return rank == shape.root ? shape.count : 0;
+  if (is_between_two(kind)) return rank == shape.root ? shape.count : 0;
   Shape theirs = shape;
   theirs.rank = rank;
   return sizes_of(kind, theirs).input;

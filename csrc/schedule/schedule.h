@@ -32,7 +32,8 @@ namespace farandole {
 ///   gather           count (counts[r])            root: every rank's input; the others nothing
 ///   scatter          root: a block for each rank  count (counts[r])
 ///   all_to_all       a block for each rank        a block from each rank, in rank order
-///   send, recv       between two ranks: a broadcast on a stream of their own, never planned
+///   send, recv       between two ranks: a broadcast on a stream of their own, by no planner of the
+///   table
 ///
 /// A block of all_to_all has `count` elements, or counts[from * size + to]. A rank with several
 /// leaves has as many inputs, one after the other, for what folds.
@@ -53,6 +54,10 @@ enum class Collective : uint8_t {
 inline constexpr std::array<std::string_view, 11> kCollectiveNames{
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier", "reduce",
     "gather",     "scatter",        "all_to_all", "send",      "recv"};
+
+constexpr bool is_between_two(Collective kind) {
+  return kind == Collective::send || kind == Collective::recv;
+}
 
 constexpr std::string_view name_of(Collective kind) {
   return kCollectiveNames[static_cast<size_t>(kind)];

@@ -120,8 +120,7 @@ std::string Stream::title() const {
   const Operation& o = operation();
   std::string text = std::string(name_of(o.kind)) + " #" + std::to_string(sequence_);
   if (!o.name.empty()) text += " '" + o.name + "'";
-  const bool between_two = o.kind == Collective::send || o.kind == Collective::recv;
-  if (!label_.empty()) text += (between_two ? " " : " of ") + label_;
+  if (!label_.empty()) text += (is_between_two(o.kind) ? " " : " of ") + label_;
   return text;
 }
 

@@ -42,15 +42,6 @@ Error unreachable(const TcpLane& lane, const std::string& why) {
           where};
 }
 
-/// By errno.
-Error no_descriptor() {
-  try {
-    throw_errno("opening a TCP socket");
-  } catch (const Error& error) {
-    return error;
-  }
-}
-
 bool has_hung_up(const Fd& socket) {
   std::byte next{};
   const ssize_t count = ::recv(socket.get(), &next, 1, MSG_PEEK);
@@ -315,7 +306,7 @@ void TcpDoor::begin(Dial dial) {
   }
   Fd socket = begin_to_connect(*address);
   if (!socket && errno == EMFILE) {
-    give_up(dial, no_descriptor());
+    give_up(dial, errno_error("opening a TCP socket"));
     return;
   }
   if (!socket) {
