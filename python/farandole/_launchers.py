@@ -95,6 +95,11 @@ def _is_task_of_several(environment: Environment) -> bool:
     return step.isdecimal() and int(step) < _RESERVED_STEPS and not alone
 
 
+def _is_pod(environment: Environment) -> bool:
+    """Of an indexed Job, whose WORLD_SIZE is the number of pods. With RANK, all is said by that."""
+    return bool(environment.get("JOB_COMPLETION_INDEX")) and not environment.get("RANK")
+
+
 def _tasks_of_this_node(environment: Environment, name: str) -> int:
     """Of '2(x3),1': 2 on each of three nodes, 1 on the last."""
     counts: list[int] = []
@@ -140,7 +145,14 @@ _PLAIN = (
 )  # fmt: skip
 _RUN_IDS = ("FARANDOLE_RUN_ID", "TORCHELASTIC_RUN_ID")
 _SLURM_TASKS = _named("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-_MPI = ("open-mpi", "hydra", "pmi", "pmix")
+_HYDRA = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+_MPI = ("open-mpi", "hydra", "pmi")
+
+
+def _none_of(*names: str) -> Callable[[Environment], bool]:
+    return lambda environment: not any(environment.get(name) for name in names)
+
 
 # By precedence: where several are seen and agree, the first counts.
 LAUNCHERS = (
@@ -156,7 +168,7 @@ LAUNCHERS = (
     ),
     Launcher(
         "open-mpi", "mpiexec of Open MPI",
-        _named("OMPI_COMM_WORLD_RANK"), _named("OMPI_COMM_WORLD_SIZE"),
+        *map(_named, _OPEN_MPI),
         _named("OMPI_COMM_WORLD_LOCAL_RANK"), _named("OMPI_COMM_WORLD_LOCAL_SIZE"),
         # Before Open MPI 5 the namespace is a number of 32 bits, which two jobs may share; the
         # address of their mpiexec they do not.
@@ -166,9 +178,8 @@ LAUNCHERS = (
     ),
     Launcher(
         "hydra", "mpiexec of MPICH or Intel MPI (Hydra)",
-        _named("PMI_RANK"), _named("PMI_SIZE"),
-        _named("MPI_LOCALRANKID"), _named("MPI_LOCALNRANKS"),
-        needs=(("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),),
+        _named("PMI_RANK"), _named("PMI_SIZE"), *map(_named, _HYDRA),
+        needs=(_HYDRA,),
         job=("I_MPI_HYDRA_UUID",),  # MPICH has no such variable, but a proxy of each job on a host
         process=("hydra_pmi_proxy",),
         holds=("torchrun",),  # mpiexec starts one torchrun on each host
@@ -181,13 +192,15 @@ LAUNCHERS = (
         when=_is_task_of_several,
         job=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
         # srun starts one launcher on each host: the user's own, or mpiexec's daemons.
-        holds=("farandole", "torchrun", *_MPI),
+        holds=("farandole", "torchrun", *_MPI, "pmix"),
     ),
     Launcher(
         "pmi", "a launcher that speaks PMI",  # srun --mpi=pmi2 does, too, and is seen as srun
         _named("PMI_RANK"), _named("PMI_SIZE"), _named("PMI_LOCAL_RANK"), _named("PMI_LOCAL_SIZE"),
+        when=_none_of(*_HYDRA),
         job=("PMI_JOBID",),
         process=("mpiexec.gforker",),
+        holds=("torchrun",),  # it starts one torchrun on each host
     ),
     Launcher(
         "horovod", "Horovod's variables",
@@ -199,18 +212,25 @@ LAUNCHERS = (
         "kubernetes", "an indexed Job of Kubernetes",
         _named("JOB_COMPLETION_INDEX"), _named("WORLD_SIZE"),
         Value(("JOB_COMPLETION_INDEX",), _said(0)), Value(("JOB_COMPLETION_INDEX",), _said(1)),
-        # Pods of a Job without a size have nothing to do with each other. With RANK all is said.
+        # Pods of a Job without a size have nothing to do with each other.
         needs=(("JOB_COMPLETION_INDEX",), ("WORLD_SIZE",)),
-        when=lambda environment: not environment.get("RANK"),
+        when=_is_pod,
         holds=("farandole", "torchrun", *_MPI, "horovod"),  # a pod is a host, and starts ranks
     ),
     Launcher(
-        "pmix", "a launcher that speaks PMIx",  # which has no variable for the number of ranks
+        "plain", "RANK and WORLD_SIZE", *_PLAIN,
+        when=lambda environment: not _is_pod(environment),
+        job=_RUN_IDS,
+    ),
+    Launcher(
+        "pmix", "a launcher that speaks PMIx",
+        # It has no variable for the number of ranks: better an error than worlds of one.
         _named("PMIX_RANK"), _named("WORLD_SIZE"), _named("LOCAL_RANK"), _named("LOCAL_WORLD_SIZE"),
         needs=(("PMIX_RANK",),),
+        when=_none_of(*_OPEN_MPI),
         job=("PMIX_NAMESPACE",),
+        holds=("torchrun",),  # it starts one torchrun on each host
     ),
-    Launcher("plain", "RANK and WORLD_SIZE", *_PLAIN, job=_RUN_IDS),
     Launcher(
         "sagemaker", "SageMaker",
         Value(("SM_CURRENT_HOST",), _number_of_this_host), Value(("SM_HOSTS",), _number_of_hosts),
