@@ -147,6 +147,7 @@ _RUN_IDS = ("FARANDOLE_RUN_ID", "TORCHELASTIC_RUN_ID")
 _SLURM_TASKS = _named("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 _HYDRA = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 _OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+_SRUN = ("SLURM_STEP_ID",)  # srun speaks PMI and PMIx, too, also to a shell
 _MPI = ("open-mpi", "hydra", "pmi")
 
 
@@ -188,16 +189,16 @@ LAUNCHERS = (
         "slurm", "srun of Slurm",
         _named("SLURM_PROCID"), _SLURM_TASKS,
         _named("SLURM_LOCALID"), Value(("SLURM_STEP_TASKS_PER_NODE",), _tasks_of_this_node),
-        needs=(("SLURM_STEP_ID",),),
+        needs=(_SRUN,),
         when=_is_task_of_several,
         job=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
         # srun starts one launcher on each host: the user's own, or mpiexec's daemons.
-        holds=("farandole", "torchrun", *_MPI, "pmix"),
+        holds=("farandole", "torchrun", "open-mpi", "hydra"),
     ),
     Launcher(
-        "pmi", "a launcher that speaks PMI",  # srun --mpi=pmi2 does, too, and is seen as srun
+        "pmi", "a launcher that speaks PMI",
         _named("PMI_RANK"), _named("PMI_SIZE"), _named("PMI_LOCAL_RANK"), _named("PMI_LOCAL_SIZE"),
-        when=_none_of(*_HYDRA),
+        when=_none_of(*_HYDRA, *_SRUN),
         job=("PMI_JOBID",),
         process=("mpiexec.gforker",),
         holds=("torchrun",),  # it starts one torchrun on each host
@@ -227,7 +228,7 @@ LAUNCHERS = (
         # It has no variable for the number of ranks: better an error than worlds of one.
         _named("PMIX_RANK"), _named("WORLD_SIZE"), _named("LOCAL_RANK"), _named("LOCAL_WORLD_SIZE"),
         needs=(("PMIX_RANK",),),
-        when=_none_of(*_OPEN_MPI),
+        when=_none_of(*_OPEN_MPI, *_SRUN),
         job=("PMIX_NAMESPACE",),
         holds=("torchrun",),  # it starts one torchrun on each host
     ),

@@ -33,6 +33,11 @@ SRUN = BATCH | {
     "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4",
     "SLURM_STEP_TASKS_PER_NODE": "4",
 }  # fmt: skip
+SHELL = SRUN | {
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_STEP_NUM_TASKS": "1",
+}  # --pty bash
 HOROVOD = {
     "HOROVOD_RANK": "1", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "4"
 }  # fmt: skip
@@ -91,16 +96,19 @@ def test_nobody_started_a_process_without_variables() -> None:
         BATCH,  # the batch script itself
         SRUN | {"SLURM_STEP_ID": "4294967291"},  # as a step
         SRUN | {"SLURM_STEP_ID": "4294967290"},  # salloc's shell
-        SRUN | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},  # srun --pty bash
+        SHELL,
+        SHELL | {"PMIX_RANK": "0", "PMIX_NAMESPACE": "slurm.pmix.77.0"},
+        SHELL | {"PMI_RANK": "0", "PMI_SIZE": "1", "PMI_JOBID": "77.0"},
         {"JOB_COMPLETION_INDEX": "3"},  # a Job of pods that know nothing of each other
         {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"},
-        {"FARANDOLE_RUN_ID": "x"},
         {"TORCHELASTIC_RUN_ID": "x"},
     ],
 )
 def test_what_starts_no_ranks_is_no_launcher(environment: Environment) -> None:
     assert key_of(environment) is None
-    assert key_of(environment | OPEN_MPI) == "open-mpi"
+    environment = {k: v for k, v in environment.items() if k != "TORCHELASTIC_RUN_ID"}
+    for inner in ("torchrun", "open-mpi", "hydra", "plain"):
+        assert key_of(environment | STARTED[inner]) == inner
 
 
 PODS = {"JOB_COMPLETION_INDEX": "2", "WORLD_SIZE": "8"}
@@ -130,7 +138,6 @@ def test_ranks_on_several_hosts_are_counted(
 INSIDE = [
     (SRUN, OPEN_MPI, "open-mpi"),
     (SRUN, MPICH, "hydra"),
-    (SRUN, {"PMI_RANK": "1", "PMI_SIZE": "4"}, "pmi"),
     (SRUN, STARTED["torchrun"], "torchrun"),
     (SRUN, STARTED["farandole"], "farandole"),
     (OPEN_MPI, STARTED["torchrun"], "torchrun"),
