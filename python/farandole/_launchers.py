@@ -169,7 +169,7 @@ LAUNCHERS = (
     ),
     Launcher(
         "open-mpi", "mpiexec of Open MPI",
-        *map(_named, _OPEN_MPI),
+        _named(_OPEN_MPI[0]), _named(_OPEN_MPI[1]),
         _named("OMPI_COMM_WORLD_LOCAL_RANK"), _named("OMPI_COMM_WORLD_LOCAL_SIZE"),
         # Before Open MPI 5 the namespace is a number of 32 bits, which two jobs may share; the
         # address of their mpiexec they do not.
@@ -179,7 +179,7 @@ LAUNCHERS = (
     ),
     Launcher(
         "hydra", "mpiexec of MPICH or Intel MPI (Hydra)",
-        _named("PMI_RANK"), _named("PMI_SIZE"), *map(_named, _HYDRA),
+        _named("PMI_RANK"), _named("PMI_SIZE"), _named(_HYDRA[0]), _named(_HYDRA[1]),
         needs=(_HYDRA,),
         job=("I_MPI_HYDRA_UUID",),  # MPICH has no such variable, but a proxy of each job on a host
         process=("hydra_pmi_proxy",),

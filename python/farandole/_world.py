@@ -157,9 +157,9 @@ def init(
 ) -> None:
     """Joins the other ranks of the job; a second call without ``shutdown()`` does nothing.
 
-    Without arguments the place of this process comes from ``RANK``, ``WORLD_SIZE``,
-    ``LOCAL_RANK``, ``MASTER_ADDR`` and ``MASTER_PORT``, as ``farandole run``, torchrun and others
-    set them. A program started with none of these is a world of size 1.
+    Without arguments the place of this process comes from what its launcher has set: ``farandole
+    run``, torchrun, mpiexec, srun and others, or ``RANK`` and ``WORLD_SIZE``. ``farandole info``
+    says which one is found. A program started by none of these is a world of size 1.
 
     Args:
         rank: this process' rank, from 0.
@@ -177,7 +177,8 @@ def init(
     Raises:
         InvalidArgument: an argument is of a wrong type; ``ranks`` are not ranks of the job, or this
             one is not among them.
-        RendezvousError: ranks are missing, duplicate, or disagree about the world.
+        RendezvousError: ranks are missing, duplicate, or disagree about the world; or two launchers
+            disagree about this process.
         VersionMismatch: another rank runs another version of farandole.
 
     Examples:
