@@ -204,7 +204,7 @@ LAUNCHERS = (
         holds=("torchrun",),  # it starts one torchrun on each host
     ),
     Launcher(
-        "horovod", "Horovod's variables",
+        "horovod", "Horovod",
         _named("HOROVOD_RANK"), _named("HOROVOD_SIZE"),
         _named("HOROVOD_LOCAL_RANK"), _named("HOROVOD_LOCAL_SIZE"),
         job=_RUN_IDS,
@@ -219,7 +219,7 @@ LAUNCHERS = (
         holds=("farandole", "torchrun", *_MPI, "horovod"),  # a pod is a host, and starts ranks
     ),
     Launcher(
-        "plain", "RANK and WORLD_SIZE", *_PLAIN,
+        "plain", "whoever set RANK and WORLD_SIZE", *_PLAIN,
         when=lambda environment: not _is_pod(environment),
         job=_RUN_IDS,
     ),
