@@ -14,10 +14,7 @@ from pathlib import Path
 
 from farandole._launch.job import LaunchError
 from farandole._launch.processes import die_with_parent
-
-# Set by mpirun and its kin for their own ranks. A rank of ours that inherited them (a launcher
-# started from a rank or from an allocation) would take itself for one of theirs.
-_FOREIGN_PREFIXES = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_")
+from farandole._launchers import without_launchers
 
 
 class Rank:
@@ -91,9 +88,7 @@ def check_command(command: Sequence[str]) -> None:
 
 def shared_environment(ranks: int, inherited: Mapping[str, str]) -> dict[str, str]:
     """What all ranks have in common."""
-    environment = {
-        name: value for name, value in inherited.items() if not name.startswith(_FOREIGN_PREFIXES)
-    }
+    environment = without_launchers(inherited)
     environment.update(
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(_free_port()),
