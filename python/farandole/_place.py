@@ -95,20 +95,21 @@ def used(launcher: Launcher, environment: Environment) -> dict[str, str]:
 def job_name(launcher: Launcher | None, size: int, epoch: int, environment: Environment) -> str:
     """What the ranks of this job, and of no other, have in common."""
 
-    def first(*names: str) -> str:
-        return next((environment[name] for name in names if environment.get(name)), "")
+    address, port = master(environment)
+    restarts = _first(environment, "FARANDOLE_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
+    called = job_id(launcher or _NOBODY, environment)
+    return ":".join([address, str(port), str(size), called, restarts, str(epoch)])
 
-    port = next((n for n in _PORTS if environment.get(n)), None)
-    return ":".join(
-        [
-            first("MASTER_ADDR", "HOROVOD_GLOO_RENDEZVOUS_ADDR") or "127.0.0.1",
-            str(whole(environment, port)) if port else "0",
-            str(size),
-            job_id(launcher or _NOBODY, environment),
-            first("FARANDOLE_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"),
-            str(epoch),
-        ]
-    )
+
+def master(environment: Environment) -> tuple[str, int]:
+    """The address and port where ranks of several hosts meet; 0: none is given."""
+    address = _first(environment, "MASTER_ADDR", "HOROVOD_GLOO_RENDEZVOUS_ADDR") or "127.0.0.1"
+    port = next((name for name in _PORTS if environment.get(name)), None)
+    return address, whole(environment, port) if port else 0
+
+
+def _first(environment: Environment, *names: str) -> str:
+    return next((environment[name] for name in names if environment.get(name)), "")
 
 
 _PORTS = ("MASTER_PORT", "HOROVOD_GLOO_RENDEZVOUS_PORT")

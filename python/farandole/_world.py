@@ -11,10 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from farandole import _core, _endings, _place
+from farandole import _core, _endings, _hosts, _place
 from farandole._arguments import checked, explained, is_text, shown
 from farandole._core import Error, InvalidArgument, NotInitialized, RendezvousError
 from farandole._launchers import VARIABLES, PlaceError
+from farandole._store import KeyValueStore
 from farandole._watch import Watch
 
 __all__ = [
@@ -88,11 +89,6 @@ def _find_place(
         local_size = found.local_size if local_size is None else local_size
     local_rank = whole_rank if local_rank is None else local_rank
     local_size = whole_size if local_size is None else local_size
-    if local_size != whole_size:
-        raise RendezvousError(
-            f"{whole_size} ranks, {local_size} of them on this host: "
-            "worlds of more than one host are not supported yet"
-        )
     return _Place(whole_rank, whole_size, local_rank, local_size, 0, 1, job)
 
 
@@ -126,6 +122,8 @@ def _narrowed(place: _Place, ranks: Sequence[int]) -> _Place:
         )
     if place.rank not in chosen:
         raise InvalidArgument(f"rank {place.rank} calls init(ranks={chosen}) and is not among them")
+    if place.local_size != place.size:
+        raise RendezvousError("init(ranks=…) of a job on several hosts is not supported yet")
     here, count = chosen.index(place.rank), len(chosen)
     job = f"{place.job}:{','.join(map(str, chosen))}:{_state.narrowed[tuple(chosen)]}"
     return _Place(here, count, here, count, place.cross_rank, place.cross_size, job)
@@ -210,20 +208,31 @@ def init(
         _state.narrowed[tuple(ranks)] += 1
 
 
-def enter(rank: int, size: int, job: str, timeout: float | None) -> None:
-    """Joins the ranks that give this job, whatever the environment says; all are on this host."""
-    _enter(_Place(rank, size, rank, size, 0, 1, job), timeout)
+def enter(
+    rank: int, size: int, job: str, timeout: float | None, *, store: KeyValueStore | None = None
+) -> None:
+    """Joins the ranks that give this job, whatever the environment says: all are on this host,
+    unless they give a store in which they meet."""
+    local_size = size if store is None else 0
+    _enter(_Place(rank, size, rank, local_size, 0, 1, job), timeout, store=store)
     _state.epoch += 1
 
 
 def _enter(
-    place: _Place, timeout: float | None, agree: str = "", awaited: Sequence[int] = ()
+    place: _Place,
+    timeout: float | None,
+    agree: str = "",
+    awaited: Sequence[int] = (),
+    store: KeyValueStore | None = None,
 ) -> None:
     """`awaited`: the world's ranks, as the launcher numbered them; none where nobody knows."""
     table = _table(place)
     _endings.tell_meeting(awaited)
     try:
-        group = _core.open_world(place.rank, place.size, place.job, timeout, table, agree)
+        place, table, others = _found(place, timeout, table, agree, store)
+        # Ranks of one host meet there.
+        job = f"{place.job}:host {place.cross_rank}" if others is not None else place.job
+        group = _core.open_world(place.rank, place.size, job, timeout, table, agree, others)
     except Error as error:
         _endings.tell_no_meeting(error)
         raise
@@ -245,6 +254,25 @@ def _enter(
             _trace.announce(Path(traced) / _trace.MERGED, place.size)
     for act in _state.after_joining:
         act()
+
+
+def _found(
+    place: _Place, timeout: float | None, table: str, agree: str, store: KeyValueStore | None
+) -> tuple[_Place, str, _core.OtherHosts | None]:
+    """Where ranks are on several hosts: who shares one, as they find it themselves."""
+    if place.size == 1 or (place.local_size == place.size and not _hosts.is_split()):
+        return place, table, None
+    measured = _hosts.meet(
+        place.rank, place.size, place.job, *_place.master(os.environ), timeout, table, agree, store
+    )  # fmt: skip
+    place = replace(
+        place,
+        local_rank=measured.local_rank,
+        local_size=measured.local_size,
+        cross_rank=measured.cross_rank,
+        cross_size=measured.cross_size,
+    )
+    return place, measured.tuning, measured.others if measured.cross_size > 1 else None
 
 
 def _table(place: _Place) -> str:

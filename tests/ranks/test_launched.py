@@ -118,13 +118,7 @@ def test_a_job_leaves_and_meets_again(spawn: Spawn) -> None:
 CONTRADICTIONS = {
     "another launcher": (open_mpi, {"RANK": "5", "WORLD_SIZE": "9"}, "OMPI_COMM_WORLD_RANK=0"),
     "no size": (open_mpi, {"OMPI_COMM_WORLD_SIZE": None}, "OMPI_COMM_WORLD_SIZE is not"),
-    "two hosts": (open_mpi, {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "more than one host"),
-    "two nodes": (srun, {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, "more than one host"),
-    "two pods": (
-        lambda rank, size, _: {"JOB_COMPLETION_INDEX": f"{rank}", "WORLD_SIZE": f"{size}"},
-        {}, "more than one host",
-    ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)
@@ -135,6 +129,26 @@ def test_what_cannot_be_is_refused_at_once(spawn: Spawn, name: str) -> None:
     outcomes = world.outcomes()
     assert [o.error for o in outcomes] == ["RendezvousError"] * 2, [o.trace for o in outcomes]
     assert words in outcomes[0].verdict
+
+
+SEVERAL_HOSTS = {
+    "two hosts": (open_mpi, {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}),
+    "two nodes": (srun, {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"}),
+    "two pods": (
+        lambda rank, size, _: {"JOB_COMPLETION_INDEX": f"{rank}", "WORLD_SIZE": f"{size}"}, {},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEVERAL_HOSTS)
+def test_ranks_of_several_hosts_need_a_secret(spawn: Spawn, name: str) -> None:
+    launcher, change = SEVERAL_HOSTS[name]
+    world = spawn(2, each=[{**place, **change} for place in started(launcher, 2)])
+    world.start(join)
+    for o in world.outcomes():
+        assert o.error == "AuthError", o.trace
+        assert "several hosts" in o.verdict
+        assert "FARANDOLE_SECRET_FILE" in o.verdict
 
 
 # -- a real one ---------------------------------------------------------------------------------
