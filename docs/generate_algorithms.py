@@ -16,6 +16,7 @@ from typing import Any
 from farandole import _core, _plan
 from farandole._draw.schedule import draw_plan
 from farandole._draw.svg import to_svg
+from farandole._host_parts import host_of_each
 
 DOCS = Path(__file__).resolve().parent
 PAGE = DOCS / "algorithms.md"
@@ -28,6 +29,13 @@ COUNT = 960  # elements; what every size and its lanes divide
 DRAWN = 8
 ODD = 5  # where folding cannot go in pairs, drawn for the collective that all others follow
 ITEMSIZE = 4
+
+# Planners that need hosts, and the hosts of the ranks that are drawn.
+LEVELLED = {
+    "hierarchical": [rank // (DRAWN // 2) for rank in range(DRAWN)],
+    "whole_host": [rank % 2 for rank in range(DRAWN)],
+}
+LAYOUTS = ("2,2", "4,4", "1,3", "0:1:0:1", "3,3,2")  # for what links carry
 
 Row = dict[str, Any]
 
@@ -42,11 +50,15 @@ def pages() -> dict[Path, str]:
         for row in rows
         for size in drawn_sizes(row)
     }
+    for name, hosts in LEVELLED.items():
+        drawings[PLANS / drawing_of_hosts(name)] = to_svg(
+            draw_plan("all_reduce", name, DRAWN, COUNT, host_of=hosts)
+        )
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     if not after:
         raise SystemExit(f"{PAGE} lacks its markers: {BEGIN} … {END}")
-    made = "\n".join(sections(rows))
+    made = "\n".join([*sections(rows), *among_hosts()])
     return {PAGE: f"{before}{BEGIN}\n\n{made}\n{END}{after}", **drawings}
 
 
@@ -84,6 +96,37 @@ def table(rows: list[Row]) -> Iterator[str]:
             ranges.get(row["name"], "–"),  # noqa: RUF001
         ]
         yield f"| {' | '.join(columns)} |"
+
+
+def drawing_of_hosts(name: str) -> str:
+    return f"all_reduce-{name}-{DRAWN}-hosts.svg"
+
+
+def among_hosts() -> Iterator[str]:
+    names = [row["name"] for row in _core.schedule.planners(collective="all_reduce")]
+    yield "### all_reduce among hosts\n"
+    yield "What the busiest host's link carries in one direction, as parts of n.\n"
+    yield f"| Planner | {' | '.join(f'`--hosts {layout}`' for layout in LAYOUTS)} |"
+    yield "|---" * (len(LAYOUTS) + 1) + "|"
+    for name in [*names, *LEVELLED]:
+        yield f"| `{name}` | {' | '.join(link_text(name, layout) for layout in LAYOUTS)} |"
+    yield ""
+    for row in _core.schedule.planners(DRAWN, host_of=LEVELLED["whole_host"]):
+        if row["name"] not in LEVELLED:
+            continue
+        yield f"**{row['name']}.** {row['summary']}\n"
+        picture = f"images/plans/{drawing_of_hosts(row['name'])}"
+        yield f"![all_reduce by {row['name']} among {DRAWN} ranks on 2 hosts]({picture})\n"
+
+
+def link_text(name: str, layout: str) -> str:
+    ranks = layout.count(":") + 1 if ":" in layout else sum(map(int, layout.split(",")))
+    host_of = host_of_each(layout, ranks)
+    rows = _core.schedule.planners(ranks, COUNT, collective="all_reduce", host_of=host_of)
+    if name not in {row["name"] for row in rows}:
+        return "–"  # noqa: RUF001
+    world = _plan.plan_world("all_reduce", name, ranks, COUNT, host_of=host_of)
+    return f"{_plan.link_elements(world, host_of) / COUNT:.2f}".rstrip("0").rstrip(".")
 
 
 class Figures:

@@ -127,6 +127,7 @@ def mutate(
     lanes: int = 1,
     segments: int = 1,
     root: int = 0,
+    host_of: Sequence[int] = [],
 ) -> tuple[int, list[str], list[str]]: ...
 def mutations() -> list[str]: ...
 def prove_all(
@@ -139,6 +140,7 @@ def prove_all(
     all_roots: bool = False,
     uneven: Sequence[Sequence[int]] = [],
     leaves: Sequence[Sequence[int]] = [],
+    host_of: Sequence[Sequence[int]] = [],
 ) -> tuple[int, list[str]]: ...
 def scale(
     dtype: str, buffer: Buffer, factor: float, divide: int = 1, isa: str | None = None

@@ -51,9 +51,9 @@ std::vector<Candidate> schedules(const Question& q, const TuningTable& table) {
     std::string no = words_for(planner, shape, q.level);
     if (no.empty() && choice == nullptr)
       no = "only where a rank is out of reach of paths over shared memory";
-    const auto seconds = planner.fits(shape)
-                             ? std::optional(predicted_seconds(planner.cost(shape), item, costs))
-                             : std::nullopt;
+    const auto seconds =
+        planner.fits(shape) ? std::optional(predicted_seconds(cost_of(planner, shape), item, costs))
+                            : std::nullopt;
     all.push_back(
         {"schedule", std::string(planner.name), seconds, std::move(no), &planner == choice});
   }

@@ -1,5 +1,6 @@
 #include "backends/mesh.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -67,14 +68,33 @@ ConnectMaker channels_over_transports() {
   };
 }
 
+/// Of a group on one host: empty.
+std::vector<int> host_of_each(const Host& host, const std::vector<int>& members) {
+  if (host.are_here(members)) return {};
+  std::vector<int> host_of;
+  for (const int member : members) {
+    const auto lives_there = [&](int other) { return host.share_one(member, other); };
+    host_of.push_back(*std::ranges::find_if(members, lives_there));  // its lowest rank numbers it
+  }
+  return host_of;
+}
+
+ChannelCosts costs_between_hosts(const ChannelCosts& here) {
+  ChannelCosts costs = kTcpCosts;
+  costs.inner_round = here.round;
+  costs.inner_byte = here.byte;
+  return costs;
+}
+
 BackendMaker schedules_over(ConnectMaker channels, const ChannelCosts& costs) {
   return [channels = std::move(channels), costs](const Engine& engine, const Membership& membership,
                                                  uint64_t key, const StreamMemory& memory) {
     const bool here = engine.host().are_here(membership.members);
-    return std::make_unique<ScheduleBackend>(membership.rank,
-                                             static_cast<int>(membership.members.size()),
-                                             channels(engine, membership, key), engine.arena(),
-                                             here ? costs : kTcpCosts, here ? &memory : nullptr);
+    return std::make_unique<ScheduleBackend>(
+        ScheduleGroup{membership.rank, static_cast<int>(membership.members.size()),
+                      host_of_each(engine.host(), membership.members)},
+        channels(engine, membership, key), engine.arena(),
+        here ? costs : costs_between_hosts(costs), here ? &memory : nullptr);
   };
 }
 

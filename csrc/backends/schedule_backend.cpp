@@ -90,23 +90,23 @@ void Scratch::release() {
 
 // ---- what to run ----
 
-ScheduleBackend::ScheduleBackend(int rank, int size, Connect connect, std::shared_ptr<Arena> arena,
+ScheduleBackend::ScheduleBackend(ScheduleGroup group, Connect connect, std::shared_ptr<Arena> arena,
                                  ChannelCosts costs, const StreamMemory* memory)
-    : rank_(rank),
-      size_(size),
+    : group_(std::move(group)),
       connect_(std::move(connect)),
       costs_(costs),
       memory_(memory),
       scratch_(std::move(arena)),
-      connecting_(static_cast<size_t>(size)),
+      connecting_(static_cast<size_t>(group_.size)),
       channels_(kMaxLanes) {
-  for (auto& lane : channels_) lane.resize(static_cast<size_t>(size));
+  for (auto& lane : channels_) lane.resize(static_cast<size_t>(group_.size));
 }
 
 Shape ScheduleBackend::shape_of(const Operation& operation) const {
   Shape shape;
-  shape.rank = rank_;
-  shape.size = size_;
+  shape.rank = group_.rank;
+  shape.size = group_.size;
+  shape.host_of = group_.host_of;
   shape.count = operation.count;
   shape.counts = operation.counts;
   shape.root = operation.root;
@@ -151,7 +151,7 @@ const ScheduleBackend::Plan& ScheduleBackend::plan_for(const Operation& operatio
   const Shape shape = shape_of(operation);
   Schedule schedule = is_between_two(operation.kind) ? plan_between_two(shape)
                                                      : planner_of(operation, shape).plan(shape);
-  std::vector<int> peers = peers_of(schedule, rank_);
+  std::vector<int> peers = peers_of(schedule, group_.rank);
   plans_.push_front({std::move(question), std::move(schedule), std::move(peers)});
   if (plans_.size() > kPlansKept) plans_.pop_back();
   return plans_.front();
@@ -165,14 +165,14 @@ void ScheduleBackend::start(const Operation& operation, uint32_t sequence) {
   plan_ = &plan_for(operation);
   const bool scaled = folds(operation.kind);
   const DType dtype = dtype_of(operation);
-  work_ = {.rank = rank_,
+  work_ = {.rank = group_.rank,
            .input = operation.input.data,
            .output = operation.output.data,
            .scratch = scratch_.at_least(plan_->schedule.scratch * size_of(dtype)),
            .dtype = dtype,
            .op = operation.op,
            .scales = scaled ? scales_for(dtype, operation.op, operation.prescale,
-                                         operation.postscale, size_)
+                                         operation.postscale, group_.size)
                             : Scales{},
            .memory = puts(operation) ? memory_ : nullptr};
   operation_ = &operation;
@@ -289,7 +289,7 @@ void ScheduleBackend::rethrow(const Error& error, size_t lane) const {
                     " stopped at step " + std::to_string(cursor.step()) + " of " +
                     std::to_string(cursor.steps()) + ", " + std::to_string(where.bytes_done) +
                     " of " + std::to_string(where.bytes_total) + " bytes (seen by rank " +
-                    std::to_string(rank_) + ")";
+                    std::to_string(group_.rank) + ")";
   throw Error(error.code(), error.verdict(), where, error.advice());
 }
 

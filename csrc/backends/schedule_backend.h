@@ -14,6 +14,13 @@
 
 namespace farandole {
 
+/// Which ranks a backend serves. Channels are by rank in the group.
+struct ScheduleGroup {
+  int rank = 0;
+  int size = 1;
+  std::vector<int> host_of{};  // each rank's host, by any numbers; empty: all share one
+};
+
 /// Lanes and segments of a schedule: the same on every rank, since the question is.
 struct Split {
   int lanes = 1;
@@ -46,10 +53,10 @@ class ScheduleBackend : public Backend {
   /// The channels that every connection has, and so the most lanes of a schedule.
   static constexpr int kMaxLanes = 4;
 
-  /// Serves rank `rank` of `size`. Scratch memory comes from `arena` where there is one, so that
-  /// channels may refer to it instead of copying. `costs` are the same on all ranks. With `memory`,
-  /// the stream's, ranks put data into each other's.
-  ScheduleBackend(int rank, int size, Connect connect, std::shared_ptr<Arena> arena = nullptr,
+  /// Scratch memory comes from `arena` where there is one, so that channels may refer to it instead
+  /// of copying. `costs` are the same on all ranks. With `memory`, the stream's, ranks put data
+  /// into each other's.
+  ScheduleBackend(ScheduleGroup group, Connect connect, std::shared_ptr<Arena> arena = nullptr,
                   ChannelCosts costs = {}, const StreamMemory* memory = nullptr);
 
   static constexpr std::string_view kName = "schedule";
@@ -93,8 +100,7 @@ class ScheduleBackend : public Backend {
   [[noreturn]] void rethrow(const Error& error, size_t lane) const;
   void forget();
 
-  int rank_;
-  int size_;
+  ScheduleGroup group_;
   Connect connect_;
   ChannelCosts costs_;
   const StreamMemory* memory_;

@@ -1,5 +1,6 @@
 #include "base/fd.h"
 
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -45,6 +46,13 @@ void ring(int event_fd) {
 void silence(int event_fd) {
   uint64_t count = 0;
   [[maybe_unused]] const auto taken = ::read(event_fd, &count, sizeof count);
+}
+
+void watch(int epoll, int fd, uint32_t events, uint64_t tag) {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = tag;
+  checked(::epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
 }
 
 }  // namespace farandole

@@ -1,6 +1,7 @@
 // Owned descriptors and checked system calls: errno and the call's name reach the message.
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 #include <utility>
 
@@ -45,5 +46,8 @@ T checked(T result, std::string_view call) {
 Fd make_event_fd();          // non-blocking, close-on-exec
 void ring(int event_fd);     // adds one; never blocks
 void silence(int event_fd);  // takes whatever was added
+
+/// Adds a descriptor to those of an epoll, which reports it as `tag`.
+void watch(int epoll, int fd, uint32_t events, uint64_t tag);
 
 }  // namespace farandole

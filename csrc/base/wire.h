@@ -95,4 +95,13 @@ class WireReader {
   std::span<const std::byte> left_;
 };
 
+/// A message with its length in front, as it travels over a stream of bytes.
+inline std::vector<std::byte> framed(std::span<const std::byte> message) {
+  const auto length = static_cast<uint32_t>(message.size());
+  std::vector<std::byte> frame(sizeof length + message.size());
+  std::memcpy(frame.data(), &length, sizeof length);
+  if (length > 0) std::memcpy(frame.data() + sizeof length, message.data(), message.size());
+  return frame;
+}
+
 }  // namespace farandole

@@ -49,7 +49,8 @@ Shape World::shape(int rank) const {
           .leaves = leaves,
           .lanes = lanes,
           .segments = segments,
-          .root = root};
+          .root = root,
+          .host_of = host_of};
 }
 
 Buffers buffers_of(bool in_place) { return in_place ? Buffers::in_place : Buffers::apart; }

@@ -29,6 +29,7 @@ struct World {
   int root = 0;
   std::vector<size_t> counts{};
   std::vector<int> leaves{};
+  std::vector<int> host_of{};
 
   Shape shape(int rank = 0) const;
 };

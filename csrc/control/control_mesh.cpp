@@ -2,8 +2,6 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <pthread.h>
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -11,11 +9,11 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
-#include <system_error>
 
 #include "base/error.h"
 #include "base/fixed_text.h"
 #include "base/log.h"
+#include "base/quiet_thread.h"
 #include "control/farewell.h"
 
 namespace farandole {
@@ -29,13 +27,6 @@ constexpr size_t kLargestFrame = 1 << 20;
 constexpr size_t kMostHoldups = 4;
 constexpr size_t kMostClosed = 4096;  // streams
 constexpr auto kLastWords = std::chrono::milliseconds(500);
-
-void watch(int epoll, int operation, int fd, uint32_t events, uint64_t tag) {
-  epoll_event event{};
-  event.events = events;
-  event.data.u64 = tag;
-  checked(::epoll_ctl(epoll, operation, fd, &event), "epoll_ctl");
-}
 
 constexpr uint64_t kWake = ~uint64_t{0};
 
@@ -110,21 +101,10 @@ void ControlMesh::meet(int doorbell, Deadline deadline, const std::function<void
     other.open = true;
     ::setsockopt(other.socket.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &kVanishedMs,
                  sizeof kVanishedMs);
-    watch(epoll_.get(), EPOLL_CTL_ADD, other.socket.get(), EPOLLIN, static_cast<uint64_t>(r));
+    watch(epoll_.get(), other.socket.get(), EPOLLIN, static_cast<uint64_t>(r));
   }
-  watch(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), EPOLLIN, kWake);
-  sigset_t all, before;  // signals are for the program's own threads
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::string refused;
-  try {
-    thread_ = std::thread([this] { main(); });
-  } catch (const std::system_error& error) {
-    refused = error.what();
-  }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (!refused.empty())
-    throw Error(ErrorCode::resource, "starting the control thread failed: " + refused);
+  watch(epoll_.get(), wake_.get(), EPOLLIN, kWake);
+  thread_ = start_quiet_thread("farandole-ctl", [this] { main(); });
 }
 
 void ControlMesh::close_descriptors() {
@@ -136,7 +116,6 @@ void ControlMesh::close_descriptors() {
 // ---- the thread ----
 
 void ControlMesh::main() {
-  ::pthread_setname_np(::pthread_self(), "farandole-ctl");
   while (!stopping_.load()) {
     const TimePoint when = now();
     if (when >= next_beat_) {
@@ -355,12 +334,7 @@ void ControlMesh::lose(int rank) {
 // ---- with mutex_ held ----
 
 void ControlMesh::send(int rank, WireWriter frame) {
-  const std::vector<std::byte> payload = frame.take();
-  const auto length = static_cast<uint32_t>(payload.size());
-  std::vector<std::byte> framed(sizeof length + payload.size());
-  std::memcpy(framed.data(), &length, sizeof length);
-  std::memcpy(framed.data() + sizeof length, payload.data(), payload.size());
-  peer(rank).outgoing.push_back(std::move(framed));
+  peer(rank).outgoing.push_back(framed(frame.take()));
   ring(wake_.get());
 }
 
@@ -465,25 +439,6 @@ std::optional<StreamProgress> ControlMesh::told(uint64_t stream_key, int world_r
   const Lock lock(mutex_);
   const auto found = answers_.find({stream_key, world_rank});
   return found == answers_.end() ? std::nullopt : std::optional(found->second);
-}
-
-// ---- MeshFailureDetector ----
-
-MeshFailureDetector::MeshFailureDetector(std::shared_ptr<ControlMesh> mesh, uint64_t key,
-                                         std::vector<int> members)
-    : mesh_(std::move(mesh)), key_(key), members_(std::move(members)) {
-  mesh_->adopt(key_, cell_);
-}
-
-void MeshFailureDetector::report(const Error& error) {
-  uint64_t alive = 0;
-  if (!cell_->state.value.compare_exchange_strong(alive, 1)) return;
-  mesh_->report(key_, members_, encode(error));
-}
-
-std::optional<Error> MeshFailureDetector::verdict() const {
-  if (cell_->state.value.load(std::memory_order_acquire) != 2) return std::nullopt;
-  return decode(cell_->record);
 }
 
 }  // namespace farandole

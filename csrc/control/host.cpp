@@ -53,6 +53,11 @@ bool Host::are_here(const std::vector<int>& world_ranks) const {
   return std::ranges::all_of(world_ranks, [&](int r) { return is_here(r); });
 }
 
+bool Host::share_one(int world_rank, int other) const {
+  const auto name = [&](int r) { return peers[static_cast<size_t>(r)].info.host; };
+  return name(world_rank) == name(other);
+}
+
 std::vector<int> Host::ranks_here() const {
   std::vector<int> ranks;
   for (const HostPeer& peer : peers)

@@ -49,6 +49,8 @@ struct Host {
   int size() const { return static_cast<int>(peers.size()); }
   bool is_here(int world_rank) const { return peers[static_cast<size_t>(world_rank)].here; }
   bool are_here(const std::vector<int>& world_ranks) const;
+  /// Whether two ranks share a host, this one or another.
+  bool share_one(int world_rank, int other) const;
   /// The world ranks that map the segment, ascending.
   std::vector<int> ranks_here() const;
   /// "rank 3 (pid 4711)", of one elsewhere "rank 3 (pid 4711 on b)".

@@ -1,13 +1,8 @@
 #include "engine/driver.h"
 
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 
-#include <string>
-#include <system_error>
-
-#include "base/error.h"
+#include "base/quiet_thread.h"
 #include "base/relax.h"
 #include "engine/engine.h"
 
@@ -26,19 +21,7 @@ Driver::Driver(Engine& engine, Duration spin, Crowding crowding, ProgressMode mo
       crowding_(crowding),
       eager_(mode == ProgressMode::thread || (mode == ProgressMode::automatic && crowding.spare)) {
   if (!threads) return;
-  // Signals are for the program's own threads.
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::string refused;
-  try {
-    thread_ = std::thread([this] { progress_main(); });
-  } catch (const std::system_error& error) {
-    refused = error.what();
-  }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (!refused.empty())
-    throw Error(ErrorCode::resource, "starting the progress thread failed: " + refused);
+  thread_ = start_quiet_thread("farandole", [this] { progress_main(); });
 }
 
 Driver::~Driver() { stop(); }
@@ -189,7 +172,6 @@ void Driver::step_aside() {
 }
 
 void Driver::progress_main() {
-  ::pthread_setname_np(::pthread_self(), "farandole");
   while (await_work()) {
     if (!nobody_drives()) continue;
     if (waiters_.load() > 0 || !take()) {

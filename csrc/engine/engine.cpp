@@ -36,13 +36,6 @@ Crowding crowding_of(const Host& host) {
   return {.spare = cores > ranks && !share_one, .crowded = cores < ranks || share_one};
 }
 
-void watch(int epoll, int fd, uint64_t tag) {
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.u64 = tag;
-  checked(::epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
-}
-
 }  // namespace
 
 Engine::Engine(Host host, EngineOptions options)
@@ -55,13 +48,15 @@ Engine::Engine(Host host, EngineOptions options)
       waits_(host_, options_.warn_after),
       driver_(*this, options_.spin, crowding_of(host_), options_.progress, options_.threads) {
   set_trace(options_.trace);
-  watch(epoll_.get(), host_.peers[static_cast<size_t>(host_.rank)].doorbell.get(), kDoorbell);
+  watch(epoll_.get(), host_.peers[static_cast<size_t>(host_.rank)].doorbell.get(), EPOLLIN,
+        kDoorbell);
   for (const HostPeer& peer : host_.peers)
     if (peer.process && peer.info.rank != host_.rank)
-      watch(epoll_.get(), peer.process.get(), static_cast<uint64_t>(peer.info.rank));
+      watch(epoll_.get(), peer.process.get(), EPOLLIN, static_cast<uint64_t>(peer.info.rank));
   if (options_.transports) transports_ = options_.transports(*this);
   for (size_t i = 0; i < transports_.size(); ++i)
-    for (const int fd : transports_[i]->wake_fds()) watch(epoll_.get(), fd, kTransport + i);
+    for (const int fd : transports_[i]->wake_fds())
+      watch(epoll_.get(), fd, EPOLLIN, kTransport + i);
 }
 
 Engine::~Engine() {

@@ -9,7 +9,7 @@
 
 #include "base/blocked_threads.h"
 #include "base/hash.h"
-#include "control/control_mesh.h"
+#include "control/mesh_failure_detector.h"
 #include "engine/fork.h"
 #include "group/arguments.h"
 #include "stream/stream_page.h"

@@ -1,9 +1,8 @@
 #include "jax/completion_executor.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <thread>
+
+#include "base/quiet_thread.h"
 
 namespace farandole {
 namespace {
@@ -26,17 +25,11 @@ void CompletionExecutor::send(Errand errand) {
 }
 
 void CompletionExecutor::hire() {
-  // Signals are for the program's own threads.
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread([this] { serve(); }).detach();
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  start_quiet_thread("farandole-jax", [this] { serve(); }).detach();
   ++hired_;
 }
 
 void CompletionExecutor::serve() {
-  ::pthread_setname_np(::pthread_self(), "farandole-jax");
   std::unique_lock lock(mutex_);
   for (;;) {
     ++at_home_;

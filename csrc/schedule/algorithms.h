@@ -23,6 +23,10 @@ Cost direct_reduce_cost(const Shape& shape);
 Cost direct_reduce_scatter_cost(const Shape& shape);
 Cost direct_all_gather_cost(const Shape& shape);
 
+Schedule hierarchical_all_reduce(const Shape& shape);
+Schedule whole_host_all_reduce(const Shape& shape);
+Cost hierarchical_all_reduce_cost(const Shape& shape);
+
 Schedule binomial_all_reduce(const Shape& shape);
 Schedule binomial_reduce(const Shape& shape);
 Schedule binomial_reduce_scatter(const Shape& shape);

@@ -24,11 +24,11 @@ size_t FoldOnArrival::plant(int begin, int size) {
 
 void FoldOnArrival::arrive(Step step, size_t i) {
   size_t node = node_of_[i];
-  step.leaf_arrived = partials_[i].is_leaf();
+  step.leaf_arrived = partials_[i].is_raw();
   const size_t sibling = nodes_[node].sibling;
   if (sibling == kRoot) {
     step.recv = result_;
-    step.finish = true;
+    step.finish = finishes_;
   } else if (nodes_[sibling].is_there) {
     step.action = nodes_[node].is_upper ? Action::fold_upper : Action::fold_lower;
     node = fold_into(sibling, step);
@@ -47,7 +47,7 @@ size_t FoldOnArrival::fold_into(size_t sibling, Step& step) {
   step.held = nodes_[sibling].place;
   step.leaf_held = step.held.space == Space::input;
   step.recv = is_total ? result_ : nodes_[sibling].target;
-  step.finish = is_total;
+  step.finish = is_total && finishes_;
   nodes_[parent].place = nodes_[parent].target = step.recv;
   nodes_[parent].is_there = true;
   return parent;
@@ -70,7 +70,7 @@ void FoldOnArrival::finish_alone() {
               .send = nodes_.front().place,
               .from = rank_,
               .recv = result_,
-              .leaf_arrived = partials_.front().is_leaf(),
+              .leaf_arrived = partials_.front().is_raw(),
               .finish = true});
 }
 

@@ -15,11 +15,12 @@ class FoldOnArrival {
  public:
   /// Steps are added to `lane` of `rank`. Partial i of all waits in slot(i); the rank's own, whose
   /// number in order is j, is there from the beginning in own(j). `result` takes the total and,
-  /// before, the first fold that swallows the rank's first leaf.
+  /// before, the first fold that swallows the rank's first leaf. A total that is not to be finished
+  /// is a partial of something larger; a single leaf that is there already stays where it is.
   template <typename Slot, typename Own>
   FoldOnArrival(Lane& lane, int rank, std::span<const Partial> partials, Slice result, Slot slot,
-                Own own)
-      : lane_(lane), rank_(rank), partials_(partials), result_(result) {
+                Own own, bool finishes = true)
+      : lane_(lane), rank_(rank), partials_(partials), result_(result), finishes_(finishes) {
     plant(0, partials.back().end);
     size_t owned = 0;
     for (size_t i = 0; i < partials.size(); ++i) {
@@ -32,7 +33,7 @@ class FoldOnArrival {
       node.is_there = true;
       ++owned;
     }
-    if (nodes_.size() == 1 && owned == 1) finish_alone();
+    if (finishes_ && nodes_.size() == 1 && owned == 1) finish_alone();
   }
 
   /// Partial `i`, of rank step.from, comes with `step`, whose receiving half is filled in here.
@@ -56,6 +57,7 @@ class FoldOnArrival {
   int rank_;
   std::span<const Partial> partials_;
   Slice result_;
+  bool finishes_;
   std::vector<Node> nodes_;
   std::vector<size_t> node_of_;  // by partial
 };

@@ -7,18 +7,16 @@
 namespace farandole {
 namespace {
 
-/// What of the node [begin, end) lies with one rank; `ends` are where each rank's leaves end.
-void cover(std::vector<Partial>& partials, const std::vector<int>& ends, int begin, int end) {
-  const auto owner_of = [&](int leaf) {
-    return static_cast<int>(std::ranges::upper_bound(ends, leaf) - ends.begin());
-  };
-  if (owner_of(begin) == owner_of(end - 1)) {
-    partials.push_back({owner_of(begin), begin, end});
+/// What of the node that begins with leaf `begin` lies with one owner.
+void cover(std::vector<Partial>& partials, std::span<const int> owner_of, int begin) {
+  const int size = static_cast<int>(owner_of.size()), owner = owner_of.front();
+  if (std::ranges::all_of(owner_of, [&](int other) { return other == owner; })) {
+    partials.push_back({owner, begin, begin + size});
     return;
   }
-  const int middle = begin + split_of(end - begin);
-  cover(partials, ends, begin, middle);
-  cover(partials, ends, middle, end);
+  const int lower = split_of(size);
+  cover(partials, owner_of.first(static_cast<size_t>(lower)), begin);
+  cover(partials, owner_of.subspan(static_cast<size_t>(lower)), begin + lower);
 }
 
 /// Rows that folding needs besides the one it folds into.
@@ -49,12 +47,17 @@ std::vector<Slice> input_of(const Lane& lane) {
 
 }  // namespace
 
-std::vector<Partial> partials_of(const Shape& shape) {
-  std::vector<int> ends;
-  for (int r = 0; r < shape.size; ++r) ends.push_back(leaves_before(shape, r + 1));
+std::vector<Partial> partials_of(std::span<const int> owner_of) {
   std::vector<Partial> partials;
-  cover(partials, ends, 0, leaf_count(shape));
+  cover(partials, owner_of, 0);
   return partials;
+}
+
+std::vector<Partial> partials_of(const Shape& shape) {
+  std::vector<int> owner_of;
+  for (int r = 0; r < shape.size; ++r)
+    owner_of.insert(owner_of.end(), static_cast<size_t>(leaves_of(shape, r)), r);
+  return partials_of(owner_of);
 }
 
 bool has_aligned_leaves(const Shape& shape) {

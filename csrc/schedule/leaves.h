@@ -1,22 +1,27 @@
 // Several leaves on a rank: what it folds by itself before anything travels.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "schedule/schedule.h"
 
 namespace farandole {
 
-/// A node of the canonical tree over all leaves that lies with one rank while its parent does not:
-/// the most that the rank can fold by itself. One leaf on each rank is one partial on each.
+/// A node of the canonical tree over all leaves that lies with one owner while its parent does not:
+/// the most that the owner can fold by itself. One leaf on each rank is one partial on each.
 struct Partial {
-  int owner = 0;
+  int owner = 0;           // a rank or, among several hosts, a host
   int begin = 0, end = 0;  // leaves, numbered through all ranks
+  bool is_scaled = false;  // what folds is; a leaf may be, too
 
   bool is_leaf() const { return end - begin == 1; }
+  bool is_raw() const { return is_leaf() && !is_scaled; }
 };
 
-/// Of all ranks, in the order of leaves.
+/// In the order of leaves, whose owners are given.
+std::vector<Partial> partials_of(std::span<const int> owner_of);
+/// Of all ranks.
 std::vector<Partial> partials_of(const Shape& shape);
 
 /// Whether every rank's leaves are one partial, equally many on each, so that the tree over ranks

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "schedule/slicing.h"
+#include "schedule/traffic.h"
 
 namespace farandole {
 namespace {
@@ -85,6 +86,9 @@ void require_valid(Collective collective, const Shape& shape) {
     refuse("data is cut into at least one segment, not " + std::to_string(shape.segments));
   if (!shape.counts.empty()) require_counts(collective, shape);
   if (!shape.leaves.empty()) require_leaves(collective, shape);
+  if (!shape.host_of.empty() && std::ssize(shape.host_of) != shape.size)
+    refuse("hosts are told for " + std::to_string(shape.host_of.size()) + " of " +
+           std::to_string(shape.size) + " ranks");
 }
 
 std::vector<Schedule> plan_world(const Planner& planner, Shape world) {
@@ -125,9 +129,22 @@ const Planner& require_planner(Collective collective, std::string_view name, con
 }
 
 double predicted_seconds(const Cost& cost, size_t bytes_per_element, const ChannelCosts& costs) {
-  return costs.round * cost.rounds + costs.message * cost.messages +
+  return costs.round * cost.rounds + costs.inner_round * cost.inner_rounds +
+         costs.message * cost.messages +
          static_cast<double>(bytes_per_element) *
-             (costs.byte * cost.bytes + costs.folded_byte * cost.folds);
+             (costs.byte * cost.bytes + costs.inner_byte * cost.inner_bytes +
+              costs.folded_byte * cost.folds);
+}
+
+/// The rows know nothing of hosts, but for those that have levels: all their rounds count as if
+/// they went between hosts, and all their bytes as if they stayed on one; then the link's are
+/// added.
+Cost cost_of(const Planner& planner, const Shape& shape) {
+  Cost cost = planner.cost(shape);
+  if (shape.host_of.empty()) return cost;
+  if (cost.inner_bytes == 0) cost.inner_bytes = cost.bytes;
+  cost.bytes = static_cast<double>(link_traffic(planner, shape));
+  return cost;
 }
 
 const Planner& choose_planner(Collective collective, const Shape& shape, size_t bytes_per_element,
@@ -137,7 +154,7 @@ const Planner& choose_planner(Collective collective, const Shape& shape, size_t 
   double least = std::numeric_limits<double>::infinity();
   for (const Planner& planner : planners()) {
     if (planner.collective != collective || !is_allowed(planner, shape, level)) continue;
-    const double seconds = predicted_seconds(planner.cost(shape), bytes_per_element, costs);
+    const double seconds = predicted_seconds(cost_of(planner, shape), bytes_per_element, costs);
     if (seconds < least) {
       least = seconds;
       best = &planner;

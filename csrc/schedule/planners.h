@@ -32,10 +32,13 @@ const Planner& require_planner(Collective collective, std::string_view name, con
 
 /// What the model expects of a planner, in seconds:
 ///
-///   channel_round * rounds + channel_message * messages +
-///   bytes_per_element * (channel_byte * bytes + channel_folded_byte * folds)
+///   round * rounds + inner_round * inner_rounds + message * messages +
+///   bytes_per_element * (byte * bytes + inner_byte * inner_bytes + folded_byte * folds)
 double predicted_seconds(const Cost& cost, size_t bytes_per_element,
                          const ChannelCosts& costs = {});
+
+/// The planner's cost; where the shape has several hosts, with what their busiest link carries.
+Cost cost_of(const Planner& planner, const Shape& shape);
 
 /// The cheapest allowed row by that model; of equal ones, the first. Pure: equal arguments
 /// (`shape.rank` does not count) give an equal answer on every rank.

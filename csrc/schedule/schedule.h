@@ -164,7 +164,7 @@ struct Shape {
   int lanes = 1;                     // at most; each takes a share of the data
   int segments = 2;  // pieces of a transfer, for planners that pipeline; others have one
   int root = 0;
-  std::span<const int> host_of{};
+  std::span<const int> host_of{};  // each rank's host, by any numbers; empty: all share one
 };
 
 /// How far the bits of a result are fixed. none: not at all. same_on_all_ranks: every rank of one
@@ -200,6 +200,9 @@ struct Cost {
   double bytes = 0;
   double folds = 0;
   double messages = 0;
+  // Of several hosts: between ranks that share one. The others above are between hosts then.
+  double inner_rounds = 0;
+  double inner_bytes = 0;
 };
 
 /// A way to run one collective: a pure function from shape to schedule, and what is known of it.

@@ -1,5 +1,6 @@
 // The table of planners: one row for each way to run a collective.
 #include "schedule/algorithms.h"
+#include "schedule/hosts.h"
 #include "schedule/leaves.h"
 #include "schedule/planners.h"
 #include "schedule/slicing.h"
@@ -52,6 +53,12 @@ Cost cost(const Shape& shape) {
 }
 
 bool any_leaves(const Shape&) { return true; }
+Order own_order(const Shape& shape) {
+  return shape.count == 0 ? Order::canonical : Order::same_on_all_ranks;
+}
+bool levels(const Shape& shape) { return has_levels(shape) && has_aligned_leaves(shape); }
+/// Otherwise `hierarchical` does the same, in canonical order.
+bool scattered_levels(const Shape& shape) { return levels(shape) && !are_nodes(hosts_of(shape)); }
 bool even_shares(const Shape& shape) { return shape.counts.empty(); }
 Order canonical(const Shape&) { return Order::canonical; }
 
@@ -88,6 +95,16 @@ constexpr Planner kPlanners[] = {
      "ranks of one are the leaves of the other (Sanders, Speck and Träff 2009).",
      has_aligned_leaves, double_tree_order, cost<all_reduce, double_tree_all_reduce_cost>,
      plan<all_reduce, double_tree_all_reduce>},
+    {"hierarchical", all_reduce,
+     "Each host's ranks fold a part each, exchange it with that part's ranks on the other hosts, "
+     "and spread the result, in canonical order (two levels of Jia et al. 2018).",
+     levels, canonical, cost<all_reduce, hierarchical_all_reduce_cost>,
+     plan<all_reduce, hierarchical_all_reduce>},
+    {"whole_host", all_reduce,
+     "As hierarchical, but all of a host's ranks are folded together, whatever their numbers, so "
+     "that its link carries everything once where they are no neighbours.",
+     scattered_levels, own_order, cost<all_reduce, hierarchical_all_reduce_cost>,
+     plan<all_reduce, whole_host_all_reduce>},
 
     {"direct", reduce_scatter,
      "Everybody sends part r to rank r, who folds all of them in canonical order (pairwise "

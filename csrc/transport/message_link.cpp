@@ -1,6 +1,5 @@
 #include "transport/message_link.h"
 
-#include <cstring>
 #include <utility>
 
 #include "base/wire.h"
@@ -8,14 +7,10 @@
 namespace farandole {
 
 void MessageLink::send(std::vector<std::byte> message) {
-  const auto length = static_cast<uint32_t>(message.size());
   if (message.size() > kLargestMessage)
     throw Error(ErrorCode::resource, "a message of " + std::to_string(message.size()) +
                                          " bytes exceeds what ranks exchange");
-  std::vector<std::byte> framed(sizeof length + message.size());
-  std::memcpy(framed.data(), &length, sizeof length);
-  std::memcpy(framed.data() + sizeof length, message.data(), message.size());
-  outgoing_.push_back({std::move(framed), 0});
+  outgoing_.push_back({framed(message), 0});
 }
 
 bool MessageLink::receive(std::vector<std::byte>& message) {

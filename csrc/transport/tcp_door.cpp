@@ -1,18 +1,16 @@
 #include "transport/tcp_door.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <system_error>
 #include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/quiet_thread.h"
 
 namespace farandole {
 namespace {
@@ -23,11 +21,8 @@ constexpr auto kDialPatience = std::chrono::seconds(10);  // where a rank has sh
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);
 constexpr auto kBetweenNotes = std::chrono::seconds(10);
 
-void watch(int epoll, int fd, uint32_t events) {
-  epoll_event event{};
-  event.events = events;
-  event.data.fd = fd;
-  checked(::epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
+void watch_by_number(int epoll, int fd, uint32_t events) {
+  watch(epoll, fd, events, static_cast<uint64_t>(fd));
 }
 
 Error unreachable(const TcpLane& lane, const std::string& why) {
@@ -61,20 +56,9 @@ TcpDoor::TcpDoor(std::shared_ptr<Segment> segment, int rank, Fd listener)
       wake_(make_event_fd()),
       news_(make_event_fd()),
       address_(TcpAddress::of_listener(listener_.get())) {
-  watch(epoll_.get(), listener_.get(), EPOLLIN);
-  watch(epoll_.get(), wake_.get(), EPOLLIN);
-  sigset_t all, before;  // signals are for the program's own threads
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::string refused;
-  try {
-    thread_ = std::thread([this] { main(); });
-  } catch (const std::system_error& error) {
-    refused = error.what();
-  }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (!refused.empty())
-    throw Error(ErrorCode::resource, "starting the thread of TCP connections failed: " + refused);
+  watch_by_number(epoll_.get(), listener_.get(), EPOLLIN);
+  watch_by_number(epoll_.get(), wake_.get(), EPOLLIN);
+  thread_ = start_quiet_thread("farandole-tcp", [this] { main(); });
   segment_->show_address(rank_, address_.bytes());
 }
 
@@ -115,7 +99,6 @@ void TcpDoor::close_descriptors() {
 // ---- the thread ----
 
 void TcpDoor::main() {
-  ::pthread_setname_np(::pthread_self(), "farandole-tcp");
   while (!stopping_.load()) {
     try {
       look(time_to_next());
@@ -131,7 +114,7 @@ void TcpDoor::look(int timeout_ms) {
   const int n = ::epoll_wait(epoll_.get(), events, 64, timeout_ms);
   const std::lock_guard lock(working_);
   for (int i = 0; i < n; ++i) {
-    const int fd = events[i].data.fd;
+    const int fd = static_cast<int>(events[i].data.u64);
     if (fd == wake_.get())
       silence(fd);
     else if (fd == listener_.get())
@@ -141,7 +124,7 @@ void TcpDoor::look(int timeout_ms) {
   }
   if (accept_again_ && now() >= *accept_again_) {
     accept_again_.reset();
-    watch(epoll_.get(), listener_.get(), EPOLLIN);
+    watch_by_number(epoll_.get(), listener_.get(), EPOLLIN);
   }
   take_dials();
   dial_due();
@@ -202,7 +185,7 @@ void TcpDoor::drop_impolite() {
 void TcpDoor::add(Visitor visitor) {
   const int socket = visitor.talk.socket();
   // Edges alone: advance() goes on until the socket has nothing more to say.
-  watch(epoll_.get(), socket, EPOLLIN | EPOLLOUT | EPOLLET);
+  watch_by_number(epoll_.get(), socket, EPOLLIN | EPOLLOUT | EPOLLET);
   visitors_.insert_or_assign(socket, std::move(visitor));
   advance(socket);
 }

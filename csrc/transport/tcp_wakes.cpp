@@ -5,9 +5,7 @@
 namespace farandole {
 
 TcpWakes::TcpWakes(int always) : epoll_(checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")) {
-  epoll_event event{};
-  event.events = EPOLLIN;
-  checked(::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, always, &event), "epoll_ctl");
+  farandole::watch(epoll_.get(), always, EPOLLIN, 0);
 }
 
 void TcpWakes::watch() {

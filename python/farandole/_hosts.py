@@ -16,6 +16,7 @@ from typing import Any
 
 from farandole import _core, _store
 from farandole._core import AuthError, InvalidArgument, RendezvousError
+from farandole._host_parts import host_of_each
 from farandole._store import KeyValueStore
 
 _SECRET_BYTES = 32
@@ -149,26 +150,11 @@ def _identity(rank: int, size: int) -> str:
     parts += [str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in ("user", "pid", "net")]
     parts.append(str(os.getuid()))
     if split := os.environ.get("FARANDOLE_SPLIT_HOSTS"):
-        parts.append(str(_part_of(split, rank, size)))
+        try:
+            parts.append(str(host_of_each(split, size)[rank]))
+        except ValueError as error:
+            raise InvalidArgument(f"FARANDOLE_SPLIT_HOSTS={error}") from error
     return " ".join(parts)
-
-
-def _part_of(split: str, rank: int, size: int) -> int:
-    """ "2,1": ranks 0 and 1 are one part, rank 2 another. "0:1:0": rank 1 alone is part 1."""
-    try:
-        if ":" in split:
-            parts = [int(part) for part in split.split(":")]
-        else:
-            counts = [int(count) for count in split.split(",")]
-            parts = [part for part, count in enumerate(counts) for _ in range(count)]
-    except ValueError:
-        parts = []
-    if len(parts) != size:
-        raise InvalidArgument(
-            f"FARANDOLE_SPLIT_HOSTS={split} does not divide {size} ranks: it is how many there are "
-            "in each part, as in 2,1, or the part of each, as in 0:1:0"
-        )
-    return parts[rank]
 
 
 def _start_timeout() -> float:

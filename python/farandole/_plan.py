@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +36,7 @@ def plan_world(
     segments: int = 1,
     root: int = 0,
     counts: Sequence[int] = (),
+    host_of: Sequence[int] = (),
 ) -> list[Lanes]:
     """Every rank's lanes.
 
@@ -44,7 +45,16 @@ def plan_world(
     """
     return [
         _core.schedule.plan(
-            collective, algorithm, rank, ranks, count, lanes, segments, root, list(counts)
+            collective,
+            algorithm,
+            rank,
+            ranks,
+            count,
+            lanes,
+            segments,
+            root,
+            list(counts),
+            host_of=list(host_of),
         )
         for rank in range(ranks)
     ]
@@ -104,6 +114,17 @@ def totals(world: list[Lanes], order: str) -> Totals:
     return Totals(max(ends, default=0), messages, sent, folded, order)
 
 
+def link_elements(world: list[Lanes], host_of: Sequence[int]) -> int:
+    """What goes into or out of one host, of that which has most."""
+    out, into = Counter[int](), Counter[int]()
+    for rank, lanes in enumerate(world):
+        for step in (step for steps in lanes for step in steps):
+            if step["to"] is not None and host_of[step["to"]] != host_of[rank]:
+                out[host_of[rank]] += step["send"][2]
+                into[host_of[step["to"]]] += step["send"][2]
+    return max([*out.values(), *into.values()], default=0)
+
+
 def _slice(value: tuple[str, int, int]) -> str:
     space, offset, count = value
     return f"{space}[{offset}:{offset + count}]"
@@ -153,6 +174,7 @@ def render(
     segments: int = 1,
     root: int = 0,
     counts: Sequence[int] = (),
+    host_of: Sequence[int] = (),
     rank: int | None = None,
     itemsize: int = 4,
 ) -> str:
@@ -169,6 +191,7 @@ def render(
         root: of a broadcast, reduce, gather or scatter.
         counts: the elements of each rank's share, where they differ; of an all_to_all those of each
             block, at ``sender * ranks + receiver``. ``count`` does not count then.
+        host_of: each rank's host, by any numbers; empty: all ranks share one.
         rank: the only rank whose steps are shown; the totals are those of all.
         itemsize: bytes of an element, for the totals.
 
@@ -196,15 +219,16 @@ def render(
         raise _core.InvalidArgument(f"rank {rank} is not one of {ranks}")
     counts = list(counts)
     algorithm = checked_algorithm(
-        collective, algorithm, ranks, count, lanes, segments, root, counts, itemsize
+        collective, algorithm, ranks, count, lanes, segments, root, counts, itemsize, host_of
     )
-    world = plan_world(collective, algorithm, ranks, count, lanes, segments, root, counts)
+    world = plan_world(collective, algorithm, ranks, count, lanes, segments, root, counts, host_of)
     orders = set()
     places = (False, True) if _core.schedule.goes_in_place(collective) else (False,)
     for in_place in places:
         problem, order = _core.schedule.prove(
-            collective, algorithm, ranks, count, lanes, segments, root, in_place, counts
-        )
+            collective, algorithm, ranks, count, lanes, segments, root, in_place, counts,
+            host_of=list(host_of),
+        )  # fmt: skip
         if problem:
             raise RuntimeError(f"{algorithm} is wrong: {problem}")
         orders.add(order)
@@ -214,6 +238,7 @@ def render(
     lines = [
         f"{collective} by {algorithm}: {counted(ranks, 'rank')}, {elements}, "
         f"{counted(lanes, 'lane')}, {counted(segments, 'segment')}"
+        + (f", {counted(len(set(host_of)), 'host')}" if host_of else "")
     ]
     for shown, rounds in enumerate(rounds_of(world)):
         if rank not in (None, shown):
@@ -221,11 +246,13 @@ def render(
         for number, lane in enumerate(world[shown]):
             title = f"rank {shown}" + (f", lane {number}" if len(world[shown]) > 1 else "")
             lines += ["", title, *_table(lane, rounds[number], shown)]
+    links = link_elements(world, host_of) * itemsize if host_of else 0
     lines += [
         "",
         f"rounds  {sums.rounds}",
         f"sent    at most {max(sums.sent) * itemsize} bytes by a rank, "
         f"in {counted(max(sums.messages), 'message')}; {sum(sums.sent) * itemsize} bytes by all",
+        *[f"links   at most {links} bytes into or out of a host"] * bool(host_of),
         f"folded  at most {max(sums.folded) * itemsize} bytes by a rank",
         f"order   {sums.order} (proved, {'apart and in place' if len(places) > 1 else 'apart'})",
     ]

@@ -25,6 +25,7 @@ def checked_algorithm(
     root: int = 0,
     counts: Sequence[int] = (),
     itemsize: int = 4,
+    host_of: Sequence[int] = (),
 ) -> str:
     """The planner that is asked for, else the cost model's; what is too large is refused at once.
 
@@ -47,10 +48,13 @@ def checked_algorithm(
     if ranks > 0 and not 0 <= root < ranks:
         raise _core.InvalidArgument(f"root {root} is not one of {counted(ranks, 'rank')}")
     if algorithm is None:
-        counts = list(counts)
-        algorithm = str(_core.schedule.choose(collective, ranks, count, itemsize, counts=counts))
+        algorithm = str(
+            _core.schedule.choose(
+                collective, ranks, count, itemsize, counts=list(counts), host_of=list(host_of)
+            )
+        )
     _check_elements(collective, ranks, share)
-    _check_steps(collective, algorithm, ranks, count, lanes, segments, counts)
+    _check_steps(collective, algorithm, ranks, count, lanes, segments, counts, host_of)
     return algorithm
 
 
@@ -77,11 +81,12 @@ def _check_steps(
     lanes: int,
     segments: int,
     counts: Sequence[int],
+    host_of: Sequence[int],
 ) -> None:
     """By the planner's own costs, before anything is planned."""
     found = _core.schedule.planners(
         size=ranks, count=count, lanes=lanes, segments=segments, collective=collective,
-        counts=list(counts),
+        counts=list(counts), host_of=list(host_of),
     )  # fmt: skip
     for row in found:
         steps = ranks * lanes * int(row["rounds"] + row["messages"])

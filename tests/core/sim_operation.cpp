@@ -83,9 +83,10 @@ Operation draw_question(SimRandom& random, int size) {
 }
 
 /// Any path or planner that takes the question; its level follows from it.
-void draw_algorithm(SimRandom& random, int size, Operation& o) {
+void draw_algorithm(SimRandom& random, const std::vector<int>& host_of, int size, Operation& o) {
   if (o.kind == Collective::barrier || one_in(random, 3)) return;
-  const Shape shape = shape_of(o, size, 0);
+  Shape shape = shape_of(o, size, 0);
+  shape.host_of = host_of;
   const size_t bytes = longest_input(o.kind, shape) * size_of(o.input.dtype);
   std::vector<std::string> able = {"schedule"};
   for (const PathRow* path : path_table())
@@ -264,10 +265,11 @@ bool SimShare::is_right() const {
   return std::equal(expected_.begin(), expected_.end(), operation_.output.data);
 }
 
-SimOperation draw_operation(SimRandom& random, const std::vector<std::shared_ptr<Arena>>& arenas) {
+SimOperation draw_operation(SimRandom& random, const std::vector<std::shared_ptr<Arena>>& arenas,
+                            const std::vector<int>& host_of) {
   const int size = static_cast<int>(arenas.size());
   Operation what = draw_question(random, size);
-  draw_algorithm(random, size, what);
+  draw_algorithm(random, host_of, size, what);
   if (folds(what.kind) && what.level == Determinism::canonical && one_in(random, 4)) {
     what.prescale = 0.75;
     what.postscale = 3;

@@ -44,7 +44,8 @@ struct SimOperation {
   std::string text;  // for a complaint
 };
 
-/// `arenas` by rank in the group.
-SimOperation draw_operation(SimRandom& random, const std::vector<std::shared_ptr<Arena>>& arenas);
+/// `arenas` and `host_of` (empty: all share one) by rank in the group.
+SimOperation draw_operation(SimRandom& random, const std::vector<std::shared_ptr<Arena>>& arenas,
+                            const std::vector<int>& host_of);
 
 }  // namespace farandole

@@ -65,6 +65,8 @@ class SimWorld {
  private:
   void make_engines();
   void make_groups();
+  void draw_hosts();
+  std::vector<int> hosts_of(const std::vector<int>& members) const;
   void draw_operations(int steps);
   BackendMaker schedules(int rank);
 
@@ -91,8 +93,9 @@ class SimWorld {
   SimReport report_;
   int size_;
   Fate fate_;
-  uint64_t strikes_at_;     // when, in steps of the world
-  bool by_memory_ = false;  // schedules go over shared memory, else over rings in the heap
+  uint64_t strikes_at_;       // when, in steps of the world
+  std::vector<int> host_of_;  // by rank, as schedules have it; empty: all share one
+  bool by_memory_ = false;    // schedules go over shared memory, else over rings in the heap
   int victim_ = kNobody;
   std::shared_ptr<InprocHub> hub_ = std::make_shared<InprocHub>();
   std::vector<Fd> ends_;  // by rank: becomes readable with its death, as a process descriptor
@@ -114,9 +117,24 @@ SimWorld::SimWorld(uint64_t seed, int steps, int ranks) : random_(seed), size_(r
   report_.fate = kFates[static_cast<size_t>(fate_)];
   by_memory_ = below(2) == 0;
   strikes_at_ = below(static_cast<uint64_t>(steps) * static_cast<uint64_t>(ranks) * 6 + 1);
+  draw_hosts();
   make_engines();
   make_groups();
   draw_operations(steps);
+}
+
+/// Half of the worlds have two or three, with ranks anywhere.
+void SimWorld::draw_hosts() {
+  if (below(2) == 0) return;
+  const uint64_t hosts = 2 + below(2);
+  for (int r = 0; r < size_; ++r) host_of_.push_back(static_cast<int>(below(hosts)));
+}
+
+std::vector<int> SimWorld::hosts_of(const std::vector<int>& members) const {
+  std::vector<int> hosts;
+  if (host_of_.empty()) return hosts;
+  for (const int member : members) hosts.push_back(host_of_[static_cast<size_t>(member)]);
+  return hosts;
 }
 
 BackendMaker SimWorld::schedules(int rank) {
@@ -136,7 +154,8 @@ BackendMaker SimWorld::schedules(int rank) {
       members.push_back(engine.host().peers[static_cast<size_t>(r)].info);
     const int size = static_cast<int>(members.size());
     return std::make_unique<ScheduleBackend>(
-        membership.rank, size, connect_members({transport}, std::move(members), key),
+        ScheduleGroup{membership.rank, size, hosts_of(membership.members)},
+        connect_members({transport}, std::move(members), key),
         by_memory_ ? engine.arena() : nullptr, ChannelCosts{}, &memory);
   };
 }
@@ -186,7 +205,8 @@ void SimWorld::draw_operations(int steps) {
     SimStream& stream = streams_[below(streams_.size())];
     std::vector<std::shared_ptr<Arena>> arenas;
     for (const int r : groups_[stream.group].members) arenas.push_back(engine(r).arena());
-    stream.operations.push_back(draw_operation(random_, arenas));
+    stream.operations.push_back(
+        draw_operation(random_, arenas, hosts_of(groups_[stream.group].members)));
   }
   report_.operations = steps;
 }

@@ -307,7 +307,7 @@ struct Backends {
         return std::make_unique<TallyConnecting>(connect(peer, lanes), *tally);
       };
       const bool shared = row.name == "shm";
-      all.push_back(std::make_unique<ScheduleBackend>(rank, world.size(), counted,
+      all.push_back(std::make_unique<ScheduleBackend>(ScheduleGroup{rank, world.size()}, counted,
                                                       shared ? world.arena(rank) : nullptr));
     }
   }

@@ -71,6 +71,45 @@ def test_the_same_bits_as_on_one_host(spawn: Spawn, parts: str, count: int) -> N
     assert len(sums) == 1
 
 
+def sums_by(algorithm: str | None, level: str) -> list[bytes]:
+    fd.init()
+    random = np.random.default_rng(fd.rank())
+    sums = []
+    for count in (0, 1, 7, 1001, 300_007):
+        mine = (random.standard_normal(count) * 10.0 ** random.integers(-6, 6, count)).astype("f4")
+        sums.append(fd.all_reduce(mine, algorithm=algorithm, level=level).tobytes())
+    return sums
+
+
+@pytest.mark.parametrize("parts", ["2,2", "1,3", "2,1,1", "0:1:0:1"])
+def test_levels_have_the_bits_of_one_host(spawn: Spawn, parts: str) -> None:
+    flat = spawn(4).run(sums_by, None, "canonical")
+    levels = spawn(4, env=split(parts)).run(sums_by, "hierarchical", "canonical")
+    assert all(sums == flat[0] for sums in [*flat, *levels])
+
+
+def test_scattered_hosts_may_be_folded_whole(spawn: Spawn) -> None:
+    world = spawn(4, env=split("0:1:0:1"))
+    canonical = world.run(sums_by, "hierarchical", "canonical")[0]
+    (first, *others) = world.run(sums_by, "whole_host", "fast")
+    assert all(sums == first for sums in others)
+    assert first[-1] != canonical[-1], "the order shows"
+    for ours, wanted in zip(first, canonical, strict=True):
+        np.testing.assert_allclose(np.frombuffer(ours, "f4"), np.frombuffer(wanted, "f4"), 1e-3, 4.0)
+
+
+def levels_on_one_host() -> str:
+    fd.init()
+    with pytest.raises(fd.InvalidArgument) as refused:
+        fd.all_reduce(np.ones(4), algorithm="hierarchical")
+    return str(refused.value)
+
+
+def test_levels_need_several_hosts(spawn: Spawn) -> None:
+    for said in spawn(2).run(levels_on_one_host):
+        assert "hierarchical" in said, said
+
+
 def mean_of_halves() -> None:
     fd.init()
     x = np.full(1001, 2.0 * fd.rank(), np.float16)

@@ -13,6 +13,7 @@ def choose(
     segments: int = 2,
     counts: Sequence[int] = [],
     leaves: Sequence[int] = [],
+    host_of: Sequence[int] = [],
 ) -> str: ...
 def goes_in_place(collective: str) -> bool: ...
 def plan(
@@ -26,6 +27,7 @@ def plan(
     root: int = 0,
     counts: Sequence[int] = [],
     leaves: Sequence[int] = [],
+    host_of: Sequence[int] = [],
 ) -> list[Any]: ...
 def planners(
     size: int = 8,
@@ -37,6 +39,7 @@ def planners(
     collective: str | None = None,
     counts: Sequence[int] = [],
     leaves: Sequence[int] = [],
+    host_of: Sequence[int] = [],
 ) -> list[Any]: ...
 def prove(
     collective: str,
@@ -49,6 +52,7 @@ def prove(
     in_place: bool = False,
     counts: Sequence[int] = [],
     leaves: Sequence[int] = [],
+    host_of: Sequence[int] = [],
 ) -> tuple[str, str]: ...
 def require(
     collective: str,
@@ -58,4 +62,5 @@ def require(
     level: str = "canonical",
     counts: Sequence[int] = [],
     leaves: Sequence[int] = [],
+    host_of: Sequence[int] = [],
 ) -> str: ...

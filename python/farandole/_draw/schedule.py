@@ -30,6 +30,7 @@ def draw_plan(
     segments: int = 1,
     root: int = 0,
     counts: Sequence[int] = (),
+    host_of: Sequence[int] = (),
     lane: int = 0,
 ) -> Scene:
     """What a planner makes of a shape. The arguments are those of `farandole._plan.render`.
@@ -39,17 +40,20 @@ def draw_plan(
         ValueError: there is no such lane, or there are more ranks than can be drawn.
     """
     algorithm = checked_algorithm(
-        collective, algorithm, ranks, count, lanes, segments, root, counts
-    )  # fmt: skip
+        collective, algorithm, ranks, count, lanes, segments, root, counts, host_of=host_of
+    )
     if ranks > RANKS:
         raise ValueError(f"at most {RANKS} ranks can be drawn, not {ranks}")
-    world = plan_world(collective, algorithm, ranks, count, lanes, segments, root, counts)
+    world = plan_world(collective, algorithm, ranks, count, lanes, segments, root, counts, host_of)
     if not 0 <= lane < len(world[0]):
         raise ValueError(f"lane {lane} is not one of {len(world[0])}")
     elements = f"counts {','.join(map(str, counts))}" if counts else counted(count, "element")
     notes = [elements] * (collective != "barrier")
     notes += [counted(segments, "segment")] * (segments > 1) + [f"root {root}"] * (root > 0)
     title = f"{collective} by {algorithm}, {counted(ranks, 'rank')}"
+    if host_of:
+        title += f" on {counted(len(set(host_of)), 'host')}"
+        notes += [f"hosts {':'.join(map(str, host_of))}"]
     return draw_schedule(title, world, lane=lane, notes=notes)
 
 

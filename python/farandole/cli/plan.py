@@ -8,6 +8,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+from farandole._host_parts import host_of_each
 from farandole.cli import CommandError
 from farandole.cli._near import of_verdict
 
@@ -17,6 +18,7 @@ examples:
   farandole plan all_reduce --algorithm binomial --ranks 6 --rank 5
   farandole plan broadcast --ranks 8 --count 1000000              whatever the model picks
   farandole plan all_reduce --algorithm binomial --ranks 8 --draw binomial.svg
+  farandole plan all_reduce --ranks 4 --hosts 2,2                 ranks 0 and 1 on a host, 2 and 3
   farandole plan gather --ranks 3 --counts 3,0,5 --root 2         shares that differ
 """
 
@@ -50,6 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="elements of each rank's share where they differ, as 3,0,5; for all_to_all those of "
         "each block, by sender and then by receiver",
     )
+    parser.add_argument(
+        "--hosts",
+        default="",
+        metavar="N,N,…",
+        help="how many ranks each host has, as 2,2, or the host of each rank, as 0:1:0:1 (default: "
+        "all share one)",
+    )
     parser.add_argument("--lanes", type=int, default=1, help="independent lanes (default: 1)")
     parser.add_argument(
         "--segments", type=int, default=1, help="pieces a chunk is pipelined in (default: 1)"
@@ -72,6 +81,8 @@ def handle(arguments: argparse.Namespace) -> int:
     if lane is not None and file is None:
         raise CommandError("--lane chooses the lane that --draw FILE draws")
     try:
+        hosts = given.pop("hosts")
+        given["host_of"] = host_of_each(hosts, given["ranks"]) if hosts else ()
         if file is None:
             print(plan.render(**given))
         else:

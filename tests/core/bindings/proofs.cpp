@@ -44,7 +44,7 @@ std::string describe(const Shape& shape, Buffers buffers) {
   return "size " + std::to_string(shape.size) + ", count " + std::to_string(shape.count) +
          ", lanes " + std::to_string(shape.lanes) + ", segments " + std::to_string(shape.segments) +
          ", root " + std::to_string(shape.root) + listed(", counts ", shape.counts) +
-         listed(", leaves ", shape.leaves) +
+         listed(", leaves ", shape.leaves) + listed(", hosts ", shape.host_of) +
          (buffers == Buffers::in_place ? ", in place: " : ", apart: ");
 }
 
@@ -74,12 +74,13 @@ struct Ranges {
   bool all_roots = false;
   std::vector<std::vector<size_t>> uneven;
   std::vector<std::vector<int>> leaves;
+  std::vector<std::vector<int>> host_of;
 };
 
 /// The shapes of one size before lanes, segments and root are put in.
 std::vector<Shape> shapes_of(Collective collective, const Ranges& ranges, int size) {
   std::vector<Shape> shapes;
-  const bool even = ranges.uneven.empty() && ranges.leaves.empty();
+  const bool even = ranges.uneven.empty() && ranges.leaves.empty() && ranges.host_of.empty();
   for (const size_t count : ranges.counts) {
     Shape shape;
     shape.size = size;
@@ -88,6 +89,11 @@ std::vector<Shape> shapes_of(Collective collective, const Ranges& ranges, int si
     for (const auto& leaves : ranges.leaves) {
       shape.leaves = leaves;
       if (std::ssize(leaves) == size) shapes.push_back(shape);
+    }
+    shape.leaves = {};
+    for (const auto& host_of : ranges.host_of) {
+      shape.host_of = host_of;
+      if (std::ssize(host_of) == size) shapes.push_back(shape);
     }
   }
   for (const auto& counts : ranges.uneven) {
@@ -135,10 +141,10 @@ void bind_proofs(py::module_& testing) {
       [](const std::string& collective, const std::string& name, std::vector<int> sizes,
          std::vector<size_t> counts, std::vector<int> lanes, std::vector<int> segments,
          bool all_roots, std::vector<std::vector<size_t>> uneven,
-         std::vector<std::vector<int>> leaves) {
+         std::vector<std::vector<int>> leaves, std::vector<std::vector<int>> host_of) {
         const Ranges ranges{std::move(sizes),    std::move(counts), std::move(lanes),
                             std::move(segments), all_roots,         std::move(uneven),
-                            std::move(leaves)};
+                            std::move(leaves),   std::move(host_of)};
         Sweep sweep;
         {
           py::gil_scoped_release release;
@@ -150,15 +156,21 @@ void bind_proofs(py::module_& testing) {
       py::arg("segments"), py::arg("all_roots") = false,
       py::arg("uneven") = std::vector<std::vector<size_t>>{},
       py::arg("leaves") = std::vector<std::vector<int>>{},
+      py::arg("host_of") = std::vector<std::vector<int>>{},
       "Proves every combination that fits, apart and in place: (number proved, first failures). "
-      "`uneven` has counts in place of an even count, `leaves` those of every rank, and each goes "
-      "with the sizes that it is for.");
+      "`uneven` has counts in place of an even count, `leaves` those of every rank, `host_of` the "
+      "hosts of all ranks, and each goes with the sizes that it is for.");
   testing.def(
       "mutate",
       [](const std::string& collective, const std::string& name, int size, size_t count,
-         const std::string& mutation, int lanes, int segments, int root) {
-        const Shape shape{
-            .size = size, .count = count, .lanes = lanes, .segments = segments, .root = root};
+         const std::string& mutation, int lanes, int segments, int root,
+         const std::vector<int>& host_of) {
+        const Shape shape{.size = size,
+                          .count = count,
+                          .lanes = lanes,
+                          .segments = segments,
+                          .root = root,
+                          .host_of = host_of};
         Mutants all;
         {
           py::gil_scoped_release release;
@@ -168,6 +180,7 @@ void bind_proofs(py::module_& testing) {
       },
       py::arg("collective"), py::arg("name"), py::arg("size"), py::arg("count"),
       py::arg("mutation"), py::arg("lanes") = 1, py::arg("segments") = 1, py::arg("root") = 0,
+      py::arg("host_of") = std::vector<int>{},
       "Puts one fault into every step in turn: (worlds made, survivors, kinds of problem).");
   testing.def(
       "mutations",
