@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from farandole._launch.hosts import slots_here
 from farandole._launch.job import Copies, Job, LaunchError
+from farandole._launch.launcher import launch
 from farandole._launch.ranks import check_command
-from farandole._launch.watchdog import launch
 
 __all__ = ["Copies", "Job", "LaunchError", "check_command", "launch", "slots_here"]
