@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 
 from farandole._launch.leftovers import Leftovers, left_behind
 from farandole._launch.place import Rank, Threads
@@ -39,15 +40,17 @@ class Here:
         counts: Sequence[int],
         inherited: Mapping[str, str],
         *,
+        added: Mapping[str, str] = MappingProxyType({}),
         index: int = 0,
         host: str = "",
     ) -> None:
-        """`counts`: of the ranks of all hosts, of which this one is the `index`-th."""
+        """`counts`: of the ranks of all hosts, of which this one is the `index`-th; `added`:
+        variables of this job alone."""
         self.host = host
         self.count = counts[index]
         self.ranks: list[Rank] = []
         self.pipes: list[tuple[int, int]] = []
-        self.address, self.port = "127.0.0.1", free_port()
+        self.address, self.port = "127.0.0.1", free_port("127.0.0.1" if not host else "")
         self.ready = self.dry = True
         self.started = False
         self.trouble, self.exit_code = "", 0
@@ -58,7 +61,7 @@ class Here:
         self._command = command
         self._counts = counts
         self._first = sum(counts[:index])
-        self._environment = shared_environment(self.count, inherited)
+        self._environment = {**shared_environment(self.count, inherited), **added}
         self._oom_kills = oom_kills()
         self._ear: Ear | None = None
         self._processes: dict[int, subprocess.Popen[bytes]] = {}

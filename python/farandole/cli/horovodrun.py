@@ -28,6 +28,7 @@ def _main(words: Sequence[str]) -> int:
     )
     add_ranks(parser, "how many ranks")
     run.add_horovods(parser, FLAGS)
+    run.add_hosts(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(options=tuple(parser._option_string_actions))
     parser.set_defaults(horovod=True, no_prefix=False, all_output=False, output_dir=None)

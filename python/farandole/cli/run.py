@@ -1,5 +1,6 @@
-"""Starts a command once per rank on this host, shows their output with the rank in front of every
-line, and ends them all when one fails. No process outlives it, also when it is killed itself."""
+"""Starts a command once per rank, on this host or on several, shows their output with the rank in
+front of every line, and ends them all when one fails. No process outlives it, also when it is
+killed itself."""
 
 from __future__ import annotations
 
@@ -13,13 +14,14 @@ from farandole.cli import CommandError, add_ranks
 from farandole.cli._horovod_flags import FLAGS, Flag, add_flags, settings_of
 
 if TYPE_CHECKING:  # the launcher is loaded when there is something to launch
-    from farandole._launch import Copies
+    from farandole._launch import Copies, Reach, Share
 
 EPILOG = """\
 examples:
   farandole run -np 4 -- python train.py --epochs 3
   farandole run -np 2 --output-dir logs -- python train.py
   farandole run -np 4 -- bash -c 'echo I am rank $RANK of $WORLD_SIZE'
+  farandole run -H a:4,b:4 -- python train.py
   farandole run --horovod -np 2 -- python a_program_for_horovod.py
 
 what the ranks find:
@@ -76,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="5",
         help="time between a signal and the next harsher one (default: 5)",
     )
+    add_hosts(parser.add_argument_group("several hosts"))
     add_horovods(parser.add_argument_group("as horovodrun has them"), WITH_AN_EFFECT)
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(options=tuple(parser._option_string_actions))
@@ -87,10 +90,16 @@ WITH_AN_EFFECT = [flag for flag in FLAGS if flag.sets]
 def add_horovods(parser: argparse._ActionsContainer, flags: Sequence[Flag]) -> None:
     """The options that `farandole-horovodrun` has, too."""
     parser.add_argument(
-        "-H", "--hosts", metavar="HOST:N", help="this host, and how many ranks it may have"
+        "-H", "--hosts", metavar="HOST:N,…", help="hosts, and how many ranks each may have"
     )
     parser.add_argument(
         "-hostfile", "--hostfile", metavar="FILE", type=Path, help="the same as 'HOST slots=N'"
+    )
+    parser.add_argument(
+        "-p", "--ssh-port", metavar="PORT", type=int, help="the port of ssh on other hosts"
+    )
+    parser.add_argument(
+        "-i", "--ssh-identity-file", metavar="FILE", type=Path, help="the key that ssh uses"
     )
     parser.add_argument(
         "--output-filename",
@@ -99,6 +108,31 @@ def add_horovods(parser: argparse._ActionsContainer, flags: Sequence[Flag]) -> N
         help="also write DIR/rank.N/stdout and DIR/rank.N/stderr (replaced if they are there)",
     )
     add_flags(parser, flags)
+
+
+def add_hosts(parser: argparse._ActionsContainer) -> None:
+    """How other hosts are reached, and what they get."""
+    from farandole._launch import LAUNCHERS
+
+    parser.add_argument(
+        "--launcher",
+        choices=LAUNCHERS,
+        help="how other hosts are reached: ssh (default), netns (hosts are network namespaces), "
+        "local (all are this machine, to try it)",
+    )
+    parser.add_argument(
+        "--remote-python",
+        metavar="PATH",
+        help="the Python with farandole on other hosts (default: the same path as here)",
+    )
+    parser.add_argument(
+        "-x",
+        metavar="NAME[=VALUE]",
+        dest="exports",
+        action="append",
+        default=[],
+        help="a variable for all ranks, also on other hosts",
+    )
 
 
 def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
@@ -117,18 +151,28 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
     from farandole.cli._terminal import wants_colour
 
     try:
-        slots = _launch.slots_here(arguments.hosts, arguments.hostfile)
+        slots = _launch.hosts_of(arguments.hosts, arguments.hostfile)
+        settings = settings_of(arguments)
+        ranks = _ranks(arguments.ranks, command, slots, name)
+        hosts = _other_hosts(arguments, ranks, slots)
         job = _launch.Job(
             command=command,
-            ranks=_ranks(arguments.ranks, command, slots, name),
+            ranks=ranks,
             prefix=not arguments.no_prefix,
             all_output=arguments.all_output,
             colours=(wants_colour(1), wants_colour(2)),
             copies=_copies(arguments),
-            environment=settings_of(arguments) | (_as_horovod() if arguments.horovod else {}),
+            environment=settings
+            | (_as_horovod() if arguments.horovod else {})
+            | _launch.named(arguments.exports, os.environ),
             grace=_seconds("--grace", arguments.grace),
             patience=_seconds("--patience", arguments.patience),
+            hosts=hosts,
+            reach=_reach(arguments, bool(hosts)),
+            start_timeout=float(settings.get("FARANDOLE_START_TIMEOUT") or 30),
         )
+        if job.hosts:
+            return _launch.launch(job)
         _launch.check_command(command)  # before anything that takes time
         if (os.environ.get("FARANDOLE_TUNING") or "auto") == "auto":
             from farandole._tune.first_use import measure_if_unknown
@@ -137,6 +181,55 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
         return _launch.launch(job)
     except _launch.LaunchError as error:
         raise CommandError(str(error), error.exit_code) from error
+
+
+def _other_hosts(
+    arguments: argparse.Namespace, ranks: int, slots: Sequence[Share] | None
+) -> Sequence[Share]:
+    """Each host's share, by agents; empty where all ranks are on this host, which needs none."""
+    from farandole import _launch
+
+    if slots is None:
+        if arguments.launcher is not None:
+            raise CommandError("--launcher says how hosts are reached: name them with -H")
+        return ()
+    shares = _launch.shared_out(ranks, slots)
+    by_ssh = arguments.launcher in (None, "ssh")
+    if arguments.launcher != "netns" and all(_launch.is_here(share.host) for share in shares):
+        return ()
+    for host, _ in shares:
+        if by_ssh and _launch.is_everywhere(host):
+            raise CommandError(
+                f"host {host} means another machine on each host; write this one's own name"
+            )
+        if not by_ssh and "@" in host:
+            raise CommandError(f"host {host}: only ssh knows users; leave 'user@' out")
+    return shares
+
+
+def _reach(arguments: argparse.Namespace, is_used: bool) -> Reach:
+    import sys
+
+    from farandole._launch import Reach
+
+    given = {
+        "--ssh-port": arguments.ssh_port,
+        "--ssh-identity-file": arguments.ssh_identity_file,
+        "--remote-python": arguments.remote_python,
+    }
+    idle = [option for option, value in given.items() if value is not None]
+    if is_used:
+        of_ssh = arguments.launcher in (None, "ssh")
+        idle = [option for option in idle if option.startswith("--ssh") and not of_ssh]
+    if idle:
+        why = "no ssh is needed" if is_used else "all ranks are on this host"
+        print(f"farandole run: {', '.join(idle)} not used: {why}", file=sys.stderr)
+    return Reach(
+        launcher=arguments.launcher or "ssh",
+        python=arguments.remote_python or sys.executable,
+        ssh_port=arguments.ssh_port,
+        ssh_identity=arguments.ssh_identity_file,
+    )
 
 
 def _as_horovod() -> dict[str, str]:
@@ -160,10 +253,11 @@ def _copies(arguments: argparse.Namespace) -> Copies | None:
     return None
 
 
-def _ranks(text: str | None, command: list[str], slots: int | None, name: str) -> int:
+def _ranks(text: str | None, command: list[str], slots: Sequence[Share] | None, name: str) -> int:
     cores = len(os.sched_getaffinity(0))
-    if text is None and slots is not None:
-        return slots
+    most = sum(share.ranks for share in slots) if slots is not None else None
+    if text is None and most is not None:
+        return most
     if text is None:
         import shlex
 
@@ -177,8 +271,12 @@ def _ranks(text: str | None, command: list[str], slots: int | None, name: str) -
         raise CommandError(f"-np takes a number of ranks, not '{text}'") from None
     if ranks < 1:
         raise CommandError(f"-np must be at least 1, not {ranks}; {cores} cores are usable here")
-    if slots is not None and ranks > slots:
-        raise CommandError(f"-np is {ranks}, but this host has {slots} slots")
+    if most is not None and ranks > most:
+        from farandole._launch import is_here
+
+        only_here = all(is_here(share.host) for share in slots or ())
+        who = "this host has" if only_here else "the hosts have"
+        raise CommandError(f"-np is {ranks}, but {who} {most} slots")
     return ranks
 
 

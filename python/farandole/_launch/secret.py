@@ -1,0 +1,34 @@
+"""The secret of a job over several hosts: 32 random bytes, as 64 hexadecimal digits.
+
+The launcher makes it and sends it to the agents with the order, over the stdin of ssh. Each agent
+writes it to a file of mode 600 in a new directory of mode 700, names the file to its ranks in
+FARANDOLE_SECRET_FILE, and removes both at its end. It is in no argument and in no variable. A job
+of one host has none: its ranks know each other by the kernel's word.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+VARIABLE = "FARANDOLE_SECRET_FILE"
+
+
+def new_secret() -> str:
+    return os.urandom(32).hex()
+
+
+class SecretFile:
+    """The file on one host."""
+
+    def __init__(self, secret: str) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="farandole-"))  # of mode 700
+        self.path = self._directory / "secret"
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secret)
+
+    def remove(self) -> None:
+        shutil.rmtree(self._directory, ignore_errors=True)
