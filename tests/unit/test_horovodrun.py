@@ -78,7 +78,7 @@ def test_every_row_does_one_thing() -> None:
         (["--cache-capacity", "1.5"], "--cache-capacity cannot be '1.5': N"),
         (["--start-timeout", "-1"], "--start-timeout cannot be '-1': SECONDS"),
         (["--log-level", "LOUD"], "--log-level cannot be 'LOUD': LEVEL"),
-        (["-H", "-oProxyCommand=x:2"], "is no name of a host"),
+        (["-H-oProxyCommand=x:2"], "is no name of a host"),
         (["-H", "a;true:2"], "is no name of a host"),
         (["-H", "localhost:1,elsewhere:2"], "host localhost means another machine on each host"),
         (["-H", "a:1,b:1", "--launcher", "local", "-x", "NO_SUCH_NAME"], "-x NO_SUCH_NAME: it is"),
