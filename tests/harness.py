@@ -18,10 +18,12 @@ import atexit
 import contextlib
 import faulthandler
 import fcntl
+import functools
 import importlib
 import itertools
 import os
 import pickle
+import secrets
 import select
 import shutil
 import signal
@@ -263,6 +265,20 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@functools.cache
+def _secret_file() -> str:
+    fd, name = tempfile.mkstemp(prefix="farandole-test-secret-")
+    os.write(fd, secrets.token_hex(32).encode())
+    os.close(fd)
+    atexit.register(Path(name).unlink, missing_ok=True)
+    return name
+
+
+def split(parts: str) -> dict[str, str | None]:
+    """Environment of ranks that are on several hosts as far as they know: "1,3" or "0:1:0"."""
+    return {"FARANDOLE_SPLIT_HOSTS": parts, "FARANDOLE_SECRET_FILE": _secret_file()}
 
 
 class World:

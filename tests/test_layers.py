@@ -44,10 +44,10 @@ PYBIND = re.compile(r"pybind11/")
 # Python's layers from the bottom: modules and packages, each of which may import those of layers
 # before its own, also inside functions. A module belongs to the longest name that it begins with.
 PYTHON_LAYERS = [
-    "_core _progress _tables typing",
-    "_plan_size",
+    "_core _launchers _progress _tables typing",
+    "_place _plan_size _store",
     "_arguments _errors _limits _plan _watch",
-    "_endings _trace",
+    "_endings _hosts _trace",
     "_draw _launch _tune",
     "_ranks _world",
     "_collectives _memory _run _timeline testing",

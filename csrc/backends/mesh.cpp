@@ -33,8 +33,9 @@ Connect connect_members(std::vector<std::shared_ptr<Transport>> transports,
 
 namespace {
 
-/// `choice` is FARANDOLE_TRANSPORT.
-bool is_wanted(const TransportRow& row, const std::string& choice) {
+/// `choice` is FARANDOLE_TRANSPORT. Between hosts there is but TCP.
+bool is_wanted(const TransportRow& row, const std::string& choice, bool several_hosts) {
+  if (several_hosts && row.name == "tcp") return true;
   return choice == "auto" ? !row.by_choice : row.name == choice;
 }
 
@@ -46,10 +47,11 @@ std::vector<std::shared_ptr<Transport>> transports_of(const Engine& engine,
                           .host = host.peers[static_cast<size_t>(host.rank)].info.host,
                           .hub = nullptr,
                           .arena = engine.arena(),
+                          .door = engine.door(),
                           .has_gone = [&engine](int rank) { return engine.has_gone(rank); }};
   std::vector<std::shared_ptr<Transport>> made;
   for (const TransportRow& row : transports()) {
-    if (!is_wanted(row, choice)) continue;
+    if (!is_wanted(row, choice, engine.door() != nullptr)) continue;
     if (auto transport = row.make(here)) made.push_back(std::move(transport));
   }
   return made;
@@ -68,9 +70,11 @@ ConnectMaker channels_over_transports() {
 BackendMaker schedules_over(ConnectMaker channels, const ChannelCosts& costs) {
   return [channels = std::move(channels), costs](const Engine& engine, const Membership& membership,
                                                  uint64_t key, const StreamMemory& memory) {
-    return std::make_unique<ScheduleBackend>(
-        membership.rank, static_cast<int>(membership.members.size()),
-        channels(engine, membership, key), engine.arena(), costs, &memory);
+    const bool here = engine.host().are_here(membership.members);
+    return std::make_unique<ScheduleBackend>(membership.rank,
+                                             static_cast<int>(membership.members.size()),
+                                             channels(engine, membership, key), engine.arena(),
+                                             here ? costs : kTcpCosts, here ? &memory : nullptr);
   };
 }
 

@@ -152,6 +152,13 @@ const std::vector<Variable>& variables() {
                   "what data between ranks go over. auto: on one host shared memory, as shm; tcp: "
                   "TCP connections, by schedules alone",
                   {"auto", "shm", "tcp"})),
+      text("FARANDOLE_IFACE", &Config::iface,
+           "network interface at which this rank is reached from other hosts; empty: the one that "
+           "leads to MASTER_ADDR"),
+      text("FARANDOLE_INSECURE", &Config::insecure,
+           "1: ranks on several hosts may meet without a secret of their job "
+           "(FARANDOLE_SECRET_FILE), which rank 0 then makes and sends in the clear",
+           {"0", "1"}),
       agreed(text("FARANDOLE_LEVEL", &Config::level,
                   "canonical: the same bits for any number of ranks and algorithm; fast: any order",
                   {"canonical", "fast"})),
@@ -240,6 +247,7 @@ constexpr std::string_view kPrefix = "FARANDOLE_";
 /// Set by launchers and by tests for the ranks, not by people.
 bool is_read_elsewhere(std::string_view name) {
   return name == "FARANDOLE_RUN_ID" || name == "FARANDOLE_RESTART_COUNT" ||
+         name == "FARANDOLE_SECRET_FILE" || name == "FARANDOLE_SPLIT_HOSTS" ||
          name.starts_with("FARANDOLE_TEST_");
 }
 

@@ -21,6 +21,8 @@ struct Config {
   std::string progress = "auto";    // FARANDOLE_PROGRESS: auto, thread, caller
   std::string cma = "auto";         // FARANDOLE_CMA: auto, 1, 0
   std::string transport = "auto";   // FARANDOLE_TRANSPORT: auto, shm, tcp
+  std::string iface;                // FARANDOLE_IFACE
+  std::string insecure = "0";       // FARANDOLE_INSECURE: 0, 1
   std::string level = "canonical";  // FARANDOLE_LEVEL
   std::string algorithm;            // FARANDOLE_ALGORITHM
   std::string tuning = "auto";      // FARANDOLE_TUNING: auto, kept, off, a file

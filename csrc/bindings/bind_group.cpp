@@ -18,12 +18,14 @@
 #include "bindings/quick_call.h"
 #include "bindings/tracing.h"
 #include "bindings/waiting.h"
+#include "control/control_mesh.h"
 #include "control/farewell.h"
 #include "control/launcher.h"
 #include "control/rendezvous.h"
 #include "engine/fork.h"
 #include "group/group.h"
 #include "jax/handlers.h"
+#include "transport/tcp_address.h"
 
 namespace farandole {
 namespace {
@@ -67,11 +69,32 @@ std::shared_ptr<Engine> start_engine(Host host, EngineOptions options) {
   }
 }
 
+/// The listener's descriptor becomes ours.
+std::shared_ptr<OtherHosts> others_from(
+    const std::vector<std::tuple<std::string, int, py::bytes>>& ranks, const py::bytes& secret,
+    int listener) {
+  auto others = std::make_shared<OtherHosts>();
+  others->listener = Fd(listener);
+  const std::string_view key(secret);
+  if (key.size() != others->secret.size())
+    throw Error(ErrorCode::invalid_argument,
+                "a job's secret has 32 bytes, not " + std::to_string(key.size()));
+  std::ranges::copy(std::as_bytes(std::span(key)), others->secret.begin());
+  for (const auto& [host, pid, address] : ranks) {
+    const auto bytes = std::as_bytes(std::span(std::string_view(address)));
+    others->ranks.push_back({host, pid, {bytes.begin(), bytes.end()}});
+  }
+  return others;
+}
+
 std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
                                   const std::optional<double>& start_timeout,
-                                  const std::string& tuning, const std::string& agree) {
+                                  const std::string& tuning, const std::string& agree,
+                                  const std::shared_ptr<OtherHosts>& others) {
   refuse_in_child();
   const Config config = Config::from_environment();
+  if (others && static_cast<int>(others->ranks.size()) != size)
+    throw Error(ErrorCode::internal, "the table of hosts does not fit the world");
   set_log_rank(size > 1 ? rank : -1);
   set_log_level(log_level_from(config.log_level));
   if (!config.fault.empty()) arm_fault(config.fault, rank);
@@ -85,7 +108,9 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   me.job = job;
   me.arena_bytes = config.arena_bytes > 0 ? config.arena_bytes : default_arena_bytes();
   me.agree = agreed_settings(config) + (agree.empty() ? "" : ", " + agree);
-  if (rank == 0) me.hand_out = text_of(tuning.empty() ? TuningTable{} : table_from(tuning));
+  me.others = others;
+  if (rank == me.holder())
+    me.hand_out = text_of(tuning.empty() ? TuningTable{} : table_from(tuning));
   me.foreign = config.cma == "0"   ? ForeignWish::never
                : config.cma == "1" ? ForeignWish::always
                                    : ForeignWish::if_faster;
@@ -93,7 +118,8 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   const Deadline deadline = Deadline::after_seconds(start_timeout.value_or(config.start_timeout));
   Host host = meet(me, deadline);
   host.segment->hide_from_children();
-  log(LogLevel::info, "joined a world of " + std::to_string(size) + " ranks on this host; " +
+  log(LogLevel::info, "joined a world of " + std::to_string(size) + " ranks, " +
+                          std::to_string(host.ranks_here().size()) + " on this host; " +
                           std::to_string(me.arena_bytes >> 20) + " MiB of arena each");
   if (!host.foreign.preferred)
     log(config.cma == "1" ? LogLevel::warning : LogLevel::info,
@@ -128,8 +154,10 @@ int world_rank(const Group& group) { return group.members()[static_cast<size_t>(
 
 void show_why(Group& group, const py::object& what, const py::object& place) {
   refuse_in_child();
-  show_exception(*group.engine()->host().segment, world_rank(group), text_from(what, "what"),
+  const Host& host = group.engine()->host();
+  show_exception(*host.segment, world_rank(group), text_from(what, "what"),
                  text_from(place, "place"));
+  if (host.mesh) host.mesh->tell_state();
 }
 
 void report_exception(Group& group, const py::object& what, const py::object& place) {
@@ -152,10 +180,26 @@ void bind_group(py::module_& module) {
   module.def(
       "open_world", &open_world, py::arg("rank"), py::arg("size"), py::arg("job"),
       py::arg("start_timeout") = py::none(), py::arg("tuning") = "", py::arg("agree") = "",
-      py::call_guard<py::gil_scoped_release>(),
+      py::arg("others") = py::none(), py::call_guard<py::gil_scoped_release>(),
       "Meets the other ranks of the job and returns the group of all of them. `tuning`: a table "
-      "as text (tuning.text), the defaults if empty; that of rank 0 holds for all. `agree`: a "
-      "setting that is refused unless all ranks give the same.");
+      "as text (tuning.text), the defaults if empty; that of a host's lowest rank holds for all "
+      "there. `agree`: a setting that is refused unless all ranks give the same. `others`: where "
+      "ranks are on several hosts, who they are.");
+  py::class_<OtherHosts, std::shared_ptr<OtherHosts>>(module, "OtherHosts",
+                                                      "Who the ranks of several hosts are.")
+      .def(py::init(&others_from), py::arg("ranks"), py::arg("secret"), py::arg("listener"),
+           "`ranks`: (host, pid, address) of each; `listener`: the descriptor of this rank's "
+           "listening socket, which is closed with the world.");
+  module.def(
+      "tcp_address",
+      [](int socket) {
+        const TcpAddress::Bytes bytes = TcpAddress::of_listener(socket).bytes();
+        return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+      },
+      py::arg("socket"), "Where a listening socket is reached, as OtherHosts takes it.");
+  module.def(
+      "agreed_settings", [] { return agreed_settings(Config::from_environment()); },
+      "Those that must be the same on all ranks, as text.");
   module.def(
       "tell_launcher", [](const py::object& word) { tell_launcher(text_from(word, "word")); },
       py::arg("word"), "A word to `farandole run`, in parts with \\x1f between.");

@@ -21,8 +21,7 @@ std::optional<Error> absence_of(const Presence& around, int world_rank, Context 
   const auto index = static_cast<size_t>(world_rank);
   const HostPeer& peer = around.host->peers[index];
   const std::string me = std::to_string(around.host->rank), title = where.operation;
-  const std::string name =
-      "rank " + std::to_string(world_rank) + " (pid " + std::to_string(peer.info.pid) + ")";
+  const std::string name = around.host->name_of(world_rank);
   where.rank = world_rank;
   where.host = peer.info.host;
   where.pid = peer.info.pid;
@@ -38,7 +37,9 @@ std::optional<Error> absence_of(const Presence& around, int world_rank, Context 
                  name + " left without waiting for " + title + ", which it had submitted",
                  std::move(where), "wait for every handle before shutdown()");
   }
-  where.evidence = "its process descriptor reports its end; seen by rank " + me;
+  where.evidence = std::string(peer.here ? "its process descriptor reports its end"
+                                         : "its connection has ended") +
+                   "; seen by rank " + me;
   return Error(ErrorCode::peer_lost,
                name + " " + (*around.deaths)[index].how() + " during " + title, std::move(where));
 }

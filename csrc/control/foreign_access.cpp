@@ -42,7 +42,7 @@ void take_step(const Host& host, Step step) {
 
 void wait_for_all(const Host& host, Step step, Deadline deadline,
                   const std::function<void()>& interrupted) {
-  for (int r = 0; r < host.size(); ++r) {
+  for (const int r : host.ranks_here()) {
     for (int looks = 1;; ++looks) {
       std::optional<Error> absence;
       if (looks >= 1000) absence = absence_of(host, r, "while the ranks met");
@@ -86,7 +86,9 @@ int reach(const Host& host, int r) {
 
 /// What the next rank has just written is copied, as in a collective.
 uint32_t percent_of_shared(const Host& host) {
-  const int next = (host.rank + 1) % host.size();
+  const std::vector<int> ranks = host.ranks_here();
+  const auto after = std::ranges::upper_bound(ranks, host.rank);
+  const int next = after == ranks.end() ? ranks.front() : *after;
   const pid_t process = host.peers[static_cast<size_t>(next)].info.pid;
   const ForeignSample& theirs = sample_of(host, next);
   std::vector<std::byte> copy(kCopied), staging(kCopied);
@@ -111,14 +113,15 @@ Step try_all(const Host& host, ForeignWish wish) {
   ForeignSample& mine = sample_of(host, host.rank);
   mine.refused_by = host.rank;
   if (wish == ForeignWish::never) return refused;
-  for (int r = 0; r < host.size(); ++r) {
+  for (const int r : host.ranks_here()) {
     if (r == host.rank) continue;
     mine.error = reach(host, r);
     mine.refused_by = r;
     if (mine.error != 0) return refused;
   }
-  mine.percent =
-      wish == ForeignWish::always || host.size() == 1 ? kDemanded : percent_of_shared(host);
+  mine.percent = wish == ForeignWish::always || host.ranks_here().size() == 1
+                     ? kDemanded
+                     : percent_of_shared(host);
   return allowed;
 }
 
@@ -132,7 +135,7 @@ std::string why_refused(const Host& host, int rank) {
 /// What all ranks have found out, in the same words on each.
 ForeignAccess answer_of(const Host& host) {
   std::vector<uint32_t> percents;
-  for (int r = 0; r < host.size(); ++r) {
+  for (const int r : host.ranks_here()) {
     if (step_of(host, r) == refused) return {.why_not = why_refused(host, r)};
     percents.push_back(sample_of(host, r).percent);
   }
@@ -166,7 +169,8 @@ void admit_other_ranks(const Host& host) {
   int scope = 0;
   if (!(file >> scope) || scope != 1) return;
   std::vector<pid_t> processes;
-  for (const HostPeer& peer : host.peers) processes.push_back(peer.info.pid);
+  for (const HostPeer& peer : host.peers)
+    if (peer.here) processes.push_back(peer.info.pid);
   if (const pid_t ancestor = nearest_common_ancestor(processes); ancestor > 0)
     ::prctl(PR_SET_PTRACER, static_cast<unsigned long>(ancestor), 0, 0, 0);
 }

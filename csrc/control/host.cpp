@@ -6,10 +6,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <string>
 
 #include "base/error.h"
+#include "control/control_mesh.h"
 #include "control/farewell.h"
 
 namespace farandole {
@@ -47,6 +49,40 @@ std::vector<Host> hosts_in_process(int size, size_t arena_bytes) {
   return hosts;
 }
 
+bool Host::are_here(const std::vector<int>& world_ranks) const {
+  return std::ranges::all_of(world_ranks, [&](int r) { return is_here(r); });
+}
+
+std::vector<int> Host::ranks_here() const {
+  std::vector<int> ranks;
+  for (const HostPeer& peer : peers)
+    if (peer.here) ranks.push_back(peer.info.rank);
+  return ranks;
+}
+
+std::string Host::name_of(int world_rank) const {
+  const HostPeer& peer = peers[static_cast<size_t>(world_rank)];
+  return "rank " + std::to_string(world_rank) + " (pid " + std::to_string(peer.info.pid) +
+         (peer.here ? "" : " on " + peer.info.host) + ")";
+}
+
+std::string Host::state_of(int world_rank) const {
+  return is_here(world_rank) ? process_state(peers[static_cast<size_t>(world_rank)].info.pid)
+                             : "on another host";
+}
+
+std::string Host::name_and_state_of(int world_rank) const {
+  if (!is_here(world_rank)) return name_of(world_rank);
+  const pid_t pid = peers[static_cast<size_t>(world_rank)].info.pid;
+  return "rank " + std::to_string(world_rank) + " (pid " + std::to_string(pid) + ", " +
+         process_state(pid) + ")";
+}
+
+bool Host::stands_still(int world_rank) const {
+  return is_here(world_rank) &&
+         farandole::stands_still(peers[static_cast<size_t>(world_rank)].info.pid);
+}
+
 Host host_alone(size_t arena_bytes) { return std::move(hosts_in_process(1, arena_bytes)[0]); }
 
 size_t default_arena_bytes() {
@@ -57,15 +93,14 @@ size_t default_arena_bytes() {
 std::optional<Error> absence_of(const Host& host, int rank, const std::string& when) {
   const HostPeer& peer = host.peers[static_cast<size_t>(rank)];
   pollfd process{peer.process ? peer.process.get() : -1, POLLIN, 0};
-  const bool dead = ::poll(&process, 1, 0) > 0;
+  const bool dead = peer.here ? ::poll(&process, 1, 0) > 0 : host.mesh->has_lost(rank);
   const bool left = host.segment->state_of(rank) >= RankState::leaving &&
                     (rank == host.rank || !is_ending(*host.segment, rank));
   if (!dead && !left) return std::nullopt;
   Context where;
   where.rank = rank;
   where.pid = peer.info.pid;
-  const std::string name =
-      "rank " + std::to_string(rank) + " (pid " + std::to_string(peer.info.pid) + ")";
+  const std::string name = host.name_of(rank);
   if (left) {
     if (auto reason = farewell_of(*host.segment, rank, where)) return reason;
     return Error(ErrorCode::early_exit, name + " left " + when, std::move(where));

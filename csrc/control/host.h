@@ -1,5 +1,6 @@
-// What a rank knows of the others on its host once they have met: the segment they all map, each
-// one's doorbell and process descriptor.
+// What a rank knows of the others once they have met: of those on its host the segment they all
+// map, each one's doorbell and process descriptor; of those elsewhere who they are, and the
+// connection.
 #pragma once
 
 #include <bitset>
@@ -17,11 +18,15 @@ namespace farandole {
 
 using CpuSet = std::bitset<1024>;
 
+class ControlMesh;
+
+/// A rank on another host has neither doorbell nor process here.
 struct HostPeer {
   PeerInfo info;
-  CpuSet cpus;  // where it may run
-  Fd doorbell;  // eventfd that wakes its parked engine
-  Fd process;   // pidfd: readable once it has died; none for ranks that are threads
+  CpuSet cpus;       // where it may run
+  Fd doorbell;       // eventfd that wakes its parked engine
+  Fd process;        // pidfd: readable once it has died; none for ranks that are threads
+  bool here = true;  // it maps this host's segment
 };
 
 /// Whether this host's ranks read and write each other's memory by address; all agree.
@@ -38,9 +43,21 @@ struct Host {
   std::vector<HostPeer> peers;  // by world rank, this one included
   std::shared_ptr<Segment> segment;
   ForeignAccess foreign;
-  std::string handed_out;  // by rank 0 when the ranks met; the same on all of them
+  std::string handed_out;               // by rank 0 when the ranks met; the same on all of them
+  std::shared_ptr<ControlMesh> mesh{};  // between all ranks of several hosts; null on one
 
   int size() const { return static_cast<int>(peers.size()); }
+  bool is_here(int world_rank) const { return peers[static_cast<size_t>(world_rank)].here; }
+  bool are_here(const std::vector<int>& world_ranks) const;
+  /// The world ranks that map the segment, ascending.
+  std::vector<int> ranks_here() const;
+  /// "rank 3 (pid 4711)", of one elsewhere "rank 3 (pid 4711 on b)".
+  std::string name_of(int world_rank) const;
+  /// What it is doing, as far as that is to be seen from here: "running", "on another host".
+  std::string state_of(int world_rank) const;
+  /// "rank 3 (pid 4711, stopped)", of one elsewhere as name_of().
+  std::string name_and_state_of(int world_rank) const;
+  bool stands_still(int world_rank) const;
 };
 
 /// The processors this process may run on.

@@ -9,6 +9,17 @@
 #include "control/local_socket.h"
 
 namespace farandole {
+namespace {
+
+/// Before they have met: that they do not come is told by who waits for them, over TCP.
+void add_elsewhere(Host& host, int rank, const RankElsewhere& other) {
+  host.peers.push_back({{rank, other.host, other.pid, other.address}, {}, {}, {}, false});
+  host.segment->set_apart(rank);
+  host.segment->show_address(rank, other.address);
+  host.segment->show_state(rank, RankState::present);
+}
+
+}  // namespace
 
 Hello hello_from(const Invitation& me) {
   Hello h{};
@@ -42,16 +53,25 @@ std::string who(const Hello& h) {
          std::to_string(h.pid) + ")";
 }
 
-Host seated(int rank, std::shared_ptr<Segment> segment, const std::vector<Seat>& members,
-            std::vector<Fd> fds, std::string handed_out) {
-  Host host{rank, {}, std::move(segment), {}, std::move(handed_out)};
-  for (size_t r = 0; r < members.size(); ++r)
-    host.peers.push_back({{static_cast<int>(r), "local", members[r].pid, {}},
-                          cpus_of(members[r]),
-                          std::move(fds[2 * r]),
-                          std::move(fds[2 * r + 1])});
+Host seated(const Invitation& me, std::shared_ptr<Segment> segment,
+            const std::vector<Seat>& members, std::vector<Fd> fds, std::string handed_out) {
+  Host host{me.rank, {}, std::move(segment), {}, std::move(handed_out)};
+  size_t seat = 0;
+  for (int r = 0; r < me.size; ++r) {
+    const RankElsewhere* other = me.others ? &me.others->ranks[static_cast<size_t>(r)] : nullptr;
+    const std::string name = other == nullptr ? "local" : other->host;
+    if (other != nullptr && name != me.others->ranks[static_cast<size_t>(me.rank)].host) {
+      add_elsewhere(host, r, *other);
+      continue;
+    }
+    host.peers.push_back({{r, name, members[seat].pid, {}},
+                          cpus_of(members[seat]),
+                          std::move(fds[2 * seat]),
+                          std::move(fds[2 * seat + 1])});
+    ++seat;
+  }
   // All ranks are present from the moment the segment is theirs; absent means not yet mapped.
-  host.segment->show_state(rank, RankState::present);
+  host.segment->show_state(me.rank, RankState::present);
   return host;
 }
 

@@ -56,9 +56,10 @@ CpuSet cpus_of(const Seat& member);
 /// "rank 1 of 3 (pid 77)".
 std::string who(const Hello& hello);
 
-/// What a rank has once it has its seat: `fds` are everybody's doorbell and process, by rank.
-Host seated(int rank, std::shared_ptr<Segment> segment, const std::vector<Seat>& members,
-            std::vector<Fd> fds, std::string handed_out);
+/// What a rank has once it has its seat: `members` are those of this host, in order of their ranks,
+/// `fds` their doorbells and processes.
+Host seated(const Invitation& me, std::shared_ptr<Segment> segment,
+            const std::vector<Seat>& members, std::vector<Fd> fds, std::string handed_out);
 
 /// False when the other end is gone.
 bool send_refusal(int socket, const Error& error);

@@ -17,6 +17,7 @@ namespace {
 
 constexpr auto kLinger = std::chrono::seconds(2);  // to tell who comes later what rank 0 lacks
 
+/// Seats are those of the ranks on this host, in order; the holder's is the first.
 struct Guest {
   Fd socket;
   Hello hello{};
@@ -24,40 +25,48 @@ struct Guest {
   Fd process;
 };
 
+/// Nothing for a rank that is not on this host.
+std::optional<size_t> seat_of(int rank, const std::vector<int>& ranks) {
+  const auto found = std::ranges::find(ranks, rank);
+  if (found == ranks.end()) return std::nullopt;
+  return static_cast<size_t>(found - ranks.begin());
+}
+
 std::optional<Error> objection(const Hello& host, const Hello& guest,
-                               const std::vector<Guest>& seats) {
+                               const std::vector<Guest>& seats, const std::vector<int>& ranks) {
+  const std::string holder = "rank " + std::to_string(host.rank);
   if (guest.protocol != kMeetingProtocol || std::strncmp(guest.version, host.version, 32) != 0)
     return Error(ErrorCode::version_mismatch,
                  who(guest) + " runs farandole " +
-                     std::string(guest.version, ::strnlen(guest.version, 32)) + ", rank 0 runs " +
-                     host.version);
+                     std::string(guest.version, ::strnlen(guest.version, 32)) + ", " + holder +
+                     " runs " + host.version);
   if (guest.size != host.size)
     return Error(ErrorCode::rendezvous, who(guest) + " was started for a world of " +
                                             std::to_string(guest.size) + ", " + who(host) +
                                             " for a world of " + std::to_string(host.size));
-  if (guest.rank < 1 || guest.rank >= host.size)
+  const auto two_are = [&](const Hello& first) {
+    return Error(ErrorCode::rendezvous, "two processes are rank " + std::to_string(guest.rank) +
+                                            ": pid " + std::to_string(first.pid) + " and pid " +
+                                            std::to_string(guest.pid));
+  };
+  const std::optional<size_t> seat = seat_of(guest.rank, ranks);
+  if (seat == 0U) return two_are(host);
+  if (!seat)
     return Error(ErrorCode::rendezvous,
-                 guest.rank == 0
-                     ? "two processes are rank 0: pid " + std::to_string(host.pid) + " and pid " +
-                           std::to_string(guest.pid)
-                     : who(guest) + " does not exist in a world of " + std::to_string(host.size));
+                 who(guest) + " does not exist in a world of " + std::to_string(host.size));
   if (guest.trouble[0] != 0)
     return as_told(guest, Error(code_in(guest.trouble_code), text_in(guest.trouble)));
-  const Guest& seat = seats[static_cast<size_t>(guest.rank)];
-  if (seat.socket)
-    return Error(ErrorCode::rendezvous, "two processes are rank " + std::to_string(guest.rank) +
-                                            ": pid " + std::to_string(seat.hello.pid) +
-                                            " and pid " + std::to_string(guest.pid));
+  if (seats[*seat].socket) return two_are(seats[*seat].hello);
   if (std::strncmp(host.agree, guest.agree, sizeof host.agree) != 0)
-    return Error(ErrorCode::rendezvous, who(guest) + " has settings [" + guest.agree +
-                                            "], rank 0 has [" + host.agree + "]");
+    return Error(ErrorCode::rendezvous, who(guest) + " has settings [" + guest.agree + "], " +
+                                            holder + " has [" + host.agree + "]");
   return std::nullopt;
 }
 
-Error missing(const std::vector<Guest>& seats) {
+Error missing(const std::vector<Guest>& seats, const std::vector<int>& ranks) {
   std::vector<int> absent;
-  for (size_t r = 1; r < seats.size(); ++r)
-    if (!seats[r].socket) absent.push_back(static_cast<int>(r));
+  for (size_t s = 1; s < seats.size(); ++s)
+    if (!seats[s].socket) absent.push_back(ranks[s]);
   Context where;
   where.values = {{"missing", absent}};
   return Error(ErrorCode::rendezvous,
@@ -97,7 +106,8 @@ class Reception {
         mine_(mine),
         deadline_(deadline),
         listener_(listen_for(me.job)),
-        seats_(static_cast<size_t>(me.size)) {
+        ranks_(me.ranks_here()),
+        seats_(ranks_.size()) {
     seats_[0].hello = mine;
   }
 
@@ -198,7 +208,7 @@ class Reception {
     }
     hear_all(std::move(heard));
     if (fds[0].revents != 0) let_in();
-    if (taken_ < seats_.size() && deadline_.passed(now())) throw missing(seats_);
+    if (taken_ < seats_.size() && deadline_.passed(now())) throw missing(seats_, ranks_);
   }
 
   void let_in() {
@@ -225,9 +235,9 @@ class Reception {
     if (!receive_message(guest.socket.get(), &hello, sizeof hello, &fds)) return;
     hello.version[sizeof hello.version - 1] = hello.agree[sizeof hello.agree - 1] = 0;
     if (hello.trouble[0] == 0 && fds.size() != 2) return;
-    if (const auto why = objection(mine_, hello, seats_)) throw *why;
-    seats_[static_cast<size_t>(hello.rank)] = {std::move(guest.socket), hello, std::move(fds[0]),
-                                               std::move(fds[1])};
+    if (const auto why = objection(mine_, hello, seats_, ranks_)) throw *why;
+    seats_[*seat_of(hello.rank, ranks_)] = {std::move(guest.socket), hello, std::move(fds[0]),
+                                            std::move(fds[1])};
     ++taken_;
   }
 
@@ -242,9 +252,10 @@ class Reception {
   const Hello& mine_;
   const Deadline deadline_;
   Fd listener_;
+  const std::vector<int> ranks_;  // of this host, as the seats
   std::vector<Guest> seats_;
   std::vector<Arrival> arrivals_;  // in the order they came
-  size_t taken_ = 1;               // rank 0's own is never empty
+  size_t taken_ = 1;               // the holder's own is never empty
 };
 
 Host hold(Reception& reception, const Invitation& me) {
@@ -252,7 +263,8 @@ Host hold(Reception& reception, const Invitation& me) {
   std::vector<Guest>& seats = reception.seats();
   seats[0].doorbell = make_event_fd();
   seats[0].process = own_process();
-  const auto segment = Segment::create(me.size, me.arena_bytes);
+  const auto secret = me.others ? std::optional(me.others->secret) : std::nullopt;
+  const auto segment = Segment::create(me.size, me.arena_bytes, secret);
   std::vector<Seat> members;
   std::vector<int> shown;
   for (const Guest& g : seats) {
@@ -266,7 +278,7 @@ Host hold(Reception& reception, const Invitation& me) {
     fds.push_back(std::move(g.doorbell));
     fds.push_back(std::move(g.process));
   }
-  return seated(0, segment, members, std::move(fds), me.hand_out);
+  return seated(me, segment, members, std::move(fds), me.hand_out);
 }
 
 /// Rank 0 lacks something itself: nobody has been named yet.

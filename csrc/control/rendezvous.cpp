@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/fixed_text.h"
+#include "control/control_mesh.h"
 #include "control/foreign_access.h"
 #include "control/local_socket.h"
 #include "control/meeting_words.h"
@@ -25,9 +26,10 @@ constexpr auto kLook = std::chrono::seconds(1);
 
 Error no_rank_0(const Invitation& me, const std::string& why) {
   return {ErrorCode::rendezvous,
-          "rank " + std::to_string(me.rank) + " found no rank 0 of the job '" + me.job + "'" + why,
+          "rank " + std::to_string(me.rank) + " found no rank " + std::to_string(me.holder()) +
+              " of the job '" + me.job + "'" + why,
           {},
-          "look at rank 0's log; check that all ranks share MASTER_ADDR, MASTER_PORT "
+          "look at that rank's log; check that all ranks share MASTER_ADDR, MASTER_PORT "
           "and WORLD_SIZE"};
 }
 
@@ -36,9 +38,10 @@ Error squatted(const Invitation& me, int socket, const std::string& what) {
                            " listens in its place and " + what);
 }
 
-Error lost_host() {
-  return Error(ErrorCode::rendezvous, "rank 0 went away while the ranks met", {},
-               "look at rank 0's log");
+Error lost_holder(const Invitation& me) {
+  const std::string holder = "rank " + std::to_string(me.holder());
+  return Error(ErrorCode::rendezvous, holder + " went away while the ranks met", {},
+               "look at that rank's log");
 }
 
 /// Whoever else holds the job's name is told by what it says, or that it says nothing; a rank 0
@@ -49,7 +52,7 @@ void hear_greeting(const Invitation& me, int socket, Deadline deadline) {
     if (deadline.passed(now())) throw no_rank_0(me, "");
     if (!stands_still(process_behind(socket))) throw squatted(me, socket, "says nothing");
   }
-  if (!receive_message(socket, &heard, sizeof heard) && heard.text[0] == 0) throw lost_host();
+  if (!receive_message(socket, &heard, sizeof heard) && heard.text[0] == 0) throw lost_holder(me);
   if (text_in(heard.text) != kGreeting.text) throw squatted(me, socket, "is none");
 }
 
@@ -62,7 +65,8 @@ Fd dial(const Invitation& me, Deadline deadline) {
     Fd socket = make_local_socket();
     if (connect_at_once(socket.get(), address)) {
       if (!same_user(socket.get()))
-        throw Error(ErrorCode::authentication, "rank 0 of this job runs as another user");
+        throw Error(ErrorCode::authentication,
+                    "rank " + std::to_string(me.holder()) + " of this job runs as another user");
       return socket;
     }
     const bool full = errno == EAGAIN;
@@ -90,14 +94,14 @@ Answer hear_answer(int socket, const Invitation& me, Deadline deadline, std::vec
   if (!readable(socket, patience_of(deadline), me.interrupted))
     throw Error(ErrorCode::rendezvous, "not all ranks arrived before the start timeout", {},
                 "look at rank 0's message for the missing ranks");
-  if (!receive_message(socket, &answer, sizeof answer, fds)) throw lost_host();
+  if (!receive_message(socket, &answer, sizeof answer, fds)) throw lost_holder(me);
   if (answer.accepted == 0) throw refusal_in(answer);
   return answer;
 }
 
 Host take_seat(int socket, const Invitation& me, const Answer& answer, Fd memory,
                Deadline deadline) {
-  std::vector<Seat> members(static_cast<size_t>(me.size));
+  std::vector<Seat> members(me.ranks_here().size());
   std::vector<Fd> fds;
   for (size_t i = 0; i < members.size(); i += kSeatsAtOnce) {
     const size_t n = std::min(kSeatsAtOnce, members.size() - i);
@@ -105,10 +109,10 @@ Host take_seat(int socket, const Invitation& me, const Answer& answer, Fd memory
     if (!readable(socket, patience_of(deadline), me.interrupted) ||
         !receive_message(socket, members.data() + i, n * sizeof(Seat), &some) ||
         some.size() != 2 * n)
-      throw lost_host();
+      throw lost_holder(me);
     for (Fd& fd : some) fds.push_back(std::move(fd));
   }
-  return seated(me.rank, Segment::attach(std::move(memory)), members, std::move(fds),
+  return seated(me, Segment::attach(std::move(memory)), members, std::move(fds),
                 text_in(answer.text));
 }
 
@@ -144,7 +148,7 @@ Host be_guest(const Invitation& me, Deadline deadline) {
     hear_greeting(me, socket, deadline);
     std::vector<Fd> memory;
     const Answer answer = hear_answer(socket, me, deadline, &memory);
-    if (memory.size() != 1) throw lost_host();
+    if (memory.size() != 1) throw lost_holder(me);
     Host host = take_seat(socket, me, answer, std::move(memory[0]), deadline);
     Answer yes{};
     yes.accepted = 1;
@@ -161,6 +165,29 @@ Host be_guest(const Invitation& me, Deadline deadline) {
 
 }  // namespace
 
+namespace {
+
+/// By TCP, once those of this host have met.
+void meet_others(Host& host, const Invitation& me, Deadline deadline) {
+  std::vector<bool> here;
+  for (const HostPeer& peer : host.peers) here.push_back(peer.here);
+  auto door = std::make_shared<TcpDoor>(host.segment, host.rank, std::move(me.others->listener));
+  host.mesh = std::make_shared<ControlMesh>(host.segment, host.rank, here, std::move(door));
+  const int doorbell = host.peers[static_cast<size_t>(host.rank)].doorbell.get();
+  host.mesh->meet(doorbell, deadline, me.interrupted);
+}
+
+}  // namespace
+
+std::vector<int> Invitation::ranks_here() const {
+  std::vector<int> ranks;
+  for (int r = 0; r < size; ++r)
+    if (!others ||
+        others->ranks[static_cast<size_t>(r)].host == others->ranks[static_cast<size_t>(rank)].host)
+      ranks.push_back(r);
+  return ranks;
+}
+
 Host meet(const Invitation& invitation, Deadline deadline) {
   if (invitation.size < 1 || invitation.rank < 0 || invitation.rank >= invitation.size)
     throw Error(ErrorCode::rendezvous, "rank " + std::to_string(invitation.rank) +
@@ -168,13 +195,15 @@ Host meet(const Invitation& invitation, Deadline deadline) {
                                            std::to_string(invitation.size));
   if (invitation.hand_out.size() > kMostHandedOut)
     throw Error(ErrorCode::internal, "rank 0 hands out more than fits");
-  Host host = invitation.size == 1   ? host_alone(invitation.arena_bytes)
-              : invitation.rank == 0 ? receive_all(invitation, deadline)
-                                     : be_guest(invitation, deadline);
-  if (invitation.rank == 0) host.handed_out = invitation.hand_out;
+  const bool holds = invitation.rank == invitation.holder();
+  Host host = invitation.size == 1 ? host_alone(invitation.arena_bytes)
+              : holds              ? receive_all(invitation, deadline)
+                                   : be_guest(invitation, deadline);
+  if (holds) host.handed_out = invitation.hand_out;
   try {
     host.foreign =
         agree_on_foreign_access(host, invitation.foreign, deadline, invitation.interrupted);
+    if (invitation.others) meet_others(host, invitation, deadline);
   } catch (...) {  // nobody shall wait for this rank
     host.segment->show_state(host.rank, RankState::gone);
     throw;

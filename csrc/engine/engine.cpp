@@ -8,6 +8,7 @@
 #include "base/fault.h"
 #include "base/log.h"
 #include "base/relax.h"
+#include "control/control_mesh.h"
 #include "control/deaths.h"
 #include "engine/fork.h"
 
@@ -25,14 +26,14 @@ constexpr uint64_t kTransport = uint64_t{1} << 32;  // and its place
 Crowding crowding_of(const Host& host) {
   CpuSet cpus;
   bool share_one = false;  // two ranks pinned to the same single core
+  const size_t ranks = host.ranks_here().size();
   for (size_t a = 0; a < host.peers.size(); ++a) {
-    cpus |= host.peers[a].cpus;
+    cpus |= host.peers[a].cpus;  // none, where it is elsewhere
     for (size_t b = 0; b < a; ++b)
       share_one |= host.peers[a].cpus.count() == 1 && host.peers[a].cpus == host.peers[b].cpus;
   }
   const size_t cores = cpus.count();
-  return {.spare = cores > host.peers.size() && !share_one,
-          .crowded = cores < host.peers.size() || share_one};
+  return {.spare = cores > ranks && !share_one, .crowded = cores < ranks || share_one};
 }
 
 void watch(int epoll, int fd, uint64_t tag) {
@@ -77,6 +78,8 @@ Engine::~Engine() {
   show_state(RankState::gone);
 }
 
+std::shared_ptr<TcpDoor> Engine::door() const { return host_.mesh ? host_.mesh->door() : nullptr; }
+
 void Engine::set_trace(const std::shared_ptr<Trace>& trace) {
   const std::lock_guard lock(traces_mutex_);
   if (trace) traces_.push_back(trace);
@@ -87,22 +90,31 @@ std::shared_ptr<Stream> Engine::open_stream(const Membership& membership, std::s
                                             uint64_t number, bool schedules) {
   sweep();
   const uint64_t key = stream_key(membership.key, number);
-  auto* stream = new Stream(view(), membership, std::move(label), key, options_.first_sequence);
+  auto* stream = new Stream(view(), membership, std::move(label), key, options_.first_sequence,
+                            agree_over(membership, key));
   ++closed_->open_streams;
   const std::shared_ptr<Stream> opened(stream, [closed = closed_](Stream* closing) {
     if (in_child()) return;  // what it refers to belongs to the parent
-    ClosedPage page = closing->leave_behind();
+    std::optional<ClosedPage> page = closing->leave_behind();
     delete closing;
     --closed->open_streams;
+    if (!page) return;
     const std::lock_guard lock(closed->mutex);
-    closed->pages.push_back(std::move(page));
+    closed->pages.push_back(std::move(*page));
   });
   const auto add = [&](const BackendMaker& make) {
     if (make) opened->add_backend(make(*this, membership, key, opened->memory()));
   };
-  add(options_.direct);
-  if (schedules || options_.pairs_by_schedules) add(options_.schedules);
+  const bool here = host_.are_here(membership.members);
+  if (here) add(options_.direct);
+  if (schedules || options_.pairs_by_schedules || !here) add(options_.schedules);
   return opened;
+}
+
+/// What a stream's ranks agree over, where they share no memory.
+Connect Engine::agree_over(const Membership& membership, uint64_t key) const {
+  if (host_.are_here(membership.members)) return {};
+  return options_.channels(*this, membership, stream_key(key, kAgreementNumber));
 }
 
 std::shared_ptr<FailureDetector> Engine::share_detector(FailureRecord& cell, uint64_t key,
@@ -245,7 +257,8 @@ void Engine::wake() {
 }
 
 void Engine::wake_everyone() {
-  for (const HostPeer& peer : host_.peers) ring(peer.doorbell.get());
+  for (const HostPeer& peer : host_.peers)
+    if (peer.here) ring(peer.doorbell.get());
 }
 
 void Engine::take_submissions() {
@@ -337,7 +350,7 @@ void Engine::run_completions() {
 void Engine::ring_sleepers() {
   std::atomic_thread_fence(std::memory_order_seq_cst);  // partner: park
   for (const HostPeer& peer : host_.peers) {
-    if (peer.info.rank == host_.rank) continue;
+    if (!peer.here || peer.info.rank == host_.rank) continue;
     if (host_.segment->page(peer.info.rank).asleep.value.load(std::memory_order_relaxed) != 0)
       ring(peer.doorbell.get());
   }
@@ -393,10 +406,19 @@ void Engine::look_around() {
     dead_[index] = true;
     return true;
   });
+  note_lost_connections();
   look_at_waits(when);
   for (const auto& stream : active_) stream->look_around(when);
   for (const auto& task : tasks_) task->look_around(when);
   ring_sleepers();  // a verdict may have been reported
+}
+
+/// Of ranks elsewhere nothing more is known than that they have gone without a word.
+void Engine::note_lost_connections() {
+  if (!host_.mesh) return;
+  for (const HostPeer& peer : host_.peers)
+    if (!peer.here && host_.mesh->has_lost(peer.info.rank))
+      dead_[static_cast<size_t>(peer.info.rank)] = true;
 }
 
 /// Shows what this rank waits in; a deadlock that it is in ends all of that.
@@ -412,6 +434,11 @@ void Engine::look_at_waits(TimePoint when) {
 }
 
 // ---- the end ----
+
+void Engine::show_state(RankState state) {
+  host_.segment->show_state(host_.rank, state);
+  if (host_.mesh) host_.mesh->tell_state();
+}
 
 void Engine::begin_leaving() {
   show_state(RankState::leaving);
@@ -432,6 +459,7 @@ void Engine::close_descriptors() {
     peer.doorbell.reset();
     peer.process.reset();
   }
+  if (host_.mesh) host_.mesh->close_descriptors();
   host_.segment->close_descriptor();
 }
 

@@ -18,6 +18,7 @@
 namespace farandole {
 
 struct TuningTable;
+class TcpDoor;
 
 /// Makes a backend for one stream, whose memory outlives it.
 using BackendMaker = std::function<std::unique_ptr<Backend>(const Engine&, const Membership&,
@@ -62,6 +63,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const Host& host() const { return host_; }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   const std::vector<std::shared_ptr<Transport>>& transports() const { return transports_; }
+  /// Where ranks on other hosts connect to this one; null on one host.
+  std::shared_ptr<TcpDoor> door() const;
   /// By the thread that polls: that rank has died or left.
   bool has_gone(int rank) const;
   Driver& driver() { return driver_; }
@@ -149,10 +152,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void ring_sleepers();
   void handle_events(int timeout_ms);
   void note_death(int rank);
+  void note_lost_connections();
+  Connect agree_over(const Membership& membership, uint64_t key) const;
   void look_around();
   void look_at_waits(TimePoint when);
   void sweep();
-  void show_state(RankState state) { host_.segment->show_state(host_.rank, state); }
+  void show_state(RankState state);
   RankPage& my_page() const { return host_.segment->page(host_.rank); }
 
   Host host_;

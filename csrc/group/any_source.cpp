@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/seconds_text.h"
+#include "control/control_mesh.h"
 
 namespace farandole {
 namespace {
@@ -73,8 +74,21 @@ std::shared_ptr<Stream> AnySource::stream_of(int peer, int tag) {
   if (auto known = pairs_->known(pair)) return known;
   const int world_rank = group_.members[static_cast<size_t>(peer)];
   const uint64_t key = stream_key(group_.key, number_of(pair, group_.members.size()));
-  if (!engine_.host().segment->find(world_rank, key)) return nullptr;
-  return pairs_->stream(engine_, group_, pair);
+  const Host& host = engine_.host();
+  const bool opened = host.is_here(world_rank) ? host.segment->find(world_rank, key).has_value()
+                                               : host.mesh->told(key, world_rank).has_value();
+  return opened ? pairs_->stream(engine_, group_, pair) : nullptr;
+}
+
+/// Those elsewhere show nothing by themselves.
+void AnySource::ask_elsewhere(int tag) {
+  const Host& host = engine_.host();
+  for (int peer = 0; peer < static_cast<int>(group_.members.size()); ++peer) {
+    const int world_rank = group_.members[static_cast<size_t>(peer)];
+    if (host.is_here(world_rank)) continue;
+    const Pair pair{peer, group_.rank, tag};
+    host.mesh->ask(stream_key(group_.key, number_of(pair, group_.members.size())), world_rank);
+  }
 }
 
 // ---- now and then ----
@@ -84,7 +98,10 @@ void AnySource::look_around(TimePoint when) {
   const std::lock_guard lock(mutex_);
   std::erase_if(pending_, [&](Pending& pending) {
     const auto error = failure_of(pending, when);
-    if (!error) return false;
+    if (!error) {
+      ask_elsewhere(pending.tag);
+      return false;
+    }
     fail(pending, *error);
     engine_.let_go();
     return true;
@@ -115,9 +132,7 @@ std::string AnySource::others() const {
   std::string text;
   for (const int r : group_.members) {
     if (r == engine_.host().rank) continue;
-    const pid_t pid = engine_.host().peers[static_cast<size_t>(r)].info.pid;
-    text += "; rank " + std::to_string(r) + " (pid " + std::to_string(pid) + ", " +
-            process_state(pid) + ")" + engine_.view().waits->doing(r);
+    text += "; " + engine_.host().name_and_state_of(r) + engine_.view().waits->doing(r);
   }
   return text;
 }

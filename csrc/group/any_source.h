@@ -43,6 +43,7 @@ class AnySource : public Task {
   };
   bool begin(Pending& pending);
   std::shared_ptr<Stream> stream_of(int peer, int tag);
+  void ask_elsewhere(int tag);
   std::optional<Error> failure_of(Pending& pending, TimePoint when);
   std::optional<Error> absence(const std::string& title) const;
   Error stalled(const Pending& pending, TimePoint when) const;

@@ -9,6 +9,7 @@
 
 #include "base/blocked_threads.h"
 #include "base/hash.h"
+#include "control/control_mesh.h"
 #include "engine/fork.h"
 #include "group/arguments.h"
 #include "stream/stream_page.h"
@@ -90,9 +91,30 @@ std::shared_ptr<Group> Group::world(std::shared_ptr<Engine> engine, GroupDefault
 Group::Group(std::shared_ptr<Engine> engine, std::vector<int> members, uint64_t key,
              GroupDefaults defaults, Deadline deadline)
     : engine_(std::move(engine)), defaults_(std::move(defaults)), pool_(engine_->arena()) {
+  membership_.key = key;
+  membership_.members = std::move(members);
+  membership_.rank = static_cast<int>(
+      std::find(membership_.members.begin(), membership_.members.end(), engine_->host().rank) -
+      membership_.members.begin());
+  if (engine_->host().are_here(membership_.members))
+    share_fate_in_memory(deadline);
+  else
+    share_fate_over_mesh();
+  program_order_ = engine_->open_stream(membership_, "", 0);
+  newest_ = program_order_.get();
+}
+
+void Group::share_fate_over_mesh() {
+  auto detector = std::make_shared<MeshFailureDetector>(
+      engine_->host().mesh, mix(membership_.key, kFateSalt), membership_.members);
+  membership_.abort = &detector->state();
+  membership_.detector = std::move(detector);
+}
+
+void Group::share_fate_in_memory(Deadline deadline) {
   const Host& host = engine_->host();
-  const uint64_t record_key = mix(key, kFateSalt);
-  const int leader = members.front();
+  const uint64_t record_key = mix(membership_.key, kFateSalt);
+  const int leader = membership_.members.front();
   // The lowest member owns the cell; the others publish only that they may look at it.
   std::byte* owned = nullptr;
   if (host.rank == leader) {
@@ -103,15 +125,8 @@ Group::Group(std::shared_ptr<Engine> engine, std::vector<int> members, uint64_t 
                         owned != nullptr ? *host.segment->offset_of(owned, 1) : 0);
   auto* cell = std::launder(reinterpret_cast<FailureRecord*>(
       host.segment->at(await(*engine_, leader, record_key, deadline, defaults_.interrupted))));
-  membership_.key = key;
-  membership_.members = std::move(members);
-  membership_.rank = static_cast<int>(
-      std::find(membership_.members.begin(), membership_.members.end(), host.rank) -
-      membership_.members.begin());
   membership_.detector = engine_->share_detector(*cell, record_key, owned, membership_.members);
   membership_.abort = &cell->state.value;
-  program_order_ = engine_->open_stream(membership_, "", 0);
-  newest_ = program_order_.get();
 }
 
 Group::~Group() {

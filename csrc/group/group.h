@@ -40,7 +40,7 @@ struct CollectiveCall {
 
 class Group : public std::enable_shared_from_this<Group> {
  public:
-  /// All ranks of the engine's host; blocks until rank 0 has made the group.
+  /// All ranks; on one host it blocks until rank 0 has made the group.
   static std::shared_ptr<Group> world(std::shared_ptr<Engine> engine, GroupDefaults defaults,
                                       Deadline deadline);
 
@@ -123,6 +123,8 @@ class Group : public std::enable_shared_from_this<Group> {
  private:
   Group(std::shared_ptr<Engine> engine, std::vector<int> members, uint64_t key,
         GroupDefaults defaults, Deadline deadline);
+  void share_fate_in_memory(Deadline deadline);
+  void share_fate_over_mesh();
   void prepare(Operation& operation, const Stream& stream, Buffer input, Buffer output,
                Options&& options) const;
   void fill(Operation& operation, Options&& options) const;

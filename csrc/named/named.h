@@ -21,8 +21,8 @@
 #include "engine/task.h"
 #include "group/group.h"
 #include "named/launches.h"
-#include "named/message_link.h"
 #include "named/request.h"
+#include "transport/message_link.h"
 
 namespace farandole {
 

@@ -27,8 +27,7 @@ enum class Ordered : uint8_t {
   joined,    // the last rank (i32)
 };
 
-inline constexpr size_t kFullMessage = 256 << 10;    // bytes from which on a message is sent
-inline constexpr size_t kLargestMessage = 64 << 20;  // one record may be long
+inline constexpr size_t kFullMessage = 256 << 10;  // bytes from which on a message is sent
 inline constexpr size_t kMostIds = 1 << 24;
 inline constexpr size_t kMostExtents = 1 << 24;
 

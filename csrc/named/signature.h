@@ -9,7 +9,7 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
-#include "named/wire.h"
+#include "base/wire.h"
 #include "schedule/collective_spec.h"
 
 namespace farandole {

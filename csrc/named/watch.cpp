@@ -165,9 +165,9 @@ void Named::report(SetState& state, const Signature& signature, const std::vecto
 }
 
 std::string Named::rank_text(int world_rank) const {
-  const pid_t pid = engine_.host().peers[static_cast<size_t>(world_rank)].info.pid;
-  return "rank " + std::to_string(world_rank) + " (pid " + std::to_string(pid) + ") is " +
-         process_state(pid) + engine_.view().waits->doing(world_rank);
+  const Host& host = engine_.host();
+  return host.name_of(world_rank) + " is " + host.state_of(world_rank) +
+         engine_.view().waits->doing(world_rank);
 }
 
 // ---- rank 0, which knows who is missing ----

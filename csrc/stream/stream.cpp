@@ -4,17 +4,35 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <new>
 #include <utility>
 
 #include "base/fault.h"
 #include "base/log.h"
+#include "control/control_mesh.h"
+#include "stream/message_agreement.h"
+#include "stream/page_agreement.h"
 
 namespace farandole {
 namespace {
 
 constexpr auto kInsidePatience = std::chrono::seconds(1);
 constexpr auto kReportPatience = std::chrono::seconds(1);  // its writer may have been killed
+
+StreamMemory memory_of(const EngineView& around, const Membership& membership) {
+  const Host& host = *around.host;
+  StreamMemory memory;
+  memory.rank = membership.rank;
+  memory.members = membership.members;
+  memory.pages.assign(membership.members.size(), nullptr);
+  memory.segment = host.segment;
+  for (const int member : membership.members)
+    memory.processes.push_back(host.peers[static_cast<size_t>(member)].info.pid);
+  memory.foreign = host.foreign.allowed;
+  memory.prefers_foreign = host.foreign.preferred;
+  memory.demands_foreign = host.foreign.demanded;
+  memory.abort = membership.abort;
+  return memory;
+}
 
 }  // namespace
 
@@ -25,38 +43,18 @@ uint64_t stream_key(uint64_t group_key, uint64_t number) {
 }
 
 Stream::Stream(const EngineView& around, const Membership& membership, std::string label,
-               uint64_t key, uint32_t first_sequence)
+               uint64_t key, uint32_t first_sequence, Connect agree_over)
     : around_(around),
       membership_(membership),
       label_(std::move(label)),
       key_(key),
+      memory_(memory_of(around, membership)),
       sequence_(first_sequence) {
-  memory_.rank = membership_.rank;
-  memory_.members = membership_.members;
-  memory_.pages.assign(membership_.members.size(), nullptr);
-  memory_.segment = around_.host->segment;
-  for (const int member : membership_.members)
-    memory_.processes.push_back(around_.host->peers[static_cast<size_t>(member)].info.pid);
-  memory_.foreign = around_.host->foreign.allowed;
-  memory_.prefers_foreign = around_.host->foreign.preferred;
-  memory_.demands_foreign = around_.host->foreign.demanded;
-  memory_.abort = membership_.abort;
-  std::byte* page = around_.arena->allocate(sizeof(StreamPage) + staging_bytes(memory_.size()));
-  memory_.pages[static_cast<size_t>(memory_.rank)] = new (page) StreamPage(sequence_);
-  memory_.segment->publish(around_.host->rank, key_, *memory_.segment->offset_of(page, 1));
-}
-
-Stream::~Stream() {
-  // The page itself is given back when all peers have closed theirs (Engine::sweep).
-  memory_.segment->close(around_.host->rank, key_);
-}
-
-ClosedPage Stream::leave_behind() const {
-  ClosedPage page{key_, reinterpret_cast<std::byte*>(&memory_.mine()), {}};
-  for (size_t r = 0; r < memory_.pages.size(); ++r)
-    if (static_cast<int>(r) != memory_.rank)
-      page.readers.push_back({memory_.members[r], memory_.pages[r] != nullptr});
-  return page;
+  if (agree_over)
+    agreement_ = std::make_unique<MessageAgreement>(memory_, std::move(agree_over), key_,
+                                                    first_sequence, *around_.host->mesh);
+  else
+    agreement_ = std::make_unique<PageAgreement>(memory_, *around_.arena, key_, first_sequence);
 }
 
 // ---- the life of an operation ----
@@ -100,7 +98,7 @@ Progress Stream::advance(TimePoint until) {
     case Phase::resting:
       return Progress::idle;
     case Phase::opening:
-      if (!open_pages() || held_back()) return Progress::idle;
+      if (!agreement_->open() || held_back()) return Progress::idle;
       start();
       return Progress::moved;
     case Phase::agreeing:
@@ -136,21 +134,6 @@ void Stream::begin() {
   idle_looks_ = 0;
   backend_ = nullptr;
   enter(Phase::opening);
-}
-
-/// Peers open the stream when they come to it; until then their pages are not to be found.
-bool Stream::open_pages() {
-  if (pages_open_) return true;
-  pages_open_ = true;
-  for (size_t r = 0; r < memory_.pages.size(); ++r) {
-    if (memory_.pages[r] != nullptr) continue;
-    const auto offset = memory_.segment->find(memory_.members[r], key_);
-    if (offset)
-      memory_.pages[r] = std::launder(reinterpret_cast<StreamPage*>(memory_.segment->at(*offset)));
-    else
-      pages_open_ = false;  // the others are looked for nevertheless: waiting_for() names the late
-  }
-  return pages_open_;
 }
 
 /// Only where a test has given the transport a latency.
@@ -189,7 +172,7 @@ void Stream::start() {
   backend_ = &backend_for(o);
   backend_->start(o, sequence_);
   fault_point("stream.post");
-  memory_.mine().entry.posted.store(memory_.ticket, std::memory_order_release);
+  agreement_->post(memory_.ticket);
   enter(backend_->agrees_in_data() ? Phase::running : Phase::agreeing);
 }
 
@@ -197,11 +180,11 @@ void Stream::start() {
 bool Stream::sees_difference() {
   if (++idle_looks_ < kLooksBetweenPosts) return false;
   idle_looks_ = 0;
-  return compare_posts(memory_) == Posts::different;
+  return agreement_->compare() == Posts::different;
 }
 
 Progress Stream::agree() {
-  switch (compare_posts(memory_)) {
+  switch (agreement_->compare()) {
     case Posts::waiting:
       return Progress::idle;
     case Posts::different:
@@ -239,7 +222,7 @@ Progress Stream::run(TimePoint until) {
 }
 
 void Stream::finish(std::optional<Error> error) {
-  publish(memory_.mine().completed, progress(sequence_, 0));
+  agreement_->complete(sequence_);
   const std::string_view path = backend_ != nullptr ? backend_->way() : "";
   // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): names are literals
   last_path_.store(path.data(), std::memory_order_relaxed);
@@ -258,53 +241,27 @@ void Stream::finish(std::optional<Error> error) {
 // ---- the ranks disagree: everybody shows what it has started, and the operation is refused ----
 
 Progress Stream::describe_mine() {
-  Descriptor mine = farandole::describe(operation());
-  show_arrays(mine);
-  memory_.mine().descriptor = mine;
-  publish(memory_.mine().described, progress(sequence_, 0));
+  const std::shared_ptr<Bundle>& bundle = operation().bundle;
+  agreement_->describe(farandole::describe(operation()),
+                       bundle ? std::span(bundle->arrays()) : std::span<const BundledArray>());
   enter(Phase::comparing);
   return Progress::moved;
 }
 
-/// As many as there are: they do not fit into the page.
-void Stream::show_arrays(Descriptor& descriptor) {
-  const std::shared_ptr<Bundle>& bundle = operation().bundle;
-  if (!bundle || bundle->arrays().empty()) return;
-  const size_t bytes = bundle->arrays().size() * sizeof(BundledArray);
-  shown_arrays_ = around_.arena->allocate(bytes);
-  std::memcpy(shown_arrays_, bundle->arrays().data(), bytes);
-  descriptor.arrays_at = *memory_.segment->offset_of(shown_arrays_, bytes);
-}
-
-Shown Stream::shown_by(int r) const {
-  Shown shown{memory_.page(r).descriptor, {}};
-  if (shown.descriptor.arrays_at == 0) return shown;
-  shown.arrays.resize(shown.descriptor.arrays);
-  std::memcpy(shown.arrays.data(), memory_.segment->at(shown.descriptor.arrays_at),
-              shown.arrays.size() * sizeof(BundledArray));
-  return shown;
-}
-
 Progress Stream::compare_all() {
-  const uint64_t target = progress(sequence_, 0);
-  StreamPage& mine = memory_.mine();
-  if (!reached(mine.compared, target)) {
-    for (int r = 0; r < memory_.size(); ++r)
-      if (!reached(memory_.page(r).described, target)) return Progress::idle;
-    std::vector<Shown> all;
-    for (int r = 0; r < memory_.size(); ++r) all.push_back(shown_by(r));
-    queue_.front()->error = disagreement(all, memory_.members);
-    if (!queue_.front()->error)
+  std::optional<Error>& refused = queue_.front()->error;
+  if (!refused) {
+    const auto all = agreement_->described();
+    if (!all) return Progress::idle;
+    refused = disagreement(*all, memory_.members);
+    if (!refused)
       throw Error(ErrorCode::internal,
                   "ranks disagree on " + title() + ", but what they started looks the same");
-    publish(mine.compared, target);
     return Progress::moved;
   }
-  for (int r = 0; r < memory_.size(); ++r)  // nobody may overwrite what another still reads
-    if (!reached(memory_.page(r).compared, target)) return Progress::idle;
-  if (shown_arrays_ != nullptr) around_.arena->release(std::exchange(shown_arrays_, nullptr));
-  if (const auto& bundle = operation().bundle) bundle->refuse(*queue_.front()->error);
-  finish(std::move(queue_.front()->error));
+  if (!agreement_->settled()) return Progress::idle;
+  if (const auto& bundle = operation().bundle) bundle->refuse(*refused);
+  finish(std::move(refused));
   return Progress::finished;
 }
 
@@ -322,17 +279,14 @@ void Stream::fail_group(const Error& error) {
 bool Stream::others_are_out() {
   bool out = true;
   for (int r = 0; r < memory_.size(); ++r) {
-    StreamPage* page = memory_.pages[static_cast<size_t>(r)];
-    if (r == memory_.rank || page == nullptr) continue;
-    if (page->inside.value.load(std::memory_order_seq_cst) == 0) continue;
+    if (r == memory_.rank || !agreement_->is_inside(r)) continue;
     const int world_rank = memory_.members[static_cast<size_t>(r)];
     if ((*around_.dead)[static_cast<size_t>(world_rank)]) continue;
     out = false;
     const HostPeer& peer = around_.host->peers[static_cast<size_t>(world_rank)];
     if (now() - leaving_since_ < kInsidePatience || !peer.process) continue;
-    log(LogLevel::error, "rank " + std::to_string(world_rank) + " (pid " +
-                             std::to_string(peer.info.pid) + ", " + process_state(peer.info.pid) +
-                             ") is inside this rank's memory after its group failed; killing it");
+    log(LogLevel::error, around_.host->name_and_state_of(world_rank) +
+                             " is inside this rank's memory after its group failed; killing it");
     ::syscall(SYS_pidfd_send_signal, peer.process.get(), SIGKILL, nullptr, 0);
     leaving_since_ = now();
   }

@@ -15,6 +15,7 @@
 #include "base/trace.h"
 #include "control/absence.h"
 #include "control/failure_detector.h"
+#include "stream/agreement.h"
 #include "stream/backend.h"
 #include "stream/request.h"
 #include "stream/stream_page.h"
@@ -41,31 +42,21 @@ struct EngineView : Presence {
   const WaitWatch* waits = nullptr;
 };
 
-/// The page of a closed stream, and who may still read it.
-struct ClosedPage {
-  struct Reader {
-    int rank;  // in the world
-    bool met;  // it has opened the stream: when it is no longer listed, it has closed it
-  };
-  uint64_t key;
-  std::byte* memory;
-  std::vector<Reader> readers;
-};
-
 /// Numbers of a group's streams that are not the program's, which count from 0 (those of pairs:
 /// group/pairs.cpp). Channels of a stream go by its number, too, so messages have one of their own.
 inline constexpr uint64_t kNamesNumber = uint64_t{1} << 62;  // operations by name
 inline constexpr uint64_t kNegotiationNumber = kNamesNumber + 1;
 inline constexpr uint64_t kJaxNumber = kNamesNumber + 2;
+inline constexpr uint64_t kAgreementNumber = kNamesNumber + 3;  // within a stream: its agreement
 
 /// The key under which the members of a group find each other's pages of stream `number`.
 uint64_t stream_key(uint64_t group_key, uint64_t number);
 
 class Stream {
  public:
+  /// `agree_over`: how its members agree where they do not all map one segment; else none.
   Stream(const EngineView& around, const Membership& membership, std::string label, uint64_t key,
-         uint32_t first_sequence);
-  ~Stream();
+         uint32_t first_sequence, Connect agree_over = {});
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
@@ -76,7 +67,7 @@ class Stream {
   /// Before the first operation: one more, for what those before it cannot run.
   void add_backend(std::unique_ptr<Backend> backend) { backends_.push_back(std::move(backend)); }
   /// What is to be given back later, for a stream that is about to be destroyed.
-  ClosedPage leave_behind() const;
+  std::optional<ClosedPage> leave_behind() const { return agreement_->leave_behind(); }
 
   /// Any thread. Throws Error(invalid_argument) when no backend can run this, saying why.
   void require_backend(const Operation& operation) const;
@@ -111,7 +102,6 @@ class Stream {
   std::string track_name() const;
   Progress advance(TimePoint until);
   Progress guarded_advance(TimePoint until);
-  bool open_pages();
   bool held_back();
   void start();
   bool sees_difference();
@@ -119,8 +109,6 @@ class Stream {
   Progress run(TimePoint until);
   Progress describe_mine();
   Progress compare_all();
-  void show_arrays(Descriptor& descriptor);
-  Shown shown_by(int r) const;
   void fail_group(const Error& error);
   Progress leave();
   bool others_are_out();
@@ -131,13 +119,12 @@ class Stream {
   std::vector<int> waiting_for() const;  // group ranks that have not submitted it
   std::vector<int> lacking() const;      // those that have, and whose data this rank waits for
   std::vector<int> culprits() const;     // those that keep their data from whoever waits
-  void show_holdups(TimePoint when) const;
-  std::vector<int> holdups_of(int r) const;
-  bool needs(int r) const;       // this operation cannot end without group rank r
-  std::string title() const;     // "all_reduce #41 'bucket 3'"
-  std::string who(int r) const;  // "rank 2 (pid 4711, stopped), which …"
+  bool needs(int r) const;               // this operation cannot end without group rank r
+  std::string title() const;             // "all_reduce #41 'bucket 3'"
+  std::string who(int r) const;          // "rank 2 (pid 4711, stopped), which …"
   void check_members(int r);
   bool has_begun(int r) const;
+  bool has_completed(int r) const;
   void warn(TimePoint now);
   Error stalled(TimePoint now) const;
 
@@ -146,17 +133,16 @@ class Stream {
   std::string label_;
   uint64_t key_;
   StreamMemory memory_;
+  std::unique_ptr<StreamAgreement> agreement_;
   std::vector<std::unique_ptr<Backend>> backends_;  // preferred ones first
   Backend* backend_ = nullptr;                      // the one that runs the operation in flight
   Phase phase_ = Phase::resting;
   uint32_t sequence_ = 0;
-  bool pages_open_ = false;
   std::atomic<const char*> last_path_{""};  // a literal
   Trace* traced_ = nullptr;                 // where the present operation is recorded
   uint32_t track_ = 0;                      // of `traced_`
   TimePoint begun_{}, phase_begun_{};       // set while tracing
   TimePoint started_{}, next_warning_{}, leaving_since_{}, held_since_{};
-  std::byte* shown_arrays_ = nullptr;  // in the arena, while ranks that disagree compare
   int idle_looks_ = 0;  // at data that carry the agreement, since posts were compared
   std::deque<std::shared_ptr<Request>> queue_;  // the front one is in flight
   std::vector<std::shared_ptr<Request>> finished_;

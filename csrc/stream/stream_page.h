@@ -12,26 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "stream/operation.h"
+#include "stream/descriptor.h"
 #include "transport/segment.h"
 
 namespace farandole {
-
-/// The facts on which all ranks must agree, fixed in size so that they can be shared.
-struct Descriptor {
-  CollectiveSpec spec;
-  DType dtype;
-  Determinism level;
-  uint64_t count;
-  uint64_t arrays;     // of the call; those of a bundle stand at:
-  uint64_t arrays_at;  // offset in the segment; 0: nowhere
-  char algorithm[32];
-  char name[192];
-  char counts[96];  // cut ones tell themselves apart by their hash
-};
-Descriptor describe(const Operation& operation);
-/// Of the same facts; never 0.
-uint32_t hash_of(const Operation& operation);
 
 /// Where a rank's buffers lie for one operation: offset in the segment + 1 where all ranks map
 /// them, else kForeign and the address in their owner; 0 for an empty buffer.
@@ -182,19 +166,8 @@ class Visit {
   bool welcome_;
 };
 
-/// What a member has shown when ranks disagree.
-struct Shown {
-  Descriptor descriptor;
-  std::vector<BundledArray> arrays;  // of its bundle
-};
-
 enum class Posts { waiting, same, different };
 /// Whether all members have started the operation in flight, by what they have posted.
 Posts compare_posts(const StreamMemory& memory);
-
-/// Why members that started different operations disagree, in the same words on each of them and
-/// by world rank; nothing when they do not.
-std::optional<Error> disagreement(const std::vector<Shown>& by_member,
-                                  const std::vector<int>& members);
 
 }  // namespace farandole

@@ -11,7 +11,6 @@ namespace farandole {
 namespace {
 
 constexpr auto kShortestPhase = std::chrono::microseconds(1);  // that a trace shows
-constexpr auto kFresh = std::chrono::seconds(1);  // whoever waits looks around more often
 
 constexpr std::string_view kPhases[] = {"resting",    "opening",   "agreeing", "running",
                                         "describing", "comparing", "leaving"};
@@ -20,25 +19,23 @@ constexpr std::string_view kPhases[] = {"resting",    "opening",   "agreeing", "
 
 // ---- now and then ----
 
-bool Stream::needs(int r) const {
-  if (r == memory_.rank) return false;
-  const StreamPage* page = memory_.pages[static_cast<size_t>(r)];
-  return page == nullptr || !reached(page->completed, progress(sequence_, 0));
-}
+bool Stream::needs(int r) const { return r != memory_.rank && !has_completed(r); }
 
 bool Stream::has_begun(int r) const {
-  const StreamPage* page = memory_.pages[static_cast<size_t>(r)];
-  if (page == nullptr) return false;
-  const uint64_t posted = page->entry.posted.load(std::memory_order_acquire);
-  return static_cast<int32_t>(static_cast<uint32_t>(posted >> 32) - sequence_) >= 0;
+  const auto newest = agreement_->begun(r);
+  return newest && static_cast<int32_t>(*newest - sequence_) >= 0;
+}
+
+bool Stream::has_completed(int r) const {
+  const auto newest = agreement_->completed(r);
+  return newest && static_cast<int32_t>(*newest - sequence_) >= 0;
 }
 
 std::vector<int> Stream::waiting_for() const {
   std::vector<int> late;
   for (int r = 0; r < memory_.size(); ++r) {
     // While pages are missing, those that are there wait for them as this rank does.
-    const bool there = memory_.pages[static_cast<size_t>(r)] != nullptr;
-    if (r == memory_.rank || (phase_ == Phase::opening && there)) continue;
+    if (r == memory_.rank || (phase_ == Phase::opening && agreement_->has_opened(r))) continue;
     if (!has_begun(r)) late.push_back(r);
   }
   return late;
@@ -46,43 +43,14 @@ std::vector<int> Stream::waiting_for() const {
 
 std::vector<int> Stream::lacking() const {
   if (phase_ == Phase::running) return backend_->lacking();
-  if (phase_ != Phase::comparing) return {};
-  const uint64_t target = progress(sequence_, 0);
-  Word StreamPage::* const stage =
-      reached(memory_.mine().compared, target) ? &StreamPage::compared : &StreamPage::described;
-  return all_but(memory_, [&](int r) { return reached(memory_.page(r).*stage, target); });
-}
-
-void Stream::show_holdups(TimePoint when) const {
-  const std::vector<int> ranks = lacking();
-  auto& mine = memory_.mine().holdups;
-  for (size_t i = 0; i < StreamPage::kHoldups; ++i)
-    mine.by[i].store(
-        i < ranks.size() ? progress(sequence_, static_cast<uint64_t>(ranks[i]) + 1) : 0,
-        std::memory_order_relaxed);
-  mine.looked.store(when.time_since_epoch().count(), std::memory_order_release);  // holdups_of
-}
-
-/// Whose data rank r waits for, as far as it has said so lately.
-std::vector<int> Stream::holdups_of(int r) const {
-  const auto& theirs = memory_.page(r).holdups;
-  std::vector<int> ranks;
-  const Duration age(now().time_since_epoch().count() -
-                     theirs.looked.load(std::memory_order_acquire));
-  if (age > kFresh) return ranks;
-  for (const auto& by : theirs.by) {
-    const uint64_t word = by.load(std::memory_order_relaxed);
-    const auto member = static_cast<int>(static_cast<uint32_t>(word)) - 1;
-    if (word >> 32 == sequence_ && member >= 0 && member < memory_.size()) ranks.push_back(member);
-  }
-  return ranks;
+  return phase_ == Phase::comparing ? agreement_->silent() : std::vector<int>();
 }
 
 /// Whoever is stopped is to blame; where nobody is, not who lacks data itself, but of whom it lacks
 /// them. Others may be slow to say whom they wait for, where many share a core.
 std::vector<int> Stream::culprits() const {
   std::vector<int> stopped = all_but(memory_, [&](int r) {
-    return !needs(r) || !stands_still(memory_.processes[static_cast<size_t>(r)]);
+    return !needs(r) || !around_.host->stands_still(memory_.members[static_cast<size_t>(r)]);
   });
   if (!stopped.empty()) return stopped;
   const std::vector<int> direct = lacking();
@@ -94,7 +62,7 @@ std::vector<int> Stream::culprits() const {
     next.pop_back();
     if (seen[static_cast<size_t>(r)]) continue;
     seen[static_cast<size_t>(r)] = true;
-    const std::vector<int> theirs = holdups_of(r);
+    const std::vector<int> theirs = agreement_->holdups_of(r);
     if (theirs.empty()) found.push_back(r);
     next.insert(next.end(), theirs.begin(), theirs.end());
   }
@@ -105,12 +73,10 @@ std::vector<int> Stream::culprits() const {
 std::vector<int> Stream::ahead() {
   std::vector<int> ranks;
   if (busy()) return ranks;
-  open_pages();
+  agreement_->open();
   for (int r = 0; r < memory_.size(); ++r) {
-    const StreamPage* page = memory_.pages[static_cast<size_t>(r)];
-    if (r == memory_.rank || page == nullptr) continue;
-    const uint64_t posted = page->entry.posted.load(std::memory_order_acquire);
-    if (static_cast<int32_t>(static_cast<uint32_t>(posted >> 32) - sequence_) > 0)
+    const auto newest = agreement_->begun(r);
+    if (r != memory_.rank && newest && static_cast<int32_t>(*newest - sequence_) > 0)
       ranks.push_back(memory_.members[static_cast<size_t>(r)]);
   }
   return ranks;
@@ -142,9 +108,7 @@ void Stream::list_waits(WaitList& list) const {
 
 std::string Stream::who(int r) const {
   const int world_rank = memory_.members[static_cast<size_t>(r)];
-  const pid_t pid = around_.host->peers[static_cast<size_t>(world_rank)].info.pid;
-  return "rank " + std::to_string(world_rank) + " (pid " + std::to_string(pid) + ", " +
-         process_state(pid) + ")" + around_.waits->doing(world_rank);
+  return around_.host->name_and_state_of(world_rank) + around_.waits->doing(world_rank);
 }
 
 void Stream::look_around(TimePoint when) {
@@ -158,7 +122,7 @@ void Stream::look_around(TimePoint when) {
   idle_looks_ = kLooksBetweenPosts;  // whoever has just been woken looks at everything
   for (int r = 0; r < memory_.size(); ++r)
     if (needs(r) || r == memory_.rank) check_members(r);
-  show_holdups(when);
+  agreement_->show_holdups(lacking(), when);
   if (operation().deadline.passed(when) && !membership_.detector->failed()) {
     membership_.detector->report(stalled(when));
   } else if (when >= next_warning_) {
@@ -169,7 +133,7 @@ void Stream::look_around(TimePoint when) {
 
 void Stream::check_members(int r) {
   const int world_rank = memory_.members[static_cast<size_t>(r)];
-  if (!is_absent(around_, world_rank)) return;
+  if (!is_absent(around_, world_rank) || !agreement_->knows_all_of(r)) return;
   // It did its share, and left between two looks (partner: Engine::leave).
   if (r != memory_.rank && !needs(r)) return;
   Context where;
@@ -206,10 +170,8 @@ Error Stream::stalled(TimePoint when) const {
   std::string states;
   for (const int r : missing) {
     world.push_back(memory_.members[static_cast<size_t>(r)]);
-    const pid_t pid = around_.host->peers[static_cast<size_t>(world.back())].info.pid;
-    states += (states.empty() ? "rank " : "; rank ") + std::to_string(world.back()) + " (pid " +
-              std::to_string(pid) + ") is " + process_state(pid) +
-              around_.waits->doing(world.back());
+    states += (states.empty() ? "" : "; ") + around_.host->name_of(world.back()) + " is " +
+              around_.host->state_of(world.back()) + around_.waits->doing(world.back());
   }
   if (!world.empty()) where.rank = world.front();
   where.values = {{"missing", world}};

@@ -39,14 +39,18 @@ Error out_of_arena(size_t need, size_t have) {
 
 }  // namespace
 
-std::shared_ptr<Segment> Segment::create(int ranks, size_t arena_bytes) {
+std::shared_ptr<Segment> Segment::create(int ranks, size_t arena_bytes,
+                                         const std::optional<SegmentSecret>& secret) {
   arena_bytes = round_up(arena_bytes, kPage);
   Fd memory(checked(::memfd_create("farandole", MFD_CLOEXEC | MFD_ALLOW_SEALING), "memfd_create"));
   const size_t bytes = arenas_begin(ranks) + static_cast<size_t>(ranks) * arena_bytes;
   checked(::ftruncate(memory.get(), static_cast<off_t>(bytes)), "ftruncate of the shared segment");
   checked(::fcntl(memory.get(), F_ADD_SEALS, kSeals), "sealing the shared segment");
   Header header{kMagic, static_cast<uint64_t>(ranks), arena_bytes, {}};
-  fill_with_random_bytes(header.secret);
+  if (secret)
+    std::ranges::copy(*secret, header.secret);
+  else
+    fill_with_random_bytes(header.secret);
   checked(::pwrite(memory.get(), &header, sizeof header, 0), "writing the segment's header");
   return std::shared_ptr<Segment>(new Segment(std::move(memory), ranks, arena_bytes));
 }
@@ -77,13 +81,21 @@ Segment::Segment(Fd memory, int ranks, size_t arena_bytes)
   if (base == MAP_FAILED) throw_errno("mmap of the shared segment");
   base_ = static_cast<std::byte*>(base);
   ::madvise(base_, bytes_, MADV_DONTDUMP);  // a core file of the whole host helps nobody
+  for (size_t r = 0; r < static_cast<size_t>(ranks_); ++r)
+    pages_.push_back(std::launder(reinterpret_cast<RankPage*>(base_ + kPage + r * page_bytes())));
 }
 
-Segment::~Segment() { ::munmap(base_, bytes_); }
+Segment::~Segment() {
+  ::munmap(base_, bytes_);
+  for (void* page : apart_) ::munmap(page, page_bytes());
+}
 
-RankPage& Segment::page(int rank) const {
-  return *std::launder(
-      reinterpret_cast<RankPage*>(base_ + kPage + static_cast<size_t>(rank) * page_bytes()));
+void Segment::set_apart(int rank) {
+  void* page = ::mmap(nullptr, page_bytes(), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (page == MAP_FAILED) throw_errno("mmap of a page for a rank elsewhere");
+  apart_.push_back(page);
+  pages_[static_cast<size_t>(rank)] = new (page) RankPage;
 }
 
 RankState Segment::state_of(int rank) const {

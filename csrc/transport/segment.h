@@ -11,6 +11,7 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -90,10 +91,14 @@ struct RankPage {
   WaitBoard board;
 };
 
+using SegmentSecret = std::array<std::byte, 32>;
+
 class Segment {
  public:
-  /// Makes the segment; throws Error(resource) when the kernel refuses.
-  static std::shared_ptr<Segment> create(int ranks, size_t arena_bytes);
+  /// Makes the segment; throws Error(resource) when the kernel refuses. `secret`: the job's, where
+  /// it has one already.
+  static std::shared_ptr<Segment> create(int ranks, size_t arena_bytes,
+                                         const std::optional<SegmentSecret>& secret = std::nullopt);
   /// Maps a segment made by another rank after checking seals, size and format.
   static std::shared_ptr<Segment> attach(Fd memory);
   ~Segment();
@@ -102,13 +107,16 @@ class Segment {
 
   int fd() const { return memory_.get(); }
   int ranks() const { return ranks_; }
-  RankPage& page(int rank) const;
+  /// Of a rank elsewhere: what this process knows of it, in memory of its own.
+  RankPage& page(int rank) const { return *pages_[static_cast<size_t>(rank)]; }
+  /// `rank` is on another host, and maps another segment. Before anything is known of it.
+  void set_apart(int rank);
   RankState state_of(int rank) const;
   /// Of this process's own rank.
   void show_state(int rank, RankState state) const;
   /// Known to the ranks that map this memory, and to nobody else: the job's, made with it.
   std::span<const std::byte, 32> secret() const;
-  /// Of this process's own rank, once.
+  /// Of this process's own rank, or of one elsewhere; once.
   void show_address(int rank, std::span<const std::byte> address) const;
   /// Empty: not yet.
   std::vector<std::byte> address_of(int rank) const;
@@ -146,6 +154,8 @@ class Segment {
   size_t arenas_begin_;
   size_t bytes_;
   std::byte* base_ = nullptr;
+  std::vector<RankPage*> pages_;  // by rank
+  std::vector<void*> apart_;      // those of them that are this process's own
 };
 
 /// The allocator of one rank's arena: page-granular first fit. Memory is zero when handed out;

@@ -21,20 +21,24 @@ class TcpConnecting : public Connecting {
 class Tcp : public Transport {
  public:
   Tcp(const std::shared_ptr<Segment>& segment, int rank, std::string host,
-      std::function<bool(int)> has_gone)
+      std::function<bool(int)> has_gone, std::shared_ptr<TcpDoor> door)
       : rank_(rank),
         ranks_(segment->ranks()),
         host_(std::move(host)),
-        shared_(std::make_shared<TcpShared>(segment, rank, std::move(has_gone))),
+        anywhere_(door != nullptr),
+        shared_(std::make_shared<TcpShared>(
+            door ? std::move(door) : std::make_shared<TcpDoor>(segment, rank),
+            std::move(has_gone))),
         wake_fd_(shared_->wakes.fd()) {}
 
   std::string_view name() const override { return "tcp"; }
   std::vector<std::byte> address() const override {
-    const TcpAddress::Bytes bytes = shared_->door.address().bytes();
+    const TcpAddress::Bytes bytes = shared_->door->address().bytes();
     return {bytes.begin(), bytes.end()};
   }
   bool reaches(const PeerInfo& peer) const override {
-    return peer.host == host_ && peer.rank >= 0 && peer.rank < ranks_ && peer.rank != rank_;
+    return (anywhere_ || peer.host == host_) && peer.rank >= 0 && peer.rank < ranks_ &&
+           peer.rank != rank_;
   }
 
   // A channel connects itself, so there is nothing to wait for here.
@@ -50,15 +54,16 @@ class Tcp : public Transport {
 
   std::span<const int> wake_fds() const override { return {&wake_fd_, 1}; }
   void before_park() override { shared_->wakes.watch(); }
-  void woken() override { silence(shared_->door.news()); }
+  void woken() override { silence(shared_->door->news()); }
   void close_descriptors() override {
     shared_->wakes.close_descriptors();
-    shared_->door.close_descriptors();
+    shared_->door->close_descriptors();
   }
 
  private:
   int rank_, ranks_;
   std::string host_;
+  bool anywhere_;
   std::shared_ptr<TcpShared> shared_;
   int wake_fd_;
 };
@@ -66,8 +71,10 @@ class Tcp : public Transport {
 }  // namespace
 
 std::unique_ptr<Transport> tcp_transport(const std::shared_ptr<Segment>& segment, int rank,
-                                         std::string host, std::function<bool(int)> has_gone) {
-  return std::make_unique<Tcp>(segment, rank, std::move(host), std::move(has_gone));
+                                         std::string host, std::function<bool(int)> has_gone,
+                                         std::shared_ptr<TcpDoor> door) {
+  return std::make_unique<Tcp>(segment, rank, std::move(host), std::move(has_gone),
+                               std::move(door));
 }
 
 }  // namespace farandole

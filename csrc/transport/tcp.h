@@ -7,14 +7,17 @@
 #include <string>
 
 #include "transport/segment.h"
+#include "transport/tcp_door.h"
 #include "transport/transport.h"
 
 namespace farandole {
 
-/// The transport of `rank`, which reaches the ranks of the same `host` over its loopback address.
-/// `segment` has the job's secret and shows each rank's address. `has_gone` says of a rank whether
-/// it has died or left; none: no rank does.
+/// The transport of `rank`: through `door` it reaches every rank; without one, through a door of
+/// its own on the loopback address, those of the same `host`. `segment` has the job's secret and
+/// shows each rank's address. `has_gone` says of a rank whether it has died or left; none: no rank
+/// does.
 std::unique_ptr<Transport> tcp_transport(const std::shared_ptr<Segment>& segment, int rank,
-                                         std::string host, std::function<bool(int)> has_gone = {});
+                                         std::string host, std::function<bool(int)> has_gone = {},
+                                         std::shared_ptr<TcpDoor> door = nullptr);
 
 }  // namespace farandole

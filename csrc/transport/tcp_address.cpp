@@ -59,9 +59,15 @@ TcpAddress TcpAddress::loopback(int family) {
 std::optional<TcpAddress> TcpAddress::from(std::span<const std::byte> bytes) {
   if (bytes.size() != kBytes || (bytes[0] != kFour && bytes[0] != kSix)) return std::nullopt;
   TcpAddress address = loopback(bytes[0] == kFour ? 4 : 6);
+  if (bytes[0] == kFour)
+    std::memcpy(&four(address.storage_).sin_addr, bytes.data() + 4, sizeof(in_addr));
+  else
+    std::memcpy(&six(address.storage_).sin6_addr, bytes.data() + 4, sizeof(in6_addr));
   const auto port = static_cast<uint16_t>(std::to_integer<unsigned>(bytes[2]) |
                                           std::to_integer<unsigned>(bytes[3]) << 8);
-  if (port == 0) return std::nullopt;
+  const bool everywhere =
+      std::ranges::all_of(bytes.subspan(4), [](std::byte b) { return b == std::byte{0}; });
+  if (port == 0 || everywhere) return std::nullopt;
   // Both families keep the port in the same place.
   four(address.storage_).sin_port = htons(port);
   if (!std::ranges::equal(address.bytes(), bytes)) return std::nullopt;

@@ -22,7 +22,7 @@ class TcpAddress {
 
   /// The loopback of that family (4, 6), any port.
   static TcpAddress loopback(int family);
-  /// Nothing for what is no address that ranks of one host may have: only loopback is.
+  /// Nothing for what is no address that a rank may listen at.
   static std::optional<TcpAddress> from(std::span<const std::byte> bytes);
   /// Where a socket of ours listens.
   static TcpAddress of_listener(int socket);

@@ -19,7 +19,7 @@ TcpChannel::~TcpChannel() {
 /// Asks for the connection when it is first wanted; the lower rank dials.
 bool TcpChannel::connected() {
   if (link_.socket) return true;
-  if (!arrival_) arrival_ = shared_->door.await(lane_);
+  if (!arrival_) arrival_ = shared_->door->await(lane_);
   if (!arrival_->here.load(std::memory_order_acquire)) return false;  // partner: TcpDoor::arrived
   if (arrival_->error) throw Error(*arrival_->error);
   link_.socket = std::move(arrival_->socket);

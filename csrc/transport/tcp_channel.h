@@ -18,11 +18,10 @@ namespace farandole {
 
 /// What the channels of a rank share.
 struct TcpShared {
-  TcpShared(const std::shared_ptr<Segment>& segment, int rank,
-            std::function<bool(int)> has_gone_or_none)
-      : door(segment, rank), wakes(door.news()), has_gone(std::move(has_gone_or_none)) {}
+  TcpShared(std::shared_ptr<TcpDoor> its_door, std::function<bool(int)> has_gone_or_none)
+      : door(std::move(its_door)), wakes(door->news()), has_gone(std::move(has_gone_or_none)) {}
 
-  TcpDoor door;
+  std::shared_ptr<TcpDoor> door;
   TcpWakes wakes;
   std::function<bool(int)> has_gone;  // whether a rank has died or left; none: no rank does
 };

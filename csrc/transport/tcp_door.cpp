@@ -51,9 +51,12 @@ bool has_hung_up(const Fd& socket) {
 }  // namespace
 
 TcpDoor::TcpDoor(std::shared_ptr<Segment> segment, int rank, std::optional<int> family)
+    : TcpDoor(std::move(segment), rank, listen_on_loopback(family)) {}
+
+TcpDoor::TcpDoor(std::shared_ptr<Segment> segment, int rank, Fd listener)
     : segment_(std::move(segment)),
       rank_(rank),
-      listener_(listen_on_loopback(family)),
+      listener_(std::move(listener)),
       epoll_(checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
       wake_(make_event_fd()),
       news_(make_event_fd()),

@@ -32,8 +32,10 @@ class TcpDoor {
   static constexpr size_t kMostUnclaimed = 1024;  // lanes that nobody here has asked for yet
   static constexpr Duration kPolite = std::chrono::seconds(5);  // then a stranger is dropped
 
-  /// Listens and shows the address in the rank's page. `family`: 4 or 6 alone.
+  /// Listens on loopback and shows the address in the rank's page. `family`: 4 or 6 alone.
   TcpDoor(std::shared_ptr<Segment> segment, int rank, std::optional<int> family = std::nullopt);
+  /// The same, where `listener` listens already.
+  TcpDoor(std::shared_ptr<Segment> segment, int rank, Fd listener);
   ~TcpDoor();
   TcpDoor(const TcpDoor&) = delete;
   TcpDoor& operator=(const TcpDoor&) = delete;

@@ -16,13 +16,13 @@ std::unique_ptr<Transport> make_shm(const Surroundings& here) {
 
 std::unique_ptr<Transport> make_tcp(const Surroundings& here) {
   if (!here.arena) return nullptr;
-  return tcp_transport(here.arena->segment(), here.rank, here.host, here.has_gone);
+  return tcp_transport(here.arena->segment(), here.rank, here.host, here.has_gone, here.door);
 }
 
 constexpr TransportRow kTransports[] = {
     {"inproc", "ranks in one process", make_inproc},
     {"shm", "ranks on one host that map one segment", make_shm},
-    {"tcp", "ranks on one host that map one segment", make_tcp, true},
+    {"tcp", "ranks of one job, on one host or several", make_tcp, true},
 };
 
 }  // namespace

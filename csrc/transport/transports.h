@@ -9,6 +9,7 @@
 
 #include "transport/inproc.h"
 #include "transport/segment.h"
+#include "transport/tcp_door.h"
 #include "transport/transport.h"
 
 namespace farandole {
@@ -19,6 +20,7 @@ struct Surroundings {
   std::string host;
   std::shared_ptr<InprocHub> hub;       // of the ranks that share this process
   std::shared_ptr<Arena> arena;         // in the segment of the ranks that share this host
+  std::shared_ptr<TcpDoor> door{};      // of ranks on several hosts
   std::function<bool(int)> has_gone{};  // whether a rank of the world has died or left
 };
 

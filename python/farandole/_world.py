@@ -11,9 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from farandole import _core, _endings
-from farandole._arguments import checked, explained, is_text, is_whole, shown
+from farandole import _core, _endings, _hosts, _place
+from farandole._arguments import checked, explained, is_text, shown
 from farandole._core import Error, InvalidArgument, NotInitialized, RendezvousError
+from farandole._launchers import VARIABLES, PlaceError
+from farandole._store import KeyValueStore
 from farandole._watch import Watch
 
 __all__ = [
@@ -72,59 +74,42 @@ class _State:
 _state = _State()
 
 
-def _number(name: str, default: int | None = None) -> int | None:
-    text = os.environ.get(name)
-    if text is None or text == "":
-        return default
-    try:
-        number = int(text)
-        if is_whole(number):
-            return number
-    except ValueError:
-        pass
-    raise RendezvousError(f"the environment says {name}={text}, which is not a number")
-
-
-def _first(*names: str) -> str:
-    return next((os.environ[n] for n in names if os.environ.get(n)), "")
-
-
 def _find_place(
     rank: int | None, size: int | None, local_rank: int | None, local_size: int | None
 ) -> _Place:
     """From the arguments, else from what the launcher put into the environment."""
-    found_rank = rank if rank is not None else _number("RANK", _number("HOROVOD_RANK"))
-    found_size = size if size is not None else _number("WORLD_SIZE", _number("HOROVOD_SIZE"))
-    if (found_rank is None) != (found_size is None):
-        given, lacking = ("RANK", "WORLD_SIZE") if found_size is None else ("WORLD_SIZE", "RANK")
-        raise RendezvousError(f"{given} is given, but {lacking} is not")
-    if found_rank is None or found_size is None:
-        found_rank, found_size = 0, 1
-    if found_size < 1 or not 0 <= found_rank < found_size:
-        raise RendezvousError(f"rank {found_rank} does not exist in a world of {found_size}")
+    try:
+        found = _told(rank, size)
+        whole_rank, whole_size = _rank_and_size(found, rank, size)
+        job = _place.job_name(found.launcher, whole_size, _state.epoch, os.environ)
+    except PlaceError as error:
+        raise RendezvousError(str(error)) from None
     if rank is None and size is None:
-        if local_rank is None:
-            local_rank = _number("LOCAL_RANK", _number("HOROVOD_LOCAL_RANK"))
-        if local_size is None:
-            local_size = _number("LOCAL_WORLD_SIZE", _number("HOROVOD_LOCAL_SIZE"))
-    found_local = local_rank if local_rank is not None else found_rank
-    found_locals = local_size if local_size is not None else found_size
-    if found_locals != found_size:
-        raise RendezvousError(
-            f"{found_size} ranks, {found_locals} of them on this host: "
-            "worlds of more than one host are not supported yet"
-        )
-    job = ":".join(
-        [
-            _first("MASTER_ADDR", "HOROVOD_GLOO_RENDEZVOUS_ADDR") or "127.0.0.1",
-            str(_number("MASTER_PORT", _number("HOROVOD_GLOO_RENDEZVOUS_PORT", 0))),
-            str(found_size),
-            _first("FARANDOLE_RUN_ID", "TORCHELASTIC_RUN_ID"),
-            _first("FARANDOLE_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"),
-            str(_state.epoch),
-        ]
+        local_rank = found.local_rank if local_rank is None else local_rank
+        local_size = found.local_size if local_size is None else local_size
+    local_rank = whole_rank if local_rank is None else local_rank
+    local_size = whole_size if local_size is None else local_size
+    return _Place(whole_rank, whole_size, local_rank, local_size, 0, 1, job)
+
+
+def _told(rank: int | None, size: int | None) -> _place.Found:
+    """Where the arguments say all, launchers may contradict each other: they only name the job."""
+    if rank is None or size is None:
+        return _place.find(os.environ)
+    return _place.Found(next(iter(_place.seen(os.environ)), None))
+
+
+def _rank_and_size(found: _place.Found, rank: int | None, size: int | None) -> tuple[int, int]:
+    found = found._replace(
+        rank=found.rank if rank is None else rank, size=found.size if size is None else size
     )
-    return _Place(found_rank, found_size, found_local, found_locals, 0, 1, job)
+    if found.rank is None and found.size is None:
+        return 0, 1
+    if found.rank is None or found.size is None:
+        raise RendezvousError(_place.half_said(found))
+    if found.size < 1 or not 0 <= found.rank < found.size:
+        raise RendezvousError(f"rank {found.rank} does not exist in a world of {found.size}")
+    return found.rank, found.size
 
 
 def _narrowed(place: _Place, ranks: Sequence[int]) -> _Place:
@@ -137,18 +122,20 @@ def _narrowed(place: _Place, ranks: Sequence[int]) -> _Place:
         )
     if place.rank not in chosen:
         raise InvalidArgument(f"rank {place.rank} calls init(ranks={chosen}) and is not among them")
+    if place.local_size != place.size:
+        raise RendezvousError("init(ranks=…) of a job on several hosts is not supported yet")
     here, count = chosen.index(place.rank), len(chosen)
     job = f"{place.job}:{','.join(map(str, chosen))}:{_state.narrowed[tuple(chosen)]}"
     return _Place(here, count, here, count, place.cross_rank, place.cross_size, job)
 
 
-_READ = ("FARANDOLE_", "HOROVOD_", "TORCHELASTIC_", "MASTER_", "RANK", "LOCAL_", "WORLD_SIZE")
+_READ = ("FARANDOLE_", "HOROVOD_", "TORCHELASTIC_", "MASTER_")
 
 
 def _refuse_bytes() -> None:
     """Settings that are no text: C++ and its messages would pass them on as they are."""
     for name, value in os.environ.items():
-        if name.startswith(_READ) and not is_text(value):
+        if (name.startswith(_READ) or name in VARIABLES) and not is_text(value):
             raise InvalidArgument(
                 f"the environment says {name}={shown(value)}, which is not text in UTF-8"
             )
@@ -168,9 +155,9 @@ def init(
 ) -> None:
     """Joins the other ranks of the job; a second call without ``shutdown()`` does nothing.
 
-    Without arguments the place of this process comes from ``RANK``, ``WORLD_SIZE``,
-    ``LOCAL_RANK``, ``MASTER_ADDR`` and ``MASTER_PORT``, as ``farandole run``, torchrun and others
-    set them. A program started with none of these is a world of size 1.
+    Without arguments the place of this process comes from what its launcher has set: ``farandole
+    run``, torchrun, mpiexec, srun and others, or ``RANK`` and ``WORLD_SIZE``. ``farandole info``
+    says which one is found. A program started by none of these is a world of size 1.
 
     Args:
         rank: this process' rank, from 0.
@@ -188,7 +175,8 @@ def init(
     Raises:
         InvalidArgument: an argument is of a wrong type; ``ranks`` are not ranks of the job, or this
             one is not among them.
-        RendezvousError: ranks are missing, duplicate, or disagree about the world.
+        RendezvousError: ranks are missing, duplicate, or disagree about the world; or two launchers
+            disagree about this process.
         VersionMismatch: another rank runs another version of farandole.
 
     Examples:
@@ -220,20 +208,31 @@ def init(
         _state.narrowed[tuple(ranks)] += 1
 
 
-def enter(rank: int, size: int, job: str, timeout: float | None) -> None:
-    """Joins the ranks that give this job, whatever the environment says; all are on this host."""
-    _enter(_Place(rank, size, rank, size, 0, 1, job), timeout)
+def enter(
+    rank: int, size: int, job: str, timeout: float | None, *, store: KeyValueStore | None = None
+) -> None:
+    """Joins the ranks that give this job, whatever the environment says: all are on this host,
+    unless they give a store in which they meet."""
+    local_size = size if store is None else 0
+    _enter(_Place(rank, size, rank, local_size, 0, 1, job), timeout, store=store)
     _state.epoch += 1
 
 
 def _enter(
-    place: _Place, timeout: float | None, agree: str = "", awaited: Sequence[int] = ()
+    place: _Place,
+    timeout: float | None,
+    agree: str = "",
+    awaited: Sequence[int] = (),
+    store: KeyValueStore | None = None,
 ) -> None:
     """`awaited`: the world's ranks, as the launcher numbered them; none where nobody knows."""
     table = _table(place)
     _endings.tell_meeting(awaited)
     try:
-        group = _core.open_world(place.rank, place.size, place.job, timeout, table, agree)
+        place, table, others = _found(place, timeout, table, agree, store)
+        # Ranks of one host meet there.
+        job = f"{place.job}:host {place.cross_rank}" if others is not None else place.job
+        group = _core.open_world(place.rank, place.size, job, timeout, table, agree, others)
     except Error as error:
         _endings.tell_no_meeting(error)
         raise
@@ -255,6 +254,25 @@ def _enter(
             _trace.announce(Path(traced) / _trace.MERGED, place.size)
     for act in _state.after_joining:
         act()
+
+
+def _found(
+    place: _Place, timeout: float | None, table: str, agree: str, store: KeyValueStore | None
+) -> tuple[_Place, str, _core.OtherHosts | None]:
+    """Where ranks are on several hosts: who shares one, as they find it themselves."""
+    if place.size == 1 or (place.local_size == place.size and not _hosts.is_split()):
+        return place, table, None
+    measured = _hosts.meet(
+        place.rank, place.size, place.job, *_place.master(os.environ), timeout, table, agree, store
+    )  # fmt: skip
+    place = replace(
+        place,
+        local_rank=measured.local_rank,
+        local_size=measured.local_size,
+        cross_rank=measured.cross_rank,
+        cross_size=measured.cross_size,
+    )
+    return place, measured.tuning, measured.others if measured.cross_size > 1 else None
 
 
 def _table(place: _Place) -> str:
@@ -315,7 +333,7 @@ def is_initialized() -> bool:
     return _state.group is not None
 
 
-def _place() -> _Place:
+def _here() -> _Place:
     if _state.place is None:
         raise NotInitialized("farandole has not been initialized; call farandole.init() first")
     return _state.place
@@ -340,32 +358,32 @@ def epoch() -> int:
 
 def rank() -> int:
     """This process' rank, from 0."""
-    return _place().rank
+    return _here().rank
 
 
 def size() -> int:
     """The number of ranks."""
-    return _place().size
+    return _here().size
 
 
 def local_rank() -> int:
     """This process' rank among those of its host."""
-    return _place().local_rank
+    return _here().local_rank
 
 
 def local_size() -> int:
     """The number of ranks on this host."""
-    return _place().local_size
+    return _here().local_size
 
 
 def cross_rank() -> int:
     """The number of this host among the job's hosts."""
-    return _place().cross_rank
+    return _here().cross_rank
 
 
 def cross_size() -> int:
     """The number of hosts."""
-    return _place().cross_size
+    return _here().cross_size
 
 
 @explained

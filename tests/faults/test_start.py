@@ -41,7 +41,6 @@ MISFITS = {
     "negative rank": ([{"RANK": "-1"}], "rank -1 does not exist"),
     "not a number": ([{"RANK": "one"}], "RANK=one, which is not a number"),
     "no world size": ([{"WORLD_SIZE": None, "LOCAL_WORLD_SIZE": None}], "WORLD_SIZE is not"),
-    "several hosts": ([{"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "2"}], "more than one host"),
 }
 
 

@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from farandole._launchers import LAUNCHERS
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
@@ -44,7 +46,9 @@ def test_another_planner_table_makes_the_page_stale(
 
 
 @pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda p: p.name
+    "page",
+    [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("clusters/*.md"))],
+    ids=lambda p: p.name,
 )
 def test_whatever_a_page_links_to_is_there(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
@@ -66,3 +70,14 @@ def test_every_test_that_a_page_names_exists() -> None:
         assert re.search(rf"^def {test}\(", (ROOT / file).read_text(encoding="utf-8"), re.M), (
             f"{page} names {file}::{test}, which does not exist"
         )
+
+
+def test_the_page_of_clusters_has_every_launcher_with_its_variables() -> None:
+    page = (DOCS / "clusters" / "index.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    for launcher in LAUNCHERS:
+        first = launcher.rank.names[0]
+        told = [row for row in rows if f"`{first}`" in row]
+        assert told, f"no row has {first} of {launcher.name}"
+        for name in (*launcher.job, *(n for group in launcher.needs for n in group)):
+            assert f"`{name}`" in page, f"{name} of {launcher.name}"

@@ -63,7 +63,6 @@ def test_our_own_run_id_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"MASTER_PORT": "x"}, "MASTER_PORT=x, which is not a number"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "rank 2 does not exist in a world of 2"),
         ({"RANK": "0", "WORLD_SIZE": "0"}, "rank 0 does not exist in a world of 0"),
-        ({"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, "more than one host"),
     ],
 )
 def test_what_does_not_fit_is_said(

@@ -43,12 +43,20 @@ def open_world(
     start_timeout: float | None = None,
     tuning: str = "",
     agree: str = "",
+    others: OtherHosts | None = None,
 ) -> Group: ...
+def tcp_address(socket: int) -> bytes: ...
+def agreed_settings() -> str: ...
 
 # ---- memory ----
 
 class _Native(type):
     """The metaclass of native classes."""
+
+class OtherHosts(metaclass=_Native):
+    def __init__(
+        self, ranks: Sequence[tuple[str, int, bytes]], secret: bytes, listener: int
+    ) -> None: ...
 
 class Buffer(metaclass=_Native):
     """Host memory by address, alive as long as `owner`."""

@@ -14,11 +14,7 @@ from typing import NamedTuple
 
 from farandole._launch.job import LaunchError
 from farandole._launch.processes import die_with_parent
-
-# Set by mpirun and its kin for their own ranks. A rank of ours that inherited them (a launcher
-# started from a rank or from an allocation) would take itself for one of theirs.
-_FOREIGN_PREFIXES = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_")
-_OF_THE_JOB_ABOVE = ("FARANDOLE_SECRET_FILE",)  # where a rank starts a job of its own
+from farandole._launchers import without_launchers
 
 
 class Rendezvous(NamedTuple):
@@ -85,11 +81,7 @@ def check_command(command: Sequence[str], path: str | None = None) -> None:
 
 def shared_environment(ranks: int, inherited: Mapping[str, str]) -> dict[str, str]:
     """What all ranks of a host have in common, besides where they meet."""
-    environment = {
-        name: value
-        for name, value in inherited.items()
-        if not name.startswith(_FOREIGN_PREFIXES) and name not in _OF_THE_JOB_ABOVE
-    }
+    environment = without_launchers(inherited)
     environment.update(FARANDOLE_RESTART_COUNT="0", PYTHONUNBUFFERED="1")
     if not environment.get("OMP_NUM_THREADS"):
         environment["OMP_NUM_THREADS"] = str(threads_per_rank(ranks))

@@ -12,6 +12,7 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
+from farandole._launchers import without_launchers
 from farandole._tune.fit import Sample
 
 _MEETING_SECONDS = 10.0
@@ -51,8 +52,8 @@ def ask_by_address() -> tuple[bool, str]:
     command = [sys.executable, "-m", "farandole._tune", "meet"]
     ranks = [
         subprocess.Popen(
-            command, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank),
-                          "LOCAL_WORLD_SIZE": "2"},
+            command, env={**without_launchers(os.environ), **shared, "RANK": str(rank),
+                          "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )
         for rank in range(2)

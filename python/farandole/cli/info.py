@@ -1,5 +1,5 @@
-"""Shows this installation, what this machine allows, and every setting with its present value;
-with --why, which path or planner would run an operation, and why."""
+"""Shows this installation, what this machine allows, who started this process, and every setting
+with its present value; with --why, which path or planner would run an operation, and why."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from farandole._tune import kept
-from farandole.cli import _why
+from farandole.cli import _started, _why
 
 EPILOG = """\
 examples:
@@ -43,7 +43,7 @@ def handle(arguments: argparse.Namespace) -> int:
     from farandole.cli._facts import lines_of
     from farandole.cli._terminal import columns
 
-    parts = ("installation", "machine", "kernel", "tuning")
+    parts = ("installation", "machine", "kernel", "launcher", "tuning")
     shown = {part: {name: _text(v) for name, v in facts[part].items()} for part in parts}
     settings = [{name: _text(row[name]) for name in row} for row in facts["settings"]]
     print("\n".join(lines_of(shown, settings, columns())))
@@ -76,6 +76,7 @@ def collect() -> dict[str, Any]:
             "pidfd_open": _probe(lambda: os.pidfd_open(os.getpid())),
             "process_vm_readv": _probe_process_vm(),
         },
+        "launcher": _started.describe(),
         "tuning": _tuning(core),
         "settings": [{name: row[name] for name in _SETTING} for row in rows],
         "unread": core.unread_variables() if core else [],

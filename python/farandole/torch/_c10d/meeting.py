@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -19,7 +18,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from farandole import _core, _world
+from farandole import _core, _hosts, _world
 from farandole._core import RendezvousError
 from farandole._tables import listed
 from farandole._world import Group
@@ -31,7 +30,6 @@ _T = TypeVar("_T")
 class _Post:
     """What a rank tells the others."""
 
-    host: str
     place: str  # where its sockets are: the boot of the kernel, and the network namespace
     world: str | None  # the name of the world it is in
     world_rank: int
@@ -42,7 +40,6 @@ def _my_post() -> _Post:
     place = _world._state.place
     alive = place is not None and not _core.in_child()
     return _Post(
-        socket.gethostname(),
         Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         + os.readlink("/proc/self/ns/net"),  # noqa: PTH115
         f"{place.job} of {place.size}" if alive and place is not None else None,
@@ -77,13 +74,6 @@ def _differing(posts: list[_Post], what: Callable[[_Post], _T]) -> dict[_T, list
 
 def _check(posts: list[_Post]) -> None:
     """Raises the same on every rank when they cannot share a world."""
-    if len(_differing(posts, lambda post: post.place)) > 1:
-        places = _differing(posts, lambda post: (post.host, post.place))
-        rows = (f"{listed('rank', ranks)} on {host}" for (host, _), ranks in places.items())
-        raise RendezvousError(
-            f"ranks run on different hosts, or in different containers: {'; '.join(rows)}\n"
-            "  advice: worlds of more than one host are not supported yet"
-        )
     worlds = _differing(posts, lambda post: post.world)
     if len(worlds) > 1:
         rows = (f"{listed('rank', r)} in {world or 'none'}" for world, r in worlds.items())
@@ -106,7 +96,10 @@ class Membership:
         token = posts[0].token
         self.name = f"farandole-{token:x}"  # no other group's, ever
         if posts[0].world is None:
-            _world.enter(rank, size, self.name, timeout.total_seconds())
+            spread = len({post.place for post in posts}) > 1 or _hosts.is_split()
+            _world.enter(
+                rank, size, self.name, timeout.total_seconds(), store=store if spread else None
+            )
             Membership._entered, Membership._members = _world.world(), 0
             ranks = list(range(size))
         else:

@@ -10,6 +10,8 @@
 
 namespace farandole {
 
+inline constexpr size_t kLargestMessage = 64 << 20;  // of bytes
+
 /// Used by the thread that polls. Any call may throw Error(link).
 class MessageLink {
  public:

@@ -1,9 +1,9 @@
-#include "named/message_link.h"
+#include "transport/message_link.h"
 
 #include <cstring>
+#include <utility>
 
-#include "named/negotiation_words.h"
-#include "named/wire.h"
+#include "base/wire.h"
 
 namespace farandole {
 

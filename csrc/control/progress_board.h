@@ -1,0 +1,32 @@
+// What ranks that share no memory say of their streams when they are asked.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace farandole {
+
+/// How far a rank is in one stream.
+struct StreamProgress {
+  uint32_t begun = 0, completed = 0;  // the newest operation it has started; that needs it no more
+  std::vector<int> holdups;           // members whose data it waits for
+  bool operator==(const StreamProgress&) const = default;
+};
+
+/// Any thread.
+class ProgressBoard {
+ public:
+  virtual ~ProgressBoard() = default;
+  /// This rank's, for those that ask.
+  virtual void show(uint64_t stream_key, const StreamProgress& mine) = 0;
+  virtual void forget(uint64_t stream_key) = 0;
+  /// Asks; the answer comes later.
+  virtual void ask(uint64_t stream_key, int world_rank) = 0;
+  /// The newest answer; nothing: none has come, or it has not opened the stream.
+  virtual std::optional<StreamProgress> told(uint64_t stream_key, int world_rank) const = 0;
+  /// It has said its last word, or its connection has ended: what it told then stands.
+  virtual bool has_finished(int world_rank) const = 0;
+};
+
+}  // namespace farandole

@@ -1,0 +1,40 @@
+// What ranks agree on of an operation: compared by its hash, and shown in full where they disagree.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "stream/operation.h"
+
+namespace farandole {
+
+/// The facts on which all ranks must agree, fixed in size so that they can be shared.
+struct Descriptor {
+  CollectiveSpec spec;
+  DType dtype;
+  Determinism level;
+  uint64_t count;
+  uint64_t arrays;     // of the call; those of a bundle stand at:
+  uint64_t arrays_at;  // offset in the segment; 0: nowhere
+  char algorithm[32];
+  char name[192];
+  char counts[96];  // cut ones tell themselves apart by their hash
+};
+Descriptor describe(const Operation& operation);
+/// Of the same facts; never 0.
+uint32_t hash_of(const Operation& operation);
+
+/// What a member has shown when ranks disagree.
+struct Shown {
+  Descriptor descriptor;
+  std::vector<BundledArray> arrays;  // of its bundle
+};
+
+/// Why members that started different operations disagree, in the same words on each of them and
+/// by world rank; nothing when they do not.
+std::optional<Error> disagreement(const std::vector<Shown>& by_member,
+                                  const std::vector<int>& members);
+
+}  // namespace farandole

@@ -1,0 +1,225 @@
+#include "stream/message_agreement.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "base/fixed_text.h"
+#include "base/wire.h"
+
+namespace farandole {
+namespace {
+
+constexpr auto kBetweenQuestions = std::chrono::milliseconds(100);
+constexpr size_t kMostArrays = 1 << 20;
+
+void put(WireWriter& to, const Shown& shown) {
+  const Descriptor& d = shown.descriptor;
+  to.put(static_cast<uint8_t>(d.spec.kind));
+  to.put(static_cast<uint8_t>(d.spec.op));
+  to.put(d.spec.prescale);
+  to.put(d.spec.postscale);
+  to.put(static_cast<int32_t>(d.spec.root));
+  to.put(static_cast<uint8_t>(d.dtype));
+  to.put(static_cast<uint8_t>(d.level));
+  to.put(d.count);
+  to.put(d.arrays);
+  to.put_text(text_in(d.algorithm));
+  to.put_text(text_in(d.name));
+  to.put_text(text_in(d.counts));
+  to.put(static_cast<uint32_t>(shown.arrays.size()));
+  for (const BundledArray& array : shown.arrays) {
+    to.put(array.count);
+    to.put(array.counts);
+    to.put(array.options);
+    to.put(static_cast<uint8_t>(array.dtype));
+    to.put(static_cast<uint8_t>(array.kind));
+  }
+}
+
+Shown shown_in(WireReader& from) {
+  Shown shown{};
+  Descriptor& d = shown.descriptor;
+  d.spec.kind = static_cast<Collective>(from.get<uint8_t>());
+  d.spec.op = static_cast<ReduceOp>(from.get<uint8_t>());
+  d.spec.prescale = from.get<double>();
+  d.spec.postscale = from.get<double>();
+  d.spec.root = from.get<int32_t>();
+  d.dtype = static_cast<DType>(from.get<uint8_t>());
+  d.level = static_cast<Determinism>(from.get<uint8_t>());
+  d.count = from.get<uint64_t>();
+  d.arrays = from.get<uint64_t>();
+  copy_cut(from.get_text(sizeof d.algorithm), d.algorithm);
+  copy_cut(from.get_text(sizeof d.name), d.name);
+  copy_cut(from.get_text(sizeof d.counts), d.counts);
+  const auto arrays = from.get<uint32_t>();
+  if (arrays > kMostArrays) WireReader::malformed(std::to_string(arrays) + " arrays");
+  for (uint32_t i = 0; i < arrays; ++i) {
+    BundledArray array;
+    array.count = from.get<uint64_t>();
+    array.counts = from.get<uint64_t>();
+    array.options = from.get<uint64_t>();
+    array.dtype = static_cast<DType>(from.get<uint8_t>());
+    array.kind = static_cast<Collective>(from.get<uint8_t>());
+    shown.arrays.push_back(array);
+  }
+  return shown;
+}
+
+}  // namespace
+
+MessageAgreement::MessageAgreement(const StreamMemory& memory, Connect connect, uint64_t key,
+                                   uint32_t first_sequence, ProgressBoard& board)
+    : memory_(memory),
+      connect_(std::move(connect)),
+      key_(key),
+      board_(board),
+      mine_{first_sequence, first_sequence, {}} {
+  board_.show(key_, mine_);
+}
+
+MessageAgreement::~MessageAgreement() { board_.forget(key_); }
+
+// ---- messages ----
+
+MessageLink& MessageAgreement::link_to(int member) {
+  auto found = links_.find(member);
+  if (found == links_.end()) found = links_.try_emplace(member, connect_(member, 1)).first;
+  return found->second;
+}
+
+/// The next message of this round's member, if it has come.
+bool MessageAgreement::hear(std::vector<std::byte>& message) {
+  for (auto& [member, link] : links_) link.poll();
+  MessageLink& link = link_to(before());
+  link.poll();
+  return link.receive(message);
+}
+
+bool MessageAgreement::send_all() {
+  bool sent = true;
+  for (auto& [member, link] : links_) {
+    link.poll();
+    sent &= link.sent();
+  }
+  return sent;
+}
+
+// ---- the life of an operation ----
+
+void MessageAgreement::post(uint64_t ticket) {
+  ticket_ = ticket;
+  round_ = 0;
+  differs_ = false;
+  mine_.begun = static_cast<uint32_t>(ticket >> 32);
+  board_.show(key_, mine_);
+  tell();
+}
+
+void MessageAgreement::tell() {
+  WireWriter message;
+  message.put(ticket_);
+  message.put(static_cast<uint8_t>(differs_));
+  link_to(after()).send(message.take());
+}
+
+Posts MessageAgreement::compare() {
+  std::vector<std::byte> message;
+  while (!is_last_round()) {
+    if (!hear(message)) return Posts::waiting;
+    WireReader from(message);
+    const auto theirs = from.get<uint64_t>();
+    const auto they_differ = from.get<uint8_t>() != 0;
+    if (theirs >> 32 != ticket_ >> 32)
+      WireReader::malformed("operation " + std::to_string(theirs >> 32) + " where " +
+                            std::to_string(ticket_ >> 32) + " comes");
+    differs_ |= they_differ || theirs != ticket_;
+    ++round_;
+    if (!is_last_round()) tell();
+  }
+  if (!send_all()) return Posts::waiting;
+  return differs_ ? Posts::different : Posts::same;
+}
+
+void MessageAgreement::describe(const Descriptor& mine, std::span<const BundledArray> arrays) {
+  known_ = {{mine, {arrays.begin(), arrays.end()}}};
+  round_ = 0;
+  tell_in_full();
+}
+
+/// No more than the other lacks.
+void MessageAgreement::tell_in_full() {
+  WireWriter message;
+  const size_t lacks = static_cast<size_t>(size() - (1 << round_));
+  const size_t count = std::min(known_.size(), lacks);
+  message.put(static_cast<uint32_t>(count));
+  for (size_t i = 0; i < count; ++i) put(message, known_[i]);
+  link_to(after()).send(message.take());
+}
+
+std::optional<std::vector<Shown>> MessageAgreement::described() {
+  std::vector<std::byte> message;
+  while (!is_last_round()) {
+    if (!hear(message)) return std::nullopt;
+    WireReader from(message);
+    const auto count = from.get<uint32_t>();
+    if (known_.size() + count > memory_.members.size())
+      WireReader::malformed("descriptions of more ranks than there are");
+    for (uint32_t i = 0; i < count; ++i) known_.push_back(shown_in(from));
+    ++round_;
+    if (!is_last_round()) tell_in_full();
+  }
+  std::vector<Shown> by_member(memory_.members.size());
+  for (int i = 0; i < size(); ++i)
+    by_member[static_cast<size_t>((memory_.rank + size() - i) % size())] =
+        std::move(known_[static_cast<size_t>(i)]);
+  known_.clear();
+  return by_member;
+}
+
+void MessageAgreement::complete(uint32_t sequence) {
+  mine_.completed = sequence;
+  mine_.holdups.clear();
+  board_.show(key_, mine_);
+}
+
+// ---- what is known of the others ----
+
+std::optional<StreamProgress> MessageAgreement::told(int r) const {
+  return r == memory_.rank ? mine_ : board_.told(key_, world_rank(r));
+}
+
+std::optional<uint32_t> MessageAgreement::begun(int r) const {
+  const auto theirs = told(r);
+  return theirs ? std::optional(theirs->begun) : std::nullopt;
+}
+
+std::optional<uint32_t> MessageAgreement::completed(int r) const {
+  const auto theirs = told(r);
+  return theirs ? std::optional(theirs->completed) : std::nullopt;
+}
+
+bool MessageAgreement::knows_all_of(int r) const {
+  return r == memory_.rank || board_.has_finished(world_rank(r));
+}
+
+std::vector<int> MessageAgreement::silent() const {
+  return is_last_round() ? std::vector<int>() : std::vector<int>{before()};
+}
+
+void MessageAgreement::show_holdups(std::span<const int> ranks, TimePoint when) {
+  mine_.holdups.assign(ranks.begin(), ranks.end());
+  board_.show(key_, mine_);
+  if (when < next_question_) return;
+  next_question_ = when + kBetweenQuestions;
+  for (int r = 0; r < size(); ++r)
+    if (r != memory_.rank) board_.ask(key_, world_rank(r));
+}
+
+std::vector<int> MessageAgreement::holdups_of(int r) const {
+  const auto theirs = told(r);
+  return theirs ? theirs->holdups : std::vector<int>();
+}
+
+}  // namespace farandole

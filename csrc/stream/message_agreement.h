@@ -1,0 +1,73 @@
+// The agreement of ranks that share no memory: they tell each other, in rounds.
+//
+// In round k each member tells the one 2^k places after it what the members before it have started,
+// as far as it knows, and hears the same from 2^k places before: after ceil(log2 P) rounds
+// everybody knows of everybody (dissemination: Hensgen, Finkel and Manber 1988). Where they differ
+// they tell each other in full in the same way (an all-gather: Bruck et al. 1997).
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "control/progress_board.h"
+#include "stream/agreement.h"
+#include "transport/message_link.h"
+
+namespace farandole {
+
+class MessageAgreement : public StreamAgreement {
+ public:
+  /// `connect` makes channels of their own for this stream's agreement. All outlive it.
+  MessageAgreement(const StreamMemory& memory, Connect connect, uint64_t key,
+                   uint32_t first_sequence, ProgressBoard& board);
+  ~MessageAgreement() override;
+
+  bool open() override { return true; }
+  void post(uint64_t ticket) override;
+  Posts compare() override;
+  void describe(const Descriptor& mine, std::span<const BundledArray> arrays) override;
+  std::optional<std::vector<Shown>> described() override;
+  bool settled() override { return send_all(); }
+  void complete(uint32_t sequence) override;
+
+  bool has_opened(int r) const override { return told(r).has_value(); }
+  std::optional<uint32_t> begun(int r) const override;
+  std::optional<uint32_t> completed(int r) const override;
+  bool knows_all_of(int r) const override;
+  std::vector<int> silent() const override;
+  bool is_inside(int) const override { return false; }  // they map nothing of each other
+
+  void show_holdups(std::span<const int> ranks, TimePoint when) override;
+  std::vector<int> holdups_of(int r) const override;
+  std::optional<ClosedPage> leave_behind() const override { return std::nullopt; }
+
+ private:
+  int size() const { return memory_.size(); }
+  int after() const { return (memory_.rank + (1 << round_)) % size(); }
+  int before() const { return (memory_.rank + size() - (1 << round_)) % size(); }
+  bool is_last_round() const { return (1 << round_) >= size(); }
+  MessageLink& link_to(int member);
+  void tell();
+  void tell_in_full();
+  bool hear(std::vector<std::byte>& message);
+  bool send_all();
+  std::optional<StreamProgress> told(int r) const;
+  int world_rank(int r) const { return memory_.members[static_cast<size_t>(r)]; }
+
+  const StreamMemory& memory_;
+  Connect connect_;
+  uint64_t key_;
+  ProgressBoard& board_;
+  std::map<int, MessageLink> links_;  // by member
+  uint64_t ticket_ = 0;
+  int round_ = 0;
+  bool differs_ = false;
+  std::vector<Shown> known_;  // while ranks disagree: of this member, the one before it, …
+  StreamProgress mine_;
+  TimePoint next_question_{};
+};
+
+}  // namespace farandole

@@ -1,0 +1,256 @@
+"""Which ranks share a host, and how those of several hosts find each other."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import socket
+import stat
+import struct
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from farandole import _core, _store
+from farandole._core import AuthError, InvalidArgument, RendezvousError
+from farandole._store import KeyValueStore
+
+_SECRET_BYTES = 32
+_SIOCGIFADDR = 0x8915
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The world as its ranks found it; ``others`` is what the core takes."""
+
+    others: _core.OtherHosts
+    tuning: str
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+
+def is_split() -> bool:
+    """Whether a test divides this host (FARANDOLE_SPLIT_HOSTS)."""
+    return bool(os.environ.get("FARANDOLE_SPLIT_HOSTS"))
+
+
+def meet(
+    rank: int, size: int, job: str, address: str, port: int, timeout: float | None,
+    tuning: str, agree: str, store: KeyValueStore | None = None,
+) -> Measured:  # fmt: skip
+    """Tells all ranks who this one is and where it listens, and hears the same of all.
+
+    Args:
+        address, port: of rank 0's host (MASTER_ADDR, MASTER_PORT).
+        store: where they meet instead, if there is one already.
+
+    Raises:
+        RendezvousError: ranks are missing, or do not agree about their world.
+        AuthError: there is no secret, or another one.
+    """
+    secret, is_made_here = _secret()
+    listener = _listen(address)
+    mine = _words(rank, size, job, agree, listener)
+    if rank == 0:
+        mine["tuning"] = tuning
+        mine["secret"] = secrets.token_hex(_SECRET_BYTES) if is_made_here else ""
+    until = time.monotonic() + (_start_timeout() if timeout is None else timeout)
+    if (store := store or _store.torchruns(address, port, until)) is not None:
+        table = _store.exchange_in(store, f"farandole/{job}", mine, _objection)
+    elif not port:
+        raise RendezvousError(
+            f"{size} ranks are on several hosts and MASTER_PORT is not set; set MASTER_ADDR to "
+            "the host of rank 0 and MASTER_PORT to a free port there"
+        )
+    else:
+        meeting = _store.Meeting(rank, size, address, port, secret, until)
+        table = _store.exchange(meeting, mine, _objection)
+    if is_made_here:
+        secret = bytes.fromhex(table[0]["secret"])
+    return _measured(table, rank, secret, listener)
+
+
+def _words(
+    rank: int, size: int, job: str, agree: str, listener: socket.socket
+) -> dict[str, Any]:  # fmt: skip
+    return {
+        "rank": rank,
+        "size": size,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "identity": _identity(rank, size),
+        "address": _core.tcp_address(listener.fileno()).hex(),
+        "version": _core.__version__,
+        "agree": f"{_core.agreed_settings()}, {agree}",
+        "job": job,
+    }
+
+
+def _objection(table: list[dict[str, Any]]) -> str | None:
+    first = table[0]
+    for words in table[1:]:
+        for field, what in (
+            ("version", "farandole"),
+            ("size", "a world of"),
+            ("agree", "settings"),
+        ):
+            if words[field] != first[field]:
+                return (
+                    f"rank {words['rank']} (pid {words['pid']} on {words['host']}) has {what} "
+                    f"[{words[field]}], rank 0 on {first['host']} has [{first[field]}]"
+                )
+    return None
+
+
+def _measured(
+    table: list[dict[str, Any]], rank: int, secret: bytes, listener: socket.socket
+) -> Measured:
+    identities = [words["identity"] for words in table]
+    hosts = list(dict.fromkeys(identities))  # numbered in the order of their lowest ranks
+    names = _names([table[identities.index(identity)]["host"] for identity in hosts])
+    here = [r for r, identity in enumerate(identities) if identity == identities[rank]]
+    ranks = [
+        (names[hosts.index(words["identity"])], words["pid"], bytes.fromhex(words["address"]))
+        for words in table
+    ]
+    local_rank = here.index(rank)
+    return Measured(
+        _core.OtherHosts(ranks, secret, listener.detach()),
+        table[0]["tuning"],
+        local_rank,
+        len(here),
+        hosts.index(identities[rank]),
+        len(hosts),
+    )
+
+
+def _names(hosts: list[str]) -> list[str]:
+    """One for each host: parts of one machine are numbered."""
+    count = Counter(hosts)
+    seen: Counter[str] = Counter()
+    names = []
+    for host in hosts:
+        names.append(f"{host}#{seen[host]}" if count[host] > 1 else host)
+        seen[host] += 1
+    return names
+
+
+# ---- who this is ----
+
+
+def _identity(rank: int, size: int) -> str:
+    """The same for ranks that can hand each other descriptors, and for no others."""
+    parts = [Path("/proc/sys/kernel/random/boot_id").read_text().strip()]
+    parts += [str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in ("user", "pid", "net")]
+    parts.append(str(os.getuid()))
+    if split := os.environ.get("FARANDOLE_SPLIT_HOSTS"):
+        parts.append(str(_part_of(split, rank, size)))
+    return " ".join(parts)
+
+
+def _part_of(split: str, rank: int, size: int) -> int:
+    """ "2,1": ranks 0 and 1 are one part, rank 2 another. "0:1:0": rank 1 alone is part 1."""
+    try:
+        if ":" in split:
+            parts = [int(part) for part in split.split(":")]
+        else:
+            counts = [int(count) for count in split.split(",")]
+            parts = [part for part, count in enumerate(counts) for _ in range(count)]
+    except ValueError:
+        parts = []
+    if len(parts) != size:
+        raise InvalidArgument(
+            f"FARANDOLE_SPLIT_HOSTS={split} does not divide {size} ranks: it is how many there are "
+            "in each part, as in 2,1, or the part of each, as in 0:1:0"
+        )
+    return parts[rank]
+
+
+def _start_timeout() -> float:
+    rows = (row for row in _core.settings() if row["name"] == "FARANDOLE_START_TIMEOUT")
+    return float(next(rows)["value"])
+
+
+# ---- the secret ----
+
+
+def _secret() -> tuple[bytes, bool]:
+    """The job's, and whether rank 0 makes one since there is none."""
+    name = os.environ.get("FARANDOLE_SECRET_FILE")
+    if not name:
+        if os.environ.get("FARANDOLE_INSECURE") == "1":
+            return b"", True
+        raise AuthError(
+            "the ranks are on several hosts and this one knows no secret of their job; set "
+            "FARANDOLE_SECRET_FILE to a file of mode 600 with 64 hexadecimal digits, the same on "
+            "every rank, or FARANDOLE_INSECURE=1 in a network that you trust"
+        )
+    path = Path(name)
+    try:
+        mode = path.stat().st_mode
+        text = path.read_text().strip()
+    except OSError as error:
+        raise AuthError(f"FARANDOLE_SECRET_FILE={name}: {error.strerror}") from error
+    if stat.S_IMODE(mode) & 0o077:
+        raise AuthError(
+            f"FARANDOLE_SECRET_FILE={name} may be read by others (mode {stat.S_IMODE(mode):o}); "
+            "chmod 600 it"
+        )
+    try:
+        secret = bytes.fromhex(text)
+    except ValueError:
+        secret = b""
+    if len(secret) != _SECRET_BYTES:
+        raise AuthError(f"FARANDOLE_SECRET_FILE={name} does not hold 64 hexadecimal digits")
+    return secret, False
+
+
+# ---- where it listens ----
+
+
+def _listen(master: str) -> socket.socket:
+    """At one address, which the others reach: never at all of this host's."""
+    where = _own_address(master)
+    try:
+        family = socket.AF_INET6 if ":" in where else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.bind((where, 0))
+        listener.listen(1024)
+        listener.setblocking(False)
+    except OSError as error:
+        raise RendezvousError(f"this rank cannot listen at {where}: {error.strerror}") from error
+    return listener
+
+
+def _own_address(master: str) -> str:
+    if iface := os.environ.get("FARANDOLE_IFACE"):
+        return _address_of(iface)
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(where)  # sends nothing: the kernel chooses the route
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise RendezvousError(
+            f"this rank finds no way to MASTER_ADDR={master}: {error.strerror}; set "
+            "FARANDOLE_IFACE to the network interface that leads to the other hosts"
+        ) from error
+
+
+def _address_of(iface: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            request = struct.pack("256s", iface.encode()[:15])
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+        except OSError as error:
+            names = ", ".join(name for _, name in socket.if_nameindex())
+            raise InvalidArgument(
+                f"FARANDOLE_IFACE={iface} has no IPv4 address here ({error.strerror}); interfaces: "
+                f"{names}"
+            ) from error
+    return socket.inet_ntoa(answer[20:24])

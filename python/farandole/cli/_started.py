@@ -1,0 +1,35 @@
+"""Which launcher started this process, and by which variables that is known."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from farandole import _place
+from farandole._launchers import PlaceError
+
+_NOBODY = "nobody: a program started like this is a world of one"
+
+
+def describe() -> dict[str, Any]:
+    """Plain values; `trouble` alone where the environment contradicts itself."""
+    try:
+        found = _place.find(os.environ)
+        if found.launcher is None:
+            return {"started by": _NOBODY}
+        if found.rank is None or found.size is None:
+            return {"trouble": _place.half_said(found)}
+    except PlaceError as error:
+        return {"trouble": str(error)}
+    known_by = _place.used(found.launcher, os.environ)
+    others = [row.name for row in _place.seen(os.environ) if row != found.launcher]
+    return {
+        "started by": found.launcher.name,
+        "rank": found.rank,
+        "size": found.size,
+        "local rank": found.local_rank,
+        "local size": found.local_size,
+        "job": _place.job_id(found.launcher, os.environ),
+        "known by": [f"{name}={text}" for name, text in known_by.items()],
+        "also seen": others,
+    }

@@ -1,0 +1,220 @@
+"""Several hosts: one verdict for all, and bad input is refused on every rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_deaths import IMPATIENT, all_die_inside, one_dies
+
+import farandole as fd
+from harness import Outcome, World, split
+
+Spawn = Callable[..., World]
+SIZES = {"1,1": 2, "1,2": 3, "2,2": 4}
+
+
+def assert_one_verdict(outcomes: list[Outcome], error: str, rank: int) -> str:
+    for o in outcomes:
+        assert o.error == error, o.trace
+        assert o.rank == rank
+    verdicts = {o.verdict for o in outcomes}
+    assert len(verdicts) == 1, verdicts
+    return verdicts.pop()
+
+
+# ---- deaths ----
+
+
+@pytest.mark.parametrize("parts", SIZES)
+@pytest.mark.parametrize("victim", ["first", "last"])
+def test_all_hosts_name_the_killed_rank(spawn: Spawn, parts: str, victim: str) -> None:
+    size = SIZES[parts]
+    dead = 0 if victim == "first" else size - 1
+    world = spawn(size, env=split(parts))
+    world.start(one_dies, dead, 2, "all_reduce", 99_996, False)
+    world.hear_all()
+    world.signal(dead, signal.SIGKILL)
+    survivors = [r for r in range(size) if r != dead]
+    verdict = assert_one_verdict(world.outcomes(survivors), "PeerLost", dead)
+    assert f"rank {dead} (pid {world.pids[dead]}" in verdict
+
+
+@pytest.mark.parametrize("count", [3, 2_000_000])
+def test_a_rank_killed_while_data_move_is_named(spawn: Spawn, count: int) -> None:
+    world = spawn(3, env=split("1,2"))
+    world.start(all_die_inside, 10**9, count)
+    world.hear_all()
+    world.signal(1, signal.SIGKILL)
+    assert_one_verdict(world.outcomes([0, 2]), "PeerLost", 1)
+
+
+def test_a_stopped_rank_elsewhere_is_named(spawn: Spawn) -> None:
+    world = spawn(3, env=IMPATIENT | split("2,1"))
+    world.start(one_dies, 2, 2, "all_reduce", 5000, False)
+    world.hear_all()
+    world.signal(2, signal.SIGSTOP)
+    assert_one_verdict(world.outcomes([0, 1]), "Stalled", 2)
+    world.signal(2, signal.SIGKILL)
+
+
+def leaves(who: int) -> None:
+    fd.init()
+    fd.all_reduce(np.ones(3))
+    if fd.rank() == who:
+        fd.shutdown()
+        return
+    fd.all_reduce(np.ones(3))
+
+
+@pytest.mark.parametrize("who", [0, 2])
+def test_a_rank_that_leaves_is_named(spawn: Spawn, who: int) -> None:
+    world = spawn(3, env=split("1,2"))
+    world.start(leaves, who)
+    outcomes = world.outcomes()
+    assert outcomes[who].error is None
+    assert_one_verdict([o for r, o in enumerate(outcomes) if r != who], "EarlyExit", who)
+
+
+def last_words(times: int) -> None:
+    """Whoever is done leaves, though others still take their part of the last operation."""
+    for _ in range(times):
+        fd.init()
+        x = np.ones(200_003)
+        assert (fd.broadcast(x, root=0) == 1).all()
+        fd.shutdown()
+
+
+def test_who_has_done_its_share_may_leave(spawn: Spawn) -> None:
+    spawn(4, env=split("2,2")).run(last_words, 10)
+
+
+# ---- disagreement ----
+
+
+def disagrees(who: int) -> str:
+    fd.init()
+    with pytest.raises(fd.Mismatch) as refused:
+        fd.all_reduce(np.ones(10 + (fd.rank() == who)), name="weights")
+    assert (fd.all_reduce(np.ones(10)) == fd.size()).all()  # the group lives on
+    return refused.value.verdict
+
+
+@pytest.mark.parametrize("parts", SIZES)
+def test_a_mismatch_is_refused_in_the_same_words(spawn: Spawn, parts: str) -> None:
+    size = SIZES[parts]
+    for who in (0, size - 1):
+        verdicts = set(spawn(size, env=split(parts)).run(disagrees, who))
+        assert len(verdicts) == 1
+        verdict = verdicts.pop()
+        assert f"11 on rank {who}" in verdict
+        assert "'weights'" in verdict
+
+
+def disagrees_in_a_bundle() -> str:
+    fd.init()
+    arrays = [np.ones(3), np.ones(5 if fd.rank() == 0 else 6)]
+    with pytest.raises(fd.Mismatch) as refused:
+        fd.grouped_all_reduce(arrays, name="pair")
+    return refused.value.verdict
+
+
+def test_the_differing_array_of_a_bundle_is_named(spawn: Spawn) -> None:
+    verdicts = set(spawn(3, env=split("1,2")).run(disagrees_in_a_bundle))
+    assert len(verdicts) == 1
+    assert "array 1" in verdicts.pop()
+
+
+# ---- bad input ----
+
+
+def refused_everywhere(world: World, error: str) -> list[str]:
+    world.start(fd.init)
+    outcomes = world.outcomes()
+    for o in outcomes:
+        assert o.error == error, o.trace
+    return [o.text for o in outcomes]
+
+
+def test_without_a_secret_nobody_meets(spawn: Spawn) -> None:
+    texts = refused_everywhere(
+        spawn(2, env=split("1,1") | {"FARANDOLE_SECRET_FILE": None}), "AuthError"
+    )
+    assert all("FARANDOLE_SECRET_FILE" in text for text in texts)
+
+
+def test_ranks_may_meet_without_a_secret_where_that_is_allowed(spawn: Spawn) -> None:
+    env = split("1,1") | {"FARANDOLE_SECRET_FILE": None, "FARANDOLE_INSECURE": "1"}
+    spawn(2, env=env).run(disagrees, 1)
+
+
+def test_a_secret_that_others_may_read_is_refused(spawn: Spawn, tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_text("0" * 64)
+    path.chmod(0o644)
+    env = split("1,1") | {"FARANDOLE_SECRET_FILE": str(path)}
+    texts = refused_everywhere(spawn(2, env=env), "AuthError")
+    assert all("chmod 600" in text for text in texts)
+
+
+def test_another_secret_is_refused_on_both_ends(spawn: Spawn, tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_text("1" * 64)
+    path.chmod(0o600)
+    env = split("1,1") | {"FARANDOLE_START_TIMEOUT": "3"}
+    world = spawn(2, env=env, each=[{}, {"FARANDOLE_SECRET_FILE": str(path)}])
+    world.start(fd.init)
+    first, second = world.outcomes()
+    assert (first.error, second.error) == ("RendezvousError", "AuthError")
+    assert "did not know the job's secret" in first.text
+    assert "FARANDOLE_SECRET_FILE" in second.text
+
+
+def test_settings_that_differ_between_hosts_are_named(spawn: Spawn) -> None:
+    each: list[dict[str, str | None]] = [{}, {"FARANDOLE_LEVEL": "fast"}]
+    texts = refused_everywhere(spawn(2, env=split("1,1"), each=each), "RendezvousError")
+    assert all("FARANDOLE_LEVEL=fast" in text and "canonical" in text for text in texts)
+
+
+def test_a_missing_rank_is_named(spawn: Spawn) -> None:
+    env = split("1,2") | {"FARANDOLE_START_TIMEOUT": "2"}
+    world = spawn(3, env=env)
+    world.start(fd.init, ranks=[0, 2])
+    for o in world.outcomes([0, 2]):
+        assert o.error == "RendezvousError", o.trace
+        assert "missing: 1" in o.text
+
+
+def test_a_split_that_does_not_fit_is_refused(spawn: Spawn) -> None:
+    texts = refused_everywhere(spawn(2, env=split("3,1")), "InvalidArgument")
+    assert all("FARANDOLE_SPLIT_HOSTS=3,1" in text for text in texts)
+
+
+def test_an_interface_that_is_not_there_is_refused(spawn: Spawn) -> None:
+    env = split("1,1") | {"FARANDOLE_IFACE": "nosuch0"}
+    texts = refused_everywhere(spawn(2, env=env), "InvalidArgument")
+    assert all("FARANDOLE_IFACE=nosuch0" in text and "lo" in text for text in texts)
+
+
+def child_of_a_rank() -> str:
+    fd.init()
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            fd.all_reduce(np.ones(3))
+        except fd.ForkedEngine:
+            os.write(writing, b"refused")
+        os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    said = os.read(reading, 100).decode()
+    assert (fd.all_reduce(np.ones(3)) == fd.size()).all()
+    return said
+
+
+def test_a_forked_child_is_refused_and_its_parent_goes_on(spawn: Spawn) -> None:
+    assert spawn(2, env=split("1,1")).run(child_of_a_rank) == ["refused"] * 2

@@ -1,0 +1,122 @@
+"""Worlds of several hosts: the same results and bits, over TCP between hosts and memory within."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from test_tcp import (
+    addresses,
+    again_and_again,
+    by_name_in_any_order,
+    check_sizes,
+    check_types,
+    groups_side_by_side,
+    many_at_once,
+    messages,
+    sum_of_random_numbers,
+)
+
+import farandole as fd
+from harness import World, split
+
+Spawn = Callable[..., World]
+# Hosts of one, of equal and of uneven size, and ranks whose numbers alternate between hosts.
+SPLITS = {"1,1": 2, "2,2": 4, "1,3": 4, "2,1,1": 4, "0:1:0": 3, "0:1:0:1": 4}
+
+
+# ---- who is where ----
+
+
+def places() -> tuple[int, int, int, int]:
+    fd.init()
+    fd.barrier()
+    return fd.local_rank(), fd.local_size(), fd.cross_rank(), fd.cross_size()
+
+
+def test_ranks_find_out_who_shares_a_host(spawn: Spawn) -> None:
+    assert spawn(4, env=split("1,3")).run(places) == [
+        (0, 1, 0, 2), (0, 3, 1, 2), (1, 3, 1, 2), (2, 3, 1, 2)
+    ]  # fmt: skip
+    assert spawn(3, env=split("0:1:0")).run(places) == [(0, 2, 0, 2), (0, 1, 1, 2), (1, 2, 0, 2)]
+    assert spawn(2, env=split("2")).run(places) == [(0, 2, 0, 1), (1, 2, 0, 1)]
+
+
+# ---- collectives ----
+
+
+@pytest.mark.parametrize("parts", SPLITS)
+def test_all_collectives_and_sizes(spawn: Spawn, parts: str) -> None:
+    world = spawn(SPLITS[parts], env=split(parts))
+    for in_place in (False, True):
+        assert all(paths == {"schedule"} for paths in world.run(check_sizes, in_place))
+
+
+@pytest.mark.parametrize("parts", ["1,1", "1,2"])
+def test_all_types(spawn: Spawn, parts: str) -> None:
+    spawn(3 if parts == "1,2" else 2, env=split(parts)).run(check_types)
+
+
+@pytest.mark.parametrize("parts", SPLITS)
+@pytest.mark.parametrize("count", [5, 300_007])
+def test_the_same_bits_as_on_one_host(spawn: Spawn, parts: str, count: int) -> None:
+    environments: list[dict[str, Any]] = [{}, split(parts)]
+    sums = {
+        total
+        for env in environments
+        for total in spawn(SPLITS[parts], env=env).run(sum_of_random_numbers, count, "canonical")
+    }
+    assert len(sums) == 1
+
+
+def mean_of_halves() -> None:
+    fd.init()
+    x = np.full(1001, 2.0 * fd.rank(), np.float16)
+    mean = fd.all_reduce(x, op="mean", prescale=0.5, postscale=4.0)
+    assert (mean == np.float16(2.0 * (fd.size() - 1))).all(), mean[:3]
+
+
+@pytest.mark.parametrize("parts", ["1,3", "2,2"])
+def test_a_mean_divides_by_ranks_not_by_hosts(spawn: Spawn, parts: str) -> None:
+    spawn(4, env=split(parts)).run(mean_of_halves)
+
+
+@pytest.mark.parametrize("parts", ["1,1", "1,2", "2,2", "0:1:0:1"])
+@pytest.mark.parametrize(
+    "what", [many_at_once, groups_side_by_side, by_name_in_any_order, messages]
+)
+def test_what_else_moves_data(spawn: Spawn, what: Callable[[], None], parts: str) -> None:
+    spawn({"1,1": 2, "1,2": 3}.get(parts, 4), env=split(parts)).run(what)
+
+
+def groups_of_one_host() -> tuple[str, str]:
+    """A group whose ranks share a host uses what that host has."""
+    fd.init()
+    here = fd.split(fd.cross_rank())
+    across = fd.split(fd.local_rank())
+    x = np.ones(100_003)
+    assert (fd.all_reduce(x, group=here) == fd.local_size()).all()
+    within = here.last_path
+    assert (fd.all_reduce(x, group=across) == fd.cross_size()).all()
+    return within, across.last_path
+
+
+def test_a_group_within_a_host_goes_over_its_memory(spawn: Spawn) -> None:
+    for within, across in spawn(4, env=split("2,2")).run(groups_of_one_host):
+        assert within != "schedule"
+        assert across == "schedule"
+
+
+# ---- what is left behind ----
+
+
+def test_worlds_leave_no_descriptor(spawn: Spawn) -> None:
+    for counts in spawn(2, env=split("1,1")).run(again_and_again, 10):
+        assert counts[0] == counts[-1], counts
+
+
+def test_ranks_listen_at_one_address(spawn: Spawn) -> None:
+    for found in spawn(2, env=split("1,1")).run(addresses):
+        assert [address.partition(":")[0] for address in found] == ["0100007F"]
