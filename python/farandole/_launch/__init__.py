@@ -1,14 +1,12 @@
 """Starting the ranks of a job, on this host or on several, and bringing them down again.
 
     launcher.py    one job, from its description to its exit code
-    job.py         what is asked of the launcher
-    supervisor.py  the loop that decides: failures, signals, the verdict
-    place.py       the interface of what it watches: where ranks run
+    job.py         what is asked of the launcher; hosts.py: which hosts a job may use
+    supervisor.py  the loop that decides
+    causes.py      who failed first, and the last lines; absence.py: who is waited for in vain
+    place.py       what the loop watches: where ranks run; meeting.py: where they meet
     here.py        ranks that are processes of this one; leftovers.py: what they leave behind
-    remote.py      ranks of another host, behind its agent; reach.py: how that is started
-    agent.py       the process there; order.py, frames.py: what the two say to each other
-    carried.py     which variables go along; secret.py: the job's secret
-    hosts.py       which hosts a job may use
+    agents/        ranks of other hosts, and what runs there
     watchdog.py    two processes that watch each other, so that nothing survives a kill -9
     ranks.py       what a rank finds in its environment; starting one
     words.py       what ranks say of themselves, and who is to blame by it
@@ -24,12 +22,11 @@ Only the standard library is used, and no thread: ranks are forked from here.
 
 from __future__ import annotations
 
-from farandole._launch.carried import named
+from farandole._launch.agents.carried import named
 from farandole._launch.hosts import hosts_of, is_everywhere, is_here, shared_out, slots_here
-from farandole._launch.job import Copies, Job, LaunchError, Reach, Share
+from farandole._launch.job import LAUNCHERS, Copies, Job, LaunchError, Reach, Share
 from farandole._launch.launcher import launch
 from farandole._launch.ranks import check_command
-from farandole._launch.reach import LAUNCHERS
 
 __all__ = [
     "LAUNCHERS",

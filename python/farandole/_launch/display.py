@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from farandole._launch.job import Copies, Job, LaunchError
+from farandole._launch.agents.address import is_address
+from farandole._launch.hosts import name_of
+from farandole._launch.job import Copies, Job, LaunchError, Share
 from farandole._launch.output import Stream
 from farandole._launch.polling import READ, WRITE, earliest, wait
 from farandole._launch.screen import Screen, open_screens
@@ -22,6 +24,7 @@ class Display:
         self._job = job
         self._out, self._err = open_screens()
         self._copies = _open_copies(job.copies, job.ranks)
+        self._labels = labels(job.ranks, job.hosts)
         self._streams: dict[int, tuple[Stream, Stream]] = {}  # by rank
         self._order: list[Stream] = []
 
@@ -103,11 +106,23 @@ class Display:
     def _prefix(self, rank: int, *, colour: bool) -> bytes:
         if not self._job.prefix:
             return b""
-        text = f"[{rank}]"
-        space = " " * (len(str(self._job.ranks - 1)) + 3 - len(text))  # text starts in one column
+        text = f"[{self._labels[rank]}]"
+        space = " " * (max(map(len, self._labels)) + 3 - len(text))  # text starts in one column
         if colour:
             text = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m"
         return (text + space).encode()
+
+
+def labels(ranks: int, hosts: Sequence[Share]) -> list[str]:
+    """'2' for each rank; '2 b' where there are several hosts. Domains are left out where no two
+    hosts differ in these alone."""
+    if not hosts:
+        return [str(rank) for rank in range(ranks)]
+    names = [name_of(share.host) for share in hosts]
+    short = [name if is_address(name) else name.partition(".")[0] for name in names]
+    names = short if len(set(short)) == len(names) else names
+    of_ranks = [name for name, (_, count) in zip(names, hosts, strict=True) for _ in range(count)]
+    return [f"{rank} {name}" for rank, name in enumerate(of_ranks)]
 
 
 def _open_copies(copies: Copies | None, ranks: int) -> list[tuple[int | None, int | None]]:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from types import MappingProxyType
 
 from farandole._launch.leftovers import Leftovers, left_behind
-from farandole._launch.place import Rank, Threads
+from farandole._launch.place import Place, Rank, Threads
 from farandole._launch.polling import READ
 from farandole._launch.processes import descendants, oom_kills, reap, send
 from farandole._launch.ranks import (
@@ -22,13 +22,13 @@ from farandole._launch.ranks import (
     start_rank,
     threads_per_rank,
 )
-from farandole._launch.words import Ear, Word
+from farandole._launch.words import Ear
 
 _TRACES = ("_TRACE", "_TIMELINE")  # ends of the variables that ask for one
 
 
-class Here:
-    """A place (place.py) whose ranks are children of this process.
+class Here(Place):
+    """Ranks that are children of this process.
 
     A rank stays unreaped until the job ends, so that its process group's number cannot be taken by
     anybody else while we may still signal it.
@@ -43,32 +43,22 @@ class Here:
         added: Mapping[str, str] = MappingProxyType({}),
         index: int = 0,
         host: str = "",
+        address: str = "127.0.0.1",
     ) -> None:
-        """`counts`: of the ranks of all hosts, of which this one is the `index`-th; `added`:
-        variables of this job alone."""
-        self.host = host
-        self.count = counts[index]
-        self.ranks: list[Rank] = []
-        self.pipes: list[tuple[int, int]] = []
-        self.address, self.port = "127.0.0.1", free_port("127.0.0.1" if not host else "")
+        """`added`: variables of this job alone; `address`: of this host, for the others."""
+        super().__init__(counts, index, host)
         self.ready = self.dry = True
-        self.started = False
-        self.trouble, self.exit_code = "", 0
-        self.threads: Threads | None = None
+        self.address, self.port = address, free_port("" if host else address)
         if self.count > 1 and not inherited.get("OMP_NUM_THREADS"):
             each = threads_per_rank(self.count)
             self.threads = Threads(len(os.sched_getaffinity(0)), each)
         self._command = command
         self._counts = counts
-        self._first = sum(counts[:index])
         self._environment = {**shared_environment(self.count, inherited), **added}
         self._oom_kills = oom_kills()
         self._ear: Ear | None = None
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._news: list[Word | Rank] = []
-        self._remarks: list[str] = []
         self._leftovers: Leftovers | None = None
-        self.finished = False
 
     # -- start --------------------------------------------------------------------------------
 
@@ -78,7 +68,7 @@ class Here:
     def start(self, rendezvous: Rendezvous) -> None:
         self._environment |= rendezvous.environment()
         self._ear = _open_ear(rendezvous.run_id)
-        for number in range(self._first, self._first + self.count):
+        for number in range(self.first, self.first + self.count):
             own = rank_environment(number, self._counts)
             process, pipes = start_rank(number, self._command, self._environment | own)
             self._processes[number] = process
@@ -111,15 +101,8 @@ class Here:
             mine = {rank.pid for rank in self.ranks}
             reap(process for process in descendants(os.getpid()) if process.pid not in mine)
         # Of deaths seen in one look, a killed rank is more likely the cause than one that exited.
-        self._news += sorted(died, key=lambda rank: rank.exit_code or 0)
-
-    def news(self) -> list[Word | Rank]:
-        news, self._news = self._news, []
-        return news
-
-    def remarks(self) -> list[str]:
-        remarks, self._remarks = self._remarks, []
-        return remarks
+        died.sort(key=lambda rank: rank.exit_code or 0)
+        self._news += died
 
     def has_orphans(self) -> bool:
         """What ranks that have ended left running."""
@@ -174,7 +157,10 @@ class Here:
         if self._leftovers is not None:
             self._leftovers.hurry()
 
-    def close(self) -> None:
+    def leave(self) -> None:
+        """There is nobody to leave."""
+
+    def close(self, deadline: float) -> None:  # noqa: ARG002 - all of them are dead
         for rank in self.ranks:
             if not rank.alive:
                 self._processes[rank.number].wait()

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
+from farandole._launch.agents.address import is_address, is_loopback, is_ours
 from farandole._launch.job import LaunchError, Share
 
 _ALWAYS_HERE = ("localhost", "127.0.0.1", "::1", "[::1]")
@@ -64,20 +65,22 @@ def slots_here(hosts: str | None, hostfile: Path | None) -> int | None:
     return sum(count for _, count in slots)
 
 
+def name_of(host: str) -> str:
+    """Without the user, and without brackets."""
+    return host.rpartition("@")[2].strip("[]")
+
+
 def is_here(host: str) -> bool:
-    """Whether it is this machine, by its name."""
+    """Whether it is this machine, by its name or an address of it."""
     mine = socket.gethostname()
-    return host in (*_ALWAYS_HERE, mine, mine.partition(".")[0])
+    address = host.strip("[]")  # not of another user
+    own = is_address(address) and is_ours(address)
+    return own or host in (*_ALWAYS_HERE, mine, mine.partition(".")[0])
 
 
 def is_everywhere(host: str) -> bool:
     """Whether the name means another machine on each."""
-    return host in _ALWAYS_HERE
-
-
-def address_of(host: str) -> str:
-    """Without the user, and without brackets."""
-    return host.rpartition("@")[2].strip("[]")
+    return host in _ALWAYS_HERE or is_loopback(host.strip("[]"))
 
 
 def _of_list(item: str) -> Share:

@@ -33,10 +33,13 @@ class Share(NamedTuple):
     ranks: int
 
 
+LAUNCHERS = ("ssh", "netns", "local")
+
+
 class Reach(NamedTuple):
     """How the agents of other hosts are started."""
 
-    launcher: str = "ssh"  # or netns, or local
+    launcher: str = "ssh"  # one of LAUNCHERS
     python: str = sys.executable  # that starts them
     ssh_port: int | None = None
     ssh_identity: Path | None = None

@@ -1,4 +1,4 @@
-"""Where ranks run: on this host (`Here`), or on another one behind its agent (`Remote`).
+"""Where ranks run: on this host (here.py), or on another one behind its agent (agents/remote.py).
 
 The supervisor decides what happens to a job; a place does it to its ranks and tells what became of
 them. Nothing here waits: a loop polls the place's descriptors and gives it turns.
@@ -7,7 +7,9 @@ them. Nothing here waits: a loop polls the place's descriptors and gives it turn
 from __future__ import annotations
 
 import signal
-from typing import NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from farandole._launch.ranks import Rendezvous, describe_exit
 from farandole._launch.words import Word
@@ -45,63 +47,96 @@ class Threads(NamedTuple):
     each: int
 
 
-class Place(Protocol):
+class Place(ABC):
     """One host's ranks. All methods return at once."""
 
-    host: str
-    count: int  # of its ranks, also before they have started
-    ranks: list[Rank]  # once they have started
-    pipes: list[tuple[int, int]]  # their stdout and stderr, to be read, each closed by its reader
-    threads: Threads | None
-    address: str  # by which the other hosts reach it
-    port: int  # that was free there
-    ready: bool  # to start ranks
-    started: bool
-    finished: bool  # nothing runs there any more that ranks left behind
-    dry: bool  # no more output will come into the pipes
-    out_of_memory: bool  # the kernel killed there for want of it
-    trouble: str  # why the place, or its start, has failed
-    exit_code: int  # of the job, when the start has failed
-
-    def open(self, deadline: float) -> None:
-        """Begins to get ready, for which there is time until then."""
-
-    def start(self, rendezvous: Rendezvous) -> None: ...
-
-    def descriptors(self) -> list[tuple[int, int]]:
-        """What to poll, and for what."""
-
-    def due(self) -> float | None:
-        """When it wants a turn at the latest."""
-
-    def turn(self, ready: set[int], now: float) -> None: ...
-
-    def child_ended(self) -> None:
-        """SIGCHLD came."""
+    def __init__(self, counts: Sequence[int], index: int, host: str) -> None:
+        """`counts`: of the ranks of all hosts, of which this one is the `index`-th."""
+        self.host = host  # empty where the job has one alone
+        self.count = counts[index]
+        self.first = sum(counts[:index])  # its lowest rank
+        self.ranks: list[Rank] = []  # once they have started
+        self.pipes: list[tuple[int, int]] = []  # their stdout and stderr, each closed by its reader
+        self.threads: Threads | None = None
+        self.address = ""  # by which other hosts reach it; empty: it is the launcher's own host
+        self.launchers_address = ""  # as this host sees the launcher's, if it does
+        self.port = 0  # that was free there
+        self.ready = False  # to start ranks
+        self.started = False
+        self.finished = False  # nothing runs there any more that ranks left behind
+        self.dry = False  # no more output will come into the pipes
+        self.trouble = ""  # why the place, or its start, has failed
+        self.exit_code = 1  # of the job, when the start has failed
+        self._news: list[Word | Rank] = []
+        self._remarks: list[str] = []
 
     def news(self) -> list[Word | Rank]:
         """What ranks have said, and which of them have ended, since the last call."""
+        news, self._news = self._news, []
+        return news
 
     def remarks(self) -> list[str]:
         """What the user should know of this place, since the last call."""
+        remarks, self._remarks = self._remarks, []
+        return remarks
 
+    @property
+    @abstractmethod
+    def out_of_memory(self) -> bool:
+        """Whether the kernel killed there for want of memory."""
+
+    @abstractmethod
+    def open(self, deadline: float) -> None:
+        """Begins to get ready, for which there is time until then."""
+
+    @abstractmethod
+    def start(self, rendezvous: Rendezvous) -> None:
+        """Starts the ranks."""
+
+    @abstractmethod
+    def descriptors(self) -> list[tuple[int, int]]:
+        """What to poll, and for what."""
+
+    @abstractmethod
+    def due(self) -> float | None:
+        """When it wants a turn at the latest."""
+
+    @abstractmethod
+    def turn(self, ready: set[int], now: float) -> None:
+        """`ready`: the descriptors where something can be done."""
+
+    @abstractmethod
+    def child_ended(self) -> None:
+        """SIGCHLD came."""
+
+    @abstractmethod
     def has_orphans(self) -> bool:
         """Whether ranks that have ended may have left something running."""
 
+    @abstractmethod
     def pass_on(self, number: signal.Signals) -> None:
         """To the ranks alone: their workers may have no handler and would die of it."""
 
+    @abstractmethod
     def signal_groups(self, number: signal.Signals) -> None:
         """To the ranks and what runs in their process groups."""
 
+    @abstractmethod
     def end(self, number: signal.Signals) -> None:
         """The same, to end them: also to those that are stopped; SIGKILL to all that descends."""
 
+    @abstractmethod
     def finish(self, at_once: bool) -> None:
         """All ranks are dead: end what they left behind, after a moment if not at once."""
 
+    @abstractmethod
     def hurry(self) -> None:
         """Kill what is left now."""
 
-    def close(self) -> None:
-        """The last call; waits for processes of ours that are about to end, not for long."""
+    @abstractmethod
+    def leave(self) -> None:
+        """Nothing will be asked of it any more."""
+
+    @abstractmethod
+    def close(self, deadline: float) -> None:
+        """The last call, which may wait until then for processes of ours to end."""

@@ -21,14 +21,24 @@ def new_secret() -> str:
 
 
 class SecretFile:
-    """The file on one host."""
+    """The file on one host. `name`: of its directory, which nobody can guess."""
 
-    def __init__(self, secret: str) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="farandole-"))  # of mode 700
+    def __init__(self, name: str, secret: str) -> None:
+        self._directory = _directory(name)
+        self._directory.mkdir(mode=0o700)  # raises if somebody has it
         self.path = self._directory / "secret"
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(secret)
 
     def remove(self) -> None:
-        shutil.rmtree(self._directory, ignore_errors=True)
+        remove(self._directory.name)
+
+
+def remove(name: str) -> None:
+    """Also by who has not made it: the launcher may outlive an agent beside it that was killed."""
+    shutil.rmtree(_directory(name), ignore_errors=True)
+
+
+def _directory(name: str) -> Path:
+    return Path(tempfile.gettempdir(), name)

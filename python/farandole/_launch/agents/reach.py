@@ -7,20 +7,30 @@ from __future__ import annotations
 
 import math
 import shlex
+import sys
 
+from farandole._launch.agents.address import is_address
+from farandole._launch.hosts import is_here, name_of
 from farandole._launch.job import Reach
 
-_MODULE = "farandole._launch.agent"
-LAUNCHERS = ("ssh", "netns", "local")
+_MODULE = "farandole._launch.agents"
 
 
-def command_for(host: str, reach: Reach, timeout: float, *, is_here: bool) -> list[str]:
-    """`host` has passed hosts.py's pattern; `is_here`: it is this machine."""
+def launcher_for(host: str, reach: Reach) -> str:
+    """The one that is asked for; 'here' where it is ssh, and the host is this machine."""
+    return "here" if reach.launcher == "ssh" and is_here(host) else reach.launcher
+
+
+def command_for(host: str, reach: Reach, timeout: float) -> list[str]:
+    """`host` has passed hosts.py's pattern."""
+    launcher = launcher_for(host, reach)
+    if launcher == "here":
+        return [sys.executable, "-m", _MODULE]
     agent = [reach.python, "-m", _MODULE]
-    if reach.launcher == "netns":
-        return ["ip", "netns", "exec", host, *agent]
-    if reach.launcher == "local" or is_here:
+    if launcher == "local":
         return agent
+    if launcher == "netns":
+        return ["ip", "netns", "exec", host, *agent]
     words = ["ssh", "-T", "-o", "BatchMode=yes"]
     words += ["-o", f"ConnectTimeout={max(1, math.ceil(timeout))}"]
     if reach.ssh_port is not None:
@@ -28,6 +38,12 @@ def command_for(host: str, reach: Reach, timeout: float, *, is_here: bool) -> li
     if reach.ssh_identity is not None:
         words += ["-i", str(reach.ssh_identity)]
     return [*words, "--", host.replace("[", "").replace("]", ""), shlex.join(agent)]
+
+
+def address_of(host: str) -> str:
+    """The one that was written down; empty where it is a name."""
+    name = name_of(host)
+    return name if is_address(name) else ""
 
 
 def advice_for(host: str, reach: Reach, code: int | None, said: str) -> str:

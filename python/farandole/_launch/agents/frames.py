@@ -12,7 +12,6 @@ that stream. A length is checked before anything of that length is kept.
 from __future__ import annotations
 
 import json
-import os
 import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -83,34 +82,3 @@ def _output(content: bytes) -> Output:
         raise FrameError(f"{content!r} is no output")
     rank, which = _OUTPUT.unpack_from(content)
     return Output(rank, which, content[_OUTPUT.size :])
-
-
-class Outbox:
-    """Bytes on their way into a descriptor that must not block us."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self.gone = False  # the reader left
-        self._bytes = bytearray()
-        os.set_blocking(fd, False)
-
-    @property
-    def pending(self) -> int:
-        return len(self._bytes)
-
-    def put(self, data: bytes) -> None:
-        if not self.gone:
-            self._bytes += data
-
-    def flush(self) -> int:
-        """Writes what fits now; returns how much."""
-        done = 0
-        while done < len(self._bytes) and not self.gone:
-            try:
-                done += os.write(self.fd, self._bytes[done : done + (1 << 18)])
-            except BlockingIOError:
-                break
-            except OSError:  # EPIPE, or a connection's end
-                self.gone = True
-        self._bytes = bytearray() if self.gone else self._bytes[done:]
-        return done
