@@ -13,7 +13,8 @@ from farandole._launch.job import LaunchError, Share
 _ALWAYS_HERE = ("localhost", "127.0.0.1", "::1", "[::1]")
 # A name that ssh takes for nothing else; the address of IPv6 in brackets, since a colon follows.
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
-_HOST = re.compile(rf"(?:{_NAME}@)?(?:{_NAME}|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\])")
+_VERSION_6 = r"\[[0-9A-Fa-f]*:[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\]"
+_HOST = re.compile(rf"(?:{_NAME}@)?(?:{_NAME}|{_VERSION_6})")
 
 
 def hosts_of(hosts: str | None, hostfile: Path | None) -> list[Share] | None:

@@ -73,7 +73,7 @@ def _decoded(content: bytes) -> Message:
     try:
         found = json.loads(content)
         return Message(str(found.pop("kind")), found)
-    except (ValueError, AttributeError, KeyError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise FrameError(f"{content[:40]!r} is no message") from error
 
 
