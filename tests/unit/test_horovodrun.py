@@ -44,6 +44,8 @@ SETTINGS = [
     (["--log-level", "TRACE"], "FARANDOLE_LOG", "debug"),
     (["--log-level", "fatal"], "FARANDOLE_LOG", "error"),
     (["--verbose"], "FARANDOLE_LOG", "info"),
+    (["--network-interface", "eth1"], "FARANDOLE_IFACE", "eth1"),
+    (["--network-interfaces", "eth1,eth2"], "FARANDOLE_IFACE", "eth1"),
 ]
 
 

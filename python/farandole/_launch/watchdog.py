@@ -40,11 +40,11 @@ class WatchdogLost(BaseException):
     """Ends a loop from wherever it is; the launcher then kills all that descends from it."""
 
 
-def guarded(body: Body, name: str) -> int:
+def guarded(body: Body, name: str, what: str = "launcher") -> int:
     """Calls `body(lifeline, signals)` in a child that leads a session; returns its exit code.
 
     `lifeline` becomes readable when the watchdog is gone; `signals` has those that are passed on.
-    A LaunchError is printed behind `name`.
+    A LaunchError is printed behind `name`; `what` the child is, for the user.
     """
     _open_standard_streams()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would lose exit codes
@@ -61,7 +61,7 @@ def guarded(body: Body, name: str) -> int:
         if launcher == 0:
             _be_launcher(body, name, lifeline, passed_on, mask)
         os.close(lifeline[0])
-        return _watch_over(launcher, passed_on, strangers)
+        return _watch_over(launcher, what, passed_on, strangers)
     finally:
         with suppress(OSError):
             os.close(lifeline[1])
@@ -99,7 +99,9 @@ def _be_launcher(
         os._exit(code)
 
 
-def _watch_over(launcher: int, signals: list[signal.Signals], strangers: list[Process]) -> int:
+def _watch_over(
+    launcher: int, what: str, signals: list[signal.Signals], strangers: list[Process]
+) -> int:
     """Passes signals to the launcher until it ends, and cleans up behind it."""
     while True:
         number = signal.sigwait([*signals, signal.SIGCHLD])
@@ -116,7 +118,7 @@ def _watch_over(launcher: int, signals: list[signal.Signals], strangers: list[Pr
         return code
     left = end_descendants(strangers)
     name = signal.Signals(-code).name
-    print(f"farandole: the launcher was killed by {name}; all ranks were ended", file=sys.stderr)
+    print(f"farandole: the {what} was killed by {name}; all ranks were ended", file=sys.stderr)
     if left:
         print(f"farandole: could not end {describe(left)}", file=sys.stderr)
     return 128 - code

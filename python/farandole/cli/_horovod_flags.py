@@ -47,6 +47,13 @@ def _seconds(text: str) -> str:
     return f"{_at_least_zero(text):g}"
 
 
+def _first(text: str) -> str:
+    first = text.partition(",")[0]
+    if not first:
+        raise ValueError
+    return first
+
+
 def _level(text: str) -> str:
     return _LEVELS[text.upper()]
 
@@ -99,11 +106,11 @@ FLAGS = [
          "TRACE, DEBUG, INFO, WARNING (default), ERROR or FATAL", key="logging.level"),
     Flag("--verbose", "", "FARANDOLE_LOG", "info", "the same as --log-level INFO",
          key="verbose=true"),
+    Flag("--network-interface --network-interfaces", "LIST", "FARANDOLE_IFACE", _first,
+         "the one at which ranks of several hosts reach each other: the first of the list"),
     # What does nothing here.
     Flag("--stall-check", ignored="operations are watched anyway", key="stall_check.enabled=true"),
     Flag("--disable-cache", ignored="nothing about hosts is cached"),
-    Flag("--network-interfaces", "LIST", ignored="ranks of one host use shared memory"),
-    Flag("--network-interface", "LIST", ignored="ranks of one host use shared memory"),
     Flag("--gloo", ignored=_OWN, key="controller=gloo"),
     Flag("--mpi", ignored=_OWN, key="controller=mpi"),
     Flag("--mpi-args", "ARGS", ignored=_NO_MPI),

@@ -73,7 +73,7 @@ def _carry_out(
             host=order.host,
             address=seen.host,
         )
-        return guarded(run, "farandole agent")
+        return guarded(run, "farandole agent", "agent")
     finally:
         secret.remove()
 

@@ -7,6 +7,7 @@ marker on, which the launcher has made up for this job.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ from contextlib import suppress
 from farandole._launch.agents.frames import Decoder, FrameError, Message, Output
 from farandole._launch.agents.outbox import Outbox
 from farandole._launch.polling import READ, WRITE
-from farandole._launch.processes import die_with_parent
+from farandole._launch.processes import descendants, die_with_parent, send
 
 _MOST_NOISE = 64 * 1024  # of a shell, in front of the marker
 _MOST_SAID = 64 * 1024  # on stderr, between two looks at it
@@ -101,7 +102,9 @@ class Connection:
         """Behind hang_up(); what has not gone by itself after `patience` is killed."""
         try:
             self._process.wait(patience)
-        except subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired:  # an agent beside us that was stopped, say
+            for process in descendants(self._process.pid):
+                send(process, signal.SIGKILL)
             self._process.kill()
             self._process.wait()
 
