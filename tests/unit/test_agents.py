@@ -22,12 +22,14 @@ from farandole._launch.agents.frames import Decoder, FrameError, Message, Output
 from farandole._launch.agents.inlets import Inlets
 from farandole._launch.agents.order import Order, package, version
 from farandole._launch.agents.reach import address_of, command_for
+from farandole._launch.agents.remote import Remote
 from farandole._launch.agents.silence import SILENCE, Next, Silence
 from farandole._launch.display import labels
 from farandole._launch.here import Here
 from farandole._launch.hosts import hosts_of, is_everywhere, is_here, shared_out
 from farandole._launch.job import LaunchError, Reach, Share
 from farandole._launch.meeting import where_to_meet
+from farandole._launch.polling import wait
 from harness import LIMIT
 
 # -- which hosts --------------------------------------------------------------------------------
@@ -211,6 +213,77 @@ def test_a_secret_can_be_read_by_its_user_alone_and_is_removed() -> None:
         secret.SecretFile(name, "")
     file.remove()
     assert not file.path.parent.exists()
+
+
+# -- the launcher's end -------------------------------------------------------------------------
+
+LIAR = """
+import json, sys, time
+length = int.from_bytes(sys.stdin.buffer.read(4), "big")
+order = json.loads(sys.stdin.buffer.read(1 + length)[1:])
+noise, said = map(bytes.fromhex, sys.argv[1:])
+sys.stdout.buffer.write(noise + order["marker"].encode() + said)
+sys.stdout.buffer.flush()
+sys.stdin.buffer.read()
+"""
+READY = frames.message("ready", address="10.0.0.1", port=5, launchers_address="", threads=None)
+STARTED = frames.message("started", pids=[8, 9])
+
+
+def led(order: Order, said: bytes, noise: bytes = b"") -> tuple[Remote, list[str]]:
+    """The launcher's end of an agent that says just this, once that is heard; its remarks."""
+    command = [sys.executable, "-S", "-c", LIAR, noise.hex(), said.hex()]
+    remote = Remote(order, command, lambda _code, _said: "some advice")
+    deadline = time.monotonic() + LIMIT
+    remote.open(deadline)
+    remarks = []
+    while not remote.trouble and "last" not in remarks:
+        assert time.monotonic() < deadline
+        remote.turn(wait(remote.descriptors(), deadline), time.monotonic())
+        remarks += remote.remarks()
+    remote.leave()
+    remote.close(deadline)
+    for pipes in remote.pipes:
+        for fd in pipes:
+            os.close(fd)
+    return remote, remarks
+
+
+def test_an_agent_is_heard_behind_what_shells_print(order: Order) -> None:
+    last = frames.message("remark", text="last")
+    died = frames.message("died", rank=2, exit_code=-9)
+    remote, remarks = led(order, READY + STARTED + died + last, b"Welcome!\n" * 100)
+    assert (remote.address, remote.port, remarks) == ("10.0.0.1", 5, ["last"])
+    assert [(rank.number, rank.pid, rank.exit_code) for rank in remote.ranks] == [
+        (1, 8, None), (2, 9, -9)
+    ]  # fmt: skip
+    assert remote.ranks[1].describe_end() == "rank 2 (pid 9 on b) was killed by SIGKILL"
+
+
+def test_what_an_agent_says_moves_no_cursor(order: Order) -> None:
+    bell = frames.message("remark", text="\x1b[2J\a")
+    _, remarks = led(order, READY + bell + frames.message("remark", text="last"))
+    assert remarks == [r"\x1b[2J\x07", "last"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"no frame at all",
+        frames.message("started", pids=[8]),
+        STARTED + frames.message("died", rank=99, exit_code=1),
+        STARTED + frames.message("died", rank=0, exit_code=1),
+        STARTED + frames.message("died", rank=1, exit_code=1000),
+        STARTED + frames.output(5, 0, b"x"),
+        STARTED + frames.output(1, 0, b"x" * (frames.WINDOW + 1)),
+        frames.message("started"),
+        frames.message("please", run="rm"),
+    ],
+)
+def test_what_no_agent_says_is_the_end_of_it(order: Order, said: bytes) -> None:
+    remote, _ = led(order, READY + said)
+    assert remote.trouble.startswith("host b: its agent said what no agent says: ")
+    assert all(rank.lost for rank in remote.ranks)
 
 
 # -- an agent -----------------------------------------------------------------------------------

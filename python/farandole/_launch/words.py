@@ -60,10 +60,11 @@ def _parsed(data: bytes) -> Word | None:
     if not (rank.isdecimal() and pid.isdecimal()):
         return None
     parts = said.split("\x1f")
-    return Word(int(rank), int(pid), [_printable(part) for part in parts])
+    return Word(int(rank), int(pid), [printable(part) for part in parts])
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """What may be shown on a terminal."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 

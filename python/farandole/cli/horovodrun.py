@@ -70,7 +70,7 @@ def _check_build() -> str:
             tick("Gloo", util.gloo_built()),
             "",
             "Available Tensor Operations:",
-            tick("farandole (shared memory of one host)", True),
+            tick("farandole (shared memory; TCP between hosts)", True),
             tick("NCCL", util.nccl_built()),
             tick("DDL", util.ddl_built()),
             tick("CCL", util.ccl_built()),

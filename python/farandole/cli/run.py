@@ -168,7 +168,7 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
             grace=_seconds("--grace", arguments.grace),
             patience=_seconds("--patience", arguments.patience),
             hosts=hosts,
-            reach=_reach(arguments, bool(hosts)),
+            reach=_reach(arguments, bool(hosts), name),
             start_timeout=float(settings.get("FARANDOLE_START_TIMEOUT") or 30),
         )
         if job.hosts:
@@ -207,7 +207,7 @@ def _other_hosts(
     return shares
 
 
-def _reach(arguments: argparse.Namespace, is_used: bool) -> Reach:
+def _reach(arguments: argparse.Namespace, is_used: bool, name: str) -> Reach:
     import sys
 
     from farandole._launch import Reach
@@ -223,7 +223,7 @@ def _reach(arguments: argparse.Namespace, is_used: bool) -> Reach:
         idle = [option for option in idle if option.startswith("--ssh") and not of_ssh]
     if idle:
         why = "no ssh is needed" if is_used else "all ranks are on this host"
-        print(f"farandole run: {', '.join(idle)} not used: {why}", file=sys.stderr)
+        print(f"{name}: {', '.join(idle)} not used: {why}", file=sys.stderr)
     return Reach(
         launcher=arguments.launcher or "ssh",
         python=arguments.remote_python or sys.executable,

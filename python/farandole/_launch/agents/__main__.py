@@ -54,7 +54,7 @@ def main() -> int:
 def _carry_out(
     order: Order, inherited: dict[str, str], seen: address.Seen, streams: tuple[int, int]
 ) -> int:
-    secret = SecretFile(order.secret_name, order.secret)
+    secret = _written(order)
 
     def run(lifeline: int, signals: SignalPipe) -> int:
         try:
@@ -76,6 +76,15 @@ def _carry_out(
         return guarded(run, "farandole agent", "agent")
     finally:
         secret.remove()
+
+
+def _written(order: Order) -> SecretFile:
+    try:
+        return SecretFile(order.secret_name, order.secret)
+    except OSError as error:
+        raise LaunchError(
+            f"the job's secret cannot be written there: {error.filename}: {error.strerror}", 1
+        ) from error
 
 
 def _take_streams() -> tuple[int, int]:

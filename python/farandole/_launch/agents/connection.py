@@ -16,6 +16,7 @@ from farandole._launch.agents.frames import Decoder, FrameError, Message, Output
 from farandole._launch.agents.outbox import Outbox
 from farandole._launch.polling import READ, WRITE
 from farandole._launch.processes import descendants, die_with_parent, send
+from farandole._launch.words import printable
 
 _MOST_NOISE = 64 * 1024  # of a shell, in front of the marker
 _MOST_SAID = 64 * 1024  # on stderr, between two looks at it
@@ -107,6 +108,9 @@ class Connection:
                 send(process, signal.SIGKILL)
             self._process.kill()
             self._process.wait()
+        for stream in (self._process.stdout, self._process.stderr):
+            assert stream is not None
+            stream.close()
 
     def _behind_noise(self, data: bytes) -> bytes:
         self._noise += data
@@ -131,6 +135,5 @@ def _read(fd: int) -> bytes | None:
 
 
 def _shown(data: bytes) -> str:
-    """What may be shown on a terminal."""
     text = data.decode(errors="backslashreplace")
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+    return "\n".join(map(printable, text.split("\n")))

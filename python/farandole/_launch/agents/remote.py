@@ -18,12 +18,14 @@ from farandole._launch.leftovers import LONGEST
 from farandole._launch.place import Place, Rank, Threads
 from farandole._launch.polling import earliest
 from farandole._launch.ranks import Rendezvous, describe_exit
-from farandole._launch.words import Word
+from farandole._launch.words import Word, printable
 
 # From the end of an agent's output until its starter (ssh) has ended and said why.
 _LAST_WORDS = 1.0
 # At the end: until the starter of an agent that is lost has gone by itself.
 _GOING_LOST = 1.0
+
+_MOST_SIGNAL, _MOST_CODE = 64, 255
 
 
 class Remote(Place):
@@ -170,19 +172,19 @@ class Remote(Place):
             case "ready":
                 self._take_readiness(content)
             case "refused":
-                self.exit_code = int(content["exit_code"])
-                self._lose(str(content["why"]))
+                self.exit_code = _code(content, 0)
+                self._lose(printable(str(content["why"])))
             case "started":
                 self._take_start([int(pid) for pid in content["pids"]])
             case "died":
-                self._take_death(int(content["rank"]), int(content["exit_code"]))
+                self._take_death(int(content["rank"]), _code(content, -_MOST_SIGNAL))
             case "word":
-                parts = [str(part) for part in content["parts"]]
+                parts = [printable(str(part)) for part in content["parts"]]
                 self._news.append(Word(int(content["rank"]), int(content["pid"]), parts))
             case "pong":
                 self._orphans = bool(content["orphans"])
             case "remark":
-                self._remarks.append(str(content["text"]))
+                self._remarks.append(printable(str(content["text"])))
             case "left":
                 self._out_of_memory = bool(content["out_of_memory"])
                 self.finished, self._deadline = True, None
@@ -264,3 +266,10 @@ class Remote(Place):
             rank.lost = True
         self.finished = self.dry = True
         self._inlets.end()
+
+
+def _code(content: dict[str, Any], least: int) -> int:
+    code = int(content["exit_code"])
+    if not least <= code <= _MOST_CODE:
+        raise FrameError(f"exit code {code}")
+    return code

@@ -24,12 +24,17 @@ class SecretFile:
     """The file on one host. `name`: of its directory, which nobody can guess."""
 
     def __init__(self, name: str, secret: str) -> None:
+        """Raises OSError, also if somebody has the directory."""
         self._directory = _directory(name)
-        self._directory.mkdir(mode=0o700)  # raises if somebody has it
+        self._directory.mkdir(mode=0o700)
         self.path = self._directory / "secret"
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secret)
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secret)
+        except OSError:
+            self.remove()
+            raise
 
     def remove(self) -> None:
         remove(self._directory.name)
