@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -218,10 +219,10 @@ def test_a_secret_can_be_read_by_its_user_alone_and_is_removed() -> None:
 # -- the launcher's end -------------------------------------------------------------------------
 
 LIAR = """
-import json, sys, time
+import json, sys, zlib
 length = int.from_bytes(sys.stdin.buffer.read(4), "big")
 order = json.loads(sys.stdin.buffer.read(1 + length)[1:])
-noise, said = map(bytes.fromhex, sys.argv[1:])
+noise, said = [zlib.decompress(bytes.fromhex(word)) for word in sys.argv[1:]]
 sys.stdout.buffer.write(noise + order["marker"].encode() + said)
 sys.stdout.buffer.flush()
 sys.stdin.buffer.read()
@@ -232,7 +233,7 @@ STARTED = frames.message("started", pids=[8, 9])
 
 def led(order: Order, said: bytes, noise: bytes = b"") -> tuple[Remote, list[str]]:
     """The launcher's end of an agent that says just this, once that is heard; its remarks."""
-    command = [sys.executable, "-S", "-c", LIAR, noise.hex(), said.hex()]
+    command = [sys.executable, "-S", "-c", LIAR, *(zlib.compress(w).hex() for w in (noise, said))]
     remote = Remote(order, command, lambda _code, _said: "some advice")
     deadline = time.monotonic() + LIMIT
     remote.open(deadline)
