@@ -12,6 +12,7 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -231,23 +232,58 @@ READY = frames.message("ready", address="10.0.0.1", port=5, launchers_address=""
 STARTED = frames.message("started", pids=[8, 9])
 
 
+def start(order: Order, said: bytes, noise: bytes = b"") -> Remote:
+    """The launcher's end of an agent that says just this."""
+    words = [zlib.compress(data).hex() for data in (noise, said)]
+    remote = Remote(order, [sys.executable, "-S", "-c", LIAR, *words], lambda *_: "some advice")
+    remote.open(LIMIT)
+    return remote
+
+
+def turn(remote: Remote, deadline: float) -> None:
+    assert time.monotonic() < deadline
+    remote.turn(wait(remote.descriptors(), deadline), time.monotonic())
+
+
 def led(order: Order, said: bytes, noise: bytes = b"") -> tuple[Remote, list[str]]:
-    """The launcher's end of an agent that says just this, once that is heard; its remarks."""
-    command = [sys.executable, "-S", "-c", LIAR, *(zlib.compress(w).hex() for w in (noise, said))]
-    remote = Remote(order, command, lambda _code, _said: "some advice")
+    """The same, once it was heard; and the remarks that it made."""
+    remote = start(order, said, noise)
     deadline = time.monotonic() + LIMIT
-    remote.open(deadline)
-    remarks = []
+    remarks: list[str] = []
     while not remote.trouble and "last" not in remarks:
-        assert time.monotonic() < deadline
-        remote.turn(wait(remote.descriptors(), deadline), time.monotonic())
+        turn(remote, deadline)
         remarks += remote.remarks()
+    end(remote)
+    return remote, remarks
+
+
+def end(remote: Remote) -> None:
     remote.leave()
-    remote.close(deadline)
+    remote.close(time.monotonic() + LIMIT)
     for pipes in remote.pipes:
         for fd in pipes:
             os.close(fd)
-    return remote, remarks
+
+
+def test_what_an_agent_said_last_is_not_lost_where_the_reader_is_slow(order: Order) -> None:
+    """More than a pipe holds, and the agent has nothing more to say."""
+    text = b"".join(frames.output(1, 0, b"x" * frames.PIECE) for _ in range(6))
+    ends = b"".join(frames.output(rank, which, b"") for rank in (1, 2) for which in (0, 1))
+    left = frames.message("left", out_of_memory=False)
+    remote = start(order, READY + STARTED + text + ends + left + frames.message("dry"))
+    deadline = time.monotonic() + LIMIT
+    while not remote.finished:
+        turn(remote, deadline)
+    taken = 0
+    while not remote.dry:
+        taken += len(os.read(remote.pipes[0][0], 1 << 14))
+        turn(remote, deadline)
+    os.set_blocking(remote.pipes[0][0], False)
+    with suppress(BlockingIOError):
+        while data := os.read(remote.pipes[0][0], 1 << 16):
+            taken += len(data)
+    end(remote)
+    assert taken == 6 * frames.PIECE
 
 
 def test_an_agent_is_heard_behind_what_shells_print(order: Order) -> None:

@@ -62,7 +62,7 @@ class Here(Place):
 
     # -- start --------------------------------------------------------------------------------
 
-    def open(self, deadline: float) -> None:
+    def open(self, timeout: float) -> None:
         """There is nothing to get ready."""
 
     def start(self, rendezvous: Rendezvous) -> None:

@@ -86,8 +86,8 @@ class Place(ABC):
         """Whether the kernel killed there for want of memory."""
 
     @abstractmethod
-    def open(self, deadline: float) -> None:
-        """Begins to get ready, for which there is time until then."""
+    def open(self, timeout: float) -> None:
+        """Begins to get ready, for which there are so many seconds."""
 
     @abstractmethod
     def start(self, rendezvous: Rendezvous) -> None:

@@ -74,9 +74,8 @@ class Supervisor:
 
     def _start(self) -> None:
         """All places are ready before the first rank starts."""
-        deadline = time.monotonic() + self._job.start_timeout
         for place in self._places:
-            place.open(deadline)
+            place.open(self._job.start_timeout)
         self._wait_for(lambda place: place.ready, or_a_signal=True)
         if self._causes.stopped_by is not None:
             return

@@ -80,6 +80,11 @@ class Inlets:
         boxes = [inlet.box for inlet in self._of.values() if inlet.open]
         return [(box.fd, WRITE) for box in boxes if box.pending]
 
+    @property
+    def pending(self) -> bool:
+        """Whether readers have not taken all."""
+        return any(inlet.open and inlet.box.pending for inlet in self._of.values())
+
     def end(self) -> None:
         """No more will come."""
         for inlet in self._of.values():

@@ -48,10 +48,11 @@ class Remote(Place):
         self._connection: Connection | None = None
         self._inlets = Inlets()
         self._silence = Silence()
-        self._patience = 0.0  # how long it may take to get ready
+        self._patience = 0.0  # how long what is waited for may take
         self._deadline: float | None = None  # of what is waited for: ready, started, finished
         self._last_words: float | None = None  # when the wait for them ends
         self._orphans = self._out_of_memory = self._finishing = False
+        self._is_over = False  # nothing more will be said
 
     @property
     def out_of_memory(self) -> bool:
@@ -59,7 +60,7 @@ class Remote(Place):
 
     # -- what is asked of it ------------------------------------------------------------------
 
-    def open(self, deadline: float) -> None:
+    def open(self, timeout: float) -> None:
         try:
             self._connection = Connection(self._command, self._order.marker)
         except OSError as error:
@@ -69,8 +70,8 @@ class Remote(Place):
                 1,
             ) from error
         self._connection.outbox.put(self._order.frame())
-        self._deadline = deadline
-        self._patience = deadline - time.monotonic()
+        self._patience = timeout
+        self._deadline = time.monotonic() + timeout
 
     def start(self, rendezvous: Rendezvous) -> None:
         self._deadline = time.monotonic() + self._patience
@@ -87,8 +88,9 @@ class Remote(Place):
 
     def finish(self, at_once: bool) -> None:
         self._finishing = True
-        if self.trouble or not self.started:
+        if not self.started:
             self.finished = self.dry = True
+        if self.finished:
             return
         self._silence.limit = SILENCE_AT_END
         self._patience = LONGEST + SILENCE_AT_END
@@ -105,7 +107,7 @@ class Remote(Place):
         self._inlets.close()
         if self._connection is None:
             return
-        if not self.dry:
+        if not self._is_over:
             self._tell("end", number=signal.SIGKILL)
             self._connection.outbox.flush()
         self._connection.hang_up()
@@ -128,7 +130,7 @@ class Remote(Place):
         return found
 
     def due(self) -> float | None:
-        if self.trouble or self.dry:
+        if self._is_over:
             return None
         ask = self._silence.due() if self._is_asked() else None
         return earliest([self._deadline, self._last_words, ask])
@@ -147,6 +149,7 @@ class Remote(Place):
             if taken.shut:  # the rank is to know it
                 self._tell("shut", **where)
         self._connection.outbox.flush()
+        self.dry = self._is_over and not self._inlets.pending
 
     def child_ended(self) -> None:
         """Its stdout ends, too, and that is looked at."""
@@ -189,7 +192,7 @@ class Remote(Place):
                 self._out_of_memory = bool(content["out_of_memory"])
                 self.finished, self._deadline = True, None
             case "dry":
-                self.dry = True
+                self._is_over = True
             case _:
                 raise FrameError(f"'{kind}'")
 
@@ -237,7 +240,7 @@ class Remote(Place):
 
     def _wait_for_last_words(self, connection: Connection, now: float) -> None:
         """The agent's output has ended: that is well only when all was said."""
-        if self.dry:
+        if self._is_over:
             self._last_words = None
             return
         if self._last_words is None:
@@ -264,7 +267,7 @@ class Remote(Place):
         self._connection.hang_up()
         for rank in lost:
             rank.lost = True
-        self.finished = self.dry = True
+        self.finished = self._is_over = True
         self._inlets.end()
 
 
