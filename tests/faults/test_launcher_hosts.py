@@ -173,7 +173,7 @@ def test_ssh_gets_words_and_no_secret(reach: str, tmp_path: Path) -> None:
         WORDS=str(words),
     )  # fmt: skip
     assert words.read_text().splitlines() == [
-        "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30", "-p", "2222", "-i", "key",
+        "-o", "BatchMode=yes", "-T", "-o", "ConnectTimeout=30", "-p", "2222", "-i", "key",
         "--", "me@b", f"{sys.executable} -m farandole._launch.agents",
     ]  # fmt: skip
 
@@ -349,7 +349,7 @@ def test_nobody_survives_a_kill_of_the_launcher(reach: str, victim: str) -> None
         (
             ["-H", "a:1,nowhere:1"],
             r"host nowhere: no agent started there \(ssh exited with code 255\): ssh: Could not "
-            r"resolve hostname nowhere; try: ssh -o BatchMode=yes nowhere true",
+            r"resolve hostname nowhere; try: ssh -o BatchMode=yes -- nowhere true",
         ),
         (
             ["-H", "a:1,b:1", "--remote-python=/no/such/python"],

@@ -23,7 +23,7 @@ from farandole._launch.agents.carried import carried, named
 from farandole._launch.agents.frames import Decoder, FrameError, Message, Output
 from farandole._launch.agents.inlets import Inlets
 from farandole._launch.agents.order import Order, package, version
-from farandole._launch.agents.reach import address_of, command_for
+from farandole._launch.agents.reach import address_of, advice_for, command_for
 from farandole._launch.agents.remote import Remote
 from farandole._launch.agents.silence import SILENCE, Next, Silence
 from farandole._launch.display import labels
@@ -113,7 +113,7 @@ def test_ranks_meet_at_an_address_of_the_first_host() -> None:
 def test_an_agent_is_started_by_words() -> None:
     reach = Reach(python="/a b/python", ssh_port=2222, ssh_identity=Path("key"))
     assert command_for("me@b", reach, 29.5) == [
-        "ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30", "-p", "2222", "-i", "key",
+        "ssh", "-o", "BatchMode=yes", "-T", "-o", "ConnectTimeout=30", "-p", "2222", "-i", "key",
         "--", "me@b", "'/a b/python' -m farandole._launch.agents",
     ]  # fmt: skip
     assert command_for("[fd00::1]", reach, 1)[-2] == "fd00::1"
@@ -122,6 +122,20 @@ def test_an_agent_is_started_by_words() -> None:
     assert command_for("b", reach._replace(launcher="local"), 1) == ["/a b/python", *agent]
     found = command_for("b", reach._replace(launcher="netns"), 1)
     assert found == ["ip", "netns", "exec", "b", "/a b/python", *agent]
+
+
+def test_advice_is_of_use() -> None:
+    reach = Reach(python="/py", ssh_port=2222)
+    netns = reach._replace(launcher="netns")
+    for how, code, said, advice in [
+        (reach, 255, "Warning: No such file", "try: ssh -o BatchMode=yes -p 2222 -- b true"),
+        (reach, 127, "", "is /py the Python there?"),
+        (reach, 1, "/py: Command not found.", "is /py the Python there?"),
+        (reach, 1, "No module named farandole", "install the same farandole"),
+        (reach, None, "", "does /py work there?"),
+        (netns, 1, "Cannot open network namespace: No such file", "'ip netns list' shows"),
+    ]:
+        assert advice_for("b", how, code, said).startswith(advice)
 
 
 def test_an_address_that_was_written_down_is_used() -> None:

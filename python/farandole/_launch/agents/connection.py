@@ -78,15 +78,15 @@ class Connection:
 
     def lines(self) -> list[str]:
         """Whole lines of stderr, each once."""
-        *lines, rest = bytes(self._said).split(b"\n")
+        whole, _, rest = bytes(self._said).rpartition(b"\n")
         self._said = bytearray(rest)
-        return [_shown(line) for line in lines]
+        return _shown(whole)
 
     def last_words(self) -> str:
         """What is left of stderr, in one line."""
-        text = _shown(bytes(self._said[-_LAST_WORDS:]))
+        lines = _shown(bytes(self._said[-_LAST_WORDS:]))
         self._said.clear()
-        return "; ".join(line.strip() for line in text.splitlines() if line.strip())
+        return "; ".join(line.strip() for line in lines if line.strip())
 
     def exit_code(self) -> int | None:
         """Of the starter, once it has ended; negative: minus the signal."""
@@ -134,6 +134,5 @@ def _read(fd: int) -> bytes | None:
         return b""
 
 
-def _shown(data: bytes) -> str:
-    text = data.decode(errors="backslashreplace")
-    return "\n".join(map(printable, text.split("\n")))
+def _shown(data: bytes) -> list[str]:
+    return [printable(line) for line in data.decode(errors="backslashreplace").splitlines()]

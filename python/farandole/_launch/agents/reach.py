@@ -14,6 +14,7 @@ from farandole._launch.hosts import is_here, name_of
 from farandole._launch.job import Reach
 
 _MODULE = "farandole._launch.agents"
+_SSH_FAILED = 255  # and not what it started
 
 
 def launcher_for(host: str, reach: Reach) -> str:
@@ -31,13 +32,17 @@ def command_for(host: str, reach: Reach, timeout: float) -> list[str]:
         return agent
     if launcher == "netns":
         return ["ip", "netns", "exec", host, *agent]
-    words = ["ssh", "-T", "-o", "BatchMode=yes"]
-    words += ["-o", f"ConnectTimeout={max(1, math.ceil(timeout))}"]
+    limit = f"ConnectTimeout={max(1, math.ceil(timeout))}"
+    return [*_ssh(host, reach, "-T", "-o", limit), shlex.join(agent)]
+
+
+def _ssh(host: str, reach: Reach, *options: str) -> list[str]:
+    words = ["ssh", "-o", "BatchMode=yes", *options]
     if reach.ssh_port is not None:
         words += ["-p", str(reach.ssh_port)]
     if reach.ssh_identity is not None:
         words += ["-i", str(reach.ssh_identity)]
-    return [*words, "--", host.replace("[", "").replace("]", ""), shlex.join(agent)]
+    return [*words, "--", host.replace("[", "").replace("]", "")]
 
 
 def address_of(host: str) -> str:
@@ -50,12 +55,10 @@ def advice_for(host: str, reach: Reach, code: int | None, said: str) -> str:
     """What to do where the agent did not start: by how its starter ended and what it said."""
     if "No module named" in said:
         return "install the same farandole for that Python, or name another with --remote-python"
-    if code in (126, 127) or "not found" in said or "No such file" in said:
-        if reach.launcher == "netns":
-            return "'ip netns list' shows the names there are"
-        return f"is {reach.python} the Python there? --remote-python names another"
     if reach.launcher == "netns":
         return "'ip netns list' shows the names there are; entering one needs root"
-    if reach.launcher == "ssh":
-        return f"try: ssh -o BatchMode=yes {host} true"
-    return f"try: {reach.python} -m {_MODULE}"
+    if code == _SSH_FAILED:
+        return f"try: {shlex.join([*_ssh(host, reach), 'true'])}"
+    if code in (126, 127) or "not found" in said or "No such file" in said:
+        return f"is {reach.python} the Python there? --remote-python names another"
+    return f"does {reach.python} work there?"
