@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -210,7 +210,7 @@ def test_more_output_than_was_asked_for_is_refused() -> None:
 
 
 def test_silence_is_the_agents_only_while_the_launcher_listens() -> None:
-    silence = Silence()
+    silence = Silence(SILENCE)
     assert silence.look(100.0) is Next.ASK
     assert silence.look(100.5) is Next.NOTHING
     assert silence.look(101.5) is Next.ASK
@@ -347,12 +347,22 @@ while True: time.sleep(0.01)
 """
 
 
+PROGRAM = ("-m", "farandole._launch.agents")
+IMPATIENT = """
+import sys
+from farandole._launch.agents import silence
+silence.SILENCE_OF_LAUNCHER = 3.0
+from farandole._launch.agents.__main__ import main
+sys.exit(main())
+"""
+
+
 class Agent:
     """Led by the test instead of a launcher."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: Order, program: Sequence[str] = PROGRAM) -> None:
         self.order = order
-        words = [sys.executable, "-m", "farandole._launch.agents"]
+        words = [sys.executable, *program]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe)
         self._decoder = Decoder()
@@ -449,6 +459,13 @@ def test_an_agent_ends_its_ranks_when_it_is_told_to_end_itself(order: Order) -> 
         pids = lead(agent)
         agent.process.send_signal(signal.SIGTERM)
         assert_gone(agent, pids)
+
+
+def test_an_agent_ends_its_ranks_when_the_launcher_is_silent(order: Order) -> None:
+    """As where its host has vanished; the pipes stay open."""
+    with Agent(order, ["-c", IMPATIENT]) as agent:
+        agent.tell("start", address="10.0.0.1", port=1, run_id=os.urandom(8).hex())
+        assert_gone(agent, agent.hear("started").content["pids"])
 
 
 def test_an_agent_tells_how_ranks_end(order: Order) -> None:

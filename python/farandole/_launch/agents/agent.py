@@ -1,7 +1,7 @@
 """One host's part of a job: starts its ranks, watches them, does what the launcher says, and tells.
 
-The end of stdin is the end of the launcher, or of the way to it: then the ranks are ended here, by
-SIGTERM and SIGKILL, with all that they started.
+The end of stdin is the end of the launcher, or of the way to it, and so is a long silence: then the
+ranks are ended here, by SIGTERM and SIGKILL, with all that they started.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from farandole._launch.agents import frames
+from farandole._launch.agents import frames, silence
 from farandole._launch.agents.frames import Decoder, FrameError, Message
 from farandole._launch.agents.outbox import Outbox
+from farandole._launch.agents.silence import Next, Silence
 from farandole._launch.agents.taps import Taps
 from farandole._launch.here import Here
 from farandole._launch.job import LaunchError
@@ -45,6 +46,7 @@ class Agent:
         self._launchers_address = launchers_address
         self._decoder = Decoder()
         self._taps = Taps()
+        self._silence = Silence(silence.SILENCE_OF_LAUNCHER)
         self._alone = False  # nobody tells us any more what to do
         self._plan = Escalation()  # then
         self._given_up = False  # a rank cannot be killed
@@ -86,7 +88,7 @@ class Agent:
     # -- one turn -----------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        ready = wait(self._descriptors(), earliest([self._here.due(), self._plan.due()]))
+        ready = wait(self._descriptors(), self._due())
         if self._signals.fd in ready:
             for number in self._signals.take():
                 self._handle(number)
@@ -95,6 +97,8 @@ class Agent:
         if self._in in ready and not self._alone:
             self._take_commands()
         now = time.monotonic()
+        if self._silence.look(now) is Next.GIVE_UP:
+            self._leave_launcher()
         self._here.turn(ready, now)
         self._tell_news()
         if not self._is_backlogged():
@@ -117,6 +121,10 @@ class Agent:
         if self._outbox.pending:
             found.append((self._outbox.fd, WRITE))
         return found
+
+    def _due(self) -> float | None:
+        look = None if self._alone else self._silence.due()
+        return earliest([self._here.due(), self._plan.due(), look])
 
     def _is_backlogged(self) -> bool:
         return self._outbox.pending > _ENOUGH
@@ -141,6 +149,7 @@ class Agent:
         if not data:
             self._leave_launcher()
             return
+        self._silence.hear(time.monotonic())
         for frame in self._decoder.feed(data):
             if not isinstance(frame, Message) or frame.kind not in self._commands:
                 raise FrameError(f"the launcher said {frame!r:.80}, which no agent knows")

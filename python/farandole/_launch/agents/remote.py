@@ -12,7 +12,7 @@ from farandole._launch.agents.connection import Connection
 from farandole._launch.agents.frames import FrameError, Output
 from farandole._launch.agents.inlets import Inlets
 from farandole._launch.agents.order import Order
-from farandole._launch.agents.silence import SILENCE_AT_END, Next, Silence
+from farandole._launch.agents.silence import SILENCE, SILENCE_AT_END, Next, Silence
 from farandole._launch.job import LaunchError
 from farandole._launch.leftovers import LONGEST
 from farandole._launch.place import Place, Rank, Threads
@@ -47,7 +47,7 @@ class Remote(Place):
         self._advise = advise
         self._connection: Connection | None = None
         self._inlets = Inlets()
-        self._silence = Silence()
+        self._silence = Silence(SILENCE)
         self._patience = 0.0  # how long what is waited for may take
         self._deadline: float | None = None  # of what is waited for: ready, started, finished
         self._last_words: float | None = None  # when the wait for them ends
