@@ -382,6 +382,15 @@ def test_a_host_that_never_answers_is_given_up(tmp_path: Path) -> None:
     assert time.monotonic() - began < 100
 
 
+def test_this_machine_may_pretend_to_be_several() -> None:
+    """Where that is asked for; else its names are one host."""
+    hosts = ["-H", "localhost:1,127.0.0.1:1"]
+    script = "say(os.environ['NODE_RANK'])"
+    apart = launch(2, command_of(script), *hosts, "--launcher=local")
+    assert by_prefix(apart.stdout) == {"0 localhost": ["0"], "1 127.0.0.1": ["1"]}
+    assert by_prefix(launch(2, command_of(script), *hosts).stdout) == {"0": ["0"], "1": ["0"]}
+
+
 def test_more_ranks_than_slots_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("a slots=2\nb slots=1\n")

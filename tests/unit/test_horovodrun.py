@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from farandole import _core, cli
-from farandole._launch import LaunchError, slots_here
+from farandole._launch import LaunchError
+from farandole._launch.hosts import slots_here
 from farandole.cli import horovodrun
 from farandole.cli._horovod_flags import FLAGS, NEVER
 

@@ -23,7 +23,7 @@ Only the standard library is used, and no thread: ranks are forked from here.
 from __future__ import annotations
 
 from farandole._launch.agents.carried import named
-from farandole._launch.hosts import hosts_of, is_everywhere, is_here, shared_out, slots_here
+from farandole._launch.hosts import hosts_of, is_everywhere, is_here, shared_out
 from farandole._launch.job import LAUNCHERS, Copies, Job, LaunchError, Reach, Share
 from farandole._launch.launcher import launch
 from farandole._launch.ranks import check_command
@@ -42,5 +42,4 @@ __all__ = [
     "launch",
     "named",
     "shared_out",
-    "slots_here",
 ]

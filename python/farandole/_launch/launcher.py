@@ -56,6 +56,7 @@ def _orders(job: Job) -> Sequence[Order]:
     reach = job.reach or Reach()
     secret_text, marker = secret.new_secret(), new_run_id()
     counts = [share.ranks for share in job.hosts]
+    directory = _directory()
     environment = {**carried(os.environ), **job.environment}
     if reach.launcher == "local":  # else init() would find that all ranks share a host
         environment.setdefault("FARANDOLE_SPLIT_HOSTS", ",".join(map(str, counts)))
@@ -69,7 +70,7 @@ def _orders(job: Job) -> Sequence[Order]:
             number=number,
             counts=counts,
             command=job.command,
-            directory=_directory(),
+            directory=directory,
             environment=environment,
             secret=secret_text,
             patience=job.patience,

@@ -63,10 +63,10 @@ def shell_code(exit_code: int) -> int:
     return exit_code if exit_code >= 0 else 128 - exit_code
 
 
-def check_command(command: Sequence[str], path: str | None = None) -> None:
+def check_command(command: Sequence[str]) -> None:
     """Fails as a shell does: 127 if there is no such command, 126 if it cannot be executed."""
     name = command[0]
-    if shutil.which(name, path=path) is not None:
+    if shutil.which(name) is not None:
         return
     if "/" in name and Path(name).is_dir():
         raise LaunchError(f"{name} is a directory, not a command", 126)

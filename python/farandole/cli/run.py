@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farandole.cli import CommandError, add_ranks
+from farandole.cli import CommandError, _hosts, add_ranks
 from farandole.cli._horovod_flags import FLAGS, Flag, add_flags, settings_of
 
 if TYPE_CHECKING:  # the launcher is loaded when there is something to launch
-    from farandole._launch import Copies, Reach, Share
+    from farandole._launch import Copies, Share
 
 EPILOG = """\
 examples:
@@ -27,7 +27,8 @@ examples:
 what the ranks find:
   environment   RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK CROSS_RANK
                 CROSS_SIZE MASTER_ADDR MASTER_PORT, the HOROVOD_ names of these, FARANDOLE_RUN_ID,
-                PYTHONUNBUFFERED=1; OMP_NUM_THREADS = cores / ranks unless it is set
+                PYTHONUNBUFFERED=1; OMP_NUM_THREADS = cores / ranks unless it is set; on several
+                hosts FARANDOLE_SECRET_FILE
   stdin         empty (/dev/null)
 
 before they start: the first time on a kind of host, about 2 s measure what its memory does, for all
@@ -78,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="5",
         help="time between a signal and the next harsher one (default: 5)",
     )
-    add_hosts(parser.add_argument_group("several hosts"))
+    _hosts.add_arguments(parser.add_argument_group("several hosts"))
     add_horovods(parser.add_argument_group("as horovodrun has them"), WITH_AN_EFFECT)
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(options=tuple(parser._option_string_actions))
@@ -110,31 +111,6 @@ def add_horovods(parser: argparse._ActionsContainer, flags: Sequence[Flag]) -> N
     add_flags(parser, flags)
 
 
-def add_hosts(parser: argparse._ActionsContainer) -> None:
-    """How other hosts are reached, and what they get."""
-    from farandole._launch import LAUNCHERS
-
-    parser.add_argument(
-        "--launcher",
-        choices=LAUNCHERS,
-        help="how other hosts are reached: ssh (default), netns (hosts are network namespaces), "
-        "local (all are this machine, to try it)",
-    )
-    parser.add_argument(
-        "--remote-python",
-        metavar="PATH",
-        help="the Python with farandole on other hosts (default: the same path as here)",
-    )
-    parser.add_argument(
-        "-x",
-        metavar="NAME[=VALUE]",
-        dest="exports",
-        action="append",
-        default=[],
-        help="a variable for all ranks, also on other hosts",
-    )
-
-
 def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
     command = arguments.command
     if command[:1] == ["--"]:
@@ -154,7 +130,7 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
         slots = _launch.hosts_of(arguments.hosts, arguments.hostfile)
         settings = settings_of(arguments)
         ranks = _ranks(arguments.ranks, command, slots, name)
-        hosts = _other_hosts(arguments, ranks, slots)
+        hosts = _hosts.shares(arguments, ranks, slots)
         job = _launch.Job(
             command=command,
             ranks=ranks,
@@ -168,7 +144,7 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
             grace=_seconds("--grace", arguments.grace),
             patience=_seconds("--patience", arguments.patience),
             hosts=hosts,
-            reach=_reach(arguments, bool(hosts), name),
+            reach=_hosts.reach(arguments, bool(hosts), name),
             start_timeout=float(settings.get("FARANDOLE_START_TIMEOUT") or 30),
         )
         if job.hosts:
@@ -181,55 +157,6 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
         return _launch.launch(job)
     except _launch.LaunchError as error:
         raise CommandError(str(error), error.exit_code) from error
-
-
-def _other_hosts(
-    arguments: argparse.Namespace, ranks: int, slots: Sequence[Share] | None
-) -> Sequence[Share]:
-    """Each host's share, by agents; empty where all ranks are on this host, which needs none."""
-    from farandole import _launch
-
-    if slots is None:
-        if arguments.launcher is not None:
-            raise CommandError("--launcher says how hosts are reached: name them with -H")
-        return ()
-    shares = _launch.shared_out(ranks, slots)
-    by_ssh = arguments.launcher in (None, "ssh")
-    if arguments.launcher != "netns" and all(_launch.is_here(share.host) for share in shares):
-        return ()
-    for host, _ in shares:
-        if by_ssh and _launch.is_everywhere(host):
-            raise CommandError(
-                f"host {host} means another machine on each host; write this one's own name"
-            )
-        if not by_ssh and "@" in host:
-            raise CommandError(f"host {host}: only ssh knows users; leave 'user@' out")
-    return shares
-
-
-def _reach(arguments: argparse.Namespace, is_used: bool, name: str) -> Reach:
-    import sys
-
-    from farandole._launch import Reach
-
-    given = {
-        "--ssh-port": arguments.ssh_port,
-        "--ssh-identity-file": arguments.ssh_identity_file,
-        "--remote-python": arguments.remote_python,
-    }
-    idle = [option for option, value in given.items() if value is not None]
-    if is_used:
-        of_ssh = arguments.launcher in (None, "ssh")
-        idle = [option for option in idle if option.startswith("--ssh") and not of_ssh]
-    if idle:
-        why = "no ssh is needed" if is_used else "all ranks are on this host"
-        print(f"{name}: {', '.join(idle)} not used: {why}", file=sys.stderr)
-    return Reach(
-        launcher=arguments.launcher or "ssh",
-        python=arguments.remote_python or sys.executable,
-        ssh_port=arguments.ssh_port,
-        ssh_identity=arguments.ssh_identity_file,
-    )
 
 
 def _as_horovod() -> dict[str, str]:
