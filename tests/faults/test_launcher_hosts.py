@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -337,6 +339,23 @@ def test_nobody_survives_a_kill_of_the_launcher(reach: str, victim: str) -> None
             job.process.stdout.readline()
         os.kill(job.process.pid if victim == "watchdog" else job.launcher(), signal.SIGKILL)
         wait_until(lambda: not marked(job.mark), "all processes of the job to end")
+
+
+@pytest.mark.parametrize("victim", ["watchdog", "launcher"])
+def test_nobody_survives_a_kill_at_any_moment(victim: str) -> None:
+    """Also while agents get ready; no secret stays, either."""
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    delays = random.Random(seed)
+    for _ in range(4):
+        with running(2, "forever()", "-H", "a:1,b:1", "--launcher=local") as job:
+            time.sleep(delays.random())
+            pid = job.process.pid
+            with suppress(ValueError):  # there is no launcher yet: then who would start it
+                pid = job.launcher() if victim == "launcher" else pid
+            os.kill(pid, signal.SIGKILL)
+            job.process.wait(120)
+            wait_until(lambda j=job: not marked(j.mark), "all processes of the job to end")
 
 
 # -- mistakes -----------------------------------------------------------------------------------
