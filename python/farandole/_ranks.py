@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from farandole._launch.processes import die_with_parent
-from farandole._launch.ranks import rank_environment, shared_environment
+from farandole._launch.ranks import Rendezvous, rank_environment, shared_environment
 
 _CODE = "from farandole._ranks import live; live({}, {})"
 _READ_SIZE = 1 << 16
@@ -97,6 +97,7 @@ def call_on_ranks(
     told = pickle.dumps(call)
     shared = {
         **shared_environment(n, {**os.environ, **env}),
+        **Rendezvous.on_this_host().environment(),
         **env,
         # What this process imports from, the ranks do too.
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
@@ -126,7 +127,7 @@ def _start(number: int, n: int, shared: Mapping[str, str]) -> _Rank:
     try:
         process = subprocess.Popen(
             [sys.executable, "-c", _CODE.format(call[0], answer[1])],
-            env={**shared, **rank_environment(number, n)},
+            env={**shared, **rank_environment(number, [n])},
             stdin=subprocess.DEVNULL,
             stdout=out[1],
             stderr=err[1],

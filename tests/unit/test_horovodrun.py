@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from farandole import _core, cli
-from farandole._launch import LaunchError, slots_here
+from farandole._launch import LaunchError
+from farandole._launch.hosts import slots_here
 from farandole.cli import horovodrun
 from farandole.cli._horovod_flags import FLAGS, NEVER
 
@@ -44,6 +45,8 @@ SETTINGS = [
     (["--log-level", "TRACE"], "FARANDOLE_LOG", "debug"),
     (["--log-level", "fatal"], "FARANDOLE_LOG", "error"),
     (["--verbose"], "FARANDOLE_LOG", "info"),
+    (["--network-interface", "eth1"], "FARANDOLE_IFACE", "eth1"),
+    (["--network-interfaces", "eth1,eth2"], "FARANDOLE_IFACE", "eth1"),
 ]
 
 
@@ -78,7 +81,11 @@ def test_every_row_does_one_thing() -> None:
         (["--cache-capacity", "1.5"], "--cache-capacity cannot be '1.5': N"),
         (["--start-timeout", "-1"], "--start-timeout cannot be '-1': SECONDS"),
         (["--log-level", "LOUD"], "--log-level cannot be 'LOUD': LEVEL"),
-        (["-H", "localhost:2,elsewhere:2"], "host elsewhere is not this one"),
+        (["-H-oProxyCommand=x:2"], "is no name of a host"),
+        (["-H", "a;true:2"], "is no name of a host"),
+        (["-H", "localhost:1,elsewhere:2"], "host localhost means another machine on each host"),
+        (["-H", "a:1,b:1", "--launcher", "local", "-x", "NO_SUCH_NAME"], "-x NO_SUCH_NAME: it is"),
+        (["--launcher", "local"], "name them with -H"),
         (["-H", "localhost:x"], "'localhost:x' is not 'name:slots'"),
         (["-H", "localhost:1"], "-np is 2, but this host has 1 slots"),
         (["--hostfile", "/no/such"], "--hostfile: /no/such: No such file"),

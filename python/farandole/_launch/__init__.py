@@ -1,13 +1,20 @@
-"""Starting the ranks of one host and bringing them down again.
+"""Starting the ranks of a job, on this host or on several, and bringing them down again.
 
-    job.py         what is asked of the launcher
+    launcher.py    one job, from its description to its exit code
+    job.py         what is asked of the launcher; hosts.py: which hosts a job may use
+    supervisor.py  the loop that decides
+    causes.py      who failed first, and the last lines; absence.py: who is waited for in vain
+    place.py       what the loop watches: where ranks run; meeting.py: where they meet
+    here.py        ranks that are processes of this one; leftovers.py: what they leave behind
+    agents/        ranks of other hosts, and what runs there
     watchdog.py    two processes that watch each other, so that nothing survives a kill -9
-    supervisor.py  the loop that watches ranks, signals and output
     ranks.py       what a rank finds in its environment; starting one
-    hosts.py       which hosts a job may use: this one
+    words.py       what ranks say of themselves, and who is to blame by it
+    display.py     what ranks write, on its way to the user
     output.py      whole lines of many streams on one screen
     bars.py        lines that are redrawn
     screen.py      a file that lines are printed to
+    signals.py     signals, and the harsher ones that follow; polling.py: one wait for all
     processes.py   who descends from whom; signals only to those
 
 Only the standard library is used, and no thread: ranks are forked from here.
@@ -15,9 +22,24 @@ Only the standard library is used, and no thread: ranks are forked from here.
 
 from __future__ import annotations
 
-from farandole._launch.hosts import slots_here
-from farandole._launch.job import Copies, Job, LaunchError
+from farandole._launch.agents.carried import named
+from farandole._launch.hosts import hosts_of, is_everywhere, is_here, shared_out
+from farandole._launch.job import LAUNCHERS, Copies, Job, LaunchError, Reach, Share
+from farandole._launch.launcher import launch
 from farandole._launch.ranks import check_command
-from farandole._launch.watchdog import launch
 
-__all__ = ["Copies", "Job", "LaunchError", "check_command", "launch", "slots_here"]
+__all__ = [
+    "LAUNCHERS",
+    "Copies",
+    "Job",
+    "LaunchError",
+    "Reach",
+    "Share",
+    "check_command",
+    "hosts_of",
+    "is_everywhere",
+    "is_here",
+    "launch",
+    "named",
+    "shared_out",
+]

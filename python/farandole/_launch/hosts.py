@@ -1,24 +1,31 @@
-"""Horovod's ways to say which hosts a job may use, of which one is allowed: this one."""
+"""Horovod's ways to say which hosts a job may use, and how its ranks are shared out to them."""
 
 from __future__ import annotations
 
+import re
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 
-from farandole._launch.job import LaunchError
+from farandole._launch.agents.address import is_address, is_loopback, is_ours
+from farandole._launch.job import LaunchError, Share
 
-_ALWAYS_HERE = ("localhost", "127.0.0.1", "::1")
+_ALWAYS_HERE = ("localhost", "127.0.0.1", "::1", "[::1]")
+# A name that ssh takes for nothing else; the address of IPv6 in brackets, since a colon follows.
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+_VERSION_6 = r"\[[0-9A-Fa-f]*:[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\]"
+_HOST = re.compile(rf"(?:{_NAME}@)?(?:{_NAME}|{_VERSION_6})")
 
 
-def slots_here(hosts: str | None, hostfile: Path | None) -> int | None:
-    """How many ranks the user allows on this host; None when nothing is said about hosts.
+def hosts_of(hosts: str | None, hostfile: Path | None) -> list[Share] | None:
+    """The hosts and their slots, each host once; None when nothing is said about them.
 
     Args:
         hosts: "name:slots,…"; a name alone is one slot.
         hostfile: lines of "name slots=n", empty ones and # comments.
 
     Raises:
-        LaunchError: text that cannot be read, or a host that is not this one.
+        LaunchError: text that cannot be read, or that is no name of a host.
     """
     if hosts is not None and hostfile is not None:
         raise LaunchError("-H and --hostfile are both given; one of them says which hosts")
@@ -28,28 +35,69 @@ def slots_here(hosts: str | None, hostfile: Path | None) -> int | None:
         pairs = _of_file(hostfile)
     else:
         return None
-    for name, _ in pairs:
-        if not _is_here(name):
+    slots: dict[str, int] = {}
+    for name, count in pairs:
+        slots[name] = slots.get(name, 0) + count
+    return [Share(name, count) for name, count in slots.items()]
+
+
+def shared_out(ranks: int, slots: Iterable[Share]) -> list[Share]:
+    """Fills hosts in order; those that get no rank are left out."""
+    shares = []
+    for host, count in slots:
+        here = min(ranks, count)
+        ranks -= here
+        if here:
+            shares.append(Share(host, here))
+    return shares
+
+
+def slots_here(hosts: str | None, hostfile: Path | None) -> int | None:
+    """The slots of this host, where only it may be named; None when nothing is said about hosts."""
+    slots = hosts_of(hosts, hostfile)
+    if slots is None:
+        return None
+    for name, _ in slots:
+        if not is_here(name):
             raise LaunchError(
-                f"host {name} is not this one ({socket.gethostname()}): jobs of more than one "
-                "host come later"
+                f"host {name} is not this one ({socket.gethostname()}): a function runs on this "
+                "host alone; 'farandole run' starts a command on several"
             )
-    return sum(slots for _, slots in pairs)
+    return sum(count for _, count in slots)
 
 
-def _of_list(item: str) -> tuple[str, int]:
+def name_of(host: str) -> str:
+    """Without the user, and without brackets."""
+    return host.rpartition("@")[2].strip("[]")
+
+
+def is_here(host: str) -> bool:
+    """Whether it is this machine, by its name or an address of it."""
+    mine = socket.gethostname()
+    address = host.strip("[]")  # not of another user
+    own = is_address(address) and is_ours(address)
+    return own or host in (*_ALWAYS_HERE, mine, mine.partition(".")[0])
+
+
+def is_everywhere(host: str) -> bool:
+    """Whether the name means another machine on each."""
+    return host in _ALWAYS_HERE or is_loopback(host.strip("[]"))
+
+
+def _of_list(item: str) -> Share:
     name, colon, slots = item.strip().rpartition(":")
-    if not colon:
+    if not colon or "]" in slots:
         name, slots = item.strip(), "1"
-    return name, _number(slots, f"-H: '{item}'", "name:slots")
+    where = f"-H: '{item}'"
+    return Share(_checked(name, where), _number(slots, where, "name:slots"))
 
 
-def _of_file(path: Path) -> list[tuple[str, int]]:
+def _of_file(path: Path) -> list[Share]:
     try:
         lines = path.read_text().splitlines()
     except OSError as error:
         raise LaunchError(f"--hostfile: {path}: {error.strerror}") from error
-    pairs = []
+    shares = []
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if not words:
@@ -60,18 +108,23 @@ def _of_file(path: Path) -> list[tuple[str, int]]:
             raise LaunchError(f"{where} is not 'name slots=n'")
         if len(words) == 2:
             slots = words[1].removeprefix("slots=")
-        pairs.append((words[0], _number(slots, where, "name slots=n")))
-    if not pairs:
+        count = _number(slots, where, "name slots=n")
+        shares.append(Share(_checked(words[0], where), count))
+    if not shares:
         raise LaunchError(f"--hostfile: {path} names no host")
-    return pairs
+    return shares
+
+
+def _checked(name: str, where: str) -> str:
+    if not _HOST.fullmatch(name):
+        raise LaunchError(
+            f"{where}: {name!r} is no name of a host; write letters, digits, '.', '-' and '_', "
+            "with user@ in front if needed, and addresses of IPv6 in brackets"
+        )
+    return name
 
 
 def _number(text: str, where: str, form: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise LaunchError(f"{where} is not '{form}' with at least 1 slot")
     return int(text)
-
-
-def _is_here(name: str) -> bool:
-    mine = socket.gethostname()
-    return name in (*_ALWAYS_HERE, mine, mine.partition(".")[0])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -25,6 +26,25 @@ class Copies(NamedTuple):
     overwrite: bool  # else a file that is there already is an error
 
 
+class Share(NamedTuple):
+    """What one host gets of a job."""
+
+    host: str
+    ranks: int
+
+
+LAUNCHERS = ("ssh", "netns", "local")
+
+
+class Reach(NamedTuple):
+    """How the agents of other hosts are started."""
+
+    launcher: str = "ssh"  # one of LAUNCHERS
+    python: str = sys.executable  # that starts them
+    ssh_port: int | None = None
+    ssh_identity: Path | None = None
+
+
 class Job(NamedTuple):  # a dataclass would import inspect: ranks start that much later
     """One command, started once per rank."""
 
@@ -37,3 +57,6 @@ class Job(NamedTuple):  # a dataclass would import inspect: ranks start that muc
     environment: Mapping[str, str] = MappingProxyType({})  # besides what is inherited
     grace: float = 1.0
     patience: float = 5.0
+    hosts: Sequence[Share] = ()  # in order; none: this host alone, without an agent
+    reach: Reach | None = None  # how agents are started there
+    start_timeout: float = 30.0  # until all of them are ready

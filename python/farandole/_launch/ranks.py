@@ -9,50 +9,43 @@ import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from farandole._launch.job import LaunchError
 from farandole._launch.processes import die_with_parent
 from farandole._launchers import without_launchers
 
 
-class Rank:
-    """One started rank. It stays unreaped until the job ends, so its process group's number cannot
-    be taken by anybody else while we may still signal it."""
+class Rendezvous(NamedTuple):
+    """Where the ranks of a job meet: all are told the same."""
 
-    def __init__(self, number: int, process: subprocess.Popen[bytes]) -> None:
-        self.number = number
-        self.process = process
-        self.exit_code: int | None = None  # negative: minus the signal
+    address: str
+    port: int
+    run_id: str
 
-    @property
-    def pid(self) -> int:
-        return self.process.pid
+    @staticmethod
+    def on_this_host() -> Rendezvous:
+        return Rendezvous("127.0.0.1", free_port("127.0.0.1"), new_run_id())
 
-    @property
-    def alive(self) -> bool:
-        return self.exit_code is None
+    def environment(self) -> dict[str, str]:
+        return {
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(self.port),
+            "FARANDOLE_RUN_ID": self.run_id,
+        }
 
-    def poll(self) -> bool:
-        """Whether the rank ended since the last call. Leaves it a zombie."""
-        if not self.alive:
-            return False
-        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if ended is None:
-            return False
-        exited = ended.si_code == os.CLD_EXITED
-        self.exit_code = ended.si_status if exited else -ended.si_status
-        return True
 
-    def signal_group(self, number: signal.Signals) -> None:
-        """Signals the rank and what it started in its process group."""
-        with suppress(ProcessLookupError, PermissionError):  # all ended, or another user's (setuid)
-            os.killpg(self.pid, number)
+def new_run_id() -> str:
+    return os.urandom(16).hex()
 
-    def describe_end(self) -> str:
-        """'rank 2 (pid 812) was killed by SIGKILL'."""
-        return f"rank {self.number} (pid {self.pid}) {describe_exit(self.exit_code or 0)}"
+
+def free_port(address: str = "") -> int:
+    """Not held: to us it is only a number; it is for who will listen there."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def describe_exit(exit_code: int) -> str:
@@ -87,37 +80,39 @@ def check_command(command: Sequence[str]) -> None:
 
 
 def shared_environment(ranks: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    """What all ranks have in common."""
+    """What all ranks of a host have in common, besides where they meet."""
     environment = without_launchers(inherited)
-    environment.update(
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(_free_port()),
-        FARANDOLE_RUN_ID=os.urandom(16).hex(),
-        FARANDOLE_RESTART_COUNT="0",
-        PYTHONUNBUFFERED="1",
-    )
+    environment.update(FARANDOLE_RESTART_COUNT="0", PYTHONUNBUFFERED="1")
     if not environment.get("OMP_NUM_THREADS"):
         environment["OMP_NUM_THREADS"] = str(threads_per_rank(ranks))
     return environment
 
 
-def rank_environment(rank: int, ranks: int) -> dict[str, str]:
-    """What tells one rank from another, in PyTorch's and in Horovod's words."""
+def rank_environment(rank: int, counts: Sequence[int]) -> dict[str, str]:
+    """What tells one rank from another, in PyTorch's and in Horovod's words.
+
+    `counts`: how many ranks each host has; they are numbered host by host.
+    """
+    host, local = 0, rank
+    while local >= counts[host]:
+        local -= counts[host]
+        host += 1
+    peers = [h for h, count in enumerate(counts) if local < count]  # hosts with such a local rank
     place = {
         "RANK": rank,
-        "LOCAL_RANK": rank,
-        "CROSS_RANK": 0,
-        "CROSS_SIZE": 1,
-        "WORLD_SIZE": ranks,
-        "LOCAL_WORLD_SIZE": ranks,
-        "NODE_RANK": 0,
-        "GROUP_RANK": 0,
+        "LOCAL_RANK": local,
+        "CROSS_RANK": peers.index(host),
+        "CROSS_SIZE": len(peers),
+        "WORLD_SIZE": sum(counts),
+        "LOCAL_WORLD_SIZE": counts[host],
+        "NODE_RANK": host,
+        "GROUP_RANK": host,
         "HOROVOD_RANK": rank,
-        "HOROVOD_SIZE": ranks,
-        "HOROVOD_LOCAL_RANK": rank,
-        "HOROVOD_LOCAL_SIZE": ranks,
-        "HOROVOD_CROSS_RANK": 0,
-        "HOROVOD_CROSS_SIZE": 1,
+        "HOROVOD_SIZE": sum(counts),
+        "HOROVOD_LOCAL_RANK": local,
+        "HOROVOD_LOCAL_SIZE": counts[host],
+        "HOROVOD_CROSS_RANK": peers.index(host),
+        "HOROVOD_CROSS_SIZE": len(peers),
     }
     return {name: str(value) for name, value in place.items()}
 
@@ -127,8 +122,8 @@ def threads_per_rank(ranks: int) -> int:
 
 
 def start_rank(
-    number: int, ranks: int, command: Sequence[str], shared: dict[str, str]
-) -> tuple[Rank, tuple[int, int]]:
+    number: int, command: Sequence[str], environment: Mapping[str, str]
+) -> tuple[subprocess.Popen[bytes], tuple[int, int]]:
     """Starts one rank in a session of its own; returns it and its stdout and stderr to read."""
     launcher = os.getpid()
     try:
@@ -136,7 +131,7 @@ def start_rank(
         err, its_err = os.pipe()
         process = subprocess.Popen(
             command,
-            env=shared | rank_environment(number, ranks),
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=its_out,
             stderr=its_err,
@@ -150,12 +145,4 @@ def start_rank(
         raise LaunchError(reason, 126) from error
     os.close(its_out)
     os.close(its_err)
-    return Rank(number, process), (out, err)
-
-
-def _free_port() -> int:
-    # Not held: to us it is only a name; it is for the user's own init_process_group.
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return process, (out, err)

@@ -24,27 +24,32 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 
-from farandole._launch.job import Job, LaunchError
+from farandole._launch.job import LaunchError
 from farandole._launch.processes import Process, adopt_orphans, descendants, describe, reap, send
-from farandole._launch.ranks import check_command
-from farandole._launch.supervisor import FORWARDED, STOPPING, Supervisor, WatchdogLost
+from farandole._launch.signals import PASSED_ON, SignalPipe
 
 _SWEEP_SECONDS = 5.0
 
+Body = Callable[[int, SignalPipe], int]
 
-def launch(job: Job) -> int:
-    """Runs the job; returns its exit code. Raises LaunchError if it cannot be started."""
-    check_command(job.command)
+
+class WatchdogLost(BaseException):
+    """Ends a loop from wherever it is; the launcher then kills all that descends from it."""
+
+
+def guarded(body: Body, name: str, what: str = "launcher") -> int:
+    """Calls `body(lifeline, signals)` in a child that leads a session; returns its exit code.
+
+    `lifeline` becomes readable when the watchdog is gone; `signals` has those that are passed on.
+    A LaunchError is printed behind `name`; `what` the child is, for the user.
+    """
     _open_standard_streams()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would lose exit codes
     # A signal that was ignored when we were started (nohup, a shell's background job) stays so.
-    passed_on = [
-        number
-        for number in (*STOPPING, *FORWARDED, signal.SIGTSTP, signal.SIGCONT)
-        if signal.getsignal(number) is not signal.SIG_IGN
-    ]
+    passed_on = [number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [*passed_on, signal.SIGCHLD])
     strangers = descendants(os.getpid())  # started by a shell that then exec'd us
     lifeline = os.pipe()
@@ -54,9 +59,9 @@ def launch(job: Job) -> int:
     try:
         launcher = os.fork()
         if launcher == 0:
-            _be_launcher(job, lifeline, passed_on, mask)
+            _be_launcher(body, name, lifeline, passed_on, mask)
         os.close(lifeline[0])
-        return _watch_over(launcher, passed_on, strangers)
+        return _watch_over(launcher, what, passed_on, strangers)
     finally:
         with suppress(OSError):
             os.close(lifeline[1])
@@ -65,7 +70,11 @@ def launch(job: Job) -> int:
 
 
 def _be_launcher(
-    job: Job, lifeline: tuple[int, int], signals: list[signal.Signals], mask: set[int]
+    body: Body,
+    name: str,
+    lifeline: tuple[int, int],
+    signals: list[signal.Signals],
+    mask: set[int],
 ) -> None:
     """The child's whole life; does not return."""
     code = 70  # EX_SOFTWARE
@@ -73,11 +82,11 @@ def _be_launcher(
         os.setsid()  # the terminal's signals come through the watchdog, and once
         os.close(lifeline[1])
         adopt_orphans()
-        supervisor = Supervisor(job, lifeline[0], signals)
+        take_signals = SignalPipe(signals)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        code = supervisor.run()
+        code = body(lifeline[0], take_signals)
     except LaunchError as error:
-        print(f"farandole run: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         code = error.exit_code
         end_descendants([])
     except WatchdogLost:
@@ -90,7 +99,9 @@ def _be_launcher(
         os._exit(code)
 
 
-def _watch_over(launcher: int, signals: list[signal.Signals], strangers: list[Process]) -> int:
+def _watch_over(
+    launcher: int, what: str, signals: list[signal.Signals], strangers: list[Process]
+) -> int:
     """Passes signals to the launcher until it ends, and cleans up behind it."""
     while True:
         number = signal.sigwait([*signals, signal.SIGCHLD])
@@ -107,7 +118,7 @@ def _watch_over(launcher: int, signals: list[signal.Signals], strangers: list[Pr
         return code
     left = end_descendants(strangers)
     name = signal.Signals(-code).name
-    print(f"farandole: the launcher was killed by {name}; all ranks were ended", file=sys.stderr)
+    print(f"farandole: the {what} was killed by {name}; all ranks were ended", file=sys.stderr)
     if left:
         print(f"farandole: could not end {describe(left)}", file=sys.stderr)
     return 128 - code

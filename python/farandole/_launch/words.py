@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
 _LARGEST = 4096
@@ -60,10 +60,11 @@ def _parsed(data: bytes) -> Word | None:
     if not (rank.isdecimal() and pid.isdecimal()):
         return None
     parts = said.split("\x1f")
-    return Word(int(rank), int(pid), [_printable(part) for part in parts])
+    return Word(int(rank), int(pid), [printable(part) for part in parts])
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """What may be shown on a terminal."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
@@ -96,15 +97,18 @@ class End(NamedTuple):
 
 
 class Blame:
-    """Which of the ranks that failed is the cause."""
+    """Which of the ranks that failed is the cause. `host_of`: which host a rank is on."""
 
-    def __init__(self) -> None:
-        self._ranks: dict[int, int] = {}  # by process
+    def __init__(self, host_of: Callable[[int], int] = lambda _: 0) -> None:
+        self._host_of = host_of
+        self._ranks: dict[int, list[int]] = {}  # by process, whose number is its host's own
         self._ends: dict[int, End] = {}  # by rank
         self._order: list[int] = []  # of ranks: as they said that they end, or died unsaid
 
     def hear(self, word: Word) -> None:
-        self._ranks[word.pid] = word.rank
+        ranks = self._ranks.setdefault(word.pid, [])
+        if word.rank not in ranks:
+            ranks.append(word.rank)
         match word.parts:
             case ["end", code, blamed, cause] if code.isdecimal() and blamed.isdecimal():
                 self._ends.setdefault(word.rank, End(int(code), int(blamed), cause))
@@ -125,9 +129,16 @@ class Blame:
         found = next(rank for rank in self._order if rank in failed)
         seen = {found}
         while (end := self._ends.get(found)) is not None:
-            blamed = self._ranks.get(end.blamed)
+            blamed = self._rank_of(end.blamed, found)
             if blamed is None or blamed in seen or blamed not in failed:
                 break
             found = blamed
             seen.add(found)
         return found
+
+    def _rank_of(self, pid: int, near: int) -> int | None:
+        """Of several hosts' processes of that number, the one on the host of rank `near`."""
+        ranks = self._ranks.get(pid, [])
+        there = [rank for rank in ranks if self._host_of(rank) == self._host_of(near)]
+        found = there or (ranks if len(ranks) == 1 else [])
+        return found[-1] if found else None

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 VERBS = {
-    "run": "start the ranks of a job on this host",
+    "run": "start the ranks of a job",
     "info": "show this installation, this machine and every setting",
     "bench": "measure a collective between ranks",
     "tune": "measure this host, so that choices follow from it",

@@ -47,6 +47,13 @@ def _seconds(text: str) -> str:
     return f"{_at_least_zero(text):g}"
 
 
+def _first(text: str) -> str:
+    first = text.partition(",")[0]
+    if not first:
+        raise ValueError
+    return first
+
+
 def _level(text: str) -> str:
     return _LEVELS[text.upper()]
 
@@ -68,7 +75,6 @@ class Flag(NamedTuple):
         return self.names.split()[-1]
 
 
-_NO_SSH = "ranks start on this host"
 _FIXED = "the number of ranks is fixed"
 _NO_CYCLES = "an operation starts when all ranks have it, there are no cycles"
 _CHOSEN = "algorithms are chosen by size"
@@ -100,13 +106,11 @@ FLAGS = [
          "TRACE, DEBUG, INFO, WARNING (default), ERROR or FATAL", key="logging.level"),
     Flag("--verbose", "", "FARANDOLE_LOG", "info", "the same as --log-level INFO",
          key="verbose=true"),
+    Flag("--network-interface --network-interfaces", "LIST", "FARANDOLE_IFACE", _first,
+         "the one at which ranks of several hosts reach each other: the first of the list"),
     # What does nothing here.
     Flag("--stall-check", ignored="operations are watched anyway", key="stall_check.enabled=true"),
     Flag("--disable-cache", ignored="nothing about hosts is cached"),
-    Flag("--network-interfaces", "LIST", ignored="ranks of one host use shared memory"),
-    Flag("--network-interface", "LIST", ignored="ranks of one host use shared memory"),
-    Flag("-p --ssh-port", "PORT", ignored=_NO_SSH),
-    Flag("-i --ssh-identity-file", "FILE", ignored=_NO_SSH),
     Flag("--gloo", ignored=_OWN, key="controller=gloo"),
     Flag("--mpi", ignored=_OWN, key="controller=mpi"),
     Flag("--mpi-args", "ARGS", ignored=_NO_MPI),
@@ -147,7 +151,7 @@ FLAGS = [
     Flag("--elastic-timeout", "SECONDS", ignored=_FIXED),
     Flag("--reset-limit", "N", ignored=_FIXED),
     # What asks for something that is not there.
-    Flag("--jsrun", refused="ranks start on this host; jobs of more than one host come later"),
+    Flag("--jsrun", refused="ranks are started by ssh; name the hosts with -H"),
     Flag("--host-discovery-script", "FILE", refused=_ELASTIC),
     Flag("--min-np --min-num-proc", "N", refused=_ELASTIC),
     Flag("--max-np --max-num-proc", "N", refused=_ELASTIC),

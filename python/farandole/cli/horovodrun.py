@@ -7,7 +7,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from farandole.cli import Parser, add_ranks, guarded, run
+from farandole.cli import Parser, _hosts, add_ranks, guarded, run
 from farandole.cli._horovod_flags import FLAGS, ignored_of
 
 _NAME = "farandole-horovodrun"
@@ -28,6 +28,7 @@ def _main(words: Sequence[str]) -> int:
     )
     add_ranks(parser, "how many ranks")
     run.add_horovods(parser, FLAGS)
+    _hosts.add_arguments(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(options=tuple(parser._option_string_actions))
     parser.set_defaults(horovod=True, no_prefix=False, all_output=False, output_dir=None)
@@ -69,7 +70,7 @@ def _check_build() -> str:
             tick("Gloo", util.gloo_built()),
             "",
             "Available Tensor Operations:",
-            tick("farandole (shared memory of one host)", True),
+            tick("farandole (shared memory; TCP between hosts)", True),
             tick("NCCL", util.nccl_built()),
             tick("DDL", util.ddl_built()),
             tick("CCL", util.ccl_built()),

@@ -1,5 +1,6 @@
-"""Starts a command once per rank on this host, shows their output with the rank in front of every
-line, and ends them all when one fails. No process outlives it, also when it is killed itself."""
+"""Starts a command once per rank, on this host or on several, shows their output with the rank in
+front of every line, and ends them all when one fails. No process outlives it, also when it is
+killed itself."""
 
 from __future__ import annotations
 
@@ -9,23 +10,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farandole.cli import CommandError, add_ranks
+from farandole.cli import CommandError, _hosts, add_ranks
 from farandole.cli._horovod_flags import FLAGS, Flag, add_flags, settings_of
 
 if TYPE_CHECKING:  # the launcher is loaded when there is something to launch
-    from farandole._launch import Copies
+    from farandole._launch import Copies, Share
 
 EPILOG = """\
 examples:
   farandole run -np 4 -- python train.py --epochs 3
   farandole run -np 2 --output-dir logs -- python train.py
   farandole run -np 4 -- bash -c 'echo I am rank $RANK of $WORLD_SIZE'
+  farandole run -H a:4,b:4 -- python train.py
   farandole run --horovod -np 2 -- python a_program_for_horovod.py
 
 what the ranks find:
   environment   RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK CROSS_RANK
                 CROSS_SIZE MASTER_ADDR MASTER_PORT, the HOROVOD_ names of these, FARANDOLE_RUN_ID,
-                PYTHONUNBUFFERED=1; OMP_NUM_THREADS = cores / ranks unless it is set
+                PYTHONUNBUFFERED=1; OMP_NUM_THREADS = cores / ranks unless it is set; on several
+                hosts FARANDOLE_SECRET_FILE
   stdin         empty (/dev/null)
 
 before they start: the first time on a kind of host, about 2 s measure what its memory does, for all
@@ -76,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="5",
         help="time between a signal and the next harsher one (default: 5)",
     )
+    _hosts.add_arguments(parser.add_argument_group("several hosts"))
     add_horovods(parser.add_argument_group("as horovodrun has them"), WITH_AN_EFFECT)
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(options=tuple(parser._option_string_actions))
@@ -87,10 +91,16 @@ WITH_AN_EFFECT = [flag for flag in FLAGS if flag.sets]
 def add_horovods(parser: argparse._ActionsContainer, flags: Sequence[Flag]) -> None:
     """The options that `farandole-horovodrun` has, too."""
     parser.add_argument(
-        "-H", "--hosts", metavar="HOST:N", help="this host, and how many ranks it may have"
+        "-H", "--hosts", metavar="HOST:N,…", help="hosts, and how many ranks each may have"
     )
     parser.add_argument(
         "-hostfile", "--hostfile", metavar="FILE", type=Path, help="the same as 'HOST slots=N'"
+    )
+    parser.add_argument(
+        "-p", "--ssh-port", metavar="PORT", type=int, help="the port of ssh on other hosts"
+    )
+    parser.add_argument(
+        "-i", "--ssh-identity-file", metavar="FILE", type=Path, help="the key that ssh uses"
     )
     parser.add_argument(
         "--output-filename",
@@ -117,18 +127,28 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
     from farandole.cli._terminal import wants_colour
 
     try:
-        slots = _launch.slots_here(arguments.hosts, arguments.hostfile)
+        slots = _launch.hosts_of(arguments.hosts, arguments.hostfile)
+        settings = settings_of(arguments)
+        ranks = _ranks(arguments.ranks, command, slots, name)
+        hosts = _hosts.shares(arguments, ranks, slots)
         job = _launch.Job(
             command=command,
-            ranks=_ranks(arguments.ranks, command, slots, name),
+            ranks=ranks,
             prefix=not arguments.no_prefix,
             all_output=arguments.all_output,
             colours=(wants_colour(1), wants_colour(2)),
             copies=_copies(arguments),
-            environment=settings_of(arguments) | (_as_horovod() if arguments.horovod else {}),
+            environment=settings
+            | (_as_horovod() if arguments.horovod else {})
+            | _launch.named(arguments.exports, os.environ),
             grace=_seconds("--grace", arguments.grace),
             patience=_seconds("--patience", arguments.patience),
+            hosts=hosts,
+            reach=_hosts.reach(arguments, bool(hosts), name),
+            start_timeout=float(settings.get("FARANDOLE_START_TIMEOUT") or 30),
         )
+        if job.hosts:
+            return _launch.launch(job)
         _launch.check_command(command)  # before anything that takes time
         if (os.environ.get("FARANDOLE_TUNING") or "auto") == "auto":
             from farandole._tune.first_use import measure_if_unknown
@@ -160,10 +180,11 @@ def _copies(arguments: argparse.Namespace) -> Copies | None:
     return None
 
 
-def _ranks(text: str | None, command: list[str], slots: int | None, name: str) -> int:
+def _ranks(text: str | None, command: list[str], slots: Sequence[Share] | None, name: str) -> int:
     cores = len(os.sched_getaffinity(0))
-    if text is None and slots is not None:
-        return slots
+    most = sum(share.ranks for share in slots) if slots is not None else None
+    if text is None and most is not None:
+        return most
     if text is None:
         import shlex
 
@@ -177,8 +198,12 @@ def _ranks(text: str | None, command: list[str], slots: int | None, name: str) -
         raise CommandError(f"-np takes a number of ranks, not '{text}'") from None
     if ranks < 1:
         raise CommandError(f"-np must be at least 1, not {ranks}; {cores} cores are usable here")
-    if slots is not None and ranks > slots:
-        raise CommandError(f"-np is {ranks}, but this host has {slots} slots")
+    if most is not None and ranks > most:
+        from farandole._launch import is_here
+
+        only_here = all(is_here(share.host) for share in slots or ())
+        who = "this host has" if only_here else "the hosts have"
+        raise CommandError(f"-np is {ranks}, but {who} {most} slots")
     return ranks
 
 

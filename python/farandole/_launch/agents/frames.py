@@ -1,0 +1,84 @@
+"""What the launcher and an agent say to each other, over the agent's stdin and stdout.
+
+A frame is its length (4 bytes, big-endian), its kind (1 byte) and its content: a JSON object, or a
+rank's output behind the rank's number and which stream it is of. Output without bytes is the end of
+that stream. A length is checked before anything of that length is kept.
+
+    launcher to agent   order (the job), start, pass_on, signal_groups, end, finish, hurry,
+                        credit (so much of a stream was shown), shut (nobody reads it), ping
+    agent to launcher   ready or refused, started, word, died, pong, left, remark, dry, output
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+PIECE = 32 * 1024  # of a rank's output, in one frame
+WINDOW = 256 * 1024  # of one stream, on its way and not shown yet
+LARGEST = 16 << 20  # a job's environment may be large
+_HEAD = struct.Struct(">IB")
+_OUTPUT = struct.Struct(">IB")
+_JSON, _BYTES = 0, 1
+
+
+class Message(NamedTuple):
+    kind: str
+    content: dict[str, Any]
+
+
+class Output(NamedTuple):
+    rank: int
+    which: int  # 0: stdout, 1: stderr
+    data: bytes
+
+
+class FrameError(Exception):
+    """The other end does not speak this language."""
+
+
+def message(kind: str, **content: Any) -> bytes:
+    text = json.dumps({"kind": kind, **content}).encode()
+    return _HEAD.pack(len(text), _JSON) + text
+
+
+def output(rank: int, which: int, data: bytes) -> bytes:
+    content = _OUTPUT.pack(rank, which) + data
+    return _HEAD.pack(len(content), _BYTES) + content
+
+
+class Decoder:
+    """Bytes as they come, to frames."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message | Output]:
+        self._bytes += data
+        while len(self._bytes) >= _HEAD.size:
+            length, kind = _HEAD.unpack_from(self._bytes)
+            if length > LARGEST or kind not in (_JSON, _BYTES):
+                raise FrameError(f"{bytes(self._bytes[:40])!r} is no frame")
+            end = _HEAD.size + length
+            if len(self._bytes) < end:
+                return
+            content = bytes(self._bytes[_HEAD.size : end])
+            del self._bytes[:end]
+            yield _decoded(content) if kind == _JSON else _output(content)
+
+
+def _decoded(content: bytes) -> Message:
+    try:
+        found = json.loads(content)
+        return Message(str(found.pop("kind")), found)
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise FrameError(f"{content[:40]!r} is no message") from error
+
+
+def _output(content: bytes) -> Output:
+    if len(content) < _OUTPUT.size:
+        raise FrameError(f"{content!r} is no output")
+    rank, which = _OUTPUT.unpack_from(content)
+    return Output(rank, which, content[_OUTPUT.size :])

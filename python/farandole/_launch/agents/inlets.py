@@ -1,0 +1,95 @@
+"""What the ranks of another host write: from frames into pipes.
+
+So whoever reads a rank's output does not know where it runs. A stream is sent no further than its
+reader has read: the agent is told how much that is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from farandole._launch.agents.frames import WINDOW, FrameError, Output
+from farandole._launch.agents.outbox import Outbox
+from farandole._launch.polling import WRITE
+
+
+class Inlet:
+    """The pipe of one stream."""
+
+    def __init__(self) -> None:
+        self.reader, writer = os.pipe2(os.O_CLOEXEC)
+        self.box = Outbox(writer)
+        self.ended = False  # at its source
+        self.open = True
+
+    def flush(self) -> int:
+        """Returns how much was taken."""
+        done = self.box.flush()
+        if self.ended and not self.box.pending:
+            self.close()
+        return done
+
+    def close(self) -> None:
+        if self.open:
+            os.close(self.box.fd)
+            self.open = False
+
+
+class Taken(NamedTuple):
+    """What became of a stream since the last turn."""
+
+    rank: int
+    which: int  # 0: stdout, 1: stderr
+    size: int  # in bytes, of what its reader took
+    shut: bool  # it has no reader any more
+
+
+class Inlets:
+    """Those of all ranks of a host."""
+
+    def __init__(self) -> None:
+        self._of: dict[tuple[int, int], Inlet] = {}
+
+    def add(self, rank: int) -> tuple[int, int]:
+        """The ends to read of its stdout and stderr."""
+        out, err = Inlet(), Inlet()
+        self._of[rank, 0], self._of[rank, 1] = out, err
+        return out.reader, err.reader
+
+    def take(self, frame: Output) -> None:
+        inlet = self._of[frame.rank, frame.which]
+        if len(frame.data) + inlet.box.pending > WINDOW:
+            raise FrameError(f"more output of rank {frame.rank} than was asked for")
+        inlet.ended = not frame.data
+        inlet.box.put(frame.data)
+
+    def flush(self) -> Iterator[Taken]:
+        for (rank, which), inlet in self._of.items():
+            if not inlet.open:
+                continue
+            size = inlet.flush()
+            shut = inlet.box.gone
+            if shut:
+                inlet.close()
+            if size or shut:
+                yield Taken(rank, which, size, shut)
+
+    def descriptors(self) -> list[tuple[int, int]]:
+        boxes = [inlet.box for inlet in self._of.values() if inlet.open]
+        return [(box.fd, WRITE) for box in boxes if box.pending]
+
+    @property
+    def pending(self) -> bool:
+        """Whether readers have not taken all."""
+        return any(inlet.open and inlet.box.pending for inlet in self._of.values())
+
+    def end(self) -> None:
+        """No more will come."""
+        for inlet in self._of.values():
+            inlet.ended = True
+
+    def close(self) -> None:
+        for inlet in self._of.values():
+            inlet.close()

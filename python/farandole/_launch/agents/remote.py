@@ -1,0 +1,278 @@
+"""The ranks of another host, as its agent tells of them."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from farandole._launch.agents import frames
+from farandole._launch.agents.connection import Connection
+from farandole._launch.agents.frames import FrameError, Output
+from farandole._launch.agents.inlets import Inlets
+from farandole._launch.agents.order import Order
+from farandole._launch.agents.silence import SILENCE, SILENCE_AT_END, Next, Silence
+from farandole._launch.job import LaunchError
+from farandole._launch.leftovers import LONGEST
+from farandole._launch.place import Place, Rank, Threads
+from farandole._launch.polling import earliest
+from farandole._launch.ranks import Rendezvous, describe_exit
+from farandole._launch.words import Word, printable
+
+# From the end of an agent's output until its starter (ssh) has ended and said why.
+_LAST_WORDS = 1.0
+# At the end: until the starter of an agent that is lost has gone by itself.
+_GOING_LOST = 1.0
+
+_MOST_SIGNAL, _MOST_CODE = 64, 255
+
+
+class Remote(Place):
+    """A place behind an agent."""
+
+    def __init__(
+        self,
+        order: Order,
+        command: Sequence[str],
+        advise: Callable[[int | None, str], str],
+        address: str = "",
+    ) -> None:
+        """`command` starts the agent; `advise`: of the starter's exit code and what it said;
+        `address`: of the host, where it is known without the agent."""
+        super().__init__(order.counts, order.number, order.host)
+        self.address = address
+        self._order = order
+        self._command = command
+        self._advise = advise
+        self._connection: Connection | None = None
+        self._inlets = Inlets()
+        self._silence = Silence(SILENCE)
+        self._patience = 0.0  # how long what is waited for may take
+        self._deadline: float | None = None  # of what is waited for: ready, started, finished
+        self._last_words: float | None = None  # when the wait for them ends
+        self._orphans = self._out_of_memory = self._finishing = False
+        self._is_over = False  # nothing more will be said
+
+    @property
+    def out_of_memory(self) -> bool:
+        return self._out_of_memory
+
+    # -- what is asked of it ------------------------------------------------------------------
+
+    def open(self, timeout: float) -> None:
+        try:
+            self._connection = Connection(self._command, self._order.marker)
+        except OSError as error:
+            raise LaunchError(
+                f"host {self.host}: {self._command[0]} cannot be started: {error.strerror}; "
+                f"{self._advise(127, '')}",
+                1,
+            ) from error
+        self._connection.outbox.put(self._order.frame())
+        self._patience = timeout
+        self._deadline = time.monotonic() + timeout
+
+    def start(self, rendezvous: Rendezvous) -> None:
+        self._deadline = time.monotonic() + self._patience
+        self._tell("start", **rendezvous._asdict())
+
+    def pass_on(self, number: signal.Signals) -> None:
+        self._tell("pass_on", number=number)
+
+    def signal_groups(self, number: signal.Signals) -> None:
+        self._tell("signal_groups", number=number)
+
+    def end(self, number: signal.Signals) -> None:
+        self._tell("end", number=number)
+
+    def finish(self, at_once: bool) -> None:
+        self._finishing = True
+        if not self.started:
+            self.finished = self.dry = True
+        if self.finished:
+            return
+        self._silence.limit = SILENCE_AT_END
+        self._patience = LONGEST + SILENCE_AT_END
+        self._deadline = time.monotonic() + self._patience
+        self._tell("finish", at_once=at_once)
+
+    def hurry(self) -> None:
+        self._tell("hurry")
+
+    def has_orphans(self) -> bool:
+        return self._orphans
+
+    def leave(self) -> None:
+        self._inlets.close()
+        if self._connection is None:
+            return
+        if not self._is_over:
+            self._tell("end", number=signal.SIGKILL)
+            self._connection.outbox.flush()
+        self._connection.hang_up()
+
+    def close(self, deadline: float) -> None:
+        if self._connection is not None:
+            patience = _GOING_LOST if self.trouble else deadline - time.monotonic()
+            self._connection.close(max(0.0, patience))
+
+    def _tell(self, kind: str, **content: Any) -> None:
+        if self._connection is not None and not self.trouble:
+            self._connection.outbox.put(frames.message(kind, **content))
+
+    # -- turns --------------------------------------------------------------------------------
+
+    def descriptors(self) -> list[tuple[int, int]]:
+        found = self._inlets.descriptors()
+        if self._connection is not None and not self.trouble:
+            found += self._connection.descriptors()
+        return found
+
+    def due(self) -> float | None:
+        if self._is_over:
+            return None
+        ask = self._silence.due() if self._is_asked() else None
+        return earliest([self._deadline, self._last_words, ask])
+
+    def turn(self, ready: set[int], now: float) -> None:
+        if self._connection is None:
+            return
+        if not self.trouble:
+            self._listen(self._connection, ready, now)
+        if not self.trouble:
+            self._look_at_clocks(self._connection, now)
+        for taken in self._inlets.flush():
+            where = {"rank": taken.rank, "which": taken.which}
+            if taken.size:
+                self._tell("credit", count=taken.size, **where)
+            if taken.shut:  # the rank is to know it
+                self._tell("shut", **where)
+        self._connection.outbox.flush()
+        self.dry = self._is_over and not self._inlets.pending
+
+    def child_ended(self) -> None:
+        """Its stdout ends, too, and that is looked at."""
+
+    def _listen(self, connection: Connection, ready: set[int], now: float) -> None:
+        connection.listen_to_stderr(ready)
+        if self.started:
+            self._remarks += [f"host {self.host}: {line}" for line in connection.lines()]
+        try:
+            for frame in connection.frames(ready):
+                self._silence.hear(now)
+                if isinstance(frame, Output):
+                    self._inlets.take(frame)
+                else:
+                    self._take(frame.kind, frame.content)
+        except (FrameError, KeyError, IndexError, TypeError, ValueError) as error:
+            self._lose(f"its agent said what no agent says: {error}")
+
+    # -- what the agent says ------------------------------------------------------------------
+
+    def _take(self, kind: str, content: dict[str, Any]) -> None:
+        match kind:
+            case "ready":
+                self._take_readiness(content)
+            case "refused":
+                self.exit_code = _code(content, 0)
+                self._lose(printable(str(content["why"])))
+            case "started":
+                self._take_start([int(pid) for pid in content["pids"]])
+            case "died":
+                self._take_death(int(content["rank"]), _code(content, -_MOST_SIGNAL))
+            case "word":
+                parts = [printable(str(part)) for part in content["parts"]]
+                self._news.append(Word(int(content["rank"]), int(content["pid"]), parts))
+            case "pong":
+                self._orphans = bool(content["orphans"])
+            case "remark":
+                self._remarks.append(printable(str(content["text"])))
+            case "left":
+                self._out_of_memory = bool(content["out_of_memory"])
+                self.finished, self._deadline = True, None
+            case "dry":
+                self._is_over = True
+            case _:
+                raise FrameError(f"'{kind}'")
+
+    def _take_readiness(self, content: dict[str, Any]) -> None:
+        self.ready, self._deadline = True, None
+        self.address = self.address or str(content["address"])
+        self.launchers_address = str(content["launchers_address"])
+        self.port = int(content["port"])
+        if content["threads"]:
+            self.threads = Threads(*map(int, content["threads"]))
+
+    def _take_start(self, pids: list[int]) -> None:
+        if len(pids) != self.count:
+            raise FrameError(f"{len(pids)} ranks started, instead of {self.count}")
+        for number, pid in enumerate(pids, self.first):
+            self.ranks.append(Rank(number, pid, self.host))
+            self.pipes.append(self._inlets.add(number))
+        self.started, self._deadline = True, None
+
+    def _take_death(self, number: int, exit_code: int) -> None:
+        if not 0 <= number - self.first < len(self.ranks):
+            raise FrameError(f"rank {number} died, which is not there")
+        rank = self.ranks[number - self.first]
+        rank.exit_code = exit_code
+        self._orphans = True  # until the agent says otherwise
+        self._news.append(rank)
+
+    # -- losing it ----------------------------------------------------------------------------
+
+    def _is_asked(self) -> bool:
+        return self.ready and self._connection is not None and not self._connection.ended
+
+    def _look_at_clocks(self, connection: Connection, now: float) -> None:
+        if connection.ended:
+            self._wait_for_last_words(connection, now)
+        elif self._deadline is not None and now >= self._deadline:
+            what = "did not end what its ranks left" if self._finishing else "was not ready"
+            self._lose(f"its agent {what} within {self._patience:g} s")
+        elif self._is_asked():
+            step = self._silence.look(now)
+            if step is Next.ASK:
+                self._tell("ping")
+            elif step is Next.GIVE_UP:
+                self._lose(f"its agent has not answered for {self._silence.limit:g} s")
+
+    def _wait_for_last_words(self, connection: Connection, now: float) -> None:
+        """The agent's output has ended: that is well only when all was said."""
+        if self._is_over:
+            self._last_words = None
+            return
+        if self._last_words is None:
+            self._last_words = now + _LAST_WORDS
+        code = connection.exit_code()
+        if (code is None or not connection.err_ended) and now < self._last_words:
+            return
+        how = "" if code is None else f" ({self._command[0]} {describe_exit(code)})"
+        self._lose(f"its agent is gone{how}" if self.ready else f"no agent started there{how}")
+
+    def _lose(self, why: str) -> None:
+        """What the starter said belongs to it, and what can be done."""
+        if self.trouble:
+            return
+        assert self._connection is not None
+        said = self._connection.last_words()
+        parts = [f"host {self.host}: {why}{f': {said}' if said else ''}"]
+        if not self._connection.has_spoken:
+            parts.append(self._advise(self._connection.exit_code(), said))
+        if lost := [rank for rank in self.ranks if rank.alive]:
+            numbers = ", ".join(str(rank.number) for rank in lost)
+            parts.append(f"what became of its ranks ({numbers}) is not known")
+        self.trouble = "; ".join(parts)
+        self._connection.hang_up()
+        for rank in lost:
+            rank.lost = True
+        self.finished = self._is_over = True
+        self._inlets.end()
+
+
+def _code(content: dict[str, Any], least: int) -> int:
+    code = int(content["exit_code"])
+    if not least <= code <= _MOST_CODE:
+        raise FrameError(f"exit code {code}")
+    return code

@@ -1,0 +1,135 @@
+"""Why a job ends: who failed, in which order, and what is said of it last of all."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+
+from farandole._launch.absence import Missed
+from farandole._launch.place import Place, Rank
+from farandole._launch.ranks import describe_exit, shell_code
+from farandole._launch.words import Blame, Word
+from farandole._tables import listed
+
+
+class Verdict:
+    """The last lines, and the job's exit code."""
+
+    def __init__(self, code: int, *lines: str) -> None:
+        self.code = code
+        self.lines = [line for line in lines if line]
+
+
+class Causes:
+    """Takes notes of deaths, losses and signals while the job runs."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self._places = places
+        self._blame = Blame(self._host_of)
+        self._failed: list[Rank] = []  # in the order of their deaths
+        self._lost: list[Place] = []
+        self._first_loss: Place | None = None  # where all began with it
+        self._ended_by: dict[int, signal.Signals] = {}  # by us: rank -> last signal sent
+        self.missed: Missed | None = None
+        self.stopped_by: signal.Signals | None = None  # the first stopping signal we got
+        self.given_up = False  # a rank could not be ended
+
+    @property
+    def any(self) -> bool:
+        return bool(self._failed or self._first_loss or self.missed or self.stopped_by)
+
+    # -- notes --------------------------------------------------------------------------------
+
+    def hear(self, word: Word) -> None:
+        if word.rank not in self._ended_by:  # else it is we who end it
+            self._blame.hear(word)
+
+    def note_death(self, rank: Rank) -> None:
+        if rank.exit_code:
+            self._blame.note_death(rank.number)
+            self._failed.append(rank)
+
+    def note_loss(self, place: Place) -> None:
+        if not self.any:
+            self._first_loss = place
+        self._lost.append(place)
+
+    def is_noted(self, place: Place) -> bool:
+        return place in self._lost
+
+    def note_end(self, rank: Rank, number: signal.Signals) -> None:
+        """We are about to end it."""
+        self._ended_by[rank.number] = number
+
+    def signals_sent(self, ranks: Sequence[int]) -> list[signal.Signals]:
+        return sorted({self._ended_by[rank] for rank in ranks if rank in self._ended_by})
+
+    # -- the verdict --------------------------------------------------------------------------
+
+    def failed_by_themselves(self) -> dict[int, Rank]:
+        """Not because we ended them, by their numbers."""
+        return {
+            rank.number: rank
+            for rank in self._failed
+            if rank.number not in self._ended_by or self._blame.end_of(rank.number)
+        }
+
+    def verdict(self) -> Verdict:
+        if self.missed is not None:
+            rank, waiting = self.missed
+            what = f"{listed('rank', waiting)} waited for it in init()"
+            return Verdict(1, f"{rank.describe_end()}, and {what}")
+        if self._first_loss is not None:
+            return Verdict(1, self._others_than(None), self._first_loss.trouble)
+        if own := self.failed_by_themselves():
+            return self._blaming(own[self._blame.first(own)])
+        if self.stopped_by is not None and self._has_ended_early():
+            return Verdict(128 + self.stopped_by, f"the job was ended by {self.stopped_by.name}")
+        return Verdict(0)
+
+    def _blaming(self, rank: Rank) -> Verdict:
+        code, how = self._end_of(rank)
+        place = self._places[self._host_of(rank.number)]
+        if code == -signal.SIGKILL and place.out_of_memory:
+            how += " (out of memory: oom_kill rose)"
+        exit_code = shell_code(code)
+        return Verdict(exit_code, self._others_than(rank), how)
+
+    def _has_ended_early(self) -> bool:
+        started = all(place.started for place in self._places)
+        return bool(self._failed or self._lost or self.given_up or not started)
+
+    def _end_of(self, rank: Rank) -> tuple[int, str]:
+        """Its exit code, or the one it was about to have when we ended it; and what happened."""
+        code = rank.exit_code or 0
+        said = self._blame.end_of(rank.number)
+        if said is None:
+            return code, rank.describe_end()
+        if rank.number in self._ended_by:
+            code = said.code
+        cause = f": {said.cause}" if said.cause and code == said.code else ""
+        return code, rank.describe_end(code) + cause
+
+    def _others_than(self, first: Rank | None) -> str:
+        """One line for all that failed after it, grouped by how."""
+        groups: dict[str, list[int]] = {}
+        for rank in self._ranks():
+            if rank is not first and rank.exit_code:
+                how = describe_exit(rank.exit_code)
+                if (sent := self._ended_by.get(rank.number)) and rank.exit_code == -sent:
+                    how = f"ended with {sent.name}"
+                groups.setdefault(how, []).append(rank.number)
+        parts = [f"{listed('rank', who)} {how}" for how, who in groups.items()]
+        return f"{'; '.join(parts)}; but first:" if parts else ""
+
+    def _ranks(self) -> Iterator[Rank]:
+        for place in self._places:
+            yield from place.ranks
+
+    def _host_of(self, rank: int) -> int:
+        """-1 where there is no such rank."""
+        for i, place in enumerate(self._places):
+            rank -= place.count
+            if rank < 0:
+                return i
+        return -1

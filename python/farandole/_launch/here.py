@@ -1,0 +1,188 @@
+"""The ranks of this host: processes of our own, watched and signalled directly."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType
+
+from farandole._launch.leftovers import Leftovers, left_behind
+from farandole._launch.place import Place, Rank, Threads
+from farandole._launch.polling import READ
+from farandole._launch.processes import descendants, oom_kills, reap, send
+from farandole._launch.ranks import (
+    Rendezvous,
+    free_port,
+    rank_environment,
+    shared_environment,
+    start_rank,
+    threads_per_rank,
+)
+from farandole._launch.words import Ear
+
+_TRACES = ("_TRACE", "_TIMELINE")  # ends of the variables that ask for one
+
+
+class Here(Place):
+    """Ranks that are children of this process.
+
+    A rank stays unreaped until the job ends, so that its process group's number cannot be taken by
+    anybody else while we may still signal it.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        counts: Sequence[int],
+        inherited: Mapping[str, str],
+        *,
+        added: Mapping[str, str] = MappingProxyType({}),
+        index: int = 0,
+        host: str = "",
+        address: str = "127.0.0.1",
+    ) -> None:
+        """`added`: variables of this job alone; `address`: of this host, for the others."""
+        super().__init__(counts, index, host)
+        self.ready = self.dry = True
+        self.address, self.port = address, free_port("" if host else address)
+        if self.count > 1 and not inherited.get("OMP_NUM_THREADS"):
+            each = threads_per_rank(self.count)
+            self.threads = Threads(len(os.sched_getaffinity(0)), each)
+        self._command = command
+        self._counts = counts
+        self._environment = {**shared_environment(self.count, inherited), **added}
+        self._oom_kills = oom_kills()
+        self._ear: Ear | None = None
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._leftovers: Leftovers | None = None
+
+    # -- start --------------------------------------------------------------------------------
+
+    def open(self, timeout: float) -> None:
+        """There is nothing to get ready."""
+
+    def start(self, rendezvous: Rendezvous) -> None:
+        self._environment |= rendezvous.environment()
+        self._ear = _open_ear(rendezvous.run_id)
+        for number in range(self.first, self.first + self.count):
+            own = rank_environment(number, self._counts)
+            process, pipes = start_rank(number, self._command, self._environment | own)
+            self._processes[number] = process
+            self.ranks.append(Rank(number, process.pid, self.host))
+            self.pipes.append(pipes)
+        self.started = True
+
+    # -- turns --------------------------------------------------------------------------------
+
+    def descriptors(self) -> list[tuple[int, int]]:
+        return [(self._ear.fileno(), READ)] if self._ear else []
+
+    def due(self) -> float | None:
+        return self._leftovers.due() if self._leftovers else None
+
+    def turn(self, ready: set[int], now: float) -> None:  # noqa: ARG002 - the ear is cheap to ask
+        self._listen()
+        if self._leftovers is None or self.finished:
+            return
+        self._leftovers.turn(now)
+        if self._leftovers.over:
+            self._remarks += self._leftovers.remarks
+            self._put_traces_together()
+            self.finished = True
+
+    def child_ended(self) -> None:
+        died = [rank for rank in self.ranks if rank.alive and self._has_ended(rank)]
+        self._listen()  # what they said before
+        if not died:
+            mine = {rank.pid for rank in self.ranks}
+            reap(process for process in descendants(os.getpid()) if process.pid not in mine)
+        # Of deaths seen in one look, a killed rank is more likely the cause than one that exited.
+        died.sort(key=lambda rank: rank.exit_code or 0)
+        self._news += died
+
+    def has_orphans(self) -> bool:
+        """What ranks that have ended left running."""
+        of_living = {p.pid for rank in self.ranks if rank.alive for p in descendants(rank.pid)}
+        return any(process.pid not in of_living for process in left_behind(self._pids()))
+
+    @property
+    def out_of_memory(self) -> bool:
+        return oom_kills() > self._oom_kills
+
+    def _listen(self) -> None:
+        if self._ear is not None:
+            self._news += self._ear.words()
+
+    def _has_ended(self, rank: Rank) -> bool:
+        """Leaves it a zombie."""
+        ended = os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return False
+        exited = ended.si_code == os.CLD_EXITED
+        rank.exit_code = ended.si_status if exited else -ended.si_status
+        return True
+
+    def _pids(self) -> set[int]:
+        return {rank.pid for rank in self.ranks}
+
+    # -- bringing ranks down ------------------------------------------------------------------
+
+    def pass_on(self, number: signal.Signals) -> None:
+        for rank in self.ranks:
+            if rank.alive:
+                os.kill(rank.pid, number)
+
+    def signal_groups(self, number: signal.Signals) -> None:
+        for rank in self.ranks:
+            if rank.alive:
+                with suppress(ProcessLookupError, PermissionError):  # all ended; setuid
+                    os.killpg(rank.pid, number)
+
+    def end(self, number: signal.Signals) -> None:
+        self.signal_groups(number)
+        if number == signal.SIGKILL:
+            for process in descendants(os.getpid()):
+                send(process, signal.SIGKILL)
+        else:
+            self.signal_groups(signal.SIGCONT)  # a stopped rank could not act on it
+
+    def finish(self, at_once: bool) -> None:
+        self._leftovers = Leftovers(self._pids(), self.host, at_once)
+
+    def hurry(self) -> None:
+        if self._leftovers is not None:
+            self._leftovers.hurry()
+
+    def leave(self) -> None:
+        """There is nobody to leave."""
+
+    def close(self, deadline: float) -> None:  # noqa: ARG002 - all of them are dead
+        for rank in self.ranks:
+            if not rank.alive:
+                self._processes[rank.number].wait()
+
+    def _put_traces_together(self) -> None:
+        """Where no rank is left that could. One place per machine does: the one that hears."""
+        wanted = any(name.endswith(_TRACES) for name in self._environment)
+        if not wanted or self._ear is None:
+            return
+        from farandole._trace import TraceError, salvage
+
+        try:
+            salvage(self._environment)
+        except TraceError as error:
+            self._remarks.append(f"the trace is not complete: {error}")
+
+
+def _open_ear(run_id: str) -> Ear | None:
+    """None where another place of this job, on this machine, listens: it hears our ranks, too."""
+    try:
+        return Ear(run_id)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return None

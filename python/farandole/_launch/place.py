@@ -1,0 +1,142 @@
+"""Where ranks run: on this host (here.py), or on another one behind its agent (agents/remote.py).
+
+The supervisor decides what happens to a job; a place does it to its ranks and tells what became of
+them. Nothing here waits: a loop polls the place's descriptors and gives it turns.
+"""
+
+from __future__ import annotations
+
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from farandole._launch.ranks import Rendezvous, describe_exit
+from farandole._launch.words import Word
+
+
+class Rank:
+    """One started rank, wherever it runs."""
+
+    def __init__(self, number: int, pid: int, host: str = "") -> None:
+        self.number = number
+        self.pid = pid
+        self.host = host  # empty where the job has one alone
+        self.exit_code: int | None = None  # negative: minus the signal
+        self.lost = False  # with its host: nobody knows how it ended
+
+    @property
+    def alive(self) -> bool:
+        return self.exit_code is None and not self.lost
+
+    @property
+    def process(self) -> str:
+        """'812', or '812 on b'."""
+        return f"{self.pid} on {self.host}" if self.host else str(self.pid)
+
+    def describe_end(self, exit_code: int | None = None) -> str:
+        """'rank 2 (pid 812) was killed by SIGKILL'."""
+        code = self.exit_code or 0 if exit_code is None else exit_code
+        return f"rank {self.number} (pid {self.process}) {describe_exit(code)}"
+
+
+class Threads(NamedTuple):
+    """What each rank of a place gets, where the user has not said."""
+
+    cores: int
+    each: int
+
+
+class Place(ABC):
+    """One host's ranks. All methods return at once."""
+
+    def __init__(self, counts: Sequence[int], index: int, host: str) -> None:
+        """`counts`: of the ranks of all hosts, of which this one is the `index`-th."""
+        self.host = host  # empty where the job has one alone
+        self.count = counts[index]
+        self.first = sum(counts[:index])  # its lowest rank
+        self.ranks: list[Rank] = []  # once they have started
+        self.pipes: list[tuple[int, int]] = []  # their stdout and stderr, each closed by its reader
+        self.threads: Threads | None = None
+        self.address = ""  # by which other hosts reach it; empty: it is the launcher's own host
+        self.launchers_address = ""  # as this host sees the launcher's, if it does
+        self.port = 0  # that was free there
+        self.ready = False  # to start ranks
+        self.started = False
+        self.finished = False  # nothing runs there any more that ranks left behind
+        self.dry = False  # no more output will come into the pipes
+        self.trouble = ""  # why the place, or its start, has failed
+        self.exit_code = 1  # of the job, when the start has failed
+        self._news: list[Word | Rank] = []
+        self._remarks: list[str] = []
+
+    def news(self) -> list[Word | Rank]:
+        """What ranks have said, and which of them have ended, since the last call."""
+        news, self._news = self._news, []
+        return news
+
+    def remarks(self) -> list[str]:
+        """What the user should know of this place, since the last call."""
+        remarks, self._remarks = self._remarks, []
+        return remarks
+
+    @property
+    @abstractmethod
+    def out_of_memory(self) -> bool:
+        """Whether the kernel killed there for want of memory."""
+
+    @abstractmethod
+    def open(self, timeout: float) -> None:
+        """Begins to get ready, for which there are so many seconds."""
+
+    @abstractmethod
+    def start(self, rendezvous: Rendezvous) -> None:
+        """Starts the ranks."""
+
+    @abstractmethod
+    def descriptors(self) -> list[tuple[int, int]]:
+        """What to poll, and for what."""
+
+    @abstractmethod
+    def due(self) -> float | None:
+        """When it wants a turn at the latest."""
+
+    @abstractmethod
+    def turn(self, ready: set[int], now: float) -> None:
+        """`ready`: the descriptors where something can be done."""
+
+    @abstractmethod
+    def child_ended(self) -> None:
+        """SIGCHLD came."""
+
+    @abstractmethod
+    def has_orphans(self) -> bool:
+        """Whether ranks that have ended may have left something running."""
+
+    @abstractmethod
+    def pass_on(self, number: signal.Signals) -> None:
+        """To the ranks alone: their workers may have no handler and would die of it."""
+
+    @abstractmethod
+    def signal_groups(self, number: signal.Signals) -> None:
+        """To the ranks and what runs in their process groups."""
+
+    @abstractmethod
+    def end(self, number: signal.Signals) -> None:
+        """The same, to end them: also to those that are stopped; SIGKILL to all that descends."""
+
+    @abstractmethod
+    def finish(self, at_once: bool) -> None:
+        """All ranks are dead: end what they left behind, after a moment if not at once."""
+
+    @abstractmethod
+    def hurry(self) -> None:
+        """Kill what is left now."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Nothing will be asked of it any more."""
+
+    @abstractmethod
+    def close(self, deadline: float) -> None:
+        """The last call, which may wait until then for processes of ours to end."""

@@ -1,0 +1,57 @@
+"""Which signals are passed on, and what follows those that end a job."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+# A stopping signal and the harsher ones that follow it, `patience` apart.
+STOPPING = {
+    signal.SIGINT: (signal.SIGTERM, signal.SIGKILL),
+    signal.SIGTERM: (signal.SIGKILL,),
+    signal.SIGHUP: (signal.SIGTERM, signal.SIGKILL),
+    signal.SIGQUIT: (signal.SIGKILL,),
+}
+FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
+PASSED_ON = (*STOPPING, *FORWARDED, signal.SIGTSTP, signal.SIGCONT)
+
+
+class SignalPipe:
+    """Signals, and the ends of children, as bytes of a pipe that a loop polls."""
+
+    def __init__(self, numbers: Iterable[signal.Signals]) -> None:
+        self.fd, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        for number in (*numbers, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)  # the wake-up descriptor carries the number
+
+    def take(self) -> Iterator[signal.Signals]:
+        """Those that came, in their order."""
+        with suppress(BlockingIOError):
+            for number in os.read(self.fd, 4096):
+                yield signal.Signals(number)
+
+
+class Escalation:
+    """What is left of a list of (time, signal), each harsher than the one before; None: give up."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[float, signal.Signals | None]] = []
+
+    def plan(self, *steps: tuple[float, signal.Signals | None]) -> None:
+        self._steps = list(steps)
+
+    def hasten(self, *steps: tuple[float, signal.Signals | None]) -> None:
+        """Takes a plan that ends no later: a further signal never gives more time."""
+        if not self._steps or steps[-1][0] < self._steps[-1][0]:
+            self._steps = list(steps)
+
+    def due(self) -> float | None:
+        return self._steps[0][0] if self._steps else None
+
+    def take(self, now: float) -> Iterator[signal.Signals | None]:
+        """The steps whose time has come; the plan may be changed meanwhile."""
+        while self._steps and self._steps[0][0] <= now:
+            yield self._steps.pop(0)[1]

@@ -1,0 +1,85 @@
+"""The options of `farandole run` for other hosts, and what they ask for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from farandole.cli import CommandError
+
+if TYPE_CHECKING:
+    from farandole._launch import Reach, Share
+
+
+def add_arguments(parser: argparse._ActionsContainer) -> None:
+    """How other hosts are reached, and what they get."""
+    from farandole._launch import LAUNCHERS
+
+    parser.add_argument(
+        "--launcher",
+        choices=LAUNCHERS,
+        help="how other hosts are reached: ssh (default), netns (hosts are network namespaces), "
+        "local (all are this machine, to try it)",
+    )
+    parser.add_argument(
+        "--remote-python",
+        metavar="PATH",
+        help="the Python with farandole on other hosts (default: the same path as here)",
+    )
+    parser.add_argument(
+        "-x",
+        metavar="NAME[=VALUE]",
+        dest="exports",
+        action="append",
+        default=[],
+        help="a variable for all ranks, also on other hosts",
+    )
+
+
+def shares(
+    arguments: argparse.Namespace, ranks: int, slots: Sequence[Share] | None
+) -> Sequence[Share]:
+    """Each host's share, by agents; empty where all ranks are on this host, which needs none."""
+    from farandole import _launch
+
+    if slots is None:
+        if arguments.launcher is not None:
+            raise CommandError("--launcher says how hosts are reached: name them with -H")
+        return ()
+    found = _launch.shared_out(ranks, slots)
+    by_ssh = arguments.launcher in (None, "ssh")
+    if by_ssh and all(_launch.is_here(share.host) for share in found):
+        return ()
+    for host, _ in found:
+        if by_ssh and _launch.is_everywhere(host):
+            raise CommandError(
+                f"host {host} means another machine on each host; write this one's own name"
+            )
+        if not by_ssh and "@" in host:
+            raise CommandError(f"host {host}: only ssh knows users; leave 'user@' out")
+    return found
+
+
+def reach(arguments: argparse.Namespace, is_used: bool, name: str) -> Reach:
+    from farandole._launch import Reach
+
+    given = {
+        "--ssh-port": arguments.ssh_port,
+        "--ssh-identity-file": arguments.ssh_identity_file,
+        "--remote-python": arguments.remote_python,
+    }
+    idle = [option for option, value in given.items() if value is not None]
+    if is_used:
+        of_ssh = arguments.launcher in (None, "ssh")
+        idle = [option for option in idle if option.startswith("--ssh") and not of_ssh]
+    if idle:
+        why = "no ssh is needed" if is_used else "all ranks are on this host"
+        print(f"{name}: {', '.join(idle)} not used: {why}", file=sys.stderr)
+    return Reach(
+        launcher=arguments.launcher or "ssh",
+        python=arguments.remote_python or sys.executable,
+        ssh_port=arguments.ssh_port,
+        ssh_identity=arguments.ssh_identity_file,
+    )
