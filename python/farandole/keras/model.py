@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import keras
 import numpy as np
@@ -18,19 +16,25 @@ from farandole._core import InvalidArgument
 from farandole.common._objects import allgather_object, broadcast_object, compare
 from farandole.data import DEFAULT_SEED
 from farandole.data._same import checksum
-from farandole.data._share import places
-from farandole.data._tree import leaves, map_leaves, samples
-from farandole.keras import _host, _job_callbacks
-from farandole.keras._global_metrics import average_statistics, mean_of_logs, with_global_state
-from farandole.keras._losses import share_losses
-from farandole.keras._sources import How, Source, _array, class_weights, source_of
-from farandole.keras._steps import Steps, share_steps, unmarked_outputs, weigh_loss
+from farandole.data._tree import samples
+from farandole.keras import _host
+from farandole.keras._global.arrays import class_weights
+from farandole.keras._global.callbacks import AgreeInFit, of_this_rank, restores, rows_of
+from farandole.keras._global.how import How, Source
+from farandole.keras._global.losses import share_losses
+from farandole.keras._global.metrics import mean_of_logs, with_global_state
+from farandole.keras._global.normalization import (
+    average_statistics,
+    refuse_synchronized,
+    warn_of_few_samples,
+)
+from farandole.keras._global.outputs import in_order
+from farandole.keras._global.sources import are_arrays, held_out, source_of, unpacked
+from farandole.keras._global.steps import Steps, share_steps, weigh_loss
 from farandole.keras._wrapped import distributed_in, state_of
 from farandole.keras.optimizer import DistributedOptimizer
 from farandole.keras.values import broadcast_variables
 
-_T = TypeVar("_T")
-_FEW = 16  # samples of a rank, below which its statistics say little of the batch
 _OPTIONS = frozenset(
     ("compression", "sparse_as_dense", "gradient_predivide_factor", "groups", "num_groups", "name")
 )
@@ -87,7 +91,7 @@ class Model:
             )
         size = _world.size()  # raises before init()
         if size > 1:
-            _refuse_synchronized(model)
+            refuse_synchronized(model)
         self._model = model
         self._steps = Steps()
         self._seed = seed
@@ -202,40 +206,44 @@ class Model:
 
         def prepare() -> tuple[list[Source], list[str]]:
             self._require_compiled("fit")
-            train = (x, y, sample_weight)
-            held_out = validation_data
-            if validation_split and held_out is None:
-                train, held_out = _split(train, validation_split)
+            train: tuple[Any, ...] = (x, y, sample_weight)
+            validation = validation_data
+            if validation_split and validation is None:
+                train, validation = held_out(train, validation_split)
             passes = max(self._passes, initial_epoch)
             how = How(
                 "fit()", self._seed, batch_size, steps_per_epoch, shuffle, class_weight, passes
             )
             sources = [source_of(*train, how)]
-            if held_out is not None:
+            if validation is not None:
                 how = How(
                     "fit(validation_data)",
                     self._seed,
-                    validation_batch_size or (batch_size if _are_arrays(held_out) else None),
+                    validation_batch_size or (batch_size if are_arrays(validation) else None),
                     validation_steps,
                 )
-                sources.append(source_of(*_unpacked(held_out), how))
+                sources.append(source_of(*unpacked(validation), how))
             rows = [
                 f"epochs {epochs}, initial_epoch {initial_epoch}",
                 f"steps_per_epoch {steps_per_epoch}, validation_steps {validation_steps}, "
                 f"validation_freq {validation_freq}",
                 f"class_weight {shown(class_weight)}",
                 f"{len(sources) - 1} validation data",
-                *_job_callbacks.rows_of(callbacks),
+                *rows_of(callbacks),
             ]
             return sources, rows
 
         sources = self._begin("fit()", prepare)
-        self._warn_of_few_samples(sources[0].batch)
-        mine = _job_callbacks.of_this_rank(callbacks)
-        restored = any(allgather_object(_job_callbacks.restores(mine), "BackupAndRestore"))
-        agree = _job_callbacks.AgreeInFit(
-            restored=restored,
-            share_weights=self._share_weights,
+        warn_of_few_samples(self._model, sources[0].batch)
+        mine = of_this_rank(callbacks)
+
+        def restored(epoch: int) -> None:
+            sources[0].begin_at(max(self._passes, initial_epoch, epoch))
+            self._share_weights()
+
+        loads = any(allgather_object(restores(mine), "BackupAndRestore"))
+        agree = AgreeInFit(
+            restored=restored if loads else None,
             compare=lambda: self._compare_batches(sources[:1], "fit()"),
         )
         with self._reads(sources):
@@ -251,7 +259,8 @@ class Model:
                 validation_steps=validation_steps,
                 validation_freq=validation_freq,
             )
-        self._passes = max(self._passes, initial_epoch) + len(history.epoch)
+        if history.epoch:
+            self._passes = max(self._passes + len(history.epoch), history.epoch[-1] + 1)
         allgather_object(None, "fit() ends")  # files that rank 0 wrote are there
         return history
 
@@ -269,7 +278,8 @@ class Model:
                 raise InvalidArgument(
                     "train_on_batch(): sample_weight and class_weight are both given"
                 )
-            sample_weight = class_weights(y, class_weight, "train_on_batch()")
+            how = How("train_on_batch()", self._seed)
+            sample_weight = class_weights(y, class_weight, how)
         return self._on_batch("train_on_batch", (x, y, sample_weight), return_dict)
 
     def test_on_batch(
@@ -319,7 +329,7 @@ class Model:
                 sources[0].data,
                 verbose=self._verbose(verbose),
                 steps=steps,
-                callbacks=_job_callbacks.of_this_rank(callbacks),
+                callbacks=of_this_rank(callbacks),
                 return_dict=return_dict,
             )
 
@@ -350,17 +360,17 @@ class Model:
                 sources[0].data,
                 verbose=self._verbose(verbose),
                 steps=steps,
-                callbacks=_job_callbacks.of_this_rank(callbacks),
+                callbacks=of_this_rank(callbacks),
             )
         self._compare_batches(sources, "predict()")
-        return _in_order(outputs)
+        return in_order(outputs)
 
     def predict_on_batch(self, x: Any) -> Any:
         """As Keras' ``predict_on_batch``, of a batch of all ranks together, which each passes."""
         source = self._batch("predict_on_batch()", (x, None, None), for_outputs=True)
         with self._reads([source]):
             outputs = self._model.predict_on_batch(source.data[0])
-        return _in_order(outputs)
+        return in_order(outputs)
 
     # ---- files, weights ----
 
@@ -468,11 +478,8 @@ class Model:
         def prepare() -> tuple[list[Source], list[str]]:
             if not for_outputs:
                 self._require_compiled(what.removesuffix("()"))
-            x, y, weight = (map_leaves(_array, each) for each in batch)
-            packed = (x, y, weight) if weight is not None else (x,) if y is None else (x, y)
-            samples(packed, f"{what}: the batch")
-            how = How(what, self._seed, batch_size=samples(packed, what))
-            source = source_of(x, y, weight, how)
+            how = How(what, self._seed, batch_size=samples(batch[0], f"{what}: the batch"))
+            source = source_of(*batch, how)
             source.data = source.data[0]
             return [source], []
 
@@ -512,93 +519,6 @@ class Model:
             return mean_of_logs(logs)
         return results
 
-    # ---- words ----
-
     @staticmethod
     def _verbose(verbose: Any) -> Any:
         return verbose if _world.rank() == 0 else 0
-
-    def _warn_of_few_samples(self, batch: int | None) -> None:
-        if batch is None or _world.size() == 1 or _world.rank() != 0:
-            return
-        few = batch / _world.size()
-        names = [layer.name for layer in _layers(self._model, keras.layers.BatchNormalization)]
-        if names and few < _FEW:
-            warnings.warn(
-                f"layer '{names[0]}' normalizes by the statistics of each rank's own samples, "
-                f"which are {few:g} of a batch of {batch}: the result is not that of one process. "
-                f"A larger batch helps (at least {_FEW * _world.size()} here), or a layer that "
-                "does not look at other samples, as keras.layers.LayerNormalization",
-                stacklevel=3,
-            )
-
-
-def _layers(model: Any, kind: Any) -> list[Any]:
-    return [layer for layer in model._flatten_layers() if isinstance(layer, kind)]
-
-
-def _refuse_synchronized(model: Any) -> None:
-    for layer in _layers(model, keras.layers.BatchNormalization):
-        if getattr(layer, "synchronized", False):
-            raise InvalidArgument(
-                f"layer '{layer.name}' has synchronized=True, by which Keras looks for the ranks "
-                "of tf.distribute or torch.distributed, and finds none\n"
-                "  advice: synchronized=False, which takes each rank's own statistics"
-            )
-
-
-def _are_arrays(data: Any) -> bool:
-    return isinstance(data, tuple | list | dict) or hasattr(data, "__array__")
-
-
-def _unpacked(data: Any) -> tuple[Any, Any, Any]:
-    """Inputs, targets, weights, as fit() takes validation_data."""
-    if not isinstance(data, tuple | list):
-        return data, None, None
-    if not 1 <= len(data) <= 3:
-        raise InvalidArgument(
-            f"validation_data has {len(data)} parts; they are inputs, targets, weights"
-        )
-    x, y, weight = [*data, None, None][:3]
-    return x, y, weight
-
-
-def _split(data: tuple[Any, ...], fraction: float) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Training data, and the last samples."""
-    arrays = tuple(map_leaves(_array, each) for each in data)
-    n = samples(arrays, "fit(validation_split=…): the data")
-    at = math.floor(n * (1.0 - fraction))
-    if not 0 < at < n:
-        raise InvalidArgument(
-            f"fit(): validation_split={fraction} of {n} samples leaves none on one side"
-        )
-    first = tuple(map_leaves(lambda leaf: leaf[:at], each) for each in arrays)
-    rest = tuple(map_leaves(lambda leaf: leaf[at:], each) for each in arrays)
-    return first, rest
-
-
-def _in_order(outputs: Any) -> Any:
-    """Collective: all ranks' rows, in the order of the data."""
-    mine, shares = unmarked_outputs(outputs)
-    size, rank = _world.size(), _world.rank()
-    totals = [share.total for share in shares]
-    # Rows of a sample that does not count go.
-    real = np.concatenate([np.full(max(s.count, 1), s.count > 0) for s in shares])
-    where = places(totals, size)
-    order = np.concatenate([np.fromiter(r, int, len(r)) for ranks in where for r in ranks])
-
-    def whole(leaf: Any) -> Any:
-        rows = np.asarray(leaf)
-        if rows.shape[:1] != real.shape:
-            raise InvalidArgument(
-                f"predict(): an output of rank {rank} has shape {list(rows.shape)}, for "
-                f"{len(real)} samples; an output has a row for each"
-            )
-        gathered = _host.all_gather(rows[real], "predictions") if size > 1 else rows
-        result = np.empty_like(gathered)
-        result[order] = gathered
-        return result
-
-    if not leaves(mine):
-        raise InvalidArgument("predict(): the model has no outputs")
-    return map_leaves(whole, mine)

@@ -1,6 +1,6 @@
 """Losses of a part of a batch, such that their mean over the ranks is the loss of the batch.
 
-A loss is a sum over samples by a divisor. A rank's weight is that of its samples (_steps.py): right
+A loss is a sum over samples by a divisor. A rank's weight is that of its samples (steps.py): right
 where the divisor is their number. Elsewhere the loss gets a factor beside it:
 
     reduction                            divisor              factor
@@ -20,7 +20,7 @@ import keras
 
 from farandole import _world
 from farandole._core import InvalidArgument
-from farandole.keras._steps import Steps
+from farandole.keras._global.steps import Steps
 
 
 def share_losses(compile_loss: Any, steps: Steps) -> None:

@@ -1,4 +1,4 @@
-"""Metrics of all ranks' samples, and moving averages that all ranks share.
+"""Metrics of all ranks' samples.
 
 A metric's state is sums (a total and a count, the four cells of a table): added up over the ranks
 it is the state of one process that has seen all samples. So AUC, Precision and weighted means are
@@ -14,8 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from farandole import _core, _world
-from farandole.common._objects import allgather_object
+from farandole import _world
 from farandole.keras import _host
 
 
@@ -48,24 +47,6 @@ def mean_of_logs(logs: dict[str, Any]) -> dict[str, Any]:
     mine = np.array([float(keras.ops.convert_to_numpy(logs[name])) for name in names])
     means = _host.all_reduce(mine, "mean", f"logs {', '.join(names)}")
     return dict(zip(names, means.tolist(), strict=True))
-
-
-def average_statistics(model: Any) -> None:
-    """Collective: what layers have gathered of their own rank's samples (the moving averages of
-    BatchNormalization) becomes the mean over ranks, where it differs."""
-    if _world.size() == 1:
-        return
-    variables = _unique(
-        v for v in model.non_trainable_weights if keras.backend.is_float_dtype(v.dtype)
-    )
-    if not variables:
-        return
-    values = [np.ascontiguousarray(keras.ops.convert_to_numpy(v)) for v in variables]
-    sums = np.array(allgather_object(_core.checksums(values), "moving averages"), np.uint64)
-    different = np.flatnonzero((sums != sums[0]).any(axis=0)).tolist()
-    for i in different:
-        mean = _host.all_reduce(values[i].astype(np.float64), "mean", f"moving average {i}")
-        variables[i].assign(mean.astype(values[i].dtype))
 
 
 def _unique(variables: Any) -> list[Any]:

@@ -9,9 +9,9 @@ call. The model's steps are replaced, on this one object, by steps that take it 
 
     Optimizer.scale_loss     multiplies by count * size / total: the mean of the ranks' gradients is
                              that of all samples
-    each loss                see _losses.py: where its divisor is not the number of samples
+    each loss                see losses.py: where its divisor is not the number of samples
     the metrics' state       is of this rank's samples, and is summed over ranks when somebody asks
-                             (_global_metrics.py)
+                             (metrics.py)
 
 A rank without samples computes on one that does not count (farandole.data): its gradient weighs 0,
 and its metrics and moving averages stay as they were.

@@ -80,23 +80,23 @@ class AgreeInFit(Callback):
     """After the user's own: what they decided on one rank holds on all.
 
     Args:
-        restored: some rank's callbacks may have changed its weights as fit begins.
-        share_weights: gives all ranks those of rank 0.
+        restored: told that rank 0's callbacks may have loaded weights as fit begins, with the epoch
+            at which it goes on.
         compare: whether ranks read the same batches.
     """
 
     def __init__(
-        self, *, restored: bool, share_weights: Callable[[], None], compare: Callable[[], None]
+        self, *, restored: Callable[[int], None] | None, compare: Callable[[], None]
     ) -> None:
         super().__init__()
-        self._restored, self._share_weights, self._compare = restored, share_weights, compare
+        self._restored, self._compare = restored, compare
         self._batches = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        if self._restored:
+        if self._restored is not None:
             epoch = broadcast_object(self.model._initial_epoch, 0, "initial epoch")
             self.model._initial_epoch = epoch
-            self._share_weights()
+            self._restored(epoch or 0)
 
     # Not at the end of the first batch: Keras then waits for the results of every one.
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
