@@ -69,8 +69,8 @@ def numbers(logs: Any) -> dict[str, list[float]]:
 def assert_close(mine: Any, right: Any, what: str) -> None:
     for name, values in numbers(mine).items():
         theirs = numbers(right)[name]
-        worst = np.abs(np.subtract(values, theirs)).max()
-        assert worst <= CLOSE, f"{what}: {name} is {values}, not {theirs}"
+        apart = np.abs(np.subtract(values, theirs)) / np.maximum(np.abs(theirs), 1.0)
+        assert apart.max() <= CLOSE, f"{what}: {name} is {values}, not {theirs}"
     assert set(numbers(mine)) == set(numbers(right)), (what, sorted(mine), sorted(right))
 
 
@@ -168,7 +168,7 @@ def two_outputs() -> Any:
     more = keras.Input((3,), name="more")
     embedded = keras.layers.Embedding(11, 4, mask_zero=True)(words)
     tags = keras.layers.Dense(3, activation="softmax", name="tags")(embedded)
-    pooled = keras.layers.GlobalAveragePooling1D()(embedded)
+    pooled = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(11, 3)(words))
     score = keras.layers.Dense(1, name="score")(keras.layers.Concatenate()([pooled, more]))
     return keras.Model({"words": words, "more": more}, {"tags": tags, "score": score})
 
@@ -209,7 +209,7 @@ def masks_outputs_and_reductions_are_those_of_the_whole_batch() -> None:
 
             def options(reduction: str = reduction) -> dict[str, Any]:
                 return settings | {
-                    "loss": _losses(reduction), "optimizer": keras.optimizers.SGD(0.05)
+                    "loss": _losses(reduction), "optimizer": keras.optimizers.SGD(0.01)
                 }  # fmt: skip
 
             def then(model: Any, _: bool) -> dict[str, Any]:
@@ -653,6 +653,7 @@ def datasets_that_differ_between_ranks_are_a_mismatch() -> None:
 
     plain = tf.data.Dataset.from_tensor_slices((X, Y))
     model = shared()
+    tf.random.set_seed(hvd.rank())  # as without any, which others may have set before
     with raises(fd.Mismatch, "different batches", "shuffle(1000, seed=42)"):
         model.fit(plain.shuffle(40).batch(BATCH), shuffle=False, verbose=0)
     with raises(fd.Mismatch, "different batches", "predict()"):

@@ -9,14 +9,10 @@ import keras_model_cases
 import pytest
 from rank_cases import _registered, make_tests
 
-# On PyTorch and JAX, where the rest would be the same once more.
-ELSEWHERE = {
-    "arrays_with_weights_and_held_out_data",
-    "masks_outputs_and_reductions_are_those_of_the_whole_batch",
-    "single_batches",
-    "several_ways_to_compile",
-    "loaders_of_torch",
-}
+# Elsewhere the rest would be the same once more.
+COMMON = {"arrays_with_weights_and_held_out_data", "single_batches"}
+MASKS = {"masks_outputs_and_reductions_are_those_of_the_whole_batch", "several_ways_to_compile"}
+LOADERS = {"loaders_of_torch"}
 
 
 def tests_of(backend: str, without: set[str]) -> Any:
@@ -32,6 +28,6 @@ def tests_of(backend: str, without: set[str]) -> Any:
 
 
 ALL = {case.__name__ for case, _ in _registered[keras_model_cases.__name__]}
-test_on_tensorflow = tests_of("tensorflow", set())
-test_on_torch = tests_of("torch", ALL - ELSEWHERE)
-test_on_jax = tests_of("jax", ALL - ELSEWHERE)
+test_on_tensorflow = tests_of("tensorflow", LOADERS)
+test_on_torch = tests_of("torch", ALL - COMMON - LOADERS)
+test_on_jax = tests_of("jax", ALL - COMMON - MASKS)

@@ -10,6 +10,9 @@ where the divisor is their number. Elsewhere the loss gets a factor beside it:
     sum                                  1                    total / count
 
 The third column's sums over ranks are one collective of one number, per output and step, within it.
+
+With several outputs Keras also keeps a mean of each one's loss, weighted by the batch's samples, or,
+in a program that does not know their number (TensorFlow), by 1. There a rank's weighs count / total.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import keras
 
 from farandole import _world
 from farandole._core import InvalidArgument
+from farandole.common._reduction import Sum
 from farandole.keras._global.steps import Steps
 
 
@@ -38,11 +42,24 @@ def share_losses(compile_loss: Any, steps: Steps) -> None:
 
 def _wrap(compile_loss: Any, steps: Steps) -> None:
     compile_loss._flat_losses = [
-        each._replace(loss=_SharedLoss(each.loss, steps, f"divisor of loss {i}"))
+        each._replace(loss=_SharedLoss(each.loss, steps, f"divisor_of_loss_{i}"))
         if not isinstance(each.loss, _SharedLoss)
         else each
         for i, each in enumerate(compile_loss._flat_losses)
     ]
+    for mean in compile_loss.metrics:
+        _weigh(mean, steps)
+
+
+def _weigh(mean: Any, steps: Steps) -> None:
+    own = type(mean).update_state.__get__(mean)
+
+    def update_state(values: Any, sample_weight: Any = None) -> Any:
+        if sample_weight is None and steps.share is not None:
+            sample_weight = steps.share[0, 0] / steps.share[0, 1]
+        return own(values, sample_weight=sample_weight)
+
+    mean.update_state = update_state
 
 
 class _SharedLoss:
@@ -58,8 +75,9 @@ class _SharedLoss:
             )
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        loss = self._own(y_true, y_pred, sample_weight)
+        # Before the loss, which on PyTorch multiplies the weights by the mask where they lie.
         factor = None if self._steps.share is None else self._factor(y_pred, sample_weight)
+        loss = self._own(y_true, y_pred, sample_weight)
         if factor is None:
             return loss
         return loss * keras.ops.cast(factor, keras.backend.standardize_dtype(loss.dtype))
@@ -107,13 +125,13 @@ def _sum_over_ranks(value: Any, name: str) -> Any:
     """Inside the program of any backend."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
-        from farandole import tensorflow as on_tensorflow
+        from farandole.tensorflow.ops import allreduce as of_tensorflow
 
-        return on_tensorflow.allreduce(value, op=on_tensorflow.Sum, name=name)
+        return of_tensorflow(value, op=Sum, name=name)
     if backend == "torch":
-        from farandole import torch as on_torch
+        from farandole.torch.ops import allreduce as of_torch
 
-        return on_torch.allreduce(value.detach(), op=on_torch.Sum, name=name)
-    from farandole import jax as on_jax
+        return of_torch(value.detach(), op=Sum, name=name)
+    from farandole.jax.ops import allreduce as of_jax
 
-    return on_jax.allreduce(value, "sum", name=name)
+    return of_jax(value, "sum", name=name)
