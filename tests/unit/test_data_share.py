@@ -32,7 +32,7 @@ def test_the_mean_of_weighted_means_is_the_mean_over_all_samples(n: int, size: i
     weighted = []
     for rank in range(size):
         rows, mine = taken(n, size, rank)
-        assert len(values[rows]) == max(mine.count, 1)
+        assert len(values[rows]) == max(mine.samples, 1)
         weighted.append(values[rows].mean() * mine.weight(size))
     assert np.mean(weighted) == pytest.approx(values.mean(), abs=1e-12)
 
@@ -77,11 +77,11 @@ def test_the_ranks_parts_of_arrays_are_the_batches_of_one(size: int, shuffle: An
         seen = []
         for i, whole in enumerate(arrays.parts(epoch, size=1, rank=0)):
             parts = [arrays.part(i, epoch, size, rank) for rank in range(size)]
-            counted = [map_leaves(lambda a, p=p: a[: p.share.count], p.batch) for p in parts]
+            counted = [map_leaves(lambda a, p=p: a[: p.share.samples], p.batch) for p in parts]
             joined = np.concatenate([each["x"] for each in counted])
             assert joined.tolist() == whole.batch["x"].tolist()
             assert all(p.share.total == len(joined) for p in parts)
-            assert sum(p.share.count for p in parts) == len(joined)
+            assert sum(p.share.samples for p in parts) == len(joined)
             for p in parts:  # arrays of a batch stay together
                 x = p.batch["x"] // 10
                 assert p.batch["y"][0][:, 0].tolist() == (2 * x).tolist()

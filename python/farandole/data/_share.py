@@ -11,13 +11,13 @@ from farandole.common._reduction import share as rows_of
 class Share(NamedTuple):
     """How much of a batch a rank has."""
 
-    count: int  # samples of this rank; 0 where it computes on a sample that does not count
-    total: int  # samples of all ranks
+    samples: int  # of this rank; 0 where it computes on a sample that does not count
+    total: int  # of all ranks
 
     def weight(self, size: int) -> float:
         """The factor on a rank's mean gradient with which the mean over ``size`` ranks is the mean
-        over all samples: ``count * size / total``."""
-        return self.count * size / self.total
+        over all samples: ``samples * size / total``."""
+        return self.samples * size / self.total
 
 
 def share(n: int, size: int, rank: int) -> slice:

@@ -55,8 +55,9 @@ def split_loader(
         return DataLoader(loader.dataset, **options)
     if loader.batch_sampler is None:
         raise _not_batched()
+    numbered: Any = _Numbered(loader.dataset)
     return DataLoader(
-        _Numbered(loader.dataset),
+        numbered,
         batch_sampler=_Mine(_seeded(loader.batch_sampler, seed), where, note),
         collate_fn=_Collate(loader.collate_fn),
         **options,
@@ -74,7 +75,7 @@ def _seeded(batch_sampler: Any, seed: int) -> Any:
     """The same one, but for a sampler that shuffles with what every process draws by itself."""
     import torch
 
-    sampler = getattr(batch_sampler, "sampler", None)
+    sampler: Any = getattr(batch_sampler, "sampler", None)
     if getattr(sampler, "generator", 0) is not None:  # has one, or does not shuffle
         return batch_sampler
     seeded, batches = copy.copy(sampler), copy.copy(batch_sampler)

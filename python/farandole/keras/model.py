@@ -35,6 +35,7 @@ from farandole.keras._wrapped import distributed_in, state_of
 from farandole.keras.optimizer import DistributedOptimizer
 from farandole.keras.values import broadcast_variables
 
+_Batch = tuple[Any, Any, Any]  # inputs, targets, weights
 _OPTIONS = frozenset(
     ("compression", "sparse_as_dense", "gradient_predivide_factor", "groups", "num_groups", "name")
 )
@@ -206,7 +207,7 @@ class Model:
 
         def prepare() -> tuple[list[Source], list[str]]:
             self._require_compiled("fit")
-            train: tuple[Any, ...] = (x, y, sample_weight)
+            train = (x, y, sample_weight)
             validation = validation_data
             if validation_split and validation is None:
                 train, validation = held_out(train, validation_split)
@@ -214,7 +215,7 @@ class Model:
             how = How(
                 "fit()", self._seed, batch_size, steps_per_epoch, shuffle, class_weight, passes
             )
-            sources = [source_of(*train, how)]
+            sources = [source_of(train, how)]
             if validation is not None:
                 how = How(
                     "fit(validation_data)",
@@ -222,7 +223,7 @@ class Model:
                     validation_batch_size or (batch_size if are_arrays(validation) else None),
                     validation_steps,
                 )
-                sources.append(source_of(*unpacked(validation), how))
+                sources.append(source_of(unpacked(validation), how))
             rows = [
                 f"epochs {epochs}, initial_epoch {initial_epoch}",
                 f"steps_per_epoch {steps_per_epoch}, validation_steps {validation_steps}, "
@@ -288,7 +289,7 @@ class Model:
         """As Keras' ``test_on_batch``, of a batch of all ranks together, which each passes."""
         return self._on_batch("test_on_batch", (x, y, sample_weight), return_dict)
 
-    def _on_batch(self, name: str, batch: tuple[Any, ...], return_dict: bool) -> Any:
+    def _on_batch(self, name: str, batch: _Batch, return_dict: bool) -> Any:
         source = self._batch(f"{name}()", batch)
         with self._reads([source]):
             # Keras packs what it gets once more, as a batch without targets.
@@ -320,7 +321,7 @@ class Model:
         def prepare() -> tuple[list[Source], list[str]]:
             self._require_compiled("evaluate")
             how = How("evaluate()", self._seed, batch_size, steps)
-            return [source_of(x, y, sample_weight, how)], [f"steps {steps}"]
+            return [source_of((x, y, sample_weight), how)], [f"steps {steps}"]
 
         sources = self._begin("evaluate()", prepare)
         average_statistics(self._model)
@@ -351,7 +352,7 @@ class Model:
 
         def prepare() -> tuple[list[Source], list[str]]:
             how = How("predict()", self._seed, batch_size, steps)
-            return [source_of(x, None, None, how)], [f"steps {steps}"]
+            return [source_of((x, None, None), how)], [f"steps {steps}"]
 
         sources = self._begin("predict()", prepare, for_outputs=True)
         average_statistics(self._model)
@@ -472,14 +473,14 @@ class Model:
         if _world.size() > 1:
             broadcast_variables([*model.weights, *state], 0)
 
-    def _batch(self, what: str, batch: tuple[Any, ...], *, for_outputs: bool = False) -> Source:
+    def _batch(self, what: str, batch: _Batch, *, for_outputs: bool = False) -> Source:
         """One batch, which every rank has passed; they compare it, in few bytes."""
 
         def prepare() -> tuple[list[Source], list[str]]:
             if not for_outputs:
                 self._require_compiled(what.removesuffix("()"))
             how = How(what, self._seed, batch_size=samples(batch[0], f"{what}: the batch"))
-            source = source_of(*batch, how)
+            source = source_of(batch, how)
             source.data = source.data[0]
             return [source], []
 

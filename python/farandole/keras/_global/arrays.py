@@ -24,9 +24,7 @@ BATCH_SIZE = 32  # Keras' own default; of all ranks together
 def of_arrays(x: Any, y: Any, sample_weight: Any, how: How) -> Source:
     if sample_weight is not None and how.class_weight is not None:
         raise how.error("sample_weight and class_weight are both given")
-    nested = dict | list | tuple
-    single = not isinstance(sample_weight, nested)
-    if sample_weight is not None and isinstance(y, nested) and single:
+    if sample_weight is not None and _is_nested(y) and not _is_nested(sample_weight):
         one_for_all = sample_weight
         sample_weight = map_leaves(lambda _: one_for_all, y)
     x, y, sample_weight = (map_leaves(as_array, each) for each in (x, y, sample_weight))
@@ -48,10 +46,14 @@ def of_arrays(x: Any, y: Any, sample_weight: Any, how: How) -> Source:
     share = arrays.part(0).share
     return Source(
         _ArrayParts(arrays, endless=bool(how.steps), epoch=how.passes),
-        lambda: map_leaves(lambda leaf: symbol(leaf.shape[1:], leaf.dtype, share.count), data),
+        lambda: map_leaves(lambda leaf: symbol(leaf.shape[1:], leaf.dtype, share.samples), data),
         rows,
         min(arrays.batch_size, n),
     )
+
+
+def _is_nested(tree: Any) -> bool:
+    return isinstance(tree, dict | list | tuple)
 
 
 def _packed(x: Any, y: Any, sample_weight: Any) -> tuple[Any, ...]:

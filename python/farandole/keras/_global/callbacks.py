@@ -30,14 +30,14 @@ _ONCE = (
 def of_this_rank(callbacks: Any) -> list[Any]:
     """Of those that a program gives on every rank."""
     given = [] if callbacks is None else callbacks
-    listed = getattr(given, "callbacks", given)  # of a CallbackList, too
+    listed: Any = getattr(given, "callbacks", given)  # of a CallbackList, too
     listed = list(listed) if isinstance(listed, list | tuple) else [listed]
     mine = [_agreeing(each) for each in listed]
     if _world.rank() == 0:
         return mine
     mine = [each for each in mine if not isinstance(each, _once())]
     for each in mine:
-        if type(each).__module__.startswith("keras.") and getattr(each, "verbose", 0):
+        if type(each).__module__.startswith("keras.") and getattr(each, "verbose", False):
             each.verbose = 0
     return mine
 
@@ -49,7 +49,7 @@ def rows_of(callbacks: Any) -> list[str]:
 
 
 def restores(callbacks: Any) -> bool:
-    kind = getattr(keras.callbacks, "BackupAndRestore", ())
+    kind: Any = getattr(keras.callbacks, "BackupAndRestore", ())
     return any(isinstance(each, kind) for each in callbacks)
 
 
@@ -60,8 +60,8 @@ def _once() -> tuple[type, ...]:
 def _agreeing(callback: Any) -> Any:
     if type(callback) is not keras.callbacks.TerminateOnNaN:
         return callback
-    agreeing = _AgreeOnNaN.__new__(_AgreeOnNaN)
-    vars(agreeing).update(vars(callback))
+    agreeing = _AgreeOnNaN()
+    agreeing.__dict__.update(vars(callback))
     return agreeing
 
 

@@ -53,8 +53,9 @@ def symbol(shape: Any, dtype: Any, count: int) -> Any:
 
 
 def _dtype(dtype: Any) -> str:
-    name = keras.backend.standardize_dtype(dtype)
-    return keras.config.floatx() if name == "float64" else name
+    name: str = keras.backend.standardize_dtype(dtype)
+    floatx: str = keras.config.floatx()
+    return floatx if name == "float64" else name
 
 
 def shapes(data: Any) -> list[str]:

@@ -11,8 +11,9 @@ where the divisor is their number. Elsewhere the loss gets a factor beside it:
 
 The third column's sums over ranks are one collective of one number, per output and step, within it.
 
-With several outputs Keras also keeps a mean of each one's loss, weighted by the batch's samples, or,
-in a program that does not know their number (TensorFlow), by 1. There a rank's weighs count / total.
+With several outputs Keras also keeps a mean of each one's loss over the batches, weighted by their
+samples, or by 1 in a program that does not know how many there are (TensorFlow). There a rank's
+weighs count / total.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def in_order(outputs: Any) -> Any:
     mine, shares = unmarked_outputs(outputs)
     size = _world.size()
     # Rows of a sample that does not count go.
-    real = np.concatenate([np.full(max(s.count, 1), s.count > 0) for s in shares])
+    real = np.concatenate([np.full(max(s.samples, 1), s.samples > 0) for s in shares])
     where = places([share.total for share in shares], size)
     order = np.concatenate([np.fromiter(r, int, len(r)) for ranks in where for r in ranks])
 

@@ -20,9 +20,12 @@ from farandole.keras._global.batches import of_generator, of_py_dataset
 from farandole.keras._global.datasets import of_dataset, of_loader
 from farandole.keras._global.how import How, Source
 
+_Data = tuple[Any, Any, Any]  # inputs, targets, weights
 
-def source_of(x: Any, y: Any, sample_weight: Any, how: How) -> Source:
+
+def source_of(data: _Data, how: How) -> Source:
     """Raises InvalidArgument for what cannot be split, or does not go together."""
+    x, y, sample_weight = data
     for kind, is_it, make in (
         ("a tf.data.Dataset", _is(x, "tensorflow", "data.Dataset"), of_dataset),
         ("a DataLoader", _is(x, "torch", "utils.data.DataLoader"), of_loader),
@@ -56,8 +59,8 @@ def are_arrays(data: Any) -> bool:
     return isinstance(data, tuple | list | dict) or hasattr(data, "__array__")
 
 
-def unpacked(data: Any) -> tuple[Any, Any, Any]:
-    """Inputs, targets, weights, as fit() takes validation_data."""
+def unpacked(data: Any) -> _Data:
+    """As fit() takes validation_data."""
     if not isinstance(data, tuple | list):
         return data, None, None
     if not 1 <= len(data) <= 3:
@@ -68,15 +71,18 @@ def unpacked(data: Any) -> tuple[Any, Any, Any]:
     return x, y, weight
 
 
-def held_out(data: tuple[Any, ...], fraction: float) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def held_out(data: _Data, fraction: float) -> tuple[_Data, _Data]:
     """Training data, and the last samples, as Keras splits them."""
-    arrays = tuple(map_leaves(as_array, each) for each in data)
+    arrays = [map_leaves(as_array, each) for each in data]
     n = samples(arrays, "fit(validation_split=…): the data")
     at = math.floor(n * (1.0 - fraction))
     if not 0 < at < n:
         raise InvalidArgument(
             f"fit(): validation_split={fraction} of {n} samples leaves none on one side"
         )
-    first = tuple(map_leaves(lambda leaf: leaf[:at], each) for each in arrays)
-    rest = tuple(map_leaves(lambda leaf: leaf[at:], each) for each in arrays)
-    return first, rest
+
+    def part(rows: slice) -> _Data:
+        x, y, weight = (map_leaves(lambda leaf: leaf[rows], each) for each in arrays)
+        return x, y, weight
+
+    return part(slice(at)), part(slice(at, None))
