@@ -39,7 +39,9 @@ _Batch = tuple[Any, Any, Any]  # inputs, targets, weights
 _OPTIONS = frozenset(
     ("compression", "sparse_as_dense", "gradient_predivide_factor", "groups", "num_groups", "name")
 )
-_OWN = frozenset(("_model", "_steps", "_seed", "_same", "_options", "_due", "_passes", "_reading"))
+_OWN = frozenset(
+    ("_model", "_steps", "_seed", "_same", "_options", "_due", "_passes", "_reading", "_evaluate")
+)
 
 
 class Model:
@@ -141,7 +143,16 @@ class Model:
                 return own_result(logs)
             return self._global_results(own_result, logs)
 
+        self._evaluate = model.evaluate
+
+        def evaluate(*args: Any, **kwargs: Any) -> Any:
+            if self._reading is None or "_use_cached_eval_dataset" in kwargs:  # fit()'s own
+                return self._evaluate(*args, **kwargs)
+            with self._reads(None):  # a callback's, on this rank's own data
+                return self._evaluate(*args, **kwargs)
+
         model._symbolic_build, model._get_metrics_result_or_logs = symbolic_build, result_or_logs
+        model.evaluate = evaluate
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """As Keras' ``compile``. The optimizer becomes a ``DistributedOptimizer``; it stays the
@@ -326,7 +337,7 @@ class Model:
         sources = self._begin("evaluate()", prepare)
         average_statistics(self._model)
         with self._reads(sources):
-            return self._model.evaluate(
+            return self._evaluate(
                 sources[0].data,
                 verbose=self._verbose(verbose),
                 steps=steps,
@@ -498,12 +509,12 @@ class Model:
         return source
 
     @contextmanager
-    def _reads(self, sources: list[Source]) -> Iterator[None]:
-        self._reading = sources
+    def _reads(self, sources: list[Source] | None) -> Iterator[None]:
+        before, self._reading = self._reading, sources
         try:
             yield
         finally:
-            self._reading = None
+            self._reading = before
 
     def _compare_batches(self, sources: list[Source], what: str) -> None:
         if self._same and _world.size() > 1:
