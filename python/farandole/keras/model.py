@@ -8,16 +8,19 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
-import numpy as np
 
 from farandole import _world
 from farandole._arguments import checked, shown
 from farandole._core import InvalidArgument
-from farandole.common._objects import allgather_object, broadcast_object, compare
+from farandole.common._objects import allgather_object
 from farandole.data import DEFAULT_SEED
-from farandole.data._same import checksum
 from farandole.data._tree import samples
-from farandole.keras import _host
+from farandole.keras._global.agreement import (
+    Prepared,
+    agreed,
+    on_rank_0,
+    require_same_batch,
+)
 from farandole.keras._global.arrays import class_weights
 from farandole.keras._global.callbacks import AgreeInFit, of_this_rank, restores, rows_of
 from farandole.keras._global.how import How, Source
@@ -216,7 +219,7 @@ class Model:
             Mismatch: the ranks' models, data or arguments differ; on every rank.
         """
 
-        def prepare() -> tuple[list[Source], list[str]]:
+        def prepare() -> Prepared:
             self._require_compiled("fit")
             train = (x, y, sample_weight)
             validation = validation_data
@@ -329,7 +332,7 @@ class Model:
             Mismatch: the ranks' models, data or arguments differ; on every rank.
         """
 
-        def prepare() -> tuple[list[Source], list[str]]:
+        def prepare() -> Prepared:
             self._require_compiled("evaluate")
             how = How("evaluate()", self._seed, batch_size, steps)
             return [source_of((x, y, sample_weight), how)], [f"steps {steps}"]
@@ -361,7 +364,7 @@ class Model:
             Mismatch: the ranks' models, data or arguments differ; on every rank.
         """
 
-        def prepare() -> tuple[list[Source], list[str]]:
+        def prepare() -> Prepared:
             how = How("predict()", self._seed, batch_size, steps)
             return [source_of((x, None, None), how)], [f"steps {steps}"]
 
@@ -416,17 +419,7 @@ class Model:
 
     def _write(self, what: str, write: Callable[[], Any]) -> None:
         average_statistics(self._model)
-        error: Exception | None = None
-        if _world.rank() == 0:
-            try:
-                write()
-            except Exception as failed:
-                error = failed
-        told = broadcast_object(error and f"{type(error).__name__}: {error}", 0, what)
-        if error is not None:
-            raise error
-        if told is not None:
-            raise InvalidArgument(f"{what}: rank 0 could not write: {told}")
+        on_rank_0(what, write)
 
     # ---- what ranks agree on ----
 
@@ -435,36 +428,18 @@ class Model:
             raise InvalidArgument(f"{name}(): the model is not compiled; call compile() before")
 
     def _begin(
-        self,
-        what: str,
-        prepare: Callable[[], tuple[list[Source], list[str]]],
-        *,
-        for_outputs: bool = False,
+        self, what: str, prepare: Callable[[], Prepared], *, for_outputs: bool = False
     ) -> list[Source]:
-        """Collective: the data on every rank, or an error on every rank; then the model is built,
+        """Collective: the data on every rank, or an error on every rank; the model is built then,
         with the same weights on all."""
-        sources: list[Source] = []
-        rows: list[str] = []
-        error: Exception | None = None
-        try:
+
+        def prepare_and_build() -> Prepared:
             sources, rows = prepare()
-            rows = [*rows, *(row for source in sources for row in source.rows)]
             self._build(sources[0].sample(), for_outputs=for_outputs)
-        except Exception as failed:
-            error = failed
-        told = error and f"{type(error).__name__}: {error}"
-        theirs = allgather_object((told, rows, self._due), what)
-        if error is not None:
-            raise error
-        for rank, (why, _, _) in enumerate(theirs):
-            if why is not None:
-                raise InvalidArgument(f"{what} cannot begin: rank {rank}: {why}")
-        compare(
-            f"the arguments of {what}",
-            {rank: words for rank, (_, words, _) in enumerate(theirs)},
-            "every rank passes the same data, the batch of all ranks, and the same arguments",
-        )
-        if any(due for _, _, due in theirs):
+            return sources, rows
+
+        sources, due = agreed(what, prepare_and_build, self._due)
+        if due:
             self._share_weights()
             self._due = False
         return sources
@@ -487,7 +462,7 @@ class Model:
     def _batch(self, what: str, batch: _Batch, *, for_outputs: bool = False) -> Source:
         """One batch, which every rank has passed; they compare it, in few bytes."""
 
-        def prepare() -> tuple[list[Source], list[str]]:
+        def prepare() -> Prepared:
             if not for_outputs:
                 self._require_compiled(what.removesuffix("()"))
             how = How(what, self._seed, batch_size=samples(batch[0], f"{what}: the batch"))
@@ -498,14 +473,7 @@ class Model:
         if self._due:
             return self._begin(what, prepare, for_outputs=for_outputs)[0]
         source = prepare()[0][0]
-        mine = np.array([[source.batch or 0, checksum(source.rows)]], np.int64)
-        theirs = _host.all_gather(mine, f"batch of {what}")
-        if (theirs != theirs[0]).any():
-            compare(
-                f"the batch of {what}",
-                dict(enumerate(allgather_object(source.rows, what))),
-                "every rank passes the same batch, that of all ranks",
-            )
+        require_same_batch(what, source)
         return source
 
     @contextmanager

@@ -29,9 +29,10 @@ _ONCE = (
 
 def of_this_rank(callbacks: Any) -> list[Any]:
     """Of those that a program gives on every rank."""
-    given = [] if callbacks is None else callbacks
-    listed: Any = getattr(given, "callbacks", given)  # of a CallbackList, too
-    listed = list(listed) if isinstance(listed, list | tuple) else [listed]
+    given: Any = [] if callbacks is None else callbacks
+    if isinstance(given, keras.callbacks.CallbackList):
+        given = given.callbacks
+    listed = list(given) if isinstance(given, list | tuple) else [given]
     mine = [_agreeing(each) for each in listed]
     if _world.rank() == 0:
         return mine
