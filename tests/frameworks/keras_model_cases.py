@@ -269,9 +269,58 @@ def datasets_of_keras_and_generators() -> None:
     compare(shared(), fit, then=then)
 
     def fit_generated(model: Any, _: bool) -> Any:
-        return model.fit(generated(), steps_per_epoch=5, epochs=2, verbose=0)
+        return model.fit(generated(), steps_per_epoch=5, epochs=2, shuffle=False, verbose=0)
 
     compare(shared(), fit_generated)
+
+
+@on_ranks(1, 3)
+def batches_that_rank_0_alone_has() -> None:
+    from farandole.data import FromRank0
+
+    listed = list(Batches.make(X, Y, BATCH))
+
+    def dealt(batches: Any) -> Any:
+        return FromRank0(batches) if hvd.rank() == 0 else FromRank0()
+
+    def fit(model: Any, serial: bool) -> Any:
+        if serial:
+            return model.fit(
+                Batches.make(X, Y, BATCH), epochs=2, shuffle=False, verbose=0,
+                validation_data=(X[:13], Y[:13]), validation_batch_size=5,
+                class_weight={0: 0.5, 1: 2.0},
+            )  # fmt: skip
+        return model.fit(
+            dealt(listed), epochs=2, verbose=0, class_weight={0: 0.5, 1: 2.0},
+            validation_data=dealt(list(Batches.make(X[:13], Y[:13], 5))),
+        )  # fmt: skip
+
+    def then(model: Any, serial: bool) -> dict[str, Any]:
+        some = generated() if serial else dealt(generated())
+        scores = model.evaluate(some, steps=4, verbose=0, return_dict=True)
+        outputs = model.predict(X[:32] if serial else dealt([x for x, _ in listed[:4]]), verbose=0)
+        return scores | {"outputs": outputs}
+
+    compare(shared(), fit, then=then)
+
+    def fit_endless(model: Any, serial: bool) -> Any:
+        some = generated() if serial else dealt(generated())
+        return model.fit(some, steps_per_epoch=3, epochs=3, shuffle=False, verbose=0)
+
+    mine = shared()
+    compare(mine, fit_endless)
+
+    def fails() -> Iterator[Any]:
+        yield listed[0]
+        raise OSError("the disk is gone")
+
+    with raises(fd.InvalidArgument, "steps_per_epoch"):
+        mine.fit(dealt(fails()), verbose=0)
+    kind: type[Exception] = OSError if hvd.rank() == 0 else fd.InvalidArgument
+    if work.backend() == "tensorflow":
+        kind = Exception  # what TensorFlow makes of a reader's
+    with raises(kind, "the disk is gone"):
+        mine.fit(dealt(fails()), steps_per_epoch=3, verbose=0)
 
 
 @on_ranks(1, 3)
@@ -571,6 +620,8 @@ def normalization_is_each_ranks_own_and_its_averages_are_shared() -> None:
     if told:
         assert "which are 4 of a batch of 8" in told[0]
     work.assert_same_on_all_ranks(model.model)
+    if work.backend() != "tensorflow":
+        return  # Keras itself has no synchronized ones there
     layers = [keras.Input((6,)), keras.layers.BatchNormalization(name="both", synchronized=True)]
     with raises(fd.InvalidArgument, "'both'", "synchronized=True"):
         hvd.Model(keras.Sequential(layers))

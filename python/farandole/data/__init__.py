@@ -8,6 +8,7 @@ No framework is imported here before one of its objects comes.
 
 from __future__ import annotations
 
+from farandole.data._leader import FromRank0
 from farandole.data._order import DEFAULT_SEED
 from farandole.data._parts import Arrays, Part, part_of
 from farandole.data._same import FirstBatches
@@ -19,6 +20,7 @@ __all__ = [
     "DEFAULT_SEED",
     "Arrays",
     "FirstBatches",
+    "FromRank0",
     "Part",
     "Share",
     "part_of",

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
+from farandole._arguments import shown
 from farandole._core import InvalidArgument
 
 
@@ -46,3 +49,24 @@ def samples(tree: Any, what: str) -> int:
     if len(set(lengths)) > 1:
         raise InvalidArgument(f"{what} has arrays of different lengths: {lengths}")
     return lengths[0]
+
+
+def as_array(value: Any) -> np.ndarray[Any, Any]:
+    """Of numpy, of what a framework or pandas has.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    if hasattr(value, "to_numpy"):  # pandas
+        array: np.ndarray[Any, Any] = value.to_numpy()
+        return array[:, None] if array.ndim == 1 else array
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+    if not hasattr(value, "shape") or not hasattr(value, "__array__"):
+        raise InvalidArgument(
+            f"the data have {shown(value)}, which is a {type(value).__name__}; pass arrays, a "
+            "tf.data.Dataset, a PyDataset, a DataLoader or a generator of batches"
+        )
+    return np.asarray(value)

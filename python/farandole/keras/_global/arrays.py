@@ -9,11 +9,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from farandole._arguments import shown
-from farandole._core import InvalidArgument
 from farandole.data import Arrays, Part
 from farandole.data._same import checksum
-from farandole.data._tree import map_leaves, samples
+from farandole.data._tree import as_array, map_leaves, samples
 from farandole.keras._bases import PyDataset
 from farandole.keras._global.how import How, Source, shapes, symbol
 from farandole.keras._global.steps import marked
@@ -60,27 +58,6 @@ def _packed(x: Any, y: Any, sample_weight: Any) -> tuple[Any, ...]:
     if sample_weight is not None:
         return x, y, sample_weight
     return (x,) if y is None else (x, y)
-
-
-def as_array(value: Any) -> np.ndarray[Any, Any]:
-    """Of what Keras takes for an array.
-
-    Raises:
-        InvalidArgument: it is none.
-    """
-    if isinstance(value, np.ndarray):
-        return value
-    if hasattr(value, "to_numpy"):  # pandas
-        array: np.ndarray[Any, Any] = value.to_numpy()
-        return array[:, None] if array.ndim == 1 else array
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-    if not hasattr(value, "shape") or not hasattr(value, "__array__"):
-        raise InvalidArgument(
-            f"the data have {shown(value)}, which is a {type(value).__name__}; pass arrays, a "
-            "tf.data.Dataset, a PyDataset, a DataLoader or a generator"
-        )
-    return np.asarray(value)
 
 
 def marked_part(part: Part) -> Any:

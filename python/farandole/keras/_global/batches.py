@@ -10,9 +10,9 @@ import numpy as np
 
 from farandole.data import FirstBatches, Part, part_of
 from farandole.data._order import shuffled
-from farandole.data._tree import map_leaves, samples
+from farandole.data._tree import as_array, map_leaves, samples
 from farandole.keras._bases import PyDataset
-from farandole.keras._global.arrays import as_array, class_weights, marked_part
+from farandole.keras._global.arrays import class_weights, marked_part
 from farandole.keras._global.how import How, Source, as_tuple, shapes, symbol
 
 
@@ -60,10 +60,14 @@ def _arrays(batch: Any) -> Any:
 
 
 def _part(batch: tuple[Any, ...], how: How) -> Part:
-    part = part_of(batch)
+    return weighted(part_of(batch), how)
+
+
+def weighted(part: Part, how: How) -> Part:
+    """With weights by class, if they are asked for."""
     if how.class_weight is None:
         return part
-    if len(batch) != 2:
+    if len(part.batch) != 2:
         raise how.error(
             "class_weight goes with batches of inputs and targets, without weights of their own"
         )

@@ -7,8 +7,7 @@ from typing import Any
 
 from farandole import _world
 from farandole.data import FirstBatches, Part, Share, split_dataset, split_loader
-from farandole.data._tree import leaves, map_leaves
-from farandole.keras._global.arrays import as_array
+from farandole.data._tree import as_array, leaves, map_leaves
 from farandole.keras._global.batches import sample
 from farandole.keras._global.how import How, Source, as_tuple, symbol
 from farandole.keras._global.steps import marked

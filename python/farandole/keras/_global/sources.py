@@ -14,10 +14,12 @@ from typing import Any
 import keras
 
 from farandole._core import InvalidArgument
-from farandole.data._tree import map_leaves, samples
-from farandole.keras._global.arrays import as_array, of_arrays
+from farandole.data import FromRank0
+from farandole.data._tree import as_array, map_leaves, samples
+from farandole.keras._global.arrays import of_arrays
 from farandole.keras._global.batches import of_generator, of_py_dataset
 from farandole.keras._global.datasets import of_dataset, of_loader
+from farandole.keras._global.dealt import of_rank_0
 from farandole.keras._global.how import How, Source
 
 _Data = tuple[Any, Any, Any]  # inputs, targets, weights
@@ -30,6 +32,7 @@ def source_of(data: _Data, how: How) -> Source:
         ("a tf.data.Dataset", _is(x, "tensorflow", "data.Dataset"), of_dataset),
         ("a DataLoader", _is(x, "torch", "utils.data.DataLoader"), of_loader),
         ("a PyDataset", isinstance(x, keras.utils.PyDataset), of_py_dataset),
+        ("a FromRank0", isinstance(x, FromRank0), of_rank_0),
         ("a generator", isinstance(x, types.GeneratorType), of_generator),
     ):
         if is_it:
