@@ -2,8 +2,8 @@
 
 farandole run -np 2 -- python examples/13_global_batch.py
 
-A program for Tarantella looks like this, but for the import. The lines that a program of one process
-has not are marked.
+A program for Tarantella looks like this, but for the import. The lines that a program of one
+process has not are marked.
 """
 
 import keras

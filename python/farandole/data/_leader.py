@@ -83,6 +83,7 @@ class FromRank0:
             raise error
         if isinstance(mine, str):
             raise InvalidArgument(f"rank 0 could not read {self._name}: {mine}")
+        assert mine is None or isinstance(mine, Part)
         return mine
 
 
