@@ -6,6 +6,7 @@ The reference is plain Keras on rank 0; the other ranks are equal to it in every
 
 from __future__ import annotations
 
+import copy
 import csv
 import tempfile
 from collections.abc import Callable, Iterator
@@ -517,6 +518,11 @@ def files_and_weights() -> None:
     assert model.count_params() == model.model.count_params()
     model.stop_training = True
     assert model.model.stop_training
+    with raises(fd.InvalidArgument, "model.model"):
+        copy.deepcopy(model)
+    copied = hvd.Model(copy.deepcopy(model.model))
+    copied.fit(X, Y, batch_size=BATCH, verbose=0)
+    work.assert_same_on_all_ranks(copied.model)
     nowhere = "/proc/none/model.keras"
     with raises(FileNotFoundError if hvd.rank() == 0 else fd.InvalidArgument):
         model.save(nowhere)

@@ -131,6 +131,12 @@ class Model:
         """The model's outputs for this rank's own inputs."""
         return self._model(*args, **kwargs)
 
+    def __reduce__(self) -> Any:
+        raise InvalidArgument(
+            "a farandole.keras.Model is neither copied nor pickled\n"
+            "  advice: copy or pickle model.model, and put a Model around the copy"
+        )
+
     # ---- as the model is made ----
 
     def _intercept(self) -> None:
