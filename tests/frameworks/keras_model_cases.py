@@ -693,6 +693,7 @@ def what_is_wrong_is_an_error_on_every_rank() -> None:
          lambda: model.fit(generated(), batch_size=3)),
         (fd.InvalidArgument, "nonsense", lambda: hvd.Model(net(), nonsense=1)),
         (fd.InvalidArgument, "a Keras 3 model", lambda: hvd.Model(model)),
+        (fd.InvalidArgument, "another farandole.keras.Model", lambda: hvd.Model(model.model)),
     ]:  # fmt: skip
         with raises(kind, words):
             call()

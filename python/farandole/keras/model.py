@@ -95,9 +95,13 @@ class Model:
                 f"Model({strange[0]}=…): there is no such option; there are "
                 + ", ".join(sorted(_OPTIONS))
             )
-        size = _world.size()  # raises before init()
-        if size > 1:
+        if _world.size() > 1:  # raises before init()
             refuse_synchronized(model)
+        if "train_step" in vars(model):
+            raise InvalidArgument(
+                f"the Keras model '{model.name}' has a train_step put on it, as by another "
+                "farandole.keras.Model around it; use that one, or make the Keras model anew"
+            )
         self._model = model
         self._steps = Steps()
         self._seed = seed
@@ -216,7 +220,7 @@ class Model:
 
         Args:
             x: arrays (dicts, tuples, lists of them), a ``tf.data.Dataset``, a ``PyDataset``, a
-                generator or a ``DataLoader``.
+                generator, a ``DataLoader`` or a ``farandole.data.FromRank0``.
             batch_size: of arrays: samples of all ranks together; default 32.
             shuffle: of arrays: the same order on every rank, and for any number of ranks.
 
