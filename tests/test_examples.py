@@ -239,6 +239,25 @@ def test_one_keras_script_learns_on_every_backend(
     assert float(re.findall(rf"accuracy on {backend}: ([\d.]+)", output)[0]) > 0.85, output
 
 
+def test_the_program_of_one_process_learns_the_same_on_two_ranks(
+    spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend_of_keras("tensorflow", monkeypatch)
+    alone, two = (
+        [
+            float(number)
+            for number in re.findall(
+                r"(\d\.\d{4})",
+                play(spawn, "keras on tensorflow", "13_global_batch.py", ranks, fork=True),
+            )
+        ]
+        for ranks in (1, 2)
+    )
+    assert len(alone) == 2 * 8 + 2
+    assert two == pytest.approx(alone, abs=2e-3)  # after 152 steps of Adam
+    assert two[-1] > 0.85
+
+
 def test_digits_train_alike_under_farandole_run_and_torchrun_and_alone(
     spawn: Spawn, tmp_path: Path
 ) -> None:

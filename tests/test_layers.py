@@ -53,6 +53,7 @@ PYTHON_LAYERS = [
     "_collectives _memory _run _timeline testing",
     "farandole",  # the names that a program sees
     "_bench common horovod",
+    "data",
     "_tune.first_use _tune.ranks _tune.starting",  # these measure
     "_tune.__main__",
     "jax torch._entries torch._tensors torch.compression",

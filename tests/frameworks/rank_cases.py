@@ -36,11 +36,14 @@ def make_tests(
     prepare: Callable[[], None] | None = None,
     cases_of: Sequence[str] = (),
     without: Sequence[str] = (),
+    only_sizes: Sequence[int] = (),
 ) -> Any:
     """`module`: which has the cases, unless others have them, `cases_of`. `framework`: as a nursery
-    is told (harness.py). `without`: names of cases that do not work there."""
+    is told (harness.py). `without`: names of cases that do not work there. `only_sizes`: of
+    worlds; default: all that cases ask for."""
     cases = [case for each in cases_of or [module] for case in _registered[each]]
     table = [(f, n) for f, sizes in cases for n in sizes if f.__name__ not in without]
+    table = [(f, n) for f, n in table if not only_sizes or n in only_sizes]
     table.sort(key=lambda row: row[1])
     begin = prepare or _BEGIN[framework.partition(" ")[0]]
 

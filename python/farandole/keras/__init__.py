@@ -8,6 +8,7 @@ from farandole.common._basics import *  # noqa: F403
 from farandole.common._needs import keras as _keras  # noqa: F401 - or how to get it
 from farandole.keras import _progress, callbacks, elastic, values
 from farandole.keras.compression import Compression
+from farandole.keras.model import Model
 from farandole.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from farandole.keras.saving import load_model
 from farandole.keras.values import *  # noqa: F403
@@ -19,6 +20,7 @@ __all__ = [
     *values.__all__,
     "Compression",
     "DistributedOptimizer",
+    "Model",
     "PartialDistributedOptimizer",
     "callbacks",
     "elastic",

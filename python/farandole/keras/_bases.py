@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-__all__ = ["Callback", "ModelCheckpoint"]
+__all__ = ["Callback", "ModelCheckpoint", "PyDataset", "TerminateOnNaN"]
 
 if TYPE_CHECKING:
 
@@ -18,9 +18,18 @@ if TYPE_CHECKING:
         def __getattr__(self, name: str) -> Any: ...  # the rest
         def set_model(self, model: Any) -> None: ...
         def on_train_begin(self, logs: Any = None) -> None: ...
+        def on_batch_end(self, batch: int, logs: Any = None) -> None: ...
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None: ...
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None: ...
 
     ModelCheckpoint = Callback
+
+    class TerminateOnNaN(Callback): ...
+
+    class PyDataset:
+        def __init__(
+            self, workers: int = 1, use_multiprocessing: bool = False, max_queue_size: int = 10
+        ) -> None: ...
 else:
     Callback, ModelCheckpoint = keras.callbacks.Callback, keras.callbacks.ModelCheckpoint
+    PyDataset, TerminateOnNaN = keras.utils.PyDataset, keras.callbacks.TerminateOnNaN

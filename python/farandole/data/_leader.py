@@ -1,0 +1,100 @@
+"""Batches that rank 0 alone can read (policy `leader`)."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from farandole import _world
+from farandole._core import InvalidArgument
+from farandole._ranks import dumps
+from farandole.common._objects import broadcast_object, run_named
+from farandole.data._parts import Part, part_of
+from farandole.data._tree import as_array, map_leaves
+
+
+class FromRank0:
+    """Batches of all ranks that rank 0 reads and deals out: each rank gets its part of every one.
+
+    Iterating over it is collective: every rank takes as many parts, in step with the others. So
+    nothing is read ahead; where every rank can read the data, that is faster.
+
+    Args:
+        batches: on rank 0: anything that gives batches, once or for every pass anew. Elsewhere it
+            is not looked at, and may be None.
+        name: in errors and traces; the same on all ranks.
+
+    Examples:
+        >>> import farandole as fd, numpy as np
+        >>> fd.init()
+        >>> for batch, share in FromRank0([np.arange(4)]):
+        ...     print(batch.tolist(), share.weight(fd.size()))
+        [0, 1, 2, 3] 1.0
+    """
+
+    def __init__(self, batches: Iterable[Any] | None = None, name: str = "batches") -> None:
+        self._batches = batches if _world.rank() == 0 else None
+        self._name = name
+
+    def __iter__(self) -> Iterator[Part]:
+        """The parts of one pass.
+
+        Raises:
+            InvalidArgument: rank 0 could not read; on the other ranks. On rank 0, its own error.
+        """
+        reads = self._read() if _world.rank() == 0 else None
+        while True:
+            part = self._deal(reads)
+            if part is None:
+                return
+            yield part
+
+    def length(self) -> int | None:
+        """Collective: batches of a pass, where rank 0 knows."""
+        mine: int | None = None
+        with suppress(TypeError):  # of a generator, an endless dataset
+            mine = len(self._batches)  # type: ignore[arg-type]
+        known: int | None = broadcast_object(mine, 0, f"{self._name}.length")
+        return known
+
+    def _read(self) -> Iterator[list[Part]]:
+        if self._batches is None:
+            raise InvalidArgument("FromRank0(None) on rank 0, which is the one that reads")
+        for batch in self._batches:
+            arrays, size = map_leaves(as_array, batch), _world.size()
+            yield [part_of(arrays, size, rank) for rank in range(size)]
+
+    def _deal(self, reads: Iterator[list[Part]] | None) -> Part | None:
+        """None: there are no more."""
+        error: Exception | None = None
+        parts: list[Part | str | None] = []
+        if reads is not None:
+            try:
+                parts = [*next(reads, [None] * _world.size())]
+            except Exception as failed:
+                error = failed
+                parts = [f"{type(error).__name__}: {error}"] * _world.size()
+        mine = _dealt(parts, self._name)
+        if error is not None:
+            raise error
+        if isinstance(mine, str):
+            raise InvalidArgument(f"rank 0 could not read {self._name}: {mine}")
+        assert mine is None or isinstance(mine, Part)
+        return mine
+
+
+def _dealt(objects: list[Any], name: str) -> Any:
+    """This rank's of those that rank 0 has, one for each."""
+    pickles = [dumps(each) for each in objects]
+    splits = [len(each) for each in pickles] or [0] * _world.size()
+    source = np.frombuffer(bytearray(b"".join(pickles)), np.uint8)
+
+    def finish(made: Any, _: Any) -> bytes:
+        memory, _, shape = made[0]
+        return np.frombuffer(memory, np.uint8, shape[0]).tobytes()
+
+    return pickle.loads(run_named("all_to_all", name, source, None, splits=splits, finish=finish))

@@ -1,0 +1,1 @@
+"""What farandole.keras.Model is made of."""

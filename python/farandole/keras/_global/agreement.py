@@ -1,0 +1,82 @@
+"""What ranks agree on before they compute: an error on one of them is one on all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from farandole import _world
+from farandole._core import InvalidArgument
+from farandole.common._objects import allgather_object, broadcast_object, compare
+from farandole.data._same import checksum
+from farandole.keras import _host
+from farandole.keras._global.how import Source
+
+Prepared = tuple[list[Source], list[str]]  # data, and what ranks compare besides theirs
+
+
+def agreed(what: str, prepare: Callable[[], Prepared], due: bool) -> tuple[list[Source], bool]:
+    """Collective: what `prepare` makes on every rank, and whether `due` is true on any.
+
+    Raises:
+        InvalidArgument: another rank could not prepare; says which, and why. On that rank, its own
+            error.
+        Mismatch: the ranks' data or arguments differ; says how.
+    """
+    sources: list[Source] = []
+    rows: list[str] = []
+    error: Exception | None = None
+    try:
+        sources, rows = prepare()
+        rows = [*rows, *(row for source in sources for row in source.rows)]
+    except Exception as failed:
+        error = failed
+    theirs = allgather_object((_told(error), rows, due), what)
+    if error is not None:
+        raise error
+    for rank, (why, _, _) in enumerate(theirs):
+        if why is not None:
+            raise InvalidArgument(f"{what} cannot begin: rank {rank}: {why}")
+    compare(
+        f"the arguments of {what}",
+        {rank: words for rank, (_, words, _) in enumerate(theirs)},
+        "every rank passes the same data, the batch of all ranks, and the same arguments",
+    )
+    return sources, any(due for _, _, due in theirs)
+
+
+def require_same_batch(what: str, source: Source) -> None:
+    """Collective, in few bytes. Raises Mismatch where the ranks' batches differ."""
+    mine = np.array([[source.batch or 0, checksum(source.rows)]], np.int64)
+    theirs = _host.all_gather(mine, f"batch of {what}")
+    if (theirs != theirs[0]).any():
+        compare(
+            f"the batch of {what}",
+            dict(enumerate(allgather_object(source.rows, what))),
+            "every rank passes the same batch, that of all ranks",
+        )
+
+
+def on_rank_0(what: str, write: Callable[[], Any]) -> None:
+    """Collective: it is done when this returns.
+
+    Raises:
+        InvalidArgument: rank 0 could not; on the others. On rank 0, its own error.
+    """
+    error: Exception | None = None
+    if _world.rank() == 0:
+        try:
+            write()
+        except Exception as failed:
+            error = failed
+    told = broadcast_object(_told(error), 0, what)
+    if error is not None:
+        raise error
+    if told is not None:
+        raise InvalidArgument(f"{what}: rank 0 could not write: {told}")
+
+
+def _told(error: Exception | None) -> str | None:
+    return None if error is None else f"{type(error).__name__}: {error}"

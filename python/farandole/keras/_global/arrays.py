@@ -1,0 +1,107 @@
+"""Arrays in batches of all ranks, of which a rank touches its own samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from farandole.data import Arrays, Part
+from farandole.data._same import checksum
+from farandole.data._tree import as_array, map_leaves, samples
+from farandole.keras._bases import PyDataset
+from farandole.keras._global.how import How, Source, shapes, symbol
+from farandole.keras._global.steps import marked
+
+BATCH_SIZE = 32  # Keras' own default; of all ranks together
+
+
+def of_arrays(x: Any, y: Any, sample_weight: Any, how: How) -> Source:
+    if sample_weight is not None and how.class_weight is not None:
+        raise how.error("sample_weight and class_weight are both given")
+    if sample_weight is not None and _is_nested(y) and not _is_nested(sample_weight):
+        one_for_all = sample_weight
+        sample_weight = map_leaves(lambda _: one_for_all, y)
+    x, y, sample_weight = (map_leaves(as_array, each) for each in (x, y, sample_weight))
+    if how.class_weight is not None:
+        sample_weight = class_weights(y, how.class_weight, how)
+    data = _packed(x, y, sample_weight)
+    n = samples(data, f"{how.what}: the data")
+    default = math.ceil(n / how.steps) if how.steps else BATCH_SIZE
+    size = default if how.batch_size is None else how.batch_size
+    arrays = Arrays(data, size, shuffle=how.shuffle, seed=how.seed)
+    rows = [
+        f"{n} samples",
+        f"batch_size {arrays.batch_size}",
+        f"shuffle {how.shuffle!r}, seed {how.seed}",
+        *shapes(data),
+        # That a rank has other data is seen by what it begins and ends with.
+        f"values {checksum(map_leaves(lambda a: [a[:8], a[-8:]], data)):08x}",
+    ]
+    share = arrays.part(0).share
+    return Source(
+        _ArrayParts(arrays, endless=bool(how.steps), epoch=how.passes),
+        lambda: map_leaves(lambda leaf: symbol(leaf.shape[1:], leaf.dtype, share.samples), data),
+        rows,
+        min(arrays.batch_size, n),
+    )
+
+
+def _is_nested(tree: Any) -> bool:
+    return isinstance(tree, dict | list | tuple)
+
+
+def _packed(x: Any, y: Any, sample_weight: Any) -> tuple[Any, ...]:
+    if sample_weight is not None:
+        return x, y, sample_weight
+    return (x,) if y is None else (x, y)
+
+
+def marked_part(part: Part) -> Any:
+    """As Keras reads it, of its float type."""
+    return marked(map_leaves(_of_floatx, part.batch), np.array([part.share], np.float32))
+
+
+def _of_floatx(leaf: Any) -> Any:
+    floating = isinstance(leaf, np.ndarray) and leaf.dtype == np.float64
+    return leaf.astype(keras.config.floatx()) if floating else leaf
+
+
+def class_weights(y: Any, weights: Mapping[int, float], how: How) -> np.ndarray[Any, Any]:
+    """Of each sample, by its class; 1 for classes that have none."""
+    if not hasattr(y, "shape"):
+        raise how.error("class_weight goes with one array of targets")
+    targets = as_array(y)
+    if targets.ndim > 1:
+        targets = targets[..., 0] if targets.shape[-1] == 1 else targets.argmax(-1)
+    classes, place = np.unique(np.round(targets).astype(int), return_inverse=True)
+    table = np.array([weights.get(int(c), 1.0) for c in classes], keras.config.floatx())
+    return table[place].reshape(targets.shape)
+
+
+class _ArrayParts(PyDataset):
+    """Endless where a number of steps ends an epoch: then the next one goes on where it ended."""
+
+    def __init__(self, arrays: Arrays, *, endless: bool, epoch: int) -> None:
+        super().__init__()
+        self._arrays, self._endless = arrays, endless
+        self._first, self._begun = epoch, 0
+
+    @property
+    def num_batches(self) -> int | None:
+        return None if self._endless else len(self._arrays)
+
+    def __getitem__(self, index: int) -> Any:
+        epoch = max(self._begun - 1, 0)
+        if self._endless:
+            epoch, index = divmod(index, len(self._arrays))
+        return marked_part(self._arrays.part(index, self._first + epoch))
+
+    def begin_at(self, epoch: int) -> None:
+        self._first = epoch
+
+    def on_epoch_begin(self) -> None:
+        self._begun += 1

@@ -1,0 +1,121 @@
+"""Batches that Python code makes: every rank makes the whole one, and keeps its part."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from farandole.data import FirstBatches, Part, part_of
+from farandole.data._order import shuffled
+from farandole.data._tree import as_array, map_leaves, samples
+from farandole.keras._bases import PyDataset
+from farandole.keras._global.arrays import class_weights, marked_part
+from farandole.keras._global.how import How, Source, as_tuple, shapes, symbol
+
+
+def of_py_dataset(x: Any, how: How) -> Source:
+    length = x.num_batches
+    if length == 0:
+        raise how.error("the PyDataset has no batches")
+    first = _arrays(x[0])
+    n = samples(first, f"{how.what}: the PyDataset's first batch")
+    rows = [
+        f"a PyDataset of {length} batches",
+        f"shuffle {how.shuffle!r}, seed {how.seed}",
+        f"first batch of {n} samples",
+        *shapes(first),
+    ]
+    firsts = FirstBatches()
+    data = _Parts(x, how, firsts)
+    return Source(data, lambda: sample(_part(first, how)), rows, n, firsts)
+
+
+def of_generator(x: Any, how: How) -> Source:
+    first = next(x, None)
+    if first is None:
+        raise how.error("the generator gives no batch")
+    first = _arrays(first)
+    n = samples(first, f"{how.what}: the generator's first batch")
+    firsts = FirstBatches()
+    firsts.note(first)
+
+    def parts() -> Iterator[Any]:
+        for batch in itertools.chain([first], x):
+            yield marked_part(_part(_arrays(batch), how))
+
+    rows = ["a generator", f"first batch of {n} samples", *shapes(first)]
+    return Source(parts(), lambda: sample(_part(first, how)), rows, n, firsts)
+
+
+def sample(part: Part) -> Any:
+    """KerasTensors like it."""
+    return map_leaves(lambda leaf: symbol(leaf.shape[1:], leaf.dtype, len(leaf)), part.batch)
+
+
+def _arrays(batch: Any) -> Any:
+    return map_leaves(as_array, as_tuple(batch))
+
+
+def _part(batch: tuple[Any, ...], how: How) -> Part:
+    return weighted(part_of(batch), how)
+
+
+def weighted(part: Part, how: How) -> Part:
+    """With weights by class, if they are asked for."""
+    if how.class_weight is None:
+        return part
+    if len(part.batch) != 2:
+        raise how.error(
+            "class_weight goes with batches of inputs and targets, without weights of their own"
+        )
+    x, y = part.batch
+    return Part((x, y, class_weights(y, how.class_weight, how)), part.share)
+
+
+class _Parts(PyDataset):
+    """Of a user's PyDataset."""
+
+    def __init__(self, own: Any, how: How, firsts: FirstBatches) -> None:
+        super().__init__(
+            workers=own.workers,
+            use_multiprocessing=own.use_multiprocessing,
+            max_queue_size=own.max_queue_size,
+        )
+        self._own, self._how, self._firsts = own, how, firsts
+        self._first, self._begun = how.passes, 0
+        self._order: tuple[int, np.ndarray[Any, Any]] | None = None
+
+    @property
+    def num_batches(self) -> int | None:
+        length: int | None = self._own.num_batches
+        return length
+
+    def __getitem__(self, index: int) -> Any:
+        batch = _arrays(self._own[self._place(index)])
+        if index == 0:
+            self._firsts.note(batch)
+        return marked_part(_part(batch, self._how))
+
+    def begin_at(self, epoch: int) -> None:
+        self._first = epoch
+
+    def _place(self, index: int) -> int:
+        length = self.num_batches
+        if not self._how.shuffle or length is None:
+            return index
+        # Where steps end an epoch, one pass goes on over several: it has one order.
+        epoch = self._first + (0 if self._how.steps else max(self._begun - 1, 0))
+        known = self._order  # other threads may ask, too
+        if known is None or known[0] != epoch:
+            known = self._order = epoch, shuffled(length, self._how.seed, epoch)
+        return int(known[1][index])
+
+    def on_epoch_begin(self) -> None:
+        self._begun += 1
+        self._own.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        self._own.on_epoch_end()

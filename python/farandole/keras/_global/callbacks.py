@@ -1,0 +1,111 @@
+"""Callbacks of a job: files are written once, and all ranks decide alike.
+
+Decisions at the end of an epoch (EarlyStopping, ReduceLROnPlateau) are made on every rank, from
+logs that are the same in every bit. What looks at batches sees this rank's own numbers, and asks
+the others.
+"""
+
+# ruff: noqa: ARG002 - the signatures are Keras'
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from farandole import _world
+from farandole.common._objects import allgather_object, broadcast_object
+from farandole.keras import _host
+from farandole.keras._bases import Callback, TerminateOnNaN
+
+# What writes files or to a terminal: rank 0 alone has it.
+_ONCE = (
+    "BackupAndRestore", "CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint", "ProgbarLogger",
+    "RemoteMonitor", "TensorBoard",
+)  # fmt: skip
+
+
+def of_this_rank(callbacks: Any) -> list[Any]:
+    """Of those that a program gives on every rank."""
+    given: Any = [] if callbacks is None else callbacks
+    if isinstance(given, keras.callbacks.CallbackList):
+        given = given.callbacks
+    listed = list(given) if isinstance(given, list | tuple) else [given]
+    mine = [_agreeing(each) for each in listed]
+    if _world.rank() == 0:
+        return mine
+    mine = [each for each in mine if not isinstance(each, _once())]
+    for each in mine:
+        if type(each).__module__.startswith("keras.") and getattr(each, "verbose", False):
+            each.verbose = 0
+    return mine
+
+
+def rows_of(callbacks: Any) -> list[str]:
+    """What ranks compare of them: those that ask the others."""
+    nans = sum(isinstance(each, TerminateOnNaN) for each in of_this_rank(callbacks))
+    return [f"{nans} TerminateOnNaN"]
+
+
+def restores(callbacks: Any) -> bool:
+    kind: Any = getattr(keras.callbacks, "BackupAndRestore", ())
+    return any(isinstance(each, kind) for each in callbacks)
+
+
+def _once() -> tuple[type, ...]:
+    return tuple(getattr(keras.callbacks, name) for name in _ONCE if hasattr(keras.callbacks, name))
+
+
+def _agreeing(callback: Any) -> Any:
+    if type(callback) is not keras.callbacks.TerminateOnNaN:
+        return callback
+    agreeing = _AgreeOnNaN()
+    agreeing.__dict__.update(vars(callback))
+    return agreeing
+
+
+class _AgreeOnNaN(TerminateOnNaN):
+    """Where one rank has a loss that is no number, all end with this batch."""
+
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        loss = (logs or {}).get("loss")
+        bad = loss is not None and not np.isfinite(float(keras.ops.convert_to_numpy(loss)))
+        found = _host.all_reduce(np.array(float(bad)), "max", "loss is no number")
+        if found > 0:
+            super().on_batch_end(batch, {"loss": float("nan")})
+
+
+class AgreeInFit(Callback):
+    """After the user's own: what they decided on one rank holds on all.
+
+    Args:
+        restored: told that rank 0's callbacks may have loaded weights as fit begins, with the epoch
+            at which it goes on.
+        compare: whether ranks read the same batches.
+    """
+
+    def __init__(
+        self, *, restored: Callable[[int], None] | None, compare: Callable[[], None]
+    ) -> None:
+        super().__init__()
+        self._restored, self._compare = restored, compare
+        self._batches = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self._restored is not None:
+            epoch = broadcast_object(self.model._initial_epoch, 0, "initial epoch")
+            self.model._initial_epoch = epoch
+            self._restored(epoch or 0)
+
+    # Not at the end of the first batch: Keras then waits for the results of every one.
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._batches += 1
+        if self._batches == 2:  # so that no epoch is trained in vain
+            self._compare()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.stop_training = any(
+            allgather_object(bool(self.model.stop_training), "stop_training")
+        )

@@ -1,0 +1,91 @@
+"""A tf.data.Dataset, a PyTorch DataLoader: they stay what they are, and give a rank's parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from farandole import _world
+from farandole.data import FirstBatches, Part, Share, split_dataset, split_loader
+from farandole.data._tree import as_array, leaves, map_leaves
+from farandole.keras._global.batches import sample
+from farandole.keras._global.how import How, Source, as_tuple, symbol
+from farandole.keras._global.steps import marked
+
+_LENGTHS = {-1: "infinitely many", -2: "an unknown number of"}  # tf.data's cardinality
+
+
+def of_dataset(x: Any, how: How) -> Source:
+    firsts = FirstBatches()
+    if how.class_weight is not None:
+        x = _weighted(x, how)
+    data = split_dataset(x, firsts.note).map(marked)
+    spec, length = x.element_spec, int(x.cardinality())
+    specs = leaves(spec)
+    rows = [
+        f"a tf.data.Dataset of {_LENGTHS.get(length, length)} batches",
+        *(f"array {i}: {s.shape} {s.dtype.name}" for i, s in enumerate(specs)),
+    ]
+    batch = specs[0].shape[0]
+    count = 2 if batch is None else -(-batch // _world.size())
+
+    def symbols() -> Any:
+        return map_leaves(lambda s: symbol(s.shape[1:], s.dtype.name, count), as_tuple(spec))
+
+    return Source(data, symbols, rows, batch, firsts)
+
+
+def _weighted(dataset: Any, how: How) -> Any:
+    """With weights by class, as Keras would add them."""
+    import tensorflow as tf
+
+    assert how.class_weight is not None
+    spec = dataset.element_spec
+    if not isinstance(spec, tuple) or len(spec) != 2 or not isinstance(spec[1], tf.TensorSpec):
+        raise how.error(
+            "class_weight goes with batches of inputs and one tensor of targets, without weights "
+            "of their own"
+        )
+    most = max(how.class_weight)
+    table = tf.constant([how.class_weight.get(c, 1.0) for c in range(most + 1)], tf.float32)
+
+    def weigh(x: Any, y: Any) -> Any:
+        classes = y
+        if spec[1].shape.rank > 1:
+            classes = y[..., 0] if spec[1].shape[-1] == 1 else tf.argmax(y, -1)
+        if classes.dtype.is_floating:
+            classes = tf.round(classes)
+        classes = tf.cast(classes, tf.int64)
+        known = (classes >= 0) & (classes <= most)
+        weights = tf.gather(table, tf.where(known, classes, 0))
+        return x, y, tf.where(known, weights, 1.0)
+
+    return dataset.map(weigh)
+
+
+def of_loader(x: Any, how: How) -> Source:
+    if how.class_weight is not None:
+        raise how.error("class_weight does not go with a DataLoader")
+    firsts = FirstBatches()
+    data = split_loader(x, firsts.note, how.seed)
+    data.collate_fn = _Marked(data.collate_fn)
+    length = len(x) if hasattr(x.dataset, "__len__") else None
+
+    def symbols() -> Any:
+        # Not by the sampler, whose first order would be lost.
+        samples = [x.dataset[0]] if length is not None else [next(iter(x.dataset))]
+        return sample(Part(map_leaves(as_array, as_tuple(x.collate_fn(samples))), Share(1, 1)))
+
+    rows = [f"a DataLoader of {length} batches", f"batch_size {x.batch_size}"]
+    return Source(data, symbols, rows, x.batch_size, firsts)
+
+
+class _Marked:
+    """What a loader collates, as Keras reads it."""
+
+    def __init__(self, own: Callable[[Any], Any]) -> None:
+        self._own = own
+
+    def __call__(self, samples: Any) -> Any:
+        batch, share = self._own(samples)
+        return marked(as_tuple(batch), share)

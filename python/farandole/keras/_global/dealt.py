@@ -1,0 +1,87 @@
+"""Batches that rank 0 reads and deals out.
+
+Reading is collective, so no rank may read ahead of the others: a batch that one asks for and
+another never does would be waited for. Keras reads a PyDataset when it needs a batch, but on
+TensorFlow it reads ahead; there it gets a dataset that does not.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from farandole.data import FromRank0, Part
+from farandole.data._tree import map_leaves
+from farandole.keras._bases import PyDataset
+from farandole.keras._global.arrays import marked_part
+from farandole.keras._global.batches import sample, weighted
+from farandole.keras._global.how import How, Source, as_tuple
+
+
+def of_rank_0(x: FromRank0, how: How) -> Source:
+    """Collective."""
+    length = x.length()
+    if length is None and not how.steps:
+        raise how.error(
+            "rank 0 does not know how many batches there are\n"
+            "  advice: pass steps_per_epoch, steps or validation_steps"
+        )
+    dealt = _Dealt(x, how, length)
+    rows = [f"{length} batches of rank 0"]
+    data = _in_step(dealt) if keras.backend.backend() == "tensorflow" else dealt
+    return Source(data, lambda: sample(dealt.first), rows, dealt.first.share.total)
+
+
+class _Dealt(PyDataset):
+    """This rank's parts, one after the other."""
+
+    def __init__(self, own: FromRank0, how: How, length: int | None) -> None:
+        super().__init__()
+        self._own, self._how, self._length = own, how, length
+        self._pass = iter(own)
+        self.first = self._next()
+        self._is_first_next = True  # it has been read, to know what batches look like
+
+    @property
+    def num_batches(self) -> int | None:
+        return None if self._how.steps else self._length
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 0 and self._is_first_next:
+            self._is_first_next = False
+            return marked_part(self.first)
+        if index == 0:
+            self._pass = iter(self._own)
+        return marked_part(self._next())
+
+    def _next(self) -> Part:
+        part = next(self._pass, None)
+        if part is None:  # steps that end an epoch may come from several passes
+            self._pass = iter(self._own)
+            part = next(self._pass, None)
+        if part is None:
+            raise self._how.error("rank 0 has no more batches")
+        return weighted(Part(as_tuple(part.batch), part.share), self._how)
+
+    def __iter__(self) -> Iterator[Any]:
+        length = self.num_batches
+        return (self[i] for i in (itertools.count() if length is None else range(length)))
+
+
+def _in_step(dealt: _Dealt) -> Any:
+    """A tf.data.Dataset that reads a batch when it is asked for one."""
+    import tensorflow as tf
+
+    def spec(leaf: Any) -> Any:
+        return tf.TensorSpec((None, *leaf.shape[1:]), tf.dtypes.as_dtype(leaf.dtype))
+
+    signature = map_leaves(spec, marked_part(dealt.first))
+    data = tf.data.Dataset.from_generator(lambda: iter(dealt), output_signature=signature)
+    if dealt.num_batches is not None:
+        data = data.apply(tf.data.experimental.assert_cardinality(dealt.num_batches))
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    return data.with_options(options)

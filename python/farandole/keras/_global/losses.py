@@ -1,0 +1,138 @@
+"""Losses of a part of a batch, such that their mean over the ranks is the loss of the batch.
+
+A loss is a sum over samples by a divisor. A rank's weight is that of its samples (steps.py): right
+where the divisor is their number. Elsewhere the loss gets a factor beside it:
+
+    reduction                            divisor              factor
+    sum_over_batch_size, mean            samples              1
+    the same, outputs with a mask        what the mask has    (mine / count) / (all ranks' / total)
+    mean_with_sample_weight              sum of the weights   likewise
+    sum                                  1                    total / count
+
+The third column's sums over ranks are one collective of one number, per output and step, within it.
+
+With several outputs Keras also keeps a mean of each one's loss over the batches, weighted by their
+samples, or by 1 in a program that does not know how many there are (TensorFlow). There a rank's
+weighs count / total.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from farandole import _world
+from farandole._core import InvalidArgument
+from farandole.common._reduction import Sum
+from farandole.keras._global.steps import Steps
+
+
+def share_losses(compile_loss: Any, steps: Steps) -> None:
+    """Of a compiled model: its losses are found when they are built."""
+    own_build = type(compile_loss).build.__get__(compile_loss)
+
+    def build(y_true: Any, y_pred: Any) -> None:
+        own_build(y_true, y_pred)
+        _wrap(compile_loss, steps)
+
+    compile_loss.build = build
+    if compile_loss.built:
+        _wrap(compile_loss, steps)
+
+
+def _wrap(compile_loss: Any, steps: Steps) -> None:
+    compile_loss._flat_losses = [
+        each._replace(loss=_SharedLoss(each.loss, steps, f"divisor_of_loss_{i}"))
+        if not isinstance(each.loss, _SharedLoss)
+        else each
+        for i, each in enumerate(compile_loss._flat_losses)
+    ]
+    for mean in compile_loss.metrics:
+        _weigh(mean, steps)
+
+
+def _weigh(mean: Any, steps: Steps) -> None:
+    own = type(mean).update_state.__get__(mean)
+
+    def update_state(values: Any, sample_weight: Any = None) -> Any:
+        if sample_weight is None and steps.share is not None:
+            sample_weight = steps.share[0, 0] / steps.share[0, 1]
+        return own(values, sample_weight=sample_weight)
+
+    mean.update_state = update_state
+
+
+class _SharedLoss:
+    """A loss with its factor."""
+
+    def __init__(self, own: Any, steps: Steps, label: str) -> None:
+        self._own, self._steps, self._label = own, steps, label
+        self._reduction = getattr(own, "reduction", "sum_over_batch_size")
+        if self._reduction in (None, "none") and _world.size() > 1:
+            raise InvalidArgument(
+                f"loss {getattr(own, 'name', own)} has reduction=None, which leaves open what the "
+                "loss of a batch is\n  advice: use reduction='sum_over_batch_size' or 'sum'"
+            )
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        # Before the loss, which on PyTorch multiplies the weights by the mask where they lie.
+        factor = None if self._steps.share is None else self._factor(y_pred, sample_weight)
+        loss = self._own(y_true, y_pred, sample_weight)
+        if factor is None:
+            return loss
+        return loss * keras.ops.cast(factor, keras.backend.standardize_dtype(loss.dtype))
+
+    def _factor(self, y_pred: Any, sample_weight: Any) -> Any:
+        count, total = self._steps.count_and_total()
+        if self._reduction == "sum":
+            return total / count
+        mask = _mask_of(y_pred)
+        if self._reduction != "mean_with_sample_weight":
+            sample_weight = None  # it is no part of the divisor
+        if (mask is None and sample_weight is None) or _world.size() == 1:
+            return None
+        mine = keras.ops.stop_gradient(_sum_of_weights(y_pred, mask, sample_weight))
+        zero = keras.ops.zeros_like(mine)
+        everywhere = _sum_over_ranks(keras.ops.where(self._steps.counts, mine, zero), self._label)
+        return keras.ops.divide_no_nan(mine * total, everywhere * count)
+
+
+def _mask_of(y_pred: Any) -> Any:
+    from keras.src.backend import get_keras_mask
+
+    return get_keras_mask(y_pred)
+
+
+def _sum_of_weights(y_pred: Any, mask: Any, sample_weight: Any) -> Any:
+    if mask is None:
+        return keras.ops.sum(keras.ops.cast(sample_weight, "float32"))
+    ones = keras.ops.ones_like(keras.ops.cast(mask, "float32"))
+    return _Ones(ones)(ones, y_pred, sample_weight)
+
+
+class _Ones(keras.losses.Loss):  # type: ignore[misc]  # Keras has no types
+    """The sum of weights where the mask is, as Keras' own rules put them together."""
+
+    def __init__(self, ones: Any) -> None:
+        super().__init__(reduction="sum", dtype="float32")
+        self._ones = ones
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:  # noqa: ARG002
+        return self._ones
+
+
+def _sum_over_ranks(value: Any, name: str) -> Any:
+    """Inside the program of any backend."""
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        from farandole.tensorflow.ops import allreduce as of_tensorflow
+
+        return of_tensorflow(value, op=Sum, name=name)
+    if backend == "torch":
+        from farandole.torch.ops import allreduce as of_torch
+
+        return of_torch(value.detach(), op=Sum, name=name)
+    from farandole.jax.ops import allreduce as of_jax
+
+    return of_jax(value, "sum", name=name)

@@ -1,0 +1,68 @@
+"""Metrics of all ranks' samples.
+
+A metric's state is sums (a total and a count, the four cells of a table): added up over the ranks
+it is the state of one process that has seen all samples. So AUC, Precision and weighted means are
+exact, which a mean of the ranks' results is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import keras
+import numpy as np
+
+from farandole import _world
+from farandole.keras import _host
+
+
+def with_global_state(model: Any, compute: Callable[[], Any]) -> Any:
+    """Collective: what `compute` makes of the model's metrics, as their state is over all ranks.
+    After it they have this rank's own again, to go on with."""
+    variables = _unique(v for metric in model.metrics for v in metric.variables)
+    if not variables or _world.size() == 1:
+        return compute()
+    _say_that_states_are_summed(tuple(_foreign(model.metrics)))
+    own = [keras.ops.convert_to_numpy(v) for v in variables]
+    flat = np.concatenate([value.astype(np.float64).ravel() for value in own])
+    whole = _host.all_reduce(flat, "sum", "metrics")
+    begin = 0
+    for variable, value in zip(variables, own, strict=True):
+        end = begin + value.size
+        variable.assign(whole[begin:end].reshape(value.shape).astype(value.dtype))
+        begin = end
+    try:
+        return compute()
+    finally:
+        for variable, value in zip(variables, own, strict=True):
+            variable.assign(value)
+
+
+def mean_of_logs(logs: dict[str, Any]) -> dict[str, Any]:
+    """Collective: numbers that a training step of the user's own returns, which no metric of the
+    model has, become their mean over ranks."""
+    names = sorted(logs)
+    mine = np.array([float(keras.ops.convert_to_numpy(logs[name])) for name in names])
+    means = _host.all_reduce(mine, "mean", f"logs {', '.join(names)}")
+    return dict(zip(names, means.tolist(), strict=True))
+
+
+def _unique(variables: Any) -> list[Any]:
+    return list({id(v): v for v in variables}.values())
+
+
+def _foreign(metrics: Any) -> list[str]:
+    """Metrics of the user's own."""
+    flat = [each for m in metrics for each in getattr(m, "metrics", None) or [m]]
+    return [type(m).__name__ for m in flat if not type(m).__module__.startswith("keras.")]
+
+
+@cache
+def _say_that_states_are_summed(names: tuple[str, ...]) -> None:
+    if names and _world.rank() == 0:
+        print(
+            f"farandole: the state of {', '.join(names)} is summed over the ranks; this is right "
+            "for sums and counts"
+        )

@@ -1,0 +1,199 @@
+"""Steps of a serial model on this rank's part of a batch.
+
+Note [How a share reaches a step]
+
+What Keras reads are not batches, but ({_BATCH: batch, _SHARE: [[count, total]]},): the share is
+data, so it is right in any program, however far ahead it is read and however many steps run in one
+call. The model's steps are replaced, on this one object, by steps that take it off, keep it in
+`Steps.share` while the model's own step runs or is traced, and there
+
+    Optimizer.scale_loss     multiplies by count * size / total: the mean of the ranks' gradients is
+                             that of all samples
+    each loss                see losses.py: where its divisor is not the number of samples
+    the metrics' state       is of this rank's samples, and is summed over ranks when somebody asks
+                             (metrics.py)
+
+A rank without samples computes on one that does not count (farandole.data): its gradient weighs 0,
+and its metrics and moving averages stay as they were.
+
+Data without a share (a user's own calls of the model) are steps as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from farandole import _world
+from farandole._core import InvalidArgument
+from farandole.data import Share
+
+_BATCH, _SHARE = "farandole batch", "farandole share"
+OUTPUTS = "farandole outputs"
+
+
+def marked(batch: Any, share: Any) -> tuple[dict[str, Any]]:
+    """What Keras reads; `share`: of shape (1, 2)."""
+    return ({_BATCH: batch, _SHARE: share},)
+
+
+def unmarked(data: Any) -> tuple[Any, Any]:
+    """The batch and its share; None where it has none."""
+    first = data[0] if isinstance(data, tuple | list) and data else None
+    if isinstance(first, dict) and first.keys() == {_BATCH, _SHARE}:
+        return first[_BATCH], first[_SHARE]
+    return data, None
+
+
+def marked_outputs(outputs: Any, share: Any) -> dict[str, Any]:
+    return {OUTPUTS: outputs, _SHARE: share}
+
+
+def unmarked_outputs(outputs: dict[str, Any]) -> tuple[Any, list[Share]]:
+    rows = keras.ops.convert_to_numpy(outputs[_SHARE]).astype(int).tolist()
+    return outputs[OUTPUTS], [Share(*row) for row in rows]
+
+
+class Steps:
+    """What the steps of one model know of the batch that they compute."""
+
+    def __init__(self) -> None:
+        self.share: Any = None  # a tensor, inside a step whose batch has one
+        self._scaled = False  # the step's loss has its weight
+
+    def count_and_total(self) -> tuple[Any, Any]:
+        """Tensors of no dimension; the count is at least 1."""
+        return keras.ops.maximum(self.share[0, 0], 1.0), self.share[0, 1]
+
+    @property
+    def counts(self) -> Any:
+        """Whether this rank has samples in the batch."""
+        return self.share[0, 0] > 0
+
+    def scaled(self, loss: Any) -> Any:
+        """With the weight of this rank's samples."""
+        if self.share is None:
+            return loss
+        self._scaled = True
+        weight = self.share[0, 0] * float(_world.size()) / self.share[0, 1]
+        return loss * keras.ops.cast(weight, keras.backend.standardize_dtype(loss.dtype))
+
+    @contextmanager
+    def of(self, share: Any) -> Iterator[None]:
+        self.share, self._scaled = share, False
+        try:
+            yield
+        finally:
+            self.share = None
+
+    def require_scaled(self, model: Any) -> None:
+        if not self._scaled and model.optimizer is not None and _world.size() > 1:
+            raise InvalidArgument(
+                f"train_step() of {type(model).__name__} does not call "
+                "self.optimizer.scale_loss(loss), by which ranks with more samples weigh more\n"
+                "  advice: compute gradients of self.optimizer.scale_loss(loss), as Keras' own "
+                "train_step() does"
+            )
+
+
+def weigh_loss(optimizer: Any, steps: Steps) -> None:
+    """From now on the optimizer scales losses by the weight of the step's share, too."""
+    own = type(optimizer).scale_loss.__get__(optimizer)
+    optimizer.scale_loss = lambda loss: steps.scaled(own(loss))
+
+
+def share_steps(model: Any, steps: Steps) -> None:
+    """Replaces the steps of this model; of its class nothing changes."""
+    shared = _jax_steps if keras.backend.backend() == "jax" else _steps
+    for name, step in shared(model, steps).items():
+        setattr(model, name, step)
+
+
+def _steps(model: Any, steps: Steps) -> dict[str, Callable[[Any], Any]]:
+    """TensorFlow, PyTorch: a step reads and writes the model's variables."""
+    own_train, own_test, own_predict = model.train_step, model.test_step, model.predict_step
+
+    def train_step(data: Any) -> Any:
+        batch, share = unmarked(data)
+        if share is None:
+            return own_train(data)
+        with steps.of(share), _kept_without_samples(model, steps):
+            logs = own_train(batch)
+            steps.require_scaled(model)
+        return logs
+
+    def test_step(data: Any) -> Any:
+        batch, share = unmarked(data)
+        if share is None:
+            return own_test(data)
+        with steps.of(share), _kept_without_samples(model, steps):
+            return own_test(batch)
+
+    def predict_step(data: Any) -> Any:
+        batch, share = unmarked(data)
+        if share is None:
+            return own_predict(data)
+        return marked_outputs(own_predict(batch), share)
+
+    return {"train_step": train_step, "test_step": test_step, "predict_step": predict_step}
+
+
+@contextmanager
+def _kept_without_samples(model: Any, steps: Steps) -> Iterator[None]:
+    """Metrics and moving averages, where this rank has no samples in the batch."""
+    variables = [*model.metrics_variables, *model.non_trainable_variables]
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        before = [tf.identity(variable.value) for variable in variables]
+
+        def restore() -> Any:
+            for variable, value in zip(variables, before, strict=True):
+                variable.assign(value)
+            return tf.constant(0)
+
+        yield
+        tf.cond(steps.counts, lambda: tf.constant(0), restore)
+        return
+    before = [] if bool(steps.counts) else [variable.value.clone() for variable in variables]
+    yield
+    for variable, value in zip(variables, before, strict=False):
+        variable.assign(value)
+
+
+def _jax_steps(model: Any, steps: Steps) -> dict[str, Callable[[Any, Any], Any]]:
+    """JAX: a step is a function of the state, which is lists of the variables' values."""
+    own_train, own_test, own_predict = model.train_step, model.test_step, model.predict_step
+
+    def kept(after: Any, before: Any) -> Any:
+        values = zip(after, before, strict=True)
+        return [keras.ops.where(steps.counts, new, old) for new, old in values]
+
+    def train_step(state: Any, data: Any) -> Any:
+        batch, share = unmarked(data)
+        if share is None:
+            return own_train(state, data)
+        with steps.of(share):
+            logs, (trained, others, optimizer, metrics) = own_train(state, batch)
+            steps.require_scaled(model)
+            return logs, (trained, kept(others, state[1]), optimizer, kept(metrics, state[3]))
+
+    def test_step(state: Any, data: Any) -> Any:
+        batch, share = unmarked(data)
+        if share is None:
+            return own_test(state, data)
+        with steps.of(share):
+            logs, (trained, others, metrics) = own_test(state, batch)
+            return logs, (trained, kept(others, state[1]), kept(metrics, state[2]))
+
+    def predict_step(state: Any, data: Any) -> Any:
+        batch, share = unmarked(data)
+        if share is None:
+            return own_predict(state, data)
+        outputs, others = own_predict(state, batch)
+        return marked_outputs(outputs, share), others
+
+    return {"train_step": train_step, "test_step": test_step, "predict_step": predict_step}

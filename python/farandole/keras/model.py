@@ -1,0 +1,514 @@
+"""Model: the program of one process, its batch, its results, on any number of ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from farandole import _world
+from farandole._arguments import checked, shown
+from farandole._core import InvalidArgument
+from farandole.common._objects import allgather_object
+from farandole.data import DEFAULT_SEED
+from farandole.data._tree import samples
+from farandole.keras._global.agreement import (
+    Prepared,
+    agreed,
+    on_rank_0,
+    require_same_batch,
+)
+from farandole.keras._global.arrays import class_weights
+from farandole.keras._global.callbacks import AgreeInFit, of_this_rank, restores, rows_of
+from farandole.keras._global.how import How, Source
+from farandole.keras._global.losses import share_losses
+from farandole.keras._global.metrics import mean_of_logs, with_global_state
+from farandole.keras._global.normalization import (
+    average_statistics,
+    refuse_synchronized,
+    warn_of_few_samples,
+)
+from farandole.keras._global.outputs import in_order
+from farandole.keras._global.sources import are_arrays, held_out, source_of, unpacked
+from farandole.keras._global.steps import Steps, share_steps, weigh_loss
+from farandole.keras._wrapped import distributed_in, state_of
+from farandole.keras.optimizer import DistributedOptimizer
+from farandole.keras.values import broadcast_variables
+
+_Batch = tuple[Any, Any, Any]  # inputs, targets, weights
+_OPTIONS = frozenset(
+    ("compression", "sparse_as_dense", "gradient_predivide_factor", "groups", "num_groups", "name")
+)
+_OWN = frozenset(
+    ("_model", "_steps", "_seed", "_same", "_options", "_due", "_passes", "_reading", "_evaluate")
+)
+
+
+class Model:
+    """A Keras model that trains on all ranks as its program says for one process.
+
+    Batches are those of all ranks together: ``batch_size`` and the batches of a dataset are split
+    by sample among the ranks. There is one update per batch, with the gradient of the loss of the
+    whole batch, whether or not its samples divide. Losses, metrics, what ``evaluate`` gives and
+    what ``predict`` gives are those of one process, and the same on every rank.
+
+    All ranks call the same methods in the same order. What is not here is the model's own.
+
+    Args:
+        model: a Keras 3 model: sequential, functional, or a class of your own. Its ``train_step``,
+            if that is your own, computes gradients of ``self.optimizer.scale_loss(loss)``.
+        seed: of the order of arrays and of batches with ``shuffle=True``, and of DataLoaders that
+            shuffle without a generator.
+        same_batches: compare the first batch of every pass between the ranks, where each makes the
+            whole batch by itself.
+        options: of ``DistributedOptimizer``: ``compression``, ``sparse_as_dense``,
+            ``gradient_predivide_factor``, ``groups``, ``num_groups``, ``name``.
+
+    Raises:
+        InvalidArgument: an argument is wrong.
+        NotInitialized: before ``init()``.
+
+    Examples:
+        >>> import farandole.keras as fd, keras, numpy as np
+        >>> fd.init()
+        >>> net = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> model = fd.Model(net)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(np.ones((64, 2)), np.ones(64), batch_size=32, verbose=0)
+    """
+
+    @checked(model=("a Keras 3 model", lambda v: isinstance(v, keras.Model)))
+    def __init__(
+        self,
+        model: Any,
+        *,
+        seed: int = DEFAULT_SEED,
+        same_batches: bool = True,
+        **options: Any,
+    ) -> None:
+        strange = sorted(options.keys() - _OPTIONS)
+        if strange:
+            raise InvalidArgument(
+                f"Model({strange[0]}=…): there is no such option; there are "
+                + ", ".join(sorted(_OPTIONS))
+            )
+        if _world.size() > 1:  # raises before init()
+            refuse_synchronized(model)
+        if "train_step" in vars(model):
+            raise InvalidArgument(
+                f"the Keras model '{model.name}' has a train_step put on it, as by another "
+                "farandole.keras.Model around it; use that one, or make the Keras model anew"
+            )
+        self._model = model
+        self._steps = Steps()
+        self._seed = seed
+        self._same = same_batches
+        self._options = options
+        self._due = True  # rank 0's weights for all, before they are next used
+        self._passes = 0  # over training data
+        self._reading: list[Source] | None = None  # during fit and evaluate
+        share_steps(model, self._steps)
+        self._intercept()
+        if model.compiled:
+            self._adopt()
+
+    @property
+    def model(self) -> Any:
+        """The Keras model."""
+        return self._model
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OWN or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._model, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._model, name, value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's outputs for this rank's own inputs."""
+        return self._model(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        raise InvalidArgument(
+            "a farandole.keras.Model is neither copied nor pickled\n"
+            "  advice: copy or pickle model.model, and put a Model around the copy"
+        )
+
+    # ---- as the model is made ----
+
+    def _intercept(self) -> None:
+        model = self._model
+        own_build, own_result = model._symbolic_build, model._get_metrics_result_or_logs
+
+        def symbolic_build(*args: Any, **kwargs: Any) -> None:
+            if self._reading is None:  # else it is built, and does not know batches with a share
+                own_build(*args, **kwargs)
+
+        def result_or_logs(logs: Any) -> Any:
+            if self._reading is None:
+                return own_result(logs)
+            return self._global_results(own_result, logs)
+
+        self._evaluate = model.evaluate
+
+        def evaluate(*args: Any, **kwargs: Any) -> Any:
+            if self._reading is None or "_use_cached_eval_dataset" in kwargs:  # fit()'s own
+                return self._evaluate(*args, **kwargs)
+            with self._reads(None):  # a callback's, on this rank's own data
+                return self._evaluate(*args, **kwargs)
+
+        model._symbolic_build, model._get_metrics_result_or_logs = symbolic_build, result_or_logs
+        model.evaluate = evaluate
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """As Keras' ``compile``. The optimizer becomes a ``DistributedOptimizer``; it stays the
+        same object.
+
+        Raises:
+            InvalidArgument: the optimizer is one already, that does not average.
+        """
+        self._model.compile(*args, **kwargs)
+        self._adopt()
+
+    def _adopt(self) -> None:
+        model = self._model
+        optimizer = model.optimizer
+        if optimizer is not None:
+            wrapped = distributed_in(optimizer)
+            if wrapped is None:
+                DistributedOptimizer(optimizer, **self._options)
+            elif state_of(wrapped).reduction.op != "mean":
+                raise InvalidArgument(
+                    "compile(): the optimizer is a DistributedOptimizer that does not average; "
+                    "pass the Keras optimizer itself"
+                )
+            weigh_loss(optimizer, self._steps)
+        if model._compile_loss is not None:
+            share_losses(model._compile_loss, self._steps)
+        model.train_function = model.test_function = model.predict_function = None
+        self._due = True
+
+    # ---- training ----
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: Any = True,
+        class_weight: Mapping[int, float] | None = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: Any = 1,
+    ) -> Any:
+        """As Keras' ``fit``; batches are those of all ranks together.
+
+        Args:
+            x: arrays (dicts, tuples, lists of them), a ``tf.data.Dataset``, a ``PyDataset``, a
+                generator, a ``DataLoader`` or a ``farandole.data.FromRank0``.
+            batch_size: of arrays: samples of all ranks together; default 32.
+            shuffle: of arrays: the same order on every rank, and for any number of ranks.
+
+        Raises:
+            InvalidArgument: not compiled, or an argument is wrong; on every rank.
+            Mismatch: the ranks' models, data or arguments differ; on every rank.
+        """
+
+        def prepare() -> Prepared:
+            self._require_compiled("fit")
+            train = (x, y, sample_weight)
+            validation = validation_data
+            if validation_split and validation is None:
+                train, validation = held_out(train, validation_split)
+            passes = max(self._passes, initial_epoch)
+            how = How(
+                "fit()", self._seed, batch_size, steps_per_epoch, shuffle, class_weight, passes
+            )
+            sources = [source_of(train, how)]
+            if validation is not None:
+                how = How(
+                    "fit(validation_data)",
+                    self._seed,
+                    validation_batch_size or (batch_size if are_arrays(validation) else None),
+                    validation_steps,
+                )
+                sources.append(source_of(unpacked(validation), how))
+            rows = [
+                f"epochs {epochs}, initial_epoch {initial_epoch}",
+                f"steps_per_epoch {steps_per_epoch}, validation_steps {validation_steps}, "
+                f"validation_freq {validation_freq}",
+                f"class_weight {shown(class_weight)}",
+                f"{len(sources) - 1} validation data",
+                *rows_of(callbacks),
+            ]
+            return sources, rows
+
+        sources = self._begin("fit()", prepare)
+        warn_of_few_samples(self._model, sources[0].batch)
+        mine = of_this_rank(callbacks)
+
+        def restored(epoch: int) -> None:
+            sources[0].begin_at(max(self._passes, initial_epoch, epoch))
+            self._share_weights()
+
+        loads = any(allgather_object(restores(mine), "BackupAndRestore"))
+        agree = AgreeInFit(
+            restored=restored if loads else None,
+            compare=lambda: self._compare_batches(sources[:1], "fit()"),
+        )
+        with self._reads(sources):
+            history = self._model.fit(
+                sources[0].data,
+                epochs=epochs,
+                verbose=self._verbose(verbose),
+                callbacks=[*mine, agree],
+                validation_data=sources[1].data if len(sources) > 1 else None,
+                shuffle=False,
+                initial_epoch=initial_epoch,
+                steps_per_epoch=steps_per_epoch,
+                validation_steps=validation_steps,
+                validation_freq=validation_freq,
+            )
+        if history.epoch:
+            self._passes = max(self._passes + len(history.epoch), history.epoch[-1] + 1)
+        allgather_object(None, "fit() ends")  # files that rank 0 wrote are there
+        return history
+
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """As Keras' ``train_on_batch``, of a batch of all ranks together, which each passes."""
+        if class_weight is not None:
+            if sample_weight is not None:
+                raise InvalidArgument(
+                    "train_on_batch(): sample_weight and class_weight are both given"
+                )
+            how = How("train_on_batch()", self._seed)
+            sample_weight = class_weights(y, class_weight, how)
+        return self._on_batch("train_on_batch", (x, y, sample_weight), return_dict)
+
+    def test_on_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
+    ) -> Any:
+        """As Keras' ``test_on_batch``, of a batch of all ranks together, which each passes."""
+        return self._on_batch("test_on_batch", (x, y, sample_weight), return_dict)
+
+    def _on_batch(self, name: str, batch: _Batch, return_dict: bool) -> Any:
+        source = self._batch(f"{name}()", batch)
+        with self._reads([source]):
+            # Keras packs what it gets once more, as a batch without targets.
+            logs = getattr(self._model, name)(source.data[0], return_dict=True)
+            results = self._model._get_metrics_result_or_logs(logs)
+        numbers = {key: float(keras.ops.convert_to_numpy(v)) for key, v in results.items()}
+        return numbers if return_dict else self._model._flatten_metrics_in_order(numbers)
+
+    # ---- evaluation, prediction ----
+
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Any = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """As Keras' ``evaluate``; each rank computes its part, and all get the whole's results.
+
+        Raises:
+            InvalidArgument: not compiled, or an argument is wrong; on every rank.
+            Mismatch: the ranks' models, data or arguments differ; on every rank.
+        """
+
+        def prepare() -> Prepared:
+            self._require_compiled("evaluate")
+            how = How("evaluate()", self._seed, batch_size, steps)
+            return [source_of((x, y, sample_weight), how)], [f"steps {steps}"]
+
+        sources = self._begin("evaluate()", prepare)
+        average_statistics(self._model)
+        with self._reads(sources):
+            return self._evaluate(
+                sources[0].data,
+                verbose=self._verbose(verbose),
+                steps=steps,
+                callbacks=of_this_rank(callbacks),
+                return_dict=return_dict,
+            )
+
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        steps: int | None = None,
+        callbacks: Any = None,
+    ) -> Any:
+        """As Keras' ``predict``; each rank computes its part, and all get everything, in the order
+        of the data. Callbacks see this rank's outputs.
+
+        Raises:
+            InvalidArgument: an argument is wrong; on every rank.
+            Mismatch: the ranks' models, data or arguments differ; on every rank.
+        """
+
+        def prepare() -> Prepared:
+            how = How("predict()", self._seed, batch_size, steps)
+            return [source_of((x, None, None), how)], [f"steps {steps}"]
+
+        sources = self._begin("predict()", prepare, for_outputs=True)
+        average_statistics(self._model)
+        with self._reads(sources):
+            outputs = self._model.predict(
+                sources[0].data,
+                verbose=self._verbose(verbose),
+                steps=steps,
+                callbacks=of_this_rank(callbacks),
+            )
+        self._compare_batches(sources, "predict()")
+        return in_order(outputs)
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """As Keras' ``predict_on_batch``, of a batch of all ranks together, which each passes."""
+        source = self._batch("predict_on_batch()", (x, None, None), for_outputs=True)
+        with self._reads([source]):
+            outputs = self._model.predict_on_batch(source.data[0])
+        return in_order(outputs)
+
+    # ---- files, weights ----
+
+    def save(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """As Keras' ``save``; every rank calls it, rank 0 writes. Plain Keras loads the file.
+
+        Raises:
+            InvalidArgument: rank 0 could not write; on the other ranks. On rank 0, Keras' error.
+        """
+        self._write("save()", lambda: self._model.save(filepath, *args, **kwargs))
+
+    def save_weights(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Likewise, of the weights."""
+        self._write("save_weights()", lambda: self._model.save_weights(filepath, *args, **kwargs))
+
+    def load_weights(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """As Keras' ``load_weights``, on every rank. Before they are next used, all ranks get those
+        that rank 0 has loaded."""
+        self._model.load_weights(filepath, *args, **kwargs)
+        self._due = True
+
+    def set_weights(self, weights: Any) -> None:
+        """As Keras' ``set_weights``. Before they are next used, all ranks get rank 0's."""
+        self._model.set_weights(weights)
+        self._due = True
+
+    def summary(self, *args: Any, **kwargs: Any) -> None:
+        """As Keras' ``summary``, on rank 0 alone."""
+        if _world.rank() == 0:
+            self._model.summary(*args, **kwargs)
+
+    def _write(self, what: str, write: Callable[[], Any]) -> None:
+        average_statistics(self._model)
+        on_rank_0(what, write)
+
+    # ---- what ranks agree on ----
+
+    def _require_compiled(self, name: str) -> None:
+        if not self._model.compiled:
+            raise InvalidArgument(f"{name}(): the model is not compiled; call compile() before")
+
+    def _begin(
+        self, what: str, prepare: Callable[[], Prepared], *, for_outputs: bool = False
+    ) -> list[Source]:
+        """Collective: the data on every rank, or an error on every rank; the model is built then,
+        with the same weights on all."""
+
+        def prepare_and_build() -> Prepared:
+            sources, rows = prepare()
+            self._build(sources[0].sample(), for_outputs=for_outputs)
+            return sources, rows
+
+        sources, due = agreed(what, prepare_and_build, self._due)
+        if due:
+            self._share_weights()
+            self._due = False
+        return sources
+
+    def _build(self, sample: Any, *, for_outputs: bool) -> None:
+        model = self._model
+        if model.compiled and not for_outputs:
+            model._symbolic_build(data_batch=sample)
+        elif not model.built:
+            model(sample[0])
+
+    def _share_weights(self) -> None:
+        """Collective. Raises Mismatch where the ranks' models differ."""
+        model = self._model
+        optimizer = model.optimizer if model.compiled else None
+        state = optimizer.variables if optimizer is not None and optimizer.built else []
+        if _world.size() > 1:
+            broadcast_variables([*model.weights, *state], 0)
+
+    def _batch(self, what: str, batch: _Batch, *, for_outputs: bool = False) -> Source:
+        """One batch, which every rank has passed; they compare it, in few bytes."""
+
+        def prepare() -> Prepared:
+            if not for_outputs:
+                self._require_compiled(what.removesuffix("()"))
+            how = How(what, self._seed, batch_size=samples(batch[0], f"{what}: the batch"))
+            source = source_of(batch, how)
+            source.data = source.data[0]
+            return [source], []
+
+        if self._due:
+            return self._begin(what, prepare, for_outputs=for_outputs)[0]
+        source = prepare()[0][0]
+        require_same_batch(what, source)
+        return source
+
+    @contextmanager
+    def _reads(self, sources: list[Source] | None) -> Iterator[None]:
+        before, self._reading = self._reading, sources
+        try:
+            yield
+        finally:
+            self._reading = before
+
+    def _compare_batches(self, sources: list[Source], what: str) -> None:
+        if self._same and _world.size() > 1:
+            for source in sources:
+                source.firsts.compare(what)
+
+    def _global_results(self, own: Callable[[Any], Any], logs: Any) -> Any:
+        """At the end of an epoch, or of an evaluation."""
+        assert self._reading is not None
+        self._compare_batches(self._reading, "fit() or evaluate()")
+        average_statistics(self._model)
+        results = with_global_state(self._model, lambda: own(logs))
+        if results is logs and logs and _world.size() > 1:  # of a step of the user's own
+            return mean_of_logs(logs)
+        return results
+
+    @staticmethod
+    def _verbose(verbose: Any) -> Any:
+        return verbose if _world.rank() == 0 else 0

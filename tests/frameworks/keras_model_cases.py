@@ -1,0 +1,766 @@
+"""farandole.keras.Model on ranks against plain Keras in one process: weights, losses, metrics,
+evaluate and predict, for kinds of data, batches that do not divide, and ranks without samples.
+
+The reference is plain Keras on rank 0; the other ranks are equal to it in every bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import csv
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras_work as work
+import numpy as np
+from keras_work import hvd, keras
+from rank_cases import on_ranks, raises
+
+import farandole as fd
+from farandole.common._objects import broadcast_object
+
+N, BATCH, EPOCHS = 33, 8, 3  # a last batch of 1, which leaves ranks without samples
+RANKS = (1, 2, 3, 4)
+CLOSE = 1e-5
+_rng = np.random.default_rng(5)
+X = _rng.normal(size=(N, 6)).astype("float32")
+Y = (X[:, :1] - X[:, 1:2] > 0).astype("float32")
+W = _rng.uniform(0.2, 2.0, size=N).astype("float32")
+
+
+def net() -> Any:
+    keras.utils.set_random_seed(1)
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(8, activation="tanh", kernel_regularizer="l2"),
+            keras.layers.Dense(1, activation="sigmoid"),
+        ]
+    )
+
+
+UNMEASURED: dict[str, Any] = {"metrics": None, "weighted_metrics": None}
+
+
+def compiled(model: Any, **options: Any) -> Any:
+    settings: dict[str, Any] = {
+        "optimizer": keras.optimizers.Adam(0.01),
+        "loss": "binary_crossentropy",
+        "metrics": ["accuracy", keras.metrics.AUC(name="auc"), keras.metrics.Precision(name="p")],
+        "weighted_metrics": [keras.metrics.MeanSquaredError(name="wmse")],
+    }
+    model.compile(**(settings | options))
+    return model
+
+
+def shared(build: Callable[[], Any] = net, **options: Any) -> Any:
+    """A model that begins differently on every rank but the first."""
+    inner = build()
+    if hvd.rank() != 0 and inner.built:
+        for variable in inner.trainable_variables:
+            variable.assign(variable + 1.0)
+    return compiled(hvd.Model(inner), **options)
+
+
+def numbers(logs: Any) -> dict[str, list[float]]:
+    return {
+        key: np.ravel(np.asarray(value, "float64")).tolist() for key, value in dict(logs).items()
+    }
+
+
+def assert_close(mine: Any, right: Any, what: str, close: float) -> None:
+    for name, values in numbers(mine).items():
+        theirs = numbers(right)[name]
+        apart = np.abs(np.subtract(values, theirs)) / np.maximum(np.abs(theirs), 1.0)
+        assert apart.max() <= close, f"{what}: {name} is {values}, not {theirs}"
+    assert set(numbers(mine)) == set(numbers(right)), (what, sorted(mine), sorted(right))
+
+
+def assert_same_bits(value: Any, what: str) -> None:
+    theirs = broadcast_object(value, 0, what)
+    assert repr(value) == repr(theirs), f"{what}: {value} is not rank 0's {theirs}"
+
+
+def compare(
+    mine: Any,
+    fit: Callable[[Any, bool], Any],
+    *,
+    build: Callable[[], Any] = net,
+    then: Callable[[Any, bool], dict[str, Any]] | None = None,
+    close: float = CLOSE,
+    **options: Any,
+) -> None:
+    """`fit(model, serial)` of this world's model and of plain Keras, and what comes `then`."""
+    history = fit(mine, False)
+    logs = history if isinstance(history, dict) else history.history
+    results = then(mine, False) if then is not None else {}
+    assert_same_bits(numbers(logs), "history")
+    assert_same_bits({k: np.asarray(v).tobytes() for k, v in results.items()}, "results")
+    work.assert_same_on_all_ranks(mine.model)
+    if hvd.rank() != 0:
+        return
+    alone = compiled(build(), **options)
+    right = fit(alone, True)
+    assert_close(logs, right if isinstance(right, dict) else right.history, "history", close)
+    if then is not None:
+        assert_close(results, then(alone, True), "results", close)
+    for i, (a, b) in enumerate(zip(work.values(mine.model), work.values(alone), strict=True)):
+        worst = np.abs(a - b).max()
+        assert worst <= close, f"weight {i} differs from one process by {worst}"
+
+
+def evaluated(model: Any, _: bool) -> dict[str, Any]:
+    """With batches of their own, that do not divide either."""
+    x, y, w = X[:29], Y[:29], W[:29]
+    scores = model.evaluate(x, y, sample_weight=w, batch_size=6, verbose=0, return_dict=True)
+    outputs = model.predict(X[:22], batch_size=7, verbose=0)
+    listed = model.evaluate(x, y, batch_size=5, verbose=0)
+    assert isinstance(listed, list)
+    return scores | {"outputs": outputs, "listed": listed}
+
+
+# ---- arrays ----
+
+
+@on_ranks(*RANKS)
+def arrays_with_weights_and_held_out_data() -> None:
+    def fit(model: Any, _: bool) -> Any:
+        return model.fit(
+            X, Y, sample_weight=W, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0,
+            validation_data=(X[:13], Y[:13], W[:13]), validation_batch_size=5, validation_freq=2,
+        )  # fmt: skip
+
+    compare(shared(), fit, then=evaluated)
+
+
+@on_ranks(3)
+def arrays_split_by_keras_own_rules_with_class_weights() -> None:
+    def fit(model: Any, _: bool) -> Any:
+        return model.fit(
+            X, Y, class_weight={0: 0.5, 1: 2.0}, epochs=4, initial_epoch=1, shuffle=False,
+            verbose=0, validation_split=0.3,
+        )  # fmt: skip
+
+    compare(shared(), fit)
+
+
+@on_ranks(1, 3)
+def shuffled_arrays_have_one_order_whatever_the_number_of_ranks() -> None:
+    from farandole.data._order import shuffled
+
+    def fit(model: Any, serial: bool) -> Any:
+        if not serial:
+            return model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0)
+        losses: list[float] = []
+        for epoch in range(2):
+            rows = shuffled(N, 42, epoch)
+            history = model.fit(X[rows], Y[rows], batch_size=BATCH, shuffle=False, verbose=0)
+            losses += history.history["loss"]
+        return {"loss": losses}
+
+    compare(shared(**UNMEASURED), fit, **UNMEASURED)
+
+
+# ---- losses and outputs ----
+
+
+def two_outputs() -> Any:
+    """One has a mask, which is of another size on each rank."""
+    keras.utils.set_random_seed(2)
+    words = keras.Input((5,), dtype="int32", name="words")
+    more = keras.Input((3,), name="more")
+    embedded = keras.layers.Embedding(11, 4, mask_zero=True)(words)
+    tags = keras.layers.Dense(3, activation="softmax", name="tags")(embedded)
+    pooled = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(11, 3)(words))
+    score = keras.layers.Dense(1, name="score")(keras.layers.Concatenate()([pooled, more]))
+    return keras.Model({"words": words, "more": more}, {"tags": tags, "score": score})
+
+
+def masked_data(n: int = 21) -> tuple[Any, Any, Any]:
+    rng = np.random.default_rng(8)
+    words = rng.integers(0, 11, (n, 5)).astype("int32")
+    words[:3] = 0  # a rank may have no word at all
+    more = rng.normal(size=(n, 3)).astype("float32")
+    tags = rng.integers(0, 3, (n, 5)).astype("int32")
+    score = more[:, :1] * 2
+    weights = {"tags": rng.uniform(0, 1, (n, 5)).astype("float32"), "score": W[:n]}
+    return {"words": words, "more": more}, {"tags": tags, "score": score}, weights
+
+
+@on_ranks(2, 4)
+def masks_outputs_and_reductions_are_those_of_the_whole_batch() -> None:
+    x, y, weights = masked_data()
+    for of_tags, of_score, given in (
+        ("sum_over_batch_size", "sum", None),
+        ("mean_with_sample_weight", "mean", weights),
+        ("sum", "mean_with_sample_weight", weights),
+    ):
+
+        def options(of_tags: str = of_tags, of_score: str = of_score) -> dict[str, Any]:
+            return {
+                "optimizer": keras.optimizers.SGD(0.01),
+                "loss": {
+                    "tags": keras.losses.SparseCategoricalCrossentropy(reduction=of_tags),
+                    "score": keras.losses.MeanSquaredError(reduction=of_score),
+                },
+                "loss_weights": {"tags": 0.7, "score": 0.1},
+                "metrics": {"tags": ["accuracy"], "score": ["mae"]},
+                "weighted_metrics": {"tags": ["accuracy"], "score": ["mse"]},
+            }
+
+        def fit(model: Any, _: bool, given: Any = given) -> Any:
+            return model.fit(
+                x, y, sample_weight=given, batch_size=BATCH, epochs=2, shuffle=False, verbose=0
+            )
+
+        def then(model: Any, _: bool) -> dict[str, Any]:
+            outputs = model.predict(x, batch_size=5, verbose=0)
+            return {f"output {k}": v for k, v in outputs.items()}
+
+        mine = shared(two_outputs, **options())
+        compare(mine, fit, build=two_outputs, then=then, **options())
+
+
+@on_ranks(2)
+def a_loss_that_leaves_its_reduction_open_is_refused() -> None:
+    model = shared(loss=keras.losses.MeanSquaredError(reduction=None))
+    with raises(fd.InvalidArgument, "reduction=None"):
+        model.fit(X, Y, verbose=0)
+
+
+# ---- other kinds of data ----
+
+
+class Batches:
+    """A keras.utils.PyDataset, made where Keras is imported."""
+
+    @staticmethod
+    def make(x: Any, y: Any, batch: int, **options: Any) -> Any:
+        class OfArrays(keras.utils.PyDataset):  # type: ignore[misc, name-defined]
+            def __len__(self) -> int:
+                return -(-len(x) // batch)
+
+            def __getitem__(self, i: int) -> Any:
+                rows = slice(i * batch, min((i + 1) * batch, len(x)))
+                return x[rows], y[rows]
+
+        return OfArrays(**options)
+
+
+def generated() -> Iterator[Any]:
+    while True:
+        for begin in range(0, N, BATCH):
+            yield X[begin : begin + BATCH], Y[begin : begin + BATCH]
+
+
+@on_ranks(1, 3)
+def datasets_of_keras_and_generators() -> None:
+    def fit(model: Any, _: bool) -> Any:
+        return model.fit(
+            Batches.make(X, Y, BATCH), epochs=EPOCHS, shuffle=False, verbose=0,
+            validation_data=Batches.make(X[:13], Y[:13], 5), class_weight={0: 0.5, 1: 2.0},
+        )  # fmt: skip
+
+    def then(model: Any, _: bool) -> dict[str, Any]:
+        scores = model.evaluate(Batches.make(X, Y, 7, workers=2), verbose=0, return_dict=True)
+        return scores | {"outputs": model.predict(Batches.make(X, Y, 7), verbose=0)}
+
+    compare(shared(), fit, then=then)
+
+    def fit_generated(model: Any, _: bool) -> Any:
+        return model.fit(generated(), steps_per_epoch=5, epochs=2, shuffle=False, verbose=0)
+
+    compare(shared(), fit_generated)
+
+
+@on_ranks(1, 3)
+def batches_that_rank_0_alone_has() -> None:
+    from farandole.data import FromRank0
+
+    listed = list(Batches.make(X, Y, BATCH))
+
+    def dealt(batches: Any) -> Any:
+        return FromRank0(batches) if hvd.rank() == 0 else FromRank0()
+
+    def fit(model: Any, serial: bool) -> Any:
+        if serial:
+            return model.fit(
+                Batches.make(X, Y, BATCH), epochs=2, shuffle=False, verbose=0,
+                validation_data=(X[:13], Y[:13]), validation_batch_size=5,
+                class_weight={0: 0.5, 1: 2.0},
+            )  # fmt: skip
+        return model.fit(
+            dealt(listed), epochs=2, verbose=0, class_weight={0: 0.5, 1: 2.0},
+            validation_data=dealt(list(Batches.make(X[:13], Y[:13], 5))),
+        )  # fmt: skip
+
+    def then(model: Any, serial: bool) -> dict[str, Any]:
+        some = generated() if serial else dealt(generated())
+        scores = model.evaluate(some, steps=4, verbose=0, return_dict=True)
+        outputs = model.predict(X[:32] if serial else dealt([x for x, _ in listed[:4]]), verbose=0)
+        return scores | {"outputs": outputs}
+
+    compare(shared(), fit, then=then)
+
+    def fit_endless(model: Any, serial: bool) -> Any:
+        some = generated() if serial else dealt(generated())
+        return model.fit(some, steps_per_epoch=3, epochs=3, shuffle=False, verbose=0)
+
+    mine = shared()
+    compare(mine, fit_endless)
+
+    def fails() -> Iterator[Any]:
+        yield listed[0]
+        raise OSError("the disk is gone")
+
+    with raises(fd.InvalidArgument, "steps_per_epoch"):
+        mine.fit(dealt(fails()), verbose=0)
+    kind: type[Exception] = OSError if hvd.rank() == 0 else fd.InvalidArgument
+    if work.backend() == "tensorflow":
+        kind = Exception  # what TensorFlow makes of a reader's
+    with raises(kind, "the disk is gone"):
+        mine.fit(dealt(fails()), steps_per_epoch=3, verbose=0)
+
+
+@on_ranks(1, 3)
+def loaders_of_torch() -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    def loader(**options: Any) -> Any:
+        data = TensorDataset(torch.tensor(X), torch.tensor(Y))
+        return DataLoader(data, batch_size=BATCH, **options)
+
+    def fit(model: Any, _: bool) -> Any:
+        return model.fit(
+            loader(), epochs=2, shuffle=False, verbose=0, validation_data=loader(drop_last=True)
+        )
+
+    compare(shared(), fit)
+
+    # A shuffle whose seed nobody gave.
+    model = shared()
+    model.fit(loader(shuffle=True), epochs=2, shuffle=False, verbose=0)
+    work.assert_same_on_all_ranks(model.model)
+
+    with raises(fd.InvalidArgument, "not batched"):
+        model.fit(DataLoader(loader().dataset, batch_size=None), shuffle=False, verbose=0)
+
+
+# ---- callbacks ----
+
+
+@on_ranks(3)
+def callbacks_decide_alike_and_write_once() -> None:
+    folder = Path(broadcast_object(tempfile.mkdtemp(), 0, "folder"))
+    mine = folder / f"rank {hvd.rank()}"
+    mine.mkdir()
+
+    def fit(model: Any, serial: bool) -> Any:
+        place = folder / "alone" if serial else mine
+        place.mkdir(exist_ok=True)
+        return model.fit(
+            X, Y, batch_size=BATCH, epochs=8, shuffle=False, verbose=0,
+            validation_data=(X[:7], 1 - Y[:7]),
+            callbacks=[
+                keras.callbacks.EarlyStopping("val_loss", patience=3, restore_best_weights=True),
+                keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, factor=0.5, verbose=1),
+                keras.callbacks.CSVLogger(str(place / "log.csv")),
+                keras.callbacks.ModelCheckpoint(str(place / "{epoch}.keras")),
+                keras.callbacks.TerminateOnNaN(),
+            ],
+        )  # fmt: skip
+
+    compare(shared(), fit)
+    written = {rank: list((folder / f"rank {rank}").iterdir()) for rank in range(hvd.size())}
+    assert written[0]
+    assert not any(written[rank] for rank in range(1, hvd.size())), written
+    if hvd.rank() == 0:
+        tables = [
+            list(csv.DictReader((place / "log.csv").open())) for place in (mine, folder / "alone")
+        ]
+        assert len(tables[0]) == len(tables[1])
+        for a, b in zip(*tables, strict=True):
+            assert all(abs(float(a[key]) - float(b[key])) < CLOSE for key in b), (a, b)
+        again = keras.models.load_model(mine / "1.keras")
+        assert isinstance(again.optimizer, keras.optimizers.Adam)
+
+
+@on_ranks(2)
+def a_loss_that_is_no_number_ends_fit_on_all_ranks_in_one_batch() -> None:
+    x = X.copy()
+    x[9] = np.nan  # in the second batch; of the first rank alone
+    model = shared()
+    seen: list[int] = []
+
+    class Counts(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+            seen.append(batch)
+
+    nans = keras.callbacks.TerminateOnNaN()
+    model.fit(x, Y, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[Counts(), nans])
+    assert seen == [0, 1]
+
+
+@on_ranks(2)
+def training_goes_on_where_a_backup_ends() -> None:
+    folder = broadcast_object(tempfile.mkdtemp(), 0, "folder")
+
+    def fit(model: Any, serial: bool) -> Any:
+        place = f"{folder}/{'alone' if serial else f'rank {hvd.rank()}'}"
+
+        class Fails(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
+                if epoch == 1:
+                    raise KeyboardInterrupt
+
+        def go(callbacks: list[Any]) -> Any:
+            backup = keras.callbacks.BackupAndRestore(place, delete_checkpoint=False)
+            return model.fit(
+                X, Y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0,
+                callbacks=[backup, *callbacks],
+            )  # fmt: skip
+
+        try:
+            go([Fails()])
+        except KeyboardInterrupt:
+            pass
+        else:
+            raise AssertionError("fit() goes on")
+        for variable in model.trainable_variables:  # lost, but for the file of rank 0
+            variable.assign(variable * 0.0)
+        return go([])
+
+    compare(shared(), fit)
+
+
+@on_ranks(2)
+def a_callback_evaluates_by_itself() -> None:
+    scores: list[float] = []
+
+    class Looks(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
+            if hvd.rank() == 0:
+                scores.append(self.model.evaluate(X, Y, verbose=0, return_dict=True)["loss"])
+
+    model = shared()
+    model.fit(X, Y, epochs=2, verbose=0, callbacks=[Looks()])
+    score = model.evaluate(X, Y, verbose=0, return_dict=True)["loss"]
+    if hvd.rank() == 0:
+        assert abs(scores[-1] - score) < CLOSE
+
+
+@on_ranks(2)
+def who_wants_to_stop_on_one_rank_stops_all() -> None:
+    class Stops(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
+            if hvd.rank() == 1 and epoch == 1:
+                self.model.stop_training = True
+
+    model = shared()
+    history = model.fit(X, Y, epochs=5, verbose=0, callbacks=Stops())
+    assert len(history.history["loss"]) == 2
+
+
+# ---- single batches, files, weights ----
+
+
+@on_ranks(1, 3)
+def single_batches() -> None:
+    def fit(model: Any, _: bool) -> Any:
+        logs: dict[str, list[float]] = {}
+        for n in (8, 7, 1):
+            for key, value in model.train_on_batch(
+                X[:n], Y[:n], sample_weight=W[:n], return_dict=True
+            ).items():
+                logs.setdefault(key, []).append(float(value))
+        return logs
+
+    def then(model: Any, _: bool) -> dict[str, Any]:
+        scores = model.test_on_batch(X[:8], Y[:8], return_dict=True)
+        listed = model.train_on_batch(X[:8], Y[:8], class_weight={0: 2.0})
+        return scores | {"listed": listed, "outputs": model.predict_on_batch(X[:5])}
+
+    compare(shared(), fit, then=then)
+
+
+@on_ranks(2)
+def single_batches_that_differ_are_a_mismatch() -> None:
+    model = shared()
+    model.train_on_batch(X[:8], Y[:8])
+    with raises(fd.Mismatch, "the batch of train_on_batch()", "rank 0: 8 samples; rank 1: 7"):
+        n = 8 - hvd.rank()
+        model.train_on_batch(X[:n], Y[:n])
+
+
+@on_ranks(2)
+def files_and_weights() -> None:
+    folder = Path(broadcast_object(tempfile.mkdtemp(), 0, "folder"))
+    model = shared()
+    model.fit(X, Y, batch_size=BATCH, verbose=0)
+    model.save(folder / "model.keras")
+    model.save_weights(folder / "model.weights.h5")
+    before = model.get_weights()
+
+    again = hvd.Model(keras.models.load_model(folder / "model.keras"))  # is compiled
+    assert again.evaluate(X, Y, verbose=0) == model.evaluate(X, Y, verbose=0)
+    again.fit(X, Y, batch_size=BATCH, verbose=0)
+    work.assert_same_on_all_ranks(again.model)
+
+    again.load_weights(folder / "model.weights.h5")
+    for a, b in zip(again.get_weights(), before, strict=True):
+        assert np.array_equal(a, b)
+    model.set_weights([w + hvd.rank() for w in before])  # rank 0's are taken
+    assert model.evaluate(X, Y, verbose=0) == again.evaluate(X, Y, verbose=0)
+    assert model.layers[0].name
+    assert model.count_params() == model.model.count_params()
+    model.stop_training = True
+    assert model.model.stop_training
+    with raises(fd.InvalidArgument, "model.model"):
+        copy.deepcopy(model)
+    copied = hvd.Model(copy.deepcopy(model.model))
+    copied.fit(X, Y, batch_size=BATCH, verbose=0)
+    work.assert_same_on_all_ranks(copied.model)
+    nowhere = "/proc/none/model.keras"
+    with raises(FileNotFoundError if hvd.rank() == 0 else fd.InvalidArgument):
+        model.save(nowhere)
+    model.summary(print_fn=lambda _, **__: None)
+
+
+@on_ranks(2)
+def several_ways_to_compile() -> None:
+    def fit(model: Any, _: bool) -> Any:
+        return model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+
+    ways: list[dict[str, Any]] = [
+        {"optimizer": keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)},
+        {"optimizer": "sgd", "run_eagerly": True, "metrics": None},
+    ]
+    if work.backend() != "torch":
+        ways.append({"optimizer": "sgd", "steps_per_execution": 2})
+    for way in ways:
+
+        def fresh(way: dict[str, Any] = way) -> dict[str, Any]:
+            if isinstance(way["optimizer"], str):
+                return way
+            kind = type(way["optimizer"])
+            return way | {"optimizer": keras.optimizers.SGD.from_config(
+                way["optimizer"].get_config()
+            )} if kind else way  # fmt: skip
+
+        compare(shared(**fresh()), fit, **fresh())
+
+
+@on_ranks(3)
+def loss_scaling_weighs_as_in_one_process() -> None:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+
+        def fit(model: Any, _: bool) -> Any:
+            return model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+
+        def options() -> dict[str, Any]:
+            # With a scale at which nothing overflows: gradients of a part are not those of a batch.
+            sgd = keras.optimizers.SGD(0.01)
+            return UNMEASURED | {
+                "optimizer": keras.optimizers.LossScaleOptimizer(sgd, initial_scale=8.0)
+            }
+
+        mine = shared(**options())
+        compare(mine, fit, close=2e-3, **options())
+        assert type(mine.optimizer).__name__ == "LossScaleOptimizer"
+        assert int(mine.optimizer.inner_optimizer.iterations) == 2 * 5
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+# ---- models ----
+
+
+@on_ranks(2)
+def classes_of_models_that_are_not_built() -> None:
+    class Net(keras.Model):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden = keras.layers.Dense(8, activation="tanh")
+            self.out = keras.layers.Dense(1, activation="sigmoid")
+
+        def call(self, x: Any, training: bool = False) -> Any:  # noqa: ARG002
+            return self.out(self.hidden(x))
+
+    def build() -> Any:
+        keras.utils.set_random_seed(1)
+        return Net()
+
+    def build_apart() -> Any:
+        keras.utils.set_random_seed(1 + hvd.rank())
+        return Net()
+
+    def fit(model: Any, _: bool) -> Any:
+        return model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+
+    compare(shared(build_apart), fit, build=build, then=evaluated)
+    fresh = hvd.Model(build_apart())  # predicts without compile()
+    assert_same_bits(fresh.predict(X, verbose=0).tobytes(), "outputs")
+
+
+@on_ranks(2)
+def normalization_is_each_ranks_own_and_its_averages_are_shared() -> None:
+    import warnings
+
+    def build() -> Any:
+        keras.utils.set_random_seed(1)
+        layers = [keras.Input((6,)), keras.layers.BatchNormalization(name="norm")]
+        return keras.Sequential([*layers, keras.layers.Dense(1)])
+
+    model = hvd.Model(build())
+    model.compile("sgd", "mse")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+    told = [str(each.message) for each in caught if "'norm'" in str(each.message)]
+    assert len(told) == (hvd.rank() == 0), told
+    if told:
+        assert "which are 4 of a batch of 8" in told[0]
+    work.assert_same_on_all_ranks(model.model)
+    if work.backend() != "tensorflow":
+        return  # Keras itself has no synchronized ones there
+    layers = [keras.Input((6,)), keras.layers.BatchNormalization(name="both", synchronized=True)]
+    with raises(fd.InvalidArgument, "'both'", "synchronized=True"):
+        hvd.Model(keras.Sequential(layers))
+
+
+@on_ranks(2)
+def a_training_step_of_ones_own() -> None:
+    if work.backend() != "tensorflow":
+        return
+    import tensorflow as tf
+
+    class Own(keras.Sequential):  # type: ignore[misc, name-defined]
+        weighs = True
+
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+                scaled = self.optimizer.scale_loss(loss) if self.weighs else loss
+            gradients = tape.gradient(scaled, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"of my own": loss}
+
+    def build() -> Any:
+        keras.utils.set_random_seed(1)
+        return Own([keras.Input((6,)), keras.layers.Dense(1, activation="sigmoid")])
+
+    def fit(model: Any, _: bool) -> Any:
+        history = model.fit(X[:32], Y[:32], batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+        return {"of my own": history.history["of my own"]}
+
+    compare(shared(build, **UNMEASURED), fit, build=build, **UNMEASURED)
+    model = shared(build, **UNMEASURED)
+    model.model.weighs = False
+    with raises(fd.InvalidArgument, "train_step() of Own does not call"):
+        model.fit(X, Y, verbose=0)
+
+
+# ---- what goes wrong ----
+
+
+@on_ranks(2)
+def what_is_wrong_is_an_error_on_every_rank() -> None:
+    model = hvd.Model(net())
+    with raises(fd.InvalidArgument, "not compiled"):
+        model.fit(X, Y)
+    compiled(model)
+    for kind, words, call in [
+        (fd.Mismatch, "rank 0: 33 samples; rank 1: 32 samples",
+         lambda: model.fit(X[: N - hvd.rank()], Y[: N - hvd.rank()])),
+        (fd.Mismatch, "steps_per_epoch 3", lambda: model.fit(X, Y, steps_per_epoch=3 + hvd.rank())),
+        (fd.Mismatch, "batch_size 9", lambda: model.fit(X, Y, batch_size=8 + hvd.rank())),
+        (fd.Mismatch, "values ", lambda: model.fit(X + hvd.rank(), Y)),
+        (fd.Mismatch, "values ", lambda: model.evaluate(X + hvd.rank(), Y)),
+        (fd.InvalidArgument, "different lengths: [33, 32]", lambda: model.fit(X, Y[:32])),
+        (fd.InvalidArgument, "batch_size is 0.5", lambda: model.fit(X, Y, batch_size=0.5)),
+        (fd.InvalidArgument, "rank 1" if hvd.rank() == 0 else "batch_size is -1",
+         lambda: model.fit(X, Y, batch_size=8 - 9 * hvd.rank())),
+        (fd.InvalidArgument, "which is a str", lambda: model.predict("x")),
+        (fd.InvalidArgument, "validation_split=0.999",
+         lambda: model.fit(X, Y, validation_split=0.999)),
+        (fd.InvalidArgument, "batch_size goes with arrays only",
+         lambda: model.fit(generated(), batch_size=3)),
+        (fd.InvalidArgument, "nonsense", lambda: hvd.Model(net(), nonsense=1)),
+        (fd.InvalidArgument, "a Keras 3 model", lambda: hvd.Model(model)),
+        (fd.InvalidArgument, "another farandole.keras.Model", lambda: hvd.Model(model.model)),
+    ]:  # fmt: skip
+        with raises(kind, words):
+            call()
+    model.fit(X, Y, verbose=0)  # all is well
+
+
+@on_ranks(2)
+def models_that_differ_are_a_mismatch() -> None:
+    layers = [keras.Input((6,)), keras.layers.Dense(3 + hvd.rank()), keras.layers.Dense(1)]
+    model = compiled(hvd.Model(keras.Sequential(layers)))
+    with raises(fd.Mismatch, "[6, 3]", "[6, 4]"):
+        model.fit(X, Y, verbose=0)
+
+
+# ---- tf.data, on every backend ----
+
+
+@on_ranks(1, 3)
+def datasets_of_tensorflow() -> None:
+    import tensorflow as tf
+
+    def plain() -> Any:
+        return tf.data.Dataset.from_tensor_slices((X, Y))
+
+    def zipped() -> Any:
+        x, y = (tf.data.Dataset.from_tensor_slices(each) for each in (X, Y))
+        return tf.data.Dataset.zip((x, y)).filter(lambda x, _: x[0] > -9.0)  # of unknown length
+
+    def check(make: Callable[[], Any], **options: Any) -> None:
+        def fit(model: Any, _: bool) -> Any:
+            return model.fit(make(), epochs=2, shuffle=False, verbose=0, **options)
+
+        compare(shared(), fit)
+
+    check(
+        lambda: plain().shuffle(40, seed=3).batch(BATCH).prefetch(2),
+        validation_data=plain().batch(7),
+        class_weight={0: 0.5, 1: 2.0},
+    )
+    check(lambda: zipped().batch(BATCH).take(4))
+    check(lambda: plain().repeat().batch(7), steps_per_epoch=5)
+    check(lambda: plain().batch(BATCH, drop_remainder=True))
+
+    def then(model: Any, _: bool) -> dict[str, Any]:
+        scores = model.evaluate(zipped().batch(5), verbose=0, return_dict=True)
+        some = model.evaluate(plain().repeat().batch(5), steps=3, verbose=0, return_dict=True)
+        outputs = model.predict(plain().batch(7), verbose=0)
+        only = model.predict(tf.data.Dataset.from_tensor_slices(X).batch(7), verbose=0)
+        return scores | {f"some {k}": v for k, v in some.items()} | {"all": outputs, "x": only}
+
+    compare(shared(), lambda m, _: m.fit(X, Y, shuffle=False, verbose=0), then=then)
+
+
+@on_ranks(2)
+def datasets_that_differ_between_ranks_are_a_mismatch() -> None:
+    import tensorflow as tf
+
+    plain = tf.data.Dataset.from_tensor_slices((X, Y))
+    model = shared()
+    tf.random.set_seed(hvd.rank())  # as without any, which others may have set before
+    with raises(fd.Mismatch, "different batches", "shuffle(1000, seed=42)"):
+        model.fit(plain.shuffle(40).batch(BATCH), shuffle=False, verbose=0)
+    with raises(fd.Mismatch, "different batches", "predict()"):
+        model.predict(plain.shuffle(40).batch(BATCH), verbose=0)
+    scalars = tf.data.Dataset.range(8)
+    with raises(fd.InvalidArgument, "not batched"):
+        model.predict(scalars)
+    ragged = tf.data.Dataset.from_tensors(tf.ragged.constant([[1.0], [1.0, 2.0]]))
+    with raises(fd.InvalidArgument, "RaggedTensors"):
+        model.predict(ragged)

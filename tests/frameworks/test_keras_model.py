@@ -1,0 +1,35 @@
+"""farandole.keras.Model, on TensorFlow in full, on PyTorch and JAX in what is theirs."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import keras_model_cases
+import pytest
+from rank_cases import _registered, make_tests
+
+# Elsewhere the rest would be the same once more.
+COMMON = {"arrays_with_weights_and_held_out_data", "single_batches"}
+MASKS = {"masks_outputs_and_reductions_are_those_of_the_whole_batch"}
+LOADERS = {"loaders_of_torch"}
+
+
+def cases_on(backend: str, without: set[str], only_sizes: Sequence[int]) -> Any:
+    for name in ("keras", backend):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed", allow_module_level=True)
+    return make_tests(
+        __name__,
+        f"keras on {backend}",
+        cases_of=[keras_model_cases.__name__],
+        without=sorted(without),
+        only_sizes=only_sizes,
+    )
+
+
+ALL = {case.__name__ for case, _ in _registered[keras_model_cases.__name__]}
+test_on_tensorflow = cases_on("tensorflow", LOADERS, ())
+test_on_torch = cases_on("torch", ALL - COMMON - LOADERS, (2, 3))
+test_on_jax = cases_on("jax", ALL - COMMON - MASKS, (2, 3))
