@@ -95,7 +95,8 @@ def test_scattered_hosts_may_be_folded_whole(spawn: Spawn) -> None:
     assert all(sums == first for sums in others)
     assert first[-1] != canonical[-1], "the order shows"
     for ours, wanted in zip(first, canonical, strict=True):
-        np.testing.assert_allclose(np.frombuffer(ours, "f4"), np.frombuffer(wanted, "f4"), 1e-3, 4.0)
+        pair = (np.frombuffer(ours, "f4"), np.frombuffer(wanted, "f4"))
+        np.testing.assert_allclose(*pair, rtol=1e-3, atol=4.0)
 
 
 def levels_on_one_host() -> str:
