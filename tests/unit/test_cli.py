@@ -233,7 +233,13 @@ def test_plan_hands_its_arguments_over(
         "segments": 1,
         "root": 0,
         "rank": None,
+        "host_of": (),
     }
+    assert cli.main(["plan", "all_reduce", "--ranks", "3", "--hosts", "2,1"]) == 0
+    assert seen["host_of"] == [0, 0, 1]
+    assert capsys.readouterr().out == "the plan\n"
+    assert cli.main(["plan", "all_reduce", "--ranks", "4", "--hosts", "2,1"]) == 2
+    assert "2,1 does not divide 4 ranks" in capsys.readouterr().err
     assert cli.main(["plan", "all_reduce", "--ranks", "0"]) == 2
     assert capsys.readouterr().err == "farandole plan: ranks must be at least 1\n"
     assert cli.main(["plan", "gather", "--counts", "3,x"]) == 2
