@@ -13,6 +13,8 @@
 
 namespace farandole {
 
+class MpiPort;
+
 /// Connects one stream: `transports` in order of preference, `members` by rank in the group.
 /// The function throws Error(link) for a member that no transport reaches.
 Connect connect_members(std::vector<std::shared_ptr<Transport>> transports,
@@ -21,19 +23,19 @@ Connect connect_members(std::vector<std::shared_ptr<Transport>> transports,
 /// Paths over the memory that the ranks of this host map, chosen by `tuning`.
 BackendMaker paths_over_shm(std::shared_ptr<const TuningTable> tuning);
 
-/// Of data over TCP on one host, where a table has been measured over shared memory. Orders of
+/// Of data over TCP (and MPI) on one host, where a table has been measured over shared memory. Orders of
 /// magnitude, in seconds: a word each way over bare sockets takes 6 us, 1 MiB each way 640.
 inline constexpr ChannelCosts kTcpCosts{
     .round = 8e-6, .message = 3e-6, .byte = 1 / 1.8e9, .folded_byte = 1 / 10e9};
 
-/// `transport` is FARANDOLE_TRANSPORT: auto, or a row of transports().
+/// `transport` is FARANDOLE_TRANSPORT: auto, or a row of transports(). Paths run over shared memory.
 bool runs_paths(const std::string& transport);
 ChannelCosts costs_over(const std::string& transport, const TuningTable& tuning);
 
 /// Gives an engine all that there is here: paths first, schedules over transports() for the rest,
 /// channels for messages, and the table by which all that is chosen, the same on all ranks. Over
-/// `transport` tcp there are no paths.
+/// `transport` tcp or mpi there are no paths. With `mpi`, "auto" goes over MPI between hosts.
 void lay_mesh(EngineOptions& options, const TuningTable& tuning = {},
-              const std::string& transport = "auto");
+              const std::string& transport = "auto", std::shared_ptr<MpiPort> mpi = nullptr);
 
 }  // namespace farandole

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -52,6 +53,15 @@ class Transport {
   virtual void before_park() {}
   /// One of them was readable.
   virtual void woken() {}
+  /// Nothing wakes a parked engine for some of its channels: it looks at them now and then.
+  virtual bool has_to_be_asked() const { return false; }
+
+  // ---- the end ----
+
+  /// By the thread that polls: that rank of the world has died.
+  virtual void lose([[maybe_unused]] int rank) {}
+  /// This rank leaves its world; nothing more is moved. `failure`: what has failed the world.
+  virtual void leave([[maybe_unused]] const std::optional<std::string>& failure) {}
 
   /// In a forked child, whatever its parent's threads were in the middle of.
   virtual void close_descriptors() {}
