@@ -33,7 +33,8 @@ Connect connect_members(std::vector<std::shared_ptr<Transport>> transports,
 
 namespace {
 
-/// `choice` is FARANDOLE_TRANSPORT. `between_hosts`: what "auto" goes over there; empty on one host.
+/// `choice` is FARANDOLE_TRANSPORT. `between_hosts`: what "auto" goes over there; empty on one
+/// host.
 bool is_wanted(const TransportRow& row, const std::string& choice, std::string_view between_hosts) {
   if (choice != "auto") return row.name == choice;
   return !row.by_choice || row.name == between_hosts;

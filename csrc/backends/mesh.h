@@ -23,12 +23,14 @@ Connect connect_members(std::vector<std::shared_ptr<Transport>> transports,
 /// Paths over the memory that the ranks of this host map, chosen by `tuning`.
 BackendMaker paths_over_shm(std::shared_ptr<const TuningTable> tuning);
 
-/// Of data over TCP (and MPI) on one host, where a table has been measured over shared memory. Orders of
-/// magnitude, in seconds: a word each way over bare sockets takes 6 us, 1 MiB each way 640.
+/// Of data over TCP (and MPI) on one host, where a table has been measured over shared memory.
+/// Orders of magnitude, in seconds: a word each way over bare sockets takes 6 us, 1 MiB each way
+/// 640.
 inline constexpr ChannelCosts kTcpCosts{
     .round = 8e-6, .message = 3e-6, .byte = 1 / 1.8e9, .folded_byte = 1 / 10e9};
 
-/// `transport` is FARANDOLE_TRANSPORT: auto, or a row of transports(). Paths run over shared memory.
+/// `transport` is FARANDOLE_TRANSPORT: auto, or a row of transports(). Paths run over shared
+/// memory.
 bool runs_paths(const std::string& transport);
 ChannelCosts costs_over(const std::string& transport, const TuningTable& tuning);
 

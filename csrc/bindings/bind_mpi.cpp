@@ -24,7 +24,8 @@ void bind_mpi_port(py::module_& module) {
   py::class_<MpiBinding>(module, "MpiBinding", "An MPI, as mpi4py knows it.")
       .def(py::init([](std::string library, size_t handle_bytes, size_t status_bytes, uint64_t byte,
                        uint64_t self) {
-             const MpiBinding binding{std::move(library), handle_bytes, status_bytes, byte, self, 0};
+             const MpiBinding binding{
+                 std::move(library), handle_bytes, status_bytes, byte, self, 0};
              watch_the_end_of_mpi(*bind_mpi(binding));
              return binding;
            }),

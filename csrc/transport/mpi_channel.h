@@ -1,5 +1,5 @@
-// A channel over MPI. Bytes are copied into messages and out of them: MPI refers to no memory of its
-// users, who may take theirs back at any failure.
+// A channel over MPI. Bytes are copied into messages and out of them: MPI refers to no memory of
+// its users, who may take theirs back at any failure.
 #pragma once
 
 #include <memory>

@@ -11,8 +11,8 @@
 namespace farandole {
 namespace {
 
-constexpr int kSuccess = 0;    // MPI_SUCCESS, in the standard itself
-constexpr int kTag = 7077;     // every MPI has tags to 32767 at least
+constexpr int kSuccess = 0;     // MPI_SUCCESS, in the standard itself
+constexpr int kTag = 7077;      // every MPI has tags to 32767 at least
 constexpr size_t kText = 4096;  // more than MPI_MAX_ERROR_STRING of any
 
 /// The extension module, which its import has loaded with all that it is linked to.
@@ -142,11 +142,10 @@ class Bound : public MpiFunctions {
   int (*irecv_)(void*, int, Handle, int, int, Handle, Handle*) =
       library_.find<int(void*, int, Handle, int, int, Handle, Handle*)>("MPI_Irecv");
   int (*test_)(Handle*, int*, void*) = library_.find<int(Handle*, int*, void*)>("MPI_Test");
-  int (*get_count_)(const void*, Handle, int*) =
-      library_.find<int(const void*, Handle, int*)>("MPI_Get_count");
+  int (*get_count_)(const void*, Handle,
+                    int*) = library_.find<int(const void*, Handle, int*)>("MPI_Get_count");
   int (*cancel_)(Handle*) = library_.find<int(Handle*)>("MPI_Cancel");
-  int (*error_string_)(int, char*, int*) =
-      library_.find<int(int, char*, int*)>("MPI_Error_string");
+  int (*error_string_)(int, char*, int*) = library_.find<int(int, char*, int*)>("MPI_Error_string");
 };
 
 }  // namespace

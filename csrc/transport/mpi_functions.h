@@ -1,6 +1,7 @@
-// What is called of an MPI that was not there when this was compiled: its functions are found in the
-// library that mpi4py is linked to, and its handles are those that mpi4py says. There are two kinds
-// of handles: integers of 4 bytes (MPICH and its family) and pointers (Open MPI; the ABI of MPI 5).
+// What is called of an MPI that was not there when this was compiled: its functions are found in
+// the library that mpi4py is linked to, and its handles are those that mpi4py says. There are two
+// kinds of handles: integers of 4 bytes (MPICH and its family) and pointers (Open MPI; the ABI of
+// MPI 5).
 #pragma once
 
 #include <cstddef>

@@ -186,8 +186,7 @@ void MpiPort::progress(Link& link) {
 
 void MpiPort::post(Link& link) {
   Receive receive{whole_buffer(), {}};
-  receive.request =
-      functions_->receive({receive.bytes.get(), sizeof(Frame) + kPiece}, link.peer);
+  receive.request = functions_->receive({receive.bytes.get(), sizeof(Frame) + kPiece}, link.peer);
   link.receives.push_back(std::move(receive));
 }
 

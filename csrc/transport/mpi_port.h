@@ -4,15 +4,16 @@
 //
 // Note [Ahead]
 //
-// A channel is at most kWindow bytes ahead of its consumer, who tells what it has consumed. So links
-// take every frame at once, none stands in another's way, and what they hold is bounded. MPI moves
-// bytes only while somebody calls it: an operation whose bytes are consumed but for kQuiet may end,
-// since so few lie with MPI no more.
+// A channel is at most kWindow bytes ahead of its consumer, who tells what it has consumed. So
+// links take every frame at once, none stands in another's way, and what they hold is bounded. MPI
+// moves bytes only while somebody calls it: an operation whose bytes are consumed but for kQuiet
+// may end, since so few lie with MPI no more.
 //
 // Note [The end of MPI]
 //
-// Once a rank has died nothing of MPI is called any more, as it promises nothing then. MPI_Finalize,
-// which waits for all ranks, would wait for the dead: it ends the process instead (at_finalize).
+// Once a rank has died nothing of MPI is called any more, as it promises nothing then.
+// MPI_Finalize, which waits for all ranks, would wait for the dead: it ends the process instead
+// (at_finalize).
 #pragma once
 
 #include <atomic>

@@ -67,12 +67,13 @@ def ranks_of(comm: Any) -> Ranks:
 def all_ranks() -> Ranks:
     """Those of MPI_COMM_WORLD, where all data are to go over MPI."""
     try:
-        return ranks_of(importlib.import_module("mpi4py.MPI").COMM_WORLD)
+        mpi = importlib.import_module("mpi4py.MPI")
     except (ImportError, RuntimeError) as error:  # the latter where it finds no MPI
         raise RendezvousError(
             f"FARANDOLE_TRANSPORT=mpi takes mpi4py, which cannot be imported: {error}; "
             "pip install mpi4py, and run it over the MPI whose mpiexec starts the ranks"
         ) from error
+    return ranks_of(mpi.COMM_WORLD)
 
 
 # ---- how its ranks meet ----

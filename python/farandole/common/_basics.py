@@ -127,7 +127,8 @@ def _ranks_of(comm: Any) -> Sequence[int] | None:
         return None
     if isinstance(comm, str) or not isinstance(comm, Sequence):
         raise InvalidArgument(
-            f"comm is a {type(comm).__name__}; it is None, a list of ranks or a communicator of mpi4py"
+            f"comm is a {type(comm).__name__}; it is None, a list of ranks or a communicator of "
+            "mpi4py"
         )
     return comm
 
