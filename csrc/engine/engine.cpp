@@ -478,11 +478,12 @@ void Engine::leave() {
   wake_everyone();  // those who wait for us must look around
 }
 
-void Engine::leave_transports(std::optional<std::string> failure) {
+void Engine::leave_transports(const std::optional<std::string>& failure) {
   for (const HostPeer& peer : host_.peers) {
-    if (failure || peer.info.rank == host_.rank) continue;
+    if (peer.info.rank == host_.rank) continue;
     const auto gone = absence_of(host_, peer.info.rank, "before this rank left");
-    if (gone && gone->code() == ErrorCode::peer_lost) failure = gone->verdict();
+    if (!gone || gone->code() != ErrorCode::peer_lost) continue;
+    for (const auto& transport : transports_) transport->lose(peer.info.rank);
   }
   for (const auto& transport : transports_) transport->leave(failure);
 }

@@ -134,7 +134,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Tells the peers that it is gone. Operations in flight fail.
   void leave();
   /// After leave(): what connections go over is left, too. `failure`: what has failed the world.
-  void leave_transports(std::optional<std::string> failure);
+  void leave_transports(const std::optional<std::string>& failure);
   /// For a forked child: the engine is its parent's.
   void close_descriptors();
   EngineCounters counters() const;

@@ -39,8 +39,8 @@ class Mpi : public Transport {
   bool has_to_be_asked() const override { return port_->expects(); }
   void lose(int rank) override { port_->abandon("rank " + std::to_string(rank) + " has died"); }
   void leave(const std::optional<std::string>& failure) override {
-    if (failure) port_->abandon(*failure);
     port_->close();
+    if (failure) abandon_mpi(*failure);
   }
 
  private:

@@ -126,7 +126,7 @@ class MpiPort {
   void send(Link& link, Kind kind, const std::shared_ptr<MpiPipe>& pipe, size_t count,
             std::span<const std::byte> bytes);
   void join(MpiPipe& pipe, size_t at_least);
-  void finish_sends();
+  bool finish_sends();
   void end_receives();
   void keep_what_mpi_uses();
   std::unique_ptr<std::byte[]> whole_buffer();

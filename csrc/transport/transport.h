@@ -58,7 +58,7 @@ class Transport {
 
   // ---- the end ----
 
-  /// By the thread that polls: that rank of the world has died.
+  /// That rank of the world has died.
   virtual void lose([[maybe_unused]] int rank) {}
   /// This rank leaves its world; nothing more is moved. `failure`: what has failed the world.
   virtual void leave([[maybe_unused]] const std::optional<std::string>& failure) {}

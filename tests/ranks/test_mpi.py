@@ -203,6 +203,11 @@ def test_a_parked_rank_asks_mpi_for_little(mpi: Mpi) -> None:
 # ---- ends ----
 
 
+def reduce_for_ever(x: Any) -> None:
+    while True:
+        fd.all_reduce(x)
+
+
 def one_is_killed(during: str) -> tuple[str, int | None, float]:
     fd.init()
     x = np.ones(300_007)
@@ -214,8 +219,7 @@ def one_is_killed(during: str) -> tuple[str, int | None, float]:
         Path(os.environ["FARANDOLE_TEST_TIME"]).write_text(repr(time.monotonic()))
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(fd.PeerLost) as found:
-        while True:
-            fd.all_reduce(x)
+        reduce_for_ever(x)
     died = float(Path(os.environ["FARANDOLE_TEST_TIME"]).read_text())
     return found.value.verdict, found.value.rank, time.monotonic() - died
 
