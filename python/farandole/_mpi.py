@@ -5,6 +5,7 @@ know of an MPI that it was not built with. mpi4py is imported when a world is ov
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import sys
 import time
@@ -108,7 +109,7 @@ def exchange(ranks: Ranks, mine: Words, check: Check, until: float) -> list[Word
         if ranks.rank == 0:
             answer = _gather(ours, ranks.size, mine, check, until)
         else:
-            _finish(ours.isend(mine, 0, _TOLD), until, "rank 0 does not take this rank's words")
+            _finish(_begin(ours, mine, 0, _TOLD), until, "rank 0 does not take this rank's words")
             answer = _next(ours, 0, _ANSWERED, until + _GRACE) or {"missing": [0]}
         if missing := answer["missing"]:
             raise RendezvousError(
@@ -130,18 +131,26 @@ def _gather(ours: Any, size: int, mine: Words, check: Check, until: float) -> Wo
     answer = {
         "missing": missing, "refused": None if missing else check(table), "ranks": table
     }  # fmt: skip
-    for answering in [ours.isend(answer, r, _ANSWERED) for r in told if r != 0]:
+    for answering in [_begin(ours, answer, r, _ANSWERED) for r in told if r != 0]:
         _finish(answering, until + _GRACE, "a rank does not take what rank 0 has found")
     return answer
+
+
+def _begin(ours: Any, words: Words, rank: int, tag: int) -> Any:
+    """Sends them as text: what others say is never unpickled."""
+    return ours.Isend([json.dumps(words).encode(), _found["module"].BYTE], rank, tag)
 
 
 def _next(ours: Any, source: int | None, tag: int, until: float) -> Words | None:
     """The next words of that rank, or of any; None at the deadline."""
     mpi = _found["module"]
+    status = mpi.Status()
     while True:
-        message = ours.improbe(mpi.ANY_SOURCE if source is None else source, tag)
+        message = ours.Improbe(mpi.ANY_SOURCE if source is None else source, tag, status)
         if message is not None:
-            words: Words = message.recv()
+            text = bytearray(status.Get_count(mpi.BYTE))
+            message.Recv([text, mpi.BYTE])
+            words: Words = json.loads(text)
             return words
         if time.monotonic() >= until:
             return None
