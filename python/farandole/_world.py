@@ -58,7 +58,8 @@ class _State:
 
     # Every call asks for the group, and finds a slot sooner than an entry of a dictionary.
     __slots__ = (
-        "after_joining", "before_leaving", "epoch", "group", "handled", "narrowed", "place", "watch"
+        "after_joining", "before_leaving", "epoch", "group", "handled", "narrowed", "over_mpi",
+        "place", "watch",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -66,6 +67,7 @@ class _State:
         self.before_leaving: list[Callable[[], None]] = []
         self.place: _Place | None = None
         self.group: Group | None = None
+        self.over_mpi = False  # some of its data
         self.handled = 0  # the identity of the exception that was handled when it joined
         self.watch: Watch | None = None
         self.epoch = 0  # how many worlds this process has joined
@@ -271,6 +273,7 @@ def _enter(
         _endings.tell_met()
     _state.group = group
     _state.place = place
+    _state.over_mpi = port is not None
     _state.handled = id(sys.exc_info()[1])
     _endings.watch(current)
     _state.watch = Watch(_state.group) if place.size > 1 else None
@@ -404,6 +407,11 @@ def current() -> Group | None:
 def epoch() -> int:
     """How many worlds this process has joined: what belongs to one is of no use in another."""
     return _state.epoch
+
+
+def is_over_mpi() -> bool:
+    """Whether data of the world that this process is in go over MPI."""
+    return is_initialized() and _state.over_mpi
 
 
 def rank() -> int:

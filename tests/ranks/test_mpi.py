@@ -27,6 +27,7 @@ from test_tcp import (
 
 import farandole as fd
 import mpis
+from farandole.common._basics import mpi_enabled
 from harness import World
 from mpis import Mpi
 
@@ -124,6 +125,7 @@ def by_communicator() -> tuple[str, str, int]:
     within = str(here.last_path)
     assert (fd.all_reduce(x, group=across) == fd.cross_size()).all()
     assert (fd.all_reduce(x) == fd.size()).all()
+    assert mpi_enabled() == (os.environ["FARANDOLE_TRANSPORT"] == "auto")
     return within, str(across.last_path), connections() - before
 
 

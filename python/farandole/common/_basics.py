@@ -164,8 +164,8 @@ def is_homogeneous() -> bool:
 
 
 def mpi_enabled() -> bool:
-    """Whether MPI carries operations of this process: not yet."""
-    return False
+    """Whether MPI carries operations of this process."""
+    return _world.is_over_mpi()
 
 
 def gloo_enabled() -> bool:
@@ -177,6 +177,8 @@ def mpi_threads_supported() -> bool:
     """Whether MPI may be called from several threads.
 
     Raises:
-        ValueError: always yet, since MPI is not used.
+        ValueError: MPI is not used.
     """
+    if _world.is_over_mpi():
+        return True  # else init() would not have taken it
     raise InvalidArgument("MPI is not used, so there is no answer to mpi_threads_supported()")
