@@ -141,11 +141,12 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   return Group::world(engine, defaults, deadline);
 }
 
-std::optional<std::string> failure_of(const Group& group) {
+/// What keeps some rank from coming to MPI_Finalize.
+std::optional<Error> failure_of(const Group& group) {
   try {
     group.check();
   } catch (const Error& verdict) {
-    return verdict.verdict();
+    return verdict;
   }
   return std::nullopt;
 }
@@ -155,7 +156,9 @@ void leave(Group& group) {
     const py::gil_scoped_release unlocked;
     group.engine()->leave();
     group.engine()->driver().stop();
-    group.engine()->leave_transports(failure_of(group));
+    std::optional<Error> failure = group.engine()->leave_transports();
+    if (!failure) failure = failure_of(group);
+    if (failure) abandon_mpi(failure->verdict());
   }
   if (const auto channel = jax_channel(); channel && channel->world().get() == &group)
     set_jax_channel(nullptr);

@@ -478,14 +478,17 @@ void Engine::leave() {
   wake_everyone();  // those who wait for us must look around
 }
 
-void Engine::leave_transports(const std::optional<std::string>& failure) {
+std::optional<Error> Engine::leave_transports() {
+  std::optional<Error> lost;
   for (const HostPeer& peer : host_.peers) {
     if (peer.info.rank == host_.rank) continue;
-    const auto gone = absence_of(host_, peer.info.rank, "before this rank left");
+    auto gone = absence_of(host_, peer.info.rank, "before this rank left");
     if (!gone || gone->code() != ErrorCode::peer_lost) continue;
     for (const auto& transport : transports_) transport->lose(peer.info.rank);
+    if (!lost) lost = std::move(gone);
   }
-  for (const auto& transport : transports_) transport->leave(failure);
+  for (const auto& transport : transports_) transport->leave();
+  return lost;
 }
 
 void Engine::close_descriptors() {

@@ -133,8 +133,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void begin_leaving();
   /// Tells the peers that it is gone. Operations in flight fail.
   void leave();
-  /// After leave(): what connections go over is left, too. `failure`: what has failed the world.
-  void leave_transports(const std::optional<std::string>& failure);
+  /// After leave(): what connections go over is left, too. PeerLost if a rank has died, without a
+  /// word of leaving.
+  std::optional<Error> leave_transports();
   /// For a forked child: the engine is its parent's.
   void close_descriptors();
   EngineCounters counters() const;

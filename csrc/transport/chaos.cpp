@@ -151,7 +151,7 @@ class Chaos : public Transport {
   void woken() override { inner_->woken(); }
   bool has_to_be_asked() const override { return inner_->has_to_be_asked(); }
   void lose(int rank) override { inner_->lose(rank); }
-  void leave(const std::optional<std::string>& failure) override { inner_->leave(failure); }
+  void leave() override { inner_->leave(); }
   void close_descriptors() override { inner_->close_descriptors(); }
   std::unique_ptr<Connecting> connect(const PeerInfo& peer, uint64_t stream_key,
                                       int lanes) override {

@@ -38,10 +38,7 @@ class Mpi : public Transport {
 
   bool has_to_be_asked() const override { return port_->expects(); }
   void lose(int rank) override { port_->abandon("rank " + std::to_string(rank) + " has died"); }
-  void leave(const std::optional<std::string>& failure) override {
-    port_->close();
-    if (failure) abandon_mpi(*failure);
-  }
+  void leave() override { port_->close(); }
 
  private:
   std::shared_ptr<MpiPort> port_;

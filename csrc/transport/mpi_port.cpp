@@ -360,8 +360,8 @@ void when_mpi_ends() {
     const std::lock_guard lock(ending.mutex);
     port = ending.port.lock();
     if (ending.abandoned) {
-      log(LogLevel::info, "MPI_Finalize would wait for ever (" + *ending.abandoned +
-                              "); this process ends with exit code 1");
+      log(LogLevel::warning, "MPI_Finalize would wait for ever (" + *ending.abandoned +
+                                 "); this process ends with exit code 1");
       std::fflush(nullptr);
       ::_exit(1);
     }
@@ -374,7 +374,7 @@ void when_mpi_ends() {
 void abandon_mpi(const std::string& why) {
   Ending& ending = ending_of_mpi();
   const std::lock_guard lock(ending.mutex);
-  if (!ending.abandoned) ending.abandoned = why;
+  if (ending.watched && !ending.abandoned) ending.abandoned = why;
 }
 
 void watch_the_end_of_mpi(MpiFunctions& functions) {

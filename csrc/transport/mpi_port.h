@@ -145,7 +145,7 @@ class MpiPort {
   std::vector<std::unique_ptr<std::byte[]>> buffers_;  // whole ones that nobody uses
 };
 
-/// Of the process: from now on MPI_Finalize ends it, with exit code 1.
+/// Of the process: from now on MPI_Finalize ends it, with exit code 1, if that is watched.
 void abandon_mpi(const std::string& why);
 /// Of the process: what MPI_Finalize begins with. `port` may have ended by then.
 void watch_the_end_of_mpi(MpiFunctions& functions);

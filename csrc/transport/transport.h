@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -60,8 +59,8 @@ class Transport {
 
   /// That rank of the world has died.
   virtual void lose([[maybe_unused]] int rank) {}
-  /// This rank leaves its world; nothing more is moved. `failure`: what has failed the world.
-  virtual void leave([[maybe_unused]] const std::optional<std::string>& failure) {}
+  /// This rank leaves its world; nothing more is moved.
+  virtual void leave() {}
 
   /// In a forked child, whatever its parent's threads were in the middle of.
   virtual void close_descriptors() {}

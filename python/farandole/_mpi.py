@@ -105,6 +105,7 @@ def exchange(ranks: Ranks, mine: Words, check: Check, until: float) -> list[Word
         RendezvousError: ranks do not come, or ``check`` refuses.
     """
     with meeting(ranks):
+        _binding()  # whoever has met watches for the end of MPI
         ours = _own(ranks, until)
         if ranks.rank == 0:
             answer = _gather(ours, ranks.size, mine, check, until)

@@ -176,7 +176,7 @@ TEST(mpi_is_called_no_more_once_a_rank_has_died) {
   std::this_thread::sleep_for(std::chrono::milliseconds(1010));
   CHECK_THROWS(channels[0]->write(bytes), Error,
                e.verdict().find("rank 1 has died") != std::string::npos);
-  transport->leave(std::nullopt);
+  transport->leave();
   channels.clear();
 }
 
