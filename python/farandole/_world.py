@@ -204,7 +204,7 @@ def init(
             rank=rank, size=size, local_rank=local_rank, local_size=local_size, job=job, ranks=ranks
         )
         over = _mpi.ranks_of(comm)
-        _enter(_Place(over.rank, over.size, 0, 0, 0, 1, ""), timeout, agree, ranks=over)
+        _enter(_Place(over.rank, over.size, 0, 0, 0, 1, "comm"), timeout, agree, ranks=over)
         _state.epoch += 1
         return
     place = _find_place(rank, size, local_rank, local_size)
