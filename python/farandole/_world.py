@@ -197,8 +197,6 @@ def init(
     _refuse_bytes()
     if timeout is not None and not timeout >= 0:
         raise InvalidArgument(f"init(): timeout is {timeout}; it is a number of seconds, 0 or more")
-    if comm is None and _mpi.is_forced() and rank is None and size is None and ranks is None:
-        comm = _mpi.all_ranks().given
     if comm is not None:
         _refuse_beside_comm(
             rank=rank, size=size, local_rank=local_rank, local_size=local_size, job=job, ranks=ranks
@@ -208,6 +206,9 @@ def init(
         _state.epoch += 1
         return
     place = _find_place(rank, size, local_rank, local_size)
+    if place.size == 1 and rank is None and size is None and _mpi.is_forced():
+        of_mpi = _mpi.all_ranks()  # started by a launcher that MPI alone knows, or alone
+        place = replace(place, rank=of_mpi.rank, size=of_mpi.size)
     if ranks is not None:
         if job is not None:
             raise InvalidArgument("ranks and job are both given; ranks are of the job they are in")

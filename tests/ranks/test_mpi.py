@@ -384,6 +384,22 @@ def test_wrong_communicators_are_refused(mpi: Mpi) -> None:
         assert all("communicator of mpi4py" in verdict for verdict in verdicts[1:])
 
 
+def forced_by_another_launcher() -> str:
+    """As each rank of `farandole run` finds itself: an MPI of its own."""
+    rank = world().rank
+    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK"):
+        os.environ.pop(name, None)
+    os.environ |= {"RANK": str(1 - rank), "WORLD_SIZE": "2", "FARANDOLE_RUN_ID": "x"}
+    with pytest.raises(fd.RendezvousError) as found:
+        fd.init()
+    return found.value.verdict
+
+
+def test_another_order_of_ranks_than_mpis_is_refused(mpi: Mpi) -> None:
+    for rank, verdict in enumerate(mpi.run(2, forced_by_another_launcher, env=FORCED)):
+        assert f"rank {1 - rank} of 2, but rank {rank} of 2 in MPI_COMM_WORLD" in verdict
+
+
 def test_info_names_the_communicator(mpi: Mpi) -> None:
     done = mpi.start(2, ["-m", "farandole", "info"], FARANDOLE_TRANSPORT="mpi")
     assert done.returncode == 0, done.stdout
