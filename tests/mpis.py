@@ -2,7 +2,7 @@
 test module and reports how that ended.
 
 Each MPI has a folder of its own, with mpi4py beside it: the Makefile puts them into .venv/mpi.
-FARANDOLE_TEST_MPI names another folder of such folders.
+TEST_MPI names another folder of such folders.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Mpi:
 
 def find(name: str) -> Mpi:
     """Skips the test where it is not installed."""
-    root = os.environ.get("FARANDOLE_TEST_MPI") or Path(sys.prefix) / "mpi"
+    root = os.environ.get("TEST_MPI") or Path(sys.prefix) / "mpi"
     mpi = Mpi(name, Path(root) / name)
     if not (mpi.home / "bin" / "mpiexec").exists() or not (mpi.packages / "mpi4py").exists():
         pytest.skip(f"{name} is not in {mpi.home}: `make .venv/stamps/mpi-{name}` puts it there")

@@ -387,6 +387,7 @@ void Engine::ask_now_and_then(Deadline until) {
     const auto ns = std::chrono::nanoseconds(std::min(pause, until.left(when)));
     const timespec time{0, static_cast<long>(ns.count())};
     if (::ppoll(&events, 1, &time, nullptr) > 0) return handle_events(0);
+    for (const auto& transport : transports_) transport->before_park();
     if (poll(TimePoint::min())) return;
     pause = std::min(2 * pause, kLongestPause);
   }

@@ -36,6 +36,8 @@ class Mpi : public Transport {
     return std::make_unique<MpiConnecting>(std::move(channels));
   }
 
+  // MPI may still hold what other channels have sent, and moves it only when it is called.
+  void before_park() override { port_->progress_all(); }
   bool has_to_be_asked() const override { return port_->expects(); }
   void lose(int rank) override { port_->abandon("rank " + std::to_string(rank) + " has died"); }
   void leave() override { port_->close(); }

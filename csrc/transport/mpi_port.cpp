@@ -87,12 +87,17 @@ size_t MpiPort::write(const std::shared_ptr<MpiPipe>& pipe, std::span<const std:
   const std::lock_guard lock(mutex_);
   if (bytes.empty() || !usable()) return 0;
   Link& link = link_to(pipe->peer);
-  size_t count = 0;
+  const auto room = [&] {
+    if (link.sends.size() >= kMostSends) return size_t{0};
+    const size_t count = std::min({bytes.size(), kWindow - pipe->ahead, kPiece});
+    return count < bytes.size() && count < kPiece / 2 ? 0 : count;  // more will fit soon
+  };
+  size_t count = room();
   guard([&] {
-    if (pipe->ahead >= kWindow || link.sends.size() >= kMostSends) progress(link);
-    if (link.sends.size() >= kMostSends) return;
-    count = std::min({bytes.size(), kWindow - pipe->ahead, kPiece});
-    if (count < bytes.size() && count < kPiece / 2) count = 0;  // more will fit soon
+    if (count == 0) {
+      progress(link);
+      count = room();
+    }
     if (count > 0) send(link, Kind::data, pipe, count, bytes.first(count));
   });
   if (state_ != State::open) return 0;
@@ -182,6 +187,14 @@ void MpiPort::progress(Link& link) {
     give_back(std::move(sent.bytes), sent.whole);
     link.sends.pop_front();
   }
+}
+
+void MpiPort::progress_all() {
+  const std::lock_guard lock(mutex_);
+  if (state_ != State::open) return;
+  guard([&] {
+    for (auto& [peer, link] : links_) progress(link);
+  });
 }
 
 void MpiPort::post(Link& link) {

@@ -80,6 +80,8 @@ class MpiPort {
   std::span<const std::byte> peek(MpiPipe& pipe, size_t at_least);
   void consume(const std::shared_ptr<MpiPipe>& pipe, size_t count);
 
+  /// Moves what can be moved, of all channels.
+  void progress_all();
   /// Frames may come: MPI has to be asked for them.
   bool expects() const { return expects_.load(std::memory_order_relaxed); }
 

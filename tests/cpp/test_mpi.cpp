@@ -73,6 +73,17 @@ TEST(mpi_is_ahead_of_its_consumer_by_a_window_at_most) {
   CHECK(out.drained());
 }
 
+TEST(mpi_takes_more_where_a_window_of_odd_length_was_full) {
+  const Two two;
+  MpiChannel out = two.channel(0), in = two.channel(1);
+  const auto bytes = numbered(2 * MpiPort::kWindow);
+  size_t done = out.write(std::span(bytes).first(MpiPort::kPiece / 2 + 1));
+  done += fill(out, std::span(bytes).subspan(done));
+  CHECK(done < MpiPort::kWindow);  // the rest of it is not worth a message
+  CHECK_EQUAL(read_all(in).size(), done);
+  CHECK(out.write(std::span(bytes).subspan(done)) > 0);
+}
+
 TEST(mpi_is_drained_while_little_is_on_its_way) {
   const Two two;
   MpiChannel out = two.channel(0), in = two.channel(1);
