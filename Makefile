@@ -4,7 +4,7 @@
 # Everything else, cmake and ninja too, comes from PyPI into .venv on first use; nothing is
 # installed elsewhere. Overridable: PYTHON=python3.12  TORCH=torch==2.13.0  PYTEST='-k fold -x'
 # TENSORFLOW=tensorflow-cpu==2.21.0  REPORT='--quick --only all_reduce,training'
-# PEERS= (MPIs beside Open MPI)  WORKERS= (tests in one process)
+# PEERS= (MPIs beside Open MPI)  MPIS= (those that tests use)  WORKERS= (tests in one process)
 
 PYTHON ?= python3
 TORCH  ?= torch==2.13.0
@@ -15,6 +15,7 @@ MUTANTS ?= --table
 OUT    ?= demo-output
 BASE   ?= HEAD
 PEERS  ?= mpich impi
+MPIS   ?= openmpi mpich
 REPORT ?=
 TIDY   ?= $(shell git ls-files 'csrc/*.cpp' 'tests/core/*.cpp')
 
@@ -51,7 +52,7 @@ ASKED := $(if $(filter default undefined,$(origin CXX)),,$(notdir $(CXX)))
 demo: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/demo  ## train on 1 and 2 ranks, compare, draw pictures
 	@$(BIN)/python examples/demo.py --output $(OUT)
 
-test: test-cpp $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/on-torch $(STAMPS)/tensorflow $(STAMPS)/test  ## build, install into .venv, run all tests
+test: test-cpp $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/on-torch $(STAMPS)/tensorflow $(STAMPS)/test $(MPIS:%=$(STAMPS)/mpi-%)  ## build, install into .venv, run all tests
 	cmake --build $(TREE) --target core_testing faulty_core
 	$(BIN)/python -m pytest $(WORKERS) --junit-xml=build/pytest.xml $(PYTEST)
 
@@ -161,6 +162,11 @@ $(STAMPS)/build $(STAMPS)/test $(STAMPS)/lint $(STAMPS)/demo $(STAMPS)/bench $(S
 $(STAMPS)/bench-%: pyproject.toml | $(STAMPS)/venv
 	$(PYTHON) -m venv $(VENV)/peers/$*
 	$(BIN)/python -m pip --disable-pip-version-check --python $(VENV)/peers/$*/bin/python install --quiet --group bench-$*
+	@touch $@
+
+# Likewise, but for the environment: ranks of tests are this one's Python.
+$(STAMPS)/mpi-%: pyproject.toml | $(STAMPS)/venv
+	$(PIP) --ignore-installed --prefix $(VENV)/mpi/$* --group mpi-$*
 	@touch $@
 
 # Installed as users get it, warnings as errors.

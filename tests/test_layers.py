@@ -45,7 +45,7 @@ PYBIND = re.compile(r"pybind11/")
 # before its own, also inside functions. A module belongs to the longest name that it begins with.
 PYTHON_LAYERS = [
     "_core _host_parts _launchers _progress _tables typing",
-    "_place _plan_size _store",
+    "_mpi _place _plan_size _store",
     "_arguments _errors _limits _plan _watch",
     "_endings _hosts _trace",
     "_draw _launch _tune",

@@ -34,25 +34,28 @@ Connect connect_members(std::vector<std::shared_ptr<Transport>> transports,
 
 namespace {
 
-/// `choice` is FARANDOLE_TRANSPORT. Between hosts there is but TCP.
-bool is_wanted(const TransportRow& row, const std::string& choice, bool several_hosts) {
-  if (several_hosts && row.name == "tcp") return true;
-  return choice == "auto" ? !row.by_choice : row.name == choice;
+/// `choice` is FARANDOLE_TRANSPORT. `between_hosts`: what "auto" goes over there; empty on one
+/// host.
+bool is_wanted(const TransportRow& row, const std::string& choice, std::string_view between_hosts) {
+  if (choice != "auto") return row.name == choice;
+  return !row.by_choice || row.name == between_hosts;
 }
 
 /// What the table of transports has for a rank here, cheapest first. `engine` outlives them.
 std::vector<std::shared_ptr<Transport>> transports_of(const Engine& engine,
-                                                      const std::string& choice) {
+                                                      const std::string& choice,
+                                                      const std::shared_ptr<MpiPort>& mpi) {
   const Host& host = engine.host();
   const Surroundings here{.rank = host.rank,
                           .host = host.peers[static_cast<size_t>(host.rank)].info.host,
                           .hub = nullptr,
                           .arena = engine.arena(),
                           .door = engine.door(),
+                          .mpi = mpi,
                           .has_gone = [&engine](int rank) { return engine.has_gone(rank); }};
   std::vector<std::shared_ptr<Transport>> made;
   for (const TransportRow& row : transports()) {
-    if (!is_wanted(row, choice, engine.door() != nullptr)) continue;
+    if (!is_wanted(row, choice, engine.door() == nullptr ? "" : mpi ? "mpi" : "tcp")) continue;
     if (auto transport = row.make(here)) made.push_back(std::move(transport));
   }
   return made;
@@ -107,15 +110,18 @@ BackendMaker paths_over_shm(std::shared_ptr<const TuningTable> tuning) {
   };
 }
 
-bool runs_paths(const std::string& transport) { return transport != "tcp"; }
+bool runs_paths(const std::string& transport) { return transport != "tcp" && transport != "mpi"; }
 
 ChannelCosts costs_over(const std::string& transport, const TuningTable& tuning) {
   return runs_paths(transport) ? tuning.channels : kTcpCosts;
 }
 
-void lay_mesh(EngineOptions& options, const TuningTable& tuning, const std::string& transport) {
+void lay_mesh(EngineOptions& options, const TuningTable& tuning, const std::string& transport,
+              std::shared_ptr<MpiPort> mpi) {
   options.tuning = std::make_shared<const TuningTable>(tuning);
-  options.transports = [transport](const Engine& e) { return transports_of(e, transport); };
+  options.transports = [transport, mpi = std::move(mpi)](const Engine& e) {
+    return transports_of(e, transport, mpi);
+  };
   options.channels = channels_over_transports();
   options.schedules = schedules_over(options.channels, costs_over(transport, tuning));
   options.pairs_by_schedules = !runs_paths(transport);

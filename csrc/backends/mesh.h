@@ -13,6 +13,8 @@
 
 namespace farandole {
 
+class MpiPort;
+
 /// Connects one stream: `transports` in order of preference, `members` by rank in the group.
 /// The function throws Error(link) for a member that no transport reaches.
 Connect connect_members(std::vector<std::shared_ptr<Transport>> transports,
@@ -21,14 +23,15 @@ Connect connect_members(std::vector<std::shared_ptr<Transport>> transports,
 /// Paths over the memory that the ranks of this host map, chosen by `tuning`.
 BackendMaker paths_over_shm(std::shared_ptr<const TuningTable> tuning);
 
-/// `transport` is FARANDOLE_TRANSPORT: auto, or a row of transports().
+/// `transport` is FARANDOLE_TRANSPORT: auto, or a row of transports(). Paths run over shared
+/// memory.
 bool runs_paths(const std::string& transport);
 ChannelCosts costs_over(const std::string& transport, const TuningTable& tuning);
 
 /// Gives an engine all that there is here: paths first, schedules over transports() for the rest,
 /// channels for messages, and the table by which all that is chosen, the same on all ranks. Over
-/// `transport` tcp there are no paths.
+/// `transport` tcp or mpi there are no paths. With `mpi`, "auto" goes over MPI between hosts.
 void lay_mesh(EngineOptions& options, const TuningTable& tuning = {},
-              const std::string& transport = "auto");
+              const std::string& transport = "auto", std::shared_ptr<MpiPort> mpi = nullptr);
 
 }  // namespace farandole

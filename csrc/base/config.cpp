@@ -148,10 +148,12 @@ const std::vector<Variable>& variables() {
           "and found to be faster than copies through shared memory, 1 where it is permitted, 0 "
           "never",
           {"auto", "1", "0"}),
-      agreed(text("FARANDOLE_TRANSPORT", &Config::transport,
-                  "what data between ranks go over. auto: on one host shared memory, as shm; tcp: "
-                  "TCP connections, by schedules alone",
-                  {"auto", "shm", "tcp"})),
+      agreed(
+          text("FARANDOLE_TRANSPORT", &Config::transport,
+               "what data between ranks go over. auto: within a host shared memory, as shm; "
+               "between hosts MPI where init() was given a communicator, else TCP. tcp, mpi: TCP "
+               "connections or MPI everywhere, by schedules alone",
+               {"auto", "shm", "tcp", "mpi"})),
       text("FARANDOLE_IFACE", &Config::iface,
            "network interface at which this rank is reached from other hosts; empty: the one that "
            "leads to MASTER_ADDR"),

@@ -14,6 +14,7 @@ void bind_arrays(py::module_& module);
 void bind_group(py::module_& module);
 void bind_guarded(py::module_& module);
 void bind_verbs(py::module_& module);
+void bind_mpi_port(py::module_& module);
 void bind_named(py::module_& module);
 void bind_reducer(py::module_& module);
 void bind_update(py::module_& module);

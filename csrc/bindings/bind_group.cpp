@@ -25,6 +25,7 @@
 #include "engine/fork.h"
 #include "group/group.h"
 #include "jax/handlers.h"
+#include "transport/mpi_port.h"
 #include "transport/tcp_address.h"
 
 namespace farandole {
@@ -90,7 +91,8 @@ std::shared_ptr<OtherHosts> others_from(
 std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
                                   const std::optional<double>& start_timeout,
                                   const std::string& tuning, const std::string& agree,
-                                  const std::shared_ptr<OtherHosts>& others) {
+                                  const std::shared_ptr<OtherHosts>& others,
+                                  const std::shared_ptr<MpiPort>& mpi) {
   refuse_in_child();
   const Config config = Config::from_environment();
   if (others && static_cast<int>(others->ranks.size()) != size)
@@ -126,7 +128,7 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
         "data are copied through shared memory: " + host.foreign.why_not);
   EngineOptions options = engine_options(config);
   const TuningTable table = table_from(host.handed_out);
-  lay_mesh(options, table, config.transport);
+  lay_mesh(options, table, config.transport, mpi);
   log(LogLevel::info,
       "choices follow from tuning table " + fingerprint(table) + " (" + table.origin + ")");
   options.trace = start_trace(config.trace, host, job, fingerprint(table));
@@ -139,11 +141,24 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   return Group::world(engine, defaults, deadline);
 }
 
+/// What keeps some rank from coming to MPI_Finalize.
+std::optional<Error> failure_of(const Group& group) {
+  try {
+    group.check();
+  } catch (const Error& verdict) {
+    return verdict;
+  }
+  return std::nullopt;
+}
+
 void leave(Group& group) {
   {
     const py::gil_scoped_release unlocked;
     group.engine()->leave();
     group.engine()->driver().stop();
+    std::optional<Error> failure = group.engine()->leave_transports();
+    if (!failure) failure = failure_of(group);
+    if (failure) abandon_mpi(failure->verdict());
   }
   if (const auto channel = jax_channel(); channel && channel->world().get() == &group)
     set_jax_channel(nullptr);
@@ -180,11 +195,12 @@ void bind_group(py::module_& module) {
   module.def(
       "open_world", &open_world, py::arg("rank"), py::arg("size"), py::arg("job"),
       py::arg("start_timeout") = py::none(), py::arg("tuning") = "", py::arg("agree") = "",
-      py::arg("others") = py::none(), py::call_guard<py::gil_scoped_release>(),
+      py::arg("others") = py::none(), py::arg("mpi") = py::none(),
+      py::call_guard<py::gil_scoped_release>(),
       "Meets the other ranks of the job and returns the group of all of them. `tuning`: a table "
       "as text (tuning.text), the defaults if empty; that of a host's lowest rank holds for all "
       "there. `agree`: a setting that is refused unless all ranks give the same. `others`: where "
-      "ranks are on several hosts, who they are.");
+      "ranks are on several hosts, who they are. `mpi`: what data may go over between them.");
   py::class_<OtherHosts, std::shared_ptr<OtherHosts>>(module, "OtherHosts",
                                                       "Who the ranks of several hosts are.")
       .def(py::init(&others_from), py::arg("ranks"), py::arg("secret"), py::arg("listener"),

@@ -8,6 +8,7 @@ PYBIND11_MODULE(_core, module) {
   module.attr("__version__") = version();
   bind_errors(module);
   bind_arrays(module);
+  bind_mpi_port(module);
   bind_group(module);
   bind_guarded(module);
   bind_verbs(module);

@@ -1,5 +1,6 @@
 #include "engine/engine.h"
 
+#include <poll.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -18,6 +19,10 @@ namespace {
 constexpr uint64_t kTurnsBetweenEvents = 4096;
 constexpr auto kDeathPatience = std::chrono::milliseconds(25);  // for its cause to be known
 constexpr auto kEndPatience = std::chrono::seconds(3);
+// Between looks of a parked engine that nothing wakes: soon for who waits briefly, and in the end
+// for less than a hundredth of a core.
+constexpr Duration kFirstPause = std::chrono::microseconds(50);
+constexpr Duration kLongestPause = std::chrono::milliseconds(1);
 
 // What an event is of; below kTransport the process of that rank.
 constexpr uint64_t kDoorbell = ~uint64_t{0};
@@ -360,10 +365,27 @@ void Engine::park(Duration at_most) {
     const auto ms = std::chrono::ceil<std::chrono::milliseconds>(at_most).count();
     for (const auto& transport : transports_) transport->before_park();
     const bool look_again = !unexplained_.empty() || fault_latency_armed();
-    handle_events(look_again ? 1 : static_cast<int>(ms));
+    if (std::ranges::any_of(transports_, [](const auto& t) { return t->has_to_be_asked(); }))
+      ask_now_and_then(Deadline::after(look_again ? kLongestPause : at_most));
+    else
+      handle_events(look_again ? 1 : static_cast<int>(ms));
   }
   asleep.store(0, std::memory_order_relaxed);
   look_around();
+}
+
+/// Sleeps where not all that moves this rank also wakes it.
+void Engine::ask_now_and_then(Deadline until) {
+  pollfd events{epoll_.get(), POLLIN, 0};
+  Duration pause = kFirstPause;
+  for (TimePoint when = now(); !until.passed(when); when = now()) {
+    const auto ns = std::chrono::nanoseconds(std::min(pause, until.left(when)));
+    const timespec time{0, static_cast<long>(ns.count())};
+    if (::ppoll(&events, 1, &time, nullptr) > 0) return handle_events(0);
+    for (const auto& transport : transports_) transport->before_park();
+    if (poll(TimePoint::min())) return;
+    pause = std::min(2 * pause, kLongestPause);
+  }
 }
 
 void Engine::handle_events(int timeout_ms) {
@@ -398,7 +420,7 @@ void Engine::look_around() {
     const std::optional<Death> death = death_of(host_.peers[index]);
     if (!death && when - since < kDeathPatience) return false;
     deaths_[index] = death.value_or(Death{});
-    dead_[index] = true;
+    note_dead(rank);
     return true;
   });
   note_lost_connections();
@@ -412,8 +434,13 @@ void Engine::look_around() {
 void Engine::note_lost_connections() {
   if (!host_.mesh) return;
   for (const HostPeer& peer : host_.peers)
-    if (!peer.here && host_.mesh->has_lost(peer.info.rank))
-      dead_[static_cast<size_t>(peer.info.rank)] = true;
+    if (!peer.here && host_.mesh->has_lost(peer.info.rank)) note_dead(peer.info.rank);
+}
+
+void Engine::note_dead(int rank) {
+  if (dead_[static_cast<size_t>(rank)]) return;
+  dead_[static_cast<size_t>(rank)] = true;
+  for (const auto& transport : transports_) transport->lose(rank);
 }
 
 /// Shows what this rank waits in; a deadlock that it is in ends all of that.
@@ -445,6 +472,19 @@ void Engine::leave() {
   show_state(RankState::left);
   end_questions(my_page().board);
   wake_everyone();  // those who wait for us must look around
+}
+
+std::optional<Error> Engine::leave_transports() {
+  std::optional<Error> lost;
+  for (const HostPeer& peer : host_.peers) {
+    if (peer.info.rank == host_.rank) continue;
+    auto gone = absence_of(host_, peer.info.rank, "before this rank left");
+    if (!gone || gone->code() != ErrorCode::peer_lost) continue;
+    for (const auto& transport : transports_) transport->lose(peer.info.rank);
+    if (!lost) lost = std::move(gone);
+  }
+  for (const auto& transport : transports_) transport->leave();
+  return lost;
 }
 
 void Engine::close_descriptors() {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -132,6 +133,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void begin_leaving();
   /// Tells the peers that it is gone. Operations in flight fail.
   void leave();
+  /// After leave(): what connections go over is left, too. PeerLost if a rank has died, without a
+  /// word of leaving.
+  std::optional<Error> leave_transports();
   /// For a forked child: the engine is its parent's.
   void close_descriptors();
   EngineCounters counters() const;
@@ -150,9 +154,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void enqueue(const std::shared_ptr<Stream>& stream, std::shared_ptr<Request> request);
   void collect(Stream& stream);
   void ring_sleepers();
+  void ask_now_and_then(Deadline until);
   void handle_events(int timeout_ms);
   void note_death(int rank);
   void note_lost_connections();
+  void note_dead(int rank);
   Connect agree_over(const Membership& membership, uint64_t key) const;
   void look_around();
   void look_at_waits(TimePoint when);

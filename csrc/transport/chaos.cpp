@@ -149,6 +149,9 @@ class Chaos : public Transport {
   std::span<const int> wake_fds() const override { return inner_->wake_fds(); }
   void before_park() override { inner_->before_park(); }
   void woken() override { inner_->woken(); }
+  bool has_to_be_asked() const override { return inner_->has_to_be_asked(); }
+  void lose(int rank) override { inner_->lose(rank); }
+  void leave() override { inner_->leave(); }
   void close_descriptors() override { inner_->close_descriptors(); }
   std::unique_ptr<Connecting> connect(const PeerInfo& peer, uint64_t stream_key,
                                       int lanes) override {

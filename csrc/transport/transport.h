@@ -52,6 +52,15 @@ class Transport {
   virtual void before_park() {}
   /// One of them was readable.
   virtual void woken() {}
+  /// Nothing wakes a parked engine for some of its channels: it looks at them now and then.
+  virtual bool has_to_be_asked() const { return false; }
+
+  // ---- the end ----
+
+  /// That rank of the world has died.
+  virtual void lose([[maybe_unused]] int rank) {}
+  /// This rank leaves its world; nothing more is moved.
+  virtual void leave() {}
 
   /// In a forked child, whatever its parent's threads were in the middle of.
   virtual void close_descriptors() {}

@@ -1,5 +1,6 @@
 #include "transport/transports.h"
 
+#include "transport/mpi.h"
 #include "transport/shm.h"
 #include "transport/tcp.h"
 
@@ -19,10 +20,15 @@ std::unique_ptr<Transport> make_tcp(const Surroundings& here) {
   return tcp_transport(here.arena->segment(), here.rank, here.host, here.has_gone, here.door);
 }
 
+std::unique_ptr<Transport> make_mpi(const Surroundings& here) {
+  return here.mpi ? mpi_transport(here.mpi) : nullptr;
+}
+
 constexpr TransportRow kTransports[] = {
     {"inproc", "ranks in one process", make_inproc},
     {"shm", "ranks on one host that map one segment", make_shm},
     {"tcp", "ranks of one job, on one host or several", make_tcp, true},
+    {"mpi", "ranks of one communicator of MPI", make_mpi, true},
 };
 
 }  // namespace

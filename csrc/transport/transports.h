@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "transport/inproc.h"
+#include "transport/mpi_port.h"
 #include "transport/segment.h"
 #include "transport/tcp_door.h"
 #include "transport/transport.h"
@@ -21,6 +22,7 @@ struct Surroundings {
   std::shared_ptr<InprocHub> hub;       // of the ranks that share this process
   std::shared_ptr<Arena> arena;         // in the segment of the ranks that share this host
   std::shared_ptr<TcpDoor> door{};      // of ranks on several hosts
+  std::shared_ptr<MpiPort> mpi{};       // of ranks that have an MPI
   std::function<bool(int)> has_gone{};  // whether a rank of the world has died or left
 };
 

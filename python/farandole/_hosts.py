@@ -8,15 +8,18 @@ import secrets
 import socket
 import stat
 import struct
+import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farandole import _core, _store
+from farandole import _core, _mpi, _store
 from farandole._core import AuthError, InvalidArgument, RendezvousError
 from farandole._host_parts import host_of_each
+from farandole._limits import setting
+from farandole._mpi import Ranks
 from farandole._store import KeyValueStore
 
 _SECRET_BYTES = 32
@@ -25,9 +28,11 @@ _SIOCGIFADDR = 0x8915
 
 @dataclass(frozen=True)
 class Measured:
-    """The world as its ranks found it; ``others`` is what the core takes."""
+    """The world as its ranks found it; ``others`` and ``port`` are what the core takes."""
 
     others: _core.OtherHosts
+    port: _core.MpiPort | None  # where data go over MPI
+    job: str  # the same on all ranks
     tuning: str
     local_rank: int
     local_size: int
@@ -42,26 +47,33 @@ def is_split() -> bool:
 
 def meet(
     rank: int, size: int, job: str, address: str, port: int, timeout: float | None,
-    tuning: str, agree: str, store: KeyValueStore | None = None,
+    tuning: str, agree: str, store: KeyValueStore | None = None, ranks: Ranks | None = None,
 ) -> Measured:  # fmt: skip
     """Tells all ranks who this one is and where it listens, and hears the same of all.
 
     Args:
         address, port: of rank 0's host (MASTER_ADDR, MASTER_PORT).
         store: where they meet instead, if there is one already.
+        ranks: those of a communicator, in which they meet instead.
 
     Raises:
         RendezvousError: ranks are missing, or do not agree about their world.
         AuthError: there is no secret, or another one.
+        InvalidArgument: the ranks share no memory, and FARANDOLE_TRANSPORT says that data go over
+            shared memory.
     """
-    secret, is_made_here = _secret()
-    listener = _listen(address)
-    mine = _words(rank, size, job, agree, listener)
+    until = time.monotonic() + (_start_timeout() if timeout is None else timeout)
+    with _mpi.meeting(ranks):
+        secret, is_made_here = _secret(may_be_made=ranks is not None)
+        listener = _listen(address if ranks is None else _way_to_others(ranks, until))
+        mine = _words(rank, size, job, agree, listener)
     if rank == 0:
         mine["tuning"] = tuning
         mine["secret"] = secrets.token_hex(_SECRET_BYTES) if is_made_here else ""
-    until = time.monotonic() + (_start_timeout() if timeout is None else timeout)
-    if (store := store or _store.torchruns(address, port, until)) is not None:
+    if ranks is not None:
+        mine |= {"threads": _mpi.thread_level(), "world": secrets.token_hex(8)}
+        table = _mpi.exchange(ranks, mine, _objection, until)
+    elif (store := store or _store.torchruns(address, port, until)) is not None:
         table = _store.exchange_in(store, f"farandole/{job}", mine, _objection)
     elif not port:
         raise RendezvousError(
@@ -73,7 +85,7 @@ def meet(
         table = _store.exchange(meeting, mine, _objection)
     if is_made_here:
         secret = bytes.fromhex(table[0]["secret"])
-    return _measured(table, rank, secret, listener)
+    return _measured(table, rank, secret, listener, ranks)
 
 
 def _words(
@@ -109,8 +121,9 @@ def _objection(table: list[dict[str, Any]]) -> str | None:
 
 
 def _measured(
-    table: list[dict[str, Any]], rank: int, secret: bytes, listener: socket.socket
-) -> Measured:
+    table: list[dict[str, Any]], rank: int, secret: bytes, listener: socket.socket,
+    of: Ranks | None,
+) -> Measured:  # fmt: skip
     identities = [words["identity"] for words in table]
     hosts = list(dict.fromkeys(identities))  # numbered in the order of their lowest ranks
     names = _names([table[identities.index(identity)]["host"] for identity in hosts])
@@ -120,14 +133,39 @@ def _measured(
         for words in table
     ]
     local_rank = here.index(rank)
+    if len(hosts) > 1 and setting("FARANDOLE_TRANSPORT") == "shm":
+        raise InvalidArgument(
+            f"FARANDOLE_TRANSPORT=shm, and the ranks are on {len(hosts)} hosts, which share no "
+            "memory; unset it, and data go over shared memory within hosts alone"
+        )
     return Measured(
         _core.OtherHosts(ranks, secret, listener.detach()),
+        None if of is None else _port(of, table, len(hosts)),
+        table[0]["job"] if of is None else f"mpi:{table[0]['world']}",
         table[0]["tuning"],
         local_rank,
         len(here),
         hosts.index(identities[rank]),
         len(hosts),
     )
+
+
+def _port(ranks: Ranks, table: list[dict[str, Any]], hosts: int) -> _core.MpiPort | None:
+    """Over MPI go all data where that is demanded; else those between hosts, where it is possible.
+
+    Raises:
+        RendezvousError: it is demanded, and not possible.
+    """
+    chosen = setting("FARANDOLE_TRANSPORT")
+    if chosen != "mpi" and (chosen != "auto" or hosts == 1):
+        return None
+    if (why_not := _mpi.why_not(table)) is None:
+        return _mpi.open_port(ranks, int(table[0]["world"], 16))
+    if chosen == "mpi":
+        raise RendezvousError(f"data cannot go over MPI (FARANDOLE_TRANSPORT=mpi): {why_not}")
+    if ranks.rank == 0:
+        print(f"farandole: data between hosts go over TCP, not MPI: {why_not}", file=sys.stderr)
+    return None
 
 
 def _names(hosts: list[str]) -> list[str]:
@@ -146,7 +184,7 @@ def _names(hosts: list[str]) -> list[str]:
 
 def _identity(rank: int, size: int) -> str:
     """The same for ranks that can hand each other descriptors, and for no others."""
-    parts = [Path("/proc/sys/kernel/random/boot_id").read_text().strip()]
+    parts = [_boot_id()]
     parts += [str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in ("user", "pid", "net")]
     parts.append(str(os.getuid()))
     if split := os.environ.get("FARANDOLE_SPLIT_HOSTS"):
@@ -157,19 +195,23 @@ def _identity(rank: int, size: int) -> str:
     return " ".join(parts)
 
 
+def _boot_id() -> str:
+    """Of the kernel that runs here."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 def _start_timeout() -> float:
-    rows = (row for row in _core.settings() if row["name"] == "FARANDOLE_START_TIMEOUT")
-    return float(next(rows)["value"])
+    return float(setting("FARANDOLE_START_TIMEOUT"))
 
 
 # ---- the secret ----
 
 
-def _secret() -> tuple[bytes, bool]:
+def _secret(*, may_be_made: bool) -> tuple[bytes, bool]:
     """The job's, and whether rank 0 makes one since there is none."""
     name = os.environ.get("FARANDOLE_SECRET_FILE")
     if not name:
-        if os.environ.get("FARANDOLE_INSECURE") == "1":
+        if may_be_made or os.environ.get("FARANDOLE_INSECURE") == "1":
             return b"", True
         raise AuthError(
             "the ranks are on several hosts and this one knows no secret of their job; set "
@@ -213,6 +255,15 @@ def _listen(master: str) -> socket.socket:
     return listener
 
 
+def _way_to_others(ranks: Ranks, until: float) -> str:
+    """A name on the other side of the network, for ranks that were given none."""
+    if master := os.environ.get("MASTER_ADDR"):
+        return master
+    mine = {"rank": ranks.rank, "host": socket.gethostname(), "boot": _boot_id()}
+    table = _mpi.exchange(ranks, mine, lambda _: None, until)
+    return next((w["host"] for w in table if w["boot"] != mine["boot"]), "127.0.0.1")
+
+
 def _own_address(master: str) -> str:
     if iface := os.environ.get("FARANDOLE_IFACE"):
         return _address_of(iface)
@@ -223,7 +274,7 @@ def _own_address(master: str) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         raise RendezvousError(
-            f"this rank finds no way to MASTER_ADDR={master}: {error.strerror}; set "
+            f"this rank finds no way to {master}: {error.strerror}; set MASTER_ADDR or "
             "FARANDOLE_IFACE to the network interface that leads to the other hosts"
         ) from error
 

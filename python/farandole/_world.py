@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from farandole import _core, _endings, _hosts, _place
+from farandole import _core, _endings, _hosts, _mpi, _place
 from farandole._arguments import checked, explained, is_text, shown
 from farandole._core import Error, InvalidArgument, NotInitialized, RendezvousError
 from farandole._launchers import VARIABLES, PlaceError
+from farandole._mpi import Ranks
 from farandole._store import KeyValueStore
 from farandole._watch import Watch
 
@@ -56,7 +58,8 @@ class _State:
 
     # Every call asks for the group, and finds a slot sooner than an entry of a dictionary.
     __slots__ = (
-        "after_joining", "before_leaving", "epoch", "group", "handled", "narrowed", "place", "watch"
+        "after_joining", "before_leaving", "epoch", "group", "handled", "narrowed", "over_mpi",
+        "place", "watch",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -64,6 +67,7 @@ class _State:
         self.before_leaving: list[Callable[[], None]] = []
         self.place: _Place | None = None
         self.group: Group | None = None
+        self.over_mpi = False  # some of its data
         self.handled = 0  # the identity of the exception that was handled when it joined
         self.watch: Watch | None = None
         self.epoch = 0  # how many worlds this process has joined
@@ -152,6 +156,7 @@ def init(
     timeout: float | None = None,
     ranks: Sequence[int] | None = None,
     agree: str = "",
+    comm: Any = None,
 ) -> None:
     """Joins the other ranks of the job; a second call without ``shutdown()`` does nothing.
 
@@ -171,10 +176,12 @@ def init(
             call with the same list.
         agree: a word that all ranks must give alike, such as a version of the program's own; at
             most 200 bytes.
+        comm: an intracommunicator of mpi4py, whose ranks form the world: all of them call. Between
+            hosts their data go over MPI, unless ``FARANDOLE_TRANSPORT`` says otherwise.
 
     Raises:
         InvalidArgument: an argument is of a wrong type; ``ranks`` are not ranks of the job, or this
-            one is not among them.
+            one is not among them; ``comm`` is none, or is given beside another place.
         RendezvousError: ranks are missing, duplicate, or disagree about the world; or two launchers
             disagree about this process.
         VersionMismatch: another rank runs another version of farandole.
@@ -190,7 +197,18 @@ def init(
     _refuse_bytes()
     if timeout is not None and not timeout >= 0:
         raise InvalidArgument(f"init(): timeout is {timeout}; it is a number of seconds, 0 or more")
+    if comm is not None:
+        _refuse_beside_comm(
+            rank=rank, size=size, local_rank=local_rank, local_size=local_size, job=job, ranks=ranks
+        )
+        over = _mpi.ranks_of(comm)
+        _enter(_Place(over.rank, over.size, 0, 0, 0, 1, "comm"), timeout, agree, ranks=over)
+        _state.epoch += 1
+        return
     place = _find_place(rank, size, local_rank, local_size)
+    if place.size == 1 and rank is None and size is None and _mpi.is_forced():
+        of_mpi = _mpi.all_ranks()  # started by a launcher that MPI alone knows, or alone
+        place = replace(place, rank=of_mpi.rank, size=of_mpi.size)
     if ranks is not None:
         if job is not None:
             raise InvalidArgument("ranks and job are both given; ranks are of the job they are in")
@@ -206,6 +224,15 @@ def init(
         _state.epoch += 1
     else:
         _state.narrowed[tuple(ranks)] += 1
+
+
+def _refuse_beside_comm(**given: object) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise InvalidArgument(
+                f"comm and {name} are both given; a communicator says who its ranks are (for some "
+                "of them: comm.Create_group or comm.Split)"
+            )
 
 
 def enter(
@@ -224,15 +251,22 @@ def _enter(
     agree: str = "",
     awaited: Sequence[int] = (),
     store: KeyValueStore | None = None,
+    ranks: Ranks | None = None,
 ) -> None:
-    """`awaited`: the world's ranks, as the launcher numbered them; none where nobody knows."""
+    """`awaited`: the world's ranks, as the launcher numbered them; none where nobody knows.
+    `ranks`: those of a communicator, where the world is one."""
+    if ranks is None and _mpi.is_forced() and place.size > 1:
+        ranks = _all_of_mpi(place)
     table = _table(place)
     _endings.tell_meeting(awaited)
     try:
-        place, table, others = _found(place, timeout, table, agree, store)
+        place, table, others, port = _found(place, timeout, table, agree, store, ranks)
         # Ranks of one host meet there.
         job = f"{place.job}:host {place.cross_rank}" if others is not None else place.job
-        group = _core.open_world(place.rank, place.size, job, timeout, table, agree, others)
+        with _mpi.meeting(ranks):
+            group = _core.open_world(
+                place.rank, place.size, job, timeout, table, agree, others, port
+            )
     except Error as error:
         _endings.tell_no_meeting(error)
         raise
@@ -240,6 +274,7 @@ def _enter(
         _endings.tell_met()
     _state.group = group
     _state.place = place
+    _state.over_mpi = port is not None
     _state.handled = id(sys.exc_info()[1])
     _endings.watch(current)
     _state.watch = Watch(_state.group) if place.size > 1 else None
@@ -256,23 +291,42 @@ def _enter(
         act()
 
 
+def _all_of_mpi(place: _Place) -> Ranks:
+    """Those of MPI_COMM_WORLD, for a world whose ranks somebody else has numbered."""
+    ranks = _mpi.all_ranks()
+    if (ranks.rank, ranks.size) != (place.rank, place.size):
+        raise RendezvousError(
+            f"FARANDOLE_TRANSPORT=mpi, and this process is rank {place.rank} of {place.size}, but "
+            f"rank {ranks.rank} of {ranks.size} in MPI_COMM_WORLD; start the ranks by mpiexec, and "
+            "give init() the communicator of those that form a world"
+        )
+    return ranks
+
+
 def _found(
-    place: _Place, timeout: float | None, table: str, agree: str, store: KeyValueStore | None
-) -> tuple[_Place, str, _core.OtherHosts | None]:
-    """Where ranks are on several hosts: who shares one, as they find it themselves."""
-    if place.size == 1 or (place.local_size == place.size and not _hosts.is_split()):
-        return place, table, None
+    place: _Place, timeout: float | None, table: str, agree: str, store: KeyValueStore | None,
+    ranks: Ranks | None,
+) -> tuple[_Place, str, _core.OtherHosts | None, _core.MpiPort | None]:  # fmt: skip
+    """Where ranks may be on several hosts: who shares one, as they find it themselves."""
+    on_one_host = ranks is None and place.local_size == place.size and not _hosts.is_split()
+    if place.size == 1:
+        return replace(place, local_rank=0, local_size=1), table, None, None
+    if on_one_host:
+        return place, table, None, None
     measured = _hosts.meet(
-        place.rank, place.size, place.job, *_place.master(os.environ), timeout, table, agree, store
+        place.rank, place.size, place.job, *_place.master(os.environ), timeout, table, agree,
+        store, ranks,
     )  # fmt: skip
     place = replace(
         place,
+        job=measured.job,
         local_rank=measured.local_rank,
         local_size=measured.local_size,
         cross_rank=measured.cross_rank,
         cross_size=measured.cross_size,
     )
-    return place, measured.tuning, measured.others if measured.cross_size > 1 else None
+    others = measured.others if measured.cross_size > 1 else None
+    return place, measured.tuning, others, measured.port
 
 
 def _table(place: _Place) -> str:
@@ -354,6 +408,11 @@ def current() -> Group | None:
 def epoch() -> int:
     """How many worlds this process has joined: what belongs to one is of no use in another."""
     return _state.epoch
+
+
+def is_over_mpi() -> bool:
+    """Whether data of the world that this process is in go over MPI."""
+    return is_initialized() and _state.over_mpi
 
 
 def rank() -> int:

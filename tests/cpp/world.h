@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "check.h"
+#include "fake_mpi.h"
 #include "transport/chaos.h"
 #include "transport/transports.h"
 
@@ -17,14 +18,21 @@ namespace testing {
 class World {
  public:
   static constexpr size_t kArenaBytes = 64 * 1024 * 1024;
+  static constexpr uint64_t kMpiWorld = 0x3141;
 
   explicit World(int size, size_t hub_ring_bytes = farandole::InprocHub::kRingBytes) {
     using namespace farandole;
     const auto segment = Segment::create(size, kArenaBytes);
     const auto hub = std::make_shared<InprocHub>(hub_ring_bytes);
+    const auto mpi = std::make_shared<FakeMpi>();
     for (int rank = 0; rank < size; ++rank) {
       segment->page(rank).state.value = static_cast<uint64_t>(RankState::present);
-      places_.push_back({rank, "here", hub, std::make_shared<Arena>(segment, rank)});
+      places_.push_back({.rank = rank,
+                         .host = "here",
+                         .hub = hub,
+                         .arena = std::make_shared<Arena>(segment, rank),
+                         .mpi = std::make_shared<MpiPort>(std::make_unique<FakeMpiRank>(mpi, rank),
+                                                          rank, size, kMpiWorld)});
       members_.push_back({.rank = rank, .host = "here", .address = {}});
     }
   }

@@ -82,8 +82,8 @@ def test_compressors_have_horovods_names() -> None:
     assert compression.NoneCompressor is hvd.Compression.none
 
 
-def test_an_mpi_communicator_is_refused() -> None:
-    refused(lambda: hvd.init(Communicator()), "mpi4py communicator")  # type: ignore[arg-type]
+def test_what_only_looks_like_an_mpi_communicator_is_refused() -> None:
+    refused(lambda: hvd.init(Communicator()), "communicator of mpi4py")
 
 
 def place_by_horovods_names() -> tuple[int, int, int]:

@@ -44,6 +44,15 @@ def test_ranks_find_out_who_shares_a_host(spawn: Spawn) -> None:
     assert spawn(2, env=split("2")).run(places) == [(0, 2, 0, 1), (1, 2, 0, 1)]
 
 
+def test_shared_memory_alone_is_refused_over_hosts(spawn: Spawn) -> None:
+    world = spawn(2, env=split("1,1") | {"FARANDOLE_TRANSPORT": "shm"})
+    world.start(fd.init)
+    for o in world.outcomes():
+        assert o.error == "InvalidArgument", o.trace
+        assert "FARANDOLE_TRANSPORT=shm" in o.verdict
+        assert "2 hosts" in o.verdict
+
+
 # ---- collectives ----
 
 

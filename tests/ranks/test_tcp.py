@@ -216,11 +216,12 @@ def test_ranks_listen_on_loopback_and_only_when_told(spawn: Spawn) -> None:
     assert spawn(2).run(addresses) == [[], []]
 
 
-def test_why_shows_the_choice() -> None:
-    rows = _core.tuning.explain("all_reduce", 1 << 20, transport="tcp")
+@pytest.mark.parametrize("transport", ["tcp", "mpi"])
+def test_why_shows_the_choice(transport: str) -> None:
+    rows = _core.tuning.explain("all_reduce", 1 << 20, transport=transport)
     paths = [row for row in rows if row["backend"] == "shm_direct"]
     assert [row["name"] for row in paths] == [row["name"] for row in _core.tuning.paths()]
-    assert all("FARANDOLE_TRANSPORT=tcp" in row["refusal"] for row in paths)
+    assert all(f"FARANDOLE_TRANSPORT={transport}" in row["refusal"] for row in paths)
     chosen = [row for row in rows if row["chosen"]]
     assert len(chosen) == 1
     assert chosen[0]["backend"] == "schedule"

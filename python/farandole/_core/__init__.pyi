@@ -44,7 +44,9 @@ def open_world(
     tuning: str = "",
     agree: str = "",
     others: OtherHosts | None = None,
+    mpi: MpiPort | None = None,
 ) -> Group: ...
+def abandon_mpi(why: str) -> None: ...
 def tcp_address(socket: int) -> bytes: ...
 def agreed_settings() -> str: ...
 
@@ -56,6 +58,20 @@ class _Native(type):
 class OtherHosts(metaclass=_Native):
     def __init__(
         self, ranks: Sequence[tuple[str, int, bytes]], secret: bytes, listener: int
+    ) -> None: ...
+
+class MpiBinding(metaclass=_Native):
+    """An MPI, as mpi4py knows it."""
+
+    def __init__(
+        self, *, module: str, handle_bytes: int, status_bytes: int, byte: int, comm_self: int
+    ) -> None: ...
+
+class MpiPort(metaclass=_Native):
+    """Links to the ranks of a communicator."""
+
+    def __init__(
+        self, binding: MpiBinding, communicator: int, rank: int, size: int, world: int
     ) -> None: ...
 
 class Buffer(metaclass=_Native):

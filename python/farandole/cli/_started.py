@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from farandole import _place
+from farandole import _core, _mpi, _place
 from farandole._launchers import PlaceError
 
 _NOBODY = "nobody: a program started like this is a world of one"
@@ -13,6 +13,11 @@ _NOBODY = "nobody: a program started like this is a world of one"
 
 def describe() -> dict[str, Any]:
     """Plain values; `trouble` alone where the environment contradicts itself."""
+    if _mpi.is_forced():
+        try:
+            return _mpi.describe()
+        except _core.Error as error:
+            return {"trouble": error.verdict}
     try:
         found = _place.find(os.environ)
         if found.launcher is None:

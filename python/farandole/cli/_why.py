@@ -98,7 +98,7 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
         verdict = str(error).splitlines()[0]
         raise CommandError(verdict + of_verdict(verdict)) from None
     candidates = [dict(row) for row in rows]
-    measured = _core.tuning.is_measured(found.text) or transport == "tcp"
+    measured = _core.tuning.is_measured(found.text) or transport in ("tcp", "mpi")
     return {
         "question": {**asked, "ranks": ranks, "bytes": size},
         "choice": next(c["name"] for c in candidates if c["chosen"]),

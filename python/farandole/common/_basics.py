@@ -78,20 +78,20 @@ _HAS_SETS = "process sets"
 
 
 @explained
-def init(
-    comm: Sequence[int] | None = None, process_sets: Iterable[Any] | str | None = None, **place: Any
-) -> None:
+def init(comm: Any = None, process_sets: Iterable[Any] | str | None = None, **place: Any) -> None:
     """Joins the other ranks of the job; a second call without ``shutdown()`` does nothing.
 
     Args:
         comm: None, all ranks that were started; or a list of some of them, which then are the world
-            and are numbered by their places in the list. Each of them calls with the same list.
+            and are numbered by their places in the list, and each of them calls with the same list;
+            or an mpi4py communicator of those that form the world.
         process_sets: sets of ranks to register, alike on all ranks, as by ``add_process_set``; or
             "dynamic" (Horovod's word for what is always possible here).
         place: the keywords of ``farandole.init``.
 
     Raises:
-        ValueError: ``comm`` is not a list of ranks with this one in it; on every rank:
+        ValueError: ``comm`` is neither a list of ranks with this one in it nor a communicator; on
+            every rank:
             ``process_sets`` differ, some rank has none, or there are equals among them.
         RendezvousError: ranks are missing, duplicate, or disagree about the world.
 
@@ -107,7 +107,10 @@ def init(
     if sets:
         place["agree"] = ", ".join(filter(None, [_HAS_SETS, place.get("agree")]))
     try:
-        _world.init(ranks=_ranks_of(comm), **place)
+        if hasattr(comm, "Get_rank"):
+            _world.init(comm=comm, **place)
+        else:
+            _world.init(ranks=_ranks_of(comm), **place)
     except RendezvousError as error:
         if str(error).count(_HAS_SETS) != 1:  # in the settings of all, or of none
             raise
@@ -122,13 +125,11 @@ def init(
 def _ranks_of(comm: Any) -> Sequence[int] | None:
     if comm is None:
         return None
-    if hasattr(comm, "Get_rank"):
-        raise InvalidArgument(
-            "comm is an mpi4py communicator, which is not supported yet\n"
-            "  advice: start the ranks with `farandole run`, and pass nothing or a list of ranks"
-        )
     if isinstance(comm, str) or not isinstance(comm, Sequence):
-        raise InvalidArgument(f"comm is a {type(comm).__name__}; it is None or a list of ranks")
+        raise InvalidArgument(
+            f"comm is a {type(comm).__name__}; it is None, a list of ranks or a communicator of "
+            "mpi4py"
+        )
     return comm
 
 
@@ -163,8 +164,8 @@ def is_homogeneous() -> bool:
 
 
 def mpi_enabled() -> bool:
-    """Whether MPI carries operations of this process: not yet."""
-    return False
+    """Whether MPI carries operations of this process."""
+    return _world.is_over_mpi()
 
 
 def gloo_enabled() -> bool:
@@ -176,6 +177,8 @@ def mpi_threads_supported() -> bool:
     """Whether MPI may be called from several threads.
 
     Raises:
-        ValueError: always yet, since MPI is not used.
+        ValueError: MPI is not used.
     """
+    if _world.is_over_mpi():
+        return True  # else init() would not have taken it
     raise InvalidArgument("MPI is not used, so there is no answer to mpi_threads_supported()")

@@ -1,0 +1,47 @@
+// What mpi4py tells of an MPI becomes what data go over.
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+
+#include "bindings/bind.h"
+#include "transport/mpi_port.h"
+
+namespace farandole {
+namespace {
+
+std::shared_ptr<MpiPort> open_mpi_port(MpiBinding binding, uint64_t communicator, int rank,
+                                       int size, uint64_t world) {
+  binding.communicator = communicator;
+  auto port = std::make_shared<MpiPort>(bind_mpi(binding), rank, size, world);
+  watch_the_end_of_mpi(port);
+  return port;
+}
+
+}  // namespace
+
+void bind_mpi_port(py::module_& module) {
+  py::class_<MpiBinding>(module, "MpiBinding", "An MPI, as mpi4py knows it.")
+      .def(py::init([](std::string library, size_t handle_bytes, size_t status_bytes, uint64_t byte,
+                       uint64_t self) {
+             const MpiBinding binding{
+                 std::move(library), handle_bytes, status_bytes, byte, self, 0};
+             watch_the_end_of_mpi(*bind_mpi(binding));
+             return binding;
+           }),
+           py::kw_only(), py::arg("module"), py::arg("handle_bytes"), py::arg("status_bytes"),
+           py::arg("byte"), py::arg("comm_self"),
+           "`module`: the file of mpi4py.MPI. Sizes and handles: of MPI's types and objects, as "
+           "MPI._sizeof and MPI._handleof say. From now on MPI_Finalize is noticed.");
+  py::class_<MpiPort, std::shared_ptr<MpiPort>>(module, "MpiPort",
+                                                "Links to the ranks of a communicator.")
+      .def(py::init(&open_mpi_port), py::arg("binding"), py::arg("communicator"), py::arg("rank"),
+           py::arg("size"), py::arg("world"),
+           "`communicator`: the handle of one that nobody else uses; its errors return. `world`: "
+           "the same on all ranks, and another each time.");
+  module.def("abandon_mpi", &abandon_mpi, py::arg("why"),
+             "From now on MPI_Finalize ends this process with exit code 1: some rank will not come "
+             "to it.");
+}
+
+}  // namespace farandole

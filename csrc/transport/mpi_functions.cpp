@@ -1,0 +1,160 @@
+#include "transport/mpi_functions.h"
+
+#include <dlfcn.h>
+
+#include <array>
+#include <type_traits>
+#include <vector>
+
+#include "base/error.h"
+
+namespace farandole {
+namespace {
+
+constexpr int kSuccess = 0;     // MPI_SUCCESS, in the standard itself
+constexpr int kTag = 7077;      // every MPI has tags to 32767 at least
+constexpr size_t kText = 4096;  // more than MPI_MAX_ERROR_STRING of any
+
+/// The extension module, which its import has loaded with all that it is linked to.
+class Library {
+ public:
+  explicit Library(const std::string& path)
+      : handle_(::dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD)) {
+    if (handle_ == nullptr)
+      throw Error(ErrorCode::link, "mpi4py's module " + path + " is not loaded");
+  }
+
+  template <typename Function>
+  Function* find(const char* name) const {
+    void* const found = ::dlsym(handle_, name);
+    if (found == nullptr)
+      throw Error(ErrorCode::link, "the MPI of mpi4py has no function " + std::string(name), {},
+                  "use an MPI of version 3 or later");
+    return reinterpret_cast<Function*>(found);
+  }
+
+ private:
+  void* handle_;  // never closed: MPI does not end before the process does
+};
+
+/// The functions, as they are where handles are of this type.
+template <typename Handle>
+class Bound : public MpiFunctions {
+ public:
+  explicit Bound(const MpiBinding& binding)
+      : library_(binding.module),
+        byte_(handle_of(binding.byte)),
+        self_(handle_of(binding.self)),
+        communicator_(handle_of(binding.communicator)),
+        status_(binding.status_bytes) {}
+
+  MpiRequest send(std::span<const std::byte> bytes, int to) override {
+    Handle request{};
+    check(isend_(bytes.data(), static_cast<int>(bytes.size()), byte_, to, kTag, communicator_,
+                 &request),
+          "MPI_Isend", to);
+    return {number_of(request)};
+  }
+
+  MpiRequest receive(std::span<std::byte> into, int from) override {
+    Handle request{};
+    check(irecv_(into.data(), static_cast<int>(into.size()), byte_, from, kTag, communicator_,
+                 &request),
+          "MPI_Irecv", from);
+    return {number_of(request)};
+  }
+
+  bool test(MpiRequest& request, size_t* bytes) override {
+    Handle handle = handle_of(request.handle);
+    int complete = 0;
+    check(test_(&handle, &complete, status_.data()), "MPI_Test");
+    request.handle = number_of(handle);
+    if (complete == 0) return false;
+    if (bytes != nullptr) {
+      int count = 0;
+      check(get_count_(status_.data(), byte_, &count), "MPI_Get_count");
+      *bytes = count < 0 ? 0 : static_cast<size_t>(count);
+    }
+    return true;
+  }
+
+  void cancel(MpiRequest& request) override {
+    Handle handle = handle_of(request.handle);
+    check(cancel_(&handle), "MPI_Cancel");
+    request.handle = number_of(handle);
+  }
+
+  /// MPI_Finalize begins with the attributes of MPI_COMM_SELF, while all else still works.
+  void at_finalize(void (*act)()) override {
+    int key = 0;
+    const auto create = library_.find<CreateKey>("MPI_Comm_create_keyval");
+    const auto set = library_.find<int(Handle, int, void*)>("MPI_Comm_set_attr");
+    check(create(&copy_nothing, &run, &key, reinterpret_cast<void*>(act)),
+          "MPI_Comm_create_keyval");
+    check(set(self_, key, nullptr), "MPI_Comm_set_attr");
+  }
+
+ private:
+  using Copy = int(Handle, int, void*, void*, void*, int*);
+  using Delete = int(Handle, int, void*, void*);
+  using CreateKey = int(Copy*, Delete*, int*, void*);
+
+  static int copy_nothing(Handle, int, void*, void*, void*, int* copied) {
+    *copied = 0;
+    return kSuccess;
+  }
+  static int run(Handle, int, void*, void* act) {
+    reinterpret_cast<void (*)()>(act)();
+    return kSuccess;
+  }
+
+  static Handle handle_of(uint64_t number) {
+    if constexpr (std::is_pointer_v<Handle>)
+      return reinterpret_cast<Handle>(number);
+    else
+      return static_cast<Handle>(number);  // its low 4 bytes
+  }
+  static uint64_t number_of(Handle handle) {
+    if constexpr (std::is_pointer_v<Handle>)
+      return reinterpret_cast<uint64_t>(handle);
+    else
+      return static_cast<uint64_t>(static_cast<uint32_t>(handle));
+  }
+
+  void check(int code, const char* function, int peer = -1) const {
+    if (code == kSuccess) return;
+    std::array<char, kText> text{};
+    int length = 0;
+    if (error_string_(code, text.data(), &length) != kSuccess) length = 0;
+    Context where;
+    where.peer = peer;
+    where.evidence = "MPI says: " + std::string(text.data(), static_cast<size_t>(length));
+    throw Error(ErrorCode::link,
+                std::string(function) + " failed with code " + std::to_string(code), where);
+  }
+
+  Library library_;
+  Handle byte_, self_, communicator_;
+  std::vector<std::byte> status_;
+
+  int (*isend_)(const void*, int, Handle, int, int, Handle, Handle*) =
+      library_.find<int(const void*, int, Handle, int, int, Handle, Handle*)>("MPI_Isend");
+  int (*irecv_)(void*, int, Handle, int, int, Handle, Handle*) =
+      library_.find<int(void*, int, Handle, int, int, Handle, Handle*)>("MPI_Irecv");
+  int (*test_)(Handle*, int*, void*) = library_.find<int(Handle*, int*, void*)>("MPI_Test");
+  int (*get_count_)(const void*, Handle,
+                    int*) = library_.find<int(const void*, Handle, int*)>("MPI_Get_count");
+  int (*cancel_)(Handle*) = library_.find<int(Handle*)>("MPI_Cancel");
+  int (*error_string_)(int, char*, int*) = library_.find<int(int, char*, int*)>("MPI_Error_string");
+};
+
+}  // namespace
+
+std::unique_ptr<MpiFunctions> bind_mpi(const MpiBinding& binding) {
+  if (binding.handle_bytes == sizeof(int)) return std::make_unique<Bound<int>>(binding);
+  if (binding.handle_bytes == sizeof(void*)) return std::make_unique<Bound<void*>>(binding);
+  throw Error(ErrorCode::link, "handles of this MPI have " + std::to_string(binding.handle_bytes) +
+                                   " bytes; those of every known one have 4 or 8");
+}
+
+}  // namespace farandole

@@ -1,0 +1,47 @@
+// What is called of an MPI that was not there when this was compiled: its functions are found in
+// the library that mpi4py is linked to, and its handles are those that mpi4py says. There are two
+// kinds of handles: integers of 4 bytes (MPICH and its family) and pointers (Open MPI; the ABI of
+// MPI 5).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace farandole {
+
+/// As mpi4py says: MPI.__file__, MPI._sizeof() and MPI._handleof() of what the names say.
+struct MpiBinding {
+  std::string module;
+  size_t handle_bytes = 0;
+  size_t status_bytes = 0;
+  uint64_t byte = 0;          // MPI_BYTE
+  uint64_t self = 0;          // MPI_COMM_SELF
+  uint64_t communicator = 0;  // in which ranks exchange bytes
+};
+
+/// A transfer that has begun; its bytes stay in place until test() has said that it is complete.
+struct MpiRequest {
+  uint64_t handle = 0;
+};
+
+/// Nothing here waits. Any call may throw Error(link).
+class MpiFunctions {
+ public:
+  virtual ~MpiFunctions() = default;
+  virtual MpiRequest send(std::span<const std::byte> bytes, int to) = 0;
+  virtual MpiRequest receive(std::span<std::byte> into, int from) = 0;
+  /// Whether it is complete, of which it is not to be asked again. `bytes`: how many were received.
+  virtual bool test(MpiRequest& request, size_t* bytes = nullptr) = 0;
+  /// A receive ends soon, with or without bytes.
+  virtual void cancel(MpiRequest& request) = 0;
+  /// From now on `act` is called as the first thing that MPI_Finalize does.
+  virtual void at_finalize(void (*act)()) = 0;
+};
+
+/// Throws Error(link) where a function is not found.
+std::unique_ptr<MpiFunctions> bind_mpi(const MpiBinding& binding);
+
+}  // namespace farandole

@@ -1,0 +1,249 @@
+"""mpi4py's side of MPI: whose communicator it is, how its ranks meet, and what the core needs to
+know of an MPI that it was not built with. mpi4py is imported when a world is over MPI, not before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from farandole import _core
+from farandole._core import InvalidArgument, RendezvousError
+
+Words = dict[str, Any]
+Check = Callable[[list[Words]], str | None]
+
+_TOLD, _ANSWERED = 1, 2  # tags of words, in our communicator; the core has one of its own
+_GRACE = 4.0  # seconds that rank 0 may need after its deadline to say what is wrong
+_LOOK = 0.001
+
+_found: dict[str, Any] = {}  # the module, the key of our duplicate, the core's binding
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Those of a communicator, which become the ranks of a world."""
+
+    given: Any  # the program's communicator
+    rank: int
+    size: int
+
+
+def is_forced() -> bool:
+    """Whether FARANDOLE_TRANSPORT says that all data go over MPI."""
+    return os.environ.get("FARANDOLE_TRANSPORT") == "mpi"
+
+
+def ranks_of(comm: Any) -> Ranks:
+    """Those of an mpi4py communicator.
+
+    Raises:
+        InvalidArgument: it is none, or this process is not in it.
+        RendezvousError: MPI does not run.
+    """
+    mpi = sys.modules.get("mpi4py.MPI")  # who has one of its communicators has imported it
+    if mpi is None or not isinstance(comm, mpi.Comm):
+        raise InvalidArgument(
+            f"comm is a {type(comm).__name__}; it is a communicator of mpi4py, such as "
+            "MPI.COMM_WORLD (some ranks of a job by number: ranks=)"
+        )
+    if not mpi.Is_initialized() or mpi.Is_finalized():
+        state = "has been finalized" if mpi.Is_initialized() else "is not initialized"
+        raise RendezvousError(f"init(comm=…): MPI {state}")
+    if comm == mpi.COMM_NULL:
+        raise InvalidArgument("comm is MPI.COMM_NULL: this process is in no such communicator")
+    if not isinstance(comm, mpi.Intracomm):
+        raise InvalidArgument(f"comm is an {type(comm).__name__}, and not an Intracomm of mpi4py")
+    _found["module"] = mpi
+    return Ranks(comm, comm.Get_rank(), comm.Get_size())
+
+
+def all_ranks() -> Ranks:
+    """Those of MPI_COMM_WORLD, where all data are to go over MPI."""
+    try:
+        mpi = importlib.import_module("mpi4py.MPI")
+    except (ImportError, RuntimeError) as error:  # the latter where it finds no MPI
+        raise RendezvousError(
+            f"FARANDOLE_TRANSPORT=mpi takes mpi4py, which cannot be imported: {error}; "
+            "pip install mpi4py, and run it over the MPI whose mpiexec starts the ranks"
+        ) from error
+    return ranks_of(mpi.COMM_WORLD)
+
+
+# ---- how its ranks meet ----
+
+
+@contextmanager
+def meeting(ranks: Ranks | None) -> Iterator[None]:
+    """Where this rank fails alone, others will not come to MPI_Finalize, or not with it: then this
+    process does not wait there. Another meeting takes another duplicate of the communicator."""
+    try:
+        yield
+    except BaseException as error:
+        if ranks is not None:
+            _binding()
+            _core.abandon_mpi(f"its ranks did not meet: {error}")
+            if "key" in _found and ranks.given.Get_attr(_found["key"]) is not None:
+                ranks.given.Delete_attr(_found["key"])
+        raise
+
+
+def exchange(ranks: Ranks, mine: Words, check: Check, until: float) -> list[Words]:
+    """Every rank's words, by rank. Rank 0 refuses all of them for what ``check`` says.
+
+    Args:
+        until: when to give up (time.monotonic).
+
+    Raises:
+        RendezvousError: ranks do not come, or ``check`` refuses.
+    """
+    with meeting(ranks):
+        _binding()  # whoever has met watches for the end of MPI
+        ours = _own(ranks, until)
+        if ranks.rank == 0:
+            answer = _gather(ours, ranks.size, mine, check, until)
+        else:
+            _finish(_begin(ours, mine, 0, _TOLD), until, "rank 0 does not take this rank's words")
+            answer = _next(ours, 0, _ANSWERED, until + _GRACE) or {"missing": [0]}
+        if missing := answer["missing"]:
+            raise RendezvousError(
+                f"ranks {', '.join(map(str, missing))} of the communicator did not come in time; "
+                "look at their logs"
+            )
+    if answer["refused"]:
+        raise RendezvousError(answer["refused"])
+    table: list[Words] = answer["ranks"]
+    return table
+
+
+def _gather(ours: Any, size: int, mine: Words, check: Check, until: float) -> Words:
+    told = {0: mine}
+    while len(told) < size and (words := _next(ours, None, _TOLD, until)) is not None:
+        told[words["rank"]] = words
+    table = [words for _, words in sorted(told.items())]
+    missing = [r for r in range(size) if r not in told]
+    answer = {
+        "missing": missing, "refused": None if missing else check(table), "ranks": table
+    }  # fmt: skip
+    for answering in [_begin(ours, answer, r, _ANSWERED) for r in told if r != 0]:
+        _finish(answering, until + _GRACE, "a rank does not take what rank 0 has found")
+    return answer
+
+
+def _begin(ours: Any, words: Words, rank: int, tag: int) -> Any:
+    """Sends them as text: what others say is never unpickled."""
+    return ours.Isend([json.dumps(words).encode(), _found["module"].BYTE], rank, tag)
+
+
+def _next(ours: Any, source: int | None, tag: int, until: float) -> Words | None:
+    """The next words of that rank, or of any; None at the deadline."""
+    mpi = _found["module"]
+    status = mpi.Status()
+    while True:
+        message = ours.Improbe(mpi.ANY_SOURCE if source is None else source, tag, status)
+        if message is not None:
+            text = bytearray(status.Get_count(mpi.BYTE))
+            message.Recv([text, mpi.BYTE])
+            words: Words = json.loads(text)
+            return words
+        if time.monotonic() >= until:
+            return None
+        time.sleep(_LOOK)
+
+
+def _finish(request: Any, until: float, what: str) -> None:
+    """Waits without giving up the chance to be interrupted."""
+    while not request.Test():
+        if time.monotonic() >= until:
+            raise RendezvousError(what)
+        time.sleep(_LOOK)
+
+
+def _own(ranks: Ranks, until: float) -> Any:
+    """A duplicate that nobody else uses, made once: kept with the communicator."""
+    mpi = _found["module"]
+    if "key" not in _found:
+        _found["key"] = mpi.Comm.Create_keyval()
+    ours = ranks.given.Get_attr(_found["key"])
+    if ours is None:
+        ours, duplicating = ranks.given.Idup()
+        what = f"not all {ranks.size} ranks of the communicator called init() in time"
+        _finish(duplicating, until, what)
+        ours.Set_errhandler(mpi.ERRORS_RETURN)
+        ranks.given.Set_attr(_found["key"], ours)
+    return ours
+
+
+# ---- what the core needs to know ----
+
+
+def thread_level() -> int:
+    return int(_found["module"].Query_thread())
+
+
+def why_not(table: list[Words]) -> str | None:
+    """Why data cannot go over MPI, if so: in ``threads`` ranks say their level."""
+    mpi = _found["module"]
+    names = {
+        mpi.THREAD_SINGLE: "MPI_THREAD_SINGLE",
+        mpi.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
+        mpi.THREAD_SERIALIZED: "MPI_THREAD_SERIALIZED",
+    }
+    for words in table:
+        if words["threads"] < mpi.THREAD_MULTIPLE:
+            return (
+                f"rank {words['rank']} (pid {words['pid']} on {words['host']}) initialized MPI "
+                f"with {names[words['threads']]}, and farandole calls MPI from a thread of its own "
+                "beside the program's, for which MPI demands MPI_THREAD_MULTIPLE (mpi4py's default)"
+            )
+    return None
+
+
+def open_port(ranks: Ranks, world: int) -> _core.MpiPort:
+    """What data go over. ``world``: the same on all ranks, and another one each time."""
+    ours = ranks.given.Get_attr(_found["key"])
+    handle = _handle(ours)
+    return _core.MpiPort(_binding(), handle, ranks.rank, ranks.size, world)
+
+
+def _binding() -> _core.MpiBinding:
+    if "binding" not in _found:
+        mpi = _found["module"]
+        _found["binding"] = _core.MpiBinding(
+            module=mpi.__file__,
+            handle_bytes=mpi._sizeof(mpi.Comm),
+            status_bytes=mpi._sizeof(mpi.Status),
+            byte=_handle(mpi.BYTE),
+            comm_self=_handle(mpi.COMM_SELF),
+        )
+    binding: _core.MpiBinding = _found["binding"]
+    return binding
+
+
+def _handle(of: Any) -> int:
+    return int(_found["module"]._handleof(of)) & (2**64 - 1)
+
+
+# ---- for people ----
+
+
+def describe() -> dict[str, Any]:
+    """What `farandole info` says of the communicator that init() would take, as plain values."""
+    ranks = all_ranks()
+    mpi = _found["module"]
+    why = why_not([{"rank": ranks.rank, "pid": os.getpid(), "host": mpi.Get_processor_name(),
+                    "threads": thread_level()}])  # fmt: skip
+    return {
+        "started by": "communicator MPI_COMM_WORLD (FARANDOLE_TRANSPORT=mpi)",
+        "rank": ranks.rank,
+        "size": ranks.size,
+        "library": mpi.Get_library_version().partition("\n")[0].strip(),
+        "data over MPI": f"no: {why}" if why else "yes",
+    }

@@ -1,0 +1,418 @@
+"""Data over MPI, under the mpiexec of each: the same results and bits, and how jobs end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_collectives import DTYPES, FOLDING, KINDS, check, ops_of
+from test_tcp import (
+    by_name_in_any_order,
+    check_sizes,
+    groups_side_by_side,
+    many_at_once,
+    messages,
+    sum_of_random_numbers,
+)
+
+import farandole as fd
+import mpis
+from farandole.common._basics import init as horovods_init
+from farandole.common._basics import mpi_enabled
+from harness import World
+from mpis import Mpi
+
+Spawn = Callable[..., World]
+ROOT = Path(__file__).resolve().parents[2]
+FORCED = {"FARANDOLE_TRANSPORT": "mpi", "FARANDOLE_START_TIMEOUT": "60"}
+
+
+def over(parts: str) -> dict[str, str]:
+    """All data over MPI, on one host or on several; no secret and no MASTER_ADDR is given."""
+    return FORCED | ({"FARANDOLE_SPLIT_HOSTS": parts} if parts else {})
+
+
+@pytest.fixture(params=mpis.NAMES)
+def mpi(request: pytest.FixtureRequest) -> Mpi:
+    return mpis.find(request.param)
+
+
+def world() -> Any:
+    """MPI_COMM_WORLD."""
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD
+
+
+# ---- what moves data ----
+
+
+def everything() -> tuple[list[str], int, tuple[int, ...], str]:
+    fd.init()
+    paths = check_sizes(False) | check_sizes(True)
+    for dtype in DTYPES:
+        for kind in KINDS:
+            for op in ops_of(dtype) if kind in FOLDING else ["sum"]:
+                check(kind, dtype, 303, op)
+    many_at_once()
+    groups_side_by_side()
+    by_name_in_any_order()
+    messages()
+    refused_by_agreement()
+    large = np.full((65 << 20) // 4 + 1, fd.rank() + 1, np.float32)
+    assert (fd.all_reduce(large) == fd.size() * (fd.size() + 1) / 2).all()
+    sums = b"".join(sum_of_random_numbers(n, "canonical") for n in (5, 300_007))
+    place = (fd.local_rank(), fd.local_size(), fd.cross_rank(), fd.cross_size())
+    return sorted(paths), fd.size(), place, hashlib.sha256(sums).hexdigest()
+
+
+def refused_by_agreement() -> None:
+    with pytest.raises(fd.Mismatch):
+        fd.all_reduce(np.ones(3 + fd.rank()))
+    assert (fd.all_reduce(np.ones(3)) == fd.size()).all()
+
+
+def bits() -> str:
+    sums = b"".join(sum_of_random_numbers(n, "canonical") for n in (5, 300_007))
+    return hashlib.sha256(sums).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("parts", "ranks", "places"),
+    [
+        ("", 3, [(0, 3, 0, 1), (1, 3, 0, 1), (2, 3, 0, 1)]),
+        ("1,1", 2, [(0, 1, 0, 2), (0, 1, 1, 2)]),
+        ("2,2", 4, [(0, 2, 0, 2), (1, 2, 0, 2), (0, 2, 1, 2), (1, 2, 1, 2)]),
+    ],
+)
+def test_everything_over_mpi(
+    spawn: Spawn, mpi: Mpi, parts: str, ranks: int, places: list[tuple[int, ...]]
+) -> None:
+    found = mpi.run(ranks, everything, env=over(parts))
+    assert [place for _, _, place, _ in found] == places
+    assert all(paths == ["schedule"] for paths, _, _, _ in found)
+    assert all(size == ranks for _, size, _, _ in found)
+    assert {digest for *_, digest in found} == set(spawn(ranks).run(bits)), "shared memory's bits"
+
+
+def connections() -> int:
+    """TCP connections of this process."""
+    mine = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            mine.add(str(entry.readlink()))
+        except OSError:  # the listing's own
+            continue
+    rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[3] == "01" and f"socket:[{row[9]}]" in mine for row in rows)
+
+
+def by_communicator() -> tuple[str, str, int]:
+    before = connections()
+    fd.init(comm=world())
+    x = np.ones(100_003)
+    here, across = fd.split(fd.cross_rank()), fd.split(fd.local_rank())
+    assert (fd.all_reduce(x, group=here) == fd.local_size()).all()
+    within = str(here.last_path)
+    assert (fd.all_reduce(x, group=across) == fd.cross_size()).all()
+    assert (fd.all_reduce(x) == fd.size()).all()
+    assert mpi_enabled() == (os.environ["FARANDOLE_TRANSPORT"] == "auto")
+    return within, str(across.last_path), connections() - before
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_a_communicator_takes_mpi_between_hosts_and_memory_within(mpi: Mpi, transport: str) -> None:
+    env = {"FARANDOLE_SPLIT_HOSTS": "2,2", "FARANDOLE_TRANSPORT": transport}
+    for within, across, sockets in mpi.run(4, by_communicator, env=env):
+        assert across == "schedule"
+        assert (within == "schedule") == (transport == "tcp")
+        # Control is TCP to each other rank; where data are, too, there are more.
+        assert (sockets == 3) == (transport == "auto"), sockets
+
+
+def by_parts() -> tuple[int, float]:
+    comm = world()
+    part = comm.Split(comm.rank % 2, -comm.rank)
+    fd.init(comm=part)
+    assert (fd.rank(), fd.size()) == (part.rank, part.size)
+    total = float(fd.all_reduce(np.array([comm.rank + 1.0]))[0])
+    fd.shutdown()
+    horovods_init(comm)
+    assert (fd.all_reduce(np.ones(5)) == comm.size).all()
+    return fd.size(), total
+
+
+def test_split_communicators_are_worlds(mpi: Mpi) -> None:
+    assert mpi.run(4, by_parts, env=FORCED) == [(4, 4.0), (4, 6.0)] * 2
+
+
+def again_and_again() -> None:
+    for i in range(20):
+        fd.init(comm=world())
+        assert (fd.all_reduce(np.full(10_001, i)) == i * fd.size()).all()
+        fd.shutdown()
+
+
+def test_a_communicator_serves_world_after_world(mpi: Mpi) -> None:
+    mpi.run(2, again_and_again, env=FORCED)
+
+
+def test_digits_train_as_over_shared_memory(mpi: Mpi, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    losses = []
+    for transport in ("mpi", "shm"):
+        file = tmp_path / f"{transport}.json"
+        program = [str(ROOT / "examples/digits.py"), "--epochs", "1", "--json", str(file)]
+        done = mpi.start(4, program, FARANDOLE_TRANSPORT=transport)
+        assert done.returncode == 0, done.stdout
+        losses.append(json.loads(file.read_text())["losses"])
+    assert losses[0] == losses[1]
+
+
+# ---- who waits costs little ----
+
+
+def waits(seconds: float) -> float:
+    """The share of a core that a rank takes while it waits."""
+    fd.init()
+    fd.barrier()
+    x = np.ones(3)
+    if fd.rank() == 1:
+        time.sleep(seconds)
+        fd.send(x, 0)
+        return 0.0
+    time.sleep(0.2)
+    wall, spent = time.monotonic(), time.process_time()
+    fd.recv(x, 1)
+    return (time.process_time() - spent) / (time.monotonic() - wall)
+
+
+def test_a_parked_rank_asks_mpi_for_little(mpi: Mpi) -> None:
+    share = mpi.run(2, waits, 3.0, env=FORCED)[0]
+    assert share < 0.02, f"{share:.2%} of a core"
+
+
+# ---- ends ----
+
+
+def reduce_for_ever(x: Any) -> None:
+    while True:
+        fd.all_reduce(x)
+
+
+def one_is_killed(during: str) -> tuple[str, int | None, float]:
+    fd.init()
+    x = np.ones(300_007)
+    fd.all_reduce(x)
+    if fd.rank() == 1:
+        if during == "transfers":
+            for _ in range(20):
+                fd.all_reduce(x, async_op=True)
+        Path(os.environ["FARANDOLE_TEST_TIME"]).write_text(repr(time.monotonic()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(fd.PeerLost) as found:
+        reduce_for_ever(x)
+    died = float(Path(os.environ["FARANDOLE_TEST_TIME"]).read_text())
+    return found.value.verdict, found.value.rank, time.monotonic() - died
+
+
+@pytest.mark.parametrize("during", ["silence", "transfers"])
+@pytest.mark.parametrize("parts", ["", "1,2"])
+def test_a_killed_rank_is_named_by_all_others(
+    mpi: Mpi, parts: str, during: str, tmp_path: Path
+) -> None:
+    env = over(parts) | {"FARANDOLE_TEST_TIME": str(tmp_path / "died")}
+    options = mpis.TOLERANT[mpi.name]
+    ended = mpi.call(3, one_is_killed, during, options=options, env=env)
+    assert ended.code != 0
+    survivors = [ended.outcomes[0], ended.outcomes[2]]
+    for o in survivors:
+        assert o is not None, ended.text
+        assert o.error is None, o.trace
+        verdict, blamed, seconds = o.value
+        assert "rank 1 (pid" in verdict
+        assert blamed == 1
+        assert seconds < 1
+    assert ended.seconds < 30, "nobody waits in MPI_Finalize"
+
+
+def test_nothing_is_left_where_mpiexec_ends_the_job(mpi: Mpi, tmp_path: Path) -> None:
+    env = FORCED | {"FARANDOLE_TEST_TIME": str(tmp_path / "died")}
+    assert mpi.call(3, one_is_killed, "silence", env=env).code != 0
+
+
+def one_raises() -> None:
+    fd.init()
+    fd.all_reduce(np.ones(3))
+    if fd.rank() == 1:
+        raise ValueError("bad sample")
+    fd.all_reduce(np.ones(300_007))
+
+
+def test_an_exception_ends_the_job(mpi: Mpi) -> None:
+    """Nobody waits in MPI_Finalize for the others."""
+    ended = mpi.call(3, one_raises, env=FORCED, options=mpis.TOLERANT[mpi.name])
+    assert ended.code != 0
+    for rank in (0, 2):
+        o = ended.outcomes[rank]
+        assert o is not None, ended.text
+        assert (o.error, o.rank) in {("RemoteError", 1), ("EarlyExit", 1)}, o.trace
+
+
+def one_leaves() -> str:
+    fd.init()
+    fd.all_reduce(np.ones(3))
+    if fd.rank() == 1:
+        fd.shutdown()
+        return ""
+    with pytest.raises(fd.EarlyExit) as found:
+        fd.all_reduce(np.ones(3))
+    return found.value.verdict
+
+
+def test_a_rank_that_leaves_is_named(mpi: Mpi) -> None:
+    ended = mpi.call(3, one_leaves, env=over("1,2"))
+    for rank in (0, 2):
+        o = ended.outcomes[rank]
+        assert o is not None, ended.text
+        assert o.error is None, o.trace
+        assert "rank 1" in o.value
+
+
+def finalizes() -> str:
+    from mpi4py import MPI
+
+    fd.init()
+    fd.all_reduce(np.ones(3))
+    MPI.Finalize()
+    with pytest.raises(fd.LinkError) as found:
+        fd.all_reduce(np.ones(3))
+    fd.shutdown()
+    with pytest.raises(fd.RendezvousError, match="finalized"):
+        fd.init()
+    return found.value.verdict
+
+
+def test_mpi_that_was_finalized_is_said(mpi: Mpi) -> None:
+    for verdict in mpi.run(2, finalizes, env=FORCED):
+        assert "MPI_Finalize" in verdict
+        assert "shutdown()" in verdict
+
+
+# ---- what is refused ----
+
+
+def with_threads(level: str) -> str:
+    import mpi4py
+
+    mpi4py.rc.thread_level = level
+    comm = world()
+    with pytest.raises(fd.RendezvousError) as found:
+        fd.init(comm=comm)
+    assert not fd.is_initialized()
+    return found.value.verdict
+
+
+@pytest.mark.parametrize("level", ["single", "funneled", "serialized"])
+def test_fewer_threads_than_it_takes_are_refused(mpi: Mpi, level: str) -> None:
+    for verdict in mpi.run(2, with_threads, level, env=FORCED):
+        assert f"MPI_THREAD_{level.upper()}" in verdict
+        assert "FARANDOLE_TRANSPORT=mpi" in verdict
+
+
+def with_threads_and_without_force() -> None:
+    import mpi4py
+
+    mpi4py.rc.thread_level = "serialized"
+    fd.init(comm=world())
+    assert (fd.all_reduce(np.ones(3)) == fd.size()).all()
+
+
+def test_then_data_between_hosts_go_over_tcp(mpi: Mpi) -> None:
+    ended = mpi.call(2, with_threads_and_without_force, env={"FARANDOLE_SPLIT_HOSTS": "1,1"})
+    assert [o and o.error for o in ended.outcomes] == [None, None], ended.text
+    assert ended.text.count("data between hosts go over TCP, not MPI") == 1, ended.text
+
+
+def some_do_not_come() -> str:
+    comm = world()
+    if comm.rank == 1:
+        time.sleep(4)
+        return ""
+    with pytest.raises(fd.RendezvousError) as found:
+        fd.init(comm=comm, timeout=1)
+    return found.value.verdict
+
+
+def test_a_rank_that_does_not_come_is_no_hang(mpi: Mpi) -> None:
+    ended = mpi.call(3, some_do_not_come, env=FORCED, options=mpis.TOLERANT[mpi.name])
+    for rank in (0, 2):
+        o = ended.outcomes[rank]
+        assert o is not None, ended.text
+        assert o.error is None, o.trace
+        assert "communicator" in o.value
+
+
+def wrong_communicators() -> list[str]:
+    from mpi4py import MPI
+
+    verdicts = []
+    for comm in (MPI.COMM_NULL, MPI.INFO_NULL, [0, 1], "world"):
+        with pytest.raises(fd.InvalidArgument) as found:
+            fd.init(comm=comm)
+        verdicts.append(found.value.verdict)
+    for place in ({"rank": 0}, {"size": 2}, {"ranks": [0, 1]}, {"job": "x"}):
+        with pytest.raises(fd.InvalidArgument, match="both given"):
+            fd.init(comm=MPI.COMM_WORLD, **place)  # type: ignore[arg-type]
+    return verdicts
+
+
+def test_wrong_communicators_are_refused(mpi: Mpi) -> None:
+    for verdicts in mpi.run(1, wrong_communicators):
+        assert "COMM_NULL" in verdicts[0]
+        assert all("communicator of mpi4py" in verdict for verdict in verdicts[1:])
+
+
+def forced_by_another_launcher() -> str:
+    """As each rank of `farandole run` finds itself: an MPI of its own."""
+    rank = world().rank
+    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK"):
+        os.environ.pop(name, None)
+    os.environ |= {"RANK": str(1 - rank), "WORLD_SIZE": "2", "FARANDOLE_RUN_ID": "x"}
+    with pytest.raises(fd.RendezvousError) as found:
+        fd.init()
+    return found.value.verdict
+
+
+def test_another_order_of_ranks_than_mpis_is_refused(mpi: Mpi) -> None:
+    for rank, verdict in enumerate(mpi.run(2, forced_by_another_launcher, env=FORCED)):
+        assert f"rank {1 - rank} of 2, but rank {rank} of 2 in MPI_COMM_WORLD" in verdict
+
+
+def test_info_names_the_communicator(mpi: Mpi) -> None:
+    done = mpi.start(2, ["-m", "farandole", "info"], FARANDOLE_TRANSPORT="mpi")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("launcher started by: communicator MPI_COMM_WORLD") == 2
+    assert done.stdout.count("launcher data over MPI: yes") == 2
+
+
+def test_without_mpi4py_it_is_said_how_to_get_it() -> None:
+    program = "import sys; sys.modules['mpi4py'] = None\nimport farandole; farandole.init()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | {"FARANDOLE_TRANSPORT": "mpi"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "RendezvousError: FARANDOLE_TRANSPORT=mpi takes mpi4py" in done.stderr
+    assert "pip install mpi4py" in done.stderr
