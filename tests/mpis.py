@@ -13,7 +13,6 @@ import pickle
 import subprocess
 import sys
 import time
-import traceback
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -143,19 +142,20 @@ def _be_rank(folder: Path) -> None:
     home, module, name, arguments = pickle.loads((folder / "call").read_bytes())
     sys.path.insert(0, home)
     function = getattr(importlib.import_module(module), name)
-    outcome = harness._outcome(lambda: function(*arguments))
-    _report(folder / rank, outcome)
-    if outcome.error is not None:
-        raise SystemExit(1)
+    raised: list[BaseException] = []
 
+    def call() -> Any:
+        try:
+            return function(*arguments)
+        except BaseException as error:
+            raised.append(error)
+            raise
 
-def _report(file: Path, outcome: harness.Outcome) -> None:
-    try:
-        data = pickle.dumps(outcome)
-    except Exception:
-        data = pickle.dumps(harness.Outcome(error="Unpicklable", trace=traceback.format_exc()))
-    file.with_suffix(".part").write_bytes(data)
-    file.with_suffix(".part").rename(file)
+    part = folder / f"{rank}.part"
+    part.write_bytes(pickle.dumps(harness._outcome(call)))
+    part.rename(folder / rank)
+    if raised:
+        raise raised[0]  # nobody catches it
 
 
 if __name__ == "__main__":
