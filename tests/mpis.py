@@ -32,8 +32,9 @@ ALLOWED = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }  # fmt: skip
-# What makes mpiexec leave the other ranks alone when one dies.
-TOLERANT = {"openmpi": ["--enable-recovery"], "mpich": ["-disable-auto-cleanup"]}
+# What makes mpiexec leave the other ranks alone when one dies. MPICH's kills them, sooner or later,
+# also with -disable-auto-cleanup.
+TOLERANT = {"openmpi": ["--enable-recovery"]}
 _TOKEN = "FARANDOLE_TEST_TOKEN"
 
 
@@ -45,6 +46,12 @@ class Ended:
     text: str  # what it wrote
     seconds: float
     outcomes: list[harness.Outcome | None] = field(default_factory=list)  # None: it reported none
+
+    def of_others(self, rank: int, all_live: bool) -> list[harness.Outcome]:
+        """What other ranks than this one have reported; fails if `all_live` and one has not."""
+        others = [o for r, o in enumerate(self.outcomes) if r != rank]
+        assert not all_live or None not in others, self.text
+        return [o for o in others if o is not None]
 
 
 @dataclass(frozen=True)
