@@ -13,7 +13,6 @@ import pickle
 import subprocess
 import sys
 import time
-import traceback
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -33,8 +32,9 @@ ALLOWED = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }  # fmt: skip
-# What makes mpiexec leave the other ranks alone when one dies.
-TOLERANT = {"openmpi": ["--enable-recovery"], "mpich": ["-disable-auto-cleanup"]}
+# What makes mpiexec leave the other ranks alone when one dies. MPICH's kills them, sooner or later,
+# also with -disable-auto-cleanup.
+TOLERANT = {"openmpi": ["--enable-recovery"]}
 _TOKEN = "FARANDOLE_TEST_TOKEN"
 
 
@@ -46,6 +46,12 @@ class Ended:
     text: str  # what it wrote
     seconds: float
     outcomes: list[harness.Outcome | None] = field(default_factory=list)  # None: it reported none
+
+    def of_others(self, rank: int, all_live: bool) -> list[harness.Outcome]:
+        """What other ranks than this one have reported; fails if `all_live` and one has not."""
+        others = [o for r, o in enumerate(self.outcomes) if r != rank]
+        assert not all_live or None not in others, self.text
+        return [o for o in others if o is not None]
 
 
 @dataclass(frozen=True)
@@ -143,19 +149,20 @@ def _be_rank(folder: Path) -> None:
     home, module, name, arguments = pickle.loads((folder / "call").read_bytes())
     sys.path.insert(0, home)
     function = getattr(importlib.import_module(module), name)
-    outcome = harness._outcome(lambda: function(*arguments))
-    _report(folder / rank, outcome)
-    if outcome.error is not None:
-        raise SystemExit(1)
+    raised: list[BaseException] = []
 
+    def call() -> Any:
+        try:
+            return function(*arguments)
+        except BaseException as error:
+            raised.append(error)
+            raise
 
-def _report(file: Path, outcome: harness.Outcome) -> None:
-    try:
-        data = pickle.dumps(outcome)
-    except Exception:
-        data = pickle.dumps(harness.Outcome(error="Unpicklable", trace=traceback.format_exc()))
-    file.with_suffix(".part").write_bytes(data)
-    file.with_suffix(".part").rename(file)
+    part = folder / f"{rank}.part"
+    part.write_bytes(pickle.dumps(harness._outcome(call)))
+    part.rename(folder / rank)
+    if raised:
+        raise raised[0]  # nobody catches it
 
 
 if __name__ == "__main__":

@@ -33,7 +33,8 @@ Death from_status(int status) {
 /// The last field of a zombie's stat line; readable by the same user.
 std::optional<int> zombie_status(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string text((std::istreambuf_iterator<char>(file)), {});
+  std::string text;
+  std::getline(file, text, '\0');  // of a process that ends meanwhile: nothing, and no exception
   const size_t end = text.rfind(')');
   if (end == std::string::npos || end + 2 >= text.size() || text[end + 2] != 'Z')
     return std::nullopt;

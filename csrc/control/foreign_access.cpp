@@ -153,7 +153,8 @@ std::vector<pid_t> line_of(pid_t process) {
   while (process > 0) {
     line.push_back(process);
     std::ifstream file("/proc/" + std::to_string(process) + "/stat");
-    std::string text((std::istreambuf_iterator<char>(file)), {});
+    std::string text;
+    std::getline(file, text, '\0');  // of a process that ends meanwhile: nothing, and no exception
     const size_t end = text.rfind(')');  // the name before it may hold anything
     if (end == std::string::npos || end + 4 >= text.size()) break;
     process = static_cast<pid_t>(std::atoi(text.c_str() + end + 4));  // ") S 123 ..."

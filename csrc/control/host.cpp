@@ -117,7 +117,8 @@ namespace {
 /// The letter of /proc; 0 when there is no such process.
 char state_letter(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string text((std::istreambuf_iterator<char>(file)), {});
+  std::string text;
+  std::getline(file, text, '\0');  // of a process that ends meanwhile: nothing, and no exception
   const size_t end = text.rfind(')');  // the name before it may hold anything
   return end == std::string::npos || end + 2 >= text.size() ? '\0' : text[end + 2];
 }

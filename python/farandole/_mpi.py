@@ -231,6 +231,11 @@ def _handle(of: Any) -> int:
     return int(_found["module"]._handleof(of)) & (2**64 - 1)
 
 
+def is_bound() -> bool:
+    """Whether this process has joined, or tried to join, the ranks of a communicator."""
+    return "binding" in _found
+
+
 # ---- for people ----
 
 

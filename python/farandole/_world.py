@@ -372,7 +372,8 @@ def _leave_at_exit() -> None:
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if error is not None:  # where somebody replaced our hook
         _endings.tell_exception(_state.group, error)
-    if _state.group is not None and not _core.in_child():
+    # MPI_Finalize comes before the exit code is known, and waits for those who would wait for it.
+    if _state.group is not None and not _core.in_child() and not _mpi.is_bound():
         _endings.tell_end(_state.group)
     shutdown()
     if not _core.in_child():

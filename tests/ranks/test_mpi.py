@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -130,14 +131,16 @@ def by_communicator() -> tuple[str, str, int]:
     return within, str(across.last_path), connections() - before
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
-def test_a_communicator_takes_mpi_between_hosts_and_memory_within(mpi: Mpi, transport: str) -> None:
-    env = {"FARANDOLE_SPLIT_HOSTS": "2,2", "FARANDOLE_TRANSPORT": transport}
-    for within, across, sockets in mpi.run(4, by_communicator, env=env):
-        assert across == "schedule"
-        assert (within == "schedule") == (transport == "tcp")
-        # Control is TCP to each other rank; where data are, too, there are more.
-        assert (sockets == 3) == (transport == "auto"), sockets
+def test_a_communicator_takes_mpi_between_hosts_and_memory_within(mpi: Mpi) -> None:
+    most: dict[str, int] = {}
+    for transport in ("auto", "tcp"):
+        env = {"FARANDOLE_SPLIT_HOSTS": "2,2", "FARANDOLE_TRANSPORT": transport}
+        found = mpi.run(4, by_communicator, env=env)
+        assert all(across == "schedule" for _, across, _ in found)
+        assert all((within == "schedule") == (transport == "tcp") for within, _, _ in found)
+        most[transport] = max(sockets for *_, sockets in found)
+    # Control is TCP to each other rank, and MPI may have a connection of its own.
+    assert most["auto"] <= 5 < most["tcp"], most
 
 
 def by_parts() -> tuple[int, float]:
@@ -198,9 +201,11 @@ def waits(seconds: float) -> float:
     return (time.process_time() - spent) / (time.monotonic() - wall)
 
 
-def test_a_parked_rank_asks_mpi_for_little(mpi: Mpi) -> None:
-    share = mpi.run(2, waits, 3.0, env=FORCED)[0]
-    assert share < 0.02, f"{share:.2%} of a core"
+@pytest.mark.parametrize(("parts", "most"), [("", 0.02), ("1,1", 0.05)])
+def test_a_parked_rank_asks_mpi_for_little(mpi: Mpi, parts: str, most: float) -> None:
+    """Between hosts nothing wakes it, and on a virtual machine each look costs."""
+    share = mpi.run(2, waits, 3.0, env=over(parts))[0]
+    assert share < most, f"{share:.2%} of a core"
 
 
 # ---- ends ----
@@ -233,12 +238,10 @@ def test_a_killed_rank_is_named_by_all_others(
     mpi: Mpi, parts: str, during: str, tmp_path: Path
 ) -> None:
     env = over(parts) | {"FARANDOLE_TEST_TIME": str(tmp_path / "died")}
-    options = mpis.TOLERANT[mpi.name]
+    options = mpis.TOLERANT.get(mpi.name)
     ended = mpi.call(3, one_is_killed, during, options=options, env=env)
     assert ended.code != 0
-    survivors = [ended.outcomes[0], ended.outcomes[2]]
-    for o in survivors:
-        assert o is not None, ended.text
+    for o in ended.of_others(1, all_live=options is not None):
         assert o.error is None, o.trace
         verdict, blamed, seconds = o.value
         assert "rank 1 (pid" in verdict
@@ -261,31 +264,37 @@ def one_raises() -> None:
 
 
 def test_an_exception_ends_the_job(mpi: Mpi) -> None:
-    """Nobody waits in MPI_Finalize for the others."""
-    ended = mpi.call(3, one_raises, env=FORCED, options=mpis.TOLERANT[mpi.name])
+    """Nobody waits in MPI_Finalize for the others, though mpiexec lets all live."""
+    options = mpis.TOLERANT.get(mpi.name)
+    ended = mpi.call(3, one_raises, env=FORCED, options=options)
     assert ended.code != 0
-    for rank in (0, 2):
-        o = ended.outcomes[rank]
-        assert o is not None, ended.text
-        assert (o.error, o.rank) in {("RemoteError", 1), ("EarlyExit", 1)}, o.trace
+    assert ended.seconds < 15
+    for o in ended.of_others(1, all_live=options is not None):
+        assert (o.error, o.rank) == ("RemoteError", 1), o.trace
+        assert "bad sample" in o.verdict
 
 
-def one_leaves() -> str:
+def one_leaves(how: str) -> str:
     fd.init()
-    fd.all_reduce(np.ones(3))
     if fd.rank() == 1:
+        fd.all_reduce(np.ones(3))
+        if how == "exits":
+            raise SystemExit(3)
         fd.shutdown()
         return ""
-    with pytest.raises(fd.EarlyExit) as found:
-        fd.all_reduce(np.ones(3))
+    with pytest.raises(fd.EarlyExit) as found:  # in the second, or for the slower one in the first
+        reduce_for_ever(np.ones(3))
     return found.value.verdict
 
 
-def test_a_rank_that_leaves_is_named(mpi: Mpi) -> None:
-    ended = mpi.call(3, one_leaves, env=over("1,2"))
-    for rank in (0, 2):
-        o = ended.outcomes[rank]
-        assert o is not None, ended.text
+@pytest.mark.parametrize("how", ["shuts down", "exits"])
+def test_a_rank_that_leaves_is_named_and_mpiexec_ends_the_job(mpi: Mpi, how: str) -> None:
+    ended = mpi.call(3, one_leaves, how, env=over("1,2"))
+    assert ended.code != 0
+    assert ended.seconds < 15
+    told = ended.of_others(1, all_live=False)  # whoever ends first ends the others
+    assert told, ended.text
+    for o in told:
         assert o.error is None, o.trace
         assert "rank 1" in o.value
 
@@ -356,12 +365,13 @@ def some_do_not_come() -> str:
 
 
 def test_a_rank_that_does_not_come_is_no_hang(mpi: Mpi) -> None:
-    ended = mpi.call(3, some_do_not_come, env=FORCED, options=mpis.TOLERANT[mpi.name])
-    for rank in (0, 2):
-        o = ended.outcomes[rank]
-        assert o is not None, ended.text
+    ended = mpi.call(3, some_do_not_come, env=FORCED)
+    assert ended.code != 0
+    told = ended.of_others(1, all_live=False)
+    assert told, ended.text
+    for o in told:
         assert o.error is None, o.trace
-        assert "communicator" in o.value
+        assert "not all 3 ranks of the communicator" in o.value
 
 
 def wrong_communicators() -> list[str]:
@@ -403,8 +413,9 @@ def test_another_order_of_ranks_than_mpis_is_refused(mpi: Mpi) -> None:
 def test_info_names_the_communicator(mpi: Mpi) -> None:
     done = mpi.start(2, ["-m", "farandole", "info"], FARANDOLE_TRANSPORT="mpi")
     assert done.returncode == 0, done.stdout
-    assert done.stdout.count("launcher started by: communicator MPI_COMM_WORLD") == 2
-    assert done.stdout.count("launcher data over MPI: yes") == 2
+    text = re.sub(r"\s+", " ", done.stdout)  # some mpiexecs give ranks a terminal
+    assert len(re.findall(r"started by:? communicator MPI_COMM_WORLD", text)) == 2, text
+    assert len(re.findall(r"data over MPI:? yes", text)) == 2, text
 
 
 def test_without_mpi4py_it_is_said_how_to_get_it() -> None:
