@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <array>
+#include <bit>
 #include <type_traits>
 #include <vector>
 
@@ -110,13 +111,13 @@ class Bound : public MpiFunctions {
 
   static Handle handle_of(uint64_t number) {
     if constexpr (std::is_pointer_v<Handle>)
-      return reinterpret_cast<Handle>(number);
+      return std::bit_cast<Handle>(number);
     else
       return static_cast<Handle>(number);  // its low 4 bytes
   }
   static uint64_t number_of(Handle handle) {
     if constexpr (std::is_pointer_v<Handle>)
-      return reinterpret_cast<uint64_t>(handle);
+      return std::bit_cast<uint64_t>(handle);
     else
       return static_cast<uint64_t>(static_cast<uint32_t>(handle));
   }

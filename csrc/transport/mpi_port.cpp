@@ -36,7 +36,7 @@ std::vector<std::unique_ptr<std::byte[]>>& lent_for_ever() {
 
 }  // namespace
 
-enum class MpiPort::Kind : uint32_t { data = 1, consumed };
+enum class MpiPort::Kind : uint32_t { data, consumed };
 
 /// What a message begins with; data follow.
 struct MpiPort::Frame {

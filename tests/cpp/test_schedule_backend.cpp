@@ -21,6 +21,18 @@ namespace {
 using Bytes = std::vector<std::byte>;
 // ---- one collective, all ranks ----
 
+/// Planners that need hosts have two here, however data travel.
+std::vector<int> alternating_hosts(int size) {
+  std::vector<int> host_of;
+  for (int r = 0; r < size; ++r) host_of.push_back(r % 2);
+  return host_of;
+}
+
+bool fits_alternating_hosts(const Planner& planner, int size) {
+  const std::vector<int> host_of = alternating_hosts(size);
+  return planner.fits({.size = size, .count = 1, .host_of = host_of});
+}
+
 struct Question {
   const Planner* planner = nullptr;
   int size = 1;
@@ -307,8 +319,9 @@ struct Backends {
         return std::make_unique<TallyConnecting>(connect(peer, lanes), *tally);
       };
       const bool shared = row.name == "shm";
-      all.push_back(std::make_unique<ScheduleBackend>(ScheduleGroup{rank, world.size()}, counted,
-                                                      shared ? world.arena(rank) : nullptr));
+      all.push_back(std::make_unique<ScheduleBackend>(
+          ScheduleGroup{rank, world.size(), alternating_hosts(world.size())}, counted,
+          shared ? world.arena(rank) : nullptr));
     }
   }
 
@@ -399,6 +412,7 @@ std::vector<Question> questions_for(int size, uint64_t seed) {
   };
   constexpr DType kTypes[] = {DType::float32, DType::bfloat16, DType::int32};
   for (const Planner& planner : planners()) {
+    if (!fits_alternating_hosts(planner, size)) continue;
     const Collective kind = planner.collective;
     if (kind == Collective::barrier) {
       ask({.planner = &planner, .dtype = DType::uint8});
@@ -472,7 +486,7 @@ TEST(simulated_worlds_pipeline_lanes_and_segments) {
       Backends backends(world, row, &chaos);
       std::vector<Question> questions;
       for (const Planner& planner : planners())
-        if (planner.collective == Collective::all_reduce)
+        if (planner.collective == Collective::all_reduce && fits_alternating_hosts(planner, size))
           for (const DType dtype : {DType::float32, DType::float32})  // heap, then arena
             questions.push_back(big_question(size, planner.name, dtype));
       Work work(questions, world, row.name == "shm");

@@ -27,6 +27,7 @@ from test_tcp import (
 )
 
 import farandole as fd
+import harness
 import mpis
 from farandole.common._basics import init as horovods_init
 from farandole.common._basics import mpi_enabled
@@ -170,17 +171,26 @@ def test_a_communicator_serves_world_after_world(mpi: Mpi) -> None:
     mpi.run(2, again_and_again, env=FORCED)
 
 
-def test_digits_train_as_over_shared_memory(mpi: Mpi, tmp_path: Path) -> None:
+def digits(file: Path) -> list[str]:
+    return [str(ROOT / "examples/digits.py"), "--epochs", "1", "--json", str(file)]
+
+
+@pytest.fixture(scope="module")
+def curve(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of four ranks over shared memory."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
-    losses = []
-    for transport in ("mpi", "shm"):
-        file = tmp_path / f"{transport}.json"
-        program = [str(ROOT / "examples/digits.py"), "--epochs", "1", "--json", str(file)]
-        done = mpi.start(4, program, FARANDOLE_TRANSPORT=transport)
-        assert done.returncode == 0, done.stdout
-        losses.append(json.loads(file.read_text())["losses"])
-    assert losses[0] == losses[1]
+    file = tmp_path_factory.mktemp("digits") / "shm.json"
+    harness.launch(4, [sys.executable, *digits(file)])
+    losses: list[float] = json.loads(file.read_text())["losses"]
+    return losses
+
+
+def test_digits_train_as_over_shared_memory(mpi: Mpi, curve: list[float], tmp_path: Path) -> None:
+    file = tmp_path / "mpi.json"
+    done = mpi.start(4, digits(file), **FORCED)
+    assert done.returncode == 0, done.stdout
+    assert json.loads(file.read_text())["losses"] == curve
 
 
 # ---- who waits costs little ----
