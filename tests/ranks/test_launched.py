@@ -16,6 +16,7 @@ import pytest
 import farandole as fd
 import harness
 from harness import World
+from mpis import ALLOWED
 
 Spawn = Callable[..., World]
 Environment = dict[str, str | None]
@@ -161,13 +162,6 @@ fd.init()
 total = fd.all_reduce(np.array([fd.rank() + 1.0]))[0]
 print(f"\\nsum {total} of {fd.size()} ranks, {fd.local_size()} here\\n", end="", flush=True)
 """
-# Open MPI's, old and new: to start as root, and more ranks than cores. Others do not read them.
-ALLOWED = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-}  # fmt: skip
 
 
 def find_mpiexec() -> str | None:
