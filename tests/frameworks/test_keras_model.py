@@ -10,6 +10,8 @@ import keras_model_cases
 import pytest
 from rank_cases import _registered, make_tests
 
+import grid
+
 # Elsewhere the rest would be the same once more.
 COMMON = {"arrays_with_weights_and_held_out_data", "single_batches"}
 MASKS = {"masks_outputs_and_reductions_are_those_of_the_whole_batch"}
@@ -30,6 +32,7 @@ def cases_on(backend: str, without: set[str], only_sizes: Sequence[int]) -> Any:
 
 
 ALL = {case.__name__ for case, _ in _registered[keras_model_cases.__name__]}
-test_on_tensorflow = cases_on("tensorflow", LOADERS, ())
-test_on_torch = cases_on("torch", ALL - COMMON - LOADERS, (2, 3))
-test_on_jax = cases_on("jax", ALL - COMMON - MASKS, (2, 3))
+FULL = grid.full()
+test_on_tensorflow = cases_on("tensorflow", LOADERS, () if FULL else (2, 3))
+test_on_torch = cases_on("torch", ALL - COMMON - LOADERS, (2, 3) if FULL else (3,))
+test_on_jax = cases_on("jax", ALL - COMMON - MASKS, (2, 3) if FULL else (3,))
