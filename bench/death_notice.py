@@ -53,7 +53,7 @@ def once(ranks: int, how: str) -> float:
         subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, how],
             stdout=subprocess.PIPE,
-            env=shared | rank_environment(rank, ranks),
+            env=shared | rank_environment(rank, [ranks]),
         )
         for rank in range(ranks)
     ]

@@ -41,7 +41,7 @@ def play(
     path = str(ROOT / "examples" / name)
     if ranks == 2 and not arguments and not fork:
         return run(sys.executable, path, options=["--horovod"] if horovod else [])
-    world = spawn(ranks, framework, each=[rank_environment(r, ranks) for r in range(ranks)])
+    world = spawn(ranks, framework, each=[rank_environment(r, [ranks]) for r in range(ranks)])
     world.run(play_on_rank, path, arguments, horovod, timeout=100)
     return world.output(0)
 
