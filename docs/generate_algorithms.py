@@ -120,8 +120,8 @@ def among_hosts() -> Iterator[str]:
 
 
 def link_text(name: str, layout: str) -> str:
-    ranks = layout.count(":") + 1 if ":" in layout else sum(map(int, layout.split(",")))
-    host_of = host_of_each(layout, ranks)
+    host_of = host_of_each(layout)
+    ranks = len(host_of)
     rows = _core.schedule.planners(ranks, COUNT, collective="all_reduce", host_of=host_of)
     if name not in {row["name"] for row in rows}:
         return "–"  # noqa: RUF001

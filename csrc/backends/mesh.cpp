@@ -92,10 +92,11 @@ ChannelCosts costs_between_hosts(const ChannelCosts& here) {
 BackendMaker schedules_over(ConnectMaker channels, const ChannelCosts& costs) {
   return [channels = std::move(channels), costs](const Engine& engine, const Membership& membership,
                                                  uint64_t key, const StreamMemory& memory) {
-    const bool here = engine.host().are_here(membership.members);
+    std::vector<int> host_of = host_of_each(engine.host(), membership.members);
+    const bool here = host_of.empty();
     return std::make_unique<ScheduleBackend>(
         ScheduleGroup{membership.rank, static_cast<int>(membership.members.size()),
-                      host_of_each(engine.host(), membership.members)},
+                      std::move(host_of)},
         channels(engine, membership, key), engine.arena(),
         here ? costs : costs_between_hosts(costs), here ? &memory : nullptr);
   };

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/byte_ring.h"
+#include "transport/ready_channels.h"
 
 namespace farandole {
 
@@ -44,16 +45,6 @@ class InprocChannel : public Channel {
   RingReader reader_;
 };
 
-class InprocConnecting : public Connecting {
- public:
-  explicit InprocConnecting(std::vector<std::unique_ptr<Channel>> channels)
-      : channels_(std::move(channels)) {}
-  std::vector<std::unique_ptr<Channel>> poll(TimePoint) override { return std::move(channels_); }
-
- private:
-  std::vector<std::unique_ptr<Channel>> channels_;
-};
-
 class Inproc : public Transport {
  public:
   Inproc(std::shared_ptr<InprocHub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
@@ -69,7 +60,7 @@ class Inproc : public Transport {
       channels.push_back(
           std::make_unique<InprocChannel>(hub_->meet({stream_key, rank_, peer.rank, lane}),
                                           hub_->meet({stream_key, peer.rank, rank_, lane})));
-    return std::make_unique<InprocConnecting>(std::move(channels));
+    return std::make_unique<ReadyChannels>(std::move(channels));
   }
 
  private:

@@ -4,19 +4,10 @@
 #include <utility>
 
 #include "transport/mpi_channel.h"
+#include "transport/ready_channels.h"
 
 namespace farandole {
 namespace {
-
-class MpiConnecting : public Connecting {
- public:
-  explicit MpiConnecting(std::vector<std::unique_ptr<Channel>> channels)
-      : channels_(std::move(channels)) {}
-  std::vector<std::unique_ptr<Channel>> poll(TimePoint) override { return std::move(channels_); }
-
- private:
-  std::vector<std::unique_ptr<Channel>> channels_;
-};
 
 class Mpi : public Transport {
  public:
@@ -33,7 +24,7 @@ class Mpi : public Transport {
     std::vector<std::unique_ptr<Channel>> channels;
     for (int lane = 0; lane < lanes; ++lane)
       channels.push_back(std::make_unique<MpiChannel>(port_, peer.rank, stream_key, lane));
-    return std::make_unique<MpiConnecting>(std::move(channels));
+    return std::make_unique<ReadyChannels>(std::move(channels));
   }
 
   // MPI may still hold what other channels have sent, and moves it only when it is called.

@@ -3,20 +3,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "transport/ready_channels.h"
 #include "transport/tcp_channel.h"
 
 namespace farandole {
 namespace {
-
-class TcpConnecting : public Connecting {
- public:
-  explicit TcpConnecting(std::vector<std::unique_ptr<Channel>> channels)
-      : channels_(std::move(channels)) {}
-  std::vector<std::unique_ptr<Channel>> poll(TimePoint) override { return std::move(channels_); }
-
- private:
-  std::vector<std::unique_ptr<Channel>> channels_;
-};
 
 class Tcp : public Transport {
  public:
@@ -49,7 +40,7 @@ class Tcp : public Transport {
       const TcpLane name{std::min(rank_, peer.rank), std::max(rank_, peer.rank), stream_key, lane};
       channels.push_back(std::make_unique<TcpChannel>(shared_, name, peer.rank));
     }
-    return std::make_unique<TcpConnecting>(std::move(channels));
+    return std::make_unique<ReadyChannels>(std::move(channels));
   }
 
   std::span<const int> wake_fds() const override { return {&wake_fd_, 1}; }

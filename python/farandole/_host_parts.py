@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 
-def host_of_each(text: str, ranks: int) -> list[int]:
+def host_of_each(text: str, ranks: int | None = None) -> list[int]:
     """The host of each rank, by number.
 
     Args:
         text: how many ranks each host has, in their order, as in ``"2,1"``, or the host of each
             rank, as in ``"0:1:0"``.
+        ranks: how many there have to be; None: as many as the text says.
 
     Raises:
         ValueError: the text is neither, or is for another number of ranks.
@@ -24,9 +25,10 @@ def host_of_each(text: str, ranks: int) -> list[int]:
             hosts = [host for host, count in enumerate(counts) for _ in range(count)]
     except ValueError:
         hosts = []
-    if len(hosts) != ranks:
+    if not hosts or ranks not in (None, len(hosts)):
+        these = "ranks" if ranks is None else f"{ranks} ranks"
         raise ValueError(
-            f"{text} does not divide {ranks} ranks: it is how many there are in each part, as in "
+            f"{text} does not divide {these}: it is how many there are in each part, as in "
             "2,1, or the part of each, as in 0:1:0"
         )
     return hosts

@@ -184,7 +184,7 @@ def _names(hosts: list[str]) -> list[str]:
 
 def _identity(rank: int, size: int) -> str:
     """The same for ranks that can hand each other descriptors, and for no others."""
-    parts = [_boot_id()]
+    parts = [boot_id()]
     parts += [str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in ("user", "pid", "net")]
     parts.append(str(os.getuid()))
     if split := os.environ.get("FARANDOLE_SPLIT_HOSTS"):
@@ -195,7 +195,7 @@ def _identity(rank: int, size: int) -> str:
     return " ".join(parts)
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
     """Of the kernel that runs here."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
@@ -259,7 +259,7 @@ def _way_to_others(ranks: Ranks, until: float) -> str:
     """A name on the other side of the network, for ranks that were given none."""
     if master := os.environ.get("MASTER_ADDR"):
         return master
-    mine = {"rank": ranks.rank, "host": socket.gethostname(), "boot": _boot_id()}
+    mine = {"rank": ranks.rank, "host": socket.gethostname(), "boot": boot_id()}
     table = _mpi.exchange(ranks, mine, lambda _: None, until)
     return next((w["host"] for w in table if w["boot"] != mine["boot"]), "127.0.0.1")
 

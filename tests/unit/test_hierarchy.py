@@ -27,11 +27,6 @@ LAYOUTS = [
 LEVELLED = ["hierarchical", "whole_host"]
 
 
-def hosts_of(layout: str) -> list[int]:
-    ranks = layout.count(":") + 1 if ":" in layout else sum(map(int, layout.split(",")))
-    return host_of_each(layout, ranks)
-
-
 def link_share(name: str, host_of: list[int], count: int = 960) -> float:
     """What the busiest link carries, as parts of the data."""
     world = _plan.plan_world("all_reduce", name, len(host_of), count, host_of=host_of)
@@ -48,7 +43,7 @@ def rows(host_of: list[int], count: int = 960) -> dict[str, str]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_size_is_proved_on_any_hosts(layout: str) -> None:
-    host_of, counts = hosts_of(layout), [0, 1, 2, 7, 64, 133]
+    host_of, counts = host_of_each(layout), [0, 1, 2, 7, 64, 133]
     fitting = [name for name in LEVELLED if name in rows(host_of)]
     assert "hierarchical" in fitting
     for name in fitting:
@@ -77,9 +72,10 @@ def test_levels_are_for_hosts_that_ranks_share() -> None:
             schedule.plan("all_reduce", "hierarchical", 0, 4, 10, host_of=host_of)
         assert "hierarchical" not in caught.value.advice
     # Where each host is a node of the canonical tree, the two would be the same.
-    assert "whole_host" not in rows(hosts_of("2,2"))
-    assert rows(hosts_of("0:1:0:1")) | {"hierarchical": "canonical"} == rows(hosts_of("0:1:0:1"))
-    assert rows(hosts_of("0:1:0:1"))["whole_host"] == "same_on_all_ranks"
+    assert "whole_host" not in rows(host_of_each("2,2"))
+    scattered = rows(host_of_each("0:1:0:1"))
+    assert scattered | {"hierarchical": "canonical"} == scattered
+    assert scattered["whole_host"] == "same_on_all_ranks"
     with pytest.raises(_core.InvalidArgument, match="hosts are told for 3 of 4 ranks"):
         schedule.choose("all_reduce", 4, 10, host_of=[0, 0, 1])
 
@@ -96,14 +92,14 @@ def test_a_link_carries_what_an_all_reduce_of_whole_hosts_would(hosts: int, each
 
 
 def test_the_choice_follows_what_links_carry() -> None:
-    alternating = hosts_of("0:1:0:1")
+    alternating = host_of_each("0:1:0:1")
     assert schedule.choose("all_reduce", 4, 16, host_of=alternating) == "doubling"
     assert schedule.choose("all_reduce", 4, 1 << 22, host_of=alternating) == "hierarchical"
     assert (
         schedule.choose("all_reduce", 4, 1 << 22, level="fast", host_of=alternating) == "whole_host"
     )
     for layout in LAYOUTS:
-        host_of = hosts_of(layout)
+        host_of = host_of_each(layout)
         for collective in ("all_reduce", "all_gather", "broadcast", "reduce", "all_to_all"):
             name = schedule.choose(collective, len(host_of), 1 << 16, host_of=host_of)
             schedule.plan(collective, name, 0, len(host_of), 10, host_of=host_of)
@@ -119,7 +115,7 @@ def test_every_fault_in_every_step_is_noticed(mutation: str) -> None:
     ):
         if (name, mutation) == ("whole_host", "swap_action"):
             continue  # it claims no order
-        host_of = hosts_of(layout)
+        host_of = host_of_each(layout)
         for lanes, segments in ((1, 1), (2, 2)):
             worlds, survivors, _ = testing.mutate(
                 "all_reduce", name, len(host_of), 25, mutation, lanes, segments, host_of=host_of

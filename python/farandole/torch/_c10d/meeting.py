@@ -12,7 +12,6 @@ import secrets
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -40,8 +39,7 @@ def _my_post() -> _Post:
     place = _world._state.place
     alive = place is not None and not _core.in_child()
     return _Post(
-        Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        + os.readlink("/proc/self/ns/net"),  # noqa: PTH115
+        _hosts.boot_id() + os.readlink("/proc/self/ns/net"),  # noqa: PTH115
         f"{place.job} of {place.size}" if alive and place is not None else None,
         place.rank if alive and place is not None else -1,
         secrets.randbits(62),
