@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farandole import _core, _mpi, _store
+from farandole import _core, _mpi, _place, _store
 from farandole._core import AuthError, InvalidArgument, RendezvousError
 from farandole._host_parts import host_of_each
 from farandole._limits import setting
@@ -236,6 +237,34 @@ def _secret(*, may_be_made: bool) -> tuple[bytes, bool]:
     if len(secret) != _SECRET_BYTES:
         raise AuthError(f"FARANDOLE_SECRET_FILE={name} does not hold 64 hexadecimal digits")
     return secret, False
+
+
+# ---- where rank 0 is ----
+
+
+def warn_if_elsewhere(found: _place.Found, rank: int, size: int) -> None:
+    """A rank that was not told how many ranks its host has takes all to be here, and would wait
+    for them without a word."""
+    address, _ = _place.master(os.environ)
+    if found.launcher is None or not _is_elsewhere(address):
+        return
+    print(
+        f"farandole: rank {rank} waits for {size} ranks on this host, since "
+        f"{found.launcher.local_size.names[0]} is not set, but MASTER_ADDR={address} is another "
+        f"host; if ranks are on several hosts, set it to the number of ranks on each",
+        file=sys.stderr,
+    )
+
+
+def _is_elsewhere(address: str) -> bool:
+    """Whether an address is none of this host's, as far as it can be known."""
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(where)
+    except OSError as error:
+        return error.errno == errno.EADDRNOTAVAIL
+    return False
 
 
 # ---- where it listens ----

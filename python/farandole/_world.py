@@ -91,6 +91,8 @@ def _find_place(
     if rank is None and size is None:
         local_rank = found.local_rank if local_rank is None else local_rank
         local_size = found.local_size if local_size is None else local_size
+        if local_size is None and whole_size > 1:
+            _hosts.warn_if_elsewhere(found, whole_rank, whole_size)
     local_rank = whole_rank if local_rank is None else local_rank
     local_size = whole_size if local_size is None else local_size
     return _Place(whole_rank, whole_size, local_rank, local_size, 0, 1, job)

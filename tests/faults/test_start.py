@@ -360,3 +360,19 @@ def test_a_small_dev_shm_is_enough() -> None:
     ]
     errors = [rank.communicate(timeout=60)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], errors
+
+
+def test_a_rank_whose_master_is_elsewhere_says_what_it_waits_for() -> None:
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("LOCAL_", "FARANDOLE_"))}
+    told = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", "import farandole as fd; fd.init(timeout=0)"],
+        env=env | told,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "rank 1 waits for 2 ranks on this host, since LOCAL_WORLD_SIZE is not set" in done.stderr
+    assert "MASTER_ADDR=192.0.2.1 is another host" in done.stderr
