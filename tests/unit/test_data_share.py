@@ -9,6 +9,7 @@ import pytest
 
 import farandole as fd
 from farandole.data import Arrays, Share, part_of, share
+from farandole.data._logical import block_of, fold
 from farandole.data._share import places, taken
 from farandole.data._tree import map_leaves, samples
 
@@ -142,3 +143,34 @@ def test_what_is_no_batch_is_refused(batch: Any, words: str) -> None:
 
 def test_samples_are_the_first_dimension() -> None:
     assert samples({"x": np.empty((4, 2)), "y": [np.empty(4)]}, "it") == 4
+
+
+def _able(parts: int) -> dict[int, list[list[int]]]:
+    """By number of ranks, where they can be dealt: the parts of each."""
+    found = {}
+    for size in range(1, parts + 1):
+        try:
+            found[size] = [list(block_of(rank, size, parts).mine) for rank in range(size)]
+        except fd.InvalidArgument:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("parts", range(1, 18))
+def test_folding_by_ranks_is_folding_all_parts(parts: int) -> None:
+    def plus(a: str, b: str) -> str:
+        return f"({a}+{b})"
+
+    right = fold([str(part) for part in range(parts)], plus)
+    able = _able(parts)
+    assert {1, parts} <= able.keys()
+    if parts & (parts - 1) == 0:
+        assert len(able) == parts
+    for blocks in able.values():
+        assert [part for block in blocks for part in block] == list(range(parts))
+        assert fold([fold([str(part) for part in block], plus) for block in blocks], plus) == right
+
+
+def test_parts_that_do_not_go_on_the_ranks_are_refused() -> None:
+    with pytest.raises(fd.InvalidArgument, match="logical_ranks=5 do not go on 4 ranks, but on 1"):
+        block_of(0, 4, 5)

@@ -13,6 +13,7 @@ from farandole import _world
 from farandole._core import InvalidArgument
 from farandole._ranks import dumps
 from farandole.common._objects import broadcast_object, run_named
+from farandole.data._logical import block_of
 from farandole.data._parts import Part, part_of
 from farandole.data._tree import as_array, map_leaves
 
@@ -46,12 +47,13 @@ class FromRank0:
         Raises:
             InvalidArgument: rank 0 could not read; on the other ranks. On rank 0, its own error.
         """
-        reads = self._read() if _world.rank() == 0 else None
-        while True:
-            part = self._deal(reads)
-            if part is None:
-                return
-            yield part
+        return (parts[0] for parts in self.blocks(_world.size()))
+
+    def blocks(self, parts: int) -> Iterator[list[Part]]:
+        """The same of batches that are cut for that many logical ranks."""
+        reads = self._read(parts) if _world.rank() == 0 else None
+        while (mine := self._deal(reads)) is not None:
+            yield mine
 
     def length(self) -> int | None:
         """Collective: batches of a pass, where rank 0 knows."""
@@ -61,17 +63,19 @@ class FromRank0:
         known: int | None = broadcast_object(mine, 0, f"{self._name}.length")
         return known
 
-    def _read(self) -> Iterator[list[Part]]:
+    def _read(self, parts: int) -> Iterator[list[list[Part]]]:
         if self._batches is None:
             raise InvalidArgument("FromRank0(None) on rank 0, which is the one that reads")
+        size = _world.size()
+        blocks = [block_of(rank, size, parts).mine for rank in range(size)]
         for batch in self._batches:
-            arrays, size = map_leaves(as_array, batch), _world.size()
-            yield [part_of(arrays, size, rank) for rank in range(size)]
+            arrays = map_leaves(as_array, batch)
+            yield [[part_of(arrays, parts, part) for part in block] for block in blocks]
 
-    def _deal(self, reads: Iterator[list[Part]] | None) -> Part | None:
+    def _deal(self, reads: Iterator[list[list[Part]]] | None) -> list[Part] | None:
         """None: there are no more."""
         error: Exception | None = None
-        parts: list[Part | str | None] = []
+        parts: list[list[Part] | str | None] = []
         if reads is not None:
             try:
                 parts = [*next(reads, [None] * _world.size())]
@@ -83,7 +87,7 @@ class FromRank0:
             raise error
         if isinstance(mine, str):
             raise InvalidArgument(f"rank 0 could not read {self._name}: {mine}")
-        assert mine is None or isinstance(mine, Part)
+        assert mine is None or isinstance(mine, list)
         return mine
 
 

@@ -7,11 +7,14 @@ from typing import Any
 
 from farandole import _world
 from farandole._core import InvalidArgument
+from farandole.data._logical import Block
+
+Note = Callable[[list[Any]], None]
 
 
 def split_dataset(
     dataset: Any,
-    note: Callable[[list[Any]], None] | None = None,
+    note: Note | None = None,
     size: int | None = None,
     rank: int | None = None,
 ) -> Any:
@@ -28,10 +31,21 @@ def split_dataset(
     Raises:
         InvalidArgument: its elements have no first dimension, or are sparse or ragged.
     """
-    import tensorflow as tf
-
     ranks = _world.size() if size is None else size
     me = _world.rank() if rank is None else rank
+    return _split(dataset, note, Block(ranks, range(me, me + 1)), lambda parts: parts[0])
+
+
+def split_dataset_in(dataset: Any, note: Note | None, block: Block | None) -> Any:
+    """The same with the parts of a block: pairs of a tuple of batches, and their shares, of shape
+    (parts, 2)."""
+    return split_dataset(dataset, note) if block is None else _split(dataset, note, block, tuple)
+
+
+def _split(dataset: Any, note: Note | None, block: Block, put: Callable[[list[Any]], Any]) -> Any:
+    import tensorflow as tf
+
+    ranks, mine = block
     _check(tf.nest.flatten(dataset.element_spec))
 
     def told(first: Any, tensors: list[Any]) -> Any:
@@ -59,11 +73,14 @@ def split_dataset(
         with tf.control_dependencies(before):
             n = tf.identity(n)
         base, more = n // ranks, n % ranks
-        count = base + tf.cast(me < more, n.dtype)
-        begin = tf.where(count > 0, me * base + tf.minimum(me, more), 0)
-        end = begin + tf.maximum(count, 1)
-        share = tf.cast(tf.stack([[count, n]]), tf.float32)
-        return tf.nest.map_structure(lambda each: each[begin:end], batch), share
+        parts, shares = [], []
+        for me in mine:
+            count = base + tf.cast(me < more, n.dtype)
+            begin = tf.where(count > 0, me * base + tf.minimum(me, more), 0)
+            end = begin + tf.maximum(count, 1)
+            parts.append(tf.nest.map_structure(lambda a, b=begin, e=end: a[b:e], batch))
+            shares.append([count, n])
+        return put(parts), tf.cast(tf.stack(shares), tf.float32)
 
     # Not enumerate(), which makes a number of batches out of infinity.
     begins = tf.data.Dataset.from_tensors(True)

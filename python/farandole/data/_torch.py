@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from farandole import _world
 from farandole._core import InvalidArgument
+from farandole.data._logical import Block
 from farandole.data._order import DEFAULT_SEED
-from farandole.data._parts import part_of
+from farandole.data._parts import Part, part_of
 from farandole.data._share import Share, taken
 
 Note = Callable[[list[Any]], None]
+_Of = tuple[int, Share]  # of a sample: the part of the batch that it is in, and its share
+_Put = Callable[[list[Part]], Any]  # what a loader gives of a batch's parts
 
 
 def split_loader(
@@ -36,9 +40,22 @@ def split_loader(
     Raises:
         InvalidArgument: it gives single samples.
     """
+    here = _world.rank() if rank is None else rank
+    where = Block(_world.size() if size is None else size, range(here, here + 1))
+    return _split(loader, note, seed, where, _first)
+
+
+def split_loader_in(loader: Any, note: Note | None, seed: int, block: Block | None) -> Any:
+    """The same with the parts of a block: pairs of a list of batches, and their shares, of shape
+    (parts, 2)."""
+    if block is None:
+        return split_loader(loader, note, seed)
+    return _split(loader, note, seed, block, _together)
+
+
+def _split(loader: Any, note: Note | None, seed: int, where: Block, put: _Put) -> Any:
     from torch.utils.data import DataLoader, IterableDataset
 
-    where = (_world.size() if size is None else size, _world.rank() if rank is None else rank)
     options: dict[str, Any] = {
         name: getattr(loader, name)
         for name in (
@@ -51,7 +68,7 @@ def split_loader(
         if loader.batch_size is None:
             raise _not_batched()
         options |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-        options["collate_fn"] = _Slice(loader.collate_fn, where)
+        options["collate_fn"] = _Slice(loader.collate_fn, where, put)
         return DataLoader(loader.dataset, **options)
     if loader.batch_sampler is None:
         raise _not_batched()
@@ -59,7 +76,7 @@ def split_loader(
     return DataLoader(
         numbered,
         batch_sampler=_Mine(_seeded(loader.batch_sampler, seed), where, note),
-        collate_fn=_Collate(loader.collate_fn),
+        collate_fn=_Collate(loader.collate_fn, put),
         **options,
     )
 
@@ -85,25 +102,27 @@ def _seeded(batch_sampler: Any, seed: int) -> Any:
 
 
 class _Mine:
-    """A batch sampler: of each batch the sample numbers of one rank, with its share."""
+    """A batch sampler: of each batch the sample numbers of one rank, each with the part that it is
+    of, and its share."""
 
-    def __init__(self, batches: Any, where: tuple[int, int], note: Note | None) -> None:
+    def __init__(self, batches: Any, where: Block, note: Note | None) -> None:
         self._batches, self._where, self._note = batches, where, note
 
     def __len__(self) -> int:
         return len(self._batches)
 
-    def __iter__(self) -> Iterator[list[tuple[Any, Share]]]:
+    def __iter__(self) -> Iterator[list[tuple[Any, _Of]]]:
         for i, batch in enumerate(self._batches):
             numbers = list(batch)
             if i == 0 and self._note is not None:
                 self._note(numbers)
-            mine, share = taken(len(numbers), *self._where)
-            yield [(number, share) for number in numbers[mine]]
+            parts, mine = self._where
+            cuts = [(part, *taken(len(numbers), parts, part)) for part in mine]
+            yield [(number, (part, share)) for part, cut, share in cuts for number in numbers[cut]]
 
 
 class _Numbered:
-    """A dataset whose samples come with the share that they were asked for with."""
+    """A dataset whose samples come with what they were asked for with."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -111,28 +130,39 @@ class _Numbered:
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitem__(self, key: tuple[Any, Share]) -> tuple[Any, Share]:
+    def __getitem__(self, key: tuple[Any, _Of]) -> tuple[Any, _Of]:
         return self._dataset[key[0]], key[1]
 
 
 class _Collate:
-    def __init__(self, own: Callable[[list[Any]], Any]) -> None:
-        self._own = own
+    def __init__(self, own: Callable[[list[Any]], Any], put: _Put) -> None:
+        self._own, self._put = own, put
 
-    def __call__(self, samples: list[tuple[Any, Share]]) -> Any:
-        return self._own([sample for sample, _ in samples]), _tensor(samples[0][1])
+    def __call__(self, samples: list[tuple[Any, _Of]]) -> Any:
+        parts = [list(part) for _, part in itertools.groupby(samples, lambda each: each[1])]
+        return self._put(
+            [Part(self._own([sample for sample, _ in part]), part[0][1][1]) for part in parts]
+        )
 
 
 class _Slice:
-    def __init__(self, own: Callable[[list[Any]], Any], where: tuple[int, int]) -> None:
-        self._own, self._where = own, where
+    def __init__(self, own: Callable[[list[Any]], Any], where: Block, put: _Put) -> None:
+        self._own, self._where, self._put = own, where, put
 
     def __call__(self, samples: list[Any]) -> Any:
-        part = part_of(self._own(samples), *self._where)
-        return part.batch, _tensor(part.share)
+        batch, (parts, mine) = self._own(samples), self._where
+        return self._put([part_of(batch, parts, part) for part in mine])
 
 
-def _tensor(share: Share) -> Any:
+def _first(parts: list[Part]) -> Any:
+    return parts[0].batch, _tensor(parts)
+
+
+def _together(parts: list[Part]) -> Any:
+    return [part.batch for part in parts], _tensor(parts)
+
+
+def _tensor(parts: list[Part]) -> Any:
     import torch
 
-    return torch.tensor([share], dtype=torch.float32)
+    return torch.tensor([part.share for part in parts], dtype=torch.float32)

@@ -41,6 +41,7 @@ class State:
         self.reduction = reduction
         self.local: set[Any] = set()  # the optimizer's keys of variables that are not shared
         self.inside = False  # a call whose gradients are reduced already
+        self.holds = False  # gradients of one backward are not all that is reduced
         self.updating: Sequence[Any] = ()  # the variables whose accumulated gradients are clipped
         self.exchange: Exchange | None = None  # from the first gradients on
         self._make = make
@@ -86,7 +87,10 @@ class State:
             v for v in optimizer._trainable_variables if optimizer._var_key(v) not in self.local
         ]
         return self._make(
-            self.label, self.reduction, everything, at_update=reduces_at_update(optimizer)
+            self.label,
+            self.reduction,
+            everything,
+            at_update=self.holds or reduces_at_update(optimizer),
         )
 
     def around(self, call: Callable[[], Any]) -> Any:

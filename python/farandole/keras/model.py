@@ -13,6 +13,7 @@ from farandole import _world
 from farandole._arguments import checked, shown
 from farandole._core import InvalidArgument
 from farandole.common._objects import allgather_object
+from farandole.common._reduction import Average, Sum
 from farandole.data import DEFAULT_SEED
 from farandole.data._tree import samples
 from farandole.keras._global.agreement import (
@@ -24,6 +25,8 @@ from farandole.keras._global.agreement import (
 from farandole.keras._global.arrays import class_weights
 from farandole.keras._global.callbacks import AgreeInFit, of_this_rank, restores, rows_of
 from farandole.keras._global.how import How, Source
+from farandole.keras._global.logical import block_here, hold_updates, seed_states
+from farandole.keras._global.logical_steps import logical_steps
 from farandole.keras._global.losses import share_losses
 from farandole.keras._global.metrics import mean_of_logs, with_global_state
 from farandole.keras._global.normalization import (
@@ -33,7 +36,7 @@ from farandole.keras._global.normalization import (
 )
 from farandole.keras._global.outputs import in_order
 from farandole.keras._global.sources import are_arrays, held_out, source_of, unpacked
-from farandole.keras._global.steps import Steps, share_steps, weigh_loss
+from farandole.keras._global.steps import Steps, shared_steps, weigh_loss
 from farandole.keras._wrapped import distributed_in, state_of
 from farandole.keras.optimizer import DistributedOptimizer
 from farandole.keras.values import broadcast_variables
@@ -43,8 +46,11 @@ _OPTIONS = frozenset(
     ("compression", "sparse_as_dense", "gradient_predivide_factor", "groups", "num_groups", "name")
 )
 _OWN = frozenset(
-    ("_model", "_steps", "_seed", "_same", "_options", "_due", "_passes", "_reading", "_evaluate")
-)
+    (
+        "_model", "_block", "_steps", "_seed", "_same", "_options", "_due", "_passes", "_reading",
+        "_evaluate",
+    )
+)  # fmt: skip
 
 
 class Model:
@@ -64,6 +70,9 @@ class Model:
             shuffle without a generator.
         same_batches: compare the first batch of every pass between the ranks, where each makes the
             whole batch by itself.
+        logical_ranks: cut batches for that many ranks, whatever the number of those that there
+            are, each of which computes several parts. Then weights, losses and metrics are the same
+            in every bit for any number of ranks. A power of two goes on any number up to it.
         options: of ``DistributedOptimizer``: ``compression``, ``sparse_as_dense``,
             ``gradient_predivide_factor``, ``groups``, ``num_groups``, ``name``.
 
@@ -87,6 +96,7 @@ class Model:
         *,
         seed: int = DEFAULT_SEED,
         same_batches: bool = True,
+        logical_ranks: int | None = None,
         **options: Any,
     ) -> None:
         strange = sorted(options.keys() - _OPTIONS)
@@ -103,14 +113,19 @@ class Model:
                 "farandole.keras.Model around it; use that one, or make the Keras model anew"
             )
         self._model = model
-        self._steps = Steps()
+        self._block = None if logical_ranks is None else block_here(logical_ranks, options)
+        self._steps = Steps(self._block)
         self._seed = seed
         self._same = same_batches
         self._options = options
         self._due = True  # rank 0's weights for all, before they are next used
         self._passes = 0  # over training data
         self._reading: list[Source] | None = None  # during fit and evaluate
-        share_steps(model, self._steps)
+        steps = self._steps
+        alone = self._block is None
+        made = shared_steps(model, steps) if alone else logical_steps(model, steps, seed)
+        for name, step in made.items():
+            setattr(model, name, step)
         self._intercept()
         if model.compiled:
             self._adopt()
@@ -183,13 +198,22 @@ class Model:
         if optimizer is not None:
             wrapped = distributed_in(optimizer)
             if wrapped is None:
-                DistributedOptimizer(optimizer, **self._options)
+                op = Average if self._block is None else Sum
+                wrapped = distributed_in(DistributedOptimizer(optimizer, op=op, **self._options))
+            elif self._block is not None:
+                raise InvalidArgument(
+                    "compile(): the optimizer is a DistributedOptimizer; with logical_ranks, pass "
+                    "the Keras optimizer itself"
+                )
             elif state_of(wrapped).reduction.op != "mean":
                 raise InvalidArgument(
                     "compile(): the optimizer is a DistributedOptimizer that does not average; "
                     "pass the Keras optimizer itself"
                 )
             weigh_loss(optimizer, self._steps)
+            if self._block is not None:
+                state_of(wrapped).holds = True
+                hold_updates(optimizer, self._steps)
         if model._compile_loss is not None:
             share_losses(model._compile_loss, self._steps)
         model.train_function = model.test_function = model.predict_function = None
@@ -237,8 +261,9 @@ class Model:
                 train, validation = held_out(train, validation_split)
             passes = max(self._passes, initial_epoch)
             how = How(
-                "fit()", self._seed, batch_size, steps_per_epoch, shuffle, class_weight, passes
-            )
+                "fit()", self._seed, batch_size, steps_per_epoch, shuffle, class_weight, passes,
+                self._block,
+            )  # fmt: skip
             sources = [source_of(train, how)]
             if validation is not None:
                 how = How(
@@ -246,6 +271,7 @@ class Model:
                     self._seed,
                     validation_batch_size or (batch_size if are_arrays(validation) else None),
                     validation_steps,
+                    block=self._block,
                 )
                 sources.append(source_of(unpacked(validation), how))
             rows = [
@@ -253,13 +279,14 @@ class Model:
                 f"steps_per_epoch {steps_per_epoch}, validation_steps {validation_steps}, "
                 f"validation_freq {validation_freq}",
                 f"class_weight {shown(class_weight)}",
+                f"logical_ranks {None if self._block is None else self._block.parts}",
                 f"{len(sources) - 1} validation data",
                 *rows_of(callbacks),
             ]
             return sources, rows
 
         sources = self._begin("fit()", prepare)
-        warn_of_few_samples(self._model, sources[0].batch)
+        warn_of_few_samples(self._model, sources[0].batch, self._block)
         mine = of_this_rank(callbacks)
 
         def restored(epoch: int) -> None:
@@ -344,7 +371,7 @@ class Model:
 
         def prepare() -> Prepared:
             self._require_compiled("evaluate")
-            how = How("evaluate()", self._seed, batch_size, steps)
+            how = How("evaluate()", self._seed, batch_size, steps, block=self._block)
             return [source_of((x, y, sample_weight), how)], [f"steps {steps}"]
 
         sources = self._begin("evaluate()", prepare)
@@ -375,7 +402,7 @@ class Model:
         """
 
         def prepare() -> Prepared:
-            how = How("predict()", self._seed, batch_size, steps)
+            how = How("predict()", self._seed, batch_size, steps, block=self._block)
             return [source_of((x, None, None), how)], [f"steps {steps}"]
 
         sources = self._begin("predict()", prepare, for_outputs=True)
@@ -388,14 +415,14 @@ class Model:
                 callbacks=of_this_rank(callbacks),
             )
         self._compare_batches(sources, "predict()")
-        return in_order(outputs)
+        return in_order(outputs, self._block)
 
     def predict_on_batch(self, x: Any) -> Any:
         """As Keras' ``predict_on_batch``, of a batch of all ranks together, which each passes."""
         source = self._batch("predict_on_batch()", (x, None, None), for_outputs=True)
         with self._reads([source]):
             outputs = self._model.predict_on_batch(source.data[0])
-        return in_order(outputs)
+        return in_order(outputs, self._block)
 
     # ---- files, weights ----
 
@@ -467,7 +494,8 @@ class Model:
         optimizer = model.optimizer if model.compiled else None
         state = optimizer.variables if optimizer is not None and optimizer.built else []
         if _world.size() > 1:
-            broadcast_variables([*model.weights, *state], 0)
+            seeds = [] if self._block is None else seed_states(model)
+            broadcast_variables([*model.weights, *state, *seeds], 0)
 
     def _batch(self, what: str, batch: _Batch, *, for_outputs: bool = False) -> Source:
         """One batch, which every rank has passed; they compare it, in few bytes."""
@@ -475,7 +503,8 @@ class Model:
         def prepare() -> Prepared:
             if not for_outputs:
                 self._require_compiled(what.removesuffix("()"))
-            how = How(what, self._seed, batch_size=samples(batch[0], f"{what}: the batch"))
+            n = samples(batch[0], f"{what}: the batch")
+            how = How(what, self._seed, batch_size=n, block=self._block)
             source = source_of(batch, how)
             source.data = source.data[0]
             return [source], []
@@ -503,6 +532,8 @@ class Model:
         """At the end of an epoch, or of an evaluation."""
         assert self._reading is not None
         self._compare_batches(self._reading, "fit() or evaluate()")
+        if self._block is not None:  # its steps have all parts' already
+            return own(logs)
         average_statistics(self._model)
         results = with_global_state(self._model, lambda: own(logs))
         if results is logs and logs and _world.size() > 1:  # of a step of the user's own

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from farandole.data import Arrays, Part
+from farandole.data._logical import Block
 from farandole.data._same import checksum
 from farandole.data._tree import as_array, map_leaves, samples
 from farandole.keras._bases import PyDataset
@@ -41,9 +42,10 @@ def of_arrays(x: Any, y: Any, sample_weight: Any, how: How) -> Source:
         # That a rank has other data is seen by what it begins and ends with.
         f"values {checksum(map_leaves(lambda a: [a[:8], a[-8:]], data)):08x}",
     ]
-    share = arrays.part(0).share
+    parts = _ArrayParts(arrays, how.block, endless=bool(how.steps), epoch=how.passes)
+    share = parts.of(0, how.passes)[0].share
     return Source(
-        _ArrayParts(arrays, endless=bool(how.steps), epoch=how.passes),
+        parts,
         lambda: map_leaves(lambda leaf: symbol(leaf.shape[1:], leaf.dtype, share.samples), data),
         rows,
         min(arrays.batch_size, n),
@@ -60,9 +62,11 @@ def _packed(x: Any, y: Any, sample_weight: Any) -> tuple[Any, ...]:
     return (x,) if y is None else (x, y)
 
 
-def marked_part(part: Part) -> Any:
-    """As Keras reads it, of its float type."""
-    return marked(map_leaves(_of_floatx, part.batch), np.array([part.share], np.float32))
+def marked_parts(parts: list[Part], block: Block | None) -> Any:
+    """As Keras reads them, of its float type: a part, or those of a block."""
+    batches = tuple(map_leaves(_of_floatx, part.batch) for part in parts)
+    shares = np.array([part.share for part in parts], np.float32)
+    return marked(batches[0] if block is None else batches, shares)
 
 
 def _of_floatx(leaf: Any) -> Any:
@@ -85,9 +89,9 @@ def class_weights(y: Any, weights: Mapping[int, float], how: How) -> np.ndarray[
 class _ArrayParts(PyDataset):
     """Endless where a number of steps ends an epoch: then the next one goes on where it ended."""
 
-    def __init__(self, arrays: Arrays, *, endless: bool, epoch: int) -> None:
+    def __init__(self, arrays: Arrays, block: Block | None, *, endless: bool, epoch: int) -> None:
         super().__init__()
-        self._arrays, self._endless = arrays, endless
+        self._arrays, self._block, self._endless = arrays, block, endless
         self._first, self._begun = epoch, 0
 
     @property
@@ -98,7 +102,14 @@ class _ArrayParts(PyDataset):
         epoch = max(self._begun - 1, 0)
         if self._endless:
             epoch, index = divmod(index, len(self._arrays))
-        return marked_part(self._arrays.part(index, self._first + epoch))
+        return marked_parts(self.of(index, self._first + epoch), self._block)
+
+    def of(self, index: int, epoch: int) -> list[Part]:
+        """This rank's parts of a batch."""
+        if self._block is None:
+            return [self._arrays.part(index, epoch)]
+        parts, mine = self._block
+        return [self._arrays.part(index, epoch, parts, g) for g in mine]
 
     def begin_at(self, epoch: int) -> None:
         self._first = epoch

@@ -12,7 +12,7 @@ from farandole.data import FirstBatches, Part, part_of
 from farandole.data._order import shuffled
 from farandole.data._tree import as_array, map_leaves, samples
 from farandole.keras._bases import PyDataset
-from farandole.keras._global.arrays import class_weights, marked_part
+from farandole.keras._global.arrays import class_weights, marked_parts
 from farandole.keras._global.how import How, Source, as_tuple, shapes, symbol
 
 
@@ -29,8 +29,8 @@ def of_py_dataset(x: Any, how: How) -> Source:
         *shapes(first),
     ]
     firsts = FirstBatches()
-    data = _Parts(x, how, firsts)
-    return Source(data, lambda: sample(_part(first, how)), rows, n, firsts)
+    data = _PyParts(x, how, firsts)
+    return Source(data, lambda: sample(_parts(first, how)[0]), rows, n, firsts)
 
 
 def of_generator(x: Any, how: How) -> Source:
@@ -44,10 +44,10 @@ def of_generator(x: Any, how: How) -> Source:
 
     def parts() -> Iterator[Any]:
         for batch in itertools.chain([first], x):
-            yield marked_part(_part(_arrays(batch), how))
+            yield marked_parts(_parts(_arrays(batch), how), how.block)
 
     rows = ["a generator", f"first batch of {n} samples", *shapes(first)]
-    return Source(parts(), lambda: sample(_part(first, how)), rows, n, firsts)
+    return Source(parts(), lambda: sample(_parts(first, how)[0]), rows, n, firsts)
 
 
 def sample(part: Part) -> Any:
@@ -59,8 +59,11 @@ def _arrays(batch: Any) -> Any:
     return map_leaves(as_array, as_tuple(batch))
 
 
-def _part(batch: tuple[Any, ...], how: How) -> Part:
-    return weighted(part_of(batch), how)
+def _parts(batch: tuple[Any, ...], how: How) -> list[Part]:
+    if how.block is None:
+        return [weighted(part_of(batch), how)]
+    parts, mine = how.block
+    return [weighted(part_of(batch, parts, g), how) for g in mine]
 
 
 def weighted(part: Part, how: How) -> Part:
@@ -75,7 +78,7 @@ def weighted(part: Part, how: How) -> Part:
     return Part((x, y, class_weights(y, how.class_weight, how)), part.share)
 
 
-class _Parts(PyDataset):
+class _PyParts(PyDataset):
     """Of a user's PyDataset."""
 
     def __init__(self, own: Any, how: How, firsts: FirstBatches) -> None:
@@ -97,7 +100,7 @@ class _Parts(PyDataset):
         batch = _arrays(self._own[self._place(index)])
         if index == 0:
             self._firsts.note(batch)
-        return marked_part(_part(batch, self._how))
+        return marked_parts(_parts(batch, self._how), self._how.block)
 
     def begin_at(self, epoch: int) -> None:
         self._first = epoch

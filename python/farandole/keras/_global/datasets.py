@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from farandole import _world
-from farandole.data import FirstBatches, Part, Share, split_dataset, split_loader
+from farandole.data import FirstBatches, Part, Share
+from farandole.data._tensorflow import split_dataset_in
+from farandole.data._torch import split_loader_in
 from farandole.data._tree import as_array, leaves, map_leaves
 from farandole.keras._global.batches import sample
 from farandole.keras._global.how import How, Source, as_tuple, symbol
@@ -19,7 +21,7 @@ def of_dataset(x: Any, how: How) -> Source:
     firsts = FirstBatches()
     if how.class_weight is not None:
         x = _weighted(x, how)
-    data = split_dataset(x, firsts.note).map(marked)
+    data = split_dataset_in(x, firsts.note, how.block).map(marked)
     spec, length = x.element_spec, int(x.cardinality())
     specs = leaves(spec)
     rows = [
@@ -27,7 +29,8 @@ def of_dataset(x: Any, how: How) -> Source:
         *(f"array {i}: {s.shape} {s.dtype.name}" for i, s in enumerate(specs)),
     ]
     batch = specs[0].shape[0]
-    count = 2 if batch is None else -(-batch // _world.size())
+    parts = _world.size() if how.block is None else how.block.parts
+    count = 2 if batch is None else -(-batch // parts)
 
     def symbols() -> Any:
         return map_leaves(lambda s: symbol(s.shape[1:], s.dtype.name, count), as_tuple(spec))
@@ -67,8 +70,8 @@ def of_loader(x: Any, how: How) -> Source:
     if how.class_weight is not None:
         raise how.error("class_weight does not go with a DataLoader")
     firsts = FirstBatches()
-    data = split_loader(x, firsts.note, how.seed)
-    data.collate_fn = _Marked(data.collate_fn)
+    data = split_loader_in(x, firsts.note, how.seed, how.block)
+    data.collate_fn = _Marked(data.collate_fn, several=how.block is not None)
     length = len(x) if hasattr(x.dataset, "__len__") else None
 
     def symbols() -> Any:
@@ -83,9 +86,11 @@ def of_loader(x: Any, how: How) -> Source:
 class _Marked:
     """What a loader collates, as Keras reads it."""
 
-    def __init__(self, own: Callable[[Any], Any]) -> None:
-        self._own = own
+    def __init__(self, own: Callable[[Any], Any], *, several: bool) -> None:
+        self._own, self._several = own, several
 
     def __call__(self, samples: Any) -> Any:
         batch, share = self._own(samples)
+        if self._several:
+            return marked(tuple(as_tuple(each) for each in batch), share)
         return marked(as_tuple(batch), share)

@@ -13,10 +13,11 @@ from typing import Any
 
 import keras
 
+from farandole import _world
 from farandole.data import FromRank0, Part
 from farandole.data._tree import map_leaves
 from farandole.keras._bases import PyDataset
-from farandole.keras._global.arrays import marked_part
+from farandole.keras._global.arrays import marked_parts
 from farandole.keras._global.batches import sample, weighted
 from farandole.keras._global.how import How, Source, as_tuple
 
@@ -32,7 +33,7 @@ def of_rank_0(x: FromRank0, how: How) -> Source:
     dealt = _Dealt(x, how, length)
     rows = [f"{length} batches of rank 0"]
     data = _in_step(dealt) if keras.backend.backend() == "tensorflow" else dealt
-    return Source(data, lambda: sample(dealt.first), rows, dealt.first.share.total)
+    return Source(data, lambda: sample(dealt.first[0]), rows, dealt.first[0].share.total)
 
 
 class _Dealt(PyDataset):
@@ -41,7 +42,7 @@ class _Dealt(PyDataset):
     def __init__(self, own: FromRank0, how: How, length: int | None) -> None:
         super().__init__()
         self._own, self._how, self._length = own, how, length
-        self._pass = iter(own)
+        self._pass = self._new_pass()
         self.first = self._next()
         self._is_first_next = True  # it has been read, to know what batches look like
 
@@ -52,19 +53,26 @@ class _Dealt(PyDataset):
     def __getitem__(self, index: int) -> Any:
         if index == 0 and self._is_first_next:
             self._is_first_next = False
-            return marked_part(self.first)
+            return self.marked(self.first)
         if index == 0:
-            self._pass = iter(self._own)
-        return marked_part(self._next())
+            self._pass = self._new_pass()
+        return self.marked(self._next())
 
-    def _next(self) -> Part:
-        part = next(self._pass, None)
-        if part is None:  # steps that end an epoch may come from several passes
-            self._pass = iter(self._own)
-            part = next(self._pass, None)
-        if part is None:
+    def marked(self, parts: list[Part]) -> Any:
+        return marked_parts(parts, self._how.block)
+
+    def _new_pass(self) -> Iterator[list[Part]]:
+        block = self._how.block
+        return self._own.blocks(_world.size() if block is None else block.parts)
+
+    def _next(self) -> list[Part]:
+        parts = next(self._pass, None)
+        if parts is None:  # steps that end an epoch may come from several passes
+            self._pass = self._new_pass()
+            parts = next(self._pass, None)
+        if parts is None:
             raise self._how.error("rank 0 has no more batches")
-        return weighted(Part(as_tuple(part.batch), part.share), self._how)
+        return [weighted(Part(as_tuple(each.batch), each.share), self._how) for each in parts]
 
     def __iter__(self) -> Iterator[Any]:
         length = self.num_batches
@@ -78,7 +86,7 @@ def _in_step(dealt: _Dealt) -> Any:
     def spec(leaf: Any) -> Any:
         return tf.TensorSpec((None, *leaf.shape[1:]), tf.dtypes.as_dtype(leaf.dtype))
 
-    signature = map_leaves(spec, marked_part(dealt.first))
+    signature = map_leaves(spec, dealt.marked(dealt.first))
     data = tf.data.Dataset.from_generator(lambda: iter(dealt), output_signature=signature)
     if dealt.num_batches is not None:
         data = data.apply(tf.data.experimental.assert_cardinality(dealt.num_batches))

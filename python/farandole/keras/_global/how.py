@@ -10,6 +10,7 @@ import keras
 
 from farandole._core import InvalidArgument
 from farandole.data import FirstBatches
+from farandole.data._logical import Block
 from farandole.data._tree import leaves
 
 
@@ -24,6 +25,7 @@ class How:
     shuffle: Any = False
     class_weight: Mapping[int, float] | None = None
     passes: int = 0  # over training data, before this call
+    block: Block | None = None  # of logical ranks, where a rank is several
 
     def error(self, why: str) -> InvalidArgument:
         return InvalidArgument(f"{self.what}: {why}")

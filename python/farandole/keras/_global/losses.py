@@ -90,11 +90,20 @@ class _SharedLoss:
         mask = _mask_of(y_pred)
         if self._reduction != "mean_with_sample_weight":
             sample_weight = None  # it is no part of the divisor
-        if (mask is None and sample_weight is None) or _world.size() == 1:
+        if mask is None and sample_weight is None:
+            return None
+        if self._steps.block is not None:
+            raise InvalidArgument(
+                f"logical_ranks={self._steps.block.parts}: the loss is divided by "
+                f"{'the mask' if mask is not None else 'the sum of sample weights'} of the whole "
+                "batch, which a logical rank does not know when it computes its part\n"
+                "  advice: a loss with reduction='sum', or no logical_ranks"
+            )
+        if _world.size() == 1:
             return None
         mine = keras.ops.stop_gradient(_sum_of_weights(y_pred, mask, sample_weight))
         zero = keras.ops.zeros_like(mine)
-        everywhere = _sum_over_ranks(keras.ops.where(self._steps.counts, mine, zero), self._label)
+        everywhere = sum_over_ranks(keras.ops.where(self._steps.counts, mine, zero), self._label)
         return keras.ops.divide_no_nan(mine * total, everywhere * count)
 
 
@@ -122,7 +131,7 @@ class _Ones(keras.losses.Loss):  # type: ignore[misc]  # Keras has no types
         return self._ones
 
 
-def _sum_over_ranks(value: Any, name: str) -> Any:
+def sum_over_ranks(value: Any, name: str) -> Any:
     """Inside the program of any backend."""
     backend = keras.backend.backend()
     if backend == "tensorflow":

@@ -11,6 +11,7 @@ import numpy as np
 from farandole import _core, _world
 from farandole._core import InvalidArgument
 from farandole.common._objects import allgather_object
+from farandole.data._logical import Block
 from farandole.keras import _host
 
 _FEW = 16  # samples of a rank, below which its statistics say little of the batch
@@ -26,16 +27,17 @@ def refuse_synchronized(model: Any) -> None:
             )
 
 
-def warn_of_few_samples(model: Any, batch: int | None) -> None:
+def warn_of_few_samples(model: Any, batch: int | None, block: Block | None = None) -> None:
     """On rank 0. `batch`: samples of all ranks together, where that is known."""
-    few = (batch or 0) / _world.size()
+    parts = _world.size() if block is None else block.parts
+    few = (batch or 0) / parts
     layers = _layers(model)
-    if _world.size() == 1 or _world.rank() != 0 or not layers or not 0 < few < _FEW:
+    if parts == 1 or _world.rank() != 0 or not layers or not 0 < few < _FEW:
         return
     warnings.warn(
         f"layer '{layers[0].name}' normalizes by the statistics of each rank's own samples, which "
         f"are {few:g} of a batch of {batch}: the result is not that of one process. A larger batch "
-        f"helps (at least {_FEW * _world.size()} here), or a layer that does not look at other "
+        f"helps (at least {_FEW * parts} here), or a layer that does not look at other "
         "samples, as keras.layers.LayerNormalization",
         stacklevel=3,
     )

@@ -4,41 +4,53 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 
 from farandole import _world
 from farandole._core import InvalidArgument
+from farandole.data._logical import Block
 from farandole.data._share import places
-from farandole.data._tree import leaves, map_leaves
+from farandole.data._tree import leaves
 from farandole.keras import _host
 from farandole.keras._global.steps import unmarked_outputs
 
 
-def in_order(outputs: Any) -> Any:
+def in_order(outputs: Any, block: Block | None = None) -> Any:
     """Collective: what Keras has put together of this rank's steps, as that of all samples.
+
+    Args:
+        block: of logical ranks, whose outputs are a list.
 
     Raises:
         InvalidArgument: an output has not a row for each sample.
     """
     mine, shares = unmarked_outputs(outputs)
     size = _world.size()
-    # Rows of a sample that does not count go.
-    real = np.concatenate([np.full(max(s.samples, 1), s.samples > 0) for s in shares])
-    where = places([share.total for share in shares], size)
-    order = np.concatenate([np.fromiter(r, int, len(r)) for ranks in where for r in ranks])
+    parts = [mine] if block is None else list(mine)
+    # Of each part by batch; rows of a sample that does not count go.
+    by_part = [shares[i :: len(parts)] for i in range(len(parts))]
+    real = [
+        np.concatenate([np.full(max(s.samples, 1), s.samples > 0) for s in each])
+        for each in by_part
+    ]
+    where = places([share.total for share in by_part[0]], size if block is None else block.parts)
+    order = np.concatenate([np.fromiter(r, int, len(r)) for part in where for r in part])
 
-    def whole(leaf: Any) -> Any:
-        rows = np.asarray(leaf)
-        if rows.shape[:1] != real.shape:
-            raise InvalidArgument(
-                f"predict(): an output has shape {list(rows.shape)}, for {len(real)} samples of "
-                f"rank {_world.rank()}; outputs have a row for each"
-            )
-        gathered = _host.all_gather(rows[real], "predictions") if size > 1 else rows
+    def whole(*parts_of_leaf: Any) -> Any:
+        rows = [np.asarray(leaf) for leaf in parts_of_leaf]
+        for each, counts in zip(rows, real, strict=True):
+            if each.shape[:1] != counts.shape:
+                raise InvalidArgument(
+                    f"predict(): an output has shape {list(each.shape)}, for {len(counts)} samples "
+                    f"of rank {_world.rank()}; outputs have a row for each"
+                )
+        own = np.concatenate([each[counts] for each, counts in zip(rows, real, strict=True)])
+        gathered = _host.all_gather(own, "predictions") if size > 1 else own
         result = np.empty_like(gathered)
         result[order] = gathered
         return result
 
     if not leaves(mine):
         raise InvalidArgument("predict(): the model has no outputs")
-    return map_leaves(whole, mine)
+    return keras.tree.map_structure(whole, *parts)

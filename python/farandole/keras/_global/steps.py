@@ -30,6 +30,7 @@ import keras
 from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.data import Share
+from farandole.data._logical import Block
 
 _BATCH, _SHARE = "farandole batch", "farandole share"
 OUTPUTS = "farandole outputs"
@@ -60,8 +61,10 @@ def unmarked_outputs(outputs: dict[str, Any]) -> tuple[Any, list[Share]]:
 class Steps:
     """What the steps of one model know of the batch that they compute."""
 
-    def __init__(self) -> None:
+    def __init__(self, block: Block | None = None) -> None:
+        self.block = block  # of logical ranks (logical.py)
         self.share: Any = None  # a tensor, inside a step whose batch has one
+        self.held: list[Any] | None = None  # gradients, inside a step that is to update nothing
         self._scaled = False  # the step's loss has its weight
 
     def count_and_total(self) -> tuple[Any, Any]:
@@ -78,7 +81,9 @@ class Steps:
         if self.share is None:
             return loss
         self._scaled = True
-        weight = self.share[0, 0] * float(_world.size()) / self.share[0, 1]
+        # The gradients of logical ranks are summed, those of ranks averaged.
+        ranks = float(_world.size()) if self.block is None else 1.0
+        weight = self.share[0, 0] * ranks / self.share[0, 1]
         return loss * keras.ops.cast(weight, keras.backend.standardize_dtype(loss.dtype))
 
     @contextmanager
@@ -89,8 +94,20 @@ class Steps:
         finally:
             self.share = None
 
+    @contextmanager
+    def holding(self, share: Any) -> Iterator[list[Any]]:
+        """Gradients that the optimizer gets meanwhile come here, and update nothing."""
+        held: list[Any] = []
+        self.held = held
+        try:
+            with self.of(share):
+                yield held
+        finally:
+            self.held = None
+
     def require_scaled(self, model: Any) -> None:
-        if not self._scaled and model.optimizer is not None and _world.size() > 1:
+        shared = _world.size() > 1 or self.block is not None
+        if not self._scaled and model.optimizer is not None and shared:
             raise InvalidArgument(
                 f"train_step() of {type(model).__name__} does not call "
                 "self.optimizer.scale_loss(loss), by which ranks with more samples weigh more\n"
@@ -105,11 +122,10 @@ def weigh_loss(optimizer: Any, steps: Steps) -> None:
     optimizer.scale_loss = lambda loss: steps.scaled(own(loss))
 
 
-def share_steps(model: Any, steps: Steps) -> None:
-    """Replaces the steps of this model; of its class nothing changes."""
-    shared = _jax_steps if keras.backend.backend() == "jax" else _steps
-    for name, step in shared(model, steps).items():
-        setattr(model, name, step)
+def shared_steps(model: Any, steps: Steps) -> dict[str, Callable[..., Any]]:
+    """To be put in the place of this model's own; of its class nothing changes."""
+    on_jax = keras.backend.backend() == "jax"
+    return _jax_steps(model, steps) if on_jax else _steps(model, steps)
 
 
 def _steps(model: Any, steps: Steps) -> dict[str, Callable[[Any], Any]]:

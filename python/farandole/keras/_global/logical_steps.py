@@ -1,0 +1,394 @@
+"""Steps of several logical ranks in one process; see Note [Same bits for any number of ranks]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from farandole import _world
+from farandole.data._logical import fold
+from farandole.keras._global.logical import seed_states
+from farandole.keras._global.losses import sum_over_ranks
+from farandole.keras._global.steps import Steps, marked_outputs, unmarked
+
+_Values = list[Any]
+_SPREAD = 40503  # between the seeds of logical ranks
+_TRAINING, _TEST = "parts of a training step", "parts of a test step"  # on the wire
+
+
+class _State(NamedTuple):
+    """What a part of a batch has made, or all parts."""
+
+    gradients: _Values  # None where there is none
+    metrics: _Values
+    others: _Values  # what the model does not train
+    extra: dict[str, Any]  # numbers that a step of the user's own returns besides metrics
+
+
+class _Roles:
+    """What becomes of the variables that a step changes besides the weights."""
+
+    def __init__(self, model: Any) -> None:
+        seeds = set(map(id, seed_states(model)))
+        others = list(enumerate(model.non_trainable_variables))
+        self._seeds = {i for i, v in others if id(v) in seeds}
+        self.averaged = [
+            i for i, v in others if i not in self._seeds and keras.backend.is_float_dtype(v.dtype)
+        ]
+
+    def moved(self, others: _Values, part: Any, sign: int) -> _Values:
+        """With the seeds of a part, or with those of all again."""
+        return [
+            value + sign * _shift(part, value.dtype) if i in self._seeds else value
+            for i, value in enumerate(others)
+        ]
+
+
+def _shift(part: Any, dtype: Any) -> Any:
+    """Of a seed's state, which is a seed and a count."""
+    part = keras.ops.cast(part, dtype)
+    return keras.ops.stack([part * keras.ops.cast(_SPREAD, dtype), keras.ops.zeros_like(part)])
+
+
+# What a model's own step makes of a batch: its logs, others and metrics.
+_Call = Callable[[Any, _Values, _Values], tuple[Any, _Values, _Values]]
+
+
+class _Parts:
+    """A step on all parts of a batch, from values of the model's variables to new ones: what is the
+    same on all backends."""
+
+    def __init__(self, model: Any, steps: Steps, seed: int) -> None:
+        assert steps.block is not None
+        self.model, self.steps, self.block, self.seed = model, steps, steps.block, seed
+        self._told: dict[str, list[str] | None] = {}  # by label: names of what its steps log
+        self._begun = 0  # steps
+        self._roles: _Roles | None = None  # once the model has its variables
+
+    @property
+    def roles(self) -> _Roles:
+        if self._roles is None:
+            self._roles = _Roles(self.model)
+        return self._roles
+
+    def state(
+        self, call: _Call, batch: Any, share: Any, part: Any, others: _Values, metrics: _Values,
+        label: str,
+    ) -> _State:  # fmt: skip
+        """What one part makes.
+
+        Args:
+            others, metrics: the model's, as the step begins.
+        """
+        zeros = [keras.ops.zeros_like(v) for v in metrics]
+        with self.steps.holding(share) as held:
+            logs, new, added = call(batch, self.roles.moved(others, part, 1), zeros)
+            gradients = [_dense(g) for g in held[-1]] if held else []
+            self._told[label] = list(logs) if isinstance(logs, dict) else None
+            known = self.results(metrics)
+            extra = {k: v for k, v in logs.items() if k not in known} if self._told[label] else {}
+            state = _State(gradients, added, self.roles.moved(new, part, -1), extra)
+            return self._counted(state, others)
+
+    def _counted(self, state: _State, before: _Values) -> _State:
+        """A part without samples changes nothing but seeds, which all parts draw from alike."""
+        where, counts = keras.ops.where, self.steps.counts
+        others = list(state.others)
+        for i in self.roles.averaged:
+            others[i] = where(counts, others[i], before[i])
+        count, total = self.steps.count_and_total()
+        weight = count / total
+
+        def or_zero(value: Any) -> Any:
+            return None if value is None else where(counts, value, keras.ops.zeros_like(value))
+
+        return _State(
+            [or_zero(g) for g in state.gradients],
+            [or_zero(v) for v in state.metrics],
+            others,
+            {k: or_zero(keras.ops.cast(v, "float32") * weight) for k, v in state.extra.items()},
+        )
+
+    def sum(self, states: list[_State], metrics: _Values, label: str) -> _State:
+        """Collective: of all parts; but gradients of this rank's, which the optimizer sums."""
+        first, averaged = states[0], self.roles.averaged
+        rows = [[*s.metrics, *(s.others[i] for i in averaged), *s.extra.values()] for s in states]
+        sums = [fold(values, _add) for values in zip(*rows, strict=True)]
+        sums = _summed_over_ranks(sums, label)
+        added, means = sums[: len(metrics)], sums[len(metrics) :]
+        after = list(first.others)
+        for i, total in zip(averaged, means, strict=False):
+            after[i] = total * keras.ops.cast(1.0 / self.block.parts, total.dtype)
+        return _State(
+            [fold(values, _add) for values in zip(*(s.gradients for s in states), strict=True)],
+            [old + new for old, new in zip(metrics, added, strict=True)],
+            after,
+            dict(zip(first.extra, means[len(averaged) :], strict=True)),
+        )
+
+    def results(self, metrics: _Values) -> dict[str, Any]:
+        """What the model's metrics say with that state."""
+        mapping = list(zip(self.model.metrics_variables, metrics, strict=True))
+        with keras.StatelessScope(state_mapping=mapping):
+            known: dict[str, Any] = self.model.get_metrics_result()
+        return known
+
+    def logs(self, metrics: _Values, extra: dict[str, Any], label: str) -> Any:
+        """What the model's own step would return of the whole batch."""
+        known = self.results(metrics)
+        told = self._told[label]
+        names = known if told is None else told
+        return {name: known[name] if name in known else extra[name] for name in names}
+
+    def begin(self) -> None:
+        self._begun += 1
+
+    @contextmanager
+    def drawing(self, part: int) -> Iterator[None]:
+        """On PyTorch layers may draw without a seed: it follows from the step and the part."""
+        import torch
+
+        seed = np.random.SeedSequence([self.seed, self._begun, part]).generate_state(1)[0]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(seed))
+            yield
+
+
+def _add(a: Any, b: Any) -> Any:
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
+
+
+def _dense(gradient: Any) -> Any:
+    """Rows are added up in the order of the table, not in that in which they come."""
+    if gradient is None or not hasattr(gradient, "dense_shape"):
+        return gradient
+    return keras.ops.convert_to_tensor(gradient)
+
+
+def _summed_over_ranks(values: _Values, label: str) -> _Values:
+    """In one collective for each dtype."""
+    if _world.size() == 1:
+        return values
+    by_dtype: dict[str, list[int]] = {}
+    for i, value in enumerate(values):
+        by_dtype.setdefault(keras.backend.standardize_dtype(value.dtype), []).append(i)
+    result = list(values)
+    for dtype, places in by_dtype.items():
+        flat = [keras.ops.reshape(values[i], (-1,)) for i in places]
+        whole = sum_over_ranks(keras.ops.concatenate(flat), f"{label} {dtype}")
+        begin = 0
+        for i, each in zip(places, flat, strict=True):
+            end = begin + each.shape[0]
+            result[i] = keras.ops.reshape(whole[begin:end], values[i].shape)
+            begin = end
+    return result
+
+
+def logical_steps(model: Any, steps: Steps, seed: int) -> dict[str, Callable[..., Any]]:
+    """Instead of the model's own; also what makes its training functions, on JAX."""
+    parts = _Parts(model, steps, seed)
+    if keras.backend.backend() == "jax":
+        return _jax_steps(model, parts)
+    return _steps(model, parts, on_torch=keras.backend.backend() == "torch")
+
+
+def _steps(model: Any, parts: _Parts, *, on_torch: bool) -> dict[str, Callable[[Any], Any]]:
+    """TensorFlow, PyTorch: a step reads and writes the model's variables."""
+    own_train, own_test, own_predict = model.train_step, model.test_step, model.predict_step
+
+    def read(variables: _Values) -> _Values:
+        if on_torch:
+            return [v.value.detach().clone() for v in variables]
+        import tensorflow as tf
+
+        return [tf.identity(v.value) for v in variables]
+
+    def write(others: _Values, metrics: _Values) -> None:
+        variables = [*model.non_trainable_variables, *model.metrics_variables]
+        for variable, value in zip(variables, [*others, *metrics], strict=True):
+            variable.assign(value)
+
+    def step(own: Callable[[Any], Any], batches: Any, shares: Any, label: str) -> _State:
+        others, metrics = read(model.non_trainable_variables), read(model.metrics_variables)
+        states = []
+        parts.begin()
+        for i, (part, batch) in enumerate(zip(parts.block.mine, batches, strict=True)):
+
+            def call(batch: Any, others: _Values, metrics: _Values, part: int = part) -> Any:
+                write(others, metrics)
+                with parts.drawing(part) if on_torch else nullcontext():
+                    logs = own(batch)
+                return logs, read(model.non_trainable_variables), read(model.metrics_variables)
+
+            share = shares[i : i + 1]
+            states.append(parts.state(call, batch, share, part, others, metrics, label))
+        state = parts.sum(states, metrics, label)
+        write(state.others, state.metrics)
+        return state
+
+    def update(gradients: _Values) -> None:
+        if not on_torch:
+            model.optimizer.apply(gradients, model.trainable_weights)
+            return
+        import torch
+
+        with torch.no_grad():
+            model.optimizer.apply(gradients, model.trainable_weights)
+
+    def train_step(data: Any) -> Any:
+        batches, shares = unmarked(data)
+        if shares is None:
+            return own_train(data)
+
+        def own(batch: Any) -> Any:
+            logs = own_train(batch)
+            parts.steps.require_scaled(model)
+            return logs
+
+        state = step(own, batches, shares, _TRAINING)
+        if state.gradients:
+            update(state.gradients)
+        return parts.logs(state.metrics, state.extra, _TRAINING)
+
+    def test_step(data: Any) -> Any:
+        batches, shares = unmarked(data)
+        if shares is None:
+            return own_test(data)
+        state = step(own_test, batches, shares, _TEST)
+        return parts.logs(state.metrics, state.extra, _TEST)
+
+    def predict_step(data: Any) -> Any:
+        batches, shares = unmarked(data)
+        if shares is None:
+            return own_predict(data)
+        return marked_outputs([own_predict(batch) for batch in batches], shares)
+
+    return {"train_step": train_step, "test_step": test_step, "predict_step": predict_step}
+
+
+class _Programs:
+    """What is compiled anew whenever Keras makes one of its functions."""
+
+    def __init__(self) -> None:
+        self._functions: list[Callable[..., Any]] = []
+        self._run: list[Callable[..., Any]] = []
+
+    def add(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        place = len(self._functions)
+        self._functions.append(function)
+        self._run.append(function)
+        return lambda *values: self._run[place](*values)
+
+    def renew(self, *, compiled: bool) -> None:
+        import jax
+
+        # A new function, since what JAX has compiled of the old one knows the old optimizer.
+        self._run = [
+            jax.jit(partial(function)) if compiled else function for function in self._functions
+        ]
+
+
+def _jax_steps(model: Any, parts: _Parts) -> dict[str, Callable[..., Any]]:
+    """JAX: a step is a function of the state, which is lists of the variables' values. It is not
+    one program, but several: one for each part, one that sums, and one that updates."""
+    own_train, own_test, own_predict = model.train_step, model.test_step, model.predict_step
+    programs = {name: _Programs() for name in ("train", "test", "predict")}
+
+    @programs["train"].add
+    def train_part(state: Any, batch: Any, share: Any, part: Any) -> _State:
+        trained, others, optimizer, metrics = state
+
+        def call(batch: Any, others: _Values, metrics: _Values) -> Any:
+            logs, (_, new, _, added) = own_train((trained, others, optimizer, metrics), batch)
+            parts.steps.require_scaled(model)
+            return logs, new, added
+
+        return parts.state(call, batch, share, part, others, metrics, _TRAINING)
+
+    @programs["test"].add
+    def test_part(state: Any, batch: Any, share: Any, part: Any) -> _State:
+        trained, others, metrics = state
+
+        def call(batch: Any, others: _Values, metrics: _Values) -> Any:
+            logs, (_, new, added) = own_test((trained, others, metrics), batch)
+            return logs, new, added
+
+        return parts.state(call, batch, share, part, others, metrics, _TEST)
+
+    @programs["predict"].add
+    def predict_part(state: Any, batch: Any) -> Any:
+        return own_predict(state, batch)[0]
+
+    @programs["train"].add
+    def sum_of_training(states: list[_State], metrics: _Values) -> tuple[_State, Any]:
+        state = parts.sum(states, metrics, _TRAINING)
+        return state, parts.logs(state.metrics, state.extra, _TRAINING)
+
+    @programs["test"].add
+    def sum_of_test(states: list[_State], metrics: _Values) -> tuple[_State, Any]:
+        state = parts.sum(states, metrics, _TEST)
+        return state, parts.logs(state.metrics, state.extra, _TEST)
+
+    @programs["train"].add
+    def update(optimizer: Any, gradients: _Values, trained: Any) -> Any:
+        return model.optimizer.stateless_apply(optimizer, gradients, trained)
+
+    def states(run: Callable[..., _State], state: Any, batches: Any, shares: Any) -> list[_State]:
+        return [
+            run(state, batch, shares[i : i + 1], part)
+            for i, (part, batch) in enumerate(zip(parts.block.mine, batches, strict=True))
+        ]
+
+    def train_step(state: Any, data: Any) -> Any:
+        batches, shares = unmarked(data)
+        if shares is None:
+            return own_train(state, data)
+        trained, _, optimizer, metrics = state
+        after, logs = sum_of_training(states(train_part, state, batches, shares), metrics)
+        if after.gradients:
+            trained, optimizer = update(optimizer, after.gradients, trained)
+        return logs, (trained, after.others, optimizer, after.metrics)
+
+    def test_step(state: Any, data: Any) -> Any:
+        batches, shares = unmarked(data)
+        if shares is None:
+            return own_test(state, data)
+        trained, _, metrics = state
+        after, logs = sum_of_test(states(test_part, state, batches, shares), metrics)
+        return logs, (trained, after.others, after.metrics)
+
+    def predict_step(state: Any, data: Any) -> Any:
+        batches, shares = unmarked(data)
+        if shares is None:
+            return own_predict(state, data)
+        return marked_outputs([predict_part(state, batch) for batch in batches], shares), state[1]
+
+    def in_parts(name: str) -> Callable[..., Any]:
+        """Keras compiles none of its own functions around ours."""
+        make = getattr(model, f"make_{name}_function")
+
+        def made(force: bool = False) -> Any:
+            told = model.jit_compile
+            if force or getattr(model, f"{name}_function") is None:
+                programs[name].renew(compiled=bool(told) and not model.run_eagerly)
+            model.jit_compile = False
+            try:
+                return make(force)
+            finally:
+                model.jit_compile = told
+
+        return made
+
+    return {
+        "train_step": train_step,
+        "test_step": test_step,
+        "predict_step": predict_step,
+        **{f"make_{name}_function": in_parts(name) for name in programs},
+    }
