@@ -36,10 +36,67 @@ def split_loader(
     Raises:
         InvalidArgument: it gives single samples.
     """
-    from torch.utils.data import DataLoader, IterableDataset
-
     where = (_world.size() if size is None else size, _world.rank() if rank is None else rank)
-    options: dict[str, Any] = {
+    batches = batches_of(loader, seed)
+    if batches is None:
+        return loader_of_slices(loader, _Slice(loader.collate_fn, where))
+    return loader_of_numbers(loader, _Mine(batches, where, note))
+
+
+def batches_of(loader: Any, seed: int = DEFAULT_SEED) -> Any | None:
+    """What gives the sample numbers of its batches, in the same order on every rank; None where the
+    dataset is one that has no numbers.
+
+    Raises:
+        InvalidArgument: it gives single samples, or a part of them already.
+    """
+    from torch.utils.data import IterableDataset
+    from torch.utils.data.distributed import DistributedSampler
+
+    without_numbers = isinstance(loader.dataset, IterableDataset)
+    if (loader.batch_size if without_numbers else loader.batch_sampler) is None:
+        raise InvalidArgument(
+            "the DataLoader is not batched\n"
+            "  advice: DataLoader(…, batch_size=B), where B is the batch of all ranks together"
+        )
+    if without_numbers:
+        return None
+    sampler = getattr(loader.batch_sampler, "sampler", None)
+    if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+        raise InvalidArgument(
+            "the DataLoader has a DistributedSampler, which gives each rank other samples already\n"
+            "  advice: DataLoader(…, shuffle=True), as in the program of one process"
+        )
+    return _seeded(loader.batch_sampler, seed)
+
+
+def loader_of_numbers(loader: Any, mine: Any) -> Any:
+    """A DataLoader like this one, of a rank's samples alone: pairs as `split_loader` gives them.
+
+    Args:
+        mine: a batch sampler of pairs of a sample's number and its batch's share.
+    """
+    from torch.utils.data import DataLoader
+
+    numbered: Any = _Numbered(loader.dataset)
+    collate = _Collate(loader.collate_fn)
+    return DataLoader(numbered, batch_sampler=mine, collate_fn=collate, **_options(loader))
+
+
+def loader_of_slices(loader: Any, collate: Any) -> Any:
+    """A DataLoader like this one, that makes whole batches of which a rank keeps its part.
+
+    Args:
+        collate: the samples of a batch to what the loader gives.
+    """
+    from torch.utils.data import DataLoader
+
+    sizes = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    return DataLoader(loader.dataset, collate_fn=collate, **sizes, **_options(loader))
+
+
+def _options(loader: Any) -> dict[str, Any]:
+    return {
         name: getattr(loader, name)
         for name in (
             "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context",
@@ -47,28 +104,6 @@ def split_loader(
         )
         if hasattr(loader, name)
     }  # fmt: skip
-    if isinstance(loader.dataset, IterableDataset):
-        if loader.batch_size is None:
-            raise _not_batched()
-        options |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-        options["collate_fn"] = _Slice(loader.collate_fn, where)
-        return DataLoader(loader.dataset, **options)
-    if loader.batch_sampler is None:
-        raise _not_batched()
-    numbered: Any = _Numbered(loader.dataset)
-    return DataLoader(
-        numbered,
-        batch_sampler=_Mine(_seeded(loader.batch_sampler, seed), where, note),
-        collate_fn=_Collate(loader.collate_fn),
-        **options,
-    )
-
-
-def _not_batched() -> InvalidArgument:
-    return InvalidArgument(
-        "the DataLoader is not batched\n"
-        "  advice: DataLoader(…, batch_size=B), where B is the batch of all ranks together"
-    )
 
 
 def _seeded(batch_sampler: Any, seed: int) -> Any:
@@ -99,7 +134,11 @@ class _Mine:
             if i == 0 and self._note is not None:
                 self._note(numbers)
             mine, share = taken(len(numbers), *self._where)
-            yield [(number, share) for number in numbers[mine]]
+            yield with_share(numbers[mine], share)
+
+
+def with_share(numbers: list[Any], share: Share) -> list[tuple[Any, Share]]:
+    return [(number, share) for number in numbers]
 
 
 class _Numbered:
@@ -120,7 +159,7 @@ class _Collate:
         self._own = own
 
     def __call__(self, samples: list[tuple[Any, Share]]) -> Any:
-        return self._own([sample for sample, _ in samples]), _tensor(samples[0][1])
+        return self._own([sample for sample, _ in samples]), tensor_of(samples[0][1])
 
 
 class _Slice:
@@ -129,10 +168,10 @@ class _Slice:
 
     def __call__(self, samples: list[Any]) -> Any:
         part = part_of(self._own(samples), *self._where)
-        return part.batch, _tensor(part.share)
+        return part.batch, tensor_of(part.share)
 
 
-def _tensor(share: Share) -> Any:
+def tensor_of(share: Share) -> Any:
     import torch
 
     return torch.tensor([share], dtype=torch.float32)

@@ -14,6 +14,8 @@ from farandole.torch._operations.movements import *  # noqa: F403
 from farandole.torch._operations.reducescatter import *  # noqa: F403
 from farandole.torch.compression import Compression
 from farandole.torch.functions import *  # noqa: F403
+from farandole.torch.global_batch import GlobalBatch
+from farandole.torch.metrics import Metrics
 from farandole.torch.ops import barrier, join, poll, synchronize
 from farandole.torch.optimizer import DistributedOptimizer
 from farandole.torch.sparse import sparse_allreduce_async
@@ -31,6 +33,8 @@ __all__ = [
     "poll",
     "synchronize",
     "DistributedOptimizer",
+    "GlobalBatch",
+    "Metrics",
     "SyncBatchNorm",
     "check_extension",
     "convert_sync_batchnorm",
