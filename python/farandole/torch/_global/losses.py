@@ -48,7 +48,7 @@ def part_of_mean(
                 f"{loss.item()}\n  advice: pass the optimizer to GlobalBatch, or divide by "
                 "count.clamp(min=1)"
             )
-        loss = _Zeros.apply(*parameters)  # type: ignore[no-untyped-call]
+        loss = _Zeros.apply(*parameters)
     return weighed(loss, mine * size / everywhere)
 
 

@@ -85,13 +85,8 @@ class SliceReader:
             if i < position.batches:
                 continue
             count, total = map(int, share[0].tolist())
-            micros = [
-                Micro(
-                    map_leaves(lambda leaf, part=part: leaf[part], batch),
-                    min(part.stop - part.start, count),
-                )
-                for part in pieces(max(count, 1), self._at_once)
-            ]
+            parts = pieces(max(count, 1), self._at_once)
+            micros = [Micro(cut(batch, p), min(p.stop - p.start, count)) for p in parts]
             yield Whole(micros, total, checksum_of_all)
 
 
@@ -107,6 +102,10 @@ class _Slice:
         self._check = False  # one in every worker will do
         part = part_of(whole, *self._where)
         return part.batch, tensor_of(part.share), total
+
+
+def cut(batch: Any, part: slice) -> Any:
+    return map_leaves(lambda leaf: leaf[part], batch)
 
 
 def pieces(n: int, at_once: int | None) -> list[slice]:

@@ -134,8 +134,8 @@ class GradientExchange(Hooked):
             self._pass = weakref.ref(present)
             running.add(self)
         present.enter(graph)
-        if not self.reducing:
-            return
+        if not self.reducing or (self.weighed_only and self.lacks_weight()):
+            return  # what has no weight yet is not sent before it is known to have one
         try:
             self._take(i)
         except BaseException:
@@ -149,15 +149,9 @@ class GradientExchange(Hooked):
         if failed:
             self._fail_pass()
         elif unweighed:
-            self._refuse_unweighed()
+            self.refuse(not_weighed())
         else:
             self._finish_pass()
-
-    def _refuse_unweighed(self) -> NoReturn:
-        if not self.reducing:
-            self.refuse(not_weighed())
-        self._fail_pass()
-        raise not_weighed()
 
     def _leave_to_step(self, i: int, graph: int) -> None:
         """The pass is one that only accumulates."""
@@ -214,6 +208,9 @@ class GradientExchange(Hooked):
 
     def launch_rest(self) -> None:
         """Hands in what this pass did not bring. Waits for nobody."""
+        if self.lacks_weight():
+            self.reducer.abandon()  # nothing was sent; the others shall know
+            raise not_weighed()
         for i in self._gradients.missing():
             self._take(i)
         self.show_weights(self.reducer)

@@ -45,11 +45,9 @@ class Hooked:
         return self._pass() if self._pass is not None else None
 
     def lacks_weight(self) -> bool:
-        """At the end of the present pass: whether its loss should have a weight and has none."""
-        present = self.present_pass()
-        return self.weighed_only and not (
-            present is not None and present.takes_part_in(last_weighed())
-        )
+        """Whether the loss of the present pass should have a weight, and none was seen so far."""
+        present = self.present_pass() if self.weighed_only else None
+        return present is not None and not present.takes_part_in(last_weighed())
 
     def refuse(self, why: InvalidArgument) -> NoReturn:
         """Raises it in place of a step, and tells the other ranks, which may have begun one."""
