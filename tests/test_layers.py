@@ -52,7 +52,7 @@ PYTHON_LAYERS = [
     "_ranks _world",
     "_collectives _memory _run _timeline testing",
     "farandole",  # the names that a program sees
-    "_bench common horovod",
+    "_bench common horovod learning_rate",
     "data",
     "_tune.first_use _tune.ranks _tune.starting",  # these measure
     "_tune.__main__",

@@ -494,10 +494,10 @@ def test_a_program_goes_on_in_mid_epoch_with_other_ranks(
 ) -> None:
     path = str(tmp_path / "state.pt")
     spawn(ranks, "torch").run(train_until, path, stop)
-    outcomes = spawn(then, "torch").run(train_on, path)
+    weights = spawn(then, "torch").run(train_on, path)
     reference = learn(shuffled(), Way(epochs=3), alone=True)
-    for outcome in outcomes:
-        for a, b in zip(outcome.value, reference.weights, strict=True):
+    for of_a_rank in weights:
+        for a, b in zip(of_a_rank, reference.weights, strict=True):
             assert torch.allclose(torch.tensor(a), b, atol=CLOSE, rtol=0)
 
 

@@ -7,6 +7,7 @@ from farandole.common import _basics
 from farandole.common._basics import *  # noqa: F403
 from farandole.common._needs import torch as _torch  # noqa: F401 - or how to get it
 from farandole.common.util import check_extension
+from farandole.learning_rate import LearningRate
 from farandole.torch import elastic, functions, mpi_ops, ops
 from farandole.torch._c10d.comm_hook import ddp_comm_hook
 from farandole.torch._operations.allreduce import *  # noqa: F403
@@ -34,6 +35,7 @@ __all__ = [
     "synchronize",
     "DistributedOptimizer",
     "GlobalBatch",
+    "LearningRate",
     "Metrics",
     "SyncBatchNorm",
     "check_extension",

@@ -61,6 +61,8 @@ class Metrics:
                 )
             return (float(value.detach().double().sum()), samples) if samples else (0.0, 0.0)
         count = self._batches.count_of_part()
+        if isinstance(value, torch.Tensor):
+            value = value.detach()
         return (float(value) * count, count) if count else (0.0, 0.0)
 
     def compute(self) -> dict[str, float]:
