@@ -593,7 +593,7 @@ def data_that_differ_between_ranks_are_a_mismatch() -> None:
     for make, *words in [
         (lambda: plain(batch_size=8 + me), "batch_size 8; rank 1: batch_size 9"),
         (lambda: DataLoader(TensorDataset(X[: N - me]), batch_size=8), "samples 34; rank 1"),
-        (lambda: plain(shuffle=True, generator=seeded(me)), "a first batch of samples"),
+        (lambda: plain(shuffle=True, generator=seeded(me)), "samples ["),
         (lambda: plain(sampler=range(N - 2 * me)), "5 batches; rank 1: 4 batches"),
         (lambda: plain(sampler=[*range(N - 2), N - 2 + me, N - 1]), "at their end", "checksum"),
         (lambda: DataLoader(one, batch_size=8), "checksum"),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from farandole import _world
 from farandole._arguments import shown
@@ -16,10 +15,9 @@ from farandole.common._reduction import Sum
 from farandole.data._order import DEFAULT_SEED
 from farandole.data._torch import batches_of
 from farandole.data._tree import leaves, map_leaves
-from farandole.torch._global import agreement
 from farandole.torch._global.losses import check_loss, part_of_mean
 from farandole.torch._global.normalization import refuse_without_samples, warn_of_few_samples
-from farandole.torch._global.numbers import Position
+from farandole.torch._global.passes import Passes
 from farandole.torch._global.reading import Micro, NumberReader, Reader, SliceReader, Whole
 from farandole.torch._training.passes import untraced
 from farandole.torch._training.weighing import weighed
@@ -88,17 +86,15 @@ class GlobalBatch:
         self.loader = loader
         self._model, self._optimizer, self._count = model, optimizer, count
         self._where = (_world.size(), _world.rank())
-        self._reader: Reader
+        reader: Reader
         batches = batches_of(loader, seed)
         if batches is None:
-            self._reader = SliceReader(loader, self._where, micro_batch_size, same_batches)
+            reader = SliceReader(loader, self._where, micro_batch_size, same_batches)
         else:
-            self._reader = NumberReader(loader, batches, self._where, micro_batch_size)
+            reader = NumberReader(loader, batches, self._where, micro_batch_size)
+        self._passes = Passes(loader, reader)
         self._at_once = micro_batch_size
-        self._position = Position()
-        self._reading = False  # a pass has begun and is not over
-        self._goes_on = False  # the next pass was begun before
-        self._passes = 0  # begun here, to tell loops apart
+        self._loops = 0  # begun, to tell them apart
         self._whole: Whole | None = None
         self._micro: Micro | None = None
         self._counts: tuple[float, float] | None = None
@@ -112,8 +108,7 @@ class GlobalBatch:
     @property
     def batch_size(self) -> int | None:
         """Samples of all ranks in a batch; None where the batch sampler does not say."""
-        size = self.loader.batch_size
-        return size if size is not None else getattr(self.loader.batch_sampler, "batch_size", None)
+        return self._passes.batch_size
 
     def __len__(self) -> int:
         """Batches of all ranks in a pass."""
@@ -127,12 +122,11 @@ class GlobalBatch:
             InvalidArgument: another rank could not read; on that rank, its own error.
             Mismatch: ranks read different batches.
         """
-        self._passes += 1
-        mine = self._passes
-        for whole in self._pass():
+        self._loops += 1
+        mine = self._loops
+        for whole in self._passes:
             refuse_without_samples(self._model, whole.total, self._where[0])
             self._whole, self._counts = whole, None
-            self._position.batches += 1
             for micro in whole.micros:
                 self._micro = micro
                 self._hold(micro is not whole.micros[-1])
@@ -140,57 +134,11 @@ class GlobalBatch:
                     yield micro.batch
                 finally:
                     self._hold(False)
-                if mine != self._passes:
+                if mine != self._loops:
                     raise InvalidArgument(
                         "another loop over this GlobalBatch has begun\n"
                         "  advice: make a GlobalBatch for each of two loops at a time"
                     )
-
-    def _pass(self) -> Iterator[Whole]:
-        position, numbers = self._position, self._reader.numbers
-        if self._reading and not self._goes_on:  # the last loop was left
-            if numbers is not None:
-                numbers.leave(self._position)
-            position = self._position = Position(position.epoch + 1)
-        if self._goes_on and numbers is not None:
-            numbers.go_on(position)
-        self._reading, self._goes_on = True, False
-        skipped = Position(**vars(position))
-        reads = self._reader.read(skipped)
-        first: list[str] = []
-        whole = agreement.begin(self._told(reads, first), self._rows(), first)
-        if numbers is not None:
-            position.generators = numbers.began()
-        if whole is not None:
-            yield whole
-            yield from reads if numbers is not None else agreement.in_step(reads)
-        if numbers is not None:
-            agreement.end(position.batches, numbers.sums[-1])
-        self._position = Position(position.epoch + 1)
-        self._reading = False
-
-    def _told(self, reads: Iterator[Whole], first: list[str]) -> Iterator[Whole]:
-        whole = next(reads, None)
-        numbers = self._reader.numbers
-        if numbers is not None:
-            first.append(f"a first batch of samples {shown(numbers.first)}")
-        elif whole is not None:
-            first.append(f"a first batch of checksum {whole.checksum:08x}")
-        if whole is not None:
-            yield whole
-
-    def _rows(self) -> list[str]:
-        data = [f"{key} {value}" for key, value in self._data().items() if value >= 0]
-        position = self._position
-        return [*data, f"epoch {position.epoch}, after {position.batches} batches"]
-
-    def _data(self) -> dict[str, int]:
-        """What stays the same where a program goes on; -1: nobody knows."""
-        samples = -1
-        if not isinstance(self.loader.dataset, IterableDataset):
-            samples = operator.length_hint(self.loader.dataset, -1)
-        size = self.batch_size
-        return {"samples": samples, "batch_size": -1 if size is None else size}
 
     def _hold(self, held: bool) -> None:
         self.sync_gradients = not held
@@ -325,7 +273,7 @@ class GlobalBatch:
     @property
     def epoch(self) -> int:
         """Passes over the data that are over."""
-        return self._position.epoch
+        return self._passes.position.epoch
 
     def state_dict(self) -> dict[str, Any]:
         """Where the program stands: after the batch that the loop is in. The same on every rank;
@@ -339,13 +287,7 @@ class GlobalBatch:
                 "state_dict() in the middle of a batch, of which more micro-batches come\n"
                 "  advice: if batches.sync_gradients: save, after the step"
             )
-        position, numbers = self._position, self._reader.numbers
-        if numbers is not None and not self._goes_on:
-            if self._reading:
-                position.checksum = numbers.sums[position.batches]
-            else:
-                position.generators = numbers.generators()
-        return position.state(self._data())
+        return self._passes.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next loop goes on there: the same samples in the same order as if it had never been
@@ -354,8 +296,7 @@ class GlobalBatch:
         Raises:
             InvalidArgument: it is no such state, or of other data.
         """
-        self._position = Position.of(state, self._data())
-        self._goes_on = True
+        self._passes.load(state)
 
 
 def _check(loader: Any, model: Any, optimizer: Any, at_once: Any, count: Any) -> None:

@@ -11,7 +11,7 @@ from farandole.data._share import Share, taken
 from farandole.data._share import share as share_of
 from farandole.data._torch import loader_of_numbers, loader_of_slices, tensor_of, with_share
 from farandole.data._tree import map_leaves
-from farandole.torch._global.numbers import Numbers, Position
+from farandole.torch._global.numbers import Numbers
 
 
 class Micro(NamedTuple):
@@ -32,8 +32,8 @@ class Whole(NamedTuple):
 class Reader(Protocol):
     numbers: Numbers | None
 
-    def read(self, position: Position) -> Iterator[Whole]:
-        """The batches of a pass, from that position on."""
+    def read(self, after: int) -> Iterator[Whole]:
+        """The batches of a pass, after so many of them."""
 
 
 class NumberReader:
@@ -44,8 +44,8 @@ class NumberReader:
         self._where = where
         self._loader = loader_of_numbers(loader, _Mine(self.numbers, where, at_once))
 
-    def read(self, position: Position) -> Iterator[Whole]:
-        del position  # the numbers know
+    def read(self, after: int) -> Iterator[Whole]:
+        del after  # the numbers know
         micros: list[Micro] = []
         for batch, share in self._loader:
             count, total = map(int, share[0].tolist())
@@ -80,9 +80,9 @@ class SliceReader:
         self._at_once = at_once
         self._loader = loader_of_slices(loader, _Slice(loader.collate_fn, where, same))
 
-    def read(self, position: Position) -> Iterator[Whole]:
+    def read(self, after: int) -> Iterator[Whole]:
         for i, (batch, share, checksum_of_all) in enumerate(self._loader):
-            if i < position.batches:
+            if i < after:
                 continue
             count, total = map(int, share[0].tolist())
             parts = pieces(max(count, 1), self._at_once)
