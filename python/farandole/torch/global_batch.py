@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch.utils.data import DataLoader
@@ -25,6 +25,8 @@ from farandole.torch._training.wrapped import WrappedOptimizer
 from farandole.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from farandole.torch.ops import allgather, allreduce
 from farandole.torch.optimizer import DistributedOptimizer
+
+_T = TypeVar("_T")
 
 
 class GlobalBatch:
@@ -218,6 +220,10 @@ class GlobalBatch:
 
     # ---- metrics ----
 
+    @overload
+    def sum(self, value: torch.Tensor) -> torch.Tensor: ...
+    @overload
+    def sum(self, value: float) -> float: ...
     def sum(self, value: Any) -> Any:
         """The sum over ranks of a number or a tensor of this rank's part; of a rank without samples
         nothing counts. Collective; not with several micro-batches, which ranks have differently
@@ -233,7 +239,7 @@ class GlobalBatch:
         mine = value.detach() if counts else torch.zeros_like(value)
         return allreduce(mine, op=Sum, name="sum of a GlobalBatch")
 
-    def gather_for_metrics(self, outputs: Any) -> Any:
+    def gather_for_metrics(self, outputs: _T) -> _T:
         """Tensors of the samples of this rank's part to those of the whole batch, on every rank, in
         the order of one process; what does not count is left out. Collective; not with several
         micro-batches.
@@ -254,10 +260,11 @@ class GlobalBatch:
                     f"rank's part of the batch has {max(n, 1)} samples; pass tensors whose first "
                     "dimension is the samples"
                 )
-        return map_leaves(
+        whole: _T = map_leaves(
             lambda leaf: allgather(leaf.detach()[:n].contiguous(), name="metrics of a GlobalBatch"),
             outputs,
         )
+        return whole
 
     def _refuse_micro_batches(self, what: str) -> None:
         self._present()
