@@ -48,7 +48,7 @@ def part_of_mean(
                 f"{loss.item()}\n  advice: pass the optimizer to GlobalBatch, or divide by "
                 "count.clamp(min=1)"
             )
-        loss = _Zeros.apply(*parameters)
+        loss = _Zeros.apply(*parameters)  # type: ignore[no-untyped-call]
     return weighed(loss, mine * size / everywhere)
 
 
@@ -61,5 +61,5 @@ class _Zeros(torch.autograd.Function):
         return parameters[0].new_zeros(())
 
     @staticmethod
-    def backward(context: Any, _: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(context: Any, _: torch.Tensor) -> Any:
         return tuple(torch.zeros_like(p) for p in context.saved_tensors)
