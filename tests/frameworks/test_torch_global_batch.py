@@ -145,6 +145,7 @@ def whatever_gives_the_batches() -> None:
         lambda: plain(sampler=WeightedRandomSampler(weights, 21, generator=seeded())),
         lambda: plain(sampler=RandomSampler(DATA, True, 40, generator=seeded())),
         lambda: DataLoader(DATA, batch_sampler=[[3, 1], [5], list(range(9))]),
+        lambda: DataLoader(Fetched(), batch_size=BATCH),
         lambda: DataLoader(
             DATA, batch_sampler=BatchSampler(RandomSampler(DATA, generator=seeded()), 5, True)
         ),
@@ -161,6 +162,16 @@ def workers_read_each_ranks_own_samples() -> None:
         )
     )  # fmt: skip
     check(lambda: DataLoader(Stream(), batch_size=BATCH, num_workers=1))
+
+
+class Fetched(Dataset[Any]):
+    """Gives whole batches only."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitems__(self, numbers: list[int]) -> list[Any]:
+        return [DATA[n] for n in numbers]
 
 
 class Stream(IterableDataset[Any]):

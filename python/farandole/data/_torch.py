@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from farandole import _world
 from farandole._core import InvalidArgument
@@ -40,7 +40,7 @@ def split_loader(
     batches = batches_of(loader, seed)
     if batches is None:
         return loader_of_slices(loader, _Slice(loader.collate_fn, where))
-    return loader_of_numbers(loader, _Mine(batches, where, note))
+    return loader_of_numbers(loader, _Mine(batches, where, note), tensor_of)
 
 
 def batches_of(loader: Any, seed: int = DEFAULT_SEED) -> Any | None:
@@ -70,16 +70,17 @@ def batches_of(loader: Any, seed: int = DEFAULT_SEED) -> Any | None:
     return _seeded(loader.batch_sampler, seed)
 
 
-def loader_of_numbers(loader: Any, mine: Any) -> Any:
-    """A DataLoader like this one, of a rank's samples alone: pairs as `split_loader` gives them.
+def loader_of_numbers(loader: Any, mine: Any, shown: Callable[[Share], Any]) -> Any:
+    """A DataLoader like this one, of a rank's samples alone: pairs of a batch and its share.
 
     Args:
-        mine: a batch sampler of pairs of a sample's number and its batch's share.
+        mine: a batch sampler that gives `Asked`.
+        shown: what of a share the loader gives.
     """
     from torch.utils.data import DataLoader
 
     numbered: Any = _Numbered(loader.dataset)
-    collate = _Collate(loader.collate_fn)
+    collate = _Collate(loader.collate_fn, shown)
     return DataLoader(numbered, batch_sampler=mine, collate_fn=collate, **_options(loader))
 
 
@@ -128,17 +129,20 @@ class _Mine:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def __iter__(self) -> Iterator[list[tuple[Any, Share]]]:
+    def __iter__(self) -> Iterator[Asked]:
         for i, batch in enumerate(self._batches):
             numbers = list(batch)
             if i == 0 and self._note is not None:
                 self._note(numbers)
             mine, share = taken(len(numbers), *self._where)
-            yield with_share(numbers[mine], share)
+            yield Asked(numbers[mine], share)
 
 
-def with_share(numbers: list[Any], share: Share) -> list[tuple[Any, Share]]:
-    return [(number, share) for number in numbers]
+class Asked(NamedTuple):
+    """What a batch sampler asks a dataset for."""
+
+    numbers: list[Any]  # of samples
+    share: Share
 
 
 class _Numbered:
@@ -146,20 +150,27 @@ class _Numbered:
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
+        self._fetch = getattr(dataset, "__getitems__", None)  # of a whole batch at once
 
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitem__(self, key: tuple[Any, Share]) -> tuple[Any, Share]:
-        return self._dataset[key[0]], key[1]
+    def __getitem__(self, number: Any) -> Any:
+        return self._dataset[number]
+
+    def __getitems__(self, asked: Asked) -> tuple[Any, Share]:
+        if self._fetch:
+            return self._fetch(asked.numbers), asked.share
+        return [self._dataset[number] for number in asked.numbers], asked.share
 
 
 class _Collate:
-    def __init__(self, own: Callable[[list[Any]], Any]) -> None:
-        self._own = own
+    def __init__(self, own: Callable[[list[Any]], Any], shown: Callable[[Share], Any]) -> None:
+        self._own, self._shown = own, shown
 
-    def __call__(self, samples: list[tuple[Any, Share]]) -> Any:
-        return self._own([sample for sample, _ in samples]), tensor_of(samples[0][1])
+    def __call__(self, fetched: tuple[Any, Share]) -> Any:
+        samples, share = fetched
+        return self._own(samples), self._shown(share)
 
 
 class _Slice:

@@ -9,7 +9,7 @@ from farandole.data._parts import part_of
 from farandole.data._same import checksum
 from farandole.data._share import Share, taken
 from farandole.data._share import share as share_of
-from farandole.data._torch import loader_of_numbers, loader_of_slices, tensor_of, with_share
+from farandole.data._torch import Asked, loader_of_numbers, loader_of_slices
 from farandole.data._tree import map_leaves
 from farandole.torch._global.numbers import Numbers
 
@@ -42,13 +42,12 @@ class NumberReader:
     def __init__(self, loader: Any, batches: Any, where: tuple[int, int], at_once: int | None):
         self.numbers: Numbers | None = Numbers(batches)
         self._where = where
-        self._loader = loader_of_numbers(loader, _Mine(self.numbers, where, at_once))
+        self._loader = loader_of_numbers(loader, _Mine(self.numbers, where, at_once), tuple)
 
     def read(self, after: int) -> Iterator[Whole]:
         del after  # the numbers know
         micros: list[Micro] = []
-        for batch, share in self._loader:
-            count, total = map(int, share[0].tolist())
+        for batch, (count, total) in self._loader:
             micros.append(Micro(batch, count))
             mine = share_of(total, *self._where)
             if sum(each.samples for each in micros) == mine.stop - mine.start:
@@ -62,13 +61,13 @@ class _Mine:
     def __init__(self, batches: Numbers, where: tuple[int, int], at_once: int | None) -> None:
         self._batches, self._where, self._at_once = batches, where, at_once
 
-    def __iter__(self) -> Iterator[list[tuple[Any, Share]]]:
+    def __iter__(self) -> Iterator[Asked]:
         for numbers in self._batches:
             mine, share = taken(len(numbers), *self._where)
             rows = numbers[mine]
             for part in pieces(len(rows), self._at_once):
                 count = min(part.stop - part.start, share.samples)
-                yield with_share(rows[part], Share(count, share.total))
+                yield Asked(rows[part], Share(count, share.total))
 
 
 class SliceReader:
@@ -81,10 +80,9 @@ class SliceReader:
         self._loader = loader_of_slices(loader, _Slice(loader.collate_fn, where, same))
 
     def read(self, after: int) -> Iterator[Whole]:
-        for i, (batch, share, checksum_of_all) in enumerate(self._loader):
+        for i, (batch, (count, total), checksum_of_all) in enumerate(self._loader):
             if i < after:
                 continue
-            count, total = map(int, share[0].tolist())
             parts = pieces(max(count, 1), self._at_once)
             micros = [Micro(cut(batch, p), min(p.stop - p.start, count)) for p in parts]
             yield Whole(micros, total, checksum_of_all)
@@ -101,7 +99,7 @@ class _Slice:
         total = checksum(whole) if self._check else 0
         self._check = False  # one in every worker will do
         part = part_of(whole, *self._where)
-        return part.batch, tensor_of(part.share), total
+        return part.batch, tuple(part.share), total
 
 
 def cut(batch: Any, part: slice) -> Any:
