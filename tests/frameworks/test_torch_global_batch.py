@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import doctest
+import importlib
 import itertools
 import math
 import warnings
@@ -124,6 +126,14 @@ def assert_same_bits(tensors: list[torch.Tensor]) -> None:
 
 def plain(**options: Any) -> DataLoader[Any]:
     return DataLoader(DATA, **({"batch_size": BATCH} | options))
+
+
+@on_ranks(1)
+def examples_in_docstrings() -> None:
+    for name in ("global_batch", "metrics"):
+        results = doctest.testmod(importlib.import_module(f"farandole.torch.{name}"))
+        assert results.failed == 0
+        assert results.attempted > 0
 
 
 # ---- the data ----

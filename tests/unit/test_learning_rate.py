@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import math
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import farandole as fd
+from farandole import learning_rate
 from farandole._draw.curve import HEIGHT, LEFT, RIGHT, TOP, WIDTH, draw_curve
 from farandole._draw.scene import BLUE, Line
 from farandole.learning_rate import LearningRate, ramp, scaled
@@ -70,6 +72,12 @@ def test_decay_ends_at_the_last_step_and_stays() -> None:
 def test_wrong_arguments_are_named(options: dict[str, Any], words: str) -> None:
     with pytest.raises(fd.InvalidArgument, match=words):
         LearningRate(**({"base": 0.1, "batch_size": 8} | options))
+
+
+def test_examples_in_docstrings() -> None:
+    results = doctest.testmod(learning_rate)
+    assert results.failed == 0
+    assert results.attempted == 3
 
 
 def test_one_call_draws_it(tmp_path: Path) -> None:
