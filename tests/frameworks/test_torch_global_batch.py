@@ -739,6 +739,8 @@ def layers_that_look_at_other_samples() -> None:
     with raises(fd.InvalidArgument, "2 samples for 3 ranks", "layer '1'"):
         for _ in hvd.GlobalBatch(plain(), model):
             pass
+    with raises(fd.InvalidArgument, "micro_batch_size=2: layer '1'"):
+        hvd.GlobalBatch(plain(), model, micro_batch_size=2)
     model.eval()
     for _ in hvd.GlobalBatch(plain(), model):
         pass

@@ -34,7 +34,7 @@ def split_loader(
         note: called with the sample numbers, or the arrays, of the first batch of every pass.
 
     Raises:
-        InvalidArgument: it gives single samples.
+        InvalidArgument: it gives single samples, or has a DistributedSampler.
     """
     where = (_world.size() if size is None else size, _world.rank() if rank is None else rank)
     batches = batches_of(loader, seed)
@@ -48,7 +48,7 @@ def batches_of(loader: Any, seed: int = DEFAULT_SEED) -> Any | None:
     dataset is one that has no numbers.
 
     Raises:
-        InvalidArgument: it gives single samples, or a part of them already.
+        InvalidArgument: it gives single samples, or has a DistributedSampler.
     """
     from torch.utils.data import IterableDataset
     from torch.utils.data.distributed import DistributedSampler

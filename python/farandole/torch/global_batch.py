@@ -16,7 +16,11 @@ from farandole.data._order import DEFAULT_SEED
 from farandole.data._torch import batches_of
 from farandole.data._tree import leaves, map_leaves
 from farandole.torch._global.losses import check_loss, part_of_mean
-from farandole.torch._global.normalization import refuse_without_samples, warn_of_few_samples
+from farandole.torch._global.normalization import (
+    refuse_micro_batches,
+    refuse_without_samples,
+    warn_of_few_samples,
+)
 from farandole.torch._global.passes import Passes
 from farandole.torch._global.reading import Micro, NumberReader, Reader, SliceReader, Whole
 from farandole.torch._training.passes import untraced
@@ -101,6 +105,8 @@ class GlobalBatch:
         self._micro: Micro | None = None
         self._counts: tuple[float, float] | None = None
         self.sync_gradients = True
+        if model is not None:
+            refuse_micro_batches(model, micro_batch_size)
         _share(model, optimizer, options)
         if model is not None:
             warn_of_few_samples(model, self.batch_size, micro_batch_size)

@@ -40,10 +40,27 @@ def refuse_without_samples(model: torch.nn.Module | None, total: int, size: int)
     count it."""
     if model is None or total >= size or not model.training:
         return
-    for name, module in model.named_modules():
-        if isinstance(module, SyncBatchNorm):
-            raise InvalidArgument(
-                f"a batch of {total} samples for {size} ranks: layer '{name}' normalizes over the "
-                "samples of all ranks, and some have none\n"
-                "  advice: drop_last=True, or a larger batch"
-            )
+    if (name := _over_all_ranks(model)) is not None:
+        raise InvalidArgument(
+            f"a batch of {total} samples for {size} ranks: layer '{name}' normalizes over the "
+            "samples of all ranks, and some have none\n"
+            "  advice: drop_last=True, or a larger batch"
+        )
+
+
+def refuse_micro_batches(model: torch.nn.Module, at_once: int | None) -> None:
+    """Of which ranks may have different numbers."""
+    if at_once is None or _world.size() == 1:
+        return
+    if (name := _over_all_ranks(model)) is not None:
+        raise InvalidArgument(
+            f"micro_batch_size={at_once}: layer '{name}' normalizes over the samples of all ranks, "
+            "which may have different numbers of micro-batches\n"
+            "  advice: without micro_batch_size, or torch.nn.BatchNorm"
+        )
+
+
+def _over_all_ranks(model: torch.nn.Module) -> str | None:
+    """The first such layer."""
+    layers = model.named_modules()
+    return next((name for name, each in layers if isinstance(each, SyncBatchNorm)), None)
