@@ -103,7 +103,7 @@ class GlobalBatch:
         self._loops = 0  # begun, to tell them apart
         self._whole: Whole | None = None
         self._micro: Micro | None = None
-        self._counts: tuple[float, float] | None = None
+        self._everywhere: float | None = None  # what the present batch counts, on all ranks
         self.sync_gradients = True
         if model is not None:
             refuse_micro_batches(model, micro_batch_size)
@@ -134,7 +134,7 @@ class GlobalBatch:
         mine = self._loops
         for whole in self._passes:
             refuse_without_samples(self._model, whole.total, self._where[0])
-            self._whole, self._counts = whole, None
+            self._whole, self._everywhere = whole, None
             for micro in whole.micros:
                 self._micro = micro
                 self._hold(micro is not whole.micros[-1])
@@ -209,13 +209,12 @@ class GlobalBatch:
             return weighed(loss, float(size if micro.samples else 0))
         if self._count is None:
             return weighed(loss, micro.samples * size / self.total)
-        if self._counts is None:
+        if self._everywhere is None:
             assert self._whole is not None
-            mine = sum(map(self._counted, self._whole.micros))
-            self._counts = mine, self._sum_of_all(mine)
+            self._everywhere = self._sum_of_all(sum(map(self._counted, self._whole.micros)))
         groups = self._optimizer.param_groups if self._optimizer is not None else []
         parameters = [p for g in groups for p in g["params"] if p.requires_grad]
-        return part_of_mean(loss, self._counted(micro), self._counts[1], size, parameters)
+        return part_of_mean(loss, self._counted(micro), self._everywhere, size, parameters)
 
     @staticmethod
     def _sum_of_all(mine: float) -> float:
