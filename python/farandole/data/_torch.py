@@ -80,7 +80,7 @@ def loader_of_numbers(loader: Any, mine: Any, shown: Callable[[Share], Any]) -> 
     from torch.utils.data import DataLoader
 
     numbered: Any = _Numbered(loader.dataset)
-    collate = _Collate(loader.collate_fn, shown)
+    collate: Any = _Collate(loader.collate_fn, shown)
     return DataLoader(numbered, batch_sampler=mine, collate_fn=collate, **_options(loader))
 
 
