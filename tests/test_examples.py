@@ -258,6 +258,25 @@ def test_the_program_of_one_process_learns_the_same_on_two_ranks(
     assert two[-1] > 0.85
 
 
+def test_a_pytorch_program_of_one_process_learns_the_same_on_two_ranks_and_goes_on(
+    spawn: Spawn, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+
+    def numbers(options: str, ranks: int) -> list[float]:
+        output = play(spawn, "torch", f"16_pytorch_global_batch.py {options}", ranks, fork=True)
+        return [float(number) for number in re.findall(r"(\d\.\d{4})", output)]
+
+    alone, two = numbers("", 1), numbers("", 2)
+    assert len(alone) == 6 + 2
+    assert two == pytest.approx(alone, abs=2e-3)
+    assert two[-1] > 0.9
+    state = tmp_path / "state.pt"
+    assert numbers(f"--state {state} --stop-after 30", 2) == pytest.approx(alone[:1], abs=2e-3)
+    assert numbers(f"--state {state}", 1)[1:] == pytest.approx(alone[2:], abs=2e-3)
+
+
 def test_digits_train_alike_under_farandole_run_and_torchrun_and_alone(
     spawn: Spawn, tmp_path: Path
 ) -> None:

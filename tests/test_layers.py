@@ -52,7 +52,7 @@ PYTHON_LAYERS = [
     "_ranks _world",
     "_collectives _memory _run _timeline testing",
     "farandole",  # the names that a program sees
-    "_bench common horovod",
+    "_bench common horovod learning_rate",
     "data",
     "_tune.first_use _tune.ranks _tune.starting",  # these measure
     "_tune.__main__",
@@ -62,7 +62,9 @@ PYTHON_LAYERS = [
     "torch._training",
     "torch.distributed torch.elastic torch.ops torch.optimizer torch.sync_batch_norm",
     "torch.functions torch.sparse",
-    "torch.mpi_ops",
+    "torch._global",
+    "torch.global_batch",
+    "torch.metrics torch.mpi_ops",
     "torch",
     "tensorflow._graph tensorflow._verdicts tensorflow.compression",
     "tensorflow",

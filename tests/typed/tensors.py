@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 from typing_extensions import assert_type
 
 import farandole as fd
@@ -37,6 +38,18 @@ def training(sgd: torch.optim.SGD, model: torch.nn.Module) -> None:
     assert_type(hvd.allgather_object(3), list[int])
     hvd.broadcast_parameters(model.state_dict(), 0)
     hvd.broadcast_parameters(model.named_parameters(), 0)
+
+
+def global_batch(loader: DataLoader[Any], sgd: torch.optim.SGD, model: torch.nn.Module) -> None:
+    batches = hvd.GlobalBatch(loader, model, sgd, micro_batch_size=4, bucket_bytes=0)
+    loss = torch.zeros(())
+    assert_type(batches.scale_loss(loss, "sum"), Tensor)
+    assert_type(batches.sum(loss), Tensor)
+    assert_type(batches.sum(1), float)
+    assert_type(batches.gather_for_metrics((loss, [loss])), tuple[Tensor, list[Tensor]])
+    assert_type(hvd.Metrics(batches).compute(), dict[str, float])
+    batches.load_state_dict(batches.state_dict())
+    hvd.LearningRate(0.1, batch_size=8, decay="cosine", total_steps=3).plot("rate.svg")
 
 
 def refused(x: Tensor) -> None:

@@ -10,6 +10,7 @@
     legend.py    what these mean
     schedule.py  the picture of a schedule: who sends what to whom, and which folds happen
     steps.py     which part of a trace is shown, and who was late in it
+    curve.py     a curve over an axis
     bars.py      rows of bars over a time axis
     timeline.py  a training step out of a trace as a picture: what overlaps what
 

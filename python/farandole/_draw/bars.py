@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from math import floor, log10
 
+from farandole._draw.curve import tick
 from farandole._draw.scene import GROUND, INK, RULE, SHADE, SOFT, Box, Line, Mark, Text, text_width
 
 WIDTH, LEFT, RIGHT = 940.0, 176.0, 24.0
@@ -47,19 +47,13 @@ class Axis:
     def marks(self, top: float, bottom: float) -> Iterator[Mark]:
         length = self.end - self.begin
         unit, size = ("ms", 1e3) if length < 1e6 else ("s", 1e6)
-        tick = _tick(length / size)
-        for index in range(int(length / size / tick) + 1):
-            x = LEFT + index * tick * size * self.scale
+        step = tick(length / size)
+        for index in range(int(length / size / step) + 1):
+            x = LEFT + index * step * size * self.scale
             yield Line(x, top - 8, x, bottom, SHADE if index else RULE, 1.2)
-            yield Text(x, bottom + 14, f"{index * tick:g}", 11, SOFT, "middle")
+            yield Text(x, bottom + 14, f"{index * step:g}", 11, SOFT, "middle")
         middle = (LEFT + WIDTH - RIGHT) / 2
         yield Text(middle, bottom + 32, f"{unit} since the step began", 11, SOFT, "middle")
-
-
-def _tick(length: float) -> float:
-    """1, 2 or 5 times a power of ten, so that there are four to ten of them."""
-    power = 10.0 ** floor(log10(length / 4))
-    return max(power * factor for factor in (1, 2, 5) if length / (power * factor) >= 4)
 
 
 def rank_name(rank: int, y: float, marked: bool) -> Iterator[Mark]:

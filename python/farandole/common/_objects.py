@@ -147,6 +147,40 @@ def agree(
     compare(what, dict(allgather_object((_world.rank(), rows), what, process_set)), advice)
 
 
+def agree_prepared(
+    what: str, label: str, rows: Sequence[str], error: Exception | None, advice: str, beside: _T
+) -> list[_T]:
+    """The same of what ranks prepare before they begin something, where one may have failed.
+
+    Args:
+        what: is begun.
+        label: of the rows.
+        error: why this rank could not prepare.
+        beside: what else ranks want to know of each other.
+
+    Returns:
+        That of all ranks.
+
+    Raises:
+        InvalidArgument: another rank could not prepare; says which, and why. On that rank, its own
+            error.
+        Mismatch: the rows differ; on every rank.
+    """
+    theirs = allgather_object((told(error), rows, beside), what)
+    if error is not None:
+        raise error
+    for rank, (why, _, _) in enumerate(theirs):
+        if why is not None:
+            raise InvalidArgument(f"{what} cannot begin: rank {rank}: {why}")
+    compare(label, {r: words for r, (_, words, _) in enumerate(theirs)}, advice)
+    return [each for _, _, each in theirs]
+
+
+def told(error: Exception | None) -> str | None:
+    """As other ranks hear of it."""
+    return None if error is None else f"{type(error).__name__}: {error}"
+
+
 def compare(what: str, by_rank: Mapping[int, Sequence[str]], advice: str = BUILD_ALIKE) -> None:
     """The same of rows that are gathered already, by rank."""
     for i in range(max(map(len, by_rank.values()))):

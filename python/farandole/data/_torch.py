@@ -5,18 +5,16 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.data._logical import Block
 from farandole.data._order import DEFAULT_SEED
-from farandole.data._parts import Part, part_of
+from farandole.data._parts import part_of
 from farandole.data._share import Share, taken
 
 Note = Callable[[list[Any]], None]
-_Of = tuple[int, Share]  # of a sample: the part of the batch that it is in, and its share
-_Put = Callable[[list[Part]], Any]  # what a loader gives of a batch's parts
 
 
 def split_loader(
@@ -38,25 +36,84 @@ def split_loader(
         note: called with the sample numbers, or the arrays, of the first batch of every pass.
 
     Raises:
-        InvalidArgument: it gives single samples.
+        InvalidArgument: it gives single samples, or has a DistributedSampler.
     """
-    here = _world.rank() if rank is None else rank
-    where = Block(_world.size() if size is None else size, range(here, here + 1))
-    return _split(loader, note, seed, where, _first)
+    where = (_world.size() if size is None else size, _world.rank() if rank is None else rank)
+    batches = batches_of(loader, seed)
+    if batches is None:
+        return loader_of_slices(loader, _Slice(loader.collate_fn, where))
+    return loader_of_numbers(loader, _Mine(batches, where, note), tensor_of)
 
 
 def split_loader_in(loader: Any, note: Note | None, seed: int, block: Block | None) -> Any:
-    """The same with the parts of a block: pairs of a list of batches, and their shares, of shape
-    (parts, 2)."""
+    """The same with the parts of a block of logical ranks: pairs of a list of batches, and their
+    shares, of shape (parts, 2)."""
     if block is None:
         return split_loader(loader, note, seed)
-    return _split(loader, note, seed, block, _together)
+    batches = batches_of(loader, seed)
+    if batches is None:
+        return loader_of_slices(loader, _Slices(loader.collate_fn, block))
+    return _numbered(loader, _Block(batches, block, note), _CollateParts(loader.collate_fn))
 
 
-def _split(loader: Any, note: Note | None, seed: int, where: Block, put: _Put) -> Any:
-    from torch.utils.data import DataLoader, IterableDataset
+def batches_of(loader: Any, seed: int = DEFAULT_SEED) -> Any | None:
+    """What gives the sample numbers of its batches, in the same order on every rank; None where the
+    dataset is one that has no numbers.
 
-    options: dict[str, Any] = {
+    Raises:
+        InvalidArgument: it gives single samples, or has a DistributedSampler.
+    """
+    from torch.utils.data import IterableDataset
+    from torch.utils.data.distributed import DistributedSampler
+
+    without_numbers = isinstance(loader.dataset, IterableDataset)
+    if (loader.batch_size if without_numbers else loader.batch_sampler) is None:
+        raise InvalidArgument(
+            "the DataLoader is not batched\n"
+            "  advice: DataLoader(…, batch_size=B), where B is the batch of all ranks together"
+        )
+    if without_numbers:
+        return None
+    sampler = getattr(loader.batch_sampler, "sampler", None)
+    if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+        raise InvalidArgument(
+            "the DataLoader has a DistributedSampler, which gives each rank other samples already\n"
+            "  advice: DataLoader(…, shuffle=True), as in the program of one process"
+        )
+    return _seeded(loader.batch_sampler, seed)
+
+
+def loader_of_numbers(loader: Any, mine: Any, shown: Callable[[Share], Any]) -> Any:
+    """A DataLoader like this one, of a rank's samples alone: pairs of a batch and its share.
+
+    Args:
+        mine: a batch sampler that gives `Asked`.
+        shown: what of a share the loader gives.
+    """
+    return _numbered(loader, mine, _Collate(loader.collate_fn, shown))
+
+
+def _numbered(loader: Any, mine: Any, collate: Any) -> Any:
+    from torch.utils.data import DataLoader
+
+    numbered: Any = _Numbered(loader.dataset)
+    return DataLoader(numbered, batch_sampler=mine, collate_fn=collate, **_options(loader))
+
+
+def loader_of_slices(loader: Any, collate: Any) -> Any:
+    """A DataLoader like this one, that makes whole batches of which a rank keeps its part.
+
+    Args:
+        collate: the samples of a batch to what the loader gives.
+    """
+    from torch.utils.data import DataLoader
+
+    sizes = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    return DataLoader(loader.dataset, collate_fn=collate, **sizes, **_options(loader))
+
+
+def _options(loader: Any) -> dict[str, Any]:
+    return {
         name: getattr(loader, name)
         for name in (
             "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context",
@@ -64,28 +121,6 @@ def _split(loader: Any, note: Note | None, seed: int, where: Block, put: _Put) -
         )
         if hasattr(loader, name)
     }  # fmt: skip
-    if isinstance(loader.dataset, IterableDataset):
-        if loader.batch_size is None:
-            raise _not_batched()
-        options |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-        options["collate_fn"] = _Slice(loader.collate_fn, where, put)
-        return DataLoader(loader.dataset, **options)
-    if loader.batch_sampler is None:
-        raise _not_batched()
-    numbered: Any = _Numbered(loader.dataset)
-    return DataLoader(
-        numbered,
-        batch_sampler=_Mine(_seeded(loader.batch_sampler, seed), where, note),
-        collate_fn=_Collate(loader.collate_fn, put),
-        **options,
-    )
-
-
-def _not_batched() -> InvalidArgument:
-    return InvalidArgument(
-        "the DataLoader is not batched\n"
-        "  advice: DataLoader(…, batch_size=B), where B is the batch of all ranks together"
-    )
 
 
 def _seeded(batch_sampler: Any, seed: int) -> Any:
@@ -102,67 +137,116 @@ def _seeded(batch_sampler: Any, seed: int) -> Any:
 
 
 class _Mine:
-    """A batch sampler: of each batch the sample numbers of one rank, each with the part that it is
-    of, and its share."""
+    """A batch sampler: of each batch the sample numbers of one rank, with its share."""
 
-    def __init__(self, batches: Any, where: Block, note: Note | None) -> None:
+    def __init__(self, batches: Any, where: tuple[int, int], note: Note | None) -> None:
         self._batches, self._where, self._note = batches, where, note
 
     def __len__(self) -> int:
         return len(self._batches)
 
-    def __iter__(self) -> Iterator[list[tuple[Any, _Of]]]:
+    def __iter__(self) -> Iterator[Asked]:
         for i, batch in enumerate(self._batches):
             numbers = list(batch)
             if i == 0 and self._note is not None:
                 self._note(numbers)
-            parts, mine = self._where
-            cuts = [(part, *taken(len(numbers), parts, part)) for part in mine]
-            yield [(number, (part, share)) for part, cut, share in cuts for number in numbers[cut]]
+            mine, share = taken(len(numbers), *self._where)
+            yield Asked(numbers[mine], share)
+
+
+class _Block:
+    """Likewise, of the parts of a block, one after the other."""
+
+    def __init__(self, batches: Any, block: Block, note: Note | None) -> None:
+        self._batches, self._block, self._note = batches, block, note
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Asked]:
+        parts, mine = self._block
+        for i, batch in enumerate(self._batches):
+            numbers = list(batch)
+            if i == 0 and self._note is not None:
+                self._note(numbers)
+            cuts = [taken(len(numbers), parts, part) for part in mine]
+            yield Asked(
+                [number for cut, _ in cuts for number in numbers[cut]],
+                [share for _, share in cuts],
+            )
+
+
+class Asked(NamedTuple):
+    """What a batch sampler asks a dataset for."""
+
+    numbers: list[Any]  # of samples
+    share: Any  # a share; or those of a block
 
 
 class _Numbered:
-    """A dataset whose samples come with what they were asked for with."""
+    """A dataset whose samples come with the share that they were asked for with."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
+        self._fetch = getattr(dataset, "__getitems__", None)  # of a whole batch at once
 
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitem__(self, key: tuple[Any, _Of]) -> tuple[Any, _Of]:
-        return self._dataset[key[0]], key[1]
+    def __getitem__(self, number: Any) -> Any:
+        return self._dataset[number]
+
+    def __getitems__(self, asked: Asked) -> tuple[Any, Any]:
+        if self._fetch:
+            return self._fetch(asked.numbers), asked.share
+        return [self._dataset[number] for number in asked.numbers], asked.share
 
 
 class _Collate:
-    def __init__(self, own: Callable[[list[Any]], Any], put: _Put) -> None:
-        self._own, self._put = own, put
+    def __init__(self, own: Callable[[list[Any]], Any], shown: Callable[[Share], Any]) -> None:
+        self._own, self._shown = own, shown
 
-    def __call__(self, samples: list[tuple[Any, _Of]]) -> Any:
-        parts = [list(part) for _, part in itertools.groupby(samples, lambda each: each[1])]
-        return self._put(
-            [Part(self._own([sample for sample, _ in part]), part[0][1][1]) for part in parts]
-        )
+    def __call__(self, fetched: tuple[Any, Share]) -> Any:
+        samples, share = fetched
+        return self._own(samples), self._shown(share)
+
+
+class _CollateParts:
+    def __init__(self, own: Callable[[list[Any]], Any]) -> None:
+        self._own = own
+
+    def __call__(self, fetched: tuple[Any, list[Share]]) -> Any:
+        samples, shares = iter(fetched[0]), fetched[1]
+        batches = [
+            self._own(list(itertools.islice(samples, max(share.samples, 1)))) for share in shares
+        ]
+        return batches, _tensor(shares)
+
+
+class _Slices:
+    def __init__(self, own: Callable[[list[Any]], Any], block: Block) -> None:
+        self._own, self._block = own, block
+
+    def __call__(self, samples: list[Any]) -> Any:
+        batch, (parts, mine) = self._own(samples), self._block
+        cut = [part_of(batch, parts, part) for part in mine]
+        return [part.batch for part in cut], _tensor([part.share for part in cut])
 
 
 class _Slice:
-    def __init__(self, own: Callable[[list[Any]], Any], where: Block, put: _Put) -> None:
-        self._own, self._where, self._put = own, where, put
+    def __init__(self, own: Callable[[list[Any]], Any], where: tuple[int, int]) -> None:
+        self._own, self._where = own, where
 
     def __call__(self, samples: list[Any]) -> Any:
-        batch, (parts, mine) = self._own(samples), self._where
-        return self._put([part_of(batch, parts, part) for part in mine])
+        part = part_of(self._own(samples), *self._where)
+        return part.batch, tensor_of(part.share)
 
 
-def _first(parts: list[Part]) -> Any:
-    return parts[0].batch, _tensor(parts)
+def tensor_of(share: Share) -> Any:
+    return _tensor([share])
 
 
-def _together(parts: list[Part]) -> Any:
-    return [part.batch for part in parts], _tensor(parts)
-
-
-def _tensor(parts: list[Part]) -> Any:
+def _tensor(shares: list[Share]) -> Any:
     import torch
 
-    return torch.tensor([part.share for part in parts], dtype=torch.float32)
+    return torch.tensor(shares, dtype=torch.float32)

@@ -39,11 +39,13 @@ from farandole.jax.ops import (
     reducescatter,
 )
 from farandole.jax.optimizer import Compression, allreduce_gradients, distributed
+from farandole.learning_rate import LearningRate
 
 _watch.libraries |= {"jax", "jaxlib"}
 
 __all__ = [
     "Compression",
+    "LearningRate",
     "ProcessSet",
     "add_process_set",
     "allgather",

@@ -12,6 +12,7 @@ from farandole.keras.model import Model
 from farandole.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from farandole.keras.saving import load_model
 from farandole.keras.values import *  # noqa: F403
+from farandole.learning_rate import LearningRate
 
 _progress.watch()
 
@@ -20,6 +21,7 @@ __all__ = [
     *values.__all__,
     "Compression",
     "DistributedOptimizer",
+    "LearningRate",
     "Model",
     "PartialDistributedOptimizer",
     "callbacks",

@@ -7,6 +7,9 @@ from typing import Any
 import keras
 
 from farandole._core import InvalidArgument
+from farandole.learning_rate import keras_schedule
+
+keras_schedule()  # saved models name it
 
 
 def set_learning_rate(optimizer: Any, rate: float, *, correct: bool) -> None:

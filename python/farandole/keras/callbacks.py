@@ -28,6 +28,7 @@ from farandole.keras.elastic import (
     UpdateEpochStateCallback,
 )
 from farandole.keras.values import broadcast_variables
+from farandole.learning_rate import ramp
 
 __all__ = [
     "BestModelCheckpoint",
@@ -244,7 +245,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             # At the end of an epoch, so that a curve over epochs shows round numbers.
             done = epoch + 1 / self.steps_per_epoch
             size = _world.size()
-            return (done * (size - 1) / warmup_epochs + 1) / size
+            return float(ramp(done / warmup_epochs, 1 / size, 1.0))
 
         super().__init__(
             initial_lr,

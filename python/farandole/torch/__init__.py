@@ -7,6 +7,7 @@ from farandole.common import _basics
 from farandole.common._basics import *  # noqa: F403
 from farandole.common._needs import torch as _torch  # noqa: F401 - or how to get it
 from farandole.common.util import check_extension
+from farandole.learning_rate import LearningRate
 from farandole.torch import elastic, functions, mpi_ops, ops
 from farandole.torch._c10d.comm_hook import ddp_comm_hook
 from farandole.torch._operations.allreduce import *  # noqa: F403
@@ -14,6 +15,8 @@ from farandole.torch._operations.movements import *  # noqa: F403
 from farandole.torch._operations.reducescatter import *  # noqa: F403
 from farandole.torch.compression import Compression
 from farandole.torch.functions import *  # noqa: F403
+from farandole.torch.global_batch import GlobalBatch
+from farandole.torch.metrics import Metrics
 from farandole.torch.ops import barrier, join, poll, synchronize
 from farandole.torch.optimizer import DistributedOptimizer
 from farandole.torch.sparse import sparse_allreduce_async
@@ -31,6 +34,9 @@ __all__ = [
     "poll",
     "synchronize",
     "DistributedOptimizer",
+    "GlobalBatch",
+    "LearningRate",
+    "Metrics",
     "SyncBatchNorm",
     "check_extension",
     "convert_sync_batchnorm",

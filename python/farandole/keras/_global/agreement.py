@@ -9,10 +9,18 @@ import numpy as np
 
 from farandole import _world
 from farandole._core import InvalidArgument
-from farandole.common._objects import allgather_object, broadcast_object, compare
+from farandole.common._objects import (
+    agree_prepared,
+    allgather_object,
+    broadcast_object,
+    compare,
+    told,
+)
 from farandole.data._same import checksum
 from farandole.keras import _host
 from farandole.keras._global.how import Source
+
+ADVICE = "every rank passes the same data, the batch of all ranks, and the same arguments"
 
 Prepared = tuple[list[Source], list[str]]  # data, and what ranks compare besides theirs
 
@@ -33,18 +41,8 @@ def agreed(what: str, prepare: Callable[[], Prepared], due: bool) -> tuple[list[
         rows = [*rows, *(row for source in sources for row in source.rows)]
     except Exception as failed:
         error = failed
-    theirs = allgather_object((_told(error), rows, due), what)
-    if error is not None:
-        raise error
-    for rank, (why, _, _) in enumerate(theirs):
-        if why is not None:
-            raise InvalidArgument(f"{what} cannot begin: rank {rank}: {why}")
-    compare(
-        f"the arguments of {what}",
-        {rank: words for rank, (_, words, _) in enumerate(theirs)},
-        "every rank passes the same data, the batch of all ranks, and the same arguments",
-    )
-    return sources, any(due for _, _, due in theirs)
+    dues = agree_prepared(what, f"the arguments of {what}", rows, error, ADVICE, due)
+    return sources, any(dues)
 
 
 def require_same_batch(what: str, source: Source) -> None:
@@ -71,12 +69,8 @@ def on_rank_0(what: str, write: Callable[[], Any]) -> None:
             write()
         except Exception as failed:
             error = failed
-    told = broadcast_object(_told(error), 0, what)
+    why = broadcast_object(told(error), 0, what)
     if error is not None:
         raise error
-    if told is not None:
-        raise InvalidArgument(f"{what}: rank 0 could not write: {told}")
-
-
-def _told(error: Exception | None) -> str | None:
-    return None if error is None else f"{type(error).__name__}: {error}"
+    if why is not None:
+        raise InvalidArgument(f"{what}: rank 0 could not write: {why}")

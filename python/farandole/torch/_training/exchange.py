@@ -32,6 +32,7 @@ from farandole.torch._training.gradients import Gradients
 from farandole.torch._training.hooked import Hooked
 from farandole.torch._training.passes import Pass, graph_task, has_no_end, running, untraced
 from farandole.torch._training.sparse_gradients import SparseGradients
+from farandole.torch._training.weighing import not_weighed
 from farandole.torch._training.weights import BROADCAST, watch_weights
 from farandole.torch._training.wrapped import too_many_passes
 
@@ -133,8 +134,8 @@ class GradientExchange(Hooked):
             self._pass = weakref.ref(present)
             running.add(self)
         present.enter(graph)
-        if not self.reducing:
-            return
+        if not self.reducing or (self.weighed_only and self.lacks_weight()):
+            return  # what has no weight yet is not sent before it is known to have one
         try:
             self._take(i)
         except BaseException:
@@ -142,10 +143,13 @@ class GradientExchange(Hooked):
             raise
 
     def end(self, *, failed: bool) -> None:
+        unweighed = not failed and self.lacks_weight()
         self._pass = None
         running.discard(self)
         if failed:
             self._fail_pass()
+        elif unweighed:
+            self.refuse(not_weighed())
         else:
             self._finish_pass()
 
@@ -160,7 +164,7 @@ class GradientExchange(Hooked):
         """Of what was left to step(): clipping, say, that took it for the mean."""
         for i, stamp in self._left.items():
             if _stamp(self.parameters[i].grad) != stamp:
-                self._refuse_pass(
+                self.refuse(
                     InvalidArgument(
                         f"the gradient of '{self.names[i]}' was changed after backward(), which "
                         "does not reduce gradients under compiled autograd\n  advice: call "
@@ -178,7 +182,8 @@ class GradientExchange(Hooked):
             and any(map(self._gradients.still_stands, range(len(self.names))))
         ):
             raise too_many_passes(self._passes_per_step)
-        due = self._held == 0 and self._passes + 1 >= self._passes_per_step
+        held = self._held > 0 or self.open
+        due = not held and self._passes + 1 >= self._passes_per_step
         self._begin(reducing=ends and due)
         self._passes += 1
 
@@ -203,6 +208,9 @@ class GradientExchange(Hooked):
 
     def launch_rest(self) -> None:
         """Hands in what this pass did not bring. Waits for nobody."""
+        if self.lacks_weight():
+            self.reducer.abandon()  # nothing was sent; the others shall know
+            raise not_weighed()
         for i in self._gradients.missing():
             self._take(i)
         self.show_weights(self.reducer)
@@ -232,7 +240,7 @@ class GradientExchange(Hooked):
         self._standing, self._due, self._dropped = False, True, True
         self._gradients.abandon()
 
-    def _refuse_pass(self, why: InvalidArgument) -> NoReturn:
+    def refuse(self, why: InvalidArgument) -> NoReturn:
         """Raises it in place of a step, and tells the other ranks, which may have begun one.
 
         Raises:
@@ -271,7 +279,7 @@ class GradientExchange(Hooked):
         """Before a step."""
         why = self.silence.check()
         if why is not None:
-            self._refuse_pass(why)
+            self.refuse(why)
 
     @untraced
     def synchronize(self) -> None:
@@ -285,7 +293,7 @@ class GradientExchange(Hooked):
             if self._passes == 0 and not self._due:
                 return
             if self._dropped:
-                self._refuse_pass(
+                self.refuse(
                     InvalidArgument(
                         "the last backward() failed, on this rank or on another, and its gradients "
                         "were dropped: there is nothing to step with\n"

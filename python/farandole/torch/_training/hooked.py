@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -13,6 +13,7 @@ from farandole import _core, _world
 from farandole._core import InvalidArgument, NotInitialized
 from farandole.torch._training.passes import Pass, untraced
 from farandole.torch._training.silence import Silence
+from farandole.torch._training.weighing import last_weighed
 from farandole.torch._training.weights import checksums_of
 
 
@@ -21,6 +22,8 @@ class Hooked:
     them: two that reduce the same gradient would reduce it twice, and write into each other's."""
 
     taken: str | None = None  # the first parameter that a newer one has
+    weighed_only = False  # backward passes must be of losses with their weight
+    open = False  # more micro-batches of the global batch come
 
     _pass: weakref.ref[Pass] | None = None
 
@@ -40,6 +43,15 @@ class Hooked:
 
     def present_pass(self) -> Pass | None:
         return self._pass() if self._pass is not None else None
+
+    def lacks_weight(self) -> bool:
+        """Whether the loss of the present pass should have a weight, and none was seen so far."""
+        present = self.present_pass() if self.weighed_only else None
+        return present is not None and not present.takes_part_in(last_weighed())
+
+    def refuse(self, why: InvalidArgument) -> NoReturn:
+        """Raises it in place of a step, and tells the other ranks, which may have begun one."""
+        raise NotImplementedError
 
     def on_gradient(self, i: int) -> None:
         raise NotImplementedError

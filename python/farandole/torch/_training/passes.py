@@ -67,6 +67,7 @@ class Pass:
         torch.autograd.Variable._execution_engine.queue_callback(self)
 
     def takes_part_in(self, graph: int) -> bool:
+        """Whether that graph task is one of it."""
         return graph in self._graphs
 
     def __call__(self) -> None:

@@ -27,6 +27,7 @@ class ReducedOptimizer(WrappedOptimizer):
     def step(self, closure: Any = None) -> Any:
         """The optimizer's own step. Gradients that were accumulated and not reduced yet (an
         interrupted accumulation) are reduced first; with a closure, whenever it returns."""
+        self._refuse_open()
         exchange = self._exchange
         if exchange is None:
             return super().step(closure)
@@ -41,6 +42,9 @@ class ReducedOptimizer(WrappedOptimizer):
             result = super().step(partial(self._reduced, closure))
         exchange.note_step()
         return result
+
+    def _hooked(self) -> GradientExchange | None:
+        return self._exchange
 
     def _reduced(self, closure: Callable[[], Any]) -> Any:
         loss = closure()

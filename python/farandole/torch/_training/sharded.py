@@ -99,12 +99,16 @@ class ShardedOptimizer(WrappedOptimizer):
             Mismatch: the ranks' settings differ, as learning rates, or their parameters; no
                 parameter has changed.
         """
+        self._refuse_open()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._shards.step(self._settings, self._unmanaged)
         return loss
+
+    def _hooked(self) -> Shards:
+        return self._shards
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False

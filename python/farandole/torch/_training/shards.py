@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 import torch
 
@@ -22,6 +23,7 @@ from farandole.torch._training.buckets import Place, bytes_of, view_of
 from farandole.torch._training.gradients import part_of_a_graph
 from farandole.torch._training.hooked import Hooked
 from farandole.torch._training.passes import Pass, graph_task, has_no_end, untraced
+from farandole.torch._training.weighing import not_weighed
 from farandole.torch._training.weights import watch_weights
 from farandole.torch._training.wrapped import refuse_unmanaged, too_many_passes
 
@@ -144,13 +146,16 @@ class Shards(Hooked):
 
     def end(self, *, failed: bool) -> None:
         """The end of a backward."""
+        unweighed = not failed and self.lacks_weight()
         self._pass = None
-        if not failed:
+        if not failed and not unweighed:
             return
         for p in self.parameters:
             p.grad = None
         self.note_zero_grad()
         self._abandon()
+        if unweighed:
+            raise not_weighed()
 
     def _abandon(self) -> None:
         """Tells the other ranks that there is no step, without waiting for them."""
@@ -202,6 +207,11 @@ class Shards(Hooked):
         self._factor = 1.0
         self._passes = 0
         self.update.wait()
+
+    def refuse(self, why: InvalidArgument) -> NoReturn:
+        self.check_alive()
+        with self._abandoning():
+            raise why
 
     @untraced
     def clip(self, max_norm: float, kind: str, settings: Settings, strict: bool) -> float:

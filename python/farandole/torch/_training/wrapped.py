@@ -10,6 +10,8 @@ import torch
 
 from farandole._core import InvalidArgument
 from farandole.common._wrapped import child_of
+from farandole.torch._training.hooked import Hooked
+from farandole.torch._training.weighing import left_open
 
 
 def refuse_unmanaged(parameters: Sequence[torch.Tensor]) -> None:
@@ -35,6 +37,31 @@ class WrappedOptimizer(torch.optim.Optimizer):
     """Stands before the optimizer's own class, behind what the kind does itself."""
 
     _parameter_names: dict[torch.Tensor, str]  # as Horovod calls it; programs read it
+    weighed_only = False  # it is one of a GlobalBatch
+    _open = False  # more micro-batches of the global batch come: step() is refused
+
+    def _hooked(self) -> Hooked | None:
+        """Who hears of the gradients; None where this rank is alone."""
+        return None
+
+    def hold(self, held: bool) -> None:
+        """While held, backward passes only accumulate. For farandole.torch.GlobalBatch."""
+        self._open = held
+        if (hooked := self._hooked()) is not None:
+            hooked.open = held
+
+    def take_weighed_losses_only(self) -> None:
+        """From now on a backward of another loss is an error, where there are other ranks."""
+        self.weighed_only = True
+        if (hooked := self._hooked()) is not None:
+            hooked.weighed_only = True
+
+    def _refuse_open(self) -> None:
+        if self._open:
+            hooked = self._hooked()
+            if hooked is not None:
+                hooked.refuse(left_open())
+            raise left_open()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
         raise InvalidArgument(

@@ -1,0 +1,90 @@
+"""That all ranks read the same batches, and equally many: an error on every rank where they do not.
+
+Where batches are sample numbers, ranks compare the numbers: as a pass begins, and as it ends. Where
+every rank makes the whole batch, nobody knows before how many there are, and they ask each other
+before every one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from farandole import _world
+from farandole._core import InvalidArgument, Mismatch
+from farandole.common._objects import agree, agree_prepared, compare, gathered
+from farandole.torch._global.reading import Whole
+
+WHAT = "the batches of a GlobalBatch"
+ADVICE = (
+    "give every rank the same DataLoader, with the batch of all ranks; one seed for whatever "
+    "shuffles or draws the order; the same state, where it goes on from one"
+)
+_END, _FAILED = -1, -2
+
+
+def begin(reads: Iterator[Whole], rows: Sequence[str], first: list[str]) -> Whole | None:
+    """Collective: the first batch of a pass; None where there is none.
+
+    Args:
+        rows: what ranks compare.
+        first: filled by the reading: likewise.
+    """
+    whole: Whole | None = None
+    error: Exception | None = None
+    try:
+        whole = next(reads, None)
+    except Exception as failed:
+        error = failed
+    if _world.size() == 1:
+        if error is not None:
+            raise error
+        return whole
+    known = "no further batch" if whole is None else f"a first batch of {whole.total} samples"
+    agree_prepared("a GlobalBatch", WHAT, [*rows, known, *first], error, ADVICE, None)
+    return whole
+
+
+def end(batches: int, checksum: int) -> None:
+    """Collective, as a pass ends."""
+    if _world.size() > 1:
+        rows = [f"{batches} batches", f"samples in an order of checksum {checksum:08x}"]
+        agree(f"{WHAT} at their end", rows, advice=ADVICE)
+
+
+def in_step(reads: Iterator[Whole]) -> Iterator[Whole]:
+    """Collective in every batch: those of a pass whose length nobody knows."""
+    while True:
+        whole: Whole | None = None
+        error: Exception | None = None
+        try:
+            whole = next(reads, None)
+        except Exception as failed:
+            error = failed
+        if _world.size() > 1:
+            _require_all(whole, error)
+        if error is not None:
+            raise error
+        if whole is None:
+            return
+        yield whole
+
+
+def _require_all(whole: Whole | None, error: Exception | None) -> None:
+    mine = [_FAILED if error else _END if whole is None else whole.total]
+    mine.append(0 if whole is None else whole.checksum)
+    theirs = gathered(np.array([mine], np.int64), f"next of {WHAT}", 0)
+    if error is not None or (theirs == theirs[0]).all():
+        return
+    for rank in np.flatnonzero(theirs[:, 0] == _FAILED).tolist():
+        raise InvalidArgument(f"rank {rank} could not read the next batch; it says why")
+    if (theirs[:, 0] != theirs[0, 0]).any():
+        words = ["no more" if n == _END else f"{n} samples" for n in theirs[:, 0].tolist()]
+        compare("the next batch", {r: [each] for r, each in enumerate(words)}, ADVICE)
+    other = int(np.flatnonzero(theirs[:, 1] != theirs[0, 1])[0])
+    raise Mismatch(
+        f"ranks read different batches: the next one of rank {other} is not that of rank 0\n"
+        f"  advice: {ADVICE}; if only what is random within samples differs, same_batches=False "
+        "leaves out this comparison"
+    )

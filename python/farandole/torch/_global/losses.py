@@ -1,0 +1,65 @@
+"""What a loss of a part of a batch weighs, so that the mean over ranks is that of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from farandole._arguments import shown
+from farandole._core import InvalidArgument
+from farandole.torch._training.weighing import weighed
+
+REDUCTIONS = ("mean", "sum")
+
+
+def check_loss(loss: Any, reduction: Any) -> None:
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else ""
+        raise InvalidArgument(
+            f"scale_loss(): loss is a {type(loss).__name__}{shape}; it is a tensor of one number, "
+            "the mean or the sum over this rank's samples"
+        )
+    if reduction not in REDUCTIONS:
+        raise InvalidArgument(
+            f"scale_loss(): reduction is {shown(reduction)}; it is 'mean' or 'sum', as the loss is"
+        )
+
+
+def part_of_mean(
+    loss: torch.Tensor, mine: float, everywhere: float, size: int, parameters: Sequence[Any]
+) -> torch.Tensor:
+    """Of a loss that was divided by `mine`, where the batch is divided by `everywhere`.
+
+    Args:
+        parameters: get gradients of zero where this rank has nothing that counts, and 0/0 is no
+            loss to compute gradients of.
+    """
+    if everywhere == 0:
+        raise InvalidArgument(
+            "scale_loss(): count() is 0 on every rank: nothing of this batch counts, and its loss "
+            "is no number\n  advice: leave such batches out of the data"
+        )
+    if mine == 0 and not bool(torch.isfinite(loss)):
+        if not parameters:
+            raise InvalidArgument(
+                "scale_loss(): nothing of this rank's part of the batch counts, and its loss is "
+                f"{loss.item()}\n  advice: pass the optimizer to GlobalBatch, or divide by "
+                "count.clamp(min=1)"
+            )
+        loss = _Zeros.apply(*parameters)  # type: ignore[no-untyped-call]
+    return weighed(loss, mine * size / everywhere)
+
+
+class _Zeros(torch.autograd.Function):
+    """0, with gradients of zero."""
+
+    @staticmethod
+    def forward(context: Any, *parameters: torch.Tensor) -> torch.Tensor:
+        context.save_for_backward(*parameters)
+        return parameters[0].new_zeros(())
+
+    @staticmethod
+    def backward(context: Any, _: torch.Tensor) -> Any:
+        return tuple(torch.zeros_like(p) for p in context.saved_tensors)

@@ -1,0 +1,66 @@
+"""Layers that look at other samples of a batch."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from farandole import _world
+from farandole._core import InvalidArgument
+from farandole.torch.sync_batch_norm import SyncBatchNorm
+
+_FEW = 16  # samples of a rank, below which its statistics say little of the batch
+
+
+def warn_of_few_samples(model: torch.nn.Module, batch: int | None, at_once: int | None) -> None:
+    """On rank 0, of layers that take each rank's own statistics."""
+    few = (batch or 0) / _world.size()
+    if at_once is not None:
+        few = min(few, at_once)
+    names = [name for name, each in model.named_modules() if _takes_own(each)]
+    if _world.size() == 1 or _world.rank() != 0 or not names or not 0 < few < _FEW:
+        return
+    warnings.warn(
+        f"layer '{names[0]}' normalizes by the statistics of each rank's own samples, which are "
+        f"{few:g} of a batch of {batch}: the result is not that of one process\n  advice: "
+        "model = convert_sync_batchnorm(model) before the optimizer is made",
+        stacklevel=4,
+    )
+
+
+def _takes_own(module: Any) -> bool:
+    return isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm)
+
+
+def refuse_without_samples(model: torch.nn.Module | None, total: int, size: int) -> None:
+    """A rank without samples computes on one that does not count; statistics of all ranks would
+    count it."""
+    if model is None or total >= size or not model.training:
+        return
+    if (name := _over_all_ranks(model)) is not None:
+        raise InvalidArgument(
+            f"a batch of {total} samples for {size} ranks: layer '{name}' normalizes over the "
+            "samples of all ranks, and some have none\n"
+            "  advice: drop_last=True, or a larger batch"
+        )
+
+
+def refuse_micro_batches(model: torch.nn.Module, at_once: int | None) -> None:
+    """Of which ranks may have different numbers."""
+    if at_once is None or _world.size() == 1:
+        return
+    if (name := _over_all_ranks(model)) is not None:
+        raise InvalidArgument(
+            f"micro_batch_size={at_once}: layer '{name}' normalizes over the samples of all ranks, "
+            "which may have different numbers of micro-batches\n"
+            "  advice: without micro_batch_size, or torch.nn.BatchNorm"
+        )
+
+
+def _over_all_ranks(model: torch.nn.Module) -> str | None:
+    """The first such layer."""
+    layers = model.named_modules()
+    return next((name for name, each in layers if isinstance(each, SyncBatchNorm)), None)

@@ -1,0 +1,105 @@
+"""Passes over the data: every rank reads the same batches, and all stand at the same one."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from farandole._arguments import shown
+from farandole.torch._global import agreement
+from farandole.torch._global.numbers import Position
+from farandole.torch._global.reading import Reader, Whole
+
+
+class Passes:
+    """Of one program over one DataLoader.
+
+    Args:
+        loader: of batches of all ranks.
+        reader: of this rank's part of them.
+    """
+
+    def __init__(self, loader: Any, reader: Reader) -> None:
+        self._loader, self._reader = loader, reader
+        self.position = Position()
+        self._reading = False  # a pass has begun and is not over
+        self._goes_on = False  # the next pass was begun before
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of all ranks in a batch; None where the batch sampler does not say."""
+        size: int | None = self._loader.batch_size
+        if size is None:
+            size = getattr(self._loader.batch_sampler, "batch_size", None)
+        return size
+
+    def __iter__(self) -> Iterator[Whole]:
+        """Collective: the batches of a pass, or of the rest of one."""
+        for whole in self._begun():
+            self.position.batches += 1
+            yield whole
+        if (numbers := self._reader.numbers) is not None:
+            agreement.end(self.position.batches, numbers.sums[-1])
+        self.position = Position(self.position.epoch + 1)
+        self._reading = False
+
+    def _begun(self) -> Iterator[Whole]:
+        numbers = self._reader.numbers
+        if self._reading and not self._goes_on:  # the last loop was left
+            if numbers is not None:
+                numbers.leave(self.position)
+            self.position = Position(self.position.epoch + 1)
+        if self._goes_on and numbers is not None:
+            numbers.go_on(self.position)
+        self._reading = self._goes_on = False  # as long as ranks may find that they disagree
+        reads = self._reader.read(self.position.batches)
+        first: list[str] = []
+        whole = agreement.begin(self._told(reads, first), self._rows(), first)
+        if numbers is not None:
+            self.position.generators = numbers.began()
+        self._reading = True
+        if whole is None:
+            return
+        yield whole
+        yield from reads if numbers is not None else agreement.in_step(reads)
+
+    def _told(self, reads: Iterator[Whole], first: list[str]) -> Iterator[Whole]:
+        """The first batch; and in words, in `first`."""
+        for whole in reads:
+            numbers = self._reader.numbers
+            if numbers is None:
+                first.append(f"values of checksum {whole.checksum:08x}")
+            else:
+                checksum = numbers.sums[self.position.batches + 1]
+                first.append(f"samples {shown(numbers.first)}, of checksum {checksum:08x}")
+            yield whole
+
+    def _rows(self) -> list[str]:
+        data = [f"{key} {value}" for key, value in self._data().items() if value >= 0]
+        return [*data, f"epoch {self.position.epoch}, after {self.position.batches} batches"]
+
+    def _data(self) -> dict[str, int]:
+        """What stays the same where a program goes on; -1: nobody knows."""
+        samples = -1
+        if not isinstance(self._loader.dataset, IterableDataset):
+            samples = operator.length_hint(self._loader.dataset, -1)
+        size = self.batch_size
+        return {"samples": samples, "batch_size": -1 if size is None else size}
+
+    def state(self) -> dict[str, Any]:
+        """Where the program stands."""
+        position, numbers = self.position, self._reader.numbers
+        if numbers is not None and not self._goes_on:
+            if self._reading:
+                position.checksum = numbers.sums[position.batches]
+            else:
+                position.generators = numbers.generators()
+        return position.state(self._data())
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """The next pass is the rest of that one. Raises InvalidArgument."""
+        self.position = Position.of(state, self._data())
+        self._goes_on = True

@@ -1,0 +1,363 @@
+"""The global batch: the program of one process, its batches those of all ranks together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, TypeVar, overload
+
+import torch
+from torch.utils.data import DataLoader
+
+from farandole import _world
+from farandole._arguments import shown
+from farandole._core import InvalidArgument
+from farandole.common._reduction import Sum
+from farandole.data._order import DEFAULT_SEED
+from farandole.data._torch import batches_of
+from farandole.data._tree import leaves, map_leaves
+from farandole.torch._global.losses import check_loss, part_of_mean
+from farandole.torch._global.normalization import (
+    refuse_micro_batches,
+    refuse_without_samples,
+    warn_of_few_samples,
+)
+from farandole.torch._global.passes import Passes
+from farandole.torch._global.reading import Micro, NumberReader, Reader, SliceReader, Whole
+from farandole.torch._training.passes import untraced
+from farandole.torch._training.weighing import weighed
+from farandole.torch._training.wrapped import WrappedOptimizer
+from farandole.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from farandole.torch.ops import allgather, allreduce
+from farandole.torch.optimizer import DistributedOptimizer
+
+_T = TypeVar("_T")
+
+
+class GlobalBatch:
+    """A DataLoader whose batches are those of all ranks together: every rank gets its part of each,
+    and one update per batch gives the weights and losses of one process, on any number of ranks.
+
+    Iterating over it is collective. A batch of n samples is split contiguously; a rank without
+    samples gets the batch's first sample, which counts nowhere. With a model, all ranks begin with
+    rank 0's weights and buffers; with an optimizer, also with its state, and it becomes a
+    ``DistributedOptimizer``, whose ``backward()`` takes losses of ``scale_loss`` only.
+
+    Args:
+        loader: a ``torch.utils.data.DataLoader`` as of one process, of the batch of all ranks. Its
+            workers, sampler, ``batch_sampler``, generator and ``drop_last`` are kept. A sampler
+            that shuffles without a generator gets one with the seed.
+        model: that is trained.
+        optimizer: of that model.
+        micro_batch_size: at most so many samples at once on a rank. A batch then comes in several
+            micro-batches; ``sync_gradients`` is true in the last one.
+        count: of a batch, what the mean loss over it is divided by, as the number of tokens that
+            are not padding, or the sum of the samples' weights: a function of what the loader
+            gives. Default: its samples.
+        seed: of a shuffle without a generator.
+        same_batches: False leaves out comparing the first batch of a dataset that has no numbers,
+            where every rank draws at random within samples.
+        options: those of ``DistributedOptimizer``; gradients are averaged over all ranks.
+
+    Raises:
+        InvalidArgument: an argument is wrong.
+        Mismatch: the ranks' models differ; in a loop over it: their batches do.
+
+    Examples:
+        >>> import torch, farandole.torch as fd
+        >>> fd.init()
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> loader = torch.utils.data.DataLoader(torch.ones(6, 2), batch_size=4)
+        >>> batches = fd.GlobalBatch(loader, model, optimizer)
+        >>> for x in batches:
+        ...     optimizer.zero_grad()
+        ...     loss = model(x).square().mean()
+        ...     batches.scale_loss(loss).backward()
+        ...     optimizer.step()
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        micro_batch_size: int | None = None,
+        count: Callable[[Any], Any] | None = None,
+        seed: int = DEFAULT_SEED,
+        same_batches: bool = True,
+        **options: Any,
+    ) -> None:
+        _check(loader, model, optimizer, micro_batch_size, count)
+        self.loader = loader
+        self._model, self._optimizer, self._count = model, optimizer, count
+        self._where = (_world.size(), _world.rank())
+        reader: Reader
+        batches = batches_of(loader, seed)
+        if batches is None:
+            reader = SliceReader(loader, self._where, micro_batch_size, same_batches)
+        else:
+            reader = NumberReader(loader, batches, self._where, micro_batch_size)
+        self._passes = Passes(loader, reader)
+        self._at_once = micro_batch_size
+        self._loops = 0  # begun, to tell them apart
+        self._whole: Whole | None = None
+        self._micro: Micro | None = None
+        self._everywhere: float | None = None  # what the present batch counts, on all ranks
+        self.sync_gradients = True
+        if model is not None:
+            refuse_micro_batches(model, micro_batch_size)
+        _share(model, optimizer, options)
+        if model is not None:
+            warn_of_few_samples(model, self.batch_size, micro_batch_size)
+
+    # ---- batches ----
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of all ranks in a batch; None where the batch sampler does not say."""
+        return self._passes.batch_size
+
+    def __len__(self) -> int:
+        """Batches of all ranks in a pass."""
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        """This rank's part of every batch, as the loader gives batches; in micro-batches, if there
+        is a micro_batch_size. Collective.
+
+        Raises:
+            InvalidArgument: another rank could not read; on that rank, its own error.
+            Mismatch: ranks read different batches.
+        """
+        self._loops += 1
+        mine = self._loops
+        for whole in self._passes:
+            refuse_without_samples(self._model, whole.total, self._where[0])
+            self._whole, self._everywhere = whole, None
+            for micro in whole.micros:
+                self._micro = micro
+                self._hold(micro is not whole.micros[-1])
+                try:
+                    yield micro.batch
+                finally:
+                    self._hold(False)
+                if mine != self._loops:
+                    raise InvalidArgument(
+                        "another loop over this GlobalBatch has begun\n"
+                        "  advice: make a GlobalBatch for each of two loops at a time"
+                    )
+
+    def _hold(self, held: bool) -> None:
+        self.sync_gradients = not held
+        if isinstance(self._optimizer, WrappedOptimizer):
+            self._optimizer.hold(held)
+
+    # ---- this rank's part ----
+
+    @property
+    def samples(self) -> int:
+        """This rank's samples of the present (micro-)batch that count; 0 where it has none."""
+        return self._present().samples
+
+    @property
+    def total(self) -> int:
+        """Samples of the present batch, of all ranks."""
+        self._present()
+        assert self._whole is not None
+        return self._whole.total
+
+    def _present(self) -> Micro:
+        if self._micro is None:
+            raise InvalidArgument("there is no batch yet; loop over the GlobalBatch")
+        return self._micro
+
+    def count_of_part(self) -> float:
+        """What a mean loss over this rank's part of the present (micro-)batch is divided by; 0
+        where the rank has no samples."""
+        return self._counted(self._present())
+
+    def _counted(self, micro: Micro) -> float:
+        if self._count is None or micro.samples == 0:
+            return float(micro.samples)
+        count = float(self._count(micro.batch))
+        if not 0 <= count < float("inf"):
+            raise InvalidArgument(f"count() gives {count}; it gives a number of at least 0")
+        return count
+
+    # ---- the loss ----
+
+    @untraced
+    def scale_loss(
+        self, loss: torch.Tensor, reduction: Literal["mean", "sum"] = "mean"
+    ) -> torch.Tensor:
+        """The loss with the weight of this rank's part of the batch: the mean over ranks of its
+        gradients, and of itself, is that of the whole batch. With ``count=`` it is collective, once
+        per batch.
+
+        Args:
+            loss: of this rank's part of the present (micro-)batch, a tensor of one number.
+            reduction: "mean": it was divided by its samples, or by what ``count`` gives; "sum": it
+                was not.
+
+        Raises:
+            InvalidArgument: an argument is wrong, there is no batch yet, or nothing in it counts.
+        """
+        check_loss(loss, reduction)
+        micro, size = self._present(), self._where[0]
+        if reduction == "sum":
+            return weighed(loss, float(size if micro.samples else 0))
+        if self._count is None:
+            return weighed(loss, micro.samples * size / self.total)
+        if self._everywhere is None:
+            assert self._whole is not None
+            self._everywhere = self._sum_of_all(sum(map(self._counted, self._whole.micros)))
+        groups = self._optimizer.param_groups if self._optimizer is not None else []
+        parameters = [p for g in groups for p in g["params"] if p.requires_grad]
+        return part_of_mean(loss, self._counted(micro), self._everywhere, size, parameters)
+
+    @staticmethod
+    def _sum_of_all(mine: float) -> float:
+        if _world.size() == 1:
+            return mine
+        value = torch.tensor([mine], dtype=torch.float64)
+        return float(allreduce(value, op=Sum, name="count of a GlobalBatch"))
+
+    # ---- metrics ----
+
+    @overload
+    def sum(self, value: torch.Tensor) -> torch.Tensor: ...
+    @overload
+    def sum(self, value: float) -> float: ...
+    def sum(self, value: Any) -> Any:
+        """The sum over ranks of a number or a tensor of this rank's part; of a rank without samples
+        nothing counts. Collective; not with several micro-batches, which ranks have differently
+        many of.
+
+        Returns:
+            As it came: a float of a number, a tensor (without gradients) of a tensor.
+        """
+        self._refuse_micro_batches("sum()")
+        counts = self._present().samples > 0
+        if not isinstance(value, torch.Tensor):
+            return self._sum_of_all(float(value) if counts else 0.0)
+        mine = value.detach() if counts else torch.zeros_like(value)
+        return allreduce(mine, op=Sum, name="sum of a GlobalBatch")
+
+    def gather_for_metrics(self, outputs: _T) -> _T:
+        """Tensors of the samples of this rank's part to those of the whole batch, on every rank, in
+        the order of one process; what does not count is left out. Collective; not with several
+        micro-batches.
+
+        Args:
+            outputs: tensors whose first dimension is the samples; dicts, tuples, lists of them.
+
+        Raises:
+            InvalidArgument: a tensor has no first dimension, or another length.
+        """
+        self._refuse_micro_batches("gather_for_metrics()")
+        n = self._present().samples
+        for leaf in leaves(outputs):
+            shape = tuple(getattr(leaf, "shape", ()))
+            if not isinstance(leaf, torch.Tensor) or not shape or shape[0] != max(n, 1):
+                raise InvalidArgument(
+                    f"gather_for_metrics(): a {type(leaf).__name__} of shape {shape}, where this "
+                    f"rank's part of the batch has {max(n, 1)} samples; pass tensors whose first "
+                    "dimension is the samples"
+                )
+        whole: _T = map_leaves(
+            lambda leaf: allgather(leaf.detach()[:n].contiguous(), name="metrics of a GlobalBatch"),
+            outputs,
+        )
+        return whole
+
+    def _refuse_micro_batches(self, what: str) -> None:
+        self._present()
+        if self._at_once is not None:
+            raise InvalidArgument(
+                f"{what} with micro_batch_size={self._at_once}: ranks may have different numbers "
+                "of micro-batches, and would wait for each other\n  advice: Metrics, which adds up "
+                "on each rank; or a GlobalBatch without micro_batch_size"
+            )
+
+    # ---- state ----
+
+    @property
+    def epoch(self) -> int:
+        """Passes over the data that are over."""
+        return self._passes.position.epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the program stands: after the batch that the loop is in. The same on every rank;
+        ``load_state_dict`` takes it on any number of ranks.
+
+        Raises:
+            InvalidArgument: more micro-batches of the present batch come.
+        """
+        if not self.sync_gradients:
+            raise InvalidArgument(
+                "state_dict() in the middle of a batch, of which more micro-batches come\n"
+                "  advice: if batches.sync_gradients: save, after the step"
+            )
+        return self._passes.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next loop goes on there: the same samples in the same order as if it had never been
+        left. Every rank loads the same state.
+
+        Raises:
+            InvalidArgument: it is no such state, or of other data.
+        """
+        self._passes.load(state)
+
+
+def _check(loader: Any, model: Any, optimizer: Any, at_once: Any, count: Any) -> None:
+    for name, value, kind, what in [
+        ("loader", loader, DataLoader, "a torch.utils.data.DataLoader"),
+        ("model", model, torch.nn.Module, "a module of PyTorch"),
+        ("optimizer", optimizer, torch.optim.Optimizer, "an optimizer of PyTorch"),
+    ]:
+        if not isinstance(value, kind) and not (value is None and name != "loader"):
+            raise InvalidArgument(f"GlobalBatch(): {name} is {shown(value)}; it is {what}")
+    whole = isinstance(at_once, int) and not isinstance(at_once, bool) and at_once > 0
+    if at_once is not None and not whole:
+        raise InvalidArgument(
+            f"GlobalBatch(): micro_batch_size is {shown(at_once)}; it is a whole number of at "
+            "least 1, the samples that a rank computes on at once"
+        )
+    if count is not None and not callable(count):
+        raise InvalidArgument(
+            f"GlobalBatch(): count is {shown(count)}; it is a function of a batch"
+        )
+
+
+def _share(model: Any, optimizer: Any, options: dict[str, Any]) -> None:
+    """Collective: all ranks begin alike, and update alike."""
+    for name in ("op", "backward_passes_per_step", "process_set"):
+        if name in options:
+            raise InvalidArgument(
+                f"GlobalBatch() takes no {name}: gradients are averaged over all ranks, once per "
+                "batch"
+            )
+    if options and optimizer is None:
+        raise InvalidArgument(
+            f"GlobalBatch(): {', '.join(options)} without an optimizer, whose options these are"
+        )
+    if optimizer is not None and model is None:
+        raise InvalidArgument("GlobalBatch(): an optimizer without its model")
+    if model is not None and _world.size() > 1:
+        broadcast_parameters(model.state_dict(), root_rank=0)
+    if optimizer is None:
+        return
+    if isinstance(optimizer, WrappedOptimizer):
+        if options or not optimizer.weighed_only:
+            raise InvalidArgument(
+                "GlobalBatch(): the optimizer is a DistributedOptimizer already\n  advice: pass "
+                "the optimizer of one process, and options of DistributedOptimizer here"
+            )
+    else:
+        if _world.size() > 1:
+            broadcast_optimizer_state(optimizer, root_rank=0)
+        DistributedOptimizer(optimizer, model.named_parameters(), **options)
+    assert isinstance(optimizer, WrappedOptimizer)
+    optimizer.take_weighed_losses_only()

@@ -1,0 +1,86 @@
+"""Means over the samples of all ranks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from farandole import _world
+from farandole._arguments import shown
+from farandole._core import InvalidArgument
+from farandole.common._objects import allgather_object, compare
+from farandole.torch.global_batch import GlobalBatch
+
+
+class Metrics:
+    """Means over all samples of all ranks, each of which counts once: sums and counts are added up
+    on each rank, and over ranks when somebody asks.
+
+    Args:
+        batches: whose present batch the values are of.
+
+    Examples:
+        >>> import torch, farandole.torch as fd
+        >>> fd.init()
+        >>> batches = fd.GlobalBatch(torch.utils.data.DataLoader(torch.arange(5.0), batch_size=4))
+        >>> metrics = fd.Metrics(batches)
+        >>> for x in batches:
+        ...     metrics.update(mean=x.mean(), large=x > 3)
+        >>> metrics.compute()
+        {'large': 0.2, 'mean': 2.0}
+    """
+
+    def __init__(self, batches: GlobalBatch) -> None:
+        if not isinstance(batches, GlobalBatch):
+            raise InvalidArgument(f"Metrics(): batches is {shown(batches)}; it is a GlobalBatch")
+        self._batches = batches
+        self._sums: dict[str, tuple[float, float]] = {}
+
+    def update(self, **values: Any) -> None:
+        """Adds those of this rank's part of the present (micro-)batch.
+
+        Args:
+            values: by name: a number, or a tensor of one, which is a mean over what the batch
+                counts (``count=`` of the GlobalBatch); or a tensor of one value per sample.
+        """
+        samples = self._batches.samples
+        for name, value in values.items():
+            added, count = self._of(name, value, samples)
+            before = self._sums.get(name, (0.0, 0.0))
+            self._sums[name] = before[0] + added, before[1] + count
+
+    def _of(self, name: str, value: Any, samples: int) -> tuple[float, float]:
+        if isinstance(value, torch.Tensor) and value.dim() > 0:
+            if tuple(value.shape) != (max(samples, 1),):
+                raise InvalidArgument(
+                    f"update(): {name} has shape {tuple(value.shape)}, where this rank's part of "
+                    f"the batch has {max(samples, 1)} samples; pass one number per sample, or "
+                    "their mean"
+                )
+            return (float(value.detach().double().sum()), samples) if samples else (0.0, 0.0)
+        count = self._batches.count_of_part()
+        if isinstance(value, torch.Tensor):
+            value = value.detach()
+        return (float(value) * count, count) if count else (0.0, 0.0)
+
+    def compute(self) -> dict[str, float]:
+        """The means, by name, the same on every rank; NaN where nothing counted. Collective.
+
+        Raises:
+            Mismatch: a rank has a metric that another has not.
+        """
+        mine = sorted((name, *sums) for name, sums in self._sums.items())
+        theirs = [mine] if _world.size() == 1 else allgather_object(mine, "metrics")
+        names = {rank: [f"'{row[0]}'" for row in rows] for rank, rows in enumerate(theirs)}
+        compare("metrics", names, "update the same metrics on every rank")
+        means = {}
+        for rows in zip(*theirs, strict=True):
+            total, count = (math.fsum(row[i] for row in rows) for i in (1, 2))
+            means[rows[0][0]] = total / count if count else math.nan
+        return means
+
+    def reset(self) -> None:
+        """Forgets what was added up."""
+        self._sums.clear()
