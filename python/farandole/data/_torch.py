@@ -53,7 +53,7 @@ def split_loader_in(loader: Any, note: Note | None, seed: int, block: Block | No
     batches = batches_of(loader, seed)
     if batches is None:
         return loader_of_slices(loader, _Slices(loader.collate_fn, block))
-    return _numbered(loader, _Block(batches, block, note), _CollateParts(loader.collate_fn))
+    return _numbered(loader, _MyParts(batches, block, note), _CollateParts(loader.collate_fn))
 
 
 def batches_of(loader: Any, seed: int = DEFAULT_SEED) -> Any | None:
@@ -154,7 +154,7 @@ class _Mine:
             yield Asked(numbers[mine], share)
 
 
-class _Block:
+class _MyParts:
     """Likewise, of the parts of a block, one after the other."""
 
     def __init__(self, batches: Any, block: Block, note: Note | None) -> None:
