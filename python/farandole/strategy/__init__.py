@@ -1,0 +1,29 @@
+"""The strategies of tf.distribute, one process a replica: ``import farandole.strategy``.
+
+They are subclasses of ``tf.distribute.Strategy``, so everything else of a program stays as it is:
+``tf.distribute.get_strategy()``, replica contexts, Keras' ``fit``, loops of its own.
+"""
+
+from __future__ import annotations
+
+from farandole.common._needs import tensorflow as _tensorflow
+from farandole.strategy._strategies import (
+    CentralStorageStrategy,
+    MirroredStrategy,
+    MultiWorkerMirroredStrategy,
+    ParameterServerStrategy,
+    TPUStrategy,
+)
+
+OneDeviceStrategy = _tensorflow.distribute.OneDeviceStrategy
+get_strategy = _tensorflow.distribute.get_strategy
+
+__all__ = [
+    "CentralStorageStrategy",
+    "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
+    "OneDeviceStrategy",
+    "ParameterServerStrategy",
+    "TPUStrategy",
+    "get_strategy",
+]

@@ -1,0 +1,73 @@
+"""Variables of a scope: TensorFlow's own, whose writes by a replica without samples do not stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import distribute_utils
+from tensorflow.python.distribute import values as tf_values  # private, as is all of `extended`
+
+from farandole._core import InvalidArgument
+
+NONE, ON_READ = tf.VariableAggregation.NONE, tf.VariableSynchronization.ON_READ
+
+
+def _written_by_one(own: Any, variable: Any, update: Any, value: Any, options: Any) -> Any:
+    """A write that no other replica takes part in."""
+    presence = variable.distribute_strategy.extended.presence
+    if presence.certain:
+        return own(update, value, **options)
+    local = variable._get_on_device_or_primary()
+    before = tf.identity(local)
+    result = own(update, value, **options)
+    presence.restore(local, before)
+    return result
+
+
+class MirroredVariable(tf_values.MirroredVariable):  # type: ignore[misc]
+    """One whose writes keep it alike on all replicas, unless its aggregation is NONE."""
+
+    def _update_replica(self, update_fn: Any, value: Any, **options: Any) -> Any:
+        own = super()._update_replica
+        if self.aggregation != NONE:
+            return own(update_fn, value, **options)
+        return _written_by_one(own, self, update_fn, value, options)
+
+
+class SyncOnReadVariable(tf_values.SyncOnReadVariable):  # type: ignore[misc]
+    """One that each replica writes by itself, and that is reduced where it is read."""
+
+    def _update_replica(self, update_fn: Any, value: Any, **options: Any) -> Any:
+        return _written_by_one(super()._update_replica, self, update_fn, value, options)
+
+
+CLASSES = distribute_utils.VARIABLE_CLASS_MAPPING | {
+    tf.VariableSynchronization.ON_WRITE: MirroredVariable,
+    ON_READ: SyncOnReadVariable,
+}
+POLICIES = distribute_utils.VARIABLE_POLICY_MAPPING
+CREATED = tf_values.DistributedVariable
+
+
+def local(value: Any) -> Any:
+    """What this process has of a distributed value."""
+    if isinstance(value, tf_values.DistributedValues):
+        return value.values[0]
+    return value
+
+
+def require_of(strategy: Any, variable: Any) -> None:
+    """Raises InvalidArgument for a variable that is not of its scope."""
+    if isinstance(variable, CREATED) and variable.distribute_strategy is strategy:
+        return
+    raise InvalidArgument(
+        f"variable '{getattr(variable, 'name', variable)}' was not created in the scope of this "
+        f"{type(strategy).__name__}, so replicas do not share it\n"
+        "  advice: create models, optimizers, metrics and variables inside `with strategy.scope():`"
+    )
+
+
+def is_counter(variable: Any) -> bool:
+    """A whole number, as optimizers count their steps: the same on all replicas by itself."""
+    return bool(variable.dtype.is_integer and variable.shape.rank == 0)
