@@ -13,6 +13,7 @@ from farandole import _world
 from farandole._arguments import checked, shown
 from farandole._core import InvalidArgument
 from farandole.common._objects import allgather_object
+from farandole.common._reduction import Average, core_op
 from farandole.data import DEFAULT_SEED
 from farandole.data._tree import samples
 from farandole.keras._global.agreement import (
@@ -96,7 +97,7 @@ class Model:
                 + ", ".join(sorted(_OPTIONS))
             )
         if _world.size() > 1:  # raises before init()
-            refuse_synchronized(model)
+            self._check_layers(model)
         if "train_step" in vars(model):
             raise InvalidArgument(
                 f"the Keras model '{model.name}' has a train_step put on it, as by another "
@@ -114,6 +115,12 @@ class Model:
         self._intercept()
         if model.compiled:
             self._adopt()
+
+    # What farandole.strategy does in another way.
+
+    _op = Average
+    _check_layers = staticmethod(refuse_synchronized)
+    _of_all_ranks = staticmethod(with_global_state)
 
     @property
     def model(self) -> Any:
@@ -183,11 +190,12 @@ class Model:
         if optimizer is not None:
             wrapped = distributed_in(optimizer)
             if wrapped is None:
-                DistributedOptimizer(optimizer, **self._options)
-            elif state_of(wrapped).reduction.op != "mean":
+                DistributedOptimizer(optimizer, op=self._op, **self._options)
+            elif state_of(wrapped).reduction.op != core_op(self._op):
                 raise InvalidArgument(
-                    "compile(): the optimizer is a DistributedOptimizer that does not average; "
-                    "pass the Keras optimizer itself"
+                    "compile(): the optimizer is a DistributedOptimizer that does not "
+                    f"{'average' if self._op == Average else 'sum'}; pass the Keras optimizer "
+                    "itself"
                 )
             weigh_loss(optimizer, self._steps)
         if model._compile_loss is not None:
@@ -504,7 +512,7 @@ class Model:
         assert self._reading is not None
         self._compare_batches(self._reading, "fit() or evaluate()")
         average_statistics(self._model)
-        results = with_global_state(self._model, lambda: own(logs))
+        results = self._of_all_ranks(self._model, lambda: own(logs))
         if results is logs and logs and _world.size() > 1:  # of a step of the user's own
             return mean_of_logs(logs)
         return results

@@ -13,8 +13,9 @@ from tensorflow.python.distribute import values as tf_values
 
 from farandole import _world
 from farandole._core import InvalidArgument
+from farandole.common._labels import without_numbers
 from farandole.strategy import _collectives as collectives
-from farandole.strategy import _data
+from farandole.strategy import _data, _keras
 from farandole.strategy._collectives import MEAN, SUM
 from farandole.strategy._options import Packing
 from farandole.strategy._presence import Presence
@@ -55,7 +56,7 @@ class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
     def __init__(self, strategy: Any, device: str, packing: Packing) -> None:
         super().__init__(strategy, device)
         self.presence = Presence()
-        self.inside_keras = False  # a step of fit, evaluate or predict, which has its own weights
+        self.inside_keras = False
         self.alone = False  # what is read now is not read by the other ranks
         self._packing = packing
         self._made = 0  # variables
@@ -108,7 +109,7 @@ class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
                     "farandole.strategy has no scope"
                 )
             mine = local(variable)
-            name = mine.name.partition(":")[0]
+            name = without_numbers(mine.name.partition(":")[0])
             note = f"variable '{name}' {mine.dtype.name} {mine.shape}"
             label = f"variable {self._made} of the strategy"
             mine.assign(collectives.from_replica_0(mine, label, note))
@@ -151,7 +152,7 @@ class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
 
     @contextmanager
     def keras(self) -> Iterator[None]:
-        """Around Keras' own loop, whose data are this rank's parts already."""
+        """Around a step of Keras', which keeps metrics and moving averages as they were by itself."""
         before, self.inside_keras = self.inside_keras, True
         try:
             yield
@@ -178,7 +179,7 @@ class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
             v if isinstance(v, tf.IndexedSlices) else tf.convert_to_tensor(v) for v in values
         ]
         packing = self._packing.merged(options)
-        if self.presence.certain or self.inside_keras:
+        if self.presence.certain:
             return collectives.reduce_all(op, tensors, packing.of(tensors))
         kept = self.presence.kept(tensors)
         if op == SUM:
@@ -223,7 +224,7 @@ class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
     # ---- data ----
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        if not self.inside_keras:
+        if not _keras.are_shared(dataset):
             _data.check(dataset, options)
             dataset, firsts = _data.part_of_each_batch(dataset)
             self._read.append(firsts)

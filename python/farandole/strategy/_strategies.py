@@ -53,7 +53,11 @@ class _OneProcessAReplica(tf.distribute.Strategy):  # type: ignore[misc]  # Tens
         nowhere: docs/strategies.md.
         """
         extended = self.extended
-        if extended.inside_keras or not extended.presence.needed:
+        share = _keras.share_in(args)
+        if share is not None:  # a step of Keras'
+            with extended.keras(), extended.presence.of(share[0, 0] > 0):
+                return super().run(fn, args, kwargs, options)
+        if not extended.presence.needed:
             return super().run(fn, args, kwargs, options)
         extended.compare_first_batches()
         if not isinstance(args, list | tuple):

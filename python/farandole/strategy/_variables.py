@@ -15,8 +15,9 @@ NONE, ON_READ = tf.VariableAggregation.NONE, tf.VariableSynchronization.ON_READ
 
 def _written_by_one(own: Any, variable: Any, update: Any, value: Any, options: Any) -> Any:
     """A write that no other replica takes part in."""
-    presence = variable.distribute_strategy.extended.presence
-    if presence.certain:
+    extended = variable.distribute_strategy.extended
+    presence = extended.presence
+    if presence.certain or extended.inside_keras:
         return own(update, value, **options)
     local = variable._get_on_device_or_primary()
     before = tf.identity(local)

@@ -29,7 +29,7 @@ def refuse_synchronized(model: Any) -> None:
 def warn_of_few_samples(model: Any, batch: int | None) -> None:
     """On rank 0. `batch`: samples of all ranks together, where that is known."""
     few = (batch or 0) / _world.size()
-    layers = _layers(model)
+    layers = [layer for layer in _layers(model) if not getattr(layer, "synchronized", False)]
     if _world.size() == 1 or _world.rank() != 0 or not layers or not 0 < few < _FEW:
         return
     warnings.warn(

@@ -1,0 +1,92 @@
+"""A Keras model made in a strategy's scope, which trains as farandole.keras.Model does.
+
+The user calls the Keras model. `_keras.py` passes the calls on to one of these, which calls Keras'
+own methods with this rank's parts of the batches. In a step Keras does what it does for any
+strategy: it divides losses by the number of replicas, and metrics are reduced where they are read.
+The optimizer sums gradients before it clips them, as it would in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from farandole.common._reduction import Sum
+from farandole.keras.model import Model
+from farandole.strategy._variables import require_of
+
+
+class SharedModel(Model):
+    """See there.
+
+    Args:
+        model: the Keras model.
+        strategy: in whose scope it was made.
+    """
+
+    _op = Sum
+    _check_layers = staticmethod(lambda model: None)  # synchronized layers ask the strategy
+    _of_all_ranks = staticmethod(lambda model, compute: compute())  # variables are read so
+
+    def __init__(self, model: Any, strategy: Any) -> None:
+        vars(self)["strategy"] = strategy
+        vars(self)["plainly"] = False  # calls of the Keras model mean what they say
+        super().__init__(model)
+
+    def _intercept(self) -> None:
+        super()._intercept()
+        model = self._model
+        vars(model).pop("evaluate")  # calls in callbacks are of all ranks, like others
+        own = model._maybe_symbolic_build
+
+        def maybe_symbolic_build(*args: Any, **kwargs: Any) -> None:
+            if self._reading is None:  # else it is built; Keras would open one more iterator
+                own(*args, **kwargs)
+
+        model._maybe_symbolic_build = maybe_symbolic_build
+
+    def is_reading(self, data: Any) -> bool:
+        """Whether Keras' loop is called with it, by `fit` and the like."""
+        return any(data is source.data for source in self._reading or ())
+
+    @property
+    def in_loop(self) -> bool:
+        """Whether Keras' loop runs, and what is called now is called by it, or a callback."""
+        return self._reading is not None
+
+    def _build(self, sample: Any, *, for_outputs: bool) -> None:
+        model = self._model
+        with self.strategy.scope():
+            super()._build(sample, for_outputs=for_outputs)
+        for variable in [*model.weights, *model.metrics_variables]:
+            require_of(self.strategy, getattr(variable, "value", variable))
+
+    @contextmanager
+    def called_plainly(self) -> Iterator[None]:
+        before = self.plainly
+        vars(self)["plainly"] = True
+        try:
+            yield
+        finally:
+            vars(self)["plainly"] = before
+
+    def _write(self, what: str, write: Callable[[], Any]) -> None:
+        def alone() -> None:
+            with self.strategy.extended.by_itself():
+                write()
+
+        with self.called_plainly():
+            super()._write(what, alone)
+
+    def load_weights(self, *args: Any, **kwargs: Any) -> None:
+        with self.called_plainly():
+            super().load_weights(*args, **kwargs)
+
+    def set_weights(self, weights: Any) -> None:
+        with self.called_plainly():
+            super().set_weights(weights)
+
+    def adopt(self) -> None:
+        """After `compile`."""
+        self._adopt()
