@@ -24,6 +24,7 @@ from farandole.strategy._variables import (
     POLICIES,
     is_counter,
     local,
+    refuse_symbolic,
     require_of,
 )
 
@@ -91,10 +92,12 @@ class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
             with place:
                 return [next_creator(**given)]
 
-        variable = distribute_utils.create_mirrored_variable(
-            self._container_strategy(), create, CLASSES, POLICIES, **options
-        )
-        self._share(variable)
+        refuse_symbolic(options)
+        with tf.init_scope():  # also in a function, whose first call has replica 0's value then
+            variable = distribute_utils.create_mirrored_variable(
+                self._container_strategy(), create, CLASSES, POLICIES, **options
+            )
+            self._share(variable)
         return variable
 
     def _share(self, variable: Any) -> None:
@@ -102,17 +105,11 @@ class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
         self._made += 1
         if _world.size() == 1 or variable.dtype not in collectives.SENT:
             return
-        with tf.init_scope():
-            if not tf.executing_eagerly():
-                raise InvalidArgument(
-                    f"variable '{variable.name}' is made in a graph of TensorFlow 1, where "
-                    "farandole.strategy has no scope"
-                )
-            mine = local(variable)
-            name = without_numbers(mine.name.partition(":")[0])
-            note = f"variable '{name}' {mine.dtype.name} {mine.shape}"
-            label = f"variable {self._made} of the strategy"
-            mine.assign(collectives.from_replica_0(mine, label, note))
+        mine = local(variable)
+        name = without_numbers(mine.name.partition(":")[0])
+        note = f"variable '{name}' {mine.dtype.name} {mine.shape}"
+        label = f"variable {self._made} of the strategy"
+        mine.assign(collectives.from_replica_0(mine, label, note))
 
     def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
         require_of(self._container_strategy(), colocate_with_variable)

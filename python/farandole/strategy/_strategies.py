@@ -10,7 +10,7 @@ import tensorflow as tf
 from farandole import _world
 from farandole._arguments import shown
 from farandole._core import InvalidArgument
-from farandole.strategy import _keras
+from farandole.strategy import _checkpoint, _keras
 from farandole.strategy._cluster import join
 from farandole.strategy._extended import Extended, as_is
 from farandole.strategy._options import Packing, packing_of, refuse_nccl
@@ -26,6 +26,7 @@ class _OneProcessAReplica(tf.distribute.Strategy):  # type: ignore[misc]  # Tens
 
     def __init__(self, device: str, packing: Packing) -> None:
         super().__init__(Extended(self, device, packing))
+        _checkpoint.learn()
         _keras.learn()
 
     @as_is

@@ -69,6 +69,22 @@ def require_of(strategy: Any, variable: Any) -> None:
     )
 
 
+def refuse_symbolic(options: dict[str, Any]) -> None:
+    """Raises InvalidArgument for variables that cannot be made at once."""
+    with tf.init_scope():
+        if not tf.executing_eagerly():
+            raise InvalidArgument(
+                "a variable is made in a graph of TensorFlow 1, where farandole.strategy has no "
+                "scope"
+            )
+    value = options.get("initial_value")
+    if tf.is_tensor(value) and not hasattr(value, "numpy"):
+        raise InvalidArgument(
+            f"variable '{options.get('name')}' is made in a tf.function from a tensor of it\n"
+            "  advice: make it outside, or from a function: tf.Variable(lambda: tf.zeros(3))"
+        )
+
+
 def is_counter(variable: Any) -> bool:
     """A whole number, as optimizers count their steps: the same on all replicas by itself."""
     return bool(variable.dtype.is_integer and variable.shape.rank == 0)
