@@ -119,7 +119,7 @@ for epoch in range(EPOCHS):
 eval_accuracy = keras.metrics.SparseCategoricalAccuracy(name="eval_accuracy")
 new_model, new_optimizer = create_model(), keras.optimizers.Adam()
 checkpoint = tf.train.Checkpoint(optimizer=new_optimizer, model=new_model)
-checkpoint.restore(tf.train.latest_checkpoint(checkpoint_dir))
+checkpoint.restore(tf.train.latest_checkpoint(checkpoint_dir)).expect_partial()
 for images, labels in test_dataset:
     eval_accuracy.update_state(labels, new_model(images, training=False))
 print(f"Accuracy after restoring the saved model without strategy: {eval_accuracy.result():.4f}")
