@@ -50,9 +50,7 @@ checkpoint_dir = os.environ.get("CHECKPOINTS") or tempfile.mkdtemp()
 checkpoint_prefix = os.path.join(checkpoint_dir, "ckpt")  # noqa: PTH118
 
 with strategy.scope():
-    loss_object = keras.losses.SparseCategoricalCrossentropy(
-        from_logits=True, reduction="none"
-    )
+    loss_object = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 
     def compute_loss(labels, predictions, model_losses):
         per_example_loss = loss_object(labels, predictions)

@@ -145,7 +145,7 @@ def _number_of_this_host(environment: Environment, name: str) -> int:
 
 class _Cluster(NamedTuple):
     addresses: list[str]  # of the tasks that train
-    index: int | None  # of this one among them
+    place: int | None  # of this one among them
 
     @property
     def hosts(self) -> list[str]:
@@ -175,14 +175,14 @@ def _is_worker_of_several(environment: Environment) -> bool:
     if "cluster" not in environment["TF_CONFIG"]:  # TensorFlow takes it for one process, too
         return False
     cluster = _cluster(environment)
-    return cluster.index is not None and len(cluster.addresses) > 1
+    return cluster.place is not None and len(cluster.addresses) > 1
 
 
 def _of_cluster(ask: Callable[[_Cluster, int], int]) -> Value:
     def read(environment: Environment, _name: str) -> int:
         cluster = _cluster(environment)
-        assert cluster.index is not None
-        return ask(cluster, cluster.index)
+        assert cluster.place is not None
+        return ask(cluster, cluster.place)
 
     return Value(("TF_CONFIG",), read)
 

@@ -105,9 +105,11 @@ def test_nobody_started_a_process_without_variables() -> None:
         {"TF_CONFIG": "{}"},
         {"TF_CONFIG": json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker"}})},
         {"TF_CONFIG": json.dumps({"cluster": {"worker": ["a:1", "b:1"]}})},
-        {"TF_CONFIG": json.dumps(
-            {"cluster": {"worker": ["a:1", "b:1"], "ps": ["c:1"]}, "task": {"type": "ps"}}
-        )},
+        {
+            "TF_CONFIG": json.dumps(
+                {"cluster": {"worker": ["a:1", "b:1"], "ps": ["c:1"]}, "task": {"type": "ps"}}
+            )
+        },
     ],
 )
 def test_what_starts_no_ranks_is_no_launcher(environment: Environment) -> None:

@@ -6,6 +6,8 @@ They are subclasses of ``tf.distribute.Strategy``, so everything else of a progr
 
 from __future__ import annotations
 
+from typing import Any
+
 from farandole.common._needs import tensorflow as _tensorflow
 from farandole.strategy._strategies import (
     CentralStorageStrategy,
@@ -15,8 +17,8 @@ from farandole.strategy._strategies import (
     TPUStrategy,
 )
 
-OneDeviceStrategy = _tensorflow.distribute.OneDeviceStrategy
-get_strategy = _tensorflow.distribute.get_strategy
+OneDeviceStrategy: Any = _tensorflow.distribute.OneDeviceStrategy
+get_strategy: Any = _tensorflow.distribute.get_strategy
 
 __all__ = [
     "CentralStorageStrategy",

@@ -1,25 +1,23 @@
 """tf.train.Checkpoint of variables that replicas share: it is taught, once, to write a file once.
 
-Reading a metric's variable is collective, so every rank takes part in writing; but those other than
-rank 0 write to a folder of their own, as TensorFlow tells users of several workers to do, and throw
-it away. When the call returns, the file is there on all ranks.
+Reading a metric's variable is collective. So all ranks read those first, and rank 0 writes what was
+read. When the call returns, the file is there on all ranks.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.checkpoint import graph_view  # private, as is what is taught
 
 from farandole import _world
-from farandole._core import InvalidArgument
 from farandole.common._objects import broadcast_object
+from farandole.keras._global.agreement import on_rank_0
+from farandole.strategy._variables import CREATED, SyncOnReadVariable
 
 
 @functools.cache
@@ -31,34 +29,19 @@ def learn() -> None:
 def _written(own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(own)
     def _write(self: Any, file_prefix: Any, options: Any = None) -> Any:
-        if _world.size() == 1 or not tf.executing_eagerly() or not _is_shared(self):
+        variables = _shared_variables(self) if _world.size() > 1 else []
+        if not variables or not tf.executing_eagerly():
             return own(self, file_prefix, options)
-        path, error = None, None
-        try:
-            if _world.rank() == 0:
-                path = own(self, file_prefix, options)
-            else:
-                _write_aside(own, self, options)
-        except Exception as failed:
-            error = failed
-        told = broadcast_object((path, None if error is None else str(error)), 0, "checkpoint")
-        if error is not None:
-            raise error
-        if told[1] is not None:
-            raise InvalidArgument(f"rank 0 could not write the checkpoint: {told[1]}")
+        paths: list[Any] = []
+        with _read(variables):
+            on_rank_0("checkpoint", lambda: paths.append(own(self, file_prefix, options)))
+        path = broadcast_object(paths, 0, "path of a checkpoint")[0]
         if _world.rank() != 0:
             for call in _callbacks(options):
-                call(told[0])
-        return told[0]
+                call(path)
+        return path
 
     return _write
-
-
-def _write_aside(own: Callable[..., Any], checkpoint: Any, options: Any) -> None:
-    plain = copy.copy(options) if options is not None else tf.train.CheckpointOptions()
-    plain.experimental_write_callbacks = None
-    with tempfile.TemporaryDirectory() as folder:
-        own(checkpoint, str(Path(folder) / "aside"), plain)
 
 
 def _callbacks(options: Any) -> list[Callable[[Any], Any]]:
@@ -66,12 +49,26 @@ def _callbacks(options: Any) -> list[Callable[[Any], Any]]:
     return [] if options is None else list(options.experimental_write_callbacks or ())
 
 
-def _is_shared(checkpoint: Any) -> bool:
-    """Whether one of its variables is of a scope of ours."""
+def _shared_variables(checkpoint: Any) -> list[Any]:
+    """Those of a scope of ours, in an order that is the same on all ranks."""
     objects = graph_view.ObjectGraphView(checkpoint).breadth_first_traversal()[0]
-    return any(_is_ours(getattr(each, "_value", each)) for each in objects)
+    found = [vars(each).get("_value", each) for each in objects if hasattr(each, "__dict__")]
+    ours = [v for v in found if isinstance(v, CREATED) and _is_ours(v.distribute_strategy)]
+    return list({id(v): v for v in ours}.values())
 
 
-def _is_ours(value: Any) -> bool:
-    strategy = vars(value).get("_distribute_strategy") if hasattr(value, "__dict__") else None
-    return strategy is not None and hasattr(strategy.extended, "one_process_a_replica")
+def _is_ours(strategy: Any) -> bool:
+    return getattr(strategy.extended, "one_process_a_replica", False)
+
+
+@contextmanager
+def _read(variables: list[Any]) -> Iterator[None]:
+    """Collective: meanwhile reading is of values that have been reduced."""
+    reduced = [v for v in variables if isinstance(v, SyncOnReadVariable)]
+    for variable in reduced:
+        variable.hold()
+    try:
+        yield
+    finally:
+        for variable in reduced:
+            variable.let_go()

@@ -74,12 +74,10 @@ def _part_of(batch: int | None) -> int | None:
     if batch is None:
         return None
     mine = share(batch, _world.size(), _world.rank())
-    return mine.stop - mine.start
+    return int(mine.stop - mine.start)
 
 
-def from_function(
-    function: Callable[[Any], Any], workers: Any, strategy: Any, options: Any
-) -> Any:
+def from_function(function: Callable[[Any], Any], workers: Any, strategy: Any, options: Any) -> Any:
     """A dataset that this replica makes by itself."""
     context = tf.distribute.InputContext(
         num_input_pipelines=_world.size(),

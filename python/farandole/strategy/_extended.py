@@ -12,7 +12,6 @@ from tensorflow.python.distribute import distribute_utils, one_device_strategy
 from tensorflow.python.distribute import values as tf_values
 
 from farandole import _world
-from farandole._core import InvalidArgument
 from farandole.common._labels import without_numbers
 from farandole.strategy import _collectives as collectives
 from farandole.strategy import _data, _keras
@@ -149,7 +148,7 @@ class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
 
     @contextmanager
     def keras(self) -> Iterator[None]:
-        """Around a step of Keras', which keeps metrics and moving averages as they were by itself."""
+        """Around a step of Keras', which by itself keeps metrics and moving averages."""
         before, self.inside_keras = self.inside_keras, True
         try:
             yield

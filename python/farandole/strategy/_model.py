@@ -26,8 +26,8 @@ class SharedModel(Model):
     """
 
     _op = Sum
-    _check_layers = staticmethod(lambda model: None)  # synchronized layers ask the strategy
-    _of_all_ranks = staticmethod(lambda model, compute: compute())  # variables are read so
+    _check_layers = staticmethod(lambda _: None)  # synchronized layers ask the strategy
+    _of_all_ranks = staticmethod(lambda _, compute: compute())  # variables are read so
 
     def __init__(self, model: Any, strategy: Any) -> None:
         vars(self)["strategy"] = strategy

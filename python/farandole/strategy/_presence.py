@@ -143,7 +143,7 @@ def filled(arguments: Any) -> tuple[Any, Any]:
 def _may_be_empty(value: Any) -> bool:
     if not isinstance(value, tf.Tensor) or not value.shape.rank:
         return False
-    return value.shape[0] == (0 if tf.executing_eagerly() else None)
+    return bool(value.shape[0] == (0 if tf.executing_eagerly() else None))
 
 
 def _one_of_zeros(value: tf.Tensor) -> tf.Tensor:

@@ -203,7 +203,7 @@ class TPUStrategy:
         InvalidArgument: there are none.
     """
 
-    def __new__(  # type: ignore[misc]  # one of TensorFlow's
+    def __new__(
         cls, tpu_cluster_resolver: Any = None, experimental_device_assignment: Any = None
     ) -> Any:
         if not tf.config.list_logical_devices("TPU"):
