@@ -23,6 +23,7 @@ from keras_work import Late, keras
 from rank_cases import make_tests, on_ranks, raises
 
 import farandole as fd
+import grid
 from farandole.common._objects import broadcast_object
 from harness import World
 
@@ -55,17 +56,15 @@ def batches(batch: int = BATCH, **shuffle: Any) -> Any:
     return (dataset.shuffle(N, seed=3) if shuffle else dataset).batch(batch)
 
 
-def numbers_of(history: Any) -> Any:
-    return model_cases.numbers(history.history)
-
-
-def assert_as_alone(mine: Any, alone: Any, logs: Any, right: Any) -> None:
+def assert_as_alone(
+    mine: Any, alone: Any, logs: Any, right: Callable[[], Any], close: float = CLOSE
+) -> None:
     work.assert_same_on_all_ranks(mine)
     assert_same_bits(model_cases.numbers(logs), "logs")
     if fd.rank() == 0:
-        assert_close(logs, right(), "logs", CLOSE)
+        assert_close(logs, right(), "logs", close)
         for i, (a, b) in enumerate(zip(work.values(mine), work.values(alone), strict=True)):
-            assert np.abs(a - b).max() <= CLOSE, f"weight {i}"
+            assert np.abs(a - b).max() <= close, f"weight {i}"
 
 
 def folder_of_all() -> Path:
@@ -78,11 +77,18 @@ def folder_of_all() -> Path:
 @on_ranks(*RANKS)
 def fit_evaluate_predict_save_and_load_are_those_of_one_process() -> None:
     strategy = mirrored()
-    model, alone = in_scope(strategy, net), compiled(net())
+
+    def options() -> dict[str, Any]:
+        metrics = ["accuracy", keras.metrics.AUC(20, name="auc")]
+        return {"metrics": metrics, "weighted_metrics": None}
+
+    with strategy.scope():
+        ours = options()
+    model, alone = in_scope(strategy, net, **ours), compiled(net(), **options())
 
     def all_of(model: Any) -> dict[str, Any]:
         history = model.fit(
-            batches(shuffle=True), epochs=3, verbose=0,
+            batches(shuffle=True), epochs=2, verbose=0,
             validation_data=(X[:13], Y[:13]), validation_batch_size=5,
         )  # fmt: skip
         scores = model.evaluate(X[:29], Y[:29], batch_size=6, verbose=0, return_dict=True)
@@ -168,6 +174,32 @@ def synchronized_layers_see_the_samples_of_all_replicas() -> None:
 
     logs = fit(model)
     assert_as_alone(model, alone, logs, lambda: fit(alone))
+
+
+@on_ranks(2)
+def losses_are_scaled_as_in_one_process() -> None:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+
+        def options() -> dict[str, Any]:
+            sgd = keras.optimizers.SGD(0.01)
+            scaled = keras.optimizers.LossScaleOptimizer(sgd, initial_scale=8.0)
+            return {"optimizer": scaled, "metrics": None, "weighted_metrics": None}
+
+        strategy = mirrored()
+        with strategy.scope():
+            ours = options()
+        model, alone = in_scope(strategy, net, **ours), compiled(net(), **options())
+
+        def fit(model: Any) -> Any:
+            return model.fit(batches(), verbose=0).history
+
+        logs = fit(model)
+        assert_as_alone(model, alone, logs, lambda: fit(alone), 2e-3)
+        assert model.optimizer.inner_optimizer.iterations.numpy() == 5
+    finally:
+        keras.config.set_dtype_policy(before)
 
 
 @on_ranks(2)
@@ -306,7 +338,8 @@ def a_replica_asks_and_is_asked() -> None:
         crossed = context.merge_call(
             lambda s, v: s.extended.reduce_to("SUM", v, destinations=v), args=(x,)
         )
-        slices = context.all_reduce("SUM", tf.IndexedSlices(x[None], [me // 2], [2, 3]))
+        rows = tf.IndexedSlices(x[None], tf.constant([me // 2]), tf.constant([2, 3]))
+        slices = context.all_reduce("SUM", rows)
         return sums, means, gathered, crossed, slices, context.replica_id_in_sync_group
 
     x = tf.constant([1.0, 2.0, 3.0]) * (me + 1)
@@ -507,7 +540,9 @@ def checkpoints_are_written_once_and_restored() -> None:
         checkpoint.write("/proc/none/checkpoint")
 
 
-test_on_ranks = make_tests(__name__, "keras on tensorflow")
+test_on_ranks = make_tests(
+    __name__, "keras on tensorflow", only_sizes=() if grid.full() else (2, 3)
+)
 
 
 # ---- who starts the ranks ----

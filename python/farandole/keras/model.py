@@ -119,6 +119,7 @@ class Model:
     # What farandole.strategy does in another way.
 
     _op = Average
+    _reducing = staticmethod(lambda optimizer: optimizer)
     _check_layers = staticmethod(refuse_synchronized)
     _of_all_ranks = staticmethod(with_global_state)
 
@@ -190,7 +191,7 @@ class Model:
         if optimizer is not None:
             wrapped = distributed_in(optimizer)
             if wrapped is None:
-                DistributedOptimizer(optimizer, op=self._op, **self._options)
+                DistributedOptimizer(self._reducing(optimizer), op=self._op, **self._options)
             elif state_of(wrapped).reduction.op != core_op(self._op):
                 raise InvalidArgument(
                     "compile(): the optimizer is a DistributedOptimizer that does not "

@@ -26,6 +26,8 @@ class SharedModel(Model):
     """
 
     _op = Sum
+    # In a scope one that scales losses calls the one inside in a context of its own.
+    _reducing = staticmethod(lambda optimizer: getattr(optimizer, "inner_optimizer", optimizer))
     _check_layers = staticmethod(lambda _: None)  # synchronized layers ask the strategy
     _of_all_ranks = staticmethod(lambda _, compute: compute())  # variables are read so
 
