@@ -167,13 +167,19 @@ def synchronized_layers_see_the_samples_of_all_replicas() -> None:
         return bool(tf.distribute.has_strategy())
 
     options = {"optimizer": "sgd", "metrics": None, "weighted_metrics": None}
-    model, alone = in_scope(mirrored(), build, **options), compiled(build(), **options)
+    packs = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=100)
+    strategy = strategies.MultiWorkerMirroredStrategy(communication_options=packs)
+    model, alone = in_scope(strategy, build, **options), compiled(build(), **options)
 
     def fit(model: Any) -> Any:
         return model.fit(batches(7), epochs=2, verbose=0).history
 
     logs = fit(model)
     assert_as_alone(model, alone, logs, lambda: fit(alone))
+    from farandole.keras._wrapped import state_of
+
+    groups = state_of(model.optimizer).reduction.groups
+    assert [sum(v.value.shape.num_elements() for v in group) for group in groups] == [24, 17]
 
 
 @on_ranks(2)

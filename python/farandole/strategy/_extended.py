@@ -58,7 +58,7 @@ class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
         self.presence = Presence()
         self.inside_keras = False
         self.alone = False  # what is read now is not read by the other ranks
-        self._packing = packing
+        self.packing = packing
         self._made = 0  # variables
         self._read: list[Any] = []  # datasets whose first batches are not yet compared
 
@@ -127,12 +127,6 @@ class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
             result = fn(*args, **kwargs)
         return result if group else tf.nest.map_structure(self._local_results, result)
 
-    def _replica_ctx_update(
-        self, var: Any, fn: Any, args: Any = (), kwargs: Any = None, group: bool = True
-    ) -> Any:
-        """Without a change of context: there is one replica to update."""
-        return super()._replica_ctx_update(var, fn, args, kwargs, group)
-
     def read_var(self, replica_local_var: Any) -> Any:
         return tf.identity(replica_local_var)
 
@@ -174,7 +168,7 @@ class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
         tensors = [
             v if isinstance(v, tf.IndexedSlices) else tf.convert_to_tensor(v) for v in values
         ]
-        packing = self._packing.merged(options)
+        packing = self.packing.merged(options)
         if self.presence.certain:
             return collectives.reduce_all(op, tensors, packing.of(tensors))
         kept = self.presence.kept(tensors)
@@ -201,7 +195,7 @@ class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
         self, value: Any, destinations: Any, axis: Any, options: Any
     ) -> Any:
         del destinations
-        self._packing.merged(options)
+        self.packing.merged(options)  # or what it refuses
         return collectives.gather(self.presence.rows(local(value)), axis)
 
     def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:

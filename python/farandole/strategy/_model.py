@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from farandole.common._reduction import Sum
+from farandole.keras._wrapped import distributed_in, state_of
 from farandole.keras.model import Model
 from farandole.strategy._variables import require_of
 
@@ -63,6 +65,15 @@ class SharedModel(Model):
             super()._build(sample, for_outputs=for_outputs)
         for variable in [*model.weights, *model.metrics_variables]:
             require_of(self.strategy, getattr(variable, "value", variable))
+        self._pack()
+
+    def _pack(self) -> None:
+        """What is sent together, by the strategy's options, now that the variables are there."""
+        groups = self.strategy.extended.packing.groups_of(self._model.trainable_variables)
+        optimizer = distributed_in(self._model)
+        if groups and optimizer is not None and state_of(optimizer).exchange is None:
+            state = state_of(optimizer)
+            state.reduction = replace(state.reduction, groups=groups)
 
     @contextmanager
     def called_plainly(self) -> Iterator[None]:

@@ -28,6 +28,14 @@ class Packing:
             return collectives.packed(values, self.bytes_per_pack)
         return self.packs
 
+    def groups_of(self, variables: Sequence[Any]) -> Any:
+        """For a DistributedOptimizer of Keras variables: whose gradients are sent together."""
+        if not self.bytes_per_pack:
+            return self.packs
+        by_value = {id(variable.value): variable for variable in variables}
+        packs = collectives.packed([v.value for v in variables], self.bytes_per_pack)
+        return [[by_value[id(value)] for value in pack] for pack in packs]
+
     def merged(self, options: Any) -> Packing:
         """With the options of one call, which take precedence.
 
