@@ -30,8 +30,14 @@ class SharedModel(Model):
     _op = Sum
     # In a scope one that scales losses calls the one inside in a context of its own.
     _reducing = staticmethod(lambda optimizer: getattr(optimizer, "inner_optimizer", optimizer))
-    _check_layers = staticmethod(lambda _: None)  # synchronized layers ask the strategy
-    _of_all_ranks = staticmethod(lambda _, compute: compute())  # variables are read so
+
+    @staticmethod
+    def _check_layers(model: Any) -> None:
+        """Synchronized ones ask the strategy."""
+
+    @staticmethod
+    def _of_all_ranks(model: Any, compute: Callable[[], Any]) -> Any:  # noqa: ARG004
+        return compute()  # variables are read so
 
     def __init__(self, model: Any, strategy: Any) -> None:
         vars(self)["strategy"] = strategy

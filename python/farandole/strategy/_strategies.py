@@ -56,7 +56,8 @@ class _OneProcessAReplica(tf.distribute.Strategy):  # type: ignore[misc]  # Tens
         extended = self.extended
         share = _keras.share_in(args)
         if share is not None:  # a step of Keras'
-            with extended.keras(), extended.presence.of(share[0, 0] > 0):
+            counts = share[0, 0] > 0 if extended.presence.needed else None
+            with extended.keras(), extended.presence.of(counts):
                 return super().run(fn, args, kwargs, options)
         if not extended.presence.needed:
             return super().run(fn, args, kwargs, options)

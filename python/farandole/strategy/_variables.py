@@ -39,6 +39,8 @@ class MirroredVariable(tf_values.MirroredVariable):  # type: ignore[misc]
 class SyncOnReadVariable(tf_values.SyncOnReadVariable):  # type: ignore[misc]
     """One that each replica writes by itself, and that is reduced where it is read."""
 
+    _held: Any = None  # what is read meanwhile
+
     def __getattr__(self, name: str) -> Any:
         """Of this process': TensorFlow's would reduce a value to look for a name."""
         if "_values" not in vars(self):
@@ -46,15 +48,14 @@ class SyncOnReadVariable(tf_values.SyncOnReadVariable):  # type: ignore[misc]
         return getattr(local(self), name)
 
     def _get_cross_replica(self) -> Any:
-        held = vars(self).get("_held")
-        return super()._get_cross_replica() if held is None else held
+        return super()._get_cross_replica() if self._held is None else self._held
 
     def hold(self) -> None:
         """Collective: until `let_go`, this is what is read."""
-        vars(self)["_held"] = tf.identity(self._get_cross_replica())
+        self._held = tf.identity(self._get_cross_replica())
 
     def let_go(self) -> None:
-        vars(self).pop("_held", None)
+        self._held = None
 
     def _update_replica(self, update_fn: Any, value: Any, **options: Any) -> Any:
         return _written_by_one(super()._update_replica, self, update_fn, value, options)
