@@ -30,11 +30,13 @@ def learn() -> None:
 
 @functools.cache
 def _teach(model: Any) -> None:
-    for name in (*_COMPUTE, *_KEEP, "compile"):
-        # Where it is defined: Keras looks whether a class has a compile() of its own.
-        owner = next(each for each in model.__mro__ if name in vars(each))
-        taught = _computed if name in _COMPUTE else _kept if name in _KEEP else _compiled
-        setattr(owner, name, taught(name, vars(owner)[name]))
+    for name in _COMPUTE:
+        setattr(model, name, _computed(name, getattr(model, name)))
+    for name in _KEEP:
+        setattr(model, name, _kept(name, getattr(model, name)))
+    # Where it is defined: Keras looks whether a class has one of its own.
+    owner: Any = next(each for each in model.__mro__ if "compile" in vars(each))
+    owner.compile = _compiled(owner.compile)
 
 
 def _is_ours(strategy: Any) -> bool:
@@ -42,20 +44,12 @@ def _is_ours(strategy: Any) -> bool:
 
 
 def _shared(model: Any) -> Any:
-    """Raises InvalidArgument for a model of no scope, in a scope of ours."""
+    """The SharedModel of a Keras model that was made in a scope of ours; None of others."""
     shared = vars(model).get(_SHARED)
     if shared is not None:
         return shared
     strategy = model._distribute_strategy
-    if strategy is None:
-        current = tf.distribute.get_strategy()
-        if _is_ours(current):
-            raise InvalidArgument(
-                f"model '{model.name}' was not made in the scope of this "
-                f"{type(current).__name__}\n  advice: make it inside `with strategy.scope():`"
-            )
-        return None
-    if not _is_ours(strategy):
+    if strategy is None or not _is_ours(strategy):
         return None
     from farandole.strategy._model import SharedModel
 
@@ -69,11 +63,23 @@ def _computed(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
         shared = _shared(self)
         data = args[0] if args else kwargs.get("x")
         inner = kwargs.get("_use_cached_eval_dataset") or _is_marked(data)
+        if shared is None:
+            _refuse_in_scope(self)
         if shared is None or inner or shared.is_reading(data):
             return own(self, *args, **kwargs)
         return getattr(shared, name)(*args, **kwargs)
 
     return method
+
+
+def _refuse_in_scope(model: Any) -> None:
+    """Raises InvalidArgument for a model of no scope that computes in one of ours."""
+    current = tf.distribute.get_strategy()
+    if model._distribute_strategy is None and _is_ours(current):
+        raise InvalidArgument(
+            f"model '{model.name}' was not made in the scope of this {type(current).__name__}\n"
+            "  advice: make it inside `with strategy.scope():`"
+        )
 
 
 def share_in(arguments: Any) -> Any:
@@ -111,9 +117,7 @@ def _kept(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _compiled(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
-    del name
-
+def _compiled(own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(own)
     def compile(self: Any, *args: Any, **kwargs: Any) -> None:
         strategy = self._distribute_strategy
