@@ -24,6 +24,7 @@ from rank_cases import make_tests, on_ranks, raises
 
 import farandole as fd
 import grid
+import harness
 from farandole.common._objects import broadcast_object
 from harness import World
 
@@ -139,7 +140,12 @@ def arrays_single_batches_and_callbacks() -> None:
                 f"{k} of {n}": v
                 for k, v in model.train_on_batch(X[:n], Y[:n], return_dict=True).items()
             }
-        return logs | {"outputs": model.predict_on_batch(X[:5])}
+        batches_of_keras = model_cases.Batches.make(X, Y, BATCH)
+        return logs | {
+            "of batches": model.evaluate(batches_of_keras, verbose=0),
+            "of a generator": model.evaluate(model_cases.generated(), steps=4, verbose=0),
+            "outputs": model.predict_on_batch(X[:5]),
+        }
 
     logs = all_of(model)
     before = work.values(model)
@@ -583,3 +589,22 @@ def test_workers_meet_by_a_cluster(spawn: Callable[..., World], with_resolver: b
     ]
     world = spawn(2, "keras on tensorflow", each=each)
     assert world.run(work_of_two, with_resolver) == [(0, 2, 4.0), (1, 2, 4.0)]
+
+
+def waits_no_longer_than_its_options_say() -> None:
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=1)
+    strategy = strategies.MultiWorkerMirroredStrategy(communication_options=options)
+    if fd.rank() == 1:
+        harness.listen()
+        return
+    with raises(tf.errors.DeadlineExceededError, "farandole.Stalled"):
+        strategy.reduce("SUM", tf.constant(1.0), axis=None)
+    harness.tell("late")
+
+
+def test_timeout_seconds_is_the_deadline_of_operations(spawn: Callable[..., World]) -> None:
+    world = spawn(2, "keras on tensorflow")
+    world.start(waits_no_longer_than_its_options_say)
+    assert world.hear(0) == "late"
+    world.say(1, "go on")
+    assert [outcome.error for outcome in world.outcomes()] == [None, None]

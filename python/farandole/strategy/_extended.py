@@ -61,6 +61,7 @@ class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
         self.packing = packing
         self._made = 0  # variables
         self._read: list[Any] = []  # datasets whose first batches are not yet compared
+        self._asked = 0  # how often, since the last of them came
 
     # ---- who there is ----
 
@@ -217,7 +218,8 @@ class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
         if not _keras.are_shared(dataset):
             _data.check(dataset, options)
             dataset, firsts = _data.part_of_each_batch(dataset)
-            self._read.append(firsts)
+            self._read += [firsts] if _world.size() > 1 else []
+            self._asked = 0
         return super()._experimental_distribute_dataset(dataset, options)
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
@@ -228,11 +230,15 @@ class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
         )  # fmt: skip
 
     def compare_first_batches(self) -> None:
-        """Collective, once for each dataset: whether ranks read the same.
+        """Collective, until each dataset has been compared, in the first call and then ever less
+        often: whether ranks read the same.
 
         Raises:
             Mismatch: they do not; on every rank.
         """
+        self._asked += 1
+        if self._asked & (self._asked - 1):  # a dataset may be read only much later
+            return
         waiting, self._read = self._read, []
         for firsts in waiting:
             if not firsts.compared_once():
