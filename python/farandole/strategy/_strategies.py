@@ -70,8 +70,11 @@ class _OneProcessAReplica(tf.distribute.Strategy):  # type: ignore[misc]  # Tens
         with extended.presence.of(has_samples):
             return extended.presence.returned(super().run(fn, given, named, options))
 
-    def __deepcopy__(self, memo: Any) -> NoReturn:
-        raise Misused(f"a {type(self).__name__} is not copied; models refer to the one they have")
+    def __copy__(self) -> _OneProcessAReplica:
+        return self  # what is copied with it goes on in the same scope
+
+    def __deepcopy__(self, memo: Any) -> _OneProcessAReplica:
+        return self
 
     def __reduce__(self) -> NoReturn:
         raise Misused(f"a {type(self).__name__} is not pickled; make one in each process")
