@@ -197,11 +197,7 @@ class CentralStorageStrategy(_OneProcessAReplica):
 
 
 class TPUStrategy:
-    """TensorFlow's, where there are TPUs: farandole has no part in it.
-
-    Args:
-        tpu_cluster_resolver: as TensorFlow's.
-        experimental_device_assignment: as TensorFlow's.
+    """TensorFlow's own, with its arguments, where there are TPUs: farandole has no part in it.
 
     Raises:
         InvalidArgument: there are none.
