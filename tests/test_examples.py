@@ -41,8 +41,23 @@ def play(
     path = str(ROOT / "examples" / name)
     if ranks == 2 and not arguments and not fork:
         return run(sys.executable, path, options=["--horovod"] if horovod else [])
-    world = spawn(ranks, framework, each=[rank_environment(r, [ranks]) for r in range(ranks)])
-    world.run(play_on_rank, path, arguments, horovod, timeout=100)
+    return play_in(spawn, framework, program, ranks, {}, horovod=horovod)
+
+
+def play_in(
+    spawn: Spawn,
+    framework: str,
+    program: str,
+    ranks: int,
+    environment: dict[str, str],
+    *,
+    horovod: bool = False,
+) -> str:
+    """On forked ranks, with more in their environment."""
+    name, *arguments = program.split()
+    each = [rank_environment(r, [ranks]) | environment for r in range(ranks)]
+    world = spawn(ranks, framework, each=each)
+    world.run(play_on_rank, str(ROOT / "examples" / name), arguments, horovod, timeout=100)
     return world.output(0)
 
 
@@ -275,6 +290,27 @@ def test_a_pytorch_program_of_one_process_learns_the_same_on_two_ranks_and_goes_
     state = tmp_path / "state.pt"
     assert numbers(f"--state {state} --stop-after 30", 2) == pytest.approx(alone[:1], abs=2e-3)
     assert numbers(f"--state {state}", 1)[1:] == pytest.approx(alone[2:], abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("program", "numbers"), [("14_mirrored_fit.py", 8 * 2 + 4), ("15_mirrored_loop.py", 6 * 4 + 1)]
+)
+def test_tutorials_of_tensorflow_learn_the_same_on_two_ranks(
+    spawn: Spawn, program: str, numbers: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    backend_of_keras("tensorflow", monkeypatch)
+    shown = []
+    for ranks in (1, 2):
+        folder = tmp_path / f"{ranks}"
+        folder.mkdir()
+        folders = {"CHECKPOINTS": str(folder)}
+        output = play_in(spawn, "keras on tensorflow", program, ranks, folders)
+        assert f"Number of devices: {ranks}" in output
+        shown.append([float(number) for number in re.findall(r"(\d\.\d{4})", output)])
+        assert len(list(folder.glob("ckpt*"))) >= 6
+    assert len(shown[0]) == numbers, shown[0]
+    assert shown[1] == pytest.approx(shown[0], abs=5e-3)  # after more than 100 steps of Adam
+    assert shown[1][-1] > 0.85
 
 
 def test_digits_train_alike_under_farandole_run_and_torchrun_and_alone(

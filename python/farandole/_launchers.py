@@ -138,6 +138,66 @@ def _number_of_this_host(environment: Environment, name: str) -> int:
     return hosts.index(here)
 
 
+# TensorFlow's: {"cluster": {"worker": ["host:port", ...], "chief": [...], ...}, "task":
+# {"type": "worker", "index": 0}}. Chief and workers train, in this order; the others are something
+# else (parameter servers, evaluators).
+
+
+class _Cluster(NamedTuple):
+    addresses: list[str]  # of the tasks that train
+    place: int | None  # of this one among them
+
+    @property
+    def hosts(self) -> list[str]:
+        return [address.rpartition(":")[0] for address in self.addresses]
+
+
+def _cluster(environment: Environment) -> _Cluster:
+    name = "TF_CONFIG"
+    try:
+        told = json.loads(environment[name])
+        tasks = {role: list(told["cluster"].get(role, [])) for role in ("chief", "worker")}
+        role, number = told.get("task", {}).get("type"), int(told.get("task", {}).get("index", 0))
+        addresses = [str(each) for each in tasks["chief"] + tasks["worker"]]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise _unreadable(environment, name, "a cluster and a task in JSON") from None
+    if role not in tasks:
+        return _Cluster(addresses, None)
+    if not 0 <= number < len(tasks[role]):
+        raise PlaceError(
+            f"the environment says {name} with the task '{role}' number {number}, but its cluster "
+            f"has {len(tasks[role])} of them"
+        )
+    return _Cluster(addresses, number + (len(tasks["chief"]) if role == "worker" else 0))
+
+
+def _is_worker_of_several(environment: Environment) -> bool:
+    if "cluster" not in environment["TF_CONFIG"]:  # TensorFlow takes it for one process, too
+        return False
+    cluster = _cluster(environment)
+    return cluster.place is not None and len(cluster.addresses) > 1
+
+
+def _of_cluster(ask: Callable[[_Cluster, int], int]) -> Value:
+    def read(environment: Environment, _name: str) -> int:
+        cluster = _cluster(environment)
+        assert cluster.place is not None
+        return ask(cluster, cluster.place)
+
+    return Value(("TF_CONFIG",), read)
+
+
+def first_of_cluster(environment: Environment) -> tuple[str, int] | None:
+    """The address of rank 0 that TF_CONFIG has, where it says that this is one of several."""
+    if not environment.get("TF_CONFIG") or not _is_worker_of_several(environment):
+        return None
+    address, _, port = _cluster(environment).addresses[0].rpartition(":")
+    try:
+        return address, int(port)
+    except ValueError:
+        raise _unreadable(environment, "TF_CONFIG", "a cluster of host:port") from None
+
+
 # ---- the table ----
 
 _PLAIN = (
@@ -241,6 +301,17 @@ LAUNCHERS = (
         when=lambda environment: environment["SM_HOSTS"].count(",") > 0,
         # SageMaker starts the script, or mpiexec or torchrun, on each host.
         holds=("farandole", "torchrun", *_MPI, "horovod", "plain"),
+    ),
+    Launcher(
+        "tf-config", "whoever set TF_CONFIG",
+        _of_cluster(lambda _, index: index),
+        _of_cluster(lambda cluster, _: len(cluster.addresses)),
+        _of_cluster(lambda c, index: c.hosts[:index].count(c.hosts[index])),
+        _of_cluster(lambda c, index: c.hosts.count(c.hosts[index])),
+        when=_is_worker_of_several,
+        # A worker is a host to launchers that start ranks in it.
+        holds=("farandole", "torchrun", *_MPI, "slurm", "horovod", "kubernetes", "plain", "pmix",
+               "sagemaker"),
     ),
 )  # fmt: skip
 

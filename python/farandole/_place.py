@@ -8,7 +8,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from farandole._launchers import LAUNCHERS, Environment, Launcher, PlaceError, whole
+from farandole._launchers import (
+    LAUNCHERS,
+    Environment,
+    Launcher,
+    PlaceError,
+    first_of_cluster,
+    whole,
+)
 
 
 class Found(NamedTuple):
@@ -103,9 +110,11 @@ def job_name(launcher: Launcher | None, size: int, epoch: int, environment: Envi
 
 def master(environment: Environment) -> tuple[str, int]:
     """The address and port where ranks of several hosts meet; 0: none is given."""
-    address = _first(environment, "MASTER_ADDR", "HOROVOD_GLOO_RENDEZVOUS_ADDR") or "127.0.0.1"
+    address = _first(environment, "MASTER_ADDR", "HOROVOD_GLOO_RENDEZVOUS_ADDR")
     port = next((name for name in _PORTS if environment.get(name)), None)
-    return address, whole(environment, port) if port else 0
+    if not address and port is None and (first := first_of_cluster(environment)) is not None:
+        return first
+    return address or "127.0.0.1", whole(environment, port) if port else 0
 
 
 def _first(environment: Environment, *names: str) -> str:

@@ -102,6 +102,14 @@ def test_nobody_started_a_process_without_variables() -> None:
         {"JOB_COMPLETION_INDEX": "3"},  # a Job of pods that know nothing of each other
         {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"},
         {"TORCHELASTIC_RUN_ID": "x"},
+        {"TF_CONFIG": "{}"},
+        {"TF_CONFIG": json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker"}})},
+        {"TF_CONFIG": json.dumps({"cluster": {"worker": ["a:1", "b:1"]}})},
+        {
+            "TF_CONFIG": json.dumps(
+                {"cluster": {"worker": ["a:1", "b:1"], "ps": ["c:1"]}, "task": {"type": "ps"}}
+            )
+        },
     ],
 )
 def test_what_starts_no_ranks_is_no_launcher(environment: Environment) -> None:
@@ -111,6 +119,11 @@ def test_what_starts_no_ranks_is_no_launcher(environment: Environment) -> None:
         assert key_of(environment | STARTED[inner]) == inner
 
 
+def tf_config(role: str, index: int, **cluster: list[str]) -> Environment:
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})}
+
+
+PAIRS = {"chief": ["a:1"], "worker": ["a:2", "b:1", "b:2"], "ps": ["c:1"]}
 PODS = {"JOB_COMPLETION_INDEX": "2", "WORLD_SIZE": "8"}
 HOSTS = {"SM_HOSTS": '["algo-2", "algo-1", "algo-10"]', "SM_CURRENT_HOST": "algo-2"}
 
@@ -120,6 +133,8 @@ HOSTS = {"SM_HOSTS": '["algo-2", "algo-1", "algo-10"]', "SM_CURRENT_HOST": "algo
     [
         (PODS, ("kubernetes", 2, 8, 0, 1)),
         (HOSTS, ("sagemaker", 2, 3, 0, 1)),
+        (tf_config("chief", 0, **PAIRS), ("tf-config", 0, 4, 0, 2)),
+        (tf_config("worker", 2, **PAIRS), ("tf-config", 3, 4, 1, 2)),
         (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_NODEID": "1"},
          ("slurm", 1, 4, 1, 2)),
         (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "2,1(x2)", "SLURM_NODEID": "2"},
@@ -149,6 +164,8 @@ INSIDE = [
     (PODS, PLAIN, "plain"),
     (HOSTS, MPICH, "hydra"),
     (HOSTS, PLAIN, "plain"),
+    (tf_config("worker", 0, worker=["a:1", "b:1"]), STARTED["farandole"], "farandole"),
+    (tf_config("worker", 0, worker=["a:1", "b:1"]), SRUN, "slurm"),
 ]
 OTHER = {  # of the outer one
     "SLURM_STEP_NUM_TASKS": "2", "OMPI_COMM_WORLD_SIZE": "2", "PMI_SIZE": "2", "PMIX_RANK": "0"
@@ -191,6 +208,8 @@ def test_launchers_that_disagree_are_both_named(environment: Environment, words:
         (SRUN | {"SLURM_NODEID": "7"}, "SLURM_NODEID=7, but SLURM_STEP_TASKS_PER_NODE=4 has 1"),
         (HOSTS | {"SM_CURRENT_HOST": "algo-7"}, "algo-7, which SM_HOSTS does not have"),
         (HOSTS | {"SM_HOSTS": "algo-1,algo-2"}, "not a list of hosts in JSON"),
+        ({"TF_CONFIG": '{"cluster": 3}'}, "which is not a cluster and a task in JSON"),
+        (tf_config("worker", 3, **PAIRS), "the task 'worker' number 3, but its cluster has 3"),
     ],
 )
 def test_values_that_cannot_be_read_are_named(environment: Environment, words: str) -> None:
@@ -234,6 +253,7 @@ def job(environment: Environment) -> str:
         (SRUN, {"SLURM_RESTART_COUNT": "1"}),
         (STARTED["pmi"], {"PMI_JOBID": "5"}),
         (HOROVOD, {"HOROVOD_GLOO_RENDEZVOUS_PORT": "4321"}),
+        (tf_config("worker", 0, **PAIRS), tf_config("worker", 0, worker=["a:7", "b:1"])),
     ],
 )
 def test_two_jobs_have_two_names(environment: Environment, other: Environment) -> None:
@@ -245,6 +265,16 @@ def test_ranks_of_one_job_have_one_name() -> None:
     second = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "2", "PMIX_RANK": "2"}
     assert job(OPEN_MPI | second) == job(OPEN_MPI)
     assert job(SRUN | {"SLURM_PROCID": "2", "SLURM_LOCALID": "2"}) == job(SRUN)
+    assert job(tf_config("worker", 1, **PAIRS)) == job(tf_config("chief", 0, **PAIRS))
+
+
+def test_workers_of_a_cluster_meet_at_the_first() -> None:
+    worker = tf_config("worker", 2, **PAIRS)
+    assert _place.master(worker) == ("a", 1)
+    assert _place.master(worker | {"MASTER_ADDR": "m", "MASTER_PORT": "7"}) == ("m", 7)
+    assert _place.master(tf_config("ps", 0, **PAIRS)) == ("127.0.0.1", 0)
+    with pytest.raises(PlaceError, match="not a cluster of host:port"):
+        _place.master(tf_config("worker", 0, worker=["a", "b"]))
 
 
 NAME = "import os; from farandole import _place; print(_place.job_name(_place.find(os.environ)[0]"

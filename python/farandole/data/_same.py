@@ -46,7 +46,12 @@ class FirstBatches:
         """A pass begins with this batch. May be called by the thread that reads ahead."""
         self._sums.append(checksum(batch))
 
-    def compare(self, what: str) -> None:
+    @property
+    def compared(self) -> int:
+        """How many passes have been."""
+        return self._compared
+
+    def compare(self, what: str, advice: str = ADVICE) -> None:
         """Collective: those that have come since the last time.
 
         Raises:
@@ -60,6 +65,6 @@ class FirstBatches:
                 raise Mismatch(
                     f"ranks read different batches in {what}: in pass {self._compared + i + 1} "
                     f"over the data the first batch of rank {other} is not that of rank 0\n"
-                    f"  advice: {ADVICE}"
+                    f"  advice: {advice}"
                 )
         self._compared += min(map(len, theirs))

@@ -139,6 +139,12 @@ class Distributed:
             return own(grads, trainable_variables)
         return apply_reduced(self, state_of(self), own, grads, trainable_variables)
 
+    def _all_reduce_sum_gradients(self, grads_and_vars: Any) -> Any:
+        """Of Keras on TensorFlow: what it does in the scope of a strategy, after `apply`."""
+        if state_of(self).inside:
+            return grads_and_vars
+        return super()._all_reduce_sum_gradients(grads_and_vars)  # type: ignore[misc]
+
     def stateless_apply(
         self, optimizer_variables: Any, grads: Any, trainable_variables: Any
     ) -> Any:

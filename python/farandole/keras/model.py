@@ -13,7 +13,7 @@ from farandole import _world
 from farandole._arguments import checked, shown
 from farandole._core import InvalidArgument
 from farandole.common._objects import allgather_object
-from farandole.common._reduction import Average, Sum
+from farandole.common._reduction import Average, Sum, core_op
 from farandole.data import DEFAULT_SEED
 from farandole.data._tree import samples
 from farandole.keras._global.agreement import (
@@ -48,7 +48,7 @@ _OPTIONS = frozenset(
 _OWN = frozenset(
     (
         "_model", "_block", "_steps", "_seed", "_same", "_options", "_due", "_passes", "_reading",
-        "_evaluate",
+        "_evaluate", "_op",
     )
 )  # fmt: skip
 
@@ -106,7 +106,7 @@ class Model:
                 + ", ".join(sorted(_OPTIONS))
             )
         if _world.size() > 1:  # raises before init()
-            refuse_synchronized(model)
+            self._check_layers(model)
         if "train_step" in vars(model):
             raise InvalidArgument(
                 f"the Keras model '{model.name}' has a train_step put on it, as by another "
@@ -114,6 +114,8 @@ class Model:
             )
         self._model = model
         self._block = None if logical_ranks is None else block_here(logical_ranks, options)
+        if self._block is not None:
+            self._op = Sum  # of parts, each of which weighs as much as it has samples
         self._steps = Steps(self._block)
         self._seed = seed
         self._same = same_batches
@@ -129,6 +131,13 @@ class Model:
         self._intercept()
         if model.compiled:
             self._adopt()
+
+    # What farandole.strategy does in another way.
+
+    _op = Average
+    _reducing = staticmethod(lambda optimizer: optimizer)
+    _check_layers = staticmethod(refuse_synchronized)
+    _of_all_ranks = staticmethod(with_global_state)
 
     @property
     def model(self) -> Any:
@@ -198,17 +207,18 @@ class Model:
         if optimizer is not None:
             wrapped = distributed_in(optimizer)
             if wrapped is None:
-                op = Average if self._block is None else Sum
-                wrapped = distributed_in(DistributedOptimizer(optimizer, op=op, **self._options))
+                DistributedOptimizer(self._reducing(optimizer), op=self._op, **self._options)
+                wrapped = distributed_in(optimizer)
             elif self._block is not None:
                 raise InvalidArgument(
                     "compile(): the optimizer is a DistributedOptimizer; with logical_ranks, pass "
                     "the Keras optimizer itself"
                 )
-            elif state_of(wrapped).reduction.op != "mean":
+            elif state_of(wrapped).reduction.op != core_op(self._op):
                 raise InvalidArgument(
-                    "compile(): the optimizer is a DistributedOptimizer that does not average; "
-                    "pass the Keras optimizer itself"
+                    "compile(): the optimizer is a DistributedOptimizer that does not "
+                    f"{'average' if self._op == Average else 'sum'}; pass the Keras optimizer "
+                    "itself"
                 )
             weigh_loss(optimizer, self._steps)
             if self._block is not None:
@@ -535,7 +545,7 @@ class Model:
         if self._block is not None:  # its steps have all parts' already
             return own(logs)
         average_statistics(self._model)
-        results = with_global_state(self._model, lambda: own(logs))
+        results = self._of_all_ranks(self._model, lambda: own(logs))
         if results is logs and logs and _world.size() > 1:  # of a step of the user's own
             return mean_of_logs(logs)
         return results

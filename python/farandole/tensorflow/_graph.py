@@ -100,6 +100,8 @@ def _is_of_dataset(graph: Any) -> bool:
 
 def _check_strategy(strategy: Any) -> None:
     """One replica in this process computes what it would compute without a strategy."""
+    if getattr(strategy.extended, "one_process_a_replica", False):  # farandole.strategy
+        return
     # Coordinators count the replicas of one worker, and run what we would be in elsewhere.
     elsewhere = any("ParameterServer" in base.__name__ for base in type(strategy).__mro__)
     replicas = strategy.num_replicas_in_sync

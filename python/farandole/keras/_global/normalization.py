@@ -31,7 +31,7 @@ def warn_of_few_samples(model: Any, batch: int | None, block: Block | None = Non
     """On rank 0. `batch`: samples of all ranks together, where that is known."""
     parts = _world.size() if block is None else block.parts
     few = (batch or 0) / parts
-    layers = _layers(model)
+    layers = [layer for layer in _layers(model) if not getattr(layer, "synchronized", False)]
     if parts == 1 or _world.rank() != 0 or not layers or not 0 < few < _FEW:
         return
     warnings.warn(

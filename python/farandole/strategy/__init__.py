@@ -1,0 +1,31 @@
+"""The strategies of tf.distribute, one process a replica: ``import farandole.strategy``.
+
+They are subclasses of ``tf.distribute.Strategy``, so everything else of a program stays as it is:
+``tf.distribute.get_strategy()``, replica contexts, Keras' ``fit``, loops of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from farandole.common._needs import tensorflow as _tensorflow
+from farandole.strategy._strategies import (
+    CentralStorageStrategy,
+    MirroredStrategy,
+    MultiWorkerMirroredStrategy,
+    ParameterServerStrategy,
+    TPUStrategy,
+)
+
+OneDeviceStrategy: Any = _tensorflow.distribute.OneDeviceStrategy
+get_strategy: Any = _tensorflow.distribute.get_strategy
+
+__all__ = [
+    "CentralStorageStrategy",
+    "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
+    "OneDeviceStrategy",
+    "ParameterServerStrategy",
+    "TPUStrategy",
+    "get_strategy",
+]

@@ -1,0 +1,74 @@
+"""tf.train.Checkpoint of variables that replicas share: it is taught, once, to write a file once.
+
+Reading a metric's variable is collective. So all ranks read those first, and rank 0 writes what was
+read. When the call returns, the file is there on all ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.checkpoint import graph_view  # private, as is what is taught
+
+from farandole import _world
+from farandole.common._objects import broadcast_object
+from farandole.keras._global.agreement import on_rank_0
+from farandole.strategy._variables import CREATED, SyncOnReadVariable
+
+
+@functools.cache
+def learn() -> None:
+    kind = tf.train.Checkpoint
+    kind._write = _written(kind._write)
+
+
+def _written(own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def _write(self: Any, file_prefix: Any, options: Any = None) -> Any:
+        variables = _shared_variables(self) if _world.size() > 1 else []
+        if not variables or not tf.executing_eagerly():
+            return own(self, file_prefix, options)
+        paths: list[Any] = []
+        with _read(variables):
+            on_rank_0("checkpoint", lambda: paths.append(own(self, file_prefix, options)))
+        path = broadcast_object(paths, 0, "path of a checkpoint")[0]
+        if _world.rank() != 0:
+            for call in _callbacks(options):
+                call(path)
+        return path
+
+    return _write
+
+
+def _callbacks(options: Any) -> list[Callable[[Any], Any]]:
+    """Those of TensorFlow's, which keep account of the files."""
+    return [] if options is None else list(options.experimental_write_callbacks or ())
+
+
+def _shared_variables(checkpoint: Any) -> list[Any]:
+    """Those of a scope of ours, in an order that is the same on all ranks."""
+    objects = graph_view.ObjectGraphView(checkpoint).breadth_first_traversal()[0]
+    found = [vars(each).get("_value", each) for each in objects if hasattr(each, "__dict__")]
+    ours = [v for v in found if isinstance(v, CREATED) and _is_ours(v.distribute_strategy)]
+    return list({id(v): v for v in ours}.values())
+
+
+def _is_ours(strategy: Any) -> bool:
+    return getattr(strategy.extended, "one_process_a_replica", False)
+
+
+@contextmanager
+def _read(variables: list[Any]) -> Iterator[None]:
+    """Collective: meanwhile reading is of values that have been reduced."""
+    reduced = [v for v in variables if isinstance(v, SyncOnReadVariable)]
+    for variable in reduced:
+        variable.hold()
+    try:
+        yield
+    finally:
+        for variable in reduced:
+            variable.let_go()

@@ -1,0 +1,110 @@
+"""Values of all replicas, reduced or gathered: lists of tensors, in words of tf.distribute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from farandole import _world
+from farandole.common._process_set import global_process_set
+from farandole.common._reduction import Average, Sum
+from farandole.tensorflow._calls import DTYPES as SENT
+from farandole.tensorflow._calls import Request, run, tensor_from
+from farandole.tensorflow._graph import refused
+from farandole.tensorflow._reduction import Reduction
+from farandole.tensorflow.compression import Compression
+
+__all__ = ["MEAN", "SENT", "SUM", "from_replica_0", "gather", "op_of", "packed", "reduce_all"]
+
+SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
+
+
+def op_of(reduce_op: Any) -> Any:
+    """As users write it: a ReduceOp, or its name. Raises Refused."""
+    try:
+        return tf.distribute.ReduceOp(
+            reduce_op.upper() if isinstance(reduce_op, str) else reduce_op
+        )
+    except ValueError:
+        raise refused(f"reduce_op is {reduce_op!r}; it is SUM or MEAN") from None
+
+
+def reduce_all(reduce_op: Any, values: Sequence[Any], packs: Any = 0) -> list[Any]:
+    """Collective: the sum or mean over replicas, of tensors and ``tf.IndexedSlices``.
+
+    Args:
+        packs: a number of packs, or lists of values; see ``Reduction.groups``.
+    """
+    if not values or _world.size() == 1:
+        return list(values)
+    mean = reduce_op == MEAN
+    whole = [i for i, value in enumerate(values) if mean and not value.dtype.is_floating]
+    if whole:  # whole numbers have no mean on the way
+        sums = reduce_all(SUM, values, packs)
+        return [tf.cast(each / _world.size(), each.dtype) for each in sums]
+    with tf.device("/cpu:0"):
+        if len(values) == 1 and not isinstance(values[0], tf.IndexedSlices):
+            tensor = tensor_from(values[0], "the value to reduce")
+            return run(Request("all_reduce", [tensor], op="mean" if mean else "sum"))
+        reduction = Reduction(
+            Average if mean else Sum, 1.0, Compression.none, False, global_process_set,
+            groups=packs or None, label="values of replicas",
+        )  # fmt: skip
+        return reduction.reduce(values, values, [f"value {i}" for i in range(len(values))])
+
+
+def packed(values: Sequence[Any], most: int) -> list[list[Any]]:
+    """Values in packs of at most so many bytes each, in their order; one that is larger, or whose
+    size is not known, is a pack by itself."""
+    packs: list[list[Any]] = []
+    room = 0
+    for value in values:
+        count = None if isinstance(value, tf.IndexedSlices) else value.shape.num_elements()
+        size = most + 1 if count is None else count * value.dtype.size
+        if not packs or size > room:
+            packs.append([])
+            room = most
+        packs[-1].append(value)
+        room -= size
+    return packs
+
+
+def gather(value: Any, axis: Any) -> tf.Tensor:
+    """Collective: the replicas' values, one after the other along an axis."""
+    if isinstance(value, tf.IndexedSlices):
+        raise refused("tf.IndexedSlices are not gathered; gather their values and indices")
+    tensor = tensor_from(value, "the value to gather")
+    if tensor.shape.rank == 0:
+        raise refused("a value without a dimension cannot be gathered\n  advice: value[None]")
+    number = _axis(axis, tensor.shape.rank)
+    if _world.size() == 1:
+        return tf.identity(tensor)
+    with tf.device("/cpu:0"):
+        if number == 0:
+            return run(Request("all_gather", [tensor]))[0]
+        order = [number, *(i for i in range(tensor.shape.rank) if i != number)]
+        back = [order.index(i) for i in range(tensor.shape.rank)]
+        first = run(Request("all_gather", [tf.transpose(tensor, order)]))[0]
+        return tf.transpose(first, back)
+
+
+def _axis(axis: Any, rank: int | None) -> int:
+    number = tf.get_static_value(axis) if tf.is_tensor(axis) else axis
+    try:
+        number = int(number)
+    except (TypeError, ValueError):
+        raise refused(f"axis is {axis!r}; it is a whole number") from None
+    if rank is not None and not 0 <= number < rank:
+        raise refused(f"axis is {number}; the value has the dimensions 0 to {rank - 1}")
+    return number
+
+
+def from_replica_0(value: Any, name: str | None = None, note: str = "") -> tf.Tensor:
+    """Collective: its value on every replica."""
+    tensor = tensor_from(value, "the value to broadcast")
+    if _world.size() == 1:
+        return tensor
+    with tf.device("/cpu:0"):
+        return run(Request("broadcast", [tensor], name, note=note))[0]

@@ -1,0 +1,89 @@
+"""Datasets of batches of all replicas together, of which each replica gets its part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import input_util
+
+from farandole import _world
+from farandole._core import InvalidArgument
+from farandole.data import FirstBatches, share, split_dataset
+
+_SEED = (
+    "give every rank the same batches: pass a seed to what shuffles or draws at random, as in "
+    "dataset.shuffle(1000, seed=42), or call tf.random.set_seed(42) before the dataset is made; "
+    "distribute_datasets_from_function() takes a dataset of each rank's own"
+)
+
+
+class Firsts(FirstBatches):
+    """Of one dataset."""
+
+    def compared_once(self) -> bool:
+        """Collective: the first batch that every rank has read; False while one has read none."""
+        self.compare("a distributed dataset", _SEED)
+        return self.compared > 0
+
+
+def check(dataset: Any, options: Any) -> None:
+    """Raises InvalidArgument for what cannot be distributed."""
+    if not isinstance(dataset, tf.data.Dataset):
+        raise InvalidArgument(
+            f"experimental_distribute_dataset() takes a tf.data.Dataset, not a "
+            f"{type(dataset).__name__}"
+        )
+    policy = dataset.options().experimental_distribute.auto_shard_policy.name
+    if policy in ("OFF", "HINT"):
+        raise InvalidArgument(
+            f"AutoShardPolicy.{policy}: farandole splits every batch by sample, whatever the "
+            "dataset does before\n  advice: distribute_datasets_from_function() takes a dataset "
+            "of each rank's own"
+        )
+    check_options(options)
+
+
+def check_options(options: Any) -> None:
+    mode = tf.distribute.InputReplicationMode
+    if options is not None and options.experimental_replication_mode == mode.PER_REPLICA:
+        raise InvalidArgument(
+            "InputOptions: PER_REPLICA is what happens anyway, as each process has one replica\n"
+            "  advice: leave out experimental_replication_mode"
+        )
+
+
+def part_of_each_batch(dataset: Any) -> tuple[Any, Firsts]:
+    """The parts of this replica, which may have no sample; and their record."""
+    firsts = Firsts()
+    shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
+    split = split_dataset(dataset, firsts.note if _world.size() > 1 else None)
+
+    def counted(batch: Any, of_samples: Any) -> Any:
+        count = tf.cast(of_samples[0, 0], tf.int32)
+        tensors = [each[:count] for each in tf.nest.flatten(batch)]
+        for tensor, shape in zip(tensors, shapes, strict=True):
+            tensor.set_shape([_part_of(shape[0]), *shape[1:]])
+        return tf.nest.pack_sequence_as(batch, tensors)
+
+    return split.map(counted), firsts
+
+
+def _part_of(batch: int | None) -> int | None:
+    if batch is None:
+        return None
+    mine = share(batch, _world.size(), _world.rank())
+    return int(mine.stop - mine.start)
+
+
+def from_function(function: Callable[[Any], Any], workers: Any, strategy: Any, options: Any) -> Any:
+    """A dataset that this replica makes by itself."""
+    context = tf.distribute.InputContext(
+        num_input_pipelines=_world.size(),
+        input_pipeline_id=_world.rank(),
+        num_replicas_in_sync=_world.size(),
+    )
+    return input_util.get_distributed_datasets_from_function(
+        function, workers, [context], strategy, options=options
+    )

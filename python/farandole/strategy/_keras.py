@@ -1,0 +1,133 @@
+"""Keras' models in a scope: their methods are taught, once, to share what they do.
+
+A model made anywhere else is as before. Without Keras, or on another backend, there is nothing to
+teach.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from farandole import _world
+from farandole._core import InvalidArgument
+
+_COMPUTE = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+_KEEP = ("save", "save_weights", "load_weights", "set_weights")
+_SHARED = "_farandole_shared"  # of a Keras model
+
+
+def learn() -> None:
+    """As soon as the program has imported Keras."""
+    keras = sys.modules.get("keras")
+    if keras is not None and hasattr(keras, "Model") and keras.backend.backend() == "tensorflow":
+        _teach(keras.Model)
+
+
+@functools.cache
+def _teach(model: Any) -> None:
+    for name in _COMPUTE:
+        setattr(model, name, _computed(name, getattr(model, name)))
+    for name in _KEEP:
+        setattr(model, name, _kept(name, getattr(model, name)))
+    # Where it is defined: Keras looks whether a class has one of its own.
+    owner: Any = next(each for each in model.__mro__ if "compile" in vars(each))
+    owner.compile = _compiled(owner.compile)
+
+
+def _is_ours(strategy: Any) -> bool:
+    return getattr(strategy.extended, "one_process_a_replica", False)
+
+
+def _shared(model: Any) -> Any:
+    """The SharedModel of a Keras model that was made in a scope of ours; None of others."""
+    shared = vars(model).get(_SHARED)
+    if shared is not None:
+        return shared
+    strategy = model._distribute_strategy
+    if strategy is None or not _is_ours(strategy):
+        return None
+    from farandole.strategy._model import SharedModel
+
+    vars(model)[_SHARED] = shared = SharedModel(model, strategy)
+    return shared
+
+
+def _computed(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        shared = _shared(self)
+        data = args[0] if args else kwargs.get("x")
+        inner = kwargs.get("_use_cached_eval_dataset") or _is_marked(data)
+        if shared is None:
+            _refuse_in_scope(self)
+        if shared is None or inner or shared.is_reading(data):
+            return own(self, *args, **kwargs)
+        return getattr(shared, name)(*args, **kwargs)
+
+    return method
+
+
+def _refuse_in_scope(model: Any) -> None:
+    """Raises InvalidArgument for a model of no scope that computes in one of ours."""
+    current = tf.distribute.get_strategy()
+    if model._distribute_strategy is None and _is_ours(current):
+        raise InvalidArgument(
+            f"model '{model.name}' was not made in the scope of this {type(current).__name__}\n"
+            "  advice: make it inside `with strategy.scope():`"
+        )
+
+
+def share_in(arguments: Any) -> Any:
+    """Of the data of a step of a shared model; None for others."""
+    if "farandole.keras.model" not in sys.modules or not isinstance(arguments, list | tuple):
+        return None
+    from farandole.keras._global.steps import unmarked
+
+    return unmarked(arguments[0])[1] if arguments else None
+
+
+def are_shared(dataset: Any) -> bool:
+    """Whether its elements are such data."""
+    return share_in((getattr(dataset, "element_spec", None),)) is not None
+
+
+def _is_marked(data: Any) -> bool:
+    return share_in(([data],)) is not None
+
+
+def _kept(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        shared = _shared(self)
+        if shared is None or shared.plainly:
+            return own(self, *args, **kwargs)
+        if not shared.in_loop:
+            return getattr(shared, name)(*args, **kwargs)
+        # A callback's; of those that write, rank 0 alone has some.
+        if name.startswith("save") and _world.rank() != 0:
+            return None
+        with shared.strategy.extended.by_itself():
+            return own(self, *args, **kwargs)
+
+    return method
+
+
+def _compiled(own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def compile(self: Any, *args: Any, **kwargs: Any) -> None:
+        strategy = self._distribute_strategy
+        if strategy is None or not _is_ours(strategy):
+            own(self, *args, **kwargs)
+            return
+        with strategy.scope():
+            own(self, *args, **kwargs)
+        shared = vars(self).get(_SHARED)
+        if shared is not None:
+            shared.adopt()
+
+    return compile

@@ -1,0 +1,111 @@
+"""A Keras model made in a strategy's scope, which trains as farandole.keras.Model does.
+
+The user calls the Keras model. `_keras.py` passes the calls on to one of these, which calls Keras'
+own methods with this rank's parts of the batches. In a step Keras does what it does for any
+strategy: it divides losses by the number of replicas, and metrics are reduced where they are read.
+The optimizer sums gradients before it clips them, as it would in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from farandole.common._reduction import Sum
+from farandole.keras._wrapped import distributed_in, state_of
+from farandole.keras.model import Model
+from farandole.strategy._variables import require_of
+
+
+class SharedModel(Model):
+    """See there.
+
+    Args:
+        model: the Keras model.
+        strategy: in whose scope it was made.
+    """
+
+    _op = Sum
+    # In a scope one that scales losses calls the one inside in a context of its own.
+    _reducing = staticmethod(lambda optimizer: getattr(optimizer, "inner_optimizer", optimizer))
+
+    @staticmethod
+    def _check_layers(model: Any) -> None:
+        """Synchronized ones ask the strategy."""
+
+    @staticmethod
+    def _of_all_ranks(model: Any, compute: Callable[[], Any]) -> Any:  # noqa: ARG004
+        return compute()  # variables are read so
+
+    def __init__(self, model: Any, strategy: Any) -> None:
+        vars(self)["strategy"] = strategy
+        vars(self)["plainly"] = False  # calls of the Keras model mean what they say
+        super().__init__(model)
+
+    def _intercept(self) -> None:
+        super()._intercept()
+        model = self._model
+        vars(model).pop("evaluate")  # calls in callbacks are of all ranks, like others
+        own = model._maybe_symbolic_build
+
+        def maybe_symbolic_build(*args: Any, **kwargs: Any) -> None:
+            if self._reading is None:  # else it is built; Keras would open one more iterator
+                own(*args, **kwargs)
+
+        model._maybe_symbolic_build = maybe_symbolic_build
+
+    def is_reading(self, data: Any) -> bool:
+        """Whether Keras' loop is called with it, by `fit` and the like."""
+        return any(data is source.data for source in self._reading or ())
+
+    @property
+    def in_loop(self) -> bool:
+        """Whether Keras' loop runs, and what is called now is called by it, or a callback."""
+        return self._reading is not None
+
+    def _build(self, sample: Any, *, for_outputs: bool) -> None:
+        model = self._model
+        with self.strategy.scope():
+            super()._build(sample, for_outputs=for_outputs)
+        for variable in [*model.weights, *model.metrics_variables]:
+            require_of(self.strategy, getattr(variable, "value", variable))
+        self._pack()
+
+    def _pack(self) -> None:
+        """What is sent together, by the strategy's options, now that the variables are there."""
+        groups = self.strategy.extended.packing.groups_of(self._model.trainable_variables)
+        optimizer = distributed_in(self._model)
+        if groups and optimizer is not None and state_of(optimizer).exchange is None:
+            state = state_of(optimizer)
+            state.reduction = replace(state.reduction, groups=groups)
+
+    @contextmanager
+    def called_plainly(self) -> Iterator[None]:
+        before = self.plainly
+        vars(self)["plainly"] = True
+        try:
+            yield
+        finally:
+            vars(self)["plainly"] = before
+
+    def _write(self, what: str, write: Callable[[], Any]) -> None:
+        def alone() -> None:
+            with self.strategy.extended.by_itself():
+                write()
+
+        with self.called_plainly():
+            super()._write(what, alone)
+
+    def load_weights(self, *args: Any, **kwargs: Any) -> None:
+        with self.called_plainly():
+            super().load_weights(*args, **kwargs)
+
+    def set_weights(self, weights: Any) -> None:
+        with self.called_plainly():
+            super().set_weights(weights)
+
+    def adopt(self) -> None:
+        """After `compile`."""
+        self._adopt()

@@ -1,0 +1,150 @@
+"""A replica whose part of a batch is empty takes part with nothing.
+
+No framework computes on an empty batch. So `run` hands such a replica one sample of zeros, and
+here is what keeps that sample from counting: what the replica adds to reductions is zero, its rows
+are left out of what is gathered and returned, and its metrics stay as they were.
+
+A step may be traced long before a part is empty, and functions call functions. So that a replica
+has samples is a variable, which graphs read when they run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from farandole import _world
+
+
+class Presence:
+    """Whether this replica has samples in the step that runs."""
+
+    def __init__(self) -> None:
+        with tf.init_scope(), tf.device("/cpu:0"):
+            self._variable = tf.Variable(True, trainable=False, name="has_samples")
+        self._now = True  # the same, for what runs eagerly
+        self.needed = _world.size() > 1  # one replica has all samples
+
+    @contextmanager
+    def of(self, has_samples: Any) -> Iterator[None]:
+        """While a step runs, or is traced. None: it has, whatever happens."""
+        if has_samples is None:
+            yield
+            return
+        eager = tf.executing_eagerly()
+        self._variable.assign(has_samples)
+        if eager:
+            self._now = bool(has_samples)
+        try:
+            yield
+        finally:
+            self._now = True
+            self._variable.assign(True)
+
+    def _is_there(self) -> Any:
+        return self._now if tf.executing_eagerly() else self._variable.read_value()
+
+    def kept(self, values: Sequence[Any]) -> list[Any]:
+        """Tensors and slices, or zeros in their place."""
+        if not self.needed or (tf.executing_eagerly() and self._now):
+            return list(values)
+        dense = [v.values if isinstance(v, tf.IndexedSlices) else v for v in values]
+        result = _choose(self._is_there(), dense, [tf.zeros_like(each) for each in dense])
+        return [
+            tf.IndexedSlices(each, v.indices, v.dense_shape)
+            if isinstance(v, tf.IndexedSlices)
+            else each
+            for v, each in zip(values, result, strict=True)
+        ]
+
+    def count(self) -> tf.Tensor:
+        """1, or 0 for a replica without samples."""
+        return tf.cast(self._is_there(), tf.float32)
+
+    @staticmethod
+    def divided(value: Any, count: Any) -> Any:
+        """A sum over replicas, by how many have samples."""
+        if isinstance(value, tf.IndexedSlices):
+            rows = value.values / tf.cast(count, value.dtype)
+            return tf.IndexedSlices(rows, value.indices, value.dense_shape)
+        return tf.cast(value / tf.cast(count, value.dtype), value.dtype)
+
+    def returned(self, outputs: Any) -> Any:
+        """What a step gives: numbers become zero, and what has a row for each sample has none."""
+        return tf.nest.map_structure(self._one_returned, outputs)
+
+    def rows(self, value: Any) -> Any:
+        """The same of a value that is gathered."""
+        if not self.needed or (tf.executing_eagerly() and self._now):
+            return value
+        return self._one_returned(value)
+
+    def _one_returned(self, value: Any) -> Any:
+        if not isinstance(value, tf.Tensor) or value.dtype in (tf.resource, tf.variant):
+            return value
+        batch = 1 if tf.executing_eagerly() else None
+        there = self._is_there()
+        if value.shape.rank and value.shape[0] == batch:
+            count = tf.shape(value)[0]
+            return value[: tf.where(there, count, 0)]
+        if value.dtype == tf.string:
+            return value
+        return _choose(there, [value], [tf.zeros_like(value)])[0]
+
+    def restore(self, variable: Any, before: tf.Tensor) -> None:
+        """After a write."""
+        if tf.executing_eagerly():
+            if not self._now:
+                variable.assign(before)
+            return
+        variable.assign(_choose(self._is_there(), [variable.read_value()], [before])[0])
+
+    @property
+    def certain(self) -> bool:
+        """Whether nothing need be kept from counting."""
+        return not self.needed or (tf.executing_eagerly() and self._now)
+
+
+def _choose(there: Any, values: list[Any], others: list[Any]) -> list[Any]:
+    if isinstance(there, bool):
+        return values if there else others
+    chosen = tf.cond(there, lambda: values, lambda: others)
+    for each, value in zip(chosen, values, strict=True):
+        each.set_shape(value.shape)
+    return list(chosen)
+
+
+# ---- parts ----
+
+
+def filled(arguments: Any) -> tuple[Any, Any]:
+    """The arguments of a step, with one sample of zeros where this replica's part is empty; and
+    whether it has samples: None if nothing of it can be empty."""
+    flat = tf.nest.flatten(arguments)
+    places = [i for i, value in enumerate(flat) if _may_be_empty(value)]
+    if not places:
+        return arguments, None
+    if tf.executing_eagerly():
+        for i in places:
+            flat[i] = _one_of_zeros(flat[i])
+        return tf.nest.pack_sequence_as(arguments, flat), False
+    has = tf.reduce_all([tf.shape(flat[i])[0] > 0 for i in places])
+    parts = [flat[i] for i in places]
+    whole = tf.cond(has, lambda: parts, lambda: [_one_of_zeros(each) for each in parts])
+    for i, each, part in zip(places, whole, parts, strict=True):
+        each.set_shape(part.shape)
+        flat[i] = each
+    return tf.nest.pack_sequence_as(arguments, flat), has
+
+
+def _may_be_empty(value: Any) -> bool:
+    if not isinstance(value, tf.Tensor) or not value.shape.rank:
+        return False
+    return bool(value.shape[0] == (0 if tf.executing_eagerly() else None))
+
+
+def _one_of_zeros(value: tf.Tensor) -> tf.Tensor:
+    return tf.zeros(tf.concat([[1], tf.shape(value)[1:]], 0), value.dtype)

@@ -1,0 +1,233 @@
+"""The strategies, with the names and signatures of tf.distribute's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from farandole import _world
+from farandole._arguments import shown
+from farandole._core import InvalidArgument
+from farandole.strategy import _checkpoint, _keras
+from farandole.strategy._cluster import join
+from farandole.strategy._extended import Extended, as_is
+from farandole.strategy._options import Packing, packing_of, refuse_nccl
+from farandole.strategy._presence import filled
+
+
+class Misused(InvalidArgument, RuntimeError):
+    """farandole's class, and what TensorFlow raises of contexts."""
+
+
+class _OneProcessAReplica(tf.distribute.Strategy):  # type: ignore[misc]  # TensorFlow has no types
+    """What all strategies of ours are. A replica is a process; its number is the rank."""
+
+    def __init__(self, device: str, packing: Packing) -> None:
+        super().__init__(Extended(self, device, packing))
+        _checkpoint.learn()
+        _keras.learn()
+
+    @as_is
+    def scope(self) -> Any:
+        """As TensorFlow's.
+
+        Raises:
+            InvalidArgument: in the scope of another strategy.
+        """
+        _keras.learn()
+        other = tf.distribute.get_strategy() if tf.distribute.has_strategy() else self
+        if other is not self:
+            raise Misused(
+                f"the scope of a {type(self).__name__} was entered inside that of another "
+                f"{type(other).__name__}; strategies do not nest\n  advice: make one strategy, "
+                "and leave the other's scope first"
+            )
+        return super().scope()
+
+    @as_is
+    def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+        """As TensorFlow's: ``fn`` once on this process' replica; returns what it returns.
+
+        A replica whose part of the batch is empty calls it with a sample of zeros, which counts
+        nowhere: docs/strategies.md.
+        """
+        extended = self.extended
+        share = _keras.share_in(args)
+        if share is not None:  # a step of Keras'
+            counts = share[0, 0] > 0 if extended.presence.needed else None
+            with extended.keras(), extended.presence.of(counts):
+                return super().run(fn, args, kwargs, options)
+        if not extended.presence.needed:
+            return super().run(fn, args, kwargs, options)
+        extended.compare_first_batches()
+        if not isinstance(args, list | tuple):
+            return super().run(fn, args, kwargs, options)  # which says what is wrong
+        (given, named), has_samples = filled((tuple(args), kwargs or {}))
+        if has_samples is None:
+            return super().run(fn, args, kwargs, options)
+        with extended.presence.of(has_samples):
+            return extended.presence.returned(super().run(fn, given, named, options))
+
+    def __copy__(self) -> _OneProcessAReplica:
+        return self  # what is copied with it goes on in the same scope
+
+    def __deepcopy__(self, memo: Any) -> _OneProcessAReplica:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise Misused(f"a {type(self).__name__} is not pickled; make one in each process")
+
+
+def _device_of(name: str, devices: Any) -> str:
+    """The one that this process computes on."""
+    given = [devices] if isinstance(devices, str) else devices
+    if given is None:
+        found = tf.config.list_logical_devices("GPU")
+        if not found:
+            return "/device:CPU:0"
+        return str(found[_world.local_rank() % len(found)].name)
+    if not isinstance(given, Sequence) or not all(isinstance(each, str) for each in given):
+        raise InvalidArgument(f"{name} is {shown(devices)}; it is a list of names of devices")
+    if len(given) != 1:
+        raise InvalidArgument(
+            f"{name} is {shown(devices)}; each process has one replica, on one device\n"
+            f"  advice: farandole run -np {max(len(given), 2)} -- python train.py, without {name}"
+        )
+    return given[0]
+
+
+class MirroredStrategy(_OneProcessAReplica):
+    """Synchronous training on one host or several: every replica is a process, all have the same
+    variables, and gradients are summed in every step.
+
+    It is a ``tf.distribute.Strategy``. Start as many processes as there are to be replicas, by
+    ``farandole run -np 4 -- python train.py`` or another launcher; a program that nobody started
+    has one replica. Making the strategy joins them: all ranks make it.
+
+    Args:
+        devices: None, or a list with the one device of this process.
+        cross_device_ops: ``tf.distribute.NcclAllReduce``, ``HierarchicalCopyAllReduce`` or
+            ``ReductionToOneDevice``: each is accepted and right for any number of replicas; which
+            algorithm runs is chosen by measurement. ``num_packs`` above 1 is the number of packs
+            that gradients are sent in.
+
+    Raises:
+        InvalidArgument: several devices, or an argument without a counterpart.
+        RendezvousError: ranks are missing, or disagree about who there is.
+
+    Examples:
+        >>> import farandole.strategy, tensorflow as tf
+        >>> strategy = farandole.strategy.MirroredStrategy()
+        >>> with strategy.scope():
+        ...     v = tf.Variable(1.0)
+        >>> float(strategy.reduce("SUM", strategy.run(lambda: v + 1), axis=None))
+        2.0
+    """
+
+    def __init__(self, devices: Sequence[str] | None = None, cross_device_ops: Any = None) -> None:
+        packing = packing_of(cross_device_ops)
+        join()
+        super().__init__(_device_of("devices", devices), packing)
+
+
+class MultiWorkerMirroredStrategy(_OneProcessAReplica):
+    """The same over several hosts, as ``tf.distribute.MultiWorkerMirroredStrategy``; Keras' ``fit``
+    works as well.
+
+    Workers are found by ``TF_CONFIG``, if nothing else says where this process stands: ``farandole
+    run``, torchrun, mpiexec, srun. Between hosts all workers need one secret: docs/hosts.md.
+
+    Args:
+        cluster_resolver: of ``tf.distribute.cluster_resolver``; default: what the environment says.
+        communication_options: ``tf.distribute.experimental.CommunicationOptions``.
+            ``bytes_per_pack`` is how many bytes of gradients are sent together.
+            ``timeout_seconds`` is how long an operation waits for other ranks, and then fails with
+            ``tf.errors.DeadlineExceededError``; it counts if this is what joins the ranks.
+            ``implementation`` is AUTO or RING, which are the same here.
+
+    Raises:
+        InvalidArgument: NCCL, or a deadline that comes too late.
+        RendezvousError: ranks are missing, or disagree about who there is.
+    """
+
+    def __init__(self, cluster_resolver: Any = None, communication_options: Any = None) -> None:
+        packing, timeout = Packing(), None
+        if communication_options is not None:
+            refuse_nccl(communication_options)
+            packing = Packing(bytes_per_pack=communication_options.bytes_per_pack)
+            timeout = communication_options.timeout_seconds
+        join(cluster_resolver, timeout)
+        super().__init__(_device_of("devices", None), packing)
+        self._resolver = cluster_resolver
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """What it was made with."""
+        return self._resolver
+
+
+class CentralStorageStrategy(_OneProcessAReplica):
+    """The synchronous result of ``tf.distribute.experimental.CentralStorageStrategy``: the same
+    weights, losses and metrics.
+
+    What differs: each process has a copy of the variables, where TensorFlow's has them once. So it
+    takes more memory, and no time for reading them.
+
+    Args:
+        compute_devices: None, or a list with the one device of this process.
+        parameter_device: None: each process has the variables on its own device.
+
+    Raises:
+        InvalidArgument: several devices, or a place for the variables.
+        RendezvousError: ranks are missing, or disagree about who there is.
+    """
+
+    def __init__(
+        self, compute_devices: Sequence[str] | None = None, parameter_device: str | None = None
+    ) -> None:
+        if parameter_device is not None:
+            raise InvalidArgument(
+                f"parameter_device is {shown(parameter_device)}; each process has a copy of the "
+                "variables on its own device\n  advice: leave out parameter_device"
+            )
+        join()
+        super().__init__(_device_of("compute_devices", compute_devices), Packing())
+
+
+class TPUStrategy:
+    """TensorFlow's own, with its arguments, where there are TPUs: farandole has no part in it.
+
+    Raises:
+        InvalidArgument: there are none.
+    """
+
+    def __new__(
+        cls, tpu_cluster_resolver: Any = None, experimental_device_assignment: Any = None
+    ) -> Any:
+        if not tf.config.list_logical_devices("TPU"):
+            raise InvalidArgument(
+                "TPUStrategy: TensorFlow finds no TPU here\n  advice: connect to one as "
+                "TensorFlow says (experimental_connect_to_cluster, initialize_tpu_system), or use "
+                "farandole.strategy.MirroredStrategy on other machines"
+            )
+        return tf.distribute.TPUStrategy(tpu_cluster_resolver, experimental_device_assignment)
+
+
+class ParameterServerStrategy:
+    """Not there yet: asynchronous training is still to come.
+
+    Raises:
+        NotImplementedError: always, and says what to use.
+    """
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise NotYet(
+            "ParameterServerStrategy is still to come: farandole.strategy trains synchronously\n"
+            "  advice: MultiWorkerMirroredStrategy"
+        )
+
+
+class NotYet(InvalidArgument, NotImplementedError):
+    """What there will be."""

@@ -1,0 +1,610 @@
+"""farandole.strategy against one process: Keras' fit, loops of one's own, and every call of
+tf.distribute whose values can be said.
+
+The reference is plain Keras or numpy on rank 0, to which the other ranks are equal in every bit.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras_model_cases as model_cases
+import keras_work as work
+import numpy as np
+import pytest
+from keras_model_cases import BATCH, CLOSE, N, X, Y, assert_close, assert_same_bits, compiled, net
+from keras_work import Late, keras
+from rank_cases import make_tests, on_ranks, raises
+
+import farandole as fd
+import grid
+import harness
+from farandole.common._objects import broadcast_object
+from harness import World
+
+for needed in ("tensorflow", "keras"):
+    if importlib.util.find_spec(needed) is None:
+        pytest.skip(f"{needed} is not installed", allow_module_level=True)
+
+tf: Any = Late("tensorflow")
+strategies: Any = Late("farandole.strategy")
+RANKS = (1, 2, 3, 4)
+
+
+def mirrored(**options: Any) -> Any:
+    return strategies.MirroredStrategy(**options)
+
+
+def in_scope(strategy: Any, build: Callable[[], Any], **options: Any) -> Any:
+    """A model that would begin differently on every rank but the first."""
+    with strategy.scope():
+        model = compiled(build(), **options)
+    if fd.rank() != 0:
+        for variable in model.trainable_variables:
+            variable.assign(variable + 1.0)
+    return model
+
+
+def batches(batch: int = BATCH, **shuffle: Any) -> Any:
+    """33 samples: after whole batches one is left, and most ranks have no sample."""
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y))
+    return (dataset.shuffle(N, seed=3) if shuffle else dataset).batch(batch)
+
+
+def assert_as_alone(
+    mine: Any, alone: Any, logs: Any, right: Callable[[], Any], close: float = CLOSE
+) -> None:
+    work.assert_same_on_all_ranks(mine)
+    assert_same_bits(model_cases.numbers(logs), "logs")
+    if fd.rank() == 0:
+        assert_close(logs, right(), "logs", close)
+        for i, (a, b) in enumerate(zip(work.values(mine), work.values(alone), strict=True)):
+            assert np.abs(a - b).max() <= close, f"weight {i}"
+
+
+def folder_of_all() -> Path:
+    return Path(broadcast_object(tempfile.mkdtemp(), 0, "folder"))
+
+
+# ---- Keras ----
+
+
+@on_ranks(*RANKS)
+def fit_evaluate_predict_save_and_load_are_those_of_one_process() -> None:
+    strategy = mirrored()
+
+    def options() -> dict[str, Any]:
+        metrics = ["accuracy", keras.metrics.AUC(20, name="auc")]
+        return {"metrics": metrics, "weighted_metrics": None}
+
+    with strategy.scope():
+        ours = options()
+    model, alone = in_scope(strategy, net, **ours), compiled(net(), **options())
+
+    def all_of(model: Any) -> dict[str, Any]:
+        history = model.fit(
+            batches(shuffle=True), epochs=2, verbose=0,
+            validation_data=(X[:13], Y[:13]), validation_batch_size=5,
+        )  # fmt: skip
+        scores = model.evaluate(X[:29], Y[:29], batch_size=6, verbose=0, return_dict=True)
+        outputs = model.predict(X[:22], batch_size=7, verbose=0)
+        return history.history | {f"test {k}": v for k, v in scores.items()} | {"out": outputs}
+
+    logs = all_of(model)
+    assert_as_alone(model, alone, logs, lambda: all_of(alone))
+    path = folder_of_all() / "model.keras"
+    model.save(path)
+    with strategy.scope():
+        again = keras.models.load_model(path)
+    scores = model.evaluate(X, Y, verbose=0)
+    assert again.evaluate(X, Y, verbose=0) == scores
+    if fd.rank() == 0:
+        assert keras.models.load_model(path).evaluate(X, Y, verbose=0) == pytest.approx(scores)
+    again.fit(batches(), verbose=0)
+    work.assert_same_on_all_ranks(again)
+
+
+@on_ranks(3)
+def arrays_single_batches_and_callbacks() -> None:
+    strategy, folder = mirrored(), folder_of_all()
+    optimizer = {"optimizer": "sgd", "metrics": ["accuracy"], "weighted_metrics": None}
+    model, alone = in_scope(strategy, net, **optimizer), compiled(net(), **optimizer)
+    rates: list[float] = []
+
+    class Looks(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
+            scores = self.model.evaluate(X, Y, verbose=0, return_dict=True)
+            rates.append(scores["loss"])
+            self.model.save_weights(folder / f"{epoch}.weights.h5")
+
+    def all_of(model: Any) -> dict[str, Any]:
+        rates.clear()
+        history = model.fit(
+            X, Y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0, class_weight={0: 0.5},
+            callbacks=[
+                keras.callbacks.ModelCheckpoint(folder / "best.weights.h5", save_weights_only=True),
+                keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1)),
+                keras.callbacks.EarlyStopping("loss", restore_best_weights=True),
+                Looks(),
+            ],
+        )  # fmt: skip
+        logs = history.history | {"looked": list(rates)}
+        for n in (7, 1):
+            logs |= {
+                f"{k} of {n}": v
+                for k, v in model.train_on_batch(X[:n], Y[:n], return_dict=True).items()
+            }
+        batches_of_keras = model_cases.Batches.make(X, Y, BATCH)
+        return logs | {
+            "of batches": model.evaluate(batches_of_keras, verbose=0),
+            "of a generator": model.evaluate(model_cases.generated(), steps=4, verbose=0),
+            "outputs": model.predict_on_batch(X[:5]),
+        }
+
+    logs = all_of(model)
+    before = work.values(model)
+    assert_as_alone(model, alone, logs, lambda: all_of(alone))
+    model.load_weights(folder / "2.weights.h5")
+    model.set_weights([v + fd.rank() for v in before])  # rank 0's are taken
+    model.evaluate(X, Y, verbose=0)
+    work.assert_same_on_all_ranks(model)
+
+
+@on_ranks(3)
+def synchronized_layers_see_the_samples_of_all_replicas() -> None:
+    def build() -> Any:
+        keras.utils.set_random_seed(1)
+        return keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(4),
+                keras.layers.BatchNormalization(synchronized=fd.size() > 1 and here()),
+                keras.layers.Dense(1, activation="sigmoid"),
+            ]
+        )
+
+    def here() -> bool:
+        return bool(tf.distribute.has_strategy())
+
+    options = {"optimizer": "sgd", "metrics": None, "weighted_metrics": None}
+    packs = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=100)
+    strategy = strategies.MultiWorkerMirroredStrategy(communication_options=packs)
+    model, alone = in_scope(strategy, build, **options), compiled(build(), **options)
+
+    def fit(model: Any) -> Any:
+        return model.fit(batches(7), epochs=2, verbose=0).history
+
+    logs = fit(model)
+    assert_as_alone(model, alone, logs, lambda: fit(alone))
+    from farandole.keras._wrapped import state_of
+
+    groups = state_of(model.optimizer).reduction.groups
+    assert [sum(v.value.shape.num_elements() for v in group) for group in groups] == [24, 17]
+
+
+@on_ranks(2)
+def losses_are_scaled_as_in_one_process() -> None:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+
+        def options() -> dict[str, Any]:
+            sgd = keras.optimizers.SGD(0.01)
+            scaled = keras.optimizers.LossScaleOptimizer(sgd, initial_scale=8.0)
+            return {"optimizer": scaled, "metrics": None, "weighted_metrics": None}
+
+        strategy = mirrored()
+        with strategy.scope():
+            ours = options()
+        model, alone = in_scope(strategy, net, **ours), compiled(net(), **options())
+
+        def fit(model: Any) -> Any:
+            return model.fit(batches(), verbose=0).history
+
+        logs = fit(model)
+        assert_as_alone(model, alone, logs, lambda: fit(alone), 2e-3)
+        assert model.optimizer.inner_optimizer.iterations.numpy() == 5
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+@on_ranks(2)
+def what_is_made_outside_a_scope_is_refused() -> None:
+    strategy = mirrored()
+    outside = compiled(net())
+    with strategy.scope(), raises(fd.InvalidArgument, "was not made in the scope"):
+        outside.fit(X, Y, verbose=0)
+    metric = keras.metrics.AUC()
+    model = in_scope(strategy, net, metrics=[metric])
+    with raises(fd.InvalidArgument, "was not created in the scope"):
+        model.fit(X, Y, verbose=0)
+    variable = tf.Variable(0.0)
+    with raises(fd.InvalidArgument, "was not created in the scope of this MirroredStrategy"):
+        strategy.run(
+            lambda: strategy.extended.update(variable, lambda v, x: v.assign(x), args=(1.0,))
+        )
+    uncompiled = in_scope(strategy, net)
+    uncompiled.compiled = False
+    with raises(Exception, "compile"):
+        uncompiled.fit(X, Y, verbose=0)
+
+
+# ---- loops ----
+
+
+class Loop:
+    """The loop of TensorFlow's tutorial, with a metric and an optimizer of Keras."""
+
+    def __init__(self, strategy: Any, batch: int) -> None:
+        self.strategy, self.batch = strategy, batch
+        with strategy.scope():
+            self.model = net()
+            self.optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+            self.seen = keras.metrics.MeanSquaredError()
+            self.loss = keras.losses.BinaryCrossentropy(reduction="none")
+
+    def step(self, inputs: Any) -> Any:
+        x, y = inputs
+        with tf.GradientTape() as tape:
+            outputs = self.model(x, training=True)
+            each = self.loss(y, outputs)
+            loss = tf.nn.compute_average_loss(each, global_batch_size=self.batch)
+        gradients = tape.gradient(loss, self.model.trainable_variables)
+        pairs = zip(gradients, self.model.trainable_variables, strict=True)
+        self.optimizer.apply_gradients(pairs)
+        self.seen.update_state(y, outputs)
+        return loss
+
+    def epochs(self, how: str, number: int = 2) -> dict[str, Any]:
+        one = tf.function(self.step) if how == "function in run" else self.step
+
+        def reduced(inputs: Any) -> Any:
+            return self.strategy.reduce("SUM", self.strategy.run(one, args=(inputs,)), axis=None)
+
+        train = tf.function(reduced) if how == "run in function" else reduced
+        dataset = self.strategy.experimental_distribute_dataset(batches(self.batch, shuffle=True))
+        losses = []
+        for _ in range(number):
+            losses += [float(train(inputs)) for inputs in dataset]
+        return {"losses": losses, "seen": float(self.seen.result())}
+
+
+def compare_loops(how: str) -> None:
+    mine = Loop(mirrored(), BATCH)
+    logs = mine.epochs(how)
+    alone = Loop(tf.distribute.get_strategy(), BATCH)
+
+    def right() -> Any:
+        return alone.epochs("run in function")
+
+    assert int(mine.optimizer.iterations.numpy()) == 10
+    assert_as_alone(mine.model, alone.model, logs, right)
+
+
+@on_ranks(*RANKS)
+def a_loop_of_ones_own_is_that_of_one_process() -> None:
+    compare_loops("run in function")
+
+
+@on_ranks(3)
+def steps_run_eagerly_and_as_functions() -> None:
+    compare_loops("run")
+    compare_loops("function in run")
+
+
+# ---- single calls ----
+
+
+@on_ranks(3)
+def values_are_reduced_and_gathered() -> None:
+    strategy, me = mirrored(), fd.rank()
+    mine = tf.constant([[1.0, 2.0]]) * (me + 1)
+    rows = tf.repeat(mine, me + 1, axis=0)  # 1, 2, 3 rows
+    assert strategy.reduce("SUM", mine, axis=None).numpy().tolist() == [[6.0, 12.0]]
+    mean = tf.distribute.ReduceOp.MEAN
+    assert strategy.reduce(mean, mine, axis=None).numpy().tolist() == [[2.0, 4.0]]
+    assert strategy.reduce("SUM", rows, axis=0).numpy().tolist() == [14.0, 28.0]
+    assert strategy.reduce(mean, rows, axis=0).numpy().tolist() == pytest.approx([7 / 3, 14 / 3])
+    assert int(strategy.reduce("SUM", tf.constant(me), axis=None)) == 3
+    assert int(strategy.reduce("MEAN", tf.constant([me]), axis=None)[0]) == 1
+    tree = strategy.reduce("SUM", {"a": mine, "b": tf.constant(1.0)}, axis=None)
+    assert float(tree["b"]) == 3.0
+    whole = np.concatenate([np.full((r + 1, 2), [r + 1, 2 * r + 2]) for r in range(3)])
+    assert strategy.gather(rows, axis=0).numpy().tolist() == whole.tolist()
+    turned = strategy.gather(tf.transpose(rows), axis=1)
+    assert turned.numpy().tolist() == whole.T.tolist()
+    assert strategy.experimental_local_results(mine)[0] is mine
+    values = strategy.experimental_distribute_values_from_function(
+        lambda context: context.replica_id_in_sync_group * 10 + context.num_replicas_in_sync
+    )
+    assert strategy.experimental_local_results(values) == (me * 10 + 3,)
+    assert int(strategy.run(lambda v: tf.constant(v) + 1, args=(values,))) == me * 10 + 4
+    for wrong in ("PRODUCT", tf.float32):
+        with raises(Exception, "PRODUCT" if wrong == "PRODUCT" else ""):
+            strategy.reduce(wrong, mine, axis=None)
+    with raises(fd.InvalidArgument, "cannot be gathered"):
+        strategy.gather(tf.constant(1.0), axis=0)
+    with raises(fd.InvalidArgument, "axis is 2"):
+        strategy.gather(rows, axis=2)
+
+
+@on_ranks(3)
+def a_replica_asks_and_is_asked() -> None:
+    strategy, me = mirrored(), fd.rank()
+    options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=20)
+
+    def step(x: Any) -> Any:
+        context = tf.distribute.get_replica_context()
+        assert context.num_replicas_in_sync == 3
+        assert tf.distribute.get_strategy() is strategy
+        listed = [x, x * 2, tf.zeros([7])]
+        sums = context.all_reduce("SUM", listed, options=options)
+        means = context.all_reduce(tf.distribute.ReduceOp.MEAN, {"x": x})
+        gathered = context.all_gather(tf.reshape(x, [1, -1]), axis=0)
+        crossed = context.merge_call(
+            lambda s, v: s.extended.reduce_to("SUM", v, destinations=v), args=(x,)
+        )
+        rows = tf.IndexedSlices(x[None], tf.constant([me // 2]), tf.constant([2, 3]))
+        slices = context.all_reduce("SUM", rows)
+        return sums, means, gathered, crossed, slices, context.replica_id_in_sync_group
+
+    x = tf.constant([1.0, 2.0, 3.0]) * (me + 1)
+    for run in (strategy.run, tf.function(strategy.run)):
+        sums, means, gathered, crossed, slices, number = run(step, (x,))
+        assert [each.numpy().tolist() for each in sums] == [[6, 12, 18], [12, 24, 36], [0] * 7]
+        assert means["x"].numpy().tolist() == [2.0, 4.0, 6.0]
+        assert gathered.numpy().tolist() == [[1, 2, 3], [2, 4, 6], [3, 6, 9]]
+        assert crossed.numpy().tolist() == [6.0, 12.0, 18.0]
+        assert tf.convert_to_tensor(slices).numpy().tolist() == [[3, 6, 9], [3, 6, 9]]
+        assert int(number) == me
+
+    def squared(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            context = tf.distribute.get_replica_context()
+            y = tf.reduce_sum(context.all_reduce("SUM", x) ** 2) / 3
+        return tape.gradient(y, x)
+
+    gradient = strategy.run(squared, args=(x,))  # of the sum of what all replicas have as y
+    assert gradient.numpy().tolist() == pytest.approx([12.0, 24.0, 36.0])
+    with raises(fd.InvalidArgument, "timeout_seconds=3"):
+        timed = tf.distribute.experimental.CommunicationOptions(timeout_seconds=3)
+        strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", x, timed))
+    with raises(RuntimeError, "replica context"):
+        strategy.run(lambda: strategy.gather(x, axis=0))
+
+
+@on_ranks(3)
+def variables_are_what_their_synchronization_says() -> None:
+    strategy, me = mirrored(), fd.rank()
+    kinds, ways = tf.VariableAggregation, tf.VariableSynchronization
+    with strategy.scope():
+        assert tf.Variable(float(me)).numpy() == 0.0  # replica 0's
+        summed = tf.Variable(0.0, aggregation=kinds.SUM)
+        mean = tf.Variable(0.0, aggregation=kinds.MEAN)
+        first = tf.Variable(5.0, aggregation=kinds.ONLY_FIRST_REPLICA)
+        count = tf.Variable(0, aggregation=kinds.ONLY_FIRST_REPLICA)
+        own = tf.Variable(0.0, synchronization=ways.ON_READ, aggregation=kinds.SUM)
+        owns_mean = tf.Variable(0.0, synchronization=ways.ON_READ, aggregation=kinds.MEAN)
+        later: list[Any] = []
+
+    @tf.function
+    def step() -> Any:
+        value = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
+        summed.assign_add(value)
+        mean.assign(value)
+        first.assign(value + 1.0)
+        count.assign_add(1)
+        own.assign_add(value)
+        owns_mean.assign(value)
+        if not later:
+            later.append(tf.Variable(lambda: tf.random.uniform([])))  # unlike on each rank
+        return own.read_value()
+
+    with strategy.scope():
+        assert float(strategy.run(step)) == me
+    assert [v.numpy() for v in (summed, mean, first, count)] == [3.0, 1.0, 1.0, 1]
+    assert float(own.read_value()) == 3.0
+    assert float(owns_mean.read_value()) == 1.0
+    own.assign(6.0)  # 2 on each
+    assert float(strategy.experimental_local_results(own)[0]) == 2.0
+    assert len(set(strategy.gather(tf.reshape(later[0], [1]), axis=0).numpy().tolist())) == 1
+    with raises(ValueError, "NONE"), strategy.scope():
+        tf.Variable(0.0, synchronization=ways.NONE)
+
+
+@on_ranks(3)
+def every_cross_device_op_is_right_for_an_odd_number() -> None:
+    ops = tf.distribute
+    for cross in (
+        ops.NcclAllReduce(num_packs=2), ops.HierarchicalCopyAllReduce(), ops.ReductionToOneDevice()
+    ):  # fmt: skip
+        strategy = mirrored(cross_device_ops=cross)
+        values = [tf.constant(fd.rank() + 1.0), tf.ones([3])]
+
+        def step(values: Any = values) -> Any:
+            return tf.distribute.get_replica_context().all_reduce("SUM", values)
+
+        total, ones = strategy.run(step)
+        assert float(total) == 6.0
+        assert ones.numpy().tolist() == [3.0] * 3
+    central = strategies.CentralStorageStrategy()
+    assert float(central.reduce("SUM", central.run(lambda: tf.constant(1.0)), axis=None)) == 3.0
+
+
+@on_ranks(2)
+def datasets_are_split_or_made_by_each_rank() -> None:
+    strategy, me = mirrored(), fd.rank()
+    told = []
+
+    def make(context: Any) -> Any:
+        told.append((context.num_input_pipelines, context.input_pipeline_id))
+        with raises(ValueError, "not divisible"):
+            context.get_per_replica_batch_size(5)
+        size = context.get_per_replica_batch_size(6)
+        own = tf.data.Dataset.range(12).shard(2, context.input_pipeline_id)
+        return own.batch(size)
+
+    mine = [part.numpy().tolist() for part in strategy.distribute_datasets_from_function(make)]
+    assert told == [(2, me)]
+    assert mine == [[me, me + 2, me + 4], [me + 6, me + 8, me + 10]]
+
+    ragged = tf.data.Dataset.range(8).batch(3)  # the last batch has 2
+    dist = strategy.experimental_distribute_dataset(ragged)
+    parts = [part.numpy().tolist() for part in dist]
+    assert parts == ([[0, 1], [3, 4], [6]] if me == 0 else [[2], [5], [7]])
+    assert int(dist.cardinality) == 3
+    full = strategy.experimental_distribute_dataset(ragged.take(2).unbatch().batch(3, True))
+    assert full.element_spec.shape.as_list() == [2 - me]
+
+    @tf.function
+    def total(dataset: Any) -> Any:
+        result = tf.constant(0, tf.int64)
+        for part in dataset:
+            each = strategy.run(lambda p: tf.reduce_sum(p), args=(part,))
+            result += strategy.reduce("SUM", each, axis=None)
+        return result
+
+    assert int(total(dist)) == sum(range(8))
+
+
+@on_ranks(2)
+def wrong_data_and_options_are_refused() -> None:
+    strategy = mirrored()
+    plain = tf.data.Dataset.range(8)
+    with raises(fd.InvalidArgument, "not batched", "dataset.batch(B)"):
+        strategy.experimental_distribute_dataset(plain)
+    with raises(fd.InvalidArgument, "takes a tf.data.Dataset, not a list"):
+        strategy.experimental_distribute_dataset([1])
+    off = tf.data.Options()
+    off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    with raises(fd.InvalidArgument, "AutoShardPolicy.OFF"):
+        strategy.experimental_distribute_dataset(plain.batch(2).with_options(off))
+    with strategy.scope():
+        for other in (mirrored(), tf.distribute.OneDeviceStrategy("/cpu:0")):
+            with raises(RuntimeError, "" if other.num_replicas_in_sync == 1 else "do not nest"):
+                other.scope().__enter__()
+    options = tf.distribute.experimental.CommunicationOptions
+    workers = strategies.MultiWorkerMirroredStrategy
+    with raises(fd.InvalidArgument, "NCCL", "leave out implementation"):
+        workers(communication_options=options(implementation="NCCL"))
+    with raises(fd.InvalidArgument, "FARANDOLE_TIMEOUT=5"):  # the ranks have met already
+        workers(communication_options=options(timeout_seconds=5))
+    with raises(fd.InvalidArgument, "farandole run -np 2"):
+        mirrored(devices=["GPU:0", "GPU:1"])
+    with raises(fd.InvalidArgument, "cross_device_ops is a str"):
+        mirrored(cross_device_ops="nccl")
+    with raises(fd.InvalidArgument, "accumulation_fn"):
+        mirrored(cross_device_ops=tf.distribute.ReductionToOneDevice(accumulation_fn=max))
+    with raises(fd.InvalidArgument, "parameter_device"):
+        strategies.CentralStorageStrategy(parameter_device="CPU:0")
+    with raises(fd.InvalidArgument, "finds no TPU here"):
+        strategies.TPUStrategy()
+    with raises(NotImplementedError, "still to come"):
+        strategies.ParameterServerStrategy(None)
+    assert strategies.OneDeviceStrategy is tf.distribute.OneDeviceStrategy
+
+    # Ranks that read different batches.
+    tf.random.set_seed(fd.rank())
+    mixed = strategy.experimental_distribute_dataset(plain.shuffle(8).batch(8))
+    with raises(fd.Mismatch, "seed=42", "distribute_datasets_from_function"):
+        for part in mixed:
+            strategy.run(lambda p: p, args=(part,))
+
+
+@on_ranks(2)
+def ranks_with_different_variables_are_told() -> None:
+    strategy = mirrored()
+    with raises(Exception, "Mismatch", "(3,)", "(2,)"), strategy.scope():
+        tf.Variable(tf.zeros([2 + fd.rank()]), name="v")
+
+
+@on_ranks(2)
+def checkpoints_are_written_once_and_restored() -> None:
+    strategy, folder = mirrored(), folder_of_all()
+    with strategy.scope():
+        variable = tf.Variable(1.0)
+        own = tf.Variable(
+            1.0, synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )  # fmt: skip
+    own.assign(8.0)
+    checkpoint = tf.train.Checkpoint(variable=variable, own=own)
+    manager = tf.train.CheckpointManager(checkpoint, str(folder), max_to_keep=2)
+    paths = [manager.save() for _ in range(3)]
+    assert tf.train.latest_checkpoint(str(folder)) == paths[-1] == manager.latest_checkpoint
+    fd.barrier()
+    assert len(list(folder.glob("*.index"))) == 2
+    variable.assign(0.0)
+    checkpoint.restore(paths[-1])
+    assert (variable.numpy(), float(own.read_value())) == (1.0, 8.0)
+    plain = tf.Variable(0.0), tf.Variable(0.0)
+    tf.train.Checkpoint(variable=plain[0], own=plain[1]).restore(paths[-1])
+    assert [float(v) for v in plain] == [1.0, 8.0]
+    missing: type[Exception] = Exception if fd.rank() == 0 else fd.InvalidArgument
+    with raises(missing):
+        checkpoint.write("/proc/none/checkpoint")
+
+
+test_on_ranks = make_tests(
+    __name__, "keras on tensorflow", only_sizes=() if grid.full() else (2, 3)
+)
+
+
+# ---- who starts the ranks ----
+
+
+def work_of_two(with_resolver: bool) -> tuple[int, int, float]:
+    told = json.loads(os.environ["TF_CONFIG"])
+    resolver = None
+    if with_resolver:
+        del os.environ["TF_CONFIG"]
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec(told["cluster"]), task_type=told["task"]["type"],
+            task_id=told["task"]["index"],
+        )  # fmt: skip
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=77)
+    strategy = strategies.MultiWorkerMirroredStrategy(resolver, options)
+    total = float(strategy.reduce("SUM", strategy.run(lambda: tf.constant(2.0)), axis=None))
+    assert strategy.cluster_resolver is resolver
+    return fd.rank(), strategy.num_replicas_in_sync, total
+
+
+@pytest.mark.parametrize("with_resolver", [False, True], ids=["TF_CONFIG", "a resolver"])
+def test_workers_meet_by_a_cluster(spawn: Callable[..., World], with_resolver: bool) -> None:
+    cluster = {"chief": ["localhost:23456"], "worker": ["localhost:23457"]}
+    each = [
+        {
+            "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}}),
+            **dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")),
+            "FARANDOLE_RUN_ID": None,
+        }
+        for role in ("chief", "worker")
+    ]
+    world = spawn(2, "keras on tensorflow", each=each)
+    assert world.run(work_of_two, with_resolver) == [(0, 2, 4.0), (1, 2, 4.0)]
+
+
+def waits_no_longer_than_its_options_say() -> None:
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=1)
+    strategy = strategies.MultiWorkerMirroredStrategy(communication_options=options)
+    if fd.rank() == 1:
+        harness.listen()
+        return
+    with raises(tf.errors.DeadlineExceededError, "farandole.Stalled"):
+        strategy.reduce("SUM", tf.constant(1.0), axis=None)
+    harness.tell("late")
+
+
+def test_timeout_seconds_is_the_deadline_of_operations(spawn: Callable[..., World]) -> None:
+    world = spawn(2, "keras on tensorflow")
+    world.start(waits_no_longer_than_its_options_say)
+    assert world.hear(0) == "late"
+    world.say(1, "go on")
+    assert [outcome.error for outcome in world.outcomes()] == [None, None]
