@@ -67,6 +67,9 @@ class DeviceContext {
     if (pushed) functions->CtxPopCurrent(&popped);
   }
 
+  /// "of 80 bytes of the device, 5 are free": evidence where memory is exhausted.
+  std::string memory_left() const noexcept;
+
   /// An error after which nothing in this context works any more; empty while there was none.
   std::optional<Error> lost() const;
 

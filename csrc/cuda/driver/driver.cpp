@@ -78,11 +78,15 @@ Driver::Driver(const std::string& file) : library_(file) {
   // What an old driver lacks is told by its age.
   const auto get_version = reinterpret_cast<DriverCode (*)(int*)>(
       library_.find("cuDriverGetVersion", "cuDriverGetVersion", 2020));
-  if (get_version != nullptr && get_version(&version_) == kSuccess && version_ < kOldestDriver)
-    throw Error(ErrorCode::device,
-                "the CUDA driver is too old: it is of CUDA " + version_text(version_) +
-                    ", and the kernels need " + version_text(kOldestDriver),
-                {}, "install a driver of branch 525 or later");
+  if (get_version != nullptr) {
+    if (const DriverCode code = get_version(&version_); code != kSuccess)
+      throw status_error({}, code, "cuDriverGetVersion", "ask for the driver's version");
+    if (version_ < kOldestDriver)
+      throw Error(ErrorCode::device,
+                  "the CUDA driver is too old: it is of CUDA " + version_text(version_) +
+                      ", and the kernels need " + version_text(kOldestDriver),
+                  {}, "install a driver of branch 525 or later");
+  }
   functions_ = bind_functions([&](const char* name, const char* symbol, int since) {
     return library_.find(name, symbol, since);
   });

@@ -25,7 +25,7 @@ DriverFunctions bind_functions(const FindFunction& find) {
       reinterpret_cast<decltype(functions.name)>(find("cu" #name, "cu" #name #suffix, since)); \
   if (functions.name == nullptr)                                                               \
     missing += std::string(missing.empty() ? "" : "; ") +                                      \
-               "it has no cu" #name suffix ", which drivers have from CUDA " +                 \
+               "it has no cu" #name #suffix ", which drivers have from CUDA " +                \
                version_text(since) + " on";
   FARANDOLE_CUDA_FUNCTIONS(X)
 #undef X

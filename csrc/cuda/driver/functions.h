@@ -91,7 +91,6 @@ inline constexpr int kJitErrorLogBytes = 6;        // CU_JIT_ERROR_LOG_BUFFER_SI
   X(DevicePrimaryCtxRelease, _v2, 11000, (int))                                             \
   X(CtxPushCurrent, _v2, 4000, (ContextHandle))                                             \
   X(CtxPopCurrent, _v2, 4000, (ContextHandle*))                                             \
-  X(CtxGetCurrent, , 4000, (ContextHandle*))                                                \
   X(CtxGetStreamPriorityRange, , 5050, (int*, int*))                                        \
   X(MemAlloc, _v2, 3020, (DevicePointer*, size_t))                                          \
   X(MemFree, _v2, 3020, (DevicePointer))                                                    \

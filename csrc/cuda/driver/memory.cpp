@@ -31,8 +31,9 @@ class PlainMemory : public DeviceMemory {
   PlainMemory(std::shared_ptr<const DeviceContext> context, size_t bytes, Sharing sharing)
       : DeviceMemory(std::move(context), bytes), sharing_(sharing) {
     const DeviceContext::Use driver(*context_);
-    context_->check(driver->MemAlloc(&address_, bytes_), "cuMemAlloc",
-                    [&] { return allocating(bytes_); });
+    const DriverCode code = driver->MemAlloc(&address_, bytes_);
+    const std::string left = code == kOutOfMemory ? context_->memory_left() : "";
+    context_->check(code, "cuMemAlloc", [&] { return allocating(bytes_); }, left.c_str());
   }
   ~PlainMemory() override {
     context_->at_end("cuMemFree", [&](const auto& driver) { return driver.MemFree(address_); });

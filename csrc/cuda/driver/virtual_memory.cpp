@@ -34,9 +34,12 @@ PhysicalMemory PhysicalMemory::make(std::shared_ptr<const DeviceContext> context
   const PhysicalProperties properties = properties_of(*context);
   PhysicalHandle handle = 0;
   const DeviceContext::Use driver(*context);
-  context->check(driver->MemCreate(&handle, bytes, &properties, 0), "cuMemCreate", [&] {
+  const DriverCode code = driver->MemCreate(&handle, bytes, &properties, 0);
+  const std::string left = code == kOutOfMemory ? context->memory_left() : "";
+  const auto tried = [&] {
     return "allocate " + std::to_string(bytes) + " bytes for several processes";
-  });
+  };
+  context->check(code, "cuMemCreate", tried, left.c_str());
   return {std::move(context), handle};
 }
 
