@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -45,6 +46,15 @@ void run_in_threads(const Launch& launch);
 /// Launches of several ranks together, in the calling thread, by an order of turns that `seed`
 /// decides. Throws std::runtime_error when all of them wait and nothing can change.
 void run_together(std::span<const Launch> launches, std::uint64_t seed);
+
+/// Launches of one rank, each behind the one before it.
+using Stream = std::vector<Launch>;
+/// The same for streams, which know nothing of each other: for ThreadSanitizer, too, what a launch
+/// did comes before the next one of its stream, and before nothing else.
+void run_together(std::span<const Stream> streams, std::uint64_t seed);
+
+/// What the host does between launches of a stream. `work` outlives the run.
+Launch host_step(const std::function<void()>& work);
 
 /// A launch of `kernel` with `parameters`, by value.
 template <typename Parameters>

@@ -4,6 +4,9 @@
 // What peers write is read by load_peer and what they read is written by store_peer: never through
 // the non-coherent cache, which nobody invalidates. Order between ranks comes from load_acquire and
 // store_release alone, whose scope is the whole system.
+//
+// FARANDOLE_DEVICE functions are inlined; FARANDOLE_DEVICE_APART ones are not: what is rare stands
+// once in the module instead of at each of a hundred places.
 #pragma once
 
 #include <cstddef>

@@ -5,6 +5,9 @@
 #include <cstring>
 
 #define FARANDOLE_DEVICE inline
+#define FARANDOLE_DEVICE_APART inline
+#define FARANDOLE_UNROLL
+#define FARANDOLE_LOOP
 
 namespace farandole::cuda {
 

@@ -59,7 +59,8 @@ struct Fold {
   void* destinations[kMostRanks] = {};
 };
 
-/// farandole_two_shot_<dtype>: meet, fold, meet. NEEDS ALL RANKS' KERNELS RESIDENT AT ONCE.
+/// farandole_two_shot_<dtype>: meet, fold, meet. NEEDS ALL RANKS' KERNELS RESIDENT AT ONCE, unless
+/// peers.size is 1: then it folds and meets nobody, whatever the sources and destinations are.
 /// All-reduce: rank r folds part r of all inputs to all outputs. Reduce-scatter: its share to its
 /// own output. Broadcast: part r of the root's input to all outputs.
 struct TwoShot {
