@@ -137,10 +137,11 @@ Fiber::Fiber(void (*body)(void*), void* argument)
       argument_(argument),
       stack_(stacks.take()),
       sanitizer_inside_(__tsan_create_fiber(0)) {
-  auto** top = reinterpret_cast<void**>(stack_ + kStackBytes) - 2;
+  auto** top = reinterpret_cast<void**>(stack_ + kStackBytes);
 #if defined(__x86_64__)
-  *--top = reinterpret_cast<void*>(begin);  // where the switch returns to; rsp % 16 is 8 then
-  top -= 6;                                 // the registers
+  top -= 2;
+  *top = reinterpret_cast<void*>(begin);  // where the switch returns to, as if begin were called
+  top -= 6;                               // the registers
 #else
   top -= 20;
   top[11] = reinterpret_cast<void*>(begin);  // x30
