@@ -68,8 +68,9 @@ TEST(context_of_an_old_device_is_refused) {
   fake().configure("capability", "61");
   CHECK_THROWS(fresh.context(), Error,
                e.code() == ErrorCode::device &&
-                   e.verdict() == "device 0 (Fake GPU) is too old: it has compute capability 6.1, "
-                                  "and the kernels need 7.0");
+                   e.verdict() ==
+                       "device 0 (Fake GPU) is too old: it has compute capability 6.1, "
+                       "and the kernels need 7.0");
   CHECK_EQUAL(fake().calls("cuDevicePrimaryCtxRetain"), 0U);
 }
 
@@ -86,8 +87,8 @@ TEST(context_needs_a_device_that_is_there) {
   for (const int ordinal : {-1, 1})
     CHECK_THROWS(fresh.context(ordinal), Error,
                  e.code() == ErrorCode::invalid_argument &&
-                     e.verdict() == "there is no device " + std::to_string(ordinal) +
-                                        ": this process sees 1");
+                     e.verdict() ==
+                         "there is no device " + std::to_string(ordinal) + ": this process sees 1");
 }
 
 TEST(device_is_described) {
@@ -152,17 +153,18 @@ TEST(lost_context_says_its_first_error) {
   fake().fail("cuStreamQuery", 1, 700);
   CHECK_THROWS(stream.idle(), Error,
                e.code() == ErrorCode::device &&
-                   e.verdict() == "cannot ask a stream whether it is done on device 0 (Fake GPU): a "
-                                  "kernel of this process used an address that is not its own" &&
+                   e.verdict() ==
+                       "cannot ask a stream whether it is done on device 0 (Fake GPU): a "
+                       "kernel of this process used an address that is not its own" &&
                    contains(e.advice(), "compute-sanitizer"));
   CHECK(context->lost());
   const size_t pushes = fake().calls("cuCtxPushCurrent");
-  CHECK_THROWS(stream.synchronize(), Error,
-               e.code() == ErrorCode::device &&
-                   e.verdict() ==
-                       "device 0 (Fake GPU) is lost to this process since an earlier error" &&
-                   contains(e.where().evidence, "an address that is not its own; cuStreamQuery") &&
-                   contains(e.where().evidence, "CUDA_ERROR_ILLEGAL_ADDRESS (700)"));
+  CHECK_THROWS(
+      stream.synchronize(), Error,
+      e.code() == ErrorCode::device &&
+          e.verdict() == "device 0 (Fake GPU) is lost to this process since an earlier error" &&
+          contains(e.where().evidence, "an address that is not its own; cuStreamQuery") &&
+          contains(e.where().evidence, "CUDA_ERROR_ILLEGAL_ADDRESS (700)"));
   CHECK_THROWS(allocate_device(context, 8, Sharing::none), Error, e.code() == ErrorCode::device);
   CHECK_EQUAL(fake().calls("cuCtxPushCurrent"), pushes);  // nobody asks the driver any more
 }
@@ -174,8 +176,9 @@ TEST(context_that_somebody_reset_is_lost) {
   for (const int code : {201, 709}) CHECK(is_lasting(code));
   fake().fail("cuCtxPushCurrent", 1, 709);
   CHECK_THROWS(stream.idle(), Error,
-               e.verdict() == "cannot enter the context on device 0 (Fake GPU): the device's "
-                              "context is gone" &&
+               e.verdict() ==
+                       "cannot enter the context on device 0 (Fake GPU): the device's "
+                       "context is gone" &&
                    contains(e.advice(), "cudaDeviceReset"));
   CHECK(context->lost());
 }
@@ -213,7 +216,9 @@ TEST(failure_to_clean_up_is_said) {
   const FreshDriver fresh;
   testing::Stderr said;
   fake().fail("cuStreamDestroy", 1, kInvalidValue);
-  { const DeviceStream stream(fresh.context()); }
+  {
+    const DeviceStream stream(fresh.context());
+  }
   CHECK(contains(said.text(), "cannot clean up on device 0 (Fake GPU): the driver refuses"));
   CHECK(contains(said.text(), "cuStreamDestroy came to CUDA_ERROR_INVALID_VALUE (1)"));
   fake().forget();

@@ -31,8 +31,8 @@ class Pages {
  public:
   explicit Pages(size_t bytes)
       : bytes_(bytes),
-        at_(static_cast<std::byte*>(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                                           MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
+        at_(static_cast<std::byte*>(
+            ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
   ~Pages() { ::munmap(at_, bytes_); }
   Pages(const Pages&) = delete;
   Pages& operator=(const Pages&) = delete;
@@ -108,13 +108,12 @@ TEST(memory_is_exhausted) {
   const auto context = fresh.context();
   const auto half = allocate_device(context, 4 << 20, Sharing::processes);
   for (const Sharing sharing : {Sharing::none, Sharing::processes})
-    CHECK_THROWS(allocate_device(context, 6 << 20, sharing), Error,
-                 e.code() == ErrorCode::resource &&
-                     contains(e.verdict(), "cannot allocate 6291456 bytes") &&
-                     contains(e.verdict(), "on device 0 (Fake GPU): memory is exhausted") &&
-                     contains(e.where().evidence,
-                              "; of 8388608 bytes of the device, 4194304 are free") &&
-                     contains(e.advice(), "smaller buckets"));
+    CHECK_THROWS(
+        allocate_device(context, 6 << 20, sharing), Error,
+        e.code() == ErrorCode::resource && contains(e.verdict(), "cannot allocate 6291456 bytes") &&
+            contains(e.verdict(), "on device 0 (Fake GPU): memory is exhausted") &&
+            contains(e.where().evidence, "; of 8388608 bytes of the device, 4194304 are free") &&
+            contains(e.advice(), "smaller buckets"));
   CHECK(!context->lost());
   CHECK(allocate_device(context, 2 << 20, Sharing::processes)->address() != 0);
 }
@@ -236,8 +235,8 @@ TEST(pages_cannot_be_registered_on_every_device) {
   fake().configure("host_register", "0");
   const auto context = fresh.context();
   const Pages pages(4096);
-  CHECK_THROWS(RegisteredPages(context, pages.all()), Error,
-               e.code() == ErrorCode::device &&
-                   e.verdict() ==
-                       "device 0 (Fake GPU) cannot use memory that others have allocated");
+  CHECK_THROWS(
+      RegisteredPages(context, pages.all()), Error,
+      e.code() == ErrorCode::device &&
+          e.verdict() == "device 0 (Fake GPU) cannot use memory that others have allocated");
 }

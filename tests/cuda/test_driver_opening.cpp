@@ -41,11 +41,11 @@ TEST(driver_opens) {
 }
 
 TEST(driver_is_not_there) {
-  CHECK_THROWS(Driver::open("libcuda-of-nobody.so.1"), Error,
-               e.code() == ErrorCode::device &&
-                   e.verdict() ==
-                       "there is no CUDA driver: libcuda-of-nobody.so.1 cannot be opened" &&
-                   contains(e.where().evidence, "No such file"));
+  CHECK_THROWS(
+      Driver::open("libcuda-of-nobody.so.1"), Error,
+      e.code() == ErrorCode::device &&
+          e.verdict() == "there is no CUDA driver: libcuda-of-nobody.so.1 cannot be opened" &&
+          contains(e.where().evidence, "No such file"));
 }
 
 TEST(driver_is_something_else) {
@@ -56,8 +56,7 @@ TEST(driver_is_something_else) {
 TEST(driver_is_too_old) {
   const FreshDriver fresh;
   fake().configure("version", "11040");
-  check_refusal(fresh,
-                "the CUDA driver is too old: it is of CUDA 11.4, and the kernels need 12.0");
+  check_refusal(fresh, "the CUDA driver is too old: it is of CUDA 11.4, and the kernels need 12.0");
   CHECK_EQUAL(fake().calls("cuInit"), 0U);
 }
 
@@ -81,7 +80,8 @@ TEST(driver_is_told_to_show_no_device) {
 TEST(driver_is_told_of_an_instance_that_is_not_there) {
   const FreshDriver fresh;
   const Variable visible("CUDA_VISIBLE_DEVICES", "MIG-1234");
-  check_refusal(fresh, "CUDA_VISIBLE_DEVICES is 'MIG-1234', and the driver finds no such MIG instance");
+  check_refusal(fresh,
+                "CUDA_VISIBLE_DEVICES is 'MIG-1234', and the driver finds no such MIG instance");
 }
 
 TEST(driver_shows_some_of_the_devices) {
@@ -100,13 +100,12 @@ TEST(driver_fails_to_initialize_in_many_ways) {
     const testing::Note note(row.name);
     const FreshDriver fresh;
     fake().fail("cuInit", 1, row.code);
-    CHECK_THROWS(fresh.open(), Error,
-                 e.code() == row.kind &&
-                     e.verdict() == "cannot use CUDA: " + std::string(row.meaning) &&
-                     e.advice() == row.advice &&
-                     contains(e.where().evidence, "cuInit came to CUDA_ERROR_" +
-                                                      std::string(row.name) + " (" +
-                                                      std::to_string(row.code) + "), "));
+    CHECK_THROWS(
+        fresh.open(), Error,
+        e.code() == row.kind && e.verdict() == "cannot use CUDA: " + std::string(row.meaning) &&
+            e.advice() == row.advice &&
+            contains(e.where().evidence, "cuInit came to CUDA_ERROR_" + std::string(row.name) +
+                                             " (" + std::to_string(row.code) + "), "));
     CHECK_EQUAL(fresh.open()->device_count(), 1);  // a failure is not kept
   }
 }
@@ -133,12 +132,13 @@ TEST(each_function_may_be_missing) {
       return name == missing ? nullptr : library.find(name, symbol, since);
     });
   };
-#define X(name, suffix, since, arguments)                                                     \
-  CHECK_THROWS(bind_without("cu" #name), Error,                                               \
-               e.code() == ErrorCode::device &&                                               \
-                   e.verdict() == "the CUDA driver's library is not complete: it has no cu" #name \
-                                  #suffix ", which drivers have from CUDA " +                 \
-                                      version_text(since) + " on");
+#define X(name, suffix, since, arguments)                                                        \
+  CHECK_THROWS(                                                                                  \
+      bind_without("cu" #name), Error,                                                           \
+      e.code() == ErrorCode::device &&                                                           \
+          e.verdict() == "the CUDA driver's library is not complete: it has no cu" #name #suffix \
+                         ", which drivers have from CUDA " +                                     \
+                             version_text(since) + " on");
   FARANDOLE_CUDA_FUNCTIONS(X)
 #undef X
 #define X(name, suffix, since, arguments) CHECK(bind_without("cu" #name).name == nullptr);

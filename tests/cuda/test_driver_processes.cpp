@@ -119,7 +119,8 @@ class Other {
   pid_t process_ = -1;
 };
 
-std::byte value_in(const DeviceAddress& memory, const std::shared_ptr<const DeviceContext>& context) {
+std::byte value_in(const DeviceAddress& memory,
+                   const std::shared_ptr<const DeviceContext>& context) {
   const PinnedMemory staging(context, kBytes);
   const DeviceStream stream(context);
   stream.copy(staging.address(), memory.address(), kBytes);
@@ -190,9 +191,10 @@ TEST(opening_another_process_memory_fails) {
     if (row.lasting) continue;
     fake().fail("cuIpcOpenMemHandle", 1, row.code);
     CHECK_THROWS(peers.map(shared), Error,
-                 e.code() == row.kind && e.verdict() == "cannot use another process's memory on "
-                                                        "device 0 (Fake GPU): " +
-                                                            std::string(row.meaning));
+                 e.code() == row.kind && e.verdict() ==
+                                             "cannot use another process's memory on "
+                                             "device 0 (Fake GPU): " +
+                                                 std::string(row.meaning));
   }
 }
 

@@ -26,12 +26,24 @@ constexpr size_t kWords = 256;
 constexpr char kImage[] = "fake image";
 
 /// Calls that wait for the device, allocate or load: none of them belongs into a steady step.
-constexpr const char* kNotInASteadyStep[] = {
-    "cuStreamSynchronize", "cuEventSynchronize", "cuMemAlloc",         "cuMemFree",
-    "cuMemHostAlloc",      "cuMemFreeHost",      "cuMemHostRegister",  "cuMemHostUnregister",
-    "cuMemCreate",         "cuMemMap",           "cuMemUnmap",         "cuModuleLoadDataEx",
-    "cuModuleGetFunction", "cuFuncLoad",         "cuStreamCreateWithPriority",
-    "cuStreamDestroy",     "cuEventCreate",      "cuEventDestroy"};
+constexpr const char* kNotInASteadyStep[] = {"cuStreamSynchronize",
+                                             "cuEventSynchronize",
+                                             "cuMemAlloc",
+                                             "cuMemFree",
+                                             "cuMemHostAlloc",
+                                             "cuMemFreeHost",
+                                             "cuMemHostRegister",
+                                             "cuMemHostUnregister",
+                                             "cuMemCreate",
+                                             "cuMemMap",
+                                             "cuMemUnmap",
+                                             "cuModuleLoadDataEx",
+                                             "cuModuleGetFunction",
+                                             "cuFuncLoad",
+                                             "cuStreamCreateWithPriority",
+                                             "cuStreamDestroy",
+                                             "cuEventCreate",
+                                             "cuEventDestroy"};
 
 /// The fake's streams stop for the length of a scope.
 class Held {
@@ -87,10 +99,13 @@ TEST(stream_has_the_highest_priority) {
   const FreshDriver fresh;
   const auto context = fresh.context();
   fake().clear_log();
-  { const DeviceStream stream(context); }
+  {
+    const DeviceStream stream(context);
+  }
   CHECK_EQUAL(std::string(fake().log()),
               std::string("cuCtxPushCurrent\ncuCtxGetStreamPriorityRange\n"
                           "cuStreamCreateWithPriority\ncuCtxPopCurrent\n"
+                          "cuCtxPushCurrent\ncuStreamSynchronize\ncuCtxPopCurrent\n"
                           "cuCtxPushCurrent\ncuStreamDestroy\ncuCtxPopCurrent\n"));
 }
 
@@ -182,8 +197,8 @@ TEST(completion_is_seen_without_the_driver) {
   const FreshDriver fresh;
   const auto context = fresh.context();
   const auto memory = allocate_device(context, 64, Sharing::none);
-  const DeviceStream stream(context);
   CompletionCount done(context);
+  const DeviceStream stream(context);
   const Fd doorbell = make_event_fd();
   uint32_t first = 0, second = 0;
   {
@@ -205,8 +220,8 @@ TEST(completion_is_seen_without_the_driver) {
 TEST(completion_needs_no_memory_operations) {
   const FreshDriver fresh;
   const auto context = fresh.context();
-  const DeviceStream stream(context);
   CompletionCount done(context);
+  const DeviceStream stream(context);
   fake().fail("cuStreamWriteValue32", 1, kNotSupported);
   const uint32_t number = done.mark(stream);
   stream.synchronize();
@@ -217,8 +232,8 @@ TEST(completion_needs_no_memory_operations) {
 TEST(completion_that_could_not_be_marked_is_not_counted) {
   const FreshDriver fresh;
   const auto context = fresh.context();
-  const DeviceStream stream(context);
   CompletionCount done(context);
+  const DeviceStream stream(context);
   fake().fail("cuStreamWriteValue32", 1, kInvalidValue);
   CHECK_THROWS(done.mark(stream), Error, e.code() == ErrorCode::internal);
   CHECK_EQUAL(done.mark(stream), 1U);
@@ -284,8 +299,9 @@ TEST(kernels_that_all_run_at_once_are_bounded) {
   add.launch(stream, shape, parameters);
   shape.blocks = 33;
   CHECK_THROWS(add.launch(stream, shape, parameters), Error,
-               contains(e.verdict(), "cannot launch test_add on device 0 (Fake GPU): the device "
-                                     "cannot run all blocks of the kernel at once"));
+               contains(e.verdict(),
+                        "cannot launch test_add on device 0 (Fake GPU): the device "
+                        "cannot run all blocks of the kernel at once"));
   stream.synchronize();
   CHECK_EQUAL(words(memory)[0], 5U);
 }
@@ -294,8 +310,9 @@ TEST(images_that_are_no_kernels_are_refused) {
   const FreshDriver fresh;
   const auto context = fresh.context();
   CHECK_THROWS(DeviceModule::load(context, "something"), Error,
-               contains(e.verdict(), "cannot load the kernels on device 0 (Fake GPU): the kernels "
-                                     "cannot be read by this driver"));
+               contains(e.verdict(),
+                        "cannot load the kernels on device 0 (Fake GPU): the kernels "
+                        "cannot be read by this driver"));
   CHECK_THROWS(DeviceModule::load(context, "bad image"), Error,
                contains(e.where().evidence, "; ptxas: line 7: no such instruction"));
   const auto module = DeviceModule::load(context, kImage);
@@ -308,8 +325,8 @@ TEST(kernel_that_fails_is_told_later) {
   testing::Stderr said;
   const auto context = fresh.context();
   const DeviceFunction fail = DeviceModule::load(context, kImage)->function("test_fail");
-  const DeviceStream stream(context);
   CompletionCount done(context);
+  const DeviceStream stream(context);
   const Fd doorbell = make_event_fd();
   fail.launch(stream, {}, TestFail{});
   const uint32_t number = done.mark(stream, doorbell.get());
@@ -354,9 +371,9 @@ TEST(steady_step_neither_waits_nor_allocates) {
   const auto memory = allocate_device(context, kWords * 4, Sharing::processes);
   const DeviceFunction add = DeviceModule::load(context, kImage)->function("test_add");
   const StreamRef theirs(context, nullptr);
+  CompletionCount done(context);
   const DeviceStream ours(context);
   DeviceEvent ready(context), reduced(context);
-  CompletionCount done(context);
   const Fd doorbell = make_event_fd();
   theirs.fill(memory->address(), 0, kWords * 4);
   fake().clear_log();
@@ -386,9 +403,9 @@ TEST(threads_use_streams_side_by_side) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t)
     threads.emplace_back([&] {
-      const DeviceStream stream(context);
       const PinnedMemory memory(context, kWords * 4);
       CompletionCount done(context);
+      const DeviceStream stream(context);
       for (int i = 0; i < 20; ++i) {
         add.launch(stream, {}, TestAdd{as_pointer<uint32_t>(memory.address()), kWords, 1});
         const uint32_t number = done.mark(stream);

@@ -26,7 +26,9 @@ TEST(fake_notices_use_after_free) {
   const DeviceStream stream(context);
   const PinnedMemory target(context, 64);
   DevicePointer freed = 0;
-  { freed = allocate_device(context, 64, Sharing::none)->address(); }
+  {
+    freed = allocate_device(context, 64, Sharing::none)->address();
+  }
   CHECK_THROWS(stream.copy(target.address(), freed, 64), Error, e.code() == ErrorCode::internal);
 }
 
@@ -65,10 +67,9 @@ TEST(fake_notices_memory_that_is_freed_while_it_is_used) {
   auto shared = allocate_device(context, 64, Sharing::processes);
   auto pinned = std::make_unique<PinnedMemory>(context, 64);
   fake().hold(true);
-  for (const DeviceAddress* memory :
-       {static_cast<const DeviceAddress*>(plain.get()),
-        static_cast<const DeviceAddress*>(shared.get()),
-        static_cast<const DeviceAddress*>(pinned.get())})
+  for (const DeviceAddress* memory : {static_cast<const DeviceAddress*>(plain.get()),
+                                      static_cast<const DeviceAddress*>(shared.get()),
+                                      static_cast<const DeviceAddress*>(pinned.get())})
     add.launch(stream, {}, TestAdd{reinterpret_cast<uint32_t*>(memory->address()), 0, 1});
   plain.reset();
   shared.reset();
@@ -84,7 +85,9 @@ TEST(fake_notices_kernels_that_get_what_was_freed) {
   const DeviceFunction add = DeviceModule::load(context, "fake image")->function("test_add");
   const DeviceStream stream(context);
   DevicePointer freed = 0;
-  { freed = allocate_device(context, 64, Sharing::none)->address(); }
+  {
+    freed = allocate_device(context, 64, Sharing::none)->address();
+  }
   add.launch(stream, {}, TestAdd{reinterpret_cast<uint32_t*>(freed), 0, 1});
   stream.synchronize();
 }
@@ -93,7 +96,7 @@ TEST(fake_notices_streams_and_events_of_another_context) {
   FreshDriver fresh;
   fresh.expected_misuse =
       "cuStreamSynchronize of a stream of another context\n"
-      "cuEventRecord of an event of another context\n"
+      "cuEventRecord of a stream of another context\n"
       "cuStreamQuery of a stream that is not there\n";
   fake().configure("devices", "2");
   const auto first = fresh.context(0), second = fresh.context(1);
@@ -104,7 +107,9 @@ TEST(fake_notices_streams_and_events_of_another_context) {
   CHECK_THROWS(event.record(StreamRef(first, stream.handle())), Error,
                contains(e.verdict(), "does not know the object"));
   StreamHandle gone = nullptr;
-  { gone = DeviceStream(first).handle(); }
+  {
+    gone = DeviceStream(first).handle();
+  }
   CHECK_THROWS(StreamRef(first, gone).idle(), Error, e.code() == ErrorCode::internal);
 }
 
@@ -115,8 +120,12 @@ TEST(fake_notices_what_is_left) {
   auto context = fresh.context();
   fake().fail("cuStreamDestroy", 1, kInvalidValue);
   fake().fail("cuEventDestroy", 1, kInvalidValue);
-  { const DeviceStream stream(context); }
-  { const DeviceEvent event(context); }
+  {
+    const DeviceStream stream(context);
+  }
+  {
+    const DeviceEvent event(context);
+  }
   CHECK_EQUAL(std::string(fake().alive()), std::string("1 context, 1 stream, 1 event"));
 }
 

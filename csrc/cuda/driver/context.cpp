@@ -69,7 +69,8 @@ std::string DeviceContext::memory_left() const noexcept {
   size_t left = 0, whole = 0;
   at_end("cuMemGetInfo", [&](const auto& driver) { return driver.MemGetInfo(&left, &whole); });
   if (whole == 0) return "";
-  return "of " + std::to_string(whole) + " bytes of the device, " + std::to_string(left) + " are free";
+  return "of " + std::to_string(whole) + " bytes of the device, " + std::to_string(left) +
+         " are free";
 }
 
 void DeviceContext::say_at_end(DriverCode code, const char* call) const noexcept {

@@ -73,6 +73,9 @@ DeviceStream::DeviceStream(std::shared_ptr<const DeviceContext> context)
 }
 
 DeviceStream::~DeviceStream() {
+  // Whoever unwinds frees next what the stream may still use.
+  context_->at_end("cuStreamSynchronize",
+                   [&](const auto& driver) { return driver.StreamSynchronize(handle_); });
   context_->at_end("cuStreamDestroy",
                    [&](const auto& driver) { return driver.StreamDestroy(handle_); });
 }

@@ -52,7 +52,8 @@ class StreamRef {
 class DeviceStream : public StreamRef {
  public:
   explicit DeviceStream(std::shared_ptr<const DeviceContext> context);
-  /// What is in it still runs.
+  /// Waits until all is done, so that what was made before the stream is free afterwards. Whoever
+  /// gives up a kernel that spins sets its abort word first.
   ~DeviceStream();
   DeviceStream(const DeviceStream&) = delete;
   DeviceStream& operator=(const DeviceStream&) = delete;

@@ -25,8 +25,9 @@ size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 /// New addresses, of a memfd or of nothing (-1).
 DevicePointer map_new(int descriptor, size_t bytes) {
   const int flags = descriptor >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-  void* const at = ::mmap(nullptr, whole_pages(bytes),
-                          descriptor >= 0 ? PROT_READ | PROT_WRITE : PROT_NONE, flags, descriptor, 0);
+  void* const at =
+      ::mmap(nullptr, whole_pages(bytes), descriptor >= 0 ? PROT_READ | PROT_WRITE : PROT_NONE,
+             flags, descriptor, 0);
   return at == MAP_FAILED ? 0 : reinterpret_cast<DevicePointer>(at);
 }
 
@@ -84,8 +85,7 @@ int free_region(State& all, const char* call, RegionKind kind, DevicePointer add
               (all.gone.contains(address) ? " any more" : ""));
     return kInvalidValue;
   }
-  if (found->second.uses > 0)
-    all.blame(std::string(call) + " while a stream uses the memory");
+  if (found->second.uses > 0) all.blame(std::string(call) + " while a stream uses the memory");
   remove(all, found);
   return kSuccess;
 }
@@ -386,7 +386,7 @@ FAKE_CUDA cuMemImportFromShareableHandle(PhysicalHandle* handle, void* from, int
   return call("cuMemImportFromShareableHandle", Needs::context,
               [&](State& all, Lock&, CUctx_st* context) {
                 const auto given = static_cast<int>(reinterpret_cast<intptr_t>(from));
-                struct stat status {};
+                struct stat status{};
                 if (type != kByDescriptor || !is_ours(given) || ::fstat(given, &status) != 0)
                   return kInvalidValue;
                 const int descriptor = ::fcntl(given, F_DUPFD_CLOEXEC, 0);

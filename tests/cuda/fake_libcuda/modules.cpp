@@ -66,7 +66,7 @@ int launch(State& all, CUctx_st* context, CUfunc_st* function, Dim grid, Dim blo
   const auto work = [launched = std::move(launched)] {
     try {
       run(launched);
-      return kSuccess;
+      return take_kernel_failure() ? 719 : kSuccess;
     } catch (const std::exception& error) {
       std::fprintf(stderr, "kernel %s: %s\n", launched.kernel->name, error.what());
       return 719;

@@ -37,9 +37,8 @@ void add_failures(State& all, const std::string& text) {
 }
 
 void read_environment(State& all) {
-  for (const char* name :
-       {"devices", "version", "capability", "memory", "name", "virtual_memory", "host_register",
-        "peers", "lacks", "jitter", "deinitialized", "fail"}) {
+  for (const char* name : {"devices", "version", "capability", "memory", "name", "virtual_memory",
+                           "host_register", "peers", "lacks", "jitter", "deinitialized", "fail"}) {
     std::string variable = "FAKE_CUDA_";
     for (const char* c = name; *c != 0; ++c) variable += static_cast<char>(std::toupper(*c));
     if (const char* value = std::getenv(variable.c_str())) configure(all, name, value);
@@ -66,7 +65,8 @@ int failure_of(State& all, const char* name) {
 /// What kernels do, a driver's call reports: only then is the context lost. Other codes concern the
 /// driver (no device) or the call alone.
 bool loses_context(int code) {
-  return code == 214 || code == 220 || code == 226 || (code >= 700 && code <= 721 && is_lasting(code));
+  return code == 214 || code == 220 || code == 226 ||
+         (code >= 700 && code <= 721 && is_lasting(code));
 }
 
 }  // namespace
@@ -100,19 +100,32 @@ bool in_forked_child() {
 void configure(State& all, const std::string& name, const std::string& value) {
   Config& config = all.config;
   const auto number = static_cast<int>(std::strtol(value.c_str(), nullptr, 10));
-  if (name == "devices") config.devices = number;
-  else if (name == "version") config.version = number;
-  else if (name == "capability") config.capability = number;
-  else if (name == "memory") config.memory = std::strtoull(value.c_str(), nullptr, 10);
-  else if (name == "name") config.name = value;
-  else if (name == "lacks") config.lacks = value;
-  else if (name == "virtual_memory") config.virtual_memory = number != 0;
-  else if (name == "host_register") config.host_register = number != 0;
-  else if (name == "peers") config.peers = number != 0;
-  else if (name == "deinitialized") config.deinitialized = number != 0;
-  else if (name == "jitter") config.jitter = std::strtoull(value.c_str(), nullptr, 10);
-  else if (name == "fail") add_failures(all, value);
-  else all.blame("the fake driver has no setting " + name);
+  if (name == "devices")
+    config.devices = number;
+  else if (name == "version")
+    config.version = number;
+  else if (name == "capability")
+    config.capability = number;
+  else if (name == "memory")
+    config.memory = std::strtoull(value.c_str(), nullptr, 10);
+  else if (name == "name")
+    config.name = value;
+  else if (name == "lacks")
+    config.lacks = value;
+  else if (name == "virtual_memory")
+    config.virtual_memory = number != 0;
+  else if (name == "host_register")
+    config.host_register = number != 0;
+  else if (name == "peers")
+    config.peers = number != 0;
+  else if (name == "deinitialized")
+    config.deinitialized = number != 0;
+  else if (name == "jitter")
+    config.jitter = std::strtoull(value.c_str(), nullptr, 10);
+  else if (name == "fail")
+    add_failures(all, value);
+  else
+    all.blame("the fake driver has no setting " + name);
 }
 
 int begin(State& all, const char* name, Needs needs) {
@@ -165,7 +178,9 @@ std::string State::alive_in(const CUctx_st* context) const {
     if (n > 0)
       text += (text.empty() ? "" : ", ") + std::to_string(n) + " " + what + (n > 1 ? "s" : "");
   };
-  const auto belongs = [&](const CUctx_st* owner) { return context == nullptr || owner == context; };
+  const auto belongs = [&](const CUctx_st* owner) {
+    return context == nullptr || owner == context;
+  };
   const auto among = [&](const auto& all) {
     return static_cast<size_t>(
         std::ranges::count_if(all, [&](const auto* thing) { return belongs(thing->context); }));

@@ -68,7 +68,8 @@ struct Physical {
 
 /// A piece of work in a stream.
 struct Work {
-  std::function<int()> run;  // without the mutex
+  std::function<int()> run;      // without the mutex
+  std::function<void()> finish;  // with it, in one turn with the end of the work
   std::vector<DevicePointer> uses;
 };
 
@@ -165,11 +166,14 @@ void free_all(State& state, const CUctx_st* context);
 /// Puts work into a stream; `ranges`: what it uses.
 int enqueue(State& state, const char* call, CUctx_st* context, CUstream_st* stream,
             std::function<int()> run,
-            const std::vector<std::pair<DevicePointer, size_t>>& ranges = {});
+            const std::vector<std::pair<DevicePointer, size_t>>& ranges = {},
+            std::function<void()> finish = nullptr);
 void end_streams(Lock& lock, CUctx_st* context);
 
 // kernels.cpp: kernels for tests of the driver layer itself.
 const Kernel* test_kernel(const std::string& name);
+/// Whether a kernel of this thread went wrong since somebody asked.
+bool take_kernel_failure();
 
 }  // namespace farandole::cuda::fake
 

@@ -1,6 +1,7 @@
 // Streams, a thread each, and events.
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -32,8 +33,7 @@ bool is_busy(const CUstream_st& stream) { return stream.running || !stream.queue
 
 void release(State& all, const std::vector<DevicePointer>& uses) {
   for (const DevicePointer base : uses)
-    if (const auto found = all.regions.find(base); found != all.regions.end())
-      --found->second.uses;
+    if (const auto found = all.regions.find(base); found != all.regions.end()) --found->second.uses;
 }
 
 void run_stream(CUstream_st* stream) {
@@ -56,6 +56,7 @@ void run_stream(CUstream_st* stream) {
       const int code = work.run();
       lock.lock();
       if (code != kSuccess && stream->context->lost == 0) stream->context->lost = code;
+      if (work.finish) work.finish();
     }
     release(all, work.uses);
     stream->running = false;
@@ -126,10 +127,11 @@ std::atomic_ref<uint32_t> word_at(DevicePointer address) {
 
 int farandole::cuda::fake::enqueue(State& all, const char* call, CUctx_st* context,
                                    CUstream_st* stream, std::function<int()> run,
-                                   const std::vector<std::pair<DevicePointer, size_t>>& ranges) {
+                                   const std::vector<std::pair<DevicePointer, size_t>>& ranges,
+                                   std::function<void()> finish) {
   CUstream_st* const found = find_stream(all, call, context, stream);
   if (found == nullptr) return 400;
-  Work work{std::move(run), {}};
+  Work work{std::move(run), std::move(finish), {}};
   for (const auto& [address, bytes] : ranges) {
     if (all.region_of(call, address, bytes) == nullptr) {
       all.blame(std::string(call) + " uses memory that the device does not know");
@@ -153,8 +155,7 @@ void farandole::cuda::fake::end_streams(Lock& lock, CUctx_st* context) {
   for (CUstream_st* const stream : all.ending) end(stream);
   for (const auto& [owner, stream] : all.default_streams) end(stream);
   for (CUstream_st* const stream : ending) {
-    if (is_busy(*stream) && context->lost == 0)
-      all.blame("a context ends while a stream has work");
+    if (is_busy(*stream) && context->lost == 0) all.blame("a context ends while a stream has work");
     stream->closing = true;
     all.streams.erase(stream);
     std::erase(all.ending, stream);
@@ -205,8 +206,8 @@ FAKE_CUDA cuStreamWaitEvent(StreamHandle stream, EventHandle event, unsigned) {
     return enqueue(all, "cuStreamWaitEvent", current_contexts().back(), stream, [=] {
       State& later = state();
       Lock lock(later.mutex);
-      later.changed.wait(
-          lock, [&] { return event->complete >= number || event->context->lost != 0; });
+      later.changed.wait(lock,
+                         [&] { return event->complete >= number || event->context->lost != 0; });
       return event->context->lost;
     });
   });
@@ -293,14 +294,12 @@ FAKE_CUDA cuEventRecord(EventHandle event, StreamHandle stream) {
       return 400;
     }
     const uint64_t number = event->recorded + 1;
-    const int code = enqueue(all, "cuEventRecord", context, stream, [=] {
-      State& later = state();
-      const Lock lock(later.mutex);
+    const auto finish = [=] {
       event->complete = std::max(event->complete, number);
       event->time = seconds_now();
-      later.changed.notify_all();
-      return kSuccess;
-    });
+    };
+    const auto nothing = [] { return kSuccess; };
+    const int code = enqueue(all, "cuEventRecord", context, stream, nothing, {}, finish);
     if (code == kSuccess) event->recorded = number;
     return code;
   });
@@ -314,9 +313,8 @@ FAKE_CUDA cuEventQuery(EventHandle event) {
 
 FAKE_CUDA cuEventSynchronize(EventHandle event) {
   return of_event("cuEventSynchronize", event, [&](State& all, Lock& lock) {
-    all.changed.wait(lock, [&] {
-      return event->complete >= event->recorded || event->context->lost != 0;
-    });
+    all.changed.wait(
+        lock, [&] { return event->complete >= event->recorded || event->context->lost != 0; });
     return event->context->lost;
   });
 }

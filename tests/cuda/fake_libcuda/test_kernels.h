@@ -19,7 +19,7 @@ struct TestWait {
   uint32_t value = 0;
 };
 
-/// "test_fail": throws, as a kernel that went wrong.
+/// "test_fail": goes wrong, as a kernel that uses an address that is not there.
 struct TestFail {
   uint32_t nothing = 0;
 };
