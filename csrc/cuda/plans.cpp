@@ -65,8 +65,8 @@ Fold fold_of(Inputs sources, Outputs destinations, size_t first, size_t count,
 
 TwoShot all_reduce_in_two(const Peers& peers, Inputs inputs, Outputs outputs, size_t count,
                           const Folding& folding) {
-  const Slice mine = part({Space::input, 0, count}, static_cast<int>(peers.size),
-                          static_cast<int>(peers.rank));
+  const Slice mine =
+      part({Space::input, 0, count}, static_cast<int>(peers.size), static_cast<int>(peers.rank));
   return {peers, fold_of(inputs, outputs, mine.offset, mine.count, folding)};
 }
 
@@ -146,8 +146,8 @@ Pieces pieces_of(std::span<Piece> pieces, const Piece* table, const Scale& scale
 }
 
 uint32_t blocks_for(Work work, uint64_t bytes, const Room& room) {
-  const uint64_t of_block = work == Work::slots ? kSlotBytes
-                                                : kAccessBytes * kAccessesOfThread * kThreads;
+  const uint64_t of_block =
+      work == Work::slots ? kSlotBytes : kAccessBytes * kAccessesOfThread * kThreads;
   const uint64_t wanted = std::max<uint64_t>(1, (bytes + of_block - 1) / of_block);
   if (work == Work::alone)
     return static_cast<uint32_t>(std::min(wanted, room.processors * kBlocksAlone));

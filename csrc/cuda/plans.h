@@ -64,8 +64,8 @@ Pieces pieces_of(std::span<Piece> pieces, const Piece* table, const Scale& scale
 
 /// What a grid may count on: of the least of the ranks' devices, since all ranks' grids are equal.
 struct Room {
-  uint32_t processors = 1;        // multiprocessors, of this partition under MIG or MPS
-  uint32_t ranks_on_device = 1;   // that share them
+  uint32_t processors = 1;       // multiprocessors, of this partition under MIG or MPS
+  uint32_t ranks_on_device = 1;  // that share them
 };
 
 enum class Work : uint8_t {

@@ -148,7 +148,6 @@ Ranks::Ranks(uint32_t size, uint32_t first_epoch) : size_(size) {
     Flags& flags = *flags_.emplace_back(std::make_unique<Flags>());
     std::ranges::fill(flags.epoch, first_epoch);
     for (auto& channel : flags.arrived) std::ranges::fill(channel, first_epoch);
-    mailboxes_.push_back(std::make_unique<Pack[]>(mailbox_bytes(size) / sizeof(Pack)));
   }
 }
 
@@ -160,6 +159,9 @@ Peers Ranks::peers(uint32_t rank) {
 
 std::vector<void*> Ranks::mailboxes() {
   std::vector<void*> all;
+  while (mailboxes_.size() < size_)
+    mailboxes_.push_back(
+        std::make_unique_for_overwrite<Pack[]>(mailbox_bytes(size_) / sizeof(Pack)));
   for (const auto& mailbox : mailboxes_) all.push_back(mailbox.get());
   return all;
 }

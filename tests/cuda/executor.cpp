@@ -24,7 +24,8 @@ struct Thread {
   Block* block;
   host::Indices indices;
   State state = State::ready;
-  std::uint64_t seen = 0;  // how much had changed when it last found nothing to do
+  // How much had changed when it began to look, now and before it last found nothing to do.
+  std::uint64_t looks_since = 0, found_nothing_since = 0;
   std::unique_ptr<Fiber> fiber{};
 };
 
@@ -114,8 +115,10 @@ class Executor {
   }
   void changed() { ++changes_; }
   void spins() {
-    running_->seen = changes_;
+    Thread& me = *running_;
+    me.found_nothing_since = me.looks_since;
     pause(State::spins);
+    me.looks_since = changes_;
   }
   bool barrier(bool mine) {
     Block& block = *running_->block;
@@ -184,7 +187,8 @@ class Executor {
   }
 
   bool is_stuck(const Thread& t) const {
-    return t.state == State::at_barrier || (t.state == State::spins && t.seen == changes_);
+    return t.state == State::at_barrier ||
+           (t.state == State::spins && t.found_nothing_since == changes_);
   }
 
   template <typename Next>

@@ -14,15 +14,15 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  void resume();                  // from the thread, until the fiber suspends or ends
-  void suspend();                 // from the fiber
-  [[noreturn]] void finish();     // from the fiber: it is not resumed again
+  void resume();               // from the thread, until the fiber suspends or ends
+  void suspend();              // from the fiber
+  [[noreturn]] void finish();  // from the fiber: it is not resumed again
 
  private:
   void (*body_)(void*);
   void* argument_;
   std::byte* stack_;
-  void* inside_ = nullptr;   // saved stack pointers
+  void* inside_ = nullptr;  // saved stack pointers
   void* outside_ = nullptr;
   void* sanitizer_inside_ = nullptr;
   void* sanitizer_outside_ = nullptr;

@@ -43,8 +43,8 @@ void compare(const char* what, DType from, DType to, const Bucket& bucket, const
   const Pieces parameters = pieces_of(pieces, pieces.data(), by);
   run(launch_of(kernel_name(what, from, to), parameters, 3, 8));
 
-  const Bytes expected = gathers ? scaled(cast_to(to, data, from), to, by)
-                                 : cast_to(to, scaled(data, from, by), from);
+  const Bytes expected =
+      gathers ? scaled(cast_to(to, data, from), to, by) : cast_to(to, scaled(data, from, by), from);
   Bytes got;
   if (gathers) {
     got = bucket_out.bytes();

@@ -62,8 +62,8 @@ FARANDOLE_DEVICE void load_bits(uint8_t& bits, size_t from) {
   bits = static_cast<uint8_t>(wide);
 }
 FARANDOLE_DEVICE void store_bits(size_t to, const Pack& bits) {
-  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to),
-               "r"(bits.words[0]), "r"(bits.words[1]), "r"(bits.words[2]), "r"(bits.words[3])
+  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(bits.words[0]),
+               "r"(bits.words[1]), "r"(bits.words[2]), "r"(bits.words[3])
                : "memory");
 }
 FARANDOLE_DEVICE void store_bits(size_t to, uint64_t bits) {

@@ -20,8 +20,8 @@ FARANDOLE_DEVICE void two_shot(const TwoShot& p) {
 template <typename U>
 FARANDOLE_DEVICE U* slot_unit(const OneShot& p, uint32_t owner, uint32_t set, uint32_t from,
                               uint32_t at) {
-  char* slot = static_cast<char*>(p.mailboxes[owner]) +
-               slot_offset(block_index(), set, from, p.peers.size);
+  char* slot =
+      static_cast<char*>(p.mailboxes[owner]) + slot_offset(block_index(), set, from, p.peers.size);
   return unit_at<U>(slot, at);
 }
 
@@ -56,9 +56,7 @@ template <typename E, bool adds>
 FARANDOLE_DEVICE void take_in_slot(const OneShot& p, uint32_t set, uint64_t first, uint64_t count) {
   for_slot<E>(
       count, offset_in_pack(p.output) == 0,
-      [&](uint64_t at) {
-        take_in<Packed<E>, adds>(p, set, first + at, static_cast<uint32_t>(at));
-      },
+      [&](uint64_t at) { take_in<Packed<E>, adds>(p, set, first + at, static_cast<uint32_t>(at)); },
       [&](uint64_t at) { take_in<One<E>, adds>(p, set, first + at, static_cast<uint32_t>(at)); });
 }
 
@@ -73,9 +71,7 @@ FARANDOLE_DEVICE void one_shot(const OneShot& p) {
     const uint32_t set = next_epoch(p.peers, block_index()) % 2;
     for_slot<E>(
         count, offset_in_pack(p.input) == 0,
-        [&](uint64_t at) {
-          hand_over<Packed<E>>(p, set, first + at, static_cast<uint32_t>(at));
-        },
+        [&](uint64_t at) { hand_over<Packed<E>>(p, set, first + at, static_cast<uint32_t>(at)); },
         [&](uint64_t at) { hand_over<One<E>>(p, set, first + at, static_cast<uint32_t>(at)); });
     if (!meet(p.peers)) return;
     if (p.formula == Formula::add)
@@ -90,8 +86,9 @@ template <typename W>
 FARANDOLE_DEVICE void move_words(const void* from, void* to, uint64_t bytes, uint64_t head) {
   const uint64_t words = (bytes - head) / sizeof(W), middle = words * sizeof(W);
   const auto at = [](auto* base, uint64_t offset) {
-    return reinterpret_cast<std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(base)>>,
-                                               const W*, W*>>(base + offset);
+    return reinterpret_cast<
+        std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(base)>>, const W*, W*>>(
+        base + offset);
   };
   const char* source = static_cast<const char*>(from);
   char* target = static_cast<char*>(to);

@@ -86,8 +86,7 @@ FARANDOLE_DEVICE void fold_at(const Fold& job, uint64_t at) {
 FARANDOLE_DEVICE bool lie_alike(const Fold& job) {
   const uint32_t offset = offset_in_pack(job.destinations[0]);
   bool alike = true;
-  for (uint32_t i = 0; i < job.source_count; ++i)
-    alike &= offset_in_pack(job.sources[i]) == offset;
+  for (uint32_t i = 0; i < job.source_count; ++i) alike &= offset_in_pack(job.sources[i]) == offset;
   for (uint32_t i = 1; i < job.destination_count; ++i)
     alike &= offset_in_pack(job.destinations[i]) == offset;
   return alike;

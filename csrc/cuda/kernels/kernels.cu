@@ -1,12 +1,14 @@
-// The entry points of the device's module. cmake/cuda.cmake compiles this file alone, into a fatbin.
+// The entry points of the device's module. cmake/cuda.cmake compiles this file alone, into a
+// fatbin.
 #include "cuda/kernels/bucket.cuh"
 #include "cuda/kernels/exchange.cuh"
 
 namespace farandole::cuda {
 
-#define KERNEL(name, Parameters, function)                                                      \
-  extern "C" __global__ void __launch_bounds__(kThreads) name(const __grid_constant__ Parameters p) { \
-    function(p);                                                                                \
+#define KERNEL(name, Parameters, function)               \
+  extern "C" __global__ void __launch_bounds__(kThreads) \
+      name(const __grid_constant__ Parameters p) {       \
+    function(p);                                         \
   }
 #include "cuda/kernels/table.h"
 #undef KERNEL

@@ -30,8 +30,7 @@ FARANDOLE_DEVICE void arrive(const Peers& peers, uint32_t channel, uint32_t epoc
 FARANDOLE_DEVICE bool await(const Peers& peers, uint32_t channel, uint32_t epoch) {
   bool met = true;
   for (uint32_t r = thread_index(); r < peers.size && met; r += thread_count())
-    if (r != peers.rank)
-      met = wait_for(&own_flags(peers).arrived[channel][r], epoch, peers.abort);
+    if (r != peers.rank) met = wait_for(&own_flags(peers).arrived[channel][r], epoch, peers.abort);
   return block_all(met);
 }
 

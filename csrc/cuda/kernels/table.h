@@ -3,13 +3,13 @@
 //
 // The names are farandole_<what>, farandole_<what>_<dtype> and farandole_<what>_<from>_<to>.
 
-#define FARANDOLE_CUDA_OF_ONE(dtype, E)                       \
-  KERNEL(farandole_two_shot_##dtype, TwoShot, two_shot<E>)    \
-  KERNEL(farandole_one_shot_##dtype, OneShot, one_shot<E>)    \
+#define FARANDOLE_CUDA_OF_ONE(dtype, E)                    \
+  KERNEL(farandole_two_shot_##dtype, TwoShot, two_shot<E>) \
+  KERNEL(farandole_one_shot_##dtype, OneShot, one_shot<E>) \
   FARANDOLE_CUDA_OF_TWO(dtype, E, dtype, E)
 
-#define FARANDOLE_CUDA_OF_TWO(from, From, to, To)                               \
-  KERNEL(farandole_gather_##from##_##to, Pieces, (gather<From, To>))            \
+#define FARANDOLE_CUDA_OF_TWO(from, From, to, To)                    \
+  KERNEL(farandole_gather_##from##_##to, Pieces, (gather<From, To>)) \
   KERNEL(farandole_scatter_##from##_##to, Pieces, (scatter<From, To>))
 
 #define FARANDOLE_CUDA_CASTS(a, A, b, B) \
