@@ -177,8 +177,10 @@ TEST(own_memory_is_no_peers) {
 TEST(peer_memory_by_descriptor_needs_virtual_memory) {
   const FreshDriver fresh;
   fake().configure("virtual_memory", "0");
-  PeerMappings peers(fresh.context());
+  const auto context = fresh.context();
+  PeerMappings peers(context);
   MemoryExport shared;
+  shared.device = context->device().uuid;
   shared.bytes = 2 << 20;
   CHECK_THROWS(peers.map(shared), Error,
                e.code() == ErrorCode::device &&
@@ -187,12 +189,36 @@ TEST(peer_memory_by_descriptor_needs_virtual_memory) {
 
 TEST(peer_memory_by_a_wrong_descriptor_is_refused) {
   const FreshDriver fresh;
-  PeerMappings peers(fresh.context());
+  const auto context = fresh.context();
+  PeerMappings peers(context);
   MemoryExport shared;
+  shared.device = context->device().uuid;
   shared.bytes = 2 << 20;
   shared.descriptor = Fd(::open("/dev/null", O_RDWR | O_CLOEXEC));
   CHECK_THROWS(peers.map(shared), Error,
                e.where().evidence.starts_with("cuMemImportFromShareableHandle came to"));
+}
+
+TEST(peer_memory_is_of_a_device_in_reach) {
+  const FreshDriver fresh;
+  fake().configure("devices", "2");
+  const auto here = fresh.context(0), there = fresh.context(1);
+  const auto memory = allocate_device(there, kBytes, Sharing::processes);
+  PeerMappings peers(here);
+  CHECK(peers.map(of_another_process(memory->share()))->address() != 0);
+  fake().configure("peers", "0");
+  CHECK_THROWS(peers.map(of_another_process(memory->share())), Error,
+               e.code() == ErrorCode::device &&
+                   e.verdict() ==
+                       "device 0 (Fake GPU) cannot reach the memory of device 1 (Fake "
+                       "GPU)");
+  MemoryExport hidden = of_another_process(memory->share());
+  hidden.device.bytes[0] = 0;
+  CHECK_THROWS(
+      peers.map(hidden), Error,
+      e.code() == ErrorCode::device && e.verdict() ==
+                                           "this process does not see GPU-00fafafa-fafa-fafa-fafa-"
+                                           "fafafafafa01, whose memory a peer shares");
 }
 
 TEST(pinned_memory_is_zero_and_of_both) {

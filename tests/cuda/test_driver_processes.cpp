@@ -185,6 +185,7 @@ TEST(opening_another_process_memory_fails) {
   const auto context = fresh.context();
   PeerMappings peers(context);
   MemoryExport shared;
+  shared.device = context->device().uuid;
   shared.kind = ExportKind::ipc;
   shared.bytes = kBytes;
   for (const StatusRow& row : status_rows()) {

@@ -94,13 +94,15 @@ Driver::Driver(const std::string& file) : library_(file) {
 
 void Driver::initialize() {
   watch_for_forks_of_driver();
+  initialized.store(true, std::memory_order_relaxed);  // a fork meanwhile is one too late
   DriverCode code = functions_.Init(0);
   const char* call = "cuInit";
   if (code == kSuccess) {
-    initialized.store(true, std::memory_order_relaxed);
     code = functions_.DeviceGetCount(&device_count_);
     call = "cuDeviceGetCount";
     if (code == kSuccess && device_count_ == 0) code = kNoDevice;
+  } else {
+    initialized.store(false, std::memory_order_relaxed);
   }
   if (code == kSuccess) return;
   const Error error = status_error(functions_, code, call, "use CUDA");

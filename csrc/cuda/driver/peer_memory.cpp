@@ -5,6 +5,23 @@
 namespace farandole::cuda {
 namespace {
 
+/// Processes may see the same devices by other numbers, or not at all.
+void refuse_out_of_reach(const DeviceContext& context, const DeviceUuid& uuid) {
+  const DeviceProperties& here = context.device();
+  if (here.uuid == uuid) return;
+  for (const DeviceProperties& device : all_devices(context.driver())) {
+    if (device.uuid != uuid) continue;
+    if (reaches(context.driver(), here, device)) return;
+    throw Error(ErrorCode::device, here.label() + " cannot reach the memory of " + device.label(),
+                {}, "let the ranks use host memory");
+  }
+  DeviceProperties hidden;
+  hidden.uuid = uuid;
+  throw Error(ErrorCode::device,
+              "this process does not see " + hidden.uuid_text() + ", whose memory a peer shares",
+              {}, "let CUDA_VISIBLE_DEVICES show all ranks' devices to each rank");
+}
+
 class ByDescriptor : public PeerMemory {
  public:
   ByDescriptor(std::shared_ptr<const DeviceContext> context, const MemoryExport& shared)
@@ -36,6 +53,7 @@ class ByIpcHandle : public PeerMemory {
 }  // namespace
 
 std::shared_ptr<PeerMemory> PeerMappings::open(const MemoryExport& shared) const {
+  refuse_out_of_reach(*context_, shared.device);
   if (shared.kind == ExportKind::ipc) return std::make_shared<ByIpcHandle>(context_, shared);
   if (!context_->device().descriptors)
     throw Error(ErrorCode::device,

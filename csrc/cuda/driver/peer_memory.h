@@ -20,8 +20,8 @@ class PeerMappings {
   explicit PeerMappings(std::shared_ptr<const DeviceContext> context)
       : context_(std::move(context)) {}
 
-  /// By any thread. Throws Error(device) where the memory cannot be mapped, and Error(internal) for
-  /// memory of this process, which has an address here.
+  /// By any thread. Throws Error(device) where the memory cannot be mapped or reached, and
+  /// Error(internal) for memory of this process, which has an address here.
   std::shared_ptr<PeerMemory> map(const MemoryExport& shared);
 
  private:
