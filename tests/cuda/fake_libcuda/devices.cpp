@@ -25,7 +25,8 @@ FAKE_CUDA cuGetErrorString(int code, const char** text) {
   static auto* const texts = new std::map<int, std::string>;
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  *text = ((*texts)[code] = "the fake driver's words for " + std::to_string(code)).c_str();
+  const std::string words = "the fake driver's words for " + std::to_string(code);
+  *text = texts->try_emplace(code, words).first->second.c_str();
   return kSuccess;
 }
 

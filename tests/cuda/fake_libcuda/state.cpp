@@ -90,9 +90,13 @@ bool& in_host_function() {
   return inside;
 }
 
-bool in_forked_child() {
+bool is_forked_child() {
   const pid_t owner = process.load();
-  if (owner == 0 || owner == ::getpid()) return false;
+  return owner != 0 && owner != ::getpid();
+}
+
+bool in_forked_child() {
+  if (!is_forked_child()) return false;
   ++calls_in_child;
   return true;
 }
@@ -219,9 +223,9 @@ std::string& answer() {
 }
 
 const char* misuse() {
-  if (const int n = calls_in_child; n > 0) {
-    answer() = std::to_string(n) + " calls in a forked child\n";
-    return answer().c_str();
+  if (is_forked_child()) {  // in which the mutex may be locked for ever
+    const int n = calls_in_child;
+    return (answer() = n > 0 ? std::to_string(n) + " calls in a forked child\n" : "").c_str();
   }
   const Lock lock(state().mutex);
   return (answer() = lines(state().misuse)).c_str();

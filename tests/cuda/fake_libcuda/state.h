@@ -141,7 +141,8 @@ void configure(State& state, const std::string& name, const std::string& value);
 enum class Needs { nothing, driver, context };
 using Lock = std::unique_lock<std::mutex>;
 
-/// The driver of a forked child does not work; who asks it is counted.
+/// The driver of a forked child does not work; in_forked_child() counts who asks.
+bool is_forked_child();
 bool in_forked_child();
 
 /// What all calls begin with; a code other than kSuccess ends the call.
