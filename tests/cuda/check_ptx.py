@@ -14,15 +14,21 @@ from pathlib import Path
 
 # What an instruction must not have, and why.
 FORBIDDEN = {
-    r"\bld\.(global\.)?nc\b|\bld\.global\.nc": "reads through the cache that nobody invalidates",
-    r"\b(ld|st|atom|red|fence|membar)\b[\w.]*\.(gpu|cta|cluster|gl)\b": "does not reach other devices",
+    r"\bld\.(global\.)?nc\b": "reads through the cache that nobody invalidates",
+    r"\b(ld|st|atom|red|fence|membar)\b[\w.]*\.(gpu|cta|cluster|gl)\b": "stays on the device",
     r"\b(ld|st)\b[\w.]*\.volatile\b": "has no stated scope",
-    r"\bfma\.(rn|rz|rm|rp)[\w.]*\.f(32|64)\b": "rounds once where two roundings are promised",
+    r"\bfma\.r\w[\w.]*\.f(32|64)\b": "rounds once where two roundings are promised",
     r"\.ftz\b": "flushes subnormals",
     r"\.approx\b": "is not rounded correctly",
 }
-# Kernels that reach peers' memory move bulk data by the accessors alone; these have "relaxed.sys".
-# One-shot also reads and writes arrays of its own device.
+# What a kernel must have.
+NEEDED = {
+    r"farandole_(two_shot|one_shot|deliver|await)": "ld.acquire.sys.global",
+    r"farandole_(two_shot|one_shot|deliver|arrive)": "st.release.sys.global",
+    r"farandole_(two_shot|one_shot|deliver)": "ld.relaxed.sys.global.v4",
+}
+# These reach peers' memory by the accessors alone, which name their scope. One-shot also reads and
+# writes arrays of its own device.
 REACHES_PEERS = re.compile(r"farandole_(two_shot|deliver)")
 PLAIN_BULK = re.compile(r"\b(ld|st)(\.global)?\.v[24]\b")
 ENTRY = re.compile(r"\.entry (\w+)\(([^)]*)\)", re.DOTALL)
@@ -31,44 +37,42 @@ ENTRY = re.compile(r"\.entry (\w+)\(([^)]*)\)", re.DOTALL)
 def entries(ptx: str) -> dict[str, tuple[str, str]]:
     """Parameters and body of every kernel."""
     found = list(ENTRY.finditer(ptx))
-    ends = [match.start() for match in found[1:]] + [len(ptx)]
+    ends = [*(match.start() for match in found[1:]), len(ptx)][: len(found)]
     return {m[1]: (m[2], ptx[m.end() : end]) for m, end in zip(found, ends, strict=True)}
+
+
+def faults_of_kernel(name: str, parameters: str, body: str) -> list[str]:
+    count = parameters.count(".param")
+    found = [] if count == 1 else [f"{name} has {count} parameters, not one"]
+    found += [
+        f"{name} has no {word}"
+        for kernels, word in NEEDED.items()
+        if re.match(kernels, name) and word not in body
+    ]
+    if REACHES_PEERS.match(name):
+        found += [
+            f"{name}: {line.strip()!r} goes past load_peer and store_peer"
+            for line in body.splitlines()
+            if PLAIN_BULK.search(line)
+        ]
+    return found
 
 
 def faults(ptx: str) -> list[str]:
     """One line each; empty for what is as it should be."""
-    lines = [
+    found = [
         f"line {number}: {line.strip()!r} {why}"
         for number, line in enumerate(ptx.splitlines(), 1)
         for pattern, why in FORBIDDEN.items()
         if re.search(pattern, line.partition("//")[0])
     ]
-    for name, (parameters, body) in entries(ptx).items():
-        if parameters.count(".param") != 1:
-            lines.append(f"{name} has {parameters.count('.param')} parameters, not one")
-        if REACHES_PEERS.match(name):
-            lines += [
-                f"{name}: {line.strip()!r} goes past load_peer and store_peer"
-                for line in body.splitlines()
-                if PLAIN_BULK.search(line)
-            ]
-            if name != "farandole_deliver" and ".relaxed.sys.global.v4" not in body:
-                lines.append(f"{name} has no access of 16 bytes")
-        if re.match("farandole_(two_shot|one_shot|deliver|await)", name):
-            lines += [
-                f"{name} never {what}"
-                for what, word in {"acquires": "ld.acquire.sys"}.items()
-                if word not in body
-            ]
-        if re.match("farandole_(two_shot|one_shot|deliver|arrive)", name):
-            if "st.release.sys" not in body:
-                lines.append(f"{name} never releases")
-    if not entries(ptx):
-        lines.append("no kernel")
-    return lines
+    kernels = entries(ptx)
+    for name, (parameters, body) in kernels.items():
+        found += faults_of_kernel(name, parameters, body)
+    return found if kernels else [*found, "there is no kernel"]
 
 
 if __name__ == "__main__":
-    found = faults(Path(sys.argv[1]).read_text())
-    print("\n".join(found) or "no faults")
-    sys.exit(bool(found))
+    lines = faults(Path(sys.argv[1]).read_text())
+    print("\n".join(lines) or "no faults")
+    sys.exit(bool(lines))

@@ -25,6 +25,7 @@ class Fiber {
   void (*body_)(void*);
   void* argument_;
   std::byte* stack_;
+  bool finished_ = false;
   const void* thread_stack_ = nullptr;  // for AddressSanitizer
   std::size_t thread_stack_bytes_ = 0;
   void* inside_ = nullptr;  // saved stack pointers
