@@ -29,8 +29,10 @@ ALLOWED = {
     "named": POLLED | {"group", "fold"},
     "fusion": POLLED | {"group", "fold"},
     "jax": POLLED | {"named", "fusion", "group", "fold"},
+    "cuda": {"cuda/kernels", "fold", "schedule"},
+    "cuda/kernels": set(),  # compiled by nvcc, too
     "cuda/driver": set(),
-    "cuda/library": {"cuda/driver"},
+    "cuda/library": {"cuda", "cuda/driver"},
     "tensorflow": set(),  # a plug-in: base/plugin.h is all it knows of the rest
     "bindings": EDGE,
     # What tests alone reach, below tests/.

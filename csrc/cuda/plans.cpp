@@ -12,10 +12,8 @@ constexpr uint64_t kAccessBytes = 16;
 /// Accesses of a thread before another block is worth its start.
 constexpr uint64_t kAccessesOfThread = 4;
 /// 2048 threads is what a multiprocessor holds: fewer would leave requests to memory unmade, more
-/// would only wait. Of those that wait for other ranks, two blocks saturate a link and leave room
-/// for the step that they run beside.
+/// would only wait.
 constexpr uint64_t kBlocksAlone = 2048 / kThreads;
-constexpr uint64_t kBlocksOfExchange = 2;
 
 const void* at(const void* array, size_t element, size_t size) {
   return static_cast<const std::byte*>(array) + element * size;
@@ -151,9 +149,10 @@ uint32_t blocks_for(Work work, uint64_t bytes, const Room& room) {
   const uint64_t wanted = std::max<uint64_t>(1, (bytes + of_block - 1) / of_block);
   if (work == Work::alone)
     return static_cast<uint32_t>(std::min(wanted, room.processors * kBlocksAlone));
-  // Blocks that wait must all run at once, those of other ranks on this device, too.
+  // Blocks that wait must all run at once, those of other ranks on this device, too. They leave
+  // room for the step that they run beside.
   const uint64_t resident =
-      std::max<uint64_t>(1, room.processors * kBlocksOfExchange / room.ranks_on_device);
+      std::max<uint64_t>(1, room.processors * kResidentBlocks / room.ranks_on_device);
   return static_cast<uint32_t>(std::min({wanted, resident, uint64_t{kMostChannels}}));
 }
 

@@ -5,7 +5,6 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <random>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -66,7 +65,7 @@ class Executor {
   }
 
   void seed(std::uint64_t seed) {
-    random_.seed(seed);
+    random_ = seed;
     seeded_ = true;
   }
 
@@ -111,7 +110,7 @@ class Executor {
     running_->fiber->suspend();
   }
   void interleave() {
-    if (seeded_ && random_() % 4 == 0) pause(State::ready);
+    if (seeded_ && random() % 4 == 0) pause(State::ready);
   }
   void changed() { ++changes_; }
   void spins() {
@@ -186,6 +185,14 @@ class Executor {
     if (leave(place)) next(stream);
   }
 
+  /// SplitMix64. The standard's generators may be shared with code that a sanitizer looks at.
+  std::uint64_t random() {
+    std::uint64_t z = random_ += 0x9e3779b97f4a7c15;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+    return z ^ (z >> 31);
+  }
+
   bool is_stuck(const Thread& t) const {
     return t.state == State::at_barrier ||
            (t.state == State::spins && t.found_nothing_since == changes_);
@@ -218,7 +225,7 @@ class Executor {
 
   template <typename Next>
   void turn_of_anyone(Next next) {
-    const std::size_t from = random_() % threads_.size();
+    const std::size_t from = random() % threads_.size();
     for (std::size_t i = 0; i < threads_.size(); ++i) {
       const std::size_t place = (from + i) % threads_.size();
       if (!is_stuck(*threads_[place])) return turn(place, next);
@@ -241,7 +248,7 @@ class Executor {
   std::uint64_t changes_ = 1;
   int idle_ = 0;
   bool seeded_ = false;
-  std::mt19937_64 random_;
+  std::uint64_t random_ = 0;
 };
 
 thread_local Executor* Executor::current_ = nullptr;

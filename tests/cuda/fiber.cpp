@@ -7,12 +7,15 @@
 #include <new>
 #include <vector>
 
+// What each sanitizer is told of a change of stacks; without one, nothing. Under ThreadSanitizer
+// this file and executor.cpp are compiled without it: their own state moves from fiber to fiber in
+// one thread, and is no race.
 #if defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define __SANITIZE_THREAD__ 1
+#if __has_feature(address_sanitizer)
+#define __SANITIZE_ADDRESS__ 1
 #endif
 #endif
-#if defined(__SANITIZE_THREAD__)
+#if defined(FARANDOLE_TELLS_THREAD_SANITIZER)
 extern "C" {
 void* __tsan_get_current_fiber(void);
 void* __tsan_create_fiber(unsigned flags);
@@ -28,6 +31,15 @@ static void __tsan_destroy_fiber(void*) {}
 static void __tsan_switch_to_fiber(void*, unsigned) {}
 static void __tsan_acquire(void*) {}
 static void __tsan_release(void*) {}
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+extern "C" {
+void __sanitizer_start_switch_fiber(void** left, const void* bottom, size_t size);
+void __sanitizer_finish_switch_fiber(void* entered, const void** bottom, size_t* size);
+}
+#else
+static void __sanitizer_start_switch_fiber(void**, const void*, size_t) {}
+static void __sanitizer_finish_switch_fiber(void*, const void**, size_t*) {}
 #endif
 
 // Saves what a call must keep, and goes on where the other stack was left.
@@ -98,7 +110,14 @@ namespace farandole::cuda {
 namespace {
 
 constexpr size_t kStackBytes = size_t{256} << 10;  // touched as far as it is used
+constexpr unsigned kInOrder = 0;
 constexpr unsigned kNoOrder = 1;                   // __tsan_switch_to_fiber_no_sync
+
+#if defined(FARANDOLE_TELLS_THREAD_SANITIZER)
+constexpr size_t kMostKept = 0;  // memory that comes back would be a race with who had it before
+#else
+constexpr size_t kMostKept = 4096;
+#endif
 
 /// Stacks of ended fibers, for the next ones.
 struct Stacks {
@@ -115,22 +134,28 @@ struct Stacks {
     free.pop_back();
     return last;
   }
+  void give_back(std::byte* stack) {
+    if (free.size() < kMostKept)
+      free.push_back(stack);
+    else
+      munmap(stack, kStackBytes);
+  }
   ~Stacks() {
     for (std::byte* stack : free) munmap(stack, kStackBytes);
   }
 };
 thread_local Stacks stacks;
 
-// What the first switch to a fiber finds: its body and argument, since a stack is all that moves.
-thread_local void (*starting_body)(void*);
-thread_local void* starting_argument;
-
-[[noreturn]] void begin() {
-  starting_body(starting_argument);
-  std::abort();  // the body ends with finish()
-}
+thread_local Fiber* starting;  // what the first switch to a fiber finds
 
 }  // namespace
+
+void Fiber::begin() {
+  Fiber& self = *starting;
+  __sanitizer_finish_switch_fiber(nullptr, &self.thread_stack_, &self.thread_stack_bytes_);
+  self.body_(self.argument_);
+  std::abort();  // the body ends with finish()
+}
 
 Fiber::Fiber(void (*body)(void*), void* argument)
     : body_(body),
@@ -150,25 +175,40 @@ Fiber::Fiber(void (*body)(void*), void* argument)
 }
 
 Fiber::~Fiber() {
-  stacks.free.push_back(stack_);
+  if (!finished_) {  // given up where it waits: what it did comes before what follows here
+    void* const here = __tsan_get_current_fiber();
+    __tsan_switch_to_fiber(sanitizer_inside_, kNoOrder);
+    __tsan_switch_to_fiber(here, kInOrder);
+  }
+  stacks.give_back(stack_);
   __tsan_destroy_fiber(sanitizer_inside_);
 }
 
 void Fiber::resume() {
-  starting_body = body_;
-  starting_argument = argument_;
+  starting = this;
   sanitizer_outside_ = __tsan_get_current_fiber();
   __tsan_switch_to_fiber(sanitizer_inside_, kNoOrder);
+  void* frames = nullptr;
+  __sanitizer_start_switch_fiber(&frames, stack_, kStackBytes);
   farandole_switch_stack(&outside_, inside_);
+  __sanitizer_finish_switch_fiber(frames, nullptr, nullptr);
 }
 
-void Fiber::suspend() {
+void Fiber::leave(void** frames) {
   __tsan_switch_to_fiber(sanitizer_outside_, kNoOrder);
+  __sanitizer_start_switch_fiber(frames, thread_stack_, thread_stack_bytes_);
   farandole_switch_stack(&inside_, outside_);
 }
 
+void Fiber::suspend() {
+  void* frames = nullptr;
+  leave(&frames);
+  __sanitizer_finish_switch_fiber(frames, &thread_stack_, &thread_stack_bytes_);
+}
+
 void Fiber::finish() {
-  suspend();
+  finished_ = true;
+  leave(nullptr);  // its frames are given up
   std::abort();
 }
 

@@ -19,9 +19,15 @@ class Fiber {
   [[noreturn]] void finish();  // from the fiber: it is not resumed again
 
  private:
+  [[noreturn]] static void begin();
+  void leave(void** frames);
+
   void (*body_)(void*);
   void* argument_;
   std::byte* stack_;
+  bool finished_ = false;
+  const void* thread_stack_ = nullptr;  // for AddressSanitizer
+  std::size_t thread_stack_bytes_ = 0;
   void* inside_ = nullptr;  // saved stack pointers
   void* outside_ = nullptr;
   void* sanitizer_inside_ = nullptr;

@@ -81,25 +81,24 @@ FARANDOLE_DEVICE void one_shot(const OneShot& p) {
   }
 }
 
-/// `bytes` from one place to another, by all threads of the grid, in words of `W`.
+template <typename W>
+FARANDOLE_DEVICE const W* word_at(const void* base, uint64_t offset) {
+  return reinterpret_cast<const W*>(static_cast<const char*>(base) + offset);
+}
+template <typename W>
+FARANDOLE_DEVICE void move_word(const void* from, void* to, uint64_t offset) {
+  store_peer(const_cast<W*>(word_at<W>(to, offset)), load_peer(word_at<W>(from, offset)));
+}
+
+/// `bytes` from one place to another, by all threads of the grid: `head` one by one, then in words
+/// of `W`, and the rest one by one.
 template <typename W>
 FARANDOLE_DEVICE void move_words(const void* from, void* to, uint64_t bytes, uint64_t head) {
   const uint64_t words = (bytes - head) / sizeof(W), middle = words * sizeof(W);
-  const auto at = [](auto* base, uint64_t offset) {
-    return reinterpret_cast<
-        std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(base)>>, const W*, W*>>(
-        base + offset);
-  };
-  const char* source = static_cast<const char*>(from);
-  char* target = static_cast<char*>(to);
   for (uint64_t i = grid_thread(); i < words; i += grid_threads())
-    store_peer(at(target, head + i * sizeof(W)), load_peer(at(source, head + i * sizeof(W))));
-  const auto* ones = reinterpret_cast<const uint8_t*>(from);
-  auto* to_ones = reinterpret_cast<uint8_t*>(to);
-  for (uint64_t i = grid_thread(); i < bytes - middle; i += grid_threads()) {
-    const uint64_t place = i < head ? i : i + middle;
-    store_peer(to_ones + place, load_peer(ones + place));
-  }
+    move_word<W>(from, to, head + i * sizeof(W));
+  for (uint64_t i = grid_thread(); i < bytes - middle; i += grid_threads())
+    move_word<uint8_t>(from, to, i < head ? i : i + middle);
 }
 
 /// In the widest words that both ends allow.

@@ -12,6 +12,9 @@ namespace farandole::cuda {
 /// Of a block. Kernels are right with any number; this is the one that they are compiled for.
 inline constexpr uint32_t kThreads = 256;
 
+/// So many blocks of any kernel are resident on a multiprocessor: registers are bounded by it.
+inline constexpr uint32_t kResidentBlocks = 2;
+
 /// Who may share one exchange: a struct with three pointers for each is half of what a launch
 /// takes.
 inline constexpr uint32_t kMostRanks = 64;

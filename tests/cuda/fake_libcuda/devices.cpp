@@ -121,7 +121,10 @@ FAKE_CUDA cuDeviceCanAccessPeer(int* can, int device, int peer) {
 FAKE_CUDA cuDevicePrimaryCtxRetain(ContextHandle* context, int device) {
   return of_device("cuDevicePrimaryCtxRetain", device, [&](State& all, Lock&) {
     CUctx_st*& primary = all.primary[device];
-    if (primary == nullptr) primary = new CUctx_st{device};
+    if (primary == nullptr) {
+      primary = all.make<CUctx_st>();
+      primary->device = device;
+    }
     ++primary->retained;
     *context = primary;
     return primary->lost;

@@ -90,7 +90,7 @@ FAKE_CUDA cuModuleLoadDataEx(ModuleHandle* module, const void* image, unsigned c
       return 218;
     }
     if (magic != kFatbin && std::strncmp(text, "fake image", 10) != 0) return 200;
-    *module = new CUmod_st;
+    *module = all.make<CUmod_st>();
     (*module)->context = context;
     all.modules.insert(*module);
     return kSuccess;

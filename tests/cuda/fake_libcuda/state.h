@@ -119,8 +119,15 @@ struct State {
   std::set<CUevent_st*> events;
   std::set<CUmod_st*> modules;
   std::map<CUctx_st*, CUstream_st*> default_streams;
-  std::vector<CUstream_st*> ending;  // destroyed; their threads are to be joined
+  std::vector<std::shared_ptr<void>> handles;  // all that ever were
+  std::vector<CUstream_st*> ending;            // destroyed; their threads are to be joined
 
+  template <typename Handle>
+  Handle* make() {
+    auto made = std::make_shared<Handle>();
+    handles.push_back(made);
+    return made.get();
+  }
   void blame(const std::string& what) { misuse.push_back(what); }
   /// Null where nothing, or not all of it, may be used; blames whoever uses what is gone.
   Region* region_of(const char* call, DevicePointer address, size_t bytes);

@@ -64,8 +64,8 @@ void run_stream(CUstream_st* stream) {
   }
 }
 
-CUstream_st* make_stream(CUctx_st* context, unsigned flags) {
-  auto* const stream = new CUstream_st;
+CUstream_st* make_stream(State& all, CUctx_st* context, unsigned flags) {
+  auto* const stream = all.make<CUstream_st>();
   stream->context = context;
   stream->flags = flags;
   stream->thread = std::thread(run_stream, stream);
@@ -76,7 +76,7 @@ CUstream_st* make_stream(CUctx_st* context, unsigned flags) {
 CUstream_st* find_stream(State& all, const char* call, CUctx_st* context, CUstream_st* stream) {
   if (reinterpret_cast<uintptr_t>(stream) <= 2) {  // the default stream, by each of its names
     CUstream_st*& found = all.default_streams[context];
-    if (found == nullptr) found = make_stream(context, 0);
+    if (found == nullptr) found = make_stream(all, context, 0);
     return found;
   }
   if (!all.streams.contains(stream)) {
@@ -171,7 +171,7 @@ FAKE_CUDA cuStreamCreateWithPriority(StreamHandle* stream, unsigned flags, int) 
   return call("cuStreamCreateWithPriority", Needs::context,
               [&](State& all, Lock&, CUctx_st* context) {
                 if (flags > kStreamNonBlocking) return kInvalidValue;
-                *stream = make_stream(context, flags);
+                *stream = make_stream(all, context, flags);
                 all.streams.insert(*stream);
                 return kSuccess;
               });
@@ -271,7 +271,7 @@ FAKE_CUDA cuMemsetD32Async(DevicePointer to, unsigned value, size_t count, Strea
 
 FAKE_CUDA cuEventCreate(EventHandle* event, unsigned flags) {
   return call("cuEventCreate", Needs::context, [&](State& all, Lock&, CUctx_st* context) {
-    *event = new CUevent_st;
+    *event = all.make<CUevent_st>();
     (*event)->context = context;
     (*event)->timed = flags == kEventTimed;
     all.events.insert(*event);
