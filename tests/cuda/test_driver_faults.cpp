@@ -1,5 +1,6 @@
 // Every call of the driver, failing with every code: nothing leaks, no answer is wrong, and the
 // error says what was tried, what the driver calls it and what to do.
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <set>
@@ -149,7 +150,7 @@ void check_failures(bool virtual_memory) {
     for (const StatusRow& row : status_rows())
       if (!testing::kThreadSanitizer || row.code % 7 == 0)
         check_failure(call, 1, row, virtual_memory);
-    for (int nth = 2; nth <= (testing::kThreadSanitizer ? 2 : times); ++nth)
+    for (int nth = 2; nth <= (testing::kThreadSanitizer ? std::min(times, 2) : times); ++nth)
       for (const DriverCode code : {kOutOfMemory, 700})
         check_failure(call, nth, *find_status(code), virtual_memory);
   }
