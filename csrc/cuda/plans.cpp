@@ -143,6 +143,32 @@ Pieces pieces_of(std::span<Piece> pieces, const Piece* table, const Scale& scale
           .scaling = scaling_of(scale)};
 }
 
+LaneTable lanes_of(const Schedule& schedule) {
+  const auto code = [](auto word) { return static_cast<uint8_t>(word); };
+  LaneTable table{.steps = {}, .first = {0}};
+  for (const Lane& lane : schedule.lanes) {
+    for (const Step& s : lane) {
+      const Slice& held = s.held.count > 0 ? s.held : s.recv;
+      table.steps.push_back({.to = s.to,
+                             .from = s.from,
+                             .send_space = code(s.send.space),
+                             .recv_space = code(s.recv.space),
+                             .held_space = code(held.space),
+                             .action = code(s.action),
+                             .leaf_arrived = code(s.leaf_arrived),
+                             .leaf_held = code(s.leaf_held),
+                             .finish = code(s.finish),
+                             .send_offset = s.send.offset,
+                             .send_count = s.to == kNobody ? 0 : s.send.count,
+                             .recv_offset = s.recv.offset,
+                             .recv_count = s.from == kNobody ? 0 : s.recv.count,
+                             .held_offset = held.offset});
+    }
+    table.first.push_back(static_cast<uint32_t>(table.steps.size()));
+  }
+  return table;
+}
+
 uint32_t blocks_for(Work work, uint64_t bytes, const Room& room) {
   const uint64_t of_block =
       work == Work::slots ? kSlotBytes : kAccessBytes * kAccessesOfThread * kThreads;

@@ -4,6 +4,7 @@
 
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/dtype.h"
 #include "base/reduce_op.h"
@@ -59,6 +60,16 @@ bool has_cast(DType from, DType to);
 /// Fills first_chunk of each piece and makes the parameters of gather or scatter. Every piece has
 /// elements. `table`: where the pieces will lie on the device.
 Pieces pieces_of(std::span<Piece> pieces, const Piece* table, const Scale& scale);
+
+/// A schedule as farandole_lanes_<dtype> takes it: one block for each of `lanes`, which are at most
+/// kMostChannels.
+struct LaneTable {
+  std::vector<LaneStep> steps;
+  std::vector<uint32_t> first;  // lanes + 1
+
+  uint32_t lanes() const { return static_cast<uint32_t>(first.size()) - 1; }
+};
+LaneTable lanes_of(const Schedule& schedule);
 
 // Grid sizes.
 

@@ -42,7 +42,7 @@ struct Block {
   std::size_t waiting = 0;  // at the barrier
   bool all = true;          // of those said true
   bool outcome = true;
-  std::vector<std::byte> shared{};
+  std::uint32_t word = 0;  // shared memory: as much as kernels use
 };
 
 void check(const Launch& launch) {
@@ -52,6 +52,7 @@ void check(const Launch& launch) {
     refuse(std::string(launch.kernel->name) + " takes " +
            std::to_string(launch.kernel->parameter_bytes) + " bytes, not " +
            std::to_string(launch.parameters.size()));
+  if (launch.shared_bytes != 0) refuse("kernels size their shared memory themselves");
   if (launch.grid.x == 0 || launch.grid.y != 1 || launch.grid.z != 1) refuse("grid");
   if (launch.block.x == 0 || launch.block.x > 1024 || launch.block.y != 1 || launch.block.z != 1)
     refuse("block");
@@ -72,7 +73,6 @@ class Executor {
   void start_block(const Launch& launch, std::size_t stream, std::uint32_t index) {
     Block& block =
         *blocks_.emplace_back(std::make_unique<Block>(&launch, stream, streams_[stream].bounds));
-    block.shared.resize(launch.shared_bytes);
     for (std::uint32_t t = 0; t < launch.block.x; ++t) {
       const host::Indices indices{t, launch.block.x, index, launch.grid.x};
       block.threads.push_back(
@@ -135,6 +135,13 @@ class Executor {
     }
     acquire(&block);
     return block.outcome;
+  }
+
+  std::uint32_t broadcast(std::uint32_t mine) {
+    barrier(true);
+    if (running_->indices.thread == 0) running_->block->word = mine;
+    barrier(true);
+    return running_->block->word;
   }
 
  private:
@@ -328,7 +335,7 @@ bool barrier(bool mine) { return Executor::current().barrier(mine); }
 void spins() { Executor::current().spins(); }
 void interleave() { Executor::current().interleave(); }
 void changed() { Executor::current().changed(); }
-void* shared_memory() { return Executor::current().thread().block->shared.data(); }
+uint32_t broadcast(uint32_t mine) { return Executor::current().broadcast(mine); }
 }  // namespace host
 
 }  // namespace farandole::cuda

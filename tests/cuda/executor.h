@@ -29,8 +29,8 @@ struct Dim {
 
 struct Launch {
   const Kernel* kernel = nullptr;
-  Dim grid, block;  // kernels are one-dimensional: y and z are 1
-  std::size_t shared_bytes = 0;
+  Dim grid, block;                    // kernels are one-dimensional: y and z are 1
+  std::size_t shared_bytes = 0;       // dynamic shared memory: no kernel has any
   std::vector<std::byte> parameters;  // parameter_bytes of them
 };
 

@@ -111,7 +111,7 @@ namespace {
 
 constexpr size_t kStackBytes = size_t{256} << 10;  // touched as far as it is used
 constexpr unsigned kInOrder = 0;
-constexpr unsigned kNoOrder = 1;                   // __tsan_switch_to_fiber_no_sync
+constexpr unsigned kNoOrder = 1;  // __tsan_switch_to_fiber_no_sync
 
 #if defined(FARANDOLE_TELLS_THREAD_SANITIZER)
 constexpr size_t kMostKept = 0;  // memory that comes back would be a race with who had it before

@@ -19,6 +19,14 @@ FARANDOLE_DEVICE uint32_t block_count() { return gridDim.x; }
 FARANDOLE_DEVICE void block_barrier() { __syncthreads(); }
 /// A barrier that says whether all threads said true.
 FARANDOLE_DEVICE bool block_all(bool mine) { return __syncthreads_and(mine) != 0; }
+/// A barrier that hands every thread what thread 0 has. Apart: one word of shared memory for all.
+FARANDOLE_DEVICE_APART uint32_t block_broadcast(uint32_t mine) {
+  __shared__ uint32_t word;
+  __syncthreads();
+  if (threadIdx.x == 0) word = mine;
+  __syncthreads();
+  return word;
+}
 
 template <typename To, typename From>
 FARANDOLE_DEVICE To bits_as(const From& value) {

@@ -21,7 +21,7 @@ bool barrier(bool mine);  // until all threads of the block are here; whether al
 void spins();             // nothing to do before somebody else does something
 void interleave();        // a place where others may come in between
 void changed();           // a flag was written
-void* shared_memory();    // of the block
+uint32_t broadcast(uint32_t mine);  // a barrier that hands on what thread 0 has
 }  // namespace host
 
 inline constexpr uint32_t kTurnsBetweenLooks = 1;
@@ -32,10 +32,7 @@ FARANDOLE_DEVICE uint32_t block_index() { return host::indices().block; }
 FARANDOLE_DEVICE uint32_t block_count() { return host::indices().blocks; }
 FARANDOLE_DEVICE void block_barrier() { host::barrier(true); }
 FARANDOLE_DEVICE bool block_all(bool mine) { return host::barrier(mine); }
-template <typename T>
-FARANDOLE_DEVICE T* shared() {
-  return static_cast<T*>(host::shared_memory());
-}
+FARANDOLE_DEVICE uint32_t block_broadcast(uint32_t mine) { return host::broadcast(mine); }
 
 // Plain accesses: where ranks are not ordered, ThreadSanitizer sees a race.
 template <typename T>

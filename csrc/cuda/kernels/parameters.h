@@ -100,6 +100,49 @@ struct Deliver {
   void* to[kMostRanks] = {};
 };
 
+/// Where lanes count what they have handed to each other: one in the memory of each rank, mapped by
+/// all and zero at first. By lane and peer; words only grow. Slots are numbered, and slot n lies in
+/// place n % 2 of the mailbox.
+struct LaneFlags {
+  uint32_t filled[kMostChannels][kMostRanks];   // by the peer, of this rank's mailbox
+  uint32_t emptied[kMostChannels][kMostRanks];  // by the peer, of its own, which this rank fills
+  uint32_t sent[kMostChannels][kMostRanks];     // the owner's own counts
+  uint32_t taken[kMostChannels][kMostRanks];
+};
+
+/// A step of schedule/schedule.h. Spaces are 0 to 2: input, output, scratch; offsets and counts are
+/// in elements.
+struct LaneStep {
+  int32_t to = -1, from = -1;
+  uint8_t send_space = 0, recv_space = 0, held_space = 0, action = 0;
+  uint8_t leaf_arrived = 0, leaf_held = 0, finish = 0;
+  uint64_t send_offset = 0, send_count = 0, recv_offset = 0, recv_count = 0, held_offset = 0;
+};
+
+/// farandole_lanes_<dtype>: block b runs lane b of a schedule, the same as on the host. Tables lie
+/// in device memory: lane b has the steps from first[b] to first[b + 1]. NEEDS ALL RANKS' KERNELS
+/// RESIDENT AT ONCE.
+struct Lanes {
+  uint32_t rank = 0, size = 1;
+  Formula formula = Formula::add;
+  uint32_t slot_bytes = 0;  // a multiple of 16
+  const uint32_t* abort = nullptr;
+  const LaneStep* steps = nullptr;
+  const uint32_t* first = nullptr;
+  void* spaces[3] = {};
+  Scaling leaf, finish;
+  LaneFlags* flags[kMostRanks] = {};  // as mapped here
+  void* mailboxes[kMostRanks] = {};   // lane_mailbox_bytes() each, aligned to 16, as mapped here
+};
+
+constexpr uint64_t lane_slot_offset(uint32_t lane, uint32_t place, uint32_t from, uint32_t size,
+                                    uint32_t slot_bytes) {
+  return ((uint64_t{lane} * 2 + place) * size + from) * slot_bytes;
+}
+constexpr uint64_t lane_mailbox_bytes(uint32_t lanes, uint32_t size, uint32_t slot_bytes) {
+  return lane_slot_offset(lanes, 0, 0, size, slot_bytes);
+}
+
 /// farandole_arrive and farandole_await: the two halves of a meeting in one channel, for exchanges
 /// whose steps are ordered by streams. arrive waits for nobody. await spins until all have arrived;
 /// where ranks share a device, cuStreamWaitValue32 on arrived[channel][…] takes its place.

@@ -6,6 +6,7 @@
 #define FARANDOLE_CUDA_OF_ONE(dtype, E)                    \
   KERNEL(farandole_two_shot_##dtype, TwoShot, two_shot<E>) \
   KERNEL(farandole_one_shot_##dtype, OneShot, one_shot<E>) \
+  KERNEL(farandole_lanes_##dtype, Lanes, lanes<E>)         \
   FARANDOLE_CUDA_OF_TWO(dtype, E, dtype, E)
 
 #define FARANDOLE_CUDA_OF_TWO(from, From, to, To)                    \
