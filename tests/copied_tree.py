@@ -63,19 +63,23 @@ class CopiedTree:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, target)
 
-    def build(self, *targets: str) -> None:
-        done = self.shell("cmake", "--build", self.build_folder, "--target", *targets)
+    def configure(self, folder: str, *options: str) -> None:
+        """A build folder below the usual one ("." for that itself)."""
+        # Warnings as errors, as in the Makefile: with the same options ccache knows all of it.
+        done = self.shell("cmake", "-S", self.root, "-B", self.build_folder / folder, "-G", "Ninja",
+                          "-DFARANDOLE_TESTS=ON", "-DFARANDOLE_WERROR=ON", *options)  # fmt: skip
+        if done.returncode != 0:
+            raise SystemExit(done.stdout)
+
+    def build(self, *targets: str, folder: str = ".") -> None:
+        where = self.build_folder / folder
+        done = self.shell("cmake", "--build", where, "--target", *targets)
         if done.returncode != 0:
             raise SystemExit(f"does not compile:\n{done.stdout[-4000:]}")
 
     def prepare(self, *targets: str) -> None:
         """Compiles what the copy has now; its package uses that."""
-        # Warnings as errors, as in the Makefile: with the same options ccache knows all of it.
-        done = self.shell("cmake", "-S", self.root, "-B", self.build_folder, "-G", "Ninja",
-                          "-DFARANDOLE_TESTS=ON", "-DFARANDOLE_WERROR=ON",
-                          f"-DPython_EXECUTABLE={sys.executable}")  # fmt: skip
-        if done.returncode != 0:
-            raise SystemExit(done.stdout)
+        self.configure(".", f"-DPython_EXECUTABLE={sys.executable}")
         self.build(*targets)
         for library in [*self.build_folder.glob("_core*.so"), self.build_folder / "_tf.so"]:
             link = self.root / "python" / "farandole" / library.name

@@ -29,6 +29,10 @@ ALLOWED = {
     "named": POLLED | {"group", "fold"},
     "fusion": POLLED | {"group", "fold"},
     "jax": POLLED | {"named", "fusion", "group", "fold"},
+    "cuda": {"cuda/kernels", "fold", "schedule"},
+    "cuda/kernels": set(),  # compiled by nvcc, too
+    "cuda/driver": set(),
+    "cuda/library": {"cuda", "cuda/driver"},
     "tensorflow": set(),  # a plug-in: base/plugin.h is all it knows of the rest
     "bindings": EDGE,
     # What tests alone reach, below tests/.
@@ -47,7 +51,7 @@ PYTHON_LAYERS = [
     "_core _host_parts _launchers _progress _tables typing",
     "_mpi _place _plan_size _store",
     "_arguments _errors _limits _plan _watch",
-    "_endings _hosts _trace",
+    "_endings _hosts _trace cuda",
     "_draw _launch _tune",
     "_ranks _world",
     "_collectives _memory _run _timeline testing",

@@ -32,6 +32,7 @@ enum class ErrorCode : uint8_t {
   membership_changed,
   aborted,
   internal,
+  device,
 };
 
 /// One row per kind: the Python class it becomes and what to do about it when nobody knows better.
@@ -65,6 +66,7 @@ inline constexpr auto kErrors = std::to_array<ErrorRow>({
     {ErrorCode::membership_changed, "MembershipChanged", "", "form a new group"},
     {ErrorCode::aborted, "Aborted", "", "look at the error that was given to abort()"},
     {ErrorCode::internal, "InternalError", "", "report this with the trace"},
+    {ErrorCode::device, "DeviceError", "", "look at what nvidia-smi and the kernel's log show"},
 });
 
 constexpr const ErrorRow& row(ErrorCode code) { return kErrors[static_cast<size_t>(code)]; }

@@ -39,7 +39,7 @@ _HOME = {
     "_errors": (
         "Error InvalidArgument NotInitialized PeerLost PeerHung Stalled Deadlock Mismatch "
         "RemoteError EarlyExit RendezvousError VersionMismatch AuthError LinkError ResourceError "
-        "NumericsError ForkedEngine MembershipChanged Aborted InternalError"
+        "NumericsError ForkedEngine MembershipChanged Aborted InternalError DeviceError"
     ).split(),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -10,6 +10,7 @@ __all__ = [
     "Aborted",
     "AuthError",
     "Deadlock",
+    "DeviceError",
     "EarlyExit",
     "Error",
     "ForkedEngine",

@@ -3,10 +3,12 @@
 Every patch beside this file is a fault. Before its diff stand two lines:
 
     why: what a user would meet
-    caught by: tests/ranks/test_async.py::test_x     (or `cpp NAME`, a test of tests/cpp)
+    caught by: tests/ranks/test_async.py::test_x
 
-The test named there belongs to `make test`; it must pass without the patch and fail with it. All
-is done in a copy of the working tree, build/mutants/tree: compiled once, then file by file.
+or `cpp NAME`, a test of tests/cpp; `cuda NAME`, of tests/cuda; `cuda tsan NAME`, the same under
+ThreadSanitizer. The test named there belongs to `make test` or `make sanitize`; it must pass
+without the patch and fail with it. All is done in a copy of the working tree, build/mutants/tree:
+compiled once, then file by file.
 
     run.py                    all of them: make mutants
     run.py NAME …             these
@@ -31,7 +33,13 @@ from copied_tree import ROOT, CopiedTree
 
 HERE = Path(__file__).parent
 TREE = CopiedTree(ROOT / "build" / "mutants" / "tree")
-MODULES, CPP_TESTS = ("_core", "_tf", "core_testing"), ("farandole_tests",)
+MODULES = ("_core", "_tf", "core_testing")
+# Programs of C++ tests, by the first words of what catches a fault, in the build folder.
+PROGRAMS = {
+    "cpp": "farandole_tests",
+    "cuda": "farandole_cuda_tests",
+    "cuda tsan": "tsan/farandole_cuda_tests",
+}
 LIMIT = 240  # seconds for one run of a test; a fault that makes it hang is caught, too
 
 
@@ -47,8 +55,18 @@ class Mutant:
         return re.findall(r"^\+\+\+ b/(\S+)", self.patch.read_text(), re.MULTILINE)
 
     @property
+    def program(self) -> str | None:
+        return program_of(self.test)
+
+    @property
     def is_compiled(self) -> bool:
-        return any(file.endswith((".cpp", ".h")) for file in self.files)
+        return any(file.endswith((".cpp", ".h", ".cuh")) for file in self.files)
+
+
+def program_of(test: str) -> str | None:
+    """The key of PROGRAMS; None for a test of pytest's."""
+    kinds = [kind for kind in PROGRAMS if test.startswith(kind + " ")]
+    return max(kinds, key=len) if kinds else None
 
 
 def read(patch: Path) -> Mutant:
@@ -62,14 +80,25 @@ def read(patch: Path) -> Mutant:
 def fails(test: str) -> bool | None:
     """None where the test did not run at all."""
     try:
-        if test.startswith("cpp "):
-            done = TREE.shell(TREE.build_folder / "farandole_tests", test[4:], limit=LIMIT / 4)
+        if kind := program_of(test):
+            name = test.removeprefix(kind + " ")
+            done = TREE.shell(TREE.build_folder / PROGRAMS[kind], name, limit=LIMIT / 4)
             return None if "\n0 passed, 0 failed" in done.stdout else done.returncode != 0
         pytest = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--timeout={LIMIT / 2}")
         done = TREE.shell(sys.executable, *pytest, *test.split(), limit=LIMIT)
     except subprocess.TimeoutExpired:
         return True
     return {0: False, 1: True}.get(done.returncode)
+
+
+def build(kind: str | None) -> None:
+    """The programs that a test of this kind needs."""
+    if kind == "cuda tsan":
+        TREE.build("farandole_cuda_tests", folder="tsan")
+    elif kind:
+        TREE.build(PROGRAMS[kind])
+    else:
+        TREE.build(*MODULES)
 
 
 def try_out(mutant: Mutant) -> str:
@@ -79,7 +108,7 @@ def try_out(mutant: Mutant) -> str:
         return "does not apply"
     try:
         if mutant.is_compiled:
-            TREE.build(*(CPP_TESTS if mutant.test.startswith("cpp ") else MODULES))
+            build(mutant.program)
         return {True: "caught", False: "NOT CAUGHT", None: "no such test"}[fails(mutant.test)]
     except SystemExit:
         return "does not compile"
@@ -88,10 +117,15 @@ def try_out(mutant: Mutant) -> str:
 
 
 def run(mutants: list[Mutant]) -> list[tuple[Mutant, str, float]]:
-    in_cpp = any(m.test.startswith("cpp ") for m in mutants)
+    kinds = {m.program for m in mutants} - {None}
     TREE.restore()
     # A fault that the compiler sees needs no test: warnings are errors.
-    TREE.prepare(*MODULES, *(CPP_TESTS if in_cpp else ()))
+    TREE.prepare(*MODULES, *(PROGRAMS[kind] for kind in kinds - {"cuda tsan"}))
+    if "cuda tsan" in kinds:
+        TREE.configure("tsan", "-DFARANDOLE_MODULE=OFF", "-DCMAKE_BUILD_TYPE=Debug",
+                       "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g", "-DFARANDOLE_SANITIZE=thread",
+                       "-DCMAKE_CXX_FLAGS=-Wno-error=tsan -Wno-tsan")  # fmt: skip
+        build("cuda tsan")
     passes = {test: fails(test) is False for test in sorted({m.test for m in mutants})}
     rows = []
     for mutant in mutants:

@@ -69,6 +69,7 @@ def collect() -> dict[str, Any]:
             "usable cores": len(os.sched_getaffinity(0)),
             "online cores": os.cpu_count(),
             "memory": _memory(),
+            "CUDA": _cuda() if core is not None else "unknown",
         },
         "kernel": {
             "release": f"{platform.system()} {platform.release()}",
@@ -123,6 +124,16 @@ def _memory() -> str:
     if not total:
         return "unknown"
     return f"{total / 2**20:.1f} GiB, {free / 2**20:.1f} GiB available"
+
+
+def _cuda() -> str:
+    """The GPUs, or what keeps us from using them."""
+    from farandole import cuda
+
+    if why := cuda.why_not():
+        return f"no: {why}"
+    names = ", ".join(device.name for device in cuda.devices())
+    return f"{names}; driver of CUDA {'.'.join(map(str, cuda.driver_version()))}"
 
 
 def _memfd() -> int:

@@ -1,0 +1,32 @@
+// How the host learns that a stream has come by, without asking the driver and without polling: a
+// word that the stream writes, and a doorbell that it rings for whoever sleeps.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "cuda/driver/memory.h"
+#include "cuda/driver/stream.h"
+
+namespace farandole::cuda {
+
+/// Operations of one stream, by count. Lives until the stream is done with all of them.
+class CompletionCount {
+ public:
+  explicit CompletionCount(std::shared_ptr<const DeviceContext> context)
+      : word_(std::move(context), sizeof(uint32_t)) {}
+
+  /// After what is in the stream now, the count is one more, and then `doorbell` rings; less than
+  /// 0: nobody sleeps. The number that tells of it.
+  uint32_t mark(const StreamRef& stream, int doorbell = -1);
+
+  /// Whether the stream has come by. A lost context never comes by: whoever waits for long asks
+  /// the stream (idle()), which throws.
+  bool reached(uint32_t number) const;
+
+ private:
+  PinnedMemory word_;
+  uint32_t marked_ = 0;
+};
+
+}  // namespace farandole::cuda

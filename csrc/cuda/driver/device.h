@@ -1,0 +1,48 @@
+// What the driver says of a device, and whether our kernels run on it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cuda/driver/driver.h"
+
+namespace farandole::cuda {
+
+/// The least compute capability that kernels are compiled for.
+inline constexpr int kOldestCapability = 70;
+
+struct DeviceProperties {
+  int ordinal = -1;  // among those that this process sees
+  int handle = -1;   // CUdevice
+  std::string name;
+  DeviceUuid uuid{};   // the same in every process; of an instance in MIG mode
+  std::string bus_id;  // "0000:3b:00.0"
+  int capability = 0;  // 90: 9.0
+  size_t memory_bytes = 0;
+  int multiprocessors = 0;
+  int threads_per_block = 0, threads_per_multiprocessor = 0;
+  size_t shared_bytes_per_block = 0;  // at most, where a function asks for it
+  bool descriptors = false;           // memory can be exported as a file descriptor
+  bool cooperative = false;           // cooperative launches
+  bool registers_host_memory = false;
+  bool integrated = false;  // shares the host's memory
+  bool instance = false;    // of a device in MIG mode
+
+  /// "GPU-a1b2c3d4-…", as nvidia-smi shows it.
+  std::string uuid_text() const;
+  /// "device 0 (NVIDIA H200)"
+  std::string label() const;
+  /// One sentence; empty where our kernels run on it.
+  std::string why_unfit() const;
+};
+
+/// Throws Error(device), and Error(invalid_argument) where there is no device of this number.
+DeviceProperties device_properties(const Driver& driver, int ordinal);
+
+/// Of all that this process sees.
+std::vector<DeviceProperties> all_devices(const Driver& driver);
+
+/// Whether kernels on `from` may use memory of `to`.
+bool reaches(const Driver& driver, const DeviceProperties& from, const DeviceProperties& to);
+
+}  // namespace farandole::cuda

@@ -1,0 +1,83 @@
+#include "cuda/driver/stream.h"
+
+#include "base/fd.h"
+#include "cuda/driver/event.h"
+
+namespace farandole::cuda {
+
+void StreamRef::copy(DevicePointer to, DevicePointer from, size_t bytes) const {
+  const DeviceContext::Use driver(*context_);
+  context_->check(driver->MemcpyAsync(to, from, bytes, handle_), "cuMemcpyAsync",
+                  [&] { return "copy " + std::to_string(bytes) + " bytes"; });
+}
+
+void StreamRef::fill(DevicePointer to, uint8_t value, size_t bytes) const {
+  const DeviceContext::Use driver(*context_);
+  context_->check(driver->MemsetD8Async(to, value, bytes, handle_), "cuMemsetD8Async",
+                  [&] { return "fill " + std::to_string(bytes) + " bytes"; });
+}
+
+void StreamRef::wait(const DeviceEvent& event) const {
+  const DeviceContext::Use driver(*context_);
+  context_->check(driver->StreamWaitEvent(handle_, event.handle(), 0), "cuStreamWaitEvent",
+                  "let a stream wait for an event");
+}
+
+void StreamRef::wait(DevicePointer word, uint32_t value) const {
+  const DeviceContext::Use driver(*context_);
+  context_->check(driver->StreamWaitValue32(handle_, word, value, kWaitUntilReached),
+                  "cuStreamWaitValue32", "let a stream wait for a word");
+}
+
+void StreamRef::write(DevicePointer word, uint32_t value) const {
+  const DeviceContext::Use driver(*context_);
+  DriverCode code = driver->StreamWriteValue32(handle_, word, value, 0);
+  // Virtual GPUs may lack it; a fill of one element is slower and does the same.
+  if (code == kNotSupported) code = driver->MemsetD32Async(word, value, 1, handle_);
+  context_->check(code, "cuStreamWriteValue32", "let a stream write a word");
+}
+
+void StreamRef::call(HostFunction act, void* user) const {
+  const DeviceContext::Use driver(*context_);
+  context_->check(driver->LaunchHostFunc(handle_, act, user), "cuLaunchHostFunc",
+                  "let a stream call a function");
+}
+
+void StreamRef::ring(int event_fd) const {
+  // The number itself travels in the pointer: there is nothing that could be freed too early.
+  call([](void* number) { farandole::ring(static_cast<int>(reinterpret_cast<intptr_t>(number))); },
+       reinterpret_cast<void*>(static_cast<intptr_t>(event_fd)));
+}
+
+bool StreamRef::idle() const {
+  const DeviceContext::Use driver(*context_);
+  const DriverCode code = driver->StreamQuery(handle_);
+  if (code == kNotReady) return false;
+  context_->check(code, "cuStreamQuery", "ask a stream whether it is done");
+  return true;
+}
+
+void StreamRef::synchronize() const {
+  const DeviceContext::Use driver(*context_);
+  context_->check(driver->StreamSynchronize(handle_), "cuStreamSynchronize", "wait for a stream");
+}
+
+DeviceStream::DeviceStream(std::shared_ptr<const DeviceContext> context)
+    : StreamRef(std::move(context), nullptr) {
+  const DeviceContext::Use driver(*context_);
+  int least = 0, greatest = 0;
+  context_->check(driver->CtxGetStreamPriorityRange(&least, &greatest),
+                  "cuCtxGetStreamPriorityRange", "ask for the priorities of streams");
+  context_->check(driver->StreamCreateWithPriority(&handle_, kStreamNonBlocking, greatest),
+                  "cuStreamCreateWithPriority", "make a stream");
+}
+
+DeviceStream::~DeviceStream() {
+  // Whoever unwinds frees next what the stream may still use.
+  context_->at_end("cuStreamSynchronize",
+                   [&](const auto& driver) { return driver.StreamSynchronize(handle_); });
+  context_->at_end("cuStreamDestroy",
+                   [&](const auto& driver) { return driver.StreamDestroy(handle_); });
+}
+
+}  // namespace farandole::cuda

@@ -1,0 +1,62 @@
+// Streams of a device: what is put into one runs in order, and nothing here waits for it except
+// synchronize().
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "cuda/driver/context.h"
+
+namespace farandole::cuda {
+
+class DeviceEvent;
+
+/// A stream of anyone's: ours, or a framework's current one. All calls throw Error.
+class StreamRef {
+ public:
+  StreamRef(std::shared_ptr<const DeviceContext> context, StreamHandle handle)
+      : context_(std::move(context)), handle_(handle) {}
+
+  const DeviceContext& context() const { return *context_; }
+  StreamHandle handle() const { return handle_; }
+
+  /// Between memory of devices and pinned memory of the host, in any direction.
+  void copy(DevicePointer to, DevicePointer from, size_t bytes) const;
+  void fill(DevicePointer to, uint8_t value, size_t bytes) const;
+  /// What follows waits for what the event was last recorded after.
+  void wait(const DeviceEvent& event) const;
+  /// What follows waits until another rank or the host has written the word, which only grows
+  /// (modulo 2^32).
+  void wait(DevicePointer word, uint32_t value) const;
+  /// Writes a word once all before it is done, and its results can be seen. Whoever reads the word
+  /// needs no call of the driver.
+  void write(DevicePointer word, uint32_t value) const;
+  /// Then `act(user)` runs, in a thread of the driver's. It must not call the driver, nor wait. It
+  /// does not run at all if the context is lost before.
+  void call(HostFunction act, void* user) const;
+  /// Then the descriptor is rung (base/fd.h), which is open for as long as that may happen.
+  void ring(int event_fd) const;
+
+  /// Whether all is done. Throws the lasting error of a kernel that failed.
+  bool idle() const;
+  /// Blocks the host until all is done.
+  void synchronize() const;
+
+ protected:
+  std::shared_ptr<const DeviceContext> context_;
+  StreamHandle handle_;
+};
+
+/// A stream of our own, before all others of the device, which waits for no default stream.
+class DeviceStream : public StreamRef {
+ public:
+  explicit DeviceStream(std::shared_ptr<const DeviceContext> context);
+  /// Waits until all is done, so that what was made before the stream is free afterwards. Whoever
+  /// gives up a kernel that spins sets its abort word first.
+  ~DeviceStream();
+  DeviceStream(const DeviceStream&) = delete;
+  DeviceStream& operator=(const DeviceStream&) = delete;
+};
+
+}  // namespace farandole::cuda

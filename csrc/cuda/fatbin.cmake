@@ -1,0 +1,71 @@
+# The kernels for devices, where there is an nvcc: FARANDOLE_NVCC, one in PATH, or the package
+# nvidia-cuda-nvcc (with nvidia-cuda-crt and nvidia-cuda-cccl) of the Python that builds. It needs the
+# headers of the CUDA runtime, which nvcc includes by itself; nothing of the runtime is linked.
+#
+# Targets, only with nvcc: farandole_cuda_fatbin, an object library with farandole_fatbin (fatbin.h),
+# and farandole_cuda_ptx, the text that tests/cuda/check_ptx.py reads.
+set(FARANDOLE_NVCC "" CACHE FILEPATH "The nvcc that compiles kernels; empty: look for one")
+set(nvcc "${FARANDOLE_NVCC}")
+if(NOT nvcc)
+  find_program(FARANDOLE_NVCC_IN_PATH nvcc)
+  set(nvcc "${FARANDOLE_NVCC_IN_PATH}")
+endif()
+if(NOT nvcc AND Python_EXECUTABLE)
+  execute_process(COMMAND ${Python_EXECUTABLE} -c "import nvidia, pathlib
+for folder in nvidia.__path__:
+  for nvcc in sorted(pathlib.Path(folder).glob('*/bin/nvcc')):
+    print(nvcc, end=';')" OUTPUT_VARIABLE in_packages ERROR_QUIET)
+  if(in_packages)
+    list(GET in_packages 0 nvcc)
+  endif()
+endif()
+
+set(FARANDOLE_HAS_NVCC OFF)
+if(nvcc)
+  execute_process(COMMAND ${nvcc} --list-gpu-code OUTPUT_VARIABLE known RESULT_VARIABLE failed)
+  if(failed)
+    message(FATAL_ERROR "${nvcc} --list-gpu-code fails: set FARANDOLE_NVCC to another nvcc")
+  endif()
+  string(REGEX MATCHALL "sm_[0-9]+" known "${known}")
+endif()
+if(nvcc)
+  set(FARANDOLE_HAS_NVCC ON)
+  # One PTX for all, of the oldest architecture: the kernels use nothing newer. Each architecture
+  # that this nvcc knows gets code of its own; a driver compiles the PTX for those that came later.
+  set(wanted sm_70 sm_75 sm_80 sm_86 sm_89 sm_90 sm_100 sm_120)
+  set(codes "")
+  foreach(code IN LISTS wanted)
+    if(code IN_LIST known)
+      list(APPEND codes ${code})
+    endif()
+  endforeach()
+  list(GET codes 0 oldest)
+  string(REPLACE sm_ compute_ oldest ${oldest})
+  list(JOIN codes "," code_list)
+  message(STATUS "Kernels for ${code_list} and PTX for ${oldest}, by ${nvcc}")
+
+  # The arithmetic of docs/determinism.md: no contraction, subnormals, divisions that are rounded.
+  set(flags -std=c++20 --expt-relaxed-constexpr -fmad=false -ftz=false -prec-div=true
+            -allow-unsupported-compiler -ccbin ${CMAKE_CXX_COMPILER}
+            -I${CMAKE_CURRENT_SOURCE_DIR}/csrc)
+  file(GLOB kernel_sources CONFIGURE_DEPENDS csrc/cuda/kernels/*)
+  list(APPEND kernel_sources csrc/base/dtype.h csrc/base/half.h csrc/base/reduce_op.h)
+  list(TRANSFORM kernel_sources REPLACE "^csrc" "${CMAKE_CURRENT_SOURCE_DIR}/csrc")
+  set(kernels ${CMAKE_CURRENT_SOURCE_DIR}/csrc/cuda/kernels/kernels.cu)
+
+  set(ptx ${CMAKE_CURRENT_BINARY_DIR}/farandole_cuda.ptx)
+  add_custom_command(OUTPUT ${ptx} COMMAND ${nvcc} ${flags} -ptx -arch=${oldest} ${kernels} -o ${ptx}
+                     DEPENDS ${kernel_sources} VERBATIM COMMENT "Kernels to PTX")
+  add_custom_target(farandole_cuda_ptx DEPENDS ${ptx})
+
+  set(fatbin ${CMAKE_CURRENT_BINARY_DIR}/farandole_cuda.fatbin)
+  add_custom_command(OUTPUT ${fatbin}
+                     COMMAND ${nvcc} ${flags} -fatbin -Xfatbin -compress-all --threads 0
+                             -gencode "arch=${oldest},code=[${code_list},${oldest}]"
+                             ${kernels} -o ${fatbin}
+                     DEPENDS ${kernel_sources} VERBATIM COMMENT "Kernels for ${code_list}")
+  add_library(farandole_cuda_fatbin OBJECT EXCLUDE_FROM_ALL csrc/cuda/fatbin.cpp)
+  target_link_libraries(farandole_cuda_fatbin PRIVATE farandole_flags)
+  set_source_files_properties(csrc/cuda/fatbin.cpp PROPERTIES OBJECT_DEPENDS ${fatbin}
+                              COMPILE_DEFINITIONS FARANDOLE_FATBIN="${fatbin}")
+endif()

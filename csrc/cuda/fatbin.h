@@ -1,0 +1,10 @@
+// The kernels as the device's driver takes them (cuModuleLoadData): code for each architecture and
+// PTX for later ones. Only where the build had an nvcc.
+#pragma once
+
+#include <cstddef>
+
+extern "C" {
+extern const unsigned char farandole_fatbin[];
+extern const std::size_t farandole_fatbin_bytes;
+}

@@ -1,0 +1,46 @@
+// The machine that kernels are written for. nvcc gives CUDA's; any other compiler one that a host
+// executor runs (tests/cuda/executor.h), so that tests run the kernels' own source.
+//
+// What peers write is read by load_peer and what they read is written by store_peer: never through
+// the non-coherent cache, which nobody invalidates. Order between ranks comes from load_acquire and
+// store_release alone, whose scope is the whole system.
+//
+// FARANDOLE_DEVICE functions are inlined; FARANDOLE_DEVICE_APART ones are not: what is rare stands
+// once in the module instead of at each of a hundred places.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace farandole::cuda {
+
+/// What one access moves at most.
+struct alignas(16) Pack {
+  uint32_t words[4];
+};
+
+}  // namespace farandole::cuda
+
+#if defined(__CUDACC__)
+#include "cuda/kernels/device_cuda.h"
+#else
+#include "cuda/kernels/device_host.h"
+#endif
+
+namespace farandole::cuda {
+
+/// Whether a word that only grows, modulo 2^32, has come to `epoch`.
+FARANDOLE_DEVICE bool reached(uint32_t word, uint32_t epoch) {
+  return static_cast<int32_t>(word - epoch) >= 0;
+}
+
+/// The abort word lies in host memory, a microsecond away: spins look at it now and then.
+FARANDOLE_DEVICE bool wait_for(const uint32_t* word, uint32_t epoch, const uint32_t* abort) {
+  for (uint32_t turn = 1;; ++turn) {
+    if (reached(load_acquire(word), epoch)) return true;
+    if (turn % kTurnsBetweenLooks == 0 && load_acquire(abort) != 0) return false;
+    relax(turn);
+  }
+}
+
+}  // namespace farandole::cuda

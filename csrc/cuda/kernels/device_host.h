@@ -1,0 +1,77 @@
+// Included by device.h: the machine as a host executor gives it.
+#pragma once
+
+#include <atomic>
+#include <cstring>
+
+#define FARANDOLE_DEVICE inline
+#define FARANDOLE_DEVICE_APART inline
+#define FARANDOLE_UNROLL
+#define FARANDOLE_LOOP
+
+namespace farandole::cuda {
+
+/// What an executor defines.
+namespace host {
+struct Indices {
+  uint32_t thread, threads, block, blocks;
+};
+Indices indices();
+bool barrier(bool mine);  // until all threads of the block are here; whether all said true
+void spins();             // nothing to do before somebody else does something
+void interleave();        // a place where others may come in between
+void changed();           // a flag was written
+uint32_t broadcast(uint32_t mine);  // a barrier that hands on what thread 0 has
+}  // namespace host
+
+inline constexpr uint32_t kTurnsBetweenLooks = 1;
+
+FARANDOLE_DEVICE uint32_t thread_index() { return host::indices().thread; }
+FARANDOLE_DEVICE uint32_t thread_count() { return host::indices().threads; }
+FARANDOLE_DEVICE uint32_t block_index() { return host::indices().block; }
+FARANDOLE_DEVICE uint32_t block_count() { return host::indices().blocks; }
+FARANDOLE_DEVICE void block_barrier() { host::barrier(true); }
+FARANDOLE_DEVICE bool block_all(bool mine) { return host::barrier(mine); }
+FARANDOLE_DEVICE uint32_t block_broadcast(uint32_t mine) { return host::broadcast(mine); }
+
+// Plain accesses: where ranks are not ordered, ThreadSanitizer sees a race.
+template <typename T>
+FARANDOLE_DEVICE T load(const T* from) {
+  return *from;
+}
+template <typename T>
+FARANDOLE_DEVICE void store(T* to, const T& value) {
+  *to = value;
+}
+template <typename T>
+FARANDOLE_DEVICE T load_peer(const T* from) {
+  host::interleave();
+  return *from;
+}
+template <typename T>
+FARANDOLE_DEVICE void store_peer(T* to, const T& value) {
+  host::interleave();
+  *to = value;
+}
+
+FARANDOLE_DEVICE uint32_t load_acquire(const uint32_t* word) {
+  host::interleave();
+  return std::atomic_ref(*const_cast<uint32_t*>(word)).load(std::memory_order_acquire);
+}
+FARANDOLE_DEVICE void store_release(uint32_t* word, uint32_t value) {
+  host::interleave();
+  std::atomic_ref(*word).store(value, std::memory_order_release);
+  host::changed();
+}
+
+FARANDOLE_DEVICE void relax(uint32_t) { host::spins(); }
+
+template <typename To, typename From>
+FARANDOLE_DEVICE To bits_as(const From& value) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &value, sizeof to);
+  return to;
+}
+
+}  // namespace farandole::cuda

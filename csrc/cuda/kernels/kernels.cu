@@ -1,0 +1,17 @@
+// The entry points of the device's module. cmake/cuda.cmake compiles this file alone, into a
+// fatbin.
+#include "cuda/kernels/bucket.cuh"
+#include "cuda/kernels/exchange.cuh"
+#include "cuda/kernels/lanes.cuh"
+
+namespace farandole::cuda {
+
+#define KERNEL(name, Parameters, function)                                \
+  extern "C" __global__ void __launch_bounds__(kThreads, kResidentBlocks) \
+      name(const __grid_constant__ Parameters p) {                        \
+    function(p);                                                          \
+  }
+#include "cuda/kernels/table.h"
+#undef KERNEL
+
+}  // namespace farandole::cuda

@@ -1,0 +1,180 @@
+// What kernels are called with: one plain struct each, passed by value. Host and device lay them
+// out alike, and no header of CUDA is needed to fill one. plans.h fills them for each collective.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/reduce_op.h"
+
+namespace farandole::cuda {
+
+/// Of a block. Kernels are right with any number; this is the one that they are compiled for.
+inline constexpr uint32_t kThreads = 256;
+
+/// So many blocks of any kernel are resident on a multiprocessor: registers are bounded by it.
+inline constexpr uint32_t kResidentBlocks = 2;
+
+/// Who may share one exchange: a struct with three pointers for each is half of what a launch
+/// takes.
+inline constexpr uint32_t kMostRanks = 64;
+
+/// A channel is block b of every rank: those meet each other and no other blocks. So an exchange
+/// has at most so many blocks, and equally many on every rank.
+inline constexpr uint32_t kMostChannels = 64;
+
+/// What one block hands over in one round of a one-shot: 16 bytes for every thread.
+inline constexpr uint32_t kSlotBytes = 16 * kThreads;
+
+/// fold/fold.h's Scale with the factor in both accumulate types, each converted once.
+struct Scaling {
+  double float64 = 1;
+  float float32 = 1;
+  uint32_t applies = 0;  // 0: elements are copied as they are
+  int64_t divide = 1;    // integers only
+};
+
+/// Where ranks meet: one in the memory of each, mapped by all and zero at first. Words only grow
+/// (modulo 2^32). One operation at a time uses it: operations in two streams have two.
+struct Flags {
+  uint32_t epoch[kMostChannels];                // how often channel c has met; its owner's own
+  uint32_t arrived[kMostChannels][kMostRanks];  // which meeting rank r's block has come to
+};
+
+/// The ranks of an exchange. `abort` is one word of pinned host memory: as soon as it is not zero,
+/// every kernel ends, and what it leaves behind means nothing.
+struct Peers {
+  uint32_t rank = 0, size = 1;
+  const uint32_t* abort = nullptr;
+  Flags* flags[kMostRanks] = {};  // as mapped here; flags[rank] is this rank's own
+};
+
+/// destinations[…][i] = the canonical fold of sources[…][i], scaled: docs/determinism.md.
+/// Destinations may be sources. Alignment of elements is enough; where all arrays lie alike modulo
+/// 16 bytes, accesses have 16 bytes.
+struct Fold {
+  uint64_t count = 0;  // elements
+  uint64_t raw = 0;    // bit i: source i is a leaf, scaled by `leaf` before it is folded
+  uint32_t source_count = 0, destination_count = 0;
+  Formula formula = Formula::add;
+  Scaling leaf, finish;
+  const void* sources[kMostRanks] = {};
+  void* destinations[kMostRanks] = {};
+};
+
+/// farandole_two_shot_<dtype>: meet, fold, meet. NEEDS ALL RANKS' KERNELS RESIDENT AT ONCE, unless
+/// peers.size is 1: then it folds and meets nobody, whatever the sources and destinations are.
+/// All-reduce: rank r folds part r of all inputs to all outputs. Reduce-scatter: its share to its
+/// own output. Broadcast: part r of the root's input to all outputs.
+struct TwoShot {
+  Peers peers;
+  Fold fold;
+};
+
+/// farandole_one_shot_<dtype>: an all-reduce in which every rank hands its input to all and folds
+/// alone. Input and output may be any memory of this device, and the same. NEEDS ALL RANKS' KERNELS
+/// RESIDENT AT ONCE.
+struct OneShot {
+  Peers peers;
+  uint64_t count = 0;
+  Formula formula = Formula::add;
+  Scaling leaf, finish;
+  const void* input = nullptr;
+  void* output = nullptr;
+  void* mailboxes[kMostRanks] = {};  // mailbox_bytes(size) each, aligned to 16, as mapped here
+};
+
+/// In a mailbox: for every channel two sets of slots, used in turn; in a set a slot for every rank.
+constexpr uint64_t slot_offset(uint32_t channel, uint32_t set, uint32_t from, uint32_t size) {
+  return ((uint64_t{channel} * 2 + set) * size + from) * kSlotBytes;
+}
+constexpr uint64_t mailbox_bytes(uint32_t size) { return slot_offset(kMostChannels, 0, 0, size); }
+
+/// farandole_deliver: meet, move bytes to where peers want them, meet. All-gather, all-to-all,
+/// gather and scatter. NEEDS ALL RANKS' KERNELS RESIDENT AT ONCE.
+struct Deliver {
+  Peers peers;
+  uint32_t moves = 0;
+  uint64_t bytes[kMostRanks] = {};
+  const void* from[kMostRanks] = {};
+  void* to[kMostRanks] = {};
+};
+
+/// Where lanes count what they have handed to each other: one in the memory of each rank, mapped by
+/// all and zero at first. By lane and peer; words only grow. Slots are numbered, and slot n lies in
+/// place n % 2 of the mailbox.
+struct LaneFlags {
+  uint32_t filled[kMostChannels][kMostRanks];   // by the peer, of this rank's mailbox
+  uint32_t emptied[kMostChannels][kMostRanks];  // by the peer, of its own, which this rank fills
+  uint32_t sent[kMostChannels][kMostRanks];     // the owner's own counts
+  uint32_t taken[kMostChannels][kMostRanks];
+};
+
+/// A step of schedule/schedule.h. Spaces are 0 to 2: input, output, scratch; offsets and counts are
+/// in elements.
+struct LaneStep {
+  int32_t to = -1, from = -1;
+  uint8_t send_space = 0, recv_space = 0, held_space = 0, action = 0;
+  uint8_t leaf_arrived = 0, leaf_held = 0, finish = 0;
+  uint64_t send_offset = 0, send_count = 0, recv_offset = 0, recv_count = 0, held_offset = 0;
+};
+
+/// farandole_lanes_<dtype>: block b runs lane b of a schedule, the same as on the host. Tables lie
+/// in device memory: lane b has the steps from first[b] to first[b + 1]. NEEDS ALL RANKS' KERNELS
+/// RESIDENT AT ONCE.
+struct Lanes {
+  uint32_t rank = 0, size = 1;
+  Formula formula = Formula::add;
+  uint32_t slot_bytes = 0;  // a multiple of 16
+  const uint32_t* abort = nullptr;
+  const LaneStep* steps = nullptr;
+  const uint32_t* first = nullptr;
+  void* spaces[3] = {};
+  Scaling leaf, finish;
+  LaneFlags* flags[kMostRanks] = {};  // as mapped here
+  void* mailboxes[kMostRanks] = {};   // lane_mailbox_bytes() each, aligned to 16, as mapped here
+};
+
+constexpr uint64_t lane_slot_offset(uint32_t lane, uint32_t place, uint32_t from, uint32_t size,
+                                    uint32_t slot_bytes) {
+  return ((uint64_t{lane} * 2 + place) * size + from) * slot_bytes;
+}
+constexpr uint64_t lane_mailbox_bytes(uint32_t lanes, uint32_t size, uint32_t slot_bytes) {
+  return lane_slot_offset(lanes, 0, 0, size, slot_bytes);
+}
+
+/// farandole_arrive and farandole_await: the two halves of a meeting in one channel, for exchanges
+/// whose steps are ordered by streams. arrive waits for nobody. await spins until all have arrived;
+/// where ranks share a device, cuStreamWaitValue32 on arrived[channel][…] takes its place.
+/// One block.
+struct Meet {
+  Peers peers;
+  uint32_t channel = 0;
+};
+
+/// A stretch of a bucket and the tensor that it belongs to. The table lies in device memory.
+struct Piece {
+  const void* from = nullptr;
+  void* to = nullptr;
+  uint64_t count = 0;        // elements
+  uint64_t first_chunk = 0;  // chunks of all pieces before this one
+};
+
+/// Elements that one block takes at a time. A piece has its own chunks, the last one is shorter.
+inline constexpr uint64_t kChunkElements = 16384;
+constexpr uint64_t chunks_of(uint64_t count) {
+  return (count + kChunkElements - 1) / kChunkElements;
+}
+
+/// farandole_gather_<from>_<to>: from tensors to a bucket, cast and then scaled.
+/// farandole_scatter_<from>_<to>: from a bucket to tensors, scaled and then cast.
+/// So factors apply in the bucket's dtype. Between float16, bfloat16, float32 and float64, or from
+/// each dtype to itself. Pieces with no elements are not in the table.
+struct Pieces {
+  const Piece* pieces = nullptr;
+  uint32_t piece_count = 0;
+  uint64_t chunks = 0;  // of all pieces
+  Scaling scaling;
+};
+
+}  // namespace farandole::cuda

@@ -1,0 +1,185 @@
+#include "cuda/plans.h"
+
+#include <algorithm>
+
+#include "fold/kernels.h"
+#include "schedule/slicing.h"
+
+namespace farandole::cuda {
+namespace {
+
+constexpr uint64_t kAccessBytes = 16;
+/// Accesses of a thread before another block is worth its start.
+constexpr uint64_t kAccessesOfThread = 4;
+/// 2048 threads is what a multiprocessor holds: fewer would leave requests to memory unmade, more
+/// would only wait.
+constexpr uint64_t kBlocksAlone = 2048 / kThreads;
+
+const void* at(const void* array, size_t element, size_t size) {
+  return static_cast<const std::byte*>(array) + element * size;
+}
+void* at(void* array, size_t element, size_t size) {
+  return static_cast<std::byte*>(array) + element * size;
+}
+
+/// Moves from this rank to each, the next one first: not all ranks write to one at a time.
+template <typename Add>
+void to_each_in_turn(const Peers& peers, Add add) {
+  for (uint32_t i = 1; i <= peers.size; ++i) add((peers.rank + i) % peers.size);
+}
+
+void add_move(Deliver& job, const void* from, void* to, uint64_t bytes) {
+  if (bytes == 0) return;
+  job.from[job.moves] = from;
+  job.to[job.moves] = to;
+  job.bytes[job.moves++] = bytes;
+}
+
+}  // namespace
+
+Scaling scaling_of(const Scale& scale) {
+  const Factor factor = factor_of(scale.factor);
+  return {.float64 = factor.float64,
+          .float32 = factor.float32,
+          .applies = scale.is_identity() ? 0U : 1U,
+          .divide = scale.divide};
+}
+
+Fold fold_of(Inputs sources, Outputs destinations, size_t first, size_t count,
+             const Folding& folding, bool raw) {
+  const size_t element = size_of(folding.dtype);
+  Fold job{.count = count,
+           .raw = raw ? ~uint64_t{0} : 0,
+           .source_count = static_cast<uint32_t>(sources.size()),
+           .destination_count = static_cast<uint32_t>(destinations.size()),
+           .formula = row(folding.op).formula,
+           .leaf = scaling_of(folding.scales.leaf),
+           .finish = scaling_of(folding.scales.finish)};
+  for (size_t i = 0; i < sources.size(); ++i) job.sources[i] = at(sources[i], first, element);
+  for (size_t i = 0; i < destinations.size(); ++i)
+    job.destinations[i] = at(destinations[i], first, element);
+  return job;
+}
+
+TwoShot all_reduce_in_two(const Peers& peers, Inputs inputs, Outputs outputs, size_t count,
+                          const Folding& folding) {
+  const Slice mine =
+      part({Space::input, 0, count}, static_cast<int>(peers.size), static_cast<int>(peers.rank));
+  return {peers, fold_of(inputs, outputs, mine.offset, mine.count, folding)};
+}
+
+TwoShot reduce_scatter_in_two(const Peers& peers, Inputs inputs, const Slice& mine, void* output,
+                              const Folding& folding) {
+  TwoShot job{peers, fold_of(inputs, {}, mine.offset, mine.count, folding)};
+  job.fold.destination_count = 1;
+  job.fold.destinations[0] = output;
+  return job;
+}
+
+TwoShot broadcast_in_two(const Peers& peers, const void* root_input, Outputs outputs,
+                         size_t bytes) {
+  return all_reduce_in_two(peers, {&root_input, 1}, outputs, bytes, {.dtype = DType::uint8});
+}
+
+OneShot all_reduce_in_one(const Peers& peers, const void* input, void* output, Outputs mailboxes,
+                          size_t count, const Folding& folding) {
+  OneShot job{.peers = peers,
+              .count = count,
+              .formula = row(folding.op).formula,
+              .leaf = scaling_of(folding.scales.leaf),
+              .finish = scaling_of(folding.scales.finish),
+              .input = input,
+              .output = output};
+  std::ranges::copy(mailboxes, job.mailboxes);
+  return job;
+}
+
+Deliver all_gather(const Peers& peers, const Shape& shape, const void* input, Outputs outputs,
+                   size_t element) {
+  const Slice mine = share_of(Collective::all_gather, shape, shape.rank);
+  Deliver job{.peers = peers};
+  to_each_in_turn(peers, [&](uint32_t r) {
+    add_move(job, input, at(outputs[r], mine.offset, element), mine.count * element);
+  });
+  return job;
+}
+
+Deliver all_to_all(const Peers& peers, const Shape& shape, const void* input, Outputs outputs,
+                   size_t element) {
+  Deliver job{.peers = peers};
+  to_each_in_turn(peers, [&](uint32_t r) {
+    const int to = static_cast<int>(r);
+    const Slice sent = block_sent(shape, shape.rank, to);
+    const Slice received = block_received(shape, shape.rank, to);
+    add_move(job, at(input, sent.offset, element), at(outputs[r], received.offset, element),
+             sent.count * element);
+  });
+  return job;
+}
+
+std::string kernel_name(std::string_view what, DType dtype) {
+  return "farandole_" + std::string(what) + "_" + std::string(name_of(dtype));
+}
+std::string kernel_name(std::string_view what, DType from, DType to) {
+  return kernel_name(what, from) + "_" + std::string(name_of(to));
+}
+
+bool has_cast(DType from, DType to) {
+  const auto is_float = [](DType dtype) {
+    return row(dtype).kind == DTypeKind::half || row(dtype).kind == DTypeKind::floating;
+  };
+  return from == to || (is_float(from) && is_float(to));
+}
+
+Pieces pieces_of(std::span<Piece> pieces, const Piece* table, const Scale& scale) {
+  uint64_t chunks = 0;
+  for (Piece& piece : pieces) {
+    piece.first_chunk = chunks;
+    chunks += chunks_of(piece.count);
+  }
+  return {.pieces = table,
+          .piece_count = static_cast<uint32_t>(pieces.size()),
+          .chunks = chunks,
+          .scaling = scaling_of(scale)};
+}
+
+LaneTable lanes_of(const Schedule& schedule) {
+  const auto code = [](auto word) { return static_cast<uint8_t>(word); };
+  LaneTable table{.steps = {}, .first = {0}};
+  for (const Lane& lane : schedule.lanes) {
+    for (const Step& s : lane) {
+      const Slice& held = s.held.count > 0 ? s.held : s.recv;
+      table.steps.push_back({.to = s.to,
+                             .from = s.from,
+                             .send_space = code(s.send.space),
+                             .recv_space = code(s.recv.space),
+                             .held_space = code(held.space),
+                             .action = code(s.action),
+                             .leaf_arrived = code(s.leaf_arrived),
+                             .leaf_held = code(s.leaf_held),
+                             .finish = code(s.finish),
+                             .send_offset = s.send.offset,
+                             .send_count = s.to == kNobody ? 0 : s.send.count,
+                             .recv_offset = s.recv.offset,
+                             .recv_count = s.from == kNobody ? 0 : s.recv.count,
+                             .held_offset = held.offset});
+    }
+    table.first.push_back(static_cast<uint32_t>(table.steps.size()));
+  }
+  return table;
+}
+
+uint32_t blocks_for(Work work, uint64_t bytes, const Room& room) {
+  const uint64_t of_block =
+      work == Work::slots ? kSlotBytes : kAccessBytes * kAccessesOfThread * kThreads;
+  const uint64_t wanted = std::max<uint64_t>(1, (bytes + of_block - 1) / of_block);
+  if (work == Work::alone)
+    return static_cast<uint32_t>(std::min(wanted, room.processors * kBlocksAlone));
+  // Blocks that wait must all run at once, those of other ranks on this device, too. They leave
+  // room for the step that they run beside.
+  const uint64_t resident =
+      std::max<uint64_t>(1, room.processors * kResidentBlocks / room.ranks_on_device);
+  return static_cast<uint32_t>(std::min({wanted, resident, uint64_t{kMostChannels}}));
+}
+
+}  // namespace farandole::cuda

@@ -1,0 +1,92 @@
+// What each collective asks of the kernels, as values: parameters in, structs of
+// kernels/parameters.h out. Nothing here needs a device.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/reduce_op.h"
+#include "cuda/kernels/parameters.h"
+#include "fold/fold.h"
+#include "schedule/schedule.h"
+
+namespace farandole::cuda {
+
+using Inputs = std::span<const void* const>;  // of every rank, as mapped here
+using Outputs = std::span<void* const>;
+
+/// How elements are folded: the same on all ranks.
+struct Folding {
+  DType dtype;
+  ReduceOp op = ReduceOp::sum;
+  Scales scales{};
+};
+
+Scaling scaling_of(const Scale& scale);
+
+/// Elements [first, first + count) of all sources, to all destinations. `raw`: sources are leaves.
+/// `sources` and `destinations` are where the arrays begin.
+Fold fold_of(Inputs sources, Outputs destinations, size_t first, size_t count,
+             const Folding& folding, bool raw = true);
+
+/// Rank r folds part r of all inputs to all outputs; inputs may be outputs.
+TwoShot all_reduce_in_two(const Peers& peers, Inputs inputs, Outputs outputs, size_t count,
+                          const Folding& folding);
+/// `mine` of all inputs to this rank's output.
+TwoShot reduce_scatter_in_two(const Peers& peers, Inputs inputs, const Slice& mine, void* output,
+                              const Folding& folding);
+/// Part r of the root's input to all outputs: each leaves the root once. In bytes, by the kernel
+/// for uint8.
+TwoShot broadcast_in_two(const Peers& peers, const void* root_input, Outputs outputs, size_t bytes);
+
+OneShot all_reduce_in_one(const Peers& peers, const void* input, void* output, Outputs mailboxes,
+                          size_t count, const Folding& folding);
+
+/// The shape's rank's input to where every output has its share. `element`: bytes.
+Deliver all_gather(const Peers& peers, const Shape& shape, const void* input, Outputs outputs,
+                   size_t element);
+Deliver all_to_all(const Peers& peers, const Shape& shape, const void* input, Outputs outputs,
+                   size_t element);
+
+/// Kernels of one dtype: "farandole_two_shot_float16".
+std::string kernel_name(std::string_view what, DType dtype);
+/// Kernels of a bucket: "farandole_gather_float32_bfloat16".
+std::string kernel_name(std::string_view what, DType from, DType to);
+/// Whether there are gather and scatter from one to the other.
+bool has_cast(DType from, DType to);
+
+/// Fills first_chunk of each piece and makes the parameters of gather or scatter. Every piece has
+/// elements. `table`: where the pieces will lie on the device.
+Pieces pieces_of(std::span<Piece> pieces, const Piece* table, const Scale& scale);
+
+/// A schedule as farandole_lanes_<dtype> takes it: one block for each of `lanes`, which are at most
+/// kMostChannels.
+struct LaneTable {
+  std::vector<LaneStep> steps;
+  std::vector<uint32_t> first;  // lanes + 1
+
+  uint32_t lanes() const { return static_cast<uint32_t>(first.size()) - 1; }
+};
+LaneTable lanes_of(const Schedule& schedule);
+
+// Grid sizes.
+
+/// What a grid may count on: of the least of the ranks' devices, since all ranks' grids are equal.
+struct Room {
+  uint32_t processors = 1;       // multiprocessors, of this partition under MIG or MPS
+  uint32_t ranks_on_device = 1;  // that share them
+};
+
+enum class Work : uint8_t {
+  alone,     // fold, gather, scatter: blocks that wait for nobody
+  exchange,  // two_shot, deliver: blocks that wait for other ranks'
+  slots,     // one_shot: the same, and one slot per block and round
+};
+
+/// Blocks of kThreads for `bytes`, of the longest input or, of Work::exchange, of what one rank
+/// reads of each.
+uint32_t blocks_for(Work work, uint64_t bytes, const Room& room);
+
+}  // namespace farandole::cuda

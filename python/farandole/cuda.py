@@ -1,0 +1,176 @@
+"""GPUs, as farandole sees them: which there are, and whether it can use them.
+
+Nothing here is done before it is asked for. The first question initializes CUDA's driver in this
+process, which then must not fork.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from farandole import _core
+
+__all__ = ["Device", "devices", "driver_version", "is_available", "why_not"]
+
+_VERSION = 1  # of the table: csrc/base/cuda_table.h
+
+
+class _Failure(ctypes.Structure):
+    _fields_ = [
+        ("kind", ctypes.c_int32),
+        ("verdict", ctypes.c_char * 512),
+        ("evidence", ctypes.c_char * 1024),
+        ("advice", ctypes.c_char * 512),
+    ]
+
+
+class _Device(ctypes.Structure):
+    _fields_ = [
+        ("capability", ctypes.c_int32),
+        ("multiprocessors", ctypes.c_int32),
+        ("memory_bytes", ctypes.c_uint64),
+        ("instance", ctypes.c_int32),
+        ("descriptors", ctypes.c_int32),
+        ("name", ctypes.c_char * 256),
+        ("uuid", ctypes.c_char * 64),
+        ("bus_id", ctypes.c_char * 32),
+        ("unfit", ctypes.c_char * 512),
+    ]
+
+
+class _Table(ctypes.Structure):
+    _fields_ = [
+        ("version", ctypes.c_uint32),
+        ("bytes", ctypes.c_uint32),
+        ("has_kernels", ctypes.c_int32),
+        ("driver_version", ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(_Failure))),
+        ("device_count", ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(_Failure))),
+        (
+            "device",
+            ctypes.CFUNCTYPE(
+                ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(_Device), ctypes.POINTER(_Failure)
+            ),
+        ),
+    ]
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU that this process sees, or one instance of a GPU in MIG mode.
+
+    Attributes:
+        ordinal: its number among those that this process sees.
+        name: the driver's.
+        uuid: the same in every process, as ``nvidia-smi -L`` shows it.
+        bus_id: where it is on the PCI bus.
+        capability: compute capability, major and minor.
+        memory_bytes: of the device, in all.
+        multiprocessors: how many there are.
+        is_instance: whether it is an instance of a GPU in MIG mode.
+        exports_memory: whether other processes can map its memory by file descriptors.
+        unfit: why farandole's kernels do not run on it; empty where they do.
+    """
+
+    ordinal: int
+    name: str
+    uuid: str
+    bus_id: str
+    capability: tuple[int, int]
+    memory_bytes: int
+    multiprocessors: int
+    is_instance: bool
+    exports_memory: bool
+    unfit: str
+
+
+def is_available() -> bool:
+    """Whether farandole can use a GPU of this process; ``why_not()`` says why not."""
+    return not why_not()
+
+
+def why_not() -> str:
+    """One sentence about what keeps farandole from using a GPU; empty where nothing does."""
+    try:
+        found = devices()
+        table = _table()
+    except (_core.Error, ImportError) as error:
+        return str(getattr(error, "verdict", error))
+    fit = any(not device.unfit for device in found)
+    if fit and not table.has_kernels:
+        return "this farandole was built without nvcc: it has no kernels for GPUs"
+    return "" if fit else found[0].unfit
+
+
+def devices() -> list[Device]:
+    """All GPUs that this process sees.
+
+    Raises:
+        DeviceError: there is no driver, one that is too old, or no device.
+        ForkedEngine: this process was forked from one that uses CUDA.
+        ImportError: this farandole was built without its library for CUDA.
+    """
+    return [_device(ordinal) for ordinal in range(_ask(_table().device_count))]
+
+
+def driver_version() -> tuple[int, int]:
+    """Which version of CUDA the driver is of: ``(12, 8)``.
+
+    Raises:
+        DeviceError, ForkedEngine, ImportError: as ``devices()``.
+    """
+    version = _ask(_table().driver_version)
+    return version // 1000, version % 1000 // 10
+
+
+@functools.cache
+def _table() -> Any:
+    library = Path(_core.__file__).parent / "_cuda.so"
+    if not library.exists():
+        raise ImportError(f"{library} is missing: this farandole was built without it")
+    get = ctypes.CDLL(str(library)).farandole_cuda_table
+    get.restype, get.argtypes = ctypes.POINTER(_Table), [ctypes.c_uint32]
+    table = get(_VERSION)
+    if not table or table.contents.bytes != ctypes.sizeof(_Table):
+        raise ImportError(f"{library} is of another version of farandole")
+    return table.contents
+
+
+def _ask(function: Any, *arguments: Any) -> int:
+    failure = _Failure()
+    answer = int(function(*arguments, ctypes.byref(failure)))
+    if answer == 0:
+        raise _error(failure)
+    return answer
+
+
+def _device(ordinal: int) -> Device:
+    told = _Device()
+    _ask(_table().device, ordinal, ctypes.byref(told))
+    return Device(
+        ordinal=ordinal,
+        name=told.name.decode(errors="replace"),
+        uuid=told.uuid.decode(),
+        bus_id=told.bus_id.decode(),
+        capability=divmod(told.capability, 10),
+        memory_bytes=told.memory_bytes,
+        multiprocessors=told.multiprocessors,
+        is_instance=bool(told.instance),
+        exports_memory=bool(told.descriptors),
+        unfit=told.unfit.decode(errors="replace"),
+    )
+
+
+def _error(failure: _Failure) -> _core.Error:
+    verdict, evidence, advice = (
+        text.decode(errors="replace")
+        for text in (failure.verdict, failure.evidence, failure.advice)
+    )
+    kind = getattr(_core, _core.error_names[failure.kind - 1])
+    told = f"\n  evidence: {evidence}" if evidence else ""
+    error: _core.Error = kind(f"{verdict}{told}\n  advice: {advice}")
+    error.evidence, error.advice = evidence, advice
+    return error

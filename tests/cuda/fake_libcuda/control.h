@@ -1,0 +1,43 @@
+// What tests ask of the fake driver beyond CUDA's own functions. Its settings come from the
+// environment (FAKE_CUDA_DEVICES=2) or from configure("devices", "2"):
+//
+//   devices 1   version 12080   capability 90   memory 1073741824   name "Fake GPU"
+//   virtual_memory 1   host_register 1   peers 1 (devices reach each other)
+//   lacks ""           functions that cuGetProcAddress does not find, with commas
+//   jitter 0           a seed: streams sleep a little before they do anything
+//   deinitialized 0    every call is answered as at the end of a process
+//   fail ""            "cuMemCreate#2=2,cuStreamQuery#1=700": see fail()
+//   report ""          a file that gets what misuse() and alive() say when the process ends
+#pragma once
+
+#include <cstddef>
+
+namespace farandole::cuda {
+
+struct FakeControl {
+  /// As at the beginning of a process. Nothing may be alive.
+  void (*reset)();
+  void (*configure)(const char* name, const char* value);
+  /// The nth call from now (1: the next) does nothing and returns `code`. One after which nothing
+  /// works any more leaves the context so.
+  void (*fail)(const char* call, int nth, int code);
+  /// All contexts fail, as by a kernel that used a wrong address.
+  void (*lose)(int code);
+  /// Streams stop before their next piece of work, or go on.
+  void (*hold)(bool held);
+  /// How often a function was called since the log was cleared.
+  size_t (*calls)(const char* call);
+  /// The calls since then, one a line, in order: "cuMemAlloc_v2" is "cuMemAlloc".
+  const char* (*log)();
+  void (*clear_log)();
+  /// What was done wrong, a sentence a line; also what was left when a context ended.
+  const char* (*misuse)();
+  /// What is alive: "1 context, 2 streams"; empty when nothing is.
+  const char* (*alive)();
+  /// What is alive ends, and what was done wrong is forgotten: as by the end of a process.
+  void (*forget)();
+};
+
+extern "C" const FakeControl* fake_cuda_control();
+
+}  // namespace farandole::cuda

@@ -1,0 +1,331 @@
+// Streams, a thread each, and events.
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <exception>
+
+#include "state.h"
+
+using namespace farandole::cuda;
+using namespace farandole::cuda::fake;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_now() {
+  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+}
+
+/// A little while, of a length that a seed decides.
+void linger(uint64_t seed) {
+  if (seed == 0) return;
+  static std::atomic<uint64_t> turn{0};
+  uint64_t x = (seed + ++turn) * 0x9e3779b97f4a7c15;
+  x ^= x >> 29;
+  std::this_thread::sleep_for(std::chrono::microseconds(x % 300));
+}
+
+bool is_busy(const CUstream_st& stream) { return stream.running || !stream.queue.empty(); }
+
+void release(State& all, const std::vector<DevicePointer>& uses) {
+  for (const DevicePointer base : uses)
+    if (const auto found = all.regions.find(base); found != all.regions.end()) --found->second.uses;
+}
+
+void run_stream(CUstream_st* stream) {
+  State& all = state();
+  Lock lock(all.mutex);
+  const auto may_go_on = [&] {
+    const bool stopped = all.held && stream->context->lost == 0 && !stream->closing;
+    return (!stream->queue.empty() && !stopped) || (stream->closing && stream->queue.empty());
+  };
+  for (;;) {
+    all.changed.wait(lock, may_go_on);
+    if (stream->queue.empty()) return;
+    const Work work = std::move(stream->queue.front());
+    stream->queue.pop_front();
+    stream->running = true;
+    if (stream->context->lost == 0) {  // else it never happens
+      const uint64_t jitter = all.config.jitter;
+      lock.unlock();
+      linger(jitter);
+      const int code = work.run();
+      lock.lock();
+      if (code != kSuccess && stream->context->lost == 0) stream->context->lost = code;
+      if (work.finish) work.finish();
+    }
+    release(all, work.uses);
+    stream->running = false;
+    all.changed.notify_all();
+  }
+}
+
+CUstream_st* make_stream(State& all, CUctx_st* context, unsigned flags) {
+  auto* const stream = all.make<CUstream_st>();
+  stream->context = context;
+  stream->flags = flags;
+  stream->thread = std::thread(run_stream, stream);
+  return stream;
+}
+
+/// As a call names it; null where it may not be used.
+CUstream_st* find_stream(State& all, const char* call, CUctx_st* context, CUstream_st* stream) {
+  if (reinterpret_cast<uintptr_t>(stream) <= 2) {  // the default stream, by each of its names
+    CUstream_st*& found = all.default_streams[context];
+    if (found == nullptr) found = make_stream(all, context, 0);
+    return found;
+  }
+  if (!all.streams.contains(stream)) {
+    all.blame(std::string(call) + " of a stream that is not there");
+    return nullptr;
+  }
+  if (stream->context != context) {
+    all.blame(std::string(call) + " of a stream of another context");
+    return nullptr;
+  }
+  return stream;
+}
+
+template <typename Body>
+int of_stream(const char* name, CUstream_st* stream, const Body& body) {
+  return call(name, Needs::context, [&](State& all, Lock& lock, CUctx_st* context) {
+    CUstream_st* const found = find_stream(all, name, context, stream);
+    return found == nullptr ? 400 : body(all, lock, found);
+  });
+}
+
+template <typename Body>
+int of_event(const char* name, CUevent_st* event, const Body& body) {
+  return call(name, Needs::context, [&](State& all, Lock& lock, CUctx_st*) {
+    if (!all.events.contains(event)) {
+      all.blame(std::string(name) + " of an event that is not there");
+      return 400;
+    }
+    return body(all, lock);
+  });
+}
+
+/// Works on addresses that are all known; pageable memory of the host makes copies wait in CUDA.
+int enqueue_on(const char* name, CUstream_st* stream,
+               const std::vector<std::pair<DevicePointer, size_t>>& ranges,
+               std::function<int()> run) {
+  return call(name, Needs::context, [&](State& all, Lock&, CUctx_st* context) {
+    return enqueue(all, name, context, stream, std::move(run), ranges);
+  });
+}
+
+void* host(DevicePointer address) { return reinterpret_cast<void*>(address); }
+std::atomic_ref<uint32_t> word_at(DevicePointer address) {
+  return std::atomic_ref(*static_cast<uint32_t*>(host(address)));
+}
+
+}  // namespace
+
+int farandole::cuda::fake::enqueue(State& all, const char* call, CUctx_st* context,
+                                   CUstream_st* stream, std::function<int()> run,
+                                   const std::vector<std::pair<DevicePointer, size_t>>& ranges,
+                                   std::function<void()> finish) {
+  CUstream_st* const found = find_stream(all, call, context, stream);
+  if (found == nullptr) return 400;
+  Work work{std::move(run), std::move(finish), {}};
+  for (const auto& [address, bytes] : ranges) {
+    if (all.region_of(call, address, bytes) == nullptr) {
+      all.blame(std::string(call) + " uses memory that the device does not know");
+      return kInvalidValue;
+    }
+    work.uses.push_back(std::prev(all.regions.upper_bound(address))->first);
+  }
+  for (const DevicePointer base : work.uses) ++all.regions[base].uses;
+  found->queue.push_back(std::move(work));
+  all.changed.notify_all();
+  return kSuccess;
+}
+
+void farandole::cuda::fake::end_streams(Lock& lock, CUctx_st* context) {
+  State& all = state();
+  std::vector<CUstream_st*> ending;
+  const auto end = [&](CUstream_st* stream) {
+    if (stream->context == context) ending.push_back(stream);
+  };
+  for (CUstream_st* const stream : all.streams) end(stream);
+  for (CUstream_st* const stream : all.ending) end(stream);
+  for (const auto& [owner, stream] : all.default_streams) end(stream);
+  for (CUstream_st* const stream : ending) {
+    if (is_busy(*stream) && context->lost == 0) all.blame("a context ends while a stream has work");
+    stream->closing = true;
+    all.streams.erase(stream);
+    std::erase(all.ending, stream);
+  }
+  all.default_streams.erase(context);
+  all.changed.notify_all();
+  lock.unlock();
+  for (CUstream_st* const stream : ending) stream->thread.join();
+  lock.lock();
+}
+
+FAKE_CUDA cuStreamCreateWithPriority(StreamHandle* stream, unsigned flags, int) {
+  return call("cuStreamCreateWithPriority", Needs::context,
+              [&](State& all, Lock&, CUctx_st* context) {
+                if (flags > kStreamNonBlocking) return kInvalidValue;
+                *stream = make_stream(all, context, flags);
+                all.streams.insert(*stream);
+                return kSuccess;
+              });
+}
+
+FAKE_CUDA cuStreamDestroy_v2(StreamHandle stream) {
+  return of_stream("cuStreamDestroy", stream, [](State& all, Lock&, CUstream_st* found) {
+    all.streams.erase(found);  // what is in it still runs
+    found->closing = true;
+    all.ending.push_back(found);
+    all.changed.notify_all();
+    return kSuccess;
+  });
+}
+
+FAKE_CUDA cuStreamSynchronize(StreamHandle stream) {
+  return of_stream("cuStreamSynchronize", stream, [](State& all, Lock& lock, CUstream_st* found) {
+    all.changed.wait(lock, [&] { return !is_busy(*found) || found->context->lost != 0; });
+    return found->context->lost;
+  });
+}
+
+FAKE_CUDA cuStreamQuery(StreamHandle stream) {
+  return of_stream("cuStreamQuery", stream, [](State&, Lock&, CUstream_st* found) {
+    return is_busy(*found) ? kNotReady : kSuccess;
+  });
+}
+
+FAKE_CUDA cuStreamWaitEvent(StreamHandle stream, EventHandle event, unsigned) {
+  return of_event("cuStreamWaitEvent", event, [&](State& all, Lock&) {
+    const uint64_t number = event->recorded;  // of now
+    return enqueue(all, "cuStreamWaitEvent", current_contexts().back(), stream, [=] {
+      State& later = state();
+      Lock lock(later.mutex);
+      later.changed.wait(lock,
+                         [&] { return event->complete >= number || event->context->lost != 0; });
+      return event->context->lost;
+    });
+  });
+}
+
+FAKE_CUDA cuStreamWriteValue32_v2(StreamHandle stream, DevicePointer address, uint32_t value,
+                                  unsigned) {
+  return enqueue_on("cuStreamWriteValue32", stream, {{address, sizeof value}}, [=] {
+    word_at(address).store(value, std::memory_order_release);
+    return kSuccess;
+  });
+}
+
+FAKE_CUDA cuStreamWaitValue32_v2(StreamHandle stream, DevicePointer address, uint32_t value,
+                                 unsigned) {
+  return call("cuStreamWaitValue32", Needs::context, [&](State& all, Lock&, CUctx_st* context) {
+    const auto wait = [=] {
+      for (;;) {
+        const uint32_t word = word_at(address).load(std::memory_order_acquire);
+        if (static_cast<int32_t>(word - value) >= 0) return kSuccess;
+        const Lock lock(state().mutex);
+        if (context->lost != 0) return context->lost;
+      }
+    };
+    return enqueue(all, "cuStreamWaitValue32", context, stream, wait, {{address, sizeof value}});
+  });
+}
+
+FAKE_CUDA cuLaunchHostFunc(StreamHandle stream, HostFunction act, void* user) {
+  return enqueue_on("cuLaunchHostFunc", stream, {}, [=] {
+    in_host_function() = true;
+    act(user);
+    in_host_function() = false;
+    return kSuccess;
+  });
+}
+
+FAKE_CUDA cuMemcpyAsync(DevicePointer to, DevicePointer from, size_t bytes, StreamHandle stream) {
+  if (bytes == 0) return enqueue_on("cuMemcpyAsync", stream, {}, [] { return kSuccess; });
+  return enqueue_on("cuMemcpyAsync", stream, {{to, bytes}, {from, bytes}}, [=] {
+    std::memmove(host(to), host(from), bytes);
+    return kSuccess;
+  });
+}
+
+FAKE_CUDA cuMemsetD8Async(DevicePointer to, unsigned char value, size_t bytes,
+                          StreamHandle stream) {
+  return enqueue_on("cuMemsetD8Async", stream, {{to, bytes}}, [=] {
+    std::memset(host(to), value, bytes);
+    return kSuccess;
+  });
+}
+
+FAKE_CUDA cuMemsetD32Async(DevicePointer to, unsigned value, size_t count, StreamHandle stream) {
+  return enqueue_on("cuMemsetD32Async", stream, {{to, count * sizeof value}}, [=] {
+    for (size_t i = 0; i < count; ++i)
+      word_at(to + i * sizeof value).store(value, std::memory_order_release);
+    return kSuccess;
+  });
+}
+
+FAKE_CUDA cuEventCreate(EventHandle* event, unsigned flags) {
+  return call("cuEventCreate", Needs::context, [&](State& all, Lock&, CUctx_st* context) {
+    *event = all.make<CUevent_st>();
+    (*event)->context = context;
+    (*event)->timed = flags == kEventTimed;
+    all.events.insert(*event);
+    return kSuccess;
+  });
+}
+
+FAKE_CUDA cuEventDestroy_v2(EventHandle event) {
+  return of_event("cuEventDestroy", event, [&](State& all, Lock&) {
+    all.events.erase(event);
+    return kSuccess;
+  });
+}
+
+FAKE_CUDA cuEventRecord(EventHandle event, StreamHandle stream) {
+  return of_event("cuEventRecord", event, [&](State& all, Lock&) {
+    CUctx_st* const context = current_contexts().back();
+    if (event->context != context) {
+      all.blame("cuEventRecord of an event of another context");
+      return 400;
+    }
+    const uint64_t number = event->recorded + 1;
+    const auto finish = [=] {
+      event->complete = std::max(event->complete, number);
+      event->time = seconds_now();
+    };
+    const auto nothing = [] { return kSuccess; };
+    const int code = enqueue(all, "cuEventRecord", context, stream, nothing, {}, finish);
+    if (code == kSuccess) event->recorded = number;
+    return code;
+  });
+}
+
+FAKE_CUDA cuEventQuery(EventHandle event) {
+  return of_event("cuEventQuery", event, [&](State&, Lock&) {
+    return event->complete < event->recorded ? kNotReady : kSuccess;
+  });
+}
+
+FAKE_CUDA cuEventSynchronize(EventHandle event) {
+  return of_event("cuEventSynchronize", event, [&](State& all, Lock& lock) {
+    all.changed.wait(
+        lock, [&] { return event->complete >= event->recorded || event->context->lost != 0; });
+    return event->context->lost;
+  });
+}
+
+FAKE_CUDA cuEventElapsedTime(float* milliseconds, EventHandle from, EventHandle to) {
+  return of_event("cuEventElapsedTime", to, [&](State& all, Lock&) {
+    if (!all.events.contains(from) || !from->timed || !to->timed || from->recorded == 0 ||
+        to->recorded == 0)
+      return 400;
+    if (from->complete < from->recorded || to->complete < to->recorded) return kNotReady;
+    *milliseconds = static_cast<float>((to->time - from->time) * 1e3);
+    return kSuccess;
+  });
+}

@@ -1,0 +1,20 @@
+// The kernels, compiled for the host: csrc/cuda/kernels/kernels.cu with other entry points.
+#include "cuda/kernels/bucket.cuh"
+#include "cuda/kernels/exchange.cuh"
+#include "cuda/kernels/lanes.cuh"
+#include "executor.h"
+
+namespace farandole::cuda {
+
+std::span<const Kernel> kernels() {
+  static constexpr Kernel kKernels[] = {
+#define KERNEL(name, Parameters, function) \
+  {#name, sizeof(Parameters),              \
+   [](const void* parameters) { (function)(*static_cast<const Parameters*>(parameters)); }},
+#include "cuda/kernels/table.h"
+#undef KERNEL
+  };
+  return kKernels;
+}
+
+}  // namespace farandole::cuda

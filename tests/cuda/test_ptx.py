@@ -1,0 +1,70 @@
+"""What nvcc makes of the kernels, where there is an nvcc; and that the look at it sees faults."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import check_ptx
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+GOOD = """
+.visible .entry farandole_two_shot_int8(
+	.param .align 8 .b8 farandole_two_shot_int8_param_0[2184]
+)
+{
+	ld.acquire.sys.global.u32 %r1, [%rd1];
+	ld.relaxed.sys.global.v4.u32 {%r2, %r3, %r4, %r5}, [%rd2];
+	add.f32 %f3, %f1, %f2; // not fma.rn.f32
+	st.relaxed.sys.global.v4.u32 [%rd3], {%r2, %r3, %r4, %r5};
+	st.release.sys.global.u32 [%rd4], %r6;
+}
+"""
+
+
+def test_what_is_right_has_no_faults() -> None:
+    assert check_ptx.faults(GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "why"),
+    [
+        ("ld.acquire.sys", "ld.acquire.gpu", "stays on the device"),
+        ("st.release.sys", "st.release.cta", "stays on the device"),
+        ("ld.relaxed.sys.global.v4", "ld.global.nc.v4", "nobody invalidates"),
+        ("ld.relaxed.sys.global.v4", "ld.global.v4", "past load_peer"),
+        ("st.relaxed.sys.global.v4", "st.v4", "past load_peer and store_peer"),
+        ("ld.relaxed.sys.global.v4", "ld.volatile.global.v4", "no stated scope"),
+        ("add.f32 %f3, %f1, %f2;", "fma.rn.f32 %f3, %f1, %f2, %f4;", "rounds once"),
+        ("add.f32", "add.ftz.f32", "flushes"),
+        ("add.f32", "div.approx.f32", "not rounded"),
+        ("st.release.sys", "st.relaxed.sys", "has no st.release"),
+        ("[2184]\n", "[2184],\n.param .u32 more\n", "2 parameters"),
+        (".entry", ".func", "no kernel"),
+    ],
+)
+def test_a_fault_is_seen(right: str, wrong: str, why: str) -> None:
+    assert right in GOOD
+    assert any(why in line for line in check_ptx.faults(GOOD.replace(right, wrong)))
+
+
+def test_the_kernels_have_no_faults(tmp_path: Path) -> None:
+    """Configured as a build is, without one: only the PTX is made."""
+    configure = ["cmake", "-S", ROOT, "-B", tmp_path, "-G", "Ninja", "-DFARANDOLE_MODULE=OFF"]
+    options = [f"-DPython_EXECUTABLE={sys.executable}"]
+    told = subprocess.run([*configure, *options], check=True, capture_output=True, text=True).stdout
+    if "Kernels for" not in told:
+        pytest.skip("there is no nvcc")
+    subprocess.run(["cmake", "--build", tmp_path, "--target", "farandole_cuda_ptx"], check=True)
+    ptx = (tmp_path / "farandole_cuda.ptx").read_text()
+    assert check_ptx.faults(ptx) == []
+    table = (ROOT / "csrc" / "cuda" / "kernels" / "table.h").read_text()
+    dtypes = re.findall(r"^FARANDOLE_CUDA_OF_ONE\((\w+),", table, re.MULTILINE)
+    kernels = check_ptx.entries(ptx)
+    assert len(dtypes) == 13
+    for dtype in dtypes:
+        assert {f"farandole_{what}_{dtype}" for what in ("one_shot", "two_shot")} <= set(kernels)
