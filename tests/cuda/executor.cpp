@@ -95,6 +95,7 @@ class Executor {
     try {
       while (!threads_.empty()) seeded_ ? turn_of_anyone(next) : turn_of_each(next);
     } catch (...) {
+      acquire(&all_.end);
       current_ = outer;
       throw;
     }
