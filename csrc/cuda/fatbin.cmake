@@ -1,6 +1,6 @@
 # The kernels for devices, where there is an nvcc: FARANDOLE_NVCC, one in PATH, or the package
-# nvidia-cuda-nvcc (with nvidia-cuda-crt and nvidia-cuda-cccl) of the Python that builds. It needs the
-# headers of the CUDA runtime, which nvcc includes by itself; nothing of the runtime is linked.
+# nvidia-cuda-nvcc (with nvidia-cuda-crt, nvidia-nvvm and nvidia-cuda-runtime) of the Python that
+# builds. Of the runtime nvcc includes headers by itself; nothing of it is linked.
 #
 # Targets, only with nvcc: farandole_cuda_fatbin, an object library with farandole_fatbin (fatbin.h),
 # and farandole_cuda_ptx, the text that tests/cuda/check_ptx.py reads.
