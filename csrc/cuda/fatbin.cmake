@@ -1,10 +1,12 @@
 # The kernels for devices, where there is an nvcc: FARANDOLE_NVCC, one in PATH, or the package
-# nvidia-cuda-nvcc (with nvidia-cuda-crt and nvidia-cuda-cccl) of the Python that builds. It needs the
-# headers of the CUDA runtime, which nvcc includes by itself; nothing of the runtime is linked.
+# nvidia-cuda-nvcc (with nvidia-cuda-crt, nvidia-nvvm and nvidia-cuda-runtime) of the Python that
+# builds. Of the runtime nvcc includes headers by itself; nothing of it is linked.
 #
 # Targets, only with nvcc: farandole_cuda_fatbin, an object library with farandole_fatbin (fatbin.h),
 # and farandole_cuda_ptx, the text that tests/cuda/check_ptx.py reads.
 set(FARANDOLE_NVCC "" CACHE FILEPATH "The nvcc that compiles kernels; empty: look for one")
+set(FARANDOLE_CUDA_CODES "sm_70;sm_75;sm_80;sm_86;sm_89;sm_90;sm_100;sm_120" CACHE STRING
+    "What kernels are compiled for, oldest first, as far as nvcc knows it")
 set(nvcc "${FARANDOLE_NVCC}")
 if(NOT nvcc)
   find_program(FARANDOLE_NVCC_IN_PATH nvcc)
@@ -32,13 +34,15 @@ if(nvcc)
   set(FARANDOLE_HAS_NVCC ON)
   # One PTX for all, of the oldest architecture: the kernels use nothing newer. Each architecture
   # that this nvcc knows gets code of its own; a driver compiles the PTX for those that came later.
-  set(wanted sm_70 sm_75 sm_80 sm_86 sm_89 sm_90 sm_100 sm_120)
   set(codes "")
-  foreach(code IN LISTS wanted)
+  foreach(code IN LISTS FARANDOLE_CUDA_CODES)
     if(code IN_LIST known)
       list(APPEND codes ${code})
     endif()
   endforeach()
+  if(NOT codes)
+    message(FATAL_ERROR "${nvcc} knows none of FARANDOLE_CUDA_CODES, ${FARANDOLE_CUDA_CODES}")
+  endif()
   list(GET codes 0 oldest)
   string(REPLACE sm_ compute_ oldest ${oldest})
   list(JOIN codes "," code_list)
@@ -64,8 +68,9 @@ if(nvcc)
                              -gencode "arch=${oldest},code=[${code_list},${oldest}]"
                              ${kernels} -o ${fatbin}
                      DEPENDS ${kernel_sources} VERBATIM COMMENT "Kernels for ${code_list}")
-  add_library(farandole_cuda_fatbin OBJECT EXCLUDE_FROM_ALL csrc/cuda/fatbin.cpp)
+  set(embedded ${CMAKE_CURRENT_BINARY_DIR}/farandole_fatbin.cpp)
+  configure_file(csrc/cuda/fatbin.cpp.in ${embedded} @ONLY)
+  add_library(farandole_cuda_fatbin OBJECT EXCLUDE_FROM_ALL ${embedded})
   target_link_libraries(farandole_cuda_fatbin PRIVATE farandole_flags)
-  set_source_files_properties(csrc/cuda/fatbin.cpp PROPERTIES OBJECT_DEPENDS ${fatbin}
-                              COMPILE_DEFINITIONS FARANDOLE_FATBIN="${fatbin}")
+  set_source_files_properties(${embedded} PROPERTIES OBJECT_DEPENDS ${fatbin})
 endif()

@@ -23,14 +23,14 @@ FORBIDDEN = {
 }
 # What a kernel must have.
 NEEDED = {
-    r"farandole_(two_shot|one_shot|deliver|await)": "ld.acquire.sys.global",
-    r"farandole_(two_shot|one_shot|deliver|arrive)": "st.release.sys.global",
-    r"farandole_(two_shot|one_shot|deliver)": "ld.relaxed.sys.global.v4",
+    r"farandole_(two_shot|one_shot|lanes|deliver|await)": "ld.acquire.sys.global",
+    r"farandole_(two_shot|one_shot|lanes|deliver|arrive)": "st.release.sys.global",
+    r"farandole_(two_shot|one_shot|lanes|deliver)": "ld.relaxed.sys.global.v4",
 }
-# These reach peers' memory by the accessors alone, which name their scope. One-shot also reads and
-# writes arrays of its own device.
-REACHES_PEERS = re.compile(r"farandole_(two_shot|deliver)")
-PLAIN_BULK = re.compile(r"\b(ld|st)(\.global)?\.v[24]\b")
+# Of 16 bytes, these reach memory by the accessors alone, which name their scope. One-shot also
+# reads and writes arrays of its own device.
+REACHES_PEERS = re.compile(r"farandole_(two_shot|lanes|deliver)")
+PLAIN_BULK = re.compile(r"\b(ld|st)(\.global)?\.(v4\.[bfu]32|v2\.[bfu]64)\b")
 ENTRY = re.compile(r"\.entry (\w+)\(([^)]*)\)", re.DOTALL)
 
 

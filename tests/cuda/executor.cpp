@@ -71,12 +71,12 @@ class Executor {
   }
 
   void start_block(const Launch& launch, std::size_t stream, std::uint32_t index) {
-    Block& block =
-        *blocks_.emplace_back(std::make_unique<Block>(&launch, stream, streams_[stream].bounds));
+    Block& block = *blocks_.emplace_back(
+        std::make_unique<Block>(Block{&launch, stream, streams_[stream].bounds}));
     for (std::uint32_t t = 0; t < launch.block.x; ++t) {
       const host::Indices indices{t, launch.block.x, index, launch.grid.x};
       block.threads.push_back(
-          threads_.emplace_back(std::make_unique<Thread>(&block, indices)).get());
+          threads_.emplace_back(std::make_unique<Thread>(Thread{&block, indices})).get());
     }
     streams_[stream].threads += launch.block.x;
   }
@@ -95,6 +95,7 @@ class Executor {
     try {
       while (!threads_.empty()) seeded_ ? turn_of_anyone(next) : turn_of_each(next);
     } catch (...) {
+      acquire(&all_.end);
       current_ = outer;
       throw;
     }

@@ -50,6 +50,7 @@ void for_every_folding(Body body) {
 }
 
 TEST(cuda_folds_of_every_dtype_operation_and_count) {
+  if (testing::kThreadSanitizer) return;  // blocks that share nothing
   uint64_t seed = 0;
   for_every_folding([&](DType dtype, ReduceOp op) {
     for (const size_t ranks : {1, 2, 3, 5, 7, 8})
@@ -64,6 +65,7 @@ TEST(cuda_folds_of_every_dtype_operation_and_count) {
 }
 
 TEST(cuda_folds_scale_leaves_and_result) {
+  if (testing::kThreadSanitizer) return;
   uint64_t seed = 0;
   for_every_folding([&](DType dtype, ReduceOp op) {
     for (const size_t ranks : {1, 2, 5})

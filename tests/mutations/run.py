@@ -117,7 +117,7 @@ def try_out(mutant: Mutant) -> str:
 
 
 def run(mutants: list[Mutant]) -> list[tuple[Mutant, str, float]]:
-    kinds = {m.program for m in mutants} - {None}
+    kinds = {m.program for m in mutants if m.program}
     TREE.restore()
     # A fault that the compiler sees needs no test: warnings are errors.
     TREE.prepare(*MODULES, *(PROGRAMS[kind] for kind in kinds - {"cuda tsan"}))

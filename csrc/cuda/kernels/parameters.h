@@ -90,8 +90,8 @@ constexpr uint64_t slot_offset(uint32_t channel, uint32_t set, uint32_t from, ui
 }
 constexpr uint64_t mailbox_bytes(uint32_t size) { return slot_offset(kMostChannels, 0, 0, size); }
 
-/// farandole_deliver: meet, move bytes to where peers want them, meet. All-gather, all-to-all,
-/// gather and scatter. NEEDS ALL RANKS' KERNELS RESIDENT AT ONCE.
+/// farandole_deliver: meet, move bytes to where peers want them, meet. All-gather and all-to-all.
+/// NEEDS ALL RANKS' KERNELS RESIDENT AT ONCE.
 struct Deliver {
   Peers peers;
   uint32_t moves = 0;
