@@ -113,12 +113,13 @@ def as_in_one_process_whatever_the_data(backend: str) -> None:
 
     batches = [(X[i : i + BATCH], Y[i : i + BATCH]) for i in range(0, N, BATCH)]
     right = weights({"x": X, "y": Y, "batch_size": BATCH})
-    data = {"a generator": (each for each in batches), "rank 0": FromRank0(batches)}
+    data: dict[str, Any] = {}
     if backend == "torch":
         import torch
 
         samples = torch.utils.data.TensorDataset(torch.tensor(X), torch.tensor(Y))
         data["a loader"] = torch.utils.data.DataLoader(samples, batch_size=BATCH)
+        data |= {"a generator": (each for each in batches), "rank 0": FromRank0(batches)}
     else:
         import tensorflow as tf
 

@@ -34,7 +34,7 @@ for needed in ("tensorflow", "keras"):
 
 tf: Any = Late("tensorflow")
 strategies: Any = Late("farandole.strategy")
-RANKS = (1, 2, 3, 4)
+RANKS = (1, 2, 3, 4) if grid.full() else (3,)
 
 
 def mirrored(**options: Any) -> Any:
