@@ -1,6 +1,5 @@
 #include "cases.h"
 
-#include <algorithm>
 #include <limits>
 
 #include "base/half.h"

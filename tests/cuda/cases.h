@@ -1,6 +1,7 @@
 // Data for kernels, and the processor's answer to compare theirs with.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -29,7 +30,7 @@ class Array {
 
   std::byte* data() const { return begin_; }
   Bytes bytes() const { return {begin_, begin_ + bytes_}; }
-  void fill(const Bytes& bytes) { std::memcpy(begin_, bytes.data(), bytes_); }
+  void fill(const Bytes& bytes) { std::copy_n(bytes.begin(), bytes_, begin_); }
   void fill(std::byte value) { std::memset(begin_, static_cast<int>(value), bytes_); }
   bool surroundings_are_intact() const;
 
