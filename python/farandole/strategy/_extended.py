@@ -136,6 +136,13 @@ class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
 
     # ---- steps ----
 
+    def call_for_each_replica(self, fn: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """In the scope that `run` has entered, which takes time to enter once more."""
+        inside = tf.distribute.in_cross_replica_context()
+        if inside and tf.distribute.get_strategy() is self._container_strategy():
+            return self._call_for_each_replica(fn, args, kwargs)
+        return super().call_for_each_replica(fn, args, kwargs)
+
     def _call_for_each_replica(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         strategy = self._container_strategy()
         with tf.device(self._device), ReplicaContext(strategy):
