@@ -109,14 +109,15 @@ farandole_switch_stack:
 namespace farandole::cuda {
 namespace {
 
-constexpr size_t kStackBytes = size_t{256} << 10;  // touched as far as it is used
 constexpr unsigned kInOrder = 0;
 constexpr unsigned kNoOrder = 1;  // __tsan_switch_to_fiber_no_sync
 
 #if defined(FARANDOLE_TELLS_THREAD_SANITIZER)
 constexpr size_t kMostKept = 0;  // memory that comes back would be a race with who had it before
+constexpr size_t kStackBytes = size_t{64} << 10;  // each is set up anew, four shadows wide
 #else
 constexpr size_t kMostKept = 4096;
+constexpr size_t kStackBytes = size_t{256} << 10;  // touched as far as it is used
 #endif
 
 /// Stacks of ended fibers, for the next ones.
