@@ -15,6 +15,7 @@ from farandole.common._reduction import Sum
 from farandole.data._order import DEFAULT_SEED
 from farandole.data._torch import batches_of
 from farandole.data._tree import leaves, map_leaves
+from farandole.torch._entries import entry
 from farandole.torch._global.losses import check_loss, part_of_mean
 from farandole.torch._global.normalization import (
     refuse_micro_batches,
@@ -23,7 +24,6 @@ from farandole.torch._global.normalization import (
 )
 from farandole.torch._global.passes import Passes
 from farandole.torch._global.reading import Micro, NumberReader, Reader, SliceReader, Whole
-from farandole.torch._training.passes import untraced
 from farandole.torch._training.weighing import weighed
 from farandole.torch._training.wrapped import WrappedOptimizer
 from farandole.torch.functions import broadcast_optimizer_state, broadcast_parameters
@@ -187,7 +187,7 @@ class GlobalBatch:
 
     # ---- the loss ----
 
-    @untraced
+    @entry()
     def scale_loss(
         self, loss: torch.Tensor, reduction: Literal["mean", "sum"] = "mean"
     ) -> torch.Tensor:

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from farandole._core import InvalidArgument
-from farandole.torch._training.passes import graph_task, untraced
+from farandole.torch._entries import entry
+from farandole.torch._training.passes import graph_task
 
 _last = -1  # the last backward of a weighed loss
 
 
-@untraced
+@entry()
 def _mark(_: torch.Tensor) -> None:
     global _last
     _last = graph_task()
