@@ -547,6 +547,9 @@ def checkpoints_are_written_once_and_restored() -> None:
     plain = tf.Variable(0.0), tf.Variable(0.0)
     tf.train.Checkpoint(variable=plain[0], own=plain[1]).restore(paths[-1])
     assert [float(v) for v in plain] == [1.0, 8.0]
+    later = tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)
+    with raises(fd.InvalidArgument, "experimental_enable_async_checkpoint"):
+        checkpoint.save(str(folder / "later"), options=later)
     missing: type[Exception] = Exception if fd.rank() == 0 else fd.InvalidArgument
     with raises(missing):
         checkpoint.write("/proc/none/checkpoint")
