@@ -15,6 +15,7 @@ import tensorflow as tf
 from tensorflow.python.checkpoint import graph_view  # private, as is what is taught
 
 from farandole import _world
+from farandole._core import InvalidArgument
 from farandole.common._objects import broadcast_object
 from farandole.keras._global.agreement import on_rank_0
 from farandole.strategy._variables import CREATED, SyncOnReadVariable
@@ -24,11 +25,32 @@ from farandole.strategy._variables import CREATED, SyncOnReadVariable
 def learn() -> None:
     kind = tf.train.Checkpoint
     kind._write = _written(kind._write)
+    kind.save = _at_once(kind.save)
+
+
+def _at_once(own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def save(self: Any, file_prefix: Any, options: Any = None) -> Any:
+        _refuse_later(self, options)
+        return own(self, file_prefix, options)
+
+    return save
+
+
+def _refuse_later(checkpoint: Any, options: Any) -> None:
+    """Raises InvalidArgument for what would be written by a thread."""
+    asked = options is not None and options.experimental_enable_async_checkpoint
+    if asked and _world.size() > 1 and _shared_variables(checkpoint):
+        raise InvalidArgument(
+            "experimental_enable_async_checkpoint: replicas read their variables together, which "
+            "a thread of one cannot\n  advice: leave it out"
+        )
 
 
 def _written(own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(own)
     def _write(self: Any, file_prefix: Any, options: Any = None) -> Any:
+        _refuse_later(self, options)
         variables = _shared_variables(self) if _world.size() > 1 else []
         if not variables or not tf.executing_eagerly():
             return own(self, file_prefix, options)
