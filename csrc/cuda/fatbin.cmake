@@ -5,8 +5,11 @@
 # Targets, only with nvcc: farandole_cuda_fatbin, an object library with farandole_fatbin (fatbin.h),
 # and farandole_cuda_ptx, the text that tests/cuda/check_ptx.py reads.
 set(FARANDOLE_NVCC "" CACHE FILEPATH "The nvcc that compiles kernels; empty: look for one")
-set(FARANDOLE_CUDA_CODES "sm_70;sm_75;sm_80;sm_86;sm_89;sm_90;sm_100;sm_120" CACHE STRING
+# Code of an architecture runs on all of its generation: that of sm_80 on sm_86 and sm_89, too.
+set(FARANDOLE_CUDA_CODES "sm_70;sm_75;sm_80;sm_90;sm_100;sm_120" CACHE STRING
     "What kernels are compiled for, oldest first, as far as nvcc knows it")
+set(FARANDOLE_FATBIN_CACHE "$ENV{FARANDOLE_FATBIN_CACHE}" CACHE PATH
+    "A folder of compiled kernels for several builds, by a hash of all they come from; empty: none")
 set(nvcc "${FARANDOLE_NVCC}")
 if(NOT nvcc)
   find_program(FARANDOLE_NVCC_IN_PATH nvcc)
@@ -63,11 +66,26 @@ if(nvcc)
   add_custom_target(farandole_cuda_ptx DEPENDS ${ptx})
 
   set(fatbin ${CMAKE_CURRENT_BINARY_DIR}/farandole_cuda.fatbin)
-  add_custom_command(OUTPUT ${fatbin}
-                     COMMAND ${nvcc} ${flags} -fatbin -Xfatbin -compress-all --threads 0
-                             -gencode "arch=${oldest},code=[${code_list},${oldest}]"
-                             ${kernels} -o ${fatbin}
-                     DEPENDS ${kernel_sources} VERBATIM COMMENT "Kernels for ${code_list}")
+  set(compile ${nvcc} ${flags} -fatbin -Xfatbin -compress-all --threads 0
+              -gencode "arch=${oldest},code=[${code_list},${oldest}]" ${kernels} -o)
+  if(FARANDOLE_FATBIN_CACHE)
+    # At most as many compilations as there are versions of the kernels: it takes minutes.
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${kernel_sources})
+    execute_process(COMMAND ${nvcc} --version OUTPUT_VARIABLE made_of)
+    foreach(source IN LISTS kernel_sources)
+      file(SHA256 ${source} hash)
+      string(APPEND made_of ${hash})
+    endforeach()
+    string(SHA256 key "${made_of} ${flags} ${code_list}")
+    set(kept ${FARANDOLE_FATBIN_CACHE}/${key}.fatbin)
+    add_custom_command(OUTPUT ${fatbin}
+                       COMMAND sh -c "test -f '${kept}' || { mkdir -p '${FARANDOLE_FATBIN_CACHE}' && \"$@\" '${kept}.new' && mv '${kept}.new' '${kept}'; }" -- ${compile}
+                       COMMAND ${CMAKE_COMMAND} -E copy ${kept} ${fatbin}
+                       DEPENDS ${kernel_sources} VERBATIM COMMENT "Kernels for ${code_list}")
+  else()
+    add_custom_command(OUTPUT ${fatbin} COMMAND ${compile} ${fatbin}
+                       DEPENDS ${kernel_sources} VERBATIM COMMENT "Kernels for ${code_list}")
+  endif()
   set(embedded ${CMAKE_CURRENT_BINARY_DIR}/farandole_fatbin.cpp)
   configure_file(csrc/cuda/fatbin.cpp.in ${embedded} @ONLY)
   add_library(farandole_cuda_fatbin OBJECT EXCLUDE_FROM_ALL ${embedded})
