@@ -87,7 +87,8 @@ void prepare(bool virtual_memory) {
   fake().configure("virtual_memory", virtual_memory ? "1" : "0");
 }
 
-/// Called by destructors, where nobody is there to be thrown at; the last two also elsewhere.
+/// Called by destructors, where nobody is there to be thrown at; cuCtxPushCurrent and
+/// cuStreamSynchronize also elsewhere.
 const std::set<std::string> kFreeing = {
     "cuMemFree",        "cuMemFreeHost",    "cuMemHostUnregister",       "cuMemRelease",
     "cuMemAddressFree", "cuMemUnmap",       "cuStreamDestroy",           "cuEventDestroy",
