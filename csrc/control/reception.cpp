@@ -74,8 +74,8 @@ Error missing(const std::vector<Guest>& seats, const std::vector<int>& ranks) {
                    std::to_string(seats.size()) +
                    " ranks arrived; missing: " + describe_ranks(absent),
                where,
-               "look at the logs of the missing ranks, or raise FARANDOLE_START_TIMEOUT; where ranks "
-               "are on several hosts, LOCAL_WORLD_SIZE says how many each has");
+               "look at the logs of the missing ranks, or raise FARANDOLE_START_TIMEOUT; where "
+               "ranks are on several hosts, LOCAL_WORLD_SIZE says how many each has");
 }
 
 /// A guest that leaves again (its socket ends) ends the meeting.

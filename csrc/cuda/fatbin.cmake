@@ -51,9 +51,12 @@ if(nvcc)
   list(JOIN codes "," code_list)
   message(STATUS "Kernels for ${code_list} and PTX for ${oldest}, by ${nvcc}")
 
+  # nvcc preprocesses by a compiler for the host, and none of its code is kept: so g++ is as good as
+  # the compiler of the rest, which nvcc may not know.
+  find_program(FARANDOLE_NVCC_HOST_COMPILER NAMES g++ clang++ c++)
   # The arithmetic of docs/determinism.md: no contraction, subnormals, divisions that are rounded.
   set(flags -std=c++20 --expt-relaxed-constexpr -fmad=false -ftz=false -prec-div=true
-            -allow-unsupported-compiler -ccbin ${CMAKE_CXX_COMPILER}
+            -allow-unsupported-compiler -ccbin ${FARANDOLE_NVCC_HOST_COMPILER}
             -I${CMAKE_CURRENT_SOURCE_DIR}/csrc)
   file(GLOB kernel_sources CONFIGURE_DEPENDS csrc/cuda/kernels/*)
   list(APPEND kernel_sources csrc/base/dtype.h csrc/base/half.h csrc/base/reduce_op.h)
