@@ -79,8 +79,7 @@ void DeviceContext::say_at_end(DriverCode code, const char* call) const noexcept
     const Error error =
         status_error(*driver_->functions_at_end(), code, call, "clean up on " + device_.label());
     log(LogLevel::warning, error.what());
-  } catch (const std::exception&) {
-    // No memory is left for words.
+  } catch (const std::exception&) {  // NOLINT: no memory is left for words
   }
 }
 

@@ -55,8 +55,8 @@ class PlainMemory : public DeviceMemory {
 /// Physical memory, mapped here and by whoever gets its descriptor.
 class VirtualMemory : public DeviceMemory {
  public:
-  VirtualMemory(std::shared_ptr<const DeviceContext> context, size_t bytes)
-      : DeviceMemory(std::move(context), rounded_up(bytes, granularity_of(*context))),
+  VirtualMemory(const std::shared_ptr<const DeviceContext>& context, size_t bytes)
+      : DeviceMemory(context, rounded_up(bytes, granularity_of(*context))),
         physical_(PhysicalMemory::make(context_, bytes_)),
         mapping_(context_, physical_, bytes_) {
     address_ = mapping_.address();

@@ -1,6 +1,7 @@
 #include "cuda/driver/module.h"
 
 #include <array>
+#include <bit>
 #include <utility>
 
 namespace farandole::cuda {
@@ -14,7 +15,7 @@ DeviceModule::DeviceModule(std::shared_ptr<const DeviceContext> context, const v
     : context_(std::move(context)) {
   std::array<char, 4096> said{};
   std::array<int, 2> options{kJitErrorLog, kJitErrorLogBytes};
-  std::array<void*, 2> values{said.data(), reinterpret_cast<void*>(said.size() - 1)};
+  std::array<void*, 2> values{said.data(), std::bit_cast<void*>(said.size() - 1)};
   const DeviceContext::Use driver(*context_);
   const DriverCode code =
       driver->ModuleLoadDataEx(&handle_, image, options.size(), options.data(), values.data());

@@ -1,5 +1,7 @@
 #include "cuda/driver/stream.h"
 
+#include <bit>
+
 #include "base/fd.h"
 #include "cuda/driver/event.h"
 
@@ -46,7 +48,7 @@ void StreamRef::call(HostFunction act, void* user) const {
 void StreamRef::ring(int event_fd) const {
   // The number itself travels in the pointer: there is nothing that could be freed too early.
   call([](void* number) { farandole::ring(static_cast<int>(reinterpret_cast<intptr_t>(number))); },
-       reinterpret_cast<void*>(static_cast<intptr_t>(event_fd)));
+       std::bit_cast<void*>(static_cast<intptr_t>(event_fd)));
 }
 
 bool StreamRef::idle() const {

@@ -1,6 +1,7 @@
 #include "cuda/driver/virtual_memory.h"
 
 #include <fcntl.h>
+#include <bit>
 
 #include <cstdint>
 
@@ -48,7 +49,7 @@ PhysicalMemory PhysicalMemory::from(std::shared_ptr<const DeviceContext> context
   PhysicalHandle handle = 0;
   const DeviceContext::Use driver(*context);
   // The driver takes the descriptor's number in a pointer, and leaves the descriptor to us.
-  auto* const number = reinterpret_cast<void*>(static_cast<intptr_t>(descriptor.get()));
+  auto* const number = std::bit_cast<void*>(static_cast<intptr_t>(descriptor.get()));
   context->check(driver->MemImportFromShareableHandle(&handle, number, kByDescriptor),
                  "cuMemImportFromShareableHandle", "use another process's memory");
   return {std::move(context), handle};
