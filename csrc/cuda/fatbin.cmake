@@ -8,7 +8,7 @@ set(FARANDOLE_NVCC "" CACHE FILEPATH "The nvcc that compiles kernels; empty: loo
 # Code of an architecture runs on all of its generation: that of sm_80 on sm_86 and sm_89, too.
 set(FARANDOLE_CUDA_CODES "sm_70;sm_75;sm_80;sm_90;sm_100;sm_120" CACHE STRING
     "What kernels are compiled for, oldest first, as far as nvcc knows it")
-set(FARANDOLE_FATBIN_CACHE "$ENV{FARANDOLE_FATBIN_CACHE}" CACHE PATH
+set(FARANDOLE_FATBIN_CACHE "$ENV{FATBIN_CACHE}" CACHE PATH
     "A folder of compiled kernels for several builds, by a hash of all they come from; empty: none")
 set(nvcc "${FARANDOLE_NVCC}")
 if(NOT nvcc)
