@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from farandole import _world
@@ -38,11 +39,9 @@ def split_loader(
     Raises:
         InvalidArgument: it gives single samples, or has a DistributedSampler.
     """
-    where = (_world.size() if size is None else size, _world.rank() if rank is None else rank)
-    batches = batches_of(loader, seed)
-    if batches is None:
-        return loader_of_slices(loader, _Slice(loader.collate_fn, where))
-    return loader_of_numbers(loader, _Mine(batches, where, note), tensor_of)
+    here = _world.rank() if rank is None else rank
+    where = Block(_world.size() if size is None else size, range(here, here + 1))
+    return _split(loader, note, seed, where, itemgetter(0))
 
 
 def split_loader_in(loader: Any, note: Note | None, seed: int, block: Block | None) -> Any:
@@ -50,10 +49,16 @@ def split_loader_in(loader: Any, note: Note | None, seed: int, block: Block | No
     shares, of shape (parts, 2)."""
     if block is None:
         return split_loader(loader, note, seed)
+    return _split(loader, note, seed, block, list)
+
+
+def _split(
+    loader: Any, note: Note | None, seed: int, block: Block, put: Callable[[list[Any]], Any]
+) -> Any:
     batches = batches_of(loader, seed)
     if batches is None:
-        return loader_of_slices(loader, _Slices(loader.collate_fn, block))
-    return _numbered(loader, _MyParts(batches, block, note), _CollateParts(loader.collate_fn))
+        return loader_of_slices(loader, _Slice(loader.collate_fn, block, put))
+    return _numbered(loader, _Mine(batches, block, note), _CollateParts(loader.collate_fn, put))
 
 
 def batches_of(loader: Any, seed: int = DEFAULT_SEED) -> Any | None:
@@ -137,25 +142,8 @@ def _seeded(batch_sampler: Any, seed: int) -> Any:
 
 
 class _Mine:
-    """A batch sampler: of each batch the sample numbers of one rank, with its share."""
-
-    def __init__(self, batches: Any, where: tuple[int, int], note: Note | None) -> None:
-        self._batches, self._where, self._note = batches, where, note
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __iter__(self) -> Iterator[Asked]:
-        for i, batch in enumerate(self._batches):
-            numbers = list(batch)
-            if i == 0 and self._note is not None:
-                self._note(numbers)
-            mine, share = taken(len(numbers), *self._where)
-            yield Asked(numbers[mine], share)
-
-
-class _MyParts:
-    """Likewise, of the parts of a block, one after the other."""
+    """A batch sampler: of each batch the sample numbers of a rank's parts, one after the other,
+    with the shares of these."""
 
     def __init__(self, batches: Any, block: Block, note: Note | None) -> None:
         self._batches, self._block, self._note = batches, block, note
@@ -212,38 +200,32 @@ class _Collate:
 
 
 class _CollateParts:
-    def __init__(self, own: Callable[[list[Any]], Any]) -> None:
-        self._own = own
+    """The same of several parts, each by itself."""
+
+    def __init__(self, own: Callable[[list[Any]], Any], put: Callable[[list[Any]], Any]) -> None:
+        self._own, self._put = own, put
 
     def __call__(self, fetched: tuple[Any, list[Share]]) -> Any:
-        samples, shares = iter(fetched[0]), fetched[1]
+        samples, shares = fetched
+        if len(shares) == 1:  # as a dataset's own __getitems__ gave them
+            return self._put([self._own(samples)]), _tensor(shares)
+        rest = iter(samples)
         batches = [
-            self._own(list(itertools.islice(samples, max(share.samples, 1)))) for share in shares
+            self._own(list(itertools.islice(rest, max(share.samples, 1)))) for share in shares
         ]
-        return batches, _tensor(shares)
+        return self._put(batches), _tensor(shares)
 
 
-class _Slices:
-    def __init__(self, own: Callable[[list[Any]], Any], block: Block) -> None:
-        self._own, self._block = own, block
+class _Slice:
+    def __init__(
+        self, own: Callable[[list[Any]], Any], block: Block, put: Callable[[list[Any]], Any]
+    ) -> None:
+        self._own, self._block, self._put = own, block, put
 
     def __call__(self, samples: list[Any]) -> Any:
         batch, (parts, mine) = self._own(samples), self._block
         cut = [part_of(batch, parts, part) for part in mine]
-        return [part.batch for part in cut], _tensor([part.share for part in cut])
-
-
-class _Slice:
-    def __init__(self, own: Callable[[list[Any]], Any], where: tuple[int, int]) -> None:
-        self._own, self._where = own, where
-
-    def __call__(self, samples: list[Any]) -> Any:
-        part = part_of(self._own(samples), *self._where)
-        return part.batch, tensor_of(part.share)
-
-
-def tensor_of(share: Share) -> Any:
-    return _tensor([share])
+        return self._put([part.batch for part in cut]), _tensor([part.share for part in cut])
 
 
 def _tensor(shares: list[Share]) -> Any:
