@@ -8,6 +8,7 @@ checksum of the first batch of every pass over the data, and they compare these.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,9 @@ ADVICE = (
     "keras.utils.set_random_seed(42) before the dataset is made; if only what is random within "
     "samples differs, same_batches=False leaves out this comparison"
 )
+
+
+Note = Callable[[list[Any]], None]  # what hears of the first batch of a pass
 
 
 def checksum(batch: Any) -> int:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 from farandole._core import InvalidArgument
 from farandole.common._reduction import share as rows_of
 
+FEW = 16  # samples of a rank, below which their statistics say little of the batch
+
 
 class Share(NamedTuple):
     """How much of a batch a rank has."""

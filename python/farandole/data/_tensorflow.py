@@ -8,8 +8,7 @@ from typing import Any
 from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.data._logical import Block
-
-Note = Callable[[list[Any]], None]
+from farandole.data._same import Note
 
 
 def split_dataset(

@@ -13,9 +13,8 @@ from farandole._core import InvalidArgument
 from farandole.data._logical import Block
 from farandole.data._order import DEFAULT_SEED
 from farandole.data._parts import part_of
+from farandole.data._same import Note
 from farandole.data._share import Share, taken
-
-Note = Callable[[list[Any]], None]
 
 
 def split_loader(

@@ -18,7 +18,7 @@ from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.common._objects import broadcast_object
 from farandole.keras._global.agreement import on_rank_0
-from farandole.strategy._variables import CREATED, SyncOnReadVariable
+from farandole.strategy._variables import CREATED, SyncOnReadVariable, is_ours
 
 
 @functools.cache
@@ -75,12 +75,8 @@ def _shared_variables(checkpoint: Any) -> list[Any]:
     """Those of a scope of ours, in an order that is the same on all ranks."""
     objects = graph_view.ObjectGraphView(checkpoint).breadth_first_traversal()[0]
     found = [vars(each).get("_value", each) for each in objects if hasattr(each, "__dict__")]
-    ours = [v for v in found if isinstance(v, CREATED) and _is_ours(v.distribute_strategy)]
+    ours = [v for v in found if isinstance(v, CREATED) and is_ours(v.distribute_strategy)]
     return list({id(v): v for v in ours}.values())
-
-
-def _is_ours(strategy: Any) -> bool:
-    return getattr(strategy.extended, "one_process_a_replica", False)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from farandole import _world
 from farandole._core import InvalidArgument
+from farandole.strategy._variables import is_ours
 
 _COMPUTE = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 _KEEP = ("save", "save_weights", "load_weights", "set_weights")
@@ -39,17 +40,13 @@ def _teach(model: Any) -> None:
     owner.compile = _compiled(owner.compile)
 
 
-def _is_ours(strategy: Any) -> bool:
-    return getattr(strategy.extended, "one_process_a_replica", False)
-
-
 def _shared(model: Any) -> Any:
     """The SharedModel of a Keras model that was made in a scope of ours; None of others."""
     shared = vars(model).get(_SHARED)
     if shared is not None:
         return shared
     strategy = model._distribute_strategy
-    if strategy is None or not _is_ours(strategy):
+    if strategy is None or not is_ours(strategy):
         return None
     from farandole.strategy._model import SharedModel
 
@@ -75,7 +72,7 @@ def _computed(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
 def _refuse_in_scope(model: Any) -> None:
     """Raises InvalidArgument for a model of no scope that computes in one of ours."""
     current = tf.distribute.get_strategy()
-    if model._distribute_strategy is None and _is_ours(current):
+    if model._distribute_strategy is None and is_ours(current):
         raise InvalidArgument(
             f"model '{model.name}' was not made in the scope of this {type(current).__name__}\n"
             "  advice: make it inside `with strategy.scope():`"
@@ -121,7 +118,7 @@ def _compiled(own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(own)
     def compile(self: Any, *args: Any, **kwargs: Any) -> None:
         strategy = self._distribute_strategy
-        if strategy is None or not _is_ours(strategy):
+        if strategy is None or not is_ours(strategy):
             own(self, *args, **kwargs)
             return
         with strategy.scope():

@@ -69,6 +69,10 @@ POLICIES = distribute_utils.VARIABLE_POLICY_MAPPING
 CREATED = tf_values.DistributedVariable
 
 
+def is_ours(strategy: Any) -> bool:
+    return getattr(strategy.extended, "one_process_a_replica", False)
+
+
 def local(value: Any) -> Any:
     """What this process has of a distributed value."""
     if isinstance(value, tf_values.DistributedValues):

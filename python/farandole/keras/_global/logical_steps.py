@@ -69,6 +69,7 @@ class _Parts:
         self._told: dict[str, list[str] | None] = {}  # by label: names of what its steps log
         self._begun = 0  # steps
         self._roles: _Roles | None = None  # once the model has its variables
+        self._known: tuple[list[Any], set[str]] = [], set()  # metrics; their names in logs
 
     @property
     def roles(self) -> _Roles:
@@ -90,8 +91,8 @@ class _Parts:
             logs, new, added = call(batch, self.roles.moved(others, part, 1), zeros)
             gradients = [_dense(g) for g in held[-1]] if held else []
             self._told[label] = list(logs) if isinstance(logs, dict) else None
-            known = self.results(metrics)
-            extra = {k: v for k, v in logs.items() if k not in known} if self._told[label] else {}
+            known = self._names(metrics)
+            extra = {k: logs[k] for k in self._told[label] or () if k not in known}
             state = _State(gradients, added, self.roles.moved(new, part, -1), extra)
             return self._counted(state, others)
 
@@ -137,6 +138,12 @@ class _Parts:
         with keras.StatelessScope(state_mapping=mapping):
             known: dict[str, Any] = self.model.get_metrics_result()
         return known
+
+    def _names(self, metrics: _Values) -> set[str]:
+        """Of the metrics that the model has now; on PyTorch every part would compute them anew."""
+        if self._known[0] != self.model.metrics:
+            self._known = self.model.metrics, set(self.results(metrics))
+        return self._known[1]
 
     def logs(self, metrics: _Values, extra: dict[str, Any], label: str) -> Any:
         """What the model's own step would return of the whole batch."""

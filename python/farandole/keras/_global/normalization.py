@@ -12,9 +12,8 @@ from farandole import _core, _world
 from farandole._core import InvalidArgument
 from farandole.common._objects import allgather_object
 from farandole.data._logical import Block
+from farandole.data._share import FEW
 from farandole.keras import _host
-
-_FEW = 16  # samples of a rank, below which its statistics say little of the batch
 
 
 def refuse_synchronized(model: Any) -> None:
@@ -32,12 +31,12 @@ def warn_of_few_samples(model: Any, batch: int | None, block: Block | None = Non
     parts = _world.size() if block is None else block.parts
     few = (batch or 0) / parts
     layers = [layer for layer in _layers(model) if not getattr(layer, "synchronized", False)]
-    if parts == 1 or _world.rank() != 0 or not layers or not 0 < few < _FEW:
+    if parts == 1 or _world.rank() != 0 or not layers or not 0 < few < FEW:
         return
     warnings.warn(
         f"layer '{layers[0].name}' normalizes by the statistics of each rank's own samples, which "
         f"are {few:g} of a batch of {batch}: the result is not that of one process. A larger batch "
-        f"helps (at least {_FEW * parts} here), or a layer that does not look at other "
+        f"helps (at least {FEW * parts} here), or a layer that does not look at other "
         "samples, as keras.layers.LayerNormalization",
         stacklevel=3,
     )

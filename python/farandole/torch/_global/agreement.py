@@ -31,12 +31,7 @@ def begin(reads: Iterator[Whole], rows: Sequence[str], first: list[str]) -> Whol
         rows: what ranks compare.
         first: filled by the reading: likewise.
     """
-    whole: Whole | None = None
-    error: Exception | None = None
-    try:
-        whole = next(reads, None)
-    except Exception as failed:
-        error = failed
+    whole, error = _next(reads)
     if _world.size() == 1:
         if error is not None:
             raise error
@@ -44,6 +39,14 @@ def begin(reads: Iterator[Whole], rows: Sequence[str], first: list[str]) -> Whol
     known = "no further batch" if whole is None else f"a first batch of {whole.total} samples"
     agree_prepared("a GlobalBatch", WHAT, [*rows, known, *first], error, ADVICE, None)
     return whole
+
+
+def _next(reads: Iterator[Whole]) -> tuple[Whole | None, Exception | None]:
+    """A batch, or why there is none."""
+    try:
+        return next(reads, None), None
+    except Exception as error:
+        return None, error
 
 
 def end(batches: int, checksum: int) -> None:
@@ -56,12 +59,7 @@ def end(batches: int, checksum: int) -> None:
 def in_step(reads: Iterator[Whole]) -> Iterator[Whole]:
     """Collective in every batch: those of a pass whose length nobody knows."""
     while True:
-        whole: Whole | None = None
-        error: Exception | None = None
-        try:
-            whole = next(reads, None)
-        except Exception as failed:
-            error = failed
+        whole, error = _next(reads)
         if _world.size() > 1:
             _require_all(whole, error)
         if error is not None:

@@ -10,9 +10,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from farandole import _world
 from farandole._core import InvalidArgument
+from farandole.data._share import FEW
 from farandole.torch.sync_batch_norm import SyncBatchNorm
-
-_FEW = 16  # samples of a rank, below which its statistics say little of the batch
 
 
 def warn_of_few_samples(model: torch.nn.Module, batch: int | None, at_once: int | None) -> None:
@@ -21,7 +20,7 @@ def warn_of_few_samples(model: torch.nn.Module, batch: int | None, at_once: int 
     if at_once is not None:
         few = min(few, at_once)
     names = [name for name, each in model.named_modules() if _takes_own(each)]
-    if _world.size() == 1 or _world.rank() != 0 or not names or not 0 < few < _FEW:
+    if _world.size() == 1 or _world.rank() != 0 or not names or not 0 < few < FEW:
         return
     warnings.warn(
         f"layer '{names[0]}' normalizes by the statistics of each rank's own samples, which are "
