@@ -45,7 +45,7 @@ ASKED := $(if $(filter default undefined,$(origin CXX)),,$(notdir $(CXX)))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES: # no rule of its own: make would compile a folder from the file of its name
-.PHONY: demo test test-all test-cpp test-tf216 mutants additions lint tidy format sanitize bench docs site size clean help
+.PHONY: demo test test-all test-cpp test-tf216 mutants additions lint tidy format sanitize sanitize-module bench docs site size clean help
 
 # ---- what a person asks for ----
 
@@ -93,7 +93,7 @@ lint: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/test $(STAMPS)/lint  ## form
 	@$(MAKE) --no-print-directory tidy TIDY="$$(git diff --name-only --diff-filter=d $(BASE) -- 'csrc/*.cpp' 'tests/core/*.cpp')"
 
 tidy: $(STAMPS)/build $(STAMPS)/lint  ## clang-tidy (.clang-tidy) over csrc and tests/core, but the bindings
-	@cmake -S . -B build/tidy -G Ninja -DFARANDOLE_MODULE=OFF -DFARANDOLE_TESTS=ON -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >/dev/null
+	@cmake -S . -B build/tidy -G Ninja -DFARANDOLE_MODULE=OFF -DFARANDOLE_TESTS=ON -DFARANDOLE_UNITY=OFF -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >/dev/null
 	@echo $(filter-out csrc/bindings/% tests/core/bindings/%,$(TIDY)) | xargs --no-run-if-empty -n 4 -P $$(nproc) clang-tidy -p build/tidy --quiet --warnings-as-errors='*'
 
 format: $(STAMPS)/lint  ## format C++ and Python in place
@@ -101,15 +101,17 @@ format: $(STAMPS)/lint  ## format C++ and Python in place
 	ruff format
 	clang-format -i $(CPP)
 
-sanitize: $(STAMPS)/farandole  ## C++ tests under ASan+UBSan and TSan, then real ranks under ASan+UBSan
+sanitize: $(STAMPS)/build  ## C++ tests, ranks that are processes among them, under ASan+UBSan and TSan
 	cmake --workflow --preset asan
 	cmake --workflow --preset tsan
+
+sanitize-module: $(STAMPS)/farandole  ## the Python module on real ranks under ASan+UBSan
+	cmake --preset asan-module && cmake --build --preset asan-module
 	rm -rf build/asan-package && mkdir -p build/asan-package && cp -r python/farandole build/asan-package/
-	cp build/asan/_core*.so build/asan-package/farandole/
-	for collective in all_reduce reduce_scatter all_gather gather broadcast; do \
+	cp build/asan-module/_core*.so build/asan-package/farandole/
+	for collective in all_reduce gather; do \
 	  $(SANITIZED) farandole bench $$collective -np 3 --sizes 4,1K,1000K,4M --iterations 20 || exit 1; \
 	done
-	$(SANITIZED) farandole bench all_reduce -np 3 --algorithm halving_doubling --sizes 4,1K,1000K --iterations 20
 
 bench: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/bench $(PEERS:%=$(STAMPS)/bench-%)  ## measure all of docs/benchmarks.md beside peers and write its tables
 	$(BIN)/python bench/report $(if $(PEERS),--peer-python $(subst $(SPACE),$(COMMA),$(foreach p,$(PEERS),$p=$(VENV)/peers/$p/bin/python))) $(REPORT)

@@ -161,6 +161,7 @@ def _be_born(connection_fd: int, output_fd: int, environment: dict[str, str | No
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     faulthandler.register(_SHOW_STACKS)
+    faulthandler.enable()
     code = 0
     try:
         _live(Connection(connection_fd))
@@ -359,7 +360,8 @@ class World:
         try:
             kind, payload = connection.recv()
         except (EOFError, ConnectionError):
-            raise Ended(f"rank {rank} (pid {self.pids[rank]}) ended\n{self.report()}") from None
+            how = self.how_ended(rank)
+            raise Ended(f"rank {rank} (pid {self.pids[rank]}) {how}\n{self.report()}") from None
         (self._words if kind == "word" else self._outcomes)[rank].append(payload)
 
     def hear(self, rank: int, timeout: float = LIMIT) -> Any:
@@ -427,6 +429,17 @@ class World:
             return bool(select.select([fd], [], [], timeout)[0])
         finally:
             os.close(fd)
+
+    def how_ended(self, rank: int) -> str:
+        """Of a rank that has closed its connection: "ended by SIGSEGV", "ended with code 1"."""
+        if not self.died(rank, 5.0):
+            return "closed its connection and lives on"
+        # The last field but one of proc_pid_stat(5) is a zombie's wait status.
+        stat = Path(f"/proc/{self.pids[rank]}/stat").read_text()
+        status = int(stat.rpartition(") ")[2].split()[49])
+        if os.WIFSIGNALED(status):
+            return f"ended by {signal.Signals(os.WTERMSIG(status)).name}"
+        return f"ended with code {os.WEXITSTATUS(status)}"
 
     def close(self, grace: float = 5.0) -> list[int]:
         """Lets ranks leave, kills those that do not; returns their exit statuses."""

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+import grid
 from farandole._launch.ranks import rank_environment
 from farandole.horovod import SEARCH_PATH
 from harness import World, launch
 
 Spawn = Callable[..., World]
+AS_USERS_DO = {"02_horovod_script.py", "03_ddp.py", "10_horovod_keras.py", "12_jax_optax.py"}
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -33,14 +35,13 @@ def play(
     ranks: int = 2,
     *,
     horovod: bool = False,
-    fork: bool = False,
 ) -> str:
-    """What an example prints. On two ranks and without options it is started as users do; else, or
-    if told to, its ranks are forked from a process that has imported the framework."""
-    name, *arguments = program.split()
-    path = str(ROOT / "examples" / name)
-    if ranks == 2 and not arguments and not fork:
-        return run(sys.executable, path, options=["--horovod"] if horovod else [])
+    """What an example prints. Its ranks are forked from a process that has imported the framework;
+    one of each framework, or of a full grid all of two ranks, are started as users do."""
+    if ranks == 2 and (program.strip() in AS_USERS_DO or grid.full()):
+        name, *arguments = program.split()
+        path = str(ROOT / "examples" / name)
+        return run(sys.executable, path, *arguments, options=["--horovod"] if horovod else [])
     return play_in(spawn, framework, program, ranks, {}, horovod=horovod)
 
 
@@ -248,7 +249,7 @@ def test_one_keras_script_learns_on_every_backend(
     spawn: Spawn, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend_of_keras(backend, monkeypatch)
-    output = play(spawn, f"keras on {backend}", "11_keras.py", fork=backend != "jax")
+    output = play(spawn, f"keras on {backend}", "11_keras.py")
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
     assert losses[-1] < losses[0] / 3, output
     assert float(re.findall(rf"accuracy on {backend}: ([\d.]+)", output)[0]) > 0.85, output
@@ -263,7 +264,7 @@ def test_the_program_of_one_process_learns_the_same_on_two_ranks(
             float(number)
             for number in re.findall(
                 r"(\d\.\d{4})",
-                play(spawn, "keras on tensorflow", "13_global_batch.py", ranks, fork=True),
+                play(spawn, "keras on tensorflow", "13_global_batch.py", ranks),
             )
         ]
         for ranks in (1, 2)
@@ -280,7 +281,7 @@ def test_a_pytorch_program_of_one_process_learns_the_same_on_two_ranks_and_goes_
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
     def numbers(options: str, ranks: int) -> list[float]:
-        output = play(spawn, "torch", f"16_pytorch_global_batch.py {options}", ranks, fork=True)
+        output = play(spawn, "torch", f"16_pytorch_global_batch.py {options}", ranks)
         return [float(number) for number in re.findall(r"(\d\.\d{4})", output)]
 
     alone, two = numbers("", 1), numbers("", 2)

@@ -20,7 +20,7 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kPiece = 256 << 10;  // bytes copied between two looks at the clock
+constexpr size_t kBytesPerLook = 256 << 10;  // bytes copied between two looks at the clock
 
 class Cma : public DirectPath {
  public:
@@ -106,7 +106,7 @@ class Cma : public DirectPath {
     const int r = (memory_.rank + 1 + from_) % memory_.size();
     const Route route = what_.route_to_me(r);
     const size_t whole = route.take.count * element();
-    const size_t bytes = std::min(kPiece, whole - done_);
+    const size_t bytes = std::min(kBytesPerLook, whole - done_);
     fault_point("cma.fetch");
     if (bytes > 0 && !copy(r, route.take.offset * element() + done_,
                            route.put.offset * element() + done_, bytes))

@@ -17,7 +17,7 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kPiece = 128 << 10;  // bytes between two looks at the clock
+constexpr size_t kMappedBytesPerLook = 128 << 10;  // bytes between two looks at the clock
 /// From so many bytes of the longest input on, ranks hand in what is gathered; of less, the root
 /// waits longer for lines that they write than for those that it reads. Two ranks, Zen 4, both
 /// shares: 256 KiB read 6.8 us, handed in 15; 1 MiB 38 and 37; 4 MiB 137 and 76; 16 MiB 930 and
@@ -68,7 +68,7 @@ class Mapped : public DirectPath {
   bool write_piece() {
     const Operation& o = what_.operation();
     const size_t element = size_of(o.input.dtype);
-    const size_t count = std::min(mine_.count - done_, kPiece / element);
+    const size_t count = std::min(mine_.count - done_, kMappedBytesPerLook / element);
     const Visit visit(memory_);
     if (!visit.welcome()) return false;
     fault_point("mapped.write");

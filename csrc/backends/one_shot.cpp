@@ -16,8 +16,6 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kPiece = kOneShotPiece;
-
 class OneShot : public DirectPath {
  public:
   explicit OneShot(const StreamMemory& memory)
@@ -28,10 +26,11 @@ class OneShot : public DirectPath {
     scales_ = scales_for(operation.input.dtype, operation.op, operation.prescale,
                          operation.postscale, memory_.size());
     // Elsewhere inputs differ in length, or the output is no place by place image of them.
-    piece_bytes_ = operation.kind == Collective::all_reduce ? kPiece : kOneShotBytes;
-    pieces_ = operation.kind == Collective::all_reduce
-                  ? std::max<size_t>(1, (operation.input.bytes() + kPiece - 1) / kPiece)
-                  : 1;
+    piece_bytes_ = operation.kind == Collective::all_reduce ? kOneShotPiece : kOneShotBytes;
+    pieces_ =
+        operation.kind == Collective::all_reduce
+            ? std::max<size_t>(1, (operation.input.bytes() + kOneShotPiece - 1) / kOneShotPiece)
+            : 1;
     slots_ = goes_both_ways(operation.kind, what_.shape()) ? kOneShotSlotsBothWays : kOneShotSlots;
     my_slot_ = slot_of(memory_.rank);
     shown_ = read_ = 0;
@@ -141,7 +140,7 @@ class OneShot : public DirectPath {
   Scales scales_;
   std::vector<const std::byte*> inputs_;  // of the next piece
   std::vector<std::byte> later_;
-  size_t piece_bytes_ = kPiece, pieces_ = 0, shown_ = 0, read_ = 0;
+  size_t piece_bytes_ = kOneShotPiece, pieces_ = 0, shown_ = 0, read_ = 0;
   uint32_t slots_ = 1;
   std::byte* my_slot_ = nullptr;
   bool copies_ = false;   // my input into my page

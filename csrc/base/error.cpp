@@ -23,6 +23,10 @@ Error::Error(ErrorCode code, const std::string& verdict, Context where, const st
   where_.evidence = printable(where_.evidence);
 }
 
+Error invalid_argument(const std::string& verdict) {
+  return Error(ErrorCode::invalid_argument, verdict);
+}
+
 std::string describe_ranks(const std::vector<int>& ranks) {
   std::string text;
   for (size_t i = 0; i < ranks.size();) {

@@ -111,6 +111,8 @@ class Error : public std::runtime_error {
   std::string advice_;
 };
 
+Error invalid_argument(const std::string& verdict);
+
 /// "0, 2-4" for {0, 2, 3, 4}.
 std::string describe_ranks(const std::vector<int>& ranks);
 /// "rank 0", "ranks 2-4".

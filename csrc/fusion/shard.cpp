@@ -10,7 +10,7 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kLineBytes = 64;
+constexpr size_t kShardAlignment = 64;
 
 /// Calls body(update, element, count) for what each parameter that is not skipped has in [first,
 /// first + count) of its bucket.
@@ -35,8 +35,8 @@ Shard::Shard(Bucket bucket, int size, int rank, size_t slots)
       bucket_(std::move(bucket)),
       part_(part({Space::output, 0, bucket_.count}, size, rank)) {
   for (size_t s = 0; s < slots; ++s) {
-    const size_t rounded = (bytes() / kLineBytes + 1) * kLineBytes;
-    auto* memory = static_cast<std::byte*>(std::aligned_alloc(kLineBytes, rounded));
+    const size_t rounded = (bytes() / kShardAlignment + 1) * kShardAlignment;
+    auto* memory = static_cast<std::byte*>(std::aligned_alloc(kShardAlignment, rounded));
     if (memory == nullptr) throw std::bad_alloc();
     std::memset(memory, 0, rounded);
     state_.emplace_back(memory);

@@ -7,8 +7,6 @@
 namespace farandole {
 namespace {
 
-Error invalid(const std::string& text) { return Error(ErrorCode::invalid_argument, text); }
-
 void check_overlap(Collective kind, const Buffer& input, const Buffer& output,
                    std::optional<size_t> allowed) {
   const auto in = reinterpret_cast<uintptr_t>(input.data);
@@ -17,9 +15,10 @@ void check_overlap(Collective kind, const Buffer& input, const Buffer& output,
   if (apart || input.count == 0 || output.count == 0) return;
   const size_t offset = allowed.value_or(0) * size_of(input.dtype);
   if (!allowed)
-    throw invalid(std::string(name_of(kind)) + " cannot be in place: input and output overlap");
+    throw invalid_argument(std::string(name_of(kind)) +
+                           " cannot be in place: input and output overlap");
   if (in + offset == out || in == out + offset) return;
-  throw invalid("input and output overlap, but are not in place");
+  throw invalid_argument("input and output overlap, but are not in place");
 }
 
 /// The shape's count, as far as this rank's buffers tell it.
@@ -28,8 +27,8 @@ size_t count_of(Collective kind, const Buffer& input, const Buffer& output, int 
   if (kind == Collective::scatter) return output.count;
   if (kind != Collective::all_to_all) return input.count;
   if (input.count % p != 0)
-    throw invalid("all_to_all of " + std::to_string(input.count) + " elements on " +
-                  std::to_string(p) + " ranks: the blocks would not be equal");
+    throw invalid_argument("all_to_all of " + std::to_string(input.count) + " elements on " +
+                           std::to_string(p) + " ranks: the blocks would not be equal");
   return input.count / p;
 }
 
@@ -51,16 +50,16 @@ std::optional<size_t> in_place_offset(Collective kind, const Shape& shape) {
 
 void check_buffers(Collective kind, const Buffer& input, const Buffer& output, const Shape& shape) {
   if (input.dtype != output.dtype)
-    throw invalid("input is " + std::string(name_of(input.dtype)) + ", output is " +
-                  std::string(name_of(output.dtype)));
+    throw invalid_argument("input is " + std::string(name_of(input.dtype)) + ", output is " +
+                           std::string(name_of(output.dtype)));
   require_valid(kind, shape);
   const Sizes sizes = sizes_of(kind, shape);
   const auto require = [&](const char* what, const Buffer& buffer, size_t expected) {
     if (buffer.count == expected) return;
-    throw invalid(std::string(what) + " has " + std::to_string(buffer.count) + " elements; " +
-                  std::string(name_of(kind)) + " of " + std::to_string(input.count) +
-                  " elements on " + std::to_string(shape.size) + " ranks needs " +
-                  std::to_string(expected));
+    throw invalid_argument(std::string(what) + " has " + std::to_string(buffer.count) +
+                           " elements; " + std::string(name_of(kind)) + " of " +
+                           std::to_string(input.count) + " elements on " +
+                           std::to_string(shape.size) + " ranks needs " + std::to_string(expected));
   };
   require("input", input, sizes.input);
   require("output", output, sizes.output);
@@ -69,9 +68,10 @@ void check_buffers(Collective kind, const Buffer& input, const Buffer& output, c
 
 void check_fold(const Options& o, DType dtype) {
   if (!has_meaning(o.op, dtype))
-    throw invalid(std::string(name_of(o.op)) + " has no meaning on " + std::string(name_of(dtype)));
+    throw invalid_argument(std::string(name_of(o.op)) + " has no meaning on " +
+                           std::string(name_of(dtype)));
   if (dtype == DType::boolean && (o.prescale != 1 || o.postscale != 1))
-    throw invalid("booleans cannot be scaled");
+    throw invalid_argument("booleans cannot be scaled");
 }
 
 }  // namespace
@@ -79,8 +79,8 @@ void check_fold(const Options& o, DType dtype) {
 Shape checked_shape(const Buffer& input, const Buffer& output, const Options& o, int rank,
                     int size) {
   if (o.root < 0 || o.root >= size)
-    throw invalid("root " + std::to_string(o.root) + " is not a rank of this group of " +
-                  std::to_string(size));
+    throw invalid_argument("root " + std::to_string(o.root) + " is not a rank of this group of " +
+                           std::to_string(size));
   Shape shape;
   shape.rank = rank;
   shape.size = size;

@@ -26,8 +26,6 @@ uint64_t mix(uint64_t a, uint64_t b) {
   return (h ^ (h >> 29)) | 1;
 }
 
-Error invalid(const std::string& text) { return Error(ErrorCode::invalid_argument, text); }
-
 /// Waits, as only the creation of a group does, until `rank` has published `key`.
 uint64_t await(const Engine& engine, int rank, uint64_t key, Deadline deadline,
                const std::function<void()>& interrupted) {
@@ -66,7 +64,7 @@ class InOrder {
  public:
   explicit InOrder(std::atomic<bool>& submitting) : submitting_(submitting) {
     if (submitting_.exchange(true, std::memory_order_acquire))
-      throw invalid(
+      throw invalid_argument(
           "two threads submit to one group at the same time; their order would differ "
           "between ranks");
   }
@@ -240,9 +238,10 @@ Handle Group::submit_between(int peer, int tag, Buffer data, Options options, bo
   const bool sends = kind == Collective::send;
   const std::string what = std::string(name_of(kind)) + (sends ? " to" : " from");
   if (peer < 0 || peer >= size())
-    throw invalid(what + " rank " + std::to_string(peer) + ": not a rank of this group of " +
-                  std::to_string(size()));
-  if (peer == rank()) throw invalid(what + " rank " + std::to_string(peer) + ", which is this one");
+    throw invalid_argument(what + " rank " + std::to_string(peer) +
+                           ": not a rank of this group of " + std::to_string(size()));
+  if (peer == rank())
+    throw invalid_argument(what + " rank " + std::to_string(peer) + ", which is this one");
   Operation operation = end_of_transfer(tag, data, std::move(options));
   const Pair pair = sends ? Pair{rank(), peer, tag} : Pair{peer, rank(), tag};
   const auto stream = pairs_->stream(*engine_, membership_, pair);
@@ -253,7 +252,8 @@ Handle Group::submit_between(int peer, int tag, Buffer data, Options options, bo
 std::pair<Handle, std::shared_ptr<const int>> Group::submit_from_any(int tag, Buffer data,
                                                                      Options options) {
   check();
-  if (size() == 1) throw invalid("recv from any rank of a group of one: there is no other");
+  if (size() == 1)
+    throw invalid_argument("recv from any rank of a group of one: there is no other");
   auto request = std::make_shared<Request>();
   options.kind = Collective::recv;
   request->operation = end_of_transfer(tag, data, std::move(options));
@@ -266,7 +266,7 @@ std::pair<Handle, std::shared_ptr<const int>> Group::submit_from_any(int tag, Bu
 }
 
 Operation Group::end_of_transfer(int tag, Buffer data, Options&& options) const {
-  if (tag < 0) throw invalid("tag " + std::to_string(tag) + " is negative");
+  if (tag < 0) throw invalid_argument("tag " + std::to_string(tag) + " is negative");
   const bool sends = options.kind == Collective::send;
   Operation operation;
   operation.kind = options.kind;
@@ -319,15 +319,15 @@ std::shared_ptr<Group> Group::form(const std::vector<int>& ranks, uint64_t token
   std::vector<int> members;
   for (const int r : ranks) {
     if (r < 0 || r >= size())
-      throw invalid("rank " + std::to_string(r) + " is not one of this group of " +
-                    std::to_string(size()));
+      throw invalid_argument("rank " + std::to_string(r) + " is not one of this group of " +
+                             std::to_string(size()));
     const int member = membership_.members[static_cast<size_t>(r)];
     if (std::find(members.begin(), members.end(), member) != members.end())
-      throw invalid("rank " + std::to_string(r) + " is twice in the group to be formed");
+      throw invalid_argument("rank " + std::to_string(r) + " is twice in the group to be formed");
     members.push_back(member);
   }
   if (std::find(ranks.begin(), ranks.end(), rank()) == ranks.end())
-    throw invalid("rank " + std::to_string(rank()) + " forms a group without itself");
+    throw invalid_argument("rank " + std::to_string(rank()) + " forms a group without itself");
   const uint64_t group_key = mix(mix(membership_.key, kFormedSalt), token);
   return std::shared_ptr<Group>(
       new Group(engine_, std::move(members), group_key, defaults_, deadline));

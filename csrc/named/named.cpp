@@ -10,8 +10,6 @@ namespace {
 // Packing costs two copies, an operation by itself a few microseconds and no copy.
 constexpr size_t kAlone = 128 << 10;
 
-Error invalid(const std::string& text) { return Error(ErrorCode::invalid_argument, text); }
-
 }  // namespace
 
 std::shared_ptr<Named> Named::open(Group& world, NamedOptions options) {
@@ -69,7 +67,7 @@ uint32_t Named::add_set(Group* group, std::vector<int> members) {
 
 void Named::remove_set(uint32_t set) {
   const std::lock_guard lock(mutex_);
-  if (set == 0 || set >= sets_.size()) throw invalid("there is no such process set");
+  if (set == 0 || set >= sets_.size()) throw invalid_argument("there is no such process set");
   sets_[set]->removed = true;
   removed_sets_.push_back(set);
   inbox_full_.store(true, std::memory_order_release);
@@ -77,11 +75,12 @@ void Named::remove_set(uint32_t set) {
 
 Named::SetState& Named::set_for(uint32_t number) {
   if (number >= sets_.size() || sets_[number]->removed)
-    throw invalid("process set " + std::to_string(number) + " is not registered");
+    throw invalid_argument("process set " + std::to_string(number) + " is not registered");
   SetState& state = *sets_[number];
   if (!state.set.stream)
-    throw invalid("rank " + std::to_string(rank_) + " is not in process set " +
-                  std::to_string(number) + " of ranks " + describe_ranks(state.set.members));
+    throw invalid_argument("rank " + std::to_string(rank_) + " is not in process set " +
+                           std::to_string(number) + " of ranks " +
+                           describe_ranks(state.set.members));
   return state;
 }
 
@@ -150,7 +149,7 @@ NamedRequest* Named::join(NamedListener* listener, bool waits) {
   {
     const std::lock_guard lock(mutex_);
     set_for(0);
-    if (joining_) throw invalid("rank " + std::to_string(rank_) + " has joined already");
+    if (joining_) throw invalid_argument("rank " + std::to_string(rank_) + " has joined already");
     joining_ = true;
     request = take_request();
     request->joined_at = now();

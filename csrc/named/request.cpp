@@ -10,8 +10,6 @@
 namespace farandole {
 namespace {
 
-Error invalid(const std::string& text) { return Error(ErrorCode::invalid_argument, text); }
-
 size_t product(std::span<const int64_t> shape) {
   size_t count = 1;
   for (const int64_t n : shape) count *= static_cast<size_t>(n);
@@ -36,31 +34,33 @@ std::string title_of(const NamedCall& call) {
 void check_splits(const NamedCall& call, const NamedSet& set) {
   const int64_t rows = call.tensors[0].shape[0];
   if (call.splits.size() != static_cast<size_t>(set.size()))
-    throw invalid(title_of(call) + " has " + std::to_string(call.splits.size()) + " splits for " +
-                  std::to_string(set.size()) + " ranks");
+    throw invalid_argument(title_of(call) + " has " + std::to_string(call.splits.size()) +
+                           " splits for " + std::to_string(set.size()) + " ranks");
   int64_t sum = 0;
   for (const int64_t n : call.splits) {
-    if (n < 0) throw invalid(title_of(call) + " has a negative split, " + std::to_string(n));
+    if (n < 0)
+      throw invalid_argument(title_of(call) + " has a negative split, " + std::to_string(n));
     sum += n;
   }
   if (sum != rows)
-    throw invalid("the splits of " + title_of(call) + " sum to " + std::to_string(sum) +
-                  "; the tensor has " + std::to_string(rows) + " rows");
+    throw invalid_argument("the splits of " + title_of(call) + " sum to " + std::to_string(sum) +
+                           "; the tensor has " + std::to_string(rows) + " rows");
 }
 
 void check_tensor(const NamedCall& call, const NamedTensor& tensor) {
   const DType dtype = tensor.input.dtype;
   if (folds(call.kind)) {
     if (!has_meaning(call.op, dtype))
-      throw invalid(std::string(name_of(call.op)) + " has no meaning on " +
-                    std::string(name_of(dtype)) + " (" + title_of(call) + ")");
+      throw invalid_argument(std::string(name_of(call.op)) + " has no meaning on " +
+                             std::string(name_of(dtype)) + " (" + title_of(call) + ")");
     if (dtype == DType::boolean && (call.prescale != 1 || call.postscale != 1))
-      throw invalid("booleans cannot be scaled (" + title_of(call) + ")");
+      throw invalid_argument("booleans cannot be scaled (" + title_of(call) + ")");
   }
   const bool by_rows = call.kind == Collective::all_gather || call.kind == Collective::all_to_all ||
                        call.kind == Collective::reduce_scatter;
   if (by_rows && tensor.shape.empty())
-    throw invalid("a tensor of " + title_of(call) + " has 0 dimensions; it works along the first");
+    throw invalid_argument("a tensor of " + title_of(call) +
+                           " has 0 dimensions; it works along the first");
 }
 
 std::shared_ptr<std::byte> allocate(size_t bytes) {
@@ -147,18 +147,19 @@ void make_proxy(NamedRequest& request, const NamedSet& set) {
 
 void check(const NamedCall& call, const NamedSet& set) {
   if (call.name.size() > kLongestName)
-    throw invalid("a name of " + std::to_string(call.name.size()) + " bytes; at most " +
-                  std::to_string(kLongestName) + " are");
+    throw invalid_argument("a name of " + std::to_string(call.name.size()) + " bytes; at most " +
+                           std::to_string(kLongestName) + " are");
   if (call.note.size() > kLongestNote)
-    throw invalid("a note of " + std::to_string(call.note.size()) + " bytes; at most " +
-                  std::to_string(kLongestNote) + " are");
+    throw invalid_argument("a note of " + std::to_string(call.note.size()) + " bytes; at most " +
+                           std::to_string(kLongestNote) + " are");
   if (call.tensors.size() > kMostTensors)
-    throw invalid(title_of(call) + " has " + std::to_string(call.tensors.size()) +
-                  " tensors; at most " + std::to_string(kMostTensors) + " go together");
+    throw invalid_argument(title_of(call) + " has " + std::to_string(call.tensors.size()) +
+                           " tensors; at most " + std::to_string(kMostTensors) + " go together");
   if (std::ranges::find(set.members, call.root) == set.members.end() &&
       call.kind == Collective::broadcast)
-    throw invalid("root " + std::to_string(call.root) + " of " + title_of(call) +
-                  " is not a rank of its process set of ranks " + describe_ranks(set.members));
+    throw invalid_argument("root " + std::to_string(call.root) + " of " + title_of(call) +
+                           " is not a rank of its process set of ranks " +
+                           describe_ranks(set.members));
   for (const NamedTensor& tensor : call.tensors) check_tensor(call, tensor);
   if (call.kind == Collective::all_to_all) check_splits(call, set);
 }

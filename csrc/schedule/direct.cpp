@@ -73,7 +73,7 @@ class DirectReduce {
 };
 
 template <typename Chunk>
-void add_gather(Lane& lane, const Shape& shape, Chunk chunk) {
+void add_pairwise_gather(Lane& lane, const Shape& shape, Chunk chunk) {
   for (int k = 1; k < shape.size; ++k) {
     const auto [to, from] = turn(shape, k);
     add(lane, {.to = to, .send = chunk(shape.rank), .from = from, .recv = chunk(from)});
@@ -88,7 +88,7 @@ Slice folded_chunk(const Shape& shape, int owner, int lane, int segment) {
 /// where chunk(owner) is in input. Segments run one after the other, so that scratch, from
 /// `scratch` on, holds all ranks' contributions to one segment.
 template <typename Result, typename Then>
-Schedule reduce(const Shape& shape, size_t scratch, Result result, Then then) {
+Schedule pairwise_reduce(const Shape& shape, size_t scratch, Result result, Then then) {
   const DirectReduce segment(shape, scratch);
   Schedule schedule{.scratch = scratch + segment.scratch()};
   for (int l = 0; l < shape.lanes; ++l) {
@@ -116,8 +116,8 @@ Cost direct_cost(const Shape& shape, double phases, size_t chunk, bool folds) {
 
 Schedule direct_all_reduce(const Shape& shape) {
   const auto output = [](Slice chunk) { return in(Space::output, chunk); };
-  return reduce(shape, 0, output, [&](Lane& lane, auto chunk) {
-    add_gather(lane, shape, [&](int owner) { return output(chunk(owner)); });
+  return pairwise_reduce(shape, 0, output, [&](Lane& lane, auto chunk) {
+    add_pairwise_gather(lane, shape, [&](int owner) { return output(chunk(owner)); });
   });
 }
 
@@ -126,7 +126,7 @@ Schedule direct_reduce_scatter(const Shape& shape) {
   const auto output = [&](Slice chunk) -> Slice {
     return {Space::output, chunk.offset - begin, chunk.count};
   };
-  return reduce(shape, 0, output, [](Lane&, auto) {});
+  return pairwise_reduce(shape, 0, output, [](Lane&, auto) {});
 }
 
 /// The owners send what they have folded to the root; theirs lies in scratch.
@@ -137,7 +137,7 @@ Schedule direct_reduce(const Shape& shape) {
     if (is_root) return in(Space::output, chunk);
     return {Space::scratch, chunk.offset - own.offset, chunk.count};
   };
-  return reduce(shape, is_root ? 0 : own.count, total, [&](Lane& lane, auto chunk) {
+  return pairwise_reduce(shape, is_root ? 0 : own.count, total, [&](Lane& lane, auto chunk) {
     if (!is_root) return add(lane, {.to = shape.root, .send = total(chunk(shape.rank))});
     for (int k = 1; k < shape.size; ++k) {
       const int from = turn(shape, k).from;
@@ -160,7 +160,7 @@ Schedule direct_all_gather(const Shape& shape) {
                               shape.segments, s),
                  .from = shape.rank,
                  .recv = chunk(shape.rank)});
-      add_gather(lane, shape, chunk);
+      add_pairwise_gather(lane, shape, chunk);
     }
     schedule.lanes.push_back(std::move(lane));
   }

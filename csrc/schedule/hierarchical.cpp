@@ -220,7 +220,7 @@ class Hierarchy {
   std::vector<HostPartial> own_;   // this host's
 };
 
-Schedule all_reduce(const Shape& shape, const Hierarchy& hierarchy) {
+Schedule plan_levels(const Shape& shape, const Hierarchy& hierarchy) {
   Schedule schedule;
   for (int l = 0; l < shape.lanes; ++l) {
     const Slice data = lane_data(shape, l);
@@ -236,11 +236,11 @@ Schedule all_reduce(const Shape& shape, const Hierarchy& hierarchy) {
 }  // namespace
 
 Schedule hierarchical_all_reduce(const Shape& shape) {
-  return all_reduce(shape, Hierarchy(shape, nodes_of));
+  return plan_levels(shape, Hierarchy(shape, nodes_of));
 }
 
 Schedule whole_host_all_reduce(const Shape& shape) {
-  return all_reduce(shape, Hierarchy(shape, whole_hosts));
+  return plan_levels(shape, Hierarchy(shape, whole_hosts));
 }
 
 /// The largest host's ranks take longest inside; between hosts all leaders share the links.

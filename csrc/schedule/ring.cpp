@@ -42,7 +42,7 @@ void add_reduce(Lane& lane, const Shape& shape, int l, Place place) {
 
 /// In turn k I pass on the chunk of the rank k before me. `chunk(owner)` is its place in output.
 template <typename Chunk>
-void add_gather(Lane& lane, const Shape& shape, Chunk chunk) {
+void add_ring_gather(Lane& lane, const Shape& shape, Chunk chunk) {
   const int left = around(shape, shape.rank - 1), right = around(shape, shape.rank + 1);
   for (int k = 0; k < shape.size - 1; ++k)
     add(lane,
@@ -69,7 +69,7 @@ Schedule ring_all_reduce(const Shape& shape) {
     const auto chunk = [&](int owner) { return in(Space::output, folded_chunk(shape, owner, l)); };
     Lane lane;
     add_reduce(lane, shape, l, [&](int, int owner) { return chunk(owner); });
-    add_gather(lane, shape, chunk);
+    add_ring_gather(lane, shape, chunk);
     schedule.lanes.push_back(std::move(lane));
   }
   return schedule;
@@ -105,7 +105,7 @@ Schedule ring_all_gather(const Shape& shape) {
                .send = own_chunk(Collective::all_gather, shape, Space::input, l),
                .from = shape.rank,
                .recv = chunk(shape.rank)});
-    add_gather(lane, shape, chunk);
+    add_ring_gather(lane, shape, chunk);
     schedule.lanes.push_back(std::move(lane));
   }
   return schedule;

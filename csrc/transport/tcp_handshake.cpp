@@ -13,7 +13,7 @@
 namespace farandole {
 namespace {
 
-constexpr std::string_view kMagic = "farandol";
+constexpr std::string_view kWireMagic = "farandol";
 constexpr uint32_t kProtocol = 1;
 
 template <size_t Bytes>
@@ -154,7 +154,7 @@ void TcpHandshake::take(std::span<const std::byte> bytes) {
 /// Ours, of the lane that it is about.
 TcpHello TcpHandshake::hello(TcpHello::Role role) const {
   TcpHello mine;
-  mine.magic = bytes_of<8>(kMagic);
+  mine.magic = bytes_of<8>(kWireMagic);
   mine.protocol = kProtocol;
   mine.byte_order = own_byte_order();
   mine.layouts = own_layouts();
@@ -213,8 +213,8 @@ bool TcpHandshake::versions_differ(const TcpHello& theirs) {
 void TcpHandshake::take_hello(std::span<const std::byte> bytes) {
   std::ranges::copy(bytes, dialers_.begin());
   const TcpHello theirs = TcpHello::decoded(dialers_);
-  if (theirs.magic != bytes_of<8>(kMagic)) {
-    refuse(ErrorCode::authentication, "magic", std::string(kMagic), hexadecimal(theirs.magic));
+  if (theirs.magic != bytes_of<8>(kWireMagic)) {
+    refuse(ErrorCode::authentication, "magic", std::string(kWireMagic), hexadecimal(theirs.magic));
     return;
   }
   lane_ = {static_cast<int>(std::min<uint32_t>(theirs.from, INT32_MAX)), rank_, theirs.stream_key,
@@ -250,8 +250,8 @@ void TcpHandshake::take_answer(std::span<const std::byte> bytes) {
     refuse(ErrorCode::authentication, field, std::to_string(ours), std::to_string(other));
     return false;
   };
-  if (theirs.magic != bytes_of<8>(kMagic)) {
-    refuse(ErrorCode::authentication, "magic", std::string(kMagic), hexadecimal(theirs.magic));
+  if (theirs.magic != bytes_of<8>(kWireMagic)) {
+    refuse(ErrorCode::authentication, "magic", std::string(kWireMagic), hexadecimal(theirs.magic));
     return;
   }
   const bool holds =

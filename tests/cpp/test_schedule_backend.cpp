@@ -333,7 +333,11 @@ struct Backends {
 
 // ---- simulated worlds ----
 
-constexpr int kLargestSimulated = testing::kThreadSanitizer ? 3 : 8;
+std::vector<int> simulated_sizes() {
+  if (testing::kThreadSanitizer) return {3};
+  if (testing::kSanitizer) return {2, 3, 5};
+  return {1, 2, 3, 4, 5, 6, 7, 8};
+}
 
 /// Runs all the work on all ranks, turned by one thread in an order drawn from `seed`.
 void simulate(Work& work, Backends& backends, uint64_t seed) {
@@ -447,6 +451,7 @@ void simulate_size(int size, const TransportRow& row, uint64_t seed, bool chaoti
   Backends backends(world, row, chaotic ? &chaos : nullptr);
   std::vector<Question> questions = questions_for(size, seed);
   std::shuffle(questions.begin(), questions.end(), std::mt19937_64(seed));
+  if (testing::kSanitizer) questions.resize(questions.size() / 3);
   Work work(std::move(questions), world, row.name == "shm");
   simulate(work, backends, seed);
 }
@@ -455,7 +460,7 @@ void simulate_size(int size, const TransportRow& row, uint64_t seed, bool chaoti
 Question big_question(int size, std::string_view planner, DType dtype) {
   return {.planner = find_planner(Collective::all_reduce, planner),
           .size = size,
-          .count = testing::kThreadSanitizer ? 150'001 : 400'009,
+          .count = testing::kSanitizer ? 150'001 : 400'009,
           .dtype = dtype,
           .seed = 11};
 }
@@ -463,7 +468,7 @@ Question big_question(int size, std::string_view planner, DType dtype) {
 }  // namespace
 
 TEST(simulated_worlds_compute_every_collective) {
-  for (int size = 1; size <= kLargestSimulated; ++size)
+  for (const int size : simulated_sizes())
     for (const TransportRow& row : transports())
       simulate_size(size, row, static_cast<uint64_t>(size) * 100, false);
 }
@@ -471,15 +476,15 @@ TEST(simulated_worlds_compute_every_collective) {
 TEST(simulated_worlds_survive_chaos) {
   const uint64_t seed = std::random_device{}();
   std::cout << "  seed " << seed << std::endl;
-  for (int size = 1; size <= kLargestSimulated; ++size)
+  for (const int size : simulated_sizes())
     for (const TransportRow& row : transports())
       simulate_size(size, row, seed + static_cast<uint64_t>(size), true);
 }
 
 TEST(simulated_worlds_pipeline_lanes_and_segments) {
   for (const TransportRow& row : transports())
-    for (const int size : {2, 3, 5}) {
-      if (size > kLargestSimulated) continue;
+    for (const int size : {3, 2, 5}) {
+      if (testing::kSanitizer && size != 3) continue;
       const testing::Note note("transport ", row.name, ", size ", size);
       const World world(size);
       const ChaosPlan chaos{.seed = 3, .longest_write = 100'000, .longest_read = 100'000};
@@ -507,6 +512,7 @@ TEST(ring_of_three_is_told_from_the_canonical_order) {
 }
 
 TEST(threads_as_ranks_compute_every_collective) {
+  constexpr size_t kEvery = testing::kThreadSanitizer ? 11 : 3;
   for (const TransportRow& row : transports())
     for (const int size : {2, 3, 4}) {
       const testing::Note note("transport ", row.name, ", size ", size);
@@ -516,7 +522,7 @@ TEST(threads_as_ranks_compute_every_collective) {
         // Every rank makes all shares and runs its own: nothing is shared but the channels.
         Work work(questions_for(size, 4), world, false);
         ScheduleBackend& backend = *backends.all[static_cast<size_t>(rank)];
-        for (size_t i = 0; i < work.size(); i += 3) {
+        for (size_t i = 0; i < work.size(); i += kEvery) {
           const testing::Note which(work.question(i).text(), ", rank ", rank);
           Share& share = work.share(i, rank);
           backend.start(share.operation, static_cast<uint32_t>(i));
@@ -660,7 +666,7 @@ TEST(mesh_says_whom_no_transport_reaches) {
 TEST(nothing_is_left_in_the_arenas_when_backends_are_gone) {
   const World world(3);
   const TransportRow& shm = *std::ranges::find(transports(), "shm", &TransportRow::name);
-  for (uint64_t round = 0; round < 3; ++round) {
+  for (uint64_t round = 0; round < (testing::kSanitizer ? 1 : 3); ++round) {
     Backends backends(world, shm, nullptr, round);
     Work work(questions_for(3, round), world, true);
     simulate(work, backends, round);

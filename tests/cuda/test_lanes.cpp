@@ -129,7 +129,7 @@ TEST(cuda_lanes_run_the_schedules_of_every_planner) {
       for (const size_t count : {0, 1, 13, 150}) {
         const Shape shape{.size = size, .count = count, .lanes = 2, .root = size / 2};
         if (!planner.fits(shape)) continue;
-        if (testing::kThreadSanitizer && (count != 13 || size > 4)) continue;
+        if (testing::kSanitizer && (count != 13 || size > 4)) continue;
         const testing::Note note(name_of(planner.collective), " ", planner.name, ", ", size,
                                  " ranks, ", count, " elements, seed ", ++seed);
         // Sums of integers have the same bits in any order.
@@ -140,7 +140,7 @@ TEST(cuda_lanes_run_the_schedules_of_every_planner) {
         run_case({planner, shape, DType::bfloat16, ReduceOp::mean}, seed);
       }
   }
-  CHECK(seed > (testing::kThreadSanitizer ? 20 : 100));
+  CHECK(seed > (testing::kSanitizer ? 20 : 100));
 }
 
 TEST(cuda_lanes_end_when_the_group_is_aborted) {

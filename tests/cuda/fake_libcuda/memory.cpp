@@ -19,7 +19,6 @@ constexpr size_t kPage = 4096;
 constexpr size_t kGranularity = 2 << 20;
 constexpr char kMemfd[] = "fake-cuda";
 
-void* host(DevicePointer address) { return reinterpret_cast<void*>(address); }
 size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 /// New addresses, of a memfd or of nothing (-1).

@@ -178,6 +178,9 @@ int enqueue(State& state, const char* call, CUctx_st* context, CUstream_st* stre
             std::function<void()> finish = nullptr);
 void end_streams(Lock& lock, CUctx_st* context);
 
+/// Memory of "devices" is the process's own.
+inline void* host(DevicePointer address) { return reinterpret_cast<void*>(address); }
+
 // kernels.cpp: kernels for tests of the driver layer itself.
 const Kernel* test_kernel(const std::string& name);
 /// Whether a kernel of this thread went wrong since somebody asked.

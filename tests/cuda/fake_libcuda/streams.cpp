@@ -118,7 +118,6 @@ int enqueue_on(const char* name, CUstream_st* stream,
   });
 }
 
-void* host(DevicePointer address) { return reinterpret_cast<void*>(address); }
 std::atomic_ref<uint32_t> word_at(DevicePointer address) {
   return std::atomic_ref(*static_cast<uint32_t*>(host(address)));
 }
