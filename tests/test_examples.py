@@ -270,7 +270,7 @@ def test_the_program_of_one_process_learns_the_same_on_two_ranks(
         for ranks in (1, 2)
     )
     assert len(alone) == 2 * 8 + 2
-    assert two == pytest.approx(alone, abs=2e-3)  # after 152 steps of Adam
+    assert two == pytest.approx(alone, abs=5e-3)  # after 152 steps of Adam
     assert two[-1] > 0.85
 
 

@@ -17,6 +17,7 @@ using Channels = std::vector<std::unique_ptr<Channel>>;
 constexpr uint64_t kStream = 99;
 constexpr int kLanes = 2;
 constexpr int kSeeds = 4;  // 0 is without chaos
+constexpr size_t kExchanged = testing::kSanitizer ? 100'001 : 700'001;
 
 Channels wait_for(Connecting& connecting) {
   for (;;) {
@@ -185,11 +186,12 @@ TEST(channels_carry_small_big_and_odd_runs_in_order) {
 
 TEST(channels_go_both_ways_at_once_and_wrap) {
   for_each_transport(
-      [](const TransportRow& row, int seed) { exchange(row, seed, 700'001, false); });
+      [](const TransportRow& row, int seed) { exchange(row, seed, kExchanged, false); });
 }
 
 TEST(channels_read_arena_memory_before_they_say_drained) {
-  for_each_transport([](const TransportRow& row, int seed) { exchange(row, seed, 700'001, true); });
+  for_each_transport(
+      [](const TransportRow& row, int seed) { exchange(row, seed, kExchanged, true); });
 }
 
 TEST(channels_of_two_lanes_do_not_wait_for_each_other) {
