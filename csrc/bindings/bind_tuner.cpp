@@ -8,7 +8,6 @@
 #include "backends/schedule_backend.h"
 #include "bindings/bind.h"
 #include "bindings/schedules.h"
-#include "stream/stream_page.h"
 
 namespace farandole {
 namespace {
@@ -92,16 +91,6 @@ double passes_of(const std::string& path, const std::string& collective, int ran
   return row->passes(collective_of(collective), ranks);
 }
 
-/// Sizes in bytes at which something else is done: by path, then by what it is of.
-py::dict limits() {
-  py::dict bytes;
-  for (const PathRow* row : path_table()) bytes[py::str(row->name)] = row->most_bytes;
-  bytes["piece of one_shot"] = kOneShotPiece;
-  bytes["block of cico"] = kStagingChunk;
-  bytes["handed in"] = path_named("mapped")->least_bytes(Collective::gather);
-  return bytes;
-}
-
 }  // namespace
 
 void bind_tuner(py::module_& module) {
@@ -139,8 +128,6 @@ void bind_tuner(py::module_& module) {
              "the longest input (None: any), whether they need mapped memory or go by address.");
   tuning.def("passes", passes_of, py::arg("path"), py::arg("collective"), py::arg("ranks"),
              "How often a path reads or copies as many bytes as a rank's input has.");
-  tuning.def("limits", limits,
-             "Bytes: the longest input of every path, and where a path does something else.");
   tuning.def(
       "split",
       [](size_t bytes) {

@@ -105,12 +105,12 @@ void submit(const PluginAsk* ask, int32_t wait) {
   }
 }
 
-int32_t members(uint32_t set, int32_t* place) {
+int32_t members(uint32_t set, int32_t* rank) {
   try {
     const std::shared_ptr<PyNames> world = names_for_plugins();
     if (!world) return 0;
-    const auto [size, mine] = world->named->place_in(set);
-    *place = mine;
+    const auto [size, mine] = world->named->size_and_rank(set);
+    *rank = mine;
     return size;
   } catch (const std::exception&) {
     return 0;  // what is wrong is said when something is submitted

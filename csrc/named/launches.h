@@ -1,4 +1,4 @@
-// OrderedPart operations by name on their way through the engine: packed, run, unpacked.
+// Operations by name on their way through the engine: packed, run, unpacked.
 //
 //   order ─plan─► waiting ─fill─► running (in the stream of their set) ─unpack─► finished
 //

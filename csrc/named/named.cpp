@@ -84,7 +84,7 @@ Named::SetState& Named::set_for(uint32_t number) {
   return state;
 }
 
-std::pair<int, int> Named::place_in(uint32_t set) {
+std::pair<int, int> Named::size_and_rank(uint32_t set) {
   const std::lock_guard lock(mutex_);
   const NamedSet& found = set_for(set).set;
   return {found.size(), found.rank};

@@ -48,7 +48,7 @@ class Named : public Task {
 
   /// How many members a set has, and which of them this rank is. Throws Error(invalid_argument) on
   /// others.
-  std::pair<int, int> place_in(uint32_t set);
+  std::pair<int, int> size_and_rank(uint32_t set);
   /// Puts an operation on its way. Buffers stay the caller's to keep until it has finished.
   /// Throws Error(invalid_argument), also for a name that is in flight already.
   NamedRequest* submit(const NamedCall& call);

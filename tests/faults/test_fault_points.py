@@ -14,6 +14,7 @@ import pytest
 
 import farandole as fd
 import harness
+from core_testing import testing
 from farandole import _core
 from farandole._world import world as world_group
 from harness import World
@@ -22,7 +23,7 @@ from harness import World
 pytestmark = pytest.mark.timeout(1200)
 
 Spawn = Callable[..., World]
-BLOCK = _core.tuning.limits()["block of cico"]  # elements: some blocks
+BLOCK = testing.limits()["block of cico"]  # elements: some blocks
 
 POINTS = {  # operations that come by the point
     "stream.post": [("all_reduce", 10, False), ("all_reduce", 1000, False), ("barrier", 0, False),

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import farandole as fd
+from core_testing import testing
 from farandole import _core
 from harness import World
 
@@ -35,7 +36,7 @@ ROOTED = ["broadcast", "reduce", "gather", "scatter"]
 FOLDING = ["all_reduce", "reduce_scatter", "reduce"]
 KINDS = ["all_reduce", "reduce_scatter", "all_gather", *ROOTED, "all_to_all"]
 WINDOWS = ["all_reduce", "reduce", "gather"]
-LIMITS = _core.tuning.limits()
+LIMITS = testing.limits()
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

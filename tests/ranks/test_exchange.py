@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import farandole as fd
-from farandole import _core
+from core_testing import testing
 from harness import World
 
 WORLDS = [1, 2, 3, 5, 8]
 PATHS = ["ll", "one_shot", "cico"]
 LARGEST = [0, 1, 7, 700, 40_000]  # rows: all paths
-MOST = _core.tuning.limits()  # bytes of the longest input
+MOST = testing.limits()  # bytes of the longest input
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 import farandole as fd
+from core_testing import testing
 from farandole import _core, cli
 from farandole._tune import fit, kept, table
 from farandole.cli import _why
 from farandole.cli.tune import _keep
 
 tuning = _core.tuning
-LIMITS = tuning.limits()
+LIMITS = testing.limits()
 LINES, ONE_SHOT = LIMITS["ll"], LIMITS["one_shot"]
 NAMES = [name for name, _ in tuning.fields()]
 COLLECTIVES = sorted({p["collective"] for p in _core.schedule.planners()})

@@ -10,6 +10,7 @@ namespace farandole {
 namespace py = pybind11;
 
 void bind_folds(py::module_& testing);
+void bind_limits(py::module_& testing);
 void bind_plans(py::module_& testing);
 void bind_proofs(py::module_& testing);
 void bind_simulations(py::module_& testing);

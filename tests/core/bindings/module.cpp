@@ -6,6 +6,7 @@ PYBIND11_MODULE(_core_testing, module) {
   module.doc() = "The parts of farandole's core, for its own tests.";
   py::module_::import("farandole._core");  // knows our errors as Python's, and HyperParameters
   bind_folds(module);
+  bind_limits(module);
   bind_plans(module);
   bind_proofs(module);
   bind_simulations(module);
