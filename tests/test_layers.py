@@ -28,7 +28,7 @@ ALLOWED = {
     "group": POLLED | {"fold"},
     "named": POLLED | {"group", "fold"},
     "fusion": POLLED | {"group", "fold"},
-    "jax": POLLED | {"named", "fusion", "group", "fold"},
+    "jax": POLLED | {"fusion", "group", "fold"},
     "cuda": {"cuda/kernels", "fold", "schedule"},
     "cuda/kernels": set(),  # compiled by nvcc, too
     "cuda/driver": set(),

@@ -33,11 +33,7 @@ void show_addresses(const Operation& operation, const StreamMemory& memory) {
 void DirectOperation::start(const Operation& operation, const StreamMemory& memory) {
   operation_ = &operation;
   memory_ = &memory;
-  shape_.rank = memory.rank;
-  shape_.size = memory.size();
-  shape_.count = operation.count;
-  shape_.counts = operation.counts;
-  shape_.root = operation.root;
+  shape_ = shape_of(operation, memory.rank, memory.size());
 }
 
 uint64_t DirectOperation::address(int r, std::atomic<uint64_t> Addresses::* which) const {

@@ -126,8 +126,7 @@ size_t LaneCursor::run_locally(const Step& step, size_t budget) {
 void LaneCursor::take(const Step& step, const std::byte* arrived, size_t count) {
   std::byte* out = work_->at(step.recv) + received_;
   if (step.action == Action::store) {
-    store_step(out, arrived, step.leaf_arrived, step.finish, count, work_->dtype, work_->op,
-               work_->scales);
+    store_step(out, arrived, step.leaf_arrived, step.finish, count, work_->dtype, work_->scales);
     return;
   }
   const std::byte* held = step.held.count == 0 ? out : work_->at(step.held) + received_;

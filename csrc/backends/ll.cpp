@@ -104,7 +104,7 @@ constinit extern const PathRow kLl{
     .name = "ll",
     .make = make_path<Ll>,
     .most_bytes = kLines * kLinePayload,
-    .agreement = Agreement::in_data,
+    .agrees_by = AgreesBy::in_data,
     .usual = {.start = 0.5e-6, .byte = 1 / 25e9},
     // Everybody's lines are copied out whole before they are looked at.
     .passes = [](Collective kind, double size) {

@@ -68,7 +68,7 @@ Refusal refusal(const PathRow& row, const PathQuestion& q, const PathRow& first)
   if (early != Refusal::none || !row.mapped) return early;
   if (!q.shared) return Refusal::memory;
   if (q.bytes < row.least_bytes(q.kind)) return Refusal::too_short;
-  return first.agreement == Agreement::in_data ? Refusal::too_late : Refusal::none;
+  return first.agrees_by == AgreesBy::in_data ? Refusal::too_late : Refusal::none;
 }
 
 }  // namespace

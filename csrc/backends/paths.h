@@ -22,7 +22,7 @@ struct PathCosts {
 };
 
 /// How ranks learn that all have started the same operation.
-enum class Agreement : uint8_t {
+enum class AgreesBy : uint8_t {
   posts,      // they compare what they have posted, and only then look at data
   meanwhile,  // they show data while they compare
   in_data,    // the data carry it; nobody looks at posts, nor at where buffers lie
@@ -41,7 +41,7 @@ struct PathRow {
   uint32_t kinds = kAnyCollective;  // a bit for each collective
   size_t most_bytes = kUnlimited;   // of the longest input
   size_t (*least_bytes)(Collective) = [](Collective) -> size_t { return 0; };
-  Agreement agreement = Agreement::posts;
+  AgreesBy agrees_by = AgreesBy::posts;
   Alone alone = Alone::as_ever;
   bool mapped = false;      // needs input and output in memory that all ranks map
   bool by_address = false;  // reaches other ranks' memory by address

@@ -103,13 +103,8 @@ ScheduleBackend::ScheduleBackend(ScheduleGroup group, Connect connect, std::shar
 }
 
 Shape ScheduleBackend::shape_of(const Operation& operation) const {
-  Shape shape;
-  shape.rank = group_.rank;
-  shape.size = group_.size;
+  Shape shape = farandole::shape_of(operation, group_.rank, group_.size);
   shape.host_of = group_.host_of;
-  shape.count = operation.count;
-  shape.counts = operation.counts;
-  shape.root = operation.root;
   require_valid(operation.kind, shape);
   const size_t element = size_of(dtype_of(operation));
   const Split split = default_split(largest_transfer(operation.kind, shape) * element);

@@ -11,12 +11,7 @@ namespace {
 
 /// Of the longest input, which all ranks know: a rank's own may be shorter.
 size_t longest_bytes(const Operation& o, int size) {
-  Shape shape;
-  shape.size = size;
-  shape.count = o.count;
-  shape.counts = o.counts;
-  shape.root = o.root;
-  return longest_input(o.kind, shape) * size_of(o.input.dtype);
+  return longest_input(o.kind, shape_of(o, 0, size)) * size_of(o.input.dtype);
 }
 
 }  // namespace
@@ -50,7 +45,7 @@ void ShmDirect::start(const Operation& o, uint32_t) {
   forced_ = o.algorithm.empty() ? nullptr : path_named(o.algorithm);
   path_ = &path(forced_ != nullptr ? *forced_ : *choose_path(question(o, false), tuning_));
   // Where nobody looks at addresses, nobody waits for a line that peers have just read.
-  if (row_->agreement != Agreement::in_data) show_addresses(o, memory_);
+  if (row_->agrees_by != AgreesBy::in_data) show_addresses(o, memory_);
   path_->start(o);
 }
 
@@ -79,7 +74,7 @@ std::string ShmDirect::ways_for(const Operation& o) const {
 }
 
 bool ShmDirect::agrees_in_data() const {
-  return row_ != nullptr && row_->agreement != Agreement::posts;
+  return row_ != nullptr && row_->agrees_by != AgreesBy::posts;
 }
 
 void ShmDirect::agreed() {
@@ -108,7 +103,7 @@ void ShmDirect::choose_by_places() {
 
 Progress ShmDirect::poll(TimePoint until) {
   if (path_ == nullptr) return Progress::finished;
-  if (!agreed_ && row_->agreement == Agreement::meanwhile) {
+  if (!agreed_ && row_->agrees_by == AgreesBy::meanwhile) {
     if (compare_posts(memory_) != Posts::same)
       return path_->show() ? Progress::moved : Progress::idle;
     agreed();
@@ -118,7 +113,7 @@ Progress ShmDirect::poll(TimePoint until) {
 
 std::vector<int> ShmDirect::lacking() const {
   if (path_ == nullptr) return {};
-  return agreed_ || row_->agreement == Agreement::in_data ? path_->lacking() : std::vector<int>();
+  return agreed_ || row_->agrees_by == AgreesBy::in_data ? path_->lacking() : std::vector<int>();
 }
 
 std::string_view ShmDirect::way() const { return row_ == nullptr ? "barrier" : row_->name; }

@@ -27,6 +27,10 @@ Error invalid_argument(const std::string& verdict) {
   return Error(ErrorCode::invalid_argument, verdict);
 }
 
+Error left_world() {
+  return Error(ErrorCode::not_initialized, "this rank has left the world by shutdown()");
+}
+
 std::string describe_ranks(const std::vector<int>& ranks) {
   std::string text;
   for (size_t i = 0; i < ranks.size();) {

@@ -112,6 +112,8 @@ class Error : public std::runtime_error {
 };
 
 Error invalid_argument(const std::string& verdict);
+/// What a call gets after shutdown().
+Error left_world();
 
 /// "0, 2-4" for {0, 2, 3, 4}.
 std::string describe_ranks(const std::vector<int>& ranks);

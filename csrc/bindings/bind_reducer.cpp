@@ -85,7 +85,6 @@ void bind_reducer(py::module_& module) {
                                return dims;
                              })
       .def_property_readonly("key", &Reducer::key)
-      .def_property_readonly("blocked_seconds", &Reducer::blocked_seconds)
       .def("memory", [](Reducer& r, size_t bucket) {
         return std::make_shared<SharedMemory>(
             SharedMemory{r.memory(bucket), r.buckets()[bucket].bytes()});

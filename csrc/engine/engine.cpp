@@ -194,8 +194,7 @@ void Engine::let_go() {
 // ---- submissions ----
 
 void Engine::note_arrival(Request& request) {
-  if (left_.load(std::memory_order_relaxed))
-    throw Error(ErrorCode::not_initialized, "this rank has left the world by shutdown()");
+  if (left_.load(std::memory_order_relaxed)) throw left_world();
   request.submitted = trace() != nullptr ? now() : TimePoint{};
   in_flight_.fetch_add(1);  // seq_cst; partner: Driver::progress_main
 }

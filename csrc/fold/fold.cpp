@@ -195,7 +195,7 @@ void fold_step(std::byte* out, const std::byte* arrived, Side arrived_is, bool a
 }
 
 void store_step(std::byte* out, const std::byte* arrived, bool arrived_is_leaf, bool finish,
-                size_t count, DType dtype, ReduceOp /*op*/, const Scales& scales) {
+                size_t count, DType dtype, const Scales& scales) {
   const Scale first = arrived_is_leaf ? scales.leaf : Scale{};
   const Scale last = finish ? scales.finish : Scale{};
   if (first.is_identity() || last.is_identity())

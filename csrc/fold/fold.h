@@ -72,7 +72,7 @@ void fold_step(std::byte* out, const std::byte* arrived, Side arrived_is, bool a
 
 /// One store of a schedule: out = arrived, prescaled when a leaf, scaled when it finishes.
 void store_step(std::byte* out, const std::byte* arrived, bool arrived_is_leaf, bool finish,
-                size_t count, DType dtype, ReduceOp op, const Scales& scales);
+                size_t count, DType dtype, const Scales& scales);
 
 /// The variants this build has and this processor runs, slowest first. All give the same bits.
 std::span<const std::string_view> instruction_sets();

@@ -16,8 +16,8 @@ std::string describe(const Parameter& p) {
 
 }  // namespace
 
-std::vector<std::byte> Agreement::gather(const std::string& name, const void* mine,
-                                         size_t bytes) const {
+std::vector<std::byte> OptionsAgreement::gather(const std::string& name, const void* mine,
+                                                size_t bytes) const {
   std::vector<std::byte> all(bytes * static_cast<size_t>(group_.size()));
   Options o{{Collective::all_gather}};
   o.name = name;
@@ -28,8 +28,8 @@ std::vector<std::byte> Agreement::gather(const std::string& name, const void* mi
   return all;
 }
 
-void Agreement::require_same(const std::string& field, const std::string& text,
-                             const std::string& verdict, const std::string& advice) const {
+void OptionsAgreement::require_same(const std::string& field, const std::string& text,
+                                    const std::string& verdict, const std::string& advice) const {
   std::vector<char> mine(kRowBytes);
   std::memcpy(mine.data(), text.data(), std::min(text.size(), kRowBytes - 1));
   const auto rows = gather(field + " of " + label_, mine.data(), kRowBytes);
@@ -49,8 +49,8 @@ void Agreement::require_same(const std::string& field, const std::string& text,
   throw Error(ErrorCode::mismatch, what, std::move(where), advice);
 }
 
-void Agreement::require_same_plan(std::span<const Parameter> parameters,
-                                  std::span<const Bucket> buckets) const {
+void OptionsAgreement::require_same_plan(std::span<const Parameter> parameters,
+                                         std::span<const Bucket> buckets) const {
   const uint64_t mine[] = {fingerprint(parameters, buckets), parameters.size()};
   const auto all = gather("plan of " + label_, mine, sizeof mine);
   bool same = true;

@@ -11,10 +11,10 @@
 namespace farandole {
 
 /// Collective, all of it: every rank asks the same questions in the same order.
-class Agreement {
+class OptionsAgreement {
  public:
   /// `label`: what is agreed about. `interrupted` is that of Group::wait_for.
-  Agreement(Group& group, std::string label, std::function<void()> interrupted)
+  OptionsAgreement(Group& group, std::string label, std::function<void()> interrupted)
       : group_(group), label_(std::move(label)), interrupted_(std::move(interrupted)) {}
 
   /// Throws Error(mismatch) on every rank, naming who gave what, unless all gave the same text.

@@ -35,7 +35,7 @@ Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> parameters
       throw Error(ErrorCode::invalid_argument, std::string(name_of(options_.op)) +
                                                    " has no meaning on parameter '" + p.name +
                                                    "' of dtype " + std::string(name_of(p.dtype)));
-  const Agreement agreement(*group_, options_.label, interrupted);
+  const OptionsAgreement agreement(*group_, options_.label, interrupted);
   agreement.require_same("reduction", words(options_),
                          "ranks reduce " + options_.label + " differently",
                          "give every rank the same options and the same FARANDOLE_BUCKET_BYTES");
@@ -176,7 +176,6 @@ void Reducer::launch_rest() {
 
 bool Reducer::wait(Deadline until) {
   const TraceSpan waiting(group_->engine()->trace(), TraceKind::final_wait, options_.label);
-  const TimePoint begin = now();
   std::optional<Error> first;
   try {
     launch_rest();
@@ -184,7 +183,6 @@ bool Reducer::wait(Deadline until) {
     first = error;
   }
   const bool over = step_->wait(until, first);
-  blocked_seconds_ += seconds(now() - begin);
   if (!over) return false;
   const std::vector<int> quitters = step_->quitters(used_->data() + 2 * parameters_.size());
   std::optional<size_t> differs;

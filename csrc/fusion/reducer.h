@@ -36,7 +36,7 @@ struct ReducerOptions {
   double prescale = 1;
   double postscale = 1;
   BucketLimits limits;
-  bool overlap = true;           // false: everything is launched in wait()
+  bool overlap = true;           // false: everything is launched in launch_rest()
   bool sparse_as_dense = false;  // sparse gradients keep their room in the buckets
   std::string label = "gradients";
 };
@@ -70,7 +70,7 @@ class Reducer {
   void lend(int parameter, std::byte* gradient, std::shared_ptr<const void> owner,
             int sparse_dims = 0);
   /// After all mark_ready() and lend() of the step have returned: launches what never became ready
-  /// (as zeros). No step is left open afterwards.
+  /// (as zeros). Waits for nobody; the step stays open until wait() or drain().
   void launch_rest();
   /// Drives until this step's buckets are reduced; false when `until` passes first. Throws the
   /// verdict, or RemoteError when a rank abandoned its backward, or Error(mismatch) on all ranks
@@ -123,8 +123,6 @@ class Reducer {
   /// Of the stream: the same on all ranks, and no other reducer's.
   uint64_t key() const { return stream()->key(); }
   const std::shared_ptr<Stream>& stream() const { return step_->stream(); }
-  /// Seconds that wait() spent blocked, over all steps.
-  double blocked_seconds() const { return blocked_seconds_; }
 
  private:
   void note_arrival(size_t parameter, int sparse_dims = 0);
@@ -173,7 +171,6 @@ class Reducer {
   // By parameter the largest of `marked_` of all ranks, and again the smallest (as what lacks to
   // 255); then, by rank, who abandoned its backward. Shared with the operation in flight.
   std::shared_ptr<std::vector<uint8_t>> used_ = std::make_shared<std::vector<uint8_t>>();
-  double blocked_seconds_ = 0;
 };
 
 }  // namespace farandole

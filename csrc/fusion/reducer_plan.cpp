@@ -34,7 +34,7 @@ void Reducer::refuse_layouts(size_t i, int mine) const {
                                          : "sparse in " + std::to_string(mine) + " dimensions";
   const int most = (*used_)[i], least = kAll - (*used_)[parameters_.size() + i];
   if (most != least)
-    Agreement(*group_, options_.label, [] {})
+    OptionsAgreement(*group_, options_.label, [] {})
         .require_same("layout of '" + name + "'", layout,
                       "ranks have gradients of different layouts of '" + name + "'", advice);
   throw Error(ErrorCode::invalid_argument,

@@ -68,7 +68,7 @@ ShardedUpdate::ShardedUpdate(std::shared_ptr<Group> group, std::vector<Parameter
       throw Error(ErrorCode::invalid_argument, "parameter '" + p.name + "' is " +
                                                    std::string(name_of(p.dtype)) +
                                                    "; a sharded update takes float32 and float64");
-  const Agreement agreement(*group_, options_.label, interrupted_);
+  const OptionsAgreement agreement(*group_, options_.label, interrupted_);
   agreement.require_same("reduction", describe(options_),
                          "ranks reduce " + options_.label + " differently",
                          "give every rank the same options and the same FARANDOLE_BUCKET_BYTES");
@@ -198,7 +198,7 @@ std::vector<std::string> ShardedUpdate::facts() const {
 
 void ShardedUpdate::refuse_differences() {
   if (equal_everywhere(flags_->data() + flags_->size() - 2 * kHashBytes)) return;
-  const Agreement agreement(*group_, options_.label, interrupted_);
+  const OptionsAgreement agreement(*group_, options_.label, interrupted_);
   const std::vector<std::string> texts = facts();
   agreement.require_same("number of parameter groups", std::to_string(groups_.size()),
                          "ranks have different parameter groups", "give every rank the same");

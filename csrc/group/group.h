@@ -53,16 +53,17 @@ class Group : public std::enable_shared_from_this<Group> {
   const std::vector<int>& members() const { return membership_.members; }  // world ranks
   const std::shared_ptr<Engine>& engine() const { return engine_; }
 
-  /// Checks the operation on this rank and puts it into program order. `wait`: the caller will
-  /// wait for it at once. Throws Error(invalid_argument) before anything is sent.
+  /// Checks the operation on this rank and puts it into program order. `caller_waits`: it
+  /// will wait for it at once. Throws Error(invalid_argument) before anything is sent.
   Handle submit(Buffer input, Buffer output, Options options, bool caller_waits = false);
-  /// The same for a caller that waits at once: drives for at most `looks` looks. An empty handle
+  /// The same, in a stream of its own order, by any thread.
+  Handle submit_to(const std::shared_ptr<Stream>& stream, Buffer input, Buffer output,
+                   Options options, bool caller_waits = false);
+  /// submit() for a caller that waits at once: drives for at most `looks` looks. An empty handle
   /// means that the operation is complete. Throws its error. What says the same as the call before
   /// it is not checked again: that would be a tenth of the smallest operations' time.
   Handle run(const PlainCall& call, int looks);
-  Handle submit_to(const std::shared_ptr<Stream>& stream, Buffer input, Buffer output,
-                   Options options, bool caller_waits = false);
-  /// The same for a caller that waits a little later, from any thread: drives at once for at most
+  /// submit_to() for a caller that waits a little later: drives at once for at most
   /// `looks` looks.
   Handle begin_on(const std::shared_ptr<Stream>& stream, CollectiveCall call, int looks);
 

@@ -143,12 +143,16 @@ void Coordinator::count(Tally& tally, TimePoint when) {
     tally.counted = barrier ? &barriers_ : note_of(tally).empty() ? nullptr : &parts_;
     if (tally.counted != nullptr) ++*tally.counted;
   }
-  if (!tally.complete && is_complete(tally)) {
-    tally.complete = true;
-    complete_.push_back(&tally);
-  } else if (tally.counted != nullptr && parts_ > 0 && barriers_ > 0) {
+  if (!note_if_complete(tally) && tally.counted != nullptr && parts_ > 0 && barriers_ > 0)
     end_abandoned(tally);
-  }
+}
+
+/// Whether it has just become complete.
+bool Coordinator::note_if_complete(Tally& tally) {
+  if (tally.complete || !is_complete(tally)) return false;
+  tally.complete = true;
+  complete_.push_back(&tally);
+  return true;
 }
 
 void Coordinator::forget_count(Tally& tally) {
@@ -172,10 +176,7 @@ void Coordinator::take_join(int rank, int64_t when) {
   }
   ++joined_count_;
   for (auto& [key, tally] : tallies_)
-    if (tally->offered > 0 && !tally->complete && is_complete(*tally)) {
-      tally->complete = true;
-      complete_.push_back(tally.get());
-    }
+    if (tally->offered > 0) note_if_complete(*tally);
 }
 
 // ---- calls that were left ----

@@ -38,7 +38,7 @@ Named::Named(Group& world, NamedOptions options)
 Named::~Named() {
   for (NamedRequest& request : requests_) {
     if (request.listener == nullptr || request.waits) continue;
-    request.error.emplace(ErrorCode::not_initialized, "this rank has left the world by shutdown()");
+    request.error = left_world();
     std::exchange(request.listener, nullptr)->finished(request);
   }
 }
@@ -93,8 +93,7 @@ std::pair<int, int> Named::size_and_rank(uint32_t set) {
 // ---- submissions ----
 
 NamedRequest* Named::submit(const NamedCall& call) {
-  if (engine_.has_left())
-    throw Error(ErrorCode::not_initialized, "this rank has left the world by shutdown()");
+  if (engine_.has_left()) throw left_world();
   NamedRequest* request = nullptr;
   {
     const std::lock_guard lock(mutex_);
@@ -143,8 +142,7 @@ NamedRequest* Named::submit(const NamedCall& call) {
 }
 
 NamedRequest* Named::join(NamedListener* listener, bool waits) {
-  if (engine_.has_left())
-    throw Error(ErrorCode::not_initialized, "this rank has left the world by shutdown()");
+  if (engine_.has_left()) throw left_world();
   NamedRequest* request = nullptr;
   {
     const std::lock_guard lock(mutex_);

@@ -110,7 +110,7 @@ class Named : public Task {
   void part_from_name(NamedRequest& request);
   void fail_unordered(SetState& state, const Error& error);
   void hold_for(bool& held, bool needed);
-  // named_watch.cpp
+  // watch.cpp
   void check_ranks();
   void check_joins();
   void check_requests(TimePoint when);

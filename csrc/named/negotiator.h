@@ -173,6 +173,7 @@ class Coordinator {
   void take_full(int rank, uint32_t number, Signature signature, TimePoint when);
   void take_join(int rank, int64_t when);
   void count(Tally& tally, TimePoint when);
+  bool note_if_complete(Tally& tally);
   void forget_count(Tally& tally);
   bool has_offered(const Tally& tally, int rank) const;
   std::vector<int> present_of(const Tally& tally) const;

@@ -1,4 +1,4 @@
-// One operation by name, as it is tensor_given for and as it is on its way.
+// One operation by name, as it is asked for and as it is on its way.
 #pragma once
 
 #include <atomic>

@@ -59,4 +59,15 @@ struct Operation : CollectiveSpec {
   Completion completion;
 };
 
+/// As one of `size` ranks sees it.
+inline Shape shape_of(const Operation& operation, int rank, int size) {
+  Shape shape;
+  shape.rank = rank;
+  shape.size = size;
+  shape.count = operation.count;
+  shape.counts = operation.counts;
+  shape.root = operation.root;
+  return shape;
+}
+
 }  // namespace farandole

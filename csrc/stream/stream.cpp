@@ -120,11 +120,16 @@ bool Stream::drop_refused() {
   const std::shared_ptr<Bundle>& bundle = operation().bundle;
   if (!bundle || !bundle->refused()) return false;
   queue_.front()->error = bundle->refused();
+  give_back();
+  return true;
+}
+
+/// The front request, whose error is set.
+void Stream::give_back() {
   std::shared_ptr<Request> request = std::move(queue_.front());
   queue_.pop_front();
   request->finished.store(true, std::memory_order_release);  // partner: Handle::done
   finished_.push_back(std::move(request));
-  return true;
 }
 
 void Stream::begin() {
@@ -231,10 +236,7 @@ void Stream::finish(std::optional<Error> error) {
     log(LogLevel::debug, title() + (queue_.front()->error ? " failed" : " went by ") +
                              std::string(queue_.front()->error ? "" : path));
   enter(Phase::resting);
-  std::shared_ptr<Request> request = std::move(queue_.front());
-  queue_.pop_front();
-  request->finished.store(true, std::memory_order_release);  // partner: Handle::done
-  finished_.push_back(std::move(request));
+  give_back();
   backend_ = nullptr;
 }
 

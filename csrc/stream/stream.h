@@ -94,6 +94,7 @@ class Stream {
   static constexpr int kLooksBetweenPosts = 16;  // each takes a line that a peer is about to write
 
   bool drop_refused();
+  void give_back();
   void begin();
   void enter(Phase next);
   Trace* trace() const { return around_.trace->load(std::memory_order_acquire); }

@@ -157,7 +157,7 @@ py::bytes py_store_step(std::string_view dtype, std::string_view op, const py::b
   Guarded a(view(arrived.request()), 0);
   const size_t bytes = view(arrived.request()).size();
   Guarded out(bytes, 0);
-  store_step(out.data(), a.data(), arrived_is_leaf, finish, bytes / size_of(type), type, op_of(op),
+  store_step(out.data(), a.data(), arrived_is_leaf, finish, bytes / size_of(type), type,
              scales_for(type, op_of(op), prescale, postscale, size));
   return out.content();
 }
