@@ -24,16 +24,6 @@ const T& pick(SimRandom& random, const std::vector<T>& from) {
 
 bool one_in(SimRandom& random, uint64_t n) { return random() % n == 0; }
 
-Shape shape_of(const Operation& o, int size, int rank) {
-  Shape shape;
-  shape.rank = rank;
-  shape.size = size;
-  shape.count = o.count;
-  shape.counts = o.counts;
-  shape.root = o.root;
-  return shape;
-}
-
 // ---- the question ----
 
 size_t draw_count(SimRandom& random, int size) {
@@ -85,7 +75,7 @@ Operation draw_question(SimRandom& random, int size) {
 /// Any path or planner that takes the question; its level follows from it.
 void draw_algorithm(SimRandom& random, const std::vector<int>& host_of, int size, Operation& o) {
   if (o.kind == Collective::barrier || one_in(random, 3)) return;
-  Shape shape = shape_of(o, size, 0);
+  Shape shape = shape_of(o, 0, size);
   shape.host_of = host_of;
   const size_t bytes = longest_input(o.kind, shape) * size_of(o.input.dtype);
   std::vector<std::string> able = {"schedule"};
@@ -153,7 +143,7 @@ Bytes cut(const Bytes& whole, Slice slice, size_t element) {
 Bytes reference(int rank, const std::vector<Bytes>& inputs, const Bytes& total,
                 const Operation& o) {
   const int size = static_cast<int>(inputs.size());
-  const Shape shape = shape_of(o, size, rank);
+  const Shape shape = shape_of(o, rank, size);
   const size_t element = size_of(o.input.dtype);
   const Bytes& given = inputs[static_cast<size_t>(o.root)];
   Bytes joined;
@@ -224,7 +214,7 @@ size_t in_place_at(const Operation& o, int size, int rank) {
     case Collective::gather:
     case Collective::reduce_scatter:
     case Collective::scatter:
-      return share_of(o.kind, shape_of(o, size, rank), rank).offset * size_of(o.input.dtype);
+      return share_of(o.kind, shape_of(o, rank, size), rank).offset * size_of(o.input.dtype);
     default:
       return 0;
   }
@@ -276,7 +266,7 @@ SimOperation draw_operation(SimRandom& random, const std::vector<std::shared_ptr
   }
   std::vector<Bytes> inputs;
   for (int r = 0; r < size; ++r)
-    inputs.push_back(draw_data(random, what, sizes_of(what.kind, shape_of(what, size, r)).input));
+    inputs.push_back(draw_data(random, what, sizes_of(what.kind, shape_of(what, r, size)).input));
   std::vector<Bytes> expected = references(inputs, what);
 
   SimOperation drawn;
