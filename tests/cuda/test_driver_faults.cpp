@@ -149,8 +149,7 @@ void check_failures(bool virtual_memory) {
   for (const auto& [call, times] : calls_of_all(virtual_memory)) {
     if (call == "cuCtxPopCurrent") continue;  // it cannot fail for a context that is pushed
     for (const StatusRow& row : status_rows())
-      if (!testing::kSanitizer || row.code % 7 == 0)
-        check_failure(call, 1, row, virtual_memory);
+      if (!testing::kSanitizer || row.code % 7 == 0) check_failure(call, 1, row, virtual_memory);
     for (int nth = 2; nth <= (testing::kThreadSanitizer ? std::min(times, 2) : times); ++nth)
       for (const DriverCode code : {kOutOfMemory, 700})
         check_failure(call, nth, *find_status(code), virtual_memory);
