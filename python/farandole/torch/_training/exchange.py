@@ -253,6 +253,17 @@ class GradientExchange(Hooked):
             self._fail_pass()
         raise why
 
+    def reduce(self) -> None:
+        """Reduces what stands, whether or not a pass of this rank brought it. For gradients that a
+        rank has computed in several parts (parts.py)."""
+        self._begin(reducing=True)
+        self._finish_pass()
+
+    def abandon(self) -> None:
+        """Tells the other ranks, which may reduce, that this one will not."""
+        self._begin(reducing=True)
+        self._fail_pass()
+
     # While this rank has joined, the reducer takes part in the others' steps by itself.
 
     def before_joining(self) -> None:
