@@ -326,6 +326,17 @@ def buffers_are_the_mean_of_the_parts() -> None:
     assert digest(layer.state_dict()) == before
 
 
+@on_ranks(3)
+def every_part_of_every_batch_draws_other_numbers() -> None:
+    batches = hvd.GlobalBatch(loader(X), logical_ranks=PARTS)
+    drawn = {
+        (batches.epoch, batches.part, float(torch.rand(()))) for _ in range(2) for _ in batches
+    }
+    everywhere = set().union(*hvd.allgather_object(drawn))
+    assert len({number for *_, number in everywhere}) == len(everywhere) == 2 * 5 * PARTS
+    assert hvd.allgather_object(len(drawn)) == [10, 10, 20]
+
+
 # ---- what goes wrong ----
 
 
@@ -412,11 +423,10 @@ def loops_that_are_wrong_are_refused_on_every_rank() -> None:
             for p in model.parameters():
                 p.grad = torch.ones_like(p)
 
-    def fails(loss: Any, _: Any, __: Any, batches: Any) -> None:
-        scaled = batches.scale_loss(loss)
+    def fails(loss: Any, model: Any, _: Any, batches: Any) -> None:
         if not batches.sync_gradients:
-            scaled = Fails.apply(scaled)  # type: ignore[no-untyped-call]
-        scaled.backward()
+            loss = model[2](Fails.apply(model[1](model[0](X)))).mean()
+        batches.scale_loss(loss).backward()
 
     wrong("zero_grad() in the middle of a global batch", zeros)
     wrong("step() in the middle of a global batch", steps)
@@ -426,9 +436,9 @@ def loops_that_are_wrong_are_refused_on_every_rank() -> None:
 
 class Fails(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, loss: torch.Tensor) -> torch.Tensor:
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
         del context
-        return loss.clone()
+        return x.clone()
 
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> Any:

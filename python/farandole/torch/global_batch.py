@@ -163,7 +163,8 @@ class GlobalBatch:
             try:
                 yield micro.batch
             finally:
-                self._hold(False)
+                if loop == self._loops:
+                    self._hold(False)
             if loop != self._loops:
                 raise InvalidArgument(
                     "another loop over this GlobalBatch has begun\n"

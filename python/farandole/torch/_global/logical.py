@@ -73,11 +73,17 @@ class LogicalRanks:
             self._gradients = optimizer.parts or optimizer.compute_in_parts(block.parts)
         self._micro: Micro | None = None  # that is being computed
         self._part = -1  # of it; or the last one that has ended
+        self._batches = 0  # begun, to tell them apart
+        self._random: torch.Tensor | None = None  # what the program draws from outside of a batch
 
     @contextmanager
     def batch(self) -> Iterator[None]:
         """The parts of a batch are given out inside. What the program draws there does not change
         what it draws elsewhere."""
+        self._close()  # an error may keep the loop alive that it has ended
+        self._batches += 1
+        this = self._batches
+        self._random = torch.get_rng_state()
         self._micro, self._part = None, -1
         if self._statistics is not None:
             self._statistics.begin_batch()
@@ -85,13 +91,20 @@ class LogicalRanks:
             self._gradients.begin_batch()
             self._gradients.reduced = self._end_batch
         try:
-            with torch.random.fork_rng(devices=[]):
-                yield
+            yield
         finally:
-            if self._statistics is not None:
-                self._statistics.forget()
-            if self._gradients is not None:
-                self._gradients.forget()
+            if this == self._batches:
+                self._close()
+
+    def _close(self) -> None:
+        if self._random is None:
+            return
+        torch.set_rng_state(self._random)
+        self._random = None
+        if self._statistics is not None:
+            self._statistics.forget()
+        if self._gradients is not None:
+            self._gradients.forget()
 
     def begin(self, micro: Micro, *, last: bool, step: tuple[int, int]) -> None:
         """A micro-batch is given out.
@@ -126,8 +139,4 @@ class LogicalRanks:
 
     def _end_part(self) -> None:
         if self._micro is not None and self._statistics is not None:
-            self._statistics.end_part(counts=self._counts())
-
-    def _counts(self) -> bool:
-        assert self._micro is not None
-        return self._micro.samples > 0
+            self._statistics.end_part(counts=self._micro.samples > 0)

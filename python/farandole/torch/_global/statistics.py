@@ -135,7 +135,7 @@ def _over_ranks(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         op = Sum if dtype.is_floating_point else Max
         flat = torch.cat([values[i].reshape(-1) for i in places])
         whole = allreduce(flat, op=op, name=f"buffers of a GlobalBatch, {dtype}")
-        pieces = whole.split([values[i].numel() for i in places])
+        pieces = torch.split(whole, [values[i].numel() for i in places])
         for i, piece in zip(places, pieces, strict=True):
             result[i] = piece.reshape(values[i].shape)
     return result

@@ -246,11 +246,7 @@ class GradientExchange(Hooked):
         Raises:
             Error: the group has failed.
         """
-        self._begin(reducing=True)
-        try:
-            self.reducer.abandon()
-        finally:
-            self._fail_pass()
+        self.abandon()
         raise why
 
     def reduce(self) -> None:
@@ -260,9 +256,16 @@ class GradientExchange(Hooked):
         self._finish_pass()
 
     def abandon(self) -> None:
-        """Tells the other ranks, which may reduce, that this one will not."""
+        """Tells the other ranks, which may have begun a step, that this one takes none.
+
+        Raises:
+            Error: the group has failed.
+        """
         self._begin(reducing=True)
-        self._fail_pass()
+        try:
+            self.reducer.abandon()
+        finally:
+            self._fail_pass()
 
     # While this rank has joined, the reducer takes part in the others' steps by itself.
 
