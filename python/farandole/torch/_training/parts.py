@@ -78,7 +78,7 @@ class PartGradients(Hooked):
     def _hear_before(self) -> None:
         """Autograd keeps the nodes that accumulate only as long as somebody has them."""
         self._nodes = [torch.autograd.graph.get_gradient_edge(p).node for p in self.parameters]
-        me = weakref.ref(self)
+        me: weakref.ref[PartGradients] = weakref.ref(self)
         self._hooks = [
             node.register_prehook(partial(_before, me, i)) for i, node in enumerate(self._nodes)
         ]
