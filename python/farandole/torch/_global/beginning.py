@@ -55,7 +55,7 @@ def share_between_ranks(
         raise InvalidArgument("GlobalBatch(): an optimizer without its model")
     if model is not None and _world.size() > 1:
         broadcast_parameters(model.state_dict(), root_rank=0)
-    if optimizer is None:
+    if optimizer is None or model is None:
         return
     if isinstance(optimizer, WrappedOptimizer):
         _check_wrapped(optimizer, options, logical_ranks)
