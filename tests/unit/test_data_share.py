@@ -9,7 +9,7 @@ import pytest
 
 import farandole as fd
 from farandole.data import Arrays, Share, part_of, share
-from farandole.data._logical import block_of, fold
+from farandole.data._logical import Folding, block_of, fold
 from farandole.data._share import places, taken
 from farandole.data._tree import map_leaves, samples
 
@@ -169,6 +169,18 @@ def test_folding_by_ranks_is_folding_all_parts(parts: int) -> None:
     for blocks in able.values():
         assert [part for block in blocks for part in block] == list(range(parts))
         assert fold([fold([str(part) for part in block], plus) for block in blocks], plus) == right
+
+
+@pytest.mark.parametrize("count", range(1, 18))
+def test_folding_one_by_one_is_folding_all(count: int) -> None:
+    def plus(a: str, b: str) -> str:
+        return f"({a}+{b})"
+
+    folding = Folding[str](plus)
+    assert not folding
+    for value in range(count):
+        folding.push(str(value))
+    assert folding.result() == fold([str(value) for value in range(count)], plus)
 
 
 def test_parts_that_do_not_go_on_the_ranks_are_refused() -> None:

@@ -7,10 +7,14 @@ any number of ranks] in keras/_global/logical.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from farandole import _world
+from farandole._arguments import shown
 from farandole._core import InvalidArgument
+from farandole._limits import setting
 
 _T = TypeVar("_T")
 
@@ -20,6 +24,34 @@ class Block(NamedTuple):
 
     parts: int  # of a batch
     mine: range
+
+
+def block_here(logical_ranks: Any, call: str, options: Mapping[str, Any]) -> Block:
+    """This rank's.
+
+    Args:
+        call: that has the argument, for errors.
+        options: of what reduces the gradients.
+
+    Raises:
+        InvalidArgument: they do not go on this many ranks, or with what else is asked for.
+    """
+    if isinstance(logical_ranks, bool) or not isinstance(logical_ranks, int) or logical_ranks < 1:
+        raise InvalidArgument(
+            f"logical_ranks is {shown(logical_ranks)}; it is a whole number of at least 1"
+        )
+    for name in ("compression", "gradient_predivide_factor"):
+        if name in options:
+            raise InvalidArgument(
+                f"{call}(logical_ranks={logical_ranks}, {name}=…): {name} changes what each rank "
+                "sends, so that bits depend on their number; leave out one of them"
+            )
+    if setting("FARANDOLE_LEVEL") == "fast":
+        raise InvalidArgument(
+            f"logical_ranks={logical_ranks} with FARANDOLE_LEVEL=fast, by which bits depend on the "
+            "number of ranks; unset it"
+        )
+    return block_of(_world.rank(), _world.size(), logical_ranks)
 
 
 def block_of(rank: int, size: int, parts: int) -> Block:
@@ -50,6 +82,47 @@ def fold(values: Sequence[_T], add: Callable[[_T, _T], _T]) -> _T:
         return values[0]
     at = _below(len(values))
     return add(fold(values[:at], add), fold(values[at:], add))
+
+
+class Folding(Generic[_T]):
+    """The same of values that come one by one, of which few are kept."""
+
+    def __init__(self, add: Callable[[_T, _T], _T]) -> None:
+        self._add = add
+        self._sums: list[tuple[int, _T]] = []  # of so many values, a power of two: ever fewer
+
+    def push(self, value: _T) -> None:
+        count = 1
+        while self._sums and self._sums[-1][0] == count:
+            value = self._add(self._sums.pop()[1], value)
+            count *= 2
+        self._sums.append((count, value))
+
+    def result(self) -> _T:
+        """Of at least one value."""
+        _, value = self._sums[-1]
+        for _, lower in reversed(self._sums[:-1]):
+            value = self._add(lower, value)
+        return value
+
+    def __bool__(self) -> bool:
+        return bool(self._sums)
+
+
+def fix_torch_threads(logical_ranks: int) -> None:
+    """PyTorch's kernels have other bits on another number of threads."""
+    import torch
+
+    cores = os.cpu_count() or 1
+    threads = max(1, cores // logical_ranks)
+    if torch.get_num_threads() == threads:
+        return
+    torch.set_num_threads(threads)
+    if _world.rank() == 0:
+        print(
+            f"farandole: each rank computes on {threads} threads, by {cores} cores and "
+            f"logical_ranks={logical_ranks}, whatever the number of ranks (torch.set_num_threads)"
+        )
 
 
 def _blocks(size: int, parts: range) -> list[range] | None:

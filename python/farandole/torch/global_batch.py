@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, overload
 
 import torch
@@ -11,11 +11,12 @@ from torch.utils.data import DataLoader
 from farandole import _world
 from farandole._arguments import shown
 from farandole._core import InvalidArgument
-from farandole.common._reduction import Sum
+from farandole.data._logical import Block, fold
 from farandole.data._order import DEFAULT_SEED
 from farandole.data._torch import batches_of
-from farandole.data._tree import leaves, map_leaves
 from farandole.torch._entries import entry
+from farandole.torch._global.beginning import check_arguments, share_between_ranks
+from farandole.torch._global.logical import LogicalRanks, block_for
 from farandole.torch._global.losses import check_loss, part_of_mean
 from farandole.torch._global.normalization import (
     refuse_micro_batches,
@@ -24,11 +25,9 @@ from farandole.torch._global.normalization import (
 )
 from farandole.torch._global.passes import Passes
 from farandole.torch._global.reading import Micro, NumberReader, Reader, SliceReader, Whole
+from farandole.torch._global.sums import gather_parts, number_over_ranks, sum_of_parts
 from farandole.torch._training.weighing import weighed
 from farandole.torch._training.wrapped import WrappedOptimizer
-from farandole.torch.functions import broadcast_optimizer_state, broadcast_parameters
-from farandole.torch.ops import allgather, allreduce
-from farandole.torch.optimizer import DistributedOptimizer
 
 _T = TypeVar("_T")
 
@@ -50,10 +49,13 @@ class GlobalBatch:
         optimizer: of that model.
         micro_batch_size: at most so many samples at once on a rank. A batch then comes in several
             micro-batches; ``sync_gradients`` is true in the last one.
+        logical_ranks: every batch is cut into so many parts, whatever the number of ranks, which
+            then does not change a bit. A rank gets several parts, one after the other, each a
+            batch of its own; ``sync_gradients`` is true in the last one.
         count: of a batch, what the mean loss over it is divided by, as the number of tokens that
             are not padding, or the sum of the samples' weights: a function of what the loader
             gives. Default: its samples.
-        seed: of a shuffle without a generator.
+        seed: of a shuffle without a generator; with logical_ranks also of what layers draw.
         same_batches: False leaves out comparing the first batch of a dataset that has no numbers,
             where every rank draws at random within samples.
         options: those of ``DistributedOptimizer``; gradients are averaged over all ranks.
@@ -83,22 +85,26 @@ class GlobalBatch:
         optimizer: torch.optim.Optimizer | None = None,
         *,
         micro_batch_size: int | None = None,
+        logical_ranks: int | None = None,
         count: Callable[[Any], Any] | None = None,
         seed: int = DEFAULT_SEED,
         same_batches: bool = True,
         **options: Any,
     ) -> None:
-        _check(loader, model, optimizer, micro_batch_size, count)
+        check_arguments(loader, model, optimizer, micro_batch_size, count)
         self.loader = loader
         self._model, self._optimizer, self._count = model, optimizer, count
-        self._where = (_world.size(), _world.rank())
+        self._size, here = _world.size(), _world.rank()
+        self._block = Block(self._size, range(here, here + 1))
+        if logical_ranks is not None:
+            self._block = block_for(logical_ranks, model, options)
         reader: Reader
         batches = batches_of(loader, seed)
         if batches is None:
-            reader = SliceReader(loader, self._where, micro_batch_size, same_batches)
+            reader = SliceReader(loader, self._block, micro_batch_size, same_batches)
         else:
-            reader = NumberReader(loader, batches, self._where, micro_batch_size)
-        self._passes = Passes(loader, reader)
+            reader = NumberReader(loader, batches, self._block, micro_batch_size)
+        self._passes = Passes(loader, reader, logical_ranks)
         self._at_once = micro_batch_size
         self._loops = 0  # begun, to tell them apart
         self._whole: Whole | None = None
@@ -107,9 +113,12 @@ class GlobalBatch:
         self.sync_gradients = True
         if model is not None:
             refuse_micro_batches(model, micro_batch_size)
-        _share(model, optimizer, options)
+        share_between_ranks(model, optimizer, options, logical_ranks)
+        self._logical: LogicalRanks | None = None
+        if logical_ranks is not None:
+            self._logical = LogicalRanks(self._block, model, optimizer, seed)
         if model is not None:
-            warn_of_few_samples(model, self.batch_size, micro_batch_size)
+            warn_of_few_samples(model, self.batch_size, micro_batch_size, self._block.parts)
 
     # ---- batches ----
 
@@ -124,7 +133,7 @@ class GlobalBatch:
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's part of every batch, as the loader gives batches; in micro-batches, if there
-        is a micro_batch_size. Collective.
+        is a micro_batch_size, and part by part, with logical_ranks. Collective.
 
         Raises:
             InvalidArgument: another rank could not read; on that rank, its own error.
@@ -133,20 +142,34 @@ class GlobalBatch:
         self._loops += 1
         mine = self._loops
         for whole in self._passes:
-            refuse_without_samples(self._model, whole.total, self._where[0])
+            refuse_without_samples(self._model, whole.total, self._size)
             self._whole, self._everywhere = whole, None
-            for micro in whole.micros:
-                self._micro = micro
-                self._hold(micro is not whole.micros[-1])
-                try:
-                    yield micro.batch
-                finally:
+            if self._logical is None:
+                yield from self._micro_batches(whole, mine)
+                continue
+            with self._logical.batch():
+                yield from self._micro_batches(whole, mine)
+                self._logical.end()
+
+    def _micro_batches(self, whole: Whole, loop: int) -> Iterator[Any]:
+        for micro in whole.micros:
+            last = micro is whole.micros[-1]
+            self._micro = micro
+            self._hold(not last)
+            if self._logical is not None:
+                position = self._passes.position
+                step = position.epoch, position.batches
+                self._logical.begin(micro, last=last, step=step)
+            try:
+                yield micro.batch
+            finally:
+                if loop == self._loops:
                     self._hold(False)
-                if mine != self._loops:
-                    raise InvalidArgument(
-                        "another loop over this GlobalBatch has begun\n"
-                        "  advice: make a GlobalBatch for each of two loops at a time"
-                    )
+            if loop != self._loops:
+                raise InvalidArgument(
+                    "another loop over this GlobalBatch has begun\n"
+                    "  advice: make a GlobalBatch for each of two loops at a time"
+                )
 
     def _hold(self, held: bool) -> None:
         self.sync_gradients = not held
@@ -166,6 +189,11 @@ class GlobalBatch:
         self._present()
         assert self._whole is not None
         return self._whole.total
+
+    @property
+    def part(self) -> int:
+        """Which part of the present batch the loop has got: this rank, or a logical rank."""
+        return self._present().part
 
     def _present(self) -> Micro:
         if self._micro is None:
@@ -192,8 +220,8 @@ class GlobalBatch:
         self, loss: torch.Tensor, reduction: Literal["mean", "sum"] = "mean"
     ) -> torch.Tensor:
         """The loss with the weight of this rank's part of the batch: the mean over ranks of its
-        gradients, and of itself, is that of the whole batch. With ``count=`` it is collective, once
-        per batch.
+        gradients, and of itself, is that of the whole batch; with ``logical_ranks`` the sum over
+        all parts. With ``count=`` it is collective, once per batch.
 
         Args:
             loss: of this rank's part of the present (micro-)batch, a tensor of one number.
@@ -204,45 +232,47 @@ class GlobalBatch:
             InvalidArgument: an argument is wrong, there is no batch yet, or nothing in it counts.
         """
         check_loss(loss, reduction)
-        micro, size = self._present(), self._where[0]
+        micro, size = self._present(), self._size if self._logical is None else 1
         if reduction == "sum":
             return weighed(loss, float(size if micro.samples else 0))
         if self._count is None:
             return weighed(loss, micro.samples * size / self.total)
         if self._everywhere is None:
-            assert self._whole is not None
-            self._everywhere = self._sum_of_all(sum(map(self._counted, self._whole.micros)))
+            self._everywhere = number_over_ranks(self._counted_here())
         groups = self._optimizer.param_groups if self._optimizer is not None else []
         parameters = [p for g in groups for p in g["params"] if p.requires_grad]
         return part_of_mean(loss, self._counted(micro), self._everywhere, size, parameters)
 
-    @staticmethod
-    def _sum_of_all(mine: float) -> float:
-        if _world.size() == 1:
-            return mine
-        value = torch.tensor([mine], dtype=torch.float64)
-        return float(allreduce(value, op=Sum, name="count of a GlobalBatch"))
+    def _counted_here(self) -> float:
+        assert self._whole is not None
+        parts = [
+            [self._counted(micro) for micro in self._whole.micros if micro.part == part]
+            for part in self._block.mine
+        ]
+        return fold([sum(counts) for counts in parts], float.__add__)
 
     # ---- metrics ----
 
     @overload
-    def sum(self, value: torch.Tensor) -> torch.Tensor: ...
+    def sum(self, value: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor: ...
     @overload
-    def sum(self, value: float) -> float: ...
+    def sum(self, value: float | Sequence[float]) -> float: ...
     def sum(self, value: Any) -> Any:
         """The sum over ranks of a number or a tensor of this rank's part; of a rank without samples
         nothing counts. Collective; not with several micro-batches, which ranks have differently
         many of.
 
+        Args:
+            value: with ``logical_ranks``: in the last part, a list of those of all this rank's
+                parts. The sum has the same bits for any number of ranks.
+
         Returns:
             As it came: a float of a number, a tensor (without gradients) of a tensor.
+
+        Raises:
+            InvalidArgument: with ``logical_ranks``, it is no such list, or more parts come.
         """
-        self._refuse_micro_batches("sum()")
-        counts = self._present().samples > 0
-        if not isinstance(value, torch.Tensor):
-            return self._sum_of_all(float(value) if counts else 0.0)
-        mine = value.detach() if counts else torch.zeros_like(value)
-        return allreduce(mine, op=Sum, name="sum of a GlobalBatch")
+        return sum_of_parts(*self._of_parts("sum()", value))
 
     def gather_for_metrics(self, outputs: _T) -> _T:
         """Tensors of the samples of this rank's part to those of the whole batch, on every rank, in
@@ -251,25 +281,35 @@ class GlobalBatch:
 
         Args:
             outputs: tensors whose first dimension is the samples; dicts, tuples, lists of them.
+                With ``logical_ranks``: in the last part, a list of those of all this rank's parts;
+                what comes back is as one of them.
 
         Raises:
-            InvalidArgument: a tensor has no first dimension, or another length.
+            InvalidArgument: a tensor has no first dimension, or another length; with
+                ``logical_ranks``, it is no such list, or more parts come.
         """
-        self._refuse_micro_batches("gather_for_metrics()")
-        n = self._present().samples
-        for leaf in leaves(outputs):
-            shape = tuple(getattr(leaf, "shape", ()))
-            if not isinstance(leaf, torch.Tensor) or not shape or shape[0] != max(n, 1):
-                raise InvalidArgument(
-                    f"gather_for_metrics(): a {type(leaf).__name__} of shape {shape}, where this "
-                    f"rank's part of the batch has {max(n, 1)} samples; pass tensors whose first "
-                    "dimension is the samples"
-                )
-        whole: _T = map_leaves(
-            lambda leaf: allgather(leaf.detach()[:n].contiguous(), name="metrics of a GlobalBatch"),
-            outputs,
-        )
+        whole: _T = gather_parts(*self._of_parts("gather_for_metrics()", outputs))
         return whole
+
+    def _of_parts(self, what: str, values: Any) -> tuple[list[Any], list[int]]:
+        """By part of this rank: the values, and how many samples it has."""
+        self._refuse_micro_batches(what)
+        assert self._whole is not None
+        samples = [micro.samples for micro in self._whole.micros]
+        if self._logical is None:
+            return [values], samples
+        if not self.sync_gradients:
+            raise InvalidArgument(
+                f"{what} in the middle of a batch, of which more parts come: ranks have "
+                "differently many, and would wait for each other\n  advice: make a list of what "
+                f"the parts have, and if batches.sync_gradients: batches.{what[:-2]}(list)"
+            )
+        if not isinstance(values, list) or len(values) != len(samples):
+            raise InvalidArgument(
+                f"{what}: {shown(values)}; with logical_ranks={self._block.parts} it takes a list "
+                f"of what each part has, of which this rank has {len(samples)}"
+            )
+        return values, samples
 
     def _refuse_micro_batches(self, what: str) -> None:
         self._present()
@@ -309,55 +349,3 @@ class GlobalBatch:
             InvalidArgument: it is no such state, or of other data.
         """
         self._passes.load(state)
-
-
-def _check(loader: Any, model: Any, optimizer: Any, at_once: Any, count: Any) -> None:
-    for name, value, kind, what in [
-        ("loader", loader, DataLoader, "a torch.utils.data.DataLoader"),
-        ("model", model, torch.nn.Module, "a module of PyTorch"),
-        ("optimizer", optimizer, torch.optim.Optimizer, "an optimizer of PyTorch"),
-    ]:
-        if not isinstance(value, kind) and not (value is None and name != "loader"):
-            raise InvalidArgument(f"GlobalBatch(): {name} is {shown(value)}; it is {what}")
-    whole = isinstance(at_once, int) and not isinstance(at_once, bool) and at_once > 0
-    if at_once is not None and not whole:
-        raise InvalidArgument(
-            f"GlobalBatch(): micro_batch_size is {shown(at_once)}; it is a whole number of at "
-            "least 1, the samples that a rank computes on at once"
-        )
-    if count is not None and not callable(count):
-        raise InvalidArgument(
-            f"GlobalBatch(): count is {shown(count)}; it is a function of a batch"
-        )
-
-
-def _share(model: Any, optimizer: Any, options: dict[str, Any]) -> None:
-    """Collective: all ranks begin alike, and update alike."""
-    for name in ("op", "backward_passes_per_step", "process_set"):
-        if name in options:
-            raise InvalidArgument(
-                f"GlobalBatch() takes no {name}: gradients are averaged over all ranks, once per "
-                "batch"
-            )
-    if options and optimizer is None:
-        raise InvalidArgument(
-            f"GlobalBatch(): {', '.join(options)} without an optimizer, whose options these are"
-        )
-    if optimizer is not None and model is None:
-        raise InvalidArgument("GlobalBatch(): an optimizer without its model")
-    if model is not None and _world.size() > 1:
-        broadcast_parameters(model.state_dict(), root_rank=0)
-    if optimizer is None:
-        return
-    if isinstance(optimizer, WrappedOptimizer):
-        if options or not optimizer.weighed_only:
-            raise InvalidArgument(
-                "GlobalBatch(): the optimizer is a DistributedOptimizer already\n  advice: pass "
-                "the optimizer of one process, and options of DistributedOptimizer here"
-            )
-    else:
-        if _world.size() > 1:
-            broadcast_optimizer_state(optimizer, root_rank=0)
-        DistributedOptimizer(optimizer, model.named_parameters(), **options)
-    assert isinstance(optimizer, WrappedOptimizer)
-    optimizer.take_weighed_losses_only()

@@ -16,7 +16,8 @@ from farandole.torch.global_batch import GlobalBatch
 
 class Metrics:
     """Means over all samples of all ranks, each of which counts once: sums and counts are added up
-    on each rank, and over ranks when somebody asks.
+    on each rank, and over ranks when somebody asks. Where the GlobalBatch has ``logical_ranks``,
+    they have the same bits for any number of ranks.
 
     Args:
         batches: whose present batch the values are of.
@@ -36,7 +37,7 @@ class Metrics:
         if not isinstance(batches, GlobalBatch):
             raise InvalidArgument(f"Metrics(): batches is {shown(batches)}; it is a GlobalBatch")
         self._batches = batches
-        self._sums: dict[str, tuple[float, float]] = {}
+        self._sums: dict[tuple[str, int], tuple[float, float]] = {}  # by name and part
 
     def update(self, **values: Any) -> None:
         """Adds those of this rank's part of the present (micro-)batch.
@@ -45,11 +46,11 @@ class Metrics:
             values: by name: a number, or a tensor of one, which is a mean over what the batch
                 counts (``count=`` of the GlobalBatch); or a tensor of one value per sample.
         """
-        samples = self._batches.samples
+        samples, part = self._batches.samples, self._batches.part
         for name, value in values.items():
             added, count = self._of(name, value, samples)
-            before = self._sums.get(name, (0.0, 0.0))
-            self._sums[name] = before[0] + added, before[1] + count
+            before = self._sums.get((name, part), (0.0, 0.0))
+            self._sums[name, part] = before[0] + added, before[1] + count
 
     def _of(self, name: str, value: Any, samples: int) -> tuple[float, float]:
         if isinstance(value, torch.Tensor) and value.dim() > 0:
@@ -71,15 +72,22 @@ class Metrics:
         Raises:
             Mismatch: a rank has a metric that another has not.
         """
-        mine = sorted((name, *sums) for name, sums in self._sums.items())
-        theirs = [mine] if _world.size() == 1 else allgather_object(mine, "metrics")
-        names = {rank: [f"'{row[0]}'" for row in rows] for rank, rows in enumerate(theirs)}
+        theirs = [self._rows()] if _world.size() == 1 else allgather_object(self._rows(), "metrics")
+        names = {rank: [f"'{name}'" for name in rows] for rank, rows in enumerate(theirs)}
         compare("metrics", names, "update the same metrics on every rank")
         means = {}
-        for rows in zip(*theirs, strict=True):
-            total, count = (math.fsum(row[i] for row in rows) for i in (1, 2))
-            means[rows[0][0]] = total / count if count else math.nan
+        for name in theirs[0]:
+            # fsum is exact before it rounds: it does not matter which rank has which part.
+            total, count = (math.fsum(sums[i] for r in theirs for sums in r[name]) for i in (0, 1))
+            means[name] = total / count if count else math.nan
         return means
+
+    def _rows(self) -> dict[str, list[tuple[float, float]]]:
+        """Of this rank's parts, by name, in the order of names."""
+        rows: dict[str, list[tuple[float, float]]] = {}
+        for name, part in sorted(self._sums):
+            rows.setdefault(name, []).append(self._sums[name, part])
+        return rows
 
     def reset(self) -> None:
         """Forgets what was added up."""

@@ -24,17 +24,13 @@ So it is the same in every bit for each P, as far as the framework computes a pa
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 
-from farandole import _world
-from farandole._arguments import shown
-from farandole._core import InvalidArgument
-from farandole._limits import setting
-from farandole.data._logical import Block, block_of
+from farandole.data import _logical
+from farandole.data._logical import Block
 from farandole.keras._global.steps import Steps
 
 
@@ -64,23 +60,9 @@ def block_here(logical_ranks: int, options: Mapping[str, Any]) -> Block:
     Raises:
         InvalidArgument: they do not go on this many ranks, or with what else is asked for.
     """
-    if isinstance(logical_ranks, bool) or not isinstance(logical_ranks, int) or logical_ranks < 1:
-        raise InvalidArgument(
-            f"logical_ranks is {shown(logical_ranks)}; it is a whole number of at least 1"
-        )
-    for name in ("compression", "gradient_predivide_factor"):
-        if name in options:
-            raise InvalidArgument(
-                f"Model(logical_ranks={logical_ranks}, {name}=…): {name} changes what each rank "
-                "sends, so that bits depend on their number; leave out one of them"
-            )
-    if setting("FARANDOLE_LEVEL") == "fast":
-        raise InvalidArgument(
-            f"logical_ranks={logical_ranks} with FARANDOLE_LEVEL=fast, by which bits depend on the "
-            "number of ranks; unset it"
-        )
+    block = _logical.block_here(logical_ranks, "Model", options)
     _fix_kernels(logical_ranks)
-    return block_of(_world.rank(), _world.size(), logical_ranks)
+    return block
 
 
 def _fix_kernels(logical_ranks: int) -> None:
@@ -88,7 +70,7 @@ def _fix_kernels(logical_ranks: int) -> None:
     if keras.backend.backend() == "tensorflow":
         _fix_graphs()
     if keras.backend.backend() == "torch":
-        _fix_threads(logical_ranks)
+        _logical.fix_torch_threads(logical_ranks)
 
 
 def _fix_graphs() -> None:
@@ -96,21 +78,6 @@ def _fix_graphs() -> None:
     import tensorflow as tf
 
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
-
-
-def _fix_threads(logical_ranks: int) -> None:
-    """PyTorch's kernels have other bits on another number of threads."""
-    import torch
-
-    threads = max(1, (os.cpu_count() or 1) // logical_ranks)
-    if torch.get_num_threads() == threads:
-        return
-    torch.set_num_threads(threads)
-    if _world.rank() == 0:
-        print(
-            f"farandole: each rank computes on {threads} threads, by {os.cpu_count()} cores and "
-            f"logical_ranks={logical_ranks}, whatever the number of ranks (torch.set_num_threads)"
-        )
 
 
 def seed_states(model: Any) -> list[Any]:

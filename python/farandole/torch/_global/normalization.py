@@ -14,18 +14,25 @@ from farandole.data._share import FEW
 from farandole.torch.sync_batch_norm import SyncBatchNorm
 
 
-def warn_of_few_samples(model: torch.nn.Module, batch: int | None, at_once: int | None) -> None:
-    """On rank 0, of layers that take each rank's own statistics."""
-    few = (batch or 0) / _world.size()
+def warn_of_few_samples(
+    model: torch.nn.Module, batch: int | None, at_once: int | None, parts: int
+) -> None:
+    """On rank 0, of layers that take the statistics of each part of a batch."""
+    few = (batch or 0) / parts
     if at_once is not None:
         few = min(few, at_once)
     names = [name for name, each in model.named_modules() if _takes_own(each)]
-    if _world.size() == 1 or _world.rank() != 0 or not names or not 0 < few < FEW:
+    if parts == 1 or _world.rank() != 0 or not names or not 0 < few < FEW:
         return
+    whose, advice = (
+        ("each rank's own", "model = convert_sync_batchnorm(model) before the optimizer is made")
+        if parts == _world.size()
+        else ("each logical rank's", "a larger batch, or a layer like torch.nn.GroupNorm")
+    )
     warnings.warn(
-        f"layer '{names[0]}' normalizes by the statistics of each rank's own samples, which are "
+        f"layer '{names[0]}' normalizes by the statistics of {whose} samples, which are "
         f"{few:g} of a batch of {batch}: the result is not that of one process\n  advice: "
-        "model = convert_sync_batchnorm(model) before the optimizer is made",
+        f"{advice}",
         stacklevel=4,
     )
 
@@ -56,6 +63,18 @@ def refuse_micro_batches(model: torch.nn.Module, at_once: int | None) -> None:
             f"micro_batch_size={at_once}: layer '{name}' normalizes over the samples of all ranks, "
             "which may have different numbers of micro-batches\n"
             "  advice: without micro_batch_size, or torch.nn.BatchNorm"
+        )
+
+
+def refuse_synchronized(model: torch.nn.Module, logical_ranks: int) -> None:
+    """A rank computes parts one after the other, and has not the samples of all at once."""
+    kinds = (SyncBatchNorm, torch.nn.SyncBatchNorm)
+    name = next((name for name, each in model.named_modules() if isinstance(each, kinds)), None)
+    if name is not None:
+        raise InvalidArgument(
+            f"GlobalBatch(logical_ranks={logical_ranks}): layer '{name}' normalizes over the "
+            "samples of all ranks, which are never computed at once\n"
+            "  advice: torch.nn.BatchNorm, whose statistics are those of each part"
         )
 
 

@@ -31,15 +31,16 @@ class Position:
     @classmethod
     def of(cls, state: Any, data: Mapping[str, int]) -> Position:
         """Out of a state dict of the same data. Raises InvalidArgument."""
-        if not isinstance(state, Mapping) or not {*_KEYS, *data} <= state.keys():
+        if not isinstance(state, Mapping) or not {*_KEYS, *_DATA} <= state.keys():
             raise InvalidArgument(
                 f"load_state_dict(): {shown(state)} is not what state_dict() of a GlobalBatch gives"
             )
         for key, value in data.items():
-            if state[key] != value:
+            if state.get(key) != value:
                 raise InvalidArgument(
-                    f"load_state_dict(): {key} was {state[key]} and is {value} here\n"
-                    "  advice: go on with the same data and the same batch of all ranks"
+                    f"load_state_dict(): {key} was {state.get(key)} and is {value} here\n"
+                    "  advice: go on with the same data and the same batch of all ranks, and as "
+                    "many logical ranks"
                 )
         return cls(**{key: state[key] for key in _KEYS})
 
@@ -48,6 +49,7 @@ class Position:
 
 
 _KEYS = ("epoch", "batches", "checksum", "generators")
+_DATA = ("samples", "batch_size")
 
 
 class Numbers:

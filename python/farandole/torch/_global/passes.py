@@ -20,10 +20,11 @@ class Passes:
     Args:
         loader: of batches of all ranks.
         reader: of this rank's part of them.
+        logical_ranks: that compute them; None where these are the ranks.
     """
 
-    def __init__(self, loader: Any, reader: Reader) -> None:
-        self._loader, self._reader = loader, reader
+    def __init__(self, loader: Any, reader: Reader, logical_ranks: int | None) -> None:
+        self._loader, self._reader, self._logical_ranks = loader, reader, logical_ranks
         self.position = Position()
         self._reading = False  # a pass has begun and is not over
         self._goes_on = False  # the next pass was begun before
@@ -87,7 +88,10 @@ class Passes:
         if not isinstance(self._loader.dataset, IterableDataset):
             samples = operator.length_hint(self._loader.dataset, -1)
         size = self.batch_size
-        return {"samples": samples, "batch_size": -1 if size is None else size}
+        data = {"samples": samples, "batch_size": -1 if size is None else size}
+        if self._logical_ranks is not None:
+            data["logical_ranks"] = self._logical_ranks
+        return data
 
     def state(self) -> dict[str, Any]:
         """Where the program stands."""

@@ -1,14 +1,14 @@
-"""A rank's part of every batch, in micro-batches."""
+"""A rank's part of every batch, or its parts, in micro-batches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
+from farandole.data._logical import Block
 from farandole.data._parts import part_of
 from farandole.data._same import checksum
-from farandole.data._share import Share, taken
-from farandole.data._share import share as share_of
+from farandole.data._share import taken
 from farandole.data._torch import Asked, loader_of_numbers, loader_of_slices
 from farandole.data._tree import map_leaves
 from farandole.torch._global.numbers import Numbers
@@ -18,7 +18,8 @@ class Micro(NamedTuple):
     """What a rank computes on at once."""
 
     batch: Any
-    samples: int  # that count: 0 where this rank has none of the batch
+    samples: int  # that count: 0 where this part of the batch has none
+    part: int  # of the batch: this rank, or a logical rank of it
 
 
 class Whole(NamedTuple):
@@ -36,21 +37,33 @@ class Reader(Protocol):
         """The batches of a pass, after so many of them."""
 
 
-class NumberReader:
-    """Reads this rank's samples alone, by their numbers."""
+class _Piece(NamedTuple):
+    """Which piece of a batch was asked for."""
 
-    def __init__(self, loader: Any, batches: Any, where: tuple[int, int], at_once: int | None):
+    samples: int  # that count
+    total: int  # of the batch
+    part: int
+    last: bool  # of this rank's pieces of the batch
+
+
+class NumberReader:
+    """Reads this rank's samples alone, by their numbers.
+
+    Args:
+        block: of the parts of a batch, which are this rank's.
+        at_once: samples of a part, at most.
+    """
+
+    def __init__(self, loader: Any, batches: Any, block: Block, at_once: int | None):
         self.numbers: Numbers | None = Numbers(batches)
-        self._where = where
-        self._loader = loader_of_numbers(loader, _Mine(self.numbers, where, at_once), tuple)
+        self._loader = loader_of_numbers(loader, _Mine(self.numbers, block, at_once), tuple)
 
     def read(self, after: int) -> Iterator[Whole]:
         del after  # the numbers know
         micros: list[Micro] = []
-        for batch, (count, total) in self._loader:
-            micros.append(Micro(batch, count))
-            mine = share_of(total, *self._where)
-            if sum(each.samples for each in micros) == mine.stop - mine.start:
+        for batch, (count, total, part, last) in self._loader:
+            micros.append(Micro(batch, count, part))
+            if last:
                 yield Whole(micros, total, 0)
                 micros = []
 
@@ -58,48 +71,57 @@ class NumberReader:
 class _Mine:
     """A batch sampler: the sample numbers of a rank's micro-batches."""
 
-    def __init__(self, batches: Numbers, where: tuple[int, int], at_once: int | None) -> None:
-        self._batches, self._where, self._at_once = batches, where, at_once
+    def __init__(self, batches: Numbers, block: Block, at_once: int | None) -> None:
+        self._batches, self._block, self._at_once = batches, block, at_once
 
     def __iter__(self) -> Iterator[Asked]:
+        parts, mine = self._block
         for numbers in self._batches:
-            mine, share = taken(len(numbers), *self._where)
-            rows = numbers[mine]
-            for part in pieces(len(rows), self._at_once):
-                count = min(part.stop - part.start, share.samples)
-                yield Asked(rows[part], Share(count, share.total))
+            asked = []
+            for part in mine:
+                of_part, share = taken(len(numbers), parts, part)
+                rows = numbers[of_part]
+                for piece in pieces(len(rows), self._at_once):
+                    count = min(piece.stop - piece.start, share.samples)
+                    asked.append((rows[piece], _Piece(count, share.total, part, False)))
+            for i, (rows, piece_of) in enumerate(asked, 1):
+                yield Asked(rows, piece_of._replace(last=i == len(asked)))
 
 
 class SliceReader:
-    """Makes whole batches, and keeps this rank's part."""
+    """Makes whole batches, and keeps this rank's parts."""
 
     numbers: Numbers | None = None
 
-    def __init__(self, loader: Any, where: tuple[int, int], at_once: int | None, same: bool):
+    def __init__(self, loader: Any, block: Block, at_once: int | None, same: bool):
         self._at_once = at_once
-        self._loader = loader_of_slices(loader, _Slice(loader.collate_fn, where, same))
+        self._loader = loader_of_slices(loader, _Slice(loader.collate_fn, block, same))
 
     def read(self, after: int) -> Iterator[Whole]:
-        for i, (batch, (count, total), checksum_of_all) in enumerate(self._loader):
+        for i, (parts, total, checksum_of_all) in enumerate(self._loader):
             if i < after:
                 continue
-            parts = pieces(max(count, 1), self._at_once)
-            micros = [Micro(cut(batch, p), min(p.stop - p.start, count)) for p in parts]
+            micros = [
+                Micro(cut(batch, piece), min(piece.stop - piece.start, count), part)
+                for batch, count, part in parts
+                for piece in pieces(max(count, 1), self._at_once)
+            ]
             yield Whole(micros, total, checksum_of_all)
 
 
 class _Slice:
-    """Samples to a rank's part of their batch, with a checksum of the first batch."""
+    """Samples to a rank's parts of their batch, with a checksum of the first batch."""
 
-    def __init__(self, own: Any, where: tuple[int, int], same: bool) -> None:
-        self._own, self._where, self._check = own, where, same
+    def __init__(self, own: Any, block: Block, same: bool) -> None:
+        self._own, self._block, self._check = own, block, same
 
-    def __call__(self, samples: list[Any]) -> tuple[Any, Any, int]:
+    def __call__(self, samples: list[Any]) -> tuple[list[tuple[Any, int, int]], int, int]:
         whole = self._own(samples)
-        total = checksum(whole) if self._check else 0
+        known = checksum(whole) if self._check else 0
         self._check = False  # one in every worker will do
-        part = part_of(whole, *self._where)
-        return part.batch, tuple(part.share), total
+        cuts = [(part, part_of(whole, self._block.parts, part)) for part in self._block.mine]
+        parts = [(each.batch, each.share.samples, part) for part, each in cuts]
+        return parts, cuts[0][1].share.total, known
 
 
 def cut(batch: Any, part: slice) -> Any:

@@ -246,12 +246,26 @@ class GradientExchange(Hooked):
         Raises:
             Error: the group has failed.
         """
+        self.abandon()
+        raise why
+
+    def reduce(self) -> None:
+        """Reduces what stands, whether or not a pass of this rank brought it. For gradients that a
+        rank has computed in several parts (parts.py)."""
+        self._begin(reducing=True)
+        self._finish_pass()
+
+    def abandon(self) -> None:
+        """Tells the other ranks, which may have begun a step, that this one takes none.
+
+        Raises:
+            Error: the group has failed.
+        """
         self._begin(reducing=True)
         try:
             self.reducer.abandon()
         finally:
             self._fail_pass()
-        raise why
 
     # While this rank has joined, the reducer takes part in the others' steps by itself.
 

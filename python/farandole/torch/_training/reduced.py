@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 
+from farandole._core import InvalidArgument
 from farandole._world import Group
 from farandole.common._reduction import Reduction, check_passes
 from farandole.torch._training.exchange import GradientExchange
 from farandole.torch._training.hooked import take_over
 from farandole.torch._training.parameters import Named
+from farandole.torch._training.parts import PartGradients
 from farandole.torch._training.wrapped import WrappedOptimizer, become, refuse_unmanaged
 
 
@@ -23,12 +25,18 @@ class ReducedOptimizer(WrappedOptimizer):
     _exchange: GradientExchange | None  # None where there is one rank, and outside the process set
     _unmanaged: list[torch.Tensor]  # frozen when the optimizer was wrapped
     _skip: bool
+    _parts: PartGradients | None = None  # where batches are computed in parts
 
     def step(self, closure: Any = None) -> Any:
         """The optimizer's own step. Gradients that were accumulated and not reduced yet (an
         interrupted accumulation) are reduced first; with a closure, whenever it returns."""
         self._refuse_open()
-        exchange = self._exchange
+        exchange, parts = self._exchange, self._parts
+        if parts is not None:
+            if closure is None:
+                parts.finish()
+            else:
+                closure = partial(_finished, parts, closure)
         if exchange is None:
             return super().step(closure)
         exchange.check_alive()
@@ -46,6 +54,9 @@ class ReducedOptimizer(WrappedOptimizer):
     def _hooked(self) -> GradientExchange | None:
         return self._exchange
 
+    def _in_parts(self) -> bool:
+        return self._parts is not None
+
     def _reduced(self, closure: Callable[[], Any]) -> Any:
         loss = closure()
         self._reduce_rest()  # other ranks may have gradients where this closure made none
@@ -56,6 +67,8 @@ class ReducedOptimizer(WrappedOptimizer):
             self.synchronize()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        if self._parts is not None:
+            self._parts.refuse_zero_grad()
         if self._exchange is not None:
             self._exchange.note_zero_grad()
         super().zero_grad(set_to_none)
@@ -77,6 +90,11 @@ class ReducedOptimizer(WrappedOptimizer):
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate; the first one outside reduces the sum."""
+        if self._parts is not None:
+            raise InvalidArgument(
+                "no_sync() with logical_ranks, whose bits would depend on the number of ranks\n"
+                "  advice: leave it out; gradients of several batches add up without it"
+            )
         if self._exchange is None:
             return nullcontext()
         self._exchange.check_alive()
@@ -84,8 +102,28 @@ class ReducedOptimizer(WrappedOptimizer):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         check_passes(passes)
+        if self._parts is not None and passes != 1:
+            raise InvalidArgument(f"backward_passes_per_step={passes} with logical_ranks")
         if self._exchange is not None:
             self._exchange.set_passes_per_step(passes)
+
+    def compute_in_parts(self, of_batch: int) -> PartGradients:
+        """From now on batches are computed in so many parts, which a GlobalBatch gives out."""
+        named = [(n, p) for p, n in self._parameter_names.items()]
+        managed = [(n, p) for n, p in named if p.requires_grad and p.numel() > 0]
+        self._parts = PartGradients(managed, self._unmanaged, self._exchange, of_batch)
+        return self._parts
+
+    @property
+    def parts(self) -> PartGradients | None:
+        """Where batches are computed in parts."""
+        return self._parts
+
+
+def _finished(parts: PartGradients, closure: Callable[[], Any]) -> Any:
+    loss = closure()
+    parts.finish()
+    return loss
 
 
 def distribute(

@@ -47,8 +47,13 @@ class WrappedOptimizer(torch.optim.Optimizer):
     def hold(self, held: bool) -> None:
         """While held, backward passes only accumulate. For farandole.torch.GlobalBatch."""
         self._open = held
-        if (hooked := self._hooked()) is not None:
+        hooked = self._hooked()
+        if hooked is not None and not self._in_parts():
             hooked.open = held
+
+    def _in_parts(self) -> bool:
+        """Whether gradients are reduced when all parts of a batch have folded, and not before."""
+        return False
 
     def take_weighed_losses_only(self) -> None:
         """From now on a backward of another loss is an error, where there are other ranks."""

@@ -1,0 +1,87 @@
+"""How a GlobalBatch begins: its arguments, and that all ranks begin alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from farandole import _world
+from farandole._arguments import shown
+from farandole._core import InvalidArgument
+from farandole.common._reduction import Sum
+from farandole.torch._training.reduced import ReducedOptimizer
+from farandole.torch._training.wrapped import WrappedOptimizer
+from farandole.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from farandole.torch.optimizer import DistributedOptimizer
+
+
+def check_arguments(loader: Any, model: Any, optimizer: Any, at_once: Any, count: Any) -> None:
+    for name, value, kind, what in [
+        ("loader", loader, DataLoader, "a torch.utils.data.DataLoader"),
+        ("model", model, torch.nn.Module, "a module of PyTorch"),
+        ("optimizer", optimizer, torch.optim.Optimizer, "an optimizer of PyTorch"),
+    ]:
+        if not isinstance(value, kind) and not (value is None and name != "loader"):
+            raise InvalidArgument(f"GlobalBatch(): {name} is {shown(value)}; it is {what}")
+    whole = isinstance(at_once, int) and not isinstance(at_once, bool) and at_once > 0
+    if at_once is not None and not whole:
+        raise InvalidArgument(
+            f"GlobalBatch(): micro_batch_size is {shown(at_once)}; it is a whole number of at "
+            "least 1, the samples that a rank computes on at once"
+        )
+    if count is not None and not callable(count):
+        raise InvalidArgument(
+            f"GlobalBatch(): count is {shown(count)}; it is a function of a batch"
+        )
+
+
+def share_between_ranks(
+    model: Any, optimizer: Any, options: dict[str, Any], logical_ranks: int | None
+) -> None:
+    """Collective: all ranks begin alike, and update alike."""
+    for name in ("op", "backward_passes_per_step", "process_set"):
+        if name in options:
+            raise InvalidArgument(
+                f"GlobalBatch() takes no {name}: gradients are averaged over all ranks, once per "
+                "batch"
+            )
+    if options and optimizer is None:
+        raise InvalidArgument(
+            f"GlobalBatch(): {', '.join(options)} without an optimizer, whose options these are"
+        )
+    if optimizer is not None and model is None:
+        raise InvalidArgument("GlobalBatch(): an optimizer without its model")
+    if model is not None and _world.size() > 1:
+        broadcast_parameters(model.state_dict(), root_rank=0)
+    if optimizer is None or model is None:
+        return
+    if isinstance(optimizer, WrappedOptimizer):
+        _check_wrapped(optimizer, options, logical_ranks)
+    else:
+        if _world.size() > 1:
+            broadcast_optimizer_state(optimizer, root_rank=0)
+        if logical_ranks is not None:
+            options = {**options, "op": Sum, "overlap": False}
+        DistributedOptimizer(optimizer, model.named_parameters(), **options)
+    assert isinstance(optimizer, WrappedOptimizer)
+    optimizer.take_weighed_losses_only()
+
+
+def _check_wrapped(
+    optimizer: WrappedOptimizer, options: dict[str, Any], logical_ranks: int | None
+) -> None:
+    """That of another GlobalBatch may go on with this one."""
+    if options or not optimizer.weighed_only:
+        raise InvalidArgument(
+            "GlobalBatch(): the optimizer is a DistributedOptimizer already\n  advice: pass "
+            "the optimizer of one process, and options of DistributedOptimizer here"
+        )
+    parts = optimizer.parts if isinstance(optimizer, ReducedOptimizer) else None
+    before = None if parts is None else parts.of_batch
+    if before != logical_ranks:
+        raise InvalidArgument(
+            f"GlobalBatch(): logical_ranks={logical_ranks}, and the optimizer is that of another "
+            f"GlobalBatch, of logical_ranks={before}\n  advice: the same for both"
+        )

@@ -1,0 +1,141 @@
+"""What layers remember of the samples they saw: buffers, as the running averages of BatchNorm.
+
+Every part of a batch begins with what all ranks had before it. Afterwards a buffer that a part has
+changed becomes, on every rank, what all parts together make of it: the mean of numbers with a
+fraction, in the order of the canonical tree; the largest of others, as counts of batches, which
+parts count alike. A part without samples leaves it as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import torch
+
+from farandole import _world
+from farandole._core import InvalidArgument
+from farandole.common._objects import gathered
+from farandole.common._reduction import Max, Sum
+from farandole.data._logical import Block, fold
+from farandole.torch.ops import allreduce
+
+_SAME, _CHANGED, _STRANGE = 0, 1, 2
+
+
+class Statistics:
+    """Of a model whose batches are computed in parts."""
+
+    def __init__(self, model: torch.nn.Module, block: Block) -> None:
+        self._model, self._block = model, block
+        self._before: dict[str, torch.Tensor] = {}
+        self._parts: list[dict[str, torch.Tensor]] = []  # what each of this rank's has changed
+        self._strange: set[str] = set()  # what nobody can join
+        self._open = False
+
+    def begin_batch(self) -> None:
+        self._before = {n: b.detach().clone() for n, b in self._model.named_buffers()}
+        self._parts, self._strange = [], set()
+        self._open = bool(self._before)
+
+    @torch.no_grad()
+    def end_part(self, *, counts: bool) -> None:
+        """`counts`: whether it has samples."""
+        if not self._open:
+            return
+        now = dict(self._model.named_buffers())
+        self._strange |= now.keys() ^ self._before.keys()
+        changed = {}
+        for name, before in self._before.items():
+            buffer = now.get(name)
+            if buffer is None or _is_same(buffer, before):
+                continue
+            if buffer.shape != before.shape or buffer.dtype != before.dtype or buffer.is_complex():
+                self._strange.add(name)
+                continue
+            if counts:
+                changed[name] = buffer.detach().clone()
+            buffer.copy_(before)
+        self._parts.append(changed)
+
+    @torch.no_grad()
+    def join(self) -> None:
+        """Collective, once the last part has ended.
+
+        Raises:
+            InvalidArgument: a buffer became another one in a part, on some rank.
+        """
+        if not self._open:
+            return
+        self._open = False
+        names = self._changed_anywhere()
+        if not names:
+            return
+        now = dict(self._model.named_buffers())
+        values = [self._of_this_rank(name) for name in names]
+        for name, value in zip(names, _over_ranks(values), strict=True):
+            if value.is_floating_point():
+                value = value * (1.0 / self._block.parts)
+            now[name].copy_(value)
+
+    def forget(self) -> None:
+        """A batch that is left before its end leaves nothing behind."""
+        if self._open:
+            self._open = False
+            now = dict(self._model.named_buffers())
+            with torch.no_grad():
+                for name, before in self._before.items():
+                    if name in now and now[name].shape == before.shape:
+                        now[name].copy_(before)
+
+    def _changed_anywhere(self) -> list[str]:
+        flags = [self._flag(name) for name in self._before]
+        flags.append(_STRANGE if self._strange - self._before.keys() else _SAME)
+        mine = np.array([flags], np.uint8)
+        theirs = mine
+        if _world.size() > 1:
+            theirs = gathered(mine, "changed buffers of a GlobalBatch", 0)
+        ranks, places = np.nonzero(theirs == _STRANGE)
+        if len(ranks):
+            names = [*self._before, *sorted(self._strange - self._before.keys()), "?"]
+            raise InvalidArgument(
+                f"buffer '{names[places[0]]}' of the model became another one while rank "
+                f"{ranks[0]} computed a part of a batch, or is complex: logical_ranks join buffers "
+                "that keep their shape and dtype"
+            )
+        changed = (theirs == _CHANGED).any(axis=0)
+        return [name for name, is_so in zip(self._before, changed, strict=False) if is_so]
+
+    def _flag(self, name: str) -> int:
+        if name in self._strange:
+            return _STRANGE
+        return _CHANGED if any(name in part for part in self._parts) else _SAME
+
+    def _of_this_rank(self, name: str) -> torch.Tensor:
+        before = self._before[name]
+        values = [part.get(name, before) for part in self._parts]
+        if before.is_floating_point():
+            return fold(values, torch.add)
+        return reduce(torch.maximum, values)
+
+
+def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+
+
+def _over_ranks(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """In one collective for each dtype."""
+    result: list[Any] = list(values)
+    if _world.size() == 1:
+        return result
+    for dtype in dict.fromkeys(value.dtype for value in values):
+        places = [i for i, value in enumerate(values) if value.dtype == dtype]
+        op = Sum if dtype.is_floating_point else Max
+        flat = torch.cat([values[i].reshape(-1) for i in places])
+        whole = allreduce(flat, op=op, name=f"buffers of a GlobalBatch, {dtype}")
+        pieces = torch.split(whole, [values[i].numel() for i in places])
+        for i, piece in zip(places, pieces, strict=True):
+            result[i] = piece.reshape(values[i].shape)
+    return result

@@ -1,0 +1,77 @@
+"""What ranks have of their parts of a batch, to what there is of all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from farandole import _world
+from farandole._core import InvalidArgument
+from farandole.common._reduction import Sum
+from farandole.data._logical import fold
+from farandole.data._tree import leaves, map_leaves
+from farandole.torch.ops import allgather, allreduce
+
+
+def number_over_ranks(mine: float) -> float:
+    """Collective: the sum."""
+    if _world.size() == 1:
+        return mine
+    value = torch.tensor([mine], dtype=torch.float64)
+    return float(allreduce(value, op=Sum, name="count of a GlobalBatch"))
+
+
+def sum_of_parts(values: Sequence[Any], samples: Sequence[int]) -> Any:
+    """Collective: the sum over all parts of all ranks, in the order of the canonical tree.
+
+    Args:
+        values: of each of this rank's parts, numbers or tensors.
+        samples: of these parts; what a part without samples has does not count.
+    """
+    if not isinstance(values[0], torch.Tensor):
+        counted = [float(v) if n else 0.0 for v, n in zip(values, samples, strict=True)]
+        return number_over_ranks(fold(counted, float.__add__))
+    tensors = [
+        v.detach() if n else torch.zeros_like(v) for v, n in zip(values, samples, strict=True)
+    ]
+    return allreduce(fold(tensors, torch.add), op=Sum, name="sum of a GlobalBatch")
+
+
+def gather_parts(outputs: Sequence[Any], samples: Sequence[int]) -> Any:
+    """Collective: tensors of each part's samples to those of the whole batch, on every rank.
+
+    Args:
+        outputs: of each of this rank's parts, of one structure.
+
+    Raises:
+        InvalidArgument: a tensor has no first dimension, or another length.
+    """
+    parts = [leaves(each) for each in outputs]
+    for tensors, n in zip(parts, samples, strict=True):
+        for leaf in tensors:
+            _check(leaf, n)
+        if len(tensors) != len(parts[0]):
+            raise InvalidArgument(
+                f"gather_for_metrics(): {len(tensors)} tensors of one part of the batch, and "
+                f"{len(parts[0])} of another"
+            )
+    columns = iter(list(zip(*parts, strict=True)))
+
+    def gathered(_: Any) -> torch.Tensor:
+        rows = [t.detach()[:n] for t, n in zip(next(columns), samples, strict=True)]
+        mine = rows[0].contiguous() if len(rows) == 1 else torch.cat(rows)
+        return allgather(mine, name="metrics of a GlobalBatch")
+
+    return map_leaves(gathered, outputs[0])
+
+
+def _check(leaf: Any, n: int) -> None:
+    shape = tuple(getattr(leaf, "shape", ()))
+    if not isinstance(leaf, torch.Tensor) or not shape or shape[0] != max(n, 1):
+        raise InvalidArgument(
+            f"gather_for_metrics(): a {type(leaf).__name__} of shape {shape}, where this "
+            f"rank's part of the batch has {max(n, 1)} samples; pass tensors whose first "
+            "dimension is the samples"
+        )

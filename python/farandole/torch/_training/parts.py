@@ -1,0 +1,305 @@
+"""Gradients of batches that a rank computes in several parts, as so many ranks would.
+
+Note [Gradients in parts]
+
+Autograd adds to what stands in p.grad, one part after the other. Here every part begins without
+gradients, and its own are taken away as its backward ends. They fold in the canonical tree over all
+parts, of which a rank has a subtree (data/_logical.py); what a rank's parts give goes into the sum
+over ranks, which is the upper part of that tree, when the last of them is there: nothing is sent
+earlier. A part in which a parameter has no gradient counts as zeros, if another part has one, as it
+does between ranks.
+
+A hook before autograd's accumulation is what clears p.grad, and not the loop, so that it does not
+matter where a program calls zero_grad(). What stands there as a batch begins (a program adds up
+several batches) is added to the sum of the batch when that is known.
+"""
+
+from __future__ import annotations
+
+import enum
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+
+from farandole._core import Error, InvalidArgument
+from farandole.data._logical import Folding
+from farandole.torch._training.exchange import GradientExchange
+from farandole.torch._training.gradients import part_of_a_graph
+from farandole.torch._training.hooked import Hooked, hearing
+from farandole.torch._training.passes import Pass, graph_task, has_no_end, untraced
+from farandole.torch._training.weighing import not_weighed
+from farandole.torch._training.wrapped import refuse_unmanaged
+
+_Gradients = dict[int, torch.Tensor]  # by parameter, where there is one
+
+
+class _Stands(enum.Enum):
+    """Where the present batch is."""
+
+    NOWHERE = enum.auto()  # there is none
+    COMPUTING = enum.auto()  # a (micro-)batch was given out
+    COMPUTED = enum.auto()  # and its backward is over
+    REDUCED = enum.auto()  # that of the last one, too
+    FAILED = enum.auto()
+
+
+class PartGradients(Hooked):
+    """Of one optimizer; see Note [Gradients in parts].
+
+    Args:
+        named: the parameters that get gradients.
+        unmanaged: those that were frozen when the optimizer was wrapped.
+        exchange: that reduces; None where there is one rank.
+        of_batch: parts, on all ranks.
+    """
+
+    def __init__(
+        self,
+        named: Sequence[tuple[str, torch.Tensor]],
+        unmanaged: Sequence[torch.Tensor],
+        exchange: GradientExchange | None,
+        of_batch: int,
+    ) -> None:
+        super().__init__(named, ())
+        self.weighed_only = True
+        self.of_batch = of_batch
+        self.reduced: Callable[[], None] = lambda: None  # called when a batch's gradients are
+        self._unmanaged, self._exchange = unmanaged, exchange
+        self._stands = _Stands.NOWHERE
+        self.forget()
+        if exchange is not None:
+            exchange.open = True  # its own passes only accumulate
+        self._hear_before()
+
+    def _hear_before(self) -> None:
+        """Autograd keeps the nodes that accumulate only as long as somebody has them."""
+        self._nodes = [torch.autograd.graph.get_gradient_edge(p).node for p in self.parameters]
+        me: weakref.ref[PartGradients] = weakref.ref(self)
+        self._hooks = [
+            node.register_prehook(partial(_before, me, i)) for i, node in enumerate(self._nodes)
+        ]
+        hearing.add(self)
+
+    # The loop over the parts.
+
+    def begin_batch(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """The present batch is left. What stood before it, and was not zeroed, stands again."""
+        if self._stands in (_Stands.COMPUTING, _Stands.COMPUTED):
+            for i, before in self._before.items():
+                self.parameters[i].grad = before
+        self._stands = _Stands.NOWHERE
+        self._part, self._last = -1, False
+        self._before: _Gradients = {}  # what stood as the batch began
+        self._touched: set[int] = set()  # in this batch
+        self._seen: set[int] = set()  # in this backward
+        self._mine: _Gradients = {}  # of the present part, so far
+        self._folding: Folding[_Gradients] = Folding(_sum)
+
+    def expect(self, part: int, *, last: bool) -> None:
+        """A (micro-)batch is given out; `last`: of this rank's of the batch."""
+        if self._stands is _Stands.FAILED:
+            return
+        if part != self._part and self._part >= 0:
+            self._close_part()
+        self._part, self._last = part, last
+        self._stands = _Stands.COMPUTING
+
+    def _close_part(self) -> None:
+        self._folding.push(self._mine)
+        self._mine = {}
+
+    # A backward.
+
+    def hear_before(self, i: int) -> None:
+        """Autograd is about to accumulate the gradient of parameter i."""
+        graph = graph_task()
+        present = self.present_pass()
+        if present is None:
+            self._begin_pass(graph)
+            present = Pass(self)
+            self._pass = weakref.ref(present)
+        present.enter(graph)
+        if i in self._seen:
+            return  # a reentrant backward comes to it once more
+        self._seen.add(i)
+        self._clear(i)
+
+    def _begin_pass(self, graph: int) -> None:
+        self.check_alive()
+        if self._stands is _Stands.FAILED:
+            raise _failed()
+        if has_no_end(graph):
+            self.refuse(
+                InvalidArgument(
+                    "logical_ranks under compiled autograd, which does not tell when backward() "
+                    "ends\n  advice: torch.compile the model, and not backward()"
+                )
+            )
+        if self._stands is _Stands.NOWHERE:
+            self.refuse(
+                InvalidArgument(
+                    "backward() outside of the loop over the GlobalBatch(logical_ranks=…) that has "
+                    "the optimizer"
+                )
+            )
+        if self._stands is not _Stands.COMPUTING:
+            self.refuse(
+                InvalidArgument(
+                    "a second backward() of one part of a GlobalBatch(logical_ranks=…)\n"
+                    "  advice: add the losses, and call backward() of their sum"
+                )
+            )
+        self._seen.clear()
+
+    def _clear(self, i: int) -> None:
+        p = self.parameters[i]
+        if p.grad is not None:
+            if i in self._touched:
+                self.refuse(
+                    InvalidArgument(
+                        f"the gradient of '{self.names[i]}' was set between two parts of a batch, "
+                        "where it has none\n  advice: change gradients after the last part, if "
+                        "batches.sync_gradients"
+                    )
+                )
+            self._before[i] = p.grad
+        self._touched.add(i)
+        p.grad = self._mine.get(i)
+
+    def end(self, *, failed: bool) -> None:
+        unweighed = not failed and self.lacks_weight()
+        self._pass = None
+        if failed:
+            self._fail()
+            return
+        if unweighed:
+            self.refuse(not_weighed())
+        with torch.no_grad():
+            self._take()
+            self._stands = _Stands.COMPUTED
+            if self._last:
+                self.finish()
+
+    def _take(self) -> None:
+        """What this backward has accumulated."""
+        for i in sorted(self._seen):
+            p = self.parameters[i]
+            if p.grad is None:
+                continue
+            if p.grad.requires_grad:
+                self.refuse(part_of_a_graph(self.names[i]))
+            if p.grad.layout != torch.strided:
+                self.refuse(
+                    InvalidArgument(
+                        f"the gradient of '{self.names[i]}' is sparse, which logical_ranks do not "
+                        "support\n  advice: torch.nn.Embedding(sparse=False)"
+                    )
+                )
+            self._mine[i] = p.grad
+            p.grad = None
+        self._seen.clear()
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Collective: the batch's gradients become those of all parts, on every rank. Nothing where
+        they are, or where there is no batch."""
+        if self._stands is _Stands.FAILED:
+            raise _failed()
+        if self._stands in (_Stands.NOWHERE, _Stands.REDUCED):
+            return
+        self.check_alive()
+        self._stands = _Stands.FAILED  # unless it comes to its end
+        self._close_part()
+        for i, gradient in self._set_aside().items():
+            self.parameters[i].grad = gradient
+        refuse_unmanaged(self._unmanaged)
+        if self._exchange is not None:
+            self._exchange.reduce()
+        for i, before in self._before.items():
+            p = self.parameters[i]
+            p.grad = before if p.grad is None else p.grad.add_(before)
+        self._before = {}
+        self._stands = _Stands.REDUCED
+        self.reduced()
+
+    def _set_aside(self) -> _Gradients:
+        """Leaves no gradients; returns those of this rank's parts. What stood before lies where the
+        reduction writes."""
+        for i, p in enumerate(self.parameters):
+            if i not in self._touched and p.grad is not None:
+                self._before[i] = p.grad
+            p.grad = None
+        self._before = {i: before.clone() for i, before in self._before.items()}
+        gradients = self._folding.result()
+        self._folding = Folding(_sum)
+        return gradients
+
+    # What goes wrong.
+
+    def _fail(self) -> None:
+        """A backward raised; the other ranks are told, without waiting for them."""
+        if self._stands is _Stands.FAILED:
+            return
+        self.forget()
+        self._stands = _Stands.FAILED
+        self._drop()
+        if self._exchange is not None:
+            with suppress(Error):  # of a group that has failed: the next call will say it
+                self._exchange.abandon()
+
+    def refuse(self, why: InvalidArgument) -> NoReturn:
+        self.forget()
+        self._stands = _Stands.FAILED
+        self._drop()
+        if self._exchange is not None:
+            self._exchange.refuse(why)
+        raise why
+
+    def _drop(self) -> None:
+        for p in self.parameters:
+            p.grad = None
+
+    def refuse_zero_grad(self) -> None:
+        """In the middle of a batch, whose parts would be lost."""
+        if self._stands in (_Stands.COMPUTING, _Stands.COMPUTED) and (self._mine or self._folding):
+            self.refuse(
+                InvalidArgument(
+                    "zero_grad() in the middle of a global batch, of which some parts are "
+                    "computed\n  advice: if batches.sync_gradients: optimizer.step(); "
+                    "optimizer.zero_grad(), where batches is the GlobalBatch"
+                )
+            )
+
+
+def _failed() -> InvalidArgument:
+    return InvalidArgument(
+        "an earlier backward() of this batch failed, and its gradients were dropped\n"
+        "  advice: call zero_grad(), and go on with the next batch"
+    )
+
+
+def _sum(lower: _Gradients, upper: _Gradients) -> _Gradients:
+    return {i: _add(lower.get(i), upper.get(i)) for i in sorted(lower.keys() | upper.keys())}
+
+
+def _add(lower: torch.Tensor | None, upper: torch.Tensor | None) -> torch.Tensor:
+    """Of at least one."""
+    if lower is None or upper is None:
+        there = upper if lower is None else lower
+        assert there is not None
+        return there + 0  # as between ranks: another zero where it is -0
+    return lower + upper
+
+
+@untraced
+def _before(parts: weakref.ref[PartGradients], i: int, _: Any) -> None:
+    present = parts()
+    if present is not None:
+        present.hear_before(i)
