@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -442,3 +443,46 @@ def test_tickets() -> None:
     assert tickets.take(2, 0, 3) == ALL_DONE
     assert tickets.take(2, 1, 5) == 0
     assert tickets.take(0, 0, 3) == ALL_DONE
+
+
+# ---- under the launcher ----
+
+SCRIPT = """
+import os, signal, sys
+import numpy as np
+import farandole as fd
+from farandole import parameter_server as ps
+
+fd.init()
+node = ps.join({"w": np.zeros(3)}, ps.SGD(1.0))
+if node.is_server:
+    print("updates", node.serve().updates)
+else:
+    with node:
+        for step in node.steps(20):
+            node.pull()
+            if node.index == 1 and sys.argv[1] == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if node.index == 1 and sys.argv[1] == "raise" or sys.argv[1] == "all raise":
+                raise ValueError("bad sample")
+            node.push({"w": np.ones(3)})
+    if node.index == 1 and sys.argv[1] == "late":
+        sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "said"),
+    [
+        ("kill", 0, "was killed by SIGKILL; the others go on without it"),
+        ("raise", 0, "exited with code 1; the others go on without it"),
+        ("late", 3, "rank 1"),
+        ("all raise", 1, "ValueError: bad sample"),
+    ],
+)
+def test_the_launcher_lets_the_others_go_on(how: str, code: int, said: str) -> None:
+    done = harness.launch(4, [sys.executable, "-c", SCRIPT, how], code=None)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert said in done.stderr
+    if how != "all raise":
+        assert "updates 20" in done.stdout

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from farandole import _endings
 from farandole._arguments import shown
 from farandole._core import Error, Handle, InvalidArgument, PeerLost
 from farandole.parameter_server import _wire
@@ -283,6 +284,7 @@ class Worker:
         if self._closed:
             return
         self._closed = True
+        _endings.tell_dispensable(False)
         for server, pair in enumerate(self._pairs):
             with self._or_lost(server):
                 pair.send(_wire.BYE)
