@@ -21,10 +21,6 @@ class Clocks:
     def awaited(self) -> frozenset[int]:
         return frozenset(self._awaited)
 
-    @property
-    def all_gone(self) -> bool:
-        return len(self._gone) == len(self.clock)
-
     def tick(self, worker: int) -> None:
         """It has pushed."""
         self.wake(worker)

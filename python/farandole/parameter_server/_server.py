@@ -65,6 +65,7 @@ class Server:
         self._servers = servers
         self._ranks = list(pairs)
         self._pairs = list(pairs.values())
+        self._workers = range(len(pairs))
         self._rule = rule
         self._pieces = [Piece(n, v.shape, v.dtype.name) for n, v in variables.items()]
         self._bound = max_staleness
@@ -83,13 +84,15 @@ class Server:
         self._tried = 0  # the version when one was last begun
         self._saves_asked = self._saves_done = 0
         self._failure: BaseException | None = None
+        self._paused: set[int] = set()
         if content is not None:
             self._go_on_from(content)
 
     # ---- the thread that serves ----
 
     def serve(self) -> Report:
-        """Serves until every worker has ended: by ``close()``, or in another way.
+        """Serves until every worker has ended, by ``close()`` or in another way, or has called
+        ``pause()``; then it may be called again.
 
         Raises:
             PeerLost, EarlyExit, RemoteError, LinkError: all workers were lost, none has closed.
@@ -98,7 +101,9 @@ class Server:
         threads = [
             threading.Thread(target=self._attend, args=(w,), name=f"worker {rank}", daemon=True)
             for w, rank in enumerate(self._ranks)
+            if not self._clocks.has_left(w)
         ]
+        self._paused.clear()
         for thread in threads:
             thread.start()
         try:
@@ -126,7 +131,8 @@ class Server:
         return False
 
     def _is_over(self) -> bool:
-        return self._clocks.all_gone or self._failure is not None
+        gone_or_paused = (self._clocks.has_left(w) or w in self._paused for w in self._workers)
+        return self._failure is not None or all(gone_or_paused)
 
     def _is_due(self) -> bool:
         if self._snapshots is None:
@@ -172,7 +178,7 @@ class Server:
     def _report(self) -> Report:
         greatest, total, count = self._stalenesses
         return Report(
-            self._version, self._pushes, self._lost, greatest, total / max(count, 1),
+            self._version, list(self._pushes), list(self._lost), greatest, total / max(count, 1),
             self._clocks.most_ahead, self._last_snapshot(),
         )  # fmt: skip
 
@@ -198,8 +204,8 @@ class Server:
         try:
             while True:
                 message = pair.receive(timeout=0)
-                if message.kind == _wire.BYE:
-                    self._end(worker)
+                if message.kind in (_wire.BYE, _wire.PAUSE):
+                    self._end(worker, for_good=message.kind == _wire.BYE)
                     return
                 self._handle(worker, pair, message)
         except _GONE as error:
@@ -223,9 +229,12 @@ class Server:
             wait = message.kind == _wire.WAIT
             pair.send(_wire.ANSWER, self._ticket(worker, first, second, wait))
 
-    def _end(self, worker: int) -> None:
+    def _end(self, worker: int, for_good: bool) -> None:
         with self._changed:
-            self._clocks.leave(worker)
+            self._paused.add(worker)
+            self._clocks.rest(worker)
+            if for_good:
+                self._clocks.leave(worker)
             self._tickets.finish(worker)
             self._move_on()
 
@@ -234,7 +243,7 @@ class Server:
             self._clocks.leave(worker)
             self._tickets.lose(worker)
             self._lost.append(self._ranks[worker])
-            left = sum(not self._clocks.has_left(w) for w in range(len(self._pairs)))
+            left = sum(not self._clocks.has_left(w) for w in self._workers)
             if len(self._lost) == len(self._pairs):
                 self._failure = error
             self._move_on()

@@ -16,7 +16,7 @@ from farandole._core import Group, Handle
 from farandole.parameter_server._rows import Gradient, Rows
 
 # What a head says first. Workers ask, and servers answer: to PULL, TICKET and SAVE.
-PULL, PUSH, TICKET, WAIT, REST, SAVE, BYE, ANSWER = range(8)
+PULL, PUSH, TICKET, WAIT, REST, SAVE, PAUSE, BYE, ANSWER = range(9)
 _PARTS = ("message", "table", "bytes")  # names of what is sent
 _NUMBERS = 8  # of a head: kind, length of the table, of the bytes, and five of the kind's own
 _DENSE = -1

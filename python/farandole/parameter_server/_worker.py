@@ -279,6 +279,18 @@ class Worker:
                 )
         return [path for s in range(len(self._pairs)) if (path := self._snapshot(s)) is not None]
 
+    def pause(self) -> None:
+        """Lets ``serve()`` return on the servers, once all workers have paused or ended. What this
+        worker asks for after it waits until they serve again.
+
+        Raises:
+            ServerLost: a server is gone; names its last snapshot.
+        """
+        self._check_open()
+        for server, pair in enumerate(self._pairs):
+            with self._or_lost(server):
+                pair.send(_wire.PAUSE)
+
     def close(self) -> None:
         """This worker has done its part. The servers end when all have."""
         if self._closed:
