@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from farandole import _endings, _world
+from farandole import _world
 from farandole._arguments import shown
 from farandole._collectives import all_gather, broadcast
 from farandole._core import Error, InvalidArgument
@@ -93,7 +93,6 @@ def join(
 
     if own < 0:
         pairs = {server: pair(server, world.rank) for server in range(workers, world.size)}
-        _endings.tell_dispensable(True)
         return Worker(world.rank, workers, pairs, listed, shards, snapshots)
     pairs = {worker: pair(world.rank, worker) for worker in range(workers)}
     return Server(own, servers, pairs, mine, rule, max_staleness, snapshots, content)

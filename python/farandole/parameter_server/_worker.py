@@ -72,6 +72,8 @@ class Worker:
         self._saved = [-1] * len(pairs)
         self._run = -1
         self._closed = False
+        self._needed = True
+        self._is_needed(False)
 
     # ---- weights ----
 
@@ -290,13 +292,14 @@ class Worker:
         for server, pair in enumerate(self._pairs):
             with self._or_lost(server):
                 pair.send(_wire.PAUSE)
+        self._is_needed(True)
 
     def close(self) -> None:
         """This worker has done its part. The servers end when all have."""
         if self._closed:
             return
         self._closed = True
-        _endings.tell_dispensable(False)
+        self._is_needed(True)
         for server, pair in enumerate(self._pairs):
             with self._or_lost(server):
                 pair.send(_wire.BYE)
@@ -308,9 +311,16 @@ class Worker:
         if kind is None:
             self.close()
 
+    def _is_needed(self, needed: bool) -> None:
+        """The launcher ends the job if a rank dies that is needed."""
+        if needed != self._needed:
+            self._needed = needed
+            _endings.tell_dispensable(not needed)
+
     def _check_open(self) -> None:
         if self._closed:
             raise InvalidArgument(f"worker {self.index} has been closed")
+        self._is_needed(False)
 
     def _answer(self, server: int, handles: Sequence[Handle[None]]) -> Message:
         """To what was asked by these handles."""
