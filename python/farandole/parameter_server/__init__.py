@@ -3,16 +3,15 @@
 Variables live on server ranks; workers pull them and push gradients, and do not wait for one
 another.
 
->>> import farandole as fd
->>> fd.init()
->>> node = ps.join({"w": w}, ps.SGD(0.1), servers=1)
->>> if node.is_server:
-...     node.serve()
-... else:
-...     with node:
-...         for step in node.steps(1000):
-...             weights = node.pull()
-...             node.push({"w": gradient(weights["w"], step)})
+    fd.init()
+    node = ps.join({"w": w}, ps.SGD(0.1), servers=1)
+    if node.is_server:
+        node.serve()
+    else:
+        with node:
+            for step in node.steps(1000):
+                weights = node.pull()
+                node.push({"w": gradient(weights["w"], step)})
 """
 
 from __future__ import annotations
