@@ -207,9 +207,11 @@ def one_is_slow(max_staleness: int | None, steps: int) -> Any:
     with node:
         if node.index == 1:
             node.pull()
+            harness.tell("pulled")
             harness.listen()
             node.push({"w": np.ones(4)})
             return None
+        harness.listen()
         for step in range(steps):
             node.pull()
             node.push({"w": np.ones(4)})
@@ -220,6 +222,8 @@ def one_is_slow(max_staleness: int | None, steps: int) -> Any:
 def test_workers_do_not_wait_for_a_slow_one(spawn: Spawn) -> None:
     world = spawn(3)
     world.start(one_is_slow, None, 20)
+    assert world.hear(1) == "pulled"
+    world.say(0, "begin")
     assert [world.hear(0) for _ in range(20)] == list(range(20))
     world.say(1, "go on")
     first, _, server = world.outcomes()
@@ -231,6 +235,8 @@ def test_a_bound_is_kept(spawn: Spawn) -> None:
     """With a bound of 2 a worker does 3 steps while another one does its first."""
     world = spawn(3)
     world.start(one_is_slow, 2, 6)
+    assert world.hear(1) == "pulled"
+    world.say(0, "begin")
     assert [world.hear(0) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(TimeoutError):
         world.hear(0, timeout=0.3)

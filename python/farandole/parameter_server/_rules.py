@@ -33,6 +33,7 @@ class Rule(Protocol):
 
     def state(self) -> Mapping[str, np.ndarray]:
         """What a snapshot keeps of it."""
+        ...
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Goes on from what ``state()`` gave."""

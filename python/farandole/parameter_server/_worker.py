@@ -355,7 +355,7 @@ class Worker:
         again = "; start all again, and they go on from it" if snapshot is not None else ""
         verdict = f"server {server} (rank {self._ranks[server]}) is lost: {error.verdict}"
         lost = ServerLost(f"{verdict}\n  evidence: {error.evidence}\n  advice: {known}{again}")
-        lost.verdict, lost.evidence, lost.advice = verdict, error.evidence, known + again
+        lost.evidence, lost.advice = error.evidence, known + again  # verdict: the first line
         lost.rank, lost.snapshot = self._ranks[server], snapshot
         lost.pid, lost.signal, lost.host = error.pid, error.signal, error.host
         return lost

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import keras
+import keras as _keras
+
+keras: Any = _keras  # untyped
 
 
-class Caught(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has no types
+class Caught(keras.optimizers.Optimizer):  # type: ignore[misc]
     """Works within compiled steps of every backend, since gradients go to variables."""
 
     def __init__(self) -> None:

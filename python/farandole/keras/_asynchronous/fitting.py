@@ -134,7 +134,8 @@ def _rate(model: Any) -> Any:
     kept = model.optimizer._learning_rate
     if isinstance(kept, keras.optimizers.schedules.LearningRateSchedule):
         return kept
-    return float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
+    rate: Any = keras.ops.convert_to_numpy(model.optimizer.learning_rate)
+    return float(rate)
 
 
 def _check_rate(model: Any, rate: Any) -> None:
