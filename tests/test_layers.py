@@ -56,7 +56,7 @@ PYTHON_LAYERS = [
     "_ranks _world",
     "_collectives _memory _run _timeline testing",
     "farandole",  # the names that a program sees
-    "_bench common horovod learning_rate",
+    "_bench common horovod learning_rate parameter_server",
     "data",
     "_tune.first_use _tune.ranks _tune.starting",  # these measure
     "_tune.__main__",

@@ -44,6 +44,11 @@ def tell_no_meeting(error: Error) -> None:
     _core.tell_launcher(_PARTS.join(["end", "1", str(blamed), said]))
 
 
+def tell_dispensable(dispensable: bool) -> None:
+    """The launcher: whether others go on if this rank dies."""
+    _core.tell_launcher("dispensable" if dispensable else "needed")
+
+
 def watch(world: Callable[[], Group | None]) -> None:
     """From now on, for the world that there is then; once.
 

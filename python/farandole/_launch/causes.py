@@ -33,6 +33,7 @@ class Causes:
         self.missed: Missed | None = None
         self.stopped_by: signal.Signals | None = None  # the first stopping signal we got
         self.given_up = False  # a rank could not be ended
+        self._dispensable: set[int] = set()  # ranks that said that others go on without them
 
     @property
     def any(self) -> bool:
@@ -41,8 +42,16 @@ class Causes:
     # -- notes --------------------------------------------------------------------------------
 
     def hear(self, word: Word) -> None:
-        if word.rank not in self._ended_by:  # else it is we who end it
+        if word.parts == ["dispensable"]:
+            self._dispensable.add(word.rank)
+        elif word.parts == ["needed"]:
+            self._dispensable.discard(word.rank)
+        elif word.rank not in self._ended_by:  # else it is we who end it
             self._blame.hear(word)
+
+    def is_dispensable(self, rank: Rank) -> bool:
+        """The job goes on if it dies by itself: a worker of a parameter server."""
+        return rank.number in self._dispensable and rank.number not in self._ended_by
 
     def note_death(self, rank: Rank) -> None:
         if rank.exit_code:

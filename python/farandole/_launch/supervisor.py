@@ -165,6 +165,9 @@ class Supervisor:
                 self._take_loss(place)
 
     def _take_death(self, rank: Rank) -> None:
+        if rank.exit_code and not self._causes.any and self._causes.is_dispensable(rank):
+            self._say(f"{rank.describe_end()}; the others go on without it")
+            return
         if rank.exit_code and not self._causes.any:
             self._end_after_a_failure()
         self._causes.note_death(rank)

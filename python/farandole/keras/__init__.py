@@ -7,6 +7,7 @@ from farandole.common import _basics
 from farandole.common._basics import *  # noqa: F403
 from farandole.common._needs import keras as _keras  # noqa: F401 - or how to get it
 from farandole.keras import _progress, callbacks, elastic, values
+from farandole.keras._asynchronous.server import ParameterServer
 from farandole.keras.compression import Compression
 from farandole.keras.model import Model
 from farandole.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
@@ -23,6 +24,7 @@ __all__ = [
     "DistributedOptimizer",
     "LearningRate",
     "Model",
+    "ParameterServer",
     "PartialDistributedOptimizer",
     "callbacks",
     "elastic",

@@ -216,7 +216,8 @@ class TPUStrategy:
 
 
 class ParameterServerStrategy:
-    """Not there yet: asynchronous training is still to come.
+    """Not there yet as a strategy of tf.distribute, nor is ``ClusterCoordinator``. What there is:
+    ``farandole.keras.ParameterServer``, with a ``fit``, and ``farandole.parameter_server``.
 
     Raises:
         NotImplementedError: always, and says what to use.
@@ -225,7 +226,8 @@ class ParameterServerStrategy:
     def __init__(self, *_: Any, **__: Any) -> None:
         raise NotYet(
             "ParameterServerStrategy is still to come: farandole.strategy trains synchronously\n"
-            "  advice: MultiWorkerMirroredStrategy"
+            "  advice: farandole.keras.ParameterServer trains Keras models asynchronously, and "
+            "farandole.parameter_server anything else; MultiWorkerMirroredStrategy is synchronous"
         )
 
 

@@ -1,0 +1,1 @@
+"""Keras' fit on a parameter server, on any backend."""

@@ -1,0 +1,130 @@
+"""Batches by their numbers: which samples a step of all workers' together is of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from farandole._arguments import shown
+from farandole._core import InvalidArgument
+
+Batch = tuple[Any, Any, Any]  # x, y, sample_weight
+
+
+class Arrays:
+    """All ranks have all samples; a batch's are the same whoever takes it."""
+
+    def __init__(self, data: Batch, batch_size: int, shuffle: bool, seed: int) -> None:
+        self._data = data
+        self._batch, self._shuffle, self._seed = batch_size, shuffle, seed
+        lengths = {len(each) for each in keras.tree.flatten(data) if each is not None}
+        if len(lengths) != 1:
+            raise InvalidArgument(f"fit: arrays of different lengths: {sorted(lengths)}")
+        self._samples = lengths.pop()
+        self._order: tuple[int, np.ndarray] = (-1, np.empty(0))
+        self.steps: int | None = -(-self._samples // batch_size)
+
+    def batch(self, epoch: int, step: int) -> Batch:
+        if self._order[0] != epoch:
+            order = np.arange(self._samples)
+            if self._shuffle:
+                order = np.random.default_rng([self._seed, epoch]).permutation(self._samples)
+            self._order = (epoch, order)
+        chosen = self._order[1][step * self._batch : (step + 1) * self._batch]
+        return tuple(_each(self._data, lambda array: array[chosen]))
+
+    def end_epoch(self) -> None:
+        """Nothing to do."""
+
+
+class Numbered:
+    """A keras.utils.PyDataset."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self.steps: int | None = dataset.num_batches
+
+    def batch(self, epoch: int, step: int) -> Batch:
+        del epoch
+        return unpacked(self._dataset[step])
+
+    def end_epoch(self) -> None:
+        self._dataset.on_epoch_end()
+
+
+class Own:
+    """What can only be read in order: each worker has its own, and takes its next batch."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._iterator: Iterator[Any] | None = None
+        self.steps: int | None = None
+
+    def batch(self, epoch: int, step: int) -> Batch:
+        del epoch, step
+        for _ in range(2):
+            if self._iterator is None:
+                self._iterator = iter(self._source)
+            try:
+                return unpacked(next(self._iterator))
+            except StopIteration:
+                self._iterator = None  # from the beginning
+        raise InvalidArgument("fit: the dataset has no batches, or cannot be read a second time")
+
+    def end_epoch(self) -> None:
+        """Nothing to do."""
+
+
+Source = Arrays | Numbered | Own
+
+
+def source_of(
+    x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffle: bool, seed: int
+) -> Source:
+    """Raises InvalidArgument for what is none."""
+    if isinstance(x, keras.utils.PyDataset):
+        found: Source = Numbered(x)
+    elif all(
+        hasattr(each, "__getitem__") and hasattr(each, "shape") for each in keras.tree.flatten(x)
+    ):
+        if x is None:
+            raise InvalidArgument("fit: x is missing")
+        data = _each((x, y, sample_weight), _array)
+        return Arrays(data, 32 if batch_size is None else batch_size, shuffle, seed)
+    elif hasattr(x, "__iter__"):
+        found = Own(x)
+    else:
+        raise InvalidArgument(f"fit: x is {shown(x)}; arrays, a PyDataset, or a dataset of batches")
+    for name, value in [("y", y), ("sample_weight", sample_weight), ("batch_size", batch_size)]:
+        if value is not None:
+            raise InvalidArgument(f"fit: {name} is given beside a dataset, which has its own")
+    return found
+
+
+def split_off(data: Batch, part: float) -> tuple[Batch, Batch]:
+    """Arrays without their last part, and that, as Keras' validation_split."""
+    if not 0 < part < 1:
+        raise InvalidArgument(f"fit: validation_split is {shown(part)}; it is between 0 and 1")
+    data = _each(data, _array)
+    length = len(keras.tree.flatten(data)[0])
+    at = int(np.floor(length * (1 - part)))
+    return _each(data, lambda a: a[:at]), _each(data, lambda a: a[at:])
+
+
+def unpacked(batch: Any) -> Batch:
+    """As numpy arrays."""
+    parts = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+    if not 1 <= len(parts) <= 3:
+        raise InvalidArgument(f"fit: a batch has {len(parts)} parts; x, y, sample_weight")
+    return tuple(_each((*parts, None, None)[:3], _array))
+
+
+def _array(value: Any) -> np.ndarray:
+    return np.asarray(keras.ops.convert_to_numpy(value))
+
+
+def _each(data: Any, act: Any) -> Any:
+    return keras.tree.map_structure(lambda each: None if each is None else act(each), data)

@@ -1,0 +1,148 @@
+"""One fit of a worker: epochs, batches and callbacks, as Keras' own fit has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+
+from farandole._core import InvalidArgument
+from farandole.keras._asynchronous.caught import Caught
+from farandole.keras._asynchronous.dealing import Batch, Source
+from farandole.parameter_server import Rows, Worker
+
+_LOOK_FOR_ROWS = 64 * 1024  # bytes of a gradient
+
+
+class Steps:
+    """The training steps of one worker, on the model that it has."""
+
+    def __init__(self, model: Any, variables: Mapping[str, Any], worker: Worker) -> None:
+        self._model, self._variables, self._worker = model, variables, worker
+        self._caught = Caught()
+        self._caught.build(model.trainable_variables)
+
+    def take_weights(self) -> None:
+        for name, value in self._worker.pull().items():
+            self._variables[name].assign(value)
+
+    def run(self, batch: Batch, class_weight: Any) -> dict[str, float]:
+        """One step; returns Keras' logs, of the epoch so far."""
+        x, y, weights = batch
+        self.take_weights()
+        with self._catching():
+            logs = self._model.train_on_batch(
+                x, y, sample_weight=weights, class_weight=class_weight, return_dict=True
+            )
+        self._worker.push(
+            {
+                name: as_rows(gradient)
+                for name, gradient in zip(self._variables, self._caught.gradients, strict=True)
+                if gradient is not None
+            }
+        )
+        return {name: float(value) for name, value in logs.items()}
+
+    @contextmanager
+    def _catching(self) -> Iterator[None]:
+        """The optimizer is the model's own for everybody else: for callbacks that save it. And
+        metrics go on from batch to batch."""
+        own = vars(self._model)
+        before = own["optimizer"]
+        own["optimizer"], own["reset_metrics"] = self._caught, lambda: None
+        try:
+            yield
+        finally:
+            own["optimizer"] = before
+            del own["reset_metrics"]
+
+
+def as_rows(gradient: np.ndarray) -> np.ndarray | Rows:
+    """Of a large gradient with few rows that are not zero, these: an embedding's."""
+    if gradient.ndim < 2 or gradient.nbytes < _LOOK_FOR_ROWS:
+        return gradient
+    rows = np.flatnonzero(gradient.any(axis=tuple(range(1, gradient.ndim))))
+    return Rows(rows, gradient[rows]) if 2 * len(rows) <= len(gradient) else gradient
+
+
+class Validation:
+    """What is evaluated after epochs, by each worker on its own."""
+
+    def __init__(self, data: Batch | Any, batch_size: int | None, steps: int | None, every: Any):
+        self._data, self._batch_size, self._steps, self._every = data, batch_size, steps, every
+
+    def after(self, epoch: int, model: Any) -> dict[str, float]:
+        if self._data is None or not self._is_due(epoch):
+            return {}
+        x, y, weights = (self._data, None, None)
+        if isinstance(self._data, tuple | list):
+            x, y, weights = (*self._data, None, None)[:3]
+        logs = model.evaluate(
+            x, y, sample_weight=weights, batch_size=self._batch_size, steps=self._steps, verbose=0,
+            return_dict=True,
+        )  # fmt: skip
+        return {f"val_{name}": value for name, value in logs.items()}
+
+    def _is_due(self, epoch: int) -> bool:
+        if isinstance(self._every, int):
+            return (epoch + 1) % self._every == 0
+        return epoch + 1 in self._every
+
+
+def train(
+    steps: Steps,
+    worker: Worker,
+    model: Any,
+    source: Source,
+    callbacks: Any,
+    epochs: range,
+    each: int,
+    validation: Validation,
+    class_weight: Any,
+) -> None:
+    """All epochs of a worker. `each`: steps of an epoch, of all workers together."""
+    numbers = worker.steps(len(epochs) * each)
+    number = next(numbers, None)
+    rate = _rate(model)
+    for epoch in epochs:
+        model.reset_metrics()
+        callbacks.on_epoch_begin(epoch)
+        logs: dict[str, float] = {}
+        done = 0
+        # One that died may have left a step of an epoch before.
+        while number is not None and epochs[number // each] <= epoch and not model.stop_training:
+            callbacks.on_train_batch_begin(done)
+            logs = steps.run(source.batch(epochs[number // each], number % each), class_weight)
+            callbacks.on_train_batch_end(done, logs)
+            _check_rate(model, rate)
+            done += 1
+            number = next(numbers, None)
+        steps.take_weights()
+        worker.rest()  # while this evaluates, nobody waits for it
+        logs |= validation.after(epoch, model)
+        callbacks.on_epoch_end(epoch, logs)
+        source.end_epoch()
+        _check_rate(model, rate)
+        if model.stop_training:
+            break
+
+
+def _rate(model: Any) -> Any:
+    kept = model.optimizer._learning_rate
+    if isinstance(kept, keras.optimizers.schedules.LearningRateSchedule):
+        return kept
+    rate: Any = keras.ops.convert_to_numpy(model.optimizer.learning_rate)
+    return float(rate)
+
+
+def _check_rate(model: Any, rate: Any) -> None:
+    now = _rate(model)
+    if now != rate:
+        raise InvalidArgument(
+            f"a callback has set the learning rate to {now}; the optimizer is on the servers, and "
+            f"goes on with {rate}\n  advice: a schedule of keras.optimizers.schedules, which "
+            "counts updates there"
+        )

@@ -1,0 +1,253 @@
+"""`ParameterServer`: a Keras model that workers train without waiting for one another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+
+from farandole import _world
+from farandole._arguments import shown
+from farandole._core import InvalidArgument
+from farandole.keras._asynchronous import dealing
+from farandole.keras._asynchronous.fitting import Steps, Validation, train
+from farandole.keras._asynchronous.rule import KerasRule, check_optimizer
+from farandole.parameter_server import Report, Server, Snapshots, Worker, join
+
+_WHOLE = 1 << 62  # bytes: no variable is split, as optimizers look at whole ones
+# Callbacks that write files, or to a terminal: the first worker alone has them.
+_ONCE = ("CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint", "RemoteMonitor", "TensorBoard")
+_REFUSED = {
+    "BackupAndRestore": "snapshots= of the parameter server",
+    "LearningRateScheduler": "a schedule of keras.optimizers.schedules, which counts updates",
+    "ReduceLROnPlateau": "a schedule of keras.optimizers.schedules, which counts updates",
+    "SwapEMAWeights": "the weights as they are",
+}
+
+
+class ParameterServer:
+    """Trains a Keras model asynchronously, on any backend: docs/parameter-server.md.
+
+    Every rank makes one for a model, and calls :meth:`fit` with the same arguments. The last
+    ``servers`` ranks of the world have the variables, and apply the optimizer that the model was
+    compiled with to each gradient as it comes; the others train.
+
+    Args:
+        servers: how many ranks are servers. Variables are placed whole, by size.
+        max_staleness: how many steps a worker may be ahead of the slowest one. None: any number.
+            0: synchronous; servers apply the mean of the gradients of all workers.
+        snapshots: a ``farandole.parameter_server.Snapshots``: what servers write, and go on from.
+
+    Attributes:
+        is_server: whether this rank is one.
+        report: on a server, after a fit: a ``farandole.parameter_server.Report``; else None.
+
+    Raises:
+        InvalidArgument: a wrong argument, or too few ranks.
+        NotInitialized: ``init()`` was not called.
+    """
+
+    def __init__(
+        self,
+        servers: int = 1,
+        *,
+        max_staleness: int | None = None,
+        snapshots: Snapshots | None = None,
+    ) -> None:
+        size = _world.size()
+        if not isinstance(servers, int) or not 1 <= servers < size:
+            raise InvalidArgument(
+                f"servers is {shown(servers)}; it is from 1 to {size - 1} in a world of {size}"
+            )
+        self.is_server = _world.rank() >= size - servers
+        self.report: Report | None = None
+        self._servers, self._bound, self._snapshots = servers, max_staleness, snapshots
+        self._node: Server | Worker | None = None
+        self._model: Any = None
+        self._variables: dict[str, Any] = {}
+        self._rule = KerasRule({})
+        self._fits = 0
+        self._busy = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether :meth:`fit` is under way."""
+        return self._busy
+
+    def fit(
+        self,
+        model: Any,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool = True,
+        class_weight: Any = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: Any = 1,
+    ) -> Any:
+        """As ``keras.Model.fit``. A step is one batch on one worker, and one update.
+
+        All ranks give all data. The batches of all epochs are dealt out: each goes to one worker,
+        and a faster one gets more of them. A dataset that can only be read in order is each
+        worker's own, and needs ``steps_per_epoch``, which counts the steps of all workers.
+
+        Losses, metrics and validation are each worker's own, over the batches that it had. At the
+        end all workers have the same weights. Servers return when all workers have ended the fit;
+        of the model they then have the variables that they serve, and the optimizer's state.
+
+        Args:
+            model: compiled; the same one each time.
+
+        Returns:
+            Keras' ``History``; of a server it is empty.
+
+        Raises:
+            InvalidArgument: an argument that is not possible here.
+            ServerLost: a server is gone; names its last snapshot.
+        """
+        check_optimizer(model.optimizer, self._servers)
+        if getattr(model, "steps_per_execution", 1) != 1:
+            raise InvalidArgument("fit: steps_per_execution is 1 on a parameter server")
+        validation: Any = validation_data
+        if validation_split:
+            if validation_data is not None:
+                raise InvalidArgument("fit: validation_split and validation_data are both given")
+            (x, y, sample_weight), validation = dealing.split_off(
+                (x, y, sample_weight), validation_split
+            )
+        source = dealing.source_of(x, y, sample_weight, batch_size, shuffle, self._fits)
+        each = _steps_of(source, steps_per_epoch)
+        listed = _of_this_rank(callbacks, first=_world.rank() == 0)
+        self._begin(model, source)
+        with self._training():
+            if isinstance(self._node, Server):
+                return self._serve(self._node, model)
+            assert self._node is not None
+            shown_by = verbose if self._node.index == 0 else 0
+            history = keras.callbacks.CallbackList(
+                listed, add_history=True, add_progbar=shown_by != 0, verbose=1 if shown_by ==
+                "auto" else shown_by, epochs=epochs, steps=None, model=model,
+            )  # fmt: skip
+            self._train(
+                self._node, model, source, history, range(initial_epoch, epochs), each,
+                Validation(validation, validation_batch_size, validation_steps, validation_freq),
+                class_weight,
+            )  # fmt: skip
+        return model.history
+
+    def _begin(self, model: Any, source: dealing.Source) -> None:
+        """All ranks together, the first time."""
+        if self._model is not None:
+            if model is not self._model:
+                raise InvalidArgument(
+                    f"model '{model.name}': this ParameterServer has '{self._model.name}' already\n"
+                    "  advice: make another one for another model"
+                )
+            return
+        if not model.built:
+            model(keras.tree.map_structure(lambda each: each[:1], source.batch(0, 0)[0]))
+        self._variables = _named(model.trainable_variables)
+        if not self._variables:
+            raise InvalidArgument(f"model '{model.name}' has no variables to train")
+        self._rule = KerasRule(self._variables)
+        values = {n: np.array(keras.ops.convert_to_numpy(v)) for n, v in self._variables.items()}
+        self._node = join(
+            values, self._rule, servers=self._servers, max_staleness=self._bound,
+            snapshots=self._snapshots, split_above=_WHOLE,
+        )  # fmt: skip
+        self._model = model
+
+    @contextmanager
+    def _training(self) -> Iterator[None]:
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+        self._fits += 1
+
+    def _serve(self, server: Server, model: Any) -> Any:
+        for name, value in server.variables.items():
+            if self._fits == 0:
+                self._variables[name].assign(value)
+            else:  # the program may have changed it since
+                value[...] = keras.ops.convert_to_numpy(self._variables[name])
+        self._rule.use(model.optimizer, list(server.variables))
+        self.report = server.serve()
+        history = keras.callbacks.History()
+        history.set_model(model)
+        history.on_train_begin()
+        return history
+
+    def _train(
+        self, worker: Worker, model: Any, source: dealing.Source, callbacks: Any, epochs: range,
+        each: int, validation: Validation, class_weight: Any,
+    ) -> None:  # fmt: skip
+        steps = Steps(model, self._variables, worker)
+        own = vars(model)
+        own["train_function"] = None  # it holds the optimizer
+        model.stop_training = False
+        try:
+            steps.take_weights()
+            callbacks.on_train_begin()
+            train(steps, worker, model, source, callbacks, epochs, each, validation, class_weight)
+            steps.take_weights()
+            callbacks.on_train_end()
+        finally:
+            own["train_function"] = None
+        worker.pause()
+
+
+def _named(variables: list[Any]) -> dict[str, Any]:
+    """By paths; of equal ones the later have a number."""
+    named: dict[str, Any] = {}
+    for variable in variables:
+        name, count = variable.path, 1
+        while name in named:
+            count += 1
+            name = f"{variable.path} ({count})"
+        named[name] = variable
+    return named
+
+
+def _steps_of(source: dealing.Source, asked: int | None) -> int:
+    if asked is None:
+        if source.steps is None:
+            raise InvalidArgument(
+                "fit: the dataset can only be read in order; steps_per_epoch says how many "
+                "batches all workers take together in an epoch"
+            )
+        return source.steps
+    if not isinstance(asked, int) or asked < 1:
+        raise InvalidArgument(f"fit: steps_per_epoch is {shown(asked)}; it is at least 1")
+    if source.steps is not None and asked > source.steps:
+        raise InvalidArgument(
+            f"fit: steps_per_epoch is {asked}, and the data are {source.steps} batches"
+        )
+    return asked
+
+
+def _of_this_rank(callbacks: Any, first: bool) -> list[Any]:
+    given = [] if callbacks is None else callbacks
+    listed = list(given) if isinstance(given, list | tuple) else [given]
+    for each in listed:
+        name = type(each).__name__
+        if name in _REFUSED and isinstance(each, getattr(keras.callbacks, name, ())):
+            raise InvalidArgument(
+                f"fit: {name} does not work where the optimizer is on servers\n"
+                f"  advice: {_REFUSED[name]}"
+            )
+    once = tuple(getattr(keras.callbacks, n) for n in _ONCE if hasattr(keras.callbacks, n))
+    return [each for each in listed if first or not isinstance(each, once)]

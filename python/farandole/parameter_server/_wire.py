@@ -1,0 +1,146 @@
+"""Messages between one server and one worker: a head of numbers, a table of numbers, bytes.
+
+Each pair is a group of its own, so that the death of a worker is nobody else's failure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from farandole import _world
+from farandole._core import Group, Handle
+from farandole.parameter_server._rows import Gradient, Rows
+
+# What a head says first. Workers ask, and servers answer: to PULL, TICKET and SAVE.
+PULL, PUSH, TICKET, WAIT, REST, SAVE, PAUSE, BYE, ANSWER = range(9)
+_PARTS = ("message", "table", "bytes")  # names of what is sent
+_NUMBERS = 8  # of a head: kind, length of the table, of the bytes, and five of the kind's own
+_DENSE = -1
+_NOTHING = np.empty(0, np.int64)
+
+
+class Message(NamedTuple):
+    numbers: tuple[int, ...]  # five
+    kind: int
+    table: np.ndarray  # int64
+    data: np.ndarray  # uint8
+
+
+class Pair:
+    """One end of what a server and a worker say to each other."""
+
+    def __init__(self, server: int, worker: int, number: int, timeout: float) -> None:
+        """Both ranks of the world make it, with the same number."""
+        text = f"parameter server {_world.epoch()} {number} {server} {worker}"
+        token = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
+        self.group: Group = _world.world().form([server, worker], token, timeout)
+        self.peer = 1 - self.group.rank
+
+    def send(
+        self,
+        kind: int,
+        numbers: Sequence[int] = (),
+        table: np.ndarray = _NOTHING,
+        data: np.ndarray | None = None,
+    ) -> None:
+        for handle in self.start(kind, numbers, table, data):
+            handle.wait()
+
+    def start(
+        self,
+        kind: int,
+        numbers: Sequence[int] = (),
+        table: np.ndarray = _NOTHING,
+        data: np.ndarray | None = None,
+    ) -> list[Handle[None]]:
+        """Sends without waiting; the arrays are to stay as they are until the handles are done."""
+        head = np.zeros(_NUMBERS, np.int64)
+        head[:3] = kind, len(table), 0 if data is None else len(data)
+        head[3 : 3 + len(numbers)] = numbers
+        parts = (head, table, np.empty(0, np.uint8) if data is None else data)
+        return [
+            self.group.start_between("send", part, self.peer, 0, None, name, None)
+            for name, part in zip(_PARTS, parts, strict=True)
+            if len(part)
+        ]
+
+    def receive(self, timeout: float | None = None) -> Message:
+        """The next message of the peer.
+
+        Args:
+            timeout: seconds until it fails, 0: never; default ``FARANDOLE_TIMEOUT``.
+        """
+        head = np.empty(_NUMBERS, np.int64)
+        self.group.run_between("recv", head, self.peer, 0, _PARTS[0], timeout)
+        kind, length, nbytes, *numbers = head.tolist()
+        table, data = np.empty(length, np.int64), np.empty(nbytes, np.uint8)
+        parts: tuple[np.ndarray, np.ndarray] = (table, data)
+        for name, part in zip(_PARTS[1:], parts, strict=True):
+            if len(part):
+                self.group.run_between("recv", part, self.peer, 0, name, None)
+        return Message(tuple(numbers), kind, table, data)
+
+
+# ---- gradients and rows as a table and bytes ----
+
+
+def as_bytes(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """One array of their bytes, one after the other."""
+    if not parts:
+        return np.empty(0, np.uint8)
+    return as_bytes(parts[0]) if len(parts) == 1 else np.concatenate([as_bytes(p) for p in parts])
+
+
+class Piece(NamedTuple):
+    """What a server has of one variable: its place in the server's list, and its shape there."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def packed(gradients: Sequence[tuple[int, Gradient]]) -> tuple[np.ndarray, np.ndarray]:
+    """Gradients by the places of their pieces. The table has for each the place and the number of
+    rows, and then their indices; or DENSE."""
+    table: list[np.ndarray] = []
+    parts = []
+    for place, gradient in gradients:
+        if isinstance(gradient, Rows):
+            table += [np.array([place, len(gradient.indices)]), gradient.indices]
+            parts.append(gradient.values)
+        else:
+            table.append(np.array([place, _DENSE]))
+            parts.append(gradient)
+    return (np.concatenate(table) if table else _NOTHING), joined(parts)
+
+
+def unpacked(pieces: Sequence[Piece], message: Message) -> dict[str, Gradient]:
+    """The gradients by name; they lie in the message."""
+    found: dict[str, Gradient] = {}
+    at = offset = 0
+    while at < len(message.table):
+        place, rows = (int(each) for each in message.table[at : at + 2])
+        piece = pieces[place]
+        dense = rows == _DENSE
+        shape = piece.shape if dense else (rows, *piece.shape[1:])
+        nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(piece.dtype).itemsize
+        # Bytes of one dtype may not begin where those of the next are aligned.
+        values = np.frombuffer(
+            message.data[offset : offset + nbytes].tobytes(), piece.dtype
+        ).reshape(shape)
+        offset += nbytes
+        at += 2
+        if dense:
+            found[piece.name] = values
+        else:
+            found[piece.name] = Rows(message.table[at : at + rows], values)
+            at += rows
+    return found
