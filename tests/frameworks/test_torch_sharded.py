@@ -130,8 +130,8 @@ def twenty_steps_are_torchs() -> None:
             model, alone = make(dtype), make(dtype)
             train(model, sharded(model, kind), range(STEPS), dtype)
             train_alone(alone, OPTIMIZERS[kind](alone.parameters()), range(STEPS), dtype)
-            # PyTorch computes in float32 where we do in float64; with what it differs by, the
-            # gradients of the next step differ, by which of its kernels the processor has.
+            # An update rounds elsewhere than PyTorch's, and gradients of later steps differ by
+            # more or less, depending on which of its kernels the processor has.
             check_close(model, alone, 1e-9 if dtype == torch.float64 else 5e-6)
             check_same_everywhere(model)
 
