@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -70,12 +68,6 @@ class ParameterServer:
         self._variables: dict[str, Any] = {}
         self._rule = KerasRule({})
         self._fits = 0
-        self._busy = False
-
-    @property
-    def busy(self) -> bool:
-        """Whether :meth:`fit` is under way."""
-        return self._busy
 
     def fit(
         self,
@@ -131,21 +123,23 @@ class ParameterServer:
         each = _steps_of(source, steps_per_epoch)
         listed = _of_this_rank(callbacks, first=_world.rank() == 0)
         self._begin(model, source)
-        with self._training():
-            if isinstance(self._node, Server):
-                return self._serve(self._node, model)
+        if isinstance(self._node, Server):
+            history = self._serve(self._node, model)
+        else:
             assert self._node is not None
             shown_by = verbose if self._node.index == 0 else 0
-            history = keras.callbacks.CallbackList(
+            listening = keras.callbacks.CallbackList(
                 listed, add_history=True, add_progbar=shown_by != 0, verbose=1 if shown_by ==
                 "auto" else shown_by, epochs=epochs, steps=None, model=model,
             )  # fmt: skip
             self._train(
-                self._node, model, source, history, range(initial_epoch, epochs), each,
+                self._node, model, source, listening, range(initial_epoch, epochs), each,
                 Validation(validation, validation_batch_size, validation_steps, validation_freq),
                 class_weight,
             )  # fmt: skip
-        return model.history
+            history = model.history
+        self._fits += 1
+        return history
 
     def _begin(self, model: Any, source: dealing.Source) -> None:
         """All ranks together, the first time."""
@@ -168,15 +162,6 @@ class ParameterServer:
             snapshots=self._snapshots, split_above=_WHOLE,
         )  # fmt: skip
         self._model = model
-
-    @contextmanager
-    def _training(self) -> Iterator[None]:
-        self._busy = True
-        try:
-            yield
-        finally:
-            self._busy = False
-        self._fits += 1
 
     def _serve(self, server: Server, model: Any) -> Any:
         for name, value in server.variables.items():
