@@ -161,7 +161,8 @@ class Supervisor:
                     self._take_death(item)
             for line in place.remarks():
                 self._say(line)
-            if place.trouble and not self._causes.is_noted(place):
+            # A start that fails ends the job at once, in one line: see _wait_for.
+            if place.started and place.trouble and not self._causes.is_noted(place):
                 self._take_loss(place)
 
     def _take_death(self, rank: Rank) -> None:
