@@ -18,6 +18,7 @@ from typing import NamedTuple
 import all_reduce
 import bars
 import calls
+import network
 import others
 import paths
 import steps
@@ -44,6 +45,9 @@ PARTS = {
     "copying": Part(paths.measure_copying, paths.render_copying),
     "scheduled": Part(paths.measure_scheduled, paths.render_scheduled),
     "others": Part(others.measure, others.render),
+    "network": Part(network.measure_free, network.render_free),
+    "gigabit": Part(network.measure_gigabit, network.render_gigabit),
+    "levels": Part(network.measure_levels, network.render_levels),
     "start": Part(steps.measure_start, steps.render_start),
     "waiting": Part(steps.measure_waiting, steps.render_waiting),
     "named": Part(steps.measure_named, steps.render_named),

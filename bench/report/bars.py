@@ -38,6 +38,12 @@ NAMED = 1 / 5  # of gloo's, tensor by tensor
 GRAPH_OP_US = 5.0  # what an all-reduce adds to a graph of TensorFlow, without other ranks
 IDLE = 0.01  # of the time waited
 
+# Between two hosts, over the best MPI's time: of 4 B, and of 16 MiB, unless the floor is near it.
+NETWORK_SMALL, NETWORK_LARGE = 1.2, 0.5
+NETWORK_FLOOR_IS_NEAR, NETWORK_FLOOR = 0.43, 1.15  # of the best MPI's; over the floor
+GIGABIT = {16 * MIB: 1 / 0.93, 64 * MIB: 1 / 0.97}  # over a bare copy both ways
+LEVELS = 1 / 1.4  # two ranks on each of two hosts, over the flat ring
+
 
 def crowded(size: int, memory: str) -> float | None:
     """Four ranks on two cores, over the best MPI."""

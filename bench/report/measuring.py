@@ -80,19 +80,20 @@ def run(
 ) -> list[Row]:
     """All questions put to all peers and to farandole in every setting, all in turns."""
     rows: list[Row] = []
+    ranks, hosts = questions[0].ranks, questions[0].hosts
     ours = bench.found([OURS])[0]
     with ExitStack() as stack:
         variants: list[Variant] = []
         for environment in _distinct(setting.environment for setting in settings):
             told = replace(ours, environment=environment)
-            for workers in start([told], questions[0].ranks, stack, bench.tell):
+            for workers in start([told], ranks, stack, bench.tell, hosts):
                 variants += [
                     Variant(workers, memory, setting.options, setting.name, setting.dtype)
                     for setting in settings
                     if setting.environment == environment
                     for memory in setting.memory
                 ]
-        for workers in start(bench.found(peers), questions[0].ranks, stack, bench.tell):
+        for workers in start(bench.found(peers), ranks, stack, bench.tell, hosts):
             variants += [Variant(workers, memory) for memory in workers.peer.memory]
         for question in questions:
             for more in compare(question, variants, bench.tell):
@@ -132,6 +133,7 @@ def ratio_cell(ratio: Mapping[str, Any]) -> str:
 
 
 def versions(rows: Iterable[Row]) -> str:
-    """'Open MPI 5.0.11, ...' of the peers that were there."""
-    named = (f"{PEERS[r['peer']].label} {r['version']}" for r in rows if r["peer"] != OURS)
+    """'Open MPI 5.0.11, ...' of the libraries that were there."""
+    others = [r for r in rows if r["peer"] != OURS and r["version"]]
+    named = (f"{PEERS[r['peer']].label} {r['version']}" for r in others)
     return ", ".join(dict.fromkeys(named))

@@ -205,6 +205,34 @@ def test_gloo_is_measured_beside_ours(tmp_path: Path) -> None:
     assert "our time / best peer's" in done.stdout
 
 
+def test_hosts_are_measured_beside_what_their_network_carries(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    done = run(
+        "all_reduce", "-H", "a:1,b:1", "--launcher", "local", "--compare", "copy,floor",
+        "--sizes", "4,300012", "--rounds", "2", "--seconds", "0.01", "--json", str(path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(path.read_text())
+    assert [row["peer"] for row in rows] == ["farandole", "farandole", "copy", "floor"] * 2
+    for row in rows:
+        assert row["verified"] is True
+        assert row["hosts"] == "a:1,b:1"
+        assert row["network_bytes"] >= 2 * row["bytes"]  # each rank sends as much
+        if row["peer"] == "farandole":
+            assert row["algorithm"] == "schedule"
+            assert set(row["ratios"]) == {"copy", "floor"}
+
+
+def test_ranks_of_hosts_measure_ours_alone(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    done = run(
+        "broadcast", "-H", "a:2,b:1", "--launcher", "local", "--sizes", "1K", "--iterations", "5",
+        "--json", str(path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert {(row["ranks"], row["algorithm"]) for row in rows_of(path)} == {(3, "schedule")}
+
+
 @pytest.mark.parametrize("collective", ["broadcast", "all_gather", "reduce_scatter"])
 def test_a_missing_peer_is_told_of_and_the_others_go_on(tmp_path: Path, collective: str) -> None:
     path = tmp_path / "rows.json"

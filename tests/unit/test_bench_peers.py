@@ -20,7 +20,8 @@ from farandole import cli
 from farandole._bench import statistics as st
 from farandole._bench.comparing import OURS, Question, Variant, compare
 from farandole._bench.layouts import COLLECTIVES, COMMON, ROOT, Buffers
-from farandole._bench.peers.finding import find, how_to_get, parse_pythons
+from farandole._bench.peers.finding import Found, find, how_to_get, parse_pythons
+from farandole._bench.peers.hosts import Hosts, command_over
 from farandole._bench.peers.table import PEERS, Peer, PeerError
 
 REPORT = Path(__file__).parents[2] / "bench" / "report"
@@ -146,6 +147,44 @@ def test_a_peer_is_found_with_its_own_launcher_and_library(wheel: Path) -> None:
     assert Path(found.launcher[0]).resolve() == wheel / "bin" / "mpiexec"
     assert Path(found.environment["MPI4PY_LIBMPI"]).resolve() == wheel / "lib" / "libmpi.so.12"
     assert found.command(3)[1:] == ["-n", "3"]
+
+
+def test_every_launcher_reaches_the_hosts(tmp_path: Path) -> None:
+    hosts = Hosts("netns", [("a", 2), ("b", 1)])
+    ours = Found(PEERS[OURS], "python", ("farandole", "run", "-np"))
+    assert command_over(ours, hosts, tmp_path) == [
+        *("farandole", "run", "-H", "a:2,b:1", "--launcher", "netns", "-np", "3", "--"),
+    ]  # fmt: skip
+    enter = ["ip", "netns", "exec", "a", "unshare", "--uts", "sh", "-c"]
+    for name, option in (("mpi", "--host"), ("mpich", "-machinefile")):
+        words = command_over(Found(PEERS[name], "python", ("mpiexec", "-n")), hosts, tmp_path)
+        assert words[: len(enter)] == enter
+        assert words[len(enter) + 1 : len(enter) + 5] == ["a", "mpiexec", "-n", "3"]
+        assert option in words
+        assert words[-1] == str(tmp_path / "instead-of-ssh")
+    assert (tmp_path / "hosts").read_text() == "a:2\nb:1\n"
+    pretended = Hosts("local", hosts.ranks)
+    found = Found(PEERS["mpich"], "python", ("mpiexec", "-n"))
+    assert command_over(found, pretended, tmp_path) == found.command(3)
+
+
+def test_what_stands_in_the_place_of_ssh_reads_words_as_sshd_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, skipped in (("ip", 3), ("unshare", 1), ("hostname", 1)):
+        fake = tmp_path / name
+        fake.write_text(f'#!/bin/sh\necho {name} "$1 $2 $3"\nshift {skipped}\nexec "$@"\n')
+        fake.chmod(0o700)
+    (tmp_path / "hostname").write_text('#!/bin/sh\necho hostname "$1"\n')
+    command_over(Found(PEERS["mpi"], "", ("", "")), Hosts("netns", [("a", 1)]), tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    said = subprocess.run(
+        [tmp_path / "instead-of-ssh", "-x", "b", "'echo'", "$((1 + 1));", "echo", "'two  words'"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert said.splitlines() == [
+        "ip netns exec b", "unshare --uts sh -c", "hostname b", "2", "two  words"
+    ]  # fmt: skip
 
 
 def test_files_that_another_mpi_overwrote_are_seen(wheel: Path) -> None:
@@ -373,6 +412,11 @@ MISTAKES = [
     (["--hot"], "--hot needs --compare"),
     (["--peer-python", "mpi=/bin/sh"], "--peer-python needs --compare"),
     (["--plot", "picture.txt"], "--plot: picture.txt does not end in"),
+    (["-H", "a:1"], "-np is 2, but the hosts have 1 slots"),
+    (["-H", "a:x"], "-H: 'a:x' is not 'name:slots'"),
+    (["-H", "a:1,b:1"], "rank 0, which has the rows, would be on host a: name this host first"),
+    (["--launcher", "local"], "--launcher says how hosts are reached: name them with -H"),
+    (["-H", "a:1,b:1", "--compare", "copy"], "--compare needs hosts on this machine"),
 ]
 
 

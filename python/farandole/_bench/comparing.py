@@ -16,6 +16,7 @@ from typing import Any
 from farandole._bench import data
 from farandole._bench.layouts import COLLECTIVES
 from farandole._bench.peers.finding import Found
+from farandole._bench.peers.hosts import Hosts
 from farandole._bench.peers.table import PeerError
 from farandole._bench.peers.workers import Workers, started
 from farandole._bench.statistics import (
@@ -29,7 +30,6 @@ from farandole._bench.statistics import (
 OURS = "farandole"
 _WARM = 3  # calls of every block that are not timed; one where calls are slow
 _FEWEST, _MOST = 3, 400  # timed calls of a block
-_TOO_SLOW = 0.25e9  # nanoseconds a call may take, or the variant rests from this size on
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class Question:
     rounds: int = 11
     block_seconds: float = 0.03  # about how long a block takes
     hot: bool = False
+    patience: float = 0.25  # seconds that a call may take, or its variant rests from there on
+    hosts: Hosts | None = None  # else all ranks are on this one
 
 
 @dataclass
@@ -59,6 +61,7 @@ class Variant:
     wrong: int = 0
     bytes: int = 0
     path: str = ""
+    sent: int = 0  # bytes of a call that left all hosts, in packets
     iterations: int = _FEWEST
     warm: int = _WARM
 
@@ -73,7 +76,7 @@ class Variant:
         unable, wall = self._block(question, size, 1, 2)
         if unable:
             return unable
-        if wall / 3 > _TOO_SLOW:
+        if wall / 3 > question.patience * 1e9:
             return f"a call takes {wall / 3e9:.2f} s"
         self.times, self.rounds = [], []
         unable, wall = self._block(question, size, 3, 5)
@@ -109,17 +112,25 @@ class Variant:
         self.rounds.append(median(slowest))
         self.wrong += sum(a["wrong"] for a in answers)
         self.bytes, self.path = answers[0]["bytes"], answers[0]["path"]
+        if question.hosts is not None:
+            self.sent = sum(answers[rank]["sent"] for rank in question.hosts.witnesses())
+            if self.sent < self.bytes:
+                return f"only {self.sent} bytes of a call crossed the network", 0
         return "", max(a["wall"] for a in answers)
 
 
 def start(
-    peers: Iterable[Found], ranks: int, stack: ExitStack, tell: Callable[[str], None]
+    peers: Iterable[Found],
+    ranks: int,
+    stack: ExitStack,
+    tell: Callable[[str], None],
+    hosts: Hosts | None = None,
 ) -> list[Workers]:
     """Starts the ranks of every peer that starts; tells of the others."""
     running = []
     for found in peers:
         try:
-            running.append(stack.enter_context(started(found, ranks)))
+            running.append(stack.enter_context(started(found, ranks, hosts)))
         except PeerError as error:
             tell(str(error))
     return running
@@ -188,6 +199,8 @@ def _row(question: Question, variant: Variant, present: list[Variant]) -> dict[s
         "algorithm": variant.path or None,
         "level": variant.options.get("level", "canonical") if is_ours else None,
         "hot": question.hot,
+        "hosts": str(question.hosts) if question.hosts else None,
+        "network_bytes": variant.sent if question.hosts else None,
         "rounds": len(variant.rounds),
         "iterations": len(variant.times),
         "min_us": least / 1e3,
@@ -207,7 +220,7 @@ def _ratios(ours: Variant, present: list[Variant]) -> dict[str, dict[str, Any]]:
     others = {v.workers.peer.name: v for v in present if v.workers.peer.library != "ours"}
     found = {name: _as_dict(ratio_to_best(ours.rounds, [v.rounds])) for name, v in others.items()}
     groups = {
-        "best": others,
+        "best": {n: v for n, v in others.items() if v.workers.peer.library in ("mpi", "gloo")},
         "best_mpi": {n: v for n, v in others.items() if v.workers.peer.library == "mpi"},
     }
     for group, members in groups.items():

@@ -32,6 +32,8 @@ STYLES = {
     ("mpich-mpir", "caller"): Style("#CC79A7", "D", "-.", 1.4),
     ("impi", "caller"): Style("#E69F00", "P", "--", 1.4),
     ("gloo", "caller"): Style("#555555", "X", ":", 1.4),
+    ("copy", "caller"): Style("#BBBBBB", "", "-", 1.4),
+    ("floor", "caller"): Style("#000000", "", "-", 1.0),
 }
 _INK = "#222222"
 _LEGEND = "line: median\nbar beside it: from the least\nto the 99th percentile"

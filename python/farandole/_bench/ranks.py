@@ -41,11 +41,12 @@ class Request:
     iterations: int | None
     seconds: float
     terminal: int = 0  # columns of the one that rank 0's stdout reaches; 0: it is none
+    is_one_machine: bool = False  # that has the cores of several hosts
 
 
 def measure(request: Request) -> list[dict[str, Any]]:
     """Joins the world, measures, and returns the rows on every rank; rank 0 shows each at once."""
-    core = _pin()
+    core = _pin(request.is_one_machine)
     fd.init()
     pins = fd.all_gather(np.array([-1 if core is None else core])).tolist()
     collective = COLLECTIVES[request.collective]
@@ -74,10 +75,12 @@ def _shown(request: Request, total: int, placed: str) -> Rows | None:
     return Rows(request.collective, algorithm, placed, total, request.terminal)
 
 
-def _pin() -> int | None:
+def _pin(is_one_machine: bool = False) -> int | None:
     from farandole._world import _find_place
 
     place = _find_place(None, None, None, None)
+    if is_one_machine:
+        return placement.pin(place.rank, place.size)
     return placement.pin(place.local_rank, place.local_size)
 
 

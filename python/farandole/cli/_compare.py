@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from farandole._bench.peers.finding import Found
     from farandole._tables import Column
 
-PEERS = ("mpi", "mpich", "mpich-mpir", "impi", "gloo")
+PEERS = ("mpi", "mpich", "mpich-mpir", "impi", "gloo", "copy", "floor")
 
 
 def run(
@@ -31,7 +31,7 @@ def run(
     found = _found(names, pythons)
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
-        running = start(found, question.ranks, stack, _tell)
+        running = start(found, question.ranks, stack, _tell, question.hosts)
         variants = [
             Variant(workers, kind, options if workers.peer.name == OURS else {})
             for workers in running
@@ -118,9 +118,10 @@ def _title(question: Question, variants: Sequence[Variant]) -> str:
     from farandole._bench import placement
 
     workers = dict.fromkeys(variant.workers for variant in variants)
-    versions = ", ".join(f"{w.peer.label} {w.version}" for w in workers)
+    versions = ", ".join(f"{w.peer.label} {w.version}".rstrip() for w in workers)
+    where = f" on {question.hosts}" if question.hosts else ""
     return (
-        f"{question.collective} {question.dtype}, {question.ranks} ranks, "
+        f"{question.collective} {question.dtype}, {question.ranks} ranks{where}, "
         f"{placement.describe(variants[0].workers.cores)}, {question.rounds} rounds"
         f"{', hot' if question.hot else ''}; {versions}"
     )

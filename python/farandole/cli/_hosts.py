@@ -1,8 +1,9 @@
-"""The options of `farandole run` for other hosts, and what they ask for."""
+"""Options for other hosts, and what they ask for."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,15 +15,8 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse._ActionsContainer) -> None:
-    """How other hosts are reached, and what they get."""
-    from farandole._launch import LAUNCHERS
-
-    parser.add_argument(
-        "--launcher",
-        choices=LAUNCHERS,
-        help="how other hosts are reached: ssh (default), netns (hosts are network namespaces), "
-        "local (all are this machine, to try it)",
-    )
+    """How `farandole run` reaches other hosts, and what they get."""
+    _add_launcher(parser)
     parser.add_argument(
         "--remote-python",
         metavar="PATH",
@@ -36,6 +30,50 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
         default=[],
         help="a variable for all ranks, also on other hosts",
     )
+
+
+def add_places(parser: argparse._ActionsContainer) -> None:
+    """Which hosts, and how they are reached."""
+    add_hosts(parser)
+    _add_launcher(parser)
+
+
+def add_hosts(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "-H", "--hosts", metavar="HOST:N,…", help="hosts, and how many ranks each may have"
+    )
+
+
+def _add_launcher(parser: argparse._ActionsContainer) -> None:
+    from farandole._launch import LAUNCHERS
+
+    parser.add_argument(
+        "--launcher",
+        choices=LAUNCHERS,
+        help="how other hosts are reached: ssh (default), netns (hosts are network namespaces), "
+        "local (all are this machine, to try it)",
+    )
+
+
+def ranks_of(text: str | None, slots: Sequence[Share] | None) -> int | None:
+    """What -np says, or all slots; None where neither is said."""
+    cores = len(os.sched_getaffinity(0))
+    most = sum(share.ranks for share in slots) if slots is not None else None
+    if text is None:
+        return most
+    try:
+        ranks = int(text)
+    except ValueError:
+        raise CommandError(f"-np takes a number of ranks, not '{text}'") from None
+    if ranks < 1:
+        raise CommandError(f"-np must be at least 1, not {ranks}; {cores} cores are usable here")
+    if most is not None and ranks > most:
+        from farandole._launch import is_here
+
+        only_here = all(is_here(share.host) for share in slots or ())
+        who = "this host has" if only_here else "the hosts have"
+        raise CommandError(f"-np is {ranks}, but {who} {most} slots")
+    return ranks
 
 
 def shares(

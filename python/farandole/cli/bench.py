@@ -1,4 +1,4 @@
-"""Measures one collective between the ranks of this host, and verifies every result."""
+"""Measures one collective between ranks, and verifies every result."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farandole.cli import CommandError, _compare, add_ranks
+from farandole.cli import CommandError, _compare, _hosts, add_ranks
 from farandole.cli._near import did_you_mean, of_verdict
 from farandole.cli._terminal import columns
 from farandole.common._needs import how_to_get
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from farandole._bench.comparing import Question
     from farandole._bench.ranks import Request
+    from farandole._launch import Share
 
 EPILOG = """\
 examples:
@@ -28,6 +31,8 @@ examples:
   farandole bench all_reduce -np 2 --algorithm cico --iterations 100 --json rows.json
   farandole run -np 2 -- farandole bench all_gather    among ranks that are there already
   farandole bench all_reduce -np 2 --compare mpi,gloo --plot bench.png    beside other libraries
+  farandole bench all_reduce -H a:1,b:1 --launcher netns --compare mpi,gloo,copy,floor
+                                                       over the network between two namespaces
 
 columns:
   time         of the slowest rank, from the call to its return in Python; min, median, p99
@@ -44,6 +49,8 @@ peers of --compare, each from an environment that has it (--peer-python, default
   mpi          Open MPI, by mpi4py            mpich        MPICH, by mpi4py
   impi         Intel MPI, by mpi4py           mpich-mpir   the same, intra-node algorithm mpir
   gloo         torch.distributed
+  copy         the array both ways at once over a bare TCP connection, without a result
+  floor        an all_reduce of two ranks over one: the same bytes, and the fold
 """
 
 COLLECTIVES = (
@@ -90,6 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot", metavar="FILE", type=Path, help="draw time and bandwidth (png, svg or pdf)"
     )
+    _hosts.add_places(parser.add_argument_group("over several hosts"))
     others = parser.add_argument_group("beside other libraries")
     others.add_argument("--compare", metavar="PEERS", help=f"of {', '.join(_compare.PEERS)}")
     others.add_argument(
@@ -104,13 +112,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def handle(arguments: argparse.Namespace) -> int:
-    ranks = _ranks(arguments)
+    slots = _slots(arguments.hosts)
+    ranks = _ranks(arguments, slots)
     _check_partners(arguments, ranks)
-    request = _request(arguments)
+    hosts = _hosts.shares(arguments, ranks, slots) if ranks is not None else ()
+    request = _request(arguments, is_one_machine=arguments.launcher not in (None, "ssh"))
     for option in ("json", "plot"):
         if getattr(arguments, option) is not None:
             _check_writable(option, getattr(arguments, option))
-    rows = _measured(arguments, ranks, request)
+    rows = _measured(arguments, ranks, hosts, request)
     if rows is None:  # another rank tells it
         return 0
     if isinstance(rows, int):
@@ -123,7 +133,7 @@ def handle(arguments: argparse.Namespace) -> int:
 
 
 def _measured(
-    arguments: argparse.Namespace, ranks: int | None, request: Request
+    arguments: argparse.Namespace, ranks: int | None, hosts: Sequence[Share], request: Request
 ) -> list[dict[str, Any]] | int | None:
     """The rows, which were shown already; an exit code; None on a rank that has none to tell."""
     if arguments.compare is not None:
@@ -131,11 +141,11 @@ def _measured(
         return _compare.run(
             arguments.compare.split(","),
             arguments.peer_python,
-            _question(request, ranks, arguments),
+            _question(request, ranks, hosts, arguments),
             request.memory,
             request.options,
         )
-    return _here(request) if ranks is None else _among(ranks, request)
+    return _here(request) if ranks is None else _among(ranks, hosts, arguments.launcher, request)
 
 
 def _plot(rows: list[dict[str, Any]], path: Path) -> None:
@@ -153,9 +163,26 @@ def as_json(rows: list[dict[str, Any]]) -> str:
 # -- what was asked -------------------------------------------------------------------------------
 
 
-def _ranks(arguments: argparse.Namespace) -> int | None:
+def _slots(hosts: str | None) -> Sequence[Share] | None:
+    if hosts is None:
+        return None
+    from farandole import _launch
+
+    try:
+        return _launch.hosts_of(hosts, None)
+    except _launch.LaunchError as error:
+        raise CommandError(str(error), error.exit_code) from error
+
+
+def _ranks(arguments: argparse.Namespace, slots: Sequence[Share] | None) -> int | None:
     cores = len(os.sched_getaffinity(0))
     is_rank = bool(os.environ.get("RANK"))
+    if is_rank and slots is not None:
+        raise CommandError(
+            f"-H starts ranks, but this process is one already (RANK={os.environ['RANK']})"
+        )
+    if slots is not None:
+        return _hosts.ranks_of(arguments.ranks, slots)
     if arguments.ranks is None:
         if is_rank:
             return None
@@ -189,8 +216,17 @@ def _check_partners(arguments: argparse.Namespace, ranks: int | None) -> None:
         raise CommandError("--compare takes --seconds and --rounds, not --iterations")
 
 
-def _question(request: Request, ranks: int, arguments: argparse.Namespace) -> Question:
+def _question(
+    request: Request, ranks: int, shares: Sequence[Share], arguments: argparse.Namespace
+) -> Question:
     from farandole._bench.comparing import Question
+    from farandole._bench.peers.hosts import Hosts
+
+    if shares and arguments.launcher in (None, "ssh"):
+        raise CommandError(
+            "--compare needs hosts on this machine (--launcher netns or local): ranks of all "
+            "peers meet in its memory"
+        )
 
     rounds = _positive("--rounds", arguments.rounds or "11")
     return Question(
@@ -201,10 +237,11 @@ def _question(request: Request, ranks: int, arguments: argparse.Namespace) -> Qu
         rounds=rounds,
         block_seconds=request.seconds / rounds,
         hot=arguments.hot,
+        hosts=Hosts(arguments.launcher, tuple(shares)) if shares else None,
     )
 
 
-def _request(arguments: argparse.Namespace) -> Request:
+def _request(arguments: argparse.Namespace, *, is_one_machine: bool) -> Request:
     kind = arguments.collective
     for option, takers in _TAKERS.items():
         if getattr(arguments, option) is not None and kind not in takers:
@@ -230,6 +267,7 @@ def _request(arguments: argparse.Namespace) -> Request:
         ),
         seconds=_seconds(arguments.seconds or "0.25"),
         terminal=columns(),
+        is_one_machine=is_one_machine,
     )
 
 
@@ -313,16 +351,24 @@ def _here(request: Request) -> list[dict[str, Any]] | int | None:
     return rows if fd.rank() == 0 else None
 
 
-def _among(ranks: int, request: Request) -> list[dict[str, Any]] | int:
+def _among(
+    ranks: int, hosts: Sequence[Share], launcher: str | None, request: Request
+) -> list[dict[str, Any]] | int:
     """Starts ranks; rank 0 shows the rows, and leaves them in a file."""
     from farandole import _launch
 
+    reach = _launch.Reach(launcher=launcher or "ssh")
+    if hosts and reach.launcher == "ssh" and not _launch.is_here(hosts[0].host):
+        raise CommandError(
+            f"rank 0, which has the rows, would be on host {hosts[0].host}: name this host first"
+        )
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # or the launcher explains its own choice
     with tempfile.TemporaryDirectory(prefix="farandole-bench-") as directory:
         file = Path(directory, "result.json")
         command = [sys.executable, "-m", "farandole._bench", json.dumps(asdict(request)), str(file)]
         try:
-            code = _launch.launch(_launch.Job(command=command, ranks=ranks, prefix=False))
+            job = _launch.Job(command, ranks, prefix=False, hosts=hosts, reach=reach)
+            code = _launch.launch(job)
         except _launch.LaunchError as error:
             raise CommandError(str(error), error.exit_code) from error
         result: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}

@@ -90,9 +90,7 @@ WITH_AN_EFFECT = [flag for flag in FLAGS if flag.sets]
 
 def add_horovods(parser: argparse._ActionsContainer, flags: Sequence[Flag]) -> None:
     """The options that `farandole-horovodrun` has, too."""
-    parser.add_argument(
-        "-H", "--hosts", metavar="HOST:N,…", help="hosts, and how many ranks each may have"
-    )
+    _hosts.add_hosts(parser)
     parser.add_argument(
         "-hostfile", "--hostfile", metavar="FILE", type=Path, help="the same as 'HOST slots=N'"
     )
@@ -181,30 +179,16 @@ def _copies(arguments: argparse.Namespace) -> Copies | None:
 
 
 def _ranks(text: str | None, command: list[str], slots: Sequence[Share] | None, name: str) -> int:
+    ranks = _hosts.ranks_of(text, slots)
+    if ranks is not None:
+        return ranks
+    import shlex
+
     cores = len(os.sched_getaffinity(0))
-    most = sum(share.ranks for share in slots) if slots is not None else None
-    if text is None and most is not None:
-        return most
-    if text is None:
-        import shlex
-
-        raise CommandError(
-            f"-np is missing; {cores} cores are usable here, so perhaps: "
-            f"{name} -np {cores} -- {shlex.join(command)}"
-        )
-    try:
-        ranks = int(text)
-    except ValueError:
-        raise CommandError(f"-np takes a number of ranks, not '{text}'") from None
-    if ranks < 1:
-        raise CommandError(f"-np must be at least 1, not {ranks}; {cores} cores are usable here")
-    if most is not None and ranks > most:
-        from farandole._launch import is_here
-
-        only_here = all(is_here(share.host) for share in slots or ())
-        who = "this host has" if only_here else "the hosts have"
-        raise CommandError(f"-np is {ranks}, but {who} {most} slots")
-    return ranks
+    raise CommandError(
+        f"-np is missing; {cores} cores are usable here, so perhaps: "
+        f"{name} -np {cores} -- {shlex.join(command)}"
+    )
 
 
 def _seconds(option: str, text: str) -> float:

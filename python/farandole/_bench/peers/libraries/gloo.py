@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import warnings
 from functools import partial
 from typing import Any
@@ -19,6 +20,8 @@ def join() -> Member:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    if name := _interface(os.environ["MASTER_ADDR"]):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     warnings.filterwarnings("ignore", module="torch")
     dist.init_process_group("gloo")
 
@@ -33,6 +36,18 @@ def join() -> Member:
         return case
 
     return Member(rank, ranks, f"torch {torch.__version__}", make)
+
+
+def _interface(peer: str) -> str:
+    """By which another host is reached; empty where it is this one. gloo would ask for our name."""
+    from farandole._launch.agents.address import is_loopback, of_interfaces
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((peer, 1))  # sends nothing
+        mine = probe.getsockname()[0]
+    if is_loopback(mine):
+        return ""
+    return next((name for _, name in socket.if_nameindex() if of_interfaces(name) == mine), "")
 
 
 class _GlooCase(Buffers):
