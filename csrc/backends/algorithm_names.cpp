@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "backends/eager.h"
 #include "backends/paths.h"
 #include "backends/schedule_backend.h"
 #include "base/error.h"
@@ -15,6 +16,7 @@ std::vector<std::string_view> algorithm_names() {
   std::vector<std::string_view> names;
   for (const PathRow* row : path_table()) names.push_back(row->name);
   names.push_back(ScheduleBackend::kName);
+  names.push_back(EagerBackend::kName);
   for (const Planner& planner : planners())
     if (std::ranges::find(names, planner.name) == names.end()) names.push_back(planner.name);
   return names;

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "backends/eager.h"
 #include "backends/refused_paths.h"
 #include "backends/schedule_backend.h"
 #include "backends/shm_direct.h"
@@ -89,15 +90,26 @@ ChannelCosts costs_between_hosts(const ChannelCosts& here) {
   return costs;
 }
 
+ScheduleGroup group_of(const Engine& engine, const Membership& membership) {
+  return {membership.rank, static_cast<int>(membership.members.size()),
+          host_of_each(engine.host(), membership.members)};
+}
+
+/// Of a group on several hosts; else it agrees in memory, which takes no data along.
+BackendMaker eager_between_hosts(const ChannelCosts& costs) {
+  return [costs = costs_between_hosts(costs)](const Engine& engine, const Membership& membership,
+                                              uint64_t, const StreamMemory& memory) {
+    return std::make_unique<EagerBackend>(group_of(engine, membership), costs, memory);
+  };
+}
+
 BackendMaker schedules_over(ConnectMaker channels, const ChannelCosts& costs) {
   return [channels = std::move(channels), costs](const Engine& engine, const Membership& membership,
                                                  uint64_t key, const StreamMemory& memory) {
-    std::vector<int> host_of = host_of_each(engine.host(), membership.members);
-    const bool here = host_of.empty();
+    ScheduleGroup group = group_of(engine, membership);
+    const bool here = group.host_of.empty();
     return std::make_unique<ScheduleBackend>(
-        ScheduleGroup{membership.rank, static_cast<int>(membership.members.size()),
-                      std::move(host_of)},
-        channels(engine, membership, key), engine.arena(),
+        std::move(group), channels(engine, membership, key), engine.arena(),
         here ? costs : costs_between_hosts(costs), here ? &memory : nullptr);
   };
 }
@@ -125,6 +137,7 @@ void lay_mesh(EngineOptions& options, const TuningTable& tuning, const std::stri
   };
   options.channels = channels_over_transports();
   options.schedules = schedules_over(options.channels, costs_over(transport, tuning));
+  options.eager = eager_between_hosts(costs_over(transport, tuning));
   options.pairs_by_schedules = !runs_paths(transport);
   if (runs_paths(transport))
     options.direct = paths_over_shm(options.tuning);

@@ -64,6 +64,12 @@ class WireReader {
     if (count > 0) std::memcpy(list.data(), from, count * sizeof(T));
     return list;
   }
+  /// A list of bytes where they lie in the message.
+  std::span<const std::byte> get_bytes(size_t at_most) {
+    const auto count = get<uint32_t>();
+    if (count > at_most) malformed("a list of " + std::to_string(count) + " bytes");
+    return {next(count), count};
+  }
   std::string get_text(size_t at_most) {
     const std::vector<char> text = get_list<char>(at_most);
     return {text.begin(), text.end()};

@@ -108,7 +108,7 @@ std::shared_ptr<Stream> Engine::open_stream(const Membership& membership, std::s
     if (make) opened->add_backend(make(*this, membership, key, opened->memory()));
   };
   const bool here = host_.are_here(membership.members);
-  if (here) add(options_.direct);
+  add(here ? options_.direct : options_.eager);
   if (schedules || options_.pairs_by_schedules || !here) add(options_.schedules);
   return opened;
 }

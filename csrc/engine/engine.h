@@ -39,6 +39,7 @@ struct EngineOptions {
   TransportsMaker transports;  // none: ranks have no connections
   BackendMaker direct;         // runs over shared memory
   BackendMaker schedules;      // runs what that cannot
+  BackendMaker eager;          // of several hosts: runs small operations instead of them
   bool pairs_by_schedules = false;  // direct runs nothing between two ranks either
   ConnectMaker channels;            // none: ranks exchange no messages
   std::shared_ptr<Trace> trace;     // null: nothing is traced until set_trace()

@@ -22,6 +22,9 @@ struct ClosedPage {
   std::vector<Reader> readers;
 };
 
+/// Of a member's data that go to all others with its word of what it has started.
+inline constexpr size_t kMostEagerBytes = 64 << 10;
+
 /// Members are meant by their place in the group. Used by the thread that polls; nothing blocks.
 class StreamAgreement {
  public:
@@ -31,10 +34,13 @@ class StreamAgreement {
 
   /// Whether all members can be asked; until then some of them are not there.
   virtual bool open() = 0;
-  /// This rank starts the operation of that ticket (StreamMemory::ticket).
-  virtual void post(uint64_t ticket) = 0;
+  /// This rank starts the operation of that ticket (StreamMemory::ticket). Where it tells so in
+  /// messages, they take up to kMostEagerBytes of `data` along, which stay as they are meanwhile.
+  virtual void post(uint64_t ticket, std::span<const std::byte> data) = 0;
   /// Whether all members have started the same.
   virtual Posts compare() = 0;
+  /// When they have: their data, by member. Empty where there are no messages.
+  virtual std::span<const std::span<const std::byte>> data() const { return {}; }
   /// The ranks disagree: this is what this one has started.
   virtual void describe(const Descriptor& mine, std::span<const BundledArray> arrays) = 0;
   /// What all have started; nothing until the last of them has said so.

@@ -1,6 +1,8 @@
 // A way to run whole collectives on one stream.
 #pragma once
 
+#include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,6 +34,11 @@ class Backend {
   /// True when the data of the started operation carry the ranks' agreement with them; else the
   /// stream compares descriptors first, then calls agreed(), and only then poll().
   virtual bool agrees_in_data() const { return false; }
+  /// Of the started operation, where ranks agree by messages: this rank's data that all others get
+  /// with them.
+  virtual std::span<const std::byte> eager_data() const { return {}; }
+  /// Before agreed(), by place in the group: what they gave. It stays until the next operation.
+  virtual void arrived(std::span<const std::span<const std::byte>>) {}
   /// All ranks have started the same operation. An Error thrown here is thrown on every rank; the
   /// operation is refused and the group lives on.
   virtual void agreed() {}

@@ -91,8 +91,10 @@ MessageLink& MessageAgreement::link_to(int member) {
 
 /// The next message of this round's member, if it has come.
 bool MessageAgreement::hear(std::vector<std::byte>& message) {
-  for (auto& [member, link] : links_) link.poll();
+  for (auto& [member, link] : links_)
+    if (!link.sent()) link.poll();
   MessageLink& link = link_to(before());
+  if (link.receive(message)) return true;
   link.poll();
   return link.receive(message);
 }
@@ -100,7 +102,7 @@ bool MessageAgreement::hear(std::vector<std::byte>& message) {
 bool MessageAgreement::send_all() {
   bool sent = true;
   for (auto& [member, link] : links_) {
-    link.poll();
+    if (!link.sent()) link.poll();
     sent &= link.sent();
   }
   return sent;
@@ -108,10 +110,12 @@ bool MessageAgreement::send_all() {
 
 // ---- the life of an operation ----
 
-void MessageAgreement::post(uint64_t ticket) {
+void MessageAgreement::post(uint64_t ticket, std::span<const std::byte> data) {
   ticket_ = ticket;
   round_ = 0;
   differs_ = false;
+  data_ = {data};
+  heard_.clear();
   mine_.begun = static_cast<uint32_t>(ticket >> 32);
   board_.show(key_, mine_);
   tell();
@@ -121,25 +125,48 @@ void MessageAgreement::tell() {
   WireWriter message;
   message.put(ticket_);
   message.put(static_cast<uint8_t>(differs_));
+  const size_t count = count_to_tell(data_.size());
+  for (size_t i = 0; i < count; ++i) message.put_list(data_[i]);
   link_to(after()).send(message.take());
+}
+
+/// No more than the other lacks.
+size_t MessageAgreement::count_to_tell(size_t known) const {
+  return std::min(known, static_cast<size_t>(size() - (1 << round_)));
+}
+
+void MessageAgreement::take(std::vector<std::byte> message) {
+  WireReader from(message);
+  const auto theirs = from.get<uint64_t>();
+  const auto they_differ = from.get<uint8_t>() != 0;
+  if (theirs >> 32 != ticket_ >> 32)
+    WireReader::malformed("operation " + std::to_string(theirs >> 32) + " where " +
+                          std::to_string(ticket_ >> 32) + " comes");
+  differs_ |= they_differ || theirs != ticket_;
+  const size_t count = count_to_tell(data_.size());
+  for (size_t i = 0; i < count; ++i) data_.push_back(from.get_bytes(kMostEagerBytes));
+  heard_.push_back(std::move(message));  // its bytes stay where they are
+}
+
+void MessageAgreement::sort_by_member() {
+  by_member_.resize(data_.size());
+  for (int i = 0; i < size(); ++i)
+    by_member_[static_cast<size_t>((memory_.rank + size() - i) % size())] =
+        data_[static_cast<size_t>(i)];
 }
 
 Posts MessageAgreement::compare() {
   std::vector<std::byte> message;
   while (!is_last_round()) {
     if (!hear(message)) return Posts::waiting;
-    WireReader from(message);
-    const auto theirs = from.get<uint64_t>();
-    const auto they_differ = from.get<uint8_t>() != 0;
-    if (theirs >> 32 != ticket_ >> 32)
-      WireReader::malformed("operation " + std::to_string(theirs >> 32) + " where " +
-                            std::to_string(ticket_ >> 32) + " comes");
-    differs_ |= they_differ || theirs != ticket_;
+    take(std::move(message));
     ++round_;
     if (!is_last_round()) tell();
   }
   if (!send_all()) return Posts::waiting;
-  return differs_ ? Posts::different : Posts::same;
+  if (differs_) return Posts::different;
+  sort_by_member();
+  return Posts::same;
 }
 
 void MessageAgreement::describe(const Descriptor& mine, std::span<const BundledArray> arrays) {
@@ -148,11 +175,9 @@ void MessageAgreement::describe(const Descriptor& mine, std::span<const BundledA
   tell_in_full();
 }
 
-/// No more than the other lacks.
 void MessageAgreement::tell_in_full() {
   WireWriter message;
-  const size_t lacks = static_cast<size_t>(size() - (1 << round_));
-  const size_t count = std::min(known_.size(), lacks);
+  const size_t count = count_to_tell(known_.size());
   message.put(static_cast<uint32_t>(count));
   for (size_t i = 0; i < count; ++i) put(message, known_[i]);
   link_to(after()).send(message.take());

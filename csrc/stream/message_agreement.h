@@ -2,8 +2,9 @@
 //
 // In round k each member tells the one 2^k places after it what the members before it have started,
 // as far as it knows, and hears the same from 2^k places before: after ceil(log2 P) rounds
-// everybody knows of everybody (dissemination: Hensgen, Finkel and Manber 1988). Where they differ
-// they tell each other in full in the same way (an all-gather: Bruck et al. 1997).
+// everybody knows of everybody (dissemination: Hensgen, Finkel and Manber 1988). Small data go with
+// it, and where members differ they tell each other in full, in the same way (an all-gather: Bruck
+// et al. 1997).
 #pragma once
 
 #include <map>
@@ -26,8 +27,9 @@ class MessageAgreement : public StreamAgreement {
   ~MessageAgreement() override;
 
   bool open() override { return true; }
-  void post(uint64_t ticket) override;
+  void post(uint64_t ticket, std::span<const std::byte> data) override;
   Posts compare() override;
+  std::span<const std::span<const std::byte>> data() const override { return by_member_; }
   void describe(const Descriptor& mine, std::span<const BundledArray> arrays) override;
   std::optional<std::vector<Shown>> described() override;
   bool settled() override { return send_all(); }
@@ -53,6 +55,9 @@ class MessageAgreement : public StreamAgreement {
   void tell();
   void tell_in_full();
   bool hear(std::vector<std::byte>& message);
+  void take(std::vector<std::byte> message);
+  size_t count_to_tell(size_t known) const;
+  void sort_by_member();
   bool send_all();
   std::optional<StreamProgress> told(int r) const;
   int world_rank(int r) const { return memory_.members[static_cast<size_t>(r)]; }
@@ -65,6 +70,9 @@ class MessageAgreement : public StreamAgreement {
   uint64_t ticket_ = 0;
   int round_ = 0;
   bool differs_ = false;
+  std::vector<std::span<const std::byte>> data_;  // of this member, the one before it, …
+  std::vector<std::vector<std::byte>> heard_;     // the messages where they lie
+  std::vector<std::span<const std::byte>> by_member_;
   std::vector<Shown> known_;  // while ranks disagree: of this member, the one before it, …
   StreamProgress mine_;
   TimePoint next_question_{};

@@ -48,7 +48,7 @@ bool PageAgreement::open() {
   return open_;
 }
 
-void PageAgreement::post(uint64_t ticket) {
+void PageAgreement::post(uint64_t ticket, std::span<const std::byte>) {
   memory_.mine().entry.posted.store(ticket, std::memory_order_release);
 }
 

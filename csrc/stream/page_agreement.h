@@ -15,7 +15,7 @@ class PageAgreement : public StreamAgreement {
   ~PageAgreement() override;
 
   bool open() override;
-  void post(uint64_t ticket) override;
+  void post(uint64_t ticket, std::span<const std::byte> data) override;
   Posts compare() override { return compare_posts(memory_); }
   void describe(const Descriptor& mine, std::span<const BundledArray> arrays) override;
   std::optional<std::vector<Shown>> described() override;

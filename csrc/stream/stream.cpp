@@ -177,7 +177,7 @@ void Stream::start() {
   backend_ = &backend_for(o);
   backend_->start(o, sequence_);
   fault_point("stream.post");
-  agreement_->post(memory_.ticket);
+  agreement_->post(memory_.ticket, backend_->eager_data());
   enter(backend_->agrees_in_data() ? Phase::running : Phase::agreeing);
 }
 
@@ -200,6 +200,7 @@ Progress Stream::agree() {
       break;
   }
   try {
+    backend_->arrived(agreement_->data());
     backend_->agreed();
   } catch (const Error& refusal) {  // the same on every rank
     backend_->abort();

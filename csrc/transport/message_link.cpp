@@ -51,30 +51,31 @@ bool MessageLink::write() {
   return moved;
 }
 
+/// At most one message: who waits for it does not ask the kernel for the next one.
 bool MessageLink::read() {
   bool moved = false;
-  for (;;) {
-    if (length_read_ < sizeof length_) {
-      auto bytes = std::as_writable_bytes(std::span(&length_, 1)).subspan(length_read_);
-      const size_t count = channel_->read(bytes);
-      if (count == 0) return moved;
-      moved = true;
-      length_read_ += count;
-      if (length_read_ < sizeof length_) continue;
-      if (length_ > kLargestMessage)
-        WireReader::malformed("a message of " + std::to_string(length_) + " bytes");
-      body_.resize(length_);
-      body_read_ = 0;
-    }
-    while (body_read_ < body_.size()) {
-      const size_t count = channel_->read(std::span(body_).subspan(body_read_));
-      if (count == 0) return moved;
-      moved = true;
-      body_read_ += count;
-    }
-    arrived_.push_back(std::exchange(body_, {}));
-    length_read_ = 0;
+  if (length_read_ == 0 && channel_->peek(1).empty()) return false;  // fills a buffer at once
+  while (length_read_ < sizeof length_) {
+    auto bytes = std::as_writable_bytes(std::span(&length_, 1)).subspan(length_read_);
+    const size_t count = channel_->read(bytes);
+    if (count == 0) return moved;
+    moved = true;
+    length_read_ += count;
+    if (length_read_ < sizeof length_) continue;
+    if (length_ > kLargestMessage)
+      WireReader::malformed("a message of " + std::to_string(length_) + " bytes");
+    body_.resize(length_);
+    body_read_ = 0;
   }
+  while (body_read_ < body_.size()) {
+    const size_t count = channel_->read(std::span(body_).subspan(body_read_));
+    if (count == 0) return moved;
+    moved = true;
+    body_read_ += count;
+  }
+  arrived_.push_back(std::exchange(body_, {}));
+  length_read_ = 0;
+  return true;
 }
 
 }  // namespace farandole

@@ -20,7 +20,7 @@ class MessageLink {
 
   /// Takes a message of up to kLargestMessage bytes.
   void send(std::vector<std::byte> message);
-  /// Moves bytes both ways; true if any moved.
+  /// Moves bytes both ways, and of what comes in at most one message; true if any moved.
   bool poll();
   /// The next message that has come whole; false when there is none.
   bool receive(std::vector<std::byte>& message);

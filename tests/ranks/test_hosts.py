@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_collectives import KINDS, check
 from test_tcp import (
     addresses,
     again_and_again,
@@ -60,7 +61,7 @@ def test_shared_memory_alone_is_refused_over_hosts(spawn: Spawn) -> None:
 def test_all_collectives_and_sizes(spawn: Spawn, parts: str) -> None:
     world = spawn(SPLITS[parts], env=split(parts))
     for in_place in (False, True):
-        assert all(paths == {"schedule"} for paths in world.run(check_sizes, in_place))
+        assert all(paths == {"eager", "schedule"} for paths in world.run(check_sizes, in_place))
 
 
 @pytest.mark.parametrize("parts", ["1,1", "1,2"])
@@ -78,6 +79,31 @@ def test_the_same_bits_as_on_one_host(spawn: Spawn, parts: str, count: int) -> N
         for total in spawn(SPLITS[parts], env=env).run(sum_of_random_numbers, count, "canonical")
     }
     assert len(sums) == 1
+
+
+def small_ones(limit: int) -> None:
+    """Every collective whose data go with the ranks' agreement, up to its limit and not beyond."""
+    fd.init()
+    for kind in KINDS:
+        for dtype in ("float32", "int8", "float16"):
+            for in_place in (False, True):
+                if not (in_place and kind == "all_to_all"):
+                    check(kind, dtype, 17, in_place=in_place, root=1, algorithm="eager")
+    fd.barrier()
+    assert fd.world().last_path == "eager"
+    most = np.ones(limit // fd.size(), np.int8)
+    assert (fd.all_reduce(most, algorithm="eager") == fd.size()).all()
+    with pytest.raises(fd.InvalidArgument, match=rf"up to {limit} bytes of all ranks' data"):
+        fd.all_reduce(np.ones(most.size + 1, np.int8), algorithm="eager")
+    with pytest.raises(fd.Mismatch):  # of one rank's data all come along, of another's none
+        fd.all_reduce(np.ones(100_003 if fd.rank() == 0 else 3))
+    assert (fd.all_reduce(np.ones(3)) == fd.size()).all()
+
+
+@pytest.mark.parametrize("parts", ["1,1", "2,1", "2,2", "2,1,1,1"])
+def test_small_data_go_with_the_agreement(spawn: Spawn, parts: str) -> None:
+    ranks = {"1,1": 2, "2,1": 3, "2,2": 4}.get(parts, 5)
+    spawn(ranks, env=split(parts)).run(small_ones, 64 << 10)
 
 
 def sums_by(algorithm: str | None, level: str) -> list[bytes]:

@@ -75,7 +75,8 @@ def all_reduce(
         async_op: return a ``Handle`` at once; ``Handle.wait()`` gives the result.
         group: default: all ranks. Operations of a group match in program order.
         algorithm: force a path over shared memory (``ll``, ``one_shot``, ``mapped``, ``cma``,
-            ``cico``) or a planner; the error for an unknown name lists the planners.
+            ``cico``), ``eager`` among several hosts, or a planner; the error for an unknown name
+            lists them.
         level: ``canonical`` or ``fast``; default ``FARANDOLE_LEVEL``.
         timeout: seconds until the operation fails, 0: never; default ``FARANDOLE_TIMEOUT``.
 

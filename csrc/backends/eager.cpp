@@ -1,0 +1,97 @@
+#include "backends/eager.h"
+
+#include <algorithm>
+
+#include "base/wire.h"
+#include "schedule/slicing.h"
+#include "stream/agreement.h"
+
+namespace farandole {
+namespace {
+
+/// Bytes of all ranks' data together, or a little more.
+size_t bytes_of_all(const Operation& operation, const StreamMemory& memory) {
+  if (operation.kind == Collective::barrier) return 0;
+  const Shape shape = shape_of(operation, memory.rank, memory.size());
+  size_t givers = 0;
+  for (int r = 0; r < memory.size(); ++r) givers += is_read(operation.kind, shape, r) ? 1 : 0;
+  return givers * longest_input(operation.kind, shape) * size_of(operation.input.dtype);
+}
+
+int most_ranks_of_a_host(const std::vector<int>& host_of) {
+  int most = 1;
+  for (const int host : host_of)
+    most = std::max(most, static_cast<int>(std::ranges::count(host_of, host)));
+  return most;
+}
+
+/// A schedule takes its own rounds after the agreement's. Here each rank's data go with the latter,
+/// to everybody: through a host's link once for each of its ranks.
+size_t bytes_worth_a_schedule(const ScheduleGroup& group, const ChannelCosts& costs) {
+  const double rounds = ceil_log2(group.size) * costs.round;
+  const double byte = costs.byte * most_ranks_of_a_host(group.host_of);
+  return std::min(kMostEagerBytes, static_cast<size_t>(rounds / byte));
+}
+
+}  // namespace
+
+EagerBackend::EagerBackend(const ScheduleGroup& group, const ChannelCosts& costs,
+                           const StreamMemory& memory)
+    : memory_(memory),
+      usual_bytes_(bytes_worth_a_schedule(group, costs)),
+      inputs_(static_cast<size_t>(group.size)) {}
+
+bool EagerBackend::is_possible(const Operation& o) const {
+  if (is_between_two(o.kind)) return false;
+  if (folds(o.kind) && !has_meaning(o.op, o.input.dtype)) return false;
+  return bytes_of_all(o, memory_) <= kMostEagerBytes;
+}
+
+bool EagerBackend::can_run(const Operation& o) const {
+  if (!o.algorithm.empty()) return o.algorithm == kName && is_possible(o);
+  return is_possible(o) && bytes_of_all(o, memory_) <= usual_bytes_;
+}
+
+void EagerBackend::refuse(const Operation& o) const {
+  if (o.algorithm != kName) return;
+  throw Error(ErrorCode::invalid_argument,
+              "algorithm 'eager' takes up to " + std::to_string(kMostEagerBytes) +
+                  " bytes of all ranks' data together, not " +
+                  std::to_string(bytes_of_all(o, memory_)));
+}
+
+std::string EagerBackend::ways_for(const Operation& o) const {
+  return is_possible(o) ? "eager" : "not eager, which is for small data";
+}
+
+void EagerBackend::start(const Operation& operation, uint32_t) {
+  what_.start(operation, memory_);
+}
+
+std::span<const std::byte> EagerBackend::eager_data() const {
+  const Operation& o = what_.operation();
+  if (o.kind == Collective::barrier || !what_.is_read(memory_.rank)) return {};
+  return {o.input.data, o.input.bytes()};
+}
+
+void EagerBackend::arrived(std::span<const std::span<const std::byte>> data) {
+  for (int r = 0; r < memory_.size(); ++r) {
+    const auto index = static_cast<size_t>(r);
+    inputs_[index] = r == memory_.rank ? what_.operation().input.data : data[index].data();
+    if (r != memory_.rank && what_.is_read(r) && data[index].size() != what_.input_bytes(r))
+      WireReader::malformed(std::to_string(data[index].size()) + " bytes where " +
+                            std::to_string(what_.input_bytes(r)) + " belong");
+  }
+}
+
+Progress EagerBackend::poll(TimePoint) {
+  const Operation& o = what_.operation();
+  if (o.kind == Collective::barrier) return Progress::finished;
+  const Scales scales =
+      folds(o.kind) ? scales_for(o.input.dtype, o.op, o.prescale, o.postscale, memory_.size())
+                    : Scales{};
+  what_.finish(inputs_, scales, o.output.data);
+  return Progress::finished;
+}
+
+}  // namespace farandole
