@@ -54,19 +54,17 @@ bool EagerBackend::can_run(const Operation& o) const {
 
 void EagerBackend::refuse(const Operation& o) const {
   if (o.algorithm != kName) return;
-  throw Error(ErrorCode::invalid_argument,
-              "algorithm 'eager' takes up to " + std::to_string(kMostEagerBytes) +
-                  " bytes of all ranks' data together, not " +
-                  std::to_string(bytes_of_all(o, memory_)));
+  throw Error(ErrorCode::invalid_argument, "algorithm 'eager' takes up to " +
+                                               std::to_string(kMostEagerBytes) +
+                                               " bytes of all ranks' data together, not " +
+                                               std::to_string(bytes_of_all(o, memory_)));
 }
 
 std::string EagerBackend::ways_for(const Operation& o) const {
   return is_possible(o) ? "eager" : "not eager, which is for small data";
 }
 
-void EagerBackend::start(const Operation& operation, uint32_t) {
-  what_.start(operation, memory_);
-}
+void EagerBackend::start(const Operation& operation, uint32_t) { what_.start(operation, memory_); }
 
 std::span<const std::byte> EagerBackend::eager_data() const {
   const Operation& o = what_.operation();
