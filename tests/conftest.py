@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import random
 import shutil
@@ -182,10 +181,15 @@ def run_case(nurseries: Callable[[str], Nursery]) -> Iterator[Callable[..., None
     leave()
 
 
-# ---- two workers (pytest -n 2) ----
+# ---- which tests run, and beside which ----
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    by_name = config.option.keyword or any("::" in word for word in config.args)
+    if not grid.full() and not by_name:
+        left_out = _not_drawn(items)
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
     # Cases that share one set of ranks (rank_cases.py) belong to one worker.
     for item in items:
         if isinstance(item, pytest.Function) and "run_case" in item.fixturenames:
@@ -194,21 +198,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(group))
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """A test marked `alone` runs while no other worker runs any."""
-    folder = os.environ.get("PYTEST_XDIST_TESTRUNUID")
-    if folder is None:
-        return (yield)
-    # Whoever wants in holds the door, so that one who waits for all others is not passed by.
-    with (
-        open(f"/tmp/farandole-door-{folder}", "w") as door,  # noqa: PTH123
-        open(f"/tmp/farandole-room-{folder}", "w") as room,  # noqa: PTH123
-    ):
-        fcntl.flock(door, fcntl.LOCK_EX)
-        fcntl.flock(room, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
-        fcntl.flock(door, fcntl.LOCK_UN)
-        return (yield)
+def _not_drawn(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Of each test marked ``drawn(n)`` all rows but one in n (rounded up), by the run's seed."""
+    tables: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("drawn"):
+            tables.setdefault(f"{item.path}::{item.originalname}", []).append(item)
+    left_out: set[pytest.Item] = set()
+    for name, rows in tables.items():
+        marker = rows[0].get_closest_marker("drawn")
+        assert marker is not None
+        left_out.update(set(rows) - set(grid.drawn(name, rows, marker.args[0])))
+    return left_out
 
 
 def pytest_report_header() -> str:
@@ -216,7 +217,10 @@ def pytest_report_header() -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "alone: no other test runs meanwhile")
+    config.addinivalue_line(
+        "markers",
+        "drawn(n): one row in n; all where GRID=full or tests are asked for by name",
+    )
     os.environ.setdefault("GRID_SEED", str(random.randrange(10**6)))  # workers inherit it
     # Signals that our own start ignores (a background job's SIGINT) would be ignored by every
     # process a test starts, and some tests are about them.

@@ -3,7 +3,8 @@
 `GRID=full` (make test-all) takes every combination. Otherwise every pair of values of two
 dimensions occurs once at least, which finds whatever two dimensions together break; and a slice of
 all combinations is drawn by a seed that pytest prints at its start, so that many runs come to see
-the whole. GRID_SEED=N draws the slice of a run that failed.
+the whole. Of a test marked drawn(n) (conftest.py) one row in n is drawn in the same way: for rows that
+differ in what other tests cover. GRID_SEED=N draws the slice of a run that failed.
 """
 
 from __future__ import annotations
@@ -40,6 +41,12 @@ def combinations(
     dice = random.Random(zlib.crc32(repr(every).encode()) + seed())
     chosen.update(dice.sample(range(len(every)), len(every) // DRAWN))
     return [every[i] for i in sorted(chosen)]
+
+
+def drawn(name: str, rows: Sequence[Any], one_in: int) -> list[Any]:
+    """One in so many of the rows, at least one; which, this run's seed and the table's name say."""
+    dice = random.Random(zlib.crc32(name.encode()) + seed())
+    return dice.sample(list(rows), -(-len(rows) // one_in))
 
 
 def _pairs(every: Sequence[Row]) -> list[int]:

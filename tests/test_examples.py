@@ -124,6 +124,7 @@ def test_pages_link_to_pages_that_exist() -> None:
     assert not dead
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
     "program",
@@ -142,6 +143,7 @@ def test_pytorch_example_learns(spawn: Spawn, program: str, ranks: int) -> None:
     assert accuracy_of(play(spawn, "torch", program, ranks)) > 0.9
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
     ("program", "package"), [("07_lightning.py", "lightning"), ("08_accelerate.py", "accelerate")]
@@ -157,7 +159,7 @@ def test_what_others_built_on_torch_distributed_runs_over_farandole(
     assert accuracy_of(output) > 0.87
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2] if grid.full() else [2])
 def test_synchronized_layers_keep_statistics_equal(spawn: Spawn, ranks: int) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
@@ -171,7 +173,7 @@ def test_synchronized_layers_keep_statistics_equal(spawn: Spawn, ranks: int) -> 
         assert float(found[1]) > 0
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2] if grid.full() else [2])
 def test_jax_example_learns(spawn: Spawn, ranks: int) -> None:
     pytest.importorskip("jax", minversion="0.10", reason="JAX is not installed")
     pytest.importorskip("optax", reason="optax is not installed")
@@ -181,6 +183,7 @@ def test_jax_example_learns(spawn: Spawn, ranks: int) -> None:
     assert accuracy_of(output) > 0.9
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -204,6 +207,7 @@ def test_a_script_for_horovod_runs_as_it_is(spawn: Spawn, arguments: str) -> Non
     assert float(accuracy[-1]) > 0.85
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("arguments", ["", "--fp16-allreduce"])
 def test_a_tensorflow_script_for_horovod_runs_as_it_is(spawn: Spawn, arguments: str) -> None:
     pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
@@ -227,6 +231,7 @@ def backend_of_keras(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("arguments", ["", "--fp16-allreduce"])
 def test_a_keras_script_for_horovod_runs_as_it_is(
     spawn: Spawn, arguments: str, monkeypatch: pytest.MonkeyPatch
@@ -293,6 +298,7 @@ def test_a_pytorch_program_of_one_process_learns_the_same_on_two_ranks_and_goes_
     assert numbers(f"--state {state}", 1)[1:] == pytest.approx(alone[2:], abs=2e-3)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("program", "numbers"), [("14_mirrored_fit.py", 8 * 2 + 4), ("15_mirrored_loop.py", 6 * 4 + 1)]
 )

@@ -19,11 +19,13 @@ CASES = (
 )  # fmt: skip
 
 
-def make_backend_tests(backend: str, without: Sequence[str] = ()) -> Any:
-    """The tests of one backend, `without` some cases; Keras stays unimported in pytest's own
-    process."""
+def make_backend_tests(backend: str, without: Sequence[str] = (), one_in: int = 1) -> Any:
+    """The tests of one backend, `without` some cases, `one_in` so many at a time (grid.drawn);
+    Keras stays unimported in pytest's own process."""
     for name in ("keras", backend, f"farandole.{backend}"):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed", allow_module_level=True)
     cases = [module.__name__ for module in CASES]
-    return make_tests(__name__, f"keras on {backend}", cases_of=cases, without=without)
+    return make_tests(
+        __name__, f"keras on {backend}", cases_of=cases, without=without, one_in=one_in
+    )

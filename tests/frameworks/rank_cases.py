@@ -37,16 +37,18 @@ def make_tests(
     cases_of: Sequence[str] = (),
     without: Sequence[str] = (),
     only_sizes: Sequence[int] = (),
+    one_in: int = 1,
 ) -> Any:
     """`module`: which has the cases, unless others have them, `cases_of`. `framework`: as a nursery
     is told (harness.py). `without`: names of cases that do not work there. `only_sizes`: of
-    worlds; default: all that cases ask for."""
+    worlds; default: all that cases ask for. `one_in` so many runs (grid.drawn)."""
     cases = [case for each in cases_of or [module] for case in _registered[each]]
     table = [(f, n) for f, sizes in cases for n in sizes if f.__name__ not in without]
     table = [(f, n) for f, n in table if not only_sizes or n in only_sizes]
     table.sort(key=lambda row: row[1])
     begin = prepare or _BEGIN[framework.partition(" ")[0]]
 
+    @pytest.mark.drawn(one_in)
     @pytest.mark.timeout(250)  # more than the ranks have (conftest.py), who say more
     @pytest.mark.parametrize(("case", "ranks"), table, ids=[f"{f.__name__}[{n}]" for f, n in table])
     def test_on_ranks(case: Callable[[], None], ranks: int, run_case: Callable[..., None]) -> None:

@@ -185,18 +185,18 @@ def digits(file: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def curve(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """The losses of four ranks over shared memory."""
+    """The losses of two ranks over shared memory."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     file = tmp_path_factory.mktemp("digits") / "shm.json"
-    harness.launch(4, [sys.executable, *digits(file)])
+    harness.launch(2, [sys.executable, *digits(file)])
     losses: list[float] = json.loads(file.read_text())["losses"]
     return losses
 
 
 def test_digits_train_as_over_shared_memory(mpi: Mpi, curve: list[float], tmp_path: Path) -> None:
     file = tmp_path / "mpi.json"
-    done = mpi.start(4, digits(file), **FORCED)
+    done = mpi.start(2, digits(file), **FORCED)
     assert done.returncode == 0, done.stdout
     assert json.loads(file.read_text())["losses"] == curve
 
