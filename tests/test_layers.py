@@ -57,7 +57,7 @@ PYTHON_LAYERS = [
     "_collectives _memory _run _timeline testing",
     "farandole",  # the names that a program sees
     "_bench common horovod learning_rate parameter_server",
-    "data",
+    "data ray",
     "_tune.first_use _tune.ranks _tune.starting",  # these measure
     "_tune.__main__",
     "jax torch._entries torch._tensors torch.compression",
@@ -93,7 +93,7 @@ NAMES_A_FRAMEWORK = {
 }
 
 # Imported only in the package of their name, or inside functions.
-GUESTS = {"torch", "tensorflow", "keras", "jax", "mpi4py", "rich", "matplotlib", "sklearn"}
+GUESTS = {"torch", "tensorflow", "keras", "jax", "mpi4py", "ray", "rich", "matplotlib", "sklearn"}
 
 
 def sources() -> list[str]:

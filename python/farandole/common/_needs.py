@@ -15,6 +15,7 @@ EXTRAS = {
     "optax": ("optax", "jax"),
     "matplotlib": ("matplotlib", "bench"),
     "mpi4py": ("mpi4py", "bench"),
+    "ray": ("Ray", "ray"),
     "rich": ("rich", "cli"),
     "shtab": ("shtab", "cli"),
 }

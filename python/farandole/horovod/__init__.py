@@ -50,7 +50,7 @@ _WITH_KERAS = {"horovod.keras", "horovod.tensorflow", "horovod.tensorflow.keras"
 _ABSENT = {
     "data": "use torch.utils.data",
     "mxnet": "MXNet is retired; there is no farandole for it",
-    "ray": "start the ranks with `farandole run`, or with farandole.run(function) from Python",
+    "ray": "use farandole.ray.run(function, num_workers=4)",
     "spark": "start the ranks with `farandole run`, or with farandole.run(function) from Python",
 }
 
