@@ -139,7 +139,7 @@ def test_one_that_was_imported_before_is_not_replaced(another: str) -> None:
     ("name", "advice"),
     [
         ("horovod.spark", "farandole.run(function)"),
-        ("horovod.ray.elastic", "farandole.run(function)"),
+        ("horovod.ray.elastic", "farandole.ray.run(function, "),
         ("horovod.mxnet", "MXNet is retired"),
         ("horovod.nonsense", "docs/from-horovod.md"),
     ],
