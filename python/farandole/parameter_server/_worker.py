@@ -13,8 +13,8 @@ from farandole import _endings
 from farandole._arguments import shown
 from farandole._core import Error, Handle, InvalidArgument
 from farandole.parameter_server import _wire
-from farandole.parameter_server._rows import Gradient, Rows
 from farandole.parameter_server._losses import ServerLost
+from farandole.parameter_server._rows import Gradient, Rows
 from farandole.parameter_server._shards import (
     Shard,
     Variable,
