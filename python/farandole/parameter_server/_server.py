@@ -223,8 +223,9 @@ class Server:
             self._push(worker, _wire.unpacked(self._pieces, message), first)
         elif message.kind == _wire.ASSIGN:
             self._assign(_wire.unpacked(self._pieces, message))
-        elif message.kind == _wire.ADD:
-            self._add(_wire.new_pieces(message))
+        elif message.kind in (_wire.ADD, _wire.FLUSH):
+            if message.kind == _wire.ADD:
+                self._add(_wire.new_pieces(message))
             pair.send(_wire.ANSWER, [0, 0, self._saved])
         elif message.kind == _wire.REST:
             self._rest(worker)

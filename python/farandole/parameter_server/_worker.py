@@ -213,6 +213,21 @@ class Worker:
                 with self._or_lost(server):
                     pair.send(_wire.ASSIGN, (), table, data)
 
+    def flush(self) -> None:
+        """Returns when the servers have applied what this worker has sent: then whoever pulls gets
+        it.
+
+        Raises:
+            ServerLost: a server is gone; names its last snapshot.
+        """
+        self._check_open()
+        asked = []
+        for server, pair in enumerate(self._pairs):
+            with self._or_lost(server):
+                asked.append(pair.start(_wire.FLUSH))
+        for server, handles in enumerate(asked):
+            self._answer(server, handles)
+
     def add(self, variables: Mapping[str, Any], parts: Sequence[int]) -> None:
         """More variables, where ranks have joined without any. All workers add the same ones in the
         same order, and the first worker before the others: its values count, and only it sends.

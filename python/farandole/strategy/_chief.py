@@ -2,7 +2,8 @@
 program was told.
 
 All ranks run the same program. What the chief's is told, each worker's is told at the same call:
-that is the log. A worker asks, and gets what is new in the log, or else a closure.
+that is the log. A worker asks, and gets a closure that its program knows of, or what is new in the
+log.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from farandole._core import EarlyExit, Error, LinkError, PeerLost, RemoteError
+from farandole._core import EarlyExit, Error
 from farandole.parameter_server._wire import Message, Pair
 from farandole.strategy._closures import Closure, Outcome, cancelled, value_of
 
@@ -24,7 +25,8 @@ from farandole.strategy._closures import Closure, Outcome, cancelled, value_of
 ASK, DONE, FAILED, TAKEN, LEAVE = range(5)
 # What the chief says: run a closure; what is new in the log.
 RUN, NEWS = range(2)
-_GONE = (PeerLost, EarlyExit, RemoteError, LinkError)
+
+_PAUSE = 0.01  # seconds
 
 # An entry of the log: the kind, what was called, and with what result.
 SCHEDULED, JOINED, ASKED, FETCHED, RAISED, ENDED = (
@@ -83,6 +85,7 @@ class Chief:
             self._next = closure.number + 1
             self._waiting.append(closure)
             self._say(SCHEDULED, label, new)
+            closure.known_from = self._cut + len(self._log)
 
     def finish_all(self) -> None:
         """Returns when no closure is left, or one has failed."""
@@ -100,6 +103,9 @@ class Chief:
         with self._changed:
             if not self._passed and not self._is_idle():
                 raise self._no_worker()
+            # A program that asks without a pause would fill the log.
+            self._changed.wait_for(lambda: self._failure or self._is_idle(), _PAUSE)
+            self.raise_failure(label)
             done = self._is_idle()
             self._say(ASKED, label, done)
         return done
@@ -111,14 +117,18 @@ class Chief:
             self._say(FETCHED, label, closure.outcome)
             return closure.outcome
 
-    def end(self, failed: bool) -> None:
+    def end(self, error: BaseException | None) -> None:
         """The program has ended; workers follow it up to there. Where it has failed they hear of
         that instead."""
         with self._changed:
             self._ended = True
-            if failed:
-                return
-            self._say(ENDED, "ends", None)
+            if error is None:
+                self._say(ENDED, "ends", None)
+            self._changed.notify_all()
+        if error is not None:  # a thread that is left would be killed in the middle of the engine
+            what = f"{type(error).__name__}: {error}".partition("\n")[0]
+            for pair in self._pairs.values():
+                pair.group.abort(f"the chief's program has failed: {what}")
         for thread in self._threads:
             thread.join()
 
@@ -165,12 +175,14 @@ class Chief:
         with self._changed:
             self._passed[rank] = position
             self._cut_log()
-            self._changed.wait_for(lambda: self._news(position) or self._waiting)
+            self._changed.wait_for(lambda: self._news(position) or self._waiting or self._ended)
             first = min((c.number for c in self._unfinished()), default=self._next)
+            if self._waiting and self._waiting[0].known_from <= position:
+                closure = self._running[rank] = self._waiting.popleft()
+                return RUN, [closure.number, first], None
             if news := self._news(position):
                 return NEWS, [0, first], np.frombuffer(pickle.dumps(news), np.uint8)
-            closure = self._running[rank] = self._waiting.popleft()
-            return RUN, [closure.number, first], None
+            raise EarlyExit("the chief's program has failed")
 
     def _news(self, position: int) -> list[Entry]:
         return self._log[position - self._cut :]
@@ -207,7 +219,7 @@ class Chief:
                 self._lost = error or EarlyExit("all workers have ended, and closures are left")
             left = len(self._passed)
             self._changed.notify_all()
-        if error is not None and not (self._ended and isinstance(error, _GONE)):
+        if error is not None and not self._ended:
             what = error.verdict if isinstance(error, Error) else repr(error)
             again = f"; {held.label} is run again" if held is not None and left else ""
             print(

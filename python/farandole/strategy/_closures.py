@@ -47,7 +47,9 @@ class Closure:
     function: Any
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
-    outcome: Outcome | None = None  # on the chief, once it has ended
+    # On the chief:
+    known_from: int = 0  # to workers that have so many entries of the log
+    outcome: Outcome | None = None  # once it has ended
 
     @property
     def label(self) -> str:

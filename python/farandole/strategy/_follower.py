@@ -63,8 +63,8 @@ class Follower:
         found: Outcome = self._next(chief.FETCHED, label)
         return found
 
-    def end(self, failed: bool) -> None:
-        if not failed:  # else the chief hears why
+    def end(self, error: BaseException | None) -> None:
+        if error is None:  # else the chief hears why
             self._pair.send(chief.LEAVE)
 
     def _next(self, kind: str, label: str) -> Any:

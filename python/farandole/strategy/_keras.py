@@ -92,8 +92,8 @@ def _prepare_served(model: Any, name: str) -> bool:
     if name in ("fit", "train_on_batch"):
         raise InvalidArgument(
             f"{name} of a model in the scope of a {type(strategy).__name__}, whose steps a "
-            "ClusterCoordinator schedules\n  advice: farandole.keras.ParameterServer(servers=…).fit("
-            "model, …) trains a model that was made in no scope"
+            "ClusterCoordinator schedules\n  advice: farandole.keras.ParameterServer(servers=…).fit"
+            "(model, …) trains a model that was made in no scope"
         )
     strategy.extended.store.refresh()
     return True

@@ -78,7 +78,6 @@ class Scheduling:
 
     def is_done(self) -> bool:
         label = f"asks after {self._number} closures whether they are done"
-        self.side.raise_failure(label)
         return self.side.is_done(label)
 
     def outcome(self, closure: Closure) -> Outcome:
@@ -91,9 +90,10 @@ class Scheduling:
         self._left = True
         handled = sys.exc_info()[1]
         error = handled or getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        failed = error is not None and not isinstance(error, SystemExit)
-        self.side.end(failed)
-        if not failed:
+        if isinstance(error, SystemExit):
+            error = None
+        self.side.end(error)
+        if error is None:
             self._worker.close()
 
     # ---- closures ----

@@ -155,6 +155,7 @@ class Store:
             changed = {v.key: new for v, new, _ in self._changed(self._on_servers())}
             if changed:
                 self._worker.assign(changed)
+                self._worker.flush()
                 self._before |= changed
         self._settled = False
 
@@ -280,6 +281,8 @@ class Store:
             self._worker.assign(values)
         if changes:
             self._worker.push(changes)
+        if values or changes:
+            self._worker.flush()
 
 
 def check(variable: Any) -> None:
