@@ -80,16 +80,24 @@ def failure(closure: Closure, error: BaseException) -> Outcome:
 
 
 def _sendable(error: BaseException) -> bytes | None:
-    if isinstance(error, tf.errors.OpError):  # the operation itself is not sent
-        try:
-            error = type(error)(None, None, error.message)
-        except TypeError:
-            error = tf.errors.OpError(None, None, error.message, error.error_code)
     try:
-        data = dumps(error)
+        data = dumps(_without_operation(error))
         return data if isinstance(pickle.loads(data), BaseException) else None
     except Exception:
         return None
+
+
+def _without_operation(error: BaseException) -> BaseException:
+    """TensorFlow's errors have theirs, which is not sent."""
+    if not isinstance(error, tf.errors.OpError):
+        return error
+    told: Any = error
+    found: BaseException
+    try:
+        found = type(told)(None, None, told.message)
+    except TypeError:
+        found = tf.errors.OpError(None, None, told.message, told.error_code)
+    return found
 
 
 def cancelled(closure: Closure, by: Outcome) -> Outcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+import numpy as np
 import tensorflow as tf
 
 from farandole._arguments import shown
@@ -35,12 +36,12 @@ class RemoteValue(tf.distribute.coordinator.RemoteValue):  # type: ignore[misc] 
 
     def get(self) -> Any:
         """The same with tensors."""
-        import numpy as np
 
-        return tf.nest.map_structure(
-            lambda v: tf.convert_to_tensor(v) if isinstance(v, np.ndarray | np.generic) else v,
-            self.fetch(),
-        )
+        def as_tensor(value: Any) -> Any:
+            is_array = isinstance(value, np.ndarray | np.generic)
+            return tf.convert_to_tensor(value) if is_array else value
+
+        return tf.nest.map_structure(as_tensor, self.fetch())
 
     def __repr__(self) -> str:
         return f"<RemoteValue of {self._closure.label}>"
