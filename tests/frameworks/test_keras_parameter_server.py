@@ -97,7 +97,8 @@ def stopped_at(batch: int, folder: str) -> Any:
     class Stops(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
         begun = 0
 
-        def on_train_batch_begin(self, *_: Any) -> None:
+        def on_train_batch_begin(self, batch_of_epoch: int, logs: Any = None) -> None:
+            del batch_of_epoch, logs
             self.begun += 1
             if self.begun > batch:
                 raise RuntimeError("stopped")

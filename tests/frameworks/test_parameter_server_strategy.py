@@ -301,6 +301,9 @@ def failing(strategy: Any, coordinator: Any) -> Any:
         next(iter(coordinator.create_per_worker_dataset(batches())))
     with strategy.scope(), raises(fd.InvalidArgument, "servers have numbers"):
         tf.Variable("text")
+    outside = tf.Variable(1.0, name="outside")
+    with raises(fd.InvalidArgument, "closure 9 (<lambda>) uses variable 'outside:0'"):
+        coordinator.schedule(tf.function(lambda: outside * 2))
     assert strategies.ClusterCoordinator(strategy) is coordinator
     if fd.rank() == 0:
         assert coordinator.done()

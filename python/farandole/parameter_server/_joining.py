@@ -89,12 +89,15 @@ def join(
     return Server(own, servers, pairs, mine, rule, max_staleness, snapshots, content)
 
 
-def join_without_variables(rule: Rule, servers: int, options: Mapping[str, Any]) -> Server | Worker:
+def join_without_variables(
+    rule: Rule, servers: int, options: Mapping[str, Any], advice: str
+) -> Server | Worker:
     """As :func:`join`, for variables that come later: workers add them (``Worker.add``), in the
     same order. The first worker leads: if it dies, the job ends.
 
     Args:
         options: what else ranks have to agree on.
+        advice: when a server is lost.
 
     Raises:
         InvalidArgument: as of :func:`join`.
@@ -105,7 +108,7 @@ def join_without_variables(rule: Rule, servers: int, options: Mapping[str, Any])
     workers = world.size - servers
     pairs = _pairs(workers)
     if world.rank < workers:
-        return Worker(world.rank, workers, pairs, [], [], None, dispensable=world.rank > 0)
+        return Worker(world.rank, workers, pairs, [], [], None, world.rank > 0, advice)
     return Server(world.rank - workers, servers, pairs, {}, rule, None, None, None)
 
 

@@ -19,15 +19,13 @@ class ServerLost(PeerLost):
 
     @classmethod
     def because(
-        cls, server: int, rank: int, error: Error, snapshot: Path | None, asked: bool
+        cls, server: int, rank: int, error: Error, snapshot: Path | None, otherwise: str
     ) -> ServerLost:
-        """`asked`: whether servers write snapshots."""
-        known = (
-            f"its last snapshot is {snapshot}" if snapshot is not None
-            else "it wrote no snapshot" if asked
-            else "no snapshots were asked for (join(…, snapshots=))"
-        )  # fmt: skip
-        again = "; start all again, and they go on from it" if snapshot is not None else ""
+        """`otherwise`: what to do without a snapshot."""
+        known, again = otherwise, ""
+        if snapshot is not None:
+            known = f"its last snapshot is {snapshot}"
+            again = "; start all again, and they go on from it"
         verdict = f"server {server} (rank {rank}) is lost: {error.verdict}"
         lost = cls(f"{verdict}\n  evidence: {error.evidence}\n  advice: {known}{again}")
         lost.evidence, lost.advice = error.evidence, known + again  # verdict: the first line

@@ -13,8 +13,9 @@ from farandole import _endings
 from farandole._arguments import shown
 from farandole._core import Error, Handle, InvalidArgument
 from farandole.parameter_server import _wire
+from farandole.parameter_server._checks import checked_gradient, checked_rows
 from farandole.parameter_server._losses import ServerLost
-from farandole.parameter_server._rows import Gradient, Rows
+from farandole.parameter_server._rows import Gradient
 from farandole.parameter_server._shards import (
     Shard,
     Variable,
@@ -52,8 +53,14 @@ class Worker:
         shards: Sequence[Shard],
         snapshots: Snapshots | None,
         dispensable: bool = True,
+        without_snapshots: str = "no snapshots were asked for (join(…, snapshots=))",
     ) -> None:
-        """`pairs`: by the servers' ranks. `dispensable`: whether the job goes on without it."""
+        """
+        Args:
+            pairs: by the servers' ranks.
+            dispensable: whether the job goes on without it.
+            without_snapshots: said when a server is lost.
+        """
         self.index = index
         self.workers = workers
         self.versions = [0] * len(pairs)
@@ -64,6 +71,7 @@ class Worker:
         self._load = [0] * len(pairs)  # bytes on each server, of variables that were added
         self._list(variables, shards)
         self._dispensable = dispensable
+        self._without_snapshot = "it wrote no snapshot" if snapshots else without_snapshots
         self._snapshots = snapshots
         self._saved = [-1] * len(pairs)
         self._run = -1
@@ -92,14 +100,20 @@ class Worker:
             only: names; variables that are not among them do not come. None: all come.
 
         Raises:
-            InvalidArgument: an unknown variable, or an index out of range.
+            InvalidArgument: an unknown variable, or an index out of range; or rows of a variable
+                that is not wanted.
             ServerLost: a server is gone; names its last snapshot.
         """
         self._check_open()
-        wanted = {name: self._checked_rows(name, at) for name, at in (rows or {}).items()}
+        wanted = {
+            name: checked_rows(self._variable(name, "pull"), at)
+            for name, at in (rows or {}).items()
+        }
         chosen = self._variables
         if only is not None:
             chosen = {name: self._variable(name, "pull") for name in only}
+            if others := [name for name in wanted if name not in chosen]:
+                raise InvalidArgument(f"pull: rows of '{others[0]}', which is not among only=")
         result = {
             name: np.empty((len(wanted[name]), *v.row) if name in wanted else v.shape, v.dtype)
             for name, v in chosen.items()
@@ -118,18 +132,6 @@ class Worker:
             self.versions[server] = answer.numbers[0]
             self._take(server, answer.data, wanted, result)
         return result
-
-    def _checked_rows(self, name: str, at: Any) -> np.ndarray:
-        variable = self._variable(name, "pull")
-        indices = np.asarray(at)
-        if indices.ndim != 1 or indices.dtype.kind not in "iu" or not variable.shape:
-            raise InvalidArgument(f"pull: rows of '{name}' are {shown(at)}; they are indices, (n,)")
-        if len(indices) and not 0 <= indices.min() <= indices.max() < variable.shape[0]:
-            raise InvalidArgument(
-                f"pull: rows of '{name}' from {indices.min()} to {indices.max()}; it has "
-                f"{variable.shape[0]}"
-            )
-        return indices.astype(np.int64)
 
     def _asked_of(
         self, server: int, wanted: Mapping[str, np.ndarray], chosen: Collection[str]
@@ -185,7 +187,10 @@ class Worker:
             ServerLost: a server is gone; names its last snapshot.
         """
         self._check_open()
-        checked = {name: self._checked(name, each, "push") for name, each in gradients.items()}
+        checked = {
+            name: checked_gradient(self._variable(name, "push"), each, "push")
+            for name, each in gradients.items()
+        }
         # The first server is last: it counts the step as done.
         for server in reversed(range(len(self._pairs))):
             table, data = _wire.packed(self._parts_on(server, checked))
@@ -205,7 +210,8 @@ class Worker:
         """
         self._check_open()
         checked = {
-            name: self._checked(name, np.asarray(each), "assign") for name, each in values.items()
+            name: checked_gradient(self._variable(name, "assign"), np.asarray(each), "assign")
+            for name, each in values.items()
         }
         for server, pair in enumerate(self._pairs):
             if parts := self._parts_on(server, checked):
@@ -277,27 +283,6 @@ class Worker:
             for at, (name, shard) in enumerate(self._on_server[server])
             if name in gradients
         ]
-
-    def _checked(self, name: str, gradient: Any, verb: str) -> Gradient:
-        variable = self._variable(name, verb)
-        if isinstance(gradient, Rows):
-            fits = variable.shape and gradient.values.shape[1:] == variable.row
-            dtype, shape = gradient.values.dtype, gradient.values.shape
-            if fits and len(gradient.indices) and gradient.indices.max() >= variable.shape[0]:
-                raise InvalidArgument(
-                    f"{verb}: gradient of '{name}' has row {gradient.indices.max()}; the variable "
-                    f"has {variable.shape[0]}"
-                )
-        else:
-            gradient = np.asarray(gradient)
-            dtype, shape = gradient.dtype, gradient.shape
-            fits = shape == variable.shape
-        if not fits or dtype.name != variable.dtype:
-            raise InvalidArgument(
-                f"{verb}: gradient of '{name}' is {dtype} of shape {shape}; the variable is "
-                f"{variable.dtype} of shape {variable.shape}"
-            )
-        return gradient.summed() if isinstance(gradient, Rows) else gradient
 
     def _variable(self, name: str, verb: str) -> Variable:
         if name not in self._variables:
@@ -445,5 +430,5 @@ class Worker:
             raise self._lost(server, error) from error
 
     def _lost(self, server: int, error: Error) -> ServerLost:
-        asked = self._snapshots is not None
-        return ServerLost.because(server, self._ranks[server], error, self._snapshot(server), asked)
+        file, rank = self._snapshot(server), self._ranks[server]
+        return ServerLost.because(server, rank, error, file, self._without_snapshot)

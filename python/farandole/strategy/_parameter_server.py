@@ -23,6 +23,8 @@ from farandole.strategy._variables import refuse_symbolic
 _OPTIONS = ("initial_value", "trainable", "validate_shape", "name", "dtype", "constraint", "shape",
             "synchronization", "aggregation", "distribute_strategy")  # fmt: skip
 
+_ADVICE = "start all again, and restore what tf.train.Checkpoint has written"
+
 
 class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
     """See TensorFlow's ``StrategyExtended``. There is one replica: a step is that of one worker."""
@@ -103,7 +105,7 @@ class ParameterServerStrategy(OneOfMany):
             )
         count = join_with_servers(cluster_resolver, servers)
         self._check_first(count)
-        node = join_without_variables(Sums(), count, _told(variable_partitioner))
+        node = join_without_variables(Sums(), count, _told(variable_partitioner), _ADVICE)
         if isinstance(node, Server):
             node.serve()
             raise SystemExit(0)

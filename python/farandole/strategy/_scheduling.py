@@ -51,7 +51,8 @@ class Scheduling:
         closure = Closure(self._number, function, tuple(args), dict(kwargs))
         label = f"schedules {closure.label}"
         if id(function) not in self._traced:
-            self._concrete(closure)  # variables are made now, by all ranks in the same order
+            # Variables are made now, by all ranks in the same order.
+            self._store.require(closure.label, getattr(self._concrete(closure), "variables", ()))
             self._traced[id(function)] = function
         self.side.raise_failure(label)
         self.side.submit(closure, label, self._prepare)

@@ -204,6 +204,16 @@ class Store:
         found = {id(each) for each in captures}
         return [v for v in self._on_servers() if id(v.handle) in found]
 
+    def require(self, closure: str, variables: Collection[Any]) -> None:
+        """Raises InvalidArgument for variables of other scopes, which no rank would share."""
+        for variable in variables:
+            if getattr(variable, "store", None) is not self:
+                raise InvalidArgument(
+                    f"{closure} uses variable '{variable.name}', which was not made in the scope "
+                    "of this ParameterServerStrategy, so each worker would have its own\n  advice: "
+                    "make models, optimizers and metrics inside `with strategy.scope():`"
+                )
+
     def _noted(self) -> list[Habits]:
         """Of what runs now, or is traced."""
         if tf.executing_eagerly():
