@@ -155,6 +155,7 @@ def counting(strategy: Any, coordinator: Any) -> Any:
         table = tf.Variable(tf.zeros((300, 80)), name="table")
         last = tf.Variable(0.0, name="last")
         half = tf.Variable(tf.zeros(3, tf.bool), name="flags")
+        mean = keras.metrics.Mean()
 
     @tf.function
     def step(number: Any) -> Any:
@@ -164,6 +165,8 @@ def counting(strategy: Any, coordinator: Any) -> Any:
         if number > 10:
             last.assign(7.0)  # set, not read: it is 7, however often
         half.assign(tf.ones(3, tf.bool))
+        mean.reset_state()  # set, and then counted: it is of one closure, whichever was last
+        mean.update_state(5.0)
         return number * 2
 
     def eagerly(number: int) -> int:
@@ -180,6 +183,7 @@ def counting(strategy: Any, coordinator: Any) -> Any:
     coordinator.join()
     assert coordinator.fetch(remote) == [2 * n for n in range(40)]
     assert set(coordinator.fetch(ranks)) <= {1, 2}
+    assert (float(mean.total), float(mean.count)) == (5, 1)
     rows = table.numpy()
     assert (rows[1:40] == 2).all()
     assert (rows[[0, 40]] == 1).all()
@@ -316,6 +320,8 @@ def failing(strategy: Any, coordinator: Any) -> Any:
 def with_errors() -> Any:
     with raises(fd.InvalidArgument, "farandole run -np 4 or more"):
         strategies.ParameterServerStrategy(servers=2)
+    with raises(fd.InvalidArgument, "servers is 0"):
+        strategies.ParameterServerStrategy(servers=0)
     with raises(fd.InvalidArgument, "variable_partitioner is 3"):
         strategies.ParameterServerStrategy(variable_partitioner=3)
     return program(failing)

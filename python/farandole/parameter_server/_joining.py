@@ -92,7 +92,7 @@ def join(
 def join_without_variables(
     rule: Rule, servers: int, options: Mapping[str, Any], advice: str
 ) -> Server | Worker:
-    """As :func:`join`, for variables that come later: workers add them (``Worker.add``), in the
+    """As :func:`join`, for variables that come later: workers add them (``Worker._add``), in the
     same order. The first worker leads: if it dies, the job ends.
 
     Args:

@@ -234,7 +234,7 @@ class Worker:
         for server, handles in enumerate(asked):
             self._answer(server, handles)
 
-    def add(self, variables: Mapping[str, Any], parts: Sequence[int]) -> None:
+    def _add(self, variables: Mapping[str, Any], parts: Sequence[int]) -> None:
         """More variables, where ranks have joined without any. All workers add the same ones in the
         same order, and the first worker before the others: its values count, and only it sends.
 
@@ -250,7 +250,7 @@ class Worker:
         listed = described(variables)
         for each in listed:
             if each.name in self._variables:
-                raise InvalidArgument(f"add: variable '{each.name}' is there already")
+                raise InvalidArgument(f"variable '{each.name}' is there already")
         counts = [
             max(1, min(n, len(self._pairs), rows_of(v))) for n, v in zip(parts, listed, strict=True)
         ]

@@ -13,7 +13,7 @@ from farandole._core import InvalidArgument
 from farandole.parameter_server import Server
 from farandole.parameter_server._joining import join_without_variables, pair_of
 from farandole.parameter_server._shards import SPLIT_ABOVE
-from farandole.strategy import _checkpoint, _keras
+from farandole.strategy import _checkpoint, _data, _keras
 from farandole.strategy._cluster import join_with_servers
 from farandole.strategy._scheduling import Scheduling
 from farandole.strategy._served import ServedVariable, Store, Sums, check
@@ -34,6 +34,8 @@ class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
     def __init__(self, strategy: Any, device: str, store: Store) -> None:
         super().__init__(strategy, device)
         self.store = store
+        self.scheduling: Scheduling | None = None  # as soon as there is the strategy
+        self.coordinator: Any = None  # the one that there is
 
     @property
     def should_checkpoint(self) -> bool:
@@ -54,11 +56,11 @@ class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
         return variable
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        del options  # they say how batches are split between replicas
+        _data.check_options(options)
         return dataset
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
-        del options
+        _data.check_options(options)
         return dataset_fn(tf.distribute.InputContext())
 
 
@@ -103,6 +105,8 @@ class ParameterServerStrategy(OneOfMany):
                 f"variable_partitioner is {shown(variable_partitioner)}; it is one of "
                 "tf.distribute.experimental.partitioners"
             )
+        if servers is not None and not (isinstance(servers, int) and servers > 0):
+            raise InvalidArgument(f"servers is {shown(servers)}; it is a number from 1")
         count = join_with_servers(cluster_resolver, servers)
         self._check_first(count)
         node = join_without_variables(Sums(), count, _told(variable_partitioner), _ADVICE)
@@ -114,8 +118,7 @@ class ParameterServerStrategy(OneOfMany):
         pairs = {each: pair_of(*sorted((each, node.index))) for each in ranks}
         store = Store(node, _Parts(variable_partitioner, count))
         super().__init__(Extended(self, device_of("devices", None), store))
-        self.scheduling = Scheduling(self, store, node, pairs)
-        self.coordinator: Any = None
+        self.extended.scheduling = Scheduling(self, store, node, pairs)
         self._resolver = cluster_resolver
         _checkpoint.learn()
         _keras.learn()

@@ -102,13 +102,18 @@ class Habits:
     """What a function was seen to do with variables: one that runs eagerly, or a graph."""
 
     read: set[str] = field(default_factory=set)
-    replaced: set[str] = field(default_factory=set)  # without having been read before
+    # Set without having been read before; with the graph that did it, which may be a branch.
+    replaced: dict[str, int] = field(default_factory=dict)
 
-    def note(self, key: str, replaces: bool) -> None:
+    def note_reading(self, key: str, graph: int) -> None:
+        if key not in self.replaced or self.replaced[key] != graph:
+            self.read.add(key)
+
+    def note_writing(self, key: str, replaces: bool, graph: int) -> None:
         if replaces and key not in self.read:
-            self.replaced.add(key)
-        else:
-            self.replaced.discard(key)
+            self.replaced[key] = graph
+        elif self.replaced.get(key) != graph:
+            self.replaced.pop(key, None)
 
 
 class Store:
@@ -143,7 +148,7 @@ class Store:
         new = self._listed[self._known :]
         if new:
             values = {v.key: v.copy() for v in new}
-            self._worker.add(values, [self._parts_of(v) for v in new])
+            self._worker._add(values, [self._parts_of(v) for v in new])
             self._known = len(self._listed)
             self._before |= values
         return ", ".join(f"'{v.name}' {v.dtype.name} {v.shape}" for v in new)
@@ -192,9 +197,9 @@ class Store:
             self._pull(variables)
             yield
             names = self._fresh | {v.key for v in variables}
-            replaced = self._eager.replaced
+            replaced = set(self._eager.replaced)
             if graph is not None:
-                replaced = replaced | self._of_graphs.get(graph, Habits()).replaced
+                replaced |= self._of_graphs.get(graph, Habits()).replaced.keys()
             self._send([v for v in self._on_servers() if v.key in names], replaced)
         finally:
             self._fresh = self._eager = None
@@ -214,21 +219,23 @@ class Store:
                     "make models, optimizers and metrics inside `with strategy.scope():`"
                 )
 
-    def _noted(self) -> list[Habits]:
-        """Of what runs now, or is traced."""
+    def _noted(self) -> tuple[list[Habits], int]:
+        """Of what runs now, or is traced, and what that is part of; and its graph's identity."""
         if tf.executing_eagerly():
-            return [] if self._eager is None else [self._eager]
-        habits, graph = [], tf.compat.v1.get_default_graph()
+            return ([] if self._eager is None else [self._eager]), 0
+        habits, inner = [], tf.compat.v1.get_default_graph()
+        graph = inner
         while graph is not None:
             habits.append(self._of_graphs.setdefault(graph, Habits()))
             graph = getattr(graph, "outer_graph", None)
-        return habits
+        return habits, id(inner)
 
     # ---- variables ----
 
     def before_reading(self, variable: ServedVariable) -> None:
-        for habits in self._noted():
-            habits.read.add(variable.key)
+        noted, graph = self._noted()
+        for habits in noted:
+            habits.note_reading(variable.key, graph)
         if not tf.executing_eagerly() or variable.key not in self._before:
             return
         stale = variable.key not in self._fresh if self._fresh is not None else self._outside
@@ -242,8 +249,9 @@ class Store:
 
     @contextmanager
     def writing(self, variable: ServedVariable, replaces: bool) -> Iterator[None]:
-        for habits in self._noted():
-            habits.note(variable.key, replaces)
+        noted, graph = self._noted()
+        for habits in noted:
+            habits.note_writing(variable.key, replaces, graph)
         eager = tf.executing_eagerly() and variable.key in self._before
         if not eager or (self._fresh is None and not self._outside):
             yield

@@ -94,14 +94,15 @@ class ClusterCoordinator:
                 f"ClusterCoordinator: the strategy is {shown(strategy)}; it is a "
                 "farandole.strategy.ParameterServerStrategy"
             )
-        if strategy.coordinator is None:
-            strategy.coordinator = super().__new__(cls)
-        found: ClusterCoordinator = strategy.coordinator
+        extended = strategy.extended
+        if extended.coordinator is None:
+            extended.coordinator = super().__new__(cls)
+        found: ClusterCoordinator = extended.coordinator
         return found
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
-        self._scheduling: Scheduling = strategy.scheduling
+        self._scheduling: Scheduling = strategy.extended.scheduling
 
     @property
     def strategy(self) -> Any:
