@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import farandole as fd
 import grid
 from farandole._launch.ranks import rank_environment
 from farandole.horovod import SEARCH_PATH
@@ -318,6 +319,35 @@ def test_tutorials_of_tensorflow_learn_the_same_on_two_ranks(
     assert len(shown[0]) == numbers, shown[0]
     assert shown[1] == pytest.approx(shown[0], abs=5e-3)  # after more than 100 steps of Adam
     assert shown[1][-1] > 0.85
+
+
+def test_digits_on_a_parameter_server(spawn: Spawn) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    assert accuracy_of(play(spawn, "", "17_parameter_server.py", 3)) > 0.9
+
+
+def to_its_end(path: str) -> None:
+    """A program on a rank, and what its end does: servers wait for it."""
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as left:
+        if left.code:
+            raise
+    finally:
+        fd.shutdown()
+
+
+def test_the_tutorial_of_parameter_servers_runs(
+    spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend_of_keras("tensorflow", monkeypatch)
+    each = [rank_environment(r, [4]) for r in range(4)]
+    world = spawn(4, "keras on tensorflow", each=each)
+    program = ROOT / "examples" / "18_parameter_server_strategy.py"
+    world.run(to_its_end, str(program), timeout=100)
+    output = world.output(0)
+    assert float(re.findall(r"accuracy is (\d\.\d+)", output)[3]) > 0.9
+    assert "after 21 updates" in output
 
 
 def test_digits_train_alike_under_farandole_run_and_torchrun_and_alone(

@@ -1,10 +1,11 @@
 """farandole.keras.ParameterServer: with one worker it is Keras' own fit; with more all batches are
-used once, and all workers end with the same weights."""
+used once, and all workers end with the same weights. Stopped and started again it goes on."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from keras_work import Late, data, keras
 
 import farandole as fd
 import grid
+from farandole.parameter_server import Snapshots
 from harness import World
 
 hvd: Any = Late("farandole.keras")
@@ -78,3 +80,55 @@ def test_several_workers_share_the_batches(spawn: Callable[..., World]) -> None:
         assert (one == its).all()
     assert server[3].updates == 18
     assert server[3].lost == []
+
+
+def stopped_at(batch: int, folder: str) -> Any:
+    """A fit of 12 batches of a PyDataset, on two servers, that its program may end before."""
+    hvd.init()
+    x, y = data()
+
+    class Batches(keras.utils.PyDataset):  # type: ignore[misc, name-defined]
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, at: int) -> Any:
+            return x[12 * at : 12 * at + 12], y[12 * at : 12 * at + 12]
+
+    class Stops(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        begun = 0
+
+        def on_train_batch_begin(self, batch_of_epoch: int, logs: Any = None) -> None:
+            del batch_of_epoch, logs
+            self.begun += 1
+            if self.begun > batch:
+                raise RuntimeError("stopped")
+
+    net, stops = model(seed=1 + fd.rank()), Stops()
+    served = hvd.ParameterServer(2, snapshots=Snapshots(folder, every=5))
+    with pytest.raises(fd.InvalidArgument, match="y is given beside a dataset"):
+        served.fit(net, Batches(), y)
+    try:
+        served.fit(net, Batches(), epochs=2, callbacks=stops, verbose=0)
+    except BaseException:
+        fd.shutdown()
+        raise
+    weights = [np.array(w) for w in net.get_weights()]
+    if fd.rank() == 0:
+        alone = model(seed=1)
+        alone.fit(x, y, batch_size=12, epochs=2, shuffle=False, verbose=0)
+        for mine, right in zip(weights, alone.get_weights(), strict=True):
+            np.testing.assert_allclose(mine, right, rtol=1e-4, atol=1e-5)
+    return stops.begun, served.report and served.report.updates
+
+
+def test_a_fit_goes_on_from_the_snapshots_of_two_servers(
+    spawn: Callable[..., World], tmp_path: Path
+) -> None:
+    world = spawn(3, f"keras on {BACKENDS[0]}")
+    world.start(stopped_at, 8, str(tmp_path))
+    assert [each.error for each in world.outcomes()] == ["RuntimeError", *["RemoteError"] * 2]
+    assert sorted(path.name for path in tmp_path.glob("*version-8*")) == [
+        f"server-{server}-of-2.version-8.npz" for server in (0, 1)
+    ]
+    world = spawn(3, f"keras on {BACKENDS[0]}")
+    assert world.run(stopped_at, 99, str(tmp_path)) == [(4, None), (0, 12), (0, 12)]

@@ -506,8 +506,6 @@ def wrong_data_and_options_are_refused() -> None:
         strategies.CentralStorageStrategy(parameter_device="CPU:0")
     with raises(fd.InvalidArgument, "finds no TPU here"):
         strategies.TPUStrategy()
-    with raises(NotImplementedError, "still to come"):
-        strategies.ParameterServerStrategy(None)
     assert strategies.OneDeviceStrategy is tf.distribute.OneDeviceStrategy
 
     # Ranks that read different batches.

@@ -18,7 +18,7 @@ import farandole as fd
 import harness
 from farandole import parameter_server as ps
 from farandole.parameter_server._clocks import Clocks
-from farandole.parameter_server._shards import described, plan, rows_of
+from farandole.parameter_server._shards import described, place, plan, rows_of
 from farandole.parameter_server._tickets import ALL_DONE, NONE_NOW, OTHER_TOTAL, Tickets
 from harness import World
 
@@ -193,6 +193,34 @@ def test_rows_move_as_rows(spawn: Spawn, sync: bool) -> None:
         g = np.array(value)
         right[row] -= 0.5 * g / (np.sqrt(0.1 + g * g) + 1e-7)
     close(after, {**before, "table": right})
+
+
+# ---- values past the rule ----
+
+
+def sets_values() -> Any:
+    fd.init()
+    node = ps.join(start(), ps.SGD(0.25), servers=2, split_above=500)
+    if isinstance(node, ps.Server):
+        return node.serve()
+    with node:
+        table = np.full((40, 3), 7.0)
+        with pytest.raises(fd.InvalidArgument, match="assign: value of 'b' is float64 of shape"):
+            node.assign({"table": table, "b": np.zeros(7)})
+        with pytest.raises(fd.InvalidArgument, match="rows of 'table', which is not among only="):
+            node.pull(rows={"table": [1]}, only=["b"])
+        node.assign({"table": table, "scale": np.array(2.0)})
+        node.push({"table": ps.Rows([0, 39], np.ones((2, 3)))})
+        node.flush()
+        some = node.pull(rows={"table": [39, 1]}, only=["scale", "table"])
+        return some, node.pull(only=["b"]), node.pull(only=[])
+
+
+def test_values_are_set_and_some_are_pulled(spawn: Spawn) -> None:
+    some, rest, none = spawn(3).run(sets_values)[0]
+    close(some, {"table": np.array([[6.75] * 3, [7.0] * 3]), "scale": np.array(2.0)})
+    close(rest, {"b": start()["b"]})
+    assert none == {}
 
 
 # ---- who waits for whom ----
@@ -453,6 +481,16 @@ def test_shards_are_by_size() -> None:
         assert cover == list(range(rows_of(variable)))
     where = {variables[s.variable].name: s.server for s in shards if s.variable > 0}
     assert where["few rows"] != where["b"]
+
+
+def test_parts_go_to_different_servers_where_the_fewest_bytes_are() -> None:
+    variables = described({"a": np.zeros((6, 2)), "b": np.zeros((4, 2)), "c": np.zeros(1)})
+    load = [0, 0, 40]
+    shards = place(variables, [2, 3, 1], load)
+    assert [tuple(each) for each in shards] == [
+        (0, 0, 0, 3), (0, 1, 3, 6), (1, 0, 0, 1), (1, 1, 1, 2), (1, 2, 2, 4), (2, 0, 0, 1),
+    ]  # fmt: skip
+    assert load == [72, 64, 72]
 
 
 def test_clocks() -> None:

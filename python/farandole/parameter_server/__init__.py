@@ -17,11 +17,12 @@ another.
 from __future__ import annotations
 
 from farandole.parameter_server._joining import join
+from farandole.parameter_server._losses import ServerLost
 from farandole.parameter_server._rows import Rows
 from farandole.parameter_server._rules import SGD, Adagrad, Rule
 from farandole.parameter_server._server import Report, Server
 from farandole.parameter_server._snapshots import Snapshots
-from farandole.parameter_server._worker import ServerLost, Worker
+from farandole.parameter_server._worker import Worker
 
 __all__ = [
     "SGD",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +22,7 @@ from farandole.parameter_server._shards import (
     plan,
 )
 from farandole.parameter_server._snapshots import Content, Snapshots
-from farandole.parameter_server._wire import Pair
+from farandole.parameter_server._wire import Pair, number_of
 from farandole.parameter_server._worker import Worker
 
 _MEETING = 300.0  # seconds for a server and a worker to meet
@@ -76,9 +75,6 @@ def join(
     })  # fmt: skip
     workers = world.size - servers
     own = world.rank - workers  # this server's number
-    if (epoch := _world.epoch()) != _State.epoch:
-        _State.epoch, _State.joined = epoch, 0
-    _State.joined += 1
     values = [
         broadcast(np.array(variables[each.name]), root=0, name=f"start of '{each.name}'")
         for each in listed
@@ -87,15 +83,49 @@ def join(
     if own >= 0:
         mine = {listed[s.variable].name: _rows(values, s) for s in shards if s.server == own}
     content = _restored(own, servers, mine, snapshots, workers)
-
-    def pair(server: int, worker: int) -> Pair:
-        return Pair(server, worker, _State.joined, _MEETING)
-
+    pairs = _pairs(workers)
     if own < 0:
-        pairs = {server: pair(server, world.rank) for server in range(workers, world.size)}
         return Worker(world.rank, workers, pairs, listed, shards, snapshots)
-    pairs = {worker: pair(world.rank, worker) for worker in range(workers)}
     return Server(own, servers, pairs, mine, rule, max_staleness, snapshots, content)
+
+
+def join_without_variables(
+    rule: Rule, servers: int, options: Mapping[str, Any], advice: str
+) -> Server | Worker:
+    """As :func:`join`, for variables that come later: workers add them (``Worker._add``), in the
+    same order. The first worker leads: if it dies, the job ends.
+
+    Args:
+        options: what else ranks have to agree on.
+        advice: when a server is lost.
+
+    Raises:
+        InvalidArgument: as of :func:`join`.
+    """
+    world = _world.world()
+    _check(world.size, servers, None, None, 0)
+    _agree([], {"servers": servers, **options})
+    workers = world.size - servers
+    pairs = _pairs(workers)
+    if world.rank < workers:
+        return Worker(world.rank, workers, pairs, [], [], None, world.rank > 0, advice)
+    return Server(world.rank - workers, servers, pairs, {}, rule, None, None, None)
+
+
+def _pairs(workers: int) -> dict[int, Pair]:
+    """Collective: of this rank with each server, or with each worker."""
+    world = _world.world()
+    if (epoch := _world.epoch()) != _State.epoch:
+        _State.epoch, _State.joined = epoch, 0
+    _State.joined += 1
+    if world.rank < workers:
+        return {s: pair_of(s, world.rank) for s in range(workers, world.size)}
+    return {w: pair_of(world.rank, w) for w in range(workers)}
+
+
+def pair_of(one: int, other: int) -> Pair:
+    """Of two ranks, which both make it after they have joined the last time."""
+    return Pair(one, other, _State.joined, _MEETING)
 
 
 def _check(size: int, servers: int, max_staleness: Any, snapshots: Any, split_above: Any) -> None:
@@ -120,7 +150,7 @@ def _agree(listed: list[Variable], options: Mapping[str, Any]) -> None:
     """Raises the same on all ranks where they differ, and names what."""
     items = [f"{name}={value!r}" for name, value in options.items()]
     items += [f"variable '{v.name}' ({v.dtype} of shape {v.shape})" for v in listed]
-    digests = np.array([_digest(item) for item in items], np.int64)
+    digests = np.array([number_of(item) for item in items], np.int64)
     every = all_gather(digests, uneven=True, name="parameter server: arguments")
     counts = all_gather(np.array([len(items)]), name="parameter server: number of variables")
     ends = np.cumsum(counts)
@@ -137,11 +167,6 @@ def _agree(listed: list[Variable], options: Mapping[str, Any]) -> None:
             f"{'an option' if at < len(options) else 'the variables'}; on rank "
             f"{_world.rank()} it is {here}"
         )
-
-
-def _digest(item: str) -> int:
-    digest = hashlib.blake2b(item.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big", signed=True)
 
 
 def _rows(values: list[np.ndarray], shard: Shard) -> np.ndarray:

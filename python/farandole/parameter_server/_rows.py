@@ -8,6 +8,8 @@ import numpy as np
 
 from farandole._core import InvalidArgument
 
+_LOOK_FOR_ROWS = 64 * 1024  # bytes of a gradient
+
 
 class Rows:
     """The gradient of some rows of a variable; all other rows have none.
@@ -40,6 +42,14 @@ class Rows:
             raise InvalidArgument(f"Rows: index {indices.min()} is negative")
         self.indices = indices.astype(np.int64)
         self.values = values
+
+    @staticmethod
+    def found_in(gradient: np.ndarray) -> Gradient:
+        """Of a large gradient with few rows that are not zero, these: an embedding's."""
+        if gradient.ndim < 2 or gradient.nbytes < _LOOK_FOR_ROWS:
+            return gradient
+        rows = np.flatnonzero(gradient.any(axis=tuple(range(1, gradient.ndim))))
+        return Rows(rows, gradient[rows]) if 2 * len(rows) <= len(gradient) else gradient
 
     def __repr__(self) -> str:
         return f"Rows({len(self.indices)} of {self.values.shape[1:]}, {self.values.dtype})"

@@ -221,6 +221,12 @@ class Server:
             pair.send(_wire.ANSWER, *self._pulled(worker, message.table))
         elif message.kind == _wire.PUSH:
             self._push(worker, _wire.unpacked(self._pieces, message), first)
+        elif message.kind == _wire.ASSIGN:
+            self._assign(_wire.unpacked(self._pieces, message))
+        elif message.kind in (_wire.ADD, _wire.FLUSH):
+            if message.kind == _wire.ADD:
+                self._add(_wire.new_pieces(message))
+            pair.send(_wire.ANSWER, [0, 0, self._saved])
         elif message.kind == _wire.REST:
             self._rest(worker)
         elif message.kind == _wire.SAVE:
@@ -310,6 +316,17 @@ class Server:
             else:
                 parts.append(value)
         return parts
+
+    def _add(self, new: list[tuple[Piece, np.ndarray]]) -> None:
+        with self._changed:
+            for piece, value in new:
+                self._pieces.append(piece)
+                self.variables[piece.name] = value
+
+    def _assign(self, values: Mapping[str, Gradient]) -> None:
+        with self._changed:
+            for name, value in values.items():
+                self.variables[name][...] = value
 
     # ---- gradients ----
 

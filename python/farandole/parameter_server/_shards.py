@@ -10,6 +10,7 @@ import numpy as np
 from farandole import _core
 from farandole._arguments import shown
 from farandole._core import InvalidArgument
+from farandole.parameter_server._rows import Gradient, Rows
 
 SPLIT_ABOVE = 256 * 1024  # bytes
 
@@ -67,23 +68,57 @@ def rows_of(variable: Variable) -> int:
 
 
 def plan(variables: list[Variable], servers: int, split_above: int) -> list[Shard]:
-    """Variables larger than `split_above` bytes are cut by rows into as many parts as there are
-    servers, if they have as many rows; the others go whole, the largest first, to the server that
-    has the fewest bytes. Ordered by variable, then by row."""
-    load = [0] * servers
+    """Variables larger than `split_above` bytes are cut into as many parts as there are servers, if
+    they have as many rows; the others stay whole."""
+
+    def is_cut(variable: Variable) -> bool:
+        return variable.nbytes > split_above and rows_of(variable) >= servers
+
+    parts = [servers if is_cut(variable) else 1 for variable in variables]
+    return place(variables, parts, [0] * servers)
+
+
+def place(variables: list[Variable], parts: list[int], load: list[int]) -> list[Shard]:
+    """Variables are cut by rows into so many parts, of which each goes to another server; those
+    that stay whole come last, the largest first. All go where the fewest bytes are.
+
+    Args:
+        parts: of each variable, from 1 to the number of servers, and no more than it has rows.
+        load: bytes on each server before; and then after.
+
+    Returns:
+        Ordered by variable, then by row.
+    """
     shards: list[Shard] = []
-    whole: list[int] = []
     for at, variable in enumerate(variables):
-        rows = rows_of(variable)
-        if servers == 1 or variable.nbytes <= split_above or rows < servers:
-            whole.append(at)
+        if parts[at] == 1:
             continue
-        for server in range(servers):
-            begin, end = rows * server // servers, rows * (server + 1) // servers
+        rows, count = rows_of(variable), parts[at]
+        for part, server in enumerate(sorted(_emptiest(load, count))):
+            begin, end = rows * part // count, rows * (part + 1) // count
             shards.append(Shard(at, server, begin, end))
             load[server] += (end - begin) * (variable.nbytes // rows)
+    whole = [at for at, count in enumerate(parts) if count == 1]
     for at in sorted(whole, key=lambda at: (-variables[at].nbytes, at)):
-        server = load.index(min(load))
+        (server,) = _emptiest(load, 1)
         shards.append(Shard(at, server, 0, rows_of(variables[at])))
         load[server] += variables[at].nbytes
-    return sorted(shards)
+    return sorted(shards, key=lambda shard: (shard.variable, shard.begin))
+
+
+def _emptiest(load: list[int], count: int) -> list[int]:
+    return sorted(range(len(load)), key=lambda server: (load[server], server))[:count]
+
+
+def inside(indices: np.ndarray, shard: Shard) -> np.ndarray:
+    """Which of these rows it has."""
+    return (indices >= shard.begin) & (indices < shard.end)
+
+
+def part_of(gradient: Gradient, variable: Variable, shard: Shard) -> Gradient:
+    """Its rows of a gradient of the variable."""
+    if shard.end - shard.begin == rows_of(variable):
+        return gradient
+    if isinstance(gradient, Rows):
+        return gradient.between(shard.begin, shard.end)
+    return gradient[shard.begin : shard.end]

@@ -6,6 +6,7 @@ Each pair is a group of its own, so that the death of a worker is nobody else's 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,12 +16,17 @@ from farandole import _world
 from farandole._core import Group, Handle
 from farandole.parameter_server._rows import Gradient, Rows
 
-# What a head says first. Workers ask, and servers answer: to PULL, TICKET and SAVE.
-PULL, PUSH, TICKET, WAIT, REST, SAVE, PAUSE, BYE, ANSWER = range(9)
+# What a head says first. Workers ask, and servers answer: to PULL, TICKET, SAVE, ADD and FLUSH.
+PULL, PUSH, TICKET, WAIT, REST, SAVE, PAUSE, BYE, ADD, ASSIGN, FLUSH, ANSWER = range(12)
 _PARTS = ("message", "table", "bytes")  # names of what is sent
 _NUMBERS = 8  # of a head: kind, length of the table, of the bytes, and five of the kind's own
 _DENSE = -1
 _NOTHING = np.empty(0, np.int64)
+
+
+def number_of(text: str) -> int:
+    """One that no other text has; of 56 bits, so that int64 has room for it."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
 
 
 class Message(NamedTuple):
@@ -31,12 +37,11 @@ class Message(NamedTuple):
 
 
 class Pair:
-    """One end of what a server and a worker say to each other."""
+    """One end of what a server and a worker, or any two ranks, say to each other."""
 
     def __init__(self, server: int, worker: int, number: int, timeout: float) -> None:
         """Both ranks of the world make it, with the same number."""
-        text = f"parameter server {_world.epoch()} {number} {server} {worker}"
-        token = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
+        token = number_of(f"parameter server {_world.epoch()} {number} {server} {worker}")
         self.group: Group = _world.world().form([server, worker], token, timeout)
         self.peer = 1 - self.group.rank
 
@@ -100,7 +105,7 @@ def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class Piece(NamedTuple):
-    """What a server has of one variable: its place in the server's list, and its shape there."""
+    """What a server has of one variable: its shape there."""
 
     name: str
     shape: tuple[int, ...]
@@ -143,4 +148,24 @@ def unpacked(pieces: Sequence[Piece], message: Message) -> dict[str, Gradient]:
         else:
             found[piece.name] = Rows(message.table[at : at + rows], values)
             at += rows
+    return found
+
+
+def described(pieces: Sequence[tuple[Piece, np.ndarray]]) -> tuple[list[int], np.ndarray]:
+    """New pieces with their values: numbers and bytes of an ADD."""
+    head = json.dumps([piece for piece, _ in pieces]).encode()
+    parts = [np.frombuffer(head, np.uint8), *(value for _, value in pieces)]
+    return [len(head)], joined(parts)
+
+
+def new_pieces(message: Message) -> list[tuple[Piece, np.ndarray]]:
+    """What an ADD has."""
+    length = message.numbers[0]
+    found = []
+    rest = message.data[length:]
+    for name, shape, dtype in json.loads(message.data[:length].tobytes()):
+        value = np.empty(shape, dtype)
+        value.reshape(-1).view(np.uint8)[...] = rest[: value.nbytes]
+        rest = rest[value.nbytes :]
+        found.append((Piece(name, tuple(shape), dtype), value))
     return found

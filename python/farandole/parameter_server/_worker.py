@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,24 +11,23 @@ import numpy as np
 
 from farandole import _endings
 from farandole._arguments import shown
-from farandole._core import Error, Handle, InvalidArgument, PeerLost
+from farandole._core import Error, Handle, InvalidArgument
 from farandole.parameter_server import _wire
-from farandole.parameter_server._rows import Gradient, Rows
-from farandole.parameter_server._shards import Shard, Variable, rows_of
+from farandole.parameter_server._checks import checked_gradient, checked_rows
+from farandole.parameter_server._losses import ServerLost
+from farandole.parameter_server._rows import Gradient
+from farandole.parameter_server._shards import (
+    Shard,
+    Variable,
+    described,
+    inside,
+    part_of,
+    place,
+    rows_of,
+)
 from farandole.parameter_server._snapshots import Snapshots
 from farandole.parameter_server._tickets import ALL_DONE, NONE_NOW, OTHER_TOTAL
-from farandole.parameter_server._wire import Message, Pair
-
-
-class ServerLost(PeerLost):
-    """A server has ended or failed, and with it its part of the variables.
-
-    Attributes:
-        rank: the server's, in the world.
-        snapshot: the last file that it wrote, as a Path; None if it wrote none.
-    """
-
-    snapshot: Path | None = None
+from farandole.parameter_server._wire import Message, Pair, Piece
 
 
 class Worker:
@@ -53,21 +52,26 @@ class Worker:
         variables: Sequence[Variable],
         shards: Sequence[Shard],
         snapshots: Snapshots | None,
+        dispensable: bool = True,
+        without_snapshots: str = "no snapshots were asked for (join(…, snapshots=))",
     ) -> None:
-        """`pairs`: by the servers' ranks."""
+        """
+        Args:
+            pairs: by the servers' ranks.
+            dispensable: whether the job goes on without it.
+            without_snapshots: said when a server is lost.
+        """
         self.index = index
         self.workers = workers
         self.versions = [0] * len(pairs)
         self._ranks = list(pairs)
         self._pairs = list(pairs.values())
-        self._variables = {each.name: each for each in variables}
-        self._shards: dict[str, list[tuple[int, Shard]]] = {each.name: [] for each in variables}
+        self._variables: dict[str, Variable] = {}
         self._on_server: list[list[tuple[str, Shard]]] = [[] for _ in pairs]
-        for shard in shards:
-            mine = self._on_server[shard.server]
-            name = variables[shard.variable].name
-            self._shards[name].append((len(mine), shard))
-            mine.append((name, shard))
+        self._load = [0] * len(pairs)  # bytes on each server, of variables that were added
+        self._list(variables, shards)
+        self._dispensable = dispensable
+        self._without_snapshot = "it wrote no snapshot" if snapshots else without_snapshots
         self._snapshots = snapshots
         self._saved = [-1] * len(pairs)
         self._run = -1
@@ -75,9 +79,16 @@ class Worker:
         self._needed = True
         self._is_needed(False)
 
+    def _list(self, variables: Sequence[Variable], shards: Sequence[Shard]) -> None:
+        self._variables |= {each.name: each for each in variables}
+        for shard in shards:
+            self._on_server[shard.server].append((variables[shard.variable].name, shard))
+
     # ---- weights ----
 
-    def pull(self, rows: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:
+    def pull(
+        self, rows: Mapping[str, Any] | None = None, only: Collection[str] | None = None
+    ) -> dict[str, np.ndarray]:
         """The weights as they are now, in new arrays. Waits only where this worker is further
         ahead of the slowest than ``max_staleness`` allows.
 
@@ -86,48 +97,54 @@ class Worker:
         Args:
             rows: by name, the indices, (n,), of the rows that are wanted of a variable; of other
                 variables all rows come. The result has these rows in this order, (n, …).
+            only: names; variables that are not among them do not come. None: all come.
 
         Raises:
-            InvalidArgument: an unknown variable, or an index out of range.
+            InvalidArgument: an unknown variable, or an index out of range; or rows of a variable
+                that is not wanted.
             ServerLost: a server is gone; names its last snapshot.
         """
         self._check_open()
-        wanted = {name: self._checked_rows(name, at) for name, at in (rows or {}).items()}
+        wanted = {
+            name: checked_rows(self._variable(name, "pull"), at)
+            for name, at in (rows or {}).items()
+        }
+        chosen = self._variables
+        if only is not None:
+            chosen = {name: self._variable(name, "pull") for name in only}
+            if others := [name for name in wanted if name not in chosen]:
+                raise InvalidArgument(f"pull: rows of '{others[0]}', which is not among only=")
         result = {
             name: np.empty((len(wanted[name]), *v.row) if name in wanted else v.shape, v.dtype)
-            for name, v in self._variables.items()
+            for name, v in chosen.items()
         }
-        asked: list[list[Handle[None]]] = []
+        asked: dict[int, list[Handle[None]]] = {}
         for server, pair in enumerate(self._pairs):
-            table = self._asked_of(server, wanted) if wanted else np.empty(0, np.int64)
+            table = np.empty(0, np.int64)
+            if wanted or only is not None:
+                table = self._asked_of(server, wanted, chosen)
+                if len(table) == 0:  # which would mean all
+                    continue
             with self._or_lost(server):
-                asked.append(pair.start(_wire.PULL, (), table))
-        for server, handles in enumerate(asked):
+                asked[server] = pair.start(_wire.PULL, (), table)
+        for server, handles in asked.items():
             answer = self._answer(server, handles)
             self.versions[server] = answer.numbers[0]
             self._take(server, answer.data, wanted, result)
         return result
 
-    def _checked_rows(self, name: str, at: Any) -> np.ndarray:
-        variable = self._variable(name, "pull")
-        indices = np.asarray(at)
-        if indices.ndim != 1 or indices.dtype.kind not in "iu" or not variable.shape:
-            raise InvalidArgument(f"pull: rows of '{name}' are {shown(at)}; they are indices, (n,)")
-        if len(indices) and not 0 <= indices.min() <= indices.max() < variable.shape[0]:
-            raise InvalidArgument(
-                f"pull: rows of '{name}' from {indices.min()} to {indices.max()}; it has "
-                f"{variable.shape[0]}"
-            )
-        return indices.astype(np.int64)
-
-    def _asked_of(self, server: int, wanted: Mapping[str, np.ndarray]) -> np.ndarray:
+    def _asked_of(
+        self, server: int, wanted: Mapping[str, np.ndarray], chosen: Collection[str]
+    ) -> np.ndarray:
         table = []
-        for place, (name, shard) in enumerate(self._on_server[server]):
+        for at, (name, shard) in enumerate(self._on_server[server]):
+            if name not in chosen:
+                continue
             if name in wanted:
-                here = _inside(wanted[name], shard)
-                table += [np.array([place, here.sum()]), wanted[name][here] - shard.begin]
+                here = inside(wanted[name], shard)
+                table += [np.array([at, here.sum()]), wanted[name][here] - shard.begin]
             else:
-                table.append(np.array([place, -1]))
+                table.append(np.array([at, -1]))
         return np.concatenate(table) if table else np.empty(0, np.int64)
 
     def _take(
@@ -140,10 +157,12 @@ class Worker:
         """What a server has sent, to where it belongs."""
         offset = 0
         for name, shard in self._on_server[server]:
+            if name not in result:
+                continue
             into = result[name] if self._variables[name].shape else result[name].reshape(1)
             at: Any = slice(shard.begin, shard.end)
             if name in wanted:
-                at = np.flatnonzero(_inside(wanted[name], shard))
+                at = np.flatnonzero(inside(wanted[name], shard))
             part = np.empty_like(into[at])
             part.reshape(-1).view(np.uint8)[...] = data[offset : offset + part.nbytes]
             into[at] = part
@@ -168,38 +187,102 @@ class Worker:
             ServerLost: a server is gone; names its last snapshot.
         """
         self._check_open()
-        checked = {name: self._checked(name, each) for name, each in gradients.items()}
+        checked = {
+            name: checked_gradient(self._variable(name, "push"), each, "push")
+            for name, each in gradients.items()
+        }
         # The first server is last: it counts the step as done.
         for server in reversed(range(len(self._pairs))):
-            pieces = [
-                (place, _part(checked[name], self._variables[name], shard))
-                for place, (name, shard) in enumerate(self._on_server[server])
-                if name in checked
-            ]
-            table, data = _wire.packed(pieces)
+            table, data = _wire.packed(self._parts_on(server, checked))
             with self._or_lost(server):
                 self._pairs[server].send(_wire.PUSH, [self.versions[server]], table, data)
 
-    def _checked(self, name: str, gradient: Any) -> Gradient:
-        variable = self._variable(name, "push")
-        if isinstance(gradient, Rows):
-            fits = variable.shape and gradient.values.shape[1:] == variable.row
-            dtype, shape = gradient.values.dtype, gradient.values.shape
-            if fits and len(gradient.indices) and gradient.indices.max() >= variable.shape[0]:
-                raise InvalidArgument(
-                    f"push: gradient of '{name}' has row {gradient.indices.max()}; the variable "
-                    f"has {variable.shape[0]}"
-                )
-        else:
-            gradient = np.asarray(gradient)
-            dtype, shape = gradient.dtype, gradient.shape
-            fits = shape == variable.shape
-        if not fits or dtype.name != variable.dtype:
-            raise InvalidArgument(
-                f"push: gradient of '{name}' is {dtype} of shape {shape}; the variable is "
-                f"{variable.dtype} of shape {variable.shape}"
-            )
-        return gradient.summed() if isinstance(gradient, Rows) else gradient
+    def assign(self, values: Mapping[str, Any]) -> None:
+        """Servers take these values as they are, past the rule. Returns when they have received
+        them.
+
+        Args:
+            values: by name, an array of the variable's shape and dtype.
+
+        Raises:
+            InvalidArgument: an unknown variable, or a value that does not fit it; nothing was sent.
+            ServerLost: a server is gone; names its last snapshot.
+        """
+        self._check_open()
+        checked = {
+            name: checked_gradient(self._variable(name, "assign"), np.asarray(each), "assign")
+            for name, each in values.items()
+        }
+        for server, pair in enumerate(self._pairs):
+            if parts := self._parts_on(server, checked):
+                table, data = _wire.packed(parts)
+                with self._or_lost(server):
+                    pair.send(_wire.ASSIGN, (), table, data)
+
+    def flush(self) -> None:
+        """Returns when the servers have applied what this worker has sent: then whoever pulls gets
+        it.
+
+        Raises:
+            ServerLost: a server is gone; names its last snapshot.
+        """
+        self._check_open()
+        asked = []
+        for server, pair in enumerate(self._pairs):
+            with self._or_lost(server):
+                asked.append(pair.start(_wire.FLUSH))
+        for server, handles in enumerate(asked):
+            self._answer(server, handles)
+
+    def _add(self, variables: Mapping[str, Any], parts: Sequence[int]) -> None:
+        """More variables, where ranks have joined without any. All workers add the same ones in the
+        same order, and the first worker before the others: its values count, and only it sends.
+
+        Args:
+            variables: numpy arrays by name.
+            parts: into how many parts each is cut, by rows; at most as many as there are servers.
+
+        Raises:
+            InvalidArgument: a name that is there already, or a dtype that is not moved.
+            ServerLost: a server is gone.
+        """
+        self._check_open()
+        listed = described(variables)
+        for each in listed:
+            if each.name in self._variables:
+                raise InvalidArgument(f"variable '{each.name}' is there already")
+        counts = [
+            max(1, min(n, len(self._pairs), rows_of(v))) for n, v in zip(parts, listed, strict=True)
+        ]
+        shards = place(listed, counts, self._load)
+        self._list(listed, shards)
+        if self.index == 0:
+            self._send_new([np.asarray(each) for each in variables.values()], listed, shards)
+
+    def _send_new(
+        self, values: Sequence[np.ndarray], listed: Sequence[Variable], shards: Sequence[Shard]
+    ) -> None:
+        for server, pair in enumerate(self._pairs):
+            new = []
+            for at in (each for each in shards if each.server == server):
+                variable = listed[at.variable]
+                part = np.asarray(part_of(values[at.variable], variable, at))
+                new.append((Piece(variable.name, part.shape, variable.dtype), part))
+            if new:
+                numbers, data = _wire.described(new)
+                with self._or_lost(server):
+                    handles = pair.start(_wire.ADD, numbers, data=data)
+                self._answer(server, handles)
+
+    def _parts_on(
+        self, server: int, gradients: Mapping[str, Gradient]
+    ) -> list[tuple[int, Gradient]]:
+        """With their places there."""
+        return [
+            (at, part_of(gradients[name], self._variables[name], shard))
+            for at, (name, shard) in enumerate(self._on_server[server])
+            if name in gradients
+        ]
 
     def _variable(self, name: str, verb: str) -> Variable:
         if name not in self._variables:
@@ -313,6 +396,7 @@ class Worker:
 
     def _is_needed(self, needed: bool) -> None:
         """The launcher ends the job if a rank dies that is needed."""
+        needed = needed or not self._dispensable
         if needed != self._needed:
             self._needed = needed
             _endings.tell_dispensable(not needed)
@@ -346,28 +430,5 @@ class Worker:
             raise self._lost(server, error) from error
 
     def _lost(self, server: int, error: Error) -> ServerLost:
-        snapshot = self._snapshot(server)
-        known = (
-            f"its last snapshot is {snapshot}" if snapshot is not None
-            else "it wrote no snapshot" if self._snapshots is not None
-            else "no snapshots were asked for (join(…, snapshots=))"
-        )  # fmt: skip
-        again = "; start all again, and they go on from it" if snapshot is not None else ""
-        verdict = f"server {server} (rank {self._ranks[server]}) is lost: {error.verdict}"
-        lost = ServerLost(f"{verdict}\n  evidence: {error.evidence}\n  advice: {known}{again}")
-        lost.evidence, lost.advice = error.evidence, known + again  # verdict: the first line
-        lost.rank, lost.snapshot = self._ranks[server], snapshot
-        lost.pid, lost.signal, lost.host = error.pid, error.signal, error.host
-        return lost
-
-
-def _inside(indices: np.ndarray, shard: Shard) -> np.ndarray:
-    return (indices >= shard.begin) & (indices < shard.end)
-
-
-def _part(gradient: Gradient, variable: Variable, shard: Shard) -> Gradient:
-    if shard.end - shard.begin == rows_of(variable):
-        return gradient
-    if isinstance(gradient, Rows):
-        return gradient.between(shard.begin, shard.end)
-    return gradient[shard.begin : shard.end]
+        file, rank = self._snapshot(server), self._ranks[server]
+        return ServerLost.because(server, rank, error, file, self._without_snapshot)

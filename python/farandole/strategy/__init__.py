@@ -9,23 +9,27 @@ from __future__ import annotations
 from typing import Any
 
 from farandole.common._needs import tensorflow as _tensorflow
+from farandole.strategy import coordinator
+from farandole.strategy._parameter_server import ParameterServerStrategy
 from farandole.strategy._strategies import (
     CentralStorageStrategy,
     MirroredStrategy,
     MultiWorkerMirroredStrategy,
-    ParameterServerStrategy,
     TPUStrategy,
 )
+from farandole.strategy.coordinator import ClusterCoordinator
 
 OneDeviceStrategy: Any = _tensorflow.distribute.OneDeviceStrategy
 get_strategy: Any = _tensorflow.distribute.get_strategy
 
 __all__ = [
     "CentralStorageStrategy",
+    "ClusterCoordinator",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "ParameterServerStrategy",
     "TPUStrategy",
+    "coordinator",
     "get_strategy",
 ]

@@ -18,7 +18,7 @@ from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.common._objects import broadcast_object
 from farandole.keras._global.agreement import on_rank_0
-from farandole.strategy._variables import CREATED, SyncOnReadVariable, is_ours
+from farandole.strategy._variables import CREATED, SyncOnReadVariable, is_ours, on_servers
 
 
 @functools.cache
@@ -51,6 +51,10 @@ def _written(own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(own)
     def _write(self: Any, file_prefix: Any, options: Any = None) -> Any:
         _refuse_later(self, options)
+        if _world.size() > 1 and _world.rank() != 0 and _is_on_servers(self):
+            for call in _callbacks(options):
+                call(str(file_prefix))
+            return str(file_prefix)
         variables = _shared_variables(self) if _world.size() > 1 else []
         if not variables or not tf.executing_eagerly():
             return own(self, file_prefix, options)
@@ -73,10 +77,24 @@ def _callbacks(options: Any) -> list[Callable[[Any], Any]]:
 
 def _shared_variables(checkpoint: Any) -> list[Any]:
     """Those of a scope of ours, in an order that is the same on all ranks."""
-    objects = graph_view.ObjectGraphView(checkpoint).breadth_first_traversal()[0]
-    found = [vars(each).get("_value", each) for each in objects if hasattr(each, "__dict__")]
-    ours = [v for v in found if isinstance(v, CREATED) and is_ours(v.distribute_strategy)]
+    ours = [
+        v
+        for v in _variables(checkpoint)
+        if isinstance(v, CREATED) and is_ours(v.distribute_strategy)
+    ]
     return list({id(v): v for v in ours}.values())
+
+
+def _is_on_servers(checkpoint: Any) -> bool:
+    """Of which the first rank writes all that there is."""
+    strategies = (getattr(v, "_distribute_strategy", None) for v in _variables(checkpoint))
+    return any(on_servers(each) for each in strategies)
+
+
+def _variables(checkpoint: Any) -> list[Any]:
+    """What it has, among other objects; of Keras' variables the ones inside."""
+    objects = graph_view.ObjectGraphView(checkpoint).breadth_first_traversal()[0]
+    return [vars(each).get("_value", each) for each in objects if hasattr(each, "__dict__")]
 
 
 @contextmanager

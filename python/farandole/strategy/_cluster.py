@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import tensorflow as tf
+
 from farandole import _world
+from farandole._arguments import shown
 from farandole._core import InvalidArgument
 from farandole.tensorflow import init
 
@@ -38,10 +41,56 @@ def join(resolver: Any = None, timeout: float | None = None) -> None:
         told["FARANDOLE_TIMEOUT"] = f"{timeout:g}"
     cluster = {} if resolver is None else resolver.cluster_spec().as_dict()
     if cluster:
-        task = {"type": resolver.task_type, "index": resolver.task_id}
-        told["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
+        told["TF_CONFIG"] = _config(cluster, resolver.task_type, resolver.task_id)
     with _environment(told):
         init()
+
+
+def _config(cluster: Mapping[str, Any], role: str, number: int) -> str:
+    return json.dumps({"cluster": cluster, "task": {"type": role, "index": number}})
+
+
+_ROLES = ("chief", "worker", "ps")  # in the order of ranks
+
+
+def join_with_servers(resolver: Any, servers: Any) -> int:
+    """The same of a cluster with the tasks `ps`, which come last; returns how many they are.
+
+    Args:
+        servers: how many are wanted; None: those of the cluster, or 1.
+
+    Raises:
+        InvalidArgument: the cluster lacks a role, or does not fit.
+        RendezvousError: ranks are missing, or disagree about who there is.
+    """
+    if resolver is None:
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    cluster = resolver.cluster_spec().as_dict()
+    if not cluster:
+        join()
+        return 1 if servers is None else servers
+    tasks = {role: list(cluster.get(role, [])) for role in _ROLES}
+    missing = [role for role in _ROLES if not tasks[role]]
+    if missing:
+        raise InvalidArgument(
+            f"the cluster has no {' and no '.join(missing)}; it has {', '.join(cluster)}\n"
+            "  advice: a task 'chief', which runs the program's steps; 'worker' and 'ps'"
+        )
+    role, number = resolver.task_type, resolver.task_id or 0
+    if role not in _ROLES or len(tasks["chief"]) > 1:
+        raise InvalidArgument(
+            f"this is the task '{role}' number {number} of a cluster with {len(tasks['chief'])} "
+            "chiefs; one chief, workers and servers make the strategy together\n"
+            "  advice: an evaluator is a program of its own, which reads checkpoints"
+        )
+    if servers not in (None, len(tasks["ps"])):
+        raise InvalidArgument(f"servers is {shown(servers)}; the cluster has {len(tasks['ps'])} ps")
+    if not _world.is_initialized():
+        ranks = [address for each in _ROLES for address in tasks[each]]
+        before = sum(len(tasks[each]) for each in _ROLES[: _ROLES.index(role)])
+        with _environment({"TF_CONFIG": _config({"worker": ranks}, "worker", before + number)}):
+            init()
+    return len(tasks["ps"])
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from farandole import _world
 from farandole._core import InvalidArgument
-from farandole.strategy._variables import is_ours
+from farandole.strategy._variables import is_ours, on_servers
 
 _COMPUTE = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 _KEEP = ("save", "save_weights", "load_weights", "set_weights")
@@ -62,6 +62,7 @@ def _computed(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
         inner = kwargs.get("_use_cached_eval_dataset") or _is_marked(data)
         if shared is None:
             _refuse_in_scope(self)
+            _prepare_served(self, name)
         if shared is None or inner or shared.is_reading(data):
             return own(self, *args, **kwargs)
         return getattr(shared, name)(*args, **kwargs)
@@ -77,6 +78,25 @@ def _refuse_in_scope(model: Any) -> None:
             f"model '{model.name}' was not made in the scope of this {type(current).__name__}\n"
             "  advice: make it inside `with strategy.scope():`"
         )
+
+
+def _prepare_served(model: Any, name: str) -> bool:
+    """Whether servers have the variables: then they are taken as they are now.
+
+    Raises:
+        InvalidArgument: for what trains.
+    """
+    strategy = model._distribute_strategy
+    if not on_servers(strategy):
+        return False
+    if name in ("fit", "train_on_batch"):
+        raise InvalidArgument(
+            f"{name} of a model in the scope of a {type(strategy).__name__}, whose steps a "
+            "ClusterCoordinator schedules\n  advice: farandole.keras.ParameterServer(servers=…).fit"
+            "(model, …) trains a model that was made in no scope"
+        )
+    strategy.extended.store.refresh()
+    return True
 
 
 def share_in(arguments: Any) -> Any:
@@ -101,6 +121,8 @@ def _kept(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(own)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         shared = _shared(self)
+        if _prepare_served(self, name) and name.startswith("save") and _world.rank() != 0:
+            return None
         if shared is None or shared.plainly:
             return own(self, *args, **kwargs)
         if not shared.in_loop:

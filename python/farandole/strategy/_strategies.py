@@ -21,13 +21,8 @@ class Misused(InvalidArgument, RuntimeError):
     """farandole's class, and what TensorFlow raises of contexts."""
 
 
-class _OneProcessAReplica(tf.distribute.Strategy):  # type: ignore[misc]  # TensorFlow has no types
-    """What all strategies of ours are. A replica is a process; its number is the rank."""
-
-    def __init__(self, device: str, packing: Packing) -> None:
-        super().__init__(Extended(self, device, packing))
-        _checkpoint.learn()
-        _keras.learn()
+class OneOfMany(tf.distribute.Strategy):  # type: ignore[misc]  # TensorFlow has no types
+    """What all strategies of ours are: in each process there is one, of all together."""
 
     @as_is
     def scope(self) -> Any:
@@ -45,6 +40,24 @@ class _OneProcessAReplica(tf.distribute.Strategy):  # type: ignore[misc]  # Tens
                 "and leave the other's scope first"
             )
         return super().scope()
+
+    def __copy__(self) -> OneOfMany:
+        return self  # what is copied with it goes on in the same scope
+
+    def __deepcopy__(self, memo: Any) -> OneOfMany:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise Misused(f"a {type(self).__name__} is not pickled; make one in each process")
+
+
+class _OneProcessAReplica(OneOfMany):
+    """Those that train synchronously. A replica is a process; its number is the rank."""
+
+    def __init__(self, device: str, packing: Packing) -> None:
+        super().__init__(Extended(self, device, packing))
+        _checkpoint.learn()
+        _keras.learn()
 
     @as_is
     def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
@@ -70,17 +83,8 @@ class _OneProcessAReplica(tf.distribute.Strategy):  # type: ignore[misc]  # Tens
         with extended.presence.of(has_samples):
             return extended.presence.returned(super().run(fn, given, named, options))
 
-    def __copy__(self) -> _OneProcessAReplica:
-        return self  # what is copied with it goes on in the same scope
 
-    def __deepcopy__(self, memo: Any) -> _OneProcessAReplica:
-        return self
-
-    def __reduce__(self) -> NoReturn:
-        raise Misused(f"a {type(self).__name__} is not pickled; make one in each process")
-
-
-def _device_of(name: str, devices: Any) -> str:
+def device_of(name: str, devices: Any) -> str:
     """The one that this process computes on."""
     given = [devices] if isinstance(devices, str) else devices
     if given is None:
@@ -129,7 +133,7 @@ class MirroredStrategy(_OneProcessAReplica):
     def __init__(self, devices: Sequence[str] | None = None, cross_device_ops: Any = None) -> None:
         packing = packing_of(cross_device_ops)
         join()
-        super().__init__(_device_of("devices", devices), packing)
+        super().__init__(device_of("devices", devices), packing)
 
 
 class MultiWorkerMirroredStrategy(_OneProcessAReplica):
@@ -159,7 +163,7 @@ class MultiWorkerMirroredStrategy(_OneProcessAReplica):
             packing = Packing(bytes_per_pack=communication_options.bytes_per_pack)
             timeout = communication_options.timeout_seconds
         join(cluster_resolver, timeout)
-        super().__init__(_device_of("devices", None), packing)
+        super().__init__(device_of("devices", None), packing)
         self._resolver = cluster_resolver
 
     @property
@@ -193,7 +197,7 @@ class CentralStorageStrategy(_OneProcessAReplica):
                 "variables on its own device\n  advice: leave out parameter_device"
             )
         join()
-        super().__init__(_device_of("compute_devices", compute_devices), Packing())
+        super().__init__(device_of("compute_devices", compute_devices), Packing())
 
 
 class TPUStrategy:
@@ -213,23 +217,3 @@ class TPUStrategy:
                 "farandole.strategy.MirroredStrategy on other machines"
             )
         return tf.distribute.TPUStrategy(tpu_cluster_resolver, experimental_device_assignment)
-
-
-class ParameterServerStrategy:
-    """Not there yet as a strategy of tf.distribute, nor is ``ClusterCoordinator``. What there is:
-    ``farandole.keras.ParameterServer``, with a ``fit``, and ``farandole.parameter_server``.
-
-    Raises:
-        NotImplementedError: always, and says what to use.
-    """
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        raise NotYet(
-            "ParameterServerStrategy is still to come: farandole.strategy trains synchronously\n"
-            "  advice: farandole.keras.ParameterServer trains Keras models asynchronously, and "
-            "farandole.parameter_server anything else; MultiWorkerMirroredStrategy is synchronous"
-        )
-
-
-class NotYet(InvalidArgument, NotImplementedError):
-    """What there will be."""

@@ -73,6 +73,11 @@ def is_ours(strategy: Any) -> bool:
     return getattr(strategy.extended, "one_process_a_replica", False)
 
 
+def on_servers(strategy: Any) -> bool:
+    """Whether variables of its scope are on servers of ours."""
+    return strategy is not None and getattr(strategy.extended, "variables_on_servers", False)
+
+
 def local(value: Any) -> Any:
     """What this process has of a distributed value."""
     if isinstance(value, tf_values.DistributedValues):

@@ -104,16 +104,6 @@ def source_of(
     return found
 
 
-def split_off(data: Batch, part: float) -> tuple[Batch, Batch]:
-    """Arrays without their last part, and that, as Keras' validation_split."""
-    if not 0 < part < 1:
-        raise InvalidArgument(f"fit: validation_split is {shown(part)}; it is between 0 and 1")
-    data = _each(data, _array)
-    length = len(keras.tree.flatten(data)[0])
-    at = int(np.floor(length * (1 - part)))
-    return _each(data, lambda a: a[:at]), _each(data, lambda a: a[at:])
-
-
 def unpacked(batch: Any) -> Batch:
     """As numpy arrays."""
     parts = tuple(batch) if isinstance(batch, tuple | list) else (batch,)

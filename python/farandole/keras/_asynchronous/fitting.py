@@ -7,14 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
-import numpy as np
 
 from farandole._core import InvalidArgument
 from farandole.keras._asynchronous.caught import Caught
 from farandole.keras._asynchronous.dealing import Batch, Source
 from farandole.parameter_server import Rows, Worker
-
-_LOOK_FOR_ROWS = 64 * 1024  # bytes of a gradient
 
 
 class Steps:
@@ -39,7 +36,7 @@ class Steps:
             )
         self._worker.push(
             {
-                name: as_rows(gradient)
+                name: Rows.found_in(gradient)
                 for name, gradient in zip(self._variables, self._caught.gradients, strict=True)
                 if gradient is not None
             }
@@ -58,14 +55,6 @@ class Steps:
         finally:
             own["optimizer"] = before
             del own["reset_metrics"]
-
-
-def as_rows(gradient: np.ndarray) -> np.ndarray | Rows:
-    """Of a large gradient with few rows that are not zero, these: an embedding's."""
-    if gradient.ndim < 2 or gradient.nbytes < _LOOK_FOR_ROWS:
-        return gradient
-    rows = np.flatnonzero(gradient.any(axis=tuple(range(1, gradient.ndim))))
-    return Rows(rows, gradient[rows]) if 2 * len(rows) <= len(gradient) else gradient
 
 
 class Validation:

@@ -13,11 +13,11 @@ from farandole._core import InvalidArgument
 from farandole.keras._asynchronous import dealing
 from farandole.keras._asynchronous.fitting import Steps, Validation, train
 from farandole.keras._asynchronous.rule import KerasRule, check_optimizer
+from farandole.keras._global.callbacks import listed, on_this_rank
+from farandole.keras._global.sources import held_out
 from farandole.parameter_server import Report, Server, Snapshots, Worker, join
 
 _WHOLE = 1 << 62  # bytes: no variable is split, as optimizers look at whole ones
-# Callbacks that write files, or to a terminal: the first worker alone has them.
-_ONCE = ("CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint", "RemoteMonitor", "TensorBoard")
 _REFUSED = {
     "BackupAndRestore": "snapshots= of the parameter server",
     "LearningRateScheduler": "a schedule of keras.optimizers.schedules, which counts updates",
@@ -116,12 +116,10 @@ class ParameterServer:
         if validation_split:
             if validation_data is not None:
                 raise InvalidArgument("fit: validation_split and validation_data are both given")
-            (x, y, sample_weight), validation = dealing.split_off(
-                (x, y, sample_weight), validation_split
-            )
+            (x, y, sample_weight), validation = held_out((x, y, sample_weight), validation_split)
         source = dealing.source_of(x, y, sample_weight, batch_size, shuffle, self._fits)
         each = _steps_of(source, steps_per_epoch)
-        listed = _of_this_rank(callbacks, first=_world.rank() == 0)
+        _refuse_some(given := listed(callbacks))
         self._begin(model, source)
         if isinstance(self._node, Server):
             history = self._serve(self._node, model)
@@ -129,8 +127,9 @@ class ParameterServer:
             assert self._node is not None
             shown_by = verbose if self._node.index == 0 else 0
             listening = keras.callbacks.CallbackList(
-                listed, add_history=True, add_progbar=shown_by != 0, verbose=1 if shown_by ==
-                "auto" else shown_by, epochs=epochs, steps=None, model=model,
+                on_this_rank(given), add_history=True, add_progbar=shown_by != 0,
+                verbose=1 if shown_by == "auto" else shown_by, epochs=epochs, steps=None,
+                model=model,
             )  # fmt: skip
             self._train(
                 self._node, model, source, listening, range(initial_epoch, epochs), each,
@@ -224,15 +223,12 @@ def _steps_of(source: dealing.Source, asked: int | None) -> int:
     return asked
 
 
-def _of_this_rank(callbacks: Any, first: bool) -> list[Any]:
-    given = [] if callbacks is None else callbacks
-    listed = list(given) if isinstance(given, list | tuple) else [given]
-    for each in listed:
+def _refuse_some(callbacks: list[Any]) -> None:
+    """Raises InvalidArgument for what does not work here."""
+    for each in callbacks:
         name = type(each).__name__
         if name in _REFUSED and isinstance(each, getattr(keras.callbacks, name, ())):
             raise InvalidArgument(
                 f"fit: {name} does not work where the optimizer is on servers\n"
                 f"  advice: {_REFUSED[name]}"
             )
-    once = tuple(getattr(keras.callbacks, n) for n in _ONCE if hasattr(keras.callbacks, n))
-    return [each for each in listed if first or not isinstance(each, once)]

@@ -29,18 +29,29 @@ _ONCE = (
 
 def of_this_rank(callbacks: Any) -> list[Any]:
     """Of those that a program gives on every rank."""
-    given: Any = [] if callbacks is None else callbacks
-    if isinstance(given, keras.callbacks.CallbackList):
-        given = given.callbacks
-    listed = list(given) if isinstance(given, list | tuple) else [given]
-    mine = [_agreeing(each) for each in listed]
+    mine = on_this_rank([_agreeing(each) for each in listed(callbacks)])
     if _world.rank() == 0:
         return mine
-    mine = [each for each in mine if not isinstance(each, _once())]
     for each in mine:
         if type(each).__module__.startswith("keras.") and getattr(each, "verbose", False):
             each.verbose = 0
     return mine
+
+
+def listed(callbacks: Any) -> list[Any]:
+    """As a program gives them."""
+    given: Any = [] if callbacks is None else callbacks
+    if isinstance(given, keras.callbacks.CallbackList):
+        given = given.callbacks
+    return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def on_this_rank(callbacks: list[Any]) -> list[Any]:
+    """Without those that only rank 0 has."""
+    if _world.rank() == 0:
+        return callbacks
+    once = tuple(getattr(keras.callbacks, name) for name in _ONCE if hasattr(keras.callbacks, name))
+    return [each for each in callbacks if not isinstance(each, once)]
 
 
 def rows_of(callbacks: Any) -> list[str]:
@@ -52,10 +63,6 @@ def rows_of(callbacks: Any) -> list[str]:
 def restores(callbacks: Any) -> bool:
     kind: Any = getattr(keras.callbacks, "BackupAndRestore", ())
     return any(isinstance(each, kind) for each in callbacks)
-
-
-def _once() -> tuple[type, ...]:
-    return tuple(getattr(keras.callbacks, name) for name in _ONCE if hasattr(keras.callbacks, name))
 
 
 def _agreeing(callback: Any) -> Any:

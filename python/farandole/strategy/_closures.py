@@ -1,0 +1,127 @@
+"""Closures of a ClusterCoordinator, and how they ended, as bytes between ranks."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from farandole import _world
+from farandole._core import InvalidArgument
+from farandole._ranks import dumps
+
+
+class Outcome(NamedTuple):
+    """Of one closure. `data` is a pickle: of the result, or of a `_Failure`."""
+
+    good: bool
+    data: bytes
+
+
+class _Failure(NamedTuple):
+    error: bytes | None  # pickled; None where it cannot be
+    what: str
+    where: str  # "closure 3 (step_fn) on rank 2"
+    trace: str
+
+
+class ClosureFailed(InvalidArgument, RuntimeError):
+    """A closure raised what cannot be sent to other ranks."""
+
+
+class TracebackOfRank(Exception):
+    """The cause of what a closure raised: its traceback on that rank."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@dataclass(eq=False)
+class Closure:
+    """A function that was scheduled. All ranks number them alike."""
+
+    number: int
+    function: Any
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    # On the chief:
+    known_from: int = 0  # to workers that have so many entries of the log
+    outcome: Outcome | None = None  # once it has ended
+
+    @property
+    def label(self) -> str:
+        named = getattr(self.function, "python_function", self.function)
+        name = getattr(named, "__qualname__", None) or type(named).__name__
+        return f"closure {self.number} ({name.rpartition('.')[2]})"
+
+
+def result(value: Any) -> Outcome:
+    """Tensors become numpy arrays."""
+    flat = [_as_numpy(each) for each in tf.nest.flatten(value)]
+    return Outcome(True, dumps(tf.nest.pack_sequence_as(value, flat)))
+
+
+def _as_numpy(value: Any) -> Any:
+    if tf.is_tensor(value) or isinstance(value, tf.Variable):
+        if hasattr(value, "numpy"):
+            return value.numpy()
+        raise InvalidArgument(f"a closure returned a {type(value).__name__}; tensors are sent")
+    return value
+
+
+def failure(closure: Closure, error: BaseException) -> Outcome:
+    where = f"{closure.label} on rank {_world.rank()}"
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    what = f"{type(error).__name__}: {error}"
+    return Outcome(False, pickle.dumps(_Failure(_sendable(error), what, where, trace)))
+
+
+def _sendable(error: BaseException) -> bytes | None:
+    try:
+        data = dumps(_without_operation(error))
+        return data if isinstance(pickle.loads(data), BaseException) else None
+    except Exception:
+        return None
+
+
+def _without_operation(error: BaseException) -> BaseException:
+    """TensorFlow's errors have theirs, which is not sent."""
+    if not isinstance(error, tf.errors.OpError):
+        return error
+    told: Any = error
+    found: BaseException
+    try:
+        found = type(told)(None, None, told.message)
+    except TypeError:
+        found = tf.errors.OpError(None, None, told.message, told.error_code)
+    return found
+
+
+def cancelled(closure: Closure, by: Outcome) -> Outcome:
+    """Of one that was not begun, as another one had failed."""
+    where = pickle.loads(by.data).where
+    text = f"{closure.label} was cancelled, as {where} had failed; schedule it again if need be"
+    error = tf.errors.CancelledError(None, None, text)
+    return Outcome(False, pickle.dumps(_Failure(dumps(error), text, where, "")))
+
+
+def value_of(outcome: Outcome) -> Any:
+    """The result.
+
+    Raises:
+        Exception: what the closure raised.
+    """
+    if outcome.good:
+        return pickle.loads(outcome.data)
+    failed: _Failure = pickle.loads(outcome.data)
+    error: BaseException
+    if failed.error is None:
+        error = ClosureFailed(f"{failed.where} raised {failed.what}")
+    else:
+        error = pickle.loads(failed.error)
+    if hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(f"raised by {failed.where}")
+    raise error from TracebackOfRank(f"{failed.where}:\n{failed.trace}")
