@@ -9,13 +9,31 @@
 namespace farandole {
 namespace {
 
-/// Bytes of all ranks' data together, or a little more.
-size_t bytes_of_all(const Operation& operation, const StreamMemory& memory) {
-  if (operation.kind == Collective::barrier) return 0;
+/// Bytes of the longest input and, or a little more, of all ranks' data together.
+struct Amount {
+  size_t one = 0, all = 0;
+};
+
+Amount amount_of(const Operation& operation, const StreamMemory& memory) {
+  if (operation.kind == Collective::barrier) return {};
   const Shape shape = shape_of(operation, memory.rank, memory.size());
   size_t givers = 0;
   for (int r = 0; r < memory.size(); ++r) givers += is_read(operation.kind, shape, r) ? 1 : 0;
-  return givers * longest_input(operation.kind, shape) * size_of(operation.input.dtype);
+  const size_t one = longest_input(operation.kind, shape) * size_of(operation.input.dtype);
+  return {one, givers * one};
+}
+
+/// What goes through a host's link by the best schedule.
+size_t least_bytes(Collective kind, const Amount& amount) {
+  switch (kind) {
+    case Collective::all_reduce:
+      return 2 * amount.one;
+    case Collective::all_gather:
+    case Collective::gather:
+      return amount.all;
+    default:
+      return amount.one;
+  }
 }
 
 int most_ranks_of_a_host(const std::vector<int>& host_of) {
@@ -25,31 +43,31 @@ int most_ranks_of_a_host(const std::vector<int>& host_of) {
   return most;
 }
 
-/// A schedule takes its own rounds after the agreement's. Here each rank's data go with the latter,
-/// to everybody: through a host's link once for each of its ranks.
-size_t bytes_worth_a_schedule(const ScheduleGroup& group, const ChannelCosts& costs) {
-  const double rounds = ceil_log2(group.size) * costs.round;
-  const double byte = costs.byte * most_ranks_of_a_host(group.host_of);
-  return std::min(kMostEagerBytes, static_cast<size_t>(rounds / byte));
-}
-
 }  // namespace
 
 EagerBackend::EagerBackend(const ScheduleGroup& group, const ChannelCosts& costs,
                            const StreamMemory& memory)
     : memory_(memory),
-      usual_bytes_(bytes_worth_a_schedule(group, costs)),
+      ranks_of_a_host_(static_cast<size_t>(most_ranks_of_a_host(group.host_of))),
+      bytes_of_its_rounds_(static_cast<size_t>(ceil_log2(group.size) * costs.round / costs.byte)),
       inputs_(static_cast<size_t>(group.size)) {}
 
 bool EagerBackend::is_possible(const Operation& o) const {
   if (is_between_two(o.kind)) return false;
   if (folds(o.kind) && !has_meaning(o.op, o.input.dtype)) return false;
-  return bytes_of_all(o, memory_) <= kMostEagerBytes;
+  return amount_of(o, memory_).all <= kMostEagerBytes;
+}
+
+/// A schedule takes rounds after the agreement's, as many at least. Here the data of each rank go
+/// through a host's link once for each rank of the host.
+bool EagerBackend::is_usual(const Operation& o) const {
+  const Amount amount = amount_of(o, memory_);
+  return amount.all * ranks_of_a_host_ <= least_bytes(o.kind, amount) + bytes_of_its_rounds_;
 }
 
 bool EagerBackend::can_run(const Operation& o) const {
   if (!o.algorithm.empty()) return o.algorithm == kName && is_possible(o);
-  return is_possible(o) && bytes_of_all(o, memory_) <= usual_bytes_;
+  return is_possible(o) && is_usual(o);
 }
 
 void EagerBackend::refuse(const Operation& o) const {
@@ -57,7 +75,7 @@ void EagerBackend::refuse(const Operation& o) const {
   throw Error(ErrorCode::invalid_argument, "algorithm 'eager' takes up to " +
                                                std::to_string(kMostEagerBytes) +
                                                " bytes of all ranks' data together, not " +
-                                               std::to_string(bytes_of_all(o, memory_)));
+                                               std::to_string(amount_of(o, memory_).all));
 }
 
 std::string EagerBackend::ways_for(const Operation& o) const {

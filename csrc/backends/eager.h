@@ -33,9 +33,11 @@ class EagerBackend : public Backend {
 
  private:
   bool is_possible(const Operation& operation) const;
+  bool is_usual(const Operation& operation) const;
 
   const StreamMemory& memory_;
-  size_t usual_bytes_;  // up to which it is the usual way, of all ranks' data together
+  size_t ranks_of_a_host_;      // of the one that has most
+  size_t bytes_of_its_rounds_;  // that a link takes while the agreement goes its rounds
   DirectOperation what_;
   std::vector<const std::byte*> inputs_;
 };

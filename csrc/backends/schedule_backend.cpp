@@ -117,10 +117,11 @@ bool ScheduleBackend::can_run(const Operation& operation) const {
   if (is_between_two(operation.kind)) return true;
   if (folds(operation.kind) && !has_meaning(operation.op, operation.input.dtype)) return false;
   const std::string& wanted = operation.algorithm;
-  return std::ranges::any_of(planners(), [&](const Planner& planner) {
-    return planner.collective == operation.kind &&
-           (wanted.empty() || wanted == name() || wanted == planner.name);
-  });
+  if (wanted.empty() || wanted == name())
+    return std::ranges::any_of(
+        planners(), [&](const Planner& planner) { return planner.collective == operation.kind; });
+  const Planner* planner = find_planner(operation.kind, wanted);
+  return planner != nullptr && is_allowed(*planner, shape_of(operation), operation.level);
 }
 
 void ScheduleBackend::refuse(const Operation& o) const {

@@ -35,12 +35,23 @@ class WireWriter {
 
  private:
   void append(const void* from, size_t bytes) {
-    const size_t at = bytes_.size();
-    bytes_.resize(at + bytes);
-    if (bytes > 0) std::memcpy(bytes_.data() + at, from, bytes);
+    const auto* first = static_cast<const std::byte*>(from);
+    bytes_.insert(bytes_.end(), first, first + bytes);
   }
 
   std::vector<std::byte> bytes_;
+};
+
+/// A message that is written behind its length, and so needs no copy to be framed().
+class FrameWriter : public WireWriter {
+ public:
+  FrameWriter() { put(uint32_t{0}); }
+  std::vector<std::byte> take_frame() {
+    std::vector<std::byte> frame = take();
+    const auto length = static_cast<uint32_t>(frame.size() - sizeof(uint32_t));
+    std::memcpy(frame.data(), &length, sizeof length);
+    return frame;
+  }
 };
 
 /// Throws Error(link) when the bytes end before what is asked for does.

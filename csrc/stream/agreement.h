@@ -22,8 +22,8 @@ struct ClosedPage {
   std::vector<Reader> readers;
 };
 
-/// Of a member's data that go to all others with its word of what it has started.
-inline constexpr size_t kMostEagerBytes = 64 << 10;
+/// Of all members' data together that go to all of them with the word of what they have started.
+inline constexpr size_t kMostEagerBytes = 256 << 10;
 
 /// Members are meant by their place in the group. Used by the thread that polls; nothing blocks.
 class StreamAgreement {

@@ -122,12 +122,12 @@ void MessageAgreement::post(uint64_t ticket, std::span<const std::byte> data) {
 }
 
 void MessageAgreement::tell() {
-  WireWriter message;
+  FrameWriter message;
   message.put(ticket_);
   message.put(static_cast<uint8_t>(differs_));
   const size_t count = count_to_tell(data_.size());
   for (size_t i = 0; i < count; ++i) message.put_list(data_[i]);
-  link_to(after()).send(message.take());
+  link_to(after()).send_frame(message.take_frame());
 }
 
 /// No more than the other lacks.

@@ -2,15 +2,13 @@
 
 #include <utility>
 
-#include "base/wire.h"
-
 namespace farandole {
 
-void MessageLink::send(std::vector<std::byte> message) {
-  if (message.size() > kLargestMessage)
-    throw Error(ErrorCode::resource, "a message of " + std::to_string(message.size()) +
+void MessageLink::send_frame(std::vector<std::byte> frame) {
+  if (frame.size() > kLargestMessage + sizeof length_)
+    throw Error(ErrorCode::resource, "a message of " + std::to_string(frame.size()) +
                                          " bytes exceeds what ranks exchange");
-  outgoing_.push_back({framed(message), 0});
+  outgoing_.push_back({std::move(frame), 0});
 }
 
 bool MessageLink::receive(std::vector<std::byte>& message) {

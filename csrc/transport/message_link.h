@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/wire.h"
 #include "transport/transport.h"
 
 namespace farandole {
@@ -19,7 +20,9 @@ class MessageLink {
       : connecting_(std::move(connecting)) {}
 
   /// Takes a message of up to kLargestMessage bytes.
-  void send(std::vector<std::byte> message);
+  void send(std::vector<std::byte> message) { send_frame(framed(message)); }
+  /// The same with its length in front (base/wire.h).
+  void send_frame(std::vector<std::byte> frame);
   /// Moves bytes both ways, and of what comes in at most one message; true if any moved.
   bool poll();
   /// The next message that has come whole; false when there is none.

@@ -103,7 +103,7 @@ def small_ones(limit: int) -> None:
 @pytest.mark.parametrize("parts", ["1,1", "2,1", "2,2", "2,1,1,1"])
 def test_small_data_go_with_the_agreement(spawn: Spawn, parts: str) -> None:
     ranks = {"1,1": 2, "2,1": 3, "2,2": 4}.get(parts, 5)
-    spawn(ranks, env=split(parts)).run(small_ones, 64 << 10)
+    spawn(ranks, env=split(parts)).run(small_ones, 256 << 10)
 
 
 def sums_by(algorithm: str | None, level: str) -> list[bytes]:
