@@ -571,8 +571,11 @@ TEST(backend_chooses_when_nobody_insists_and_refuses_what_the_level_forbids) {
   operation.count = 8;
   CHECK(backend.can_run(operation));
   operation.algorithm = "ring";
+  CHECK(!backend.can_run(operation));
+  CHECK_THROWS(backend.refuse(operation), Error, e.code() == ErrorCode::invalid_argument);
+  operation.level = Determinism::fast;
   CHECK(backend.can_run(operation));
-  CHECK_THROWS(backend.start(operation, 0), Error, e.code() == ErrorCode::invalid_argument);
+  operation.level = Determinism::canonical;
   operation.algorithm = "carrier pigeon";
   CHECK(!backend.can_run(operation));
   operation.algorithm = backend.name();
