@@ -47,7 +47,7 @@ def wrong_arguments_are_named_on_every_rank() -> None:
             super().__init__()
             self.p = nn.Parameter(torch.empty(2, device="meta"))
 
-    for call, words in [
+    for call, *words in [
         (lambda: make(stages=2), "stages=2 in a world of 3 ranks"),
         (lambda: make(stages=0), "stages is 0"),
         (lambda: make(micro_batches=True), "micro_batches is True"),
@@ -57,6 +57,9 @@ def wrong_arguments_are_named_on_every_rank() -> None:
         (lambda: make(split=[2, 2]), "the numbers rise"),
         (lambda: make(split="time"), "split='time' without example"),
         (lambda: make(split="time", example=X.t()), "Linear of 16 parameters: RuntimeError"),
+        (lambda: make(budget=0), "budget is 0"),
+        (lambda: make(budget=79, split=[1, 3]), "of 80 bytes, and budget is 79", "smaller layers"),
+        (lambda: make(budget=99, split=[1, 2]), "stage 2 of 3", "of 100 bytes", "4 stages"),
         (lambda: make(loss_fn=3), "loss_fn is 3"),
         (lambda: make(count=3), "count is 3"),
         (lambda: make(reduction="max"), "reduction is 'max'"),
@@ -75,7 +78,7 @@ def wrong_arguments_are_named_on_every_rank() -> None:
         (lambda: make(micro_batches=hvd.rank()), "micro_batches is 0"),
         (lambda: hvd.Pipeline(odd if hvd.rank() else odd[:2]), "has 2 layers"),
     ]:  # fmt: skip
-        with raises(fd.InvalidArgument, words):
+        with raises(fd.InvalidArgument, *words):
             call()
     for call, words in [
         (lambda: make(micro_batches=4 + hvd.rank()), "micro_batches=4; rank 1: micro_batches=5"),

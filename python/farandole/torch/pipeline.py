@@ -20,7 +20,7 @@ from farandole.pipeline._runner import Runner
 from farandole.pipeline._schedules import forwards, most_in_flight, schedule_of
 from farandole.torch._entries import entry
 from farandole.torch._pipeline import state as _state
-from farandole.torch._pipeline.costs import bounds_of, check_split
+from farandole.torch._pipeline.costs import bounds_of, check_budget, check_split
 from farandole.torch._pipeline.layers import Layer, layers_of, stage_of
 from farandole.torch._pipeline.outputs import over_all_ranks
 from farandole.torch._pipeline.refusals import check_devices, refuse_shared, refuse_synchronized
@@ -57,6 +57,9 @@ class Pipeline:
             so with layers; "time": so with the seconds that rank 0 measures on ``example``, layer
             by layer; or a list of the first layer of each stage but the first.
         example: for ``split="time"``: the inputs of a micro-batch.
+        budget: bytes that the parameters of a stage may take, at most: more is an error, before
+            any layer is made here, which says how many stages would do. Gradients take as much
+            again, and what an optimizer keeps.
         reduction: what loss_fn does over samples: "mean", or "sum".
         count: of targets, what a mean loss over them is divided by, where that is not their
             number, as the number of tokens that are not padding.
@@ -94,6 +97,7 @@ class Pipeline:
         schedule: Literal["1f1b", "gpipe"] = "1f1b",
         split: Literal["parameters", "layers", "time"] | Sequence[int] = "parameters",
         example: Any = None,
+        budget: int | None = None,
         reduction: Literal["mean", "sum"] = "mean",
         count: Callable[[Any], Any] | None = None,
         compression: type[Compressor] = Compression.none,
@@ -105,11 +109,15 @@ class Pipeline:
             m = 4 * place.stages if micro_batches is None else micro_batches
             check_count("micro_batches", m)
             _check_functions(loss_fn, reduction, count)
+            if budget is not None:
+                check_count("budget", budget)
             schedule_of(schedule)
             layers = layers_of(model, seed)
             check_split(split, example, len(layers), place.stages)
             # Where nothing is measured, no rank waits for another.
             bounds = None if split == "time" else bounds_of(split, layers, place.stages, example)
+            if bounds is not None:
+                check_budget(budget, layers, bounds)
             return place, m, layers, bounds
 
         place, m, layers, bounds = prepared(
@@ -117,13 +125,14 @@ class Pipeline:
             lambda made: [
                 f"stages={made[0].stages}", f"micro_batches={made[1]}",
                 f"schedule={schedule!r}".lower(), f"split={split!r}", f"reduction={reduction!r}",
-                f"dynamic_shapes={dynamic_shapes}", f"seed={seed}",
+                f"dynamic_shapes={dynamic_shapes}", f"budget={budget}", f"seed={seed}",
                 "a loss_fn" if loss_fn else "no loss_fn", "a count" if count else "no count",
                 f"{len(made[2])} layers", *(str(each.outline) for each in made[2]),
             ],
         )  # fmt: skip
         if bounds is None:
             bounds = bounds_of(split, layers, place.stages, example)
+            check_budget(budget, layers, bounds)
         self._place, self._micro_batches, self._schedule = place, m, str(schedule).lower()
         self._outlines = [each.outline for each in layers]
         self._bounds = bounds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -64,6 +65,28 @@ def bounds_of(split: Split, layers: Sequence[Layer], stages: int, example: Any) 
     count = sum(each.outline.parameters for each in layers) or 1
     little = count / len(layers) * 1e-3
     return _partition.balanced([each.outline.parameters + little for each in layers], stages)
+
+
+def check_budget(budget: int | None, layers: Sequence[Layer], bounds: Sequence[int]) -> None:
+    """Raises InvalidArgument where the parameters of a stage take more bytes."""
+    if budget is None:
+        return
+    sizes = [each.outline.bytes for each in layers]
+    for stage, (begin, end) in enumerate(pairwise(bounds)):
+        if sum(sizes[begin:end]) <= budget:
+            continue
+        least = sum(sizes[begin:end])
+        for stages in range(len(bounds), len(layers) + 1):
+            cuts = pairwise(_partition.balanced([float(n) for n in sizes], stages))
+            if max(sum(sizes[a:b]) for a, b in cuts) <= budget:
+                advice = f"{stages} stages, which is enough"
+                break
+        else:
+            advice = "smaller layers: the largest takes more than the budget by itself"
+        raise InvalidArgument(
+            f"stage {stage} of {len(bounds) - 1} has parameters of {least} bytes, and budget is "
+            f"{budget}\n  advice: {advice}"
+        )
 
 
 def _seconds_of_rank_0(layers: Sequence[Layer], example: Any) -> list[float]:
