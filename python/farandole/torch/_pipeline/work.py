@@ -10,9 +10,9 @@ from torch import nn
 
 from farandole._arguments import shown
 from farandole._core import InvalidArgument
-from farandole.data._share import share
 from farandole.data._tree import leaves, map_leaves, samples
 from farandole.pipeline._places import Place
+from farandole.pipeline._shares import micro_batches
 from farandole.pipeline._wire import Form, Message
 from farandole.torch._pipeline.refusals import warn_of_few_samples
 from farandole.torch._pipeline.tensors import Received, form_of, ready
@@ -80,9 +80,7 @@ class StageWork:
         total = next(iter(sizes.values()))
         if total == 0:
             raise InvalidArgument("the batch is empty")
-        mine = share(total, place.replicas, place.replica)
-        parts = [share(mine.stop - mine.start, m, k) for k in range(m)]
-        self._parts = [slice(mine.start + p.start, mine.start + p.stop) for p in parts]
+        self._parts = micro_batches(total, place, m)
         self._weigh(total)
         return [p.stop - p.start for p in self._parts]
 
