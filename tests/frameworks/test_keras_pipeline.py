@@ -29,6 +29,7 @@ def cases_on(backend: str, only_sizes: Sequence[int], without: Sequence[str] = (
 
 FULL = grid.full()
 NOT_AGAIN = sorted(ALONE | TF_DATA | (set() if FULL else OTHERS))
-test_on_tensorflow = cases_on("tensorflow", ())
+CHAIN = [] if FULL else ["a_chain_learns_as_in_one_process"]  # replicas have the same
+test_on_tensorflow = cases_on("tensorflow", (), CHAIN)
 test_on_torch = cases_on("torch", () if FULL else (2,), NOT_AGAIN)
 test_on_jax = cases_on("jax", () if FULL else (2,), NOT_AGAIN)

@@ -16,19 +16,15 @@ from farandole.data import DEFAULT_SEED
 from farandole.keras._global.agreement import agreed
 from farandole.keras._global.arrays import class_weights
 from farandole.keras._global.how import How, Source
-from farandole.keras._global.sources import are_arrays, held_out, source_of, unpacked
-from farandole.keras._pipeline.computing import Computing, reduction_of
+from farandole.keras._global.sources import source_of
 from farandole.keras._pipeline.cutting import Graph, bounds_of
-from farandole.keras._pipeline.fitting import WHOLE, Reading, callbacks_of, is_due
-from farandole.keras._pipeline.gradients import engine_of
-from farandole.keras._pipeline.replicas import Replicas
-from farandole.keras._pipeline.results import Results, outputs_of_all, weights_of_all
-from farandole.keras._pipeline.tensors import Arrays
-from farandole.keras._pipeline.work import Stage, StageWork, TestWork, TrainWork, count_of
+from farandole.keras._pipeline.fitting import WHOLE, Reading, callbacks_of, is_due, sources_of
+from farandole.keras._pipeline.results import weights_of_all
+from farandole.keras._pipeline.stepping import Stepping
+from farandole.keras._pipeline.work import count_of
 from farandole.pipeline._places import Place, check_count, groups_of, place_of, prepared
-from farandole.pipeline._report import PipelineReport, RankReport, Times, report
-from farandole.pipeline._runner import Runner
-from farandole.pipeline._schedules import forwards, most_in_flight, schedule_of
+from farandole.pipeline._report import PipelineReport, ranks_of, report
+from farandole.pipeline._schedules import schedule_of
 
 
 class Pipeline:
@@ -102,29 +98,12 @@ class Pipeline:
         self._count = len(number_of)
         self._outputs = keras.tree.map_structure(lambda _: 0, graph.model._outputs_struct)
         groups = groups_of(place)
-        self._group, self._replicas = groups.everyone, Replicas(groups.replicas)
-        self._replicas.share_first(self._module.variables)
-        self._replicas.learn(self._module.trainable_variables)
-        self._runner = Runner(self._group, place, Arrays(), dynamic_shapes=False)
-        self._times = Times(_world.size())
-        self._ranks = self._of_all_ranks(bounds)
-        self._stage: Stage | None = None
-        self._sample: Any = None  # makes a batch as KerasTensors
-        self._results: Results | None = None
-        self._reduction, self._passes, self._ready = "mean", 0, False
-        self._global_clipnorm: float | None = None
-
-    def _of_all_ranks(self, bounds: Sequence[int]) -> list[RankReport]:
-        """Collective: what each holds, for reports."""
-        nbytes = sum(np.prod(w.shape) * _itemsize(w) for w in self._module.weights)
-        make = schedule_of(self._schedule)
-        found = []
-        for rank, size in enumerate(allgather_object(int(nbytes), "parameters of the stages")):
-            place = self._place.of_rank(rank)
-            layers = bounds[place.stage], bounds[place.stage + 1] - 1
-            ahead = most_in_flight(make(place.stages, place.stage, self._micro_batches))
-            found.append(RankReport(rank, place.stage, place.replica, layers, size, ahead, 0, 0.0))
-        return found
+        self._group = groups.everyone
+        self._steps = Stepping(self._module, place, groups, m, self._schedule)
+        nbytes = int(sum(np.prod(w.shape) * _itemsize(w) for w in self._module.weights))
+        sizes = allgather_object(nbytes, "parameters of the stages")
+        self._ranks = ranks_of(place, self._schedule, m, bounds, sizes)
+        self._passes = 0  # over training data
 
     # ---- this rank's stage ----
 
@@ -174,98 +153,13 @@ class Pipeline:
             InvalidArgument: a loss whose reduction is not 'sum_over_batch_size', 'mean' or 'sum'; a
                 ``LossScaleOptimizer`` or a ``DistributedOptimizer``.
         """
-        optimizer = keras.optimizers.get(optimizer)
-        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            raise InvalidArgument("compile(): a LossScaleOptimizer does not work in a Pipeline")
-        reduction = reduction_of(loss)
-        self._global_clipnorm = getattr(optimizer, "global_clipnorm", None)
-        if self._global_clipnorm is not None:
-            optimizer.global_clipnorm = None  # the norm is that of all stages
-        last = self._place.is_last
-        self._module.compile(
-            optimizer=optimizer,
-            loss=loss if last else None,
-            metrics=metrics if last else None,
-            weighted_metrics=weighted_metrics if last else None,
+        self._steps.compile(
+            optimizer,
+            loss,
+            metrics=metrics,
+            weighted_metrics=weighted_metrics,
             run_eagerly=run_eagerly,
-            jit_compile=False,
         )
-        self._reduction, self._ready, self._stage = reduction, False, None
-        self._results = Results(self._module, self._place, self._group, self._replicas)
-
-    def _require_compiled(self, what: str) -> Results:
-        if self._results is None:
-            raise InvalidArgument(f"{what}: the model is not compiled; call compile() before")
-        return self._results
-
-    def _made_ready(self) -> Stage:
-        """What is made for a compiled model, once, by its first batch."""
-        if self._sample is not None and not self._ready:
-            sample = self._sample()
-            if self._place.is_last:
-                struct = self._module._inputs_struct
-                n = count_of(sample)
-                x = keras.tree.map_structure(
-                    lambda t: keras.KerasTensor((n, *t.shape[1:]), t.dtype), struct
-                )
-                self._module._symbolic_build(data_batch=(x, *sample[1:]))
-            elif self._module.trainable_variables:
-                self._module.optimizer.build(self._module.trainable_variables)
-            self._ready, self._stage = True, None
-        if self._stage is None:
-            computing = Computing(self._module, is_last=self._place.is_last)
-            computing.reduction = self._reduction
-            if self._ready and self._place.is_last:
-                computing.follow_losses()
-            self._stage = Stage(
-                self._place, self._module, engine_of(computing), self._micro_batches
-            )
-        return self._stage
-
-    # ---- steps ----
-
-    def _train(self, batch: Sequence[Any]) -> None:
-        place = self._place
-        work = TrainWork(place, self._replicas, self._made_ready, batch)
-        actions = schedule_of(self._schedule)(place.stages, place.stage, self._micro_batches)
-        rows = self._runner.run(actions, work)
-        self._times.add(rows)
-        gradients = self._clipped(work.gradients)
-        pairs = zip(gradients, self._module.trainable_variables, strict=True)
-        found = [(gradient, v) for gradient, v in pairs if gradient is not None]
-        if found:
-            self._module.optimizer.apply(*map(list, zip(*found, strict=True)))
-        assert self._results is not None
-        self._results.note_loss(sum(row.loss for row in rows), count_of(batch))
-
-    def _test(self, batch: Sequence[Any]) -> None:
-        work = TestWork(self._place, self._replicas, self._made_ready, batch)
-        rows = self._runner.run(forwards(self._micro_batches), work)
-        assert self._results is not None
-        self._results.note_loss(sum(row.loss for row in rows), count_of(batch))
-
-    def _predict(self, batch: Sequence[Any]) -> list[Any]:
-        work = StageWork(self._place, self._replicas, self._made_ready, batch[:1])
-        rows = self._runner.run(forwards(self._micro_batches), work)
-        parts = [work.outputs[k] for k in sorted(work.outputs)]
-        samples = [int(row.samples) for row in rows]
-        return outputs_of_all(parts, samples, self._group, self._place)
-
-    def _clipped(self, gradients: list[Any]) -> list[Any]:
-        """By the norm of all stages, as the optimizer of one process does it."""
-        most = self._global_clipnorm
-        if most is None:
-            return gradients
-        ops = keras.ops
-        squares = [ops.sum(ops.square(each)) for each in gradients if each is not None]
-        mine = np.array([float(ops.convert_to_numpy(sum(squares)))] if squares else [0.0])
-        theirs = np.empty(self._group.size)
-        self._group.run("all_gather", mine, theirs, name="norms of the stages")
-        begin = self._place.rank_of(0, self._place.replica)
-        norm = float(np.sqrt(theirs[begin : begin + self.stages].sum()))
-        if norm <= most:
-            return gradients
-        return [None if each is None else each * (most / norm) for each in gradients]
 
     # ---- fit, evaluate, predict ----
 
@@ -304,25 +198,20 @@ class Pipeline:
         """
 
         def prepare() -> tuple[list[Source], list[str]]:
-            self._require_compiled("fit()")
-            train, validation = (x, y, sample_weight), validation_data
-            if validation_split and validation is None:
-                train, validation = held_out(train, validation_split)
-            passes = max(self._passes, initial_epoch)
+            self._steps.results("fit()")
             how = How(
-                "fit()", self._seed, batch_size, steps_per_epoch, shuffle, class_weight, passes,
-                WHOLE,
+                "fit()", self._seed, batch_size, steps_per_epoch, shuffle, class_weight,
+                max(self._passes, initial_epoch), WHOLE,
             )  # fmt: skip
-            found = [source_of(train, how)]
-            if validation is not None:
-                size = validation_batch_size or (batch_size if are_arrays(validation) else None)
-                how = How("fit(validation_data)", self._seed, size, validation_steps, block=WHOLE)
-                found.append(source_of(unpacked(validation), how))
+            held_out = validation_batch_size, validation_steps
+            found = sources_of(
+                (x, y, sample_weight), how, validation_split, validation_data, held_out
+            )
             return found, [f"epochs {epochs}, initial_epoch {initial_epoch}"]
 
         sources, _ = agreed("fit()", prepare, False)
-        results = self._require_compiled("fit()")
-        self._sample = sources[0].sample
+        results = self._steps.results("fit()")
+        self._steps.sample = sources[0].sample
         length = steps_per_epoch or getattr(sources[0].data, "num_batches", None)
         listed = callbacks_of(callbacks, self._module, epochs=epochs, steps=length, verbose=verbose)
         training = Reading(sources[0], steps_per_epoch)
@@ -335,7 +224,7 @@ class Pipeline:
             logs: dict[str, float] = {}
             for number, batch in enumerate(training.epoch()):
                 listed.on_train_batch_begin(number)
-                self._train(batch)
+                self._steps.train(batch)
                 logs = results.compute()
                 listed.on_train_batch_end(number, logs)
                 if self._module.stop_training:
@@ -354,10 +243,10 @@ class Pipeline:
         return self._module.history
 
     def _evaluated(self, reading: Reading) -> dict[str, float]:
-        results = self._require_compiled("evaluate()")
+        results = self._steps.results("evaluate()")
         results.reset()
         for batch in reading.epoch():
-            self._test(batch)
+            self._steps.test(batch)
         return results.compute()
 
     def evaluate(
@@ -377,12 +266,12 @@ class Pipeline:
             raise InvalidArgument("evaluate(): callbacks are for fit() in a Pipeline")
 
         def prepare() -> tuple[list[Source], list[str]]:
-            self._require_compiled("evaluate()")
+            self._steps.results("evaluate()")
             how = How("evaluate()", self._seed, batch_size, steps, block=WHOLE)
             return [source_of((x, y, sample_weight), how)], [f"steps {steps}"]
 
         sources, _ = agreed("evaluate()", prepare, False)
-        self._sample = sources[0].sample
+        self._steps.sample = sources[0].sample
         logs = self._evaluated(Reading(sources[0], steps))
         sources[0].firsts.compare("evaluate()")
         if verbose not in (0, "auto") and _world.rank() == 0:
@@ -404,7 +293,7 @@ class Pipeline:
             return [source_of((x, None, None), how)], [f"steps {steps}"]
 
         sources, _ = agreed("predict()", prepare, False)
-        found = [self._predict(batch) for batch in Reading(sources[0], steps).epoch()]
+        found = [self._steps.predict(batch) for batch in Reading(sources[0], steps).epoch()]
         columns = [np.concatenate(column) for column in zip(*found, strict=True)]
         return keras.tree.pack_sequence_as(self._outputs, columns)
 
@@ -423,19 +312,23 @@ class Pipeline:
             if sample_weight is not None:
                 raise how.error("sample_weight and class_weight are both given")
             sample_weight = class_weights(y, class_weight, how)
-        return self._on_batch("train_on_batch()", self._train, (x, y, sample_weight), return_dict)
+        return self._on_batch(
+            "train_on_batch()", self._steps.train, (x, y, sample_weight), return_dict
+        )
 
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> Any:
         """As Keras' ``test_on_batch``, of a batch of all replicas together."""
-        return self._on_batch("test_on_batch()", self._test, (x, y, sample_weight), return_dict)
+        return self._on_batch(
+            "test_on_batch()", self._steps.test, (x, y, sample_weight), return_dict
+        )
 
     def _on_batch(self, what: str, run: Any, batch: tuple[Any, ...], return_dict: bool) -> Any:
-        results = self._require_compiled(what)
+        results = self._steps.results(what)
         n = count_of(batch)
         source = source_of(batch, How(what, self._seed, batch_size=n, block=WHOLE))
-        self._sample = source.sample
+        self._steps.sample = source.sample
         results.reset()
         run(next(Reading(source, None).epoch()))
         logs = results.compute()
@@ -487,9 +380,11 @@ class Pipeline:
         Args:
             reset: begin to measure anew.
         """
-        told = report(self._schedule, self._micro_batches, self.stages, self._times, self._ranks)
+        told = report(
+            self._schedule, self._micro_batches, self.stages, self._steps.times, self._ranks
+        )
         if reset:
-            self._times.reset()
+            self._steps.times.reset()
         return told
 
     def __repr__(self) -> str:

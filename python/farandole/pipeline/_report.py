@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from farandole.pipeline._places import Place
 from farandole.pipeline._runner import Fared
-from farandole.pipeline._schedules import bubble
+from farandole.pipeline._schedules import bubble, most_in_flight, schedule_of
 
 _MIB = 1 << 20
 
@@ -88,6 +89,26 @@ class PipelineReport:
         return head + "\n".join(rows)
 
 
+def ranks_of(
+    place: Place, schedule: str, micro_batches: int, bounds: Sequence[int], sizes: Sequence[int]
+) -> list[RankReport]:
+    """What each rank holds, before a step.
+
+    Args:
+        place: of any rank.
+        bounds: of the stages.
+        sizes: bytes of parameters, by rank.
+    """
+    make = schedule_of(schedule)
+    found = []
+    for rank, size in enumerate(sizes):
+        each = place.of_rank(rank)
+        layers = bounds[each.stage], bounds[each.stage + 1] - 1
+        ahead = most_in_flight(make(each.stages, each.stage, micro_batches))
+        found.append(RankReport(rank, each.stage, each.replica, layers, size, ahead, 0, 0.0))
+    return found
+
+
 class Times:
     """Of training steps, summed over them."""
 
@@ -122,8 +143,10 @@ class Times:
 def report(
     schedule: str, micro_batches: int, stages: int, times: Times, ranks: Sequence[RankReport]
 ) -> PipelineReport:
-    """Args:
-    ranks: without what ``times`` knows.
+    """What it is until now.
+
+    Args:
+        ranks: without what ``times`` knows.
     """
     told = tuple(
         each._replace(

@@ -12,12 +12,13 @@ from torch import nn
 from farandole import _world
 from farandole._arguments import shown
 from farandole._core import InvalidArgument
+from farandole.common._objects import allgather_object
 from farandole.common._reduction import Average, Reduction
 from farandole.data._order import DEFAULT_SEED
 from farandole.pipeline._places import Place, check_count, groups_of, place_of, prepared
-from farandole.pipeline._report import PipelineReport, RankReport, Times, report
+from farandole.pipeline._report import PipelineReport, Times, ranks_of, report
 from farandole.pipeline._runner import Runner
-from farandole.pipeline._schedules import forwards, most_in_flight, schedule_of
+from farandole.pipeline._schedules import forwards, schedule_of
 from farandole.torch._entries import entry
 from farandole.torch._pipeline import state as _state
 from farandole.torch._pipeline.costs import bounds_of, check_budget, check_split
@@ -155,24 +156,9 @@ class Pipeline:
         self._stage = Stage(place, self._module, modules, m, loss_fn, reduction, count, exchange)
         self._runner = Runner(self._group, place, TorchTensors(), dynamic_shapes=dynamic_shapes)
         self._times = Times(_world.size())
-        self._rank_reports: list[RankReport] | None = None
-        self._learn_of_others()
-
-    def _learn_of_others(self) -> None:
-        """Collective: what each rank holds, for reports."""
         nbytes = sum(p.nbytes for p in self._module.parameters())
-        mine = np.array([nbytes], np.int64)
-        theirs = np.empty(self._group.size, np.int64)
-        self._group.run("all_gather", mine, theirs, name="parameters of the stages")
-        make = schedule_of(self._schedule)
-        self._rank_reports = []
-        for rank, size in enumerate(theirs.tolist()):
-            place = self._place.of_rank(rank)
-            layers = self._bounds[place.stage], self._bounds[place.stage + 1] - 1
-            ahead = most_in_flight(make(place.stages, place.stage, self._micro_batches))
-            self._rank_reports.append(
-                RankReport(rank, place.stage, place.replica, layers, size, ahead, 0, 0.0)
-            )
+        sizes = allgather_object(nbytes, "parameters of the stages")
+        self._ranks = ranks_of(place, self._schedule, m, bounds, sizes)
 
     # ---- this rank's stage ----
 
@@ -336,10 +322,7 @@ class Pipeline:
         Args:
             reset: begin to measure anew.
         """
-        assert self._rank_reports is not None
-        told = report(
-            self._schedule, self._micro_batches, self.stages, self._times, self._rank_reports
-        )
+        told = report(self._schedule, self._micro_batches, self.stages, self._times, self._ranks)
         if reset:
             self._times.reset()
         return told

@@ -5,6 +5,7 @@ computing   what a stage computes of a micro-batch, whatever the backend
 gradients   forward and backward, as each backend has them
 tensors     what is sent between stages
 work        a step on one rank
+stepping    how steps are made ready and run
 results     losses and metrics of all ranks; outputs; weights
 fitting     epochs, batches and callbacks
 """

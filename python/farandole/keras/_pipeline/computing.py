@@ -38,11 +38,12 @@ class Computing:
 
     Args:
         module: its model, compiled.
+        reduction: what its losses do over samples.
     """
 
-    def __init__(self, module: Any, *, is_last: bool) -> None:
+    def __init__(self, module: Any, reduction: str, *, is_last: bool) -> None:
         self.module, self.is_last = module, is_last
-        self.reduction = "mean"
+        self.reduction = reduction
         self._share: Any = None  # inside a computation
 
     def follow_losses(self) -> None:

@@ -10,7 +10,8 @@ import keras
 from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.data._logical import Block
-from farandole.keras._global.how import Source
+from farandole.keras._global.how import How, Source
+from farandole.keras._global.sources import are_arrays, held_out, source_of, unpacked
 from farandole.keras._global.steps import unmarked
 
 WHOLE = Block(1, range(1))  # every rank reads the batch of all replicas
@@ -57,6 +58,29 @@ def _batch(marked: Any) -> tuple[Any, ...]:
     parts, _ = unmarked(marked)
     batch = parts[0]
     return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+
+
+def sources_of(
+    data: Any, how: How, fraction: float, validation: Any, held: tuple[int | None, int | None]
+) -> list[Source]:
+    """What fit() reads: what it trains on, and what it validates on, if there is that.
+
+    Args:
+        data: inputs, targets, weights.
+        fraction: of the data, that are for validation.
+        held: samples of a batch of those, and batches.
+
+    Raises:
+        InvalidArgument: something cannot be read.
+    """
+    if fraction and validation is None:
+        data, validation = held_out(data, fraction)
+    found = [source_of(data, how)]
+    if validation is not None:
+        size = held[0] or (how.batch_size if are_arrays(validation) else None)
+        there = How("fit(validation_data)", how.seed, size, held[1], block=how.block)
+        found.append(source_of(unpacked(validation), there))
+    return found
 
 
 # What they write would be this rank's stage.

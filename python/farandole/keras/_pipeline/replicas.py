@@ -16,8 +16,10 @@ from farandole.keras._pipeline.tensors import array_of
 
 
 class Replicas:
-    """Args:
-    replicas: ranks with the same stage; None: this one alone.
+    """Of one stage.
+
+    Args:
+        replicas: ranks with the same stage; None: this one alone.
     """
 
     def __init__(self, replicas: ProcessSet | None) -> None:
