@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import doctest
+import gc
 import importlib
+import warnings
+import weakref
 from typing import Any
 
 import numpy as np
@@ -193,6 +196,28 @@ def batches_of_tf_data_and_weights_of_classes() -> None:
 
     given = {"epochs": 2, "verbose": 0, "class_weight": {0: 1.0, 1: 3.0}}
     same_logs(pipeline.fit(data(), **given).history, reference.fit(data(), **given).history)
+
+
+@on_ranks(2)
+def a_rank_keeps_its_own_layers_alone() -> None:
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((6,)), *layers])
+    alive = [weakref.ref(each) for each in layers]
+    pipeline = compiled(hvd.Pipeline(model, split=[2], micro_batches=2))
+    del model, layers
+    gc.collect()
+    assert [each() is not None for each in alive] == [[True, True, False], [False, False, True]][
+        pipeline.stage
+    ]
+    told = pipeline.report().ranks
+    assert [row.parameter_bytes for row in told] == [4 * (6 * 4 + 4 + 4 * 4), 4 * 5]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pipeline.fit(X, Y, batch_size=16, verbose=0)
+    said = [str(each.message) for each in caught if "each micro-batch" in str(each.message)]
+    assert len(said) == (pipeline.stage == 0), said
+    assert all("which has 8 samples" in each for each in said)
 
 
 # ---- what goes wrong ----

@@ -18,7 +18,14 @@ from farandole.keras._global.arrays import class_weights
 from farandole.keras._global.how import How, Source
 from farandole.keras._global.sources import source_of
 from farandole.keras._pipeline.cutting import Graph, bounds_of
-from farandole.keras._pipeline.fitting import WHOLE, Reading, callbacks_of, is_due, sources_of
+from farandole.keras._pipeline.fitting import (
+    WHOLE,
+    Reading,
+    callbacks_of,
+    is_due,
+    sources_of,
+    warn_of_few_samples,
+)
 from farandole.keras._pipeline.results import weights_of_all
 from farandole.keras._pipeline.stepping import Stepping
 from farandole.keras._pipeline.work import count_of
@@ -212,6 +219,8 @@ class Pipeline:
         sources, _ = agreed("fit()", prepare, False)
         results = self._steps.results("fit()")
         self._steps.sample = sources[0].sample
+        if (whole := sources[0].batch) is not None and self.replica == 0:
+            warn_of_few_samples(self._module, whole // (self.replicas * self._micro_batches))
         length = steps_per_epoch or getattr(sources[0].data, "num_batches", None)
         listed = callbacks_of(callbacks, self._module, epochs=epochs, steps=length, verbose=verbose)
         training = Reading(sources[0], steps_per_epoch)

@@ -26,13 +26,14 @@ class Graph:
     """
 
     def __init__(self, model: Any) -> None:
+        self.name = getattr(model, "name", "")
         if isinstance(model, keras.Sequential):
             if not model.built or not model.inputs:
                 raise InvalidArgument(
                     f"the model '{model.name}' is a Sequential that does not know its inputs\n"
                     "  advice: begin it with keras.Input(shape)"
                 )
-            model = keras.Model(model.inputs[0], model.outputs[0], name=model.name)
+            model = model._functional
         if not isinstance(model, keras.Model) or not hasattr(model, "_nodes_by_depth"):
             raise InvalidArgument(
                 f"model is {shown(model)}; it is a sequential or a functional Keras model, whose "
@@ -69,16 +70,33 @@ class Graph:
         return [t for t in made if id(t) in used - later]
 
     def stage(self, bounds: Sequence[int], stage: int) -> Any:
-        """The model of one."""
+        """The model of one: its layers, called anew. They forget where they were called before,
+        by which they would keep all other layers."""
         last = len(bounds) - 2
-        inputs = self.model._inputs_struct if stage == 0 else self.between(bounds, stage)
-        outputs = self.model._outputs_struct if stage == last else self.between(bounds, stage + 1)
-        # Keras finds what goes through as it came only behind a layer.
-        through = {id(t) for t in keras.tree.flatten(inputs)}
-        outputs = keras.tree.map_structure(
-            lambda t: keras.layers.Identity()(t) if id(t) in through else t, outputs
+        calls = self.calls[bounds[stage] : bounds[stage + 1]]
+        for call in calls:
+            call.operation._inbound_nodes.clear()
+            call.operation._outbound_nodes.clear()
+        made: dict[int, Any] = {}
+
+        def begun(tensor: Any) -> Any:
+            name = tensor._keras_history.operation.name if stage == 0 else None
+            made[id(tensor)] = keras.Input(batch_shape=tensor.shape, dtype=tensor.dtype, name=name)
+            return made[id(tensor)]
+
+        inputs = keras.tree.map_structure(
+            begun, self.model._inputs_struct if stage == 0 else self.between(bounds, stage)
         )
-        return keras.Model(inputs, outputs, name=f"{self.model.name}_stage_{stage}")
+        for call in calls:
+            args, kwargs = call.arguments.fill_in(made)
+            outputs = keras.tree.flatten(call.operation(*args, **kwargs))
+            ids = [id(tensor) for tensor in call.output_tensors]
+            made |= dict(zip(ids, outputs, strict=True))
+        outputs = keras.tree.map_structure(
+            lambda tensor: made[id(tensor)],
+            self.model._outputs_struct if stage == last else self.between(bounds, stage + 1),
+        )
+        return keras.Model(inputs, outputs, name=f"{self.name}_stage_{stage}")
 
     def refuse_shared(self, bounds: Sequence[int]) -> None:
         """Weights of several stages: each would have a copy, and they would part."""

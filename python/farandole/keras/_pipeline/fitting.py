@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import keras
 from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.data._logical import Block
+from farandole.data._share import FEW
 from farandole.keras._global.how import How, Source
 from farandole.keras._global.sources import are_arrays, held_out, source_of, unpacked
 from farandole.keras._global.steps import unmarked
@@ -117,6 +119,23 @@ def callbacks_of(given: Any, module: Any, *, epochs: int, steps: int | None, ver
         steps=steps,
         model=module,
     )
+
+
+def warn_of_few_samples(module: Any, samples: int | None) -> None:
+    """Of layers that take the statistics of each micro-batch.
+
+    Args:
+        samples: of one; None where nobody knows.
+    """
+    kind = keras.layers.BatchNormalization
+    names = [each.name for each in module._flatten_layers() if isinstance(each, kind)]
+    if names and samples is not None and samples < FEW:
+        warnings.warn(
+            f"layer '{names[0]}' normalizes by the statistics of each micro-batch, which has "
+            f"{samples} samples: the result is not that of the whole batch\n  advice: larger "
+            "batches, fewer micro-batches, or a layer like keras.layers.LayerNormalization",
+            stacklevel=3,
+        )
 
 
 def is_due(epoch: int, every: Any) -> bool:
