@@ -299,6 +299,27 @@ def test_a_pytorch_program_of_one_process_learns_the_same_on_two_ranks_and_goes_
     assert numbers(f"--state {state}", 1)[1:] == pytest.approx(alone[2:], abs=2e-3)
 
 
+def test_a_model_that_does_not_fit_one_rank_learns_on_two(spawn: Spawn) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    output = play(spawn, "torch", "19_pipeline.py --epochs 3")
+    assert accuracy_of(output) > 0.85
+    assert "bubble 11.1% of a step in theory; idle " in output
+    used = [float(mib) for mib in re.findall(r"uses ([\d.]+) of 10.0 MiB", output)]
+    assert len(used) == 2
+    assert max(used) < 10 < sum(used)
+    told = spawn(1, "torch").run(end_of, str(ROOT / "examples/19_pipeline.py"))
+    assert "does not fit 10 MiB: stage 0 of 1" in told[0]
+    assert "advice: 2 stages" in told[0]
+
+
+def end_of(path: str) -> str:
+    """What an example says as it ends itself."""
+    with pytest.raises(SystemExit) as caught:
+        play_on_rank(path, [], False)
+    return str(caught.value)
+
+
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("program", "numbers"), [("14_mirrored_fit.py", 8 * 2 + 4), ("15_mirrored_loop.py", 6 * 4 + 1)]

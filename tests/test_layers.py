@@ -58,6 +58,7 @@ PYTHON_LAYERS = [
     "farandole",  # the names that a program sees
     "_bench common horovod learning_rate parameter_server",
     "data ray",
+    "pipeline",
     "_tune.first_use _tune.ranks _tune.starting",  # these measure
     "_tune.__main__",
     "jax torch._entries torch._tensors torch.compression",
@@ -66,8 +67,8 @@ PYTHON_LAYERS = [
     "torch._training",
     "torch.distributed torch.elastic torch.ops torch.optimizer torch.sync_batch_norm",
     "torch.functions torch.sparse",
-    "torch._global",
-    "torch.global_batch",
+    "torch._global torch._pipeline",
+    "torch.global_batch torch.pipeline",
     "torch.metrics torch.mpi_ops",
     "torch",
     "tensorflow._graph tensorflow._verdicts tensorflow.compression",

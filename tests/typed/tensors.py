@@ -52,7 +52,20 @@ def global_batch(loader: DataLoader[Any], sgd: torch.optim.SGD, model: torch.nn.
     hvd.LearningRate(0.1, batch_size=8, decay="cosine", total_steps=3).plot("rate.svg")
 
 
+def pipeline(model: torch.nn.Sequential, x: Tensor) -> None:
+    made = hvd.Pipeline(model, loss_fn=torch.nn.MSELoss(), split=[1], schedule="gpipe")
+    hvd.Pipeline([torch.nn.Tanh, torch.nn.Linear(2, 2)], micro_batches=4, split="layers")
+    torch.optim.SGD(made.parameters(), lr=0.1)
+    assert_type(made.step(x, x), Tensor)
+    assert_type(made.eval().evaluate({"x": x}, x), Tensor)
+    assert_type(made.clip_grad_norm_(1.0), Tensor)
+    assert_type(made.report().bubble, float)
+    assert_type(made.report().ranks[0].layers, tuple[int, int])
+    made.load_state_dict(made.state_dict())
+
+
 def refused(x: Tensor) -> None:
+    hvd.Pipeline(3)  # type: ignore[arg-type]
     hvd.allreduce([x])  # type: ignore[arg-type]
     hvd.allreduce(x, op="sum")  # type: ignore[arg-type]
     hvd.synchronize(x)  # type: ignore[call-overload]

@@ -11,6 +11,7 @@ from farandole.keras._asynchronous.server import ParameterServer
 from farandole.keras.compression import Compression
 from farandole.keras.model import Model
 from farandole.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from farandole.keras.pipeline import Pipeline
 from farandole.keras.saving import load_model
 from farandole.keras.values import *  # noqa: F403
 from farandole.learning_rate import LearningRate
@@ -26,6 +27,7 @@ __all__ = [
     "Model",
     "ParameterServer",
     "PartialDistributedOptimizer",
+    "Pipeline",
     "callbacks",
     "elastic",
     "load_model",

@@ -19,6 +19,7 @@ from farandole.torch.global_batch import GlobalBatch
 from farandole.torch.metrics import Metrics
 from farandole.torch.ops import barrier, join, poll, synchronize
 from farandole.torch.optimizer import DistributedOptimizer
+from farandole.torch.pipeline import Pipeline
 from farandole.torch.sparse import sparse_allreduce_async
 from farandole.torch.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 
@@ -37,6 +38,7 @@ __all__ = [
     "GlobalBatch",
     "LearningRate",
     "Metrics",
+    "Pipeline",
     "SyncBatchNorm",
     "check_extension",
     "convert_sync_batchnorm",

@@ -1,0 +1,145 @@
+"""Epochs, batches and callbacks, as Keras' own fit has them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from farandole import _world
+from farandole._core import InvalidArgument
+from farandole.data._logical import Block
+from farandole.data._share import FEW
+from farandole.keras._global.how import How, Source
+from farandole.keras._global.sources import are_arrays, held_out, source_of, unpacked
+from farandole.keras._global.steps import unmarked
+
+WHOLE = Block(1, range(1))  # every rank reads the batch of all replicas
+
+
+class Reading:
+    """What a Source gives, in epochs.
+
+    Args:
+        steps: batches of an epoch, where the program says it; the next one then goes on there.
+    """
+
+    def __init__(self, source: Source, steps: int | None) -> None:
+        self._data, self._steps = source.data, steps
+        self._open: Iterator[Any] | None = None
+
+    def epoch(self) -> Iterator[tuple[Any, ...]]:
+        """Its batches: inputs, targets, weights, as far as they are there."""
+        if isinstance(self._data, keras.utils.PyDataset):
+            yield from self._of_numbers()
+            return
+        if self._open is None or self._steps is None:
+            self._open = iter(self._data)
+        for done, marked in enumerate(self._open, 1):
+            yield _batch(marked)
+            if done == self._steps:
+                return
+
+    def _of_numbers(self) -> Iterator[tuple[Any, ...]]:
+        data = self._data
+        data.on_epoch_begin()
+        length = self._steps if self._steps is not None else data.num_batches
+        begin = 0
+        if self._steps is not None:
+            begin, self._at = self._at, self._at + self._steps
+        for i in range(begin, begin + (length or 0)):
+            yield _batch(data[i])
+        data.on_epoch_end()
+
+    _at = 0
+
+
+def _batch(marked: Any) -> tuple[Any, ...]:
+    parts, _ = unmarked(marked)
+    batch = parts[0]
+    return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+
+
+def sources_of(
+    data: Any, how: How, fraction: float, validation: Any, held: tuple[int | None, int | None]
+) -> list[Source]:
+    """What fit() reads: what it trains on, and what it validates on, if there is that.
+
+    Args:
+        data: inputs, targets, weights.
+        fraction: of the data, that are for validation.
+        held: samples of a batch of those, and batches.
+
+    Raises:
+        InvalidArgument: something cannot be read.
+    """
+    if fraction and validation is None:
+        data, validation = held_out(data, fraction)
+    found = [source_of(data, how)]
+    if validation is not None:
+        size = held[0] or (how.batch_size if are_arrays(validation) else None)
+        there = How("fit(validation_data)", how.seed, size, held[1], block=how.block)
+        found.append(source_of(unpacked(validation), there))
+    return found
+
+
+# What they write would be this rank's stage.
+_SAVE = ("BackupAndRestore", "ModelCheckpoint", "OrbaxCheckpoint")
+
+
+def callbacks_of(given: Any, module: Any, *, epochs: int, steps: int | None, verbose: Any) -> Any:
+    """A CallbackList. Raises InvalidArgument."""
+    listed = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
+    refused = tuple(getattr(keras.callbacks, n) for n in _SAVE if hasattr(keras.callbacks, n))
+    for each in listed:
+        if isinstance(each, refused):
+            raise InvalidArgument(
+                f"{type(each).__name__} would save this rank's stage alone\n  advice: a "
+                "LambdaCallback whose on_epoch_end, on every rank, calls get_weights() of the "
+                "Pipeline, and saves what rank 0 gets"
+            )
+    if verbose == "auto":
+        verbose = 1
+    if _world.rank() != 0:
+        verbose = 0
+        once = (
+            keras.callbacks.CSVLogger,
+            keras.callbacks.TensorBoard,
+            keras.callbacks.ProgbarLogger,
+        )
+        listed = [each for each in listed if not isinstance(each, once)]
+    return keras.callbacks.CallbackList(
+        listed,
+        add_history=True,
+        add_progbar=verbose != 0,
+        verbose=verbose,
+        epochs=epochs,
+        steps=steps,
+        model=module,
+    )
+
+
+def warn_of_few_samples(module: Any, samples: int | None) -> None:
+    """Of layers that take the statistics of each micro-batch.
+
+    Args:
+        samples: of one; None where nobody knows.
+    """
+    kind = keras.layers.BatchNormalization
+    names = [each.name for each in module._flatten_layers() if isinstance(each, kind)]
+    if names and samples is not None and samples < FEW:
+        warnings.warn(
+            f"layer '{names[0]}' normalizes by the statistics of each micro-batch, which has "
+            f"{samples} samples: the result is not that of the whole batch\n  advice: larger "
+            "batches, fewer micro-batches, or a layer like keras.layers.LayerNormalization",
+            stacklevel=3,
+        )
+
+
+def is_due(epoch: int, every: Any) -> bool:
+    """Whether to validate after this epoch, from 0."""
+    if isinstance(every, int):
+        return (epoch + 1) % every == 0
+    return epoch + 1 in every

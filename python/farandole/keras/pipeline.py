@@ -1,0 +1,408 @@
+"""A Keras model cut into stages, one on each rank of a pipeline, with micro-batches in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import keras
+import numpy as np
+
+from farandole import _world
+from farandole._arguments import shown
+from farandole._core import Error, InvalidArgument
+from farandole.common._objects import allgather_object
+from farandole.data import DEFAULT_SEED
+from farandole.keras._global.agreement import agreed
+from farandole.keras._global.arrays import class_weights
+from farandole.keras._global.how import How, Source
+from farandole.keras._global.sources import source_of
+from farandole.keras._pipeline.cutting import Graph, bounds_of
+from farandole.keras._pipeline.fitting import (
+    WHOLE,
+    Reading,
+    callbacks_of,
+    is_due,
+    sources_of,
+    warn_of_few_samples,
+)
+from farandole.keras._pipeline.results import weights_of_all
+from farandole.keras._pipeline.stepping import Stepping
+from farandole.keras._pipeline.work import count_of
+from farandole.pipeline._places import Place, check_count, groups_of, place_of, prepared
+from farandole.pipeline._report import PipelineReport, ranks_of, report
+from farandole.pipeline._schedules import schedule_of
+
+
+class Pipeline:
+    """A Keras model whose layers are cut into stages, one on each rank, with micro-batches in
+    flight.
+
+    ``fit``, ``evaluate`` and ``predict`` give what they give in one process: weights, losses and
+    metrics, the same on every rank, up to rounding. Ranks are stages times replicas: rank r has
+    stage ``r % stages`` of replica ``r // stages``; replicas share each batch. All ranks call the
+    same methods in the same order, with the same data.
+
+    Args:
+        model: a sequential or functional Keras 3 model that is built. A rank keeps the layers of
+            its stage; it builds the others, until the program drops the model.
+        stages: default: as many as there are ranks; a divisor of that.
+        micro_batches: that a batch is cut into; default: four for each stage.
+        schedule: "1f1b": at most as many micro-batches in flight as there are stages from this one
+            on; "gpipe": all of them.
+        split: where stages begin. "parameters": the largest stage has as few as can be; "layers":
+            so with layers; or a list of the first layer of each stage but the first, by name or by
+            number in the order in which they are computed.
+        seed: of the order of arrays.
+
+    Raises:
+        InvalidArgument: an argument is wrong, on this rank or on another; on every rank.
+        Mismatch: the ranks' arguments or models differ; on every rank.
+
+    Examples:
+        >>> import farandole.keras as fd, keras, numpy as np
+        >>> fd.init()
+        >>> layers = keras.layers
+        >>> net = keras.Sequential([keras.Input((2,)), layers.Dense(4), layers.Dense(1)])
+        >>> model = fd.Pipeline(net, micro_batches=2)
+        >>> model.compile("sgd", "mse")
+        >>> history = model.fit(np.ones((64, 2)), np.ones(64), batch_size=32, verbose=0)
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        stages: int | None = None,
+        micro_batches: int | None = None,
+        schedule: Literal["1f1b", "gpipe"] = "1f1b",
+        split: Literal["parameters", "layers"] | Sequence[int | str] = "parameters",
+        seed: int = DEFAULT_SEED,
+    ) -> None:
+        def prepare() -> tuple[Place, int, Graph, list[int]]:
+            place = place_of(stages)
+            m = 4 * place.stages if micro_batches is None else micro_batches
+            check_count("micro_batches", m)
+            schedule_of(schedule)
+            graph = Graph(model)
+            bounds = bounds_of(split, graph, place.stages)
+            graph.refuse_shared(bounds)
+            return place, m, graph, bounds
+
+        place, m, graph, bounds = prepared(
+            prepare,
+            lambda made: [
+                f"stages={made[0].stages}", f"micro_batches={made[1]}",
+                f"schedule={schedule!r}".lower(), f"seed={seed}", f"stages that begin at {made[3]}",
+                *(f"a weight {list(w.shape)} {w.dtype}" for w in made[2].model.weights),
+            ],
+        )  # fmt: skip
+        self._place, self._micro_batches, self._seed = place, m, seed
+        self._schedule = str(schedule).lower()
+        self._module = graph.stage(bounds, place.stage)
+        number_of = {id(w): i for i, w in enumerate(graph.model.weights)}
+        self._places = [number_of[id(w)] for w in self._module.weights]
+        self._count = len(number_of)
+        self._outputs = keras.tree.map_structure(lambda _: 0, graph.model._outputs_struct)
+        groups = groups_of(place)
+        self._group = groups.everyone
+        self._steps = Stepping(self._module, place, groups, m, self._schedule)
+        nbytes = int(sum(np.prod(w.shape) * _itemsize(w) for w in self._module.weights))
+        sizes = allgather_object(nbytes, "parameters of the stages")
+        self._ranks = ranks_of(place, self._schedule, m, bounds, sizes)
+        self._passes = 0  # over training data
+
+    # ---- this rank's stage ----
+
+    @property
+    def module(self) -> Any:
+        """This rank's layers, as a Keras model."""
+        return self._module
+
+    @property
+    def stages(self) -> int:
+        """How many there are."""
+        return self._place.stages
+
+    @property
+    def stage(self) -> int:
+        """This rank's."""
+        return self._place.stage
+
+    @property
+    def replicas(self) -> int:
+        """Of the whole model."""
+        return self._place.replicas
+
+    @property
+    def replica(self) -> int:
+        """This rank's."""
+        return self._place.replica
+
+    @property
+    def optimizer(self) -> Any:
+        """That of this rank's stage; None before ``compile``."""
+        return getattr(self._module, "optimizer", None)
+
+    # ---- compile ----
+
+    def compile(
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        metrics: Any = None,
+        weighted_metrics: Any = None,
+        run_eagerly: bool = False,
+    ) -> None:
+        """As Keras' ``compile``, on every rank. The optimizer is that of this rank's stage.
+
+        Raises:
+            InvalidArgument: a loss whose reduction is not 'sum_over_batch_size', 'mean' or 'sum'; a
+                ``LossScaleOptimizer`` or a ``DistributedOptimizer``.
+        """
+        self._steps.compile(
+            optimizer,
+            loss,
+            metrics=metrics,
+            weighted_metrics=weighted_metrics,
+            run_eagerly=run_eagerly,
+        )
+
+    # ---- fit, evaluate, predict ----
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: Any = True,
+        class_weight: Mapping[int, float] | None = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: Any = 1,
+    ) -> Any:
+        """As Keras' ``fit``; batches are those of all replicas together, and logs those of one
+        process, on every rank and for every batch. Callbacks see this rank's stage as their model.
+
+        Args:
+            x: arrays (dicts, tuples, lists of them), a ``tf.data.Dataset``, a ``PyDataset``, a
+                generator, a ``DataLoader`` or a ``farandole.data.FromRank0``; the same on every
+                rank.
+            shuffle: of arrays: the same order on every rank, and for any number of ranks.
+
+        Raises:
+            InvalidArgument: not compiled, or an argument is wrong; on every rank.
+            Mismatch: the ranks' data or arguments differ; on every rank.
+            RemoteError: another rank's stage has raised; says which, and what.
+        """
+
+        def prepare() -> tuple[list[Source], list[str]]:
+            self._steps.results("fit()")
+            how = How(
+                "fit()", self._seed, batch_size, steps_per_epoch, shuffle, class_weight,
+                max(self._passes, initial_epoch), WHOLE,
+            )  # fmt: skip
+            held_out = validation_batch_size, validation_steps
+            found = sources_of(
+                (x, y, sample_weight), how, validation_split, validation_data, held_out
+            )
+            return found, [f"epochs {epochs}, initial_epoch {initial_epoch}"]
+
+        sources, _ = agreed("fit()", prepare, False)
+        results = self._steps.results("fit()")
+        self._steps.sample = sources[0].sample
+        if (whole := sources[0].batch) is not None and self.replica == 0:
+            warn_of_few_samples(self._module, whole // (self.replicas * self._micro_batches))
+        length = steps_per_epoch or getattr(sources[0].data, "num_batches", None)
+        listed = callbacks_of(callbacks, self._module, epochs=epochs, steps=length, verbose=verbose)
+        training = Reading(sources[0], steps_per_epoch)
+        checking = Reading(sources[1], validation_steps) if len(sources) > 1 else None
+        self._module.stop_training = False
+        listed.on_train_begin()
+        for epoch in range(initial_epoch, epochs):
+            results.reset()
+            listed.on_epoch_begin(epoch)
+            logs: dict[str, float] = {}
+            for number, batch in enumerate(training.epoch()):
+                listed.on_train_batch_begin(number)
+                self._steps.train(batch)
+                logs = results.compute()
+                listed.on_train_batch_end(number, logs)
+                if self._module.stop_training:
+                    break
+            if checking is not None and is_due(epoch, validation_freq):
+                found = self._evaluated(checking)
+                logs = logs | {f"val_{name}": value for name, value in found.items()}
+            listed.on_epoch_end(epoch, logs)
+            self._passes = max(self._passes + 1, epoch + 1)
+            told = allgather_object(bool(self._module.stop_training), "stop_training")
+            if any(told):
+                break
+        listed.on_train_end(logs if epochs > initial_epoch else None)
+        for source in sources:
+            source.firsts.compare("fit()")
+        return self._module.history
+
+    def _evaluated(self, reading: Reading) -> dict[str, float]:
+        results = self._steps.results("evaluate()")
+        results.reset()
+        for batch in reading.epoch():
+            self._steps.test(batch)
+        return results.compute()
+
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Any = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """As Keras' ``evaluate``; every rank gets the result. Data and errors as in ``fit``.
+        ``verbose`` shows the result on rank 0; callbacks are not called."""
+        if callbacks:
+            raise InvalidArgument("evaluate(): callbacks are for fit() in a Pipeline")
+
+        def prepare() -> tuple[list[Source], list[str]]:
+            self._steps.results("evaluate()")
+            how = How("evaluate()", self._seed, batch_size, steps, block=WHOLE)
+            return [source_of((x, y, sample_weight), how)], [f"steps {steps}"]
+
+        sources, _ = agreed("evaluate()", prepare, False)
+        self._steps.sample = sources[0].sample
+        logs = self._evaluated(Reading(sources[0], steps))
+        sources[0].firsts.compare("evaluate()")
+        if verbose not in (0, "auto") and _world.rank() == 0:
+            print(", ".join(f"{name}: {value:.4f}" for name, value in logs.items()))
+        if return_dict:
+            return dict(sorted(logs.items()))  # as Keras' evaluate, and no other method
+        values = list(logs.values())
+        return values[0] if len(values) == 1 else values
+
+    def predict(
+        self, x: Any, batch_size: int | None = None, verbose: Any = "auto", steps: int | None = None
+    ) -> Any:
+        """As Keras' ``predict``; every rank gets all outputs, in the order of the data. Data and
+        errors as in ``fit``. Nothing is shown, whatever ``verbose`` says."""
+        del verbose
+
+        def prepare() -> tuple[list[Source], list[str]]:
+            how = How("predict()", self._seed, batch_size, steps, block=WHOLE)
+            return [source_of((x, None, None), how)], [f"steps {steps}"]
+
+        sources, _ = agreed("predict()", prepare, False)
+        found = [self._steps.predict(batch) for batch in Reading(sources[0], steps).epoch()]
+        columns = [np.concatenate(column) for column in zip(*found, strict=True)]
+        return keras.tree.pack_sequence_as(self._outputs, columns)
+
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """As Keras' ``train_on_batch``, of a batch of all replicas together, which each rank
+        passes."""
+        if class_weight is not None:
+            how = How("train_on_batch()", self._seed)
+            if sample_weight is not None:
+                raise how.error("sample_weight and class_weight are both given")
+            sample_weight = class_weights(y, class_weight, how)
+        return self._on_batch(
+            "train_on_batch()", self._steps.train, (x, y, sample_weight), return_dict
+        )
+
+    def test_on_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
+    ) -> Any:
+        """As Keras' ``test_on_batch``, of a batch of all replicas together."""
+        return self._on_batch(
+            "test_on_batch()", self._steps.test, (x, y, sample_weight), return_dict
+        )
+
+    def _on_batch(self, what: str, run: Any, batch: tuple[Any, ...], return_dict: bool) -> Any:
+        results = self._steps.results(what)
+        n = count_of(batch)
+        source = source_of(batch, How(what, self._seed, batch_size=n, block=WHOLE))
+        self._steps.sample = source.sample
+        results.reset()
+        run(next(Reading(source, None).epoch()))
+        logs = results.compute()
+        if return_dict:
+            return logs
+        values = list(logs.values())
+        return values[0] if len(values) == 1 else values
+
+    # ---- weights ----
+
+    def get_weights(self, *, root_rank: int | None = 0) -> list[Any]:
+        """The whole model's weights, as ``get_weights`` of the Keras model gives them. Collective.
+
+        Args:
+            root_rank: the rank that gets them, others get an empty list; None: all.
+        """
+        if root_rank is not None and not 0 <= root_rank < _world.size():
+            raise InvalidArgument(
+                f"root_rank is {shown(root_rank)}; it is a rank, from 0 to {_world.size() - 1}"
+            )
+        return weights_of_all(
+            self._module.weights, self._places, self._group, self._place, root_rank
+        )
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Takes this rank's part of the whole model's weights, as of the Keras model, or of
+        ``get_weights`` of any number of stages. Call it on every rank.
+
+        Raises:
+            InvalidArgument: there are more or fewer, or one has another shape.
+        """
+        if len(weights) != self._count:
+            raise InvalidArgument(
+                f"set_weights(): {len(weights)} weights, and the model has {self._count}"
+            )
+        try:
+            self._module.set_weights([weights[i] for i in self._places])
+        except ValueError as error:
+            if isinstance(error, Error):
+                raise
+            raise InvalidArgument(f"set_weights(): {error}") from error
+
+    # ---- what it took ----
+
+    def report(self, *, reset: bool = False) -> PipelineReport:
+        """What each rank holds, and for how long it was idle in training steps; the same on every
+        rank.
+
+        Args:
+            reset: begin to measure anew.
+        """
+        told = report(
+            self._schedule, self._micro_batches, self.stages, self._steps.times, self._ranks
+        )
+        if reset:
+            self._steps.times.reset()
+        return told
+
+    def __repr__(self) -> str:
+        names = [layer.name for layer in self._module.layers]
+        return (
+            f"Pipeline({self._place}, layers {', '.join(names)}, "
+            f"{self._micro_batches} micro-batches, {self._schedule})"
+        )
+
+
+def _itemsize(weight: Any) -> int:
+    return int(np.dtype(keras.backend.standardize_dtype(weight.dtype)).itemsize)

@@ -1,0 +1,121 @@
+"""Which rank has which stage of which replica, and how ranks agree on a pipeline.
+
+Rank r has stage ``r % stages`` of replica ``r // stages``: neighbours in a pipeline are neighbours
+as ranks, which launchers put on one host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from farandole import _world
+from farandole._arguments import is_whole, shown
+from farandole._core import Group, InvalidArgument
+from farandole.common._objects import agree_prepared
+from farandole.common._process_set import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    registered_sets,
+)
+
+_T = TypeVar("_T")
+
+ADVICE = "make the same Pipeline on every rank"
+
+
+class Place(NamedTuple):
+    """Of one rank."""
+
+    stages: int
+    replicas: int
+    stage: int
+    replica: int
+
+    @property
+    def is_first(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == self.stages - 1
+
+    def rank_of(self, stage: int, replica: int) -> int:
+        return replica * self.stages + stage
+
+    def of_rank(self, rank: int) -> Place:
+        return self._replace(stage=rank % self.stages, replica=rank // self.stages)
+
+    def stage_ranks(self, stage: int) -> list[int]:
+        """All replicas of a stage."""
+        return [self.rank_of(stage, replica) for replica in range(self.replicas)]
+
+    def __str__(self) -> str:
+        return f"stage {self.stage} of {self.stages}" + (
+            f", replica {self.replica}" if self.replicas > 1 else ""
+        )
+
+
+def place_of(stages: Any) -> Place:
+    """This rank's. Raises InvalidArgument, NotInitialized."""
+    size, rank = _world.size(), _world.rank()
+    stages = size if stages is None else stages
+    check_count("stages", stages)
+    if size % stages:
+        raise InvalidArgument(
+            f"stages={stages} in a world of {size} ranks, which is no multiple of it\n"
+            f"  advice: farandole run -np {stages}, or {2 * stages} for two replicas"
+        )
+    return Place(stages, size // stages, 0, 0).of_rank(rank)
+
+
+def check_count(name: str, value: Any) -> None:
+    if not is_whole(value) or isinstance(value, bool) or value < 1:
+        raise InvalidArgument(f"{name} is {shown(value)}; it is a whole number of at least 1")
+
+
+def prepared(prepare: Callable[[], _T], rows_of: Callable[[_T], Sequence[str]]) -> _T:
+    """Collective: what every rank prepares, if all ranks can, and in the same way.
+
+    Args:
+        rows_of: what ranks compare, in words.
+
+    Raises:
+        InvalidArgument: a rank could not; on every rank, naming it.
+        Mismatch: the rows differ; on every rank.
+    """
+    made, error, rows = None, None, list[str]()
+    try:
+        made = prepare()
+        rows = list(rows_of(made))
+    except Exception as caught:
+        error = caught
+    agree_prepared("a Pipeline", "the Pipeline", rows, error, ADVICE, None)
+    assert made is not None
+    return made
+
+
+class Groups(NamedTuple):
+    """Who this rank talks to."""
+
+    everyone: Group  # of this pipeline alone, so that its messages meet no others
+    replicas: ProcessSet | None  # ranks with the same stage; None: this one alone
+
+
+def groups_of(place: Place) -> Groups:
+    """Collective."""
+    everyone = _world.split(0)
+    assert everyone is not None
+    if place.replicas == 1:
+        return Groups(everyone, None)
+    sets = [_set_of(place.stage_ranks(stage)) for stage in range(place.stages)]
+    return Groups(everyone, sets[place.stage])
+
+
+def _set_of(ranks: list[int]) -> ProcessSet:
+    """One that the program, or an earlier Pipeline, has registered already is as good."""
+    if ranks == list(range(_world.size())):
+        return global_process_set
+    known = (each for each in registered_sets() if each.ranks == ranks)
+    return next(known, None) or add_process_set(ranks)

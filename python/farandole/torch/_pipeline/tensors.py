@@ -1,0 +1,115 @@
+"""What is sent between stages, and how its gradients come back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from farandole._core import InvalidArgument
+from farandole.data._tree import map_leaves
+from farandole.pipeline._wire import MOST_TENSORS, Form, Leaf, Message
+from farandole.torch._tensors import DTYPE_NAMES, DTYPES, borrow, check_tensor
+
+
+class TorchTensors:
+    """As the engine's buffers."""
+
+    def sent(self, tensor: torch.Tensor) -> Any:
+        return borrow(tensor.detach())
+
+    def empty(self, leaf: Leaf) -> torch.Tensor:
+        return torch.empty(leaf.shape, dtype=DTYPES[leaf.dtype])
+
+
+def form_of(tree: Any) -> tuple[Form, list[torch.Tensor]]:
+    """What a stage has made, to be sent. Raises InvalidArgument."""
+    tensors: list[torch.Tensor] = []
+
+    def number(leaf: Any) -> int:
+        if not isinstance(leaf, torch.Tensor):
+            raise InvalidArgument(
+                f"this stage makes a {type(leaf).__name__}; between stages there are tensors, and "
+                "dicts, tuples and lists of them"
+            )
+        check_tensor(leaf, "what this stage makes")
+        tensors.append(leaf)
+        return len(tensors) - 1
+
+    structure = map_leaves(number, tree)
+    if len(tensors) > MOST_TENSORS:
+        raise InvalidArgument(
+            f"this stage makes {len(tensors)} tensors; between stages there are at most "
+            f"{MOST_TENSORS}"
+        )
+    return Form(structure, tuple(_leaf(each) for each in tensors)), tensors
+
+
+def _leaf(tensor: torch.Tensor) -> Leaf:
+    return Leaf(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), tensor.requires_grad)
+
+
+def ready(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """As it can be sent."""
+    if tensor is None:
+        return None
+    return tensor.detach().contiguous().resolve_conj().resolve_neg()
+
+
+class Received:
+    """What a stage gets of a micro-batch, with the start of its graph.
+
+    The tensors are no leaves: layers may change them in place, as they may in one process.
+    """
+
+    def __init__(self, message: Message, *, training: bool) -> None:
+        assert message.form is not None
+        form, tensors = message.form, list(message.tensors)
+        self._arrived = _Arrived()
+        self._differentiable = [leaf.differentiable and training for leaf in form.leaves]
+        self.nbytes = sum(each.nbytes for each in tensors)
+        if any(self._differentiable):
+            anchor = torch.empty(0, requires_grad=True)
+            begin: Any = _Beginning.apply
+            tensors = list(begin(anchor, self._arrived, tensors, self._differentiable))
+        self.tree = map_leaves(lambda i: tensors[i], form.structure)
+        self._leaves = form.leaves
+
+    def to_send(self) -> tuple[Form, list[torch.Tensor | None]]:
+        """The gradients, after backward."""
+        gradients = list(self._arrived.gradients) or [None] * len(self._leaves)
+        rows = zip(self._leaves, gradients, self._differentiable, strict=True)
+        kept = [(leaf, ready(gradient)) for leaf, gradient, counts in rows if counts]
+        form = Form(None, tuple(leaf._replace(differentiable=False) for leaf, _ in kept))
+        return form, [gradient for _, gradient in kept]
+
+
+class _Arrived:
+    """What backward has brought to the beginning; apart, so that no tensor refers to itself."""
+
+    gradients: Sequence[torch.Tensor | None] = ()
+
+
+class _Beginning(torch.autograd.Function):
+    """Where a graph begins that another stage goes on with."""
+
+    @staticmethod
+    def forward(
+        context: Any,
+        anchor: torch.Tensor,
+        arrived: _Arrived,
+        tensors: list[torch.Tensor],
+        differentiable: list[bool],
+    ) -> tuple[torch.Tensor, ...]:
+        del anchor  # it is for autograd, which makes no node where nothing requires a gradient
+        context.arrived = arrived
+        context.set_materialize_grads(False)
+        pairs = zip(tensors, differentiable, strict=True)
+        context.mark_non_differentiable(*[each for each, has in pairs if not has])
+        return tuple(tensors)
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor | None) -> tuple[None, ...]:
+        context.arrived.gradients = gradients
+        return None, None, None, None

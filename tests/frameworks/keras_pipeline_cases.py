@@ -1,0 +1,292 @@
+"""farandole.keras.Pipeline: what Keras' fit gives in one process, from stages on several ranks."""
+
+from __future__ import annotations
+
+import doctest
+import gc
+import importlib
+import warnings
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+from keras_work import hvd, keras
+from rank_cases import on_ranks, raises
+
+import farandole as fd
+from farandole.common._objects import allgather_object
+
+CLOSE = 2e-5
+_rng = np.random.default_rng(0)
+X = _rng.normal(size=(50, 6)).astype("float32")
+Y = (X[:, :1] * 2 - X[:, 1:2]).astype("float32")
+W = _rng.uniform(0.5, 2, size=50).astype("float32")
+
+
+def chain() -> Any:
+    keras.utils.set_random_seed(1)
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            layers.Dense(8, activation="tanh", kernel_regularizer="l2"),
+            layers.Dense(7),
+            layers.Activation("relu"),
+            layers.Dense(5, activation="tanh"),
+            layers.Dense(1, kernel_regularizer="l2"),
+        ]
+    )
+
+
+def branches() -> Any:
+    """Cut anywhere, several tensors go over."""
+    keras.utils.set_random_seed(1)
+    layers = keras.layers
+    x = keras.Input((6,))
+    a = layers.Dense(5, activation="tanh", name="a")(x)
+    b = layers.Dense(5, activation="relu", name="b")(a)
+    c = layers.Add(name="c")([a, b])
+    d = layers.Concatenate(name="d")([c, b, x])
+    return keras.Model(x, layers.Dense(1)(d))
+
+
+def compiled(model: Any, **options: Any) -> Any:
+    optimizer = keras.optimizers.Adam(0.02, global_clipnorm=0.5)
+    given = {"optimizer": optimizer, "loss": "mse", "metrics": ["mae"]} | options
+    given["optimizer"] = type(given["optimizer"]).from_config(given["optimizer"].get_config())
+    model.compile(**given)
+    return model
+
+
+def check(make: Any, data: dict[str, Any] | None = None, **options: Any) -> Any:
+    """Against Keras' own fit, on rank 0."""
+    how, callbacks = options.pop("compile", {}), options.pop("callbacks", list)
+    start = make().get_weights()
+    pipeline = compiled(hvd.Pipeline(make(), **options), **how)
+    pipeline.set_weights(start)
+    given = {
+        "x": X, "y": Y, "sample_weight": W, "batch_size": 16, "epochs": 2, "shuffle": False,
+        "verbose": 0, "validation_data": (X[:20], Y[:20]),
+    } | (data or {})  # fmt: skip
+    history = pipeline.fit(**given, callbacks=callbacks()).history
+    weights = pipeline.get_weights()
+    evaluated = pipeline.evaluate(X, given["y"], batch_size=16, return_dict=True)
+    outputs = pipeline.predict(X, batch_size=16)
+    assert allgather_object((history, evaluated)) == [(history, evaluated)] * hvd.size()
+    if hvd.rank() > 0:
+        return pipeline
+    reference = compiled(make(), **how)
+    reference.set_weights(start)
+    right = reference.fit(**given, callbacks=callbacks()).history
+    same_logs(history, right)
+    for got, wanted in zip(weights, reference.get_weights(), strict=True):
+        np.testing.assert_allclose(got, wanted, atol=CLOSE)
+    wanted = reference.evaluate(X, given["y"], batch_size=16, verbose=0, return_dict=True)
+    same_logs(evaluated, wanted)
+    keras.tree.map_structure(
+        lambda got, right: np.testing.assert_allclose(got, right, atol=CLOSE),
+        outputs, reference.predict(X, batch_size=16, verbose=0),
+    )  # fmt: skip
+    return pipeline
+
+
+def same_logs(got: dict[str, Any], right: dict[str, Any]) -> None:
+    assert list(got) == list(right), (got, right)
+    for name, values in right.items():
+        assert got[name] == pytest.approx(values, abs=CLOSE, rel=1e-4), (name, got, right)
+
+
+@on_ranks(1)
+def examples_in_docstrings() -> None:
+    results = doctest.testmod(importlib.import_module("farandole.keras.pipeline"))
+    assert results.failed == 0
+    assert results.attempted > 0
+
+
+@on_ranks(2)
+def a_chain_learns_as_in_one_process() -> None:
+    check(chain, micro_batches=3)
+
+
+@on_ranks(4)
+def replicas_share_batches() -> None:
+    pipeline = check(chain, stages=2, micro_batches=3)
+    told = pipeline.report()
+    assert (told.stages, told.replicas) == (2, hvd.size() // 2)
+    assert told.steps == 2 * 4 - 1
+    assert 0 < told.idle < 1
+    assert [row.in_flight for row in told.ranks][:2] == [2, 1]
+
+
+@on_ranks(3)
+def several_tensors_go_between_stages() -> None:
+    check(branches, micro_batches=3, schedule="gpipe", split=["b", "d"])
+
+
+def two_outputs() -> Any:
+    """One is made in the first stage."""
+    keras.utils.set_random_seed(1)
+    layers = keras.layers
+    x = keras.Input((6,))
+    a = layers.Dense(5, activation="tanh", name="a")(x)
+    early = layers.Dense(1, name="early")(a)
+    return keras.Model(x, {"early": early, "late": layers.Dense(1, name="late")(a)})
+
+
+@on_ranks(2)
+def outputs_reductions_and_callbacks_are_as_in_one_process() -> None:
+    def callbacks() -> list[Any]:
+        return [
+            keras.callbacks.EarlyStopping("val_loss", patience=0, restore_best_weights=True),
+            keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=0, min_delta=10),
+        ]
+
+    total = {"reduction": "sum"}
+    losses = {"early": keras.losses.MeanSquaredError(**total)}
+    losses["late"] = keras.losses.MeanAbsoluteError(**total)
+    targets = {"early": Y, "late": -Y}
+    held_out = X[:9], {name: y[:9] for name, y in targets.items()}
+    check(
+        two_outputs,
+        {"y": targets, "sample_weight": None, "validation_data": held_out, "epochs": 3},
+        callbacks=callbacks, split=["late"], micro_batches=2,
+        compile={"loss": losses, "metrics": None, "optimizer": keras.optimizers.SGD(0.02)},
+    )  # fmt: skip
+
+
+@on_ranks(2)
+def single_batches_and_weights() -> None:
+    reference, pipeline = compiled(branches()), compiled(hvd.Pipeline(branches(), micro_batches=3))
+    right = reference.get_weights()
+    assert (pipeline.get_weights() == []) == (hvd.rank() > 0)
+    if hvd.rank() == 0:
+        for got, wanted in zip(pipeline.get_weights(root_rank=0), right, strict=True):
+            np.testing.assert_array_equal(got, wanted)
+    else:
+        pipeline.get_weights(root_rank=0)
+    for call in ("train_on_batch", "test_on_batch"):
+        got = getattr(pipeline, call)(X[:9], Y[:9], return_dict=True)
+        wanted = getattr(reference, call)(X[:9], Y[:9], return_dict=True)
+        wanted = {name: float(value) for name, value in wanted.items()}
+        assert got == pytest.approx(wanted, abs=CLOSE), call
+    with raises(fd.InvalidArgument, "set_weights(): 1 weights, and the model has 6"):
+        pipeline.set_weights(right[:1])
+    with raises(fd.InvalidArgument, "root_rank is 7"):
+        pipeline.get_weights(root_rank=7)
+
+
+@on_ranks(2)
+def batches_of_tf_data_and_weights_of_classes() -> None:
+    import tensorflow as tf
+
+    labels = (Y[:, 0] > 0).astype("int32")
+
+    def net() -> Any:
+        model = chain()
+        return keras.Model(model.inputs[0], keras.layers.Dense(2)(model.outputs[0]))
+
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    how = {"loss": loss, "metrics": ["accuracy"], "weighted_metrics": ["accuracy"]}
+    reference, pipeline = compiled(net(), **how), compiled(hvd.Pipeline(net()), **how)
+    pipeline.set_weights(reference.get_weights())
+
+    def data() -> Any:
+        return tf.data.Dataset.from_tensor_slices((X, labels)).batch(16)
+
+    given = {"epochs": 2, "verbose": 0, "class_weight": {0: 1.0, 1: 3.0}}
+    same_logs(pipeline.fit(data(), **given).history, reference.fit(data(), **given).history)
+
+
+@on_ranks(2)
+def a_rank_keeps_its_own_layers_alone() -> None:
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((6,)), *layers])
+    alive = [weakref.ref(each) for each in layers]
+    pipeline = compiled(hvd.Pipeline(model, split=[2], micro_batches=2))
+    del model, layers
+    gc.collect()
+    assert [each() is not None for each in alive] == [[True, True, False], [False, False, True]][
+        pipeline.stage
+    ]
+    told = pipeline.report().ranks
+    assert [row.parameter_bytes for row in told] == [4 * (6 * 4 + 4 + 4 * 4), 4 * 5]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pipeline.fit(X, Y, batch_size=16, verbose=0)
+    said = [str(each.message) for each in caught if "each micro-batch" in str(each.message)]
+    assert len(said) == (pipeline.stage == 0), said
+    assert all("which has 8 samples" in each for each in said)
+
+
+# ---- what goes wrong ----
+
+
+@on_ranks(2)
+def what_is_wrong_is_named_on_every_rank() -> None:
+    layers, make = keras.layers, hvd.Pipeline
+    twice = layers.Dense(6)
+    x = keras.Input((6,))
+    shared = keras.Model(x, twice(layers.Dense(6)(twice(x))))
+    masked = keras.Sequential([keras.Input((3,)), layers.Embedding(4, 2, mask_zero=True)])
+    masked.add(layers.Dense(1))
+    good = chain()
+    for call, *words in [
+        (lambda: make(3), "model is 3; it is a sequential or a functional"),
+        (lambda: make(keras.Sequential([layers.Dense(1)])), "begin it with keras.Input"),
+        (lambda: make(masked), "layer 'embedding", "makes a mask"),
+        (lambda: make(shared, split=[2]), "of stage 1 has a weight of", "of stage 0"),
+        (lambda: make(good, split=["nothing"]), "split names a layer 'nothing'; the model has"),
+        (lambda: make(good, split="time"), "split is 'time'"),
+        (lambda: make(good, split=[9]), "the numbers rise"),
+        (lambda: make(good, stages=3), "stages=3 in a world of 2 ranks"),
+        (lambda: make(good, micro_batches=hvd.rank()), "micro_batches is 0"),
+    ]:
+        with raises(fd.InvalidArgument, *words):
+            call()
+    with raises(fd.Mismatch, "micro_batches=2; rank 1: micro_batches=3"):
+        make(good, micro_batches=2 + hvd.rank())
+    pipeline = make(good, micro_batches=2)
+    with raises(fd.InvalidArgument, "fit(): the model is not compiled"):
+        pipeline.fit(X, Y)
+    sums = keras.losses.MeanSquaredError
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    for options, words in [
+        ({"loss": sums(reduction="mean_with_sample_weight")}, "whose divisor a micro-batch"),
+        ({"loss": [sums(reduction="sum"), "mse"]}, "in a Pipeline all have one"),
+        ({"optimizer": scaled}, "LossScaleOptimizer"),
+    ]:
+        with raises(fd.InvalidArgument, words):
+            compiled(pipeline, **options)
+    compiled(pipeline)
+    with raises(fd.InvalidArgument, "ModelCheckpoint would save this rank's stage alone"):
+        pipeline.fit(X, Y, callbacks=[keras.callbacks.ModelCheckpoint("x.keras")])
+    with raises(fd.Mismatch, "50 samples; rank 1: 49 samples"):
+        pipeline.fit(X[: 50 - hvd.rank()], Y[: 50 - hvd.rank()], verbose=0)
+
+
+@on_ranks(2)
+def a_stage_that_raises_is_named() -> None:
+    class Trap(keras.layers.Layer):
+        armed = False
+
+        def call(self, x: Any) -> Any:
+            if Trap.armed and hvd.rank() == 1:
+                raise ZeroDivisionError("by design")
+            return x * 1.0
+
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3), Trap()])
+    model.add(keras.layers.Dense(1))
+    pipeline = compiled(hvd.Pipeline(model, split=[1], micro_batches=2), run_eagerly=True)
+    for armed in (False, True, False):
+        Trap.armed = armed
+        if not armed:
+            assert pipeline.train_on_batch(X, Y)[0] > 0
+            assert all(np.isfinite(w).all() for w in pipeline.get_weights())
+        elif hvd.rank():
+            with raises(ZeroDivisionError, "by design"):
+                pipeline.train_on_batch(X, Y)
+        else:
+            with raises(fd.RemoteError, "rank 1 (stage 1 of 2) failed in the forward of micro"):
+                pipeline.train_on_batch(X, Y)

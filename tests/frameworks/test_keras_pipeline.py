@@ -1,0 +1,35 @@
+"""farandole.keras.Pipeline, on TensorFlow in full, on PyTorch and JAX in what is theirs."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import keras_pipeline_cases
+import pytest
+from rank_cases import make_tests
+
+import grid
+
+ALONE = {"examples_in_docstrings", "what_is_wrong_is_named_on_every_rank"}
+TF_DATA = {"batches_of_tf_data_and_weights_of_classes"}
+OTHERS = {"single_batches_and_weights", "outputs_reductions_and_callbacks_are_as_in_one_process"}
+
+
+def cases_on(backend: str, only_sizes: Sequence[int], without: Sequence[str] = ()) -> Any:
+    for name in ("keras", backend):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed", allow_module_level=True)
+    cases = [keras_pipeline_cases.__name__]
+    return make_tests(
+        __name__, f"keras on {backend}", cases_of=cases, only_sizes=only_sizes, without=without
+    )
+
+
+FULL = grid.full()
+NOT_AGAIN = sorted(ALONE | TF_DATA | (set() if FULL else OTHERS))
+CHAIN = [] if FULL else ["a_chain_learns_as_in_one_process"]  # replicas have the same
+test_on_tensorflow = cases_on("tensorflow", (), CHAIN)
+test_on_torch = cases_on("torch", () if FULL else (2,), NOT_AGAIN)
+test_on_jax = cases_on("jax", () if FULL else (2,), NOT_AGAIN)
