@@ -1,0 +1,20 @@
+// Arrays in the memory of CUDA's devices, as their owners describe them: by DLPack, whose protocol
+// lets a stream of ours wait for the array, or by __cuda_array_interface__.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "bindings/calls.h"
+#include "devices/staged_call.h"
+
+namespace farandole {
+
+/// Whether an array says that it lies on a CUDA device.
+bool is_on_device(const py::object& array);
+
+/// Group::submit for arrays of which one at least lies on a device. Throws Error(invalid_argument)
+/// where devices cannot be used here, saying why.
+StagedCall submit_staged(Group& group, const py::object& input, const py::object& output,
+                         Options options, bool caller_waits);
+
+}  // namespace farandole

@@ -1,0 +1,54 @@
+// A collective on arrays of devices, by the staged path: copied to the host, reduced there by what
+// reduces the host's arrays, and copied back. So the bits are the same, and where an array lies is
+// its own rank's affair.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "devices/staged_copies.h"
+#include "group/group.h"
+
+namespace farandole {
+
+/// An array: on a device if `device` says so, and then `buffer` has its address there.
+struct PlacedArray {
+  Buffer buffer;
+  std::optional<DeviceSpan> device;
+};
+
+class StagedCall {
+ public:
+  /// As Group::submit. Whatever else than an argument fails on this rank fails the group: the
+  /// others may be waiting for it.
+  static StagedCall submit(Group& group, const PlacedArray& input, const PlacedArray& output,
+                           Options options, bool caller_waits);
+
+  bool done() const { return handle_.done(); }
+  /// Waits until the operation is complete on the host, and has its result copied back; what the
+  /// output's owner puts into its stream from then on finds it there. Where that stream is not
+  /// known, the host waits for the copy. False when `until` passed first.
+  bool wait(Deadline until);
+
+ private:
+  StagedCall(Handle handle, std::shared_ptr<StagedCopies> copies)
+      : handle_(std::move(handle)), copies_(std::move(copies)) {}
+
+  Handle handle_;
+  std::shared_ptr<StagedCopies> copies_;
+};
+
+/// What `act` returns. An error of a device on this rank reaches all ranks.
+template <typename Act>
+auto or_fail_group(Group& group, const Act& act) {
+  try {
+    return act();
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::invalid_argument || error.code() == ErrorCode::forked) throw;
+    const Error named = on_rank(error, group.engine()->host().rank);
+    group.abort(named);
+    throw Error(named);
+  }
+}
+
+}  // namespace farandole
