@@ -272,6 +272,7 @@ void bind_group(py::module_& module) {
             if (is_on_device(input) || is_on_device(output)) {
               StagedCall staged = submit_staged(*group, input, output, std::move(options), true);
               wait_for(group, [&](Deadline d) { return staged.wait(d); });
+              hand_over(staged, output);
               return;
             }
             const BorrowedOperand call = borrow_both(input, output);
@@ -294,13 +295,10 @@ void bind_group(py::module_& module) {
             refuse_in_child();
             Options options = options_from(kind, op, prescale, postscale, root, name, algorithm,
                                            level, timeout, counts);
-            if (is_on_device(input) || is_on_device(output)) {
-              const auto staged = std::make_shared<StagedCall>(
-                  submit_staged(*group, input, output, std::move(options), false));
-              return PyHandle(
-                  group, [staged](Deadline d) { return staged->wait(d); },
-                  [staged] { return staged->done(); }, result);
-            }
+            if (is_on_device(input) || is_on_device(output))
+              return handle_of(group,
+                               submit_staged(*group, input, output, std::move(options), false),
+                               output, result);
             const BorrowedOperand call = borrow_both(input, output);
             options.keepalive = keep(call.input.owner, call.output.owner);
             return PyHandle(

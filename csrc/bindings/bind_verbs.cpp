@@ -3,6 +3,7 @@
 
 #include "bindings/bind.h"
 #include "bindings/calls.h"
+#include "bindings/device_arrays.h"
 #include "engine/fork.h"
 #include "group/grouped.h"
 
@@ -17,22 +18,27 @@ Collective direction_from(const std::string& kind) {
   throw Error(ErrorCode::invalid_argument, "'" + kind + "' is neither send nor recv");
 }
 
-Handle submit_between(Group& group, const std::string& kind, const Borrowed& array, int peer,
-                      int tag, const py::object& name, const py::object& timeout, bool waits) {
+Options options_between(const std::string& kind, const py::object& name,
+                        const py::object& timeout) {
   Options options;
   options.kind = direction_from(kind);
   if (!name.is_none()) options.name = text_from(name, "name");
   options.deadline = own_deadline(timeout);
-  if (!waits) options.keepalive = keep(array.owner, py::none());
-  return group.submit_between(peer, tag, array.buffer, std::move(options), waits);
+  return options;
 }
 
 void run_between(const std::shared_ptr<Group>& group, const std::string& kind,
                  const py::object& array, int peer, int tag, const py::object& name,
                  const py::object& timeout) {
   refuse_in_child();
+  Options options = options_between(kind, name, timeout);
+  if (is_on_device(array)) {
+    StagedCall staged = submit_staged_between(*group, array, peer, tag, std::move(options), true);
+    wait_for(group, [&](Deadline d) { return staged.wait(d); });
+    return hand_over(staged, array);
+  }
   const Borrowed borrowed = borrow(array, kind == "recv", "array");
-  const Handle handle = submit_between(*group, kind, borrowed, peer, tag, name, timeout, true);
+  const Handle handle = group->submit_between(peer, tag, borrowed.buffer, std::move(options), true);
   wait_for(group, [&](Deadline d) { return handle.wait(d); });
 }
 
@@ -40,8 +46,15 @@ PyHandle start_between(const std::shared_ptr<Group>& group, const std::string& k
                        const py::object& array, int peer, int tag, const py::object& result,
                        const py::object& name, const py::object& timeout) {
   refuse_in_child();
+  Options options = options_between(kind, name, timeout);
+  if (is_on_device(array))
+    return handle_of(group,
+                     submit_staged_between(*group, array, peer, tag, std::move(options), false),
+                     array, result);
   const Borrowed borrowed = borrow(array, kind == "recv", "array");
-  return {group, submit_between(*group, kind, borrowed, peer, tag, name, timeout, false), result};
+  options.keepalive = keep(borrowed.owner, py::none());
+  return {group, group->submit_between(peer, tag, borrowed.buffer, std::move(options), false),
+          result};
 }
 
 /// Who has sent what was received from any rank.

@@ -18,11 +18,27 @@ Error unfit(const char* what, const std::string& text, const std::string& advice
   return Error(ErrorCode::invalid_argument, std::string(what) + " " + text, {}, advice);
 }
 
+/// What an array's owner is asked; what it raises becomes an error of this argument's.
+template <typename Ask>
+auto asked(const char* what, const Ask& ask) {
+  try {
+    return ask();
+  } catch (py::error_already_set& error) {
+    throw unfit(what, "cannot be borrowed: " + std::string(py::str(error.value())));
+  } catch (const py::cast_error&) {
+    throw unfit(what, "cannot be borrowed: it does not say of itself what it should");
+  }
+}
+
 /// As DLPack's owner says; nothing where it does not say.
 std::optional<std::pair<int, int>> dlpack_device(const py::object& array) {
   if (!py::hasattr(array, "__dlpack_device__")) return std::nullopt;
-  const py::tuple said = array.attr("__dlpack_device__")();
-  return std::pair(py::int_(said[0]).cast<int>(), said[1].cast<int>());
+  try {
+    const py::tuple said = array.attr("__dlpack_device__")();
+    return std::pair(py::int_(said[0]).cast<int>(), said[1].cast<int>());
+  } catch (py::error_already_set&) {  // borrow() finds the words for what is wrong
+    return std::nullopt;
+  }
 }
 
 bool has_interface(const py::object& array) {
@@ -93,7 +109,7 @@ struct Interface {
 };
 
 Buffer buffer_of(const Interface& from, bool writable, const char* what) {
-  const auto dtype = dtype_of_typestr(py::str(from.said["typestr"]));
+  const auto dtype = asked(what, [&] { return dtype_of_typestr(py::str(from.said["typestr"])); });
   if (!dtype) throw unfit(what, "has an unsupported element type");
   if (!is_contiguous(from.shape, from.optional("strides"), size_of(*dtype)))
     throw unfit(what, "is not contiguous; pass a contiguous copy");
@@ -108,16 +124,14 @@ Buffer buffer_of(const Interface& from, bool writable, const char* what) {
 py::object capsule_for(const py::object& array, const DeviceQueue& queue, const char* what) {
   const py::object give = array.attr("__dlpack__");
   const py::kwargs wishes(py::dict(py::arg("stream") = queue.stream()));
-  try {
+  return asked(what, [&]() -> py::object {
     try {
       return give(**wishes, py::arg("max_version") = py::make_tuple(1, 0));
     } catch (py::error_already_set& error) {
       if (!error.matches(PyExc_TypeError)) throw;
       return give(**wishes);  // an owner of version 0
     }
-  } catch (py::error_already_set& error) {
-    throw unfit(what, "cannot be borrowed: " + std::string(py::str(error.value())));
-  }
+  });
 }
 
 const DlTensor& tensor_in(const py::object& capsule, bool writable, const char* what) {
@@ -144,8 +158,10 @@ Buffer buffer_of(const DlTensor& t, const char* what) {
   return {static_cast<std::byte*>(t.data) + t.byte_offset, count, *dtype};
 }
 
-std::optional<uint64_t> stream_of_owner(const py::object& array, int device) {
-  if (const auto current = current_stream_of(array.ptr(), kCuda, device)) return current;
+/// In which whoever works on the array now does so, as far as its owner says.
+std::optional<uint64_t> current_stream(const py::object& array) {
+  if (const auto device = dlpack_device(array))
+    if (const auto stream = current_stream_of(array.ptr(), kCuda, device->second)) return stream;
   return has_interface(array) ? Interface(array).stream : std::nullopt;
 }
 
@@ -163,12 +179,10 @@ PlacedArray place(Group& group, const py::object& array, bool writable, const ch
     placed.device->queue = open(device->second);
     const py::object capsule = capsule_for(array, *placed.device->queue, what);
     placed.buffer = buffer_of(tensor_in(capsule, writable, what), what);
-    placed.device->stream = stream_of_owner(array, device->second);
   } else {
-    const Interface described(array);
+    const Interface described = asked(what, [&] { return Interface(array); });
     placed.buffer = buffer_of(described, writable, what);
     placed.device->queue = open(or_fail_group(group, [&] { return described.device(); }));
-    placed.device->stream = described.stream;
     if (described.stream)
       or_fail_group(group, [&] {
         placed.device->queue->follow(*described.stream);
@@ -203,6 +217,29 @@ StagedCall submit_staged(Group& group, const py::object& input, const py::object
   options.keepalive = keep(input, output);
   const py::gil_scoped_release unlocked;  // memory may be registered, which takes long
   return StagedCall::submit(group, from, to, std::move(options), caller_waits);
+}
+
+StagedCall submit_staged_between(Group& group, const py::object& array, int peer, int tag,
+                                 Options options, bool caller_waits) {
+  const PlacedArray placed = place(group, array, options.kind == Collective::recv, "array");
+  options.keepalive = keep(array, py::none());
+  const py::gil_scoped_release unlocked;
+  return StagedCall::submit_between(group, peer, tag, placed, std::move(options), caller_waits);
+}
+
+void hand_over(StagedCall& call, const py::object& output) {
+  if (!is_on_device(output)) return;
+  const auto stream = current_stream(output);
+  const py::gil_scoped_release unlocked;
+  call.hand_over(stream);
+}
+
+PyHandle handle_of(std::shared_ptr<Group> group, StagedCall call, const py::object& output,
+                   py::object result) {
+  const auto shared = std::make_shared<StagedCall>(std::move(call));
+  return {std::move(group), [shared](Deadline d) { return shared->wait(d); },
+          [shared] { return shared->done(); }, std::move(result),
+          [shared, output] { hand_over(*shared, output); }};
 }
 
 void bind_devices(py::module_& module) {

@@ -17,4 +17,14 @@ bool is_on_device(const py::object& array);
 StagedCall submit_staged(Group& group, const py::object& input, const py::object& output,
                          Options options, bool caller_waits);
 
+/// Group::submit_between for an array on a device.
+StagedCall submit_staged_between(Group& group, const py::object& array, int peer, int tag,
+                                 Options options, bool caller_waits);
+
+/// After its wait(): what this thread does with the output from now on finds the result there.
+void hand_over(StagedCall& call, const py::object& output);
+/// In flight, as Python holds it.
+PyHandle handle_of(std::shared_ptr<Group> group, StagedCall call, const py::object& output,
+                   py::object result);
+
 }  // namespace farandole

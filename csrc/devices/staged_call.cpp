@@ -24,39 +24,58 @@ bool may_share(const Options& o, const PlacedArray& input, const PlacedArray& ou
 
 }  // namespace
 
-StagedCall StagedCall::submit(Group& group, const PlacedArray& input, const PlacedArray& output,
-                              Options options, bool caller_waits) {
-  group.check();
-  checked_shape(input.buffer, output.buffer, options, group.rank(), group.size());
-  const auto copies =
-      std::make_shared<StagedCopies>(Staging::of(*group.engine()), group.membership().detector,
-                                     group.engine()->host().rank, std::move(options.keepalive));
-  Buffer from = input.buffer, to = output.buffer;
-  or_fail_group(group, [&] {
-    const bool brings = input.device && reads_input(options, input, group.rank());
-    if (brings) from.data = copies->bring(*input.device);
-    if (output.device && writes_output(options, input, output, group.rank()))
-      to.data = copies->expect(*output.device, brings && may_share(options, input, output));
-    copies->seal();
-  });
-  // What is not brought is not read: the other buffer's memory stands for it.
-  if (input.device && from.data == input.buffer.data) from.data = to.data;
-  if (output.device && to.data == output.buffer.data) to.data = from.data;
-  options.gate = copies;
-  options.completion = [copies](const Error* error) {
+StagedCall::StagedCall(Group& group, Options& options)
+    : copies_(std::make_shared<StagedCopies>(
+          Staging::of(*group.engine()), group.membership().detector, group.engine()->host().rank,
+          std::move(options.keepalive))) {
+  options.gate = copies_;
+  options.completion = [copies = copies_](const Error* error) {
     if (error != nullptr) return;
     try {
       copies->take_back();
     } catch (const Error&) {  // NOLINT: whoever waits hears of it
     }
   };
-  return {group.submit(from, to, std::move(options), caller_waits), copies};
+}
+
+StagedCall StagedCall::submit(Group& group, const PlacedArray& input, const PlacedArray& output,
+                              Options options, bool caller_waits) {
+  group.check();
+  checked_shape(input.buffer, output.buffer, options, group.rank(), group.size());
+  StagedCall call(group, options);
+  Buffer from = input.buffer, to = output.buffer;
+  or_fail_group(group, [&] {
+    const bool brings = input.device && reads_input(options, input, group.rank());
+    if (brings) from.data = call.copies_->bring(*input.device);
+    if (output.device && writes_output(options, input, output, group.rank()))
+      to.data = call.copies_->expect(*output.device, brings && may_share(options, input, output));
+    call.copies_->seal();
+  });
+  // What is not brought is not read: the other buffer's memory stands for it.
+  if (input.device && from.data == input.buffer.data) from.data = to.data;
+  if (output.device && to.data == output.buffer.data) to.data = from.data;
+  call.handle_ = group.submit(from, to, std::move(options), caller_waits);
+  return call;
+}
+
+StagedCall StagedCall::submit_between(Group& group, int peer, int tag, const PlacedArray& array,
+                                      Options options, bool caller_waits) {
+  group.check();
+  StagedCall call(group, options);
+  Buffer data = array.buffer;
+  or_fail_group(group, [&] {
+    if (data.count > 0)
+      data.data = options.kind == Collective::send ? call.copies_->bring(*array.device)
+                                                   : call.copies_->expect(*array.device, false);
+    call.copies_->seal();
+  });
+  call.handle_ = group.submit_between(peer, tag, data, std::move(options), caller_waits);
+  return call;
 }
 
 bool StagedCall::wait(Deadline until) {
   if (!handle_.wait(until)) return false;
   copies_->take_back();
-  copies_->hand_over();
   return true;
 }
 

@@ -1,6 +1,6 @@
-// A collective on arrays of devices, by the staged path: copied to the host, reduced there by what
-// reduces the host's arrays, and copied back. So the bits are the same, and where an array lies is
-// its own rank's affair.
+// A collective on arrays of devices, or a message, by the staged path: copied to the host, reduced
+// there by what reduces the host's arrays, and copied back. So the bits are the same, and where an
+// array lies is its own rank's affair.
 #pragma once
 
 #include <memory>
@@ -23,16 +23,20 @@ class StagedCall {
   /// others may be waiting for it.
   static StagedCall submit(Group& group, const PlacedArray& input, const PlacedArray& output,
                            Options options, bool caller_waits);
+  /// As Group::submit_between, of an array on a device.
+  static StagedCall submit_between(Group& group, int peer, int tag, const PlacedArray& array,
+                                   Options options, bool caller_waits);
 
   bool done() const { return handle_.done(); }
-  /// Waits until the operation is complete on the host, and has its result copied back; what the
-  /// output's owner puts into its stream from then on finds it there. Where that stream is not
-  /// known, the host waits for the copy. False when `until` passed first.
+  /// Waits until the operation is complete on the host, and has its result copied back. False when
+  /// `until` passed first.
   bool wait(Deadline until);
+  /// Then, as often as somebody waits: StagedCopies::hand_over.
+  void hand_over(std::optional<uint64_t> stream) { copies_->hand_over(stream); }
 
  private:
-  StagedCall(Handle handle, std::shared_ptr<StagedCopies> copies)
-      : handle_(std::move(handle)), copies_(std::move(copies)) {}
+  /// Before its copies are asked for; they are the operation's gate.
+  StagedCall(Group& group, Options& options);
 
   Handle handle_;
   std::shared_ptr<StagedCopies> copies_;

@@ -123,12 +123,12 @@ void StagedCopies::take_back() {
   }
 }
 
-void StagedCopies::hand_over() {
+void StagedCopies::hand_over(std::optional<uint64_t> stream) {
   const std::lock_guard lock(mutex_);
-  if (handed_over_ || !output_) return;
+  if (!output_) return;
   try {
-    if (output_->span.stream)
-      output_->span.queue->precede(*output_->span.stream);
+    if (stream)
+      output_->span.queue->precede(*stream);
     else
       output_->span.queue->synchronize(kToDevice);
   } catch (const Error& error) {

@@ -12,12 +12,11 @@
 
 namespace farandole {
 
-/// Memory of a device, and the stream in which its owner works on it; none: nobody knows which.
+/// Memory of a device.
 struct DeviceSpan {
   std::shared_ptr<DeviceQueue> queue;
   uint64_t address = 0;
   size_t bytes = 0;
-  std::optional<uint64_t> stream;
 };
 
 /// As it reaches all ranks: with this one's number.
@@ -45,8 +44,9 @@ class StagedCopies : public Gate {
   /// Once the operation has ended well, by whoever comes first: copies the result back. A failure
   /// is the group's, and thrown.
   void take_back();
-  /// Then: the output's owner finds the result in what it puts into its stream.
-  void hand_over();
+  /// Then: whoever works on the output finds the result there, in what it puts into this stream
+  /// from now on. Without one the host waits for the copy, so that it is there for all.
+  void hand_over(std::optional<uint64_t> stream);
 
  private:
   struct Copy {

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_device import KINDS, Array, OnHost, Rank
+from fake_device import KINDS, Array, OnHost, Rank, WithFunctions, contents
 
 import farandole as fd
 import harness
@@ -198,6 +198,58 @@ def in_flight(how_many: int) -> None:
 
 def test_many_in_flight(start: Start) -> None:
     start(2, FAKE_CUDA_JITTER="11").run(in_flight, 12)
+
+
+def waits_elsewhere() -> None:
+    """In another stream than that of the call: it is the one that is current then."""
+    rank = Rank("functions")
+    x, on_host = rank.pair(200_000, "float32")
+    expected = rank.host(200_000, "float32")
+    fd.all_reduce(on_host.array, out=expected.array)
+    for asynchronous in (True, False):
+        y = rank.array(200_000, "float32")
+        other = rank.machine.made("cuStreamCreateWithPriority", 1, 0)
+        handle: Any = fd.all_reduce(x, out=y, async_op=True) if asynchronous else None
+        WithFunctions.current = y.stream = other
+        result = handle.wait() if handle else fd.all_reduce(x, out=y)
+        assert result.get() == expected.get()
+        rank.machine.call("cuStreamDestroy_v2", other)
+        WithFunctions.current = x.stream
+    rank.end()
+
+
+def test_the_stream_that_is_current_in_wait(start: Start) -> None:
+    start(2, FAKE_CUDA_JITTER="13").run(waits_elsewhere)
+
+
+def messages() -> None:
+    """Round in a circle, from host to device and on."""
+    rank = Rank()
+    p, r = fd.size(), fd.rank()
+    for count in (0, 1, 50_001):
+        x, _ = rank.pair(count, "int16")
+        sent = contents("int16", count, 1000 * ((r - 1) % p) + rank.seed)
+        y = rank.array(count, "int16")
+        handle = fd.send(x, (r + 1) % p, tag=3, async_op=True)
+        assert fd.recv(y, (r - 1) % p, tag=3) is y
+        handle.wait()
+        assert y.get() == sent
+        there = rank.host(count, "int16")
+        handle = fd.send(y, (r + 1) % p, async_op=True)
+        fd.recv(there.array, (r - 1) % p)
+        handle.wait()
+        assert there.get() == contents("int16", count, 1000 * ((r - 2) % p) + rank.seed)
+        later = fd.recv(x, (r - 1) % p, async_op=True)
+        fd.send(there.array, (r + 1) % p)
+        assert later.wait().get() == contents("int16", count, 1000 * ((r - 3) % p) + rank.seed)
+    with pytest.raises(fd.InvalidArgument, match="which is this one"):
+        fd.send(x, r)
+    del handle, later  # which keep what they need
+    rank.end()
+
+
+def test_messages_between_two(start: Start) -> None:
+    start(3, FAKE_CUDA_JITTER="17").run(messages)
 
 
 def steady(kind: str) -> list[str]:
