@@ -31,17 +31,20 @@ StagedCopies::StagedCopies(std::shared_ptr<Staging> staging,
       kept_(std::move(kept)) {}
 
 StagedCopies::~StagedCopies() {
-  if (output_ && handed_over_) kept_.reset();  // whoever uses its memory next comes after it
-  if (shared_ && input_ && output_) {
-    output_->until.lost |= input_->until.lost;
-    input_.reset();
-  }
-  give_back(input_);
-  give_back(output_);
+  give_back();               // of an operation that failed
+  if (handed_over_) return;  // whoever uses the arrays' memory next comes after the copies
+  for (const std::optional<Copy>* copy : {&input_, &output_})
+    if (*copy) staging_->keep(kept_, (*copy)->span.queue, (*copy)->until);
 }
 
-void StagedCopies::give_back(std::optional<Copy>& copy) {
-  if (copy && copy->block) staging_->give_back(std::move(copy->block), copy->until, kept_);
+void StagedCopies::give_back() {
+  if (input_ && output_ && input_->block == output_->block) {
+    output_->until.lost |= input_->until.lost;
+    input_->block = nullptr;
+  }
+  for (std::optional<Copy>* copy : {&input_, &output_})
+    if (*copy && (*copy)->block)
+      staging_->give_back(std::exchange((*copy)->block, nullptr), (*copy)->until);
 }
 
 std::byte* StagedCopies::bring(const DeviceSpan& input) {
@@ -52,9 +55,9 @@ std::byte* StagedCopies::bring(const DeviceSpan& input) {
 }
 
 std::byte* StagedCopies::expect(const DeviceSpan& output, bool where_input_lies) {
-  shared_ = where_input_lies;
-  output_ =
-      Copy{output, shared_ ? input_->block : staging_->borrow(output.queue, output.bytes), {}};
+  const auto block =
+      where_input_lies ? input_->block : staging_->borrow(output.queue, output.bytes);
+  output_ = Copy{output, block, {}};
   return output_->block->memory.get();
 }
 
@@ -108,8 +111,8 @@ void StagedCopies::fail(const Error& error) {
 void StagedCopies::take_back() {
   const std::lock_guard lock(mutex_);
   if (failure_) throw Error(*failure_);
-  if (taken_back_ || !output_) return;
-  taken_back_ = true;
+  if (std::exchange(taken_back_, true)) return;
+  if (!output_) return give_back();
   CopiesUntil& until = output_->until;
   try {
     until.lost = true;
@@ -118,6 +121,7 @@ void StagedCopies::take_back() {
     until.to_device = output_->span.queue->mark(kToDevice);
     until.has_to_device = true;
     until.lost = false;
+    give_back();
   } catch (const Error& error) {
     fail(error);
   }

@@ -27,7 +27,6 @@ class StagedCopies : public Gate {
   /// `kept`: what keeps the arrays. `rank`: of the world.
   StagedCopies(std::shared_ptr<Staging> staging, std::shared_ptr<FailureDetector> detector,
                int rank, std::shared_ptr<const void> kept);
-  /// Gives the blocks back.
   ~StagedCopies() override;
 
   /// Begins the copy to the host; nothing for a rank that only gets. Where it will lie.
@@ -41,8 +40,8 @@ class StagedCopies : public Gate {
   bool is_open() override;
   std::string awaited() const override;
 
-  /// Once the operation has ended well, by whoever comes first: copies the result back. A failure
-  /// is the group's, and thrown.
+  /// Once the operation has ended well, by whoever comes first: copies the result back, and gives
+  /// the blocks back. A failure is the group's, and thrown.
   void take_back();
   /// Then: whoever works on the output finds the result there, in what it puts into this stream
   /// from now on. Without one the host waits for the copy, so that it is there for all.
@@ -51,12 +50,12 @@ class StagedCopies : public Gate {
  private:
   struct Copy {
     DeviceSpan span;
-    std::shared_ptr<StagingBlock> block;
+    std::shared_ptr<StagingBlock> block;  // null: given back
     CopiesUntil until;
   };
   static void mark_arrival(Copy& copy);
   [[noreturn]] void fail(const Error& error);
-  void give_back(std::optional<Copy>& copy);
+  void give_back();
   void look_for_loss();
 
   std::shared_ptr<Staging> staging_;
@@ -64,7 +63,6 @@ class StagedCopies : public Gate {
   int rank_;
   std::shared_ptr<const void> kept_;
   std::optional<Copy> input_, output_;
-  bool shared_ = false;    // one block for both
   TimePoint next_look_{};  // of the thread that polls
   std::mutex mutex_;       // guards the rest, and what take_back() does
   bool taken_back_ = false, handed_over_ = false;

@@ -110,18 +110,24 @@ void Staging::drop_too_small(const DeviceQueue& queue, size_t bytes) {
   });
 }
 
-void Staging::give_back(std::shared_ptr<StagingBlock> block, const CopiesUntil& until,
-                        std::shared_ptr<const void> kept) noexcept {
+void Staging::give_back(std::shared_ptr<StagingBlock> block, const CopiesUntil& until) noexcept {
   if (in_child()) return;
   const std::lock_guard lock(mutex_);
-  returned_.push_back({std::move(block), until, std::move(kept)});
+  returned_.push_back({block->queue, until, block, nullptr});
+}
+
+void Staging::keep(std::shared_ptr<const void> array, const std::shared_ptr<DeviceQueue>& queue,
+                   const CopiesUntil& until) noexcept {
+  if (in_child() || done(*queue, until)) return;
+  const std::lock_guard lock(mutex_);
+  returned_.push_back({queue, until, nullptr, std::move(array)});
 }
 
 void Staging::take_back(Letting& letting) {
   std::erase_if(returned_, [&](Returned& returned) {
-    if (!done(*returned.block->queue, returned.until)) return false;
-    idle_.push_back(std::move(returned.block));
-    letting.push_back(std::move(returned.kept));
+    if (!done(*returned.queue, returned.until)) return false;
+    if (returned.block) idle_.push_back(std::move(returned.block));
+    if (returned.array) letting.push_back(std::move(returned.array));
     return true;
   });
 }

@@ -21,7 +21,7 @@ struct StagingBlock {
   DevicePages pages;  // last: released before the memory goes
 };
 
-/// How long a block and an array are in use by copies that nobody waits for.
+/// How long a block or an array is in use by copies that nobody waits for.
 struct CopiesUntil {
   uint32_t to_host = 0, to_device = 0;  // marks
   bool has_to_host = false, has_to_device = false;
@@ -42,9 +42,11 @@ class Staging : public Task {
   std::shared_ptr<DeviceQueue> queue(int device);
   /// At least `bytes`. Throws Error(resource) where the arena has too little left.
   std::shared_ptr<StagingBlock> borrow(const std::shared_ptr<DeviceQueue>& queue, size_t bytes);
-  /// Lends it again once the copies are done, and lets go of `kept` then.
-  void give_back(std::shared_ptr<StagingBlock> block, const CopiesUntil& until,
-                 std::shared_ptr<const void> kept) noexcept;
+  /// Lends it again once the copies are done.
+  void give_back(std::shared_ptr<StagingBlock> block, const CopiesUntil& until) noexcept;
+  /// Holds an array until then.
+  void keep(std::shared_ptr<const void> array, const std::shared_ptr<DeviceQueue>& queue,
+            const CopiesUntil& until) noexcept;
 
   bool poll(TimePoint) override { return false; }
   void look_around(TimePoint now) override;
@@ -53,9 +55,10 @@ class Staging : public Task {
 
  private:
   struct Returned {
-    std::shared_ptr<StagingBlock> block;
+    std::shared_ptr<DeviceQueue> queue;
     CopiesUntil until;
-    std::shared_ptr<const void> kept;
+    std::shared_ptr<StagingBlock> block;  // of these two there is one
+    std::shared_ptr<const void> array;
   };
   using Letting = std::vector<std::shared_ptr<const void>>;
 

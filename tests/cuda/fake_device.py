@@ -101,6 +101,7 @@ class Machine:
     def leave(self) -> tuple[str, str]:
         """After shutdown(), without our own arrays and streams: what is alive, and what was done
         wrong."""
+        assert self.made("cuCtxGetCurrent").value == self.contexts[0].value, "as it was before"
         for device in sorted(self.contexts, reverse=True):
             self.enter(device)
             for array in self.arrays:

@@ -166,6 +166,22 @@ def test_two_devices(start: Start) -> None:
     start(2, FAKE_CUDA_DEVICES="2", FAKE_CUDA_JITTER="2").run(two_devices)
 
 
+def one_world_after_another() -> None:
+    rank = Rank()
+    for _ in range(3):
+        fd.init()
+        x, on_host = rank.pair(777, "int64")
+        expected = rank.host(777, "int64")
+        fd.all_reduce(on_host.array, out=expected.array)
+        assert fd.all_reduce(x, out=x).get() == expected.get()
+        fd.shutdown()
+    rank.end()
+
+
+def test_one_world_after_another(start: Start) -> None:
+    start(2).run(one_world_after_another)
+
+
 # ---- in flight ----
 
 

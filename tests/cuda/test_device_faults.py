@@ -188,6 +188,35 @@ def test_a_rank_that_is_killed(start: Start) -> None:
     assert left == ["", ""]
 
 
+def one_is_killed_while_input_is_late() -> tuple[str, list[str]]:
+    """Of the survivor: what it waits for itself does not keep it."""
+    rank = Rank()
+    x, _ = rank.pair(1000, "float32")
+    fd.all_reduce(x, out=x)
+    rank.machine.control.hold(True)
+    handle = fd.all_reduce(x, out=x, async_op=True)
+    harness.tell("under way")
+    with pytest.raises(fd.PeerLost) as caught:
+        handle.wait()
+    rank.machine.control.hold(False)
+    del handle
+    with contextlib.suppress(fd.Error):
+        fd.shutdown()
+    gc.collect()
+    return caught.value.verdict, list(rank.machine.leave())
+
+
+def test_a_rank_that_is_killed_while_another_waits_for_its_device(start: Start) -> None:
+    world = start(2)
+    world.start(one_is_killed_while_input_is_late)
+    world.hear_all()
+    world.signal(1, signal.SIGKILL)
+    verdict, left = world.outcome(0).value
+    assert "rank 1" in verdict
+    assert "was killed by SIGKILL" in verdict
+    assert left == ["", ""]
+
+
 def forks() -> int:
     rank = Rank()
     x, _ = rank.pair(10, "float32")
