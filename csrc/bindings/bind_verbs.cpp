@@ -1,6 +1,9 @@
 // Between two ranks, and many arrays at once.
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <functional>
+
 #include "bindings/bind.h"
 #include "bindings/calls.h"
 #include "bindings/device_arrays.h"
@@ -78,9 +81,6 @@ PyHandle start_from_any(const std::shared_ptr<Group>& group, const py::object& a
 constexpr PackLimits kLimits{.together = 1 << 20, .alone = (32 << 10) + 1};
 
 std::vector<Operand> operands_of(const Arrays& inputs, const Arrays& outputs) {
-  if (inputs.size() != outputs.size())
-    throw Error(ErrorCode::invalid_argument, std::to_string(inputs.size()) + " inputs and " +
-                                                 std::to_string(outputs.size()) + " outputs");
   std::vector<Operand> operands;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const BorrowedOperand call = borrow_both(inputs[i], outputs[i]);
@@ -89,15 +89,34 @@ std::vector<Operand> operands_of(const Arrays& inputs, const Arrays& outputs) {
   return operands;
 }
 
-std::shared_ptr<Grouped> submit_grouped(Group& group, const std::string& kind, const Arrays& inputs,
-                                        const Arrays& outputs, Options options, bool waits) {
+/// A grouped call under way, wherever its arrays lie.
+struct BegunGrouped {
+  WaitUntil wait;
+  std::function<bool()> done;
+  std::function<void()> after_wait;
+};
+
+BegunGrouped begin_grouped(Group& group, const std::string& kind, const Arrays& inputs,
+                           const Arrays& outputs, Options options, bool waits) {
   if (!Grouped::has(options.kind))
     throw Error(ErrorCode::invalid_argument, "there is no grouped " + kind);
+  if (inputs.size() != outputs.size())
+    throw Error(ErrorCode::invalid_argument, std::to_string(inputs.size()) + " inputs and " +
+                                                 std::to_string(outputs.size()) + " outputs");
   if (options.name.empty()) options.name = "grouped";
+  if (std::ranges::any_of(inputs, is_on_device) || std::ranges::any_of(outputs, is_on_device)) {
+    const auto staged =
+        submit_staged_grouped(group, inputs, outputs, std::move(options), kLimits, waits);
+    return {[staged](Deadline d) { return staged->wait(d); }, [staged] { return staged->done(); },
+            [staged, outputs] { hand_over(*staged, outputs); }};
+  }
   if (!waits) options.keepalive = keep(py::cast(inputs), py::cast(outputs));
-  auto grouped = std::make_shared<Grouped>(group, operands_of(inputs, outputs), options, kLimits);
+  const auto grouped =
+      std::make_shared<Grouped>(group, operands_of(inputs, outputs), options, kLimits);
   grouped->submit(waits);
-  return grouped;
+  return {[grouped](Deadline d) { return grouped->wait(d); },
+          [grouped] { return grouped->done(); },
+          {}};
 }
 
 /// One call of several: kind, input, output, result, op, prescale, root, counts.
@@ -149,11 +168,12 @@ void bind_verbs(py::module_& module) {
              int root, const py::object& name, const py::object& algorithm, const py::object& level,
              const py::object& timeout) {
             refuse_in_child();
-            const auto grouped = submit_grouped(
+            const BegunGrouped begun = begin_grouped(
                 *of, kind, inputs, outputs,
                 options_from(kind, op, prescale, postscale, root, name, algorithm, level, timeout),
                 true);
-            wait_for(of, [&](Deadline d) { return grouped->wait(d); });
+            wait_for(of, begun.wait);
+            if (begun.after_wait) begun.after_wait();
           },
           py::arg("kind"), py::arg("inputs"), py::arg("outputs"), py::arg("op") = "sum",
           py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("root") = 0,
@@ -166,13 +186,12 @@ void bind_verbs(py::module_& module) {
              double prescale, double postscale, int root, const py::object& name,
              const py::object& algorithm, const py::object& level, const py::object& timeout) {
             refuse_in_child();
-            auto grouped = submit_grouped(
+            BegunGrouped begun = begin_grouped(
                 *of, kind, inputs, outputs,
                 options_from(kind, op, prescale, postscale, root, name, algorithm, level, timeout),
                 false);
-            return PyHandle(
-                of, [grouped](Deadline d) { return grouped->wait(d); },
-                [grouped] { return grouped->done(); }, result);
+            return PyHandle(of, std::move(begun.wait), std::move(begun.done), result,
+                            std::move(begun.after_wait));
           },
           py::arg("kind"), py::arg("inputs"), py::arg("outputs"), py::arg("result"),
           py::arg("op") = "sum", py::arg("prescale") = 1.0, py::arg("postscale") = 1.0,

@@ -194,6 +194,19 @@ PlacedArray place(Group& group, const py::object& array, bool writable, const ch
   return placed;
 }
 
+PlacedOperand place_both(Group& group, const py::object& input, const py::object& output) {
+  PlacedOperand both;
+  auto& [from, to] = both;
+  if (!input.is_none()) from = place(group, input, input.is(output), "input");
+  if (input.is(output))
+    to = from;
+  else if (!output.is_none())
+    to = place(group, output, true, "output");
+  if (input.is_none()) from.buffer.dtype = to.buffer.dtype;
+  if (output.is_none()) to.buffer.dtype = from.buffer.dtype;
+  return both;
+}
+
 }  // namespace
 
 bool is_on_device(const py::object& array) {
@@ -206,14 +219,7 @@ bool is_on_device(const py::object& array) {
 
 StagedCall submit_staged(Group& group, const py::object& input, const py::object& output,
                          Options options, bool caller_waits) {
-  PlacedArray from, to;
-  if (!input.is_none()) from = place(group, input, input.is(output), "input");
-  if (input.is(output))
-    to = from;
-  else if (!output.is_none())
-    to = place(group, output, true, "output");
-  if (input.is_none()) from.buffer.dtype = to.buffer.dtype;
-  if (output.is_none()) to.buffer.dtype = from.buffer.dtype;
+  const auto [from, to] = place_both(group, input, output);
   options.keepalive = keep(input, output);
   const py::gil_scoped_release unlocked;  // memory may be registered, which takes long
   return StagedCall::submit(group, from, to, std::move(options), caller_waits);
@@ -227,11 +233,32 @@ StagedCall submit_staged_between(Group& group, const py::object& array, int peer
   return StagedCall::submit_between(group, peer, tag, placed, std::move(options), caller_waits);
 }
 
+std::shared_ptr<StagedGrouped> submit_staged_grouped(Group& group,
+                                                     const std::vector<py::object>& inputs,
+                                                     const std::vector<py::object>& outputs,
+                                                     Options options, const PackLimits& limits,
+                                                     bool caller_waits) {
+  std::vector<PlacedOperand> operands;
+  for (size_t i = 0; i < inputs.size(); ++i)
+    operands.push_back(place_both(group, inputs[i], outputs[i]));
+  options.keepalive = keep(py::cast(inputs), py::cast(outputs));
+  const py::gil_scoped_release unlocked;
+  return std::make_shared<StagedGrouped>(group, operands, std::move(options), limits, caller_waits);
+}
+
 void hand_over(StagedCall& call, const py::object& output) {
   if (!is_on_device(output)) return;
   const auto stream = current_stream(output);
   const py::gil_scoped_release unlocked;
   call.hand_over(stream);
+}
+
+void hand_over(StagedGrouped& call, const std::vector<py::object>& outputs) {
+  for (const auto& [device, output] : call.outputs()) {
+    const auto stream = current_stream(outputs[output]);
+    const py::gil_scoped_release unlocked;
+    call.hand_over(device, stream);
+  }
 }
 
 PyHandle handle_of(std::shared_ptr<Group> group, StagedCall call, const py::object& output,

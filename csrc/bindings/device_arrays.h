@@ -4,8 +4,11 @@
 
 #include <pybind11/pybind11.h>
 
+#include <memory>
+#include <vector>
+
 #include "bindings/calls.h"
-#include "devices/staged_call.h"
+#include "devices/staged_grouped.h"
 
 namespace farandole {
 
@@ -21,8 +24,16 @@ StagedCall submit_staged(Group& group, const py::object& input, const py::object
 StagedCall submit_staged_between(Group& group, const py::object& array, int peer, int tag,
                                  Options options, bool caller_waits);
 
+/// Grouped, submitted, for arrays of which one at least lies on a device.
+std::shared_ptr<StagedGrouped> submit_staged_grouped(Group& group,
+                                                     const std::vector<py::object>& inputs,
+                                                     const std::vector<py::object>& outputs,
+                                                     Options options, const PackLimits& limits,
+                                                     bool caller_waits);
+
 /// After its wait(): what this thread does with the output from now on finds the result there.
 void hand_over(StagedCall& call, const py::object& output);
+void hand_over(StagedGrouped& call, const std::vector<py::object>& outputs);
 /// In flight, as Python holds it.
 PyHandle handle_of(std::shared_ptr<Group> group, StagedCall call, const py::object& output,
                    py::object result);

@@ -24,11 +24,30 @@ bool may_share(const Options& o, const PlacedArray& input, const PlacedArray& ou
 
 }  // namespace
 
-StagedCall::StagedCall(Group& group, Options& options)
-    : copies_(std::make_shared<StagedCopies>(
-          Staging::of(*group.engine()), group.membership().detector, group.engine()->host().rank,
-          std::move(options.keepalive))) {
-  options.gate = copies_;
+Operand stage(StagedCopies& copies, const Options& options, const PlacedArray& input,
+              const PlacedArray& output, int rank) {
+  Buffer from = input.buffer, to = output.buffer;
+  const bool brings = input.device && reads_input(options, input, rank);
+  if (brings) from.data = copies.bring(*input.device);
+  if (output.device && writes_output(options, input, output, rank))
+    to.data = copies.expect(*output.device, brings && may_share(options, input, output));
+  // What is not brought is not read: the other buffer's memory stands for it.
+  if (input.device && from.data == input.buffer.data) from.data = to.data;
+  if (output.device && to.data == output.buffer.data) to.data = from.data;
+  return {from, to};
+}
+
+std::shared_ptr<StagedCopies> copies_for(Group& group, Options& options) {
+  const auto copies =
+      std::make_shared<StagedCopies>(Staging::of(*group.engine()), group.membership().detector,
+                                     group.engine()->host().rank, std::move(options.keepalive));
+  options.gate = copies;
+  return copies;
+}
+
+StagedCall::StagedCall(Group& group, Options& options, const PlacedArray& output)
+    : copies_(copies_for(group, options)),
+      device_(output.device ? output.device->queue->device() : -1) {
   options.completion = [copies = copies_](const Error* error) {
     if (error != nullptr) return;
     try {
@@ -42,26 +61,20 @@ StagedCall StagedCall::submit(Group& group, const PlacedArray& input, const Plac
                               Options options, bool caller_waits) {
   group.check();
   checked_shape(input.buffer, output.buffer, options, group.rank(), group.size());
-  StagedCall call(group, options);
-  Buffer from = input.buffer, to = output.buffer;
-  or_fail_group(group, [&] {
-    const bool brings = input.device && reads_input(options, input, group.rank());
-    if (brings) from.data = call.copies_->bring(*input.device);
-    if (output.device && writes_output(options, input, output, group.rank()))
-      to.data = call.copies_->expect(*output.device, brings && may_share(options, input, output));
+  StagedCall call(group, options, output);
+  const Operand staged = or_fail_group(group, [&] {
+    const Operand lies = stage(*call.copies_, options, input, output, group.rank());
     call.copies_->seal();
+    return lies;
   });
-  // What is not brought is not read: the other buffer's memory stands for it.
-  if (input.device && from.data == input.buffer.data) from.data = to.data;
-  if (output.device && to.data == output.buffer.data) to.data = from.data;
-  call.handle_ = group.submit(from, to, std::move(options), caller_waits);
+  call.handle_ = group.submit(staged.input, staged.output, std::move(options), caller_waits);
   return call;
 }
 
 StagedCall StagedCall::submit_between(Group& group, int peer, int tag, const PlacedArray& array,
                                       Options options, bool caller_waits) {
   group.check();
-  StagedCall call(group, options);
+  StagedCall call(group, options, array);
   Buffer data = array.buffer;
   or_fail_group(group, [&] {
     if (data.count > 0)

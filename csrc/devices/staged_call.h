@@ -17,6 +17,13 @@ struct PlacedArray {
   std::optional<DeviceSpan> device;
 };
 
+/// Where the arrays of one operation lie on the host, and the copies of what has to be brought.
+Operand stage(StagedCopies& copies, const Options& options, const PlacedArray& input,
+              const PlacedArray& output, int rank);
+
+/// A call's copies: the gate of its operations, and what keeps its arrays.
+std::shared_ptr<StagedCopies> copies_for(Group& group, Options& options);
+
 class StagedCall {
  public:
   /// As Group::submit. Whatever else than an argument fails on this rank fails the group: the
@@ -32,14 +39,15 @@ class StagedCall {
   /// `until` passed first.
   bool wait(Deadline until);
   /// Then, as often as somebody waits: StagedCopies::hand_over.
-  void hand_over(std::optional<uint64_t> stream) { copies_->hand_over(stream); }
+  void hand_over(std::optional<uint64_t> stream) { copies_->hand_over(device_, stream); }
 
  private:
   /// Before its copies are asked for; they are the operation's gate.
-  StagedCall(Group& group, Options& options);
+  StagedCall(Group& group, Options& options, const PlacedArray& output);
 
   Handle handle_;
   std::shared_ptr<StagedCopies> copies_;
+  int device_;  // the output's; -1: the host
 };
 
 /// What `act` returns. An error of a device on this rank reaches all ranks.

@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <map>
 #include <utility>
 
 #include "engine/fork.h"
@@ -33,54 +35,47 @@ StagedCopies::StagedCopies(std::shared_ptr<Staging> staging,
 StagedCopies::~StagedCopies() {
   give_back();               // of an operation that failed
   if (handed_over_) return;  // whoever uses the arrays' memory next comes after the copies
-  for (const std::optional<Copy>* copy : {&input_, &output_})
-    if (*copy) staging_->keep(kept_, (*copy)->span.queue, (*copy)->until);
+  for (const std::vector<Copy>* copies : {&inputs_, &outputs_})
+    for (const Copy& copy : *copies) staging_->keep(kept_, copy.span.queue, copy.until);
 }
 
 void StagedCopies::give_back() {
-  if (input_ && output_ && input_->block == output_->block) {
-    output_->until.lost |= input_->until.lost;
-    input_->block = nullptr;
-  }
-  for (std::optional<Copy>* copy : {&input_, &output_})
-    if (*copy && (*copy)->block)
-      staging_->give_back(std::exchange((*copy)->block, nullptr), (*copy)->until);
+  for (std::vector<Copy>* copies : {&inputs_, &outputs_})
+    for (Copy& copy : *copies)
+      if (copy.block) staging_->give_back(std::exchange(copy.block, nullptr), copy.until);
 }
 
 std::byte* StagedCopies::bring(const DeviceSpan& input) {
-  input_ = Copy{input, staging_->borrow(input.queue, input.bytes), {}};
-  input_->until.lost = true;  // until there is a mark after it
-  input.queue->copy_to_host(input_->block->pages, input.address, input.bytes);
-  return input_->block->memory.get();
+  Copy& copy = inputs_.emplace_back(input, staging_->borrow(input.queue, input.bytes));
+  copy.until.lost = true;  // until there is a mark after it
+  input.queue->copy_to_host(copy.block->pages, input.address, input.bytes);
+  return copy.block->memory.get();
 }
 
 std::byte* StagedCopies::expect(const DeviceSpan& output, bool where_input_lies) {
-  const auto block =
-      where_input_lies ? input_->block : staging_->borrow(output.queue, output.bytes);
-  output_ = Copy{output, block, {}};
-  return output_->block->memory.get();
+  auto block = where_input_lies ? std::move(inputs_.back().block)
+                                : staging_->borrow(output.queue, output.bytes);
+  Copy& copy = outputs_.emplace_back(output, std::move(block));
+  copy.until.lost = where_input_lies;  // as the input's
+  return copy.block->memory.get();
 }
 
+/// One mark a device is after all of its copies, and after what owners do to outputs now.
 void StagedCopies::seal() {
-  if (input_) mark_arrival(*input_);
-  if (!output_) return;
-  if (input_ && input_->span.queue == output_->span.queue)
-    output_->until = input_->until;  // one mark is after both
-  else
-    mark_arrival(*output_);
-}
-
-void StagedCopies::mark_arrival(Copy& copy) {
-  copy.until.to_host = copy.span.queue->mark(kToHost);
-  copy.until.has_to_host = true;
-  copy.until.lost = false;
+  std::map<const DeviceQueue*, uint32_t> marks;
+  for (std::vector<Copy>* copies : {&inputs_, &outputs_})
+    for (Copy& copy : *copies) {
+      const auto [mark, is_new] = marks.try_emplace(copy.span.queue.get(), 0);
+      if (is_new) mark->second = copy.span.queue->mark(kToHost);
+      copy.until = {.to_host = mark->second, .has_to_host = true};
+    }
 }
 
 bool StagedCopies::is_open() {
-  const auto arrived = [](const std::optional<Copy>& copy) {
-    return !copy || copy->span.queue->reached(kToHost, copy->until.to_host);
+  const auto arrived = [](const Copy& copy) {
+    return copy.span.queue->reached(kToHost, copy.until.to_host);
   };
-  if (arrived(input_) && arrived(output_)) return true;
+  if (std::ranges::all_of(inputs_, arrived) && std::ranges::all_of(outputs_, arrived)) return true;
   if (const TimePoint when = now(); when >= next_look_) {
     if (next_look_ != TimePoint{}) look_for_loss();
     next_look_ = when + kBetweenLooks;
@@ -90,16 +85,16 @@ bool StagedCopies::is_open() {
 
 void StagedCopies::look_for_loss() {
   try {
-    if (input_) input_->span.queue->look_for_loss();
-    if (output_) output_->span.queue->look_for_loss();
+    for (const std::vector<Copy>* copies : {&inputs_, &outputs_})
+      if (!copies->empty()) copies->front().span.queue->look_for_loss();
   } catch (const Error& error) {
     throw on_rank(error, rank_);
   }
 }
 
 std::string StagedCopies::awaited() const {
-  const int device = (input_ ? input_ : output_)->span.queue->device();
-  return "its arrays on device " + std::to_string(device);
+  const Copy& first = inputs_.empty() ? outputs_.front() : inputs_.front();
+  return "its arrays on device " + std::to_string(first.span.queue->device());
 }
 
 void StagedCopies::fail(const Error& error) {
@@ -112,29 +107,35 @@ void StagedCopies::take_back() {
   const std::lock_guard lock(mutex_);
   if (failure_) throw Error(*failure_);
   if (std::exchange(taken_back_, true)) return;
-  if (!output_) return give_back();
-  CopiesUntil& until = output_->until;
   try {
-    until.lost = true;
-    output_->span.queue->copy_to_device(output_->span.address, output_->block->pages,
-                                        output_->span.bytes);
-    until.to_device = output_->span.queue->mark(kToDevice);
-    until.has_to_device = true;
-    until.lost = false;
-    give_back();
+    for (Copy& copy : outputs_) {
+      copy.until.lost = true;
+      copy.span.queue->copy_to_device(copy.span.address, copy.block->pages, copy.span.bytes);
+    }
+    std::map<const DeviceQueue*, uint32_t> marks;
+    for (Copy& copy : outputs_) {
+      const auto [mark, is_new] = marks.try_emplace(copy.span.queue.get(), 0);
+      if (is_new) mark->second = copy.span.queue->mark(kToDevice);
+      copy.until.to_device = mark->second;
+      copy.until.has_to_device = true;
+      copy.until.lost = false;
+    }
   } catch (const Error& error) {
     fail(error);
   }
+  give_back();
 }
 
-void StagedCopies::hand_over(std::optional<uint64_t> stream) {
+void StagedCopies::hand_over(int device, std::optional<uint64_t> stream) {
   const std::lock_guard lock(mutex_);
-  if (!output_) return;
+  const auto on_it = [&](const Copy& copy) { return copy.span.queue->device() == device; };
+  const auto output = std::ranges::find_if(outputs_, on_it);
+  if (output == outputs_.end()) return;
   try {
     if (stream)
-      output_->span.queue->precede(*stream);
+      output->span.queue->precede(*stream);
     else
-      output_->span.queue->synchronize(kToDevice);
+      output->span.queue->synchronize(kToDevice);
   } catch (const Error& error) {
     fail(error);
   }

@@ -1,5 +1,5 @@
-// One operation's copies: its input on the way to the host, its result on the way back. Between
-// them the host's collective runs, which knows nothing of devices.
+// One call's copies: its inputs on the way to the host, its results on the way back. Between them
+// the host's collective runs, which knows nothing of devices.
 #pragma once
 
 #include <atomic>
@@ -29,10 +29,10 @@ class StagedCopies : public Gate {
                int rank, std::shared_ptr<const void> kept);
   ~StagedCopies() override;
 
-  /// Begins the copy to the host; nothing for a rank that only gets. Where it will lie.
+  /// Begins the copy of an input to the host. Where it will lie.
   std::byte* bring(const DeviceSpan& input);
-  /// Where the result has to lie on the host, which will be copied to `output`: where the input
-  /// does, or on its own.
+  /// Where a result has to lie on the host, which will be copied to `output`: where the last input
+  /// does, of the same queue, or on its own.
   std::byte* expect(const DeviceSpan& output, bool where_input_lies);
   /// All that has to be done before the operation may begin has been asked for.
   void seal();
@@ -40,20 +40,20 @@ class StagedCopies : public Gate {
   bool is_open() override;
   std::string awaited() const override;
 
-  /// Once the operation has ended well, by whoever comes first: copies the result back, and gives
+  /// Once all has ended well on the host, by whoever comes first: copies results back, and gives
   /// the blocks back. A failure is the group's, and thrown.
   void take_back();
-  /// Then: whoever works on the output finds the result there, in what it puts into this stream
-  /// from now on. Without one the host waits for the copy, so that it is there for all.
-  void hand_over(std::optional<uint64_t> stream);
+  /// Then: whoever works on outputs of this device finds the results there, in what it puts into
+  /// this stream from now on. Without one the host waits for the copies, so that they are there for
+  /// all.
+  void hand_over(int device, std::optional<uint64_t> stream);
 
  private:
   struct Copy {
     DeviceSpan span;
-    std::shared_ptr<StagingBlock> block;  // null: given back
+    std::shared_ptr<StagingBlock> block;  // null: an output has it, or it was given back
     CopiesUntil until;
   };
-  static void mark_arrival(Copy& copy);
   [[noreturn]] void fail(const Error& error);
   void give_back();
   void look_for_loss();
@@ -62,7 +62,7 @@ class StagedCopies : public Gate {
   std::shared_ptr<FailureDetector> detector_;
   int rank_;
   std::shared_ptr<const void> kept_;
-  std::optional<Copy> input_, output_;
+  std::vector<Copy> inputs_, outputs_;
   TimePoint next_look_{};  // of the thread that polls
   std::mutex mutex_;       // guards the rest, and what take_back() does
   bool taken_back_ = false, handed_over_ = false;

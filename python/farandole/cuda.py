@@ -88,7 +88,7 @@ class Device:
 
 
 def is_available() -> bool:
-    """Whether farandole can use a GPU of this process; ``why_not()`` says why not."""
+    """Whether collectives take arrays on a GPU of this process; ``why_not()`` says why not."""
     return not why_not()
 
 
@@ -96,13 +96,9 @@ def why_not() -> str:
     """One sentence about what keeps farandole from using a GPU; empty where nothing does."""
     try:
         found = devices()
-        table = _table()
     except (_core.Error, ImportError) as error:
         return str(getattr(error, "verdict", error))
-    fit = any(not device.unfit for device in found)
-    if fit and not table.has_kernels:
-        return "this farandole was built without nvcc: it has no kernels for GPUs"
-    return "" if fit else found[0].unfit
+    return "" if any(not device.unfit for device in found) else found[0].unfit
 
 
 def devices() -> list[Device]:

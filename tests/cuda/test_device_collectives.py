@@ -166,6 +166,46 @@ def test_two_devices(start: Start) -> None:
     start(2, FAKE_CUDA_DEVICES="2", FAKE_CUDA_JITTER="2").run(two_devices)
 
 
+GROUPED: dict[str, Callable[[int, int, int], int]] = {
+    "all_reduce": lambda n, _p, _r: n,
+    "broadcast": lambda n, _p, _r: n,
+    "reduce_scatter": lambda n, p, r: n // p + (r < n % p),
+    "all_gather": lambda n, p, _r: n * p,
+}
+MANY = [(3, "float32"), (200, "float64"), (0, "float32"), (50_003, "float32"), (7, "float32")]
+
+
+def grouped(some_on_the_host: bool) -> None:
+    """Small arrays travel together, large ones by themselves, whatever lies where."""
+    rank = Rank()
+    p, r = fd.size(), fd.rank()
+    for kind, length in GROUPED.items():
+        call = getattr(fd, f"grouped_{kind}")
+        pairs = [rank.pair(*array) for array in MANY]
+        expected = [rank.host(length(n, p, r), dtype) for n, dtype in MANY]
+        call([on_host.array for _, on_host in pairs], out=[e.array for e in expected])
+        wanted = [e.get() for e in expected]
+        if some_on_the_host and r == 1:  # all of one rank's, and of the others every second
+            again = [rank.host(length(n, p, r), dtype) for n, dtype in MANY]
+            call([on_host.array for _, on_host in pairs], out=[a.array for a in again])
+            assert [a.get() for a in again] == wanted
+            continue
+        xs: list[Any] = [x for x, _ in pairs]
+        outs: Any = [rank.array(length(n, p, r), dtype) for n, dtype in MANY]
+        if some_on_the_host:
+            xs = [h.array if i % 2 else x for i, (x, h) in enumerate(pairs)]
+        assert call(xs, out=outs) is not None
+        assert [out.get() for out in outs] == wanted
+        if not some_on_the_host:
+            assert [result.get() for result in call(xs, async_op=True).wait()] == wanted
+    rank.end()
+
+
+@pytest.mark.parametrize("some_on_the_host", [False, True])
+def test_many_arrays_in_one_call(start: Start, some_on_the_host: bool) -> None:
+    start(3, FAKE_CUDA_JITTER="23").run(grouped, some_on_the_host)
+
+
 def one_world_after_another() -> None:
     rank = Rank()
     for _ in range(3):
@@ -216,13 +256,35 @@ def test_many_in_flight(start: Start) -> None:
     start(2, FAKE_CUDA_JITTER="11").run(in_flight, 12)
 
 
+def memory_in_between_is_used_again() -> None:
+    """While results are still on their way back, and nobody has waited for them."""
+    rank = Rank()
+    pairs = [rank.pair(30_000, "float32") for _ in range(40)]
+    handles, results = [], []
+    for x, _ in pairs:
+        results.append(rank.array(30_000, "float32"))
+        handles.append(fd.all_reduce(x, out=results[-1], async_op=True))
+        while not handles[-1].done():
+            fd.world().turn()
+    for handle, result, (_, on_host) in zip(handles, results, pairs, strict=True):
+        handle.wait()
+        fd.all_reduce(on_host.array, out=on_host.array)
+        assert result.get() == on_host.get()
+    del handle, handles
+    rank.end()
+
+
+def test_memory_in_between_is_used_again(start: Start) -> None:
+    start(2, FAKE_CUDA_JITTER="19").run(memory_in_between_is_used_again)
+
+
 def waits_elsewhere() -> None:
     """In another stream than that of the call: it is the one that is current then."""
     rank = Rank("functions")
     x, on_host = rank.pair(200_000, "float32")
     expected = rank.host(200_000, "float32")
     fd.all_reduce(on_host.array, out=expected.array)
-    for asynchronous in (True, False):
+    for asynchronous in [True, False] * 10:
         y = rank.array(200_000, "float32")
         other = rank.machine.made("cuStreamCreateWithPriority", 1, 0)
         handle: Any = fd.all_reduce(x, out=y, async_op=True) if asynchronous else None
