@@ -53,6 +53,7 @@ class Machine:
         self.call("cuInit", 0)
         self.contexts: dict[int, ctypes.c_void_p] = {}
         self.arrays: list[Array] = []
+        self.arrivals: ctypes.c_void_p | None = None  # the stream in which arrays reach the host
         self.streams: dict[int, ctypes.c_void_p] = {}
         self.enter(0)
 
@@ -181,11 +182,19 @@ class Array:
             self.machine.copy(self.address, self.aside, self.nbytes, self.stream)
         return self
 
-    def get(self) -> bytes:
+    def look(self) -> None:
+        """In the owner's stream: what read() will give."""
         with self.machine.on(self.device):
             self.machine.copy(self.aside, self.address, self.nbytes, self.stream)
+
+    def read(self) -> bytes:
+        with self.machine.on(self.device):
             self.machine.call("cuStreamSynchronize", self.stream)
         return ctypes.string_at(self.aside, self.nbytes)
+
+    def get(self) -> bytes:
+        self.look()
+        return self.read()
 
     def free(self) -> None:
         for address in (self.address, self.aside):
@@ -204,8 +213,9 @@ class WithDlpack(Array):
 
     def tensor_for(self, stream: int) -> _Tensor:
         assert stream > 2, "a stream of one's own"
+        self.machine.arrivals = ctypes.c_void_p(stream)
         with self.machine.on(self.device):
-            self.machine.order(self.stream, ctypes.c_void_p(stream))
+            self.machine.order(self.stream, self.machine.arrivals)
         code = CODES.get(self.dtype) if self.dtype in CODES else CODES[self.dtype[0]]
         self.lengths = lengths = (ctypes.c_int64 * max(len(self.shape), 1))(*self.shape)
         return _Tensor(
@@ -252,6 +262,9 @@ class WithBoth(WithDlpack):
 _ASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p)
 
 
+_EXCHANGE = b"dlpack_exchange_api"  # a capsule refers to its name, and does not hold it
+
+
 class _Exchange(ctypes.Structure):
     """DLPackExchangeAPI, of which only the last function is there."""
 
@@ -273,9 +286,7 @@ class WithFunctions(WithDlpack):
         return 0
 
     _exchange = _Exchange(major=1, minor=2, current_stream=_ask)
-    __dlpack_c_exchange_api__ = _new_capsule(
-        ctypes.addressof(_exchange), b"dlpack_exchange_api", None
-    )
+    __dlpack_c_exchange_api__ = _new_capsule(ctypes.addressof(_exchange), _EXCHANGE, None)
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)

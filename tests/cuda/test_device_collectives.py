@@ -61,6 +61,10 @@ def test_whoever_owns_the_arrays(start: Start, size: int, kind: str) -> None:
     start(size, FAKE_CUDA_JITTER="5").run(folds, "float32", kind)
 
 
+def test_where_ranks_share_no_memory(start: Start) -> None:
+    start(2, FARANDOLE_TRANSPORT="tcp").run(folds, "bfloat16", "dlpack")
+
+
 def all_collectives(scale: int) -> None:
     rank = Rank()
     p, r, dtype = fd.size(), fd.rank(), "float16"
@@ -278,26 +282,40 @@ def test_memory_in_between_is_used_again(start: Start) -> None:
     start(2, FAKE_CUDA_JITTER="19").run(memory_in_between_is_used_again)
 
 
-def waits_elsewhere() -> None:
+def waits_elsewhere(rounds: int) -> None:
     """In another stream than that of the call: it is the one that is current then."""
     rank = Rank("functions")
     x, on_host = rank.pair(200_000, "float32")
     expected = rank.host(200_000, "float32")
     fd.all_reduce(on_host.array, out=expected.array)
-    for asynchronous in [True, False] * 10:
+    for _ in range(rounds):
         y = rank.array(200_000, "float32")
-        other = rank.machine.made("cuStreamCreateWithPriority", 1, 0)
-        handle: Any = fd.all_reduce(x, out=y, async_op=True) if asynchronous else None
-        WithFunctions.current = y.stream = other
-        result = handle.wait() if handle else fd.all_reduce(x, out=y)
-        assert result.get() == expected.get()
-        rank.machine.call("cuStreamDestroy_v2", other)
+        y.stream = rank.machine.made("cuStreamCreateWithPriority", 1, 0)
+        if fd.rank() == 1:
+            harness.listen()
+        handle = fd.all_reduce(x, out=y, async_op=True)
+        if fd.rank() == 0:  # whose input has come, and whose result waits for the device
+            rank.machine.call("cuStreamSynchronize", rank.machine.arrivals)
+            rank.machine.control.hold(True)
+            harness.tell("held")
+        WithFunctions.current = y.stream
+        assert handle.wait() is y, "which does not wait for the device"
+        y.look()
+        rank.machine.control.hold(False)
+        assert y.read() == expected.get()
+        rank.machine.call("cuStreamDestroy_v2", y.stream)
         WithFunctions.current = x.stream
+    del handle
     rank.end()
 
 
 def test_the_stream_that_is_current_in_wait(start: Start) -> None:
-    start(2, FAKE_CUDA_JITTER="13").run(waits_elsewhere)
+    world = start(2, FAKE_CUDA_JITTER="13")
+    world.start(waits_elsewhere, 6)
+    for _ in range(6):
+        world.hear(0)
+        world.say(1, "go")
+    assert [o.error for o in world.outcomes()] == [None, None], world.report()
 
 
 def messages() -> None:

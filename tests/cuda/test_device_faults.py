@@ -104,6 +104,20 @@ def test_no_memory_is_left(start: Start) -> None:
         assert left == ["", ""]
 
 
+def cannot_register() -> tuple[str, str]:
+    rank = Rank()
+    x, _ = rank.pair(10, "float32")
+    with pytest.raises(fd.DeviceError) as caught:
+        fd.all_reduce(x, out=x)
+    return caught.value.verdict, caught.value.advice
+
+
+def test_a_device_that_cannot_use_the_hosts_memory(start: Start) -> None:
+    one, other = start(2, FAKE_CUDA_HOST_REGISTER="0").run(cannot_register)
+    assert one == other
+    assert "cannot use memory that others have allocated" in one[0]
+
+
 def loses_its_device() -> tuple[str, str, Any]:
     """While the copy to the host is under way: nothing will ever come of it."""
     rank = Rank("interface")
