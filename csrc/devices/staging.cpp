@@ -113,7 +113,7 @@ void Staging::drop_too_small(const DeviceQueue& queue, size_t bytes) {
 void Staging::give_back(std::shared_ptr<StagingBlock> block, const CopiesUntil& until) noexcept {
   if (in_child()) return;
   const std::lock_guard lock(mutex_);
-  returned_.push_back({block->queue, until, block, nullptr});
+  returned_.push_back({block->queue, until, std::move(block), nullptr});
 }
 
 void Staging::keep(std::shared_ptr<const void> array, const std::shared_ptr<DeviceQueue>& queue,

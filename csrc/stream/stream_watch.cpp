@@ -195,11 +195,12 @@ Error Stream::stalled_here(TimePoint when) const {
   where.operation = title();
   where.tensor = operation().name;
   where.sequence = sequence_;
-  where.rank = memory_.members[static_cast<size_t>(memory_.rank)];
-  where.values = {{"missing", {where.rank}}};
+  const int mine = memory_.members[static_cast<size_t>(memory_.rank)];
+  where.rank = mine;
+  where.values = {{"missing", {mine}}};
   return Error(ErrorCode::stalled,
                title() + " was not complete after " + seconds_text(when - started_) + "; " +
-                   name_ranks({where.rank}) + " waits for " + operation().gate->awaited(),
+                   name_ranks({mine}) + " waits for " + operation().gate->awaited(),
                std::move(where), "look at what that rank's device is doing");
 }
 

@@ -1,5 +1,7 @@
 #include "cuda/library/copying.h"
 
+#include <bit>
+
 #include "cuda/driver/copy_streams.h"
 #include "cuda/library/guarded.h"
 
@@ -14,7 +16,7 @@ struct farandole::CudaPages {
 namespace farandole::cuda {
 namespace {
 
-StreamHandle stream_from(uint64_t handle) { return reinterpret_cast<StreamHandle>(handle); }
+StreamHandle stream_from(uint64_t handle) { return std::bit_cast<StreamHandle>(handle); }
 
 int32_t find_device(uint64_t address, int32_t* ordinal, CudaFailure* failure) {
   return guarded(failure, [&] {
