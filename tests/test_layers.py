@@ -15,7 +15,7 @@ PACKAGE = ROOT / "python" / "farandole"
 
 # What each folder of csrc may include, besides itself and base.
 POLLED = {"engine", "stream", "control", "transport", "schedule"}
-EDGE = POLLED | {"jax", "named", "fusion", "backends", "group", "fold"}
+EDGE = POLLED | {"jax", "named", "fusion", "devices", "backends", "group", "fold"}
 ALLOWED = {
     "base": set(),
     "schedule": set(),
@@ -26,6 +26,7 @@ ALLOWED = {
     "engine": POLLED,
     "backends": POLLED - {"control"} | {"fold"},
     "group": POLLED | {"fold"},
+    "devices": POLLED | {"group"},  # knows CUDA by base/cuda_table.h alone
     "named": POLLED | {"group", "fold"},
     "fusion": POLLED | {"group", "fold"},
     "jax": POLLED | {"fusion", "group", "fold"},

@@ -14,6 +14,7 @@
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
 #include "bindings/calls.h"
+#include "bindings/device_arrays.h"
 #include "bindings/named_handles.h"
 #include "bindings/quick_call.h"
 #include "bindings/tracing.h"
@@ -266,12 +267,17 @@ void bind_group(py::module_& module) {
              int root, const py::object& name, const py::object& algorithm, const py::object& level,
              const py::object& timeout, const std::vector<size_t>& counts) {
             refuse_in_child();
+            Options options = options_from(kind, op, prescale, postscale, root, name, algorithm,
+                                           level, timeout, counts);
+            if (is_on_device(input) || is_on_device(output)) {
+              StagedCall staged = submit_staged(*group, input, output, std::move(options), true);
+              wait_for(group, [&](Deadline d) { return staged.wait(d); });
+              hand_over(staged, output);
+              return;
+            }
             const BorrowedOperand call = borrow_both(input, output);
             const Handle handle =
-                group->submit(call.input.buffer, call.output.buffer,
-                              options_from(kind, op, prescale, postscale, root, name, algorithm,
-                                           level, timeout, counts),
-                              true);
+                group->submit(call.input.buffer, call.output.buffer, std::move(options), true);
             wait_for(group, [&](Deadline d) { return handle.wait(d); });
           },
           py::arg("kind"), py::arg("input"), py::arg("output"), py::arg("op") = "sum",
@@ -287,9 +293,13 @@ void bind_group(py::module_& module) {
              const py::object& algorithm, const py::object& level, const py::object& timeout,
              const std::vector<size_t>& counts) {
             refuse_in_child();
-            const BorrowedOperand call = borrow_both(input, output);
             Options options = options_from(kind, op, prescale, postscale, root, name, algorithm,
                                            level, timeout, counts);
+            if (is_on_device(input) || is_on_device(output))
+              return handle_of(group,
+                               submit_staged(*group, input, output, std::move(options), false),
+                               output, result);
+            const BorrowedOperand call = borrow_both(input, output);
             options.keepalive = keep(call.input.owner, call.output.owner);
             return PyHandle(
                 group, group->submit(call.input.buffer, call.output.buffer, std::move(options)),

@@ -1,8 +1,12 @@
 // Between two ranks, and many arrays at once.
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <functional>
+
 #include "bindings/bind.h"
 #include "bindings/calls.h"
+#include "bindings/device_arrays.h"
 #include "engine/fork.h"
 #include "group/grouped.h"
 
@@ -17,22 +21,27 @@ Collective direction_from(const std::string& kind) {
   throw Error(ErrorCode::invalid_argument, "'" + kind + "' is neither send nor recv");
 }
 
-Handle submit_between(Group& group, const std::string& kind, const Borrowed& array, int peer,
-                      int tag, const py::object& name, const py::object& timeout, bool waits) {
+Options options_between(const std::string& kind, const py::object& name,
+                        const py::object& timeout) {
   Options options;
   options.kind = direction_from(kind);
   if (!name.is_none()) options.name = text_from(name, "name");
   options.deadline = own_deadline(timeout);
-  if (!waits) options.keepalive = keep(array.owner, py::none());
-  return group.submit_between(peer, tag, array.buffer, std::move(options), waits);
+  return options;
 }
 
 void run_between(const std::shared_ptr<Group>& group, const std::string& kind,
                  const py::object& array, int peer, int tag, const py::object& name,
                  const py::object& timeout) {
   refuse_in_child();
+  Options options = options_between(kind, name, timeout);
+  if (is_on_device(array)) {
+    StagedCall staged = submit_staged_between(*group, array, peer, tag, std::move(options), true);
+    wait_for(group, [&](Deadline d) { return staged.wait(d); });
+    return hand_over(staged, array);
+  }
   const Borrowed borrowed = borrow(array, kind == "recv", "array");
-  const Handle handle = submit_between(*group, kind, borrowed, peer, tag, name, timeout, true);
+  const Handle handle = group->submit_between(peer, tag, borrowed.buffer, std::move(options), true);
   wait_for(group, [&](Deadline d) { return handle.wait(d); });
 }
 
@@ -40,8 +49,15 @@ PyHandle start_between(const std::shared_ptr<Group>& group, const std::string& k
                        const py::object& array, int peer, int tag, const py::object& result,
                        const py::object& name, const py::object& timeout) {
   refuse_in_child();
+  Options options = options_between(kind, name, timeout);
+  if (is_on_device(array))
+    return handle_of(group,
+                     submit_staged_between(*group, array, peer, tag, std::move(options), false),
+                     array, result);
   const Borrowed borrowed = borrow(array, kind == "recv", "array");
-  return {group, submit_between(*group, kind, borrowed, peer, tag, name, timeout, false), result};
+  options.keepalive = keep(borrowed.owner, py::none());
+  return {group, group->submit_between(peer, tag, borrowed.buffer, std::move(options), false),
+          result};
 }
 
 /// Who has sent what was received from any rank.
@@ -65,9 +81,6 @@ PyHandle start_from_any(const std::shared_ptr<Group>& group, const py::object& a
 constexpr PackLimits kLimits{.together = 1 << 20, .alone = (32 << 10) + 1};
 
 std::vector<Operand> operands_of(const Arrays& inputs, const Arrays& outputs) {
-  if (inputs.size() != outputs.size())
-    throw Error(ErrorCode::invalid_argument, std::to_string(inputs.size()) + " inputs and " +
-                                                 std::to_string(outputs.size()) + " outputs");
   std::vector<Operand> operands;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const BorrowedOperand call = borrow_both(inputs[i], outputs[i]);
@@ -76,15 +89,34 @@ std::vector<Operand> operands_of(const Arrays& inputs, const Arrays& outputs) {
   return operands;
 }
 
-std::shared_ptr<Grouped> submit_grouped(Group& group, const std::string& kind, const Arrays& inputs,
-                                        const Arrays& outputs, Options options, bool waits) {
+/// A grouped call under way, wherever its arrays lie.
+struct BegunGrouped {
+  WaitUntil wait;
+  std::function<bool()> done;
+  std::function<void()> after_wait;
+};
+
+BegunGrouped begin_grouped(Group& group, const std::string& kind, const Arrays& inputs,
+                           const Arrays& outputs, Options options, bool waits) {
   if (!Grouped::has(options.kind))
     throw Error(ErrorCode::invalid_argument, "there is no grouped " + kind);
+  if (inputs.size() != outputs.size())
+    throw Error(ErrorCode::invalid_argument, std::to_string(inputs.size()) + " inputs and " +
+                                                 std::to_string(outputs.size()) + " outputs");
   if (options.name.empty()) options.name = "grouped";
+  if (std::ranges::any_of(inputs, is_on_device) || std::ranges::any_of(outputs, is_on_device)) {
+    const auto staged =
+        submit_staged_grouped(group, inputs, outputs, std::move(options), kLimits, waits);
+    return {[staged](Deadline d) { return staged->wait(d); }, [staged] { return staged->done(); },
+            [staged, outputs] { hand_over(*staged, outputs); }};
+  }
   if (!waits) options.keepalive = keep(py::cast(inputs), py::cast(outputs));
-  auto grouped = std::make_shared<Grouped>(group, operands_of(inputs, outputs), options, kLimits);
+  const auto grouped =
+      std::make_shared<Grouped>(group, operands_of(inputs, outputs), options, kLimits);
   grouped->submit(waits);
-  return grouped;
+  return {[grouped](Deadline d) { return grouped->wait(d); },
+          [grouped] { return grouped->done(); },
+          {}};
 }
 
 /// One call of several: kind, input, output, result, op, prescale, root, counts.
@@ -136,11 +168,12 @@ void bind_verbs(py::module_& module) {
              int root, const py::object& name, const py::object& algorithm, const py::object& level,
              const py::object& timeout) {
             refuse_in_child();
-            const auto grouped = submit_grouped(
+            const BegunGrouped begun = begin_grouped(
                 *of, kind, inputs, outputs,
                 options_from(kind, op, prescale, postscale, root, name, algorithm, level, timeout),
                 true);
-            wait_for(of, [&](Deadline d) { return grouped->wait(d); });
+            wait_for(of, begun.wait);
+            if (begun.after_wait) begun.after_wait();
           },
           py::arg("kind"), py::arg("inputs"), py::arg("outputs"), py::arg("op") = "sum",
           py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("root") = 0,
@@ -153,13 +186,12 @@ void bind_verbs(py::module_& module) {
              double prescale, double postscale, int root, const py::object& name,
              const py::object& algorithm, const py::object& level, const py::object& timeout) {
             refuse_in_child();
-            auto grouped = submit_grouped(
+            BegunGrouped begun = begin_grouped(
                 *of, kind, inputs, outputs,
                 options_from(kind, op, prescale, postscale, root, name, algorithm, level, timeout),
                 false);
-            return PyHandle(
-                of, [grouped](Deadline d) { return grouped->wait(d); },
-                [grouped] { return grouped->done(); }, result);
+            return PyHandle(of, std::move(begun.wait), std::move(begun.done), result,
+                            std::move(begun.after_wait));
           },
           py::arg("kind"), py::arg("inputs"), py::arg("outputs"), py::arg("result"),
           py::arg("op") = "sum", py::arg("prescale") = 1.0, py::arg("postscale") = 1.0,

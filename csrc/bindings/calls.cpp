@@ -92,15 +92,19 @@ PyHandle::PyHandle(std::shared_ptr<Group> of, const Handle& handle, py::object v
           [handle] { return handle.done(); }, std::move(value)) {}
 
 PyHandle::PyHandle(std::shared_ptr<Group> of, WaitUntil waits, std::function<bool()> done,
-                   py::object value)
+                   py::object value, std::function<void()> after_wait)
     : group(std::move(of)),
       wait_until(std::move(waits)),
       is_done(std::move(done)),
-      result(std::move(value)) {}
+      result(std::move(value)),
+      after(std::move(after_wait)) {}
 
 py::object PyHandle::wait(const py::object& timeout) const {
   refuse_in_child();
-  if (wait_for(group, wait_until, deadline_from(timeout))) return result;
+  if (wait_for(group, wait_until, deadline_from(timeout))) {
+    if (after) after();
+    return result;
+  }
   PyErr_SetString(PyExc_TimeoutError,
                   "the operation is not complete yet; it goes on, and can be waited for again");
   throw py::error_already_set();

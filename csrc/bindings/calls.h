@@ -46,10 +46,11 @@ struct PyHandle {
   WaitUntil wait_until;
   std::function<bool()> is_done;
   py::object result;
+  std::function<void()> after;  // each wait() that has come to its end
 
   PyHandle(std::shared_ptr<Group> of, const Handle& handle, py::object value);
-  PyHandle(std::shared_ptr<Group> of, WaitUntil waits, std::function<bool()> done,
-           py::object value);
+  PyHandle(std::shared_ptr<Group> of, WaitUntil waits, std::function<bool()> done, py::object value,
+           std::function<void()> after_wait = {});
   py::object wait(const py::object& timeout) const;
 };
 

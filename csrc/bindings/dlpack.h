@@ -21,6 +21,17 @@ struct DlTensor {
   uint64_t byte_offset;
 };
 
+/// Version 1's, which says whether it may be written to.
+struct DlVersioned {
+  struct {
+    uint32_t major, minor;
+  } version;
+  void *owner, *release;
+  uint64_t flags;  // 1: it may not
+  DlTensor tensor;
+};
+inline constexpr uint64_t kDlReadOnly = 1;
+
 struct DlExchange {
   struct {
     uint32_t major, minor;
@@ -31,7 +42,9 @@ struct DlExchange {
   void* import_owned;
   /// What `object` is, without owning it; -1 with a Python error. May be null.
   int (*look)(void* object, DlTensor* tensor);
-  void* current_stream;
+  /// The stream (on CUDA a CUstream) in which this thread's work on a device is ordered; not 0: a
+  /// Python error. May be null.
+  int (*current_stream)(int32_t device_type, int32_t device, void** stream);
 };
 
 }  // namespace farandole

@@ -112,6 +112,7 @@ Pointed known_pointed;
 struct Tensors {
   PyTypeObject* type = nullptr;  // the last one met, kept alive; null: none yet
   int (*look)(void*, DlTensor*) = nullptr;
+  int (*current_stream)(int32_t, int32_t, void**) = nullptr;
   bool has_gradients = false;
 };
 Tensors known_tensors;
@@ -120,6 +121,7 @@ Tensors known_tensors;
 bool offers_look(PyTypeObject* type) {
   if (type == known_tensors.type) return known_tensors.look != nullptr;
   known_tensors.look = nullptr;
+  known_tensors.current_stream = nullptr;
   Py_INCREF(type);
   Py_XDECREF(known_tensors.type);
   known_tensors.type = type;
@@ -131,6 +133,7 @@ bool offers_look(PyTypeObject* type) {
       static_cast<const DlExchange*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
   if (api->version.major != 1) return false;
   known_tensors.look = api->look;
+  known_tensors.current_stream = api->current_stream;
   known_tensors.has_gradients =
       PyObject_HasAttrString(reinterpret_cast<PyObject*>(type), "requires_grad") != 0;
   return known_tensors.look != nullptr;
@@ -172,6 +175,17 @@ std::optional<LookedAt> look_at_tensor(PyObject* array) noexcept {
   for (int i = 0; i < t.ndim; ++i) count *= static_cast<size_t>(t.shape[i]);
   return LookedAt{{static_cast<std::byte*>(t.data) + t.byte_offset, count, *dtype},
                   {t.shape, static_cast<size_t>(t.ndim)}};
+}
+
+std::optional<uint64_t> current_stream_of(PyObject* array, int device_type, int device) noexcept {
+  offers_look(Py_TYPE(array));
+  if (known_tensors.current_stream == nullptr) return std::nullopt;
+  void* stream = nullptr;
+  if (known_tensors.current_stream(device_type, device, &stream) != 0) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  return reinterpret_cast<uint64_t>(stream);
 }
 
 void learn_pointed(PyTypeObject* type, Buffer (*look)(PyObject*)) { known_pointed = {type, look}; }

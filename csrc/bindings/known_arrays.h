@@ -31,6 +31,10 @@ struct LookedAt {
 };
 std::optional<LookedAt> look_at_tensor(PyObject* tensor) noexcept;
 
+/// The stream in which this thread orders its work on a device, of an array whose type offers
+/// DLPack's C functions; nothing for others.
+std::optional<uint64_t> current_stream_of(PyObject* array, int device_type, int device) noexcept;
+
 /// The first dimension of an array that look_at knows; nothing for one without, and for a Buffer.
 std::optional<int64_t> look_at_rows(PyObject* array) noexcept;
 

@@ -23,4 +23,5 @@ PYBIND11_MODULE(_core, module) {
   bind_watch(module);
   bind_trace(module);
   bind_jax(module);
+  bind_devices(module);
 }

@@ -20,6 +20,7 @@ struct Options : CollectiveSpec {
   std::string algorithm;
   std::shared_ptr<Bundle> bundle;  // of a call that becomes several operations: all have it
   std::shared_ptr<Epilogue> epilogue;
+  std::shared_ptr<Gate> gate;
   std::optional<Determinism> level;  // default: the group's
   std::optional<Deadline> deadline;  // default: the group's timeout from now
   std::shared_ptr<const void> keepalive;

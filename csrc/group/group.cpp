@@ -160,6 +160,7 @@ void Group::prepare(Operation& operation, const Stream& stream, Buffer input, Bu
 void Group::fill(Operation& operation, Options&& o) const {
   operation.name = std::move(o.name);
   operation.bundle = std::move(o.bundle);
+  operation.gate = std::move(o.gate);
   operation.deadline = o.deadline.value_or(Deadline::never());
   operation.timeout = o.deadline ? Duration::zero() : defaults_.timeout;
   operation.keepalive = std::move(o.keepalive);

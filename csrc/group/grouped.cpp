@@ -2,11 +2,32 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 namespace farandole {
 namespace {
 
 constexpr size_t kAll = ~size_t{0};
+
+/// Opens when the arrays have come, and have been copied into the pack.
+class PackGate : public Gate {
+ public:
+  PackGate(std::shared_ptr<Gate> arrays, std::shared_ptr<Pack> pack)
+      : arrays_(std::move(arrays)), pack_(std::move(pack)) {}
+
+  bool is_open() override {
+    if (!arrays_->is_open()) return false;
+    size_t budget = kAll;
+    if (!std::exchange(filled_, true)) pack_->fill(budget);
+    return true;
+  }
+  std::string awaited() const override { return arrays_->awaited(); }
+
+ private:
+  std::shared_ptr<Gate> arrays_;
+  std::shared_ptr<Pack> pack_;
+  bool filled_ = false;
+};
 
 /// What the ranks agree on before the first operation of these arrays; none for one array.
 std::shared_ptr<Bundle> bundle_of(const Options& call, const std::vector<Operand>& operands) {
@@ -53,7 +74,7 @@ void Grouped::plan(const PackLimits& limits) {
     std::vector<Operand> packed;
     packed.reserve(planned.members.size());
     for (const size_t i : planned.members) packed.push_back(operands_[i]);
-    planned.pack.emplace(options_.kind, group_.size(), std::move(packed));
+    planned.pack = std::make_shared<Pack>(options_.kind, group_.size(), std::move(packed));
   }
   if (operands_.empty()) planned_.emplace_back();  // compared with what others give
 }
@@ -70,8 +91,13 @@ CollectiveCall Grouped::filled(Planned& planned) {
   }
   if (members.size() == 1) call.operand = operands_[members.front()];
   if (!planned.pack) return call;
-  size_t budget = kAll;
-  planned.pack->fill(group_.pool(), budget);
+  planned.pack->reserve(group_.pool());
+  if (options_.gate) {
+    call.options.gate = std::make_shared<PackGate>(options_.gate, planned.pack);
+  } else {
+    size_t budget = kAll;
+    planned.pack->fill(budget);
+  }
   call.operand = planned.pack->operand();
   call.options.counts = planned.pack->counts();
   call.options.keepalive = planned.pack->kept_with(std::move(call.options.keepalive));

@@ -2,7 +2,7 @@
 // themselves.
 #pragma once
 
-#include <optional>
+#include <memory>
 #include <vector>
 
 #include "group/group.h"
@@ -15,8 +15,8 @@ namespace farandole {
 /// to the group, which outlives it.
 class Grouped {
  public:
-  /// `options` holds for each; its name is part of theirs. Throws Error(invalid_argument) for what
-  /// this rank can know to be wrong.
+  /// `options` holds for each; its name is part of theirs, and its gate is that of all arrays.
+  /// Throws Error(invalid_argument) for what this rank can know to be wrong.
   Grouped(Group& group, std::vector<Operand> operands, Options options, const PackLimits& limits);
 
   /// One of these two, once. Submits all of them in program order, or throws and submits none.
@@ -38,7 +38,7 @@ class Grouped {
  private:
   struct Planned {
     std::vector<size_t> members;  // none: of no arrays
-    std::optional<Pack> pack;     // of more than one
+    std::shared_ptr<Pack> pack;   // of more than one
   };
   void plan(const PackLimits& limits);
   CollectiveCall filled(Planned& planned);

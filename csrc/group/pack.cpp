@@ -113,13 +113,15 @@ bool Pack::copy_pieces(size_t pieces, size_t& budget, const Copy& copy) {
   return copied_ == pieces;
 }
 
-bool Pack::fill(BufferPool& pool, size_t& budget) {
-  if (!sent_) {
-    sent_ = pool.borrow(whole_.input.bytes());
-    arrived_ = in_place(kind_) ? sent_ : pool.borrow(whole_.output.bytes());
-    whole_.input.data = sent_.get();
-    whole_.output.data = arrived_.get();
-  }
+void Pack::reserve(BufferPool& pool) {
+  if (sent_) return;
+  sent_ = pool.borrow(whole_.input.bytes());
+  arrived_ = in_place(kind_) ? sent_ : pool.borrow(whole_.output.bytes());
+  whole_.input.data = sent_.get();
+  whole_.output.data = arrived_.get();
+}
+
+bool Pack::fill(size_t& budget) {
   const auto copy_in = [&](size_t piece, size_t at) {
     const Buffer from = input_piece(piece);
     copy_bytes(sent_.get() + at, from.data, from.bytes());

@@ -51,10 +51,11 @@ class Pack {
   /// Elements of each owner, of a reduce_scatter; none of others.
   std::vector<size_t> counts() const;
 
-  /// Copy inputs into memory of the pool, kept until the pack ends, and, later, results out, while
-  /// `budget`, in bytes, lasts: true when all are. It falls by what was copied, and suffices for at
-  /// least one array unless it is 0.
-  bool fill(BufferPool& pool, size_t& budget);
+  /// Memory of the pool, kept until the pack ends.
+  void reserve(BufferPool& pool);
+  /// Copy inputs into it and, later, results out, while `budget`, in bytes, lasts: true when all
+  /// are. It falls by what was copied, and suffices for at least one array unless it is 0.
+  bool fill(size_t& budget);
   bool unpack(size_t& budget);
 
  private:

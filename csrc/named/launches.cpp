@@ -101,7 +101,8 @@ bool Launches::poll(std::vector<NamedRequest*>& finished) {
 /// True when the pack is full, or there is none.
 bool Launches::prepare(Launch& launch, size_t& budget) {
   if (!launch.pack) return true;
-  if (!launch.pack->fill(packs_, budget)) return false;
+  launch.pack->reserve(packs_);
+  if (!launch.pack->fill(budget)) return false;
   Operation& o = launch.request->operation;
   o.input = launch.pack->operand().input;
   o.output = launch.pack->operand().output;

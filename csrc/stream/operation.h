@@ -27,6 +27,17 @@ struct Buffer {
 /// Called once, after the token is released, on whichever thread drove; never takes Python's lock.
 using Completion = std::function<void(const Error*)>;
 
+/// What an operation waits for on this rank alone before it begins: its input is still on its way
+/// here. Asked by the thread that polls, which is woken (Engine::wake) when the answer changes.
+class Gate {
+ public:
+  virtual ~Gate() = default;
+  /// Never blocks. Throws what keeps it shut for ever, which fails the group.
+  virtual bool is_open() = 0;
+  /// "a copy from device 0"
+  virtual std::string awaited() const = 0;
+};
+
 /// What an all-reduce over memory that all ranks map makes of its sums before anything is stored. A
 /// rank is asked for its own part of the elements alone, each once, in pieces, by the thread that
 /// polls; what it answers is what all ranks get.
@@ -53,6 +64,7 @@ struct Operation : CollectiveSpec {
   uint32_t hash = 0;  // of what ranks agree on, kept by who repeats an operation; 0: not known
   std::shared_ptr<Bundle> bundle;      // the call's, where it becomes several operations
   std::shared_ptr<Epilogue> epilogue;  // goes with algorithm "mapped" alone
+  std::shared_ptr<Gate> gate;          // null: it may begin at once
   Deadline deadline;
   Duration timeout{};  // besides, from the first look around after it has started; zero: none
   std::shared_ptr<const void> keepalive;

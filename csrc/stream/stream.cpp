@@ -98,7 +98,7 @@ Progress Stream::advance(TimePoint until) {
     case Phase::resting:
       return Progress::idle;
     case Phase::opening:
-      if (!agreement_->open() || held_back()) return Progress::idle;
+      if (!agreement_->open() || look_at_gate() || held_back()) return Progress::idle;
       start();
       return Progress::moved;
     case Phase::agreeing:
@@ -136,9 +136,16 @@ void Stream::begin() {
   ++sequence_;
   held_since_ = TimePoint{};
   started_ = TimePoint{};  // stamped by the first look around: most operations end before it
+  shut_ = false;
   idle_looks_ = 0;
   backend_ = nullptr;
   enter(Phase::opening);
+}
+
+/// True while this rank's own input has not come.
+bool Stream::look_at_gate() {
+  const std::shared_ptr<Gate>& gate = operation().gate;
+  return shut_ = gate && !gate->is_open();
 }
 
 /// Only where a test has given the transport a latency.

@@ -103,6 +103,7 @@ class Stream {
   std::string track_name() const;
   Progress advance(TimePoint until);
   Progress guarded_advance(TimePoint until);
+  bool look_at_gate();
   bool held_back();
   void start();
   bool sees_difference();
@@ -128,6 +129,7 @@ class Stream {
   bool has_completed(int r) const;
   void warn(TimePoint now);
   Error stalled(TimePoint now) const;
+  Error stalled_here(TimePoint now) const;
 
   EngineView around_;
   Membership membership_;
@@ -144,6 +146,7 @@ class Stream {
   uint32_t track_ = 0;                      // of `traced_`
   TimePoint begun_{}, phase_begun_{};       // set while tracing
   TimePoint started_{}, next_warning_{}, leaving_since_{}, held_since_{};
+  bool shut_ = false;   // this rank's own input has not come
   int idle_looks_ = 0;  // at data that carry the agreement, since posts were compared
   std::deque<std::shared_ptr<Request>> queue_;  // the front one is in flight
   std::vector<std::shared_ptr<Request>> finished_;

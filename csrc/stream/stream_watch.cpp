@@ -148,6 +148,7 @@ void Stream::check_members(int r) {
 
 void Stream::warn(TimePoint when) {
   std::string text = title() + " has waited " + seconds_text(when - started_);
+  if (shut_) return log(LogLevel::warning, text + " for " + operation().gate->awaited());
   std::vector<int> ranks = waiting_for();
   text += ranks.empty() ? " for data" : " for ranks that have not submitted it:";
   if (ranks.empty()) {
@@ -159,6 +160,7 @@ void Stream::warn(TimePoint when) {
 }
 
 Error Stream::stalled(TimePoint when) const {
+  if (shut_) return stalled_here(when);
   std::vector<int> missing = waiting_for();
   const bool submitted = missing.empty();
   if (submitted) missing = culprits();
@@ -185,6 +187,21 @@ Error Stream::stalled(TimePoint when) const {
       submitted
           ? "look at what the ranks are doing, or allow more time by timeout= or FARANDOLE_TIMEOUT"
           : "");
+}
+
+/// This rank's own input did not come.
+Error Stream::stalled_here(TimePoint when) const {
+  Context where;
+  where.operation = title();
+  where.tensor = operation().name;
+  where.sequence = sequence_;
+  const int mine = memory_.members[static_cast<size_t>(memory_.rank)];
+  where.rank = mine;
+  where.values = {{"missing", {mine}}};
+  return Error(ErrorCode::stalled,
+               title() + " was not complete after " + seconds_text(when - started_) + "; " +
+                   name_ranks({mine}) + " waits for " + operation().gate->awaited(),
+               std::move(where), "look at what that rank's device is doing");
 }
 
 std::string Stream::describe() const {

@@ -16,7 +16,7 @@ from farandole import _core
 
 __all__ = ["Device", "devices", "driver_version", "is_available", "why_not"]
 
-_VERSION = 1  # of the table: csrc/base/cuda_table.h
+_VERSION = 2  # of the table: csrc/base/cuda_table.h
 
 
 class _Failure(ctypes.Structure):
@@ -42,7 +42,7 @@ class _Device(ctypes.Structure):
     ]
 
 
-class _Table(ctypes.Structure):
+class _Table(ctypes.Structure):  # its head: what follows is the native core's
     _fields_ = [
         ("version", ctypes.c_uint32),
         ("bytes", ctypes.c_uint32),
@@ -88,7 +88,7 @@ class Device:
 
 
 def is_available() -> bool:
-    """Whether farandole can use a GPU of this process; ``why_not()`` says why not."""
+    """Whether collectives take arrays on a GPU of this process; ``why_not()`` says why not."""
     return not why_not()
 
 
@@ -96,13 +96,9 @@ def why_not() -> str:
     """One sentence about what keeps farandole from using a GPU; empty where nothing does."""
     try:
         found = devices()
-        table = _table()
     except (_core.Error, ImportError) as error:
         return str(getattr(error, "verdict", error))
-    fit = any(not device.unfit for device in found)
-    if fit and not table.has_kernels:
-        return "this farandole was built without nvcc: it has no kernels for GPUs"
-    return "" if fit else found[0].unfit
+    return "" if any(not device.unfit for device in found) else found[0].unfit
 
 
 def devices() -> list[Device]:
@@ -126,6 +122,11 @@ def driver_version() -> tuple[int, int]:
     return version // 1000, version % 1000 // 10
 
 
+def _address() -> int:
+    """Of the library's table, for the native core; raises as ``devices()``."""
+    return ctypes.addressof(_table())
+
+
 @functools.cache
 def _table() -> Any:
     library = Path(_core.__file__).parent / "_cuda.so"
@@ -134,7 +135,7 @@ def _table() -> Any:
     get = ctypes.CDLL(str(library)).farandole_cuda_table
     get.restype, get.argtypes = ctypes.POINTER(_Table), [ctypes.c_uint32]
     table = get(_VERSION)
-    if not table or table.contents.bytes != ctypes.sizeof(_Table):
+    if not table:
         raise ImportError(f"{library} is of another version of farandole")
     return table.contents
 

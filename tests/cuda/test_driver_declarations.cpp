@@ -85,6 +85,7 @@ static_assert(kHostMapped == CU_MEMHOSTREGISTER_DEVICEMAP);
 static_assert(kStreamNonBlocking == CU_STREAM_NON_BLOCKING);
 static_assert(kWaitUntilReached == CU_STREAM_WAIT_VALUE_GEQ);
 static_assert(kEventTimed == CU_EVENT_DEFAULT && kEventUntimed == CU_EVENT_DISABLE_TIMING);
+static_assert(kOrdinalOfPointer == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
 static_assert(kMostThreadsOfFunction == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
 static_assert(kMostDynamicShared == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
 static_assert(kJitErrorLog == CU_JIT_ERROR_LOG_BUFFER);

@@ -137,6 +137,16 @@ std::vector<DeviceProperties> all_devices(const Driver& driver) {
   return all;
 }
 
+int device_of(const Driver& driver, DevicePointer address) {
+  int ordinal = -1;
+  const DriverFunctions& functions = driver.functions();
+  const DriverCode code = functions.PointerGetAttribute(&ordinal, kOrdinalOfPointer, address);
+  if (code != kSuccess)
+    throw status_error(functions, code, "cuPointerGetAttribute",
+                       "find the device that has an address");
+  return ordinal;
+}
+
 bool reaches(const Driver& driver, const DeviceProperties& from, const DeviceProperties& to) {
   if (from.handle == to.handle) return true;
   int can = 0;

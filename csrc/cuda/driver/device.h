@@ -42,6 +42,9 @@ DeviceProperties device_properties(const Driver& driver, int ordinal);
 /// Of all that this process sees.
 std::vector<DeviceProperties> all_devices(const Driver& driver);
 
+/// The number of the device that has this address. Throws Error(device) where none has.
+int device_of(const Driver& driver, DevicePointer address);
+
 /// Whether kernels on `from` may use memory of `to`.
 bool reaches(const Driver& driver, const DeviceProperties& from, const DeviceProperties& to);
 

@@ -67,6 +67,7 @@ inline constexpr unsigned kStreamNonBlocking = 1;  // CU_STREAM_NON_BLOCKING
 inline constexpr unsigned kWaitUntilReached = 0;   // CU_STREAM_WAIT_VALUE_GEQ, modulo 2^32
 inline constexpr unsigned kEventTimed = 0;         // CU_EVENT_DEFAULT
 inline constexpr unsigned kEventUntimed = 2;       // CU_EVENT_DISABLE_TIMING
+inline constexpr int kOrdinalOfPointer = 9;        // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 inline constexpr int kMostThreadsOfFunction = 0;   // CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
 inline constexpr int kMostDynamicShared = 8;       // ..._MAX_DYNAMIC_SHARED_SIZE_BYTES
 inline constexpr int kJitErrorLog = 5;             // CU_JIT_ERROR_LOG_BUFFER
@@ -100,6 +101,7 @@ inline constexpr int kJitErrorLogBytes = 6;        // CU_JIT_ERROR_LOG_BUFFER_SI
   X(MemHostRegister, _v2, 6050, (void*, size_t, unsigned))                                  \
   X(MemHostUnregister, , 4000, (void*))                                                     \
   X(MemHostGetDevicePointer, _v2, 3020, (DevicePointer*, void*, unsigned))                  \
+  X(PointerGetAttribute, , 4000, (void*, int, DevicePointer))                               \
   X(MemcpyAsync, , 4000, (DevicePointer, DevicePointer, size_t, StreamHandle))              \
   X(MemsetD8Async, , 3020, (DevicePointer, unsigned char, size_t, StreamHandle))            \
   X(MemsetD32Async, , 3020, (DevicePointer, unsigned, size_t, StreamHandle))                \

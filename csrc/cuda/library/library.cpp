@@ -1,34 +1,12 @@
 // What _cuda.so exports: one function, which hands out its table.
-#include <exception>
-
-#include "base/cuda_table.h"
-#include "base/error.h"
 #include "base/fixed_text.h"
 #include "cuda/driver/device.h"
+#include "cuda/library/copying.h"
+#include "cuda/library/guarded.h"
 #include "cuda/library/kernel_image.h"
 
 namespace farandole::cuda {
 namespace {
-
-void tell(const Error& error, CudaFailure* failure) {
-  failure->kind = 1 + static_cast<int32_t>(error.code());
-  copy_cut(error.verdict(), failure->verdict);
-  copy_cut(error.where().evidence, failure->evidence);
-  copy_cut(error.advice(), failure->advice);
-}
-
-/// What `act` returns; 0 where it throws, with what it threw.
-template <typename Act>
-int32_t guarded(CudaFailure* failure, const Act& act) {
-  try {
-    return act();
-  } catch (const Error& error) {
-    tell(error, failure);
-  } catch (const std::exception& error) {
-    tell(Error(ErrorCode::internal, error.what()), failure);
-  }
-  return 0;
-}
 
 int32_t driver_version(CudaFailure* failure) {
   return guarded(failure, [] { return Driver::of_process()->version(); });
@@ -61,8 +39,16 @@ int32_t device(int32_t ordinal, CudaDevice* into, CudaFailure* failure) {
 extern "C" __attribute__((visibility("default"))) const farandole::CudaTable* farandole_cuda_table(
     uint32_t version) {
   using namespace farandole;
-  static const CudaTable table{
-      kCudaTableVersion,    sizeof(CudaTable),  cuda::kernel_image() != nullptr,
-      cuda::driver_version, cuda::device_count, cuda::device};
+  static const CudaTable table = [] {
+    CudaTable made{};
+    made.version = kCudaTableVersion;
+    made.bytes = sizeof made;
+    made.has_kernels = cuda::kernel_image() != nullptr;
+    made.driver_version = cuda::driver_version;
+    made.device_count = cuda::device_count;
+    made.device = cuda::device;
+    cuda::add_copying(made);
+    return made;
+  }();
   return version == kCudaTableVersion ? &table : nullptr;
 }

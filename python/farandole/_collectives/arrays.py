@@ -1,4 +1,5 @@
-"""What the collectives take: numpy's arrays, and any with the buffer protocol or DLPack."""
+"""What the collectives take: numpy's arrays, any with the buffer protocol or DLPack, and those on
+CUDA's devices."""
 
 from __future__ import annotations
 
@@ -15,16 +16,44 @@ from farandole._world import Group, world
 
 
 def like(x: Any, shape: tuple[int, ...]) -> Any:
-    """An uninitialised array of x's kind and dtype, in this process' memory."""
+    """An uninitialised array of x's kind and dtype, where x lies."""
     if isinstance(x, (np.ndarray, np.generic)):
         return np.empty(shape, x.dtype)
     if hasattr(x, "new_empty"):  # a tensor, which makes others of its kind
         return x.new_empty(shape)
+    if is_on_device(x):
+        return _like_on_device(x, shape)
     if hasattr(x, "__dlpack__") or hasattr(x, "__array__"):
         return np.empty(shape, np.asarray(x).dtype)
     view = memoryview(x)
     return np.empty(shape, np.dtype(view.format))
 
+
+_CUDA = 2  # DLPack's number
+
+
+def is_on_device(x: Any) -> bool:
+    """Whether x lies in the memory of a CUDA device."""
+    if hasattr(x, "__dlpack_device__"):
+        return bool(x.__dlpack_device__()[0] == _CUDA)
+    return hasattr(x, "__cuda_array_interface__")
+
+
+def _like_on_device(x: Any, shape: tuple[int, ...]) -> Any:
+    if not hasattr(x, "__array_namespace__"):
+        raise InvalidArgument(
+            f"a {type(x).__name__} on a device does not say how to make another one; pass out="
+        )
+    return x.__array_namespace__().empty(shape, dtype=x.dtype, device=x.device)
+
+
+def _cuda_table() -> int:
+    from farandole import cuda  # loaded when the first array on a device is met
+
+    return cuda._address()
+
+
+_core.use_cuda(_cuda_table)
 
 _BFLOAT16 = "E"  # the type character of ml_dtypes.bfloat16
 _SCALARS = (np.generic, bool, int, float)
@@ -55,6 +84,8 @@ def input_array(x: Any) -> Any:
 def _is_array(x: Any) -> bool:
     if isinstance(x, (np.ndarray, _core.Buffer)) or hasattr(x, "__dlpack__"):
         return True
+    if hasattr(x, "__cuda_array_interface__"):
+        return True
     try:
         memoryview(x).release()
     except TypeError:
@@ -71,6 +102,8 @@ def borrowable(x: Any) -> Any:
 
 def shape_of(x: Any) -> tuple[int, ...]:
     shape = getattr(x, "shape", None)
+    if shape is None and hasattr(x, "__cuda_array_interface__"):
+        shape = x.__cuda_array_interface__["shape"]
     return tuple(shape) if shape is not None else tuple(memoryview(x).shape or ())
 
 

@@ -47,7 +47,7 @@ def send(
     that send to each other use ``async_op``.
 
     Args:
-        x: a contiguous array in host memory, as in :func:`all_reduce`.
+        x: a contiguous array, as in :func:`all_reduce`.
         to: the receiver, a rank of ``group``; not this one.
         tag: at least 0. A rank keeps a channel open for each of up to 256 combinations of
             direction, rank and tag in a group: use tags again.

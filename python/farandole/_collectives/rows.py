@@ -18,6 +18,7 @@ from farandole._collectives.arrays import (
     call,
     checked_counts,
     input_array,
+    is_on_device,
     like,
     rows_of,
     shape_of,
@@ -327,6 +328,8 @@ def _tell(x: Any, counts: Sequence[int] | None, size: int, told: np.ndarray[Any,
     parts = checked_counts(counts, size, "counts")
     if sum(parts) != rows:
         raise InvalidArgument(f"counts={parts} take {sum(parts)} rows; there are {rows}")
+    if is_on_device(x):
+        raise InvalidArgument("scatter of an array on a device needs out= on every rank")
     dtype = np.asarray(x).dtype.name
     if dtype not in _core.dtypes or dtype == "bfloat16":  # which numpy alone cannot make
         raise InvalidArgument(f"scatter of {dtype} needs out= on every rank")

@@ -65,8 +65,8 @@ def all_reduce(
     defined by docs/determinism.md.
 
     Args:
-        x: a contiguous array in host memory; any shape. dtypes: float16, bfloat16, float32,
-            float64, signed and unsigned integers of 8 to 64 bits, bool.
+        x: a contiguous array in host memory or on a CUDA device; any shape. dtypes: float16,
+            bfloat16, float32, float64, signed and unsigned integers of 8 to 64 bits, bool.
         op: ``sum``, ``mean``, ``min``, ``max`` or ``product``.
         out: where the result goes; ``out=x`` reduces in place. Default: a new array like ``x``.
         prescale: a factor on every input.
@@ -82,6 +82,7 @@ def all_reduce(
 
     Raises:
         InvalidArgument: bad input on this rank; nothing was sent.
+        DeviceError: a rank's device or driver has failed; so has the group.
         Mismatch: the ranks submitted different operations; the group lives on.
         PeerLost, EarlyExit, Stalled, RemoteError: the group has failed.
 

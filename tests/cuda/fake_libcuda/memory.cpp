@@ -202,6 +202,15 @@ FAKE_CUDA cuMemHostGetDevicePointer_v2(DevicePointer* address, void* of, unsigne
   });
 }
 
+FAKE_CUDA cuPointerGetAttribute(void* into, int attribute, DevicePointer address) {
+  return call("cuPointerGetAttribute", Needs::driver, [&](State& all, Lock&, CUctx_st*) {
+    const Region* const region = all.region_of("cuPointerGetAttribute", address, 1);
+    if (attribute != kOrdinalOfPointer || region == nullptr) return kInvalidValue;
+    std::memcpy(into, &region->context->device, sizeof region->context->device);
+    return kSuccess;
+  });
+}
+
 FAKE_CUDA cuIpcGetMemHandle(IpcMemoryHandle* handle, DevicePointer address) {
   return call("cuIpcGetMemHandle", Needs::context, [&](State& all, Lock&, CUctx_st*) {
     const auto found = all.regions.find(address);

@@ -1,0 +1,292 @@
+#include "bindings/device_arrays.h"
+
+#include <pybind11/stl.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/bind.h"
+#include "bindings/known_arrays.h"
+
+namespace farandole {
+namespace {
+
+constexpr int kCuda = 2;  // DLPack's number for its devices
+
+Error unfit(const char* what, const std::string& text, const std::string& advice = {}) {
+  return Error(ErrorCode::invalid_argument, std::string(what) + " " + text, {}, advice);
+}
+
+/// What an array's owner is asked; what it raises becomes an error of this argument's.
+template <typename Ask>
+auto asked(const char* what, const Ask& ask) {
+  try {
+    return ask();
+  } catch (py::error_already_set& error) {
+    throw unfit(what, "cannot be borrowed: " + std::string(py::str(error.value())));
+  } catch (const py::cast_error&) {
+    throw unfit(what, "cannot be borrowed: it does not say of itself what it should");
+  }
+}
+
+/// As DLPack's owner says; nothing where it does not say.
+std::optional<std::pair<int, int>> dlpack_device(const py::object& array) {
+  if (!py::hasattr(array, "__dlpack_device__")) return std::nullopt;
+  try {
+    const py::tuple said = array.attr("__dlpack_device__")();
+    return std::pair(py::int_(said[0]).cast<int>(), said[1].cast<int>());
+  } catch (py::error_already_set&) {  // borrow() finds the words for what is wrong
+    return std::nullopt;
+  }
+}
+
+bool has_interface(const py::object& array) {
+  return py::hasattr(array, "__cuda_array_interface__");
+}
+
+void require_library(const char* what) {
+  try {
+    const py::gil_scoped_release unlocked;  // finding it runs Python
+    cuda_library();
+  } catch (const Error& why) {
+    if (why.code() == ErrorCode::forked) throw;
+    throw unfit(what, "is on a CUDA device, which cannot be used here: " + why.verdict(),
+                why.advice());
+  }
+}
+
+// ---- __cuda_array_interface__ ----
+
+bool is_contiguous(const std::vector<int64_t>& shape, const py::object& strides, size_t width) {
+  if (strides.is_none()) return true;
+  const auto given = strides.cast<std::vector<int64_t>>();
+  auto expected = static_cast<int64_t>(width);
+  for (size_t i = shape.size(); i-- > 0;) {
+    if (shape[i] == 0) return true;
+    if (shape[i] != 1 && given[i] != expected) return false;
+    expected *= shape[i];
+  }
+  return true;
+}
+
+std::optional<DType> dtype_of_typestr(const std::string& text) {
+  if (text.empty() || text[0] == '>') return std::nullopt;
+  const py::object dtype = py::module_::import("numpy").attr("dtype")(text);
+  return dtype_named(dtype.attr("name").cast<std::string>());
+}
+
+/// What an array's owner says in one dictionary.
+struct Interface {
+  py::dict said;
+  std::vector<int64_t> shape;
+  uint64_t address = 0;
+  bool read_only = false;
+  std::optional<uint64_t> stream;
+
+  explicit Interface(const py::object& array)
+      : said(array.attr("__cuda_array_interface__")),
+        shape(said["shape"].cast<std::vector<int64_t>>()) {
+    const py::tuple data = said["data"];
+    address = data[0].cast<uint64_t>();
+    read_only = data[1].cast<bool>();
+    if (const py::object given = optional("stream"); !given.is_none())
+      stream = given.cast<uint64_t>();
+  }
+  py::object optional(const char* name) const {
+    return said.contains(name) ? py::object(said[name]) : py::none();
+  }
+  size_t count() const {
+    size_t elements = 1;
+    for (const int64_t n : shape) elements *= static_cast<size_t>(n);
+    return elements;
+  }
+  int device() const {
+    int32_t ordinal = 0;
+    if (address != 0) ask_cuda(cuda_library().device_of, address, &ordinal);
+    return ordinal;
+  }
+};
+
+Buffer buffer_of(const Interface& from, bool writable, const char* what) {
+  const auto dtype = asked(what, [&] { return dtype_of_typestr(py::str(from.said["typestr"])); });
+  if (!dtype) throw unfit(what, "has an unsupported element type");
+  if (!is_contiguous(from.shape, from.optional("strides"), size_of(*dtype)))
+    throw unfit(what, "is not contiguous; pass a contiguous copy");
+  if (!from.optional("mask").is_none()) throw unfit(what, "has a mask");
+  if (writable && from.read_only) throw unfit(what, "is read-only or cannot be borrowed");
+  return {reinterpret_cast<std::byte*>(from.address), from.count(), *dtype};
+}
+
+// ---- DLPack ----
+
+/// Its owner lets the queue's stream wait for what it does to the array.
+py::object capsule_for(const py::object& array, const DeviceQueue& queue, const char* what) {
+  const py::object give = array.attr("__dlpack__");
+  const py::kwargs wishes(py::dict(py::arg("stream") = queue.stream()));
+  return asked(what, [&]() -> py::object {
+    try {
+      return give(**wishes, py::arg("max_version") = py::make_tuple(1, 0));
+    } catch (py::error_already_set& error) {
+      if (!error.matches(PyExc_TypeError)) throw;
+      return give(**wishes);  // an owner of version 0
+    }
+  });
+}
+
+const DlTensor& tensor_in(const py::object& capsule, bool writable, const char* what) {
+  void* found = nullptr;
+  if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") != 0) {
+    found = PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned");
+    const auto& versioned = *static_cast<const DlVersioned*>(found);
+    if (versioned.version.major != 1) throw unfit(what, "is of a version of DLPack after 1");
+    if (writable && (versioned.flags & kDlReadOnly) != 0)
+      throw unfit(what, "is read-only or cannot be borrowed");
+    return versioned.tensor;
+  }
+  found = PyCapsule_GetPointer(capsule.ptr(), "dltensor");
+  if (found == nullptr) throw py::error_already_set();
+  return *static_cast<const DlTensor*>(found);
+}
+
+Buffer buffer_of(const DlTensor& t, const char* what) {
+  const auto dtype = dtype_of_dlpack(t.dtype.code, t.dtype.bits);
+  if (!dtype || t.dtype.lanes != 1) throw unfit(what, "has an unsupported element type");
+  if (!is_contiguous(t)) throw unfit(what, "is not contiguous; pass a contiguous copy");
+  size_t count = 1;
+  for (int i = 0; i < t.ndim; ++i) count *= static_cast<size_t>(t.shape[i]);
+  return {static_cast<std::byte*>(t.data) + t.byte_offset, count, *dtype};
+}
+
+/// In which whoever works on the array now does so, as far as its owner says.
+std::optional<uint64_t> current_stream(const py::object& array) {
+  if (const auto device = dlpack_device(array))
+    if (const auto stream = current_stream_of(array.ptr(), kCuda, device->second)) return stream;
+  return has_interface(array) ? Interface(array).stream : std::nullopt;
+}
+
+// ---- either ----
+
+PlacedArray place(Group& group, const py::object& array, bool writable, const char* what) {
+  if (!is_on_device(array)) return {borrow(array, writable, what).buffer, std::nullopt};
+  require_library(what);
+  const auto open = [&](int device) {
+    return or_fail_group(group, [&] { return Staging::of(*group.engine())->queue(device); });
+  };
+  PlacedArray placed;
+  placed.device.emplace();
+  if (const auto device = dlpack_device(array)) {
+    placed.device->queue = open(device->second);
+    const py::object capsule = capsule_for(array, *placed.device->queue, what);
+    placed.buffer = buffer_of(tensor_in(capsule, writable, what), what);
+  } else {
+    const Interface described = asked(what, [&] { return Interface(array); });
+    placed.buffer = buffer_of(described, writable, what);
+    placed.device->queue = open(or_fail_group(group, [&] { return described.device(); }));
+    if (described.stream)
+      or_fail_group(group, [&] {
+        placed.device->queue->follow(*described.stream);
+        return 0;
+      });
+  }
+  placed.device->address = reinterpret_cast<uint64_t>(placed.buffer.data);
+  placed.device->bytes = placed.buffer.bytes();
+  return placed;
+}
+
+PlacedOperand place_both(Group& group, const py::object& input, const py::object& output) {
+  PlacedOperand both;
+  auto& [from, to] = both;
+  if (!input.is_none()) from = place(group, input, input.is(output), "input");
+  if (input.is(output))
+    to = from;
+  else if (!output.is_none())
+    to = place(group, output, true, "output");
+  if (input.is_none()) from.buffer.dtype = to.buffer.dtype;
+  if (output.is_none()) to.buffer.dtype = from.buffer.dtype;
+  return both;
+}
+
+}  // namespace
+
+bool is_on_device(const py::object& array) {
+  if (array.is_none()) return false;
+  if (Buffer known; look_at(array.ptr(), false, known)) return false;
+  if (PyObject_CheckBuffer(array.ptr()) != 0) return false;
+  if (const auto device = dlpack_device(array)) return device->first == kCuda;
+  return has_interface(array);
+}
+
+StagedCall submit_staged(Group& group, const py::object& input, const py::object& output,
+                         Options options, bool caller_waits) {
+  const auto [from, to] = place_both(group, input, output);
+  options.keepalive = keep(input, output);
+  const py::gil_scoped_release unlocked;  // memory may be registered, which takes long
+  return StagedCall::submit(group, from, to, std::move(options), caller_waits);
+}
+
+StagedCall submit_staged_between(Group& group, const py::object& array, int peer, int tag,
+                                 Options options, bool caller_waits) {
+  const PlacedArray placed = place(group, array, options.kind == Collective::recv, "array");
+  options.keepalive = keep(array, py::none());
+  const py::gil_scoped_release unlocked;
+  return StagedCall::submit_between(group, peer, tag, placed, std::move(options), caller_waits);
+}
+
+std::shared_ptr<StagedGrouped> submit_staged_grouped(Group& group,
+                                                     const std::vector<py::object>& inputs,
+                                                     const std::vector<py::object>& outputs,
+                                                     Options options, const PackLimits& limits,
+                                                     bool caller_waits) {
+  std::vector<PlacedOperand> operands;
+  for (size_t i = 0; i < inputs.size(); ++i)
+    operands.push_back(place_both(group, inputs[i], outputs[i]));
+  options.keepalive = keep(py::cast(inputs), py::cast(outputs));
+  const py::gil_scoped_release unlocked;
+  return std::make_shared<StagedGrouped>(group, operands, std::move(options), limits, caller_waits);
+}
+
+void hand_over(StagedCall& call, const py::object& output) {
+  if (!is_on_device(output)) return;
+  const auto stream = current_stream(output);
+  const py::gil_scoped_release unlocked;
+  call.hand_over(stream);
+}
+
+void hand_over(StagedGrouped& call, const std::vector<py::object>& outputs) {
+  for (const auto& [device, output] : call.outputs()) {
+    const auto stream = current_stream(outputs[output]);
+    const py::gil_scoped_release unlocked;
+    call.hand_over(device, stream);
+  }
+}
+
+PyHandle handle_of(std::shared_ptr<Group> group, StagedCall call, const py::object& output,
+                   py::object result) {
+  const auto shared = std::make_shared<StagedCall>(std::move(call));
+  return {std::move(group), [shared](Deadline d) { return shared->wait(d); },
+          [shared] { return shared->done(); }, std::move(result),
+          [shared, output] { hand_over(*shared, output); }};
+}
+
+void bind_devices(py::module_& module) {
+  module.def(
+      "use_cuda",
+      [](py::object find) {
+        // Never freed: frameworks' threads may outlive the interpreter.
+        find_cuda_by([held = find.release().ptr()]() -> const CudaTable* {
+          const py::gil_scoped_acquire locked;
+          try {
+            const py::object address = py::reinterpret_borrow<py::object>(held)();
+            return reinterpret_cast<const CudaTable*>(address.cast<uintptr_t>());
+          } catch (py::error_already_set& error) {
+            throw Error(ErrorCode::device, py::str(error.value()));
+          }
+        });
+      },
+      py::arg("find"),
+      "`find()` gives the address of the table of the library for CUDA (csrc/base/cuda_table.h), "
+      "or raises why there is none. It is called when the first array on a device is met.");
+}
+
+}  // namespace farandole

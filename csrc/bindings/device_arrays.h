@@ -1,0 +1,41 @@
+// Arrays in the memory of CUDA's devices, as their owners describe them: by DLPack, whose protocol
+// lets a stream of ours wait for the array, or by __cuda_array_interface__.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <vector>
+
+#include "bindings/calls.h"
+#include "devices/staged_grouped.h"
+
+namespace farandole {
+
+/// Whether an array says that it lies on a CUDA device.
+bool is_on_device(const py::object& array);
+
+/// Group::submit for arrays of which one at least lies on a device. Throws Error(invalid_argument)
+/// where devices cannot be used here, saying why.
+StagedCall submit_staged(Group& group, const py::object& input, const py::object& output,
+                         Options options, bool caller_waits);
+
+/// Group::submit_between for an array on a device.
+StagedCall submit_staged_between(Group& group, const py::object& array, int peer, int tag,
+                                 Options options, bool caller_waits);
+
+/// Grouped, submitted, for arrays of which one at least lies on a device.
+std::shared_ptr<StagedGrouped> submit_staged_grouped(Group& group,
+                                                     const std::vector<py::object>& inputs,
+                                                     const std::vector<py::object>& outputs,
+                                                     Options options, const PackLimits& limits,
+                                                     bool caller_waits);
+
+/// After its wait(): what this thread does with the output from now on finds the result there.
+void hand_over(StagedCall& call, const py::object& output);
+void hand_over(StagedGrouped& call, const std::vector<py::object>& outputs);
+/// In flight, as Python holds it.
+PyHandle handle_of(std::shared_ptr<Group> group, StagedCall call, const py::object& output,
+                   py::object result);
+
+}  // namespace farandole

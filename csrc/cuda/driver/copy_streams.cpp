@@ -1,0 +1,39 @@
+#include "cuda/driver/copy_streams.h"
+
+namespace farandole::cuda {
+
+CopyStreams::CopyStreams(const std::shared_ptr<const DeviceContext>& context, int doorbell)
+    : context_(context),
+      doorbell_(doorbell),
+      arrived_(context),
+      left_(context),
+      event_(context),
+      to_host_(context),
+      to_device_(context) {}
+
+uint32_t CopyStreams::mark(CudaWay way) {
+  const std::lock_guard lock(marking_);
+  // Nobody sleeps until copies have left: their owner's stream waits by itself.
+  return way == kToHost ? arrived_.mark(to_host_, doorbell_) : left_.mark(to_device_);
+}
+
+bool CopyStreams::reached(CudaWay way, uint32_t number) const {
+  return (way == kToHost ? arrived_ : left_).reached(number);
+}
+
+void CopyStreams::look_for_loss() const {
+  to_host_.idle();
+  to_device_.idle();
+}
+
+void CopyStreams::follow(StreamHandle stream) { order(StreamRef(context_, stream), to_host_); }
+
+void CopyStreams::precede(StreamHandle stream) { order(to_device_, StreamRef(context_, stream)); }
+
+void CopyStreams::order(const StreamRef& earlier, const StreamRef& later) {
+  const std::lock_guard lock(ordering_);
+  event_.record(earlier);
+  later.wait(event_);
+}
+
+}  // namespace farandole::cuda

@@ -1,0 +1,31 @@
+#include "devices/device_queue.h"
+
+#include <fcntl.h>
+
+namespace farandole {
+
+DeviceQueue::DeviceQueue(int device, int doorbell)
+    : library_(cuda_library()),
+      device_(device),
+      doorbell_(checked(::fcntl(doorbell, F_DUPFD_CLOEXEC, 0), "fcntl")),
+      queue_(ask_cuda(library_.open_queue, device, doorbell_.get()), library_.close_queue) {}
+
+DevicePages DeviceQueue::register_pages(std::byte* pages, size_t bytes) {
+  return {ask_cuda(library_.register_pages, queue_.get(), pages, bytes), library_.release_pages};
+}
+
+void DeviceQueue::copy_to_host(const DevicePages& to, uint64_t from, size_t bytes) {
+  ask_cuda(library_.copy_to_host, queue_.get(), to.get(), from, bytes);
+}
+
+void DeviceQueue::copy_to_device(uint64_t to, const DevicePages& from, size_t bytes) {
+  ask_cuda(library_.copy_to_device, queue_.get(), to, from.get(), bytes);
+}
+
+uint32_t DeviceQueue::mark(CudaWay way) {
+  uint32_t number = 0;
+  ask_cuda(library_.mark, queue_.get(), way, &number);
+  return number;
+}
+
+}  // namespace farandole

@@ -1,0 +1,95 @@
+#include "devices/staged_call.h"
+
+namespace farandole {
+namespace {
+
+/// Whether this rank's input is read at all.
+bool reads_input(const Options& o, const PlacedArray& input, int rank) {
+  return input.buffer.count > 0 && (o.kind != Collective::broadcast || rank == o.root);
+}
+
+/// Whether this rank's output changes: the root of a broadcast in place has it already.
+bool writes_output(const Options& o, const PlacedArray& input, const PlacedArray& output,
+                   int rank) {
+  const bool has_it =
+      o.kind == Collective::broadcast && rank == o.root && input.buffer.data == output.buffer.data;
+  return output.buffer.count > 0 && !has_it;
+}
+
+/// An all_reduce may overwrite its copy of the input; others might, and need not.
+bool may_share(const Options& o, const PlacedArray& input, const PlacedArray& output) {
+  return o.kind == Collective::all_reduce && input.device && output.device &&
+         input.device->queue == output.device->queue;
+}
+
+}  // namespace
+
+Operand stage(StagedCopies& copies, const Options& options, const PlacedArray& input,
+              const PlacedArray& output, int rank) {
+  Buffer from = input.buffer, to = output.buffer;
+  const bool brings = input.device && reads_input(options, input, rank);
+  if (brings) from.data = copies.bring(*input.device);
+  if (output.device && writes_output(options, input, output, rank))
+    to.data = copies.expect(*output.device, brings && may_share(options, input, output));
+  // What is not brought is not read: the other buffer's memory stands for it.
+  if (input.device && from.data == input.buffer.data) from.data = to.data;
+  if (output.device && to.data == output.buffer.data) to.data = from.data;
+  return {from, to};
+}
+
+std::shared_ptr<StagedCopies> copies_for(Group& group, Options& options) {
+  const auto copies =
+      std::make_shared<StagedCopies>(Staging::of(*group.engine()), group.membership().detector,
+                                     group.engine()->host().rank, std::move(options.keepalive));
+  options.gate = copies;
+  return copies;
+}
+
+StagedCall::StagedCall(Group& group, Options& options, const PlacedArray& output)
+    : copies_(copies_for(group, options)),
+      device_(output.device ? output.device->queue->device() : -1) {
+  options.completion = [copies = copies_](const Error* error) {
+    if (error != nullptr) return;
+    try {
+      copies->take_back();
+    } catch (const Error&) {  // NOLINT: whoever waits hears of it
+    }
+  };
+}
+
+StagedCall StagedCall::submit(Group& group, const PlacedArray& input, const PlacedArray& output,
+                              Options options, bool caller_waits) {
+  group.check();
+  checked_shape(input.buffer, output.buffer, options, group.rank(), group.size());
+  StagedCall call(group, options, output);
+  const Operand staged = or_fail_group(group, [&] {
+    const Operand lies = stage(*call.copies_, options, input, output, group.rank());
+    call.copies_->seal();
+    return lies;
+  });
+  call.handle_ = group.submit(staged.input, staged.output, std::move(options), caller_waits);
+  return call;
+}
+
+StagedCall StagedCall::submit_between(Group& group, int peer, int tag, const PlacedArray& array,
+                                      Options options, bool caller_waits) {
+  group.check();
+  StagedCall call(group, options, array);
+  Buffer data = array.buffer;
+  or_fail_group(group, [&] {
+    if (data.count > 0)
+      data.data = options.kind == Collective::send ? call.copies_->bring(*array.device)
+                                                   : call.copies_->expect(*array.device, false);
+    call.copies_->seal();
+  });
+  call.handle_ = group.submit_between(peer, tag, data, std::move(options), caller_waits);
+  return call;
+}
+
+bool StagedCall::wait(Deadline until) {
+  if (!handle_.wait(until)) return false;
+  copies_->take_back();
+  return true;
+}
+
+}  // namespace farandole

@@ -1,0 +1,66 @@
+// A collective on arrays of devices, or a message, by the staged path: copied to the host, reduced
+// there by what reduces the host's arrays, and copied back. So the bits are the same, and where an
+// array lies is its own rank's affair.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "devices/staged_copies.h"
+#include "group/group.h"
+
+namespace farandole {
+
+/// An array: on a device if `device` says so, and then `buffer` has its address there.
+struct PlacedArray {
+  Buffer buffer;
+  std::optional<DeviceSpan> device;
+};
+
+/// Where the arrays of one operation lie on the host, and the copies of what has to be brought.
+Operand stage(StagedCopies& copies, const Options& options, const PlacedArray& input,
+              const PlacedArray& output, int rank);
+
+/// A call's copies: the gate of its operations, and what keeps its arrays.
+std::shared_ptr<StagedCopies> copies_for(Group& group, Options& options);
+
+class StagedCall {
+ public:
+  /// As Group::submit. Whatever else than an argument fails on this rank fails the group: the
+  /// others may be waiting for it.
+  static StagedCall submit(Group& group, const PlacedArray& input, const PlacedArray& output,
+                           Options options, bool caller_waits);
+  /// As Group::submit_between, of an array on a device.
+  static StagedCall submit_between(Group& group, int peer, int tag, const PlacedArray& array,
+                                   Options options, bool caller_waits);
+
+  bool done() const { return handle_.done(); }
+  /// Waits until the operation is complete on the host, and has its result copied back. False when
+  /// `until` passed first.
+  bool wait(Deadline until);
+  /// Then, as often as somebody waits: StagedCopies::hand_over.
+  void hand_over(std::optional<uint64_t> stream) { copies_->hand_over(device_, stream); }
+
+ private:
+  /// Before its copies are asked for; they are the operation's gate.
+  StagedCall(Group& group, Options& options, const PlacedArray& output);
+
+  Handle handle_;
+  std::shared_ptr<StagedCopies> copies_;
+  int device_;  // the output's; -1: the host
+};
+
+/// What `act` returns. An error of a device on this rank reaches all ranks.
+template <typename Act>
+auto or_fail_group(Group& group, const Act& act) {
+  try {
+    return act();
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::invalid_argument || error.code() == ErrorCode::forked) throw;
+    const Error named = on_rank(error, group.engine()->host().rank);
+    group.abort(named);
+    throw Error(named);
+  }
+}
+
+}  // namespace farandole

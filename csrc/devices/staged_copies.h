@@ -1,0 +1,72 @@
+// One call's copies: its inputs on the way to the host, its results on the way back. Between them
+// the host's collective runs, which knows nothing of devices.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "control/failure_detector.h"
+#include "devices/staging.h"
+
+namespace farandole {
+
+/// Memory of a device.
+struct DeviceSpan {
+  std::shared_ptr<DeviceQueue> queue;
+  uint64_t address = 0;
+  size_t bytes = 0;
+};
+
+/// As it reaches all ranks: with this one's number.
+Error on_rank(const Error& error, int rank);
+
+class StagedCopies : public Gate {
+ public:
+  /// `kept`: what keeps the arrays. `rank`: of the world.
+  StagedCopies(std::shared_ptr<Staging> staging, std::shared_ptr<FailureDetector> detector,
+               int rank, std::shared_ptr<const void> kept);
+  ~StagedCopies() override;
+
+  /// Begins the copy of an input to the host. Where it will lie.
+  std::byte* bring(const DeviceSpan& input);
+  /// Where a result has to lie on the host, which will be copied to `output`: where the last input
+  /// does, of the same queue, or on its own.
+  std::byte* expect(const DeviceSpan& output, bool where_input_lies);
+  /// All that has to be done before the operation may begin has been asked for.
+  void seal();
+
+  bool is_open() override;
+  std::string awaited() const override;
+
+  /// Once all has ended well on the host, by whoever comes first: copies results back, and gives
+  /// the blocks back. A failure is the group's, and thrown.
+  void take_back();
+  /// Then: whoever works on outputs of this device finds the results there, in what it puts into
+  /// this stream from now on. Without one the host waits for the copies, so that they are there for
+  /// all.
+  void hand_over(int device, std::optional<uint64_t> stream);
+
+ private:
+  struct Copy {
+    DeviceSpan span;
+    std::shared_ptr<StagingBlock> block;  // null: an output has it, or it was given back
+    CopiesUntil until;
+  };
+  [[noreturn]] void fail(const Error& error);
+  void give_back();
+  void look_for_loss();
+
+  std::shared_ptr<Staging> staging_;
+  std::shared_ptr<FailureDetector> detector_;
+  int rank_;
+  std::shared_ptr<const void> kept_;
+  std::vector<Copy> inputs_, outputs_;
+  TimePoint next_look_{};  // of the thread that polls
+  std::mutex mutex_;       // guards the rest, and what take_back() does
+  bool taken_back_ = false, handed_over_ = false;
+  std::optional<Error> failure_;
+};
+
+}  // namespace farandole
