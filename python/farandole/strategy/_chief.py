@@ -222,7 +222,6 @@ class Chief:
         if error is not None and not self._ended:
             what = error.verdict if isinstance(error, Error) else repr(error)
             again = f"; {held.label} is run again" if held is not None and left else ""
-            print(
-                f"coordinator: {what}; {left} of {len(self._pairs)} workers go on{again}",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+            said = f"coordinator: {what}; {left} of {len(self._pairs)} workers go on{again}\n"
+            sys.stderr.write(said)  # in one piece, of any thread
+            sys.stderr.flush()
