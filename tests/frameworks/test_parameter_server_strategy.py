@@ -7,7 +7,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import signal
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,8 +82,7 @@ def batches(_: Any = None) -> Any:
     return tf.data.Dataset.from_tensor_slices(data()).batch(12).repeat()
 
 
-def loop(strategy: Any, coordinator: Any) -> Any:
-    folder = Path(tempfile.gettempdir())
+def loop(strategy: Any, coordinator: Any, folder: Path) -> Any:
     with strategy.scope():
         ours = Training(strategy, seed=1 + fd.rank())
     dataset = coordinator.create_per_worker_dataset(
@@ -131,8 +129,7 @@ def loop(strategy: Any, coordinator: Any) -> Any:
 
 
 def in_a_folder(folder: str) -> Any:
-    tempfile.tempdir = folder
-    return program(loop)
+    return program(lambda strategy, coordinator: loop(strategy, coordinator, Path(folder)))
 
 
 def test_one_worker_is_as_alone(spawn: Spawn, tmp_path: Path) -> None:
