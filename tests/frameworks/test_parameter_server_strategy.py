@@ -219,10 +219,12 @@ def test_every_closure_counts_once(spawn: Spawn, parts: int) -> None:
 def dying(strategy: Any, coordinator: Any) -> Any:
     with strategy.scope():
         count = tf.Variable(0.0)
+    began: list[bool] = []
 
     def step() -> None:
         count.assign_add(1.0)
-        if fd.rank() == 2:
+        if not began:
+            began.append(True)
             harness.tell("holds one")
             harness.listen()
 
@@ -239,8 +241,9 @@ def one_dies() -> Any:
 def test_a_closure_of_a_dead_worker_is_run_by_another(spawn: Spawn) -> None:
     world = spawn(4, ON)
     world.start(one_dies)
-    assert world.hear(2) == "holds one"
+    assert world.hear_all([1, 2]) == ["holds one"] * 2
     world.signal(2, signal.SIGKILL)
+    world.say(1, "go on")
     assert [world.outcome(rank).value for rank in (0, 1, 3)] == [6.0, 6.0, "served"]
     assert "0 of 2" not in world.output(0)
     assert "1 of 2 workers go on; closure" in world.output(0)
@@ -314,9 +317,24 @@ def failing(strategy: Any, coordinator: Any) -> Any:
     return "through"
 
 
+def cluster_of(**tasks: int) -> Any:
+    cluster = {role: [f"host:{role}{n}" for n in range(count)] for role, count in tasks.items()}
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(cluster), task_type=next(iter(tasks)), task_id=0
+    )
+
+
 def with_errors() -> Any:
     with raises(fd.InvalidArgument, "farandole run -np 4 or more"):
         strategies.ParameterServerStrategy(servers=2)
+    with raises(fd.InvalidArgument, "no chief and no ps; it has worker"):
+        strategies.ParameterServerStrategy(cluster_of(worker=2))
+    with raises(fd.InvalidArgument, "the task 'evaluator' number 0"):
+        strategies.ParameterServerStrategy(cluster_of(evaluator=1, chief=1, worker=1, ps=1))
+    with raises(fd.InvalidArgument, "servers is 3; the cluster has 1 ps"):
+        strategies.ParameterServerStrategy(cluster_of(chief=1, worker=1, ps=1), servers=3)
+    with raises(fd.InvalidArgument, "rank 0 of the cluster's 4 tasks, and the launcher made it"):
+        strategies.ParameterServerStrategy(cluster_of(chief=1, worker=2, ps=1))
     with raises(fd.InvalidArgument, "servers is 0"):
         strategies.ParameterServerStrategy(servers=0)
     with raises(fd.InvalidArgument, "variable_partitioner is 3"):
