@@ -195,7 +195,8 @@ class Server:
         self._version = self._saved = content.version
 
     def _say(self, what: str) -> None:
-        print(f"parameter server {self.index}: {what}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"parameter server {self.index}: {what}\n")  # in one piece, of any thread
+        sys.stderr.flush()
 
     # ---- the thread of a worker ----
 

@@ -1,4 +1,4 @@
-"""The strategies of tf.distribute, one process a replica: ``import farandole.strategy``.
+"""The strategies of tf.distribute, in a process for each rank: ``import farandole.strategy``.
 
 They are subclasses of ``tf.distribute.Strategy``, so everything else of a program stays as it is:
 ``tf.distribute.get_strategy()``, replica contexts, Keras' ``fit``, loops of its own.

@@ -56,6 +56,7 @@ class Chief:
         self._next = 0
         self._failure: Outcome | None = None
         self._lost: BaseException | None = None  # why there are no workers
+        self._left: list[int] = []  # ranks whose program has ended, and that is not told yet
         self._ended = False
         self._threads = [
             threading.Thread(target=self._attend, args=(rank,), name=f"worker {rank}", daemon=True)
@@ -82,6 +83,9 @@ class Chief:
         with self._changed:
             if not self._passed:
                 raise self._no_worker()
+            for rank in self._left:
+                self._tell(f"the program of rank {rank} has ended before that of rank 0")
+            self._left.clear()
             self._next = closure.number + 1
             self._waiting.append(closure)
             self._say(SCHEDULED, label, new)
@@ -217,12 +221,15 @@ class Chief:
                 self._waiting.appendleft(held)
             if not self._passed:
                 self._lost = error or EarlyExit("all workers have ended, and closures are left")
-            left = len(self._passed)
             self._changed.notify_all()
-        if error is not None and not self._ended:
-            what = error.verdict if isinstance(error, Error) else repr(error)
-            again = f"; {held.label} is run again" if held is not None and left else ""
-            print(
-                f"coordinator: {what}; {left} of {len(self._pairs)} workers go on{again}",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+            if error is None:
+                self._left.append(rank)
+            elif not self._ended:
+                what = error.verdict if isinstance(error, Error) else repr(error)
+                again = held is not None and held in self._waiting and self._passed
+                self._tell(what, f"; {held.label} is run again" if held and again else "")
+
+    def _tell(self, what: str, then: str = "") -> None:
+        left = f"{len(self._passed)} of {len(self._pairs)} workers go on"
+        sys.stderr.write(f"coordinator: {what}; {left}{then}\n")  # in one piece, of any thread
+        sys.stderr.flush()

@@ -85,11 +85,17 @@ def join_with_servers(resolver: Any, servers: Any) -> int:
         )
     if servers not in (None, len(tasks["ps"])):
         raise InvalidArgument(f"servers is {shown(servers)}; the cluster has {len(tasks['ps'])} ps")
+    ranks = [address for each in _ROLES for address in tasks[each]]
+    rank = number + sum(len(tasks[each]) for each in _ROLES[: _ROLES.index(role)])
     if not _world.is_initialized():
-        ranks = [address for each in _ROLES for address in tasks[each]]
-        before = sum(len(tasks[each]) for each in _ROLES[: _ROLES.index(role)])
-        with _environment({"TF_CONFIG": _config({"worker": ranks}, "worker", before + number)}):
+        with _environment({"TF_CONFIG": _config({"worker": ranks}, "worker", rank)}):
             init()
+    if (_world.rank(), _world.size()) != (rank, len(ranks)):
+        raise InvalidArgument(
+            f"task '{role}' number {number} is rank {rank} of the cluster's {len(ranks)} tasks, "
+            f"and the launcher made it rank {_world.rank()} of {_world.size()}\n"
+            "  advice: say it once: by TF_CONFIG or a cluster resolver, or by a launcher"
+        )
     return len(tasks["ps"])
 
 

@@ -21,6 +21,7 @@ from tensorflow.python.ops import resource_variable_ops as tf_variables  # priva
 from farandole._arguments import shown
 from farandole._core import InvalidArgument
 from farandole.parameter_server import Rows, Worker
+from farandole.strategy._extended import as_is
 
 _REPLACING = ("assign", "scatter_update", "batch_scatter_update", "scatter_nd_update",
               "_strided_slice_assign", "_restore_from_tensors")  # fmt: skip
@@ -90,7 +91,8 @@ def _watched(name: str, replaces: bool) -> Callable[..., Any]:
         with self.store.writing(self, replaces):
             return own(self, *args, **kwargs)
 
-    return method
+    found: Callable[..., Any] = as_is(method)
+    return found
 
 
 for _name in _REPLACING + _CHANGING:
