@@ -18,6 +18,7 @@ import farandole as fd
 from farandole.common._objects import allgather_object
 
 CLOSE = 2e-5
+EAGER: dict[str, Any] = {"run_eagerly": True}  # where no program is worth its compilation
 _rng = np.random.default_rng(0)
 X = _rng.normal(size=(50, 6)).astype("float32")
 Y = (X[:, :1] * 2 - X[:, 1:2]).astype("float32")
@@ -71,8 +72,8 @@ def check(make: Any, data: dict[str, Any] | None = None, **options: Any) -> Any:
     } | (data or {})  # fmt: skip
     history = pipeline.fit(**given, callbacks=callbacks()).history
     weights = pipeline.get_weights()
-    evaluated = pipeline.evaluate(X, given["y"], batch_size=16, return_dict=True)
-    outputs = pipeline.predict(X, batch_size=16)
+    evaluated = pipeline.evaluate(given["x"], given["y"], batch_size=16, return_dict=True)
+    outputs = pipeline.predict(given["x"], batch_size=16)
     assert allgather_object((history, evaluated)) == [(history, evaluated)] * hvd.size()
     if hvd.rank() > 0:
         return pipeline
@@ -82,11 +83,11 @@ def check(make: Any, data: dict[str, Any] | None = None, **options: Any) -> Any:
     same_logs(history, right)
     for got, wanted in zip(weights, reference.get_weights(), strict=True):
         np.testing.assert_allclose(got, wanted, atol=CLOSE)
-    wanted = reference.evaluate(X, given["y"], batch_size=16, verbose=0, return_dict=True)
+    wanted = reference.evaluate(given["x"], given["y"], batch_size=16, verbose=0, return_dict=True)
     same_logs(evaluated, wanted)
     keras.tree.map_structure(
         lambda got, right: np.testing.assert_allclose(got, right, atol=CLOSE),
-        outputs, reference.predict(X, batch_size=16, verbose=0),
+        outputs, reference.predict(given["x"], batch_size=16, verbose=0),
     )  # fmt: skip
     return pipeline
 
@@ -106,7 +107,9 @@ def examples_in_docstrings() -> None:
 
 @on_ranks(2)
 def a_chain_learns_as_in_one_process() -> None:
-    check(chain, micro_batches=3)
+    """Of batches that divide, so that few programs are compiled."""
+    data = {"x": X[:32], "y": Y[:32], "sample_weight": W[:32], "validation_data": (X[:32], Y[:32])}
+    check(chain, data, micro_batches=4)
 
 
 @on_ranks(4)
@@ -121,7 +124,7 @@ def replicas_share_batches() -> None:
 
 @on_ranks(3)
 def several_tensors_go_between_stages() -> None:
-    check(branches, micro_batches=3, schedule="gpipe", split=["b", "d"])
+    check(branches, micro_batches=3, schedule="gpipe", split=["b", "d"], compile=EAGER)
 
 
 def two_outputs() -> Any:
@@ -151,13 +154,14 @@ def outputs_reductions_and_callbacks_are_as_in_one_process() -> None:
         two_outputs,
         {"y": targets, "sample_weight": None, "validation_data": held_out, "epochs": 3},
         callbacks=callbacks, split=["late"], micro_batches=2,
-        compile={"loss": losses, "metrics": None, "optimizer": keras.optimizers.SGD(0.02)},
+        compile={"loss": losses, "metrics": None, "optimizer": keras.optimizers.SGD(0.02)} | EAGER,
     )  # fmt: skip
 
 
 @on_ranks(2)
 def single_batches_and_weights() -> None:
-    reference, pipeline = compiled(branches()), compiled(hvd.Pipeline(branches(), micro_batches=3))
+    reference = compiled(branches(), **EAGER)
+    pipeline = compiled(hvd.Pipeline(branches(), micro_batches=3), **EAGER)
     right = reference.get_weights()
     assert (pipeline.get_weights() == []) == (hvd.rank() > 0)
     if hvd.rank() == 0:
@@ -187,7 +191,7 @@ def batches_of_tf_data_and_weights_of_classes() -> None:
         return keras.Model(model.inputs[0], keras.layers.Dense(2)(model.outputs[0]))
 
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    how = {"loss": loss, "metrics": ["accuracy"], "weighted_metrics": ["accuracy"]}
+    how = {"loss": loss, "metrics": ["accuracy"], "weighted_metrics": ["accuracy"]} | EAGER
     reference, pipeline = compiled(net(), **how), compiled(hvd.Pipeline(net()), **how)
     pipeline.set_weights(reference.get_weights())
 
@@ -204,7 +208,7 @@ def a_rank_keeps_its_own_layers_alone() -> None:
     layers = [keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
     model = keras.Sequential([keras.Input((6,)), *layers])
     alive = [weakref.ref(each) for each in layers]
-    pipeline = compiled(hvd.Pipeline(model, split=[2], micro_batches=2))
+    pipeline = compiled(hvd.Pipeline(model, split=[2], micro_batches=2), **EAGER)
     del model, layers
     gc.collect()
     assert [each() is not None for each in alive] == [[True, True, False], [False, False, True]][

@@ -277,17 +277,18 @@ class Pipeline:
         Returns:
             That norm, before clipping; the same on every rank.
         """
+        norm_of = torch.linalg.vector_norm
         gradients = [p.grad for p in self._module.parameters() if p.grad is not None]
-        norm = float(nn.utils.get_total_norm(gradients, norm_type)) if gradients else 0.0
+        norms = [norm_of(each, norm_type).double() for each in gradients]
+        mine = np.array([float(norm_of(torch.stack(norms), norm_type)) if norms else 0.0])
         theirs = np.empty(self._group.size)
-        mine = np.array([norm])
         self._group.run("all_gather", mine, theirs, name="norms of the stages")
         begin = self._place.rank_of(0, self._place.replica)
-        norms = torch.from_numpy(theirs[begin : begin + self.stages])
-        total: torch.Tensor = torch.linalg.vector_norm(norms, norm_type)
-        nn.utils.clip_grads_with_norm_(
-            list(self._module.parameters()), max_norm, total.to(torch.float32)
-        )
+        of_stages = torch.from_numpy(theirs[begin : begin + self.stages])
+        total: torch.Tensor = norm_of(of_stages, norm_type)
+        factor = min(1.0, max_norm / (float(total) + 1e-6))  # PyTorch's own
+        for each in gradients:
+            each.mul_(factor)
         return total
 
     # ---- state ----

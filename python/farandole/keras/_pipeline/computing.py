@@ -48,7 +48,7 @@ class Computing:
 
     def follow_losses(self) -> None:
         """Of several outputs Keras also keeps a mean of each one's loss over the batches, weighted
-        by their samples, or by 1 in a program that does not know how many there are (TensorFlow).
+        by their samples, or by 1 in a program that does not know how many there are (TensorFlow's).
         Once, when these means are there: each gets its part of a batch with a micro-batch."""
         compiled = self.module._compile_loss
         for mean in [] if compiled is None else compiled.metrics:
@@ -57,7 +57,8 @@ class Computing:
     def _add(self, mean: Any, value: Any, sample_weight: Any = None) -> None:
         del sample_weight
         share, total = self._share[0], self._share[1]
-        weight = 1.0 if keras.backend.backend() == "tensorflow" else total
+        compiles = keras.backend.backend() == "tensorflow" and not self.module.run_eagerly
+        weight = 1.0 if compiles else total
         value = keras.ops.cast(value, mean.dtype)
         mean.total.assign_add(value * weight * (share if self.reduction == "mean" else 1.0))
         mean.count.assign_add(share * weight)

@@ -15,7 +15,7 @@ from farandole.keras._pipeline.gradients import engine_of
 from farandole.keras._pipeline.replicas import Replicas
 from farandole.keras._pipeline.results import Results, outputs_of_all
 from farandole.keras._pipeline.tensors import Arrays
-from farandole.keras._pipeline.work import Stage, StageWork, TestWork, TrainWork, count_of
+from farandole.keras._pipeline.work import LossWork, Stage, StageWork, TrainWork, count_of
 from farandole.keras._wrapped import distributed_in
 from farandole.pipeline._places import Groups, Place
 from farandole.pipeline._report import Times
@@ -106,7 +106,7 @@ class Stepping:
 
     def test(self, batch: Sequence[Any]) -> None:
         """Collective."""
-        work = TestWork(self._place, self._replicas, self._made_ready, batch)
+        work = LossWork(self._place, self._replicas, self._made_ready, batch)
         rows = self._runner.run(forwards(self._micro_batches), work)
         self.results("evaluate()").note_loss(sum(row.loss for row in rows), count_of(batch))
 

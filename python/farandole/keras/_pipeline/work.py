@@ -109,7 +109,7 @@ class StageWork:
         self.outputs.clear()
 
 
-class TestWork(StageWork):
+class LossWork(StageWork):
     """Forward, to the loss of the whole batch, and to metrics."""
 
     kind = "evaluate"
@@ -135,7 +135,7 @@ class TestWork(StageWork):
         )
 
 
-class TrainWork(TestWork):
+class TrainWork(LossWork):
     """Forward and backward; at the end the gradients of the whole batch."""
 
     kind = "step"
