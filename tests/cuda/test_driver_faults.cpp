@@ -33,6 +33,7 @@ uint32_t use_all(const FreshDriver& fresh) {
   const auto context = DeviceContext::retain(driver, 0);
   reaches(*driver, context->device(), device_properties(*driver, 1));
   const auto own = allocate_device(context, kWords * 4, Sharing::none);
+  CHECK_EQUAL(device_of(*driver, own->address()), 0);
   const auto shared = allocate_device(context, kWords * 4, Sharing::processes);
   MemoryExport exported = shared->share();
   std::shared_ptr<PeerMemory> peer;
