@@ -21,13 +21,20 @@ OTHERS = {
 }
 
 
-def cases_on(backend: str, only_sizes: Sequence[int], without: Sequence[str] = ()) -> Any:
+def cases_on(
+    backend: str, only_sizes: Sequence[int], without: Sequence[str] = (), one_in: int = 1
+) -> Any:
     for name in ("keras", backend):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed", allow_module_level=True)
     cases = [keras_pipeline_cases.__name__]
     return make_tests(
-        __name__, f"keras on {backend}", cases_of=cases, only_sizes=only_sizes, without=without
+        __name__,
+        f"keras on {backend}",
+        cases_of=cases,
+        only_sizes=only_sizes,
+        without=without,
+        one_in=one_in,
     )
 
 
@@ -35,6 +42,6 @@ FULL = grid.full()
 NOT_AGAIN = sorted(ALONE | TF_DATA | (set() if FULL else OTHERS))
 CHAIN = [] if FULL else ["a_chain_learns_as_in_one_process"]  # replicas have the same
 test_on_tensorflow = cases_on("tensorflow", (), CHAIN)
-test_on_torch = cases_on("torch", () if FULL else (2,), NOT_AGAIN)
+test_on_torch = cases_on("torch", () if FULL else (2,), NOT_AGAIN, one_in=3)
 SLOW = [] if FULL else ["a_stage_that_raises_is_named"]  # without a program
 test_on_jax = cases_on("jax", () if FULL else (2,), [*NOT_AGAIN, *SLOW])
