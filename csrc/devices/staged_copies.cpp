@@ -46,7 +46,8 @@ void StagedCopies::give_back() {
 }
 
 std::byte* StagedCopies::bring(const DeviceSpan& input) {
-  Copy& copy = inputs_.emplace_back(input, staging_->borrow(input.queue, input.bytes));
+  inputs_.push_back({input, staging_->borrow(input.queue, input.bytes), {}});
+  Copy& copy = inputs_.back();
   copy.until.lost = true;  // until there is a mark after it
   input.queue->copy_to_host(copy.block->pages, input.address, input.bytes);
   return copy.block->memory.get();
@@ -55,7 +56,8 @@ std::byte* StagedCopies::bring(const DeviceSpan& input) {
 std::byte* StagedCopies::expect(const DeviceSpan& output, bool where_input_lies) {
   auto block = where_input_lies ? std::move(inputs_.back().block)
                                 : staging_->borrow(output.queue, output.bytes);
-  Copy& copy = outputs_.emplace_back(output, std::move(block));
+  outputs_.push_back({output, std::move(block), {}});
+  Copy& copy = outputs_.back();
   copy.until.lost = where_input_lies;  // as the input's
   return copy.block->memory.get();
 }
