@@ -52,22 +52,15 @@ EagerBackend::EagerBackend(const ScheduleGroup& group, const ChannelCosts& costs
       bytes_of_its_rounds_(static_cast<size_t>(ceil_log2(group.size) * costs.round / costs.byte)),
       inputs_(static_cast<size_t>(group.size)) {}
 
-bool EagerBackend::is_possible(const Operation& o) const {
-  if (is_between_two(o.kind)) return false;
-  if (folds(o.kind) && !has_meaning(o.op, o.input.dtype)) return false;
-  return amount_of(o, memory_).all <= kMostEagerBytes;
-}
-
-/// A schedule takes rounds after the agreement's, as many at least. Here the data of each rank go
-/// through a host's link once for each rank of the host.
-bool EagerBackend::is_usual(const Operation& o) const {
-  const Amount amount = amount_of(o, memory_);
-  return amount.all * ranks_of_a_host_ <= least_bytes(o.kind, amount) + bytes_of_its_rounds_;
-}
-
+/// Where nobody insists: a schedule takes rounds after the agreement's, as many at least. Here the
+/// data of each rank go through a host's link once for each rank of the host.
 bool EagerBackend::can_run(const Operation& o) const {
-  if (!o.algorithm.empty()) return o.algorithm == kName && is_possible(o);
-  return is_possible(o) && is_usual(o);
+  if (is_between_two(o.kind) || !(o.algorithm.empty() || o.algorithm == kName)) return false;
+  if (folds(o.kind) && !has_meaning(o.op, o.input.dtype)) return false;
+  const Amount amount = amount_of(o, memory_);
+  if (amount.all > kMostEagerBytes) return false;
+  return !o.algorithm.empty() ||
+         amount.all * ranks_of_a_host_ <= least_bytes(o.kind, amount) + bytes_of_its_rounds_;
 }
 
 void EagerBackend::refuse(const Operation& o) const {
@@ -79,7 +72,9 @@ void EagerBackend::refuse(const Operation& o) const {
 }
 
 std::string EagerBackend::ways_for(const Operation& o) const {
-  return is_possible(o) ? "eager" : "not eager, which is for small data";
+  Operation forced = o;
+  forced.algorithm = kName;
+  return can_run(forced) ? "eager" : "not eager, which is for small data";
 }
 
 void EagerBackend::start(const Operation& operation, uint32_t) { what_.start(operation, memory_); }

@@ -32,9 +32,6 @@ class EagerBackend : public Backend {
   std::string_view way() const override { return kName; }
 
  private:
-  bool is_possible(const Operation& operation) const;
-  bool is_usual(const Operation& operation) const;
-
   const StreamMemory& memory_;
   size_t ranks_of_a_host_;      // of the one that has most
   size_t bytes_of_its_rounds_;  // that a link takes while the agreement goes its rounds

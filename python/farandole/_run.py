@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing.spawn
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from farandole import _ranks
 from farandole._launch.ranks import describe_exit
@@ -118,13 +118,20 @@ def _raise_first_failure(
         told = [f"\nrank {r}:\n{answers[r].trace}" for r in raised]
         raise RanksFailed(why + "".join(told))
     first = min(raised, key=lambda r: answers[r].when)
-    answer = answers[first]
-    cause = RanksFailed(f"rank {first} raised\n{answer.trace}")
-    if answer.error is None:
+    raise_what_it_raised(first, answers[first].error, answers[first].trace, "farandole.run")
+
+
+def raise_what_it_raised(
+    rank: int, error: BaseException | None, trace: str, caller: str
+) -> NoReturn:
+    """A rank's own exception, where it could be sent, because of a ``RanksFailed`` that says whose
+    it is."""
+    cause = RanksFailed(f"rank {rank} raised\n{trace}")
+    if error is None:
         raise cause
-    if hasattr(answer.error, "add_note"):  # Python 3.11
-        answer.error.add_note(f"raised by rank {first} of farandole.run")
-    raise answer.error from cause
+    if hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(f"raised by rank {rank} of {caller}")
+    raise error from cause
 
 
 class _Screen:

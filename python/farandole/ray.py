@@ -14,7 +14,7 @@ from farandole._launch.agents.carried import NAMES, carried
 from farandole._launch.agents.secret import VARIABLE as SECRET_FILE
 from farandole._launch.agents.secret import new_secret
 from farandole._launch.ranks import Rendezvous, free_port, new_run_id, rank_environment
-from farandole._run import RanksFailed
+from farandole._run import RanksFailed, raise_what_it_raised
 from farandole.common._needs import ray
 
 __all__ = ["RanksFailed", "run"]
@@ -276,9 +276,4 @@ def _raise_first(failed: Sequence[tuple[int, _Answer]], homes: Sequence[_Home]) 
         who = f"rank {rank} (pid {homes[rank].pid} on {homes[rank].address})"
         told = [f"\nrank {r}:\n{a.trace}" for r, a in failed if r != rank]
         raise RanksFailed(f"{who} died{''.join(told)}") from answer.error
-    cause = RanksFailed(f"rank {rank} raised\n{answer.trace}")
-    if answer.error is None:
-        raise cause
-    if hasattr(answer.error, "add_note"):  # Python 3.11
-        answer.error.add_note(f"raised by rank {rank} of farandole.ray.run")
-    raise answer.error from cause
+    raise_what_it_raised(rank, answer.error, answer.trace, "farandole.ray.run")
