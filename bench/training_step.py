@@ -37,6 +37,7 @@ import numpy as np
 import farandole as fd
 from farandole import _launch
 from farandole._bench import placement
+from farandole._bench.peers.libraries.gloo import name_interface
 from farandole._bench.statistics import median, median_interval, ratios
 from farandole.cli._terminal import print_table
 
@@ -418,12 +419,15 @@ def _verify(trainers: list[Trainer]) -> dict[str, bool]:
 
 def _rank(arguments: argparse.Namespace) -> int:
     """What every rank does; rank 0 shows it."""
-    core = placement.pin(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
+    is_one_machine = arguments.hosts and arguments.launcher != "ssh"
+    place = ("RANK", "WORLD_SIZE") if is_one_machine else ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    core = placement.pin(*(int(os.environ[name]) for name in place))
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     fd.init()
+    name_interface()
     dist.init_process_group("gloo")
     pins = fd.all_gather(np.array([-1 if core is None else core])).tolist()
     variants = [VARIANTS[name] for name in arguments.variants]
@@ -493,6 +497,10 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     here = [v.name for v in VARIANTS.values() if _is_here(v.needs)]
     parser.add_argument("-np", type=int, default=2, dest="ranks", help="ranks (2)")
+    parser.add_argument("-H", "--hosts", metavar="HOST:RANKS,…", help="instead, on several hosts")
+    parser.add_argument(
+        "--launcher", default="ssh", choices=_launch.LAUNCHERS, help="how those are reached (ssh)"
+    )
     parser.add_argument("--models", default=",".join(MODELS), help="(%(default)s)")
     parser.add_argument("--variants", default=",".join(here), help="(%(default)s)")
     parser.add_argument("--optimizer", default="sgd", choices=OPTIMIZERS, help="(%(default)s)")
@@ -507,6 +515,10 @@ def _arguments() -> argparse.Namespace:
     arguments.variants = ["none", *(v for v in arguments.variants if v != "none")]
     if arguments.ranks < 1 or arguments.blocks < 1:
         parser.error("numbers must be positive")
+    try:
+        arguments.hosts = _launch.hosts_of(arguments.hosts, None) or ()
+    except _launch.LaunchError as error:
+        parser.error(str(error))
     return arguments
 
 
@@ -531,9 +543,16 @@ def main() -> int:
     arguments = _arguments()
     if "RANK" in os.environ:
         return _rank(arguments)
-    os.environ |= _RANKS
-    command = [sys.executable, *sys.argv]
-    return _launch.launch(_launch.Job(command=command, ranks=arguments.ranks, prefix=False))
+    hosts = arguments.hosts
+    job = _launch.Job(
+        command=[sys.executable, *sys.argv],
+        ranks=sum(host.ranks for host in hosts) if hosts else arguments.ranks,
+        prefix=False,
+        environment=_RANKS,
+        hosts=hosts,
+        reach=_launch.Reach(arguments.launcher) if hosts else None,
+    )
+    return _launch.launch(job)
 
 
 if __name__ == "__main__":

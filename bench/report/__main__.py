@@ -20,8 +20,10 @@ import bars
 import calls
 import network
 import others
+import over_mpi
 import paths
 import steps
+import training_network
 from document import replace
 from measuring import ROOT, Bench, Row
 
@@ -48,10 +50,12 @@ PARTS = {
     "network": Part(network.measure_free, network.render_free),
     "gigabit": Part(network.measure_gigabit, network.render_gigabit),
     "levels": Part(network.measure_levels, network.render_levels),
+    "over_mpi": Part(over_mpi.measure, over_mpi.render),
     "start": Part(steps.measure_start, steps.render_start),
     "waiting": Part(steps.measure_waiting, steps.render_waiting),
     "named": Part(steps.measure_named, steps.render_named),
     "training": Part(steps.measure_training, steps.render_training),
+    "training_gigabit": Part(training_network.measure, training_network.render),
     "keras": Part(frameworks.measure_keras, frameworks.render_keras),
     "tensorflow": Part(frameworks.measure_tensorflow, frameworks.render_tensorflow),
     "jax": Part(frameworks.measure_jax, frameworks.render_jax),

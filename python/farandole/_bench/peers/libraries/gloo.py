@@ -10,18 +10,17 @@ from typing import Any
 
 from farandole._bench import placement
 from farandole._bench.layouts import COLLECTIVES, ROOT, Buffers
-from farandole._bench.peers.libraries import Member, Unable
+from farandole._bench.peers.libraries import Member, Unable, launched
 
 
 def join() -> Member:
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, ranks = launched()
     placement.pin(rank, ranks)
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    if name := _interface(os.environ["MASTER_ADDR"]):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+    name_interface()
     warnings.filterwarnings("ignore", module="torch")
     dist.init_process_group("gloo")
 
@@ -38,16 +37,18 @@ def join() -> Member:
     return Member(rank, ranks, f"torch {torch.__version__}", make)
 
 
-def _interface(peer: str) -> str:
-    """By which another host is reached; empty where it is this one. gloo would ask for our name."""
+def name_interface() -> None:
+    """Tells gloo by which interface it reaches another host: it would go by this one's name."""
     from farandole._launch.agents.address import is_loopback, of_interfaces
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((peer, 1))  # sends nothing
+        probe.connect((os.environ["MASTER_ADDR"], 1))  # sends nothing
         mine = probe.getsockname()[0]
     if is_loopback(mine):
-        return ""
-    return next((name for _, name in socket.if_nameindex() if of_interfaces(name) == mine), "")
+        return
+    for _, name in socket.if_nameindex():
+        if of_interfaces(name) == mine:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 class _GlooCase(Buffers):

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 from functools import partial
 from typing import Any
 
 from farandole._bench import placement
 from farandole._bench.layouts import COLLECTIVES, ROOT, Buffers
-from farandole._bench.peers.libraries import Member, Unable
+from farandole._bench.peers.libraries import Member, Unable, launched
 
 _HALVES = ("float16", "bfloat16")
-_RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")  # what the launchers call it
-_RANKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
 def join() -> Member:
-    rank, ranks = (
-        int(next(os.environ[n] for n in names if n in os.environ)) for names in (_RANK, _RANKS)
-    )
+    rank, ranks = launched()
     placement.pin(rank, ranks)
     from mpi4py import MPI
 

@@ -1,17 +1,16 @@
-"""farandole."""
+"""farandole, under its own launcher or under an MPI's, over whose transport it then can run."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from farandole._bench import placement
 from farandole._bench.layouts import COLLECTIVES, Buffers
-from farandole._bench.peers.libraries import Member, Unable
+from farandole._bench.peers.libraries import Member, Unable, launched
 
 
 def join() -> Member:
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, ranks = launched()
     placement.pin(rank, ranks)
     import farandole as fd
     from farandole._bench.collectives import Case
