@@ -18,7 +18,9 @@ MASKS = {"masks_outputs_and_reductions_are_those_of_the_whole_batch"}
 LOADERS = {"loaders_of_torch"}
 
 
-def cases_on(backend: str, without: set[str], only_sizes: Sequence[int]) -> Any:
+def cases_on(
+    backend: str, without: set[str], only_sizes: Sequence[int], one_in: int = 1
+) -> Any:
     for name in ("keras", backend):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed", allow_module_level=True)
@@ -28,11 +30,12 @@ def cases_on(backend: str, without: set[str], only_sizes: Sequence[int]) -> Any:
         cases_of=[keras_model_cases.__name__],
         without=sorted(without),
         only_sizes=only_sizes,
+        one_in=one_in,
     )
 
 
 ALL = {case.__name__ for case, _ in _registered[keras_model_cases.__name__]}
 FULL = grid.full()
-test_on_tensorflow = cases_on("tensorflow", LOADERS, () if FULL else (2, 3))
+test_on_tensorflow = cases_on("tensorflow", LOADERS, () if FULL else (2, 3), one_in=2)
 test_on_torch = cases_on("torch", ALL - COMMON - LOADERS, (2, 3) if FULL else (3,))
 test_on_jax = cases_on("jax", ALL - COMMON - MASKS, (2, 3) if FULL else (3,))

@@ -91,6 +91,7 @@ def bits() -> str:
     return hashlib.sha256(sums).hexdigest()
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("parts", "ranks", "places"),
     [
@@ -219,6 +220,7 @@ def waits(seconds: float) -> float:
     return (time.process_time() - spent) / (time.monotonic() - wall)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(("parts", "most"), [("", 0.2), ("1,1", 0.2)])
 def test_a_parked_rank_asks_mpi_for_little(mpi: Mpi, parts: str, most: float) -> None:
     """Between hosts nothing wakes it, and on a virtual machine each look costs."""
@@ -250,6 +252,7 @@ def one_is_killed(during: str) -> tuple[str, int | None, float]:
     return found.value.verdict, found.value.rank, time.monotonic() - died
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("during", ["silence", "transfers"])
 @pytest.mark.parametrize("parts", ["", "1,2"])
 def test_a_killed_rank_is_named_by_all_others(
@@ -305,6 +308,7 @@ def one_leaves(how: str) -> str:
     return found.value.verdict
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("how", ["shuts down", "exits"])
 def test_a_rank_that_leaves_is_named_and_mpiexec_ends_the_job(mpi: Mpi, how: str) -> None:
     ended = mpi.call(3, one_leaves, how, env=over("1,2"))
@@ -351,6 +355,7 @@ def with_threads(level: str) -> str:
     return found.value.verdict
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("level", ["single", "funneled", "serialized"])
 def test_fewer_threads_than_it_takes_are_refused(mpi: Mpi, level: str) -> None:
     for verdict in mpi.run(2, with_threads, level, env=FORCED):
