@@ -18,9 +18,7 @@ MASKS = {"masks_outputs_and_reductions_are_those_of_the_whole_batch"}
 LOADERS = {"loaders_of_torch"}
 
 
-def cases_on(
-    backend: str, without: set[str], only_sizes: Sequence[int], one_in: int = 1
-) -> Any:
+def cases_on(backend: str, without: set[str], only_sizes: Sequence[int], one_in: int = 1) -> Any:
     for name in ("keras", backend):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed", allow_module_level=True)

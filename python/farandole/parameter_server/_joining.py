@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from farandole._collectives import all_gather, broadcast
 from farandole._core import Error, InvalidArgument
 from farandole.parameter_server import _snapshots
 from farandole.parameter_server._rules import Rule
-from farandole.parameter_server._server import Server
+from farandole.parameter_server._server import GONE, Server
 from farandole.parameter_server._shards import (
     SPLIT_ABOVE,
     Shard,
@@ -22,7 +23,7 @@ from farandole.parameter_server._shards import (
     plan,
 )
 from farandole.parameter_server._snapshots import Content, Snapshots
-from farandole.parameter_server._wire import Pair, number_of
+from farandole.parameter_server._wire import HERE, Pair, number_of
 from farandole.parameter_server._worker import Worker
 
 _MEETING = 300.0  # seconds for a server and a worker to meet
@@ -119,8 +120,27 @@ def _pairs(workers: int) -> dict[int, Pair]:
         _State.epoch, _State.joined = epoch, 0
     _State.joined += 1
     if world.rank < workers:
-        return {s: pair_of(s, world.rank) for s in range(workers, world.size)}
-    return {w: pair_of(world.rank, w) for w in range(workers)}
+        pairs = {s: pair_of(s, world.rank) for s in range(workers, world.size)}
+        for pair in pairs.values():
+            pair.send(HERE)
+        for pair in pairs.values():
+            pair.receive(_MEETING)
+        return pairs
+    pairs = {w: pair_of(world.rank, w) for w in range(workers)}
+    _let_all_begin(list(pairs.values()))
+    return pairs
+
+
+def _let_all_begin(pairs: Sequence[Pair]) -> None:
+    """By a server. A worker that begins may fail, and what fails a worker fails whoever is still
+    in a collective of the world: so none begins before all have left the last one."""
+    for answers in (False, True):
+        for pair in pairs:
+            with suppress(*GONE):  # serve() finds it lost, too
+                if answers:
+                    pair.send(HERE)
+                else:
+                    pair.receive(_MEETING)
 
 
 def pair_of(one: int, other: int) -> Pair:

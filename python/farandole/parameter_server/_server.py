@@ -22,7 +22,7 @@ from farandole.parameter_server._snapshots import Content, Snapshots
 from farandole.parameter_server._tickets import NONE_NOW, Tickets
 from farandole.parameter_server._wire import Message, Pair, Piece
 
-_GONE = (PeerLost, EarlyExit, RemoteError, LinkError)  # a worker that will not come back
+GONE = (PeerLost, EarlyExit, RemoteError, LinkError)  # a worker that will not come back
 
 
 class Report(NamedTuple):
@@ -123,7 +123,7 @@ class Server:
         """Waits for something to do; True at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over() or self._is_due())
-            if self._failure is not None and not isinstance(self._failure, _GONE):
+            if self._failure is not None and not isinstance(self._failure, GONE):
                 raise self._failure
             if self._is_over():
                 return True
@@ -209,7 +209,7 @@ class Server:
                     self._end(worker, for_good=message.kind == _wire.BYE)
                     return
                 self._handle(worker, pair, message)
-        except _GONE as error:
+        except GONE as error:
             self._lose(worker, error)
         except BaseException as error:
             with self._changed:

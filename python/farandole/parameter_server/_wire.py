@@ -17,7 +17,7 @@ from farandole._core import Group, Handle
 from farandole.parameter_server._rows import Gradient, Rows
 
 # What a head says first. Workers ask, and servers answer: to PULL, TICKET, SAVE, ADD and FLUSH.
-PULL, PUSH, TICKET, WAIT, REST, SAVE, PAUSE, BYE, ADD, ASSIGN, FLUSH, ANSWER = range(12)
+PULL, PUSH, TICKET, WAIT, REST, SAVE, PAUSE, BYE, ADD, ASSIGN, FLUSH, ANSWER, HERE = range(13)
 _PARTS = ("message", "table", "bytes")  # names of what is sent
 _NUMBERS = 8  # of a head: kind, length of the table, of the bytes, and five of the kind's own
 _DENSE = -1
