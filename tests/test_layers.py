@@ -29,7 +29,7 @@ ALLOWED = {
     "devices": POLLED | {"group"},  # knows CUDA by base/cuda_table.h alone
     "named": POLLED | {"group", "fold"},
     "fusion": POLLED | {"group", "fold"},
-    "jax": POLLED | {"fusion", "group", "fold"},
+    "jax": POLLED | {"fusion", "group", "fold", "devices"},
     "cuda": {"cuda/kernels", "fold", "schedule"},
     "cuda/kernels": set(),  # compiled by nvcc, too
     "cuda/driver": set(),

@@ -15,14 +15,20 @@ py::capsule capsule_of(ffi::Handler* handler) {
 
 /// {target: {platform: handler}}
 py::dict targets() {
+  struct Target {
+    const char* name;
+    ffi::Handler *cpu, *cuda;
+  };
   py::dict all;
-  for (const auto& [target, handler] : {std::pair("farandole_collective", &jax_collective),
-                                        std::pair("farandole_checksums", &jax_checksums),
-                                        std::pair("farandole_weights", &jax_weights)}) {
+  for (const Target& target :
+       {Target{"farandole_collective", &jax_collective, &jax_collective_on_cuda},
+        Target{"farandole_checksums", &jax_checksums, &jax_checksums_on_cuda},
+        Target{"farandole_weights", &jax_weights, &jax_weights_on_cuda}}) {
     py::dict by_platform;
-    by_platform["cpu"] = capsule_of(handler);
-    for (const char* platform : {"CUDA", "ROCM"}) by_platform[platform] = capsule_of(&jax_refusal);
-    all[target] = by_platform;
+    by_platform["cpu"] = capsule_of(target.cpu);
+    by_platform["CUDA"] = capsule_of(target.cuda);
+    by_platform["ROCM"] = capsule_of(&jax_refusal);
+    all[target.name] = by_platform;
   }
   return all;
 }
@@ -69,13 +75,17 @@ py::dict layouts() {
                                   offsetof(CallFrame, attributes), offsetof(CallFrame, future));
   d["XLA_FFI_Error_Create_Args"] =
       layout(sizeof(ErrorCreate), offsetof(ErrorCreate, message), offsetof(ErrorCreate, code));
+  d["XLA_FFI_Error_Destroy_Args"] = layout(sizeof(ErrorDestroy), offsetof(ErrorDestroy, error));
+  d["XLA_FFI_Stream_Get_Args"] =
+      layout(sizeof(StreamGet), offsetof(StreamGet, context), offsetof(StreamGet, stream));
   d["XLA_FFI_Future_Create_Args"] = layout(sizeof(FutureCreate), offsetof(FutureCreate, future));
   d["XLA_FFI_Future_SetAvailable_Args"] =
       layout(sizeof(FutureSetAvailable), offsetof(FutureSetAvailable, future));
   d["XLA_FFI_Future_SetError_Args"] = layout(
       sizeof(FutureSetError), offsetof(FutureSetError, future), offsetof(FutureSetError, error));
   d["XLA_FFI_Api"] =
-      layout(0, offsetof(Api, version), offsetof(Api, error_create), offsetof(Api, future_create),
+      layout(0, offsetof(Api, version), offsetof(Api, error_create), offsetof(Api, error_destroy),
+             offsetof(Api, stream_get), offsetof(Api, future_create),
              offsetof(Api, future_set_available), offsetof(Api, future_set_error));
   return d;
 }

@@ -133,6 +133,19 @@ struct ErrorCreate {
   Code code;
 };
 
+struct ErrorDestroy {
+  size_t struct_size;
+  Extension* extensions;
+  Error* error;
+};
+
+struct StreamGet {
+  size_t struct_size;
+  Extension* extensions;
+  Context* context;
+  void* stream;  // out; a CUstream where the program runs on CUDA
+};
+
 struct FutureCreate {
   size_t struct_size;
   Extension* extensions;
@@ -158,7 +171,11 @@ struct Api {
   Version version;
   const void* internal;
   Error* (*error_create)(ErrorCreate*);
-  void* others[12];  // about messages, registration, state, device memory, threads
+  void* error_get_message;
+  void (*error_destroy)(ErrorDestroy*);
+  void* handler_register;
+  Error* (*stream_get)(StreamGet*);
+  void* others[8];  // about types, contexts, state, device memory, threads
   Error* (*future_create)(FutureCreate*);
   Error* (*future_set_available)(FutureSetAvailable*);
   Error* (*future_set_error)(FutureSetError*);

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "jax/completion_executor.h"
+#include "jax/on_cuda.h"
 #include "jax/weights.h"
 
 namespace farandole {
@@ -96,6 +97,29 @@ std::optional<Error> start(ffi::CallFrame& frame, const std::shared_ptr<JaxChann
   return std::nullopt;
 }
 
+/// The same, and waits until it is over.
+std::optional<Error> run(ffi::CallFrame& frame, const std::shared_ptr<JaxChannel>& channel) {
+  return channel->launch(read_call(frame))->finish();
+}
+
+std::optional<Error> compute_checksums(ffi::CallFrame& frame, const std::shared_ptr<JaxChannel>&) {
+  answer_checksums(frame);
+  return std::nullopt;
+}
+
+std::optional<Error> compare_weights(ffi::CallFrame& frame, const std::shared_ptr<JaxChannel>&) {
+  return answer_weights(frame);
+}
+
+/// What answers a call of a program on a CUDA device, by what does on the host.
+template <typename Body>
+auto on_cuda(const Body& body) {
+  return [body](ffi::CallFrame& frame, const std::shared_ptr<JaxChannel>& channel) {
+    return call_on_host(*channel->world(), frame,
+                        [&](ffi::CallFrame& here) { return body(here, channel); });
+  };
+}
+
 // ---- the world that calls belong to ----
 
 struct Current {
@@ -144,22 +168,21 @@ std::shared_ptr<JaxChannel> jax_channel() {
 
 ffi::Error* jax_collective(ffi::CallFrame* frame) { return answer(*frame, start); }
 
-ffi::Error* jax_checksums(ffi::CallFrame* frame) {
-  return answer(*frame, [](const ffi::CallFrame& call, const auto&) -> std::optional<Error> {
-    answer_checksums(call);
-    return std::nullopt;
-  });
-}
+ffi::Error* jax_checksums(ffi::CallFrame* frame) { return answer(*frame, compute_checksums); }
+ffi::Error* jax_weights(ffi::CallFrame* frame) { return answer(*frame, compare_weights); }
 
-ffi::Error* jax_weights(ffi::CallFrame* frame) {
-  return answer(*frame,
-                [](const ffi::CallFrame& call, const auto&) { return answer_weights(call); });
+ffi::Error* jax_collective_on_cuda(ffi::CallFrame* frame) { return answer(*frame, on_cuda(run)); }
+ffi::Error* jax_checksums_on_cuda(ffi::CallFrame* frame) {
+  return answer(*frame, on_cuda(compute_checksums));
+}
+ffi::Error* jax_weights_on_cuda(ffi::CallFrame* frame) {
+  return answer(*frame, on_cuda(compare_weights));
 }
 
 ffi::Error* jax_refusal(ffi::CallFrame* frame) {
   if (introduce(*frame)) return nullptr;
   return refusal(*frame, ErrorCode::invalid_argument,
-                 "farandole.jax works on arrays of the CPU, and this program runs on a device",
+                 "farandole.jax works on the CPU and on CUDA, and this program runs on neither",
                  "set JAX_PLATFORMS=cpu");
 }
 

@@ -42,6 +42,10 @@ const ffi::Api kApi{
     .version = {},
     .internal = nullptr,
     .error_create = [](ffi::ErrorCreate* a) { return new ffi::Error{a->message}; },
+    .error_get_message = nullptr,
+    .error_destroy = [](ffi::ErrorDestroy* a) { delete a->error; },
+    .handler_register = nullptr,
+    .stream_get = nullptr,
     .others = {},
     .future_create = [](ffi::FutureCreate* a) -> ffi::Error* {
       a->future = new ffi::Future;

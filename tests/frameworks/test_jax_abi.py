@@ -26,12 +26,14 @@ MEMBERS = {
     "XLA_FFI_Attrs": "size types names attrs",
     "XLA_FFI_CallFrame": "api ctx stage args rets attrs future",
     "XLA_FFI_Error_Create_Args": "message errc",
+    "XLA_FFI_Error_Destroy_Args": "error",
+    "XLA_FFI_Stream_Get_Args": "ctx stream",
     "XLA_FFI_Future_Create_Args": "future",
     "XLA_FFI_Future_SetAvailable_Args": "future",
     "XLA_FFI_Future_SetError_Args": "future error",
     "XLA_FFI_Api": (
-        "api_version XLA_FFI_Error_Create XLA_FFI_Future_Create XLA_FFI_Future_SetAvailable "
-        "XLA_FFI_Future_SetError"
+        "api_version XLA_FFI_Error_Create XLA_FFI_Error_Destroy XLA_FFI_Stream_Get "
+        "XLA_FFI_Future_Create XLA_FFI_Future_SetAvailable XLA_FFI_Future_SetError"
     ),
 }
 # Numbers that csrc/jax has of XLA.

@@ -369,17 +369,12 @@ def examples_in_docstrings_work() -> None:
 
 @on_ranks(1)
 def other_devices_are_refused() -> None:
-    class Elsewhere:
-        platform = "gpu"
-
-    before = jax.config.jax_default_device
     original = jax.default_backend
     try:
-        jax.default_backend = lambda: "gpu"
-        refused(fdj.init, "gpu", "JAX_PLATFORMS=cpu")
+        jax.default_backend = lambda: "tpu"
+        refused(fdj.init, "tpu", "JAX_PLATFORMS=cpu")
     finally:
         jax.default_backend = original
-        jax.config.update("jax_default_device", before)
 
 
 @on_ranks(2)

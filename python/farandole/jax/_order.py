@@ -29,6 +29,7 @@ from farandole.common._process_set import (
 from farandole.jax._verdicts import come_first
 
 TARGET = "farandole_collective"
+PLATFORMS = ("cpu", "gpu", "cuda")  # JAX calls CUDA's devices "gpu"
 
 
 class _Order:
@@ -56,7 +57,7 @@ _order = _Order()
 def token() -> Any:
     """The Ref that holds the token."""
     if _order.ref is None:
-        _require_cpu()
+        _require_platform()
         _order.begin()
         _world.before_leaving(_leave)
     return _order.ref
@@ -120,7 +121,7 @@ def init(rank: int | None = None, size: int | None = None, **place: Any) -> None
         place: its other arguments.
 
     Raises:
-        InvalidArgument: JAX's default device is not the CPU.
+        InvalidArgument: JAX's default device is neither the CPU nor on CUDA.
         RendezvousError: ranks are missing, duplicate, or disagree about the world.
 
     Examples:
@@ -129,7 +130,7 @@ def init(rank: int | None = None, size: int | None = None, **place: Any) -> None
         >>> fdj.rank(), fdj.size()
         (0, 1)
     """
-    _require_cpu()
+    _require_platform()
     _world.init(rank, size, **place)
     world_of_calls()
     token()
@@ -138,12 +139,12 @@ def init(rank: int | None = None, size: int | None = None, **place: Any) -> None
     _order.left = False
 
 
-def _require_cpu() -> None:
+def _require_platform() -> None:
     device = jax.config.jax_default_device
     platform = getattr(device, "platform", device) or jax.default_backend()
-    if platform != "cpu":
+    if platform not in PLATFORMS:
         raise InvalidArgument(
-            f"JAX's default device is a {platform}; farandole.jax works on the CPU yet\n"
+            f"JAX's default device is a {platform}; farandole.jax works on the CPU and on CUDA\n"
             "  advice: set JAX_PLATFORMS=cpu"
         )
 

@@ -303,12 +303,6 @@ def _check_factors(**factors: Any) -> None:
 
 
 def _require_our_device(array: Any, what: str) -> None:
-    strange = {d.platform for d in array.devices()} - {"cpu"}
-    if strange:
-        raise InvalidArgument(
-            f"{what} is on a {strange.pop()}; farandole.jax works on the CPU yet\n"
-            "  advice: set JAX_PLATFORMS=cpu"
-        )
     ours = device()
     # JAX moves what nobody has put anywhere.
     if array.committed and array.devices() != {ours}:
