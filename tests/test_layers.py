@@ -26,7 +26,8 @@ ALLOWED = {
     "engine": POLLED,
     "backends": POLLED - {"control"} | {"fold"},
     "group": POLLED | {"fold"},
-    "devices": POLLED | {"group"},  # knows CUDA by base/cuda_table.h alone
+    "devices": POLLED
+    | {"group", "named", "fusion", "fold"},  # knows CUDA by base/cuda_table.h alone
     "named": POLLED | {"group", "fold"},
     "fusion": POLLED | {"group", "fold"},
     "jax": POLLED | {"fusion", "group", "fold", "devices"},
@@ -62,7 +63,8 @@ PYTHON_LAYERS = [
     "pipeline",
     "_tune.first_use _tune.ranks _tune.starting",  # these measure
     "_tune.__main__",
-    "jax torch._entries torch._tensors torch.compression",
+    "jax torch._devices torch._entries torch.compression",
+    "torch._tensors",
     "torch._c10d torch.adasum",
     "torch._operations",
     "torch._training",

@@ -58,10 +58,11 @@ struct CudaTable {
   /// Whole pages, which stay mapped for as long.
   CudaPages* (*register_pages)(CudaQueue* queue, void* pages, uint64_t bytes, CudaFailure* failure);
   void (*release_pages)(CudaPages* pages);
-  int32_t (*copy_to_host)(CudaQueue* queue, CudaPages* to, uint64_t from, uint64_t bytes,
-                          CudaFailure* failure);
-  int32_t (*copy_to_device)(CudaQueue* queue, uint64_t to, CudaPages* from, uint64_t bytes,
-                            CudaFailure* failure);
+  /// `offset`: bytes from the begin of the pages.
+  int32_t (*copy_to_host)(CudaQueue* queue, CudaPages* to, uint64_t offset, uint64_t from,
+                          uint64_t bytes, CudaFailure* failure);
+  int32_t (*copy_to_device)(CudaQueue* queue, uint64_t to, CudaPages* from, uint64_t offset,
+                            uint64_t bytes, CudaFailure* failure);
   /// A number that is reached when all that now is in this way's stream is done.
   int32_t (*mark)(CudaQueue* queue, CudaWay way, uint32_t* number, CudaFailure* failure);
   /// 1: it is. Asks the driver nothing.
@@ -78,6 +79,6 @@ struct CudaTable {
 
 }  // extern "C"
 
-inline constexpr uint32_t kCudaTableVersion = 2;
+inline constexpr uint32_t kCudaTableVersion = 3;
 
 }  // namespace farandole

@@ -27,6 +27,7 @@ void bind_watch(py::module_& module);
 void bind_trace(py::module_& module);
 void bind_jax(py::module_& module);
 void bind_devices(py::module_& module);
+void bind_device_gradients(py::module_& module);
 
 void raise_in_python(const Error& error);
 py::object python_error(const Error& error);

@@ -1,6 +1,7 @@
 // Operations by name.
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
 #include "bindings/calls.h"
+#include "bindings/device_arrays.h"
 #include "bindings/named_handles.h"
 #include "engine/fork.h"
 #include "fusion/joined_rank_proxy.h"
@@ -19,6 +21,30 @@ namespace {
 
 /// (input or None, output or None, shape of the input)
 using GivenTensor = std::tuple<py::object, py::object, std::vector<int64_t>>;
+
+int64_t hold(HeldRequest held, const py::object& result, const py::object& finish) {
+  held.result = result;
+  if (!finish.is_none()) held.finish = finish;
+  return NamedHandles::all().add(std::move(held));
+}
+
+int64_t submit_on_device(const std::shared_ptr<PyNames>& names, const NamedCall& call,
+                         const std::vector<GivenTensor>& given, const py::object& result,
+                         const py::object& finish) {
+  std::vector<py::object> inputs;
+  std::vector<std::vector<int64_t>> shapes;
+  HeldRequest held;
+  for (const auto& [input, output, shape] : given) {
+    inputs.push_back(input);
+    held.outputs.push_back(output);
+    shapes.push_back(shape);
+  }
+  held.names = names;
+  held.staged =
+      submit_staged_named(*names->world, *names->named, call, inputs, held.outputs, shapes);
+  held.request = held.staged->request();
+  return hold(std::move(held), result, finish);
+}
 
 int64_t submit(const std::shared_ptr<PyNames>& names, const std::string& kind,
                const py::object& name, const std::vector<GivenTensor>& given, uint32_t set,
@@ -33,6 +59,11 @@ int64_t submit(const std::shared_ptr<PyNames>& names, const std::string& kind,
   call.splits = splits;
   const std::string text = name.is_none() ? std::string() : text_from(name, "name");
   call.name = text;
+  const auto on_device = [](const GivenTensor& tensor) {
+    return is_on_device(std::get<0>(tensor)) || is_on_device(std::get<1>(tensor));
+  };
+  if (std::ranges::any_of(given, on_device))
+    return submit_on_device(names, call, given, result, finish);
   std::vector<NamedTensor> tensors;
   py::list keep;
   for (const auto& [input, output, shape] : given) {
@@ -53,9 +84,7 @@ int64_t submit(const std::shared_ptr<PyNames>& names, const std::string& kind,
   held.names = names;
   held.request = names->named->submit(call);
   held.keep = std::move(keep);
-  held.result = result;
-  if (!finish.is_none()) held.finish = finish;
-  return NamedHandles::all().add(std::move(held));
+  return hold(std::move(held), result, finish);
 }
 
 int64_t join(const std::shared_ptr<PyNames>& names) {
@@ -127,6 +156,15 @@ void bind_named(py::module_& module) {
           },
           py::arg("set"))
       .def("describe", [](const PyNames& names) { return names.named->describe(); });
+  py::class_<StagedResult>(module, "StagedResult", "A result on its way to a device.")
+      .def(
+          "deliver",
+          [](const StagedResult& r, const py::object& array) {
+            refuse_in_child();
+            deliver(*r.names->world, *r.staged, r.tensor, array);
+          },
+          py::arg("array"),
+          "Once: into an array of its dtype and shape on that device, which has just been made.");
   module.def("names_of", &names_of, py::arg("world"), "The operations by name of this world.");
   module.def(
       "wait_by_number", [](int64_t handle) { return NamedHandles::all().wait(handle); },

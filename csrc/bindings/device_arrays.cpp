@@ -41,19 +41,20 @@ std::optional<std::pair<int, int>> dlpack_device(const py::object& array) {
   }
 }
 
-bool has_interface(const py::object& array) {
-  return py::hasattr(array, "__cuda_array_interface__");
+/// An array as a framework describes it that is asked for its stream in its own way.
+struct PointedOnDevice {
+  Buffer buffer;
+  int device = 0;
+  py::object current_stream;  // () -> int
+  py::object owner;
+};
+
+const PointedOnDevice* pointed(const py::object& array) {
+  return py::isinstance<PointedOnDevice>(array) ? &array.cast<const PointedOnDevice&>() : nullptr;
 }
 
-void require_library(const char* what) {
-  try {
-    const py::gil_scoped_release unlocked;  // finding it runs Python
-    cuda_library();
-  } catch (const Error& why) {
-    if (why.code() == ErrorCode::forked) throw;
-    throw unfit(what, "is on a CUDA device, which cannot be used here: " + why.verdict(),
-                why.advice());
-  }
+bool has_interface(const py::object& array) {
+  return py::hasattr(array, "__cuda_array_interface__");
 }
 
 // ---- __cuda_array_interface__ ----
@@ -160,22 +161,44 @@ Buffer buffer_of(const DlTensor& t, const char* what) {
 
 /// In which whoever works on the array now does so, as far as its owner says.
 std::optional<uint64_t> current_stream(const py::object& array) {
+  if (const auto* known = pointed(array)) return known->current_stream().cast<uint64_t>();
   if (const auto device = dlpack_device(array))
     if (const auto stream = current_stream_of(array.ptr(), kCuda, device->second)) return stream;
   return has_interface(array) ? Interface(array).stream : std::nullopt;
+}
+
+/// `outputs`: by the numbers that the call gives.
+template <typename Call>
+void hand_over_all(Call& call, const std::vector<py::object>& outputs) {
+  for (const auto& [device, output] : call.outputs()) {
+    const auto stream = current_stream(outputs[output]);
+    const py::gil_scoped_release unlocked;
+    call.hand_over(device, stream);
+  }
 }
 
 // ---- either ----
 
 PlacedArray place(Group& group, const py::object& array, bool writable, const char* what) {
   if (!is_on_device(array)) return {borrow(array, writable, what).buffer, std::nullopt};
-  require_library(what);
+  require_cuda(what);
   const auto open = [&](int device) {
     return or_fail_group(group, [&] { return Staging::of(*group.engine())->queue(device); });
   };
   PlacedArray placed;
   placed.device.emplace();
-  if (const auto device = dlpack_device(array)) {
+  const auto follow = [&](const std::optional<uint64_t>& stream) {
+    if (!stream) return;
+    or_fail_group(group, [&] {
+      placed.device->queue->follow(*stream);
+      return true;
+    });
+  };
+  if (const auto* known = pointed(array)) {
+    placed.buffer = known->buffer;
+    placed.device->queue = open(known->device);
+    follow(current_stream(array));
+  } else if (const auto device = dlpack_device(array)) {
     placed.device->queue = open(device->second);
     const py::object capsule = capsule_for(array, *placed.device->queue, what);
     placed.buffer = buffer_of(tensor_in(capsule, writable, what), what);
@@ -183,11 +206,7 @@ PlacedArray place(Group& group, const py::object& array, bool writable, const ch
     const Interface described = asked(what, [&] { return Interface(array); });
     placed.buffer = buffer_of(described, writable, what);
     placed.device->queue = open(or_fail_group(group, [&] { return described.device(); }));
-    if (described.stream)
-      or_fail_group(group, [&] {
-        placed.device->queue->follow(*described.stream);
-        return 0;
-      });
+    follow(described.stream);
   }
   placed.device->address = reinterpret_cast<uint64_t>(placed.buffer.data);
   placed.device->bytes = placed.buffer.bytes();
@@ -209,10 +228,22 @@ PlacedOperand place_both(Group& group, const py::object& input, const py::object
 
 }  // namespace
 
+void require_cuda(const char* what) {
+  try {
+    const py::gil_scoped_release unlocked;  // finding it runs Python
+    cuda_library();
+  } catch (const Error& why) {
+    if (why.code() == ErrorCode::forked) throw;
+    throw unfit(what, "is on a CUDA device, which cannot be used here: " + why.verdict(),
+                why.advice());
+  }
+}
+
 bool is_on_device(const py::object& array) {
   if (array.is_none()) return false;
   if (Buffer known; look_at(array.ptr(), false, known)) return false;
   if (PyObject_CheckBuffer(array.ptr()) != 0) return false;
+  if (pointed(array) != nullptr) return true;
   if (const auto device = dlpack_device(array)) return device->first == kCuda;
   return has_interface(array);
 }
@@ -246,6 +277,21 @@ std::shared_ptr<StagedGrouped> submit_staged_grouped(Group& group,
   return std::make_shared<StagedGrouped>(group, operands, std::move(options), limits, caller_waits);
 }
 
+std::shared_ptr<StagedNamed> submit_staged_named(Group& world, Named& named, const NamedCall& call,
+                                                 const std::vector<py::object>& inputs,
+                                                 const std::vector<py::object>& outputs,
+                                                 const std::vector<std::vector<int64_t>>& shapes) {
+  std::vector<PlacedTensor> tensors;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const auto [input, output] = place_both(world, inputs[i], outputs[i]);
+    tensors.push_back({input, std::nullopt, shapes[i]});
+    if (!outputs[i].is_none()) tensors.back().output = output;
+  }
+  std::shared_ptr<const void> kept = keep(py::cast(inputs), py::cast(outputs));
+  const py::gil_scoped_release unlocked;
+  return StagedNamed::submit(world, named, call, tensors, std::move(kept));
+}
+
 void hand_over(StagedCall& call, const py::object& output) {
   if (!is_on_device(output)) return;
   const auto stream = current_stream(output);
@@ -254,11 +300,19 @@ void hand_over(StagedCall& call, const py::object& output) {
 }
 
 void hand_over(StagedGrouped& call, const std::vector<py::object>& outputs) {
-  for (const auto& [device, output] : call.outputs()) {
-    const auto stream = current_stream(outputs[output]);
-    const py::gil_scoped_release unlocked;
-    call.hand_over(device, stream);
-  }
+  hand_over_all(call, outputs);
+}
+
+void hand_over(StagedNamed& call, const std::vector<py::object>& outputs) {
+  hand_over_all(call, outputs);
+}
+
+void deliver(Group& world, StagedNamed& call, size_t tensor, const py::object& array) {
+  const PlacedArray placed = place(world, array, true, "result");
+  if (!placed.device) throw unfit("result", "is not on the device where it belongs");
+  const auto stream = current_stream(array);
+  const py::gil_scoped_release unlocked;
+  call.deliver(world, tensor, *placed.device, stream);
 }
 
 PyHandle handle_of(std::shared_ptr<Group> group, StagedCall call, const py::object& output,
@@ -270,6 +324,23 @@ PyHandle handle_of(std::shared_ptr<Group> group, StagedCall call, const py::obje
 }
 
 void bind_devices(py::module_& module) {
+  py::class_<PointedOnDevice>(
+      module, "DeviceBuffer",
+      "A device's memory by address, for frameworks' tensors: `count` elements of `dtype` at "
+      "`pointer`, alive as long as `owner`. `current_stream()` gives the CUstream in which this "
+      "thread works on them now.")
+      .def(py::init([](uintptr_t pointer, size_t count, const std::string& dtype, int device,
+                       py::object current_stream, py::object owner) {
+             const auto known = dtype_named(dtype);
+             if (!known)
+               throw Error(ErrorCode::invalid_argument, "dtype " + dtype + " is not supported");
+             return PointedOnDevice{{reinterpret_cast<std::byte*>(pointer), count, *known},
+                                    device,
+                                    std::move(current_stream),
+                                    std::move(owner)};
+           }),
+           py::arg("pointer"), py::arg("count"), py::arg("dtype"), py::arg("device"),
+           py::arg("current_stream"), py::arg("owner") = py::none());
   module.def(
       "use_cuda",
       [](py::object find) {

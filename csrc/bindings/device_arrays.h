@@ -9,11 +9,14 @@
 
 #include "bindings/calls.h"
 #include "devices/staged_grouped.h"
+#include "devices/staged_named.h"
 
 namespace farandole {
 
 /// Whether an array says that it lies on a CUDA device.
 bool is_on_device(const py::object& array);
+/// Throws Error(invalid_argument) where devices cannot be used here, saying why.
+void require_cuda(const char* what);
 
 /// Group::submit for arrays of which one at least lies on a device. Throws Error(invalid_argument)
 /// where devices cannot be used here, saying why.
@@ -31,9 +34,19 @@ std::shared_ptr<StagedGrouped> submit_staged_grouped(Group& group,
                                                      Options options, const PackLimits& limits,
                                                      bool caller_waits);
 
+/// An operation by name of which a tensor at least lies on a device: tensors as Names.submit has
+/// them, without its shapes, which stand in `shapes`.
+std::shared_ptr<StagedNamed> submit_staged_named(Group& world, Named& named, const NamedCall& call,
+                                                 const std::vector<py::object>& inputs,
+                                                 const std::vector<py::object>& outputs,
+                                                 const std::vector<std::vector<int64_t>>& shapes);
+
 /// After its wait(): what this thread does with the output from now on finds the result there.
 void hand_over(StagedCall& call, const py::object& output);
 void hand_over(StagedGrouped& call, const std::vector<py::object>& outputs);
+void hand_over(StagedNamed& call, const std::vector<py::object>& outputs);
+/// Brings a result that the core has made into an array on the device.
+void deliver(Group& world, StagedNamed& call, size_t tensor, const py::object& array);
 /// In flight, as Python holds it.
 PyHandle handle_of(std::shared_ptr<Group> group, StagedCall call, const py::object& output,
                    py::object result);

@@ -24,4 +24,5 @@ PYBIND11_MODULE(_core, module) {
   bind_trace(module);
   bind_jax(module);
   bind_devices(module);
+  bind_device_gradients(module);
 }

@@ -6,6 +6,7 @@
 
 #include "bindings/arrays.h"
 #include "bindings/calls.h"
+#include "bindings/device_arrays.h"
 #include "bindings/waiting.h"
 #include "engine/fork.h"
 
@@ -17,10 +18,29 @@ namespace {
 constexpr int kPlaceBits = 24;
 constexpr int64_t kPlaceMask = (int64_t{1} << kPlaceBits) - 1;
 
-/// (memory, dtype, shape) for each result that the core has made.
-py::list made_results(const NamedRequest& request) {
+/// The same, as (memory or StagedResult, dtype, shape) of all tensors.
+py::list made_for_devices(const HeldRequest& held) {
   py::list list;
-  for (const NamedRequest::Part& part : request.parts) {
+  const std::vector<NamedRequest::Part>& parts = held.request->parts;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const Buffer& buffer = parts[i].output;
+    const auto here = [&] {
+      return std::make_shared<SharedMemory>(SharedMemory{held.staged->memory(i), buffer.bytes()});
+    };
+    const py::object where = held.staged->is_for_host(i)
+                                 ? py::cast(here())
+                                 : py::cast(StagedResult{held.names, held.staged, i});
+    list.append(py::make_tuple(where, std::string(name_of(buffer.dtype)),
+                               py::tuple(py::cast(held.staged->shape(i)))));
+  }
+  return list;
+}
+
+/// (memory, dtype, shape) for each result that the core has made.
+py::list made_results(const HeldRequest& held) {
+  if (held.staged) return made_for_devices(held);
+  py::list list;
+  for (const NamedRequest::Part& part : held.request->parts) {
     if (!part.made.data) continue;
     const Buffer& buffer = part.made.buffer;
     list.append(
@@ -82,12 +102,19 @@ py::object NamedHandles::take(int64_t number) {
   const std::optional<Error> error = std::move(held.request->error);
   py::object made, received;
   if (!error && held.finish) {
-    made = made_results(*held.request);
+    made = made_results(held);
     received = held.request->last_joined >= 0 ? py::object(py::int_(held.request->last_joined))
                                               : py::cast(held.request->received);
   }
   held.names->named->release(held.request);
   if (error) throw Error(*error);
+  if (held.staged) {
+    {
+      const py::gil_scoped_release unlocked;
+      held.staged->take_back();
+    }
+    hand_over(*held.staged, held.outputs);
+  }
   return held.finish ? held.finish(made, received) : held.result;
 }
 

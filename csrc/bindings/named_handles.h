@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "named/named.h"
+#include "devices/staged_named.h"
 
 namespace farandole {
 
@@ -25,7 +25,16 @@ struct HeldRequest {
   py::object keep;    // the memory that the operation works on
   py::object result;  // what wait() returns
   py::object finish;  // or null: called with what the core has made, it returns that
-  uint32_t uses = 0;  // of this place
+  std::shared_ptr<StagedNamed> staged;  // where tensors lie on devices
+  std::vector<py::object> outputs;      // then
+  uint32_t uses = 0;                    // of this place
+};
+
+/// A result that the core has made for a tensor on a device, where it has yet to go.
+struct StagedResult {
+  std::shared_ptr<PyNames> names;
+  std::shared_ptr<StagedNamed> staged;
+  size_t tensor;
 };
 
 /// All of them in this process; with Python's lock. Numbers do not come again.

@@ -4,6 +4,15 @@
 
 namespace farandole {
 
+bool LossWatch::due() {
+  constexpr auto kBetweenLooks = std::chrono::milliseconds(20);
+  const TimePoint when = now();
+  if (when < next_) return false;
+  const bool is_first = next_ == TimePoint{};
+  next_ = when + kBetweenLooks;
+  return !is_first;
+}
+
 DeviceQueue::DeviceQueue(int device, int doorbell)
     : library_(cuda_library()),
       device_(device),
@@ -14,12 +23,13 @@ DevicePages DeviceQueue::register_pages(std::byte* pages, size_t bytes) {
   return {ask_cuda(library_.register_pages, queue_.get(), pages, bytes), library_.release_pages};
 }
 
-void DeviceQueue::copy_to_host(const DevicePages& to, uint64_t from, size_t bytes) {
-  ask_cuda(library_.copy_to_host, queue_.get(), to.get(), from, bytes);
+void DeviceQueue::copy_to_host(const DevicePages& to, uint64_t from, size_t bytes, size_t offset) {
+  ask_cuda(library_.copy_to_host, queue_.get(), to.get(), offset, from, bytes);
 }
 
-void DeviceQueue::copy_to_device(uint64_t to, const DevicePages& from, size_t bytes) {
-  ask_cuda(library_.copy_to_device, queue_.get(), to, from.get(), bytes);
+void DeviceQueue::copy_to_device(uint64_t to, const DevicePages& from, size_t bytes,
+                                 size_t offset) {
+  ask_cuda(library_.copy_to_device, queue_.get(), to, from.get(), offset, bytes);
 }
 
 uint32_t DeviceQueue::mark(CudaWay way) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "base/clock.h"
 #include "base/fd.h"
 #include "devices/library.h"
 
@@ -12,6 +13,15 @@ namespace farandole {
 
 /// Pages of the host that a device reads and writes.
 using DevicePages = std::shared_ptr<CudaPages>;
+
+/// Whether to ask a device whether it is lost, for whoever hears nothing of it: now and then.
+class LossWatch {
+ public:
+  bool due();
+
+ private:
+  TimePoint next_{};
+};
 
 /// Any thread. Functions throw Error(device) and the like.
 class DeviceQueue {
@@ -26,8 +36,9 @@ class DeviceQueue {
   /// Whole pages, which stay mapped for as long; released before the queue ends.
   DevicePages register_pages(std::byte* pages, size_t bytes);
 
-  void copy_to_host(const DevicePages& to, uint64_t from, size_t bytes);
-  void copy_to_device(uint64_t to, const DevicePages& from, size_t bytes);
+  /// `offset`: bytes from the begin of the pages.
+  void copy_to_host(const DevicePages& to, uint64_t from, size_t bytes, size_t offset = 0);
+  void copy_to_device(uint64_t to, const DevicePages& from, size_t bytes, size_t offset = 0);
   /// A number for all that was asked for until now.
   uint32_t mark(CudaWay way);
   /// Whether all of that is done. Costs nothing.

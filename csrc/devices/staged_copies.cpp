@@ -9,12 +9,6 @@
 #include "engine/fork.h"
 
 namespace farandole {
-namespace {
-
-/// How often a device is asked whether it is lost, while nothing is heard of it.
-constexpr auto kBetweenLooks = std::chrono::milliseconds(20);
-
-}  // namespace
 
 Error on_rank(const Error& error, int rank) {
   Context where = error.where();
@@ -78,10 +72,7 @@ bool StagedCopies::is_open() {
     return copy.span.queue->reached(kToHost, copy.until.to_host);
   };
   if (std::ranges::all_of(inputs_, arrived) && std::ranges::all_of(outputs_, arrived)) return true;
-  if (const TimePoint when = now(); when >= next_look_) {
-    if (next_look_ != TimePoint{}) look_for_loss();
-    next_look_ = when + kBetweenLooks;
-  }
+  if (watch_.due()) look_for_loss();
   return false;
 }
 

@@ -63,8 +63,8 @@ class StagedCopies : public Gate {
   int rank_;
   std::shared_ptr<const void> kept_;
   std::vector<Copy> inputs_, outputs_;
-  TimePoint next_look_{};  // of the thread that polls
-  std::mutex mutex_;       // guards the rest, and what take_back() does
+  LossWatch watch_;   // of the thread that polls
+  std::mutex mutex_;  // guards the rest, and what take_back() does
   bool taken_back_ = false, handed_over_ = false;
   std::optional<Error> failure_;
 };

@@ -41,7 +41,8 @@ class BucketStep {
 
   /// Puts an all-reduce on its way; `memory` is held as long as it takes.
   void launch(const std::string& name, const CollectiveSpec& what, Buffer input, Buffer output,
-              std::shared_ptr<const void> memory, std::shared_ptr<Epilogue> epilogue = nullptr);
+              std::shared_ptr<const void> memory, std::shared_ptr<Epilogue> epilogue = nullptr,
+              std::shared_ptr<Gate> gate = nullptr);
   /// The same to see the largest of all ranks' elements, in place.
   template <typename T>
   void launch_max(const std::string& name, const std::shared_ptr<std::vector<T>>& elements,

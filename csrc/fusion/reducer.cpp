@@ -47,6 +47,7 @@ Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> parameters
 }
 
 void Reducer::allocate_buckets() {
+  if (carrier_) carrier_->let_go();
   memory_.clear();  // first: with nobody else's views of it, the new buckets take its room
   for (const Bucket& bucket : buckets_)
     memory_.push_back(bucket.alone ? nullptr : group_->allocate(bucket.bytes()));
@@ -79,10 +80,22 @@ void Reducer::mark_ready(int parameter, const std::byte* gradient, int sparse_di
     const TraceSpan ready(group_->engine()->trace(), TraceKind::ready, p.name,
                           p.count * size_of(p.dtype));
     std::byte* const here = address(parameter);
-    const double factor = buckets_[bucket].alone ? 1 : options_.prescale;
+    const double factor = copied_prescale(bucket);
     if (gradient != here || factor != 1) scale(here, gradient, p.count, p.dtype, {factor, 1});
   }
   launch_if_complete(bucket);
+}
+
+void Reducer::mark_carried(int parameter, const std::function<void()>& bring, int sparse_dims) {
+  const auto i = static_cast<size_t>(parameter);
+  const Parameter& p = parameters_[i];
+  const size_t bytes = p.count * size_of(p.dtype);
+  note_arrival(i, sparse_dims);
+  if (bytes > 0) {
+    const TraceSpan ready(group_->engine()->trace(), TraceKind::ready, p.name, bytes);
+    bring();
+  }
+  launch_if_complete(places_[i].bucket);
 }
 
 void Reducer::lend(int parameter, std::byte* gradient, std::shared_ptr<const void> owner,
@@ -147,9 +160,11 @@ void Reducer::launch(size_t b) {
   // is alone.
   const double prescale = bucket.alone ? options_.prescale : 1;
   std::shared_ptr<const void> owner = copied ? memory_[b] : std::move(lying.owner);
+  std::shared_ptr<Gate> gate;
+  if (carrier_) gate = carrier_->launch(b);
   step_->launch("bucket " + std::to_string(b),
                 {Collective::all_reduce, options_.op, prescale, options_.postscale}, whole, whole,
-                std::move(owner));
+                std::move(owner), nullptr, std::move(gate));
   ++launched_;
 }
 
@@ -163,8 +178,9 @@ void Reducer::launch_rest() {
     (*used_)[parameters_.size() + i] =
         marked_[i] == 0 ? 0 : static_cast<uint8_t>(kAll - marked_[i]);
     if (marked_[i] != 0) continue;
-    std::memset(address(static_cast<int>(i)), 0,
-                parameters_[i].count * size_of(parameters_[i].dtype));
+    std::byte* const here = address(static_cast<int>(i));
+    if (!carrier_ || !carrier_->carries(i))
+      std::memset(here, 0, parameters_[i].count * size_of(parameters_[i].dtype));
     --missing_[places_[i].bucket];
   }
   launch_complete();

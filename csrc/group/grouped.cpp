@@ -9,26 +9,6 @@ namespace {
 
 constexpr size_t kAll = ~size_t{0};
 
-/// Opens when the arrays have come, and have been copied into the pack.
-class PackGate : public Gate {
- public:
-  PackGate(std::shared_ptr<Gate> arrays, std::shared_ptr<Pack> pack)
-      : arrays_(std::move(arrays)), pack_(std::move(pack)) {}
-
-  bool is_open() override {
-    if (!arrays_->is_open()) return false;
-    size_t budget = kAll;
-    if (!std::exchange(filled_, true)) pack_->fill(budget);
-    return true;
-  }
-  std::string awaited() const override { return arrays_->awaited(); }
-
- private:
-  std::shared_ptr<Gate> arrays_;
-  std::shared_ptr<Pack> pack_;
-  bool filled_ = false;
-};
-
 /// What the ranks agree on before the first operation of these arrays; none for one array.
 std::shared_ptr<Bundle> bundle_of(const Options& call, const std::vector<Operand>& operands) {
   if (operands.size() == 1 || call.kind == Collective::barrier) return nullptr;
@@ -93,7 +73,7 @@ CollectiveCall Grouped::filled(Planned& planned) {
   if (!planned.pack) return call;
   planned.pack->reserve(group_.pool());
   if (options_.gate) {
-    call.options.gate = std::make_shared<PackGate>(options_.gate, planned.pack);
+    call.options.gate = std::make_shared<PackGate>(std::vector{options_.gate}, planned.pack);
   } else {
     size_t budget = kAll;
     planned.pack->fill(budget);

@@ -140,4 +140,12 @@ bool Pack::unpack(size_t& budget) {
   });
 }
 
+bool PackGate::is_open() {
+  if (filled_) return true;
+  for (; opened_ < arrays_.size(); ++opened_)
+    if (!arrays_[opened_]->is_open()) return false;
+  size_t budget = ~size_t{0};
+  return filled_ = pack_->fill(budget);
+}
+
 }  // namespace farandole

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "stream/operation.h"
@@ -73,6 +74,23 @@ class Pack {
   std::shared_ptr<std::byte> sent_, arrived_;
   size_t copied_ = 0;  // pieces, in or out
   size_t at_ = 0;      // bytes that they took
+};
+
+/// Opens when the arrays of a pack have come, and have been copied into it.
+class PackGate : public Gate {
+ public:
+  /// `arrays`: of those that are on their way.
+  PackGate(std::vector<std::shared_ptr<Gate>> arrays, std::shared_ptr<Pack> pack)
+      : arrays_(std::move(arrays)), pack_(std::move(pack)) {}
+
+  bool is_open() override;
+  std::string awaited() const override { return arrays_[opened_]->awaited(); }
+
+ private:
+  std::vector<std::shared_ptr<Gate>> arrays_;
+  std::shared_ptr<Pack> pack_;
+  size_t opened_ = 0;
+  bool filled_ = false;
 };
 
 }  // namespace farandole

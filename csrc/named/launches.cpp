@@ -66,8 +66,14 @@ std::unique_ptr<Launches::Launch> Launches::make(const std::vector<size_t>& tens
   o = operation_of(*first.request, first.part, *first.set, {});
   if (tensors.size() == 1) return launch;
   std::vector<Operand> operands;
-  for (const size_t i : tensors) operands.push_back(round_[i].request->parts[round_[i].part]);
-  launch->pack.emplace(o.kind, first.set->size(), std::move(operands));
+  std::vector<std::shared_ptr<Gate>> gates;
+  for (const size_t i : tensors) {
+    operands.push_back(round_[i].request->parts[round_[i].part]);
+    if (const auto& gate = round_[i].request->gate) gates.push_back(gate);
+  }
+  launch->pack = std::make_shared<Pack>(o.kind, first.set->size(), std::move(operands));
+  o.gate.reset();
+  if (!gates.empty()) o.gate = std::make_shared<PackGate>(std::move(gates), launch->pack);
   o.name += " and " + std::to_string(tensors.size() - 1) + " more";
   return launch;
 }
@@ -98,12 +104,12 @@ bool Launches::poll(std::vector<NamedRequest*>& finished) {
   return moved;
 }
 
-/// True when the pack is full, or there is none.
+/// True when the pack is full or will be when its gate opens, or there is none.
 bool Launches::prepare(Launch& launch, size_t& budget) {
   if (!launch.pack) return true;
   launch.pack->reserve(packs_);
-  if (!launch.pack->fill(budget)) return false;
   Operation& o = launch.request->operation;
+  if (!o.gate && !launch.pack->fill(budget)) return false;
   o.input = launch.pack->operand().input;
   o.output = launch.pack->operand().output;
   o.count = o.input.count;

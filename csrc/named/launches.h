@@ -44,7 +44,7 @@ class Launches {
     const NamedSet* set;
     std::vector<NamedRequest*> owners;  // one for each tensor
     std::shared_ptr<Request> request;
-    std::optional<Pack> pack;  // of more than one tensor
+    std::shared_ptr<Pack> pack;  // of more than one tensor
   };
 
   std::unique_ptr<Launch> make(const std::vector<size_t>& tensors);

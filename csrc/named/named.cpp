@@ -134,6 +134,8 @@ NamedRequest* Named::submit(const NamedCall& call) {
     }
     request->listener = call.listener;
     request->waits = call.waits;
+    request->gate = call.gate;
+    request->completion = call.completion;
     found->second->request = request;
     put_on_its_way(request);
   }
@@ -193,6 +195,7 @@ bool Named::wait(NamedRequest& request, Deadline until) {
 void Named::release(NamedRequest* request) {
   const std::lock_guard lock(mutex_);
   for (NamedRequest::Part& part : request->parts) part.made = {};
+  request->gate.reset();
   free_.push_back(request);
 }
 

@@ -98,6 +98,7 @@ class Named : public Task {
   bool others_need_order();
   NamedRequest* take_request();
   void put_on_its_way(NamedRequest* request);
+  void complete(NamedRequest& request);
   void tell(std::vector<NamedRequest*> requests);
   bool take_inbox();
   bool fail_failed();

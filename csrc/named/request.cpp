@@ -63,14 +63,6 @@ void check_tensor(const NamedCall& call, const NamedTensor& tensor) {
                            " has 0 dimensions; it works along the first");
 }
 
-std::shared_ptr<std::byte> allocate(size_t bytes) {
-  constexpr size_t kLine = 64;
-  const size_t room = (std::max<size_t>(bytes, 1) + kLine - 1) / kLine * kLine;
-  auto* data = static_cast<std::byte*>(std::aligned_alloc(kLine, room));
-  if (data == nullptr) throw std::bad_alloc();
-  return {data, [](std::byte* p) { std::free(p); }};
-}
-
 /// Elements of each member's contribution to part `p` of an all_gather.
 std::vector<size_t> gathered_counts(const Signature& t, size_t p, const NamedSet& set,
                                     std::span<const int64_t> extents) {
@@ -115,7 +107,7 @@ void make_result(NamedRequest& request, size_t p, const TensorSignature& like, s
   }
   MadeResult& made = request.parts[p].made;
   made.shape = std::move(shape);
-  made.data = allocate(count * size_of(like.dtype));
+  made.data = allocate_result(count * size_of(like.dtype));
   made.buffer = output = {made.data.get(), count, like.dtype};
 }
 
@@ -144,6 +136,14 @@ void make_proxy(NamedRequest& request, const NamedSet& set) {
 }
 
 }  // namespace
+
+std::shared_ptr<std::byte> allocate_result(size_t bytes) {
+  constexpr size_t kLine = 64;
+  const size_t room = (std::max<size_t>(bytes, 1) + kLine - 1) / kLine * kLine;
+  auto* data = static_cast<std::byte*>(std::aligned_alloc(kLine, room));
+  if (data == nullptr) throw std::bad_alloc();
+  return {data, [](std::byte* p) { std::free(p); }};
+}
 
 void check(const NamedCall& call, const NamedSet& set) {
   if (call.name.size() > kLongestName)
@@ -222,6 +222,7 @@ Operation operation_of(const NamedRequest& request, size_t p, const NamedSet& se
   o.algorithm = set.algorithm;
   o.level = set.level;
   o.timeout = set.timeout;
+  o.gate = request.gate;
   if (o.kind == Collective::barrier) return o;
   if (o.kind == Collective::broadcast)
     o.root = static_cast<int>(std::ranges::find(set.members, t.root) - set.members.begin());

@@ -45,6 +45,8 @@ struct NamedCall : CollectiveSpec {  // the root: a world rank
   std::string_view note;              // compared between ranks, line by line
   NamedListener* listener = nullptr;  // lives until it has heard the end; null: the core makes room
   bool waits = true;                  // somebody will wait; else the listener is told the end
+  std::shared_ptr<Gate> gate;         // of its operations: tensors are still on their way here
+  Completion completion;              // as an operation's; nothing where the listener is told
 };
 
 /// A set of ranks as a member sees it.
@@ -83,6 +85,8 @@ struct NamedRequest {
   bool ordered = false;
   NamedListener* listener = nullptr;
   bool waits = true;
+  std::shared_ptr<Gate> gate;
+  Completion completion;
 
   // Of a request that stands in for a rank that has joined: it owns itself.
   std::unique_ptr<Signature> signature;
@@ -95,6 +99,9 @@ struct NamedRequest {
 
   const Signature& described() const { return signature ? *signature : name->signature; }
 };
+
+/// Cache lines of this process' own.
+std::shared_ptr<std::byte> allocate_result(size_t bytes);
 
 /// Throws Error(invalid_argument) for what this rank can know to be wrong.
 void check(const NamedCall& call, const NamedSet& set);

@@ -203,6 +203,7 @@ void Named::finish(std::vector<NamedRequest*>& requests) {
   }
   std::vector<NamedRequest*> untold;
   for (NamedRequest* request : requests) {
+    if (request->completion) complete(*request);
     if (request->waits)
       request->finished.store(true, std::memory_order_release);  // partner: done
     else
@@ -212,6 +213,12 @@ void Named::finish(std::vector<NamedRequest*>& requests) {
   if (!untold.empty()) tell(std::move(untold));
   if (unfinished_.fetch_sub(count) == count) engine_.let_go();
   engine_.note_finished();
+}
+
+/// Before whoever waits may release it.
+void Named::complete(NamedRequest& request) {
+  engine_.complete([completion = std::exchange(request.completion, nullptr),
+                    error = request.error] { completion(error ? &*error : nullptr); });
 }
 
 /// Listeners hear of it once the token is free.

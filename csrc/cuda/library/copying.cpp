@@ -46,18 +46,18 @@ CudaPages* register_pages(CudaQueue* queue, void* pages, uint64_t bytes, CudaFai
 
 void release_pages(CudaPages* pages) { delete pages; }
 
-int32_t copy_to_host(CudaQueue* queue, CudaPages* to, uint64_t from, uint64_t bytes,
-                     CudaFailure* failure) {
+int32_t copy_to_host(CudaQueue* queue, CudaPages* to, uint64_t offset, uint64_t from,
+                     uint64_t bytes, CudaFailure* failure) {
   return guarded(failure, [&] {
-    queue->streams.stream(kToHost).copy(to->pages.address(), from, bytes);
+    queue->streams.stream(kToHost).copy(to->pages.address() + offset, from, bytes);
     return 1;
   });
 }
 
-int32_t copy_to_device(CudaQueue* queue, uint64_t to, CudaPages* from, uint64_t bytes,
-                       CudaFailure* failure) {
+int32_t copy_to_device(CudaQueue* queue, uint64_t to, CudaPages* from, uint64_t offset,
+                       uint64_t bytes, CudaFailure* failure) {
   return guarded(failure, [&] {
-    queue->streams.stream(kToDevice).copy(to, from->pages.address(), bytes);
+    queue->streams.stream(kToDevice).copy(to, from->pages.address() + offset, bytes);
     return 1;
   });
 }

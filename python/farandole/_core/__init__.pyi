@@ -80,6 +80,19 @@ class Buffer(metaclass=_Native):
 
     def __init__(self, pointer: int, count: int, dtype: str, owner: object = None) -> None: ...
 
+class DeviceBuffer(metaclass=_Native):
+    """A device's memory by address, alive as long as `owner`."""
+
+    def __init__(
+        self,
+        pointer: int,
+        count: int,
+        dtype: str,
+        device: int,
+        current_stream: Callable[[], int],
+        owner: object = None,
+    ) -> None: ...
+
 class SharedMemory(metaclass=_Native):
     """Bytes that every rank of the host maps."""
 
@@ -241,6 +254,12 @@ class Group(metaclass=_Native):
 
 # ---- operations by name ----
 
+class StagedResult(metaclass=_Native):
+    """A result on its way to a device."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None: ...  # never called
+    def deliver(self, array: object) -> None: ...
+
 class Names(metaclass=_Native):
     """The operations by name of a world."""
 
@@ -346,6 +365,15 @@ class Reducer(metaclass=_Native):
     @property
     def key(self) -> int: ...
     def memory(self, bucket: int, /) -> SharedMemory: ...
+
+class DeviceGradients(metaclass=_Native):
+    """Brings a device's gradients into a reducer's buckets, and back."""
+
+    def __init__(self, reducer: Reducer, device: int, carried: Sequence[bool]) -> None: ...
+    def bring(
+        self, parameter: int, gradient: int, stream: int, owner: object, sparse_dims: int = 0
+    ) -> None: ...
+    def take_back(self, parameters: Sequence[int], stream: int) -> None: ...
 
 class HyperParameters(metaclass=_Native):
     """An optimizer's settings for one group of parameters."""

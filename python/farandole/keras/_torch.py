@@ -17,7 +17,7 @@ from farandole.keras._exchange import (
     label_of,
 )
 from farandole.keras._reduction import Reduction
-from farandole.torch._tensors import check_tensor
+from farandole.torch._tensors import check_on_host
 from farandole.torch._training.exchange import GradientExchange
 from farandole.torch._training.passes import untraced
 
@@ -40,7 +40,7 @@ class HookedExchange(Exchange):
         self._compared = False
         named = [(f"{label}/{label_of(i, v)}", v.value) for i, v in enumerate(variables)]
         for name, p in named:
-            check_tensor(p, f"'{name}'")
+            check_on_host(p, f"'{name}'")
         self._parameters = {id(p) for _, p in named if p.requires_grad and p.numel() > 0}
         group = group_of(reduction.process_set)
         assert group is not None  # others than members have an AloneExchange

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from farandole import _core, _world
 from farandole._arguments import no_such_dtype
 from farandole._core import InvalidArgument
+from farandole.torch import _devices
 
 # The engine's dtypes that this PyTorch has, by PyTorch's own object.
 DTYPE_NAMES: dict[torch.dtype, str] = {
@@ -33,9 +35,20 @@ def check_tensor(tensor: Any, what: str) -> None:
         raise InvalidArgument(
             f"{what} is sparse ({tensor.layout}), which is not supported yet; pass a dense tensor"
         )
-    if tensor.device.type != "cpu":
-        raise InvalidArgument(f"{what} is on {tensor.device}; only CPU tensors are supported yet")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise InvalidArgument(
+            f"{what} is on {tensor.device}; tensors are on the CPU or on a CUDA device"
+        )
     dtype_name(tensor.dtype, what)
+
+
+def check_on_host(tensor: Any, what: str) -> None:
+    """The same, and what lies on a device: for whoever works on the memory itself."""
+    check_tensor(tensor, what)
+    if _devices.device_of(tensor) is not None:
+        raise InvalidArgument(
+            f"{what} is on {tensor.device}; only CPU tensors are supported here yet"
+        )
 
 
 def borrow(tensor: Any, what: str = "tensor") -> Any:
@@ -47,7 +60,11 @@ def borrow(tensor: Any, what: str = "tensor") -> Any:
         )
     if tensor.is_conj() or tensor.is_neg():
         raise InvalidArgument(f"{what} is a lazy view; pass tensor.resolve_neg()")
-    return _core.Buffer(tensor.data_ptr(), tensor.numel(), DTYPE_NAMES[tensor.dtype], tensor)
+    dtype, device = DTYPE_NAMES[tensor.dtype], _devices.device_of(tensor)
+    if device is None:
+        return _core.Buffer(tensor.data_ptr(), tensor.numel(), dtype, tensor)
+    stream = partial(_devices.current_stream, device)
+    return _core.DeviceBuffer(tensor.data_ptr(), tensor.numel(), dtype, device, stream, tensor)
 
 
 def exchange(kind: str, mine: torch.Tensor, target: torch.Tensor, name: str) -> None:

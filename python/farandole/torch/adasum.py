@@ -21,7 +21,7 @@ import torch
 
 from farandole import _world
 from farandole._core import InvalidArgument
-from farandole.torch._tensors import check_tensor, exchange
+from farandole.torch._tensors import check_on_host, check_tensor, exchange
 
 __all__ = ["adasum", "adasum_together", "fold_rows"]
 
@@ -63,6 +63,7 @@ def check_foldable(tensor: torch.Tensor, what: str) -> None:
 def adasum_together(tensors: Sequence[torch.Tensor], name: str | None = None) -> list[torch.Tensor]:
     """:func:`adasum` of each, in fewer messages; dot products are of each tensor by itself."""
     for i, tensor in enumerate(tensors):
+        check_on_host(tensor, f"tensor {i}")
         check_foldable(tensor, f"tensor {i}")
     results: list[torch.Tensor] = [tensor.detach().clone() for tensor in tensors]
     if _world.size() == 1:

@@ -17,6 +17,7 @@ from farandole import _core, _world
 from farandole._core import InvalidArgument
 from farandole.common._process_set import ProcessSet, number_of
 from farandole.common._reduction import Adasum, Average, Sum, core_op, op_name, share
+from farandole.torch import _devices
 from farandole.torch._tensors import DTYPES, borrow, check_tensor
 from farandole.torch.adasum import check_foldable, fold_rows
 from farandole.typing import HandleNumber
@@ -38,10 +39,6 @@ def in_place(tensor: Any, what: str) -> Any:
             "torch.no_grad()"
         )
     return tensor
-
-
-def _room_for(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format, requires_grad=False)
 
 
 def listed(tensors: Any) -> list[torch.Tensor]:
@@ -70,9 +67,14 @@ def _row(tensor: torch.Tensor, target: torch.Tensor | None) -> _Row:
     return source, None if target is None else borrow(target, "result"), tuple(tensor.shape)
 
 
-def _tensor(made: tuple[Any, str, tuple[int, ...]]) -> torch.Tensor:
-    """A result that the core has made, as it lies in memory."""
+def _tensor(made: tuple[Any, str, tuple[int, ...]], source: torch.Tensor) -> torch.Tensor:
+    """A result that the core has made of a tensor: as it lies in memory, or brought to where that
+    tensor lies."""
     memory, dtype, shape = made
+    if isinstance(memory, _core.StagedResult):
+        result = _devices.new_empty(source, shape)
+        memory.deliver(borrow(result))
+        return result
     if 0 in shape:
         return torch.empty(shape, dtype=DTYPES[dtype])
     flat = torch.frombuffer(memory, dtype=DTYPES[dtype], count=math.prod(shape))
@@ -111,7 +113,7 @@ def allreduce(
     for what, tensor in sources:
         check_tensor(tensor, what)
     if targets is None:
-        targets = [_room_for(tensor) for _, tensor in sources]
+        targets = [_devices.new_empty(tensor, tensor.shape) for _, tensor in sources]
     return _submit_reduction("all_reduce", word, number, how, sources, targets, single)
 
 
@@ -147,7 +149,7 @@ def _adasum(
         check_foldable(tensor, "tensor")
 
     def finish(made: list[Any], _: Any) -> Any:
-        results = [fold_rows(_tensor(rows)) for rows in made[:-1]]
+        results = [fold_rows(_tensor(m, s)) for m, (_, s) in zip(made[:-1], sources, strict=True)]
         if factor != 1:
             results = [result * factor for result in results]
         if targets is not None:
@@ -182,7 +184,7 @@ def sparse_allreduce(
     whole = values.new_empty(0, *tensor.shape)  # no rows: only what ranks compare, as the op
 
     def finish(made: list[Any], _: Any) -> torch.Tensor:
-        places, entries = _tensor(made[1]), _tensor(made[2])
+        places, entries = _tensor(made[1], indices), _tensor(made[2], values)
         if op == Average:
             entries = entries / size
         return torch.sparse_coo_tensor(places.t(), entries, tensor.shape, check_invariants=False)
@@ -206,7 +208,7 @@ def _scattered(tensor: torch.Tensor, what: str, process_set: ProcessSet) -> torc
     size, place = process_set.size(), process_set.rank()
     assert size is not None
     assert place is not None
-    return tensor.new_empty(share(tensor.shape[0], size, place), *tensor.shape[1:])
+    return _devices.new_empty(tensor, (share(tensor.shape[0], size, place), *tensor.shape[1:]))
 
 
 def reducescatter(tensors: Any, how: How, *, single: bool = False) -> HandleNumber[Any]:
@@ -229,7 +231,7 @@ def broadcast(
 ) -> HandleNumber[Any]:
     number = number_of(process_set)
     check_tensor(tensor, "tensor")
-    target = _room_for(tensor) if into is None else into
+    target = _devices.new_empty(tensor, tensor.shape) if into is None else into
     return names().submit(
         "broadcast", name, [_row(tensor, target)], set=number, root=root_rank, result=target
     )
@@ -242,7 +244,7 @@ def allgather(
     sources = [tensors] if single else listed(tensors)
 
     def finish(made: list[Any], _: Any) -> Any:
-        results = [_tensor(row) for row in made]
+        results = [_tensor(row, s) for row, s in zip(made, sources, strict=True)]
         return results[0] if single else results
 
     return names().submit(
@@ -259,7 +261,7 @@ def alltoall(
     parts = even_splits(tensor, process_set) if splits is None else checked_splits(splits)
 
     def finish(made: list[Any], received: list[int]) -> Any:
-        result = _tensor(made[0])
+        result = _tensor(made[0], tensor)
         return result if splits is None else (result, torch.tensor(received, dtype=torch.int32))
 
     return names().submit("all_to_all", name, [row], set=number, splits=parts, finish=finish)

@@ -10,7 +10,7 @@ import torch
 from farandole._core import InvalidArgument
 from farandole.data._tree import map_leaves
 from farandole.pipeline._wire import MOST_TENSORS, Form, Leaf, Message
-from farandole.torch._tensors import DTYPE_NAMES, DTYPES, borrow, check_tensor
+from farandole.torch._tensors import DTYPE_NAMES, DTYPES, borrow, check_on_host
 
 
 class TorchTensors:
@@ -33,7 +33,7 @@ def form_of(tree: Any) -> tuple[Form, list[torch.Tensor]]:
                 f"this stage makes a {type(leaf).__name__}; between stages there are tensors, and "
                 "dicts, tuples and lists of them"
             )
-        check_tensor(leaf, "what this stage makes")
+        check_on_host(leaf, "what this stage makes")
         tensors.append(leaf)
         return len(tensors) - 1
 

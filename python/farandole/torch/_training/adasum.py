@@ -8,6 +8,7 @@ import torch
 
 from farandole._core import InvalidArgument
 from farandole.common._reduction import check_passes
+from farandole.torch._tensors import check_on_host
 from farandole.torch._training.hooked import take_over
 from farandole.torch._training.parameters import Named
 from farandole.torch._training.silence import Silence
@@ -61,6 +62,8 @@ def distribute(
     optimizer: torch.optim.Optimizer, named: Named, compression: type[Compressor]
 ) -> None:
     """`named`: the optimizer's parameters in registration order."""
+    for name, p in named:
+        check_on_host(p, f"op=Adasum: '{name}'")
     apart = become(optimizer, AdasumOptimizer, named)
     apart._named = [(n, p) for n, p in named if p.requires_grad]
     apart._compression = compression

@@ -30,6 +30,7 @@ from farandole.common._reduction import Reduction
 from farandole.torch._tensors import dtype_name
 from farandole.torch._training.gradients import Gradients
 from farandole.torch._training.hooked import Hooked
+from farandole.torch._training.on_device import OnDevice, device_of_all
 from farandole.torch._training.passes import Pass, graph_task, has_no_end, running, untraced
 from farandole.torch._training.sparse_gradients import SparseGradients
 from farandole.torch._training.weighing import not_weighed
@@ -54,6 +55,7 @@ class GradientExchange(Hooked):
         overlap: launch buckets during backward; else all of them at its end.
 
     Raises:
+        InvalidArgument: parameters are on several devices; or on one that cannot be used.
         Mismatch: the ranks' parameters or options differ; says which.
     """
 
@@ -72,6 +74,7 @@ class GradientExchange(Hooked):
     ) -> None:
         op, prescale, postscale = reduction.op, reduction.prescale, reduction.postscale
         compression, sparse_as_dense = reduction.compression, reduction.sparse_as_dense
+        device = device_of_all(named)
         super().__init__(named, weights)
         wires = [compression.compress(p.detach().new_empty(0)) for p in self.parameters]
         self.reducer = _core.Reducer(
@@ -100,6 +103,7 @@ class GradientExchange(Hooked):
             named,
             wires,
             sparse,
+            OnDevice(self.reducer, named, device),
             compression=compression,
             sparse_as_dense=sparse_as_dense,
         )

@@ -11,7 +11,9 @@ import torch
 
 from farandole import _core
 from farandole._core import Error, InvalidArgument
+from farandole.torch import _devices
 from farandole.torch._training.buckets import Buckets, dense_strides
+from farandole.torch._training.on_device import OnDevice
 from farandole.torch._training.sparse_gradients import SparseGradients
 from farandole.torch.compression import Compression, Compressor
 
@@ -20,7 +22,8 @@ class Gradients:
     """``p.grad`` becomes a view of the bucket, except where gradients are compressed, and where
     large ones are reduced as they lie, and where they are sparse: then the first step reduces them
     as dense ones, and later ones gather their entries, or, with `sparse_as_dense`, do the same
-    again; users see sparse ones.
+    again; users see sparse ones. What lies on a device is reduced in the buckets, too, and stays
+    where it is.
 
     Args:
         wires: of each parameter what is sent of no elements of it, and the context.
@@ -32,6 +35,7 @@ class Gradients:
         named: Sequence[tuple[str, torch.Tensor]],
         wires: Sequence[tuple[torch.Tensor, Any]],
         sparse: SparseGradients,
+        on_device: OnDevice,
         *,
         compression: type[Compressor],
         sparse_as_dense: bool,
@@ -44,6 +48,8 @@ class Gradients:
         self._compression = None if compression is Compression.none else compression
         self._sparse_as_dense = sparse_as_dense
         self._sparse = sparse
+        self._on_device = on_device
+        self._there = on_device.has
         self._strides = [dense_strides(p) for p in self._parameters]
         self._buckets = Buckets(reducer, self._parameters, self._dtypes)
         self.learn_places()
@@ -63,7 +69,9 @@ class Gradients:
         self._buckets.learn(
             i
             for i, alone in enumerate(self._alone)
-            if (not alone or self._compression is not None) and i not in self._sparse.dims
+            if (not alone or self._compression is not None)
+            and i not in self._sparse.dims
+            and not self._there[i]
         )
 
     # To the reducer.
@@ -78,6 +86,7 @@ class Gradients:
             self._reducer.take_better_plan()
             self.learn_places()
         self._marked = bytearray(len(self._marked))
+        self._on_device.forget()
 
     def missing(self) -> list[int]:
         """Those that this pass did not bring, and that are there."""
@@ -100,6 +109,11 @@ class Gradients:
                 self._sparse.start(i, grad)
             self._mark_ready(i, 0, dims)
             return
+        if self._there[i]:
+            self._bring(i, grad, dims)
+            return
+        if not grad.is_cpu:
+            raise self._on_device.misplaced(i, grad)
         if self._compression is not None:
             p.grad = grad
             view = self._buckets.view(i)
@@ -118,6 +132,16 @@ class Gradients:
             view.copy_(grad)
         self._mark_ready(i, grad.data_ptr() if alike else view.data_ptr(), dims)
         p.grad = view
+
+    def _bring(self, i: int, grad: torch.Tensor, dims: int) -> None:
+        """From a device. Where gradients are compressed users see their own until the end."""
+        wire = grad if self._compression is None else self._compress(i, grad)
+        if wire.stride() != self._strides[i] or wire.dtype != self._dtypes[i]:
+            wire = _devices.laid_out(wire, self._strides[i], self._dtypes[i])
+        self._on_device.bring(i, wire, dims)
+        self._marked[i] = 1
+        if self._compression is None:
+            self._parameters[i].grad = wire
 
     def _mark_ready(self, i: int, pointer: int, sparse_dims: int) -> None:
         self._reducer.mark_ready(i, pointer, sparse_dims)
@@ -152,6 +176,7 @@ class Gradients:
 
     def drop(self) -> None:
         self._lie = bytearray(len(self._lie))
+        self._on_device.forget()
         for p in self._parameters:
             p.grad = None
 
@@ -161,9 +186,10 @@ class Gradients:
         """Reduced ones become what the user sees. What was used on no rank stays as it is."""
         left_out = self._reducer.left_out if self._reducer.has_better_plan else {}
         self._becoming = {i: left_out[i] for i in left_out.keys() - self._sparse.dims.keys()}
-        for i in range(len(self._parameters)):
-            if self._reducer.used(i):
-                self._show(i)
+        used = [i for i in range(len(self._parameters)) if self._reducer.used(i)]
+        self._on_device.take_back(used)
+        for i in used:
+            self._show(i)
         self._sparse.drain()  # of what no rank used
 
     def _show(self, i: int) -> None:
@@ -171,8 +197,11 @@ class Gradients:
         if i in self._sparse.dims:
             self._show_sparse(i, self._sparse.finish(i))
             return
-        if self._compression is not None:
-            p.grad = self._compression.decompress(self._buckets.view(i), self._contexts[i])
+        if self._there[i] or self._compression is not None:
+            wire = self._reduced(i)
+            if self._compression is not None:
+                wire = self._compression.decompress(wire, self._contexts[i])
+            p.grad = wire
         elif not self._lie[i]:
             p.grad = self._buckets.view(i)
         self._lie[i] = False
@@ -181,6 +210,15 @@ class Gradients:
         dims = self._reducer.sparse_dims(i) if self._sparse_as_dense else self._becoming.get(i, 0)
         if dims > 0:
             self._show_sparse(i, p.grad.to_sparse(dims))
+
+    def _reduced(self, i: int) -> torch.Tensor:
+        """As it was sent, where the parameter lies."""
+        if not self._there[i]:
+            return self._buckets.view(i)
+        there = self._on_device.taken(i)
+        if there is None:  # this rank had no gradient
+            there = _devices.copied_to(self._parameters[i], self._buckets.view(i))
+        return there
 
     def _show_sparse(self, i: int, grad: torch.Tensor) -> None:
         p = self._parameters[i]

@@ -70,7 +70,7 @@ class SparseGradients:
         for i, dims in self.dims.items():
             if i not in self._flights:
                 p = self._parameters[i].detach()
-                indices = torch.empty(0, dims, dtype=torch.int64)
+                indices = torch.empty(0, dims, dtype=torch.int64, device=p.device)
                 self._send(i, indices, p.new_empty(0, *p.shape[dims:]))
 
     def _send(self, i: int, indices: torch.Tensor, values: torch.Tensor) -> None:

@@ -1,0 +1,58 @@
+// Gradients on a device.
+#include <pybind11/stl.h>
+
+#include "bindings/arrays.h"
+#include "bindings/bind.h"
+#include "bindings/device_arrays.h"
+#include "devices/device_gradients.h"
+#include "engine/fork.h"
+
+namespace farandole {
+namespace {
+
+std::shared_ptr<DeviceGradients> carry(Reducer& reducer, int device,
+                                       const std::vector<bool>& carried) {
+  refuse_in_child();
+  require_cuda("a parameter");
+  if (carried.size() != reducer.parameters().size())
+    throw Error(ErrorCode::invalid_argument, "`carried` has a value for each parameter");
+  const py::gil_scoped_release unlocked;
+  auto gradients = std::make_shared<DeviceGradients>(reducer, device, carried);
+  reducer.set_carrier(gradients);
+  return gradients;
+}
+
+}  // namespace
+
+void bind_device_gradients(py::module_& module) {
+  py::class_<DeviceGradients, std::shared_ptr<DeviceGradients>>(
+      module, "DeviceGradients",
+      "Brings a device's gradients into a reducer's buckets, and back. `carried`: by parameter, "
+      "whether its gradients lie there.")
+      .def(py::init(&carry), py::arg("reducer"), py::arg("device"), py::arg("carried"),
+           py::keep_alive<1, 2>())
+      .def(
+          "bring",
+          [](DeviceGradients& g, int parameter, uintptr_t gradient, uint64_t stream,
+             const py::object& owner, int sparse_dims) {
+            refuse_in_child();
+            std::shared_ptr<const void> kept = keep(owner, py::none());
+            const py::gil_scoped_release unlocked;
+            g.bring(parameter, gradient, stream, std::move(kept), sparse_dims);
+          },
+          py::arg("parameter"), py::arg("gradient"), py::arg("stream"), py::arg("owner"),
+          py::arg("sparse_dims") = 0,
+          "In place of mark_ready: contiguous elements on the device, which are made in `stream`.")
+      .def(
+          "take_back",
+          [](DeviceGradients& g, const std::vector<int>& parameters, uint64_t stream) {
+            refuse_in_child();
+            const py::gil_scoped_release unlocked;
+            g.take_back(parameters, stream);
+          },
+          py::arg("parameters"), py::arg("stream"),
+          "After wait(): reduced gradients go to where they came from, before what is put into "
+          "`stream` from now on.");
+}
+
+}  // namespace farandole

@@ -1,0 +1,40 @@
+"""All that is asked of PyTorch about CUDA devices. The rest goes by what these functions say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def device_of(tensor: torch.Tensor) -> int | None:
+    """The device that the tensor lies on, by number; None on the host."""
+    return tensor.device.index if tensor.device.type == "cuda" else None
+
+
+def current_stream(device: int) -> int:
+    """Of this thread, as the driver knows it."""
+    stream: int = torch.cuda.current_stream(device).cuda_stream
+    return stream
+
+
+def new_empty(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """A contiguous tensor where `like` lies, of its dtype."""
+    return like.detach().new_empty(shape)
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor if it lies there, else a copy. Waits for it."""
+    return tensor.cpu()
+
+
+def laid_out(tensor: torch.Tensor, strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A copy on the same device, of its shape and with these strides."""
+    there = torch.empty_strided(tensor.shape, strides, dtype=dtype, device=tensor.device)
+    return there.copy_(tensor)
+
+
+def copied_to(like: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor on the host where `like` lies, of the same strides. Waits until it has
+    been read."""
+    return tensor.to(like.device, copy=True)

@@ -1,0 +1,363 @@
+"""DistributedOptimizer with parameters on devices, by ranks over the fake driver: the weights are
+those of the same training on the host, bit by bit."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from fake_device import Rank
+from fake_tensors import Tensors, parameters_on
+from test_device_collectives import NEVER_IN_A_STEADY_STEP
+
+import farandole as fd
+import farandole.torch as hvd
+import harness
+from farandole.torch import _devices
+from farandole.torch.compression import Compressor
+from harness import World
+
+Start = Callable[..., World]
+
+
+class Model(torch.nn.Module):
+    """Of several buckets, one tensor alone, one that some ranks do not use, and one that none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first = torch.nn.Linear(300, 400)
+        self.large = torch.nn.Linear(400, 700)
+        self.sometimes = torch.nn.Linear(700, 40)
+        self.otherwise = torch.nn.Linear(700, 40)
+        self.never = torch.nn.Linear(3, 3)
+        self.last = torch.nn.Linear(40, 1)
+
+    def forward(self, x: torch.Tensor, way: bool) -> torch.Tensor:
+        x = torch.relu(self.large(torch.relu(self.first(x))))
+        way_on = self.sometimes if way else self.otherwise
+        result: torch.Tensor = self.last(torch.relu(way_on(x)))
+        return result
+
+
+def batch(step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * step + hvd.rank())
+    return torch.randn(8, 300, generator=generator)
+
+
+class OnDeviceFp16(Compressor):
+    """fp16 where the tensor lies: what PyTorch's own conversion does on a device."""
+
+    tensors: Tensors
+
+    @classmethod
+    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        wire = tensor.half()
+        return wire if cls.tensors.device_of(tensor) is None else cls.tensors.put(wire), None
+
+    @classmethod
+    def decompress(cls, tensor: torch.Tensor, ctx: Any) -> torch.Tensor:  # noqa: ARG003
+        cls.tensors.settle()  # PyTorch converts at once here, and not in the stream
+        whole = tensor.float()
+        return whole if cls.tensors.device_of(tensor) is None else cls.tensors.put(whole)
+
+
+Train = dict[str, Any]
+OPTIONS: Train = {"bucket_bytes": 200_000, "first_bucket_bytes": 20_000, "in_place_bytes": 900_000}
+
+
+def train(
+    tensors: Tensors | None,
+    where: str,
+    steps: int,
+    passes: int = 1,
+    scaler: bool = False,
+    **how: Any,
+) -> list[torch.Tensor]:
+    """`where`: which ranks' parameters lie on the device, or which parameters."""
+    model = Model()
+    moved = {
+        "all": [model],
+        "one rank": [model] if hvd.rank() == 1 else [],
+        "some": [model.large, model.sometimes, model.never],
+        "none": [],
+    }[where]
+    for module in moved:
+        assert tensors is not None
+        list(parameters_on(tensors, module))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.Adam(model.parameters(), 1e-3),
+        model.named_parameters(),
+        backward_passes_per_step=passes,
+        **OPTIONS | how,
+    )
+    scale = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2) if scaler else None
+    for step in range(steps):
+        for i in range(passes):
+            loss = (model(batch(passes * step + i), (step + hvd.rank()) % 3 > 0) ** 2).mean()
+            if scale is not None and step == 2 and hvd.rank() == 1:
+                loss = loss * float("inf")
+            (loss if scale is None else scale.scale(loss)).backward()
+            if tensors is not None:
+                tensors.settle()
+        if scale is None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        else:
+            scale.unscale_(optimizer)
+            scale.step(optimizer)
+            scale.update()
+        optimizer.zero_grad()
+    for p in model.parameters():
+        if tensors is not None and where == "all":
+            assert tensors.device_of(p) == 0
+    return [p.detach().clone() for p in model.parameters()]
+
+
+WAYS: dict[str, Train] = {
+    "plain": {},
+    "prescaled": {"gradient_predivide_factor": 3.0},
+    "accumulated": {"passes": 3, "steps": 3},
+    "scaled": {"scaler": True},
+    "all at the end": {"overlap": False},
+    "each by itself": {"bucket_bytes": 0},
+    "grouped": {"groups": 3},
+}
+
+
+def as_on_the_host(way: str, where: str) -> None:
+    rank = Rank()
+    tensors = Tensors(rank)
+    how = {"steps": 5} | WAYS[way]
+    expected = train(None, "none", **how)
+    for result, wanted in zip(train(tensors, where, **how), expected, strict=True):
+        assert torch.equal(result, wanted)
+    gc.collect()
+    rank.end()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_are_those_of_the_host(start: Start, way: str) -> None:
+    start(2, FAKE_CUDA_JITTER="3").run(as_on_the_host, way, "all")
+
+
+@pytest.mark.parametrize("where", ["one rank", "some"])
+@pytest.mark.parametrize("way", ["plain", "prescaled"])
+def test_some_on_the_host_some_on_the_device(start: Start, way: str, where: str) -> None:
+    start(3, FAKE_CUDA_JITTER="5").run(as_on_the_host, way, where)
+
+
+def compressed() -> None:
+    rank = Rank()
+    OnDeviceFp16.tensors = tensors = Tensors(rank)
+    expected = train(None, "none", 4, compression=hvd.Compression.fp16)
+    results = train(tensors, "all", 4, compression=OnDeviceFp16)
+    for result, wanted in zip(results, expected, strict=True):
+        assert torch.equal(result, wanted)
+    gc.collect()
+    rank.end()
+
+
+def test_compressed(start: Start) -> None:
+    start(2, FAKE_CUDA_JITTER="9").run(compressed)
+
+
+def steady() -> list[str]:
+    rank = Rank()
+    calls = calls_of_steps(rank, Tensors(rank), 20)
+    gc.collect()
+    rank.end()
+    return [call for call in calls if call in NEVER_IN_A_STEADY_STEP]
+
+
+def calls_of_steps(rank: Rank, tensors: Tensors, steps: int) -> list[str]:
+    model = torch.nn.Sequential(torch.nn.Linear(40, 50), torch.nn.Linear(50, 1))
+    list(parameters_on(tensors, model))
+    kept = [tensors.put(torch.zeros_like(p)) for p in model.parameters()]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1))
+
+    def step() -> None:
+        for p, home in zip(model.parameters(), kept, strict=True):
+            p.grad = home.zero_()  # autograd adds to it: no memory of the device is new
+        model(torch.ones(3, 40)).sum().backward()
+        rank.machine.call("cuStreamSynchronize", rank.machine.streams[0])
+        optimizer.step()
+
+    for _ in range(3):
+        step()
+    rank.machine.control.clear_log()
+    before = rank.machine.alive()
+    for _ in range(steps):
+        step()
+    assert rank.machine.alive() == before
+    return rank.machine.log()
+
+
+def test_a_steady_step_neither_allocates_nor_waits_for_the_device(start: Start) -> None:
+    for extra in start(2, FARANDOLE_CHECK_WEIGHTS="off").run(steady):
+        assert extra == ["cuStreamSynchronize"] * 20, "the test's own, once a step"
+
+
+def joins() -> None:
+    """A rank without further batches stands in with zeros, on its device as on the host."""
+    rank = Rank()
+    tensors = Tensors(rank)
+    results = []
+    for there in (False, True):
+        model = torch.nn.Linear(30, 20)
+        torch.nn.init.constant_(model.weight, 0.5)
+        torch.nn.init.constant_(model.bias, 0.5)
+        if there:
+            list(parameters_on(tensors, model))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1))
+        for step in range(2 + 3 * hvd.rank()):
+            optimizer.zero_grad()
+            (model(batch(step)[:, :30]) ** 2).mean().backward()
+            tensors.settle()
+            optimizer.step()
+        assert hvd.join() == 1
+        tensors.settle()
+        results.append([p.detach().clone() for p in model.parameters()])
+    for on_host, on_device in zip(*results, strict=True):
+        assert torch.equal(on_host, on_device)
+    del optimizer, model
+    gc.collect()
+    rank.end()
+
+
+def test_a_rank_that_joins(start: Start) -> None:
+    start(2, FAKE_CUDA_JITTER="4").run(joins)
+
+
+# ---- what goes wrong ----
+
+
+def small(tensors: Tensors | None) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = torch.nn.Linear(30, 20)
+    torch.nn.init.constant_(model.weight, 0.5)
+    if tensors is not None:
+        list(parameters_on(tensors, model))
+    torch.nn.init.constant_(model.bias, 0.5)
+    return model, hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), 0.1), model.named_parameters()
+    )
+
+
+def goes_wrong(call: str, nth: int) -> tuple[str, int | None, list[str]]:
+    rank = Rank()
+    found = verdict_of_steps(rank, Tensors(rank), call, nth)
+    gc.collect()
+    return *found, list(rank.machine.leave())
+
+
+def verdict_of_steps(rank: Rank, tensors: Tensors, call: str, nth: int) -> tuple[str, int | None]:
+    model, optimizer = small(tensors)
+    fd.barrier()
+    if fd.rank() == 0:
+        harness.tell("past the barrier")
+    else:
+        harness.listen()
+        rank.machine.fail(call, nth, 46)
+
+    def steps() -> None:
+        for step in range(3):
+            optimizer.zero_grad()
+            model(batch(step)[:, :30]).sum().backward()
+            tensors.settle()
+            optimizer.step()
+
+    with pytest.raises(fd.DeviceError) as caught:
+        steps()
+    with contextlib.suppress(fd.Error):
+        fd.shutdown()
+    return caught.value.verdict, caught.value.rank
+
+
+CALLS = [
+    ("cuMemHostRegister", 1),
+    ("cuEventRecord", 1),
+    ("cuMemcpyAsync", 2),
+    ("cuStreamWriteValue32", 1),
+    ("cuMemcpyAsync", 3),  # on the way back
+]
+
+
+@pytest.mark.parametrize(("call", "nth"), CALLS)
+def test_a_call_of_the_driver_that_fails(start: Start, call: str, nth: int) -> None:
+    world = start(2, FARANDOLE_CHECK_WEIGHTS="off")
+    world.start(goes_wrong, call, nth)
+    world.hear(0)
+    world.say(1, "go")
+    outcomes = world.outcomes()
+    assert [o.error for o in outcomes] == [None, None], world.report()
+    one, other = (o.value for o in outcomes)
+    assert one[:2] == other[:2]
+    assert one[0].startswith("rank 1: cannot ")
+    assert one[1] == 1
+    assert one[2] == other[2] == ["", ""]
+
+
+def backward_raises() -> None:
+    """On one rank: the others are told, nothing was changed, and the next step works."""
+    rank = Rank()
+    tensors = Tensors(rank)
+    model, optimizer = small(tensors)
+
+    def fails(_: torch.Tensor) -> None:
+        raise ZeroDivisionError
+
+    for step in range(4):
+        optimizer.zero_grad()
+        x = batch(step)[:, :30].requires_grad_()
+        if step == 1 and fd.rank() == 1:
+            x.register_hook(fails)
+        expected: Any = contextlib.nullcontext()
+        if step == 1:
+            expected = pytest.raises(ZeroDivisionError if fd.rank() == 1 else fd.RemoteError)
+        with expected:
+            model(x).sum().backward()
+            tensors.settle()
+            optimizer.step()
+    for p, everywhere in zip(model.parameters(), same_everywhere(model), strict=True):
+        assert torch.equal(p, everywhere)
+    del model, optimizer, x, expected, p
+    gc.collect()
+    rank.end()
+
+
+def same_everywhere(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [hvd.broadcast(p.detach().clone(), 0) for p in model.parameters()]
+
+
+def test_a_backward_that_raises(start: Start) -> None:
+    start(2, FAKE_CUDA_JITTER="6").run(backward_raises)
+
+
+def misplaced() -> None:
+    rank = Rank()
+    tensors = Tensors(rank)
+    model, optimizer = small(tensors)
+    for p in model.parameters():
+        p.grad = None
+    found = tensors.device_of
+    _devices.device_of = lambda _: None  # its gradient is on the host again
+    with pytest.raises(fd.InvalidArgument, match="is on cpu, and the parameter was on cuda:0"):
+        model(batch(0)[:, :30]).sum().backward()
+    _devices.device_of = found
+    second = [tensors.put(torch.ones(3), device=1).requires_grad_(), *model.parameters()]
+    with pytest.raises(fd.InvalidArgument, match="'b' on cuda:1 and 'a' on cuda:0"):
+        hvd.DistributedOptimizer(
+            torch.optim.SGD([second[1], second[0]], 0.1), [("a", second[1]), ("b", second[0])]
+        )
+    del model, optimizer, second, p
+    gc.collect()
+    with contextlib.suppress(fd.Error):
+        fd.shutdown()
+
+
+def test_a_gradient_that_lies_elsewhere(start: Start) -> None:
+    start(2, FAKE_CUDA_DEVICES="2").run(misplaced)
