@@ -715,6 +715,10 @@ def models_that_differ_are_a_mismatch() -> None:
 def datasets_of_tensorflow() -> None:
     import tensorflow as tf
 
+    import farandole.tensorflow
+
+    assert farandole.tensorflow.Model is hvd.Model
+
     def plain() -> Any:
         return tf.data.Dataset.from_tensor_slices((X, Y))
 

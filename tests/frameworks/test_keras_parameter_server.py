@@ -82,6 +82,82 @@ def test_several_workers_share_the_batches(spawn: Callable[..., World]) -> None:
     assert server[3].lost == []
 
 
+WORDS = 3000  # of a table that is large enough
+
+
+def with_tables(ties: bool) -> Any:
+    """Two tables: one by an input's words as they are, one by what layers make of them."""
+    keras.utils.set_random_seed(3)
+    words, more = keras.Input((4,), dtype="int32"), keras.Input((2,), dtype="int32")
+    table = keras.layers.Embedding(WORDS, 8, name="table")
+    folded = keras.layers.Embedding(WORDS, 8, name="folded")
+    parts = [table(words), table(more), folded(keras.ops.mod(words * 7, WORDS))]
+    outputs = keras.layers.Dense(1)(keras.ops.mean(keras.ops.concatenate(parts, axis=1), axis=1))
+    net = keras.Model([words, more], outputs)
+
+    def loss(y: Any, out: Any) -> Any:
+        return keras.ops.mean(keras.ops.square(y - out)) + (
+            keras.ops.mean(keras.ops.square(table.embeddings[0])) if ties else 0.0
+        )
+
+    net.compile(keras.optimizers.Adam(0.05), loss)
+    return net
+
+
+def looks_up(ties: bool) -> Any:
+    """How many rows came of each table, in each step."""
+    import farandole.keras._asynchronous.fitting as fitting
+
+    hvd.init()
+    rng = np.random.default_rng(4)
+    # Each word once: TensorFlow's Adam takes squares of rows that come twice before it adds them.
+    words = rng.permutation(WORDS)[: 48 * 6].reshape(48, 6)
+    x = [words[:, :4], words[:, 4:]]
+    y = rng.normal(size=(48, 1)).astype(np.float32)
+    net, seen = with_tables(ties), []
+    take = fitting.Steps.take_weights
+
+    def noting(self: Any, rows: Any = None) -> None:
+        seen.append({name.split("/")[0]: len(each) for name, each in (rows or {}).items()})
+        take(self, rows)
+
+    fitting.Steps.take_weights = noting  # type: ignore[method-assign]
+    try:
+        hvd.ParameterServer().fit(net, x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+    finally:
+        fitting.Steps.take_weights = take  # type: ignore[method-assign]
+    if fd.rank() == 0:
+        alone = with_tables(ties)
+        alone.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+        for mine, right in zip(net.get_weights(), alone.get_weights(), strict=True):
+            np.testing.assert_allclose(np.array(mine), np.array(right), rtol=1e-4, atol=1e-5)
+    batches = [slice(16 * at, 16 * at + 16) for at in range(3)]
+    wanted = [
+        {
+            "table": len(np.union1d(x[0][batch], x[1][batch])),
+            "folded": len(np.unique(x[0][batch] * 7 % WORDS)),
+        }
+        for batch in batches
+    ]
+    return seen, wanted
+
+
+@pytest.mark.drawn(3)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_workers_fetch_the_rows_that_a_batch_looks_up(
+    spawn: Callable[..., World], backend: str
+) -> None:
+    world = spawn(2, f"keras on {backend}")
+    (seen, wanted), _ = world.run(looks_up, False)
+    assert seen == [{}, *wanted, {}, *wanted, {}, {}]  # {}: whole tables
+
+
+def test_a_table_that_something_else_reads_is_fetched_whole(spawn: Callable[..., World]) -> None:
+    (seen, wanted), _ = spawn(2, f"keras on {BACKENDS[0]}").run(looks_up, True)
+    only = [{"folded": each["folded"]} for each in wanted]
+    assert seen == [{}, wanted[0], *only[1:], {}, *only, {}, {}]
+
+
 def stopped_at(batch: int, folder: str) -> Any:
     """A fit of 12 batches of a PyDataset, on two servers, that its program may end before."""
     hvd.init()

@@ -73,6 +73,16 @@ def times(gradient: Any, factor: float) -> Any:
     return gradient * factor
 
 
+def dense(gradient: Any) -> Any:
+    """Rows become a whole array, in which those that come twice are added up. (Keras'
+    `convert_to_tensor` leaves them as they are.)"""
+    if not _has_slices(gradient):
+        return gradient
+    import tensorflow as tf
+
+    return tf.convert_to_tensor(gradient)
+
+
 def _has_slices(gradient: Any) -> bool:
     return hasattr(gradient, "dense_shape")  # tf.IndexedSlices
 

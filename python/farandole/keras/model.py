@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -13,47 +12,23 @@ from farandole import _world
 from farandole._arguments import checked, shown
 from farandole._core import InvalidArgument
 from farandole.common._objects import allgather_object
-from farandole.common._reduction import Average, Sum, core_op
 from farandole.data import DEFAULT_SEED
-from farandole.data._tree import samples
-from farandole.keras._global.agreement import (
-    Prepared,
-    agreed,
-    on_rank_0,
-    require_same_batch,
-)
+from farandole.keras._global.agreement import Prepared
 from farandole.keras._global.arrays import class_weights
 from farandole.keras._global.callbacks import AgreeInFit, of_this_rank, restores, rows_of
-from farandole.keras._global.how import How, Source
-from farandole.keras._global.logical import block_here, hold_updates, seed_states
-from farandole.keras._global.logical_steps import logical_steps
-from farandole.keras._global.losses import share_losses
-from farandole.keras._global.metrics import mean_of_logs, with_global_state
-from farandole.keras._global.normalization import (
-    average_statistics,
-    refuse_synchronized,
-    warn_of_few_samples,
-)
+from farandole.keras._global.how import How
+from farandole.keras._global.logical import block_here
+from farandole.keras._global.normalization import average_statistics, warn_of_few_samples
 from farandole.keras._global.outputs import in_order
 from farandole.keras._global.sources import are_arrays, held_out, source_of, unpacked
-from farandole.keras._global.steps import Steps, shared_steps, weigh_loss
-from farandole.keras._wrapped import distributed_in, state_of
-from farandole.keras.optimizer import DistributedOptimizer
-from farandole.keras.values import broadcast_variables
+from farandole.keras._global.together import Batch, Together
 
-_Batch = tuple[Any, Any, Any]  # inputs, targets, weights
 _OPTIONS = frozenset(
     ("compression", "sparse_as_dense", "gradient_predivide_factor", "groups", "num_groups", "name")
 )
-_OWN = frozenset(
-    (
-        "_model", "_block", "_steps", "_seed", "_same", "_options", "_due", "_passes", "_reading",
-        "_evaluate", "_op",
-    )
-)  # fmt: skip
 
 
-class Model:
+class Model(Together):
     """A Keras model that trains on all ranks as its program says for one process.
 
     Batches are those of all ranks together: ``batch_size`` and the batches of a dataset are split
@@ -112,84 +87,19 @@ class Model:
                 f"the Keras model '{model.name}' has a train_step put on it, as by another "
                 "farandole.keras.Model around it; use that one, or make the Keras model anew"
             )
-        self._model = model
-        self._block = None if logical_ranks is None else block_here(logical_ranks, options)
-        if self._block is not None:
-            self._op = Sum  # of parts, each of which weighs as much as it has samples
-        self._steps = Steps(self._block)
-        self._seed = seed
-        self._same = same_batches
-        self._options = options
-        self._due = True  # rank 0's weights for all, before they are next used
-        self._passes = 0  # over training data
-        self._reading: list[Source] | None = None  # during fit and evaluate
-        steps = self._steps
-        alone = self._block is None
-        made = shared_steps(model, steps) if alone else logical_steps(model, steps, seed)
-        for name, step in made.items():
-            setattr(model, name, step)
-        self._intercept()
-        if model.compiled:
-            self._adopt()
-
-    # What farandole.strategy does in another way.
-
-    _op = Average
-    _reducing = staticmethod(lambda optimizer: optimizer)
-    _check_layers = staticmethod(refuse_synchronized)
-    _of_all_ranks = staticmethod(with_global_state)
+        block = None if logical_ranks is None else block_here(logical_ranks, options)
+        super().__init__(model, seed, block, options, same_batches=same_batches)
 
     @property
     def model(self) -> Any:
         """The Keras model."""
         return self._model
 
-    def __getattr__(self, name: str) -> Any:
-        if name in _OWN or name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self._model, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _OWN:
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self._model, name, value)
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's outputs for this rank's own inputs."""
         return self._model(*args, **kwargs)
 
-    def __reduce__(self) -> Any:
-        raise InvalidArgument(
-            "a farandole.keras.Model is neither copied nor pickled\n"
-            "  advice: copy or pickle model.model, and put a Model around the copy"
-        )
-
-    # ---- as the model is made ----
-
-    def _intercept(self) -> None:
-        model = self._model
-        own_build, own_result = model._symbolic_build, model._get_metrics_result_or_logs
-
-        def symbolic_build(*args: Any, **kwargs: Any) -> None:
-            if self._reading is None:  # else it is built, and does not know batches with a share
-                own_build(*args, **kwargs)
-
-        def result_or_logs(logs: Any) -> Any:
-            if self._reading is None:
-                return own_result(logs)
-            return self._global_results(own_result, logs)
-
-        self._evaluate = model.evaluate
-
-        def evaluate(*args: Any, **kwargs: Any) -> Any:
-            if self._reading is None or "_use_cached_eval_dataset" in kwargs:  # fit()'s own
-                return self._evaluate(*args, **kwargs)
-            with self._reads(None):  # a callback's, on this rank's own data
-                return self._evaluate(*args, **kwargs)
-
-        model._symbolic_build, model._get_metrics_result_or_logs = symbolic_build, result_or_logs
-        model.evaluate = evaluate
+    # ---- compile ----
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """As Keras' ``compile``. The optimizer becomes a ``DistributedOptimizer``; it stays the
@@ -200,34 +110,6 @@ class Model:
         """
         self._model.compile(*args, **kwargs)
         self._adopt()
-
-    def _adopt(self) -> None:
-        model = self._model
-        optimizer = model.optimizer
-        if optimizer is not None:
-            wrapped = distributed_in(optimizer)
-            if wrapped is None:
-                DistributedOptimizer(self._reducing(optimizer), op=self._op, **self._options)
-                wrapped = distributed_in(optimizer)
-            elif self._block is not None:
-                raise InvalidArgument(
-                    "compile(): the optimizer is a DistributedOptimizer; with logical_ranks, pass "
-                    "the Keras optimizer itself"
-                )
-            elif state_of(wrapped).reduction.op != core_op(self._op):
-                raise InvalidArgument(
-                    "compile(): the optimizer is a DistributedOptimizer that does not "
-                    f"{'average' if self._op == Average else 'sum'}; pass the Keras optimizer "
-                    "itself"
-                )
-            weigh_loss(optimizer, self._steps)
-            if self._block is not None:
-                state_of(wrapped).holds = True
-                hold_updates(optimizer, self._steps)
-        if model._compile_loss is not None:
-            share_losses(model._compile_loss, self._steps)
-        model.train_function = model.test_function = model.predict_function = None
-        self._due = True
 
     # ---- training ----
 
@@ -350,7 +232,7 @@ class Model:
         """As Keras' ``test_on_batch``, of a batch of all ranks together, which each passes."""
         return self._on_batch("test_on_batch", (x, y, sample_weight), return_dict)
 
-    def _on_batch(self, name: str, batch: _Batch, return_dict: bool) -> Any:
+    def _on_batch(self, name: str, batch: Batch, return_dict: bool) -> Any:
         source = self._batch(f"{name}()", batch)
         with self._reads([source]):
             # Keras packs what it gets once more, as a batch without targets.
@@ -463,92 +345,6 @@ class Model:
         """As Keras' ``summary``, on rank 0 alone."""
         if _world.rank() == 0:
             self._model.summary(*args, **kwargs)
-
-    def _write(self, what: str, write: Callable[[], Any]) -> None:
-        average_statistics(self._model)
-        on_rank_0(what, write)
-
-    # ---- what ranks agree on ----
-
-    def _require_compiled(self, name: str) -> None:
-        if not self._model.compiled:
-            raise InvalidArgument(f"{name}(): the model is not compiled; call compile() before")
-
-    def _begin(
-        self, what: str, prepare: Callable[[], Prepared], *, for_outputs: bool = False
-    ) -> list[Source]:
-        """Collective: the data on every rank, or an error on every rank; the model is built then,
-        with the same weights on all."""
-
-        def prepare_and_build() -> Prepared:
-            sources, rows = prepare()
-            self._build(sources[0].sample(), for_outputs=for_outputs)
-            return sources, rows
-
-        sources, due = agreed(what, prepare_and_build, self._due)
-        if due:
-            self._share_weights()
-            self._due = False
-        return sources
-
-    def _build(self, sample: Any, *, for_outputs: bool) -> None:
-        model = self._model
-        if model.compiled and not for_outputs:
-            model._symbolic_build(data_batch=sample)
-        elif not model.built:
-            model(sample[0])
-
-    def _share_weights(self) -> None:
-        """Collective. Raises Mismatch where the ranks' models differ."""
-        model = self._model
-        optimizer = model.optimizer if model.compiled else None
-        state = optimizer.variables if optimizer is not None and optimizer.built else []
-        if _world.size() > 1:
-            seeds = [] if self._block is None else seed_states(model)
-            broadcast_variables([*model.weights, *state, *seeds], 0)
-
-    def _batch(self, what: str, batch: _Batch, *, for_outputs: bool = False) -> Source:
-        """One batch, which every rank has passed; they compare it, in few bytes."""
-
-        def prepare() -> Prepared:
-            if not for_outputs:
-                self._require_compiled(what.removesuffix("()"))
-            n = samples(batch[0], f"{what}: the batch")
-            how = How(what, self._seed, batch_size=n, block=self._block)
-            source = source_of(batch, how)
-            source.data = source.data[0]
-            return [source], []
-
-        if self._due:
-            return self._begin(what, prepare, for_outputs=for_outputs)[0]
-        source = prepare()[0][0]
-        require_same_batch(what, source)
-        return source
-
-    @contextmanager
-    def _reads(self, sources: list[Source] | None) -> Iterator[None]:
-        before, self._reading = self._reading, sources
-        try:
-            yield
-        finally:
-            self._reading = before
-
-    def _compare_batches(self, sources: list[Source], what: str) -> None:
-        if self._same and _world.size() > 1:
-            for source in sources:
-                source.firsts.compare(what)
-
-    def _global_results(self, own: Callable[[Any], Any], logs: Any) -> Any:
-        """At the end of an epoch, or of an evaluation."""
-        assert self._reading is not None
-        self._compare_batches(self._reading, "fit() or evaluate()")
-        if self._block is not None:  # its steps have all parts' already
-            return own(logs)
-        average_statistics(self._model)
-        results = self._of_all_ranks(self._model, lambda: own(logs))
-        if results is logs and logs and _world.size() > 1:  # of a step of the user's own
-            return mean_of_logs(logs)
-        return results
 
     @staticmethod
     def _verbose(verbose: Any) -> Any:

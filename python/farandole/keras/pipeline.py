@@ -30,11 +30,11 @@ from farandole.keras._pipeline.results import weights_of_all
 from farandole.keras._pipeline.stepping import Stepping
 from farandole.keras._pipeline.work import count_of
 from farandole.pipeline._places import Place, check_count, groups_of, place_of, prepared
-from farandole.pipeline._report import PipelineReport, ranks_of, report
+from farandole.pipeline._report import Reported
 from farandole.pipeline._schedules import schedule_of
 
 
-class Pipeline:
+class Pipeline(Reported):
     """A Keras model whose layers are cut into stages, one on each rank, with micro-batches in
     flight.
 
@@ -108,8 +108,7 @@ class Pipeline:
         self._group = groups.everyone
         self._steps = Stepping(self._module, place, groups, m, self._schedule)
         nbytes = int(sum(np.prod(w.shape) * _itemsize(w) for w in self._module.weights))
-        sizes = allgather_object(nbytes, "parameters of the stages")
-        self._ranks = ranks_of(place, self._schedule, m, bounds, sizes)
+        self._begin_to_report(self._steps.times, bounds, nbytes)
         self._passes = 0  # over training data
 
     # ---- this rank's stage ----
@@ -118,26 +117,6 @@ class Pipeline:
     def module(self) -> Any:
         """This rank's layers, as a Keras model."""
         return self._module
-
-    @property
-    def stages(self) -> int:
-        """How many there are."""
-        return self._place.stages
-
-    @property
-    def stage(self) -> int:
-        """This rank's."""
-        return self._place.stage
-
-    @property
-    def replicas(self) -> int:
-        """Of the whole model."""
-        return self._place.replicas
-
-    @property
-    def replica(self) -> int:
-        """This rank's."""
-        return self._place.replica
 
     @property
     def optimizer(self) -> Any:
@@ -379,22 +358,6 @@ class Pipeline:
             if isinstance(error, Error):
                 raise
             raise InvalidArgument(f"set_weights(): {error}") from error
-
-    # ---- what it took ----
-
-    def report(self, *, reset: bool = False) -> PipelineReport:
-        """What each rank holds, and for how long it was idle in training steps; the same on every
-        rank.
-
-        Args:
-            reset: begin to measure anew.
-        """
-        told = report(
-            self._schedule, self._micro_batches, self.stages, self._steps.times, self._ranks
-        )
-        if reset:
-            self._steps.times.reset()
-        return told
 
     def __repr__(self) -> str:
         names = [layer.name for layer in self._module.layers]

@@ -8,7 +8,7 @@ import numpy as np
 
 from farandole._core import InvalidArgument
 
-_LOOK_FOR_ROWS = 64 * 1024  # bytes of a gradient
+LOOK_FOR_ROWS = 64 * 1024  # bytes of a gradient
 
 
 class Rows:
@@ -46,7 +46,7 @@ class Rows:
     @staticmethod
     def found_in(gradient: np.ndarray) -> Gradient:
         """Of a large gradient with few rows that are not zero, these: an embedding's."""
-        if gradient.ndim < 2 or gradient.nbytes < _LOOK_FOR_ROWS:
+        if gradient.ndim < 2 or gradient.nbytes < LOOK_FOR_ROWS:
             return gradient
         rows = np.flatnonzero(gradient.any(axis=tuple(range(1, gradient.ndim))))
         return Rows(rows, gradient[rows]) if 2 * len(rows) <= len(gradient) else gradient

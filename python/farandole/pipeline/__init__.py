@@ -7,6 +7,7 @@ siblings share.
     _shares      which samples are a micro-batch's
     _wire        messages between neighbours
     _runner      one step: a schedule, run over messages
+    _work        what every framework's work in a step has
     _report      what steps took, and for how long ranks were idle
 """
 

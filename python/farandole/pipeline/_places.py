@@ -57,6 +57,32 @@ class Place(NamedTuple):
         )
 
 
+class Placed:
+    """What every pipeline says of this rank's place."""
+
+    _place: Place
+
+    @property
+    def stages(self) -> int:
+        """How many there are."""
+        return self._place.stages
+
+    @property
+    def stage(self) -> int:
+        """This rank's."""
+        return self._place.stage
+
+    @property
+    def replicas(self) -> int:
+        """Of the whole model."""
+        return self._place.replicas
+
+    @property
+    def replica(self) -> int:
+        """This rank's."""
+        return self._place.replica
+
+
 def place_of(stages: Any) -> Place:
     """This rank's. Raises InvalidArgument, NotInitialized."""
     size, rank = _world.size(), _world.rank()

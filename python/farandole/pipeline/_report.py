@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from farandole.pipeline._places import Place
+from farandole.common._objects import allgather_object
+from farandole.pipeline._places import Place, Placed
 from farandole.pipeline._runner import Fared
 from farandole.pipeline._schedules import bubble, most_in_flight, schedule_of
 
@@ -166,3 +167,30 @@ def report(
         idle=sum(each.idle for each in told) / len(told),
         ranks=told,
     )
+
+
+class Reported(Placed):
+    """What every pipeline says of its steps."""
+
+    _micro_batches: int
+    _schedule: str
+    _times: Times
+    _ranks: list[RankReport]
+
+    def _begin_to_report(self, times: Times, bounds: Sequence[int], nbytes: int) -> None:
+        """Collective. `nbytes`: of this rank's parameters."""
+        sizes = allgather_object(nbytes, "parameters of the stages")
+        self._times = times
+        self._ranks = ranks_of(self._place, self._schedule, self._micro_batches, bounds, sizes)
+
+    def report(self, *, reset: bool = False) -> PipelineReport:
+        """What each rank holds, and for how long it was idle in training steps; the same on every
+        rank.
+
+        Args:
+            reset: begin to measure anew.
+        """
+        told = report(self._schedule, self._micro_batches, self.stages, self._times, self._ranks)
+        if reset:
+            self._times.reset()
+        return told

@@ -48,7 +48,19 @@ class ReplicaContext(tf.distribute.ReplicaContext):  # type: ignore[misc]
         return tf.nest.pack_sequence_as(value, extended.reduce_list(reduce_op, flat, options))
 
 
-class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
+class OneOfManyExtended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
+    """What all strategies of ours have: one device in each process, files by rank 0."""
+
+    @property
+    def should_checkpoint(self) -> bool:
+        return _world.rank() == 0
+
+    @property
+    def should_save_summary(self) -> bool:
+        return _world.rank() == 0
+
+
+class Extended(OneOfManyExtended):
     """See TensorFlow's ``StrategyExtended``, which says what the methods are for."""
 
     one_process_a_replica = True  # our ops ask for it (farandole.tensorflow)
@@ -71,14 +83,6 @@ class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
 
     def _in_multi_worker_mode(self) -> bool:
         return False  # Keras and tf.data have ways of their own there, which are not ours
-
-    @property
-    def should_checkpoint(self) -> bool:
-        return _world.rank() == 0
-
-    @property
-    def should_save_summary(self) -> bool:
-        return _world.rank() == 0
 
     def _get_local_replica_id(self, replica_id_in_sync_group: Any) -> int:  # noqa: ARG002
         return 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import one_device_strategy
 
 from farandole import _world
 from farandole._arguments import shown
@@ -15,6 +14,7 @@ from farandole.parameter_server._joining import join_without_variables, pair_of
 from farandole.parameter_server._shards import SPLIT_ABOVE
 from farandole.strategy import _checkpoint, _data, _keras
 from farandole.strategy._cluster import join_with_servers
+from farandole.strategy._extended import OneOfManyExtended
 from farandole.strategy._scheduling import Scheduling
 from farandole.strategy._served import ServedVariable, Store, Sums, check
 from farandole.strategy._strategies import OneOfMany, device_of
@@ -26,7 +26,7 @@ _OPTIONS = ("initial_value", "trainable", "validate_shape", "name", "dtype", "co
 _ADVICE = "start all again, and restore what tf.train.Checkpoint has written"
 
 
-class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
+class Extended(OneOfManyExtended):
     """See TensorFlow's ``StrategyExtended``. There is one replica: a step is that of one worker."""
 
     variables_on_servers = True  # _keras.py and _checkpoint.py ask for it
@@ -36,14 +36,6 @@ class Extended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
         self.store = store
         self.scheduling: Scheduling | None = None  # as soon as there is the strategy
         self.coordinator: Any = None  # the one that there is
-
-    @property
-    def should_checkpoint(self) -> bool:
-        return _world.rank() == 0
-
-    @property
-    def should_save_summary(self) -> bool:
-        return _world.rank() == 0
 
     def _create_variable(self, next_creator: Any, **options: Any) -> Any:
         del next_creator

@@ -19,6 +19,7 @@ from farandole.tensorflow.ops import *  # noqa: F403
 from farandole.tensorflow.optimizer import DistributedOptimizer
 
 if TYPE_CHECKING:  # Keras takes a second to import
+    from farandole.keras.model import Model
     from farandole.tensorflow.sync_batch_norm import SyncBatchNormalization
 
 _watch.libraries |= {"tensorflow", "keras"}
@@ -30,6 +31,7 @@ __all__ = [
     *gradient_tape.__all__,
     "Compression",
     "DistributedOptimizer",
+    "Model",
     "SyncBatchNormalization",
     "check_extension",
     "elastic",
@@ -42,6 +44,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Model":
+        from farandole.keras.model import Model
+
+        return Model
     if name == "SyncBatchNormalization":
         from farandole.tensorflow.sync_batch_norm import SyncBatchNormalization
 

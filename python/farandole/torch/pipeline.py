@@ -12,11 +12,10 @@ from torch import nn
 from farandole import _world
 from farandole._arguments import shown
 from farandole._core import InvalidArgument
-from farandole.common._objects import allgather_object
 from farandole.common._reduction import Average, Reduction
 from farandole.data._order import DEFAULT_SEED
 from farandole.pipeline._places import Place, check_count, groups_of, place_of, prepared
-from farandole.pipeline._report import PipelineReport, Times, ranks_of, report
+from farandole.pipeline._report import Reported, Times
 from farandole.pipeline._runner import Runner
 from farandole.pipeline._schedules import forwards, schedule_of
 from farandole.torch._entries import entry
@@ -33,7 +32,7 @@ from farandole.torch.compression import Compression, Compressor
 Layers = nn.Sequential | Sequence[nn.Module | Callable[[], nn.Module]]
 
 
-class Pipeline:
+class Pipeline(Reported):
     """A model whose layers are cut into stages, one on each rank, with micro-batches in flight.
 
     A step gives the loss, the gradients and so the weights of one process that computes the whole
@@ -155,10 +154,8 @@ class Pipeline:
             exchange = exchange_of(self._module, reduction_of)
         self._stage = Stage(place, self._module, modules, m, loss_fn, reduction, count, exchange)
         self._runner = Runner(self._group, place, TorchTensors(), dynamic_shapes=dynamic_shapes)
-        self._times = Times(_world.size())
         nbytes = sum(p.nbytes for p in self._module.parameters())
-        sizes = allgather_object(nbytes, "parameters of the stages")
-        self._ranks = ranks_of(place, self._schedule, m, bounds, sizes)
+        self._begin_to_report(Times(_world.size()), bounds, nbytes)
 
     # ---- this rank's stage ----
 
@@ -166,26 +163,6 @@ class Pipeline:
     def module(self) -> nn.Sequential:
         """This rank's layers, under the names that they have in the model of one process."""
         return self._module
-
-    @property
-    def stages(self) -> int:
-        """How many there are."""
-        return self._place.stages
-
-    @property
-    def stage(self) -> int:
-        """This rank's."""
-        return self._place.stage
-
-    @property
-    def replicas(self) -> int:
-        """Of the whole model."""
-        return self._place.replicas
-
-    @property
-    def replica(self) -> int:
-        """This rank's."""
-        return self._place.replica
 
     @property
     def is_first_stage(self) -> bool:
@@ -314,19 +291,6 @@ class Pipeline:
         """
         missing, unexpected = _state.load(self._module, self._outlines, state_dict, strict=strict)
         return nn.modules.module._IncompatibleKeys(missing, unexpected)
-
-    # ---- what it took ----
-
-    def report(self, *, reset: bool = False) -> PipelineReport:
-        """What each rank holds, and for how long it was idle in ``step``; the same on every rank.
-
-        Args:
-            reset: begin to measure anew.
-        """
-        told = report(self._schedule, self._micro_batches, self.stages, self._times, self._ranks)
-        if reset:
-            self._times.reset()
-        return told
 
     def __repr__(self) -> str:
         names = [each.name for each in self._outlines]

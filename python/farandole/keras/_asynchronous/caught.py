@@ -7,6 +7,8 @@ from typing import Any
 
 import keras as _keras
 
+from farandole.keras._exchange import dense
+
 keras: Any = _keras  # untyped
 
 
@@ -32,8 +34,8 @@ class Caught(keras.optimizers.Optimizer):  # type: ignore[misc]
         for gradient, variable in zip(grads, variables, strict=True):
             at = self._get_variable_index(variable)
             self._has[at] = gradient is not None
-            if gradient is not None:  # rows of an embedding become a whole array here
-                self.assign(self._kept[at], keras.ops.convert_to_tensor(gradient))
+            if gradient is not None:  # assigned rows would leave those of the step before
+                self.assign(self._kept[at], dense(gradient))
         self.iterations.assign_add(1)
 
     @property

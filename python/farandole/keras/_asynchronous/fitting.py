@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 
 from farandole._core import InvalidArgument
 from farandole.keras._asynchronous.caught import Caught
 from farandole.keras._asynchronous.dealing import Batch, Source
+from farandole.keras._asynchronous.lookups import Lookups, assign_rows, rows_with_values
 from farandole.parameter_server import Rows, Worker
 
 
@@ -21,26 +23,34 @@ class Steps:
         self._model, self._variables, self._worker = model, variables, worker
         self._caught = Caught()
         self._caught.build(model.trainable_variables)
+        self._lookups = Lookups(model, variables)
 
-    def take_weights(self) -> None:
-        for name, value in self._worker.pull().items():
-            self._variables[name].assign(value)
+    def take_weights(self, rows: Mapping[str, np.ndarray] | None = None) -> None:
+        """All of them, but of those in `rows` these rows."""
+        for name, value in self._worker.pull(rows=rows).items():
+            if rows and name in rows:
+                assign_rows(self._variables[name], rows[name], value)
+            else:
+                self._variables[name].assign(value)
 
     def run(self, batch: Batch, class_weight: Any) -> dict[str, float]:
         """One step; returns Keras' logs, of the epoch so far."""
         x, y, weights = batch
-        self.take_weights()
+        rows = self._lookups.of(x, self._variables)
+        self.take_weights(rows)
         with self._catching():
             logs = self._model.train_on_batch(
                 x, y, sample_weight=weights, class_weight=class_weight, return_dict=True
             )
-        self._worker.push(
-            {
-                name: Rows.found_in(gradient)
-                for name, gradient in zip(self._variables, self._caught.gradients, strict=True)
-                if gradient is not None
-            }
-        )
+        gradients = {
+            name: Rows.found_in(gradient)
+            for name, gradient in zip(self._variables, self._caught.gradients, strict=True)
+            if gradient is not None
+        }
+        for name, looked_up in rows.items():
+            if name in gradients:
+                self._lookups.check(name, rows_with_values(gradients[name]), looked_up)
+        self._worker.push(gradients)
         return {name: float(value) for name, value in logs.items()}
 
     @contextmanager

@@ -12,6 +12,7 @@ import numpy as np
 
 from farandole import _world
 from farandole.data._logical import fold
+from farandole.keras._exchange import dense
 from farandole.keras._global.logical import seed_states
 from farandole.keras._global.losses import sum_over_ranks
 from farandole.keras._global.steps import Steps, marked_outputs, unmarked
@@ -89,7 +90,7 @@ class _Parts:
         zeros = [keras.ops.zeros_like(v) for v in metrics]
         with self.steps.holding(share) as held:
             logs, new, added = call(batch, self.roles.moved(others, part, 1), zeros)
-            gradients = [_dense(g) for g in held[-1]] if held else []
+            gradients = [dense(g) for g in held[-1]] if held else []
             self._told[label] = list(logs) if isinstance(logs, dict) else None
             known = self._names(metrics)
             extra = {k: logs[k] for k in self._told[label] or () if k not in known}
@@ -170,13 +171,6 @@ def _add(a: Any, b: Any) -> Any:
     if a is None or b is None:
         return b if a is None else a
     return a + b
-
-
-def _dense(gradient: Any) -> Any:
-    """Rows are added up in the order of the table, not in that in which they come."""
-    if gradient is None or not hasattr(gradient, "dense_shape"):
-        return gradient
-    return keras.ops.convert_to_tensor(gradient)
 
 
 def _summed_over_ranks(values: _Values, label: str) -> _Values:

@@ -16,6 +16,7 @@ from farandole.keras._pipeline.tensors import form_of, gradients_of
 from farandole.pipeline._places import Place
 from farandole.pipeline._shares import micro_batches
 from farandole.pipeline._wire import Form, Message
+from farandole.pipeline._work import ForwardWork
 
 _NOTHING = Form(None, ())
 
@@ -29,7 +30,7 @@ class Stage(NamedTuple):
     micro_batches: int
 
 
-class StageWork:
+class StageWork(ForwardWork):
     """Forward only: what all steps have in common.
 
     Args:
@@ -46,13 +47,11 @@ class StageWork:
     def __init__(
         self, place: Place, replicas: Replicas, make: Callable[[], Stage], batch: Sequence[Any]
     ) -> None:
+        super().__init__()
         self._place, self._replicas, self._make = place, replicas, make
         self._x, self._y, self._w = [*batch, None, None][:3]
         self._parts: list[slice] = []
         self._total = 0
-        self._loss = 0.0
-        self._bytes = 0
-        self.outputs: dict[int, list[Any]] = {}  # of the last stage, by micro-batch
 
     def begin(self) -> Sequence[int | None]:
         self._stage = self._make()
@@ -95,18 +94,6 @@ class StageWork:
 
     def backward(self, k: int, gradients: Message | None) -> tuple[Form, list[Any]]:
         raise NotImplementedError
-
-    def end(self, *, failed: bool) -> None:
-        """There is nothing to reduce."""
-
-    def loss(self) -> float:
-        return self._loss
-
-    def activations(self) -> int:
-        return self._bytes
-
-    def forget(self) -> None:
-        self.outputs.clear()
 
 
 class LossWork(StageWork):

@@ -14,6 +14,7 @@ from farandole.data._tree import leaves, map_leaves, samples
 from farandole.pipeline._places import Place
 from farandole.pipeline._shares import micro_batches
 from farandole.pipeline._wire import Form, Message
+from farandole.pipeline._work import ForwardWork
 from farandole.torch._pipeline.refusals import warn_of_few_samples
 from farandole.torch._pipeline.tensors import Received, form_of, ready
 from farandole.torch._training.exchange import GradientExchange
@@ -42,7 +43,7 @@ class _Kept(NamedTuple):
     counts: bool  # its loss; else it takes part with gradients of zero
 
 
-class StageWork:
+class StageWork(ForwardWork):
     """Forward only: what all steps have in common.
 
     Args:
@@ -53,11 +54,10 @@ class StageWork:
     training = False
 
     def __init__(self, stage: Stage, inputs: Any, targets: Any, *, measures: bool = False) -> None:
+        super().__init__()
         self._stage, self._inputs, self._targets = stage, inputs, targets
-        self._measures, self._kept_bytes = measures, 0
+        self._measures = measures
         self._parts: list[slice] = []  # of the batch; empty where this rank has none
-        self._loss = 0.0
-        self.outputs: dict[int, Any] = {}  # of the last stage, by micro-batch
 
     # ---- the batch ----
 
@@ -132,7 +132,7 @@ class StageWork:
         finally:
             for hook in hooks:
                 hook.remove()
-            self._kept_bytes = sum(seen.values())
+            self._bytes = sum(seen.values())
 
     def take(self, k: int, received: Received | None, outputs: Any) -> None:
         """What the last stage does with its outputs."""
@@ -144,20 +144,6 @@ class StageWork:
 
     def backward(self, k: int, gradients: Message | None) -> tuple[Form, list[Any]]:
         raise NotImplementedError
-
-    # ---- the end ----
-
-    def end(self, *, failed: bool) -> None:
-        """There is nothing to reduce."""
-
-    def loss(self) -> float:
-        return self._loss
-
-    def activations(self) -> int:
-        return self._kept_bytes
-
-    def forget(self) -> None:
-        self.outputs.clear()
 
 
 class LossWork(StageWork):

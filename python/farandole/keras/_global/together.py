@@ -1,0 +1,100 @@
+"""What all ranks do together before, in and after a pass over data: agree, share, compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from farandole import _world
+from farandole._core import InvalidArgument
+from farandole.data._tree import samples
+from farandole.keras._global.agreement import Prepared, agreed, on_rank_0, require_same_batch
+from farandole.keras._global.how import How, Source
+from farandole.keras._global.logical import seed_states
+from farandole.keras._global.metrics import mean_of_logs
+from farandole.keras._global.normalization import average_statistics
+from farandole.keras._global.sources import source_of
+from farandole.keras._global.wrapping import Wrapping
+from farandole.keras.values import broadcast_variables
+
+Batch = tuple[Any, Any, Any]  # inputs, targets, weights
+
+
+class Together(Wrapping):
+    """The collective half of ``farandole.keras.Model``."""
+
+    def _require_compiled(self, name: str) -> None:
+        if not self._model.compiled:
+            raise InvalidArgument(f"{name}(): the model is not compiled; call compile() before")
+
+    def _begin(
+        self, what: str, prepare: Callable[[], Prepared], *, for_outputs: bool = False
+    ) -> list[Source]:
+        """Collective: the data on every rank, or an error on every rank; the model is built then,
+        with the same weights on all."""
+
+        def prepare_and_build() -> Prepared:
+            sources, rows = prepare()
+            self._build(sources[0].sample(), for_outputs=for_outputs)
+            return sources, rows
+
+        sources, due = agreed(what, prepare_and_build, self._due)
+        if due:
+            self._share_weights()
+            self._due = False
+        return sources
+
+    def _build(self, sample: Any, *, for_outputs: bool) -> None:
+        model = self._model
+        if model.compiled and not for_outputs:
+            model._symbolic_build(data_batch=sample)
+        elif not model.built:
+            model(sample[0])
+
+    def _share_weights(self) -> None:
+        """Collective. Raises Mismatch where the ranks' models differ."""
+        model = self._model
+        optimizer = model.optimizer if model.compiled else None
+        state = optimizer.variables if optimizer is not None and optimizer.built else []
+        if _world.size() > 1:
+            seeds = [] if self._block is None else seed_states(model)
+            broadcast_variables([*model.weights, *state, *seeds], 0)
+
+    def _batch(self, what: str, batch: Batch, *, for_outputs: bool = False) -> Source:
+        """One batch, which every rank has passed; they compare it, in few bytes."""
+
+        def prepare() -> Prepared:
+            if not for_outputs:
+                self._require_compiled(what.removesuffix("()"))
+            n = samples(batch[0], f"{what}: the batch")
+            how = How(what, self._seed, batch_size=n, block=self._block)
+            source = source_of(batch, how)
+            source.data = source.data[0]
+            return [source], []
+
+        if self._due:
+            return self._begin(what, prepare, for_outputs=for_outputs)[0]
+        source = prepare()[0][0]
+        require_same_batch(what, source)
+        return source
+
+    def _compare_batches(self, sources: list[Source], what: str) -> None:
+        if self._same and _world.size() > 1:
+            for source in sources:
+                source.firsts.compare(what)
+
+    def _global_results(self, own: Callable[[Any], Any], logs: Any) -> Any:
+        """At the end of an epoch, or of an evaluation."""
+        assert self._reading is not None
+        self._compare_batches(self._reading, "fit() or evaluate()")
+        if self._block is not None:  # its steps have all parts' already
+            return own(logs)
+        average_statistics(self._model)
+        results = self._of_all_ranks(self._model, lambda: own(logs))
+        if results is logs and logs and _world.size() > 1:  # of a step of the user's own
+            return mean_of_logs(logs)
+        return results
+
+    def _write(self, what: str, write: Callable[[], Any]) -> None:
+        average_statistics(self._model)
+        on_rank_0(what, write)

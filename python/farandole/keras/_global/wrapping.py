@@ -1,0 +1,156 @@
+"""A Keras model with our steps and optimizer in it, and around it an object that is the model to
+whoever asks for anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from farandole._core import InvalidArgument
+from farandole.common._reduction import Average, Sum, core_op
+from farandole.data._logical import Block
+from farandole.keras._global.how import Source
+from farandole.keras._global.logical import hold_updates
+from farandole.keras._global.logical_steps import logical_steps
+from farandole.keras._global.losses import share_losses
+from farandole.keras._global.metrics import with_global_state
+from farandole.keras._global.normalization import refuse_synchronized
+from farandole.keras._global.steps import Steps, shared_steps, weigh_loss
+from farandole.keras._wrapped import distributed_in, state_of
+from farandole.keras.optimizer import DistributedOptimizer
+
+_OWN = frozenset(
+    (
+        "_model", "_block", "_steps", "_seed", "_same", "_options", "_due", "_passes", "_reading",
+        "_evaluate", "_op",
+    )
+)  # fmt: skip
+
+
+class Wrapping:
+    """Of one model.
+
+    Args:
+        block: of logical ranks.
+        options: of ``DistributedOptimizer``.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        seed: int,
+        block: Block | None,
+        options: Mapping[str, Any],
+        *,
+        same_batches: bool,
+    ) -> None:
+        self._model = model
+        self._block = block
+        if self._block is not None:
+            self._op = Sum  # of parts, each of which weighs as much as it has samples
+        self._steps = Steps(self._block)
+        self._seed = seed
+        self._same = same_batches
+        self._options = dict(options)
+        self._due = True  # rank 0's weights for all, before they are next used
+        self._passes = 0  # over training data
+        self._reading: list[Source] | None = None  # during fit and evaluate
+        steps = self._steps
+        alone = self._block is None
+        made = shared_steps(model, steps) if alone else logical_steps(model, steps, seed)
+        for name, step in made.items():
+            setattr(model, name, step)
+        self._intercept()
+        if model.compiled:
+            self._adopt()
+
+    # What farandole.strategy does in another way.
+
+    _op = Average
+    _reducing = staticmethod(lambda optimizer: optimizer)
+    _check_layers = staticmethod(refuse_synchronized)
+    _of_all_ranks = staticmethod(with_global_state)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OWN or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._model, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._model, name, value)
+
+    def __reduce__(self) -> Any:
+        raise InvalidArgument(
+            "a farandole.keras.Model is neither copied nor pickled\n"
+            "  advice: copy or pickle model.model, and put a Model around the copy"
+        )
+
+    # ---- as the model is made ----
+
+    def _intercept(self) -> None:
+        model = self._model
+        own_build, own_result = model._symbolic_build, model._get_metrics_result_or_logs
+
+        def symbolic_build(*args: Any, **kwargs: Any) -> None:
+            if self._reading is None:  # else it is built, and does not know batches with a share
+                own_build(*args, **kwargs)
+
+        def result_or_logs(logs: Any) -> Any:
+            if self._reading is None:
+                return own_result(logs)
+            return self._global_results(own_result, logs)
+
+        self._evaluate = model.evaluate
+
+        def evaluate(*args: Any, **kwargs: Any) -> Any:
+            if self._reading is None or "_use_cached_eval_dataset" in kwargs:  # fit()'s own
+                return self._evaluate(*args, **kwargs)
+            with self._reads(None):  # a callback's, on this rank's own data
+                return self._evaluate(*args, **kwargs)
+
+        model._symbolic_build, model._get_metrics_result_or_logs = symbolic_build, result_or_logs
+        model.evaluate = evaluate
+
+    @contextmanager
+    def _reads(self, sources: list[Source] | None) -> Iterator[None]:
+        before, self._reading = self._reading, sources
+        try:
+            yield
+        finally:
+            self._reading = before
+
+    def _global_results(self, own: Callable[[Any], Any], logs: Any) -> Any:
+        """Of all ranks, where Keras has its own: see Together."""
+        raise NotImplementedError
+
+    def _adopt(self) -> None:
+        model = self._model
+        optimizer = model.optimizer
+        if optimizer is not None:
+            wrapped = distributed_in(optimizer)
+            if wrapped is None:
+                DistributedOptimizer(self._reducing(optimizer), op=self._op, **self._options)
+                wrapped = distributed_in(optimizer)
+            elif self._block is not None:
+                raise InvalidArgument(
+                    "compile(): the optimizer is a DistributedOptimizer; with logical_ranks, pass "
+                    "the Keras optimizer itself"
+                )
+            elif state_of(wrapped).reduction.op != core_op(self._op):
+                raise InvalidArgument(
+                    "compile(): the optimizer is a DistributedOptimizer that does not "
+                    f"{'average' if self._op == Average else 'sum'}; pass the Keras optimizer "
+                    "itself"
+                )
+            weigh_loss(optimizer, self._steps)
+            if self._block is not None:
+                state_of(wrapped).holds = True
+                hold_updates(optimizer, self._steps)
+        if model._compile_loss is not None:
+            share_losses(model._compile_loss, self._steps)
+        model.train_function = model.test_function = model.predict_function = None
+        self._due = True
