@@ -133,7 +133,7 @@ def begins_when_its_arrays_have_come() -> None:
     if fd.rank() == 1:
         rank.machine.control.hold(True)
     handles = [submit("all_reduce", f"{i}", x, x, x.shape) for i, (x, _) in enumerate(pairs)]
-    for _ in range(200):
+    for _ in range(200 if fd.rank() == 1 else 0):  # the other rank's go on when this one's do
         assert not any(_core.done_by_number(handle) for handle in handles)
     rank.machine.control.hold(False)
     for handle, (x, _), result in zip(handles, pairs, expected, strict=True):
