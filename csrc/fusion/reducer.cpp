@@ -148,8 +148,8 @@ void Reducer::launch(size_t b) {
   const double prescale = bucket.alone ? options_.prescale : 1;
   std::shared_ptr<const void> owner = copied ? memory_[b] : std::move(lying.owner);
   step_->launch("bucket " + std::to_string(b),
-                {Collective::all_reduce, options_.op, prescale, options_.postscale}, whole, whole,
-                std::move(owner));
+                CollectiveSpec{Collective::all_reduce, options_.op, prescale, options_.postscale},
+                whole, whole, std::move(owner));
   ++launched_;
 }
 
