@@ -9,8 +9,9 @@
 namespace farandole {
 namespace {
 
-Shape shape_of(const Question& q) {
-  const Split split = default_split(q.count * size_of(q.dtype));
+Shape shape_of(const Question& q, const TuningTable& table) {
+  const int lanes = costs_over(q.transport, table).lanes;
+  const Split split = default_split(q.count * size_of(q.dtype), lanes);
   return {.size = q.size, .count = q.count, .lanes = split.lanes, .segments = split.segments};
 }
 
@@ -24,7 +25,7 @@ std::string words_for(const Planner& planner, const Shape& shape, Determinism le
 
 std::vector<Candidate> paths(const Question& q, const TuningTable& table) {
   std::vector<Candidate> all;
-  const size_t input = longest_input(q.kind, shape_of(q)) * size_of(q.dtype);
+  const size_t input = longest_input(q.kind, shape_of(q, table)) * size_of(q.dtype);
   const PathQuestion question{q.kind, input, q.size, q.shared, q.foreign, q.demanded};
   const PathRow* choice = choose_path(question, table);
   const bool run = runs_paths(q.transport);
@@ -40,7 +41,7 @@ std::vector<Candidate> paths(const Question& q, const TuningTable& table) {
 }
 
 std::vector<Candidate> schedules(const Question& q, const TuningTable& table) {
-  const Shape shape = shape_of(q);
+  const Shape shape = shape_of(q, table);
   const size_t item = q.kind == Collective::barrier ? 1 : size_of(q.dtype);
   const ChannelCosts costs = costs_over(q.transport, table);
   const Planner* choice =
@@ -63,7 +64,7 @@ std::vector<Candidate> schedules(const Question& q, const TuningTable& table) {
 }  // namespace
 
 std::vector<Candidate> explain(const Question& q, const TuningTable& table) {
-  const Shape shape = shape_of(q);
+  const Shape shape = shape_of(q, table);
   require_valid(q.kind, shape);
   if (is_between_two(q.kind))
     throw Error(ErrorCode::invalid_argument,

@@ -1,6 +1,7 @@
 #include "backends/lane_cursor.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #include "base/fault.h"
 
@@ -20,13 +21,28 @@ Progress LaneCursor::poll() {
     moved |= offer(step);
     moved |= move(step, budget);
     if (!done(step)) return moved ? Progress::moved : Progress::idle;
-    ++step_;
-    sent_ = received_ = 0;
-    offered_ = false;
+    begin_next();
     moved = true;
     if (budget == 0) break;
   }
-  return step_ == lane_->size() ? Progress::finished : Progress::moved;
+  if (step_ < lane_->size()) return Progress::moved;
+  return all_drained() ? Progress::finished : moved ? Progress::moved : Progress::idle;
+}
+
+/// Of what a channel copies, the last may have to be asked for.
+bool LaneCursor::all_drained() const {
+  return std::ranges::all_of(channels_, [](const std::unique_ptr<Channel>& channel) {
+    return !channel || !channel->copies() || channel->drained();
+  });
+}
+
+void LaneCursor::begin_next() {
+  ++step_;
+  received_ = 0;
+  offered_ = false;
+  if (sending_ >= step_) return;
+  sending_ = step_;
+  sent_ = 0;
 }
 
 bool LaneCursor::move(const Step& step, size_t& budget) {
@@ -39,7 +55,7 @@ bool LaneCursor::move(const Step& step, size_t& budget) {
   bool any = false;
   for (;;) {
     // Sending first: the peer works on it while we fold.
-    const size_t sent = send(step, budget);
+    const size_t sent = send(budget);
     const size_t received = receive(step, budget - sent);
     budget -= sent + received;
     if (sent + received == 0) return any;
@@ -48,15 +64,54 @@ bool LaneCursor::move(const Step& step, size_t& budget) {
 }
 
 bool LaneCursor::done(const Step& step) const {
-  if (step.to != kNobody && step.to != work_->rank &&
-      (sent_ < work_->bytes(step.send) || !channel(step.to).drained()))
-    return false;
-  return step.from == kNobody || received_ == work_->bytes(step.recv);
+  return has_sent(step) && (step.from == kNobody || received_ == work_->bytes(step.recv));
 }
 
-size_t LaneCursor::send(const Step& step, size_t budget) {
-  if (step.to == kNobody) return 0;
-  const size_t want = std::min(budget, work_->bytes(step.send) - sent_);
+/// `step` is step_.
+bool LaneCursor::has_sent(const Step& step) const {
+  if (!sends(step) || sending_ > step_) return true;
+  const Channel& sink = channel(step.to);
+  return sent_ == work_->bytes(step.send) && (sink.copies() || sink.drained());
+}
+
+/// To another rank.
+bool LaneCursor::sends(const Step& step) const {
+  return step.to != kNobody && step.to != work_->rank;
+}
+
+/// All of the step is sent, and the memory is free; so the next one may be sent already, though
+/// this one still receives.
+bool LaneCursor::may_go_ahead() const {
+  if (sending_ + 1 >= lane_->size()) return false;
+  const Step& step = (*lane_)[sending_];
+  return !sends(step) || (sent_ == work_->bytes(step.send) && channel(step.to).copies());
+}
+
+/// Bytes of what the step `sending_` sends that no earlier step is still to write.
+size_t LaneCursor::ready_to_send() const {
+  const Step& step = (*lane_)[sending_];
+  const auto begin = reinterpret_cast<uintptr_t>(work_->at(step.send));
+  size_t ready = work_->bytes(step.send);
+  for (size_t i = step_; i < sending_; ++i) {
+    const Step& earlier = (*lane_)[i];
+    if (earlier.from == kNobody) continue;
+    const auto place = reinterpret_cast<uintptr_t>(work_->at(earlier.recv));
+    const uintptr_t unset = place + (i == step_ ? received_ : 0);
+    const uintptr_t end = place + work_->bytes(earlier.recv);
+    if (unset < end && unset < begin + ready && begin < end)
+      ready = unset > begin ? unset - begin : 0;
+  }
+  return ready;
+}
+
+size_t LaneCursor::send(size_t budget) {
+  while (may_go_ahead()) {
+    ++sending_;
+    sent_ = 0;
+  }
+  const Step& step = (*lane_)[sending_];
+  if (!sends(step) || (sending_ > step_ && !channel(step.to).copies())) return 0;
+  const size_t want = std::min(budget, ready_to_send() - sent_);
   if (want == 0) return 0;
   Channel& sink = channel(step.to);
   const std::span<const std::byte> bytes{work_->at(step.send) + sent_, want};
@@ -153,19 +208,27 @@ int LaneCursor::peer() const {
 }
 
 void LaneCursor::add_lacking(std::vector<int>& ranks) const {
-  if (step_ == lane_->size()) return;
+  if (step_ == lane_->size()) {
+    for (size_t r = 0; r < channels_.size(); ++r)
+      if (channels_[r] && !channels_[r]->drained()) ranks.push_back(static_cast<int>(r));
+    return;
+  }
   const Step& step = (*lane_)[step_];
   if (step.from != kNobody && step.from != work_->rank && received_ < work_->bytes(step.recv))
     ranks.push_back(step.from);
-  if (step.to != kNobody && step.to != work_->rank &&
-      (sent_ < work_->bytes(step.send) || !channel(step.to).drained()))
-    ranks.push_back(step.to);
+  if (!has_sent(step)) ranks.push_back(step.to);
+}
+
+size_t LaneCursor::bytes_done() const {
+  if (sending_ == step_ || step_ == lane_->size()) return sent_ + received_;
+  const Step& step = (*lane_)[step_];
+  return received_ + (sends(step) ? work_->bytes(step.send) : 0);
 }
 
 size_t LaneCursor::bytes_total() const {
   if (step_ == lane_->size()) return 0;
   const Step& step = (*lane_)[step_];
-  return (step.to == kNobody || step.to == work_->rank ? 0 : work_->bytes(step.send)) +
+  return (sends(step) ? work_->bytes(step.send) : 0) +
          (step.from == kNobody ? 0 : work_->bytes(step.recv));
 }
 

@@ -40,8 +40,11 @@ struct LaneWork {
 };
 
 /// A step's send and receive go on independently, and what arrives is folded into place while it
-/// is hot. The next step begins when all is sent, received, and drained: a later step may overwrite
-/// what a channel still refers to.
+/// is hot. The next step receives when all is sent, received, and drained: it may overwrite what a
+/// channel still refers to. Over channels that copy, sending runs ahead of that: as soon as a step
+/// is sent the next one is, as far as no step in between is still to write what it sends. So a slow
+/// link is not left idle while the last of a step is on its way, and a result goes on piece by
+/// piece as it is folded.
 class LaneCursor {
  public:
   /// `channels` holds this lane's channel to every rank that the lane names. All arguments outlive
@@ -59,13 +62,19 @@ class LaneCursor {
   int peer() const;  // whom the step waits for, or kNobody
   /// Adds all whom the step waits for.
   void add_lacking(std::vector<int>& ranks) const;
-  size_t bytes_done() const { return sent_ + received_; }
+  size_t bytes_done() const;
   size_t bytes_total() const;
 
  private:
   bool move(const Step& step, size_t& budget);
+  void begin_next();
   bool done(const Step& step) const;
-  size_t send(const Step& step, size_t budget);
+  bool has_sent(const Step& step) const;
+  bool all_drained() const;
+  bool sends(const Step& step) const;
+  bool may_go_ahead() const;
+  size_t ready_to_send() const;
+  size_t send(size_t budget);
   size_t put(Channel& sink, std::span<const std::byte> bytes);
   bool offer(const Step& step);
   size_t receive(const Step& step, size_t budget);
@@ -79,10 +88,11 @@ class LaneCursor {
   const LaneWork* work_;
   const Lane* lane_;
   std::span<const std::unique_ptr<Channel>> channels_;
-  size_t step_ = 0;
-  size_t sent_ = 0;       // bytes of this step
-  size_t received_ = 0;   // bytes of this step
-  bool offered_ = false;  // in this step
+  size_t step_ = 0;       // the first that is not done; what is received is its
+  size_t sending_ = 0;    // the same one, or one further on
+  size_t sent_ = 0;       // bytes of step sending_
+  size_t received_ = 0;   // bytes of step step_
+  bool offered_ = false;  // in step step_
 };
 
 }  // namespace farandole

@@ -83,8 +83,16 @@ std::vector<int> host_of_each(const Host& host, const std::vector<int>& members)
   return host_of;
 }
 
-ChannelCosts costs_between_hosts(const ChannelCosts& here) {
+/// Of a network. MPI's is taken for TCP's; its links copy once more, and a second lane fills that.
+ChannelCosts costs_over_network(bool over_mpi) {
   ChannelCosts costs = kTcpCosts;
+  if (over_mpi) costs.lanes = ChannelCosts{}.lanes;
+  return costs;
+}
+
+/// `here`: of ranks that share a host.
+ChannelCosts costs_between_hosts(const ChannelCosts& here, bool over_mpi) {
+  ChannelCosts costs = costs_over_network(over_mpi);
   costs.inner_round = here.round;
   costs.inner_byte = here.byte;
   return costs;
@@ -97,20 +105,22 @@ ScheduleGroup group_of(const Engine& engine, const Membership& membership) {
 
 /// Of a group on several hosts; else it agrees in memory, which takes no data along.
 BackendMaker eager_between_hosts(const ChannelCosts& costs) {
-  return [costs = costs_between_hosts(costs)](const Engine& engine, const Membership& membership,
-                                              uint64_t, const StreamMemory& memory) {
+  return [costs](const Engine& engine, const Membership& membership, uint64_t,
+                 const StreamMemory& memory) {
     return std::make_unique<EagerBackend>(group_of(engine, membership), costs, memory);
   };
 }
 
-BackendMaker schedules_over(ConnectMaker channels, const ChannelCosts& costs) {
-  return [channels = std::move(channels), costs](const Engine& engine, const Membership& membership,
-                                                 uint64_t key, const StreamMemory& memory) {
+BackendMaker schedules_over(ConnectMaker channels, const ChannelCosts& costs,
+                            const ChannelCosts& between_hosts) {
+  return [channels = std::move(channels), costs, between_hosts](
+             const Engine& engine, const Membership& membership, uint64_t key,
+             const StreamMemory& memory) {
     ScheduleGroup group = group_of(engine, membership);
     const bool here = group.host_of.empty();
-    return std::make_unique<ScheduleBackend>(
-        std::move(group), channels(engine, membership, key), engine.arena(),
-        here ? costs : costs_between_hosts(costs), here ? &memory : nullptr);
+    return std::make_unique<ScheduleBackend>(std::move(group), channels(engine, membership, key),
+                                             engine.arena(), here ? costs : between_hosts,
+                                             here ? &memory : nullptr);
   };
 }
 
@@ -126,18 +136,20 @@ BackendMaker paths_over_shm(std::shared_ptr<const TuningTable> tuning) {
 bool runs_paths(const std::string& transport) { return transport != "tcp" && transport != "mpi"; }
 
 ChannelCosts costs_over(const std::string& transport, const TuningTable& tuning) {
-  return runs_paths(transport) ? tuning.channels : kTcpCosts;
+  return runs_paths(transport) ? tuning.channels : costs_over_network(transport == "mpi");
 }
 
 void lay_mesh(EngineOptions& options, const TuningTable& tuning, const std::string& transport,
               std::shared_ptr<MpiPort> mpi) {
+  const ChannelCosts here = costs_over(transport, tuning);
+  const ChannelCosts between = costs_between_hosts(here, mpi != nullptr && transport != "tcp");
   options.tuning = std::make_shared<const TuningTable>(tuning);
   options.transports = [transport, mpi = std::move(mpi)](const Engine& e) {
     return transports_of(e, transport, mpi);
   };
   options.channels = channels_over_transports();
-  options.schedules = schedules_over(options.channels, costs_over(transport, tuning));
-  options.eager = eager_between_hosts(costs_over(transport, tuning));
+  options.schedules = schedules_over(options.channels, here, between);
+  options.eager = eager_between_hosts(between);
   options.pairs_by_schedules = !runs_paths(transport);
   if (runs_paths(transport))
     options.direct = paths_over_shm(options.tuning);

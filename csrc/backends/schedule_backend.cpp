@@ -55,13 +55,13 @@ size_t largest_transfer(Collective kind, const Shape& shape) {
 
 }  // namespace
 
-Split default_split(size_t bytes) {
+Split default_split(size_t bytes, int most_lanes) {
   // A second lane fills the waits of the first; below this a wait is as short as the extra step.
   constexpr size_t kSecondLane = 512 * 1024;
   // Long enough to hide a step's fixed cost, short enough to be still in cache when passed on.
   constexpr size_t kSegment = 256 * 1024;
   constexpr size_t kMostSegments = 16;
-  const int lanes = bytes >= kSecondLane ? 2 : 1;
+  const int lanes = bytes >= kSecondLane ? most_lanes : 1;
   const size_t segments = bytes / static_cast<size_t>(lanes) / kSegment;
   return {lanes, static_cast<int>(std::clamp<size_t>(segments, 1, kMostSegments))};
 }
@@ -107,7 +107,8 @@ Shape ScheduleBackend::shape_of(const Operation& operation) const {
   shape.host_of = group_.host_of;
   require_valid(operation.kind, shape);
   const size_t element = size_of(dtype_of(operation));
-  const Split split = default_split(largest_transfer(operation.kind, shape) * element);
+  const Split split =
+      default_split(largest_transfer(operation.kind, shape) * element, costs_.lanes);
   shape.lanes = split.lanes;
   shape.segments = split.segments;
   return shape;

@@ -27,7 +27,7 @@ struct Split {
   int segments = 1;
   bool operator==(const Split&) const = default;
 };
-Split default_split(size_t bytes);
+Split default_split(size_t bytes, int lanes = ChannelCosts{}.lanes);
 
 /// Memory of a run between input and output. Grows, never shrinks, moves nothing when it is enough.
 class Scratch {

@@ -25,15 +25,11 @@ BucketStep::~BucketStep() {
   }
 }
 
-void BucketStep::launch(const std::string& name, const CollectiveSpec& what, Buffer input,
-                        Buffer output, std::shared_ptr<const void> memory,
-                        std::shared_ptr<Epilogue> epilogue, std::shared_ptr<Gate> gate) {
-  Options o(what);
-  o.name = name;
-  o.keepalive = std::move(memory);
-  o.epilogue = std::move(epilogue);
-  o.gate = std::move(gate);
-  in_flight_.push_back(group_->submit_to(stream_, input, output, std::move(o)));
+void BucketStep::launch(const std::string& name, Options what, Buffer input, Buffer output,
+                        std::shared_ptr<const void> memory) {
+  what.name = name;
+  what.keepalive = std::move(memory);
+  in_flight_.push_back(group_->submit_to(stream_, input, output, std::move(what)));
 }
 
 void BucketStep::launch_weights() {

@@ -39,16 +39,15 @@ class BucketStep {
   void open() { trace_.open(group_->engine()->trace()); }
   void close() { trace_.close(); }
 
-  /// Puts an all-reduce on its way; `memory` is held as long as it takes.
-  void launch(const std::string& name, const CollectiveSpec& what, Buffer input, Buffer output,
-              std::shared_ptr<const void> memory, std::shared_ptr<Epilogue> epilogue = nullptr,
-              std::shared_ptr<Gate> gate = nullptr);
+  /// Puts a collective on its way; `memory` is held as long as it takes.
+  void launch(const std::string& name, Options what, Buffer input, Buffer output,
+              std::shared_ptr<const void> memory);
   /// The same to see the largest of all ranks' elements, in place.
   template <typename T>
   void launch_max(const std::string& name, const std::shared_ptr<std::vector<T>>& elements,
                   DType dtype) {
     const Buffer all{reinterpret_cast<std::byte*>(elements->data()), elements->size(), dtype};
-    launch(name, {Collective::all_reduce, ReduceOp::max}, all, all, elements);
+    launch(name, CollectiveSpec{Collective::all_reduce, ReduceOp::max}, all, all, elements);
   }
   /// Drives until nothing is in flight; false when `until` passes first. The first error goes to
   /// `first`, unless one stands there.

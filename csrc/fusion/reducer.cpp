@@ -160,11 +160,9 @@ void Reducer::launch(size_t b) {
   // is alone.
   const double prescale = bucket.alone ? options_.prescale : 1;
   std::shared_ptr<const void> owner = copied ? memory_[b] : std::move(lying.owner);
-  std::shared_ptr<Gate> gate;
-  if (carrier_) gate = carrier_->launch(b);
-  step_->launch("bucket " + std::to_string(b),
-                {Collective::all_reduce, options_.op, prescale, options_.postscale}, whole, whole,
-                std::move(owner), nullptr, std::move(gate));
+  Options what(CollectiveSpec{Collective::all_reduce, options_.op, prescale, options_.postscale});
+  if (carrier_) what.gate = carrier_->launch(b);
+  step_->launch("bucket " + std::to_string(b), std::move(what), whole, whole, std::move(owner));
   ++launched_;
 }
 

@@ -30,10 +30,14 @@ void by_parameters(const Shard& shard, size_t first, size_t count, Body body) {
 
 }  // namespace
 
+Slice part_of(const Bucket& bucket, int size, int rank) {
+  return part({Space::output, 0, bucket.count}, size, rank);
+}
+
 Shard::Shard(Bucket bucket, int size, int rank, size_t slots)
     : updates(bucket.placements.size()),
       bucket_(std::move(bucket)),
-      part_(part({Space::output, 0, bucket_.count}, size, rank)) {
+      part_(part_of(bucket_, size, rank)) {
   for (size_t s = 0; s < slots; ++s) {
     const size_t rounded = (bytes() / kShardAlignment + 1) * kShardAlignment;
     auto* memory = static_cast<std::byte*>(std::aligned_alloc(kShardAlignment, rounded));

@@ -18,11 +18,14 @@ struct ParameterUpdate {
   UpdateFactors factors;
 };
 
+/// The part of a bucket that one of `size` ranks owns, as mapped and reduce_scatter deal it out.
+Slice part_of(const Bucket& bucket, int size, int rank);
+
 /// As an epilogue: makes new parameters and new state of reduced gradients.
 class Shard final : public Epilogue {
  public:
-  /// Rank `rank` of `size` owns that part of the bucket, as window deals it out, with `slots`
-  /// numbers of state for each of its elements, 0 at first.
+  /// Of part_of(bucket, size, rank), with `slots` numbers of state for each of its elements, 0 at
+  /// first.
   Shard(Bucket bucket, int size, int rank, size_t slots);
 
   const Bucket& bucket() const { return bucket_; }

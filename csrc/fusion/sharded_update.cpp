@@ -62,7 +62,8 @@ ShardedUpdate::ShardedUpdate(std::shared_ptr<Group> group, std::vector<Parameter
       parameters_(std::move(in_ready_order)),
       hyper_group_(std::move(hyper_group)),
       buckets_(plan_buckets(parameters_, options_.limits)),
-      places_(places_of(buckets_, parameters_.size())) {
+      places_(places_of(buckets_, parameters_.size())),
+      over_hosts_(!group_->engine()->host().are_here(group_->members())) {
   for (const Parameter& p : parameters_)
     if (!can_update(p.dtype))
       throw Error(ErrorCode::invalid_argument, "parameter '" + p.name + "' is " +
@@ -78,6 +79,8 @@ ShardedUpdate::ShardedUpdate(std::shared_ptr<Group> group, std::vector<Parameter
     values_.push_back(group_->allocate(buckets_[b].bytes()));
     shards_.push_back(
         std::make_shared<Shard>(buckets_[b], group_->size(), group_->rank(), options_.slots));
+    const size_t bytes = std::max<size_t>(shards_[b]->bytes(), 1);
+    reduced_.push_back(over_hosts_ ? group_->allocate(bytes) : nullptr);
   }
   step_.emplace(group_, options_.label);
   flags_ = std::make_shared<std::vector<uint8_t>>(
@@ -149,9 +152,12 @@ void ShardedUpdate::advance() {
       launch_buckets();
       return;
     case Phase::working:
-      if (task_ == Task::update) return rest();
-      launch_sum();
-      return;
+      if (over_hosts_) apply_to_parts();
+      if (task_ != Task::update) return launch_sum();
+      if (over_hosts_) return launch_gathers();
+      return rest();
+    case Phase::gathering:
+      return rest();
     case Phase::summing:
       norm_ = task_ == Task::norm_two ? std::sqrt(*sum_) : *sum_;
       return rest();
@@ -237,26 +243,70 @@ void ShardedUpdate::prepare() {
     }
 }
 
-void ShardedUpdate::launch_buckets() {
+void ShardedUpdate::make_epilogues() {
   norms_.clear();
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    std::shared_ptr<Epilogue> epilogue = shards_[b];
-    if (task_ != Task::update) {
-      const Norm norm = task_ == Task::norm_two ? Norm::two : Norm::infinite;
-      norms_.push_back(std::make_shared<PartNorm>(shards_[b], norm));
-      epilogue = norms_.back();
+  epilogues_.clear();
+  const Norm norm = task_ == Task::norm_two ? Norm::two : Norm::infinite;
+  for (const auto& shard : shards_) {
+    if (task_ == Task::update) {
+      epilogues_.push_back(shard);
+      continue;
     }
-    const size_t count = buckets_[b].count;
-    step_->launch(
-        "bucket " + std::to_string(b),
-        {Collective::all_reduce, options_.op, options_.prescale, options_.postscale},
-        {gradients_[b].get(), count, buckets_[b].dtype},
-        {values_[b].get(), count, buckets_[b].dtype},
-        std::make_shared<std::pair<std::shared_ptr<std::byte>, std::shared_ptr<std::byte>>>(
-            gradients_[b], values_[b]),
-        std::move(epilogue));
+    norms_.push_back(std::make_shared<PartNorm>(shard, norm));
+    epilogues_.push_back(norms_.back());
+  }
+}
+
+/// What an operation on a bucket may use until it has ended.
+std::shared_ptr<const void> ShardedUpdate::memory_of(size_t bucket) const {
+  using Memory = std::vector<std::shared_ptr<const void>>;
+  return std::make_shared<Memory>(Memory{gradients_[bucket], values_[bucket], reduced_[bucket]});
+}
+
+void ShardedUpdate::launch_buckets() {
+  make_epilogues();
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    const Bucket& bucket = buckets_[b];
+    const Buffer gradients{gradients_[b].get(), bucket.count, bucket.dtype};
+    Buffer result{values_[b].get(), bucket.count, bucket.dtype};
+    Options what(
+        CollectiveSpec{Collective::all_reduce, options_.op, options_.prescale, options_.postscale});
+    if (over_hosts_) {
+      what.kind = Collective::reduce_scatter;
+      result = {reduced_[b].get(), shards_[b]->count(), bucket.dtype};
+    } else {
+      what.epilogue = epilogues_[b];
+    }
+    step_->launch("bucket " + std::to_string(b), std::move(what), gradients, result, memory_of(b));
   }
   phase_ = Phase::working;
+}
+
+/// Over hosts: this rank's part of each bucket is reduced.
+void ShardedUpdate::apply_to_parts() {
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    const Shard& shard = *shards_[b];
+    const size_t offset = shard.first() * size_of(buckets_[b].dtype);
+    epilogues_[b]->apply(values_[b].get() + offset, reduced_[b].get(), shard.first(),
+                         shard.count());
+  }
+}
+
+void ShardedUpdate::launch_gathers() {
+  const auto ranks = static_cast<size_t>(group_->size());
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    const Bucket& bucket = buckets_[b];
+    const Shard& shard = *shards_[b];
+    std::byte* values = values_[b].get();
+    const Buffer whole{values, bucket.count, bucket.dtype};
+    const Buffer mine{values + shard.first() * size_of(bucket.dtype), shard.count(), bucket.dtype};
+    Options what(CollectiveSpec{Collective::all_gather});
+    for (size_t r = 0; r < ranks; ++r)
+      what.counts.push_back(part_of(bucket, group_->size(), static_cast<int>(r)).count);
+    step_->launch("values of bucket " + std::to_string(b), std::move(what), mine, whole,
+                  memory_of(b));
+  }
+  phase_ = Phase::gathering;
 }
 
 void ShardedUpdate::launch_sum() {
@@ -267,7 +317,7 @@ void ShardedUpdate::launch_sum() {
     if (part->total() != part->total()) *sum_ = part->total();  // fmax passes a NaN over
   const Buffer sum{reinterpret_cast<std::byte*>(sum_.get()), 1, DType::float64};
   const ReduceOp op = task_ == Task::norm_two ? ReduceOp::sum : ReduceOp::max;
-  step_->launch("norm", {Collective::all_reduce, op}, sum, sum, sum_);
+  step_->launch("norm", CollectiveSpec{Collective::all_reduce, op}, sum, sum, sum_);
   phase_ = Phase::summing;
 }
 

@@ -7,6 +7,9 @@
 //   wait()         a byte per parameter goes round: who has which gradient, whether all do the
 //                  same; then the buckets are updated
 //
+// Among several hosts there is no such memory: gradients are reduce-scattered, each rank updates
+// its part, and the new values are all-gathered. That sends what an all-reduce sends.
+//
 // Nothing is reduced before begin(): a rank may still change its mind until then.
 #pragma once
 
@@ -91,10 +94,14 @@ class ShardedUpdate {
   void set_state(size_t bucket, size_t slot, const std::byte* whole);
 
  private:
-  enum class Phase : uint8_t { resting, agreeing, working, summing };
+  enum class Phase : uint8_t { resting, agreeing, working, gathering, summing };
 
   void launch_flags();
   void launch_buckets();
+  void make_epilogues();
+  std::shared_ptr<const void> memory_of(size_t bucket) const;
+  void apply_to_parts();
+  void launch_gathers();
   void launch_sum();
   void advance();
   void refuse_quitters();
@@ -112,7 +119,9 @@ class ShardedUpdate {
   std::vector<BucketPlace> places_;
   std::vector<std::shared_ptr<std::byte>> gradients_, values_;
   std::vector<std::shared_ptr<Shard>> shards_;
-  std::optional<BucketStep> step_;  // once all ranks have agreed
+  bool over_hosts_;
+  std::vector<std::shared_ptr<std::byte>> reduced_;  // over hosts: this rank's part of each bucket
+  std::optional<BucketStep> step_;                   // once all ranks have agreed
 
   // The task.
   Phase phase_ = Phase::resting;
@@ -124,6 +133,7 @@ class ShardedUpdate {
   /// By parameter: used; by rank: gave up; then what refuse_differences() compares.
   std::shared_ptr<std::vector<uint8_t>> flags_;
   std::vector<std::shared_ptr<PartNorm>> norms_;
+  std::vector<std::shared_ptr<Epilogue>> epilogues_;  // by bucket
   std::shared_ptr<double> sum_ = std::make_shared<double>(0);
 };
 

@@ -12,6 +12,7 @@ struct ChannelCosts {
   // Of several hosts: between ranks that share one. `byte` is what a host's link takes then.
   double inner_round = 5e-6;
   double inner_byte = 1 / 5e9;
+  int lanes = 2;  // that large data are spread over
 
   friend bool operator==(const ChannelCosts&, const ChannelCosts&) = default;
 };
@@ -19,6 +20,6 @@ struct ChannelCosts {
 /// Between hosts, and of data over TCP on one host, where a table has been measured over shared
 /// memory. Orders of magnitude: a word each way over bare sockets takes 6 us, 1 MiB each way 640.
 inline constexpr ChannelCosts kTcpCosts{
-    .round = 8e-6, .message = 3e-6, .byte = 1 / 1.8e9, .folded_byte = 1 / 10e9};
+    .round = 8e-6, .message = 3e-6, .byte = 1 / 1.8e9, .folded_byte = 1 / 10e9, .lanes = 1};
 
 }  // namespace farandole

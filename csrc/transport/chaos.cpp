@@ -5,6 +5,7 @@
 #include <random>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 
@@ -27,10 +28,14 @@ class Delay {
 class ChaosChannel : public Channel {
  public:
   ChaosChannel(std::unique_ptr<Channel> inner, const ChaosPlan& plan, uint64_t seed, int peer)
-      : inner_(std::move(inner)), plan_(plan), peer_(peer), random_(seed) {}
+      : inner_(std::move(inner)),
+        plan_(plan),
+        peer_(peer),
+        copies_(inner_->copies() && seed % 2 == 0),
+        random_(seed) {}
 
-  // Taken bytes stay where they are and go out at a later poll: whoever changes them before
-  // drained() sends the change.
+  // Taken bytes go out at a later poll. Half of the channels leave them where they are: whoever
+  // changes them before drained() sends the change.
   size_t write(std::span<const std::byte> bytes) override {
     push();
     if (taken_ >= plan_.cut_at) cut();
@@ -39,7 +44,7 @@ class ChaosChannel : public Channel {
     const size_t count = random_() % (most + 1);
     if (count == 0) return 0;
     if (held_.empty()) sending_.start(random_, plan_.longest_delay);
-    held_.push_back(bytes.first(count));
+    held_.push_back(hold(bytes.first(count)));
     taken_ += count;
     return count;
   }
@@ -48,6 +53,8 @@ class ChaosChannel : public Channel {
     push();
     return held_.empty() && inner_->drained();
   }
+
+  bool copies() const override { return copies_; }
 
   std::span<const std::byte> peek(size_t at_least) override {
     push();
@@ -88,9 +95,20 @@ class ChaosChannel : public Channel {
   }
 
  private:
+  struct Held {
+    std::vector<std::byte> copy;
+    std::span<const std::byte> left;
+  };
+  Held hold(std::span<const std::byte> bytes) const {
+    if (!copies_) return {{}, bytes};
+    Held held{{bytes.begin(), bytes.end()}, {}};
+    held.left = held.copy;
+    return held;
+  }
+
   void push() const {
     if (held_.empty() || !sending_.over()) return;
-    std::span<const std::byte>& first = held_.front();
+    std::span<const std::byte>& first = held_.front().left;
     first = first.subspan(inner_->write(first));
     if (first.empty()) held_.pop_front();
     sending_.start(random_, plan_.longest_delay);
@@ -106,9 +124,10 @@ class ChaosChannel : public Channel {
   std::unique_ptr<Channel> inner_;
   ChaosPlan plan_;
   int peer_;
+  bool copies_;
   // drained() moves held bytes on: for its caller nothing changes but the answer.
   mutable std::mt19937_64 random_;
-  mutable std::deque<std::span<const std::byte>> held_;
+  mutable std::deque<Held> held_;
   mutable Delay sending_;
   Delay showing_;
   size_t shown_ = 0;

@@ -17,6 +17,7 @@ class MpiChannel : public Channel {
 
   size_t write(std::span<const std::byte> bytes) override { return port_->write(pipe_, bytes); }
   bool drained() const override { return port_->drained(*pipe_); }
+  bool copies() const override { return true; }
   std::span<const std::byte> peek(size_t at_least) override {
     return port_->peek(*pipe_, at_least);
   }

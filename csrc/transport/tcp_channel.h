@@ -34,6 +34,7 @@ class TcpChannel : public Channel {
 
   size_t write(std::span<const std::byte> bytes) override;
   bool drained() const override { return true; }  // what was taken the kernel has
+  bool copies() const override { return true; }
   std::span<const std::byte> peek(size_t at_least) override;
   void consume(size_t count) override { begin_ += count; }
   size_t read(std::span<std::byte> into) override;

@@ -41,6 +41,16 @@ class Measured:
     cross_size: int
 
 
+@dataclass(frozen=True)
+class Among:
+    """Of a world of some of the ranks that were started: this one's number among all, how many were
+    started, and which ones form the world, in the same words on each."""
+
+    rank: int
+    size: int
+    ranks: str
+
+
 def is_split() -> bool:
     """Whether a test divides this host (FARANDOLE_SPLIT_HOSTS)."""
     return bool(os.environ.get("FARANDOLE_SPLIT_HOSTS"))
@@ -49,11 +59,13 @@ def is_split() -> bool:
 def meet(
     rank: int, size: int, job: str, address: str, port: int, timeout: float | None,
     tuning: str, agree: str, store: KeyValueStore | None = None, ranks: Ranks | None = None,
+    among: Among | None = None,
 ) -> Measured:  # fmt: skip
     """Tells all ranks who this one is and where it listens, and hears the same of all.
 
     Args:
         address, port: of rank 0's host (MASTER_ADDR, MASTER_PORT).
+        among: where only some of the job's ranks form the world.
         store: where they meet instead, if there is one already.
         ranks: those of a communicator, in which they meet instead.
 
@@ -67,7 +79,8 @@ def meet(
     with _mpi.meeting(ranks):
         secret, is_made_here = _secret(may_be_made=ranks is not None)
         listener = _listen(address if ranks is None else _way_to_others(ranks, until))
-        mine = _words(rank, size, job, agree, listener)
+        started = (rank, size) if among is None else (among.rank, among.size)
+        mine = _words(rank, size, job, agree, listener, _identity(*started))
     if rank == 0:
         mine["tuning"] = tuning
         mine["secret"] = secrets.token_hex(_SECRET_BYTES) if is_made_here else ""
@@ -78,11 +91,12 @@ def meet(
         table = _store.exchange_in(store, f"farandole/{job}", mine, _objection)
     elif not port:
         raise RendezvousError(
-            f"{size} ranks are on several hosts and MASTER_PORT is not set; set MASTER_ADDR to "
+            f"{size} ranks may be on several hosts and MASTER_PORT is not set; set MASTER_ADDR to "
             "the host of rank 0 and MASTER_PORT to a free port there"
         )
     else:
-        meeting = _store.Meeting(rank, size, address, port, secret, until)
+        who = "" if among is None else among.ranks
+        meeting = _store.Meeting(rank, size, address, port, secret, until, who)
         table = _store.exchange(meeting, mine, _objection)
     if is_made_here:
         secret = bytes.fromhex(table[0]["secret"])
@@ -90,14 +104,14 @@ def meet(
 
 
 def _words(
-    rank: int, size: int, job: str, agree: str, listener: socket.socket
+    rank: int, size: int, job: str, agree: str, listener: socket.socket, identity: str
 ) -> dict[str, Any]:  # fmt: skip
     return {
         "rank": rank,
         "size": size,
         "pid": os.getpid(),
         "host": socket.gethostname(),
-        "identity": _identity(rank, size),
+        "identity": identity,
         "address": _core.tcp_address(listener.fileno()).hex(),
         "version": _core.__version__,
         "agree": f"{_core.agreed_settings()}, {agree}",

@@ -7,6 +7,7 @@ holds that port, its own store carries the same words.
 
 from __future__ import annotations
 
+import errno
 import hmac
 import importlib
 import json
@@ -48,6 +49,17 @@ class Meeting:
     port: int
     secret: bytes
     until: float
+    # Of a world of some of the job's ranks: which ones, as all of them say it. Whoever of them gets
+    # hold of the place receives.
+    among: str = ""
+
+    @property
+    def place(self) -> str:
+        return f"{self.address}:{self.port}"
+
+
+class _Closed(OSError):
+    """Whoever received there has met its own world, and receives no more."""
 
 
 def exchange(meeting: Meeting, mine: Words, check: Check) -> list[Words]:
@@ -57,9 +69,24 @@ def exchange(meeting: Meeting, mine: Words, check: Check) -> list[Words]:
         RendezvousError: ranks are missing at the deadline, two are the same, or ``check`` refuses.
         AuthError: the other end does not know the secret.
     """
-    if meeting.rank == 0:
-        return _Reception(meeting, mine, check).receive_all()
-    return _be_guest(meeting, mine)
+    while True:
+        taken = None
+        if meeting.rank == 0 or meeting.among:
+            listener, taken = _listen(meeting)
+            if listener is not None:
+                return _Reception(meeting, mine, check, listener).receive_all()
+        try:
+            return _be_guest(meeting, mine)
+        except OSError as error:  # who receives may come later
+            if time.monotonic() >= meeting.until:
+                raise _nobody_there(meeting, error) from error
+        except (_Lost, AuthError) as error:
+            if taken is not None:
+                raise _no_place(meeting, taken) from error
+            if isinstance(error, AuthError):
+                raise
+            raise RendezvousError(str(error)) from error
+        time.sleep(_RETRY)
 
 
 # ---- words on a connection ----
@@ -94,38 +121,117 @@ def _proof(meeting: Meeting, role: bytes, nonces: bytes) -> bytes:
 # ---- rank 0 ----
 
 
-class _Reception:
-    """One thread for each who connects: who is silent holds nobody up."""
+class _Table:
+    """The words that have come for one world, and the connections that wait for the others'."""
 
-    def __init__(self, meeting: Meeting, mine: Words, check: Check) -> None:
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.words: dict[int, Words] = {}
+        self.guests: list[socket.socket] = []
+
+    def is_full(self) -> bool:
+        return len(self.words) == self.size
+
+    def seat(self, words: Words, connection: socket.socket | None) -> None:
+        if connection is not None:
+            self.guests.append(connection)
+        rank: int = words["rank"]
+        if not 0 <= rank < self.size:
+            raise RendezvousError(
+                f"rank {rank} (pid {words.get('pid')}) does not exist in a world of {self.size}"
+            )
+        first, second = self.words.get(rank, words), words
+        if (first["pid"], first["host"]) != (second.get("pid"), second.get("host")):
+            raise RendezvousError(
+                f"two processes are rank {rank}: pid {first['pid']} on {first['host']} and pid "
+                f"{second.get('pid')} on {second.get('host')}"
+            )
+        self.words[rank] = words
+
+    def close(self, check: Check) -> list[Words]:
+        """Raises RendezvousError for what ``check`` says."""
+        table = [self.words[r] for r in range(self.size)]
+        if why := check(table):
+            raise RendezvousError(why)
+        self.tell_all({"ranks": table})
+        return table
+
+    def tell_all(self, words: Words) -> None:
+        for connection in self.guests:
+            with suppress(OSError):
+                _send(connection, words)
+            connection.close()
+
+
+class _Reception:
+    """Receives the ranks of this rank's world, and meanwhile those of others of the job. One thread
+    for each who connects: who is silent holds nobody up."""
+
+    def __init__(
+        self, meeting: Meeting, mine: Words, check: Check, listener: socket.socket
+    ) -> None:
         self._meeting = meeting
         self._check = check
-        self._words: dict[int, Words] = {0: mine}
-        self._guests: dict[int, socket.socket] = {}
+        self._listener = listener
+        self._own = _Table(meeting.size)
+        self._own.seat(mine, None)
+        self._others: dict[str, _Table] = {}
         self._heard: queue.Queue[tuple[Words, socket.socket]] = queue.Queue()
         self._strangers = 0
+        self._lock = threading.Lock()  # guards what follows
+        self._over = False
 
     def receive_all(self) -> list[Words]:
-        meeting = self._meeting
-        with _listener(meeting) as listener, selectors.DefaultSelector() as selector:
-            selector.register(listener, selectors.EVENT_READ)
-            try:
-                while len(self._words) < meeting.size:
+        meeting, own = self._meeting, self._own
+        try:
+            with self._listener as listener, selectors.DefaultSelector() as selector:
+                selector.register(listener, selectors.EVENT_READ)
+                while not own.is_full():
                     if time.monotonic() >= meeting.until:
                         raise self._missing()
                     if selector.select(_LOOK):
                         self._let_in(listener)
-                    with suppress(queue.Empty):
-                        while True:
-                            self._seat(*self._heard.get_nowait())
-                table = [self._words[r] for r in range(meeting.size)]
-                if why := self._check(table):
-                    raise RendezvousError(why)
-            except RendezvousError as error:
-                self._tell_all({"refused": str(error)})
-                raise
-            self._tell_all({"ranks": table})
-        return table
+                    self._seat_all()
+                return own.close(self._check)
+        except RendezvousError as error:
+            own.tell_all({"refused": str(error)})
+            raise
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._over = True
+        late = self._others.setdefault("late", _Table(0))
+        with suppress(queue.Empty):
+            while True:
+                late.guests.append(self._heard.get_nowait()[1])
+        for table in self._others.values():
+            table.tell_all({"closed": self._whose()})
+
+    def _whose(self) -> str:
+        return f"a world of {_ranks(self._meeting.among)}"
+
+    def _seat_all(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                words, connection = self._heard.get_nowait()
+                if words["among"] == self._meeting.among:
+                    self._own.seat(words, connection)
+                else:
+                    self._seat_other(words, connection)
+
+    def _seat_other(self, words: Words, connection: socket.socket) -> None:
+        among: str = words["among"]
+        table = self._others.setdefault(among, _Table(words["size"]))
+        try:
+            table.seat(words, connection)
+            if not table.is_full():
+                return
+            table.close(self._check)
+        except RendezvousError as error:
+            table.tell_all({"refused": str(error)})
+        del self._others[among]
 
     def _let_in(self, listener: socket.socket) -> None:
         with suppress(BlockingIOError, ConnectionError):
@@ -145,50 +251,48 @@ class _Reception:
                 _take(connection, _PROOF), _proof(meeting, b"client", nonces)
             ):
                 raise ConnectionError("it does not know the secret")
-            self._heard.put((_hear(connection), connection))
+            words = {"among": "", **_hear(connection)}
+            with self._lock:
+                if not self._over:
+                    self._heard.put((words, connection))
+                    return
+            _send(connection, {"closed": self._whose()})
+            connection.close()
         except (OSError, ValueError):
             self._strangers += 1
             connection.close()
 
-    def _seat(self, words: Words, connection: socket.socket) -> None:
-        rank: int = words["rank"]
-        if not 0 <= rank < self._meeting.size:
-            self._guests[-1 - len(self._guests)] = connection
-            raise RendezvousError(
-                f"rank {rank} (pid {words.get('pid')}) does not exist in a world of "
-                f"{self._meeting.size}"
-            )
-        if rank in self._words:
-            self._guests[-1 - len(self._guests)] = connection
-            first, second = self._words[rank], words
-            raise RendezvousError(
-                f"two processes are rank {rank}: pid {first['pid']} on {first['host']} and pid "
-                f"{second.get('pid')} on {second.get('host')}"
-            )
-        self._words[rank] = words
-        self._guests[rank] = connection
-
     def _missing(self) -> RendezvousError:
-        missing = [r for r in range(self._meeting.size) if r not in self._words]
+        missing = [r for r in range(self._meeting.size) if r not in self._own.words]
         strangers = (
             f"; {self._strangers} connections did not know the job's secret"
             if self._strangers
             else ""
         )
         return RendezvousError(
-            f"{len(self._words)} of {self._meeting.size} ranks arrived at "
-            f"{self._meeting.address}:{self._meeting.port}; missing: "
-            f"{', '.join(map(str, missing))}{strangers}"
+            f"{len(self._own.words)} of {self._own.size} ranks arrived at {self._meeting.place}; "
+            f"missing: {', '.join(map(str, missing))}{_among(self._meeting)}{strangers}"
         )
 
-    def _tell_all(self, words: Words) -> None:
-        for connection in self._guests.values():
-            with suppress(OSError):
-                _send(connection, words)
-            connection.close()
+
+def _among(meeting: Meeting) -> str:
+    return f" of a world of {_ranks(meeting.among)}" if meeting.among else ""
 
 
-def _listener(meeting: Meeting) -> socket.socket:
+def _no_place(meeting: Meeting, error: OSError) -> RendezvousError:
+    return RendezvousError(
+        f"rank 0 cannot listen at {meeting.place}: {error.strerror}; "
+        "MASTER_ADDR is an address of rank 0's host, and MASTER_PORT a free port there"
+    )
+
+
+def _listen(meeting: Meeting) -> tuple[socket.socket | None, OSError | None]:
+    """Or why not: it is in use; of a world of some ranks it may also be on another host.
+
+    Raises:
+        RendezvousError: rank 0 has no such place.
+    """
+    listener = None
     try:
         family, _, _, _, where = socket.getaddrinfo(
             meeting.address, meeting.port, type=socket.SOCK_STREAM
@@ -199,32 +303,49 @@ def _listener(meeting: Meeting) -> socket.socket:
         listener.listen(1024)
         listener.setblocking(False)
     except OSError as error:
-        raise RendezvousError(
-            f"rank 0 cannot listen at {meeting.address}:{meeting.port}: {error.strerror}; "
-            "MASTER_ADDR is an address of rank 0's host, and MASTER_PORT a free port there"
-        ) from error
-    return listener
+        if listener is not None:
+            listener.close()
+        if meeting.among:
+            return None, None
+        if error.errno != errno.EADDRINUSE:
+            raise _no_place(meeting, error) from error
+        return None, error
+    return listener, None
 
 
 # ---- the others ----
 
 
+class _Lost(Exception):
+    """Who received stopped in the middle of it, or is none of ours."""
+
+
 def _be_guest(meeting: Meeting, mine: Words) -> list[Words]:
-    with _dial(meeting) as connection:
+    """Raises OSError where nobody receives."""
+    with socket.create_connection((meeting.address, meeting.port), timeout=_POLITE) as connection:
         try:
             connection.settimeout(max(_POLITE, meeting.until - time.monotonic() + _GRACE))
             _prove(meeting, connection)
-            _send(connection, mine)
+            _send(connection, mine | {"among": meeting.among})
             answer = _hear(connection)
+        except ConnectionResetError as error:
+            raise _Closed(error.errno, str(error)) from error
         except (OSError, ValueError) as error:
-            raise RendezvousError(
-                f"rank {meeting.rank} lost rank 0 at {meeting.address}:{meeting.port}: {error}; "
-                "look at rank 0's log"
+            whom = "the others" if meeting.among else "rank 0"
+            raise _Lost(
+                f"rank {meeting.rank}{_among(meeting)} lost {whom} at {meeting.place}: {error}; "
+                "look at their logs"
             ) from error
+    if "closed" in answer:
+        raise _Closed(errno.ECONNREFUSED, f"there was {answer['closed']}")
     if "refused" in answer:
         raise RendezvousError(answer["refused"])
     table: list[Words] = answer["ranks"]
     return table
+
+
+def _ranks(among: str) -> str:
+    return f"ranks {among.partition(':')[0]}" if among else "all ranks"
 
 
 def _prove(meeting: Meeting, connection: socket.socket) -> None:
@@ -241,19 +362,19 @@ def _prove(meeting: Meeting, connection: socket.socket) -> None:
     connection.sendall(_proof(meeting, b"client", nonces))
 
 
-def _dial(meeting: Meeting) -> socket.socket:
-    """Rank 0 may come later."""
-    while True:
-        try:
-            return socket.create_connection((meeting.address, meeting.port), timeout=_POLITE)
-        except OSError as error:
-            if time.monotonic() >= meeting.until:
-                raise RendezvousError(
-                    f"rank {meeting.rank} does not reach rank 0 at {meeting.address}:"
-                    f"{meeting.port}: {error.strerror or error}; check MASTER_ADDR and "
-                    "MASTER_PORT, and look at rank 0's log"
-                ) from error
-        time.sleep(_RETRY)
+def _nobody_there(meeting: Meeting, error: OSError) -> RendezvousError:
+    who = f"rank {meeting.rank}{_among(meeting)}"
+    why = error.strerror or error
+    if meeting.among:
+        return RendezvousError(
+            f"{who} found none of the others at {meeting.place}: {why}; start one of these ranks "
+            "on the host of MASTER_ADDR, or start them by torchrun"
+        )
+    whom = "rank 0" if meeting.rank else "the others"
+    return RendezvousError(
+        f"{who} does not reach {whom} at {meeting.place}: {why}; check MASTER_ADDR and "
+        "MASTER_PORT, and look at rank 0's log"
+    )
 
 
 # ---- a store that is there already ----

@@ -51,6 +51,7 @@ class _Place:
     cross_rank: int
     cross_size: int
     job: str
+    among: _hosts.Among | None = None  # of a world of some ranks
 
 
 class _State:
@@ -128,11 +129,12 @@ def _narrowed(place: _Place, ranks: Sequence[int]) -> _Place:
         )
     if place.rank not in chosen:
         raise InvalidArgument(f"rank {place.rank} calls init(ranks={chosen}) and is not among them")
-    if place.local_size != place.size:
-        raise RendezvousError("init(ranks=…) of a job on several hosts is not supported yet")
     here, count = chosen.index(place.rank), len(chosen)
-    job = f"{place.job}:{','.join(map(str, chosen))}:{_state.narrowed[tuple(chosen)]}"
-    return _Place(here, count, here, count, place.cross_rank, place.cross_size, job)
+    which = f"{','.join(map(str, chosen))}:{_state.narrowed[tuple(chosen)]}"
+    among = _hosts.Among(place.rank, place.size, which)
+    on_one_host = place.local_size == place.size
+    local = (here, count) if on_one_host else (0, 0)  # the ranks will find out
+    return _Place(here, count, *local, 0, 1, f"{place.job}:{which}", among)
 
 
 _READ = ("FARANDOLE_", "HOROVOD_", "TORCHELASTIC_", "MASTER_")
@@ -317,7 +319,7 @@ def _found(
         return place, table, None, None
     measured = _hosts.meet(
         place.rank, place.size, place.job, *_place.master(os.environ), timeout, table, agree,
-        store, ranks,
+        store, ranks, place.among,
     )  # fmt: skip
     place = replace(
         place,

@@ -23,6 +23,7 @@ class Scripted : public Channel {
     return count;
   }
   bool drained() const override { return is_drained; }
+  bool copies() const override { return does_copy; }
   std::span<const std::byte> peek(size_t at_least) override {
     if (arriving.size() < at_least) return {};
     return arriving;
@@ -45,6 +46,7 @@ class Scripted : public Channel {
 
   size_t room = SIZE_MAX;
   bool is_drained = true;
+  bool does_copy = false;
   std::vector<std::pair<std::byte*, size_t>> offers;         // that were made to the peer
   std::optional<std::span<std::byte>> place{std::in_place};  // that the peer has offered
   std::vector<std::byte> written, arriving;
@@ -125,6 +127,114 @@ TEST(cursor_keeps_a_step_until_its_channel_has_drained) {
   CHECK(cursor.poll() == Progress::finished);
   CHECK(stage.output == (Floats{7, 8}));
 }
+
+// ---- sending ahead of what is received ----
+
+/// An all-reduce of two ranks: this one folds the first half, and gets the second.
+Lane halves(size_t half) {
+  return {{.to = 1,
+           .send = in(half, half),
+           .from = 1,
+           .recv = out(0, half),
+           .held = in(0, half),
+           .action = Action::fold_upper,
+           .leaf_arrived = true,
+           .leaf_held = true},
+          {.to = 1, .send = out(0, half), .from = 1, .recv = out(half, half)}};
+}
+
+size_t floats(const std::vector<std::byte>& bytes) { return bytes.size() / sizeof(float); }
+
+TEST(cursor_sends_what_is_folded_while_more_is_on_its_way) {
+  Stage stage(8);
+  stage.peer().does_copy = true;
+  LaneCursor cursor = stage.run(halves(4));
+  CHECK(cursor.poll() == Progress::moved);
+  CHECK_EQUAL(floats(stage.peer().written), 4U);  // and nothing that is not folded yet
+  stage.peer().arrive(Floats{1, 1, 1});
+  CHECK(cursor.poll() == Progress::moved);
+  CHECK_EQUAL(floats(stage.peer().written), 7U);
+  CHECK_EQUAL(cursor.step(), 0U);
+  CHECK_EQUAL(cursor.bytes_done(), 28U);
+  CHECK_EQUAL(cursor.peer(), 1);
+  stage.peer().arrive(Floats{1, 5, 6, 7, 8});
+  CHECK(cursor.poll() == Progress::finished);
+  CHECK(stage.output == (Floats{20, 30, 40, 50, 5, 6, 7, 8}));
+  const auto sent = std::as_bytes(std::span(stage.output)).first(16);
+  CHECK(std::ranges::equal(std::span(stage.peer().written).subspan(16), sent));
+}
+
+TEST(cursor_does_not_send_ahead_over_a_channel_that_refers_to_memory) {
+  Stage stage(8);
+  LaneCursor cursor = stage.run(halves(4));
+  stage.peer().arrive(Floats{1, 1, 1});
+  CHECK(cursor.poll() == Progress::moved);
+  CHECK_EQUAL(floats(stage.peer().written), 4U);
+}
+
+/// What comes lies in another space than what is sent, and in place they are one memory.
+TEST(cursor_in_place_does_not_send_what_is_still_to_come) {
+  Stage stage(4);
+  stage.peer().does_copy = true;
+  stage.work.output = stage.work.input;
+  LaneCursor cursor = stage.run({{.from = 1, .recv = out(1, 2)}, {.to = 1, .send = in(0, 4)}});
+  CHECK(cursor.poll() == Progress::moved);
+  CHECK_EQUAL(floats(stage.peer().written), 1U);
+  stage.peer().arrive(Floats{7});
+  CHECK(cursor.poll() == Progress::moved);
+  CHECK_EQUAL(floats(stage.peer().written), 2U);
+  stage.peer().arrive(Floats{8});
+  CHECK(cursor.poll() == Progress::finished);
+  const Floats expected{1, 7, 8, 4};
+  CHECK(std::ranges::equal(stage.peer().written, std::as_bytes(std::span(expected))));
+}
+
+/// Nothing is overwritten that is still to be sent.
+TEST(cursor_receives_a_step_only_when_those_before_it_are_sent) {
+  Stage stage(2);
+  stage.peer().does_copy = true;
+  stage.peer().room = 4;
+  LaneCursor cursor = stage.run({{.to = 1, .send = out(0, 2)}, {.from = 1, .recv = out(0, 2)}});
+  stage.peer().arrive(Floats{7, 8});
+  CHECK(cursor.poll() == Progress::moved);
+  CHECK(stage.output == (Floats{-1, -1}));
+  stage.peer().room = SIZE_MAX;
+  CHECK(cursor.poll() == Progress::finished);
+  CHECK(stage.output == (Floats{7, 8}));
+  const Floats expected{-1, -1};
+  CHECK(std::ranges::equal(stage.peer().written, std::as_bytes(std::span(expected))));
+}
+
+TEST(cursor_sends_past_a_local_step_what_that_leaves_alone) {
+  Stage stage(4);
+  stage.peer().does_copy = true;
+  LaneCursor cursor = stage.run({{.from = 1, .recv = scratch(0, 1)},
+                                 {.to = 0, .send = scratch(0, 1), .from = 0, .recv = out(3, 1)},
+                                 {.to = 1, .send = in(0, 2)},
+                                 {.to = 1, .send = out(2, 2)}});
+  CHECK(cursor.poll() == Progress::moved);
+  CHECK_EQUAL(floats(stage.peer().written), 3U);
+  stage.peer().arrive(Floats{9});
+  CHECK(cursor.poll() == Progress::finished);
+  const Floats expected{1, 2, -1, 9};
+  CHECK(std::ranges::equal(stage.peer().written, std::as_bytes(std::span(expected))));
+}
+
+TEST(cursor_is_finished_when_the_last_bytes_are_on_their_way) {
+  Stage stage(2);
+  stage.peer().does_copy = true;
+  stage.peer().is_drained = false;
+  LaneCursor cursor = stage.run({{.to = 1, .send = in(0, 2)}});
+  CHECK(cursor.poll() == Progress::moved);
+  CHECK(cursor.poll() == Progress::idle);
+  std::vector<int> lacking;
+  cursor.add_lacking(lacking);
+  CHECK(lacking == std::vector<int>{1});
+  stage.peer().is_drained = true;
+  CHECK(cursor.poll() == Progress::finished);
+}
+
+// ---- folding ----
 
 TEST(cursor_folds_whole_elements_and_leaves_the_rest) {
   Stage stage(3);

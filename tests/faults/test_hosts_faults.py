@@ -189,6 +189,32 @@ def test_a_missing_rank_is_named(spawn: Spawn) -> None:
         assert "missing: 1" in o.text
 
 
+def join_some(ranks: list[int] | None) -> None:
+    fd.init(ranks=ranks)
+
+
+def test_a_missing_rank_of_a_world_of_some_is_named(spawn: Spawn) -> None:
+    env = split("1,2") | {"FARANDOLE_START_TIMEOUT": "2"}
+    world = spawn(3, env=env)
+    world.start(join_some, [0, 1, 2], ranks=[0, 2])
+    for o in world.outcomes([0, 2]):
+        assert o.error == "RendezvousError", o.trace
+        assert "missing: 1 of a world of ranks 0,1,2" in o.text
+
+
+def waits_for_others() -> None:
+    fd.init(ranks=[0, 1] if os.environ["RANK"] == "1" else None)
+
+
+def test_ranks_that_join_different_worlds_are_told(spawn: Spawn) -> None:
+    world = spawn(2, env=split("1,1") | {"FARANDOLE_START_TIMEOUT": "2"})
+    world.start(waits_for_others)
+    first, second = world.outcomes()
+    assert first.error == second.error == "RendezvousError"
+    # One of the two receives, and misses the other, who may have its place afterwards.
+    assert any("1 of 2 ranks arrived" in o.text for o in (first, second))
+
+
 def test_a_split_that_does_not_fit_is_refused(spawn: Spawn) -> None:
     texts = refused_everywhere(spawn(2, env=split("3,1")), "InvalidArgument")
     assert all("FARANDOLE_SPLIT_HOSTS=3,1" in text for text in texts)

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from c10d_work import prepare
 from rank_cases import begin_torch
+from test_torch_sharded import batch, check_same_everywhere, loss_of, make, sharded
+from test_torch_sharded import train as train_shards
 from test_torch_tcp import train
 from torch import nn
 
@@ -31,20 +33,74 @@ def test_steps_are_equal_bit_for_bit(spawn: Spawn, parts: str) -> None:
     assert len(weights) == 1
 
 
-def shards() -> None:
+def train_sharded(kind: str) -> bytes:
+    """The weights, and all ranks' state."""
     begin_torch()
-    model = nn.Linear(3, 2)
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    with pytest.raises(fd.InvalidArgument, match="on one host; these are on 2"):
-        hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            named_parameters=model.named_parameters(),
-            sharded_update=True,
-        )
+    model = make()
+    optimizer = sharded(model, kind)
+    train_shards(model, optimizer, range(4), torch.float32)
+    state = optimizer.state_dict()["state"]
+    tensors = [t for each in state.values() for t in each.values() if isinstance(t, torch.Tensor)]
+    assert tensors
+    everything = [t.detach().contiguous() for t in (*model.parameters(), *tensors)]
+    return b"".join(t.numpy().tobytes() for t in everything)
 
 
-def test_a_sharded_update_is_refused(spawn: Spawn) -> None:
-    spawn(2, "torch", env=split("1,1")).run(shards)
+@pytest.mark.parametrize("parts", ["1,1", "0:1:0"])
+@pytest.mark.parametrize("kind", ["momentum", "adamw"])
+def test_sharded_updates_are_equal_bit_for_bit(spawn: Spawn, parts: str, kind: str) -> None:
+    size = 2 if parts == "1,1" else 3
+    environments: list[dict[str, Any]] = [{}, split(parts)]
+    everything = {
+        bits
+        for env in environments
+        for bits in spawn(size, "torch", env=env).run(train_sharded, kind)
+    }
+    assert len(everything) == 1
+
+
+def clips() -> list[float]:
+    """A norm is summed up in pieces, which are others over hosts."""
+    begin_torch()
+    model = make()
+    optimizer = sharded(model, "momentum")
+    norms = []
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(model, batch(step, hvd.rank())).backward()
+        norms += [
+            float(optimizer.clip_grad_norm_(0.1)),
+            float(optimizer.clip_grad_norm_(1e9, "inf")),
+        ]
+        optimizer.step()
+    return norms
+
+
+def test_sharded_updates_clip_alike(spawn: Spawn) -> None:
+    alone = spawn(2, "torch").run(clips)[0]
+    for norms in spawn(2, "torch", env=split("1,1")).run(clips):
+        assert norms == pytest.approx(alone, rel=1e-5)
+
+
+def gives_up() -> None:
+    """A rank that refuses its step ends it on all; the next one is taken."""
+    begin_torch()
+    model = make()
+    optimizer = sharded(model)
+    loss_of(model, batch(0, hvd.rank())).backward()
+    before = [p.detach().clone() for p in model.parameters()]
+    if hvd.rank() == 1:
+        optimizer.param_groups[0]["amsgrad"] = True
+    with pytest.raises(fd.InvalidArgument if hvd.rank() == 1 else fd.RemoteError):
+        optimizer.step()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    optimizer.param_groups[0]["amsgrad"] = False
+    optimizer.step()
+    check_same_everywhere(model)
+
+
+def test_a_sharded_step_that_one_rank_refuses_changes_nothing(spawn: Spawn) -> None:
+    spawn(2, "torch", env=split("1,1")).run(gives_up)
 
 
 def ddp(steps: int) -> bytes:

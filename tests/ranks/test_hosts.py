@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,49 @@ def test_shared_memory_alone_is_refused_over_hosts(spawn: Spawn) -> None:
         assert o.error == "InvalidArgument", o.trace
         assert "FARANDOLE_TRANSPORT=shm" in o.verdict
         assert "2 hosts" in o.verdict
+
+
+# ---- worlds of some ranks ----
+
+
+def some_and_all(lists: list[list[int]]) -> tuple[int, int]:
+    """Ranks join a world of some, twice, then one of all; hosts of the first."""
+    started = int(os.environ["RANK"])
+    mine = next(ranks for ranks in lists if started in ranks)
+    for _ in range(2):
+        fd.init(ranks=mine)
+        assert (fd.rank(), fd.size()) == (mine.index(started), len(mine))
+        everybody = fd.all_gather(np.array([started]))
+        assert everybody.tolist() == mine
+        total = fd.all_reduce(np.full(300_007, started, np.float32))
+        assert (total == sum(mine)).all()
+        found = fd.cross_size(), fd.local_size()
+        fd.shutdown()
+    fd.init()
+    assert fd.size() == sum(map(len, lists))
+    fd.barrier()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("parts", "lists", "found"),
+    [
+        ("2,2", [[0, 1], [2, 3]], [(1, 2)] * 4),
+        ("2,2", [[3, 0], [1, 2]], [(2, 1)] * 4),
+        ("1,2", [[2, 0, 1]], [(2, 1), (2, 2), (2, 2)]),
+        ("1,2", [[0], [2, 1]], [(1, 1), (1, 2), (1, 2)]),
+    ],
+)
+def test_some_ranks_form_a_world(
+    spawn: Spawn, parts: str, lists: list[list[int]], found: list[tuple[int, int]]
+) -> None:
+    ranks = sum(map(len, lists))
+    assert spawn(ranks, env=split(parts)).run(some_and_all, lists) == found
+
+
+def test_some_ranks_form_a_world_where_the_launcher_tells_of_hosts(spawn: Spawn) -> None:
+    env = {"FARANDOLE_SECRET_FILE": split("1,1")["FARANDOLE_SECRET_FILE"], "LOCAL_WORLD_SIZE": "2"}
+    assert spawn(4, env=env).run(some_and_all, [[0, 3], [2, 1]]) == [(1, 2)] * 4
 
 
 # ---- collectives ----

@@ -7,7 +7,6 @@ from typing import ClassVar, TypeVar
 
 import torch
 
-from farandole import _world
 from farandole._core import InvalidArgument
 from farandole._limits import Limits
 from farandole.common import _reduction
@@ -127,10 +126,6 @@ def DistributedOptimizer(
         assert group is not None
         if compression is not Compression.none:
             raise InvalidArgument("sharded_update=True does not support compression")
-        if (hosts := _world.cross_size()) > 1:
-            raise InvalidArgument(
-                f"sharded_update=True needs all ranks on one host; these are on {hosts}"
-            )
         sharded.distribute(optimizer, named, group, reduction, backward_passes_per_step, limits)
         return optimizer
     reduced.distribute(
