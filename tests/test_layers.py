@@ -26,14 +26,14 @@ ALLOWED = {
     "engine": POLLED,
     "backends": POLLED - {"control"} | {"fold"},
     "group": POLLED | {"fold"},
-    "devices": POLLED | {"group"},  # knows CUDA by base/cuda_table.h alone
+    "devices": POLLED | {"group", "fold"},  # knows CUDA by base/cuda_table.h alone
     "named": POLLED | {"group", "fold"},
     "fusion": POLLED | {"group", "fold"},
     "jax": POLLED | {"fusion", "group", "fold"},
     "cuda": {"cuda/kernels", "fold", "schedule"},
     "cuda/kernels": set(),  # compiled by nvcc, too
     "cuda/driver": set(),
-    "cuda/library": {"cuda", "cuda/driver"},
+    "cuda/library": {"cuda", "cuda/driver", "cuda/kernels"},
     "tensorflow": set(),  # a plug-in: base/plugin.h is all it knows of the rest
     "bindings": EDGE,
     # What tests alone reach, below tests/.

@@ -16,7 +16,7 @@ from farandole import _core
 
 __all__ = ["Device", "devices", "driver_version", "is_available", "why_not"]
 
-_VERSION = 2  # of the table: csrc/base/cuda_table.h
+_VERSION = 3  # of the table: csrc/base/cuda_table.h
 
 
 class _Failure(ctypes.Structure):
