@@ -1,10 +1,10 @@
 """What a machine with a GPU shows of farandole: `make device`.
 
 It needs a driver, and a Python with numpy; no compiler and no network. It takes the farandole that
-this Python imports, or else unpacks a wheel that was built elsewhere (build/dist). Every way of collectives on
-the device's arrays is compared with the host's bits, then measured, and a text says what came of it,
-with the date, the device and the commands. Parts that were done before are not done again: whoever
-is cut off starts it once more with the same file.
+this Python imports, or else unpacks a wheel that was built elsewhere (build/dist). Every way of
+collectives on the device's arrays is compared with the host's bits, then measured, and a text says
+what came of it, with the date, the device and the commands. Parts that were done before are not
+done again: whoever is cut off starts it once more with the same file.
 """
 
 from __future__ import annotations

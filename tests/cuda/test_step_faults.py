@@ -7,7 +7,6 @@ import contextlib
 import gc
 import signal
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from fake_device import Rank
@@ -38,37 +37,10 @@ CALLS = [
 ]
 
 
-def goes_wrong_later(call: str, nth: int) -> Any:
-    """Once all have their buckets, and have met."""
-    begin = fd.barrier
-
-    def after_one(*arguments: Any) -> None:
-        fd.barrier = begin
-        x = first[0].array(1001, "float32")
-        fd.all_reduce(x, out=x)
-        assert fd.world().last_path == "step"
-        x.get()
-        begin()
-
-    first: list[Rank] = []
-    made = Rank.__init__
-
-    def note(rank: Rank, kind: str = "both") -> None:
-        made(rank, kind)
-        first.append(rank)
-
-    Rank.__init__ = note  # type: ignore[method-assign]
-    fd.barrier = after_one
-    try:
-        return goes_wrong(call, nth, UNAVAILABLE)
-    finally:
-        Rank.__init__ = made  # type: ignore[method-assign]
-
-
 @pytest.mark.parametrize(("call", "nth", "tried"), CALLS)
 def test_a_call_of_the_driver_that_fails(by_steps: Start, call: str, nth: int, tried: str) -> None:
     world = by_steps(2)
-    world.start(goes_wrong_later, call, nth)
+    world.start(goes_wrong, call, nth, UNAVAILABLE, "step")
     world.hear(0)
     world.say(1, "go")
     outcomes = world.outcomes()
@@ -80,6 +52,11 @@ def test_a_call_of_the_driver_that_fails(by_steps: Start, call: str, nth: int, t
     assert kind == "DeviceError"
     assert {*of_rank_0[1], *of_rank_1[1]} == {1}
     assert of_rank_0[2] == of_rank_1[2] == ["", ""], "all that was taken is given back"
+
+
+def barriers() -> None:
+    while True:
+        fd.barrier()
 
 
 def waits_for_one(
@@ -106,8 +83,7 @@ def waits_for_one(
         if lost:
             rank.machine.control.lose(700)
     with pytest.raises(fd.Error) as caught:
-        while True:
-            fd.barrier()
+        barriers()
     if held:
         rank.machine.control.hold(False)
     with contextlib.suppress(fd.Error):

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_device import Rank, WithFunctions
-from test_device_collectives import NEVER_IN_A_STEADY_STEP, all_collectives, folds, mixed
+from test_device_collectives import NEVER_IN_A_STEADY_STEP
+from test_device_collectives import all_collectives as all_collectives
+from test_device_collectives import folds as folds
+from test_device_collectives import mixed as mixed
 
 import farandole as fd
 import harness
@@ -57,9 +60,7 @@ def test_some_arrays_on_the_host_some_on_devices(by_steps: Start) -> None:
 
 def each_its_own() -> None:
     rank = Rank()
-    rank.array = lambda shape, dtype, device=0: Rank.array(  # type: ignore[method-assign]
-        rank, shape, dtype, fd.rank()
-    )
+    rank.device = fd.rank()
     for count in (5, 40_000):
         x, on_host = rank.pair(count, "float64")
         expected = rank.host(count, "float64")

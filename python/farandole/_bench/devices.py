@@ -1,5 +1,7 @@
-"""Collectives on memory of CUDA devices, as they are measured. By the driver alone: a machine with a
-device needs no framework for it."""
+"""Collectives on memory of CUDA devices, as they are measured.
+
+By the driver alone: a machine with a device needs no framework for it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 import farandole as fd
-from farandole import cuda
 from farandole._bench.layouts import Buffers, Collective
 
 _DLPACK = {"b": 6, "i": 0, "u": 1, "f": 2}  # its code of a numpy kind; bfloat16 is 4
@@ -98,6 +99,8 @@ class Driver:
 @functools.cache
 def driver() -> Driver:
     """This rank's: ranks of a host take devices in turn."""
+    from farandole import cuda
+
     return Driver(fd.local_rank() % len(cuda.devices()))
 
 

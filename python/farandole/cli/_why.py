@@ -48,13 +48,23 @@ def is_asked(arguments: argparse.Namespace) -> bool:
 
 def handle(arguments: argparse.Namespace) -> int:
     if (arguments.memory or "").endswith("device"):
-        return _why_devices.handle(arguments)
+        return _on_devices(arguments)
     facts = answer(arguments)
     if arguments.json:
         print(json.dumps(facts, indent=2))
     else:
         _show(facts)
     return 0
+
+
+def _on_devices(arguments: argparse.Namespace) -> int:
+    from farandole import _core
+
+    try:
+        return _why_devices.show(*asked_of(arguments), as_json=arguments.json)
+    except _core.InvalidArgument as error:
+        verdict = str(error).splitlines()[0]
+        raise CommandError(verdict + of_verdict(verdict)) from None
 
 
 def asked_of(arguments: argparse.Namespace) -> tuple[dict[str, str], int, int]:

@@ -3,43 +3,34 @@ would go, and why."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from typing import Any
-
-from farandole.cli import CommandError
-from farandole.cli._near import of_verdict
 
 # What a kernel that waits for others takes on a device of 128 multiprocessors: csrc/cuda/plans.cpp.
 _SPIN_BYTES = 64 * 4096
 
 
-def handle(arguments: argparse.Namespace) -> int:
-    facts = answer(arguments)
-    if arguments.json:
+def show(asked: dict[str, str], ranks: int, size: int, *, as_json: bool) -> int:
+    """Raises InvalidArgument for a question that makes no sense."""
+    facts = answer(asked, ranks, size)
+    if as_json:
         print(json.dumps(facts, indent=2))
     else:
         _show(facts)
     return 0
 
 
-def answer(arguments: argparse.Namespace) -> dict[str, Any]:
+def answer(asked: dict[str, str], ranks: int, size: int) -> dict[str, Any]:
     """Question, choice and candidates, as plain values."""
     from farandole import _core
     from farandole._limits import setting
-    from farandole.cli import _why
 
-    asked, ranks, size = _why.asked_of(arguments)
     chosen_by = setting("FARANDOLE_DEVICE_PATH")
     shares = asked["memory"] == "shared-device" and chosen_by != "spin"
     longest = size * (ranks if asked["collective"] in ("all_gather", "all_to_all") else 1)
-    try:
-        rows = _core.tuning.explain_devices(
-            asked["collective"], longest, ranks, 0 if shares else _SPIN_BYTES, chosen_by
-        )
-    except _core.InvalidArgument as error:
-        verdict = str(error).splitlines()[0]
-        raise CommandError(verdict + of_verdict(verdict)) from None
+    rows = _core.tuning.explain_devices(
+        asked["collective"], longest, ranks, 0 if shares else _SPIN_BYTES, chosen_by
+    )
     return {
         "question": {**asked, "ranks": ranks, "bytes": size},
         "choice": next(row["name"] for row in rows if row["chosen"]),
