@@ -4,6 +4,7 @@
 # Everything else, cmake and ninja too, comes from PyPI into .venv on first use; nothing is
 # installed elsewhere. Overridable: PYTHON=python3.12  TORCH=torch==2.13.0  PYTEST='-k fold -x'
 # TENSORFLOW=tensorflow-cpu==2.21.0  REPORT='--quick --only all_reduce,training'
+# DEVICE='--out FILE --ranks 1,2'
 # PEERS= (MPIs beside Open MPI)  MPIS= (those that tests use)  WORKERS= (tests in one process)
 
 PYTHON ?= python3
@@ -45,7 +46,7 @@ ASKED := $(if $(filter default undefined,$(origin CXX)),,$(notdir $(CXX)))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES: # no rule of its own: make would compile a folder from the file of its name
-.PHONY: demo test test-all test-cpp test-tf216 mutants additions lint tidy format sanitize sanitize-module bench docs site size clean help
+.PHONY: demo test test-all test-cpp test-tf216 mutants additions lint tidy format sanitize sanitize-module bench device docs site size clean help
 
 # ---- what a person asks for ----
 
@@ -115,6 +116,9 @@ sanitize-module: $(STAMPS)/farandole  ## the Python module on real ranks under A
 
 bench: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/bench $(PEERS:%=$(STAMPS)/bench-%)  ## measure all of docs/benchmarks.md beside peers and write its tables
 	$(BIN)/python bench/report $(if $(PEERS),--peer-python $(subst $(SPACE),$(COMMA),$(foreach p,$(PEERS),$p=$(VENV)/peers/$p/bin/python))) $(REPORT)
+
+device:  ## on a machine with a GPU: compare collectives on its arrays with the host's bits, and measure them; DEVICE='--out FILE'
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) bench/device $(DEVICE)
 
 docs: $(STAMPS)/farandole  ## the generated part of docs/algorithms.md and its drawings
 	@$(BIN)/python docs/generate_algorithms.py

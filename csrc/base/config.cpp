@@ -167,6 +167,16 @@ const std::vector<Variable>& variables() {
       text("FARANDOLE_ALGORITHM", &Config::algorithm,
            "forces a path or planner by name (farandole info --why lists them); empty: chosen by "
            "size"),
+      agreed(
+          text("FARANDOLE_DEVICE_PATH", &Config::device_path,
+               "how collectives on arrays of CUDA devices go. staged: by the host's memory; "
+               "step: in the devices' streams, where all ranks' arrays lie on devices; spin: "
+               "small ones by one kernel on each rank, also where ranks share a device and their "
+               "kernels may not run at once; auto: as is faster",
+               {"auto", "staged", "step", "spin"})),
+      agreed(bytes("FARANDOLE_DEVICE_BUCKET_BYTES", &Config::device_bucket_bytes,
+                   "memory of a device for one piece of a collective that goes by steps; two are "
+                   "under way at once")),
       text("FARANDOLE_TUNING", &Config::tuning,
            "the measured numbers from which choices follow, rank 0's for all. auto: those kept for "
            "this kind of host; `farandole run` measures where there are none. kept: those kept, if "

@@ -16,22 +16,24 @@ struct Config {
   size_t in_place_bytes = 4 << 20;      // FARANDOLE_IN_PLACE_BYTES
   size_t fusion_bytes = 64 << 20;       // FARANDOLE_FUSION_BYTES
   size_t name_cache = 16384;            // FARANDOLE_NAME_CACHE
-  size_t arena_bytes = 0;           // FARANDOLE_ARENA_BYTES; 0: as much as the machine has memory
-  double spin_us = 50;              // FARANDOLE_SPIN_US
-  std::string progress = "auto";    // FARANDOLE_PROGRESS: auto, thread, caller
-  std::string cma = "auto";         // FARANDOLE_CMA: auto, 1, 0
-  std::string transport = "auto";   // FARANDOLE_TRANSPORT: auto, shm, tcp, mpi
-  std::string iface;                // FARANDOLE_IFACE
-  std::string insecure = "0";       // FARANDOLE_INSECURE: 0, 1
-  std::string level = "canonical";  // FARANDOLE_LEVEL
-  std::string algorithm;            // FARANDOLE_ALGORITHM
-  std::string tuning = "auto";      // FARANDOLE_TUNING: auto, kept, off, a file
-  std::string check_weights = "first";  // FARANDOLE_CHECK_WEIGHTS: first, off, a number
-  std::string log_level = "warning";    // FARANDOLE_LOG
-  std::string trace;                    // FARANDOLE_TRACE
-  std::string timeline;                 // FARANDOLE_TIMELINE
-  std::string tf_op = "auto";           // FARANDOLE_TF_OP: auto, async, pair
-  std::string fault;                    // FARANDOLE_FAULT
+  size_t arena_bytes = 0;            // FARANDOLE_ARENA_BYTES; 0: as much as the machine has memory
+  double spin_us = 50;               // FARANDOLE_SPIN_US
+  std::string progress = "auto";     // FARANDOLE_PROGRESS: auto, thread, caller
+  std::string cma = "auto";          // FARANDOLE_CMA: auto, 1, 0
+  std::string transport = "auto";    // FARANDOLE_TRANSPORT: auto, shm, tcp, mpi
+  std::string iface;                 // FARANDOLE_IFACE
+  std::string insecure = "0";        // FARANDOLE_INSECURE: 0, 1
+  std::string level = "canonical";   // FARANDOLE_LEVEL
+  std::string algorithm;             // FARANDOLE_ALGORITHM
+  std::string device_path = "auto";  // FARANDOLE_DEVICE_PATH: auto, staged, step, spin
+  size_t device_bucket_bytes = 16 << 20;  // FARANDOLE_DEVICE_BUCKET_BYTES
+  std::string tuning = "auto";            // FARANDOLE_TUNING: auto, kept, off, a file
+  std::string check_weights = "first";    // FARANDOLE_CHECK_WEIGHTS: first, off, a number
+  std::string log_level = "warning";      // FARANDOLE_LOG
+  std::string trace;                      // FARANDOLE_TRACE
+  std::string timeline;                   // FARANDOLE_TIMELINE
+  std::string tf_op = "auto";             // FARANDOLE_TF_OP: auto, async, pair
+  std::string fault;                      // FARANDOLE_FAULT
 
   /// Reads the environment, with Horovod's variables where ours are not set; throws
   /// Error(invalid_argument) naming a variable that cannot be read.

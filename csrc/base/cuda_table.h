@@ -37,6 +37,51 @@ struct CudaPages;
 
 enum CudaWay : int32_t { kToHost = 0, kToDevice = 1 };
 
+/// One rank's end of an exchange between devices of one host: a bucket that all its ranks map, with
+/// the flags by which they meet, and streams of its own. By one thread at a time, but for what says
+/// otherwise.
+struct CudaExchange;
+/// Of one operation: when its arrays are ready, and when it is complete. Any thread.
+struct CudaMoments;
+
+/// What another rank needs to map a bucket; a descriptor goes with it.
+struct CudaShare {
+  uint64_t process, number, bytes;
+  char device[16];
+  int32_t multiprocessors;
+};
+
+struct CudaExchangeShape {
+  int32_t device, rank, size;
+  int32_t doorbell;       // an event descriptor, as open_queue's
+  int32_t spins;          // there is to be room for what spin() needs
+  uint64_t bucket_bytes;  // what a piece may take: there are kCudaLanes times as many
+};
+/// Pieces that can be under way at once.
+inline constexpr int32_t kCudaLanes = 2;
+
+/// A copy from the input to this rank's bucket, or from `rank`'s bucket to the output. Offsets.
+struct CudaMove {
+  uint64_t from, to, bytes;
+  int32_t rank;
+};
+
+/// A part of a collective: move in, meet, fold, move out, and meet again, before the last move
+/// where that needs what others have folded.
+struct CudaPiece {
+  int32_t lane;
+  uint64_t input, output;  // addresses
+  const CudaMove* in;
+  const CudaMove* out;
+  uint64_t ins, outs;
+  // The fold of elements [first, first + count) of all buckets; of none where count is 0.
+  uint64_t first, count;
+  int32_t dtype, op, folds_to_all;  // to the same place in all buckets; else from `fold_to` on
+  uint64_t fold_to;                 // an address
+  double leaf_factor, finish_factor;
+  int64_t leaf_divide, finish_divide;
+};
+
 /// Each function may open and initialize the driver. A result of 0: it failed.
 struct CudaTable {
   uint32_t version;
@@ -75,6 +120,47 @@ struct CudaTable {
   int32_t (*precede)(CudaQueue* queue, uint64_t stream, CudaFailure* failure);
   /// The host waits for all copies of this way.
   int32_t (*synchronize)(CudaQueue* queue, CudaWay way, CudaFailure* failure);
+
+  // ---- exchanges ----
+
+  /// `descriptor` is the caller's, for the others. Fails where there is a kernel or a function of
+  /// the driver too few.
+  CudaExchange* (*open_exchange)(const CudaExchangeShape* shape, CudaShare* mine,
+                                 int32_t* descriptor, CudaFailure* failure);
+  /// Another rank's bucket; `descriptor` stays the caller's.
+  int32_t (*map_peer)(CudaExchange* exchange, int32_t rank, const CudaShare* theirs,
+                      int32_t descriptor, CudaFailure* failure);
+  /// Drains, if need be, and ends.
+  void (*close_exchange)(CudaExchange* exchange);
+
+  /// Ready when what now is in the queue's stream to the host is done. Any thread.
+  CudaMoments* (*open_moments)(CudaExchange* exchange, CudaQueue* queue, CudaFailure* failure);
+  void (*close_moments)(CudaExchange* exchange, CudaMoments* moments);
+  /// begin, run for each piece, end: nothing waits for the device. Operations of an exchange come
+  /// one after the other.
+  int32_t (*begin)(CudaExchange* exchange, const CudaMoments* moments, uint64_t pieces,
+                   CudaFailure* failure);
+  int32_t (*run)(CudaExchange* exchange, const CudaPiece* piece, CudaFailure* failure);
+  /// Bytes that spin() takes, the same on all ranks, once all peers are mapped; 0: it cannot be
+  /// used. `granted`: kernels of ranks that share a device may count on running at once.
+  uint64_t (*spin_bytes)(const CudaExchange* exchange, int32_t granted);
+  /// In place of run(): all of a small all-reduce by one kernel, which waits for those of the other
+  /// ranks. It has no moves, and folds `count` elements from input to output.
+  int32_t (*spin)(CudaExchange* exchange, const CudaPiece* piece, int32_t granted,
+                  CudaFailure* failure);
+  /// `number`: reached when all of it is done.
+  int32_t (*end)(CudaExchange* exchange, CudaMoments* moments, uint32_t* number,
+                 CudaFailure* failure);
+  /// Asks the driver nothing. Any thread.
+  int32_t (*is_complete)(const CudaExchange* exchange, uint32_t number);
+  /// What follows in `stream` (a CUstream) waits for the operation. Any thread.
+  int32_t (*complete_before)(CudaExchange* exchange, const CudaMoments* moments, uint64_t stream,
+                             CudaFailure* failure);
+  /// Fails where the context is lost, and nothing will be complete any more.
+  int32_t (*look_for_lost_exchange)(CudaExchange* exchange, CudaFailure* failure);
+  /// The ranks have failed: nothing waits for others any more, and what is in flight ends, with
+  /// results that mean nothing. A rank that is late may undo it: again, until all is complete.
+  int32_t (*drain)(CudaExchange* exchange, CudaFailure* failure);
 };
 
 }  // extern "C"

@@ -52,6 +52,8 @@ EngineOptions engine_options(const Config& config) {
   options.progress = config.progress == "thread"   ? ProgressMode::thread
                      : config.progress == "caller" ? ProgressMode::caller
                                                    : ProgressMode::automatic;
+  options.device_path = config.device_path;
+  options.device_bucket_bytes = std::max<size_t>(config.device_bucket_bytes, 64 << 10);
   return options;
 }
 

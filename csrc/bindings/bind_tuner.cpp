@@ -8,6 +8,7 @@
 #include "backends/schedule_backend.h"
 #include "bindings/bind.h"
 #include "bindings/schedules.h"
+#include "devices/device_paths.h"
 
 namespace farandole {
 namespace {
@@ -85,6 +86,22 @@ py::list explained(const std::string& collective, size_t count, const std::strin
   return rows;
 }
 
+py::list explained_on_devices(const std::string& collective, size_t bytes, int ranks,
+                              size_t spin_bytes, const std::string& setting) {
+  const DeviceQuestion question{collective_of(collective), bytes, ranks, spin_bytes, setting};
+  py::list rows;
+  for (const DeviceCandidate& c : explain_devices(question)) {
+    py::dict d;
+    d["name"] = c.name;
+    d["seconds"] = c.seconds;
+    d["words"] = c.words;
+    d["refusal"] = c.refusal;
+    d["chosen"] = c.chosen;
+    rows.append(std::move(d));
+  }
+  return rows;
+}
+
 double passes_of(const std::string& path, const std::string& collective, int ranks) {
   const PathRow* row = path_named(path);
   if (row == nullptr) throw Error(ErrorCode::invalid_argument, "there is no path '" + path + "'");
@@ -120,6 +137,11 @@ void bind_tuner(py::module_& module) {
       py::arg("demanded") = false, py::arg("level") = "canonical", py::arg("text") = "",
       py::arg("transport") = "auto",
       "Every path and planner as a dict: backend, name, predicted seconds, refusal, chosen.");
+  tuning.def(
+      "explain_devices", explained_on_devices, py::arg("collective"), py::arg("bytes"),
+      py::arg("ranks") = 2, py::arg("spin_bytes") = 0, py::arg("setting") = "auto",
+      "Every way of a collective on arrays of devices as a dict: name, predicted seconds, words, "
+      "refusal, chosen. spin_bytes: that kernels which run at once can take.");
   tuning.def(
       "is_measured", [](const std::string& text) { return table_or_defaults(text).measured; },
       py::arg("text") = "", "Whether paths are chosen by these numbers.");

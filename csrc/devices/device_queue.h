@@ -30,6 +30,7 @@ class DeviceQueue {
   DeviceQueue(int device, int doorbell);
 
   int device() const { return device_; }
+  CudaQueue* handle() const { return queue_.get(); }
   /// Of arrivals, as DLPack has it: for an array's owner, who lets it wait for the array.
   uint64_t stream() const { return library_.stream_to_host(queue_.get()); }
 

@@ -1,5 +1,7 @@
 #include "devices/staged_call.h"
 
+#include "devices/step_call.h"
+
 namespace farandole {
 namespace {
 
@@ -63,10 +65,13 @@ StagedCall StagedCall::submit(Group& group, const PlacedArray& input, const Plac
   checked_shape(input.buffer, output.buffer, options, group.rank(), group.size());
   StagedCall call(group, options, output);
   const Operand staged = or_fail_group(group, [&] {
+    call.step_ = StepCall::offer(group, options, input, output, call.copies_);
+    if (call.step_) return Operand{input.buffer, output.buffer};
     const Operand lies = stage(*call.copies_, options, input, output, group.rank());
     call.copies_->seal();
     return lies;
   });
+  options.on_devices = call.step_;
   call.handle_ = group.submit(staged.input, staged.output, std::move(options), caller_waits);
   return call;
 }
@@ -84,6 +89,13 @@ StagedCall StagedCall::submit_between(Group& group, int peer, int tag, const Pla
   });
   call.handle_ = group.submit_between(peer, tag, data, std::move(options), caller_waits);
   return call;
+}
+
+void StagedCall::hand_over(std::optional<uint64_t> stream) {
+  if (step_ && step_->launched())
+    step_->hand_over(stream);
+  else
+    copies_->hand_over(device_, stream);
 }
 
 bool StagedCall::wait(Deadline until) {

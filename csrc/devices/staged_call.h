@@ -1,6 +1,7 @@
 // A collective on arrays of devices, or a message, by the staged path: copied to the host, reduced
 // there by what reduces the host's arrays, and copied back. So the bits are the same, and where an
-// array lies is its own rank's affair.
+// array lies is its own rank's affair. Where all ranks' arrays lie on devices it may go by steps
+// instead (step_call.h).
 #pragma once
 
 #include <memory>
@@ -10,6 +11,8 @@
 #include "group/group.h"
 
 namespace farandole {
+
+class StepCall;
 
 /// An array: on a device if `device` says so, and then `buffer` has its address there.
 struct PlacedArray {
@@ -39,7 +42,7 @@ class StagedCall {
   /// `until` passed first.
   bool wait(Deadline until);
   /// Then, as often as somebody waits: StagedCopies::hand_over.
-  void hand_over(std::optional<uint64_t> stream) { copies_->hand_over(device_, stream); }
+  void hand_over(std::optional<uint64_t> stream);
 
  private:
   /// Before its copies are asked for; they are the operation's gate.
@@ -47,7 +50,8 @@ class StagedCall {
 
   Handle handle_;
   std::shared_ptr<StagedCopies> copies_;
-  int device_;  // the output's; -1: the host
+  int device_;                      // the output's; -1: the host
+  std::shared_ptr<StepCall> step_;  // null: it goes by the host for certain
 };
 
 /// What `act` returns. An error of a device on this rank reaches all ranks.

@@ -40,9 +40,11 @@ struct EngineOptions {
   BackendMaker direct;         // runs over shared memory
   BackendMaker schedules;      // runs what that cannot
   BackendMaker eager;          // of several hosts: runs small operations instead of them
-  bool pairs_by_schedules = false;  // direct runs nothing between two ranks either
-  ConnectMaker channels;            // none: ranks exchange no messages
-  std::shared_ptr<Trace> trace;     // null: nothing is traced until set_trace()
+  std::string device_path = "auto";       // auto, staged, step, spin
+  size_t device_bucket_bytes = 16 << 20;  // of a device, for one piece of a collective
+  bool pairs_by_schedules = false;        // direct runs nothing between two ranks either
+  ConnectMaker channels;                  // none: ranks exchange no messages
+  std::shared_ptr<Trace> trace;           // null: nothing is traced until set_trace()
   // What backends choose by, the same on all ranks; theirs alone to read.
   std::shared_ptr<const TuningTable> tuning;
   uint32_t first_sequence = 0;  // where the numbers of operations begin, for tests of their wrap

@@ -58,12 +58,6 @@ constexpr auto kScales = by_dtype([]<typename T>(const DTypeOf<T>&) -> ScaleFunc
 
 }  // namespace
 
-/// In integers, so that no floating-point mode can bend it.
-Factor factor_of(double factor) {
-  const auto bits = static_cast<uint32_t>(convert<kFloat64, kFloat32>(bits_of(factor)));
-  return {float_from_bits(bits), factor};
-}
-
 void scale(std::byte* out, const std::byte* in, size_t count, DType dtype, const Scale& by) {
   if (by.is_identity()) {
     if (out != in) copy_bytes(out, in, count * size_of(dtype));

@@ -21,6 +21,7 @@ struct Options : CollectiveSpec {
   std::shared_ptr<Bundle> bundle;  // of a call that becomes several operations: all have it
   std::shared_ptr<Epilogue> epilogue;
   std::shared_ptr<Gate> gate;
+  std::shared_ptr<OnDevices> on_devices;
   std::optional<Determinism> level;  // default: the group's
   std::optional<Deadline> deadline;  // default: the group's timeout from now
   std::shared_ptr<const void> keepalive;

@@ -153,7 +153,7 @@ void Group::prepare(Operation& operation, const Stream& stream, Buffer input, Bu
   operation.epilogue = std::move(o.epilogue);
   operation.level = o.level.value_or(defaults_.level);
   fill(operation, std::move(o));
-  if (!operation.algorithm.empty()) stream.require_backend(operation);
+  if (!operation.algorithm.empty() && !operation.on_devices) stream.require_backend(operation);
 }
 
 /// What every operation has of its options.
@@ -161,6 +161,7 @@ void Group::fill(Operation& operation, Options&& o) const {
   operation.name = std::move(o.name);
   operation.bundle = std::move(o.bundle);
   operation.gate = std::move(o.gate);
+  operation.on_devices = std::move(o.on_devices);
   operation.deadline = o.deadline.value_or(Deadline::never());
   operation.timeout = o.deadline ? Duration::zero() : defaults_.timeout;
   operation.keepalive = std::move(o.keepalive);

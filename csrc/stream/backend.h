@@ -44,6 +44,9 @@ class Backend {
   virtual void agreed() {}
   /// Works in pieces of at most 128 KiB and looks at the clock between them.
   virtual Progress poll(TimePoint until) = 0;
+  /// After a poll() that has finished: why it ran nothing, in the same words on every rank, so that
+  /// the operation goes by the host (OnDevices). Empty: it ran.
+  virtual std::string declined() const { return {}; }
   /// After an idle poll(), for people: the members (by place in the group) whose bytes or flags it
   /// waits for.
   virtual std::vector<int> lacking() const = 0;

@@ -91,6 +91,7 @@ Descriptor describe(const Operation& o) {
   d.spec.kind = common_name(o.kind);
   d.dtype = o.input.dtype;
   d.level = o.level;
+  d.on_devices = o.on_devices != nullptr;
   d.count = o.count;
   d.arrays = o.bundle ? o.bundle->arrays().size() : 1;
   copy_cut(o.algorithm, d.algorithm);
@@ -111,6 +112,7 @@ uint32_t hash_of(const Operation& o) {
   h.add(cut(shown_name(o), sizeof Descriptor::name));
   h.add(std::span(o.counts));
   if (o.bundle) h.add(o.bundle->hash());
+  if (o.on_devices) h.add(std::string_view("on devices"));
   const auto hash = static_cast<uint32_t>(h.value());
   return hash != 0 ? hash : 1;  // a line never used bears the flag 0, which is a number after 2^32
 }
@@ -169,6 +171,12 @@ std::optional<Error> disagreement(const std::vector<Shown>& by_member,
       return error;
   }
   return std::nullopt;
+}
+
+bool lie_alike(const std::vector<Shown>& by_member) {
+  return std::ranges::all_of(by_member, [&](const Shown& s) {
+    return s.descriptor.on_devices == by_member.front().descriptor.on_devices;
+  });
 }
 
 }  // namespace farandole

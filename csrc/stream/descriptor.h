@@ -15,6 +15,7 @@ struct Descriptor {
   CollectiveSpec spec;
   DType dtype;
   Determinism level;
+  uint8_t on_devices;
   uint64_t count;
   uint64_t arrays;     // of the call; those of a bundle stand at:
   uint64_t arrays_at;  // offset in the segment; 0: nowhere
@@ -36,5 +37,8 @@ struct Shown {
 /// by world rank; nothing when they do not.
 std::optional<Error> disagreement(const std::vector<Shown>& by_member,
                                   const std::vector<int>& members);
+/// Whether they have arrays on devices, all or none of them: the one difference that refuses
+/// nothing.
+bool lie_alike(const std::vector<Shown>& by_member);
 
 }  // namespace farandole

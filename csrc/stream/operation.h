@@ -38,6 +38,19 @@ class Gate {
   virtual std::string awaited() const = 0;
 };
 
+class Backend;
+struct Operation;
+
+/// What runs an operation whose arrays lie on devices. Ranks agree on whether they all do.
+class OnDevices {
+ public:
+  virtual ~OnDevices() = default;
+  virtual Backend& backend() = 0;
+  /// Not all ranks' arrays do, or their devices cannot: begins to bring them to the host, and makes
+  /// the operation one on memory there.
+  virtual void go_by_host(Operation& operation) = 0;
+};
+
 /// What an all-reduce over memory that all ranks map makes of its sums before anything is stored. A
 /// rank is asked for its own part of the elements alone, each once, in pieces, by the thread that
 /// polls; what it answers is what all ranks get.
@@ -62,9 +75,10 @@ struct Operation : CollectiveSpec {
   std::string algorithm;  // empty: the engine chooses; else a backend's path or a planner by name
   Determinism level = Determinism::canonical;
   uint32_t hash = 0;  // of what ranks agree on, kept by who repeats an operation; 0: not known
-  std::shared_ptr<Bundle> bundle;      // the call's, where it becomes several operations
-  std::shared_ptr<Epilogue> epilogue;  // goes with algorithm "mapped" alone
-  std::shared_ptr<Gate> gate;          // null: it may begin at once
+  std::shared_ptr<Bundle> bundle;         // the call's, where it becomes several operations
+  std::shared_ptr<Epilogue> epilogue;     // goes with algorithm "mapped" alone
+  std::shared_ptr<Gate> gate;             // null: it may begin at once
+  std::shared_ptr<OnDevices> on_devices;  // null: input and output are memory of this process
   Deadline deadline;
   Duration timeout{};  // besides, from the first look around after it has started; zero: none
   std::shared_ptr<const void> keepalive;

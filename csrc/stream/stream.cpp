@@ -136,7 +136,7 @@ void Stream::begin() {
   ++sequence_;
   held_since_ = TimePoint{};
   started_ = TimePoint{};  // stamped by the first look around: most operations end before it
-  shut_ = false;
+  shut_ = mixed_ = false;
   idle_looks_ = 0;
   backend_ = nullptr;
   enter(Phase::opening);
@@ -181,7 +181,7 @@ void Stream::require_backend(const Operation& o) const {
 void Stream::start() {
   const Operation& o = operation();
   memory_.ticket = progress(sequence_, o.hash != 0 ? o.hash : hash_of(o));
-  backend_ = &backend_for(o);
+  backend_ = o.on_devices ? &o.on_devices->backend() : &backend_for(o);
   backend_->start(o, sequence_);
   fault_point("stream.post");
   agreement_->post(memory_.ticket, backend_->eager_data());
@@ -225,6 +225,7 @@ Progress Stream::run(TimePoint until) {
     // data count only when the group was alive after the last of them was read.
     std::atomic_thread_fence(std::memory_order_acquire);  // partner: FailureDetector::report
     if (membership_.detector->failed()) return Progress::moved;
+    if (const std::string why = backend_->declined(); !why.empty()) return go_by_host(why);
     finish(std::nullopt);
   } else if (progress == Progress::idle && backend_->agrees_in_data() && sees_difference()) {
     backend_->abort();
@@ -232,6 +233,22 @@ Progress Stream::run(TimePoint until) {
     return Progress::moved;
   }
   return progress;
+}
+
+/// Under the next number, on all ranks. One that asked for its way by name is refused.
+Progress Stream::go_by_host(const std::string& why) {
+  Operation& o = queue_.front()->operation;
+  const std::shared_ptr<OnDevices> before = std::exchange(o.on_devices, nullptr);
+  if (!o.algorithm.empty()) {
+    finish(Error(ErrorCode::invalid_argument,
+                 title() + " cannot go by '" + o.algorithm + "': " + why));
+    return Progress::finished;
+  }
+  agreement_->complete(sequence_);
+  if (before) before->go_by_host(o);
+  o.hash = 0;
+  begin();
+  return Progress::moved;
 }
 
 void Stream::finish(std::optional<Error> error) {
@@ -260,16 +277,18 @@ Progress Stream::describe_mine() {
 
 Progress Stream::compare_all() {
   std::optional<Error>& refused = queue_.front()->error;
-  if (!refused) {
+  if (!refused && !mixed_) {
     const auto all = agreement_->described();
     if (!all) return Progress::idle;
     refused = disagreement(*all, memory_.members);
-    if (!refused)
+    mixed_ = !refused && !lie_alike(*all);
+    if (!refused && !mixed_)
       throw Error(ErrorCode::internal,
                   "ranks disagree on " + title() + ", but what they started looks the same");
     return Progress::moved;
   }
   if (!agreement_->settled()) return Progress::idle;
+  if (mixed_) return go_by_host("not all ranks' arrays lie on devices");
   if (const auto& bundle = operation().bundle) bundle->refuse(*refused);
   finish(std::move(refused));
   return Progress::finished;

@@ -114,6 +114,7 @@ class Stream {
   void fail_group(const Error& error);
   Progress leave();
   bool others_are_out();
+  Progress go_by_host(const std::string& why);
   void finish(std::optional<Error> error);
   Backend& backend_for(const Operation& operation);
 
@@ -147,6 +148,7 @@ class Stream {
   TimePoint begun_{}, phase_begun_{};       // set while tracing
   TimePoint started_{}, next_warning_{}, leaving_since_{}, held_since_{};
   bool shut_ = false;   // this rank's own input has not come
+  bool mixed_ = false;  // the ranks disagree on nothing but whether arrays lie on devices
   int idle_looks_ = 0;  // at data that carry the agreement, since posts were compared
   std::deque<std::shared_ptr<Request>> queue_;  // the front one is in flight
   std::vector<std::shared_ptr<Request>> finished_;

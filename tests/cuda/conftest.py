@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import harness
+from farandole import cuda
 from harness import World
 
 Start = Callable[..., World]
@@ -20,9 +21,23 @@ def fake_driver() -> str:
 
 @pytest.fixture
 def start(spawn: Callable[..., World], fake_driver: str) -> Start:
-    """start(size, FAKE_CUDA_…=…): ranks that find it where they look for it."""
+    """start(size, FAKE_CUDA_…=…): ranks that find it where they look for it, and go by the host."""
 
     def started(size: int, **env: str) -> World:
-        return spawn(size, env={"FAKE_LIBCUDA": fake_driver, "CUDA_VISIBLE_DEVICES": None, **env})
+        told = {"FAKE_LIBCUDA": fake_driver, "FARANDOLE_DEVICE_PATH": "staged", **env}
+        return spawn(size, env={"CUDA_VISIBLE_DEVICES": None, **told})
+
+    return started
+
+
+@pytest.fixture
+def by_steps(start: Start) -> Start:
+    """The same, for ranks whose collectives go by steps, in pieces of 64 KiB."""
+    if not cuda._table().has_kernels:
+        pytest.skip("this build has no kernels: there was no nvcc")
+
+    def started(size: int, **env: str) -> World:
+        told = {"FARANDOLE_DEVICE_PATH": "step", "FARANDOLE_DEVICE_BUCKET_BYTES": "65536"}
+        return start(size, **{**told, **env})
 
     return started

@@ -327,11 +327,11 @@ class Rank:
         self.machine = Machine()
         fd.init()
         self.kind = KINDS[kind]
-        self.seed = 0
+        self.seed = self.device = 0
 
-    def array(self, shape: tuple[int, ...] | int, dtype: str, device: int = 0) -> Array:
+    def array(self, shape: tuple[int, ...] | int, dtype: str, device: int | None = None) -> Array:
         shape = (shape,) if isinstance(shape, int) else shape
-        return self.kind(self.machine, shape, dtype, device)
+        return self.kind(self.machine, shape, dtype, self.device if device is None else device)
 
     def pair(self, shape: tuple[int, ...] | int, dtype: str) -> tuple[Array, OnHost]:
         """An array on the device, and one on the host with the same contents."""

@@ -49,9 +49,16 @@ AFTER = [
 ]
 
 
-def goes_wrong(call: str, nth: int, code: int) -> tuple[list[str], list[Any], list[str]]:
+def goes_wrong(
+    call: str, nth: int, code: int, before: str = ""
+) -> tuple[list[str], list[Any], list[str]]:
+    """`before`: by which way an operation goes that precedes it."""
     rank = Rank("interface")
     x, _ = rank.pair(1001, "float32")
+    if before:
+        fd.all_reduce(x, out=x)
+        assert fd.world().last_path == before
+        x.get()
     fd.barrier()
     if fd.rank() == 0:
         harness.tell("past the barrier")

@@ -19,6 +19,12 @@ void StreamRef::fill(DevicePointer to, uint8_t value, size_t bytes) const {
                   [&] { return "fill " + std::to_string(bytes) + " bytes"; });
 }
 
+void StreamRef::fill_words(DevicePointer to, uint32_t value, size_t words) const {
+  const DeviceContext::Use driver(*context_);
+  context_->check(driver->MemsetD32Async(to, value, words, handle_), "cuMemsetD32Async",
+                  [&] { return "fill " + std::to_string(words) + " words"; });
+}
+
 void StreamRef::wait(const DeviceEvent& event) const {
   const DeviceContext::Use driver(*context_);
   context_->check(driver->StreamWaitEvent(handle_, event.handle(), 0), "cuStreamWaitEvent",

@@ -24,6 +24,8 @@ class StreamRef {
   /// Between memory of devices and pinned memory of the host, in any direction.
   void copy(DevicePointer to, DevicePointer from, size_t bytes) const;
   void fill(DevicePointer to, uint8_t value, size_t bytes) const;
+  /// `words` of four bytes, each of which its readers see whole.
+  void fill_words(DevicePointer to, uint32_t value, size_t words) const;
   /// What follows waits for what the event was last recorded after.
   void wait(const DeviceEvent& event) const;
   /// What follows waits until another rank or the host has written the word, which only grows

@@ -103,6 +103,8 @@ int32_t synchronize(CudaQueue* queue, CudaWay way, CudaFailure* failure) {
 
 }  // namespace
 
+const StreamRef& stream_to_host_of(const CudaQueue& queue) { return queue.streams.stream(kToHost); }
+
 void add_copying(CudaTable& table) {
   table.device_of = find_device;
   table.open_queue = open_queue;

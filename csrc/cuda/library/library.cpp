@@ -2,6 +2,7 @@
 #include "base/fixed_text.h"
 #include "cuda/driver/device.h"
 #include "cuda/library/copying.h"
+#include "cuda/library/exchanging.h"
 #include "cuda/library/guarded.h"
 #include "cuda/library/kernel_image.h"
 
@@ -48,6 +49,7 @@ extern "C" __attribute__((visibility("default"))) const farandole::CudaTable* fa
     made.device_count = cuda::device_count;
     made.device = cuda::device;
     cuda::add_copying(made);
+    cuda::add_exchanging(made);
     return made;
   }();
   return version == kCudaTableVersion ? &table : nullptr;

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 import farandole as fd
 from farandole._bench import placement
 from farandole._bench.collectives import Case
+from farandole._bench.devices import DeviceCase, driver
 from farandole._bench.layouts import COLLECTIVES, Collective
 from farandole._bench.rows import Rows
 from farandole._bench.statistics import gigabytes_per_second, summarize
@@ -72,7 +73,10 @@ def _shown(request: Request, total: int, placed: str) -> Rows | None:
     if fd.rank() != 0:
         return None
     algorithm = request.options.get("algorithm", "")
-    return Rows(request.collective, algorithm, placed, total, request.terminal)
+    on_devices = "device" in request.memory
+    return Rows(
+        request.collective, algorithm, placed, total, request.terminal, on_devices=on_devices
+    )
 
 
 def _pin(is_one_machine: bool = False) -> int | None:
@@ -91,7 +95,7 @@ class _Run(NamedTuple):
     path: str  # what ran
 
 
-def _run(case: Case, iterations: int) -> _Run:
+def _run(case: Case | DeviceCase, iterations: int) -> _Run:
     starts, ends = np.empty((2, iterations), np.int64)
     wrong, path = 0, ""
     clock, call, barrier = time.perf_counter_ns, case.call, fd.barrier
@@ -107,7 +111,7 @@ def _run(case: Case, iterations: int) -> _Run:
     return _Run(starts, ends, wrong, path)
 
 
-def _run_for(case: Case, seconds: float) -> _Run:
+def _run_for(case: Case | DeviceCase, seconds: float) -> _Run:
     """Goes on until the time is over, as rank 0 sees it."""
     until = time.perf_counter() + seconds
     parts: list[_Run] = []
@@ -134,8 +138,14 @@ def _no_collector() -> Iterator[None]:
         gc.enable()
 
 
+def _case(request: Request, collective: Collective, size: int, memory: str) -> Case | DeviceCase:
+    if memory == "device":
+        return DeviceCase(collective, size, request.dtype, request.options)
+    return Case(collective, size, request.dtype, memory, request.options)
+
+
 def _row(request: Request, collective: Collective, size: int, memory: str) -> dict[str, Any]:
-    case = Case(collective, size, request.dtype, memory, request.options)
+    case = _case(request, collective, size, memory)
     with _no_collector():
         _run(case, _WARM_UP)
         run = (
@@ -148,6 +158,13 @@ def _row(request: Request, collective: Collective, size: int, memory: str) -> di
     if not collective.moves:  # a barrier is wrong when somebody leaves before the last has come
         wrong = int(np.sum(fd.all_reduce(run.ends, "min") < fd.all_reduce(run.starts, "max")))
     least, middle, p99 = summarize(slowest)
+    copied = None
+    if isinstance(case, DeviceCase):  # beside it, while nobody else uses the device
+        for turn in range(fd.size()):
+            fd.barrier()
+            if turn == fd.rank():
+                copied = case.bytes / driver().copy_seconds(case.bytes) / 1e9
+        case.end()
     bandwidth = gigabytes_per_second(case.bytes, middle)
     moves = collective.moves
     level = request.options.get("level") or setting("FARANDOLE_LEVEL")
@@ -167,6 +184,7 @@ def _row(request: Request, collective: Collective, size: int, memory: str) -> di
         "p99_us": p99 / 1e3,
         "algbw_gbs": bandwidth if moves else None,
         "busbw_gbs": bandwidth * collective.bus_factor(fd.size()) if moves else None,
+        **({} if copied is None else {"copy_gbs": copied}),
         "errors": wrong,
         "verified": wrong == 0,
     }

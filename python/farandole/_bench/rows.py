@@ -21,13 +21,22 @@ class Rows:
         algorithm: the one that was asked for; empty: any path.
         total: how many rows there will be.
         terminal: its columns; 0: there is none.
+        on_devices: rows have the device's own copy beside.
     """
 
     def __init__(
-        self, collective: str, algorithm: str, placement: str, total: int, terminal: int
+        self,
+        collective: str,
+        algorithm: str,
+        placement: str,
+        total: int,
+        terminal: int,
+        *,
+        on_devices: bool = False,
     ) -> None:
         self._moves = COLLECTIVES[collective].moves
-        self._columns = _columns(self._moves, algorithm)
+        self._columns = _columns(self._moves, algorithm, on_devices)
+        self._on_devices = on_devices
         self._placement = placement
         self._progress = Progress(total, terminal)
         self._shown = 0
@@ -53,10 +62,12 @@ class Rows:
         yield from (format_microseconds(1e3 * row[name]) for name in _TIMES)
         if self._moves:
             yield from (f"{row[name]:.2f}" for name in _BANDWIDTHS)
+        if self._on_devices:
+            yield f"{row['copy_gbs']:.2f}"
         yield str(row["errors"])
 
 
-def _columns(moves: bool, algorithm: str) -> list[Column]:
+def _columns(moves: bool, algorithm: str, on_devices: bool) -> list[Column]:
     """Narrow enough for 80 letters."""
     what = [
         Column("size", len("256 KiB"), right=True),
@@ -68,7 +79,8 @@ def _columns(moves: bool, algorithm: str) -> list[Column]:
     calls, errors = Column("calls", right=True), Column("errors", right=True)
     if not moves:
         return [calls, *times, errors]
-    return [*what, calls, *times, *bandwidths, errors]
+    copy = [Column("copy", right=True)] if on_devices else []
+    return [*what, calls, *times, *bandwidths, *copy, errors]
 
 
 def _title(row: dict[str, Any], placement: str) -> str:

@@ -10,6 +10,13 @@ class _Candidate(TypedDict):
     refusal: str
     chosen: bool
 
+class _DeviceWay(TypedDict):
+    name: str
+    seconds: float
+    words: str
+    refusal: str
+    chosen: bool
+
 class _Path(TypedDict):
     name: str
     collectives: list[str]
@@ -29,6 +36,9 @@ def explain(
     text: str = "",
     transport: str = "auto",
 ) -> list[_Candidate]: ...
+def explain_devices(
+    collective: str, bytes: int, ranks: int = 2, spin_bytes: int = 0, setting: str = "auto"
+) -> list[_DeviceWay]: ...
 def fields() -> list[tuple[str, str]]: ...
 def fingerprint(text: str = "") -> str: ...
 def is_measured(text: str = "") -> bool: ...

@@ -7,7 +7,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from farandole.cli import CommandError
+from farandole.cli import CommandError, _why_devices
 from farandole.cli._near import did_you_mean, of_verdict
 
 if TYPE_CHECKING:
@@ -28,8 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--collective", help="(all_reduce)")
     group.add_argument("--ranks", metavar="N", help="ranks on this host (2)")
-    group.add_argument("--memory", choices=("ours", "caller"), help="farandole.allocate's, or your "
-                       "own (caller)")  # fmt: skip
+    group.add_argument("--memory", choices=("ours", "caller", "device", "shared-device"),
+                       help="farandole.allocate's, your own, or that of CUDA devices: one for each "
+                       "rank, or one that ranks share (caller)")  # fmt: skip
     group.add_argument("--dtype", help="element type (float32)")
     group.add_argument("--level", choices=("canonical", "fast"), help="of determinism "
                        "(FARANDOLE_LEVEL)")  # fmt: skip
@@ -46,6 +47,8 @@ def is_asked(arguments: argparse.Namespace) -> bool:
 
 
 def handle(arguments: argparse.Namespace) -> int:
+    if (arguments.memory or "").endswith("device"):
+        return _on_devices(arguments)
     facts = answer(arguments)
     if arguments.json:
         print(json.dumps(facts, indent=2))
@@ -54,20 +57,25 @@ def handle(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def answer(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Question, choice, candidates and table, as plain values."""
+def _on_devices(arguments: argparse.Namespace) -> int:
+    from farandole import _core
+
+    try:
+        return _why_devices.show(*asked_of(arguments), as_json=arguments.json)
+    except _core.InvalidArgument as error:
+        verdict = str(error).splitlines()[0]
+        raise CommandError(verdict + of_verdict(verdict)) from None
+
+
+def asked_of(arguments: argparse.Namespace) -> tuple[dict[str, str], int, int]:
+    """The question in words, its number of ranks and its bytes."""
     from farandole import _core
     from farandole._bench import data
     from farandole._bench.statistics import parse_size
     from farandole._limits import setting
-    from farandole._tune import table
 
-    asked: dict[str, str] = {
-        name: getattr(arguments, name) or default for name, default in _DEFAULTS.items()
-    }
+    asked = {name: getattr(arguments, name) or default for name, default in _DEFAULTS.items()}
     asked["level"] = asked["level"] or setting("FARANDOLE_LEVEL")
-    by_address = setting("FARANDOLE_CMA")
-    transport = setting("FARANDOLE_TRANSPORT")
     ranks = int(asked["ranks"]) if asked["ranks"].isdecimal() else 0
     if not 1 <= ranks <= 1024:
         raise CommandError(f"--ranks takes a number from 1 to 1024, not '{asked['ranks']}'")
@@ -85,6 +93,20 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
         raise CommandError(
             f"--why: {size} bytes are not a number of {asked['dtype']} ({item} bytes)"
         )
+    return asked, ranks, size
+
+
+def answer(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Question, choice, candidates and table, as plain values."""
+    from farandole import _core
+    from farandole._bench import data
+    from farandole._limits import setting
+    from farandole._tune import table
+
+    asked, ranks, size = asked_of(arguments)
+    by_address = setting("FARANDOLE_CMA")
+    transport = setting("FARANDOLE_TRANSPORT")
+    item = data.storage(asked["dtype"]).itemsize
     found = table.find(ranks)
     reached, why_not = _by_address(ranks, by_address)
     try:

@@ -29,6 +29,7 @@ examples:
   farandole bench all_reduce -np 2
   farandole bench all_reduce -np 4 --sizes 4,64K,16M --dtype bfloat16 --memory ours
   farandole bench all_reduce -np 2 --algorithm cico --iterations 100 --json rows.json
+  farandole bench all_reduce -np 2 --device cuda --algorithm step
   farandole run -np 2 -- farandole bench all_gather    among ranks that are there already
   farandole bench all_reduce -np 2 --compare mpi,gloo --plot bench.png    beside other libraries
   farandole bench all_reduce -H a:1,b:1 --launcher netns --compare mpi,gloo,copy,floor
@@ -42,7 +43,9 @@ columns:
                ping-pong of neighbours, 2
   errors       elements of all results that differ from the exact one, or barriers that a rank left
                before the last had come; 0, or the exit code is 1
-  memory       ours: farandole.allocate, mapped by all ranks; caller: numpy's own
+  memory       ours: farandole.allocate, mapped by all ranks; caller: numpy's own; device: that of a
+               CUDA device, with --device cuda; there a call ends when its result is there
+  copy         GB/s: bytes / time of a copy of so many from one place of rank 0's device to another
   our time /   below 1 farandole is faster; 95 % bootstrap interval over rounds
 
 peers of --compare, each from an environment that has it (--peer-python, default: this one):
@@ -67,6 +70,7 @@ _TAKERS = {
     "sizes": COLLECTIVES[:-1],
     "dtype": COLLECTIVES[:-1],
     "memory": COLLECTIVES[:-1],
+    "device": COLLECTIVES[:-2],
     "algorithm": COLLECTIVES[:-2],
     "op": _FOLDING,
     "level": _FOLDING,
@@ -90,6 +94,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--algorithm", help="force a path or planner (default: what fits best)")
     parser.add_argument("--level", choices=("canonical", "fast"), help="of determinism")
     parser.add_argument("--memory", help="ours, caller or both (ours,caller)")
+    parser.add_argument(
+        "--device", choices=("cuda",), help="arrays on CUDA devices, which ranks take in turn"
+    )
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--iterations", metavar="N", help="timed calls per row")
     length.add_argument("--seconds", metavar="S", help="about this long per row (0.25)")
@@ -260,7 +267,7 @@ def _request(arguments: argparse.Namespace, *, is_one_machine: bool) -> Request:
         collective=kind,
         sizes=_sizes(arguments.sizes or _SIZES, dtype) if kind != "barrier" else (0,),
         dtype=dtype,
-        memory=_memory(arguments.memory or ",".join(_MEMORY)),
+        memory=_memory_of(arguments),
         options=options,
         iterations=(
             _positive("--iterations", arguments.iterations) if arguments.iterations else None
@@ -292,6 +299,19 @@ def _sizes(text: str, dtype: str) -> tuple[int, ...]:
         if size < item or size % item:
             raise CommandError(f"--sizes: {size} bytes are not a number of {dtype} ({item} bytes)")
     return sizes
+
+
+def _memory_of(arguments: argparse.Namespace) -> tuple[str, ...]:
+    if arguments.device is None:
+        return _memory(arguments.memory or ",".join(_MEMORY))
+    for option in ("memory", "compare"):
+        if getattr(arguments, option) is not None:
+            raise CommandError(f"--device {arguments.device} takes no --{option}")
+    from farandole import cuda
+
+    if why := cuda.why_not():
+        raise CommandError(f"--device {arguments.device}: {why}")
+    return ("device",)
 
 
 def _memory(text: str) -> tuple[str, ...]:

@@ -227,8 +227,11 @@ FAKE_CUDA cuStreamWaitValue32_v2(StreamHandle stream, DevicePointer address, uin
       for (;;) {
         const uint32_t word = word_at(address).load(std::memory_order_acquire);
         if (static_cast<int32_t>(word - value) >= 0) return kSuccess;
-        const Lock lock(state().mutex);
-        if (context->lost != 0) return context->lost;
+        {
+          const Lock lock(state().mutex);
+          if (context->lost != 0) return context->lost;
+        }
+        std::this_thread::sleep_for(std::chrono::microseconds(20));  // others need the core
       }
     };
     return enqueue(all, "cuStreamWaitValue32", context, stream, wait, {{address, sizeof value}});

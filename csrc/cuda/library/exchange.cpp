@@ -1,0 +1,305 @@
+#include "cuda/library/exchange.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "base/log.h"
+
+namespace farandole::cuda {
+namespace {
+
+constexpr uint64_t kPage = 4096;
+constexpr uint64_t kFlagBytes = (sizeof(Flags) + kPage - 1) / kPage * kPage;
+/// A mailbox has 512 KiB for each rank, and every rank writes to all.
+constexpr uint32_t kMostRanksThatSpin = 16;
+/// Farther than any meeting that has been asked for.
+constexpr uint32_t kFar = 1U << 30;
+constexpr auto kBetweenDrains = std::chrono::milliseconds(1);
+
+/// Buckets of ranks that are threads of this process, by their ids: they have an address here.
+struct Local {
+  std::mutex mutex;  // guards all
+  std::map<AllocationId, std::weak_ptr<const DeviceAddress>> all;
+};
+Local& local() {
+  static auto* const one = new Local;
+  return *one;
+}
+
+void* at_address(DevicePointer address) {
+  return std::bit_cast<void*>(static_cast<uintptr_t>(address));
+}
+
+uint64_t lane_bytes_of(const CudaExchangeShape& shape) {
+  return (shape.bucket_bytes + kPage - 1) / kPage * kPage;
+}
+
+uint64_t mailbox_bytes_of(const CudaExchangeShape& shape) {
+  const auto size = static_cast<uint32_t>(shape.size);
+  return shape.spins != 0 && size > 1 && size <= kMostRanksThatSpin ? mailbox_bytes(size) : 0;
+}
+
+std::shared_ptr<DeviceMemory> make_bucket(const std::shared_ptr<const DeviceContext>& context,
+                                          uint64_t bytes) {
+  if (!context->device().descriptors)
+    throw Error(ErrorCode::device,
+                context->device().label() + " cannot share memory by file descriptors");
+  std::shared_ptr<DeviceMemory> bucket = allocate_device(context, bytes, Sharing::processes);
+  const std::lock_guard lock(local().mutex);
+  std::erase_if(local().all, [](const auto& entry) { return entry.second.expired(); });
+  local().all[bucket->id()] = bucket;
+  return bucket;
+}
+
+}  // namespace
+
+Exchange::Exchange(const std::shared_ptr<const DeviceContext>& context, const void* image,
+                   const CudaExchangeShape& shape)
+    : context_(context),
+      rank_(static_cast<uint32_t>(shape.rank)),
+      size_(static_cast<uint32_t>(shape.size)),
+      lane_bytes_(lane_bytes_of(shape)),
+      doorbell_(checked(::fcntl(shape.doorbell, F_DUPFD_CLOEXEC, 0), "fcntl")),
+      module_(DeviceModule::load(context, image)),
+      arrive_(module_->function("farandole_arrive")),
+      mailbox_bytes_(mailbox_bytes_of(shape)),
+      bucket_(make_bucket(context, 2 * kFlagBytes + mailbox_bytes_ + kCudaLanes * lane_bytes_)),
+      mappings_(context),
+      peers_(size_),
+      devices_(size_, context->device().uuid),
+      least_multiprocessors_(multiprocessors()),
+      abort_(context, sizeof(uint32_t)),
+      completions_(context),
+      marks_(context),
+      rescue_(context),
+      lanes_{Lane(context), Lane(context)} {
+  peers_[rank_] = bucket_;
+  // Before any peer can arrive: it learns of the bucket afterwards.
+  marks_.fill(bucket_->address(), 0, 2 * kFlagBytes);
+  // Where the driver cannot let streams wait for a word, that is known now.
+  marks_.wait(bucket_->address(), 0);
+  marks_.synchronize();
+}
+
+Exchange::~Exchange() {
+  try {
+    while (!is_idle()) {
+      drain();
+      std::this_thread::sleep_for(kBetweenDrains);
+    }
+  } catch (
+      const Error&) {  // NOLINT: of a lost context nothing waits; a forked child has no streams
+  }
+}
+
+uint32_t Exchange::multiprocessors() const {
+  return static_cast<uint32_t>(context_->device().multiprocessors);
+}
+
+void Exchange::map(uint32_t rank, const MemoryExport& theirs, uint32_t multiprocessors) {
+  if (theirs.bytes < 2 * kFlagBytes + mailbox_bytes_ + kCudaLanes * lane_bytes_)
+    throw Error(ErrorCode::internal, "a peer's bucket is smaller than ours");
+  devices_.at(rank) = theirs.device;
+  least_multiprocessors_ = std::min(least_multiprocessors_, multiprocessors);
+  if (theirs.id.process != own_process()) {
+    peers_.at(rank) = mappings_.map(theirs);
+    return;
+  }
+  const std::lock_guard lock(local().mutex);
+  const auto found = local().all.find(theirs.id);
+  peers_.at(rank) = found != local().all.end() ? found->second.lock() : nullptr;
+  if (!peers_.at(rank)) throw Error(ErrorCode::internal, "a peer's bucket is gone");
+}
+
+// ---- moments ----
+
+std::unique_ptr<Moments> Exchange::moments(const StreamRef& stream) {
+  std::unique_ptr<Moments> taken;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!spare_.empty()) {
+      taken = std::move(spare_.back());
+      spare_.pop_back();
+    }
+  }
+  if (!taken) taken = std::make_unique<Moments>(context_);
+  taken->ready.record(stream);
+  return taken;
+}
+
+void Exchange::give_back(std::unique_ptr<Moments> moments) {
+  const std::lock_guard lock(mutex_);
+  spare_.push_back(std::move(moments));
+}
+
+// ---- an operation ----
+
+/// Every lane begins behind what the first one had before: operations come one after the other.
+void Exchange::begin(const Moments& moments, uint64_t pieces) {
+  lanes_used_ = std::min<uint64_t>(pieces, lanes_.size());
+  Lane& first = lanes_[0];
+  first.stream.wait(moments.ready);
+  for (size_t i = 1; i < lanes_used_; ++i) {
+    lanes_[i].edge.record(first.stream);
+    lanes_[i].stream.wait(lanes_[i].edge);
+  }
+}
+
+uint32_t Exchange::end(Moments& moments) {
+  Lane& first = lanes_[0];
+  for (size_t i = 1; i < lanes_used_; ++i) {
+    lanes_[i].edge.record(lanes_[i].stream);
+    first.stream.wait(lanes_[i].edge);
+  }
+  moments.complete.record(first.stream);
+  // In a stream of its own: a function of the host would hold up the next operation.
+  marks_.wait(moments.complete);
+  return completions_.mark(marks_, doorbell_.get());
+}
+
+void Exchange::complete_before(const Moments& moments, StreamHandle stream) const {
+  StreamRef(context_, stream).wait(moments.complete);
+}
+
+DevicePointer Exchange::bucket_of(uint32_t rank, int32_t lane) const {
+  return peers_[rank]->address() + 2 * kFlagBytes + mailbox_bytes_ +
+         static_cast<uint64_t>(lane) * lane_bytes_;
+}
+
+Flags* Exchange::flags_of(uint32_t rank) const {
+  return std::bit_cast<Flags*>(static_cast<uintptr_t>(peers_[rank]->address()));
+}
+Flags* Exchange::spin_flags_of(uint32_t rank) const {
+  return std::bit_cast<Flags*>(static_cast<uintptr_t>(peers_[rank]->address() + kFlagBytes));
+}
+const uint32_t* Exchange::abort_word() const {
+  return std::bit_cast<const uint32_t*>(static_cast<uintptr_t>(abort_.address()));
+}
+
+void Exchange::run(const CudaPiece& piece) {
+  const StreamRef& stream = lanes_.at(static_cast<size_t>(piece.lane)).stream;
+  const auto move_out = [&] {
+    for (uint64_t i = 0; i < piece.outs; ++i) {
+      const CudaMove& move = piece.out[i];
+      const DevicePointer from = bucket_of(static_cast<uint32_t>(move.rank), piece.lane);
+      stream.copy(piece.output + move.to, from + move.from, move.bytes);
+    }
+  };
+  for (uint64_t i = 0; i < piece.ins; ++i)
+    stream.copy(bucket_of(rank_, piece.lane) + piece.in[i].to, piece.input + piece.in[i].from,
+                piece.in[i].bytes);
+  meet(piece.lane);
+  if (piece.count > 0) fold(piece);
+  if (piece.folds_to_all == 0) move_out();
+  meet(piece.lane);
+  if (piece.folds_to_all != 0) move_out();
+}
+
+/// What is in the lane's stream now comes before what is in everybody's afterwards.
+void Exchange::meet(int32_t lane) {
+  Lane& here = lanes_[static_cast<size_t>(lane)];
+  Meet at{.peers = {.rank = rank_, .size = size_}, .channel = static_cast<uint32_t>(lane)};
+  at.peers.abort = abort_word();
+  for (uint32_t r = 0; r < size_; ++r) at.peers.flags[r] = flags_of(r);
+  arrive_.launch(here.stream, {.blocks = 1, .threads = 64}, at);
+  ++here.met;
+  for (uint32_t r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    const auto* const word = &flags_of(rank_)->arrived[lane][r];
+    here.stream.wait(static_cast<DevicePointer>(std::bit_cast<uintptr_t>(word)), here.met);
+  }
+}
+
+Folding Exchange::folding_of(const CudaPiece& piece) const {
+  return {.dtype = static_cast<DType>(piece.dtype),
+          .op = static_cast<ReduceOp>(piece.op),
+          .scales = {{piece.leaf_factor, piece.leaf_divide},
+                     {piece.finish_factor, piece.finish_divide}}};
+}
+
+void Exchange::fold(const CudaPiece& piece) {
+  const Folding folding = folding_of(piece);
+  std::array<const void*, kMostRanks> sources{};
+  std::array<void*, kMostRanks> buckets{};
+  for (uint32_t r = 0; r < size_; ++r)
+    sources[r] = buckets[r] = at_address(bucket_of(r, piece.lane));
+  const auto all = [&](const auto& of) { return std::span(of).first(size_); };
+  TwoShot job{.peers = {},
+              .fold = fold_of(all(sources), all(buckets), piece.first, piece.count, folding)};
+  if (piece.folds_to_all == 0) {
+    job.fold.destination_count = 1;
+    job.fold.destinations[0] = at_address(piece.fold_to);
+  }
+  const uint32_t blocks = blocks_for(Work::alone, piece.count * size_of(folding.dtype),
+                                     {.processors = multiprocessors()});
+  kernel("two_shot", folding.dtype)
+      .launch(lanes_[static_cast<size_t>(piece.lane)].stream,
+              {.blocks = blocks, .threads = kThreads}, job);
+}
+
+const DeviceFunction& Exchange::kernel(std::string_view what, DType dtype) {
+  const std::string name = kernel_name(what, dtype);
+  const auto known = kernels_.find(name);
+  if (known != kernels_.end()) return known->second;
+  return kernels_.emplace(name, module_->function(name)).first->second;
+}
+
+// ---- by one kernel ----
+
+/// The same on all ranks: what the least of their devices has, and the most crowded of them.
+Room Exchange::room() const {
+  std::ptrdiff_t most = 1;
+  for (const DeviceUuid& device : devices_)
+    most = std::max(most, std::ranges::count(devices_, device));
+  return {.processors = least_multiprocessors_, .ranks_on_device = static_cast<uint32_t>(most)};
+}
+
+uint64_t Exchange::spin_bytes(bool granted) const {
+  const Room shared = room();
+  if (mailbox_bytes_ == 0 || (shared.ranks_on_device > 1 && !granted)) return 0;
+  return uint64_t{blocks_for(Work::slots, ~uint32_t{0}, shared)} * kSlotBytes;
+}
+
+void Exchange::spin(const CudaPiece& piece, bool granted) {
+  const Folding folding = folding_of(piece);
+  const uint64_t bytes = piece.count * size_of(folding.dtype);
+  if (bytes > spin_bytes(granted))
+    throw Error(ErrorCode::internal, "more than kernels that run at once can take");
+  Peers peers{.rank = rank_, .size = size_};
+  peers.abort = abort_word();
+  std::array<void*, kMostRanks> mailboxes{};
+  for (uint32_t r = 0; r < size_; ++r) {
+    peers.flags[r] = spin_flags_of(r);
+    mailboxes[r] = at_address(peers_[r]->address() + 2 * kFlagBytes);
+  }
+  const OneShot job = all_reduce_in_one(peers, at_address(piece.input), at_address(piece.output),
+                                        std::span(mailboxes).first(size_), piece.count, folding);
+  kernel("one_shot", folding.dtype)
+      .launch(lanes_[0].stream,
+              {.blocks = blocks_for(Work::slots, bytes, room()), .threads = kThreads}, job);
+}
+
+// ---- when ranks fail ----
+
+bool Exchange::is_idle() const {
+  bool idle = marks_.idle();
+  for (const Lane& lane : lanes_) idle &= lane.stream.idle();
+  return idle;
+}
+
+void Exchange::drain() {
+  std::atomic_ref(*reinterpret_cast<uint32_t*>(abort_.host())).store(1, std::memory_order_release);
+  for (size_t lane = 0; lane < lanes_.size(); ++lane) {
+    const auto* const words = &flags_of(rank_)->arrived[lane][0];
+    rescue_.fill_words(static_cast<DevicePointer>(std::bit_cast<uintptr_t>(words)),
+                       lanes_[lane].met + kFar, kMostRanks);
+  }
+}
+
+}  // namespace farandole::cuda

@@ -1,0 +1,108 @@
+// One rank's end of an exchange whose steps are ordered by streams: what the others need of it
+// before a step is done is a word in its flags, and the stream waits for that word itself. So no
+// two kernels have to run at the same time, and ranks may share a device. Where they may count on
+// running at once, one kernel that spins is quicker for little data.
+//
+// Streams wait by the driver (cuStreamWaitValue32), not by a kernel that spins: a spinning block
+// would fill this process's slices of the device's time, in which others cannot arrive. Such a wait
+// sees no abort word: drain() writes the flags.
+#pragma once
+
+#include <array>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/cuda_table.h"
+#include "cuda/driver/completion.h"
+#include "cuda/driver/event.h"
+#include "cuda/driver/module.h"
+#include "cuda/driver/peer_memory.h"
+#include "cuda/kernels/parameters.h"
+#include "cuda/plans.h"
+
+namespace farandole::cuda {
+
+/// When an operation's arrays are ready, and when it is complete.
+struct Moments {
+  explicit Moments(const std::shared_ptr<const DeviceContext>& context)
+      : ready(context), complete(context) {}
+  DeviceEvent ready, complete;
+};
+
+class Exchange {
+ public:
+  /// `image`: the kernels. Throws Error(device) where the device lacks what it takes.
+  Exchange(const std::shared_ptr<const DeviceContext>& context, const void* image,
+           const CudaExchangeShape& shape);
+  /// Waits until its streams are done: drains first.
+  ~Exchange();
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+
+  MemoryExport share() const { return bucket_->share(); }
+  uint32_t multiprocessors() const;
+  void map(uint32_t rank, const MemoryExport& theirs, uint32_t multiprocessors);
+
+  /// Ready after what now is in `stream`. Any thread; given back by whoever has done with it.
+  std::unique_ptr<Moments> moments(const StreamRef& stream);
+  void give_back(std::unique_ptr<Moments> moments);
+
+  /// Of so many pieces.
+  void begin(const Moments& moments, uint64_t pieces);
+  void run(const CudaPiece& piece);
+  uint64_t spin_bytes(bool granted) const;
+  void spin(const CudaPiece& piece, bool granted);
+  uint32_t end(Moments& moments);
+
+  bool is_complete(uint32_t number) const { return completions_.reached(number); }
+  void complete_before(const Moments& moments, StreamHandle stream) const;
+  /// Throws the context's lasting error.
+  bool is_idle() const;
+  void drain();
+
+ private:
+  /// A stream that takes every second piece, its part of all buckets, and its channel.
+  struct Lane {
+    explicit Lane(const std::shared_ptr<const DeviceContext>& context)
+        : edge(context), stream(context) {}
+    uint32_t met = 0;
+    DeviceEvent edge;  // where it leaves the first lane, and where it comes back
+    DeviceStream stream;
+  };
+
+  DevicePointer bucket_of(uint32_t rank, int32_t lane) const;
+  Flags* flags_of(uint32_t rank) const;
+  Flags* spin_flags_of(uint32_t rank) const;
+  void meet(int32_t lane);
+  void fold(const CudaPiece& piece);
+  const DeviceFunction& kernel(std::string_view what, DType dtype);
+  Folding folding_of(const CudaPiece& piece) const;
+  const uint32_t* abort_word() const;
+  Room room() const;
+
+  std::shared_ptr<const DeviceContext> context_;
+  uint32_t rank_, size_;
+  uint64_t lane_bytes_;
+  Fd doorbell_;  // our own name for it
+  std::shared_ptr<const DeviceModule> module_;
+  DeviceFunction arrive_;
+  std::map<std::string, DeviceFunction> kernels_;  // of one dtype, by name
+  uint64_t mailbox_bytes_;                         // 0: nothing spins
+  std::shared_ptr<DeviceMemory> bucket_;  // flags, the same for spin(), mailbox, part of each lane
+  PeerMappings mappings_;
+  std::vector<std::shared_ptr<const DeviceAddress>> peers_;  // by rank, this one included
+  std::vector<DeviceUuid> devices_;                          // of the peers
+  uint32_t least_multiprocessors_;
+  PinnedMemory abort_;  // a word that ends kernels which spin
+  CompletionCount completions_;
+  std::mutex mutex_;  // guards spare_
+  std::vector<std::unique_ptr<Moments>> spare_;
+  size_t lanes_used_ = 0;  // by the operation in flight
+  // Last: their ends wait for what they do to the rest.
+  DeviceStream marks_, rescue_;
+  std::array<Lane, kCudaLanes> lanes_;
+};
+
+}  // namespace farandole::cuda

@@ -1,0 +1,149 @@
+#include "cuda/library/exchanging.h"
+
+#include <fcntl.h>
+
+#include <bit>
+#include <cstring>
+
+#include "cuda/library/copying.h"
+#include "cuda/library/exchange.h"
+#include "cuda/library/guarded.h"
+#include "cuda/library/kernel_image.h"
+
+/// Opaque outside.
+struct farandole::CudaExchange {
+  cuda::Exchange exchange;
+};
+struct farandole::CudaMoments {
+  std::unique_ptr<cuda::Moments> moments;
+};
+
+namespace farandole::cuda {
+namespace {
+
+CudaExchange* open_exchange(const CudaExchangeShape* shape, CudaShare* mine, int32_t* descriptor,
+                            CudaFailure* failure) {
+  return guarded(failure, [&] {
+    if (kernel_image() == nullptr)
+      throw Error(ErrorCode::device, "this build of farandole has no kernels: it had no nvcc");
+    const auto context = DeviceContext::retain(Driver::of_process(), shape->device);
+    std::unique_ptr<CudaExchange> made(new CudaExchange{{context, kernel_image(), *shape}});
+    MemoryExport shared = made->exchange.share();
+    *mine = {shared.id.process,
+             shared.id.number,
+             shared.bytes,
+             {},
+             static_cast<int32_t>(made->exchange.multiprocessors())};
+    std::memcpy(mine->device, shared.device.bytes, sizeof mine->device);
+    *descriptor = shared.descriptor.release();
+    return made.release();
+  });
+}
+
+int32_t map_peer(CudaExchange* exchange, int32_t rank, const CudaShare* theirs, int32_t descriptor,
+                 CudaFailure* failure) {
+  return guarded(failure, [&] {
+    MemoryExport shared;
+    shared.id = {theirs->process, theirs->number};
+    shared.bytes = theirs->bytes;
+    std::memcpy(shared.device.bytes, theirs->device, sizeof theirs->device);
+    shared.descriptor = Fd(checked(::fcntl(descriptor, F_DUPFD_CLOEXEC, 0), "fcntl"));
+    exchange->exchange.map(static_cast<uint32_t>(rank), shared,
+                           static_cast<uint32_t>(theirs->multiprocessors));
+    return 1;
+  });
+}
+
+void close_exchange(CudaExchange* exchange) { delete exchange; }
+
+CudaMoments* open_moments(CudaExchange* exchange, CudaQueue* queue, CudaFailure* failure) {
+  return guarded(failure, [&] {
+    return new CudaMoments{exchange->exchange.moments(stream_to_host_of(*queue))};
+  });
+}
+
+void close_moments(CudaExchange* exchange, CudaMoments* moments) {
+  exchange->exchange.give_back(std::move(moments->moments));
+  delete moments;
+}
+
+int32_t begin(CudaExchange* exchange, const CudaMoments* moments, uint64_t pieces,
+              CudaFailure* failure) {
+  return guarded(failure, [&] {
+    exchange->exchange.begin(*moments->moments, pieces);
+    return 1;
+  });
+}
+
+int32_t run(CudaExchange* exchange, const CudaPiece* piece, CudaFailure* failure) {
+  return guarded(failure, [&] {
+    exchange->exchange.run(*piece);
+    return 1;
+  });
+}
+
+uint64_t spin_bytes(const CudaExchange* exchange, int32_t granted) {
+  return exchange->exchange.spin_bytes(granted != 0);
+}
+
+int32_t spin(CudaExchange* exchange, const CudaPiece* piece, int32_t granted,
+             CudaFailure* failure) {
+  return guarded(failure, [&] {
+    exchange->exchange.spin(*piece, granted != 0);
+    return 1;
+  });
+}
+
+int32_t end(CudaExchange* exchange, CudaMoments* moments, uint32_t* number, CudaFailure* failure) {
+  return guarded(failure, [&] {
+    *number = exchange->exchange.end(*moments->moments);
+    return 1;
+  });
+}
+
+int32_t is_complete(const CudaExchange* exchange, uint32_t number) {
+  return exchange->exchange.is_complete(number);
+}
+
+int32_t complete_before(CudaExchange* exchange, const CudaMoments* moments, uint64_t stream,
+                        CudaFailure* failure) {
+  return guarded(failure, [&] {
+    exchange->exchange.complete_before(*moments->moments, std::bit_cast<StreamHandle>(stream));
+    return 1;
+  });
+}
+
+int32_t look_for_lost_exchange(CudaExchange* exchange, CudaFailure* failure) {
+  return guarded(failure, [&] {
+    exchange->exchange.is_idle();
+    return 1;
+  });
+}
+
+int32_t drain(CudaExchange* exchange, CudaFailure* failure) {
+  return guarded(failure, [&] {
+    exchange->exchange.drain();
+    return 1;
+  });
+}
+
+}  // namespace
+
+void add_exchanging(CudaTable& table) {
+  table.open_exchange = open_exchange;
+  table.map_peer = map_peer;
+  table.close_exchange = close_exchange;
+  table.open_moments = open_moments;
+  table.close_moments = close_moments;
+  table.begin = begin;
+  table.run = run;
+  table.spin_bytes = spin_bytes;
+  table.spin = spin;
+  table.end = end;
+  table.is_complete = is_complete;
+  table.complete_before = complete_before;
+  table.look_for_lost_exchange = look_for_lost_exchange;
+  table.drain = drain;
+}
+
+}  // namespace farandole::cuda

@@ -1,0 +1,96 @@
+#include "devices/device_paths.h"
+
+#include <algorithm>
+#include <array>
+
+#include "devices/step_plan.h"
+
+namespace farandole {
+namespace {
+
+// By reasoning, from what devices and links of 2020 to 2025 are said to do; none of them was
+// measured. Seconds, and bytes per second.
+constexpr double kCall = 2e-6;     // of the driver
+constexpr double kMeeting = 3e-6;  // of ranks, by flags
+constexpr double kHostRoundTrip =
+    3e-5;                           // two copies' latencies, a doorbell, and a thread that wakes
+constexpr double kLink = 2.5e10;    // to the host and back, for all ranks together
+constexpr double kHostFold = 1e10;  // likewise
+constexpr double kDevice = 1e12;    // of a device's memory, read or written
+constexpr double kPeers = 1e11;     // of one device into another
+
+double staged_seconds(const DeviceQuestion& q) {
+  const auto bytes = static_cast<double>(q.bytes) * q.ranks;
+  return kHostRoundTrip + 2 * bytes / kLink + bytes / kHostFold;
+}
+
+double step_seconds(const DeviceQuestion& q) {
+  const auto bytes = static_cast<double>(q.bytes);
+  return (12 + 2 * (q.ranks - 1)) * kCall + 2 * kMeeting + 4 * bytes / kDevice + 2 * bytes / kPeers;
+}
+
+double spin_seconds(const DeviceQuestion& q) {
+  const auto bytes = static_cast<double>(q.bytes) * q.ranks;
+  return 5 * kCall + kMeeting + bytes / kPeers;
+}
+
+constexpr std::array kPaths{
+    DevicePath{DeviceWay::staged, "staged", "to the host's memory, reduced there, and back",
+               staged_seconds},
+    DevicePath{DeviceWay::step, "step",
+               "in the devices' streams, from bucket to bucket; no two kernels at once",
+               step_seconds},
+    DevicePath{DeviceWay::spin, "spin", "one kernel on each rank, which waits for the others'",
+               spin_seconds}};
+
+/// Whether `setting` names a path that can run this.
+std::optional<DeviceWay> forced(const DeviceQuestion& q) {
+  const auto named = device_way_named(q.setting);
+  if (!named) return std::nullopt;
+  if (why_not(kPaths.at(static_cast<size_t>(*named)), q).empty()) return named;
+  // Where a kernel that spins cannot, steps are what comes next to it.
+  const bool steps = *named == DeviceWay::spin && has_steps(q.kind);
+  return steps ? DeviceWay::step : DeviceWay::staged;
+}
+
+}  // namespace
+
+std::span<const DevicePath> device_paths() { return kPaths; }
+
+std::optional<DeviceWay> device_way_named(std::string_view name) {
+  const auto found = std::ranges::find(kPaths, name, &DevicePath::name);
+  return found == kPaths.end() ? std::nullopt : std::optional(found->way);
+}
+
+std::string_view name_of(DeviceWay way) { return kPaths.at(static_cast<size_t>(way)).name; }
+
+std::string why_not(const DevicePath& path, const DeviceQuestion& q) {
+  if (path.way == DeviceWay::staged) return "";
+  if (!has_steps(q.kind)) return std::string(name_of(q.kind)) + " goes by the host alone";
+  if (path.way == DeviceWay::step) return "";
+  if (q.kind != Collective::all_reduce) return "runs all_reduce alone";
+  if (q.spin_bytes == 0)
+    return "ranks share a device, or are too many: their kernels may not run at once";
+  if (q.bytes > q.spin_bytes)
+    return "takes " + std::to_string(q.spin_bytes) + " bytes at most here";
+  return "";
+}
+
+DeviceWay choose_device_way(const DeviceQuestion& q) {
+  if (const auto named = forced(q)) return *named;
+  const DevicePath* best = &kPaths.front();
+  for (const DevicePath& path : kPaths)
+    if (why_not(path, q).empty() && path.seconds(q) < best->seconds(q)) best = &path;
+  return best->way;
+}
+
+std::vector<DeviceCandidate> explain_devices(const DeviceQuestion& q) {
+  const DeviceWay chosen = choose_device_way(q);
+  std::vector<DeviceCandidate> all;
+  for (const DevicePath& path : kPaths)
+    all.push_back({std::string(path.name), path.seconds(q), std::string(path.words),
+                   why_not(path, q), path.way == chosen});
+  return all;
+}
+
+}  // namespace farandole

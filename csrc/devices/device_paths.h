@@ -1,0 +1,52 @@
+// Which way a collective on arrays of devices goes: by cost, as the host's paths are chosen.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "schedule/schedule.h"
+
+namespace farandole {
+
+enum class DeviceWay : uint8_t { staged, step, spin };
+
+/// The same on all ranks, all of which have their arrays on devices of one host.
+struct DeviceQuestion {
+  Collective kind = Collective::all_reduce;
+  size_t bytes = 0;  // of the longer of input and output
+  int ranks = 1;
+  size_t spin_bytes = 0;  // that a kernel which waits for others can take; 0: there is none
+  std::string_view setting = "auto";  // FARANDOLE_DEVICE_PATH, or the call's algorithm
+};
+
+struct DevicePath {
+  DeviceWay way;
+  std::string_view name;
+  std::string_view words;                             // what it does
+  double (*seconds)(const DeviceQuestion& question);  // predicted
+};
+
+/// The one table of them.
+std::span<const DevicePath> device_paths();
+std::optional<DeviceWay> device_way_named(std::string_view name);
+std::string_view name_of(DeviceWay way);
+
+/// Why a path is not considered; empty: it is.
+std::string why_not(const DevicePath& path, const DeviceQuestion& question);
+/// That of least predicted time, or the one that the setting names, where it can run.
+DeviceWay choose_device_way(const DeviceQuestion& question);
+
+/// Each path with its words for this question.
+struct DeviceCandidate {
+  std::string name;
+  double seconds = 0;
+  std::string words;    // what it does
+  std::string refusal;  // why it is not considered; empty: it is
+  bool chosen = false;
+};
+std::vector<DeviceCandidate> explain_devices(const DeviceQuestion& question);
+
+}  // namespace farandole

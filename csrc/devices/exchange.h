@@ -1,0 +1,61 @@
+// One rank's end of an exchange between the devices of one host (base/cuda_table.h).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "devices/device_queue.h"
+#include "devices/peers.h"
+
+namespace farandole {
+
+/// When an operation's arrays are ready, and when it is complete. Goes back to its exchange.
+using StepMoments = std::shared_ptr<CudaMoments>;
+
+/// By one thread at a time, but for what says otherwise. Functions throw Error(device) and the
+/// like.
+class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
+ public:
+  /// Fills `mine` with what the others need.
+  DeviceExchange(const CudaExchangeShape& shape, OwnBucket& mine);
+
+  int device() const { return device_; }
+  void map(int member, const CudaShare& theirs, const Fd& descriptor);
+
+  /// Ready when what the queue waits for now has come. Any thread.
+  StepMoments moments(const DeviceQueue& queue);
+
+  void begin(const CudaMoments& moments, size_t pieces) {
+    ask_cuda(library_.begin, exchange_.get(), &moments, pieces);
+  }
+  void run(const CudaPiece& piece) { ask_cuda(library_.run, exchange_.get(), &piece); }
+  /// Bytes that spin() takes; 0: ranks' kernels may not count on running at once.
+  size_t spin_bytes(bool granted) const {
+    return library_.spin_bytes(exchange_.get(), granted ? 1 : 0);
+  }
+  void spin(const CudaPiece& piece, bool granted) {
+    ask_cuda(library_.spin, exchange_.get(), &piece, granted ? 1 : 0);
+  }
+  /// A number that is reached when all of it is done.
+  uint32_t end(CudaMoments& moments);
+
+  /// Costs nothing. Any thread.
+  bool is_complete(uint32_t number) const {
+    return library_.is_complete(exchange_.get(), number) != 0;
+  }
+  /// What follows in `stream` waits for the operation. Any thread.
+  void complete_before(const CudaMoments& moments, uint64_t stream) {
+    ask_cuda(library_.complete_before, exchange_.get(), &moments, stream);
+  }
+  /// Throws where nothing will be complete any more.
+  void look_for_loss() { ask_cuda(library_.look_for_lost_exchange, exchange_.get()); }
+  /// The ranks have failed: again and again, until all is complete.
+  void drain() { ask_cuda(library_.drain, exchange_.get()); }
+
+ private:
+  const CudaTable& library_;
+  int device_;
+  std::unique_ptr<CudaExchange, void (*)(CudaExchange*)> exchange_;
+};
+
+}  // namespace farandole

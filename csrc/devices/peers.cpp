@@ -1,0 +1,193 @@
+#include "devices/peers.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "base/fixed_text.h"
+#include "base/hash.h"
+#include "control/local_socket.h"
+
+namespace farandole {
+namespace {
+
+/// Known to the job's ranks alone.
+uint64_t secret_key(const Host& host, uint64_t key) {
+  Hash hash;
+  hash.add(key);
+  const std::span<const std::byte, 32> secret = host.segment->secret();
+  hash.add(std::string_view(reinterpret_cast<const char*>(secret.data()), secret.size()));
+  return hash.value();
+}
+
+void make_non_blocking(int fd) {
+  checked(::fcntl(fd, F_SETFL, checked(::fcntl(fd, F_GETFL), "fcntl") | O_NONBLOCK), "fcntl");
+}
+
+}  // namespace
+
+PeerMeeting::PeerMeeting(const Host& host, const Membership& membership, uint64_t key,
+                         OwnBucket mine, Map map)
+    : membership_(membership),
+      key_(secret_key(host, key)),
+      mine_(std::move(mine)),
+      map_(std::move(map)),
+      peers_(membership.members.size()) {
+  refusal_ = mine_.refusal;
+}
+
+std::string PeerMeeting::address_of(int r) const {
+  return "device-" + std::to_string(key_) + "-" + std::to_string(r);
+}
+
+void PeerMeeting::listen() {
+  listener_ = make_local_socket();
+  const LocalAddress address(address_of(membership_.rank));
+  checked(::bind(listener_.get(), address.get(), address.length), "bind");
+  checked(::listen(listener_.get(), static_cast<int>(peers_.size())), "listen");
+  make_non_blocking(listener_.get());
+}
+
+bool PeerMeeting::poll() {
+  bool moved = false;
+  if (!listener_) {
+    listen();
+    moved = true;
+  }
+  for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
+    if (r != membership_.rank) moved |= send_to(r);
+  moved |= take_in();
+  if (round_ == offers_ && said(offers_)) {
+    map_all();
+    round_ = mapped_;
+    moved = true;
+  }
+  if (done()) {
+    conclude();
+    moved = true;
+  }
+  return moved;
+}
+
+PeerMeeting::Letter PeerMeeting::letter(int round) const {
+  Letter letter{
+      .key = key_, .from = membership_.rank, .round = round, .share = mine_.share, .refusal = {}};
+  copy_cut(refusal_, letter.refusal);
+  return letter;
+}
+
+/// What is due; later where the other one does not listen yet.
+bool PeerMeeting::send_to(int r) {
+  Peer& peer = peers_[static_cast<size_t>(r)];
+  if (peer.sent > round_) return false;
+  if (!peer.to) {
+    Fd socket = make_local_socket();
+    if (!connect_at_once(socket.get(), LocalAddress(address_of(r)))) return false;
+    if (!same_user(socket.get()))
+      throw Error(ErrorCode::authentication, "a rank of this job runs as another user");
+    make_non_blocking(socket.get());
+    peer.to = std::move(socket);
+  }
+  const Letter due = letter(peer.sent);
+  const int descriptor = mine_.descriptor.get();
+  const bool gives = peer.sent == offers_ && mine_.refusal.empty();
+  if (!send_message(peer.to.get(), &due, sizeof due, {&descriptor, gives ? size_t{1} : 0}))
+    return false;
+  ++peer.sent;
+  return true;
+}
+
+bool PeerMeeting::take_in() {
+  bool moved = false;
+  for (;;) {
+    Fd stranger(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!stranger) break;
+    if (same_user(stranger.get())) strangers_.push_back(std::move(stranger));
+    moved = true;
+  }
+  std::erase_if(strangers_, [&](Fd& stranger) {
+    Peer* known = nullptr;
+    if (!hear(stranger, known)) return false;
+    moved = true;
+    if (known != nullptr) known->from = std::move(stranger);
+    return true;
+  });
+  for (Peer& peer : peers_)
+    for (Peer* known = &peer; peer.from && !peer.heard[mapped_] && hear(peer.from, known);)
+      moved = true;
+  return moved;
+}
+
+/// One letter. Of a stranger `peer` becomes whose it is, and stays null where it is nobody's.
+bool PeerMeeting::hear(Fd& socket, Peer*& peer) {
+  Letter letter{};
+  std::vector<Fd> descriptors;
+  errno = 0;
+  if (!receive_message(socket.get(), &letter, sizeof letter, &descriptors)) {
+    const bool gone = errno != EAGAIN && errno != EINTR;
+    if (gone && peer != nullptr) socket.reset();  // whose death the stream notices
+    return gone && peer == nullptr;
+  }
+  const bool known = letter.key == key_ && letter.from >= 0 &&
+                     letter.from < static_cast<int>(peers_.size()) &&
+                     letter.from != membership_.rank && letter.round >= 0 && letter.round < rounds_;
+  if (!known) return true;
+  peer = &peers_[static_cast<size_t>(letter.from)];
+  peer->heard[letter.round] = letter;
+  if (!descriptors.empty()) peer->descriptor = std::move(descriptors.front());
+  return true;
+}
+
+bool PeerMeeting::said(int round) const {
+  for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
+    if (r != membership_.rank && !peers_[static_cast<size_t>(r)].heard[round]) return false;
+  return true;
+}
+
+bool PeerMeeting::told(int round) const {
+  for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
+    if (r != membership_.rank && peers_[static_cast<size_t>(r)].sent <= round) return false;
+  return true;
+}
+
+/// Of those that have one; nothing where anybody has none, since nobody will use them.
+void PeerMeeting::map_all() {
+  const auto has_none = [](const Peer& peer) {
+    return peer.heard[offers_] && peer.heard[offers_]->refusal[0] != 0;
+  };
+  if (!refusal_.empty() || std::ranges::any_of(peers_, has_none)) return;
+  try {
+    for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
+      const Peer& peer = peers_[static_cast<size_t>(r)];
+      if (r != membership_.rank) map_(r, peer.heard[offers_]->share, peer.descriptor);
+    }
+  } catch (const Error& error) {
+    refusal_ = error.verdict();
+  }
+}
+
+void PeerMeeting::conclude() {
+  std::string first;
+  for (int r = 0; r < static_cast<int>(peers_.size()) && first.empty(); ++r) {
+    const Peer& peer = peers_[static_cast<size_t>(r)];
+    std::string theirs = r == membership_.rank ? std::string(letter(mapped_).refusal)
+                                               : text_in(peer.heard[mapped_]->refusal);
+    if (!theirs.empty())
+      first = "rank " + std::to_string(membership_.members[static_cast<size_t>(r)]) + ": " +
+              std::move(theirs);
+  }
+  refusal_ = std::move(first);
+}
+
+std::vector<int> PeerMeeting::silent() const {
+  std::vector<int> missing;
+  for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
+    if (r != membership_.rank && !peers_[static_cast<size_t>(r)].heard[mapped_])
+      missing.push_back(r);
+  return missing;
+}
+
+}  // namespace farandole

@@ -1,0 +1,80 @@
+// Collectives on arrays of devices, step by step in the devices' streams: into the bucket, meet,
+// fold the own part of all buckets, meet, out of the bucket. The host launches the steps and waits
+// for none of them; no two ranks' kernels have to run at once. Where they may, one kernel does all
+// of a small all-reduce.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "devices/device_paths.h"
+#include "devices/exchange.h"
+#include "devices/step_plan.h"
+#include "devices/step_watch.h"
+#include "stream/backend.h"
+
+namespace farandole {
+
+/// One operation's arrays, as its backend needs them.
+struct StepArrays {
+  uint64_t input = 0, output = 0;  // addresses
+  StepMoments moments;
+  std::shared_ptr<const void> kept;
+  std::atomic<bool> launched{false};  // released after `number`
+  uint32_t number = 0;
+};
+
+/// Of one stream. By the thread that polls.
+class StepBackend : public Backend {
+ public:
+  /// `exchange` is null where this rank has none, and `mine` says why.
+  StepBackend(const Host& host, const Membership& membership, uint64_t key,
+              std::shared_ptr<DeviceExchange> exchange, OwnBucket mine, size_t piece_bytes,
+              std::string setting, StepWatch& watch);
+
+  /// Before the operation starts: what of it only this rank knows.
+  void take(StepArrays& arrays) { arrays_ = &arrays; }
+
+  std::string_view name() const override { return "devices"; }
+  bool can_run(const Operation&) const override { return true; }
+  void refuse(const Operation&) const override {}
+  std::string ways_for(const Operation&) const override { return "step, spin"; }
+  void start(const Operation& operation, uint32_t sequence) override;
+  Progress poll(TimePoint until) override;
+  std::string declined() const override { return declined_; }
+  std::vector<int> lacking() const override;
+  void abort() noexcept override { operation_ = nullptr; }
+  std::string_view way() const override { return name_of(way_); }
+
+ private:
+  bool join();
+  bool grants_spinning() const;
+  void choose();
+  void begin();
+  void run_piece(size_t index);
+  void end();
+
+  Membership membership_;
+  int world_rank_;
+  std::shared_ptr<DeviceExchange> exchange_;
+  size_t piece_bytes_;
+  std::string setting_;
+  StepWatch& watch_;
+  std::optional<PeerMeeting> meeting_;  // until all have met
+  std::string refusal_;
+
+  // The operation in flight.
+  const Operation* operation_ = nullptr;
+  uint32_t sequence_ = 0;
+  StepArrays* arrays_ = nullptr;
+  StepShape step_{};
+  CudaPiece fold_{};  // what all pieces have in common
+  size_t pieces_ = 0, next_ = 0;
+  DeviceWay way_ = DeviceWay::step;
+  std::string declined_;
+  bool begun_ = false;
+};
+
+}  // namespace farandole

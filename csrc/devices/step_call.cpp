@@ -1,0 +1,119 @@
+#include "devices/step_call.h"
+
+#include <thread>
+#include <utility>
+
+#include "base/hash.h"
+
+namespace farandole {
+namespace {
+
+constexpr auto kBetweenCompletionLooks = std::chrono::microseconds(50);
+
+/// What this rank reads and writes: the input of a broadcast is the root's alone.
+std::optional<int> device_of(const Options& o, const PlacedArray& input, const PlacedArray& output,
+                             int rank) {
+  const bool reads = o.kind != Collective::broadcast || rank == o.root;
+  if (!output.device || (reads && !input.device)) return std::nullopt;
+  const int device = output.device->queue->device();
+  if (reads && input.device->queue->device() != device) return std::nullopt;
+  return device;
+}
+
+/// Whether nobody has said how.
+bool may_choose(const Group& group, const Options& options) {
+  return group.engine()->options().device_path != "staged" && options.algorithm.empty() &&
+         group.defaults().algorithm.empty() && !options.bundle && !options.epilogue;
+}
+
+/// Of what ranks agree on, as far as it decides whether all have their arrays on devices.
+uint64_t hash_of_call(const Options& o, const Buffer& buffer) {
+  Hash hash;
+  hash.add(static_cast<uint64_t>(o.kind) | static_cast<uint64_t>(o.root) << 32);
+  hash.add(static_cast<uint64_t>(buffer.dtype) << 56 | buffer.count);
+  hash.add(o.algorithm);
+  hash.add(o.name);
+  return hash.value();
+}
+
+}  // namespace
+
+std::shared_ptr<StepCall> StepCall::offer(Group& group, Options& options, const PlacedArray& input,
+                                          const PlacedArray& output,
+                                          std::shared_ptr<StagedCopies> copies) {
+  const auto asked = device_way_named(options.algorithm);
+  if (asked == DeviceWay::staged) options.algorithm.clear();
+  if (asked ? asked == DeviceWay::staged : !may_choose(group, options)) return nullptr;
+  const auto device = device_of(options, input, output, group.rank());
+  const auto steps = device && has_steps(options.kind) && output.buffer.count > 0
+                         ? Steps::of(group, *device)
+                         : nullptr;
+  if (asked && !steps)
+    throw Error(ErrorCode::invalid_argument,
+                std::string(name_of(options.kind)) + " cannot go by '" + options.algorithm +
+                    "' here: that takes input and output on one device, the group's own, of ranks "
+                    "that share a host");
+  const uint64_t call = hash_of_call(options, output.buffer);
+  if (!steps || !steps->worth_trying(call)) return nullptr;
+  return std::shared_ptr<StepCall>(
+      new StepCall(steps, group, options, input, output, std::move(copies), call));
+}
+
+StepCall::StepCall(std::shared_ptr<Steps> steps, const Group& group, const Options& options,
+                   const PlacedArray& input, const PlacedArray& output,
+                   std::shared_ptr<StagedCopies> copies, uint64_t call)
+    : steps_(std::move(steps)),
+      detector_(group.membership().detector),
+      rank_(group.rank()),
+      world_rank_(group.engine()->host().rank),
+      spec_(options),
+      input_(input),
+      output_(output),
+      copies_(std::move(copies)),
+      call_(call) {
+  arrays_.input = input.device ? input.device->address : 0;
+  arrays_.output = output.device->address;
+  arrays_.kept = copies_;  // which keeps the arrays
+  if (steps_->exchange()) arrays_.moments = steps_->exchange()->moments(*output.device->queue);
+}
+
+Backend& StepCall::backend() {
+  steps_->backend().take(arrays_);
+  return steps_->backend();
+}
+
+void StepCall::go_by_host(Operation& operation) {
+  steps_->note_failed(call_);
+  try {
+    const Operand lies = stage(*copies_, Options(spec_), input_, output_, rank_);
+    copies_->seal();
+    operation.input = lies.input;
+    operation.output = lies.output;
+  } catch (const Error& error) {
+    throw on_rank(error, world_rank_);
+  }
+}
+
+void StepCall::check() const {
+  if (!detector_->failed() || steps_->exchange()->is_complete(arrays_.number)) return;
+  if (const auto verdict = detector_->verdict()) throw Error(*verdict);
+}
+
+void StepCall::hand_over(std::optional<uint64_t> stream) {
+  try {
+    if (stream)
+      steps_->exchange()->complete_before(*arrays_.moments, *stream);
+    else
+      while (!steps_->exchange()->is_complete(arrays_.number)) {
+        check();
+        std::this_thread::sleep_for(kBetweenCompletionLooks);
+      }
+  } catch (const Error& error) {
+    if (!detector_->failed()) detector_->report(on_rank(error, world_rank_));
+    if (const auto verdict = detector_->verdict()) throw Error(*verdict);
+    throw;
+  }
+  check();
+}
+
+}  // namespace farandole

@@ -1,0 +1,130 @@
+#include "devices/step_plan.h"
+
+#include <algorithm>
+
+#include "schedule/slicing.h"
+
+namespace farandole {
+namespace {
+
+/// Elements between the places of two ranks' shares keep them alike modulo 16 bytes.
+constexpr size_t kAlike = 16;
+
+/// Whether a bucket holds a share for each rank side by side; else it holds one stretch.
+bool has_places(Collective kind) {
+  return kind == Collective::reduce_scatter || kind == Collective::all_to_all;
+}
+
+/// Elements of all that is cut: the whole, or the longest share.
+size_t length_of(const StepShape& s) {
+  if (s.kind == Collective::all_reduce || s.kind == Collective::broadcast) return s.shape.count;
+  return largest_share(s.kind, s.shape);
+}
+
+/// Elements that a piece takes, of the whole or of each share.
+size_t most_of(const StepShape& s) {
+  const size_t room = s.piece_bytes / s.element;
+  if (!has_places(s.kind)) return room;
+  const size_t each = room / static_cast<size_t>(s.shape.size);
+  return std::max<size_t>(1, each >= kAlike ? each / kAlike * kAlike : each);
+}
+
+struct Cutting {
+  const StepShape& s;
+  StepPiece piece;
+  size_t most, begin;
+
+  Cutting(const StepShape& step, size_t index)
+      : s(step), most(most_of(step)), begin(index * most) {}
+
+  int me() const { return s.shape.rank; }
+  /// What of a share is in this piece, where the share lies.
+  Slice of(Slice share) const { return clip(share, {share.space, share.offset + begin, most}); }
+  size_t place(int r) const { return static_cast<size_t>(r) * most; }
+
+  void bring(Slice from, size_t to) {
+    if (from.count == 0) return;
+    piece.in.push_back({from.offset * s.element, to * s.element, from.count * s.element, me()});
+  }
+  void take(int rank, size_t from, Slice to) {
+    if (to.count == 0) return;
+    piece.out.push_back({from * s.element, to.offset * s.element, to.count * s.element, rank});
+  }
+  Slice whole() const { return of({Space::input, 0, s.shape.count}); }
+
+  void all_reduce() {
+    bring(whole(), 0);
+    const Slice mine = part({Space::input, 0, whole().count}, s.shape.size, me());
+    piece.first = mine.offset;
+    piece.count = mine.count;
+    piece.to_all = true;
+    take(me(), 0, whole());
+  }
+  void reduce_scatter() {
+    for (int r = 0; r < s.shape.size; ++r) bring(of(share_of(s.kind, s.shape, r)), place(r));
+    piece.first = place(me());
+    piece.count = of(share_of(s.kind, s.shape, me())).count;
+    piece.fold_to = begin * s.element;
+  }
+  void all_gather() {
+    const Slice mine = share_of(s.kind, s.shape, me());
+    bring(of({Space::input, 0, mine.count}), 0);
+    for (int i = 1; i <= s.shape.size; ++i) {  // not all from one at a time
+      const int r = (me() + i) % s.shape.size;
+      take(r, 0, of(share_of(s.kind, s.shape, r)));
+    }
+  }
+  void broadcast() {
+    if (me() == s.shape.root) bring(whole(), 0);
+    if (me() != s.shape.root || !s.in_place) take(s.shape.root, 0, whole());
+  }
+  void all_to_all() {
+    for (int r = 0; r < s.shape.size; ++r) bring(of(block_sent(s.shape, me(), r)), place(r));
+    for (int i = 1; i <= s.shape.size; ++i) {
+      const int r = (me() + i) % s.shape.size;
+      take(r, place(me()), of(block_received(s.shape, r, me())));
+    }
+  }
+};
+
+}  // namespace
+
+bool has_steps(Collective kind) {
+  return kind == Collective::all_reduce || kind == Collective::reduce_scatter ||
+         kind == Collective::all_gather || kind == Collective::broadcast ||
+         kind == Collective::all_to_all;
+}
+
+size_t amount_of(Collective kind, const Shape& shape) {
+  if (kind == Collective::all_reduce || kind == Collective::broadcast) return shape.count;
+  if (kind != Collective::all_to_all) return all_shares(kind, shape);
+  return largest_share(kind, shape) * static_cast<size_t>(shape.size);
+}
+
+size_t pieces_of(const StepShape& step) {
+  const size_t most = most_of(step);
+  return (length_of(step) + most - 1) / most;
+}
+
+StepPiece piece_of(const StepShape& step, size_t index) {
+  Cutting cutting(step, index);
+  switch (step.kind) {
+    case Collective::all_reduce:
+      cutting.all_reduce();
+      break;
+    case Collective::reduce_scatter:
+      cutting.reduce_scatter();
+      break;
+    case Collective::all_gather:
+      cutting.all_gather();
+      break;
+    case Collective::broadcast:
+      cutting.broadcast();
+      break;
+    default:
+      cutting.all_to_all();
+  }
+  return std::move(cutting.piece);
+}
+
+}  // namespace farandole

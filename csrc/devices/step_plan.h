@@ -1,0 +1,38 @@
+// How a collective is cut into pieces that fit a bucket, and what each piece moves and folds: pure
+// arithmetic, the same on all ranks but for what is a rank's own.
+#pragma once
+
+#include <vector>
+
+#include "base/cuda_table.h"
+#include "schedule/schedule.h"
+
+namespace farandole {
+
+/// A collective among devices, as one rank sees it. `shape` refers to whatever its counts do.
+struct StepShape {
+  Collective kind;
+  Shape shape{};
+  size_t element = 0;      // bytes
+  size_t piece_bytes = 0;  // of a bucket, for one piece; 64 bytes for each rank at least
+  bool in_place = false;   // input and output begin at one address
+};
+
+/// All in bytes, but for what is folded: that is in elements of the bucket.
+struct StepPiece {
+  std::vector<CudaMove> in, out;
+  size_t first = 0, count = 0;  // folded
+  bool to_all = false;          // to the same place in all buckets; else to the output
+  size_t fold_to = 0;           // where in the output
+};
+
+/// Whether steps can run it.
+bool has_steps(Collective kind);
+
+/// Elements of the longer of input and output, of the rank where that is longest.
+size_t amount_of(Collective kind, const Shape& shape);
+
+size_t pieces_of(const StepShape& step);
+StepPiece piece_of(const StepShape& step, size_t index);
+
+}  // namespace farandole

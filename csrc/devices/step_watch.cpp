@@ -1,0 +1,134 @@
+#include "devices/step_watch.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "base/log.h"
+#include "base/seconds_text.h"
+#include "control/absence.h"
+#include "devices/staged_copies.h"
+#include "engine/fork.h"
+
+namespace farandole {
+namespace {
+
+/// How often a device is asked whether it is lost, and flags are written where ranks have failed.
+constexpr auto kBetweenStepLooks = std::chrono::milliseconds(20);
+constexpr auto kNapAtTheEnd = std::chrono::microseconds(200);
+
+}  // namespace
+
+StepWatch::StepWatch(Engine& engine, Membership membership,
+                     std::shared_ptr<DeviceExchange> exchange)
+    : engine_(engine),
+      around_(engine.view()),
+      membership_(std::move(membership)),
+      exchange_(std::move(exchange)) {}
+
+StepWatch::~StepWatch() {
+  if (in_child()) return;
+  for (drop_complete(); !in_flight_.empty(); drop_complete()) {
+    const TimePoint when = now();
+    StepInFlight& first = in_flight_.front();
+    if (first.timeout > Duration::zero())
+      first.deadline.at =
+          std::min(first.deadline.at, when + std::exchange(first.timeout, Duration::zero()));
+    const bool late = first.deadline.passed(when);
+    if (late || membership_.detector->failed() || somebody_has_died()) {
+      if (late)
+        log(LogLevel::error, first.title + " was not complete on device " +
+                                 std::to_string(exchange_->device()) +
+                                 " when its rank ended: its result means nothing");
+      break;  // the exchange drains
+    }
+    try {
+      exchange_->look_for_loss();
+    } catch (const Error&) {  // NOLINT: nothing waits there any more
+      break;
+    }
+    std::this_thread::sleep_for(kNapAtTheEnd);
+  }
+}
+
+void StepWatch::add(StepInFlight step) {
+  in_flight_.push_back(std::move(step));
+  engine_.hold_on();
+}
+
+void StepWatch::poll() {
+  if (!in_flight_.empty())
+    for (size_t n = drop_complete(); n > 0; --n) engine_.let_go();
+}
+
+/// How many there were.
+size_t StepWatch::drop_complete() {
+  size_t dropped = 0;
+  for (; !in_flight_.empty() && exchange_->is_complete(in_flight_.front().number); ++dropped)
+    in_flight_.pop_front();
+  return dropped;
+}
+
+void StepWatch::look_around(TimePoint when) {
+  if (in_flight_.empty() || when < next_look_) return;
+  next_look_ = when + kBetweenStepLooks;
+  if (!membership_.detector->failed()) look_for_failure(when);
+  if (membership_.detector->failed()) drain();
+}
+
+void StepWatch::look_for_failure(TimePoint when) {
+  for (StepInFlight& step : in_flight_)
+    if (step.timeout > Duration::zero())
+      step.deadline.at =
+          std::min(step.deadline.at, when + std::exchange(step.timeout, Duration::zero()));
+  try {
+    exchange_->look_for_loss();
+    look_for_the_dead();
+    const auto late = std::ranges::find_if(
+        in_flight_, [&](const StepInFlight& step) { return step.deadline.passed(when); });
+    if (late == in_flight_.end()) return;
+    Context where;
+    where.operation = late->title;
+    throw Error(ErrorCode::stalled,
+                late->title + " was not complete on device " + std::to_string(exchange_->device()) +
+                    " in time",
+                where, "look what the streams of all ranks' devices wait for");
+  } catch (const Error& error) {
+    const bool own = error.code() != ErrorCode::peer_lost;
+    membership_.detector->report(own ? on_rank(error, engine_.host().rank) : error);
+    engine_.wake_everyone();
+  }
+}
+
+/// Ranks that have left have waited for their devices before.
+void StepWatch::look_for_the_dead() {
+  for (const int member : membership_.members) {
+    if (member == engine_.host().rank || has_left(around_, member)) continue;
+    Context where;
+    where.operation = in_flight_.front().title;
+    if (const auto absence = absence_of(around_, member, where)) throw Error(*absence);
+  }
+}
+
+bool StepWatch::somebody_has_died() const {
+  return std::ranges::any_of(membership_.members, [&](int member) {
+    if (member == engine_.host().rank) return false;
+    const auto absence = absence_of(engine_.host(), member, "");
+    return absence && absence->code() == ErrorCode::peer_lost;
+  });
+}
+
+void StepWatch::drain() noexcept {
+  try {
+    exchange_->look_for_loss();
+  } catch (const Error&) {  // NOLINT: nothing waits there; its steps are never complete
+    for (; !in_flight_.empty(); in_flight_.pop_front()) engine_.let_go();
+    return;
+  }
+  try {
+    exchange_->drain();
+  } catch (const Error&) {  // NOLINT: at the next look again
+  }
+}
+
+}  // namespace farandole

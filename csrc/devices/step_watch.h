@@ -1,0 +1,55 @@
+// What steps have put into a device's streams and is not complete: nobody may wait for it, and
+// whoever does waits by a stream. While there is any, the engine is driven, and looks for what
+// would leave streams waiting for ever: ranks that have died, a device that is lost, a deadline.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+
+#include "devices/exchange.h"
+#include "engine/engine.h"
+
+namespace farandole {
+
+/// One operation on its way.
+struct StepInFlight {
+  uint32_t number = 0;
+  std::string title;
+  Deadline deadline;
+  Duration timeout{};  // besides, from the first look around; zero: none
+  StepMoments moments;
+  std::shared_ptr<const void> kept;  // what keeps its arrays
+};
+
+/// By the thread that polls; its end by any.
+class StepWatch {
+ public:
+  StepWatch(Engine& engine, Membership membership, std::shared_ptr<DeviceExchange> exchange);
+  /// Waits for what is in flight, as long as its deadline allows and all ranks live.
+  ~StepWatch();
+  StepWatch(const StepWatch&) = delete;
+  StepWatch& operator=(const StepWatch&) = delete;
+
+  void add(StepInFlight step);
+
+  void poll();
+  void look_around(TimePoint now);
+  bool idle() const { return in_flight_.empty(); }
+
+ private:
+  size_t drop_complete();
+  void look_for_failure(TimePoint when);
+  void look_for_the_dead();
+  void drain() noexcept;
+  bool somebody_has_died() const;
+
+  Engine& engine_;
+  EngineView around_;
+  Membership membership_;
+  std::shared_ptr<DeviceExchange> exchange_;
+  std::deque<StepInFlight> in_flight_;
+  TimePoint next_look_{};
+};
+
+}  // namespace farandole

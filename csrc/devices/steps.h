@@ -1,0 +1,47 @@
+// The steps of one group's collectives on one device: made where such a call is first met.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <set>
+
+#include "devices/step_backend.h"
+#include "group/group.h"
+
+namespace farandole {
+
+class Steps : public Task, public std::enable_shared_from_this<Steps> {
+ public:
+  /// The group's, made for this device if there are none yet; null where they are another device's,
+  /// or the group cannot have any: its ranks do not share a host. Any thread; the first call takes
+  /// long.
+  static std::shared_ptr<Steps> of(Group& group, int device);
+
+  Steps(Group& group, int device);
+  Steps(const Steps&) = delete;
+  Steps& operator=(const Steps&) = delete;
+
+  StepBackend& backend() { return *backend_; }
+  int device() const { return device_; }
+  /// Null where this rank has no bucket: then it takes part all the same, to say so.
+  const std::shared_ptr<DeviceExchange>& exchange() const { return exchange_; }
+
+  /// Calls that did not go by steps are not tried again. `call`: any hash of what ranks agree on.
+  bool worth_trying(uint64_t call) const;
+  void note_failed(uint64_t call);
+
+  bool poll(TimePoint until) override;
+  void look_around(TimePoint now) override;
+
+ private:
+  Engine& engine_;
+  std::weak_ptr<Group> group_;
+  int device_;
+  std::shared_ptr<DeviceExchange> exchange_;
+  std::optional<StepWatch> watch_;
+  std::optional<StepBackend> backend_;
+  mutable std::mutex mutex_;  // guards failed_
+  std::set<uint64_t> failed_;
+};
+
+}  // namespace farandole

@@ -1,0 +1,70 @@
+"""``farandole info --why SIZE --memory device``: which way a collective on arrays of CUDA devices
+would go, and why."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+# What a kernel that waits for others takes on a device of 128 multiprocessors: csrc/cuda/plans.cpp.
+_SPIN_BYTES = 64 * 4096
+
+
+def show(asked: dict[str, str], ranks: int, size: int, *, as_json: bool) -> int:
+    """Raises InvalidArgument for a question that makes no sense."""
+    facts = answer(asked, ranks, size)
+    if as_json:
+        print(json.dumps(facts, indent=2))
+    else:
+        _show(facts)
+    return 0
+
+
+def answer(asked: dict[str, str], ranks: int, size: int) -> dict[str, Any]:
+    """Question, choice and candidates, as plain values."""
+    from farandole import _core
+    from farandole._limits import setting
+
+    chosen_by = setting("FARANDOLE_DEVICE_PATH")
+    shares = asked["memory"] == "shared-device" and chosen_by != "spin"
+    longest = size * (ranks if asked["collective"] in ("all_gather", "all_to_all") else 1)
+    rows = _core.tuning.explain_devices(
+        asked["collective"], longest, ranks, 0 if shares else _SPIN_BYTES, chosen_by
+    )
+    return {
+        "question": {**asked, "ranks": ranks, "bytes": size},
+        "choice": next(row["name"] for row in rows if row["chosen"]),
+        "forced": chosen_by if chosen_by != "auto" else None,
+        "candidates": [{**row, "why": _verdict(dict(row))} for row in rows],
+    }
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    if row["refusal"]:
+        return str(row["refusal"])
+    return "chosen" if row["chosen"] else "predicted to take longer, or not asked for"
+
+
+def _show(facts: dict[str, Any]) -> None:
+    from farandole._bench.statistics import format_microseconds, format_size
+    from farandole.cli._terminal import print_table
+
+    q = facts["question"]
+    whose = "one device" if q["memory"] == "shared-device" else "a device each"
+    title = (
+        f"{q['collective']} of {format_size(q['bytes'])} {q['dtype']}, {q['ranks']} ranks of this "
+        f"host with {whose}: {facts['choice']}"
+    )
+    rows = [
+        (
+            row["name"],
+            row["words"],
+            format_microseconds(1e9 * row["seconds"]).rjust(9),
+            row["why"],
+        )
+        for row in facts["candidates"]
+    ]
+    print_table(title, ("name", "what", "us", "why"), rows)
+    print("times follow from what devices are said to do; none was measured")
+    if facts["forced"]:
+        print(f"FARANDOLE_DEVICE_PATH={facts['forced']} chooses that one where it can run")

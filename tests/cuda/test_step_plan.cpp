@@ -1,0 +1,184 @@
+// How collectives are cut into pieces that fit a bucket, run here piece by piece on plain memory.
+#include <cstring>
+#include <vector>
+
+#include "check.h"
+#include "devices/device_paths.h"
+#include "devices/step_plan.h"
+#include "schedule/slicing.h"
+
+using namespace farandole;
+using testing::Note;
+
+namespace {
+
+using Words = std::vector<uint32_t>;
+constexpr size_t kWord = sizeof(uint32_t);
+
+struct Rank {
+  Words input, output;
+  std::vector<std::byte> bucket;
+};
+
+/// Any words, no two alike.
+uint32_t word(int rank, size_t index) {
+  return static_cast<uint32_t>(rank + 1) * 100003 + static_cast<uint32_t>(index) * 7;
+}
+
+class Machine {
+ public:
+  Machine(Collective kind, int size, size_t count, const std::vector<size_t>& counts,
+          size_t piece_bytes)
+      : kind_(kind), ranks_(static_cast<size_t>(size)) {
+    for (int r = 0; r < size; ++r) {
+      StepShape step{.kind = kind, .element = kWord, .piece_bytes = piece_bytes};
+      step.shape = {.rank = r, .size = size, .count = count, .counts = counts, .root = size - 1};
+      steps_.push_back(step);
+      const Sizes sizes = sizes_of(kind, step.shape);
+      Rank& rank = ranks_[static_cast<size_t>(r)];
+      for (size_t i = 0; i < sizes.input; ++i) rank.input.push_back(word(r, i));
+      rank.output.assign(sizes.output, 0xdead);
+      rank.bucket.resize(piece_bytes);
+    }
+  }
+
+  void run() {
+    for (size_t p = 0; p < pieces_of(steps_[0]); ++p) {
+      std::vector<StepPiece> pieces;
+      for (const StepShape& step : steps_) {
+        CHECK_EQUAL(pieces_of(step), pieces_of(steps_[0]));
+        pieces.push_back(piece_of(step, p));
+        CHECK_EQUAL(pieces.back().to_all, kind_ == Collective::all_reduce);
+      }
+      for (size_t r = 0; r < ranks_.size(); ++r)
+        for (const CudaMove& move : pieces[r].in)
+          copy(ranks_[r].bucket, move.to, ranks_[r].input, move.from, move.bytes);
+      for (size_t r = 0; r < ranks_.size(); ++r) fold(ranks_[r], pieces[r]);
+      for (size_t r = 0; r < ranks_.size(); ++r)
+        for (const CudaMove& move : pieces[r].out)
+          copy(ranks_[r].output, move.to, ranks_[static_cast<size_t>(move.rank)].bucket, move.from,
+               move.bytes);
+    }
+  }
+
+  void check() const {
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      const Note note("rank ", r);
+      CHECK(ranks_[r].output == expected(static_cast<int>(r)));
+    }
+  }
+
+ private:
+  template <typename T>
+  static size_t bytes_of(const std::vector<T>& memory) {
+    return memory.size() * sizeof(T);
+  }
+  template <typename To, typename From>
+  static void copy(std::vector<To>& to, size_t at, const std::vector<From>& from, size_t begin,
+                   size_t bytes) {
+    CHECK(at + bytes <= bytes_of(to));
+    CHECK(begin + bytes <= bytes_of(from));
+    if (at + bytes > bytes_of(to) || begin + bytes > bytes_of(from)) return;
+    std::memcpy(reinterpret_cast<std::byte*>(to.data()) + at,
+                reinterpret_cast<const std::byte*>(from.data()) + begin, bytes);
+  }
+
+  void fold(Rank& me, const StepPiece& piece) {
+    for (size_t i = piece.first; i < piece.first + piece.count; ++i) {
+      uint32_t sum = 0;
+      for (const Rank& rank : ranks_) {
+        uint32_t one = 0;
+        CHECK((i + 1) * kWord <= rank.bucket.size());
+        std::memcpy(&one, rank.bucket.data() + i * kWord, kWord);
+        sum += one;
+      }
+      if (piece.to_all)
+        for (Rank& rank : ranks_) std::memcpy(rank.bucket.data() + i * kWord, &sum, kWord);
+      else
+        me.output.at(piece.fold_to / kWord + i - piece.first) = sum;
+    }
+  }
+
+  uint32_t sum(size_t index) const {
+    uint32_t all = 0;
+    for (const Rank& rank : ranks_) all += rank.input[index];
+    return all;
+  }
+
+  Words expected(int me) const {
+    const Shape& shape = steps_[static_cast<size_t>(me)].shape;
+    Words out(ranks_[static_cast<size_t>(me)].output.size());
+    for (size_t i = 0; i < out.size(); ++i) {
+      if (kind_ == Collective::all_reduce) out[i] = sum(i);
+      if (kind_ == Collective::reduce_scatter) out[i] = sum(share_of(kind_, shape, me).offset + i);
+      if (kind_ == Collective::broadcast) out[i] = word(shape.root, i);
+    }
+    for (int r = 0; r < shape.size; ++r) {
+      if (kind_ != Collective::all_gather && kind_ != Collective::all_to_all) break;
+      const Slice to = kind_ == Collective::all_gather ? share_of(kind_, shape, r)
+                                                       : block_received(shape, r, me);
+      const size_t from = kind_ == Collective::all_gather ? 0 : block_sent(shape, r, me).offset;
+      for (size_t i = 0; i < to.count; ++i) out[to.offset + i] = word(r, from + i);
+    }
+    return out;
+  }
+
+  Collective kind_;
+  std::vector<StepShape> steps_;
+  std::vector<Rank> ranks_;
+};
+
+}  // namespace
+
+TEST(steps_of_every_collective_cut_into_pieces) {
+  for (const Collective kind :
+       {Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather,
+        Collective::broadcast, Collective::all_to_all})
+    for (const int size : {1, 2, 3, 5})
+      for (const size_t count : {size_t{1}, size_t{7}, size_t{1003}})
+        for (const size_t piece_bytes : {size_t{64} * 5, size_t{4096}})
+          for (const bool uneven : {false, true}) {
+            std::vector<size_t> counts(uneven ? counts_of(kind, size) : 0);
+            for (size_t i = 0; i < counts.size(); ++i) counts[i] = i * 31 % 5 * count / 2;
+            if (uneven && counts.empty()) continue;
+            const Note note(name_of(kind), " of ", count, " on ", size, " ranks, ", piece_bytes,
+                            " bytes", uneven ? ", uneven" : "");
+            size_t whole = count;  // the shape's, of a reduce_scatter
+            if (uneven && kind == Collective::reduce_scatter) {
+              whole = 0;
+              for (const size_t n : counts) whole += n;
+            }
+            Machine machine(kind, size, whole, counts, piece_bytes);
+            machine.run();
+            machine.check();
+          }
+}
+
+TEST(ways_on_devices_are_chosen_by_cost_and_by_name) {
+  const auto chosen = [](DeviceQuestion question) {
+    const auto all = explain_devices(question);
+    size_t found = 0;
+    for (const DeviceCandidate& c : all) found += c.chosen;
+    CHECK_EQUAL(found, size_t{1});
+    return std::string(name_of(choose_device_way(question)));
+  };
+  const DeviceQuestion small{.bytes = 1024, .ranks = 2, .spin_bytes = 0};
+  DeviceQuestion apart = small, large = small, other = small;
+  apart.spin_bytes = 4096;
+  large.bytes = 64 << 20;
+  other.kind = Collective::gather;
+  CHECK_EQUAL(chosen(small), std::string("staged"));
+  CHECK_EQUAL(chosen(apart), std::string("spin"));
+  CHECK_EQUAL(chosen(large), std::string("step"));
+  CHECK_EQUAL(chosen(other), std::string("staged"));
+  const auto set_to = [](DeviceQuestion question, std::string_view setting) {
+    question.setting = setting;
+    return question;
+  };
+  CHECK_EQUAL(chosen(set_to(apart, "step")), std::string("step"));
+  CHECK_EQUAL(chosen(set_to(small, "step")), std::string("step"));
+  CHECK_EQUAL(chosen(set_to(large, "staged")), std::string("staged"));
+  CHECK_EQUAL(chosen(set_to(apart, "spin")), std::string("spin"));
+  CHECK_EQUAL(chosen(set_to(large, "spin")), std::string("step"));
+  CHECK_EQUAL(chosen(set_to(other, "spin")), std::string("staged"));
+}

@@ -1,0 +1,313 @@
+"""Collectives that go by steps in the devices' streams, by ranks over the fake driver, which runs
+the kernels' own source: the bits are the host's, and no host waits for a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_device import Rank, WithFunctions
+from test_device_collectives import NEVER_IN_A_STEADY_STEP
+from test_device_collectives import all_collectives as all_collectives
+from test_device_collectives import folds as folds
+from test_device_collectives import mixed as mixed
+
+import farandole as fd
+import harness
+from harness import World
+
+Start = Callable[..., World]
+
+
+def by(path: str, body: str, *arguments: Any) -> None:
+    """A function of this module by its name; and an all-reduce behind it went that way."""
+    seen: list[str] = []
+    end = Rank.end
+
+    def note(rank: Rank) -> None:
+        x = rank.array(7, "int32")
+        fd.all_reduce(x, out=x)
+        seen.append(fd.world().last_path)
+        end(rank)
+
+    Rank.end = note  # type: ignore[method-assign]
+    globals()[body](*arguments)
+    Rank.end = end  # type: ignore[method-assign]
+    assert seen == [path] or (path == "staged" and seen[0] not in ("step", "spin")), seen
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "kind"),
+    [(2, "float32", "both"), (3, "bfloat16", "dlpack"), (3, "int8", "interface"),
+     (2, "bool", "functions"), (1, "float64", "version 1")],
+)  # fmt: skip
+def test_bits_are_those_of_the_host(by_steps: Start, size: int, dtype: str, kind: str) -> None:
+    by_steps(size, FAKE_CUDA_JITTER="3").run(by, "step", "folds", dtype, kind)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_collective(by_steps: Start, size: int) -> None:
+    """Of which some have steps, in several pieces, and the others go by the host in between."""
+    by_steps(size, FAKE_CUDA_JITTER="7").run(by, "step", "all_collectives", 2500)
+
+
+def test_some_arrays_on_the_host_some_on_devices(by_steps: Start) -> None:
+    """What ranks agree on says so, and all of them go by the host."""
+    by_steps(3).run(by, "step", "mixed")
+
+
+def each_its_own() -> None:
+    rank = Rank()
+    rank.device = fd.rank()
+    for count in (5, 40_000):
+        x, on_host = rank.pair(count, "float64")
+        expected = rank.host(count, "float64")
+        fd.all_reduce(on_host.array, "mean", out=expected.array)
+        assert fd.all_reduce(x, "mean", out=x).get() == expected.get()
+    rank.end()
+
+
+def test_each_rank_has_a_device(by_steps: Start) -> None:
+    by_steps(2, FAKE_CUDA_DEVICES="2", FAKE_CUDA_JITTER="5").run(by, "step", "each_its_own")
+
+
+def two_devices() -> None:
+    """The group's steps are of one device; what lies on another one goes by the host."""
+    rank = Rank()
+    for device in (0, 1, 0):
+        x = rank.array(3000, "int32", device=device)
+        x.put(bytes(range(250)) * 48)
+        fd.all_reduce(x, out=rank.array(3000, "int32", device=device))
+        assert (fd.world().last_path == "step") == (device == 0)
+    fd.all_reduce(x, out=rank.array(3000, "int32", device=1))
+    assert fd.world().last_path != "step"
+    rank.end()
+
+
+def test_two_devices_of_one_rank(by_steps: Start) -> None:
+    by_steps(2, FAKE_CUDA_DEVICES="2").run(two_devices)
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(2, "float16"), (3, "uint32")])
+def test_one_kernel_on_a_device_that_ranks_share(by_steps: Start, size: int, dtype: str) -> None:
+    """Where that is granted; what is too large for it goes by steps."""
+    spinning = by_steps(size, FARANDOLE_DEVICE_PATH="spin", FAKE_CUDA_JITTER="9")
+    spinning.run(by, "spin", "folds", dtype, "both")
+
+
+def test_one_kernel_where_each_rank_has_a_device(by_steps: Start) -> None:
+    """Without being told: it is predicted to be the fastest."""
+    apart = by_steps(2, FARANDOLE_DEVICE_PATH="auto", FAKE_CUDA_DEVICES="2")
+    apart.run(by, "spin", "each_its_own")
+
+
+def chosen_by_cost_and_by_name() -> None:
+    rank = Rank()
+
+    def way(count: int, algorithm: str | None = None) -> str:
+        x = rank.array(count, "float32")
+        fd.all_reduce(x, out=x, algorithm=algorithm)
+        x.get()
+        path = fd.world().last_path
+        return path if path in ("step", "spin") else "staged"
+
+    for _ in range(2):
+        assert way(5) == "staged", "no kernel may spin, and steps take longer"
+        assert way(2_000_000) == "step"
+        assert way(5, "step") == "step"
+        assert way(2_000_000, "staged") == "staged"
+        assert way(5, "spin") == "spin"
+        with pytest.raises(fd.InvalidArgument, match="'spin': takes 16384 bytes at most here"):
+            way(2_000_000, "spin")
+    x = rank.array(10, "float32")
+    with pytest.raises(fd.InvalidArgument, match="reduce cannot go by 'step' here"):
+        fd.reduce(x, out=x, algorithm="step")
+    rank.end()
+
+
+def test_a_way_is_chosen_by_cost_and_by_name(by_steps: Start) -> None:
+    by_steps(2, FARANDOLE_DEVICE_PATH="auto").run(chosen_by_cost_and_by_name)
+
+
+WITHOUT = {
+    "no peer access": {"FAKE_CUDA_PEERS": "0", "FAKE_CUDA_DEVICES": "2"},
+    "no descriptors": {"FAKE_CUDA_VIRTUAL_MEMORY": "0"},
+    "staged": {"FARANDOLE_DEVICE_PATH": "staged"},
+    "an algorithm of the host": {"FARANDOLE_ALGORITHM": "cico"},
+    "several hosts": {"FARANDOLE_SPLIT_HOSTS": "1,1", "FARANDOLE_INSECURE": "1"},
+}
+
+
+@pytest.mark.parametrize("what", WITHOUT)
+def test_where_there_are_no_steps(by_steps: Start, what: str) -> None:
+    body = "each_its_own" if "peer" in what else "mixed"
+    by_steps(2, **WITHOUT[what]).run(by, "staged", body)
+
+
+def one_has_no_bucket(call: str, nth: int) -> list[str]:
+    rank = Rank()
+    if fd.rank() == 1:
+        rank.machine.fail(call, nth, 2)
+    x, on_host = rank.pair(20_000, "float32")
+    fd.all_reduce(on_host.array, out=on_host.array)
+    for _ in range(2):
+        y = rank.array(20_000, "float32")
+        assert fd.all_reduce(x, out=y).get() == on_host.get()
+        assert fd.world().last_path != "step"
+    rank.end()
+    return []
+
+
+# What a rank calls for its bucket and for those of others.
+NEEDED = [
+    "cuModuleLoadDataEx", "cuModuleGetFunction", "cuFuncLoad", "cuFuncGetAttribute",
+    "cuFuncGetParamInfo", "cuMemGetAllocationGranularity", "cuMemCreate", "cuMemAddressReserve",
+    "cuMemMap", "cuMemSetAccess", "cuMemExportToShareableHandle", "cuMemsetD8Async",
+    "cuStreamWaitValue32", "cuMemImportFromShareableHandle",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", NEEDED)
+def test_a_rank_without_a_bucket(by_steps: Start, call: str) -> None:
+    """Then all go by the host, and nothing is left of those that were made."""
+    by_steps(2).run(one_has_no_bucket, call, 1)
+
+
+# ---- in flight ----
+
+
+def in_flight(how_many: int) -> None:
+    """Complete on the host once all ranks have launched their steps, in whatever order devices come
+    by."""
+    rank = Rank("functions")
+    pairs = [rank.pair(1 + 4001 * i, "float32") for i in range(how_many)]
+    expected = [rank.host(x.count, "float32") for x, _ in pairs]
+    for (_, on_host), result in zip(pairs, expected, strict=True):
+        fd.all_reduce(on_host.array, out=result.array)
+    fd.all_reduce(rank.array(1, "float32"))
+    rank.machine.control.hold(True)
+    handles = [fd.all_reduce(x, out=x, async_op=True) for x, _ in pairs]
+    handles[0].wait()  # which the device does not keep
+    rank.machine.control.hold(False)
+    for i in reversed(range(how_many)):
+        if i % 3 == 2:
+            continue  # nobody waits for it, and it comes all the same
+        assert handles[i].wait() is pairs[i][0]
+        assert pairs[i][0].get() == expected[i].get()
+    del handles
+    fd.barrier()
+
+    def all_are_there() -> bool:
+        return all(x.get() == e.get() for (x, _), e in zip(pairs, expected, strict=True))
+
+    harness.wait_until(all_are_there, "what nobody waited for")
+    rank.end()
+
+
+def test_many_in_flight(by_steps: Start) -> None:
+    by_steps(3, FAKE_CUDA_JITTER="11").run(in_flight, 9)
+
+
+def waits_elsewhere(rounds: int) -> None:
+    """In another stream than that of the call; contents change in the owner's own, without a wait
+    on the host."""
+    rank = Rank("functions")
+    x, on_host = rank.pair(30_000, "float32")
+    expected = rank.host(30_000, "float32")
+    fd.all_reduce(on_host.array, out=expected.array)
+    first = x.stream
+    for _ in range(rounds):
+        y = rank.array(30_000, "float32")
+        y.stream = rank.machine.made("cuStreamCreateWithPriority", 1, 0)
+        handle = fd.all_reduce(x, out=y, async_op=True)
+        WithFunctions.current = y.stream
+        assert handle.wait() is y
+        y.look()
+        assert y.read() == expected.get()
+        rank.machine.call("cuStreamDestroy_v2", y.stream)
+        WithFunctions.current = first
+    del handle
+    rank.end()
+
+
+def test_the_stream_that_is_current_in_wait(by_steps: Start) -> None:
+    by_steps(2, FAKE_CUDA_JITTER="13").run(waits_elsewhere, 6)
+
+
+def one_after_the_other() -> None:
+    """Of which each takes what the one before it has left, without a wait between them."""
+    rank = Rank("interface")
+    x, on_host = rank.pair(40_000, "int64")
+    handles = [fd.all_reduce(x, out=x, async_op=True) for _ in range(4)]
+    for handle in handles:
+        fd.all_reduce(on_host.array, out=on_host.array)
+        handle.wait()
+    assert x.get() == on_host.get()
+    del handle, handles
+    rank.end()
+
+
+def test_operations_come_one_after_the_other(by_steps: Start) -> None:
+    by_steps(2, FAKE_CUDA_JITTER="17").run(one_after_the_other)
+
+
+def steady() -> list[str]:
+    rank = Rank("interface")
+    arrays = [(rank.array(n, "float32"), rank.array(n, "float32")) for n in (3, 1000, 40_001)]
+    gathered = [(x, rank.array(fd.size() * x.count, "float32")) for x, _ in arrays]
+
+    def step() -> None:
+        handles = [fd.all_reduce(x, out=y, async_op=True) for x, y in arrays]
+        handles += [fd.all_gather(x, out=all_of_it, async_op=True) for x, all_of_it in gathered]
+        for handle in handles:
+            handle.wait()
+        rank.machine.call("cuStreamSynchronize", rank.machine.streams[0])
+
+    step()
+    rank.machine.control.hold(True)  # more is in flight at once than ever afterwards
+    handles = [fd.all_reduce(x, out=y, async_op=True) for x, y in 4 * arrays]
+    handles[-1].wait()
+    rank.machine.control.hold(False)
+    del handles
+    step()
+    rank.machine.control.clear_log()
+    before = rank.machine.alive()
+    for _ in range(8):
+        step()
+    log = rank.machine.log()
+    assert rank.machine.alive() == before
+    rank.end()
+    return [call for call in log if call in NEVER_IN_A_STEADY_STEP]
+
+
+def test_a_steady_step_neither_allocates_nor_waits_for_the_device(by_steps: Start) -> None:
+    for extra in by_steps(2).run(steady):
+        assert extra == ["cuStreamSynchronize"] * 8, "the test's own, once a step"
+
+
+def groups() -> None:
+    """Each has a bucket of its own, which goes with it."""
+    rank = Rank()
+    x, on_host = rank.pair(1000, "float32")
+    fd.all_reduce(x, out=rank.array(1000, "float32"))
+    world = rank.machine.alive()
+    expected = rank.host(1000, "float32")
+    for _ in range(2):
+        group = fd.split(0)
+        fd.all_reduce(on_host.array, out=expected.array, group=group)
+        y = rank.array(1000, "float32")
+        assert fd.all_reduce(x, out=y, group=group).get() == expected.get()
+        del group
+
+    def gone() -> bool:
+        here = rank.machine.alive().split(",")[1] == world.split(",")[1]
+        return bool(fd.all_reduce(np.array([here]), "min")[0])
+
+    harness.wait_until(gone, "the streams of groups that are gone")
+    rank.end()
+
+
+def test_groups_that_come_and_go(by_steps: Start) -> None:
+    by_steps(2).run(groups)

@@ -1,0 +1,39 @@
+"""farandole info --why for arrays on CUDA devices: which way, and why."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from farandole import cli
+
+
+def choice(capfd: pytest.CaptureFixture[str], *arguments: str) -> dict[str, str]:
+    assert cli.main(["info", "--json", "--why", *arguments]) == 0
+    facts = json.loads(capfd.readouterr().out)
+    return {"choice": facts["choice"], **{c["name"]: c["why"] for c in facts["candidates"]}}
+
+
+def test_by_size_and_by_who_shares_a_device(capfd: pytest.CaptureFixture[str]) -> None:
+    assert choice(capfd, "1K", "--memory", "device")["choice"] == "spin"
+    small = choice(capfd, "1K", "--memory", "shared-device")
+    assert small["choice"] == "staged"
+    assert "their kernels may not run at once" in small["spin"]
+    large = choice(capfd, "64M", "--memory", "device")
+    assert large["choice"] == "step"
+    assert "takes 262144 bytes at most here" in large["spin"]
+    gathered = choice(capfd, "64M", "--memory", "device", "--collective", "gather")
+    assert gathered["choice"] == "staged"
+    assert gathered["step"] == "gather goes by the host alone"
+
+
+def test_what_is_forced(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FARANDOLE_DEVICE_PATH", "spin")
+    assert choice(capfd, "1K", "--memory", "shared-device")["choice"] == "spin"
+    assert cli.main(["info", "--why", "64M", "--memory", "device", "--ranks", "4"]) == 0
+    shown = capfd.readouterr().out
+    assert "4 ranks of this host with a device each: step" in shown
+    assert "none was measured" in shown
+    assert shown.endswith("FARANDOLE_DEVICE_PATH=spin chooses that one where it can run\n")
+    assert cli.main(["info", "--why", "64M", "--memory", "device", "--collective", "dance"]) == 2
