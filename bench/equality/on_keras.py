@@ -74,9 +74,8 @@ def learned(model: Any, **options: Any) -> list[Any]:
 def of_all_ranks(strategy: Any, **options: Any) -> list[Any]:
     if strategy is None:
         return learned(fd.Model(small()), **options)
-    with strategy.scope():
-        model = small()
-    return learned(model, **options)
+    with strategy.scope():  # of which the optimizer is, too
+        return learned(small(), **options)
 
 
 def equality(strategy: Any) -> dict[str, dict[str, float]]:

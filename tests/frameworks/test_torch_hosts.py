@@ -145,3 +145,24 @@ def hears_whoever_sends(times: int) -> list[int]:
 def test_whoever_sends_is_heard(spawn: Spawn, parts: str) -> None:
     sources = spawn(3, "torch", env=split(parts)).run(hears_whoever_sends, 5)[0]
     assert sorted(sources) == [1] * 5 + [2] * 5
+
+
+def pipeline() -> list[bytes]:
+    """Two stages, each of two replicas, of which one has a stage on either host."""
+    begin_torch()
+    torch.manual_seed(3)
+    layers = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 1))
+    loss_fn = nn.functional.mse_loss
+    model = hvd.Pipeline(layers, loss_fn=loss_fn, stages=2, micro_batches=3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model.step(torch.randn(13, 5), torch.randn(13, 1))
+        optimizer.step()
+    state = model.state_dict(root_rank=None)
+    return [bytes(each.numpy().tobytes()) for each in state.values()]
+
+
+def test_a_pipeline_goes_over_hosts(spawn: Spawn) -> None:
+    right = spawn(4, "torch").run(pipeline)
+    assert spawn(4, "torch", env=split("1,3")).run(pipeline) == right == [right[0]] * 4

@@ -73,10 +73,13 @@ def every_gradient_once(servers: int, steps: int) -> Any:
         return mine, node.pull()  # all steps are done when steps() ends
 
 
-@pytest.mark.parametrize(("size", "servers"), [(2, 1), (4, 1), (4, 2)])
-def test_sgd_applies_every_gradient_once(spawn: Spawn, size: int, servers: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "servers", "hosts"), [(2, 1, ""), (4, 1, ""), (4, 2, ""), (4, 2, "1,2,1")]
+)
+def test_sgd_applies_every_gradient_once(spawn: Spawn, size: int, servers: int, hosts: str) -> None:
     steps = 24
-    *workers, last = spawn(size).run(every_gradient_once, servers, steps)[: size - servers + 1]
+    world = spawn(size, env=harness.split(hosts) if hosts else None)
+    *workers, last = world.run(every_gradient_once, servers, steps)[: size - servers + 1]
     assert sorted(step for mine, _ in workers for step in mine) == list(range(steps))
     right = start()
     for step in range(steps):

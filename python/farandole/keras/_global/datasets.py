@@ -79,7 +79,7 @@ def of_loader(x: Any, how: How) -> Source:
         samples = [x.dataset[0]] if length is not None else [next(iter(x.dataset))]
         return sample(Part(map_leaves(as_array, as_tuple(x.collate_fn(samples))), Share(1, 1)))
 
-    rows = [f"a DataLoader of {length} batches", f"batch_size {x.batch_size}"]
+    rows = [f"a DataLoader of {length} batches", f"batch_size {x.batch_size}", f"seed {how.seed}"]
     return Source(data, symbols, rows, x.batch_size, firsts)
 
 
