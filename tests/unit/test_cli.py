@@ -142,6 +142,16 @@ def test_info_as_json_holds_the_facts(capsys: pytest.CaptureFixture[str]) -> Non
     assert isinstance(facts["settings"], list)
 
 
+def test_info_says_what_is_wrong_with_the_native_core() -> None:
+    script = "import sys; sys.modules['farandole._core'] = None\n"
+    script += "from farandole.cli import main; sys.exit(main(['info']))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "installation native core: cannot be loaded: " in done.stdout
+    assert "kernel memfd_create: " in done.stdout
+
+
 def test_info_shows_every_setting(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
