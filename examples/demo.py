@@ -92,9 +92,9 @@ accuracy on digits not seen in training: {one.accuracy:.3f}, {two.accuracy:.3f} 
 (at least {ACCURATE}): {word(verdicts[2], "good", "NOT GOOD ENOUGH")}
 step of {one.step_ms:.2f} ms on 1 rank, {two.step_ms:.2f} ms on 2 ranks, \
 {apart.step_ms:.2f} ms with communication off (medians, 64 digits a step)
-{overlap} of the time from a bucket's launch to its end did not hold the program up;
-{hidden:.0%} of the time buckets were running lay within backward
-(with as many ranks as cores, only the gradient hooks' turns bring them on before it ends)""")
+{overlap} of the time between a bucket's launch and its end did not hold up the program;
+{hidden:.0%} of the time in which buckets were being reduced lay within backward
+(with as many ranks as cores, a bucket moves on in backward only when a gradient is ready)""")
     results = {
         "one": vars(one), "two": vars(two), "apart": vars(apart),
         "difference": same, "difference_apart": different, "overlap": summary.overlap,

@@ -83,10 +83,11 @@ def main() -> None:
                 schedule.step()
             seconds.append(time.perf_counter() - began)
             losses.append(loss.detach())
+        whole = hvd.allreduce(losses[-1], name="loss")  # of the whole last batch
         if hvd.rank() == 0:
-            print(f"epoch {epoch + 1}/{arguments.epochs}: loss {losses[-1]:.4f}", flush=True)
+            print(f"epoch {epoch + 1}/{arguments.epochs}: loss {whole:.4f}", flush=True)
 
-    curve = hvd.allreduce(torch.stack(losses))  # the mean over ranks is the loss of whole batches
+    curve = hvd.allreduce(torch.stack(losses))  # the mean over ranks, so again of whole batches
     with torch.no_grad():
         accuracy = (model(test_images).argmax(1) == test_labels).double().mean().item()
     if hvd.rank() == 0:

@@ -136,6 +136,12 @@ KINDS: dict[str, Kind] = {
 }
 
 
+# By name, too, where the annotation says less.
+_NAMED: dict[tuple[str, str], Kind] = {
+    ("op", "int"): ("a constant such as hvd.Average or hvd.Sum", is_whole),
+}
+
+
 def _wrong(
     name: str,
     signature: inspect.Signature,
@@ -151,7 +157,11 @@ def _wrong(
         words = str(signature.parameters[parameter].annotation).split(" | ")
         if value is None and "None" in words:
             continue
-        kinds = [own.get(parameter) or KINDS.get(word) for word in words if word != "None"]
+        kinds = [
+            own.get(parameter) or _NAMED.get((parameter, word)) or KINDS.get(word)
+            for word in words
+            if word != "None"
+        ]
         known = [kind for kind in kinds if kind is not None]
         if len(known) < len(kinds) or any(fits(value) for _, fits in known):
             continue
@@ -164,6 +174,12 @@ def shown(value: Any) -> str:
     """In a message: short, and of characters that every terminal has."""
     text = repr(value).encode("ascii", "backslashreplace").decode()
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def type_of(value: object) -> str:
+    """'a list', 'an int'."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 
 
 def printable(text: object) -> str:

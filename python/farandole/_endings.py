@@ -15,6 +15,7 @@ from types import TracebackType
 from farandole import _core
 from farandole._arguments import printable
 from farandole._core import Error, Group
+from farandole._watch import is_library
 
 _PARTS = "\x1f"  # between those of a word to the launcher
 
@@ -110,9 +111,10 @@ def _tell_launcher(group: Group, error: BaseException, what: str, place: str) ->
 
 
 def _described(error: BaseException) -> tuple[str, str]:
-    """'ValueError: text' and 'file, line 5'."""
+    """'ValueError: text' and 'file, line 5': the program's last line, not that of a library."""
     frames = traceback.extract_tb(error.__traceback__)
-    place = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else "no Python line"
+    own = [frame for frame in frames if not is_library(frame.filename)] or frames
+    place = f"{own[-1].filename}, line {own[-1].lineno}" if own else "no Python line"
     if isinstance(error, SystemExit):
         return f"exit code {_exit_code(error)}", place
     kind = type(error)

@@ -28,7 +28,7 @@ def host_of_each(text: str, ranks: int | None = None) -> list[int]:
     if not hosts or ranks not in (None, len(hosts)):
         these = "ranks" if ranks is None else f"{ranks} ranks"
         raise ValueError(
-            f"{text} does not divide {these}: it is how many there are in each part, as in "
-            "2,1, or the part of each, as in 0:1:0"
+            f"{text} does not divide {these} among hosts: pass how many each host has, as 2,1, or "
+            "the host of each rank, as 0:1:0"
         )
     return hosts

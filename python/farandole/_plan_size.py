@@ -44,7 +44,7 @@ def checked_algorithm(
         ("segments", segments),
     ):
         if number > _LARGEST:
-            raise _core.InvalidArgument(f"{name} is {number}; at most {_LARGEST} are known of")
+            raise _core.InvalidArgument(f"{name} is {number}; it may be at most {_LARGEST}")
     if ranks > 0 and not 0 <= root < ranks:
         raise _core.InvalidArgument(f"root {root} is not one of {counted(ranks, 'rank')}")
     if algorithm is None:
@@ -63,13 +63,13 @@ def _check_elements(collective: str, ranks: int, share: int) -> None:
     elements = 2 * ranks * ranks * max(share, _LEAST_SHARE) if holds_all else ranks * share
     if elements > _MOST_ELEMENTS:
         limit = (
-            f"ranks x ranks x elements (or {_LEAST_SHARE}) may be {_MOST_ELEMENTS // 2:,}"
+            f"ranks x ranks x elements (or {_LEAST_SHARE}) may be at most {_MOST_ELEMENTS // 2:,}"
             if holds_all
-            else f"ranks x elements may be {_MOST_ELEMENTS:,}"
+            else f"ranks x elements may be at most {_MOST_ELEMENTS:,}"
         )
         raise _core.InvalidArgument(
-            f"{counted(ranks, 'rank')} with {counted(share, 'element')} are too many to prove it: "
-            f"of {collective} {limit}"
+            f"{counted(ranks, 'rank')} with {counted(share, 'element')} are too many to prove: "
+            f"for {collective} {limit}"
         )
 
 

@@ -155,7 +155,7 @@ def _place(frames: Sequence[FrameType]) -> str:
     """The line of the program, not of the libraries it calls."""
     if not frames:
         return ""
-    own = (f for f in frames if not _is_library(f.f_code.co_filename))
+    own = (f for f in frames if not is_library(f.f_code.co_filename))
     frame = next(own, frames[0])
     name = frame.f_code.co_filename
     with contextlib.suppress(ValueError, OSError):
@@ -163,7 +163,8 @@ def _place(frames: Sequence[FrameType]) -> str:
     return f"{name[-_LONGEST_PATH:]}, line {frame.f_lineno}, in {frame.f_code.co_name}"
 
 
-def _is_library(file: str) -> bool:
+def is_library(file: str) -> bool:
+    """Whether a file is no line of the program: farandole's, Python's, or one of `libraries`."""
     if "-packages/" in file and not file.startswith(_OURS):
         return any(f"-packages/{name}/" in file for name in libraries)
     return file.startswith((_OURS, _STANDARD, "<frozen"))

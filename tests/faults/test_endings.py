@@ -46,6 +46,7 @@ RAISES = 'raise ValueError("bad sample 4711\\nand more")'
 ENDS = {
     "an exception": RAISES,
     "an exception without text": "raise KeyError",
+    "an exception in farandole": "fd.all_reduce('text')",
     "an exception within a hook of its own": f"sys.excepthook = lambda *_: None\n{RAISES}",
     # The interpreter waits for the thread, and the thread for the others.
     "an exception beside a thread": "threading.Thread(target=lambda: (wait_for('heard-0'), "
@@ -61,6 +62,11 @@ ENDS = {
 }
 EXPECTED = {
     "an exception without text": (1, "RemoteError 1 rank 1 ended with KeyError | {line}"),
+    "an exception in farandole": (
+        1,
+        "RemoteError 1 rank 1 ended with farandole.InvalidArgument: input is a str, which has "
+        "neither the buffer protocol nor __dlpack__ | {line}",
+    ),
     "exit in finally": (7, "RemoteError 1 rank 1 ended with exit code 7 | {line}; it called "),
     "sys.exit": (7, "RemoteError 1 rank 1 ended with exit code 7 | its program called exit()"),
     "SystemExit": (7, "RemoteError 1 rank 1 ended with exit code 7 | its program called exit()"),
@@ -80,7 +86,7 @@ def test_the_others_are_told_how_a_rank_ended(tmp_path: Path, name: str) -> None
     outputs = [rank.communicate(timeout=harness.LIMIT) for rank in ranks]
     code, told = EXPECTED.get(name, EXCEPTION)
     assert [rank.returncode for rank in ranks] == [0, code, 0], outputs
-    causes = ("raise KeyError", "raise ValueError", "sys.exit(")
+    causes = ("raise KeyError", "raise ValueError", "sys.exit(", "fd.all_reduce('text')")
     cause = next((text for text in causes if text in ENDS[name]), "")
     lines = script.read_text().splitlines()
     line = next((i for i, text in enumerate(lines, 1) if cause and cause in text), 0)

@@ -134,6 +134,24 @@ def test_a_setting_of_bytes_that_are_no_text_is_named(name: str) -> None:
     assert done.stdout == rf"the environment says {name}='\udcff', which is not text in UTF-8" "\n"
 
 
+def test_an_operation_of_horovods_is_a_constant() -> None:
+    @_arguments.checked
+    def reduce(op: int | None = None) -> int | None:
+        return op
+
+    assert reduce(op=1) == 1
+    with pytest.raises(fd.InvalidArgument) as wrong:
+        reduce(op="sum")  # type: ignore[arg-type]
+    expected = "reduce(): op is 'sum'; it is a constant such as hvd.Average or hvd.Sum"
+    assert wrong.value.verdict == expected
+
+
+def test_types_have_their_article() -> None:
+    values: list[object] = [1, [], "", None]
+    expected = ["an int", "a list", "a str", "a NoneType"]
+    assert [_arguments.type_of(value) for value in values] == expected
+
+
 def test_type_checkers_know_the_engines_words() -> None:
     assert get_args(ReduceOp) == _core.reduce_ops
     assert get_args(fd.Handle[int]) == (int,)

@@ -41,11 +41,11 @@ MISTAKES = [
     (["info", "--bogus"], 2, "--bogus"),
     (["plan"], 2, "required"),
     # What would take for ever is refused before it is begun.
-    (["plan", "all_reduce", "--ranks", "100000"], 2, "ranks x elements may be 10,000,000"),
-    (["plan", "all_to_all", "--ranks", "1000"], 2, "elements (or 512) may be 5,000,000"),
+    (["plan", "all_reduce", "--ranks", "100000"], 2, "elements may be at most 10,000,000"),
+    (["plan", "all_to_all", "--ranks", "1000"], 2, "elements (or 512) may be at most 5,000,000"),
     (["plan", "all_reduce", "--ranks", f"1{'0' * 25}"], 2, "at most 2147483647"),
     (["plan", "all_reduce", "--count", f"1{'0' * 18}"], 2, "at most 2147483647"),
-    (["plan", "all_reduce", "--count", "10000000"], 2, "ranks x elements may be 10,000,000"),
+    (["plan", "all_reduce", "--count", "10000000"], 2, "elements may be at most 10,000,000"),
     (["plan", "gather", "--ranks", "2", "--counts", f"1,1{'0' * 30}"], 2, "at most 2147483647"),
     (["plan", "all_reduce", "--lanes", f"1{'0' * 12}"], 2, "at most 2147483647"),
     (["plan", "all_reduce", "--lanes", f"1{'0' * 9}"], 2, "at most 40,000 are shown"),
@@ -140,6 +140,16 @@ def test_info_as_json_holds_the_facts(capsys: pytest.CaptureFixture[str]) -> Non
     assert facts["installation"]["farandole"] == info.version()
     assert facts["kernel"]["memfd_create"].startswith(("yes", "no: "))
     assert isinstance(facts["settings"], list)
+
+
+def test_info_says_what_is_wrong_with_the_native_core() -> None:
+    script = "import sys; sys.modules['farandole._core'] = None\n"
+    script += "from farandole.cli import main; sys.exit(main(['info']))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "installation native core: cannot be loaded: " in done.stdout
+    assert "kernel memfd_create: " in done.stdout
 
 
 def test_info_shows_every_setting(

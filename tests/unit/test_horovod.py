@@ -281,7 +281,7 @@ def test_horovods_run() -> None:
     assert lines[:2] == ["[3, 3] [2]", "[3] [3, 3]"]
     assert "ValueError host elsewhere is not this one" in lines[2]
     assert lines[3:6] == [
-        "ValueError min_num_proc is not supported: elastic jobs come later",
+        "ValueError min_num_proc is not supported: there are no elastic jobs yet",
         "TypeError run() got an unexpected keyword argument 'nonsense'",
         "ValueError num_proc is 2, but this host has 1 slots",
     ]

@@ -77,10 +77,13 @@ def test_every_row_does_one_thing() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--fusion-threshold-mb", "much"], "--fusion-threshold-mb cannot be 'much': MB"),
-        (["--cache-capacity", "1.5"], "--cache-capacity cannot be '1.5': N"),
-        (["--start-timeout", "-1"], "--start-timeout cannot be '-1': SECONDS"),
-        (["--log-level", "LOUD"], "--log-level cannot be 'LOUD': LEVEL"),
+        (
+            ["--fusion-threshold-mb", "much"],
+            "--fusion-threshold-mb takes a number of MB, not 'much'",
+        ),
+        (["--cache-capacity", "1.5"], "--cache-capacity takes a whole number, not '1.5'"),
+        (["--start-timeout", "-1"], "--start-timeout takes a number of seconds, not '-1'"),
+        (["--log-level", "LOUD"], "--log-level takes one of TRACE, DEBUG, INFO"),
         (["-H-oProxyCommand=x:2"], "is no name of a host"),
         (["-H", "a;true:2"], "is no name of a host"),
         (["-H", "localhost:1,elsewhere:2"], "host localhost means another machine on each host"),
@@ -190,7 +193,7 @@ def test_mistakes_in_the_file_are_named(tmp_path: Path, capfd: pytest.CaptureFix
     for text, says in [
         ("params:\n  nonsense: 1", "'params.nonsense: 1' is not known"),
         ("params: [", "is not YAML"),
-        ("params:\n  fusion_threshold_mb: much", "cannot be 'much'"),
+        ("params:\n  fusion_threshold_mb: much", "takes a number of MB, not 'much'"),
         ("just words", "is not known"),
     ]:
         file.write_text(text)

@@ -217,7 +217,7 @@ def test_the_last_rank_to_leave_merges(tmp_path: Path) -> None:
 def test_the_verb_prints_the_summary(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["trace", str(two_ranks(tmp_path))]) == 0
     out, err = capfd.readouterr()
-    assert "1 step of 210 µs (median); 40% of the gradients' time" in out
+    assert "1 step of 210 µs (median); for 40% of the time" in out
     assert f"open {tmp_path}/trace.json" in out
     assert err == ""
 

@@ -11,6 +11,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from farandole import _core
+from farandole._arguments import type_of
 from farandole._core import InvalidArgument
 from farandole._world import Group, world
 
@@ -42,7 +43,7 @@ def is_on_device(x: Any) -> bool:
 def _like_on_device(x: Any, shape: tuple[int, ...]) -> Any:
     if not hasattr(x, "__array_namespace__"):
         raise InvalidArgument(
-            f"a {type(x).__name__} on a device does not say how to make another one; pass out="
+            f"{type_of(x)} on a device does not say how to make another one; pass out="
         )
     return x.__array_namespace__().empty(shape, dtype=x.dtype, device=x.device)
 
@@ -71,12 +72,10 @@ def input_array(x: Any) -> Any:
     if isinstance(x, _SCALARS):
         return np.asarray(x)
     if isinstance(x, list | tuple):
-        raise InvalidArgument(
-            f"input is a {type(x).__name__}; pass an array, as in numpy.asarray(...)"
-        )
+        raise InvalidArgument(f"input is {type_of(x)}; pass an array, as in numpy.asarray(...)")
     if not _is_array(x):
         raise InvalidArgument(
-            f"input is a {type(x).__name__}, which has neither the buffer protocol nor __dlpack__"
+            f"input is {type_of(x)}, which has neither the buffer protocol nor __dlpack__"
         )
     return x
 

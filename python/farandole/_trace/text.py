@@ -57,8 +57,8 @@ def _title(found: Summary) -> str:
         return f"{ranks}, no training steps"
     return (
         f"{ranks}, {counted(found.steps, 'step')} of "
-        f"{_time(found.step_median)} (median); {_share(found.overlap)} of the gradients' time on "
-        f"their way was overlapped with computation"
+        f"{_time(found.step_median)} (median); for {_share(found.overlap)} of the time that "
+        f"gradients were on their way, the program went on"
     )
 
 

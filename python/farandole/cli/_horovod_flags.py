@@ -75,13 +75,22 @@ class Flag(NamedTuple):
         return self.names.split()[-1]
 
 
+# What an option takes, where not every text will do.
+_VALUES = {
+    "SECONDS": "a number of seconds",
+    "MB": "a number of MB",
+    "N": "a whole number",
+    "LEVEL": "one of " + ", ".join(_LEVELS),
+    "LIST": "the names of interfaces",
+}
+
 _FIXED = "the number of ranks is fixed"
 _NO_CYCLES = "an operation starts when all ranks have it, there are no cycles"
 _CHOSEN = "algorithms are chosen by size"
 _UNTUNED = "nothing is tuned at run time"
 _NO_MPI = "MPI is not used"
 _OWN = "farandole has transports of its own"
-_ELASTIC = "elastic jobs come later"
+_ELASTIC = "there are no elastic jobs yet"
 
 FLAGS = [
     # What does something: `farandole run` has these, too.
@@ -209,7 +218,7 @@ def _apply(flag: Flag, found: argparse.Namespace, shown: str, text: str) -> None
     try:
         value = flag.value if isinstance(flag.value, str) else flag.value(text)
     except (ValueError, KeyError):
-        raise CommandError(f"{shown} cannot be '{text}': {flag.takes} is expected") from None
+        raise CommandError(f"{shown} takes {_VALUES[flag.takes]}, not '{text}'") from None
     for setting in flag.sets.split():
         _note(found, "environment", setting, value)
 

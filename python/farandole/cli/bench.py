@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what is measured: " + ", ".join(COLLECTIVES),
     )
     add_ranks(
-        parser, "start this many ranks; without it, this process is one of ranks started before"
+        parser, "start this many ranks; without it, this process is one of those already started"
     )
     parser.add_argument("--sizes", help=f"bytes, with K, M, G for powers of 1024 ({_SIZES})")
     parser.add_argument("--dtype", help="element type (float32)")

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from farandole._tune import kept
-from farandole.cli import _started, _why
+from farandole.cli import _why
 
 EPILOG = """\
 examples:
@@ -77,7 +77,7 @@ def collect() -> dict[str, Any]:
             "pidfd_open": _probe(lambda: os.pidfd_open(os.getpid())),
             "process_vm_readv": _probe_process_vm(),
         },
-        "launcher": _started.describe(),
+        "launcher": _launcher(core),
         "tuning": _tuning(core),
         "settings": [{name: row[name] for name in _SETTING} for row in rows],
         "unread": core.unread_variables() if core else [],
@@ -91,6 +91,14 @@ def version() -> str:
     with suppress(metadata.PackageNotFoundError):
         return metadata.version("farandole")
     return str(getattr(_core()[0], "__version__", "unknown (not installed)"))
+
+
+def _launcher(core: Any) -> dict[str, Any]:
+    if core is None:
+        return {}
+    from farandole.cli import _started
+
+    return _started.describe()
 
 
 def _tuning(core: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ examples:
   farandole plan all_reduce --algorithm binomial --ranks 6 --rank 5
   farandole plan broadcast --ranks 8 --count 1000000              whatever the model picks
   farandole plan all_reduce --algorithm binomial --ranks 8 --draw binomial.svg
-  farandole plan all_reduce --ranks 4 --hosts 2,2                 ranks 0 and 1 on a host, 2 and 3
+  farandole plan all_reduce --ranks 4 --hosts 2,2                 two ranks on each of two hosts
   farandole plan gather --ranks 3 --counts 3,0,5 --root 2         shares that differ
 """
 

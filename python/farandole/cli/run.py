@@ -1,6 +1,6 @@
 """Starts a command once per rank, on this host or on several, shows their output with the rank in
-front of every line, and ends them all when one fails. No process outlives it, also when it is
-killed itself."""
+front of every line, and ends them all when one fails. No process outlives it, even if it is killed
+itself."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ what the ranks find:
                 hosts FARANDOLE_SECRET_FILE
   stdin         empty (/dev/null)
 
-before they start: the first time on a kind of host, about 2 s measure what its memory does, for all
-later jobs too (farandole tune); not if it is busy, CI is set, or FARANDOLE_TUNING=kept or off
+before they start: the first job on a kind of host measures its memory for about 2 s, for all later
+jobs (farandole tune); not if the host is busy, CI is set, or FARANDOLE_TUNING is kept or off
 
 how it ends:
   one rank fails    the others have --grace seconds to say what they saw, then SIGTERM and SIGKILL;

@@ -1,7 +1,7 @@
 """Puts the parts of a trace together into DIR/trace.json, which https://ui.perfetto.dev and
-chrome://tracing open, and tells where the time went. With a second directory the two runs are
-shown side by side; so are the two of a directory that holds nothing but two of them. --draw makes a
-picture of one training step: every rank's program, and its buckets below it."""
+chrome://tracing open, and tells where the time went. With a second directory, or one that holds
+just two runs, it shows the two side by side. --draw makes a picture of one training step: every
+rank's program, and its buckets below it."""
 
 from __future__ import annotations
 

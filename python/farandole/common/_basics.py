@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from farandole import _core, _world
-from farandole._arguments import explained
+from farandole._arguments import explained, type_of
 from farandole._core import InvalidArgument, Mismatch, RendezvousError
 from farandole._timeline import start_timeline, stop_timeline
 from farandole._world import (
@@ -127,8 +127,7 @@ def _ranks_of(comm: Any) -> Sequence[int] | None:
         return None
     if isinstance(comm, str) or not isinstance(comm, Sequence):
         raise InvalidArgument(
-            f"comm is a {type(comm).__name__}; it is None, a list of ranks or a communicator of "
-            "mpi4py"
+            f"comm is {type_of(comm)}; it is None, a list of ranks or a communicator of mpi4py"
         )
     return comm
 

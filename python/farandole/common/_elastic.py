@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 
 def refuse(name: str, checkpoints: str) -> NoReturn:
     raise NotImplementedError(
-        f"hvd.elastic.{name}: elastic training comes later; save checkpoints {checkpoints}, and "
-        "start the job again with farandole run"
+        f"hvd.elastic.{name}: there is no elastic training yet; save checkpoints {checkpoints}, "
+        "and start the job again with farandole run"
     )
 
 

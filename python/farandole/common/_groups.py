@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from farandole._arguments import type_of
 from farandole._core import InvalidArgument
 from farandole.common.util import split_list
 
@@ -20,11 +21,11 @@ def groups_of(groups: Any, num_groups: Any, of: str = "variables") -> Groups:
         return given
     if not isinstance(given, list | tuple):
         raise InvalidArgument(
-            f"groups is a {type(given).__name__}; pass a number, or a list of lists of {of}"
+            f"groups is {type_of(given)}; pass a number, or a list of lists of {of}"
         )
     for g, group in enumerate(given):
         if not isinstance(group, list | tuple):
-            raise InvalidArgument(f"groups[{g}] is a {type(group).__name__}, not a list")
+            raise InvalidArgument(f"groups[{g}] is {type_of(group)}, not a list")
     return given
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from farandole._arguments import shown
+from farandole._arguments import shown, type_of
 from farandole._core import InvalidArgument
 
 
@@ -40,7 +40,7 @@ def samples(tree: Any, what: str) -> int:
         shape = getattr(leaf, "shape", None)
         if shape is None or len(shape) == 0:
             raise InvalidArgument(
-                f"{what} has a {type(leaf).__name__} without a first dimension, where it has "
+                f"{what} has {type_of(leaf)} without a first dimension, where it has "
                 "samples\n  advice: pass batches, as of dataset.batch(…), not single samples"
             )
         lengths.append(int(shape[0]))
@@ -66,7 +66,7 @@ def as_array(value: Any) -> np.ndarray[Any, Any]:
         value = value.detach().cpu()
     if not hasattr(value, "shape") or not hasattr(value, "__array__"):
         raise InvalidArgument(
-            f"the data have {shown(value)}, which is a {type(value).__name__}; pass arrays, a "
+            f"the data have {shown(value)}, which is {type_of(value)}; pass arrays, a "
             "tf.data.Dataset, a PyDataset, a DataLoader or a generator of batches"
         )
     return np.asarray(value)

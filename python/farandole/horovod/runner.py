@@ -31,7 +31,7 @@ _IGNORED = {
 }
 _ELASTIC = "min_num_proc max_num_proc min_np max_np slots host_discovery_script"
 _REFUSED = {
-    **dict.fromkeys(_ELASTIC.split(), "elastic jobs come later"),
+    **dict.fromkeys(_ELASTIC.split(), "there are no elastic jobs yet"),
     "executable": "ranks run the Python that calls run()",
     "output_filename": "horovodrun's option alone; the ranks' output is shown as it comes",
 }

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from farandole import _collectives, _core
-from farandole._arguments import explained, no_such_dtype
+from farandole._arguments import explained, no_such_dtype, type_of
 from farandole._core import InvalidArgument
 from farandole.common import _objects
 from farandole.common._process_set import ProcessSet, global_process_set
@@ -114,7 +114,7 @@ def _on_host(leaf: Any, name: str) -> np.ndarray[Any, Any]:
             f"'{name}' is being traced; call broadcast_parameters outside jit, or broadcast inside"
         )
     if not isinstance(leaf, NUMBERS):
-        raise InvalidArgument(f"'{name}' is a {type(leaf).__name__}, which is no array")
+        raise InvalidArgument(f"'{name}' is {type_of(leaf)}, which is no array")
     array = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else jnp.asarray(leaf))
     if array.dtype.name not in _core.dtypes:
         raise no_such_dtype(f"'{name}'", array.dtype.name)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from farandole import _collectives, _core
-from farandole._arguments import explained, no_such_dtype, shown
+from farandole._arguments import explained, no_such_dtype, shown, type_of
 from farandole._core import InvalidArgument
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.jax import _call, _place
@@ -102,7 +102,7 @@ def grouped_allreduce(
         [[1.0], [0, 1]]
     """
     if not isinstance(trees, list | tuple):
-        raise InvalidArgument(f"trees is a {type(trees).__name__}; pass a list of arrays")
+        raise InvalidArgument(f"trees is {type_of(trees)}; pass a list of arrays")
     reduced = allreduce(
         list(trees),
         op,
@@ -286,7 +286,7 @@ def _flatten(tree: Any, what: str) -> tuple[_Leaves, Any]:
 
 def _checked(leaf: Any, what: str) -> Any:
     if not isinstance(leaf, NUMBERS):
-        raise InvalidArgument(f"{what} is a {type(leaf).__name__}, which is no array")
+        raise InvalidArgument(f"{what} is {type_of(leaf)}, which is no array")
     array = jnp.asarray(leaf)
     if array.dtype.name not in _core.dtypes:
         raise no_such_dtype(what, array.dtype.name)

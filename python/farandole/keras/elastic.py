@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from farandole._arguments import checked
+from farandole._arguments import checked, type_of
 from farandole._core import InvalidArgument
 from farandole.common._elastic import Absent, refuse
 from farandole.keras._bases import Callback
@@ -60,7 +60,7 @@ class CommitStateCallback(Callback):
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
         super().__init__()
         if not callable(getattr(state, "commit", None)):
-            raise InvalidArgument(f"state is a {type(state).__name__}, which has no commit()")
+            raise InvalidArgument(f"state is {type_of(state)}, which has no commit()")
         if batches_per_commit < 0:
             raise InvalidArgument(f"batches_per_commit is {batches_per_commit}")
         self.state = state

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import keras
 
 from farandole import _world
-from farandole._arguments import checked
+from farandole._arguments import checked, type_of
 from farandole._core import InvalidArgument
 from farandole.common._groups import groups_of
 from farandole.common._process_set import ProcessSet, global_process_set
@@ -148,7 +148,7 @@ def _check_optimizer(optimizer: Any) -> None:
         raise InvalidArgument("the optimizer is a DistributedOptimizer already")
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise InvalidArgument(
-            f"optimizer is a {type(optimizer).__name__}, not a Keras 3 optimizer; pass one, as in "
+            f"optimizer is {type_of(optimizer)}, not a Keras 3 optimizer; pass one, as in "
             "DistributedOptimizer(keras.optimizers.SGD(0.1))"
         )
     _world.size()  # raises before init(), as Horovod does
@@ -182,7 +182,7 @@ def _layers(given: Any) -> list[Any]:
     layers = list(given) if isinstance(given, Iterable) else [] if given is None else [given]
     for layer in layers:
         if not isinstance(layer, keras.layers.Layer):
-            raise InvalidArgument(f"local_layers has a {type(layer).__name__}, which is no layer")
+            raise InvalidArgument(f"local_layers has {type_of(layer)}, which is no layer")
         if not layer.built:
             raise InvalidArgument(
                 f"local_layers has '{layer.name}', which has no variables yet; build the model"

@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from farandole import _core, _world
+from farandole._arguments import type_of
 from farandole.common._process_set import members_of
 from farandole.common._reduction import share
 from farandole.tensorflow import _graph, _plugin, _turns
@@ -68,13 +69,13 @@ def tensor_from(value: Any, what: str) -> tf.Tensor:
 def variable_from(variable: Any, name: str) -> tf.Tensor:
     """The value of what can be assigned to. Raises Refused."""
     if not hasattr(variable, "assign"):
-        raise refused(f"'{name}' is a {type(variable).__name__}, not a variable")
+        raise refused(f"'{name}' is {type_of(variable)}, not a variable")
     return tensor_from(variable, f"variable '{name}'")
 
 
 def tensors_from(values: Any, what: str = "tensors") -> list[tf.Tensor]:
     if not isinstance(values, list | tuple):
-        raise refused(f"{what} is a {type(values).__name__}; pass a list of tensors")
+        raise refused(f"{what} is {type_of(values)}; pass a list of tensors")
     if not values:
         raise refused(f"the list of {what} is empty")
     return [tensor_from(value, f"tensor {i}") for i, value in enumerate(values)]

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from farandole._arguments import type_of
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.common._reduction import Average
 from farandole.common._wrapped import one_child_of
@@ -119,7 +120,7 @@ def DistributedGradientTape(
 
 def _distributed(gradtape: Any, reduction: Reduction, scale_local_gradients: bool) -> Any:
     if not isinstance(gradtape, tf.GradientTape):
-        raise refused(f"gradtape is a {type(gradtape).__name__}, not a tf.GradientTape")
+        raise refused(f"gradtape is {type_of(gradtape)}, not a tf.GradientTape")
     if isinstance(gradtape, _Distributed):
         raise refused("the tape is a DistributedGradientTape already")
     gradtape.__class__ = one_child_of(type(gradtape), _Distributed)
@@ -154,7 +155,7 @@ def PartialDistributedGradientTape(
     tape = _distributed(gradtape, reduction, scale_local_gradients)
     for layer in tf.nest.flatten(local_layers if local_layers is not None else []):
         if not hasattr(layer, "trainable_weights"):
-            raise refused(f"local_layers has a {type(layer).__name__}, which is not a layer")
+            raise refused(f"local_layers has {type_of(layer)}, which is not a layer")
         if not getattr(layer, "built", True):
             raise refused(f"the local layer '{layer.name}' has no variables yet; build it first")
         for weight in layer.trainable_weights:

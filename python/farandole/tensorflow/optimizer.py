@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from farandole._arguments import type_of
 from farandole.common._process_set import ProcessSet, global_process_set
 from farandole.common._reduction import Adasum, Average
 from farandole.common._wrapped import one_child_of
@@ -61,7 +62,7 @@ def DistributedOptimizer(
     """
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         if not hasattr(optimizer, "apply_gradients"):
-            raise refused(f"optimizer is a {type(optimizer).__name__}, not an optimizer")
+            raise refused(f"optimizer is {type_of(optimizer)}, not an optimizer")
         from farandole.keras import DistributedOptimizer as OfKeras  # which takes a second
 
         return OfKeras(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from farandole import _core, _world
-from farandole._arguments import no_such_dtype
+from farandole._arguments import no_such_dtype, type_of
 from farandole._core import InvalidArgument
 from farandole.torch import _devices
 
@@ -30,7 +30,7 @@ def dtype_name(dtype: torch.dtype, what: str) -> str:
 def check_tensor(tensor: Any, what: str) -> None:
     """Refuses what the engine cannot send, whatever its strides."""
     if not isinstance(tensor, torch.Tensor):
-        raise InvalidArgument(f"{what} is a {type(tensor).__name__}, not a torch.Tensor")
+        raise InvalidArgument(f"{what} is {type_of(tensor)}, not a torch.Tensor")
     if tensor.layout != torch.strided:
         raise InvalidArgument(
             f"{what} is sparse ({tensor.layout}), which is not supported yet; pass a dense tensor"

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from farandole import _world
+from farandole._arguments import type_of
 from farandole._core import InvalidArgument
 from farandole.common._objects import agree, allgather_object, broadcast_object
 from farandole.torch._entries import public
@@ -59,7 +60,7 @@ def _pairs(params: Any) -> Iterable[tuple[str, Any]]:
         return sorted(params.items())
     if isinstance(params, torch.Tensor | str) or not isinstance(params, Iterable):
         raise InvalidArgument(
-            f"params is a {type(params).__name__}; pass a state_dict, or a list of tensors or "
+            f"params is {type_of(params)}; pass a state_dict, or a list of tensors or "
             "(name, tensor)"
         )
     pairs = []

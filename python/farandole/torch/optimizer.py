@@ -7,6 +7,7 @@ from typing import ClassVar, TypeVar
 
 import torch
 
+from farandole._arguments import type_of
 from farandole._core import InvalidArgument
 from farandole._limits import Limits
 from farandole.common import _reduction
@@ -145,7 +146,7 @@ def _check_optimizer(optimizer: object) -> None:
     if isinstance(optimizer, WrappedOptimizer):
         raise InvalidArgument("the optimizer is a DistributedOptimizer already")
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InvalidArgument(f"optimizer is a {type(optimizer).__name__}, not a torch optimizer")
+        raise InvalidArgument(f"optimizer is {type_of(optimizer)}, not a torch optimizer")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidArgument(
             "LBFGS is not supported: its line search decides from the local loss, which differs "

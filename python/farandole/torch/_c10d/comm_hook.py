@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
 from farandole import _world
-from farandole._arguments import explained, one_of
+from farandole._arguments import explained, one_of, type_of
 from farandole._core import InvalidArgument
 from farandole._world import Group
 from farandole.torch._c10d.engine_group import EngineGroup
@@ -75,7 +75,7 @@ def _process_group(state: Any) -> dist.ProcessGroup:
     group = dist.group.WORLD if state is None else state
     if not isinstance(group, dist.ProcessGroup):
         raise InvalidArgument(
-            f"the state of ddp_comm_hook is a {type(state).__name__}; give the process group of "
+            f"the state of ddp_comm_hook is {type_of(state)}; give the process group of "
             "DistributedDataParallel, or None for all ranks"
         )
     return group

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from farandole import _core, _world
+from farandole._arguments import type_of
 from farandole._core import InvalidArgument
 from farandole.common._process_set import ProcessSet, number_of
 from farandole.common._reduction import Adasum, Average, Sum, core_op, op_name, share
@@ -44,7 +45,7 @@ def in_place(tensor: Any, what: str) -> Any:
 def listed(tensors: Any) -> list[torch.Tensor]:
     """Raises InvalidArgument for what is no list of tensors, or an empty one."""
     if isinstance(tensors, torch.Tensor) or not isinstance(tensors, Sequence):
-        raise InvalidArgument(f"tensors is a {type(tensors).__name__}; pass a list of tensors")
+        raise InvalidArgument(f"tensors is {type_of(tensors)}; pass a list of tensors")
     if not tensors:
         raise InvalidArgument("the list of tensors is empty")
     return list(tensors)
