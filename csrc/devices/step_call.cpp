@@ -10,14 +10,15 @@ namespace {
 
 constexpr auto kBetweenCompletionLooks = std::chrono::microseconds(50);
 
-/// What this rank reads and writes: the input of a broadcast is the root's alone.
+/// Of what this rank reads and writes: the input of a broadcast is the root's alone. An empty share
+/// may lie anywhere.
 std::optional<int> device_of(const Options& o, const PlacedArray& input, const PlacedArray& output,
                              int rank) {
   const bool reads = o.kind != Collective::broadcast || rank == o.root;
   if (!output.device || (reads && !input.device)) return std::nullopt;
-  const int device = output.device->queue->device();
-  if (reads && input.device->queue->device() != device) return std::nullopt;
-  return device;
+  const int to = output.device->queue->device(), from = reads ? input.device->queue->device() : to;
+  if (input.buffer.count == 0 || !reads) return to;
+  return output.buffer.count == 0 || from == to ? std::optional(from) : std::nullopt;
 }
 
 /// Whether nobody has said how.
@@ -27,10 +28,11 @@ bool may_choose(const Group& group, const Options& options) {
 }
 
 /// Of what ranks agree on, as far as it decides whether all have their arrays on devices.
-uint64_t hash_of_call(const Options& o, const Buffer& buffer) {
+uint64_t hash_of_call(const Options& o, DType dtype, size_t count) {
   Hash hash;
   hash.add(static_cast<uint64_t>(o.kind) | static_cast<uint64_t>(o.root) << 32);
-  hash.add(static_cast<uint64_t>(buffer.dtype) << 56 | buffer.count);
+  hash.add(static_cast<uint64_t>(dtype) << 56 | count);
+  hash.add(std::span(o.counts));
   hash.add(o.algorithm);
   hash.add(o.name);
   return hash.value();
@@ -45,15 +47,20 @@ std::shared_ptr<StepCall> StepCall::offer(Group& group, Options& options, const 
   if (asked == DeviceWay::staged) options.algorithm.clear();
   if (asked ? asked == DeviceWay::staged : !may_choose(group, options)) return nullptr;
   const auto device = device_of(options, input, output, group.rank());
-  const auto steps = device && has_steps(options.kind) && output.buffer.count > 0
-                         ? Steps::of(group, *device)
-                         : nullptr;
+  const Shape shape =
+      checked_shape(input.buffer, output.buffer, options, group.rank(), group.size());
+  const bool runs = has_steps(options.kind);
+  if (runs && amount_of(options.kind, shape) == 0) {  // on no rank there is anything to do
+    if (asked) options.algorithm.clear();
+    return nullptr;
+  }
+  const auto steps = device && runs ? Steps::of(group, *device) : nullptr;
   if (asked && !steps)
     throw Error(ErrorCode::invalid_argument,
                 std::string(name_of(options.kind)) + " cannot go by '" + options.algorithm +
                     "' here: that takes input and output on one device, the group's own, of ranks "
                     "that share a host");
-  const uint64_t call = hash_of_call(options, output.buffer);
+  const uint64_t call = hash_of_call(options, output.buffer.dtype, shape.count);
   if (!steps || !steps->worth_trying(call)) return nullptr;
   return std::shared_ptr<StepCall>(
       new StepCall(steps, group, options, input, output, std::move(copies), call));
@@ -74,7 +81,9 @@ StepCall::StepCall(std::shared_ptr<Steps> steps, const Group& group, const Optio
   arrays_.input = input.device ? input.device->address : 0;
   arrays_.output = output.device->address;
   arrays_.kept = copies_;  // which keeps the arrays
-  if (steps_->exchange()) arrays_.moments = steps_->exchange()->moments(*output.device->queue);
+  const bool to_here = output.device->queue->device() == steps_->device();
+  const DeviceQueue& queue = to_here ? *output.device->queue : *input.device->queue;
+  if (steps_->exchange()) arrays_.moments = steps_->exchange()->moments(queue);
 }
 
 Backend& StepCall::backend() {
