@@ -115,8 +115,8 @@ def _sources_of(tensor: Any) -> list[Any] | None:
 def _evaluated(use: _Indices, inputs: list[Any]) -> np.ndarray:
     chosen = [inputs[at] for at in use.inputs]
     value = chosen[0] if use.compute is None else use.compute(chosen)
-    indices = np.asarray(keras.ops.convert_to_numpy(value), dtype=np.int64)
-    return np.ravel(indices)
+    indices: np.ndarray = np.asarray(keras.ops.convert_to_numpy(value), dtype=np.int64)
+    return indices.reshape(-1)
 
 
 def rows_with_values(gradient: Gradient) -> np.ndarray:
