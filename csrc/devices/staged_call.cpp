@@ -57,17 +57,26 @@ StagedCall::StagedCall(Group& group, Options& options, const PlacedArray& output
   };
 }
 
-StagedCall StagedCall::submit(Group& group, const PlacedArray& input, const PlacedArray& output,
-                              Options options, bool caller_waits) {
+StagedCall StagedCall::prepare(Group& group, const PlacedArray& input, const PlacedArray& output,
+                               Options options, CollectiveCall& to_submit) {
   group.check();
   checked_shape(input.buffer, output.buffer, options, group.rank(), group.size());
   StagedCall call(group, options, output);
-  const Operand staged = or_fail_group(group, [&] {
+  to_submit.operand = or_fail_group(group, [&] {
     const Operand lies = stage(*call.copies_, options, input, output, group.rank());
     call.copies_->seal();
     return lies;
   });
-  call.handle_ = group.submit(staged.input, staged.output, std::move(options), caller_waits);
+  to_submit.options = std::move(options);
+  return call;
+}
+
+StagedCall StagedCall::submit(Group& group, const PlacedArray& input, const PlacedArray& output,
+                              Options options, bool caller_waits) {
+  CollectiveCall staged;
+  StagedCall call = prepare(group, input, output, std::move(options), staged);
+  call.begin(group.submit(staged.operand.input, staged.operand.output, std::move(staged.options),
+                          caller_waits));
   return call;
 }
 
