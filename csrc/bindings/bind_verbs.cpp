@@ -128,16 +128,29 @@ std::vector<PyHandle> start_together(const std::shared_ptr<Group>& group,
                                      const py::object& timeout) {
   refuse_in_child();
   std::vector<CollectiveCall> items;
+  std::vector<std::optional<StagedCall>> staged;
   for (const auto& [kind, input, output, result, op, prescale, root, counts] : calls) {
-    const BorrowedOperand call = borrow_both(input, output);
     Options options = options_from(kind, op, prescale, 1, root, py::str(name), py::none(),
                                    py::none(), timeout, counts);
+    staged.emplace_back();
+    if (is_on_device(input) || is_on_device(output)) {
+      staged.back() =
+          prepare_staged(*group, input, output, std::move(options), items.emplace_back());
+      continue;
+    }
+    const BorrowedOperand call = borrow_both(input, output);
     options.keepalive = keep(call.input.owner, call.output.owner);
     items.push_back({{call.input.buffer, call.output.buffer}, std::move(options)});
   }
   std::vector<PyHandle> handles;
-  for (const Handle& handle : group->submit_together(name, std::move(items)))
-    handles.emplace_back(group, handle, std::get<3>(calls[handles.size()]));
+  for (const Handle& handle : group->submit_together(name, std::move(items))) {
+    const Asked& asked = calls[handles.size()];
+    std::optional<StagedCall>& call = staged[handles.size()];
+    if (call) call->begin(handle);
+    handles.push_back(
+        call ? handle_of(group, std::move(*call), std::get<2>(asked), std::get<3>(asked))
+             : PyHandle(group, handle, std::get<3>(asked)));
+  }
   return handles;
 }
 

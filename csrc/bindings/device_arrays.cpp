@@ -256,6 +256,14 @@ StagedCall submit_staged(Group& group, const py::object& input, const py::object
   return StagedCall::submit(group, from, to, std::move(options), caller_waits);
 }
 
+StagedCall prepare_staged(Group& group, const py::object& input, const py::object& output,
+                          Options options, CollectiveCall& to_submit) {
+  const auto [from, to] = place_both(group, input, output);
+  options.keepalive = keep(input, output);
+  const py::gil_scoped_release unlocked;
+  return StagedCall::prepare(group, from, to, std::move(options), to_submit);
+}
+
 StagedCall submit_staged_between(Group& group, const py::object& array, int peer, int tag,
                                  Options options, bool caller_waits) {
   const PlacedArray placed = place(group, array, options.kind == Collective::recv, "array");

@@ -23,6 +23,10 @@ void require_cuda(const char* what);
 StagedCall submit_staged(Group& group, const py::object& input, const py::object& output,
                          Options options, bool caller_waits);
 
+/// The same for a call that is submitted together with others: StagedCall::prepare.
+StagedCall prepare_staged(Group& group, const py::object& input, const py::object& output,
+                          Options options, CollectiveCall& to_submit);
+
 /// Group::submit_between for an array on a device.
 StagedCall submit_staged_between(Group& group, const py::object& array, int peer, int tag,
                                  Options options, bool caller_waits);

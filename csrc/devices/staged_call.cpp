@@ -59,12 +59,26 @@ StagedCall::StagedCall(Group& group, Options& options, const PlacedArray& output
   };
 }
 
+StagedCall StagedCall::prepare(Group& group, const PlacedArray& input, const PlacedArray& output,
+                               Options options, CollectiveCall& to_submit) {
+  group.check();
+  checked_shape(input.buffer, output.buffer, options, group.rank(), group.size());
+  StagedCall call(group, options, output);
+  to_submit.operand = or_fail_group(group, [&] {
+    const Operand lies = stage(*call.copies_, options, input, output, group.rank());
+    call.copies_->seal();
+    return lies;
+  });
+  to_submit.options = std::move(options);
+  return call;
+}
+
 StagedCall StagedCall::submit(Group& group, const PlacedArray& input, const PlacedArray& output,
                               Options options, bool caller_waits) {
   group.check();
   checked_shape(input.buffer, output.buffer, options, group.rank(), group.size());
   StagedCall call(group, options, output);
-  const Operand staged = or_fail_group(group, [&] {
+  const Operand operand = or_fail_group(group, [&] {
     call.step_ = StepCall::offer(group, options, input, output, call.copies_);
     if (call.step_) return Operand{input.buffer, output.buffer};
     const Operand lies = stage(*call.copies_, options, input, output, group.rank());
@@ -72,7 +86,7 @@ StagedCall StagedCall::submit(Group& group, const PlacedArray& input, const Plac
     return lies;
   });
   options.on_devices = call.step_;
-  call.handle_ = group.submit(staged.input, staged.output, std::move(options), caller_waits);
+  call.begin(group.submit(operand.input, operand.output, std::move(options), caller_waits));
   return call;
 }
 

@@ -33,6 +33,11 @@ class StagedCall {
   /// others may be waiting for it.
   static StagedCall submit(Group& group, const PlacedArray& input, const PlacedArray& output,
                            Options options, bool caller_waits);
+  /// For a call that is submitted together with others, and goes by the host: begins its copies, and
+  /// gives what is to be submitted, whose handle begin() takes.
+  static StagedCall prepare(Group& group, const PlacedArray& input, const PlacedArray& output,
+                            Options options, CollectiveCall& to_submit);
+  void begin(const Handle& handle) { handle_ = handle; }
   /// As Group::submit_between, of an array on a device.
   static StagedCall submit_between(Group& group, int peer, int tag, const PlacedArray& array,
                                    Options options, bool caller_waits);

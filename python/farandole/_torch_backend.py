@@ -14,7 +14,7 @@ def register() -> None:
 
     # A stripped build has none; and whoever has imported the backend has registered it.
     if dist.is_available() and "FARANDOLE" not in dist.Backend._plugins:
-        dist.Backend.register_backend("farandole", _make, devices=["cpu"])
+        dist.Backend.register_backend("farandole", _make, devices=["cpu", "cuda"])
 
 
 def _make(*arguments: Any) -> Any:

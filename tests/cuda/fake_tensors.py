@@ -81,6 +81,13 @@ class Tensors:
         there = self.empty((tensor.numel(),), dtype, device)
         return torch.as_strided(there, tensor.shape, strides).copy_(tensor)
 
+    def finish_work(self, device: int) -> None:  # noqa: ARG002
+        self.settle()
+
+    def future_of(self, tensors: Sequence[torch.Tensor]) -> torch.futures.Future[object]:
+        assert all(isinstance(tensor, torch.Tensor) for tensor in tensors)
+        return torch.futures.Future()
+
     def copied_to(self, like: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         return self.put(tensor, self.device_of(like) or 0)
 

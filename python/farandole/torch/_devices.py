@@ -38,3 +38,20 @@ def copied_to(like: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """A copy of a tensor on the host where `like` lies, of the same strides. Waits until it has
     been read."""
     return tensor.to(like.device, copy=True)
+
+
+def finish_work(device: int) -> None:
+    """Waits until what this thread has put into its stream is done."""
+    torch.cuda.current_stream(device).synchronize()
+
+
+def future_of(tensors: Sequence[torch.Tensor]) -> torch.futures.Future[object]:
+    """One whose value has these: where they lie on devices, whoever waits for it comes after what
+    the thread that completes it has put into its streams."""
+    devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+    return torch.futures.Future(devices=list(devices)) if devices else torch.futures.Future()
+
+
+def knows_cuda() -> bool:
+    """Whether this PyTorch was built for devices, whether or not there are any."""
+    return torch.version.cuda is not None

@@ -60,6 +60,11 @@ def borrow(tensor: Any, what: str = "tensor") -> Any:
         )
     if tensor.is_conj() or tensor.is_neg():
         raise InvalidArgument(f"{what} is a lazy view; pass tensor.resolve_neg()")
+    return pointed(tensor)
+
+
+def pointed(tensor: torch.Tensor) -> Any:
+    """The same of one that is known to be fit."""
     dtype, device = DTYPE_NAMES[tensor.dtype], _devices.device_of(tensor)
     if device is None:
         return _core.Buffer(tensor.data_ptr(), tensor.numel(), dtype, tensor)

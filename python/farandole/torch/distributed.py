@@ -4,7 +4,8 @@
     torch.distributed.init_process_group("farandole")
 
 Ranks meet through the store that ``init_process_group`` makes or is given; where they have called
-``farandole.init()`` before, that world is used. CPU tensors, ranks of one host.
+``farandole.init()`` before, that world is used. Tensors on the CPU and, by way of the host, on CUDA
+devices.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def _set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
 
 
 def _register() -> None:
-    dist.Backend.register_backend("farandole", FarandoleProcessGroup, devices=["cpu"])
+    dist.Backend.register_backend("farandole", FarandoleProcessGroup, devices=["cpu", "cuda"])
     wrapped = functools.wraps(_of_pytorch)(monitored_barrier)
     dist.monitored_barrier = dist.distributed_c10d.monitored_barrier = wrapped
     dist.distributed_c10d._set_pg_timeout = functools.wraps(_pytorchs_set_pg_timeout)(

@@ -49,7 +49,9 @@ def ddp_comm_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.
     if bucket.buffer().layout != torch.strided:
         return _by_ddps_group(state, bucket.buffer())
     group = _group_beside(state)
-    tensor = move_when_it_stays(bucket, group)
+    tensor = bucket.buffer()
+    if tensor.is_cpu:
+        tensor = move_when_it_stays(bucket, group)
     given = borrow(tensor, f"DDP bucket {bucket.index()}")
     name = f"DDP bucket {bucket.index()}"
     handle = group.start("all_reduce", given, given, None, "mean", 1.0, 1.0, 0, name)

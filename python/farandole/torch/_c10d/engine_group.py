@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from farandole.torch import _devices
 from farandole.torch._c10d.fallbacks import note_fallback
 from farandole.torch._c10d.meeting import Membership
 from farandole.torch._c10d.tensors import Finish, buffer
@@ -53,6 +54,8 @@ class EngineGroup(_ProcessGroup):  # type: ignore[misc]
         )
         kind = dist.ProcessGroup.BackendType.GLOO
         self._register_backend(torch.device("cpu"), kind, self._gloo)
+        if _devices.knows_cuda():
+            self._register_backend(torch.device("cuda"), kind, self._gloo)
         self._set_default_backend(kind)
 
     @entry()

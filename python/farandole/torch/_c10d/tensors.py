@@ -10,18 +10,19 @@ from typing import Any
 
 import torch
 
-from farandole import _core
 from farandole._core import InvalidArgument
-from farandole.torch._tensors import DTYPE_NAMES
+from farandole.torch import _devices
+from farandole.torch._tensors import DTYPE_NAMES, pointed
 
 Finish = Callable[[], None]
 
 
 def as_engine_sees(tensor: torch.Tensor, *, folded: bool) -> torch.Tensor:
     """The same memory in a dtype of the engine's. What is only moved may have any."""
-    if tensor.device.type != "cpu":
+    if tensor.device.type not in ("cpu", "cuda"):
         raise InvalidArgument(
-            f"a tensor is on {tensor.device}; the farandole backend takes CPU tensors so far"
+            f"a tensor is on {tensor.device}; the farandole backend takes those on the CPU and on "
+            "CUDA devices"
         )
     if tensor.layout != torch.strided:
         raise InvalidArgument(f"a tensor has the layout {tensor.layout}; pass a dense one")
@@ -40,7 +41,7 @@ def as_engine_sees(tensor: torch.Tensor, *, folded: bool) -> torch.Tensor:
 
 def buffer(tensor: torch.Tensor) -> Any:
     """Of a contiguous tensor as the engine sees it."""
-    return _core.Buffer(tensor.data_ptr(), tensor.numel(), DTYPE_NAMES[tensor.dtype], tensor)
+    return pointed(tensor)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -58,7 +59,7 @@ def received(tensor: torch.Tensor, *, folded: bool = False) -> tuple[torch.Tenso
     home = as_engine_sees(tensor, folded=folded)
     if _is_plain(home):
         return home, None
-    landing = torch.empty(home.shape, dtype=home.dtype)
+    landing = _devices.new_empty(home, home.shape)
     return landing, lambda: _copy(home, landing)
 
 
@@ -74,6 +75,9 @@ def in_place(tensor: torch.Tensor, *, folded: bool = False) -> tuple[torch.Tenso
 def _copy(home: torch.Tensor, landed: torch.Tensor) -> None:
     with torch.no_grad():
         home.copy_(landed.view(home.shape))
+    device = _devices.device_of(home)
+    if device is not None:
+        _devices.finish_work(device)  # others than this thread may wait for the same work
 
 
 def _joined(views: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -102,7 +106,7 @@ def received_list(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Finish
     joined = _joined(homes)
     if joined is not None:
         return joined, None
-    landing = torch.empty(sum(h.numel() for h in homes), dtype=homes[0].dtype)
+    landing = _devices.new_empty(homes[0], (sum(h.numel() for h in homes),))
 
     def distribute() -> None:
         for home, part in zip(homes, torch.split(landing, [h.numel() for h in homes]), strict=True):

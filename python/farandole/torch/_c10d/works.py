@@ -23,6 +23,7 @@ import torch
 from torch._C._distributed_c10d import Work as _TorchWork
 
 from farandole._core import InvalidArgument, Source
+from farandole.torch import _devices
 from farandole.torch._entries import entry
 
 _NO_TIMEOUT = timedelta(0)
@@ -63,6 +64,7 @@ class Work(_TorchWork):
     ) -> None:
         super().__init__()
         self._handle = handle
+        self._over: Any = None  # the handle, once it has ended well
         self._result = result
         self._finish = finish
         self._source = source
@@ -91,6 +93,8 @@ class Work(_TorchWork):
             if isinstance(ended, Source):
                 self._source = ended.rank
             self._end(None)
+        elif self._over is not None:
+            self._over.wait(None)  # of tensors on devices: this thread's stream comes after, too
         if self._error is not None:
             raise self._error
         return True
@@ -101,6 +105,8 @@ class Work(_TorchWork):
                 return
             if error is None and self._finish is not None:
                 self._finish()
+            if error is None and _on_device(self._result):
+                self._over = self._handle
             self._error, self._handle, self._finish = error, None, None
         self._complete_future()
 
@@ -148,12 +154,27 @@ class Work(_TorchWork):
     @entry()
     def get_future(self) -> Any:
         if self._future is None:
-            self._future = torch.futures.Future()
+            self._future = _devices.future_of(tensors_in(self._result))
             if self._handle is None:
+                if self._over is not None:
+                    self._over.wait(None)
                 self._complete_future()
             else:
                 completions.add(self)
         return self._future
+
+
+def tensors_in(result: Any) -> list[torch.Tensor]:
+    """Results are tensors, and lists of results."""
+    if isinstance(result, torch.Tensor):
+        return [result]
+    if isinstance(result, list | tuple):
+        return [tensor for part in result for tensor in tensors_in(part)]
+    return []
+
+
+def _on_device(result: Any) -> bool:
+    return any(_devices.device_of(tensor) is not None for tensor in tensors_in(result))
 
 
 class _All:
@@ -213,24 +234,29 @@ class _Completions:
             raise errors[0]
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not (self._of_backward or self._loose or self._stopping):
-                    self._changed.wait()
-                if self._stopping:
-                    return
-                if not self._loose:
-                    self._changed.wait(_LOOK)
-                expected = [work for works in self._of_backward.values() for work in works]
-                loose = list(self._loose)
-            completed = [work for work in expected + loose if work.is_completed()]
-            if loose and not completed:
-                # Waiting drives the engine. Of several, none may keep the others from completing.
-                first = loose[0]
-                with contextlib.suppress(Exception):
-                    first.wait(timedelta(seconds=_LOOK if len(loose) == 1 else _TURN))
-                completed = [first] if first.is_completed() else []
-            self._forget(completed)
+        while self._look():
+            pass
+
+    def _look(self) -> bool:
+        """Once there is something to look at; holds none of it afterwards. False at the end."""
+        with self._changed:
+            while not (self._of_backward or self._loose or self._stopping):
+                self._changed.wait()
+            if self._stopping:
+                return False
+            if not self._loose:
+                self._changed.wait(_LOOK)
+            expected = [work for works in self._of_backward.values() for work in works]
+            loose = list(self._loose)
+        completed = [work for work in expected + loose if work.is_completed()]
+        if loose and not completed:
+            # Waiting drives the engine. Of several, none may keep the others from completing.
+            first = loose[0]
+            with contextlib.suppress(Exception):
+                first.wait(timedelta(seconds=_LOOK if len(loose) == 1 else _TURN))
+            completed = [first] if first.is_completed() else []
+        self._forget(completed)
+        return True
 
     def _forget(self, completed: list[Work]) -> None:
         gone = set(map(id, completed))

@@ -1,0 +1,97 @@
+"""torch.distributed over farandole with tensors of devices, by ranks over the fake driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from fake_device import Rank
+from fake_tensors import Tensors
+
+import farandole as fd
+from farandole.torch._c10d import tensors as of_callers
+from farandole.torch.distributed import fallbacks
+from harness import World
+
+Start = Callable[..., World]
+Put = Callable[[torch.Tensor], torch.Tensor]
+
+
+def tensor(*shape: int) -> torch.Tensor:
+    values = torch.arange(torch.Size(shape).numel(), dtype=torch.float32) % 61
+    return (values + 10 * dist.get_rank()).view(shape)
+
+
+def every_collective(put: Put, n: int) -> list[torch.Tensor]:
+    """What comes of it, with tensors where `put` puts them."""
+    p, r = dist.get_world_size(), dist.get_rank()
+    found = []
+
+    def room(*shape: int) -> torch.Tensor:
+        found.append(put(torch.zeros(shape)))
+        return found[-1]
+
+    def given(*shape: int) -> torch.Tensor:
+        found.append(put(tensor(*shape)))
+        return found[-1]
+
+    dist.all_reduce(given(n, 3), dist.ReduceOp.AVG)
+    dist.broadcast(given(n), p - 1)
+    dist.reduce(given(n), 0)
+    parts = [room(n) for _ in range(p)]
+    dist.all_gather(parts, given(n))
+    dist.all_gather_into_tensor(room(p * n), given(n))
+    dist.reduce_scatter_tensor(room(n), given(p * n))
+    dist.all_to_all_single(room(p * n), given(p * n))
+    dist.gather(given(n), [room(n) for _ in range(p)] if r == 0 else None, dst=0)
+    dist.scatter(room(n), [given(n) for _ in range(p)] if r == 0 else None, src=0)
+    work: Any = dist.isend(given(n), (r + 1) % p)
+    dist.recv(room(n), (r - 1) % p)
+    work.wait()
+    dist.all_reduce(given(5, 4).t())
+    with dist._coalescing_manager(async_ops=True) as block:
+        for k in range(3):
+            dist.all_reduce(given(n + k))
+    block.wait()
+    works: Any = [dist.all_reduce(given(n), async_op=True) for _ in range(3)]
+    assert works[1].get_future().wait() is not None
+    for each in works:
+        each.wait()
+        each.wait()  # for another stream
+    return found
+
+
+def as_on_the_host(sizes: list[int]) -> None:
+    rank = Rank()
+    tensors = Tensors(rank)
+    copy_home = of_callers._copy
+
+    def copied(home: torch.Tensor, landed: torch.Tensor) -> None:
+        tensors.settle()  # PyTorch copies at once here, and not in the stream
+        copy_home(home, landed)
+
+    of_callers._copy = copied
+    dist.init_process_group("farandole", timeout=timedelta(seconds=200))
+    for n in sizes:
+        expected = every_collective(lambda t: t, n)
+        found = every_collective(tensors.put, n)
+        tensors.settle()
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(one, other)
+    assert tensors.streams_asked_for > 0
+    assert fallbacks() == {}
+    with pytest.raises(fd.InvalidArgument, match="recv without a source takes CPU tensors yet"):
+        dist.recv(found[0])
+    with pytest.raises(fd.InvalidArgument, match="a tensor is on meta"):
+        dist.all_reduce(torch.empty(3, device="meta"))
+    del found, one
+    dist.destroy_process_group()
+    rank.end()
+
+
+def test_what_comes_of_collectives(start: Start) -> None:
+    start(2, FAKE_CUDA_JITTER="5").run(as_on_the_host, [3, 40_001])
