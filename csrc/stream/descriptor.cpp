@@ -110,9 +110,9 @@ uint32_t hash_of(const Operation& o) {
   h.add(o.postscale);
   h.add(cut(o.algorithm, sizeof Descriptor::algorithm));  // no more than others can be shown
   h.add(cut(shown_name(o), sizeof Descriptor::name));
+  h.add(static_cast<uint64_t>(o.on_devices != nullptr));
   h.add(std::span(o.counts));
   if (o.bundle) h.add(o.bundle->hash());
-  if (o.on_devices) h.add(std::string_view("on devices"));
   const auto hash = static_cast<uint32_t>(h.value());
   return hash != 0 ? hash : 1;  // a line never used bears the flag 0, which is a number after 2^32
 }

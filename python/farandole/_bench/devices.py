@@ -55,7 +55,7 @@ class Driver:
         size = max(count * np.dtype(dtype).itemsize, 1)
         memory = self.made("cuMemHostAlloc", ctypes.c_size_t(size), 0)
         raw = (ctypes.c_char * size).from_address(memory.value or 0)
-        return np.frombuffer(raw, dtype, count)
+        return np.frombuffer(memoryview(raw), dtype, count)
 
     def copy(self, to: int, source: int, size: int) -> None:
         """In the stream."""
