@@ -20,7 +20,10 @@ Progress LaneCursor::poll() {
     const Step& step = (*lane_)[step_];
     moved |= offer(step);
     moved |= move(step, budget);
-    if (!done(step)) return moved ? Progress::moved : Progress::idle;
+    if (!done(step)) {
+      if (!moved) push();
+      return moved ? Progress::moved : Progress::idle;
+    }
     begin_next();
     moved = true;
     if (budget == 0) break;
@@ -29,7 +32,12 @@ Progress LaneCursor::poll() {
   return all_drained() ? Progress::finished : moved ? Progress::moved : Progress::idle;
 }
 
-/// Of what a channel copies, the last may have to be asked for.
+/// What channels have copied goes on its way.
+void LaneCursor::push() const {
+  for (const std::unique_ptr<Channel>& channel : channels_)
+    if (channel && channel->copies()) (void)channel->drained();
+}
+
 bool LaneCursor::all_drained() const {
   return std::ranges::all_of(channels_, [](const std::unique_ptr<Channel>& channel) {
     return !channel || !channel->copies() || channel->drained();

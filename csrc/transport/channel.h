@@ -19,8 +19,8 @@ class Channel {
   /// must stay unchanged until drained(): a channel may pass a reference instead of a copy.
   virtual size_t write(std::span<const std::byte> bytes) = 0;
   virtual bool drained() const = 0;
-  /// Whether bytes that it takes are copied, so that theirs may change at once. The last of them
-  /// may still need somebody who asks drained().
+  /// Whether bytes that it takes are copied, so that theirs may change at once. They may stay with
+  /// it while nobody asks drained().
   virtual bool copies() const { return false; }
 
   /// Arrived bytes, not copied; empty unless at least `at_least` contiguous bytes are there.

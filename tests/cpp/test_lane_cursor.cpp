@@ -22,7 +22,10 @@ class Scripted : public Channel {
                    bytes.begin() + static_cast<std::ptrdiff_t>(count));
     return count;
   }
-  bool drained() const override { return is_drained; }
+  bool drained() const override {
+    ++asked;
+    return is_drained;
+  }
   bool copies() const override { return does_copy; }
   std::span<const std::byte> peek(size_t at_least) override {
     if (arriving.size() < at_least) return {};
@@ -47,6 +50,7 @@ class Scripted : public Channel {
   size_t room = SIZE_MAX;
   bool is_drained = true;
   bool does_copy = false;
+  mutable int asked = 0;                                     // whether it is drained
   std::vector<std::pair<std::byte*, size_t>> offers;         // that were made to the peer
   std::optional<std::span<std::byte>> place{std::in_place};  // that the peer has offered
   std::vector<std::byte> written, arriving;
@@ -218,6 +222,16 @@ TEST(cursor_sends_past_a_local_step_what_that_leaves_alone) {
   CHECK(cursor.poll() == Progress::finished);
   const Floats expected{1, 2, -1, 9};
   CHECK(std::ranges::equal(stage.peer().written, std::as_bytes(std::span(expected))));
+}
+
+TEST(cursor_asks_for_what_channels_have_copied) {
+  Stage stage(4);
+  stage.peer().does_copy = true;
+  LaneCursor cursor = stage.run({{.to = 1, .send = in(0, 2)}, {.from = 1, .recv = out(0, 2)}, {}});
+  CHECK(cursor.poll() == Progress::moved);
+  const int asked = stage.peer().asked;
+  CHECK(cursor.poll() == Progress::idle);  // the peer may wait for what this rank's channel holds
+  CHECK(stage.peer().asked > asked);
 }
 
 TEST(cursor_is_finished_when_the_last_bytes_are_on_their_way) {
