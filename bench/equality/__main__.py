@@ -74,7 +74,8 @@ def equality(names: list[str]) -> bool:
 def bits(names: list[str]) -> bool:
     """One row for each model; a cell is the beginning of a digest of weights and losses."""
     right = True
-    print(f"| | model | {' | '.join(f'{ranks} ranks' for ranks in RANKS)} |")
+    heads = [f"{ranks} rank{'s' * (ranks > 1)}" for ranks in RANKS]
+    print(f"| | model | {' | '.join(heads)} |")
     print("|---|---|" + "---|" * len(RANKS))
     for name in (each for each in names if each != "strategy"):
         by_ranks = [run(name, "bits", ranks) for ranks in RANKS]

@@ -53,8 +53,8 @@ def all_three() -> None:
     hvd.init()
     assert fd.cross_size() == 2
     with strategies.MultiWorkerMirroredStrategy().scope():
-        mirrored = net()
-    same_as_alone(fitted(mirrored).get_weights())
+        mirrored = fitted(net())
+    same_as_alone(mirrored.get_weights())
     weights = fitted(hvd.Pipeline(net(), micro_batches=3)).get_weights(root_rank=None)
     same_as_alone(weights)
     served = compiled(net())

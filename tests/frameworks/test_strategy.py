@@ -229,6 +229,14 @@ def what_is_made_outside_a_scope_is_refused() -> None:
         strategy.run(
             lambda: strategy.extended.update(variable, lambda v, x: v.assign(x), args=(1.0,))
         )
+    with strategy.scope():
+        inside = net()
+    for optimizer in (
+        keras.optimizers.Adam(),
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()),
+    ):
+        with raises(fd.InvalidArgument, "compile(): optimizer 'adam", "not created in the scope"):
+            inside.compile(optimizer, "mse")
     uncompiled = in_scope(strategy, net)
     uncompiled.compiled = False
     with raises(Exception, "compile"):

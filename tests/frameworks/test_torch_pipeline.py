@@ -324,4 +324,60 @@ def the_state_is_that_of_one_process() -> None:
         pipeline.state_dict(root_rank=2)
 
 
+@on_ranks(2, 3)
+def the_optimizers_state_is_that_of_one_process() -> None:
+    """Saved on stages, it goes on in one process, and the other way round."""
+
+    def sgd(model: Any) -> torch.optim.Optimizer:
+        weights = [p for n, p in model.named_parameters() if n.endswith("weight")]
+        others = [p for n, p in model.named_parameters() if n.endswith("bias")]
+        return torch.optim.Adam(
+            [{"params": weights, "weight_decay": 0.1}, {"params": others}], 0.05
+        )
+
+    def step(model: Any) -> Any:
+        def stepped(x: Any, y: Any) -> Any:
+            loss = functional.mse_loss(model(x), y)
+            loss.backward()
+            return loss.detach()
+
+        return stepped
+
+    pipeline, alone = hvd.Pipeline(net(), loss_fn=functional.mse_loss), net()
+    optimizer, right = sgd(pipeline), sgd(alone)
+    for begins_alone in (False, True):
+        if begins_alone:
+            for group in right.param_groups:
+                group["lr"] = 0.01
+            train(step(alone), right)
+            pipeline.load_state_dict(alone.state_dict())
+            pipeline.load_optimizer_state_dict(optimizer, copy.deepcopy(right.state_dict()))
+        else:
+            train(pipeline.step, optimizer)
+            alone.load_state_dict(pipeline.state_dict(root_rank=None))
+            right.load_state_dict(pipeline.optimizer_state_dict(optimizer, root_rank=None))
+        losses = train(pipeline.step, optimizer)
+        assert losses == pytest.approx(train(step(alone), right), abs=CLOSE)
+        equal(pipeline.state_dict(root_rank=None), alone.state_dict())
+        assert optimizer.param_groups[0]["lr"] == (0.01 if begins_alone else 0.05)
+    state = pipeline.optimizer_state_dict(optimizer)
+    assert (state == {}) == (hvd.rank() > 0)
+    state = right.state_dict()
+    for call, *words in [
+        (lambda: pipeline.load_optimizer_state_dict(optimizer, {}), "it is an optimizer's state"),
+        (
+            lambda: pipeline.load_optimizer_state_dict(
+                optimizer, torch.optim.SGD(alone.parameters()).state_dict()
+            ),
+            "is of groups of [8] parameters, and those of all stages are [4, 4]",
+        ),
+        (lambda: pipeline.optimizer_state_dict(3), "optimizer is 3"),
+    ]:
+        with raises(fd.InvalidArgument, *words):
+            call()
+    optimizer.param_groups[1]["lr"] += hvd.rank()
+    with raises(fd.InvalidArgument, "optimizers of stages differ in 'lr' of group 1: 0.01 and"):
+        pipeline.optimizer_state_dict(optimizer)
+
+
 test_on_ranks = make_tests(__name__, "torch")

@@ -145,8 +145,23 @@ def _compiled(own: Callable[..., Any]) -> Callable[..., Any]:
             return
         with strategy.scope():
             own(self, *args, **kwargs)
+        _require_own_optimizer(self, strategy)
         shared = vars(self).get(_SHARED)
         if shared is not None:
             shared.adopt()
 
     return compile
+
+
+def _require_own_optimizer(model: Any, strategy: Any) -> None:
+    """Raises InvalidArgument, and the model is not compiled."""
+    optimizer = model.optimizer
+    inner = getattr(optimizer, "inner_optimizer", optimizer)  # of one that scales losses
+    if getattr(inner, "_distribution_strategy", strategy) is strategy:
+        return
+    model.compiled = False
+    raise InvalidArgument(
+        f"compile(): optimizer '{inner.name}' was not created in the scope of this "
+        f"{type(strategy).__name__}, so replicas do not share its variables\n"
+        "  advice: create it inside `with strategy.scope():`, or pass its name"
+    )

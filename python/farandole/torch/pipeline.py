@@ -19,6 +19,7 @@ from farandole.pipeline._report import Reported, Times
 from farandole.pipeline._runner import Runner
 from farandole.pipeline._schedules import forwards, schedule_of
 from farandole.torch._entries import entry
+from farandole.torch._pipeline import optimizer_state
 from farandole.torch._pipeline import state as _state
 from farandole.torch._pipeline.costs import bounds_of, check_budget, check_split
 from farandole.torch._pipeline.layers import Layer, layers_of, stage_of
@@ -291,6 +292,34 @@ class Pipeline(Reported):
         """
         missing, unexpected = _state.load(self._module, self._outlines, state_dict, strict=strict)
         return nn.modules.module._IncompatibleKeys(missing, unexpected)
+
+    def optimizer_state_dict(
+        self, optimizer: torch.optim.Optimizer | None, *, root_rank: int | None = 0
+    ) -> dict[str, Any]:
+        """The optimizers' state of all stages, as ``state_dict`` of one process' optimizer gives
+        it, which loads it. Collective.
+
+        Args:
+            optimizer: this rank's, of all its parameters; None on a stage without any.
+            root_rank: as of ``state_dict``.
+
+        Raises:
+            InvalidArgument: the optimizers of stages have other options, as one of one process
+                cannot; on every rank.
+        """
+        _check_root(root_rank)
+        return optimizer_state.gathered_state(optimizer, self._group, self._place, root_rank)
+
+    def load_optimizer_state_dict(
+        self, optimizer: torch.optim.Optimizer | None, state_dict: Mapping[str, Any]
+    ) -> None:
+        """Takes this rank's part of an optimizer's state, as of one process, or of
+        ``optimizer_state_dict`` of any number of stages. Collective: every rank passes the whole.
+
+        Raises:
+            InvalidArgument: it is of other parameters.
+        """
+        optimizer_state.load(optimizer, state_dict, self._place)
 
     def __repr__(self) -> str:
         names = [each.name for each in self._outlines]

@@ -17,8 +17,8 @@ from farandole.torch._tensors import borrow
 
 
 def gathered(
-    mine: Mapping[str, Any], group: Group, place: Place, root_rank: int | None
-) -> dict[str, Any]:
+    mine: Mapping[Any, Any], group: Group, place: Place, root_rank: int | None
+) -> dict[Any, Any]:
     """Collective: those of all stages, in order, as the first replica has them. Tensors travel by
     themselves, others as pickles."""
     sends = place.replica == 0
@@ -26,7 +26,7 @@ def gathered(
     rows = [(k, tuple(t.shape), t.dtype) for k, t in named]
     rest = {k: v for k, v in mine.items() if not isinstance(v, torch.Tensor)}
     told: Any = allgather_object((rows, rest, list(mine)) if sends else None, "state of a Pipeline")
-    whole: dict[str, Any] = {}
+    whole: dict[Any, Any] = {}
     takes = root_rank in (None, _world.rank())
     for stage in range(place.stages):
         source = place.rank_of(stage, 0)

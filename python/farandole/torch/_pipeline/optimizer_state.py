@@ -1,0 +1,176 @@
+"""The state of the optimizers of all stages, in the form of one process' optimizer.
+
+One process numbers parameters by groups, and within a group in the order of the model. So group k
+of the whole has the parameters of group k of each stage, in the order of the stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from farandole import _world
+from farandole._arguments import shown
+from farandole._core import Group, InvalidArgument
+from farandole.common._objects import allgather_object
+from farandole.pipeline._places import Place
+from farandole.torch._pipeline.state import gathered
+
+_Groups = list[tuple[dict[str, Any], int]]  # options, and how many parameters
+# What optimizers of PyTorch keep for each element of a parameter.
+_LIKE_PARAMETERS = (
+    "momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum",
+)  # fmt: skip
+_NONE: dict[str, Any] = {"state": {}, "param_groups": []}
+
+
+def gathered_state(
+    optimizer: Any, group: Group, place: Place, root_rank: int | None
+) -> dict[str, Any]:
+    """Collective."""
+    own: Any = _NONE
+    error: InvalidArgument | None = None
+    try:
+        own = _state_of(optimizer)
+    except InvalidArgument as caught:
+        error = caught
+    stages = _told(_groups_of(own), error, place)
+    _require_alike(stages)
+    flat = {
+        (place.stage, i, name): value
+        for i, entry in own["state"].items()
+        for name, value in entry.items()
+    }
+    whole = gathered(flat, group, place, root_rank)
+    if root_rank not in (None, _world.rank()):
+        return {}
+    numbers = _numbers(stages)
+    state: dict[int, dict[str, Any]] = {}
+    for (stage, i, name), value in whole.items():
+        state.setdefault(numbers[stage][i], {})[name] = value
+    return {"state": dict(sorted(state.items())), "param_groups": _whole_groups(stages)}
+
+
+def load(optimizer: Any, state: Mapping[str, Any], place: Place) -> None:
+    """Collective. Raises InvalidArgument."""
+    own: Any = _NONE
+    error: InvalidArgument | None = None
+    try:
+        own = _state_of(optimizer)
+        if not isinstance(state, Mapping) or not {"state", "param_groups"} <= state.keys():
+            raise InvalidArgument(
+                f"state is {shown(state)}; it is an optimizer's state_dict(), of one process or of "
+                "Pipeline.optimizer_state_dict()"
+            )
+    except InvalidArgument as caught:
+        error = caught
+    stages = _told(_groups_of(own), error, place)
+    wanted = [len(each["params"]) for each in _whole_groups(stages)]
+    given = [len(each["params"]) for each in state["param_groups"]]
+    if wanted != given:
+        raise InvalidArgument(
+            f"this optimizer's state is of groups of {given} parameters, and those of all stages "
+            f"are {wanted}"
+        )
+    numbers = _numbers(stages)[place.stage]
+    if optimizer is None:
+        return
+    listed = [p for each in optimizer.param_groups for p in each["params"]]
+    mine = {i: state["state"][n] for i, n in enumerate(numbers) if n in state["state"]}
+    for i, entry in mine.items():
+        _check_shapes(entry, listed[i], numbers[i])
+    groups = [
+        {**theirs, "params": ours["params"]}
+        for theirs, ours in zip(state["param_groups"], own["param_groups"], strict=True)
+    ]
+    optimizer.load_state_dict({"state": mine, "param_groups": groups})
+
+
+def _state_of(optimizer: Any) -> Any:
+    if optimizer is None:  # of a stage without parameters
+        return _NONE
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidArgument(
+            f"optimizer is {shown(optimizer)}; it is a torch.optim.Optimizer of this rank's "
+            "parameters, or None on a stage without any"
+        )
+    return optimizer.state_dict()
+
+
+def _groups_of(own: Any) -> _Groups:
+    return [
+        ({k: v for k, v in each.items() if k not in ("params", "param_names")}, len(each["params"]))
+        for each in own["param_groups"]
+    ]
+
+
+def _told(mine: _Groups, error: InvalidArgument | None, place: Place) -> list[_Groups]:
+    """Collective: the groups of each stage, or an error on every rank."""
+    told = None if error is None else str(error)
+    theirs = allgather_object((told, mine), "optimizers of a Pipeline")
+    if error is not None:
+        raise error
+    for rank, (why, _) in enumerate(theirs):
+        if why is not None:
+            raise InvalidArgument(f"rank {rank} ({place.of_rank(rank)}): {why}")
+    return [theirs[place.rank_of(stage, 0)][1] for stage in range(place.stages)]
+
+
+def _require_alike(stages: Sequence[_Groups]) -> None:
+    """Those of one process have one value for all parameters of a group."""
+    known = [groups for groups in stages if groups]
+    for groups in known[1:]:
+        if len(groups) != len(known[0]):
+            raise InvalidArgument(
+                f"optimizers of stages have {len(known[0])} and {len(groups)} groups of parameters"
+                "\n  advice: as many groups on each stage, if need be without parameters"
+            )
+        for k, ((first, _), (other, _)) in enumerate(zip(known[0], groups, strict=True)):
+            for name in {**first, **other}:
+                if repr(first.get(name)) != repr(other.get(name)):
+                    raise InvalidArgument(
+                        f"optimizers of stages differ in {name!r} of group {k}: "
+                        f"{shown(first.get(name))} and {shown(other.get(name))}; one process has "
+                        "one for all its parameters"
+                    )
+
+
+def _counts(stages: Sequence[_Groups]) -> list[list[int]]:
+    """Parameters by stage and group."""
+    most = max(map(len, stages), default=0)
+    return [[n for _, n in groups] + [0] * (most - len(groups)) for groups in stages]
+
+
+def _numbers(stages: Sequence[_Groups]) -> list[list[int]]:
+    """By stage: of each of its parameters, in its optimizer's order, the number in the whole."""
+    counts = _counts(stages)
+    found: list[list[int]] = [[] for _ in stages]
+    following = 0
+    for k in range(len(counts[0])):
+        for stage, of_groups in enumerate(counts):
+            found[stage] += range(following, following + of_groups[k])
+            following += of_groups[k]
+    return found
+
+
+def _whole_groups(stages: Sequence[_Groups]) -> list[dict[str, Any]]:
+    totals = [sum(column) for column in zip(*_counts(stages), strict=True)]
+    begins = [0, *accumulate(totals)]
+    options = next((groups for groups in stages if groups), [])
+    return [
+        {**each, "params": list(range(begins[k], begins[k + 1]))}
+        for k, (each, _) in enumerate(options)
+    ]
+
+
+def _check_shapes(entry: Mapping[str, Any], parameter: torch.Tensor, number: int) -> None:
+    for name in _LIKE_PARAMETERS:
+        value = entry.get(name)
+        if isinstance(value, torch.Tensor) and value.shape != parameter.shape:
+            raise InvalidArgument(
+                f"'{name}' of parameter {number} is of shape {tuple(value.shape)} in this state, "
+                f"and the parameter is of shape {tuple(parameter.shape)}"
+            )
