@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <sstream>
 #include <string_view>
+#include <system_error>
 
 #include "base/error.h"
 #include "base/fault.h"
@@ -22,7 +24,8 @@ using Choices = std::vector<std::string_view>;
 
 Error unreadable(std::string_view name, std::string_view text, const std::string& expected) {
   return Error(ErrorCode::invalid_argument,
-               std::string(name) + "=" + std::string(text) + " is not " + expected);
+               std::string(name) + "=" + std::string(text) + " is not " + expected, {},
+               "correct the variable, or unset it");
 }
 
 /// A variable bound to its member; the type decides how it is read and shown.
@@ -67,6 +70,17 @@ Variable bytes(std::string_view name, size_t Config::* member, std::string_view 
             if (copy.empty() || end == copy.c_str() || scale < 0 || !(value >= 0) || value > 1e15)
               throw unreadable(name, text, "a size in bytes such as 1048576, 512K, 25M or 2G");
             c.*member = static_cast<size_t>(value * scale);
+          },
+          [=](const Config& c) { return std::to_string(c.*member); }};
+}
+
+Variable count(std::string_view name, size_t Config::* member, std::string_view doc) {
+  return {name, "whole number", doc,
+          [=](Config& c, std::string_view text) {
+            const auto [end, error] =
+                std::from_chars(text.data(), text.data() + text.size(), c.*member);
+            if (error != std::errc() || end != text.data() + text.size())
+              throw unreadable(name, text, "a whole number of at least 0");
           },
           [=](const Config& c) { return std::to_string(c.*member); }};
 }
@@ -125,44 +139,44 @@ const std::vector<Variable>& variables() {
       number("FARANDOLE_WARN_AFTER", &Config::warn_after,
              "seconds after which a waiting operation names the ranks it waits for"),
       bytes("FARANDOLE_BUCKET_BYTES", &Config::bucket_bytes,
-            "gradients reduced together: 0 is one all-reduce per tensor"),
+            "size of a bucket, the gradients reduced together; 0: each gradient by itself"),
       bytes("FARANDOLE_FIRST_BUCKET_BYTES", &Config::first_bucket_bytes,
             "size of the first bucket, small so that communication starts early"),
       bytes("FARANDOLE_IN_PLACE_BYTES", &Config::in_place_bytes,
-            "a gradient of so much is reduced where it lies, not copied into a bucket"),
+            "a gradient of this size or more is reduced where it lies, not copied into a bucket"),
       agreed(bytes("FARANDOLE_FUSION_BYTES", &Config::fusion_bytes,
-                   "operations by name that are reduced together: 0 is each by itself")),
-      bytes("FARANDOLE_NAME_CACHE", &Config::name_cache,
-            "names that ranks remember, so that a step tells a bit of each"),
+                   "how much of the operations by name is reduced together; 0: each by itself")),
+      count("FARANDOLE_NAME_CACHE", &Config::name_cache,
+            "how many names ranks remember; a remembered one costs a bit in each step"),
       bytes("FARANDOLE_ARENA_BYTES", &Config::arena_bytes,
             "address space for this rank's shared memory; 0: the machine's memory"),
       number("FARANDOLE_SPIN_US", &Config::spin_us,
              "microseconds a waiter spins before it parks, given a core for every rank"),
-      text(
-          "FARANDOLE_PROGRESS", &Config::progress,
-          "who drives operations nobody waits for: a thread, the caller's hooks, or as cores allow",
-          {"auto", "thread", "caller"}),
+      text("FARANDOLE_PROGRESS", &Config::progress,
+           "who drives operations that nobody waits for. thread: a thread of the engine; caller: "
+           "the program's own calls; auto: as cores allow",
+           {"auto", "thread", "caller"}),
       text(
           "FARANDOLE_CMA", &Config::cma,
           "reaching other ranks' memory by process_vm_readv and writev: auto where it is permitted "
           "and found to be faster than copies through shared memory, 1 where it is permitted, 0 "
           "never",
           {"auto", "1", "0"}),
-      agreed(
-          text("FARANDOLE_TRANSPORT", &Config::transport,
-               "what data between ranks go over. auto: within a host shared memory, as shm; "
-               "between hosts MPI where init() was given a communicator, else TCP. tcp, mpi: TCP "
-               "connections or MPI everywhere, by schedules alone",
-               {"auto", "shm", "tcp", "mpi"})),
+      agreed(text("FARANDOLE_TRANSPORT", &Config::transport,
+                  "what data between ranks go over. auto: shared memory within a host, and between "
+                  "hosts MPI where init() was given a communicator, else TCP. shm: shared memory "
+                  "alone. tcp, mpi: TCP or MPI everywhere, by schedules alone",
+                  {"auto", "shm", "tcp", "mpi"})),
       text("FARANDOLE_IFACE", &Config::iface,
            "network interface at which this rank is reached from other hosts; empty: the one that "
            "leads to MASTER_ADDR"),
       text("FARANDOLE_INSECURE", &Config::insecure,
-           "1: ranks on several hosts may meet without a secret of their job "
-           "(FARANDOLE_SECRET_FILE), which rank 0 then makes and sends in the clear",
+           "1: ranks on several hosts may meet without FARANDOLE_SECRET_FILE; rank 0 then makes a "
+           "secret and sends it in the clear",
            {"0", "1"}),
       agreed(text("FARANDOLE_LEVEL", &Config::level,
-                  "canonical: the same bits for any number of ranks and algorithm; fast: any order",
+                  "order of sums. canonical: one order, so the same bits for any algorithm; fast: "
+                  "any order",
                   {"canonical", "fast"})),
       text("FARANDOLE_ALGORITHM", &Config::algorithm,
            "forces a path or planner by name (farandole info --why lists them); empty: chosen by "
@@ -177,16 +191,17 @@ const std::vector<Variable>& variables() {
       agreed(bytes("FARANDOLE_DEVICE_BUCKET_BYTES", &Config::device_bucket_bytes,
                    "memory of a device for one piece of a collective that goes by steps; two are "
                    "under way at once")),
-      text("FARANDOLE_TUNING", &Config::tuning,
-           "the measured numbers from which choices follow, rank 0's for all. auto: those kept for "
-           "this kind of host; `farandole run` measures where there are none. kept: those kept, if "
-           "any. off: none. Else a file that `farandole tune` has written"),
+      text(
+          "FARANDOLE_TUNING", &Config::tuning,
+          "the measurements that choices follow from, rank 0's for all ranks. auto: those kept for "
+          "this kind of host; `farandole run` measures if there are none. kept: those kept, if "
+          "any. off: none. Otherwise a file that `farandole tune` has written"),
       agreed(choice_or_count(
           "FARANDOLE_CHECK_WEIGHTS", &Config::check_weights,
-          "when ranks compare checksums of their parameters. first: as training begins; a number "
-          "k: every k steps, too; off: never",
+          "when ranks compare checksums of their parameters. first: when training begins; a number "
+          "k: also every k steps; off: never",
           {"first", "off"})),
-      text("FARANDOLE_LOG", &Config::log_level, "how much goes to stderr",
+      text("FARANDOLE_LOG", &Config::log_level, "the least severe messages that go to stderr",
            {"error", "warning", "info", "debug"}),
       text("FARANDOLE_TRACE", &Config::trace,
            "directory for a Chrome trace of all ranks; empty: no trace"),
@@ -195,9 +210,9 @@ const std::vector<Variable>& variables() {
            "start_timeline()"),
       text(
           "FARANDOLE_TF_OP", &Config::tf_op,
-          "how operations stand in TensorFlow's graphs: async, asynchronous kernels; pair, a start "
-          "and a finish of documented calls alone; auto, async for the versions of TensorFlow that "
-          "it was tested with",
+          "what an operation is in TensorFlow's graphs. async: one asynchronous op; pair: two ops, "
+          "which use documented calls alone; auto: async for the versions of TensorFlow that it "
+          "was tested with, else pair",
           {"auto", "async", "pair"}),
       text("FARANDOLE_FAULT", &Config::fault,
            "test builds only: makes a rank fail at a named point, or delays operations"),

@@ -244,7 +244,7 @@ std::optional<Error> WaitWatch::take_verdict() {
 
 // ---- words ----
 
-std::string WaitWatch::doing(int world_rank) const {
+std::string WaitWatch::doing(int world_rank, std::string_view link) const {
   const std::optional<RankWaits> rank = shown_by(world_rank);
   if (!rank) return "";
   RanksWaits ranks(static_cast<size_t>(host_.size()));
@@ -252,7 +252,7 @@ std::string WaitWatch::doing(int world_rank) const {
   std::string text = waits_text(*rank, ranks);
   if (!rank->step.empty()) text = rank->step + (text.empty() ? "" : " and " + text);
   if (!rank->place.empty()) text += (text.empty() ? "is at " : ", at ") + rank->place;
-  return text.empty() ? text : ", which " + text;
+  return text.empty() ? text : std::string(link) + text;
 }
 
 std::string WaitWatch::suspicion(TimePoint when) const {

@@ -19,6 +19,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -50,8 +51,9 @@ class WaitWatch {
   /// Others may still read that this rank waits in something.
   bool shows() const { return shows_; }
 
-  /// ", which waits in barrier #3 for rank 0, at train.py, line 12, in main"; empty: not known.
-  std::string doing(int world_rank) const;
+  /// ", which waits in barrier #3 for rank 0, at train.py, line 12, in main", after `link`; empty:
+  /// not known.
+  std::string doing(int world_rank, std::string_view link = ", which ") const;
   /// "; this is a deadlock: rank 0 waits …" when it looks so already.
   std::string suspicion(TimePoint when) const;
 

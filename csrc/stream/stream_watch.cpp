@@ -173,7 +173,7 @@ Error Stream::stalled(TimePoint when) const {
   for (const int r : missing) {
     world.push_back(memory_.members[static_cast<size_t>(r)]);
     states += (states.empty() ? "" : "; ") + around_.host->name_of(world.back()) + " is " +
-              around_.host->state_of(world.back()) + around_.waits->doing(world.back());
+              around_.host->state_of(world.back()) + around_.waits->doing(world.back(), " and ");
   }
   if (!world.empty()) where.rank = world.front();
   where.values = {{"missing", world}};

@@ -325,6 +325,9 @@ def test_an_operation_may_have_its_own_timeout(spawn: Spawn) -> None:
     assert o.error == "Stalled", o.trace
     assert o.tensor == "alone"
     assert o.fields["values"] == {"missing": [1, 2]}
+    # Where a rank is, it tells once it has looked: that may be later than this error.
+    state = r"rank {r} \(pid \d+\) is \w+( and is at .*, line \d+, in \w+)?"
+    assert re.fullmatch(f"{state.format(r=1)}; {state.format(r=2)}", o.evidence), o.evidence
     for r in (1, 2):
         world.say(r, "go")
         assert world.outcome(r).error == "Stalled", "the group has failed for all"

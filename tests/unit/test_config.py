@@ -17,7 +17,7 @@ def value(name: str) -> str:
 def test_every_variable_is_explained(name: str) -> None:
     row = SETTINGS[name]
     assert name.startswith("FARANDOLE_")
-    assert row["type"] in ("number", "bytes", "text")
+    assert row["type"] in ("number", "whole number", "bytes", "text")
     assert len(row["doc"]) > 10
     assert row["value"] == row["default"]
 
@@ -52,6 +52,16 @@ def test_bad_sizes_are_refused(monkeypatch: pytest.MonkeyPatch, bad: str) -> Non
     monkeypatch.setenv("FARANDOLE_BUCKET_BYTES", bad)
     with pytest.raises(InvalidArgument, match=f"^FARANDOLE_BUCKET_BYTES={bad} is not a size"):
         _core.settings()
+
+
+def test_a_number_of_names_is_no_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARANDOLE_NAME_CACHE", "2048")
+    assert value("FARANDOLE_NAME_CACHE") == "2048"
+    for bad in ("", "-1", "2K", "1.5", "many", "99999999999999999999"):
+        monkeypatch.setenv("FARANDOLE_NAME_CACHE", bad)
+        with pytest.raises(InvalidArgument, match=f"NAME_CACHE={bad} is not a whole number") as got:
+            _core.settings()
+        assert got.value.advice == "correct the variable, or unset it"
 
 
 @pytest.mark.parametrize(
