@@ -37,6 +37,7 @@ CALLS = [
 ]
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(("call", "nth", "tried"), CALLS)
 def test_a_call_of_the_driver_that_fails(by_steps: Start, call: str, nth: int, tried: str) -> None:
     world = by_steps(2)
