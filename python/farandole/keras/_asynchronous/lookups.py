@@ -123,7 +123,8 @@ def rows_with_values(gradient: Gradient) -> np.ndarray:
     """Which rows are not zero."""
     if isinstance(gradient, Rows):
         return gradient.indices
-    return np.flatnonzero(gradient.any(axis=tuple(range(1, gradient.ndim))))
+    touched: Any = gradient.any(axis=tuple(range(1, gradient.ndim)))
+    return np.asarray(np.flatnonzero(touched), np.int64)
 
 
 def assign_rows(variable: Any, rows: np.ndarray, values: np.ndarray) -> None:
