@@ -115,16 +115,16 @@ def _sources_of(tensor: Any) -> list[Any] | None:
 def _evaluated(use: _Indices, inputs: list[Any]) -> np.ndarray:
     chosen = [inputs[at] for at in use.inputs]
     value = chosen[0] if use.compute is None else use.compute(chosen)
-    indices: np.ndarray = np.asarray(keras.ops.convert_to_numpy(value), dtype=np.int64)
-    return indices.reshape(-1)
+    indices = np.asarray(keras.ops.convert_to_numpy(value), dtype=np.int64)
+    return np.ravel(indices)
 
 
 def rows_with_values(gradient: Gradient) -> np.ndarray:
     """Which rows are not zero."""
     if isinstance(gradient, Rows):
-        indices: np.ndarray = gradient.indices
-        return indices
-    return np.flatnonzero(gradient.any(axis=tuple(range(1, gradient.ndim))))
+        return gradient.indices
+    touched: Any = gradient.any(axis=tuple(range(1, gradient.ndim)))
+    return np.asarray(np.flatnonzero(touched), np.int64)
 
 
 def assign_rows(variable: Any, rows: np.ndarray, values: np.ndarray) -> None:
