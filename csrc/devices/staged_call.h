@@ -33,8 +33,8 @@ class StagedCall {
   /// others may be waiting for it.
   static StagedCall submit(Group& group, const PlacedArray& input, const PlacedArray& output,
                            Options options, bool caller_waits);
-  /// For a call that is submitted together with others, and goes by the host: begins its copies, and
-  /// gives what is to be submitted, whose handle begin() takes.
+  /// For a call that is submitted together with others, and goes by the host: begins its copies,
+  /// and gives what is to be submitted, whose handle begin() takes.
   static StagedCall prepare(Group& group, const PlacedArray& input, const PlacedArray& output,
                             Options options, CollectiveCall& to_submit);
   void begin(const Handle& handle) { handle_ = handle; }
