@@ -122,8 +122,7 @@ def _evaluated(use: _Indices, inputs: list[Any]) -> np.ndarray:
 def rows_with_values(gradient: Gradient) -> np.ndarray:
     """Which rows are not zero."""
     if isinstance(gradient, Rows):
-        indices: np.ndarray = gradient.indices
-        return indices
+        return np.asarray(gradient.indices, np.int64)
     touched: Any = gradient.any(axis=tuple(range(1, gradient.ndim)))
     return np.asarray(np.flatnonzero(touched), np.int64)
 
