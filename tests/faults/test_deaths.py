@@ -275,7 +275,7 @@ IMPATIENT = {"FARANDOLE_WARN_AFTER": "0.3", "FARANDOLE_TIMEOUT": "3"}
 
 
 def test_a_stopped_rank_is_named_in_a_warning_then_in_the_error(spawn: Spawn) -> None:
-    world = spawn(3, env=IMPATIENT)
+    world = spawn(3, env=IMPATIENT | {"FARANDOLE_TIMEOUT": "6"})  # a look before it, if crowded
     world.start(one_dies, 2, 2, "all_reduce", 5000, False)
     world.hear_all()
     world.signal(2, signal.SIGSTOP)

@@ -93,8 +93,7 @@ Exchange::~Exchange() {
       drain();
       std::this_thread::sleep_for(kBetweenDrains);
     }
-  } catch (
-      const Error&) {  // NOLINT: of a lost context nothing waits; a forked child has no streams
+  } catch (const Error&) {  // NOLINT: nothing waits in a lost context, or in a forked child
   }
 }
 
