@@ -56,7 +56,7 @@ def some_of_the_ranks_may_be_a_world() -> None:
             ([1, 3], "are not different ranks of the 3"),
             ([], "are not different ranks of the 3"),
             ("01", "comm is a str"),
-            (3, "comm is a int"),
+            (3, "comm is an int"),
         ]:
             refused(lambda bad=bad: hvd.init(bad), pattern)  # type: ignore[misc]
     hvd.init()

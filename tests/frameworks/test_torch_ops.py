@@ -252,7 +252,7 @@ def parameters_are_broadcast() -> None:
             assert torch.equal(both[0], both[1])
         with torch.no_grad():
             model[0].weight.add_(hvd.rank())
-    refused(lambda: hvd.broadcast_parameters(3, 0), "is a int")
+    refused(lambda: hvd.broadcast_parameters(3, 0), "is an int")
     refused(lambda: hvd.broadcast_parameters(torch.ones(2), 0), "is a Tensor")
 
 
