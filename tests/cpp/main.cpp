@@ -38,8 +38,9 @@ int main(int argc, char** argv) {
   // Ranks that are forked start threads, which ThreadSanitizer allows only before this process has
   // any: some stay for its life (jax/completion_executor).
   std::vector<testing::Test> tests = testing::tests();
-  std::ranges::stable_partition(
-      tests, [](const testing::Test& test) { return test.name.starts_with("processes_"); });
+  std::stable_partition(tests.begin(), tests.end(), [](const testing::Test& test) {
+    return test.name.starts_with("processes_");
+  });
   int passed = 0, failed = 0;
   size_t number = 0;
   for (const testing::Test& test : tests) {
