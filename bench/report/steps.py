@@ -6,7 +6,7 @@ import bars
 from document import table
 from measuring import Bench, Row, only, select
 
-_LABELS = {
+LABELS = {
     "in_step": "nothing exchanged, in step",
     "farandole": "farandole",
     "farandole_flat": "farandole, `overlap=False`",
@@ -77,7 +77,7 @@ def _training_cells(row: Row, alone: Row | None, lean: Row | None) -> list[str]:
     within = f"({100 * ratio['low']:.1f} to {100 * ratio['high']:.1f})"
     return [
         row["model"],
-        _LABELS.get(row["variant"], row["variant"]),
+        LABELS.get(row["variant"], row["variant"]),
         f"{row['p50_ms']:.1f}",
         f"{alone['p50_ms']:.1f}" if alone else "-",
         f"{100 * ratio['ratio']:+.1f} % {within}",

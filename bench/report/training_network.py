@@ -5,20 +5,16 @@ from __future__ import annotations
 from document import table
 from measuring import Bench, Row, only, ratio_cell, select
 from namespaces import cable
+from steps import LABELS
 
-_LABELS = {
-    "farandole_flat": "farandole, `overlap=False`",
-    "farandole": "farandole",
-    "ddp": "DDP, gloo",
-    "ddp_lean": "DDP, gloo, lean",
-}
+_VARIANTS = ("farandole_flat", "farandole", "ddp", "ddp_lean")
 
 
 def measure(bench: Bench) -> list[Row]:
     quick = ["--blocks", "3", "--models", "cnn"] if bench.quick else ["--blocks", "7"]
     with cable("1gbit") as ends:
         hosts = ",".join(f"{end}:1" for end in ends)
-        where = ["-H", hosts, "--launcher", "netns", "--variants", ",".join(_LABELS)]
+        where = ["-H", hosts, "--launcher", "netns", "--variants", ",".join(_VARIANTS)]
         return bench.script(["bench/training_step.py", *where, *quick], "training_gigabit")
 
 
@@ -29,7 +25,7 @@ def render(rows: list[Row]) -> str:
         alone, flat = only(mine, variant="none"), only(mine, variant="farandole_flat")
         assert alone is not None
         assert flat is not None
-        for name in _LABELS:
+        for name in _VARIANTS:
             row = only(mine, variant=name)
             if row is not None:
                 cells.append(_cells(row, alone, flat))
@@ -46,7 +42,7 @@ def _cells(row: Row, alone: Row, flat: Row) -> list[str]:
         lean = dict(zip(("ratio", "low", "high"), (share + 1 for share in less_one), strict=True))
     return [
         f"{row['model']}, {4e-6 * row['parameters']:.1f} MB of gradients",
-        _LABELS[row["variant"]],
+        LABELS[row["variant"]],
         f"{row['p50_ms']:.1f}",
         f"{alone['p50_ms']:.1f}",
         ratio_cell(lean) if lean else "-",

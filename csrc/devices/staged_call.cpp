@@ -59,31 +59,36 @@ StagedCall::StagedCall(Group& group, Options& options, const PlacedArray& output
   };
 }
 
-StagedCall StagedCall::prepare(Group& group, const PlacedArray& input, const PlacedArray& output,
-                               Options options, CollectiveCall& to_submit) {
+StagedCall StagedCall::checked(Group& group, const PlacedArray& input, const PlacedArray& output,
+                               Options& options) {
   group.check();
   checked_shape(input.buffer, output.buffer, options, group.rank(), group.size());
-  StagedCall call(group, options, output);
-  to_submit.operand = or_fail_group(group, [&] {
-    const Operand lies = stage(*call.copies_, options, input, output, group.rank());
-    call.copies_->seal();
-    return lies;
-  });
+  return {group, options, output};
+}
+
+Operand StagedCall::copied(const Group& group, const Options& options, const PlacedArray& input,
+                           const PlacedArray& output) {
+  const Operand lies = stage(*copies_, options, input, output, group.rank());
+  copies_->seal();
+  return lies;
+}
+
+StagedCall StagedCall::prepare(Group& group, const PlacedArray& input, const PlacedArray& output,
+                               Options options, CollectiveCall& to_submit) {
+  StagedCall call = checked(group, input, output, options);
+  to_submit.operand =
+      or_fail_group(group, [&] { return call.copied(group, options, input, output); });
   to_submit.options = std::move(options);
   return call;
 }
 
 StagedCall StagedCall::submit(Group& group, const PlacedArray& input, const PlacedArray& output,
                               Options options, bool caller_waits) {
-  group.check();
-  checked_shape(input.buffer, output.buffer, options, group.rank(), group.size());
-  StagedCall call(group, options, output);
+  StagedCall call = checked(group, input, output, options);
   const Operand operand = or_fail_group(group, [&] {
     call.step_ = StepCall::offer(group, options, input, output, call.copies_);
     if (call.step_) return Operand{input.buffer, output.buffer};
-    const Operand lies = stage(*call.copies_, options, input, output, group.rank());
-    call.copies_->seal();
-    return lies;
+    return call.copied(group, options, input, output);
   });
   options.on_devices = call.step_;
   call.begin(group.submit(operand.input, operand.output, std::move(options), caller_waits));

@@ -52,6 +52,11 @@ class StagedCall {
  private:
   /// Before its copies are asked for; they are the operation's gate.
   StagedCall(Group& group, Options& options, const PlacedArray& output);
+  static StagedCall checked(Group& group, const PlacedArray& input, const PlacedArray& output,
+                            Options& options);
+  /// Begins the copies of a call that goes by the host. Where its arrays lie there.
+  Operand copied(const Group& group, const Options& options, const PlacedArray& input,
+                 const PlacedArray& output);
 
   Handle handle_;
   std::shared_ptr<StagedCopies> copies_;

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_device import KINDS, Array, OnHost, Rank, WithFunctions, contents
+from fake_device import KINDS, Array, OnHost, Rank, WithFunctions, all_come, contents
 
 import farandole as fd
 import harness
@@ -241,18 +241,7 @@ def in_flight(how_many: int) -> None:
     with pytest.raises(TimeoutError):
         handles[0].wait(timeout=0.01)
     rank.machine.control.hold(False)
-    for i in reversed(range(how_many)):
-        if i % 3 == 2:
-            continue  # nobody waits for it, and it comes all the same
-        assert handles[i].wait() is pairs[i][0]
-        assert pairs[i][0].get() == expected[i].get()
-    del handles
-    fd.barrier()
-
-    def all_are_there() -> bool:
-        return all(x.get() == e.get() for (x, _), e in zip(pairs, expected, strict=True))
-
-    harness.wait_until(all_are_there, "what nobody waited for")
+    all_come(handles, [x for x, _ in pairs], expected)
     rank.end()
 
 

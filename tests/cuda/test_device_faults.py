@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from fake_device import Rank, WithVersion
+from fault_work import MEMORY, UNAVAILABLE, how_it_went_wrong, let_fail
 
 import farandole as fd
 import harness
@@ -21,7 +22,6 @@ Start = Callable[..., World]
 
 # The nth call from before the operation on, with each of these codes in the driver's terms; what
 # stands after it is what the rank tried. In the order in which a first operation calls them.
-UNAVAILABLE, MEMORY = 46, 2
 BEFORE = [
     ("cuDevicePrimaryCtxRetain", 1, "use device 0"),
     ("cuCtxPushCurrent", 1, "enter the context"),
@@ -59,12 +59,7 @@ def goes_wrong(
         fd.all_reduce(x, out=x)
         assert fd.world().last_path == before
         x.get()
-    fd.barrier()
-    if fd.rank() == 0:
-        harness.tell("past the barrier")
-    else:
-        harness.listen()
-        rank.machine.fail(call, nth, code)
+    let_fail(rank, call, nth, code)
     verdicts, kinds, ranks = [], [], []
     for _ in range(3):  # what the rank copies back is its own; the next operation is everybody's
         try:
@@ -82,18 +77,9 @@ def goes_wrong(
     return [verdicts[0], kinds[0]], ranks, [alive, misuse]
 
 
-def how_it_went_wrong(world: World, call: str, nth: int, code: int) -> list[Any]:
-    world.start(goes_wrong, call, nth, code)
-    world.hear(0)
-    world.say(1, "go")
-    outcomes = world.outcomes()
-    assert [o.error for o in outcomes] == [None, None], world.report()
-    return [o.value for o in outcomes]
-
-
 @pytest.mark.parametrize(("call", "nth", "tried"), [*BEFORE, *AFTER])
 def test_a_call_of_the_driver_that_fails(start: Start, call: str, nth: int, tried: str) -> None:
-    of_rank_0, of_rank_1 = how_it_went_wrong(start(2), call, nth, UNAVAILABLE)
+    of_rank_0, of_rank_1 = how_it_went_wrong(start(2), goes_wrong, call, nth, UNAVAILABLE)
     assert of_rank_0[0] == of_rank_1[0], "one verdict for all"
     verdict, kind = of_rank_0[0]
     assert verdict.startswith(f"rank 1: cannot {tried}")
@@ -103,7 +89,7 @@ def test_a_call_of_the_driver_that_fails(start: Start, call: str, nth: int, trie
 
 
 def test_no_memory_is_left(start: Start) -> None:
-    both = how_it_went_wrong(start(2), "cuMemHostRegister", 1, MEMORY)
+    both = how_it_went_wrong(start(2), goes_wrong, "cuMemHostRegister", 1, MEMORY)
     for (verdict, kind), ranks, left in both:
         assert verdict.startswith("rank 1: cannot register 65536 bytes of a segment")
         assert kind == "ResourceError"

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from fake_device import KINDS, Rank, WithFunctions, contents
+from fault_work import how_it_went_wrong, is_rank_1s, let_fail
 from test_device_collectives import NEVER_IN_A_STEADY_STEP
 
 import farandole as fd
-import harness
 from farandole import _core
 from harness import World
 
@@ -209,12 +209,7 @@ def goes_wrong(call: str, nth: int) -> tuple[str, int | None, list[str]]:
     rank = Rank("interface")
     x, _ = rank.pair(1001, "float32")
     wait(submit("all_reduce", "x", x, x, x.shape))
-    fd.barrier()
-    if fd.rank() == 0:
-        harness.tell("past the barrier")
-    else:
-        harness.listen()
-        rank.machine.fail(call, nth, 46)
+    let_fail(rank, call, nth)
 
     def steps() -> None:
         for _ in range(3):  # what the rank copies back is its own; the next one is everybody's
@@ -234,17 +229,7 @@ def goes_wrong(call: str, nth: int) -> tuple[str, int | None, list[str]]:
     ("call", "nth"), [("cuMemcpyAsync", 1), ("cuMemcpyAsync", 2), ("cuStreamWriteValue32", 1)]
 )
 def test_a_call_of_the_driver_that_fails(start: Start, call: str, nth: int) -> None:
-    world = start(2)
-    world.start(goes_wrong, call, nth)
-    world.hear(0)
-    world.say(1, "go")
-    outcomes = world.outcomes()
-    assert [o.error for o in outcomes] == [None, None], world.report()
-    one, other = (o.value for o in outcomes)
-    assert one[:2] == other[:2]
-    assert one[0].startswith("rank 1: cannot ")
-    assert one[1] == 1
-    assert one[2] == other[2] == ["", ""]
+    is_rank_1s(*how_it_went_wrong(start(2), goes_wrong, call, nth))
 
 
 def differing() -> None:

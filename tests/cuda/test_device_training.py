@@ -12,11 +12,11 @@ import pytest
 import torch
 from fake_device import Rank
 from fake_tensors import Tensors, parameters_on
+from fault_work import how_it_went_wrong, is_rank_1s, let_fail
 from test_device_collectives import NEVER_IN_A_STEADY_STEP
 
 import farandole as fd
 import farandole.torch as hvd
-import harness
 from farandole.torch import _devices
 from farandole.torch.compression import Compressor
 from harness import World
@@ -256,12 +256,7 @@ def goes_wrong(call: str, nth: int) -> tuple[str, int | None, list[str]]:
 
 def verdict_of_steps(rank: Rank, tensors: Tensors, call: str, nth: int) -> tuple[str, int | None]:
     model, optimizer = small(tensors)
-    fd.barrier()
-    if fd.rank() == 0:
-        harness.tell("past the barrier")
-    else:
-        harness.listen()
-        rank.machine.fail(call, nth, 46)
+    let_fail(rank, call, nth)
 
     def steps() -> None:
         for step in range(3):
@@ -286,17 +281,7 @@ CALLS = [
 
 @pytest.mark.parametrize(("call", "nth"), CALLS)
 def test_a_call_of_the_driver_that_fails(start: Start, call: str, nth: int) -> None:
-    world = start(2, FARANDOLE_CHECK_WEIGHTS="off")
-    world.start(goes_wrong, call, nth)
-    world.hear(0)
-    world.say(1, "go")
-    outcomes = world.outcomes()
-    assert [o.error for o in outcomes] == [None, None], world.report()
-    one, other = (o.value for o in outcomes)
-    assert one[:2] == other[:2]
-    assert one[0].startswith("rank 1: cannot ")
-    assert one[1] == 1
-    assert one[2] == other[2] == ["", ""]
+    is_rank_1s(*how_it_went_wrong(start(2, FARANDOLE_CHECK_WEIGHTS="off"), goes_wrong, call, nth))
 
 
 def backward_raises() -> None:

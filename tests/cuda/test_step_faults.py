@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import pytest
 from fake_device import Rank
-from test_device_faults import UNAVAILABLE, bad_input, forks, goes_wrong
+from fault_work import UNAVAILABLE, how_it_went_wrong
+from test_device_faults import bad_input, forks, goes_wrong
 
 import farandole as fd
 import harness
@@ -40,13 +41,8 @@ CALLS = [
 @pytest.mark.drawn(3)
 @pytest.mark.parametrize(("call", "nth", "tried"), CALLS)
 def test_a_call_of_the_driver_that_fails(by_steps: Start, call: str, nth: int, tried: str) -> None:
-    world = by_steps(2)
-    world.start(goes_wrong, call, nth, UNAVAILABLE, "step")
-    world.hear(0)
-    world.say(1, "go")
-    outcomes = world.outcomes()
-    assert [o.error for o in outcomes] == [None, None], world.report()
-    of_rank_0, of_rank_1 = (o.value for o in outcomes)
+    answers = how_it_went_wrong(by_steps(2), goes_wrong, call, nth, UNAVAILABLE, "step")
+    of_rank_0, of_rank_1 = answers
     assert of_rank_0[0] == of_rank_1[0], "one verdict for all"
     verdict, kind = of_rank_0[0]
     assert verdict.startswith(f"rank 1: cannot {tried}")

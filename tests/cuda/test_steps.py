@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_device import Rank, WithFunctions
+from fake_device import Rank, WithFunctions, all_come
 from test_device_collectives import NEVER_IN_A_STEADY_STEP
 from test_device_collectives import all_collectives as all_collectives
 from test_device_collectives import folds as folds
@@ -192,18 +192,7 @@ def in_flight(how_many: int) -> None:
     handles = [fd.all_reduce(x, out=x, async_op=True) for x, _ in pairs]
     handles[0].wait()  # which the device does not keep
     rank.machine.control.hold(False)
-    for i in reversed(range(how_many)):
-        if i % 3 == 2:
-            continue  # nobody waits for it, and it comes all the same
-        assert handles[i].wait() is pairs[i][0]
-        assert pairs[i][0].get() == expected[i].get()
-    del handles
-    fd.barrier()
-
-    def all_are_there() -> bool:
-        return all(x.get() == e.get() for (x, _), e in zip(pairs, expected, strict=True))
-
-    harness.wait_until(all_are_there, "what nobody waited for")
+    all_come(handles, [x for x, _ in pairs], expected)
     rank.end()
 
 
