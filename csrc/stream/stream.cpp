@@ -78,7 +78,7 @@ Progress Stream::poll(TimePoint until) {
 
 Progress Stream::guarded_advance(TimePoint until) {
   try {
-    if (phase_ != Phase::leaving && membership_.detector->failed()) {
+    if (phase_ != Phase::leaving && !is_refused() && membership_.detector->failed()) {
       if (backend_ != nullptr) backend_->abort();
       enter(Phase::leaving);
       leaving_since_ = now();
@@ -275,6 +275,9 @@ Progress Stream::describe_mine() {
   return Progress::moved;
 }
 
+/// The operation fails by that alone: a rank that has learned it sooner may have left since.
+bool Stream::is_refused() const { return phase_ == Phase::comparing && queue_.front()->error; }
+
 Progress Stream::compare_all() {
   std::optional<Error>& refused = queue_.front()->error;
   if (!refused && !mixed_) {
@@ -285,9 +288,10 @@ Progress Stream::compare_all() {
     if (!refused && !mixed_)
       throw Error(ErrorCode::internal,
                   "ranks disagree on " + title() + ", but what they started looks the same");
+    fault_point("stream.compare");
     return Progress::moved;
   }
-  if (!agreement_->settled()) return Progress::idle;
+  if (!agreement_->settled() && !membership_.detector->failed()) return Progress::idle;
   if (mixed_) return go_by_host("not all ranks' arrays lie on devices");
   if (const auto& bundle = operation().bundle) bundle->refuse(*refused);
   finish(std::move(refused));

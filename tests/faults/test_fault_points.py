@@ -142,7 +142,7 @@ def stop_while_data_move(
     """A world in an operation in which one rank has stopped, that rank, and the others."""
     victim = 0 if kind == "broadcast" else size // 2
     env = variables(point, f"rank={victim},at={point}#1,do=sigstop")
-    env |= {"FARANDOLE_WARN_AFTER": "0.3", "FARANDOLE_TIMEOUT": timeout}
+    env |= {"FARANDOLE_WARN_AFTER": "0.6", "FARANDOLE_TIMEOUT": timeout}
     world = spawn_faulty(size, env=env)
     world.start(operate, kind, count, ours)
     return world, victim, [r for r in range(size) if r != victim]
@@ -180,7 +180,8 @@ def test_a_warning_names_the_rank_that_stops_while_data_move(
     warned: list[str] = []
 
     def hear() -> list[str]:
-        warned[:] = [text for text in map(world.output, survivors) if "has waited" in text]
+        """Where a core is shared, ranks may also wait for one that has not come there yet."""
+        warned[:] = [text for text in map(world.output, survivors) if "for data" in text]
         return warned
 
     harness.wait_until(hear, "a warning")
@@ -188,6 +189,31 @@ def test_a_warning_names_the_rank_that_stops_while_data_move(
         assert f"for data of rank {victim} (pid {world.pids[victim]}, stopped)" in text, text
     world.signal(victim, signal.SIGKILL)
     assert {o.error for o in world.outcomes(survivors)} == {"PeerLost"}
+
+
+def disagree() -> str:
+    fd.init()
+    error = ""
+    try:
+        fd.all_reduce(np.ones(3 + fd.rank()), name="gradient")
+    except fd.Error as caught:
+        error = f"{type(caught).__name__}: {getattr(caught, 'field', '')}"
+    if fd.rank() == 0:
+        fd.world().abort("gave up")
+        harness.tell("gone")
+    return error
+
+
+@pytest.mark.parametrize("hosts", ["1,1", None])
+def test_a_slow_rank_hears_of_the_difference_though_a_fast_one_has_given_up(
+    spawn_faulty: Spawn, hosts: str | None
+) -> None:
+    env = {"FARANDOLE_FAULT": "rank=1,at=stream.compare#1,do=sigstop"}
+    world = spawn_faulty(2, env=env | (harness.split(hosts) if hosts else {}))
+    world.start(disagree)
+    world.hear_all([0])
+    world.signal(1, signal.SIGCONT)
+    assert [o.value for o in world.outcomes()] == ["Mismatch: count"] * 2
 
 
 def update_until_death(count: int) -> tuple[str, int | None, bool]:
