@@ -157,16 +157,19 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void enqueue(const std::shared_ptr<Stream>& stream, std::shared_ptr<Request> request);
   void collect(Stream& stream);
   void ring_sleepers();
+  Connect agree_over(const Membership& membership, uint64_t key) const;
+  void sweep();
+  void show_state(RankState state);
+  // engine_watch.cpp
+  void watch_events();
   void ask_now_and_then(Deadline until);
   void handle_events(int timeout_ms);
+  void look_around();
+  void look_at_waits(TimePoint when);
   void note_death(int rank);
   void note_lost_connections();
   void note_dead(int rank);
-  Connect agree_over(const Membership& membership, uint64_t key) const;
-  void look_around();
-  void look_at_waits(TimePoint when);
-  void sweep();
-  void show_state(RankState state);
+
   RankPage& my_page() const { return host_.segment->page(host_.rank); }
 
   Host host_;

@@ -1,0 +1,143 @@
+// What an engine does while nothing moves: it sleeps, hears what wakes it, and looks after the
+// others.
+
+#include <poll.h>
+#include <sys/epoll.h>
+
+#include <algorithm>
+
+#include "base/fault.h"
+#include "control/control_mesh.h"
+#include "control/deaths.h"
+#include "engine/engine.h"
+
+namespace farandole {
+namespace {
+
+constexpr auto kDeathPatience = std::chrono::milliseconds(25);  // for its cause to be known
+// Between looks of a parked engine that nothing wakes: a fourth longer each time, so that what it
+// waits for is late by a fifth at most. Ranks of one host ring each other, whatever data go over,
+// and look for what MPI wants of them alone.
+constexpr Duration kFirstPause = std::chrono::microseconds(50);
+constexpr Duration kLongestPause = std::chrono::milliseconds(4);
+constexpr Duration kLongestPauseHere = std::chrono::milliseconds(25);
+
+// What an event is of; below kTransport the process of that rank.
+constexpr uint64_t kDoorbell = ~uint64_t{0};
+constexpr uint64_t kTransport = uint64_t{1} << 32;  // and its place
+
+}  // namespace
+
+void Engine::watch_events() {
+  watch(epoll_.get(), host_.peers[static_cast<size_t>(host_.rank)].doorbell.get(), EPOLLIN,
+        kDoorbell);
+  for (const HostPeer& peer : host_.peers)
+    if (peer.process && peer.info.rank != host_.rank)
+      watch(epoll_.get(), peer.process.get(), EPOLLIN, static_cast<uint64_t>(peer.info.rank));
+  for (size_t i = 0; i < transports_.size(); ++i)
+    for (const int fd : transports_[i]->wake_fds())
+      watch(epoll_.get(), fd, EPOLLIN, kTransport + i);
+}
+
+void Engine::park(Duration at_most) {
+  std::atomic<uint64_t>& asleep = my_page().asleep.value;
+  asleep.store(1, std::memory_order_seq_cst);  // partners: ring_sleepers of peers, wake
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (!poll(TimePoint::min())) {
+    const TraceSpan parked(trace(), TraceKind::parked, "parked");
+    const auto ms = std::chrono::ceil<std::chrono::milliseconds>(at_most).count();
+    for (const auto& transport : transports_) transport->before_park();
+    const bool look_again = !unexplained_.empty() || fault_latency_armed();
+    if (std::ranges::any_of(transports_, [](const auto& t) { return t->has_to_be_asked(); }))
+      ask_now_and_then(Deadline::after(look_again ? std::chrono::milliseconds(1) : at_most));
+    else
+      handle_events(look_again ? 1 : static_cast<int>(ms));
+  }
+  asleep.store(0, std::memory_order_relaxed);
+  look_around();
+}
+
+/// Sleeps where not all that moves this rank also wakes it.
+void Engine::ask_now_and_then(Deadline until) {
+  pollfd events{epoll_.get(), POLLIN, 0};
+  const bool rung = !host_.mesh;
+  Duration pause = kFirstPause;
+  for (TimePoint when = now(); !until.passed(when); when = now()) {
+    const auto ns = std::chrono::nanoseconds(std::min(pause, until.left(when)));
+    const timespec time{0, static_cast<long>(ns.count())};
+    if (::ppoll(&events, 1, &time, nullptr) > 0) return handle_events(0);
+    for (const auto& transport : transports_) transport->before_park();
+    if (poll(TimePoint::min())) return;
+    pause =
+        rung ? std::min(2 * pause, kLongestPauseHere) : std::min(pause + pause / 4, kLongestPause);
+  }
+}
+
+void Engine::handle_events(int timeout_ms) {
+  epoll_event events[16];
+  const int n = ::epoll_wait(epoll_.get(), events, 16, timeout_ms);
+  for (int i = 0; i < n; ++i) {
+    const uint64_t what = events[i].data.u64;
+    if (what == kDoorbell)
+      silence(host_.peers[static_cast<size_t>(host_.rank)].doorbell.get());
+    else if (what >= kTransport)
+      transports_[static_cast<size_t>(what - kTransport)]->woken();
+    else
+      note_death(static_cast<int>(what));
+  }
+}
+
+void Engine::note_death(int rank) {
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, host_.peers[static_cast<size_t>(rank)].process.get(),
+              nullptr);
+  unexplained_.emplace_back(rank, now());
+}
+
+bool Engine::has_gone(int rank) const {
+  return dead_[static_cast<size_t>(rank)] || absence_of(host_, rank, "").has_value();
+}
+
+void Engine::look_around() {
+  const TimePoint when = now();
+  std::erase_if(unexplained_, [&](const auto& entry) {
+    const auto [rank, since] = entry;
+    const auto index = static_cast<size_t>(rank);
+    const std::optional<Death> death = death_of(host_.peers[index]);
+    if (!death && when - since < kDeathPatience) return false;
+    deaths_[index] = death.value_or(Death{});
+    note_dead(rank);
+    return true;
+  });
+  note_lost_connections();
+  look_at_waits(when);
+  for (const auto& stream : active_) stream->look_around(when);
+  for (const auto& task : tasks_) task->look_around(when);
+  ring_sleepers();  // a verdict may have been reported
+}
+
+/// Of ranks elsewhere nothing more is known than that they have gone without a word.
+void Engine::note_lost_connections() {
+  if (!host_.mesh) return;
+  for (const HostPeer& peer : host_.peers)
+    if (!peer.here && host_.mesh->has_lost(peer.info.rank)) note_dead(peer.info.rank);
+}
+
+void Engine::note_dead(int rank) {
+  if (dead_[static_cast<size_t>(rank)]) return;
+  dead_[static_cast<size_t>(rank)] = true;
+  for (const auto& transport : transports_) transport->lose(rank);
+}
+
+/// Shows what this rank waits in; a deadlock that it is in ends all of that.
+void Engine::look_at_waits(TimePoint when) {
+  if (host_.size() == 1 || !waits_.due(when, ended_)) return;
+  WaitList list;
+  for (const auto& stream : active_) stream->list_waits(list);
+  for (const auto& task : tasks_) task->list_waits(list);
+  const std::optional<Error> deadlock = waits_.look(when, list);
+  if (!deadlock) return;
+  for (const auto& stream : active_) stream->membership().detector->report(*deadlock);
+  for (const auto& task : tasks_) task->fail_waits(*deadlock);
+}
+
+}  // namespace farandole
