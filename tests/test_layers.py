@@ -54,7 +54,7 @@ PYTHON_LAYERS = [
     "_mpi _place _plan_size _store",
     "_arguments _errors _limits _plan _watch",
     "_endings _hosts _trace cuda",
-    "_draw _launch _tune",
+    "_draw _launch _tune _world_place",
     "_ranks _world",
     "_collectives _memory _run _timeline testing",
     "farandole",  # the names that a program sees

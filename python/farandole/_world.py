@@ -8,17 +8,18 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from farandole import _core, _endings, _hosts, _mpi, _place
 from farandole._arguments import checked, explained, is_text, shown
 from farandole._core import Error, InvalidArgument, NotInitialized, RendezvousError
-from farandole._launchers import VARIABLES, PlaceError
+from farandole._launchers import VARIABLES
 from farandole._mpi import Ranks
 from farandole._store import KeyValueStore
 from farandole._watch import Watch
+from farandole._world_place import Place, find_place, narrowed
 
 __all__ = [
     "Group",
@@ -40,20 +41,6 @@ Group = _core.Group
 _MOST_AGREED = 200  # bytes; a rank's greeting has room for 256, with our own settings
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where this process stands among the ranks of its job."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
-    job: str
-    among: _hosts.Among | None = None  # of a world of some ranks
-
-
 class _State:
     """The one default world of the process."""
 
@@ -66,7 +53,7 @@ class _State:
     def __init__(self) -> None:
         self.after_joining: list[Callable[[], None]] = []
         self.before_leaving: list[Callable[[], None]] = []
-        self.place: _Place | None = None
+        self.place: Place | None = None
         self.group: Group | None = None
         self.over_mpi = False  # some of its data
         self.handled = 0  # the identity of the exception that was handled when it joined
@@ -77,64 +64,6 @@ class _State:
 
 
 _state = _State()
-
-
-def _find_place(
-    rank: int | None, size: int | None, local_rank: int | None, local_size: int | None
-) -> _Place:
-    """From the arguments, else from what the launcher put into the environment."""
-    try:
-        found = _told(rank, size)
-        whole_rank, whole_size = _rank_and_size(found, rank, size)
-        job = _place.job_name(found.launcher, whole_size, _state.epoch, os.environ)
-    except PlaceError as error:
-        raise RendezvousError(str(error)) from None
-    if rank is None and size is None:
-        local_rank = found.local_rank if local_rank is None else local_rank
-        local_size = found.local_size if local_size is None else local_size
-        if local_size is None and whole_size > 1:
-            _hosts.warn_if_elsewhere(found, whole_rank, whole_size)
-    local_rank = whole_rank if local_rank is None else local_rank
-    local_size = whole_size if local_size is None else local_size
-    return _Place(whole_rank, whole_size, local_rank, local_size, 0, 1, job)
-
-
-def _told(rank: int | None, size: int | None) -> _place.Found:
-    """Where the arguments say all, launchers may contradict each other: they only name the job."""
-    if rank is None or size is None:
-        return _place.find(os.environ)
-    return _place.Found(next(iter(_place.seen(os.environ)), None))
-
-
-def _rank_and_size(found: _place.Found, rank: int | None, size: int | None) -> tuple[int, int]:
-    found = found._replace(
-        rank=found.rank if rank is None else rank, size=found.size if size is None else size
-    )
-    if found.rank is None and found.size is None:
-        return 0, 1
-    if found.rank is None or found.size is None:
-        raise RendezvousError(_place.half_said(found))
-    if found.size < 1 or not 0 <= found.rank < found.size:
-        raise RendezvousError(f"rank {found.rank} does not exist in a world of {found.size}")
-    return found.rank, found.size
-
-
-def _narrowed(place: _Place, ranks: Sequence[int]) -> _Place:
-    """The same process in a world of some of the job's ranks, in the order in which they stand."""
-    chosen = list(ranks)
-    strange = [r for r in chosen if not isinstance(r, int) or not 0 <= r < place.size]
-    if strange or not chosen or len(set(chosen)) < len(chosen):
-        raise InvalidArgument(
-            f"ranks={chosen} are not different ranks of the {place.size} that were started"
-        )
-    if place.rank not in chosen:
-        raise InvalidArgument(f"rank {place.rank} calls init(ranks={chosen}) and is not among them")
-    here, count = chosen.index(place.rank), len(chosen)
-    which = f"{','.join(map(str, chosen))}:{_state.narrowed[tuple(chosen)]}"
-    among = _hosts.Among(place.rank, place.size, which)
-    on_one_host = place.local_size == place.size
-    local = (here, count) if on_one_host else (0, 0)  # the ranks will find out
-    return _Place(here, count, *local, 0, 1, f"{place.job}:{which}", among)
 
 
 _READ = ("FARANDOLE_", "HOROVOD_", "TORCHELASTIC_", "MASTER_")
@@ -206,17 +135,17 @@ def init(
             rank=rank, size=size, local_rank=local_rank, local_size=local_size, job=job, ranks=ranks
         )
         over = _mpi.ranks_of(comm)
-        _enter(_Place(over.rank, over.size, 0, 0, 0, 1, "comm"), timeout, agree, ranks=over)
+        _enter(Place(over.rank, over.size, 0, 0, 0, 1, "comm"), timeout, agree, ranks=over)
         _state.epoch += 1
         return
-    place = _find_place(rank, size, local_rank, local_size)
+    place = find_place(rank, size, local_rank, local_size, _state.epoch)
     if place.size == 1 and rank is None and size is None and _mpi.is_forced():
         of_mpi = _mpi.all_ranks()  # started by a launcher that MPI alone knows, or alone
         place = replace(place, rank=of_mpi.rank, size=of_mpi.size)
     if ranks is not None:
         if job is not None:
             raise InvalidArgument("ranks and job are both given; ranks are of the job they are in")
-        place = _narrowed(place, ranks)
+        place = narrowed(place, ranks, _state.narrowed[tuple(ranks)])
     if len(agree.encode()) > _MOST_AGREED:
         raise InvalidArgument(f"agree has {len(agree.encode())} bytes, more than {_MOST_AGREED}")
     awaited: Sequence[int] = ()
@@ -245,12 +174,12 @@ def enter(
     """Joins the ranks that give this job, whatever the environment says: all are on this host,
     unless they give a store in which they meet."""
     local_size = size if store is None else 0
-    _enter(_Place(rank, size, rank, local_size, 0, 1, job), timeout, store=store)
+    _enter(Place(rank, size, rank, local_size, 0, 1, job), timeout, store=store)
     _state.epoch += 1
 
 
 def _enter(
-    place: _Place,
+    place: Place,
     timeout: float | None,
     agree: str = "",
     awaited: Sequence[int] = (),
@@ -295,7 +224,7 @@ def _enter(
         act()
 
 
-def _all_of_mpi(place: _Place) -> Ranks:
+def _all_of_mpi(place: Place) -> Ranks:
     """Those of MPI_COMM_WORLD, for a world whose ranks somebody else has numbered."""
     ranks = _mpi.all_ranks()
     if (ranks.rank, ranks.size) != (place.rank, place.size):
@@ -308,9 +237,9 @@ def _all_of_mpi(place: _Place) -> Ranks:
 
 
 def _found(
-    place: _Place, timeout: float | None, table: str, agree: str, store: KeyValueStore | None,
+    place: Place, timeout: float | None, table: str, agree: str, store: KeyValueStore | None,
     ranks: Ranks | None,
-) -> tuple[_Place, str, _core.OtherHosts | None, _core.MpiPort | None]:  # fmt: skip
+) -> tuple[Place, str, _core.OtherHosts | None, _core.MpiPort | None]:  # fmt: skip
     """Where ranks may be on several hosts: who shares one, as they find it themselves."""
     on_one_host = ranks is None and place.local_size == place.size and not _hosts.is_split()
     if place.size == 1:
@@ -333,7 +262,7 @@ def _found(
     return place, measured.tuning, others, measured.port
 
 
-def _table(place: _Place) -> str:
+def _table(place: Place) -> str:
     """The tuning table: rank 0's, which it hands to all. One rank alone has little to choose."""
     if place.rank != 0 or place.size == 1 or os.environ.get("FARANDOLE_TUNING") == "off":
         return ""
@@ -392,7 +321,7 @@ def is_initialized() -> bool:
     return _state.group is not None
 
 
-def _here() -> _Place:
+def _here() -> Place:
     if _state.place is None:
         raise NotInitialized("farandole has not been initialized; call farandole.init() first")
     return _state.place

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import farandole as fd
-from farandole import _world
+from farandole._world_place import Place, find_place
 
 
 @pytest.fixture(autouse=True)
@@ -17,10 +17,10 @@ def _alone() -> Iterator[None]:
     fd.shutdown()
 
 
-def place(monkeypatch: pytest.MonkeyPatch, **environment: str) -> _world._Place:
+def place(monkeypatch: pytest.MonkeyPatch, **environment: str) -> Place:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    return _world._find_place(None, None, None, None)
+    return find_place(None, None, None, None, epoch=0)
 
 
 def test_a_program_started_by_nobody_is_a_world_of_one() -> None:

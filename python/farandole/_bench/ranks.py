@@ -80,9 +80,9 @@ def _shown(request: Request, total: int, placed: str) -> Rows | None:
 
 
 def _pin(is_one_machine: bool = False) -> int | None:
-    from farandole._world import _find_place
+    from farandole._world_place import find_place
 
-    place = _find_place(None, None, None, None)
+    place = find_place(None, None, None, None, epoch=0)
     if is_one_machine:
         return placement.pin(place.rank, place.size)
     return placement.pin(place.local_rank, place.local_size)
