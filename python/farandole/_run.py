@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from farandole import _ranks
+from farandole._arguments import type_of
+from farandole._core import InvalidArgument
 from farandole._launch.ranks import describe_exit
 
 __all__ = ["RanksFailed", "run"]
@@ -49,7 +51,8 @@ def run(
         What the function returned, by rank.
 
     Raises:
-        ValueError: ``np`` is below 1, or the function or its arguments cannot be pickled.
+        InvalidArgument: ``fn`` cannot be called, ``np`` is below 1, or the function or its
+            arguments cannot be pickled.
         Exception: what the first rank to fail raised, if that can be pickled; its cause is a
             ``RanksFailed`` with the rank and its traceback.
         RanksFailed: a rank died, ran out of time, or raised what cannot be pickled.
@@ -59,12 +62,14 @@ def run(
         >>> farandole.run(len, ("abc",), np=2)
         [3, 3]
     """
+    if not callable(fn):
+        raise InvalidArgument(f"run(fn): fn is {type_of(fn)}, which cannot be called")
     if not isinstance(np, int) or np < 1:
-        raise ValueError(f"np is {np!r}; it is a number of ranks, at least 1")
+        raise InvalidArgument(f"np is {np!r}; it is a number of ranks, at least 1")
     try:
         packed = _ranks.dumps((fn, tuple(args), dict(kwargs or {})))
     except Exception as error:
-        raise ValueError(
+        raise InvalidArgument(
             f"{getattr(fn, '__qualname__', fn)!r} or its arguments cannot be pickled ({error}); "
             "install cloudpickle, or move the function to the top of a module"
         ) from error
@@ -90,7 +95,7 @@ def _main_module(fn: Callable[..., Any]) -> dict[str, Any] | None:
         pass
     main = sys.modules["__main__"]
     if getattr(main, "__file__", None) is None:
-        raise ValueError(
+        raise InvalidArgument(
             f"{fn.__qualname__} was typed in and stands in no file; install cloudpickle, or move "
             "it to a module"
         )

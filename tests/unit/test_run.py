@@ -116,6 +116,8 @@ def test_a_result_that_cannot_be_pickled_is_an_error() -> None:
 
 
 def test_what_cannot_be_called_is_refused_before_any_rank_starts() -> None:
+    with pytest.raises(ValueError, match="fn is an int, which cannot be called"):
+        fd.run(3, np=2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="np is 0"):
         fd.run(len, ("",), np=0)
     with pytest.raises(ValueError, match="cannot be pickled"):
