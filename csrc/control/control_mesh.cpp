@@ -15,6 +15,8 @@
 #include "base/log.h"
 #include "base/quiet_thread.h"
 #include "control/farewell.h"
+#include "control/wait_watch.h"
+#include "control/waits_elsewhere.h"
 
 namespace farandole {
 namespace {
@@ -25,7 +27,6 @@ constexpr auto kBeat = std::chrono::milliseconds(250);
 constexpr int kVanishedMs = 2000;  // for a host that answers nothing, not even as a kernel does
 constexpr size_t kLargestFrame = 1 << 20;
 constexpr size_t kMostHoldups = 4;
-constexpr size_t kMostClosed = 4096;  // streams
 constexpr auto kLastWords = std::chrono::milliseconds(500);
 
 constexpr uint64_t kWake = ~uint64_t{0};
@@ -221,11 +222,18 @@ void ControlMesh::take_frames(int rank) {
 }
 
 void ControlMesh::take(int rank, WireReader& from) {
-  const auto kind = from.get_enum(Frame::answer);
+  const auto kind = from.get_enum(Frame::deadlock);
   if (kind == Frame::beat) return;
-  if (kind == Frame::state) {
-    take_state(rank, from);
-    return;
+  if (kind == Frame::state) return take_state(rank, from);
+  if (kind == Frame::look) return answer_look(rank, from);
+  if (kind == Frame::waits) {
+    const TimePoint asked(Duration(from.get<Duration::rep>()));
+    return take_waits(from, asked, segment_->page(rank).board);
+  }
+  if (kind == Frame::deadlock) {
+    const auto stands = from.get<int64_t>();
+    put_verdict(segment_->page(rank_).board, from.get<ErrorRecord>(), stands);
+    return ring(doorbell_);
   }
   const Lock lock(mutex_);
   const auto key = from.get<uint64_t>();
@@ -406,39 +414,6 @@ void ControlMesh::report(uint64_t key, const std::vector<int>& members, const Er
     deliver(key);
   else
     put_before_judge({key, members, record, rank_});
-}
-
-void ControlMesh::show(uint64_t stream_key, const StreamProgress& mine) {
-  const Lock lock(mutex_);
-  streams_[stream_key] = mine;
-}
-
-void ControlMesh::forget(uint64_t stream_key) {
-  const Lock lock(mutex_);
-  closed_.push_back(stream_key);
-  if (closed_.size() > kMostClosed) {
-    streams_.erase(closed_.front());
-    closed_.pop_front();
-  }
-  const auto first = answers_.lower_bound({stream_key, 0});
-  auto last = first;
-  while (last != answers_.end() && last->first.first == stream_key) ++last;
-  answers_.erase(first, last);
-}
-
-void ControlMesh::ask(uint64_t stream_key, int world_rank) {
-  const Lock lock(mutex_);
-  if (!peer(world_rank).open) return;
-  WireWriter question;
-  question.put(Frame::question);
-  question.put(stream_key);
-  send(world_rank, std::move(question));
-}
-
-std::optional<StreamProgress> ControlMesh::told(uint64_t stream_key, int world_rank) const {
-  const Lock lock(mutex_);
-  const auto found = answers_.find({stream_key, world_rank});
-  return found == answers_.end() ? std::nullopt : std::optional(found->second);
 }
 
 }  // namespace farandole

@@ -1,6 +1,6 @@
 // What ranks of a world of several hosts tell each other besides operations: that they leave, and
-// why; how far their streams are; that a group has failed, and the verdict. A connection between
-// each two ranks, and one thread, which never waits for whoever polls.
+// why; how far their streams are, and what they wait in; that a group has failed, and the verdict.
+// A connection between each two ranks, and one thread, which never waits for whoever polls.
 //
 // Note [Verdict between hosts]
 //
@@ -56,7 +56,13 @@ class ControlMesh : public ProgressBoard {
   void drop(uint64_t key);
   void report(uint64_t key, const std::vector<int>& members, const ErrorRecord& record);
 
-  // ---- ProgressBoard ----
+  // ---- what ranks wait in (control/wait_watch.h); any thread; control_mesh_board.cpp ----
+
+  /// Asks a rank elsewhere what it shows; the answer comes into the board that stands for it here.
+  void ask_waits(int world_rank);
+  void tell_deadlock(int world_rank, const ErrorRecord& record, int64_t stands);
+
+  // ---- ProgressBoard; control_mesh_board.cpp ----
 
   void show(uint64_t stream_key, const StreamProgress& mine) override;
   void forget(uint64_t stream_key) override;
@@ -70,7 +76,17 @@ class ControlMesh : public ProgressBoard {
   void close_descriptors();
 
  private:
-  enum class Frame : uint8_t { beat, state, report, verdict, question, answer };
+  enum class Frame : uint8_t {
+    beat,
+    state,
+    report,
+    verdict,
+    question,
+    answer,
+    look,
+    waits,
+    deadlock
+  };
   struct Peer {
     bool here = false;
     std::shared_ptr<TcpArrival> arrival;  // until it is connected
@@ -98,6 +114,7 @@ class ControlMesh : public ProgressBoard {
   void take_frames(int rank);
   void take(int rank, WireReader& from);
   void take_state(int rank, WireReader& from);
+  void answer_look(int rank, WireReader& from);
   void lose(int rank);
   // With mutex_ held.
   void send(int rank, WireWriter frame);

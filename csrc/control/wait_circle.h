@@ -15,10 +15,12 @@ namespace farandole {
 /// What one rank has shown lately.
 struct RankWaits {
   TimePoint looked, still_since;  // of its engine
+  int64_t stands = 0;             // which says whether it has moved: still_since as it knows it
   std::vector<Wait> waits;
   std::vector<std::string> titles;
   bool complete = false;
   TimePoint threads_looked, threads_still_since;
+  int64_t threads_stand = 0;
   ThreadReport::State threads = ThreadReport::free;
   std::string place, step;
 };

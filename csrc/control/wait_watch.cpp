@@ -11,6 +11,7 @@
 
 #include "base/fixed_text.h"
 #include "base/hash.h"
+#include "control/control_mesh.h"
 #include "control/failure_detector.h"
 
 namespace farandole {
@@ -20,6 +21,8 @@ constexpr auto kBetweenLooks = std::chrono::milliseconds(50);
 constexpr auto kQuiet = std::chrono::milliseconds(100);  // most operations end before it
 constexpr auto kFresh = std::chrono::seconds(3);         // watches look at least once a second
 constexpr Duration kLeastPatience = std::chrono::milliseconds(300);
+constexpr Duration kLeastPatienceBetweenHosts = std::chrono::seconds(3);
+constexpr size_t kMostAsked = 64;  // ranks, at a time
 constexpr Duration kMostPatience = std::chrono::seconds(90);
 constexpr int kDaemonFactor = 6;  // a thread of unknown purpose gets so many times the patience
 
@@ -61,7 +64,9 @@ void WaitList::add(const Wait& wait, const std::string& title) {
 
 WaitWatch::WaitWatch(const Host& host, Duration warn_after)
     : host_(host),
-      patience_(std::clamp<Duration>(warn_after + warn_after / 2, kLeastPatience, kMostPatience)) {}
+      patience_(std::clamp<Duration>(warn_after + warn_after / 2,
+                                     host.mesh ? kLeastPatienceBetweenHosts : kLeastPatience,
+                                     kMostPatience)) {}
 
 // ---- what this rank shows ----
 
@@ -91,7 +96,7 @@ std::optional<Error> WaitWatch::look(TimePoint when, const WaitList& list) {
 void WaitWatch::show(TimePoint when, const WaitList& list) {
   WaitHead head;
   head.looked = stamp(when);
-  head.still_since = stamp(still_since_);
+  head.still_since = head.stands = stamp(still_since_);
   head.complete = list.waits.size() <= kMostWaits ? 1 : 0;
   head.titles = std::min(list.titles.size(), kMostTitles);
   head.waits = std::min(list.waits.size(), kMostWaits);
@@ -115,15 +120,27 @@ void WaitWatch::ask(TimePoint when, const WaitList& list) {
   if (when < next_ask_) return;
   next_ask_ = when + std::clamp<Duration>(patience_ / 8, std::chrono::milliseconds(50),
                                           std::chrono::seconds(1));
-  std::vector<int> asked{host_.rank};
-  for (const Wait& wait : list.waits)
-    for (const int r : wait.needed())
-      if (std::ranges::find(asked, r) == asked.end()) asked.push_back(r);
-  for (const int r : asked) {
-    std::atomic<uint32_t>& word = host_.segment->page(r).board.asked;
-    word.fetch_add(1);  // seq_cst; partner: await_question
-    ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  for (const int r : concerned_by(list)) {
+    if (host_.is_here(r))
+      ask_watch(host_.segment->page(r).board);
+    else
+      host_.mesh->ask_waits(r);
   }
+}
+
+/// This rank, those it needs, and, where ranks elsewhere show nothing unasked, those that they
+/// need.
+std::vector<int> WaitWatch::concerned_by(const WaitList& list) const {
+  std::vector<int> ranks{host_.rank};
+  const auto add = [&](const std::vector<Wait>& waits) {
+    for (const Wait& wait : waits)
+      for (const int r : wait.needed())
+        if (std::ranges::find(ranks, r) == ranks.end()) ranks.push_back(r);
+  };
+  add(list.waits);
+  for (size_t i = 1; host_.mesh && i < ranks.size() && ranks.size() < kMostAsked; ++i)
+    if (const auto shown = shown_by(ranks[i])) add(shown->waits);
+  return ranks;
 }
 
 // ---- what others show ----
@@ -139,6 +156,7 @@ std::optional<RankWaits> WaitWatch::shown_by(int world_rank) const {
     if (take_words(from, report) && is_fresh(from_stamp(report.looked))) {
       rank.threads_looked = from_stamp(report.looked);
       rank.threads_still_since = from_stamp(report.still_since);
+      rank.threads_stand = report.stands;
       rank.threads = static_cast<ThreadReport::State>(report.state);
       rank.place = text_in(report.place);
       rank.step = text_in(report.step);
@@ -150,6 +168,7 @@ std::optional<RankWaits> WaitWatch::shown_by(int world_rank) const {
     if (take_words(from, head) && is_fresh(from_stamp(head.looked))) {
       rank.looked = from_stamp(head.looked);
       rank.still_since = from_stamp(head.still_since);
+      rank.stands = head.stands;
       rank.complete = head.complete == 1;
       WaitTitle title;
       for (uint64_t i = 0; i < head.titles && take_words(from, title); ++i)
@@ -189,28 +208,36 @@ RanksWaits WaitWatch::blocked_ranks(TimePoint when, Duration patience) const {
 namespace {
 
 struct VerdictWords {
-  int64_t still_since;
+  int64_t stands;
   ErrorRecord record;
 };
 static_assert(sizeof(VerdictWords) <= SentVerdict::kWords * 8 && sizeof(VerdictWords) % 8 == 0);
 
-void send_verdict(SentVerdict& to, const Error& error, TimePoint still_since) {
+}  // namespace
+
+void put_verdict(WaitBoard& board, const ErrorRecord& record, int64_t stands) {
+  SentVerdict& to = board.verdict;
   uint64_t none = 0;
   if (!to.state.compare_exchange_strong(none, 1)) return;  // it has one already
-  to.words.write(words_of(VerdictWords{stamp(still_since), encode(error)}));
+  to.words.write(words_of(VerdictWords{stands, record}));
   to.state.store(2, std::memory_order_release);  // partner: take_verdict
 }
 
-}  // namespace
+void WaitWatch::send_verdict(int world_rank, const Error& error, int64_t stands) const {
+  if (host_.is_here(world_rank))
+    put_verdict(host_.segment->page(world_rank).board, encode(error), stands);
+  else
+    host_.mesh->tell_deadlock(world_rank, encode(error), stands);
+}
 
 std::optional<Error> WaitWatch::confirm(TimePoint when) {
   const auto ranks = blocked_ranks(when, patience_);
   const std::vector<int> circle = circle_of(host_.rank, ranks, gone_ranks());
-  std::vector<std::pair<int, std::pair<TimePoint, TimePoint>>> stands;
+  std::vector<Stand> stands;
   bool anew = true;
   for (const int r : circle) {
     const RankWaits& rank = *ranks[static_cast<size_t>(r)];
-    stands.push_back({r, {rank.still_since, rank.threads_still_since}});
+    stands.push_back({r, rank.stands, rank.threads_stand});
     anew &= rank.looked > seen_ && rank.threads_looked > seen_;
   }
   if (circle.empty() || stands != seen_circle_) {
@@ -221,9 +248,7 @@ std::optional<Error> WaitWatch::confirm(TimePoint when) {
   if (!anew || circle.front() != host_.rank) return std::nullopt;
   Error error = deadlock_of(circle, ranks, when);
   for (const int r : circle)
-    if (r != host_.rank)
-      send_verdict(host_.segment->page(r).board.verdict, error,
-                   ranks[static_cast<size_t>(r)]->still_since);
+    if (r != host_.rank) send_verdict(r, error, ranks[static_cast<size_t>(r)]->stands);
   return error;
 }
 
@@ -235,7 +260,7 @@ std::optional<Error> WaitWatch::take_verdict() {
   std::optional<Error> error;
   if (const auto words = sent.words.read()) {
     std::span<const uint64_t> from = *words;
-    if (take_words(from, verdict) && verdict.still_since == stamp(still_since_))
+    if (take_words(from, verdict) && verdict.stands == stamp(still_since_))
       error = decode(verdict.record);
   }
   sent.state.store(0, std::memory_order_release);
@@ -267,7 +292,7 @@ std::string WaitWatch::suspicion(TimePoint when) const {
 bool await_question(WaitBoard& board, uint32_t& heard) {
   for (;;) {
     if (board.over.load() != 0) return false;
-    const uint32_t asked = board.asked.load();  // seq_cst; partners: WaitWatch::ask, end_questions
+    const uint32_t asked = board.asked.load();  // seq_cst; partner: ask_watch
     if (asked != heard) {
       heard = asked;
       return board.over.load() == 0;
@@ -276,13 +301,18 @@ bool await_question(WaitBoard& board, uint32_t& heard) {
   }
 }
 
-void end_questions(WaitBoard& board) {
-  board.over.store(1);
-  board.asked.fetch_add(1);
+void ask_watch(WaitBoard& board) {
+  board.asked.fetch_add(1);  // seq_cst; partner: await_question
   ::syscall(SYS_futex, &board.asked, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-void show_threads(WaitBoard& board, const ThreadReport& report) {
+void end_questions(WaitBoard& board) {
+  board.over.store(1);
+  ask_watch(board);
+}
+
+void show_threads(WaitBoard& board, ThreadReport report) {
+  report.stands = report.still_since;
   board.threads.write(words_of(report));
 }
 

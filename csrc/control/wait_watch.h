@@ -15,6 +15,10 @@
 // stood still in one moment, the first look's, and each knew then who had not begun. The lowest
 // rank of the set says so to the others: they may share no group with it, and once one has gone on
 // with the error, nobody would find the set again.
+//
+// Ranks on other hosts are asked what they show (control/waits_elsewhere.h), over the connection
+// which also says what they have begun: what they are known not to have begun, they had not when
+// they showed it. Nobody is blocked there before a host that does not answer would be lost.
 #pragma once
 
 #include <optional>
@@ -28,6 +32,8 @@
 #include "control/wait_circle.h"
 
 namespace farandole {
+
+struct ErrorRecord;
 
 /// What a rank waits in, as it is put together by the thread that polls.
 struct WaitList {
@@ -58,11 +64,18 @@ class WaitWatch {
   std::string suspicion(TimePoint when) const;
 
  private:
+  struct Stand {  // a rank, and what changes when it moves
+    int rank;
+    int64_t waits, threads;
+    bool operator==(const Stand&) const = default;
+  };
   std::optional<RankWaits> shown_by(int world_rank) const;
   RanksWaits blocked_ranks(TimePoint when, Duration patience) const;
   std::vector<bool> gone_ranks() const;
   void show(TimePoint when, const WaitList& list);
   void ask(TimePoint when, const WaitList& list);
+  std::vector<int> concerned_by(const WaitList& list) const;
+  void send_verdict(int world_rank, const Error& error, int64_t stands) const;
   std::optional<Error> confirm(TimePoint when);
   std::optional<Error> take_verdict();
 
@@ -75,13 +88,17 @@ class WaitWatch {
   TimePoint still_since_{};
   // A circle that was seen once: when, and since when its ranks stand still.
   TimePoint seen_{};
-  std::vector<std::pair<int, std::pair<TimePoint, TimePoint>>> seen_circle_;
+  std::vector<Stand> seen_circle_;
 };
 
 /// By a rank's watch: waits until it is asked to look (true) or its world is over (false).
 bool await_question(WaitBoard& board, uint32_t& heard);
+/// Any rank: the watch of this board's rank is to look.
+void ask_watch(WaitBoard& board);
 /// Ends that wait, and all later ones.
 void end_questions(WaitBoard& board);
-void show_threads(WaitBoard& board, const ThreadReport& report);
+void show_threads(WaitBoard& board, ThreadReport report);
+/// Tells a rank of a deadlock that it is in, if it still stands where it stood.
+void put_verdict(WaitBoard& board, const ErrorRecord& record, int64_t stands);
 
 }  // namespace farandole

@@ -85,8 +85,9 @@ struct ThreadReport {
     blocked,   // none will, unless an operation ends
     daemonic,  // none will but daemons, which have not waited for ranks
   };
-  int64_t looked = 0;       // nanoseconds of the clock that all processes share
+  int64_t looked = 0;       // nanoseconds of the clock that all processes of a host share
   int64_t still_since = 0;  // no thread has moved from there
+  int64_t stands = 0;       // the same, by the clock of its own host
   uint64_t state = free;
   char place[232] = {};  // "train.py, line 12, in main"
   char step[128] = {};   // "in batch 17 of epoch 1", where the loop is known
@@ -101,13 +102,15 @@ struct WaitTitle {
 struct WaitHead {
   int64_t looked = 0;
   int64_t still_since = 0;
+  int64_t stands = 0;     // as in ThreadReport
   uint64_t complete = 0;  // all that this rank waits in stands here
   uint64_t titles = 0, waits = 0;
 };
 inline constexpr size_t kWaitWords =
     (sizeof(WaitHead) + kMostTitles * sizeof(WaitTitle) + kMostWaits * sizeof(Wait)) / 8;
 
-/// An error that another rank has found this one to be in, and since when it stood still then.
+/// An error that another rank has found this one to be in, and since when it stood still then, by
+/// its own clock.
 struct SentVerdict {
   static constexpr size_t kWords = 350;
   std::atomic<uint64_t> state{0};  // 0: none; 1: being written; 2: stands

@@ -89,6 +89,33 @@ def test_a_circle_ends_as_a_deadlock_on_every_rank(spawn: Spawn, which: str) -> 
     assert len({o.verdict for o in outcomes}) == 1, "also where they share no group"
 
 
+@pytest.mark.parametrize(
+    ("which", "hosts"),
+    [("a plain call and one by name", "1,1"), ("names", "1,1"), ("groups", "1,1"),
+     ("a ring of groups", "2,1"), ("receives", "1,1")],
+)  # fmt: skip
+def test_a_circle_over_hosts_ends_in_the_same_way(spawn: Spawn, which: str, hosts: str) -> None:
+    size = 3 if hosts == "2,1" else 2
+    world = spawn(size, env=SOON | harness.split(hosts))
+    world.start(run_circle, which)
+    outcomes = world.outcomes()
+    assert_deadlock(outcomes, f"0-{size - 1}")
+    assert len({o.verdict for o in outcomes}) == 1, "also where they share no group"
+    for r, o in enumerate(outcomes):
+        assert f"rank {r} is at " in o.evidence
+
+
+def late_over_hosts() -> float:
+    """As `late_in_another_thread`, where nobody is called blocked before 3 s."""
+    return late_in_another_thread(daemon=False, pause=5.0)
+
+
+def test_a_thread_that_comes_late_is_waited_for_over_hosts(spawn: Spawn) -> None:
+    world = spawn(2, env=SOON | harness.split("1,1"))
+    world.start(late_over_hosts)
+    assert [o.value for o in world.outcomes()] == [4.0, 4.0]
+
+
 def test_a_deadlock_names_what_each_rank_waits_in(spawn: Spawn) -> None:
     world = spawn(2, env=SOON)
     world.start(run_circle, "a plain call and one by name")
@@ -125,14 +152,14 @@ def test_a_deadlock_fails_only_the_groups_that_are_in_it(spawn: Spawn) -> None:
 # ---- what is none ----
 
 
-def late_in_another_thread(daemon: bool) -> float:
+def late_in_another_thread(daemon: bool, pause: float = LONG) -> float:
     """Rank 0's first call waits for rank 1, which waits for another thread of rank 0."""
     fd.init()
     groups = [fd.split(0), fd.split(0)]
     late: list[float] = []
 
     def come_late() -> None:
-        threading.Event().wait(LONG / 2 if daemon else LONG)
+        threading.Event().wait(pause / 2 if daemon else pause)
         late.append(float(fd.all_reduce(np.ones(3), group=groups[1])[0]))
 
     if fd.rank() == 1:
