@@ -125,7 +125,7 @@ def test_pages_link_to_pages_that_exist() -> None:
     assert not dead
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
     "program",
@@ -144,7 +144,7 @@ def test_pytorch_example_learns(spawn: Spawn, program: str, ranks: int) -> None:
     assert accuracy_of(play(spawn, "torch", program, ranks)) > 0.9
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
     ("program", "package"), [("07_lightning.py", "lightning"), ("08_accelerate.py", "accelerate")]
@@ -184,7 +184,7 @@ def test_jax_example_learns(spawn: Spawn, ranks: int) -> None:
     assert accuracy_of(output) > 0.9
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -208,7 +208,7 @@ def test_a_script_for_horovod_runs_as_it_is(spawn: Spawn, arguments: str) -> Non
     assert float(accuracy[-1]) > 0.85
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("arguments", ["", "--fp16-allreduce"])
 def test_a_tensorflow_script_for_horovod_runs_as_it_is(spawn: Spawn, arguments: str) -> None:
     pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
@@ -232,7 +232,7 @@ def backend_of_keras(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("arguments", ["", "--fp16-allreduce"])
 def test_a_keras_script_for_horovod_runs_as_it_is(
     spawn: Spawn, arguments: str, monkeypatch: pytest.MonkeyPatch
@@ -320,7 +320,7 @@ def end_of(path: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("program", "numbers"), [("14_mirrored_fit.py", 8 * 2 + 4), ("15_mirrored_loop.py", 6 * 4 + 1)]
 )

@@ -89,7 +89,7 @@ def train() -> dict[str, str]:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
 def test_the_bits_do_not_depend_on_the_number_of_ranks(spawn: Spawn, backend: str) -> None:
     _require(backend)
@@ -135,7 +135,7 @@ def as_in_one_process_whatever_the_data(backend: str) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
 def test_every_kind_of_data_is_cut_alike(spawn: Spawn, backend: str) -> None:
     _require(backend)

@@ -562,7 +562,7 @@ def checkpoints_are_written_once_and_restored() -> None:
 
 
 test_on_ranks = make_tests(
-    __name__, "keras on tensorflow", only_sizes=() if grid.full() else (2, 3), one_in=2
+    __name__, "keras on tensorflow", only_sizes=() if grid.full() else (2, 3), one_in=3
 )
 
 
