@@ -543,6 +543,11 @@ def wait_until(condition: Callable[[], object], what: str = "it") -> None:
         time.sleep(0.005)
 
 
+def process_state(pid: int) -> str:
+    """The kernel's letter: "T" stopped, "Z" dead, …"""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 

@@ -16,6 +16,7 @@ namespace farandole {
 namespace {
 
 constexpr auto kInsidePatience = std::chrono::seconds(1);
+constexpr auto kComparePatience = std::chrono::milliseconds(250);
 constexpr auto kReportPatience = std::chrono::seconds(1);  // its writer may have been killed
 
 StreamMemory memory_of(const EngineView& around, const Membership& membership) {
@@ -78,7 +79,7 @@ Progress Stream::poll(TimePoint until) {
 
 Progress Stream::guarded_advance(TimePoint until) {
   try {
-    if (phase_ != Phase::leaving && !is_refused() && membership_.detector->failed()) {
+    if (phase_ != Phase::leaving && membership_.detector->failed() && !compares_on()) {
       if (backend_ != nullptr) backend_->abort();
       enter(Phase::leaving);
       leaving_since_ = now();
@@ -134,7 +135,7 @@ void Stream::give_back() {
 
 void Stream::begin() {
   ++sequence_;
-  held_since_ = TimePoint{};
+  held_since_ = leaving_since_ = TimePoint{};
   started_ = TimePoint{};  // stamped by the first look around: most operations end before it
   shut_ = mixed_ = false;
   idle_looks_ = 0;
@@ -275,8 +276,13 @@ Progress Stream::describe_mine() {
   return Progress::moved;
 }
 
-/// The operation fails by that alone: a rank that has learned it sooner may have left since.
-bool Stream::is_refused() const { return phase_ == Phase::comparing && queue_.front()->error; }
+/// The group has failed meanwhile, perhaps by a rank that has compared sooner and ended because of
+/// the difference: it has sent what this one lacks. A difference that is known counts in any case.
+bool Stream::compares_on() {
+  if (phase_ != Phase::comparing) return false;
+  if (leaving_since_ == TimePoint{}) leaving_since_ = now();
+  return queue_.front()->error || now() - leaving_since_ < kComparePatience;
+}
 
 Progress Stream::compare_all() {
   std::optional<Error>& refused = queue_.front()->error;

@@ -110,7 +110,7 @@ class Stream {
   Progress agree();
   Progress run(TimePoint until);
   Progress describe_mine();
-  bool is_refused() const;
+  bool compares_on();
   Progress compare_all();
   void fail_group(const Error& error);
   Progress leave();

@@ -212,6 +212,7 @@ def test_a_slow_rank_hears_of_the_difference_though_a_fast_one_has_given_up(
     world = spawn_faulty(2, env=env | (harness.split(hosts) if hosts else {}))
     world.start(disagree)
     world.hear_all([0])
+    harness.wait_until(lambda: harness.process_state(world.pids[1]) == "T", "rank 1 to stop")
     world.signal(1, signal.SIGCONT)
     assert [o.value for o in world.outcomes()] == ["Mismatch: count"] * 2
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from test_launcher import command_of, marked, running
 
-from harness import launch, wait_until
+from harness import launch, process_state, wait_until
 
 SSH = """#!/bin/sh
 # As ssh and sshd: the last word is one line for a shell. Its own words are kept for the test.
@@ -288,11 +288,7 @@ def test_ranks_of_all_hosts_stop_and_continue() -> None:
         pids = [int(job.process.stdout.readline().split()[1]) for _ in range(2)]
         for number, states in [(signal.SIGTSTP, "T"), (signal.SIGCONT, "SR")]:
             job.process.send_signal(number)
-            wait_until(lambda s=states: all(state(pid) in s for pid in pids), "ranks to follow")
-
-
-def state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            wait_until(lambda s=states: all(process_state(pid) in s for pid in pids), "ranks to follow")
 
 
 def test_what_a_rank_leaves_behind_on_another_host_is_ended_and_told() -> None:
