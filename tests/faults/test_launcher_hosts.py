@@ -288,7 +288,9 @@ def test_ranks_of_all_hosts_stop_and_continue() -> None:
         pids = [int(job.process.stdout.readline().split()[1]) for _ in range(2)]
         for number, states in [(signal.SIGTSTP, "T"), (signal.SIGCONT, "SR")]:
             job.process.send_signal(number)
-            wait_until(lambda s=states: all(process_state(pid) in s for pid in pids), "ranks to follow")
+            wait_until(
+                lambda s=states: all(process_state(pid) in s for pid in pids), "ranks to follow"
+            )
 
 
 def test_what_a_rank_leaves_behind_on_another_host_is_ended_and_told() -> None:
