@@ -706,6 +706,12 @@ def models_that_differ_are_a_mismatch() -> None:
     model = compiled(hvd.Model(keras.Sequential(layers)))
     with raises(fd.Mismatch, "[6, 3]", "[6, 4]"):
         model.fit(X, Y, verbose=0)
+    model = shared(optimizer=("sgd", "adam")[fd.rank()], **UNMEASURED)
+    with raises(fd.Mismatch, "adam"):
+        model.fit(X, Y, verbose=0)
+    compiled(model, optimizer="sgd", **UNMEASURED)  # the second of one rank, the first of another
+    model.fit(X, Y, verbose=0)
+    work.assert_same_on_all_ranks(model.model)
 
 
 # ---- tf.data, on every backend ----
