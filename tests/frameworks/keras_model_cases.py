@@ -689,6 +689,13 @@ def what_is_wrong_is_an_error_on_every_rank() -> None:
         (fd.InvalidArgument, "which is a str", lambda: model.predict("x")),
         (fd.InvalidArgument, "validation_split=0.999",
          lambda: model.fit(X, Y, validation_split=0.999)),
+        *((fd.InvalidArgument, f"{name} is {value!r}", lambda o={name: value}: model.fit(X, Y, **o))
+          for name, value in {
+              "epochs": "2", "initial_epoch": -1, "steps_per_epoch": 0, "validation_steps": 1.5,
+              "validation_freq": 0, "validation_split": 2, "class_weight": [1.0],
+          }.items()),
+        (fd.InvalidArgument, "steps is 0", lambda: model.evaluate(X, Y, steps=0)),
+        (fd.InvalidArgument, "batch_size is 'a'", lambda: model.predict(X, batch_size="a")),
         (fd.InvalidArgument, "batch_size goes with arrays only",
          lambda: model.fit(generated(), batch_size=3)),
         (fd.InvalidArgument, "nonsense", lambda: hvd.Model(net(), nonsense=1)),
