@@ -694,6 +694,8 @@ def what_is_wrong_is_an_error_on_every_rank() -> None:
               "epochs": "2", "initial_epoch": -1, "steps_per_epoch": 0, "validation_steps": 1.5,
               "validation_freq": 0, "validation_split": 2, "class_weight": [1.0],
           }.items()),
+        (fd.InvalidArgument, "callbacks has a list; it takes callbacks of Keras",
+         lambda: model.evaluate(X, Y, callbacks=[[]])),
         (fd.InvalidArgument, "steps is 0", lambda: model.evaluate(X, Y, steps=0)),
         (fd.InvalidArgument, "batch_size is 'a'", lambda: model.predict(X, batch_size="a")),
         (fd.InvalidArgument, "batch_size goes with arrays only",

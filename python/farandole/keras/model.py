@@ -15,7 +15,13 @@ from farandole.common._objects import allgather_object
 from farandole.data import DEFAULT_SEED
 from farandole.keras._global.agreement import Prepared
 from farandole.keras._global.arrays import class_weights
-from farandole.keras._global.callbacks import AgreeInFit, of_this_rank, restores, rows_of
+from farandole.keras._global.callbacks import (
+    AgreeInFit,
+    listed,
+    of_this_rank,
+    restores,
+    rows_of,
+)
 from farandole.keras._global.checks import check_class_weight, check_fit, check_steps
 from farandole.keras._global.how import How
 from farandole.keras._global.logical import block_here
@@ -272,6 +278,7 @@ class Model(Together):
         def prepare() -> Prepared:
             self._require_compiled("evaluate")
             check_steps("evaluate()", batch_size=batch_size, steps=steps)
+            listed(callbacks)  # or what it refuses
             how = How("evaluate()", self._seed, batch_size, steps, block=self._block)
             return [source_of((x, y, sample_weight), how)], [f"steps {steps}"]
 
@@ -304,6 +311,7 @@ class Model(Together):
 
         def prepare() -> Prepared:
             check_steps("predict()", batch_size=batch_size, steps=steps)
+            listed(callbacks)
             how = How("predict()", self._seed, batch_size, steps, block=self._block)
             return [source_of((x, None, None), how)], [f"steps {steps}"]
 
