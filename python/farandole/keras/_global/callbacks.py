@@ -45,11 +45,11 @@ def listed(callbacks: Any) -> list[Any]:
     given: Any = [] if callbacks is None else callbacks
     if isinstance(given, keras.callbacks.CallbackList):
         given = given.callbacks
-    given = list(given) if isinstance(given, list | tuple) else [given]
-    for each in given:
+    found = list(given) if isinstance(given, list | tuple) else [given]
+    for each in found:
         if not hasattr(each, "set_model"):
             raise InvalidArgument(f"callbacks has {type_of(each)}; it takes callbacks of Keras")
-    return given
+    return found
 
 
 def on_this_rank(callbacks: list[Any]) -> list[Any]:
