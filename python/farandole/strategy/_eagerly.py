@@ -31,6 +31,8 @@ class EagerSteps:
     def __init__(self, strategy: Any, device: str, make_context: Callable[[], Any]) -> None:
         self._strategy, self._device, self._make_context = strategy, device, make_context
         self._contexts: list[Any] = []  # that nobody is in
+        # A device that is named makes TensorFlow's functions slower, also where there is one alone.
+        self._is_alone = len(tf.config.list_logical_devices()) == 1
 
     def are_possible(self) -> bool:
         """Not in a function, a replica's context or another strategy's scope. There TensorFlow
@@ -49,10 +51,16 @@ class EagerSteps:
         except IndexError:
             context = self._make_context()
         try:
-            with self._creating(), tf.device(self._device), context:
+            with self._creating(), self._placed(), context:
                 return function(*given, **named)
         finally:
             self._contexts.append(context)
+
+    def _placed(self) -> AbstractContextManager[Any]:
+        if self._is_alone:
+            return nullcontext()
+        placed: AbstractContextManager[Any] = tf.device(self._device)
+        return placed
 
     def _in_scope(self) -> bool:
         here = tf.distribute.get_strategy() is self._strategy
