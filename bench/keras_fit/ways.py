@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from models import Arrays, Model, plain_optimizer
+from models import BATCH, Arrays, Model, plain_optimizer
 from steps import Gradients, dense, own_gradients, step_of
 from trainers import Elsewhere, Fit, Loop, Trainer
 
@@ -41,6 +41,20 @@ def _farandole() -> Any:
     import farandole.keras as hvd
 
     return hvd.DistributedOptimizer(plain_optimizer(), sparse_as_dense=True)
+
+
+def _of_all_ranks(model: Model, _: Arrays) -> Trainer:
+    """The same parts of the same batches, which here are those of all ranks together."""
+    import farandole.keras as hvd
+
+    count = model.steps + 1
+    ranks = [model.batches(rank, count) for rank in range(fd.size())]
+    x, y = (
+        np.concatenate([a[i * BATCH : (i + 1) * BATCH] for i in range(count) for a in arrays])
+        for arrays in zip(*ranks, strict=True)
+    )
+    shared = hvd.Model(model.build_alike(), sparse_as_dense=True)
+    return Fit(shared, plain_optimizer(), (x, y), BATCH * fd.size())
 
 
 def _changed(optimizer: Any, change: Callable[[list[Any]], list[Any]]) -> Any:
@@ -132,6 +146,7 @@ _TENSORFLOW = ("tensorflow",)
 WAYS = [
     Way("none", "nothing exchanged", "fit", _fit(plain_optimizer), exchanges=False),
     Way("farandole", "farandole", "fit", _fit(_farandole)),
+    Way("model", "`farandole.keras.Model`, the batch of all ranks", "fit", _of_all_ranks),
     Way(
         "farandole_flat",
         "farandole, no overlap",

@@ -689,6 +689,15 @@ def what_is_wrong_is_an_error_on_every_rank() -> None:
         (fd.InvalidArgument, "which is a str", lambda: model.predict("x")),
         (fd.InvalidArgument, "validation_split=0.999",
          lambda: model.fit(X, Y, validation_split=0.999)),
+        *((fd.InvalidArgument, f"{name} is {value!r}", lambda o={name: value}: model.fit(X, Y, **o))
+          for name, value in {
+              "epochs": "2", "initial_epoch": -1, "steps_per_epoch": 0, "validation_steps": 1.5,
+              "validation_freq": 0, "validation_split": 2, "class_weight": [1.0],
+          }.items()),
+        (fd.InvalidArgument, "callbacks has a list; it takes callbacks of Keras",
+         lambda: model.evaluate(X, Y, callbacks=[[]])),
+        (fd.InvalidArgument, "steps is 0", lambda: model.evaluate(X, Y, steps=0)),
+        (fd.InvalidArgument, "batch_size is 'a'", lambda: model.predict(X, batch_size="a")),
         (fd.InvalidArgument, "batch_size goes with arrays only",
          lambda: model.fit(generated(), batch_size=3)),
         (fd.InvalidArgument, "nonsense", lambda: hvd.Model(net(), nonsense=1)),
@@ -706,6 +715,12 @@ def models_that_differ_are_a_mismatch() -> None:
     model = compiled(hvd.Model(keras.Sequential(layers)))
     with raises(fd.Mismatch, "[6, 3]", "[6, 4]"):
         model.fit(X, Y, verbose=0)
+    model = shared(optimizer=("sgd", "adam")[fd.rank()], **UNMEASURED)
+    with raises(fd.Mismatch, "adam"):
+        model.fit(X, Y, verbose=0)
+    compiled(model, optimizer="sgd", **UNMEASURED)  # the second of one rank, the first of another
+    model.fit(X, Y, verbose=0)
+    work.assert_same_on_all_ranks(model.model)
 
 
 # ---- tf.data, on every backend ----

@@ -180,6 +180,101 @@ def single_batches_and_weights() -> None:
         pipeline.get_weights(root_rank=7)
 
 
+@on_ranks(3)
+def optimizers_go_on_with_other_stages_and_in_one_process() -> None:
+    def batch(model: Any) -> Any:
+        return model.train_on_batch(X[:9], Y[:9], return_dict=True)
+
+    adam = keras.optimizers.Adam(0.02, amsgrad=True, use_ema=True)
+    reference = compiled(branches(), optimizer=adam, **EAGER)
+    pipeline = compiled(hvd.Pipeline(branches(), micro_batches=3), optimizer=adam, **EAGER)
+    batch(reference), batch(pipeline)
+    state = pipeline.get_optimizer_state(root_rank=None)
+    weights = pipeline.get_weights(root_rank=None)
+    right = dict[str, Any]()
+    reference.optimizer.save_own_variables(right)
+    assert list(state) == list(right)
+    for name, value in right.items():
+        np.testing.assert_allclose(state[name], value, atol=CLOSE, err_msg=name)
+    assert (pipeline.get_optimizer_state() == {}) == (hvd.rank() > 0)
+
+    other = compiled(hvd.Pipeline(branches(), stages=3, split=["b", "d"]), optimizer=adam, **EAGER)
+    other.set_weights(weights)
+    other.set_optimizer_state(state)
+    reference.set_weights(weights)
+    reference.optimizer.load_own_variables(state)
+    assert batch(other) == pytest.approx(batch(reference), abs=CLOSE)
+    for name, value in other.get_optimizer_state(root_rank=None).items():
+        np.testing.assert_allclose(
+            value, reference.optimizer.variables[int(name)].numpy(), atol=CLOSE, err_msg=name
+        )
+    for wrong, words in [
+        ([1.0], "it is a dictionary of arrays"),
+        ({"0": 1}, "the state has 1 variables, and the optimizer of the whole model has 26"),
+        (dict.fromkeys(state, np.ones(77)), "has the shape (77,)"),
+    ]:
+        with raises(fd.InvalidArgument, words):
+            other.set_optimizer_state(wrong)
+    several = compiled(hvd.Pipeline(branches()), optimizer=keras.optimizers.Muon(), **EAGER)
+    with raises(fd.InvalidArgument, "do not say which variable"):
+        several.get_optimizer_state()
+
+
+@on_ranks(2)
+def masks_go_to_the_layers_that_use_them() -> None:
+    words = np.random.default_rng(3).integers(0, 5, size=(9, 4))
+
+    def net() -> Any:
+        keras.utils.set_random_seed(1)
+        layers = keras.layers
+        return keras.Sequential(
+            [
+                keras.Input((4,), dtype="int32"),
+                layers.Embedding(5, 3, mask_zero=True),
+                layers.Dense(4, name="wide"),
+                layers.GlobalAveragePooling1D(name="mean"),
+                layers.Dense(1),
+            ]
+        )
+
+    sgd = {"optimizer": keras.optimizers.SGD(0.1)} | EAGER
+    reference = compiled(net(), **sgd)
+    start = reference.get_weights()
+    right = [float(each) for each in reference.train_on_batch(words, Y[:9])]
+    for first in ("wide", "mean"):
+        pipeline = compiled(hvd.Pipeline(net(), split=[first], micro_batches=3), **sgd)
+        pipeline.set_weights(start)
+        assert pipeline.train_on_batch(words, Y[:9]) == pytest.approx(right, abs=CLOSE)
+        weights = pipeline.get_weights(root_rank=None)
+        for got, wanted in zip(weights, reference.get_weights(), strict=True):
+            np.testing.assert_allclose(got, wanted, atol=CLOSE)
+
+
+@on_ranks(2)
+def a_function_makes_the_model_and_a_rank_its_stage_alone() -> None:
+    made: list[Any] = []
+
+    def build() -> Any:
+        made.append(chain())  # which sets the seed
+        made[-1].layers[1].set_weights([np.full((8, 7), 0.5), np.ones(7)])
+        return made[-1]
+
+    pipeline = hvd.Pipeline(build, split=[3], micro_batches=2)
+    right = chain().get_weights()
+    right[2:4] = [np.full((8, 7), 0.5, "float32"), np.ones(7, "float32")]
+    for got, wanted in zip(pipeline.get_weights(root_rank=None), right, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    has = [[v._value is not None for v in layer.variables] for layer in made[0].layers]
+    assert [all(each) for each in has if each] == [
+        [True, True, False, False],
+        [False, False, True, True],
+    ][pipeline.stage]
+    compiled(pipeline, **EAGER)
+    pipeline.fit(X, Y, batch_size=16, verbose=0)
+    keras.StatelessScope().__enter__().__exit__()  # in which Keras gives values to what waits
+    assert not any(v._value is not None for v in made[0].layers[-1 - 4 * pipeline.stage].variables)
+
+
 @on_ranks(2)
 def batches_of_tf_data_and_weights_of_classes() -> None:
     import tensorflow as tf
@@ -234,12 +329,13 @@ def what_is_wrong_is_named_on_every_rank() -> None:
     x = keras.Input((6,))
     shared = keras.Model(x, twice(layers.Dense(6)(twice(x))))
     masked = keras.Sequential([keras.Input((3,)), layers.Embedding(4, 2, mask_zero=True)])
-    masked.add(layers.Dense(1))
+    masked.add(layers.Dense(1, name="tags"))
     good = chain()
     for call, *words in [
         (lambda: make(3), "model is 3; it is a sequential or a functional"),
         (lambda: make(keras.Sequential([layers.Dense(1)])), "begin it with keras.Input"),
-        (lambda: make(masked), "layer 'embedding", "makes a mask"),
+        (lambda: make(masked), "output 'tags' has a mask"),
+        (lambda: make(lambda: 3), "model is 3; it is a sequential or a functional"),
         (lambda: make(shared, split=[2]), "of stage 1 has a weight of", "of stage 0"),
         (lambda: make(good, split=["nothing"]), "split names a layer 'nothing'; the model has"),
         (lambda: make(good, split="time"), "split is 'time'"),

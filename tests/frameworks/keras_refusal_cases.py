@@ -40,6 +40,22 @@ def options_that_differ_are_named_on_every_rank() -> None:
 
 
 @on_ranks(2)
+def optimizers_that_differ_are_named_and_the_next_ones_work() -> None:
+    """Whatever a rank has had before: then it has counted others."""
+    x, y = part()
+    for kinds in (("SGD", "Adam"), ("SGD", "RMSprop")):
+        model = net()
+        kind = getattr(keras.optimizers, kinds[hvd.rank()])
+        model.compile(hvd.DistributedOptimizer(kind(0.05)), "mse")
+        with raises(fd.Mismatch, *(f"rank {r}: Distributed{k}" for r, k in enumerate(kinds))):
+            model.train_on_batch(x[:4], y[:4])
+    compare(lambda: keras.optimizers.SGD(0.05))
+    if hvd.rank() == 1:
+        hvd.DistributedOptimizer(keras.optimizers.SGD())
+    compare(lambda: keras.optimizers.SGD(0.05))
+
+
+@on_ranks(2)
 def bad_arguments_are_refused() -> None:
     def sgd(**options: Any) -> Any:
         return keras.optimizers.SGD(0.05, **options)

@@ -711,6 +711,7 @@ def what_is_wrong_is_named() -> None:
         (lambda: batches.scale_loss(torch.tensor(1.0), "none"), "reduction is 'none'"),
         (lambda: batches.scale_loss(torch.tensor(1.0)), "count() gives -1.0"),
         (lambda: batches.gather_for_metrics(torch.tensor(1.0)), "of shape ()"),
+        (lambda: batches.sum("a"), "sum(): 'a'; it takes a number or a tensor"),
         (lambda: batches.gather_for_metrics(torch.ones(99)), "of shape (99,)"),
     ]:
         with raises(fd.InvalidArgument, words):

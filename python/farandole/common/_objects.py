@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from farandole import _core, _world
-from farandole._arguments import explained, is_text, shown
+from farandole._arguments import explained, is_text, shown, type_of
 from farandole._core import InvalidArgument, Mismatch
 from farandole._ranks import dumps
 from farandole.common._process_set import ProcessSet, global_process_set, number_of
@@ -34,7 +34,7 @@ def _pickled(obj: Any) -> tuple[_Bytes, bool]:
     try:
         data, good = dumps(obj), True
     except Exception as error:
-        why = f"a {type(obj).__name__} cannot be pickled: {type(error).__name__}: {error}"
+        why = f"{type_of(obj)} cannot be pickled: {type(error).__name__}: {error}"
         data, good = why.encode(), False
     return np.frombuffer(bytearray(data), np.uint8), good
 

@@ -18,6 +18,8 @@ from farandole._limits import setting
 
 _T = TypeVar("_T")
 
+_MOST = 1 << 16  # every part is computed by itself, also where it has no sample
+
 
 class Block(NamedTuple):
     """The parts of every batch that one rank computes."""
@@ -36,9 +38,10 @@ def block_here(logical_ranks: Any, call: str, options: Mapping[str, Any]) -> Blo
     Raises:
         InvalidArgument: they do not go on this many ranks, or with what else is asked for.
     """
-    if isinstance(logical_ranks, bool) or not isinstance(logical_ranks, int) or logical_ranks < 1:
+    whole = isinstance(logical_ranks, int) and not isinstance(logical_ranks, bool)
+    if not whole or not 1 <= logical_ranks <= _MOST:
         raise InvalidArgument(
-            f"logical_ranks is {shown(logical_ranks)}; it is a whole number of at least 1"
+            f"logical_ranks is {shown(logical_ranks)}; it is a whole number from 1 to {_MOST}"
         )
     for name in ("compression", "gradient_predivide_factor"):
         if name in options:

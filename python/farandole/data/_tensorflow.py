@@ -87,6 +87,9 @@ def _split(dataset: Any, note: Note | None, block: Block, put: Callable[[list[An
     return tf.data.Dataset.zip((begins, dataset)).map(cut).prefetch(tf.data.AUTOTUNE)
 
 
+_BATCH = "dataset.batch(B), where B is the batch of all ranks together"
+
+
 def _check(specs: list[Any]) -> None:
     import tensorflow as tf
 
@@ -99,6 +102,11 @@ def _check(specs: list[Any]) -> None:
             )
         if spec.shape.rank == 0:
             raise InvalidArgument(
-                "the dataset is not batched: it gives single numbers\n"
-                "  advice: dataset.batch(B), where B is the batch of all ranks together"
+                f"the dataset is not batched: it gives single numbers\n  advice: {_BATCH}"
             )
+    lengths = [spec.shape[0] for spec in specs if spec.shape.rank]
+    if len({n for n in lengths if n is not None}) > 1:
+        raise InvalidArgument(
+            f"the dataset is not batched: it gives arrays of different lengths, {lengths}\n"
+            f"  advice: {_BATCH}"
+        )

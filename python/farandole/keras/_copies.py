@@ -26,7 +26,7 @@ from farandole.keras._exchange import backend
 from farandole.keras._reduction import Reduction
 from farandole.keras._wrapped import State, child_of, distributed_in, state_of
 
-_copies: Counter[str] = Counter()  # how many of a label have reduced; alike on all ranks
+_copies: Counter[str] = Counter()  # how many of a name have reduced
 
 
 def make_distributed(optimizer: Any, state: State) -> None:
@@ -44,7 +44,7 @@ class Pattern:
     """What an optimizer was made distributed with; variables are numbers, in the order in which
     the optimizer has them, since those of a copy are others."""
 
-    label: str
+    name: str
     reduction: Reduction
     local: tuple[int, ...]
 
@@ -54,23 +54,24 @@ class Pattern:
     def __reduce__(self) -> Any:
         if self.reduction.process_set is not global_process_set:
             raise InvalidArgument(
-                f"{self.label} cannot be pickled: {self.reduction.process_set!r} is of this world\n"
+                f"{self.name} cannot be pickled: {self.reduction.process_set!r} is of this world\n"
                 "  advice: save the model with model.save(), and use load_model(…, process_set=…)"
             )
         options = {f.name: getattr(self.reduction, f.name) for f in fields(Reduction)}
         del options["process_set"]
-        return _pattern, (self.label, options, self.local)
+        return _pattern, (self.name, options, self.local)
 
 
-def _pattern(label: str, options: dict[str, Any], local: tuple[int, ...]) -> Pattern:
-    return Pattern(label, Reduction(**options, process_set=global_process_set), local)
+def _pattern(name: str, options: dict[str, Any], local: tuple[int, ...]) -> Pattern:
+    return Pattern(name, Reduction(**options, process_set=global_process_set), local)
 
 
 class CopiedState(State):
     """Of a copy: what is numbers in the pattern becomes variables when these are there."""
 
     def __init__(self, pattern: Pattern) -> None:
-        super().__init__(pattern.label, pattern.reduction, backend())
+        name = f"{pattern.name} copy"
+        super().__init__(name, 1, pattern.reduction, backend())
         self.pattern = pattern
 
     def prepare(self, optimizer: Any) -> None:
@@ -80,8 +81,8 @@ class CopiedState(State):
         if not isinstance(groups, int):
             named = [[variables[i] for i in group] for group in groups]
             self.reduction = replace(self.reduction, groups=named)
-        _copies[self.origin] += 1
-        self.label = f"{self.origin} copy {_copies[self.origin]}"
+        _copies[self.name] += 1
+        self.label = f"{self.name} {_copies[self.name]}"
 
 
 def _pattern_of(optimizer: Any) -> Pattern:
@@ -101,7 +102,8 @@ def _pattern_of(optimizer: Any) -> Pattern:
     local = {i for i, key in enumerate(keys) if key in state.local}
     if copied:
         local |= set(copied.local)
-    return Pattern(state.origin, replace(state.reduction, groups=groups), tuple(sorted(local)))
+    name = copied.name if copied else state.name
+    return Pattern(name, replace(state.reduction, groups=groups), tuple(sorted(local)))
 
 
 def _copied(rebuild: Any, arguments: Sequence[Any], inner: bool, pattern: Pattern) -> Any:

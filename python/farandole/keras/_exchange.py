@@ -8,6 +8,7 @@ reduce, once for every list of variables; a backend adds how its tensors are red
 from __future__ import annotations
 
 import importlib
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from farandole._core import InvalidArgument
 from farandole.common import _groups
 from farandole.common._labels import without_numbers
 from farandole.common._objects import agree, allgather_object, compare
+from farandole.common._process_set import ProcessSet
 from farandole.keras._reduction import Reduction
 
 # What makes all ranks' weights equal.
@@ -40,6 +42,28 @@ def rows_of(variables: Sequence[Any]) -> list[str]:
         f"'{label_of(i, v)}' {list(v.shape)} {keras.backend.standardize_dtype(v.dtype)}"
         for i, v in enumerate(variables)
     ]
+
+
+_first_steps = threading.Lock()
+
+
+def agreed_label(name: str, label: str, process_set: ProcessSet) -> str:
+    """Collective: what the first of the ranks calls an optimizer, whose numbers may be others on
+    the others: one of them has had an optimizer that the rest had not.
+
+    The operation's own name is a fixed one, which all ranks know whatever they have had.
+
+    Raises:
+        Mismatch: it is another optimizer on another rank.
+    """
+    with _first_steps:
+        theirs = allgather_object((_world.rank(), name, label), "a first step", process_set)
+    compare(
+        "the optimizer of a step",
+        {rank: [called] for rank, called, _ in theirs},
+        "make the same optimizer on every rank",
+    )
+    return theirs[0][2]
 
 
 def compare_models(label: str, reduction: Reduction, variables: Sequence[Any]) -> None:

@@ -27,17 +27,23 @@ import keras
 
 from farandole._core import InvalidArgument
 from farandole.common import _wrapped
-from farandole.keras._exchange import AloneExchange, Exchange, times
+from farandole.keras._exchange import AloneExchange, Exchange, agreed_label, times
 from farandole.keras._reduction import Reduction
 
 MakeExchange = Callable[..., Exchange]
 
 
 class State:
-    """What a wrapped optimizer knows besides its own."""
+    """What a wrapped optimizer knows besides its own.
 
-    def __init__(self, label: str, reduction: Reduction, make: MakeExchange) -> None:
-        self.label = self.origin = label
+    Args:
+        name: in errors and traces, and of its operations.
+        number: of those of that name.
+    """
+
+    def __init__(self, name: str, number: int, reduction: Reduction, make: MakeExchange) -> None:
+        self.name = name  # alike on all ranks
+        self.label = numbered(name, number)  # from the first gradients on the first rank's
         self.reduction = reduction
         self.local: set[Any] = set()  # the optimizer's keys of variables that are not shared
         self.inside = False  # a call whose gradients are reduced already
@@ -83,6 +89,7 @@ class State:
     def _first_exchange(self, optimizer: Any) -> Exchange:
         if self.reduction.members == 1:
             return AloneExchange(self.label, self.reduction)
+        self.label = agreed_label(self.name, self.label, self.reduction.process_set)
         everything = [
             v for v in optimizer._trainable_variables if optimizer._var_key(v) not in self.local
         ]
@@ -102,6 +109,11 @@ class State:
             self.inside = False
             if self.exchange is not None:
                 self.exchange.stepped()
+
+
+def numbered(name: str, number: int) -> str:
+    """The first one has the name itself."""
+    return name if number == 1 else f"{name}.{number}"
 
 
 def state_of(optimizer: Any) -> State:

@@ -15,7 +15,14 @@ from farandole.common._objects import allgather_object
 from farandole.data import DEFAULT_SEED
 from farandole.keras._global.agreement import Prepared
 from farandole.keras._global.arrays import class_weights
-from farandole.keras._global.callbacks import AgreeInFit, of_this_rank, restores, rows_of
+from farandole.keras._global.callbacks import (
+    AgreeInFit,
+    listed,
+    of_this_rank,
+    restores,
+    rows_of,
+)
+from farandole.keras._global.checks import check_class_weight, check_fit, check_steps
 from farandole.keras._global.how import How
 from farandole.keras._global.logical import block_here
 from farandole.keras._global.normalization import average_statistics, warn_of_few_samples
@@ -147,6 +154,12 @@ class Model(Together):
 
         def prepare() -> Prepared:
             self._require_compiled("fit")
+            check_fit(
+                epochs=epochs, initial_epoch=initial_epoch, validation_split=validation_split,
+                validation_freq=validation_freq, class_weight=class_weight,
+                steps_per_epoch=steps_per_epoch, validation_steps=validation_steps,
+                validation_batch_size=validation_batch_size,
+            )  # fmt: skip
             train = (x, y, sample_weight)
             validation = validation_data
             if validation_split and validation is None:
@@ -222,6 +235,7 @@ class Model(Together):
                 raise InvalidArgument(
                     "train_on_batch(): sample_weight and class_weight are both given"
                 )
+            check_class_weight("train_on_batch()", class_weight)
             how = How("train_on_batch()", self._seed)
             sample_weight = class_weights(y, class_weight, how)
         return self._on_batch("train_on_batch", (x, y, sample_weight), return_dict)
@@ -263,6 +277,8 @@ class Model(Together):
 
         def prepare() -> Prepared:
             self._require_compiled("evaluate")
+            check_steps("evaluate()", batch_size=batch_size, steps=steps)
+            listed(callbacks)  # or what it refuses
             how = How("evaluate()", self._seed, batch_size, steps, block=self._block)
             return [source_of((x, y, sample_weight), how)], [f"steps {steps}"]
 
@@ -294,6 +310,8 @@ class Model(Together):
         """
 
         def prepare() -> Prepared:
+            check_steps("predict()", batch_size=batch_size, steps=steps)
+            listed(callbacks)
             how = How("predict()", self._seed, batch_size, steps, block=self._block)
             return [source_of((x, None, None), how)], [f"steps {steps}"]
 

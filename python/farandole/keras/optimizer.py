@@ -22,7 +22,7 @@ from farandole.keras.compression import Compression, Compressor
 
 _Optimizer = TypeVar("_Optimizer")
 
-_wrapped: Counter[str] = Counter()  # how many of a name there have been; alike on all ranks
+_wrapped: Counter[str] = Counter()  # how many of a name there have been
 
 
 @checked
@@ -100,9 +100,7 @@ def DistributedOptimizer(
     _accumulate(optimizer, backward_passes_per_step)
     label = name or f"Distributed{type(optimizer).__name__}"
     _wrapped[label] += 1
-    if _wrapped[label] > 1:
-        label = f"{label}.{_wrapped[label]}"
-    make_distributed(optimizer, State(label, reduction, exchange))
+    make_distributed(optimizer, State(label, _wrapped[label], reduction, exchange))
     return optimizer
 
 

@@ -9,14 +9,16 @@ import keras
 import numpy as np
 
 from farandole import _world
-from farandole._arguments import shown
+from farandole._arguments import is_whole, shown
 from farandole._core import Error, InvalidArgument
 from farandole.common._objects import allgather_object
 from farandole.data import DEFAULT_SEED
 from farandole.keras._global.agreement import agreed
 from farandole.keras._global.arrays import class_weights
+from farandole.keras._global.checks import check_class_weight, check_fit, check_steps
 from farandole.keras._global.how import How, Source
 from farandole.keras._global.sources import source_of
+from farandole.keras._pipeline import optimizer_state
 from farandole.keras._pipeline.cutting import Graph, bounds_of
 from farandole.keras._pipeline.fitting import (
     WHOLE,
@@ -26,6 +28,7 @@ from farandole.keras._pipeline.fitting import (
     sources_of,
     warn_of_few_samples,
 )
+from farandole.keras._pipeline.making import Made
 from farandole.keras._pipeline.results import weights_of_all
 from farandole.keras._pipeline.stepping import Stepping
 from farandole.keras._pipeline.work import count_of
@@ -44,8 +47,10 @@ class Pipeline(Reported):
     same methods in the same order, with the same data.
 
     Args:
-        model: a sequential or functional Keras 3 model that is built. A rank keeps the layers of
-            its stage; it builds the others, until the program drops the model.
+        model: a sequential or functional Keras 3 model that is built: then a rank keeps the layers
+            of its stage, and the others until the program drops the model. Or a function that makes
+            one: then only the weights of the stage are ever given values, the same as in one
+            process if ``keras.utils.set_random_seed`` is called before.
         stages: default: as many as there are ranks; a divisor of that.
         micro_batches: that a batch is cut into; default: four for each stage.
         schedule: "1f1b": at most as many micro-batches in flight as there are stages from this one
@@ -79,24 +84,33 @@ class Pipeline(Reported):
         split: Literal["parameters", "layers"] | Sequence[int | str] = "parameters",
         seed: int = DEFAULT_SEED,
     ) -> None:
+        made = Made(None)
+
         def prepare() -> tuple[Place, int, Graph, list[int]]:
+            nonlocal made
             place = place_of(stages)
             m = 4 * place.stages if micro_batches is None else micro_batches
             check_count("micro_batches", m)
             schedule_of(schedule)
-            graph = Graph(model)
+            made = Made(model)
+            graph = Graph(made.model)
             bounds = bounds_of(split, graph, place.stages)
             graph.refuse_shared(bounds)
             return place, m, graph, bounds
 
-        place, m, graph, bounds = prepared(
-            prepare,
-            lambda made: [
-                f"stages={made[0].stages}", f"micro_batches={made[1]}",
-                f"schedule={schedule!r}".lower(), f"seed={seed}", f"stages that begin at {made[3]}",
-                *(f"a weight {list(w.shape)} {w.dtype}" for w in made[2].model.weights),
-            ],
-        )  # fmt: skip
+        try:
+            place, m, graph, bounds = prepared(
+                prepare,
+                lambda row: [
+                    f"stages={row[0].stages}", f"micro_batches={row[1]}",
+                    f"schedule={schedule!r}".lower(), f"seed={seed}",
+                    f"stages that begin at {row[3]}",
+                    *(f"a weight {list(w.shape)} {w.dtype}" for w in row[2].model.weights),
+                ],
+            )  # fmt: skip
+            made.give_values(graph.variables(bounds, place.stage))
+        finally:
+            made.forget()
         self._place, self._micro_batches, self._seed = place, m, seed
         self._schedule = str(schedule).lower()
         self._module = graph.stage(bounds, place.stage)
@@ -185,6 +199,12 @@ class Pipeline(Reported):
 
         def prepare() -> tuple[list[Source], list[str]]:
             self._steps.results("fit()")
+            check_fit(
+                epochs=epochs, initial_epoch=initial_epoch, validation_split=validation_split,
+                validation_freq=validation_freq, class_weight=class_weight,
+                steps_per_epoch=steps_per_epoch, validation_steps=validation_steps,
+                validation_batch_size=validation_batch_size,
+            )  # fmt: skip
             how = How(
                 "fit()", self._seed, batch_size, steps_per_epoch, shuffle, class_weight,
                 max(self._passes, initial_epoch), WHOLE,
@@ -255,6 +275,7 @@ class Pipeline(Reported):
 
         def prepare() -> tuple[list[Source], list[str]]:
             self._steps.results("evaluate()")
+            check_steps("evaluate()", batch_size=batch_size, steps=steps)
             how = How("evaluate()", self._seed, batch_size, steps, block=WHOLE)
             return [source_of((x, y, sample_weight), how)], [f"steps {steps}"]
 
@@ -277,6 +298,7 @@ class Pipeline(Reported):
         del verbose
 
         def prepare() -> tuple[list[Source], list[str]]:
+            check_steps("predict()", batch_size=batch_size, steps=steps)
             how = How("predict()", self._seed, batch_size, steps, block=WHOLE)
             return [source_of((x, None, None), how)], [f"steps {steps}"]
 
@@ -296,6 +318,7 @@ class Pipeline(Reported):
         """As Keras' ``train_on_batch``, of a batch of all replicas together, which each rank
         passes."""
         if class_weight is not None:
+            check_class_weight("train_on_batch()", class_weight)
             how = How("train_on_batch()", self._seed)
             if sample_weight is not None:
                 raise how.error("sample_weight and class_weight are both given")
@@ -333,10 +356,7 @@ class Pipeline(Reported):
         Args:
             root_rank: the rank that gets them, others get an empty list; None: all.
         """
-        if root_rank is not None and not 0 <= root_rank < _world.size():
-            raise InvalidArgument(
-                f"root_rank is {shown(root_rank)}; it is a rank, from 0 to {_world.size() - 1}"
-            )
+        _check_root(root_rank)
         return weights_of_all(
             self._module.weights, self._places, self._group, self._place, root_rank
         )
@@ -359,11 +379,58 @@ class Pipeline(Reported):
                 raise
             raise InvalidArgument(f"set_weights(): {error}") from error
 
+    def get_optimizer_state(self, *, root_rank: int | None = 0) -> dict[str, Any]:
+        """The state of the optimizers of all stages, as ``save_own_variables`` of one process'
+        optimizer gives it: arrays by "0", "1" and so on, in the order of its ``variables``.
+        ``load_own_variables`` of such an optimizer takes it. Collective.
+
+        Args:
+            root_rank: as of ``get_weights``.
+
+        Raises:
+            InvalidArgument: not compiled; or the optimizer's variables do not say which variable of
+                the model they belong to; on every rank.
+            Mismatch: the ranks' optimizers differ; on every rank.
+        """
+        _check_root(root_rank)
+        return optimizer_state.gathered_state(
+            self.optimizer, self._built(), self._group, self._place, root_rank
+        )
+
+    def set_optimizer_state(self, state: Mapping[str, Any]) -> None:
+        """Takes this rank's part of an optimizer's state, as of one process, or of
+        ``get_optimizer_state`` of any number of stages. Collective: every rank passes the whole.
+
+        Raises:
+            InvalidArgument: it is of other variables; or as of ``get_optimizer_state``.
+            Mismatch: likewise.
+        """
+        optimizer_state.load(self.optimizer, self._built(), state, self._place)
+
+    def _built(self) -> list[int]:
+        """The optimizer has its variables then. Returns the numbers, in the whole model, of those
+        that it trains."""
+        trained = self._module.trainable_variables
+        optimizer = self.optimizer
+        if optimizer is None or not trained:
+            return []
+        if not optimizer.built:
+            optimizer.build(trained)
+        number_of = dict(zip(map(id, self._module.weights), self._places, strict=True))
+        return [number_of[id(v)] for v in optimizer._trainable_variables]
+
     def __repr__(self) -> str:
         names = [layer.name for layer in self._module.layers]
         return (
             f"Pipeline({self._place}, layers {', '.join(names)}, "
             f"{self._micro_batches} micro-batches, {self._schedule})"
+        )
+
+
+def _check_root(root_rank: Any) -> None:
+    if root_rank is not None and not (is_whole(root_rank) and 0 <= root_rank < _world.size()):
+        raise InvalidArgument(
+            f"root_rank is {shown(root_rank)}; it is a rank, from 0 to {_world.size() - 1}"
         )
 
 

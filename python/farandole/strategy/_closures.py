@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from farandole import _world
+from farandole._arguments import type_of
 from farandole._core import InvalidArgument
 from farandole._ranks import dumps
 
@@ -68,7 +69,7 @@ def _as_numpy(value: Any) -> Any:
     if tf.is_tensor(value) or isinstance(value, tf.Variable):
         if hasattr(value, "numpy"):
             return value.numpy()
-        raise InvalidArgument(f"a closure returned a {type(value).__name__}; tensors are sent")
+        raise InvalidArgument(f"a closure returned {type_of(value)}; tensors are sent")
     return value
 
 

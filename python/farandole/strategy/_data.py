@@ -9,7 +9,9 @@ import tensorflow as tf
 from tensorflow.python.distribute import input_util
 
 from farandole import _world
+from farandole._arguments import type_of
 from farandole._core import InvalidArgument
+from farandole.common._objects import agree
 from farandole.data import FirstBatches, share, split_dataset
 
 _SEED = (
@@ -20,10 +22,24 @@ _SEED = (
 
 
 class Firsts(FirstBatches):
-    """Of one dataset."""
+    """Of one dataset.
+
+    Args:
+        length: its batches, as TensorFlow tells: -1 for infinitely many, -2 if it does not know.
+    """
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self._length: int | None = length  # None: compared
 
     def compared_once(self) -> bool:
-        """Collective: the first batch that every rank has read; False while one has read none."""
+        """Collective: the number of batches, and the first one that every rank has read; False
+        while one has read none."""
+        if self._length is not None:
+            words = {-1: "infinitely many", -2: "nobody knows how many"}
+            rows = [f"{words.get(self._length, self._length)} batches"]
+            self._length = None
+            agree("a distributed dataset", rows, advice=_SEED)
         self.compare("a distributed dataset", _SEED)
         return self.compared > 0
 
@@ -32,8 +48,7 @@ def check(dataset: Any, options: Any) -> None:
     """Raises InvalidArgument for what cannot be distributed."""
     if not isinstance(dataset, tf.data.Dataset):
         raise InvalidArgument(
-            f"experimental_distribute_dataset() takes a tf.data.Dataset, not a "
-            f"{type(dataset).__name__}"
+            f"experimental_distribute_dataset() takes a tf.data.Dataset, not {type_of(dataset)}"
         )
     policy = dataset.options().experimental_distribute.auto_shard_policy.name
     if policy in ("OFF", "HINT"):
@@ -56,7 +71,8 @@ def check_options(options: Any) -> None:
 
 def part_of_each_batch(dataset: Any) -> tuple[Any, Firsts]:
     """The parts of this replica, which may have no sample; and their record."""
-    firsts = Firsts()
+    length = int(dataset.cardinality()) if tf.executing_eagerly() else tf.data.UNKNOWN_CARDINALITY
+    firsts = Firsts(length)
     shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
     split = split_dataset(dataset, firsts.note if _world.size() > 1 else None)
 
@@ -77,6 +93,17 @@ def _part_of(batch: int | None) -> int | None:
     return int(mine.stop - mine.start)
 
 
+def made_by(function: Callable[[Any], Any], context: Any) -> Any:
+    """A replica's own dataset. Raises InvalidArgument where the function gives something else."""
+    made = function(context)
+    if not isinstance(made, tf.data.Dataset):
+        raise InvalidArgument(
+            f"distribute_datasets_from_function(): dataset_fn returned {type_of(made)}, and not a "
+            "tf.data.Dataset"
+        )
+    return made
+
+
 def from_function(function: Callable[[Any], Any], workers: Any, strategy: Any, options: Any) -> Any:
     """A dataset that this replica makes by itself."""
     context = tf.distribute.InputContext(
@@ -85,5 +112,5 @@ def from_function(function: Callable[[Any], Any], workers: Any, strategy: Any, o
         num_replicas_in_sync=_world.size(),
     )
     return input_util.get_distributed_datasets_from_function(
-        function, workers, [context], strategy, options=options
+        lambda given: made_by(function, given), workers, [context], strategy, options=options
     )

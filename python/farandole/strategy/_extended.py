@@ -15,7 +15,9 @@ from farandole import _world
 from farandole.common._labels import without_numbers
 from farandole.strategy import _collectives as collectives
 from farandole.strategy import _data, _keras
+from farandole.strategy._checks import check_call
 from farandole.strategy._collectives import MEAN, SUM
+from farandole.strategy._eagerly import EagerSteps
 from farandole.strategy._options import Packing
 from farandole.strategy._presence import Presence
 from farandole.strategy._variables import (
@@ -23,9 +25,11 @@ from farandole.strategy._variables import (
     POLICIES,
     is_counter,
     local,
+    local_tree,
     refuse_symbolic,
     require_of,
 )
+from farandole.tensorflow._calls import tensor_from
 
 
 def as_is(function: Any) -> Any:
@@ -46,6 +50,12 @@ class ReplicaContext(tf.distribute.ReplicaContext):  # type: ignore[misc]
         flat = tf.nest.flatten(value)
         extended = self.strategy.extended
         return tf.nest.pack_sequence_as(value, extended.reduce_list(reduce_op, flat, options))
+
+    @as_is
+    def merge_call(self, merge_fn: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """As TensorFlow's."""
+        check_call("merge_call()", merge_fn, args, kwargs)
+        return super().merge_call(merge_fn, args, kwargs)
 
 
 class OneOfManyExtended(one_device_strategy.OneDeviceExtended):  # type: ignore[misc]
@@ -71,6 +81,7 @@ class Extended(OneOfManyExtended):
         self.inside_keras = False
         self.alone = False  # what is read now is not read by the other ranks
         self.packing = packing
+        self.eager = EagerSteps(strategy, device, lambda: ReplicaContext(strategy))
         self._made = 0  # variables
         self._read: list[Any] = []  # datasets whose first batches are not yet compared
         self._asked = 0  # how often, since the last of them came
@@ -121,7 +132,7 @@ class Extended(OneOfManyExtended):
     def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
         require_of(self._container_strategy(), var)
         return self._update_non_slot(
-            None, fn, (local(var), *local_tree(args)), local_tree(kwargs), group
+            None, fn, (local(var), *local_tree(args)), local_tree(kwargs or {}), group
         )
 
     def _update_non_slot(
@@ -150,7 +161,7 @@ class Extended(OneOfManyExtended):
     def _call_for_each_replica(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         strategy = self._container_strategy()
         with tf.device(self._device), ReplicaContext(strategy):
-            return fn(*local_tree(args), **local_tree(kwargs))
+            return fn(*local_tree(args), **local_tree(kwargs or {}))
 
     @contextmanager
     def keras(self) -> Iterator[None]:
@@ -178,7 +189,8 @@ class Extended(OneOfManyExtended):
         if self.alone:
             return [tf.convert_to_tensor(value) for value in values]
         tensors = [
-            v if isinstance(v, tf.IndexedSlices) else tf.convert_to_tensor(v) for v in values
+            v if isinstance(v, tf.IndexedSlices) else tensor_from(v, "the value to reduce")
+            for v in values
         ]
         packing = self.packing.merged(options)
         if self.presence.certain:
@@ -258,17 +270,6 @@ class Extended(OneOfManyExtended):
     def _experimental_distribute_values_from_function(self, value_fn: Any) -> Any:
         context = tf.distribute.experimental.ValueContext(_world.rank(), _world.size())
         return tf_values.PerReplica((value_fn(context),))
-
-
-def local_tree(tree: Any) -> Any:
-    """The same of a structure: variables stay what they are."""
-
-    def of_this_process(value: Any) -> Any:
-        if isinstance(value, tf_values.DistributedVariable):
-            return value
-        return local(value)
-
-    return tf.nest.map_structure(of_this_process, {} if tree is None else tree)
 
 
 def _update_context() -> Any:

@@ -9,8 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from farandole._arguments import type_of
 from farandole._core import InvalidArgument
 from farandole.strategy import _collectives as collectives
+from farandole.strategy._checks import check_communication_options
 
 _NCCL = "NCCL"
 
@@ -44,6 +46,7 @@ class Packing:
         """
         if options is None:
             return self
+        check_communication_options(options)
         refuse_nccl(options)
         if options.timeout_seconds:
             raise InvalidArgument(
@@ -87,7 +90,7 @@ def packing_of(cross_device_ops: Any) -> Packing:
             )
         return Packing()
     raise InvalidArgument(
-        f"cross_device_ops is a {type(cross_device_ops).__name__}; it is a NcclAllReduce, "
+        f"cross_device_ops is {type_of(cross_device_ops)}; it is a NcclAllReduce, "
         "HierarchicalCopyAllReduce or ReductionToOneDevice of tf.distribute, or None"
     )
 

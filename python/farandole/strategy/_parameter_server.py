@@ -13,6 +13,7 @@ from farandole.parameter_server import Server
 from farandole.parameter_server._joining import join_without_variables, pair_of
 from farandole.parameter_server._shards import SPLIT_ABOVE
 from farandole.strategy import _checkpoint, _data, _keras
+from farandole.strategy._checks import check_resolver
 from farandole.strategy._cluster import join_with_servers
 from farandole.strategy._extended import OneOfManyExtended
 from farandole.strategy._scheduling import Scheduling
@@ -53,7 +54,7 @@ class Extended(OneOfManyExtended):
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
         _data.check_options(options)
-        return dataset_fn(tf.distribute.InputContext())
+        return _data.made_by(dataset_fn, tf.distribute.InputContext())
 
 
 class ParameterServerStrategy(OneOfMany):
@@ -99,6 +100,7 @@ class ParameterServerStrategy(OneOfMany):
             )
         if servers is not None and not (isinstance(servers, int) and servers > 0):
             raise InvalidArgument(f"servers is {shown(servers)}; it is a number from 1")
+        check_resolver(cluster_resolver)
         count = join_with_servers(cluster_resolver, servers)
         self._check_first(count)
         node = join_without_variables(Sums(), count, _told(variable_partitioner), _ADVICE)

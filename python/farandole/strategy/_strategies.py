@@ -11,7 +11,18 @@ from farandole import _world
 from farandole._arguments import shown
 from farandole._core import InvalidArgument
 from farandole.strategy import _checkpoint, _keras
+from farandole.strategy._checks import (
+    check_axis,
+    check_call,
+    check_communication_options,
+    check_device,
+    check_function,
+    check_input_options,
+    check_resolver,
+    explained,
+)
 from farandole.strategy._cluster import join
+from farandole.strategy._collectives import op_of
 from farandole.strategy._extended import Extended, as_is
 from farandole.strategy._options import Packing, packing_of, refuse_nccl
 from farandole.strategy._presence import filled
@@ -41,6 +52,43 @@ class OneOfMany(tf.distribute.Strategy):  # type: ignore[misc]  # TensorFlow has
             )
         return super().scope()
 
+    @as_is
+    def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+        """As TensorFlow's, as all that follow.
+
+        Raises:
+            InvalidArgument: an argument is wrong; in all that follow, too.
+        """
+        check_call("run()", fn, args, kwargs, options)
+        return super().run(fn, args, kwargs, options)
+
+    @as_is
+    def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
+        """As TensorFlow's."""
+        op = op_of(reduce_op)
+        check_axis("reduce()", axis)
+        reduce = super().reduce
+        return explained("reduce()", value, axis, lambda: reduce(op, value, axis))
+
+    @as_is
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """As TensorFlow's."""
+        check_input_options(options)
+        return super().experimental_distribute_dataset(dataset, options)
+
+    @as_is
+    def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
+        """As TensorFlow's."""
+        check_function("distribute_datasets_from_function()", "dataset_fn", dataset_fn)
+        check_input_options(options)
+        return super().distribute_datasets_from_function(dataset_fn, options)
+
+    @as_is
+    def experimental_distribute_values_from_function(self, value_fn: Any) -> Any:
+        """As TensorFlow's."""
+        check_function("experimental_distribute_values_from_function()", "value_fn", value_fn)
+        return super().experimental_distribute_values_from_function(value_fn)
+
     def __copy__(self) -> OneOfMany:
         return self  # what is copied with it goes on in the same scope
 
@@ -66,22 +114,28 @@ class _OneProcessAReplica(OneOfMany):
         A replica whose part of the batch is empty calls it with a sample of zeros, which counts
         nowhere: docs/strategies.md.
         """
+        check_call("run()", fn, args, kwargs, options)
         extended = self.extended
         share = _keras.share_in(args)
         if share is not None:  # a step of Keras'
             counts = share[0, 0] > 0 if extended.presence.needed else None
             with extended.keras(), extended.presence.of(counts):
-                return super().run(fn, args, kwargs, options)
+                return self._run_as_given(fn, args, kwargs)
         if not extended.presence.needed:
-            return super().run(fn, args, kwargs, options)
+            return self._run_as_given(fn, args, kwargs)
         extended.compare_first_batches()
-        if not isinstance(args, list | tuple):
-            return super().run(fn, args, kwargs, options)  # which says what is wrong
         (given, named), has_samples = filled((tuple(args), kwargs or {}))
         if has_samples is None:
-            return super().run(fn, args, kwargs, options)
+            return self._run_as_given(fn, args, kwargs)
         with extended.presence.of(has_samples):
-            return extended.presence.returned(super().run(fn, given, named, options))
+            return extended.presence.returned(self._run_as_given(fn, given, named))
+
+    @as_is
+    def _run_as_given(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        eager = self.extended.eager
+        if eager.are_possible():
+            return eager.call(fn, args, kwargs)
+        return super().run(fn, args, kwargs)
 
 
 def device_of(name: str, devices: Any) -> str:
@@ -99,6 +153,7 @@ def device_of(name: str, devices: Any) -> str:
             f"{name} is {shown(devices)}; each process has one replica, on one device\n"
             f"  advice: farandole run -np {max(len(given), 2)} -- python train.py, without {name}"
         )
+    check_device(name, devices, given[0])
     return given[0]
 
 
@@ -158,7 +213,9 @@ class MultiWorkerMirroredStrategy(_OneProcessAReplica):
 
     def __init__(self, cluster_resolver: Any = None, communication_options: Any = None) -> None:
         packing, timeout = Packing(), None
+        check_resolver(cluster_resolver)
         if communication_options is not None:
+            check_communication_options(communication_options)
             refuse_nccl(communication_options)
             packing = Packing(bytes_per_pack=communication_options.bytes_per_pack)
             timeout = communication_options.timeout_seconds

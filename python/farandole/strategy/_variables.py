@@ -85,6 +85,13 @@ def local(value: Any) -> Any:
     return value
 
 
+def local_tree(tree: Any) -> Any:
+    """The same of a structure: variables stay what they are."""
+    if not any(isinstance(each, tf_values.DistributedValues) for each in tf.nest.flatten(tree)):
+        return tree
+    return tf.nest.map_structure(lambda v: v if isinstance(v, CREATED) else local(v), tree)
+
+
 def require_of(strategy: Any, variable: Any) -> None:
     """Raises InvalidArgument for a variable that is not of its scope."""
     if isinstance(variable, CREATED) and variable.distribute_strategy is strategy:

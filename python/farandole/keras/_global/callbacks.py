@@ -16,6 +16,8 @@ import keras
 import numpy as np
 
 from farandole import _world
+from farandole._arguments import type_of
+from farandole._core import InvalidArgument
 from farandole.common._objects import allgather_object, broadcast_object
 from farandole.keras import _host
 from farandole.keras._bases import Callback, TerminateOnNaN
@@ -39,11 +41,15 @@ def of_this_rank(callbacks: Any) -> list[Any]:
 
 
 def listed(callbacks: Any) -> list[Any]:
-    """As a program gives them."""
+    """As a program gives them. Raises InvalidArgument for what is none."""
     given: Any = [] if callbacks is None else callbacks
     if isinstance(given, keras.callbacks.CallbackList):
         given = given.callbacks
-    return list(given) if isinstance(given, list | tuple) else [given]
+    found = list(given) if isinstance(given, list | tuple) else [given]
+    for each in found:
+        if not hasattr(each, "set_model"):
+            raise InvalidArgument(f"callbacks has {type_of(each)}; it takes callbacks of Keras")
+    return found
 
 
 def on_this_rank(callbacks: list[Any]) -> list[Any]:

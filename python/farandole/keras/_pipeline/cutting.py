@@ -45,6 +45,7 @@ class Graph:
         self.calls = [node for node in nodes if not node.is_input]
         for call in self.calls:
             _check_layer(call.operation)
+        _refuse_masks_of(model)
 
     def names(self) -> list[str]:
         return [call.operation.name for call in self.calls]
@@ -68,6 +69,13 @@ class Graph:
         used |= {id(t) for t in self.model.outputs}
         later = {id(t) for call in self.calls[at:] for t in call.output_tensors}
         return [t for t in made if id(t) in used - later]
+
+    def variables(self, bounds: Sequence[int], stage: int) -> list[Any]:
+        """Of the layers of a stage, also those that are no weights."""
+        calls = self.calls[bounds[stage] : bounds[stage + 1]]
+        layers = list({id(call.operation): call.operation for call in calls}.values())
+        found = [v for layer in layers for v in getattr(layer, "variables", [])]
+        return list({id(v): v for v in found}.values())
 
     def stage(self, bounds: Sequence[int], stage: int) -> Any:
         """The model of one: its layers, called anew. They forget where they were called before,
@@ -122,17 +130,23 @@ def _elements(weight: Any) -> int:
 
 
 def _check_layer(layer: Any) -> None:
-    kinds = keras.layers
-    if isinstance(layer, kinds.Masking) or getattr(layer, "mask_zero", False):
-        raise InvalidArgument(
-            f"layer '{layer.name}' makes a mask, which does not go from stage to stage\n"
-            "  advice: sample weights, which say what counts"
-        )
     if getattr(layer, "synchronized", False):
         raise InvalidArgument(
             f"layer '{layer.name}' has synchronized=True: ranks have other layers of a Pipeline\n"
             "  advice: synchronized=False, which takes the statistics of each micro-batch"
         )
+
+
+def _refuse_masks_of(model: Any) -> None:
+    """Layers get masks as tensors of the graph. But a loss is divided by what the mask of the whole
+    batch leaves, which a micro-batch does not know."""
+    for output in model.outputs:
+        if getattr(output, "_keras_mask", None) is not None:
+            raise InvalidArgument(
+                f"output '{output._keras_history.operation.name}' has a mask, by which Keras "
+                "divides the loss of the whole batch, which a micro-batch does not know\n"
+                "  advice: sample weights, which say what counts, and a layer that drops the mask"
+            )
 
 
 def bounds_of(split: Any, graph: Graph, stages: int) -> list[int]:

@@ -12,6 +12,7 @@ from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.data._logical import Block
 from farandole.data._share import FEW
+from farandole.keras._global.callbacks import listed
 from farandole.keras._global.how import How, Source
 from farandole.keras._global.sources import are_arrays, held_out, source_of, unpacked
 from farandole.keras._global.steps import unmarked
@@ -91,9 +92,9 @@ _SAVE = ("BackupAndRestore", "ModelCheckpoint", "OrbaxCheckpoint")
 
 def callbacks_of(given: Any, module: Any, *, epochs: int, steps: int | None, verbose: Any) -> Any:
     """A CallbackList. Raises InvalidArgument."""
-    listed = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
+    asked = listed(given)
     refused = tuple(getattr(keras.callbacks, n) for n in _SAVE if hasattr(keras.callbacks, n))
-    for each in listed:
+    for each in asked:
         if isinstance(each, refused):
             raise InvalidArgument(
                 f"{type(each).__name__} would save this rank's stage alone\n  advice: a "
@@ -109,9 +110,9 @@ def callbacks_of(given: Any, module: Any, *, epochs: int, steps: int | None, ver
             keras.callbacks.TensorBoard,
             keras.callbacks.ProgbarLogger,
         )
-        listed = [each for each in listed if not isinstance(each, once)]
+        asked = [each for each in asked if not isinstance(each, once)]
     return keras.callbacks.CallbackList(
-        listed,
+        asked,
         add_history=True,
         add_progbar=verbose != 0,
         verbose=verbose,

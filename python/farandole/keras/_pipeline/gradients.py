@@ -246,7 +246,7 @@ class _Jax:
         ]
         one = None if made.loss is None else self._jax.numpy.ones_like(made.loss)
         of_variables, of_numbers = back((begins, one))
-        flat = iter(keras.tree.flatten(of_numbers))
+        flat = (each for each in keras.tree.flatten(of_numbers) if each is not None)
         of_inputs = [
             next(flat) if _is_number(each) else None for each in keras.tree.flatten(inputs)
         ]

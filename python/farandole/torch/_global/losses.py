@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from farandole._arguments import shown
+from farandole._arguments import shown, type_of
 from farandole._core import InvalidArgument
 from farandole.torch._training.weighing import weighed
 
@@ -18,7 +18,7 @@ def check_loss(loss: Any, reduction: Any) -> None:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else ""
         raise InvalidArgument(
-            f"scale_loss(): loss is a {type(loss).__name__}{shape}; it is a tensor of one number, "
+            f"scale_loss(): loss is {type_of(loss)}{shape}; it is a tensor of one number, "
             "the mean or the sum over this rank's samples"
         )
     if reduction not in REDUCTIONS:

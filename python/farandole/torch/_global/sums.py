@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from farandole import _world
+from farandole._arguments import shown, type_of
 from farandole._core import InvalidArgument
 from farandole.common._reduction import Sum
 from farandole.data._logical import fold
@@ -31,12 +32,20 @@ def sum_of_parts(values: Sequence[Any], samples: Sequence[int]) -> Any:
         samples: of these parts; what a part without samples has does not count.
     """
     if not isinstance(values[0], torch.Tensor):
-        counted = [float(v) if n else 0.0 for v, n in zip(values, samples, strict=True)]
+        numbers = [_number(value) for value in values]
+        counted = [v if n else 0.0 for v, n in zip(numbers, samples, strict=True)]
         return number_over_ranks(fold(counted, float.__add__))
     tensors = [
         v.detach() if n else torch.zeros_like(v) for v, n in zip(values, samples, strict=True)
     ]
     return allreduce(fold(tensors, torch.add), op=Sum, name="sum of a GlobalBatch")
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"sum(): {shown(value)}; it takes a number or a tensor") from None
 
 
 def gather_parts(outputs: Sequence[Any], samples: Sequence[int]) -> Any:
@@ -71,7 +80,7 @@ def _check(leaf: Any, n: int) -> None:
     shape = tuple(getattr(leaf, "shape", ()))
     if not isinstance(leaf, torch.Tensor) or not shape or shape[0] != max(n, 1):
         raise InvalidArgument(
-            f"gather_for_metrics(): a {type(leaf).__name__} of shape {shape}, where this "
+            f"gather_for_metrics(): {type_of(leaf)} of shape {shape}, where this "
             f"rank's part of the batch has {max(n, 1)} samples; pass tensors whose first "
             "dimension is the samples"
         )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from farandole._arguments import shown
+from farandole._arguments import shown, type_of
 from farandole._core import InvalidArgument
 
 
@@ -73,7 +73,7 @@ def _has_hooks(module: Any) -> bool:
 def _refuse_own_forward(model: nn.Sequential, what: str) -> None:
     if type(model).forward is not nn.Sequential.forward:
         raise InvalidArgument(
-            f"{what} is a {type(model).__name__} with a forward() of its own, which a Pipeline "
+            f"{what} is {type_of(model)} with a forward() of its own, which a Pipeline "
             "would not call\n  advice: an nn.Sequential of modules"
         )
 
@@ -95,7 +95,7 @@ def _outline(name: str, module: nn.Module) -> Outline:
     for p in parameters:
         if isinstance(p, nn.parameter.UninitializedParameter):
             raise InvalidArgument(
-                f"layer '{name}' is a {type(module).__name__}, whose parameters have no shape "
+                f"layer '{name}' is {type_of(module)}, whose parameters have no shape "
                 "before its first forward\n  advice: say its sizes"
             )
     keys = tuple(f"{name}.{key}" for key in module.state_dict())
@@ -149,7 +149,7 @@ def _materialized(module: nn.Module, name: str, seed: int) -> nn.Module:
             if reset is None:
                 raise InvalidArgument(
                     f"layer '{name}' is on the meta device, and its "
-                    f"{f'part {part!r}, a ' if part else ''}{type(each).__name__} has no "
+                    f"{f'part {part!r}, {type_of(each)},' if part else type(each).__name__} has no "
                     "reset_parameters() to give it its first values\n"
                     "  advice: pass a function that makes the layer"
                 )

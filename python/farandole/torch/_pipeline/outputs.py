@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from farandole import _world
+from farandole._arguments import type_of
 from farandole._core import Group, InvalidArgument
 from farandole.common._objects import allgather_object, told
 from farandole.data._tree import leaves, map_leaves
@@ -66,8 +67,7 @@ def _joined(parts: Sequence[Any], samples: int) -> Any:
         for leaf in column:
             if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0:
                 raise InvalidArgument(
-                    f"an output is a {type(leaf).__name__} without a first dimension, which is "
-                    "the samples"
+                    f"an output is {type_of(leaf)} without a first dimension, which is the samples"
                 )
     made = [torch.cat([column[i].detach() for column in columns]) for i in range(len(columns[0]))]
     for each in made:

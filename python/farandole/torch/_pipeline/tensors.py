@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from farandole._arguments import type_of
 from farandole._core import InvalidArgument
 from farandole.data._tree import map_leaves
 from farandole.pipeline._wire import MOST_TENSORS, Form, Leaf, Message
@@ -30,7 +31,7 @@ def form_of(tree: Any) -> tuple[Form, list[torch.Tensor]]:
     def number(leaf: Any) -> int:
         if not isinstance(leaf, torch.Tensor):
             raise InvalidArgument(
-                f"this stage makes a {type(leaf).__name__}; between stages there are tensors, and "
+                f"this stage makes {type_of(leaf)}; between stages there are tensors, and "
                 "dicts, tuples and lists of them"
             )
         check_on_host(leaf, "what this stage makes")

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from farandole._arguments import type_of
 from farandole._core import InvalidArgument
 from farandole.common import _groups
 from farandole.common._deprecated import warn_deprecated
@@ -68,7 +69,7 @@ def groups_of(groups: Any, num_groups: Any, named: Named) -> dict[int, int]:
     def name_of(p: Any) -> str:
         if isinstance(p, torch.Tensor):
             return names.get(id(p), f"a tensor of shape {tuple(p.shape)}")
-        return f"a {type(p).__name__} in it"
+        return f"{type_of(p)} in it"
 
     together = _groups.members(given, parameters, "parameters", name_of)
     ids = [(id(parameters[i]), g) for g, group in enumerate(together) for i in group]

@@ -1,0 +1,61 @@
+"""A model that a function makes: on a rank, only the weights of its stage get values.
+
+Keras has a scope in which variables wait for their values. They get them when it is left, or, as
+here, when somebody says so. What is assigned meanwhile, as by ``load_weights``, the scope keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+_WAITING = "uninitialized_variables"  # private: where Keras lists those that wait
+
+
+class Made:
+    """What the function makes; or the model itself, whose weights have values."""
+
+    def __init__(self, model: Any) -> None:
+        self._scope: Any = None
+        self._mine: set[int] = set()
+        self.model = model
+        if callable(model) and not isinstance(model, keras.Model):
+            self.model = self._called(model)
+
+    def _called(self, function: Callable[[], Any]) -> Any:
+        before = set(map(id, _waiting()))
+        self._scope = keras.StatelessScope(initialize_variables=False)
+        try:
+            with self._scope:
+                return function()
+        finally:
+            self._mine = {id(v) for v in _waiting()} - before
+
+    def give_values(self, variables: Sequence[Any]) -> None:
+        """To these; the others of the model stay without, and are never asked for one."""
+        if self._scope is None:
+            return
+        self.forget()
+        for variable in variables:
+            if id(variable) in self._mine:
+                self._mine.discard(id(variable))
+                variable._deferred_initialize()
+            assigned = self._scope.get_current_value(variable)
+            if assigned is not None:
+                variable.assign(assigned)
+        self._scope = None
+
+    def forget(self) -> None:
+        """None of those that wait gets a value by itself."""
+        from keras.src.backend.common import global_state
+
+        rest = [v for v in _waiting() if id(v) not in self._mine]
+        global_state.set_global_attribute(_WAITING, rest)
+
+
+def _waiting() -> list[Any]:
+    from keras.src.backend.common import global_state
+
+    return list(global_state.get_global_attribute(_WAITING) or ())

@@ -1,0 +1,177 @@
+"""farandole.strategy with wrong arguments, wrong data, and ranks that differ: an error of ours on
+every rank, after which the strategy goes on."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from keras_work import Late, keras
+from rank_cases import make_tests, on_ranks, raises
+
+import farandole as fd
+from wrong_arguments import problems_in, problems_of
+
+for needed in ("tensorflow", "keras"):
+    if importlib.util.find_spec(needed) is None:
+        pytest.skip(f"{needed} is not installed", allow_module_level=True)
+
+tf: Any = Late("tensorflow")
+strategies: Any = Late("farandole.strategy")
+# Called with what a strategy passes, it raises an error of its own.
+OWN = ("a_function",)
+
+
+def problems(function: Callable[..., Any], like: Any, right: dict[str, Any]) -> list[str]:
+    """Of its calls with a wrong argument. `like`: has its signature."""
+    found = problems_of(function, inspect.signature(like), right)
+    return [each for each in found if each.partition("=")[2].partition(":")[0] not in OWN]
+
+
+@on_ranks(1)
+def a_wrong_argument_is_an_error_of_ours() -> None:
+    apart = ["OneDeviceStrategy", "get_strategy", "ParameterServerStrategy"]
+    right: dict[str, Any] = {"strategy": strategies.MirroredStrategy}
+    assert problems_in(strategies, right, apart=apart) == []
+    strategy = strategies.MirroredStrategy()
+    dataset = tf.data.Dataset.range(8).batch(4)
+
+    def step(*_: Any, **__: Any) -> Any:
+        return tf.constant(1.0)
+
+    def make(_: Any) -> Any:
+        return dataset
+
+    right = {
+        "fn": lambda: step, "merge_fn": lambda: step, "reduce_op": "SUM", "axis": 0,
+        "value": lambda: tf.constant([1.0]), "dataset": lambda: dataset, "dataset_fn": lambda: make,
+        "value_fn": lambda: make,
+    }  # fmt: skip
+    for name in (
+        "run", "reduce", "gather", "experimental_distribute_dataset", "experimental_local_results",
+        "distribute_datasets_from_function", "experimental_distribute_values_from_function",
+    ):  # fmt: skip
+        method = getattr(strategy, name)
+        assert problems(method, method, right) == [], name
+
+    def in_a_replica(name: str) -> Callable[..., Any]:
+        def call(**arguments: Any) -> Any:
+            return strategy.run(
+                lambda: getattr(tf.distribute.get_replica_context(), name)(**arguments)
+            )
+
+        return call
+
+    for name in ("all_reduce", "all_gather", "merge_call"):
+        method = getattr(strategy.run(tf.distribute.get_replica_context), name)
+        assert problems(in_a_replica(name), method, right) == [], name
+
+
+@on_ranks(1)
+def what_is_wrong_is_named() -> None:
+    strategy = strategies.MirroredStrategy()
+    rows = tf.ones([2, 3])
+    for call, *words in [
+        (lambda: strategy.run(3), "run(): fn is 3; it is a function"),
+        (lambda: strategy.run(len, 3), "run(): args is 3", "args=(batch,)"),
+        (lambda: strategy.run(len, (), [1]), "run(): kwargs is [1]"),
+        (lambda: strategy.reduce("PRODUCT", rows), "reduce_op is 'PRODUCT'; it is SUM or MEAN"),
+        (lambda: strategy.reduce("SUM", rows, 2), "axis is 2; the value has the dimensions 0 to 1"),
+        (lambda: strategy.reduce("MEAN", tf.constant(1.0), 0), "axis is 0", "no dimension"),
+        (lambda: strategy.reduce("SUM", rows, "0"), "axis is '0'; it is a whole number, or None"),
+        (lambda: strategy.reduce("SUM", "a", None), "of string, which is not supported"),
+        (lambda: strategy.distribute_datasets_from_function(lambda _: [1]), "returned a list"),
+        (lambda: strategies.MirroredStrategy(["GPU:7"]), "devices is ['GPU:7']", "has here CPU:0"),
+        (lambda: strategies.MirroredStrategy("abc"), "devices is 'abc'", "has here CPU:0"),
+        (lambda: strategies.MultiWorkerMirroredStrategy("a:1"), "cluster_resolver is 'a:1'"),
+        (lambda: strategies.MultiWorkerMirroredStrategy(None, "x"), "options are 'x'"),
+    ]:  # fmt: skip
+        with raises(fd.InvalidArgument, *words):
+            call()
+    assert float(strategy.reduce("SUM", rows, axis=(0, 1))) == 6.0
+
+
+@on_ranks(1)
+def variables_of_a_step_that_runs_eagerly_are_the_strategys() -> None:
+    strategy = strategies.MirroredStrategy()
+    kinds = []
+
+    def step() -> Any:
+        assert tf.distribute.get_strategy() is strategy
+        kinds.append(tf.Variable(2.0, aggregation=tf.VariableAggregation.SUM))
+        return tf.distribute.get_replica_context().merge_call(
+            lambda s: s.run(lambda: kinds[-1] * 2)  # a step inside of another's
+        )
+
+    assert float(strategy.run(step)) == 4.0
+    with strategy.scope():
+        assert float(strategy.run(step)) == 4.0
+    assert not tf.distribute.has_strategy()
+    assert all(v.distribute_strategy is strategy for v in kinds)
+    tf.distribute.experimental_set_strategy(strategy)
+    assert tf.distribute.get_strategy() is strategy
+    assert float(strategy.run(step)) == 4.0
+    tf.distribute.experimental_set_strategy(None)
+    with raises(ZeroDivisionError):
+        strategy.run(lambda: 1 / 0)
+    with raises(RuntimeError):
+        strategy.run(lambda: strategy.run(step))
+    other = tf.distribute.OneDeviceStrategy("/cpu:0")
+    with other.scope(), raises(RuntimeError):
+        strategy.run(step)
+    assert float(strategy.run(step)) == 4.0
+
+
+@on_ranks(3)
+def data_of_ranks_that_differ_are_a_mismatch() -> None:
+    strategy, me = strategies.MirroredStrategy(), fd.rank()
+    numbers = tf.data.Dataset.range(20)
+
+    def read(dataset: Any) -> list[float]:
+        sums = []
+        for part in strategy.experimental_distribute_dataset(dataset):
+            mine = strategy.run(lambda x: tf.reduce_sum(x), args=(part,))
+            sums.append(float(strategy.reduce("SUM", mine, axis=None)))
+        return sums
+
+    for dataset, *words in [
+        (numbers.take(20 - 4 * me).batch(4), "rank 0: 5 batches", "rank 2: 3 batches"),
+        (numbers.batch(4 + me), "batches"),
+        (numbers.shuffle(20, seed=me).batch(4), "seed=42"),
+    ]:
+        with raises(fd.Mismatch, *words):
+            read(dataset)
+    assert read(numbers.take(5).batch(2)) == [1.0, 5.0, 4.0]  # some ranks have no sample
+    assert read(numbers.batch(7)) == [21.0, 70.0, 99.0]
+
+
+@on_ranks(2)
+def models_in_a_scope_say_what_is_wrong_on_every_rank() -> None:
+    strategy, fewer = strategies.MirroredStrategy(), 9 - fd.rank()
+    x, y = np.ones((9, 2), "float32"), np.ones((9, 1), "float32")
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    with raises(fd.InvalidArgument, "not compiled"):
+        model.fit(x, y)
+    model.compile("sgd", "mse")
+    unbatched = tf.data.Dataset.from_tensor_slices((x, y))
+    for error, words, call in [
+        (fd.InvalidArgument, "not batched", lambda: model.fit(unbatched)),
+        (fd.InvalidArgument, "batch_size is 0", lambda: model.fit(x, y, batch_size=0)),
+        (fd.Mismatch, "rank 1: 8 samples", lambda: model.fit(x[:fewer], y[:fewer])),
+        (fd.Mismatch, "epochs 2", lambda: model.fit(x, y, epochs=1 + fd.rank())),
+        (fd.InvalidArgument, "rank 1" if fd.rank() == 0 else "batch_size is -1",
+         lambda: model.evaluate(x, y, batch_size=4 - 5 * fd.rank())),
+        (fd.InvalidArgument, "which is a str", lambda: model.predict("x")),
+    ]:  # fmt: skip
+        with raises(error, words):
+            call()
+    logs = model.fit(x, y, batch_size=1, verbose=0).history  # less than there are ranks
+    assert len(logs["loss"]) == 1
+
+
+test_on_ranks = make_tests(__name__, "keras on tensorflow")
