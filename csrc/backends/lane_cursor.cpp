@@ -64,8 +64,9 @@ bool LaneCursor::move(const Step& step, size_t& budget) {
   for (;;) {
     // Sending first: the peer works on it while we fold.
     const size_t sent = send(budget);
-    const size_t received = receive(step, budget - sent);
-    budget -= sent + received;
+    budget -= std::min(budget, sent);
+    const size_t received = receive(step, budget);
+    budget -= received;
     if (sent + received == 0) return any;
     any = true;
   }
@@ -78,8 +79,7 @@ bool LaneCursor::done(const Step& step) const {
 /// `step` is step_.
 bool LaneCursor::has_sent(const Step& step) const {
   if (!sends(step) || sending_ > step_) return true;
-  const Channel& sink = channel(step.to);
-  return sent_ == work_->bytes(step.send) && (sink.copies() || sink.drained());
+  return sent_ == work_->bytes(step.send) && !channel(step.to).refers();
 }
 
 /// To another rank.
@@ -92,7 +92,9 @@ bool LaneCursor::sends(const Step& step) const {
 bool LaneCursor::may_go_ahead() const {
   if (sending_ + 1 >= lane_->size()) return false;
   const Step& step = (*lane_)[sending_];
-  return !sends(step) || (sent_ == work_->bytes(step.send) && channel(step.to).copies());
+  if (!sends(step)) return true;
+  const Channel& sink = channel(step.to);
+  return sent_ == work_->bytes(step.send) && sink.copies() && !sink.refers();
 }
 
 /// Bytes of what the step `sending_` sends that no earlier step is still to write.
@@ -119,12 +121,15 @@ size_t LaneCursor::send(size_t budget) {
   }
   const Step& step = (*lane_)[sending_];
   if (!sends(step) || (sending_ > step_ && !channel(step.to).copies())) return 0;
-  const size_t want = std::min(budget, ready_to_send() - sent_);
-  if (want == 0) return 0;
   Channel& sink = channel(step.to);
+  const PlaceRule rule = sink.place_rule();
+  const bool asks = is_offered(rule, step.send) && (exchanges(step) || !rule.of_exchanges);
+  const bool copied = rule.by_visits || !asks;  // else it costs nothing of this turn
+  const size_t ready = ready_to_send() - sent_;
+  const size_t want = copied || budget == 0 ? std::min(budget, ready) : ready;
+  if (want == 0) return 0;
   const std::span<const std::byte> bytes{work_->at(step.send) + sent_, want};
-  const bool puts = exchanges(step) && may_be_put(step.send);
-  const size_t taken = puts ? put(sink, bytes) : sink.write(bytes);
+  const size_t taken = asks ? put(sink, bytes) : sink.write(bytes);
   sent_ += taken;
   return taken;
 }
@@ -144,16 +149,18 @@ size_t LaneCursor::put(Channel& sink, std::span<const std::byte> bytes) {
 /// True when it has: a sender that sleeps is to be woken. Also where nothing shall be put: the
 /// sender waits for the answer.
 bool LaneCursor::offer(const Step& step) {
-  if (offered_ || step.from == kNobody || step.from == work_->rank || !may_be_put(step.recv))
-    return false;
-  const bool wanted = exchanges(step) && only_moves(step);
-  channel(step.from).offer(wanted ? work_->at(step.recv) : nullptr, work_->bytes(step.recv));
+  if (offered_ || step.from == kNobody || step.from == work_->rank) return false;
+  Channel& source = channel(step.from);
+  const PlaceRule rule = source.place_rule();
+  if (!is_offered(rule, step.recv)) return false;
+  const bool wanted = only_moves(step) && (exchanges(step) || !rule.of_exchanges);
+  source.offer(wanted ? work_->at(step.recv) : nullptr, work_->bytes(step.recv));
   return offered_ = true;
 }
 
 /// The same for both ends of a transfer.
-bool LaneCursor::may_be_put(const Slice& slice) const {
-  return work_->memory != nullptr && work_->bytes(slice) >= kShortestPut;
+bool LaneCursor::is_offered(const PlaceRule& rule, const Slice& slice) const {
+  return work_->bytes(slice) >= rule.shortest && (work_->memory != nullptr || !rule.by_visits);
 }
 
 size_t LaneCursor::receive(const Step& step, size_t budget) {

@@ -18,12 +18,6 @@ namespace farandole {
 /// What a cursor does before it returns, so that its caller can look at the clock: some 10 µs.
 inline constexpr size_t kPieceBytes = 128 * 1024;
 
-/// From so many bytes on, what arrives as it shall lie is put into its place by the sender, where
-/// ranks exchange: they would write lines that their peer has just read (stream/stream_page.h).
-/// Where one sends to many, those copy side by side. An all-reduce of 1 MiB in memory that all
-/// ranks map, Zen 4: by `ring` 66 -> 41 us, by `halving_doubling` 64 -> 40.
-inline constexpr size_t kShortestPut = 32 * 1024;
-
 /// What the lanes of one run share. In place, input and output are the same memory.
 struct LaneWork {
   int rank = 0;
@@ -42,9 +36,9 @@ struct LaneWork {
 /// A step's send and receive go on independently, and what arrives is folded into place while it
 /// is hot. The next step receives when all is sent, received, and drained: it may overwrite what a
 /// channel still refers to. Over channels that copy, sending runs ahead of that: as soon as a step
-/// is sent the next one is, as far as no step in between is still to write what it sends. So a slow
-/// link is not left idle while the last of a step is on its way, and a result goes on piece by
-/// piece as it is folded.
+/// is sent, and its memory is free, the next one is, as far as no step in between is still to write
+/// what it sends. So a slow link is not left idle while the last of a step is on its way, and a
+/// result goes on piece by piece as it is folded.
 class LaneCursor {
  public:
   /// `channels` holds this lane's channel to every rank that the lane names. All arguments outlive
@@ -81,7 +75,7 @@ class LaneCursor {
   size_t receive(const Step& step, size_t budget);
   size_t run_locally(const Step& step, size_t budget);
   void take(const Step& step, const std::byte* arrived, size_t count);
-  bool may_be_put(const Slice& slice) const;
+  bool is_offered(const PlaceRule& rule, const Slice& slice) const;
   bool exchanges(const Step& step) const;
   bool only_moves(const Step& step) const;
   Channel& channel(int peer) const { return *channels_[static_cast<size_t>(peer)]; }

@@ -1,6 +1,7 @@
 #include "backends/mesh.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -124,6 +125,16 @@ BackendMaker schedules_over(ConnectMaker channels, const ChannelCosts& costs,
   };
 }
 
+/// Which threads may poll where data go over that.
+std::optional<FewThreads> few_threads_over(const MpiPort& mpi) {
+  if (mpi.threads() == MpiThreads::multiple) return std::nullopt;
+  FewThreads few{std::nullopt,
+                 "data go over an MPI that was initialized with less than MPI_THREAD_MULTIPLE; "
+                 "initialize it with that, or set FARANDOLE_TRANSPORT=tcp"};
+  if (mpi.threads() == MpiThreads::funneled) few.only = mpi.caller();
+  return few;
+}
+
 }  // namespace
 
 BackendMaker paths_over_shm(std::shared_ptr<const TuningTable> tuning) {
@@ -143,6 +154,7 @@ void lay_mesh(EngineOptions& options, const TuningTable& tuning, const std::stri
               std::shared_ptr<MpiPort> mpi) {
   const ChannelCosts here = costs_over(transport, tuning);
   const ChannelCosts between = costs_between_hosts(here, mpi != nullptr && transport != "tcp");
+  if (mpi && transport != "tcp") options.few_threads = few_threads_over(*mpi);
   options.tuning = std::make_shared<const TuningTable>(tuning);
   options.transports = [transport, mpi = std::move(mpi)](const Engine& e) {
     return transports_of(e, transport, mpi);

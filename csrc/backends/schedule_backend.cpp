@@ -81,6 +81,13 @@ std::byte* Scratch::at_least(size_t bytes) {
   return data_;
 }
 
+void Scratch::keep_for_ever() {
+  new auto(std::move(arena_));  // and so the segment that it is in
+  static_cast<void>(heap_.release());
+  data_ = nullptr;
+  bytes_ = 0;
+}
+
 void Scratch::release() {
   if (arena_ && data_) arena_->release(data_);
   heap_.reset();
@@ -301,10 +308,21 @@ void ScheduleBackend::abort() noexcept {
   const bool in_flight = lanes_begun_;
   forget();
   if (!in_flight) return;
-  for (auto& lane : channels_)
-    for (auto& channel : lane) channel.reset();
   for (auto& connecting : connecting_) connecting.reset();
   aborted_ = true;
+}
+
+Held ScheduleBackend::let_go() noexcept {
+  if (!aborted_) return Held::no;
+  Held held = Held::no;
+  for (auto& lane : channels_)
+    for (auto& channel : lane)
+      if (channel) held = std::max(held, channel->let_go());
+  if (held == Held::for_now) return held;
+  if (held == Held::for_ever) scratch_.keep_for_ever();
+  for (auto& lane : channels_)
+    for (auto& channel : lane) channel.reset();
+  return held;
 }
 
 }  // namespace farandole

@@ -38,6 +38,8 @@ class Scratch {
   Scratch& operator=(const Scratch&) = delete;
 
   std::byte* at_least(size_t bytes);
+  /// It is never released.
+  void keep_for_ever();
 
  private:
   void release();
@@ -67,9 +69,10 @@ class ScheduleBackend : public Backend {
   void start(const Operation& operation, uint32_t sequence) override;
   Progress poll(TimePoint until) override;
   std::vector<int> lacking() const override;
-  /// Where data were in flight the channels stop in the middle of something, so they are closed:
-  /// nothing runs afterwards.
+  /// Where data were in flight the channels stop in the middle of something, so they are closed
+  /// once they have let go: nothing runs afterwards.
   void abort() noexcept override;
+  Held let_go() noexcept override;
   std::string_view way() const override { return kName; }
 
  private:

@@ -26,6 +26,7 @@
 #include "engine/fork.h"
 #include "group/group.h"
 #include "jax/handlers.h"
+#include "transport/mpi_end.h"
 #include "transport/mpi_port.h"
 #include "transport/tcp_address.h"
 

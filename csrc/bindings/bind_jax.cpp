@@ -35,6 +35,7 @@ py::dict targets() {
 
 void attach(const std::shared_ptr<Group>& world, const JaxChannel::Sets& sets) {
   refuse_in_child();
+  world->engine()->driver().require_progress("a program of JAX");
   auto channel = jax_channel();
   if (!channel || channel->world() != world) channel = std::make_shared<JaxChannel>(world);
   channel->know(sets);

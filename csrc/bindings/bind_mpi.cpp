@@ -5,15 +5,29 @@
 #include <string>
 
 #include "bindings/bind.h"
+#include "transport/mpi_end.h"
 #include "transport/mpi_port.h"
 
 namespace farandole {
 namespace {
 
+MpiThreads threads_from(const std::string& level) {
+  if (level == "multiple") return MpiThreads::multiple;
+  if (level == "serialized") return MpiThreads::serialized;
+  if (level == "funneled") return MpiThreads::funneled;
+  throw Error(ErrorCode::internal, "'" + level + "' is no level of threads");
+}
+
 std::shared_ptr<MpiPort> open_mpi_port(MpiBinding binding, uint64_t communicator, int rank,
-                                       int size, uint64_t world) {
+                                       int size, uint64_t world, const std::string& threads) {
+  if (has_memory_with_mpi())
+    throw Error(
+        ErrorCode::rendezvous,
+        "MPI may still use memory of an operation that failed before, as a rank did not take "
+        "part in ending it; start the program anew");
   binding.communicator = communicator;
-  auto port = std::make_shared<MpiPort>(bind_mpi(binding), rank, size, world);
+  auto port =
+      std::make_shared<MpiPort>(bind_mpi(binding), rank, size, world, threads_from(threads));
   watch_the_end_of_mpi(port);
   return port;
 }
@@ -36,9 +50,10 @@ void bind_mpi_port(py::module_& module) {
   py::class_<MpiPort, std::shared_ptr<MpiPort>>(module, "MpiPort",
                                                 "Links to the ranks of a communicator.")
       .def(py::init(&open_mpi_port), py::arg("binding"), py::arg("communicator"), py::arg("rank"),
-           py::arg("size"), py::arg("world"),
+           py::arg("size"), py::arg("world"), py::arg("threads"),
            "`communicator`: the handle of one that nobody else uses; its errors return. `world`: "
-           "the same on all ranks, and another each time.");
+           "the same on all ranks, and another each time. `threads`: as MPI was initialized: "
+           "multiple, serialized, or funneled: then this thread alone calls it.");
   module.def("abandon_mpi", &abandon_mpi, py::arg("why"),
              "From now on MPI_Finalize ends this process with exit code 1: some rank will not come "
              "to it.");

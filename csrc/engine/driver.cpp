@@ -15,12 +15,14 @@ constexpr int kLooksBetweenClocks = 32;
 
 }  // namespace
 
-Driver::Driver(Engine& engine, Duration spin, Crowding crowding, ProgressMode mode, bool threads)
+Driver::Driver(Engine& engine, Duration spin, Crowding crowding, ProgressMode mode, bool threads,
+               std::optional<FewThreads> few)
     : engine_(engine),
       spin_(spin),
       crowding_(crowding),
-      eager_(mode == ProgressMode::thread || (mode == ProgressMode::automatic && crowding.spare)) {
-  if (!threads) return;
+      eager_(mode == ProgressMode::thread || (mode == ProgressMode::automatic && crowding.spare)),
+      few_(std::move(few)) {
+  if (!threads || few_) return;
   thread_ = start_quiet_thread("farandole", [this] { progress_main(); });
 }
 
@@ -47,11 +49,27 @@ void Driver::release() {
   engine_.run_completions();
 }
 
+void Driver::require_waiter() const {
+  if (may_poll()) return;
+  throw Error(ErrorCode::invalid_argument,
+              "this thread cannot wait for operations, only the main thread can: " + few_->why);
+}
+
+void Driver::require_progress(std::string_view what) const {
+  if (!few_) return;
+  throw Error(ErrorCode::invalid_argument,
+              std::string(what) +
+                  " needs operations to go on while no thread waits for them, and here they do "
+                  "not: " +
+                  few_->why);
+}
+
 void Driver::hand_over() {
   if (engine_.busy() && waiters_.load() == 0) note_submission();
 }
 
 bool Driver::wait(const std::atomic<bool>& finished, std::string_view what, Deadline until) {
+  require_waiter();
   const TraceSpan waiting(engine_.trace(), TraceKind::wait, what);
   const auto done = [&] { return finished.load(std::memory_order_acquire); };
   bool in_time = true;

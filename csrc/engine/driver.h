@@ -9,6 +9,8 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <thread>
 
 #include "base/clock.h"
@@ -18,6 +20,13 @@ namespace farandole {
 
 enum class ProgressMode { automatic, thread, caller };
 
+/// Which threads may poll, where something under the engine allows few: then there is no progress
+/// thread, and operations go on only while a thread of the program waits.
+struct FewThreads {
+  std::optional<std::thread::id> only;  // none: any one that waits
+  std::string why;
+};
+
 struct Crowding {
   bool spare = false;    // more cores than ranks on this host
   bool crowded = false;  // fewer
@@ -25,7 +34,8 @@ struct Crowding {
 
 class Driver {
  public:
-  Driver(Engine& engine, Duration spin, Crowding crowding, ProgressMode mode, bool threads);
+  Driver(Engine& engine, Duration spin, Crowding crowding, ProgressMode mode, bool threads,
+         std::optional<FewThreads> few = std::nullopt);
   ~Driver();
 
   /// Drives until the flag is set; false when `until` passes first. `what`: for a trace. Whoever
@@ -53,6 +63,10 @@ class Driver {
   /// What is in flight when a thread stops driving or waiting is the progress thread's, unless
   /// somebody else waits.
   void hand_over();
+  /// Throws Error(invalid_argument) where this thread may not poll, and so cannot wait.
+  void require_waiter() const;
+  /// The same where operations do not go on while nobody waits, which `what` needs.
+  void require_progress(std::string_view what) const;
   /// More ranks than cores: whoever spins keeps another from coming.
   bool crowded() const { return crowding_.crowded; }
   /// An operation was submitted that nobody waits for yet.
@@ -66,7 +80,10 @@ class Driver {
   void stop();
 
  private:
-  bool take() { return !taken_.load(std::memory_order_relaxed) && !taken_.exchange(true); }
+  bool may_poll() const { return !few_ || !few_->only || few_->only == std::this_thread::get_id(); }
+  bool take() {
+    return may_poll() && !taken_.load(std::memory_order_relaxed) && !taken_.exchange(true);
+  }
   void release();
   template <typename Done>
   void drive(Done done, Deadline until);
@@ -80,6 +97,7 @@ class Driver {
   const Duration spin_;
   const Crowding crowding_;
   const bool eager_;  // the progress thread starts at once
+  const std::optional<FewThreads> few_;
 
   std::atomic<bool> taken_{false};
   std::atomic<int> attended_{0};            // threads in wait(), which hand over when they leave

@@ -37,7 +37,8 @@ Engine::Engine(Host host, EngineOptions options)
       dead_(host_.peers.size()),
       deaths_(host_.peers.size()),
       waits_(host_, options_.warn_after),
-      driver_(*this, options_.spin, crowding_of(host_), options_.progress, options_.threads) {
+      driver_(*this, options_.spin, crowding_of(host_), options_.progress, options_.threads,
+              options_.few_threads) {
   set_trace(options_.trace);
   if (options_.transports) transports_ = options_.transports(*this);
   watch_events();
@@ -187,6 +188,7 @@ void Engine::put(const std::shared_ptr<Stream>& stream, std::shared_ptr<Request>
 
 Handle Engine::submit(const std::shared_ptr<Stream>& stream, Operation operation,
                       bool caller_waits) {
+  if (caller_waits) driver_.require_waiter();
   auto request = std::make_shared<Request>();
   request->operation = std::move(operation);
   note_arrival(*request);
@@ -197,6 +199,7 @@ Handle Engine::submit(const std::shared_ptr<Stream>& stream, Operation operation
 
 bool Engine::run(const std::shared_ptr<Stream>& stream, const std::shared_ptr<Request>& request,
                  int looks) {
+  driver_.require_waiter();
   note_arrival(*request);
   if (driver_.crowded()) looks = std::min(looks, 1);  // the others need this core to come
   if (trace() != nullptr ||

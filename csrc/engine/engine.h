@@ -35,11 +35,12 @@ struct EngineOptions {
   Duration spin = std::chrono::microseconds(50);
   Duration warn_after = std::chrono::seconds(10);
   ProgressMode progress = ProgressMode::automatic;
-  bool threads = true;         // false: whoever owns the engine polls it, as simulated worlds do
-  TransportsMaker transports;  // none: ranks have no connections
-  BackendMaker direct;         // runs over shared memory
-  BackendMaker schedules;      // runs what that cannot
-  BackendMaker eager;          // of several hosts: runs small operations instead of them
+  bool threads = true;  // false: whoever owns the engine polls it, as simulated worlds do
+  std::optional<FewThreads> few_threads;
+  TransportsMaker transports;             // none: ranks have no connections
+  BackendMaker direct;                    // runs over shared memory
+  BackendMaker schedules;                 // runs what that cannot
+  BackendMaker eager;                     // of several hosts: runs small operations instead of them
   std::string device_path = "auto";       // auto, staged, step, spin
   size_t device_bucket_bytes = 16 << 20;  // of a device, for one piece of a collective
   bool pairs_by_schedules = false;        // direct runs nothing between two ranks either

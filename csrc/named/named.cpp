@@ -9,6 +9,7 @@ namespace {
 
 // Packing costs two copies, an operation by itself a few microseconds and no copy.
 constexpr size_t kAlone = 128 << 10;
+constexpr std::string_view kUnattended = "a framework's operation by name";
 
 }  // namespace
 
@@ -93,6 +94,7 @@ std::pair<int, int> Named::size_and_rank(uint32_t set) {
 // ---- submissions ----
 
 NamedRequest* Named::submit(const NamedCall& call) {
+  if (!call.waits) engine_.driver().require_progress(kUnattended);
   if (engine_.has_left()) throw left_world();
   NamedRequest* request = nullptr;
   {
@@ -144,6 +146,7 @@ NamedRequest* Named::submit(const NamedCall& call) {
 }
 
 NamedRequest* Named::join(NamedListener* listener, bool waits) {
+  if (!waits) engine_.driver().require_progress(kUnattended);
   if (engine_.has_left()) throw left_world();
   NamedRequest* request = nullptr;
   {

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "stream/operation.h"
+#include "transport/channel.h"
 
 namespace farandole {
 
@@ -50,8 +51,12 @@ class Backend {
   /// After an idle poll(), for people: the members (by place in the group) whose bytes or flags it
   /// waits for.
   virtual std::vector<int> lacking() const = 0;
-  /// Forgets the operation in flight; touches no memory of any caller afterwards.
+  /// Forgets the operation in flight; afterwards touches no memory of any caller, but for what
+  /// let_go() says.
   virtual void abort() noexcept = 0;
+  /// After abort(): whether what it had begun still uses memory of the operation; asked until that
+  /// is not so for now.
+  virtual Held let_go() noexcept { return Held::no; }
   /// How the last operation was run, as `algorithm` would name it; a literal.
   virtual std::string_view way() const = 0;
 };

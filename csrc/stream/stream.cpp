@@ -19,6 +19,11 @@ constexpr auto kInsidePatience = std::chrono::seconds(1);
 constexpr auto kComparePatience = std::chrono::milliseconds(250);
 constexpr auto kReportPatience = std::chrono::seconds(1);  // its writer may have been killed
 
+/// What something outside of this process may still use.
+void keep_for_ever(const std::shared_ptr<const void>& memory) {
+  if (memory) new auto(memory);
+}
+
 StreamMemory memory_of(const EngineView& around, const Membership& membership) {
   const Host& host = *around.host;
   StreamMemory memory;
@@ -338,7 +343,9 @@ Progress Stream::leave() {
     verdict = Error(ErrorCode::aborted, title() +
                                             " failed, but the rank that reported why did not "
                                             "finish its report");
-  if (!verdict || !others_are_out()) return Progress::idle;
+  const Held held = backend_ != nullptr ? backend_->let_go() : Held::no;
+  if (!verdict || !others_are_out() || held == Held::for_now) return Progress::idle;
+  if (held == Held::for_ever) keep_for_ever(operation().keepalive);
   finish(std::move(verdict));
   return Progress::finished;
 }

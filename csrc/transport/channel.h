@@ -2,12 +2,24 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 
 #include "base/copy.h"
 
 namespace farandole {
+
+/// Of which transfers the receiver says where they shall lie, and which sender asks for that: the
+/// same at both ends of a channel.
+struct PlaceRule {
+  size_t shortest = SIZE_MAX;  // bytes
+  bool by_visits = false;      // the sender writes into the receiver's memory (StreamMemory)
+  bool of_exchanges = false;   // only in steps that send and receive
+};
+
+/// Whether memory of a channel's users is still read or written.
+enum class Held { no, for_ever, for_now };
 
 /// Used only by the thread that polls the engine. Nothing here blocks; any call may throw
 /// Error(link).
@@ -19,9 +31,11 @@ class Channel {
   /// must stay unchanged until drained(): a channel may pass a reference instead of a copy.
   virtual size_t write(std::span<const std::byte> bytes) = 0;
   virtual bool drained() const = 0;
-  /// Whether bytes that it takes are copied, so that theirs may change at once. They may stay with
-  /// it while nobody asks drained().
+  /// Whether bytes that it takes are copied, so that theirs may change at once, unless it refers()
+  /// to them. They may stay with it while nobody asks drained().
   virtual bool copies() const { return false; }
+  /// Bytes that it has taken must not change yet.
+  virtual bool refers() const { return !copies() && !drained(); }
 
   /// Arrived bytes, not copied; empty unless at least `at_least` contiguous bytes are there.
   /// Valid until consume().
@@ -38,18 +52,26 @@ class Channel {
     return count;
   }
 
-  // ---- put: a sender that maps the memory where its bytes shall lie writes them there itself ----
+  // ---- places: bytes go where they shall lie without a copy in between ----
 
-  /// By the receiver: the next `count` bytes shall lie at `place`; null: they are not to be put.
-  /// The sender may write there until all of them have been read; they may arrive as others do.
+  /// Which transfers are offered a place.
+  virtual PlaceRule place_rule() const { return {}; }
+  /// By the receiver, who has read all that came before: the next `count` bytes shall lie at
+  /// `place`; null: nowhere yet, they will be folded. What lies there may change until all of them
+  /// have been read; they may arrive as others do.
   virtual void offer([[maybe_unused]] std::byte* place, [[maybe_unused]] size_t count) {}
-  /// By the sender: where the receiver takes a prefix of `bytes`. Empty: write() them. Nothing: it
-  /// has not said so yet.
+  /// By the sender: where the receiver takes a prefix of `bytes`, if the sender writes it there
+  /// itself. Empty: write() them. Nothing: not yet.
   virtual std::optional<std::span<std::byte>> place_for(std::span<const std::byte>) {
     return std::span<std::byte>();
   }
   /// By the sender: the next `count` bytes stand in their place.
   virtual void delivered([[maybe_unused]] size_t count) {}
+
+  // ---- the end in the middle of something ----
+
+  /// Nothing is written or read any more. Asked until it is not held for now.
+  virtual Held let_go() { return Held::no; }
 };
 
 }  // namespace farandole

@@ -55,6 +55,10 @@ class ChaosChannel : public Channel {
   }
 
   bool copies() const override { return copies_; }
+  bool refers() const override {
+    push();
+    return !copies_ && (!held_.empty() || inner_->refers());
+  }
 
   std::span<const std::byte> peek(size_t at_least) override {
     push();
@@ -74,7 +78,9 @@ class ChaosChannel : public Channel {
     shown_ -= std::min(shown_, count);
   }
 
+  PlaceRule place_rule() const override { return inner_->place_rule(); }
   void offer(std::byte* place, size_t count) override { inner_->offer(place, count); }
+  Held let_go() override { return inner_->let_go(); }
 
   // Behind what is held back only, and not at once, and not all of it.
   std::optional<std::span<std::byte>> place_for(std::span<const std::byte> bytes) override {
@@ -95,13 +101,13 @@ class ChaosChannel : public Channel {
   }
 
  private:
-  struct Held {
+  struct Kept {
     std::vector<std::byte> copy;
     std::span<const std::byte> left;
   };
-  Held hold(std::span<const std::byte> bytes) const {
+  Kept hold(std::span<const std::byte> bytes) const {
     if (!copies_) return {{}, bytes};
-    Held held{{bytes.begin(), bytes.end()}, {}};
+    Kept held{{bytes.begin(), bytes.end()}, {}};
     held.left = held.copy;
     return held;
   }
@@ -110,7 +116,11 @@ class ChaosChannel : public Channel {
     if (held_.empty() || !sending_.over()) return;
     std::span<const std::byte>& first = held_.front().left;
     first = first.subspan(inner_->write(first));
-    if (first.empty()) held_.pop_front();
+    if (first.empty()) {
+      given_.push_back(std::move(held_.front()));
+      held_.pop_front();
+    }
+    if (!inner_->refers()) given_.clear();
     sending_.start(random_, plan_.longest_delay);
   }
 
@@ -127,7 +137,7 @@ class ChaosChannel : public Channel {
   bool copies_;
   // drained() moves held bytes on: for its caller nothing changes but the answer.
   mutable std::mt19937_64 random_;
-  mutable std::deque<Held> held_;
+  mutable std::deque<Kept> held_, given_;  // what goes out later; what the channel may refer to
   mutable Delay sending_;
   Delay showing_;
   size_t shown_ = 0;

@@ -1,5 +1,5 @@
-// A channel over MPI. Bytes are copied into messages and out of them: MPI refers to no memory of
-// its users, who may take theirs back at any failure.
+// A channel over MPI. Short transfers are copied into frames and out of them; long ones go straight
+// from memory to memory, where the receiver has said to.
 #pragma once
 
 #include <memory>
@@ -13,15 +13,22 @@ class MpiChannel : public Channel {
  public:
   MpiChannel(std::shared_ptr<MpiPort> port, int peer, uint64_t stream_key, int lane)
       : port_(std::move(port)), pipe_(port_->open(peer, stream_key, lane)) {}
-  ~MpiChannel() override { port_->shut(*pipe_); }
+  ~MpiChannel() override { port_->shut(pipe_); }
 
   size_t write(std::span<const std::byte> bytes) override { return port_->write(pipe_, bytes); }
   bool drained() const override { return port_->drained(*pipe_); }
   bool copies() const override { return true; }
-  std::span<const std::byte> peek(size_t at_least) override {
-    return port_->peek(*pipe_, at_least);
-  }
+  bool refers() const override { return port_->refers(*pipe_); }
+  std::span<const std::byte> peek(size_t at_least) override { return port_->peek(pipe_, at_least); }
   void consume(size_t count) override { port_->consume(pipe_, count); }
+
+  PlaceRule place_rule() const override { return {.shortest = MpiPort::kShortestPlaced}; }
+  void offer(std::byte* place, size_t count) override { port_->offer(pipe_, place, count); }
+  std::optional<std::span<std::byte>> place_for(std::span<const std::byte> bytes) override {
+    if (!port_->takes(*pipe_, bytes.size())) return std::nullopt;
+    return std::span<std::byte>();
+  }
+  Held let_go() override { return port_->let_go(pipe_); }
 
  private:
   std::shared_ptr<MpiPort> port_;

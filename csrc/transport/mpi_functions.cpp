@@ -13,7 +13,6 @@ namespace farandole {
 namespace {
 
 constexpr int kSuccess = 0;     // MPI_SUCCESS, in the standard itself
-constexpr int kTag = 7077;      // every MPI has tags to 32767 at least
 constexpr size_t kText = 4096;  // more than MPI_MAX_ERROR_STRING of any
 
 /// The extension module, which its import has loaded with all that it is linked to.
@@ -49,17 +48,17 @@ class Bound : public MpiFunctions {
         communicator_(handle_of(binding.communicator)),
         status_(binding.status_bytes) {}
 
-  MpiRequest send(std::span<const std::byte> bytes, int to) override {
+  MpiRequest send(std::span<const std::byte> bytes, int to, int tag) override {
     Handle request{};
-    check(isend_(bytes.data(), static_cast<int>(bytes.size()), byte_, to, kTag, communicator_,
+    check(isend_(bytes.data(), static_cast<int>(bytes.size()), byte_, to, tag, communicator_,
                  &request),
           "MPI_Isend", to);
     return {number_of(request)};
   }
 
-  MpiRequest receive(std::span<std::byte> into, int from) override {
+  MpiRequest receive(std::span<std::byte> into, int from, int tag) override {
     Handle request{};
-    check(irecv_(into.data(), static_cast<int>(into.size()), byte_, from, kTag, communicator_,
+    check(irecv_(into.data(), static_cast<int>(into.size()), byte_, from, tag, communicator_,
                  &request),
           "MPI_Irecv", from);
     return {number_of(request)};

@@ -22,6 +22,11 @@ struct MpiBinding {
   uint64_t communicator = 0;  // in which ranks exchange bytes
 };
 
+/// Tags: of frames, and from which on of bytes that go straight to their place. Every MPI has tags
+/// to 32767 at least.
+inline constexpr int kMpiFrames = 7077;
+inline constexpr int kMpiFirstPlace = 8192, kMpiPlaces = 16384;
+
 /// A transfer that has begun; its bytes stay in place until test() has said that it is complete.
 struct MpiRequest {
   uint64_t handle = 0;
@@ -31,8 +36,8 @@ struct MpiRequest {
 class MpiFunctions {
  public:
   virtual ~MpiFunctions() = default;
-  virtual MpiRequest send(std::span<const std::byte> bytes, int to) = 0;
-  virtual MpiRequest receive(std::span<std::byte> into, int from) = 0;
+  virtual MpiRequest send(std::span<const std::byte> bytes, int to, int tag = kMpiFrames) = 0;
+  virtual MpiRequest receive(std::span<std::byte> into, int from, int tag = kMpiFrames) = 0;
   /// Whether it is complete, of which it is not to be asked again. `bytes`: how many were received.
   virtual bool test(MpiRequest& request, size_t* bytes = nullptr) = 0;
   /// A receive ends soon, with or without bytes.

@@ -1,15 +1,13 @@
 #include "transport/mpi_port.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
-#include <optional>
 #include <thread>
+#include <utility>
 
 #include "base/copy.h"
-#include "base/log.h"
+#include "transport/mpi_end.h"
+#include "transport/mpi_frame.h"
 
 namespace farandole {
 namespace {
@@ -23,11 +21,6 @@ constexpr auto kPatience = std::chrono::seconds(1);  // for a death to be seen b
 constexpr auto kLastSends = std::chrono::milliseconds(500);
 constexpr auto kLastReceives = std::chrono::milliseconds(100);
 
-Error foreign(int peer) {
-  return {ErrorCode::link,
-          "rank " + std::to_string(peer) + " sent by MPI what is no message of this transport"};
-}
-
 /// Bytes that MPI may still read or write: never freed.
 std::vector<std::unique_ptr<std::byte[]>>& lent_for_ever() {
   static auto* const kept = new std::vector<std::unique_ptr<std::byte[]>>;
@@ -36,18 +29,13 @@ std::vector<std::unique_ptr<std::byte[]>>& lent_for_ever() {
 
 }  // namespace
 
-enum class MpiPort::Kind : uint32_t { data, consumed };
-
-/// What a message begins with; data follow.
-struct MpiPort::Frame {
-  uint64_t world, stream;
-  int32_t lane;
-  Kind kind;
-  uint64_t count;  // of bytes: of data, or consumed
-};
-
-MpiPort::MpiPort(std::unique_ptr<MpiFunctions> functions, int rank, int size, uint64_t world)
-    : functions_(std::move(functions)), rank_(rank), size_(size), world_(world) {}
+MpiPort::MpiPort(std::unique_ptr<MpiFunctions> functions, int rank, int size, uint64_t world,
+                 MpiThreads threads)
+    : functions_(std::move(functions)),
+      rank_(rank),
+      size_(size),
+      world_(world),
+      threads_(threads) {}
 
 MpiPort::~MpiPort() {
   close();
@@ -62,22 +50,24 @@ std::shared_ptr<MpiPipe> MpiPort::open(int peer, uint64_t stream, int lane) {
 }
 
 /// Made by whoever comes first: who opens it, or a frame for it.
-std::shared_ptr<MpiPipe> MpiPort::pipe_of(Link& link, const MpiPipe::Key& key) {
+std::shared_ptr<MpiPipe> MpiPort::pipe_of(MpiLink& link, const MpiPipe::Key& key) {
   std::shared_ptr<MpiPipe>& pipe = link.pipes[key];
   if (!pipe) {
     pipe = std::make_shared<MpiPipe>();
-    pipe->peer = link.peer;
+    pipe->link = &link;
     pipe->key = key;
   }
   return pipe;
 }
 
-void MpiPort::shut(const MpiPipe& pipe) {
+void MpiPort::shut(const std::shared_ptr<MpiPipe>& pipe) {
   const std::lock_guard lock(mutex_);
-  Link& link = link_to(pipe.peer);
-  link.pipes.erase(pipe.key);
-  link.shut.insert(pipe.key);
-  link.shut_in_order.push_back(pipe.key);
+  MpiLink& link = *pipe->link;
+  pipe->ends = true;
+  if (!pipe->awaited.empty() || !pipe->granted.empty()) link.ending.push_back(pipe);
+  link.pipes.erase(pipe->key);
+  link.shut.insert(pipe->key);
+  link.shut_in_order.push_back(pipe->key);
   if (link.shut_in_order.size() <= kMostShut) return;
   link.shut.erase(link.shut_in_order.front());
   link.shut_in_order.pop_front();
@@ -86,7 +76,8 @@ void MpiPort::shut(const MpiPipe& pipe) {
 size_t MpiPort::write(const std::shared_ptr<MpiPipe>& pipe, std::span<const std::byte> bytes) {
   const std::lock_guard lock(mutex_);
   if (bytes.empty() || !usable()) return 0;
-  Link& link = link_to(pipe->peer);
+  if (!pipe->granted.empty()) return send_straight(pipe, bytes);
+  MpiLink& link = *pipe->link;
   const auto room = [&] {
     if (link.sends.size() >= kMostSends) return size_t{0};
     const size_t count = std::min({bytes.size(), kWindow - pipe->ahead, kPiece});
@@ -98,7 +89,7 @@ size_t MpiPort::write(const std::shared_ptr<MpiPipe>& pipe, std::span<const std:
       progress(link);
       count = room();
     }
-    if (count > 0) send(link, Kind::data, pipe, count, bytes.first(count));
+    if (count > 0) send(link, frame_of(*pipe, Kind::data, count), pipe, bytes.first(count));
   });
   if (state_ != State::open) return 0;
   pipe->ahead += count;
@@ -109,49 +100,59 @@ bool MpiPort::drained(const MpiPipe& pipe) {
   const std::lock_guard lock(mutex_);
   const auto is = [&] { return pipe.with_mpi == 0 && pipe.ahead <= kQuiet; };
   if (is() || !usable()) return is();
-  guard([&] { progress(link_to(pipe.peer)); });
+  guard([&] { progress(*pipe.link); });
   return is();
 }
 
-std::span<const std::byte> MpiPort::peek(MpiPipe& pipe, size_t at_least) {
+std::span<const std::byte> MpiPort::peek(const std::shared_ptr<MpiPipe>& pipe, size_t at_least) {
   const std::lock_guard lock(mutex_);
-  if (pipe.count < at_least || pipe.count == 0) {
+  const auto lacks = [&] { return pipe->count < at_least || pipe->count == 0; };
+  if (lacks()) {
     if (!usable()) return {};
-    guard([&] { progress(link_to(pipe.peer)); });
+    guard([&] {
+      if (pipe->is_expecting()) collect(pipe);
+      if (lacks()) progress(*pipe->link, pipe.get(), at_least);
+    });
   }
-  if (pipe.count < at_least || pipe.count == 0) return {};
-  if (pipe.arrived.front().size() < at_least) join(pipe, at_least);
-  const MpiPipe::Piece& front = pipe.arrived.front();
-  return {front.bytes.get() + front.begin, front.size()};
+  if (lacks()) return {};
+  if (pipe->arrived.front().size() < at_least) join(*pipe, at_least);
+  const MpiPipe::Piece& front = pipe->arrived.front();
+  return {front.data(), front.size()};
 }
 
 void MpiPort::consume(const std::shared_ptr<MpiPipe>& pipe, size_t count) {
   const std::lock_guard lock(mutex_);
   pipe->count -= count;
-  pipe->owed += count;
   for (size_t left = count; left > 0;) {
     MpiPipe::Piece& front = pipe->arrived.front();
     const size_t taken = std::min(left, front.size());
+    if (!front.straight) {
+      pipe->framed -= taken;
+      pipe->owed += taken;
+    }
     front.begin += taken;
     left -= taken;
     if (front.size() > 0) break;
     give_back(std::move(front.bytes), front.whole);
     pipe->arrived.pop_front();
   }
-  if (pipe->owed < kQuiet / 2 || state_ != State::open) return;
+  if (state_ != State::open || !may_call()) return;
+  if (pipe->unposted > 0) guard([&] { await(pipe); });
+  if (pipe->owed < kQuiet / 2) return;
   guard([&] {
-    send(link_to(pipe->peer), Kind::consumed, pipe, pipe->owed, {});
+    send(*pipe->link, frame_of(*pipe, Kind::consumed, pipe->owed), pipe, {});
     pipe->owed = 0;
   });
 }
 
 /// An element that two pieces share is made whole.
 void MpiPort::join(MpiPipe& pipe, size_t at_least) {
-  MpiPipe::Piece joined{std::make_unique_for_overwrite<std::byte[]>(at_least), 0, 0, false};
+  MpiPipe::Piece joined{.bytes = buffer(at_least > kSmall), .whole = at_least > kSmall};
+  joined.straight = pipe.arrived.front().straight;
   while (joined.end < at_least) {
     MpiPipe::Piece& front = pipe.arrived.front();
     const size_t taken = std::min(at_least - joined.end, front.size());
-    std::memcpy(joined.bytes.get() + joined.end, front.bytes.get() + front.begin, taken);
+    std::memcpy(joined.bytes.get() + joined.end, front.data(), taken);
     joined.end += taken;
     front.begin += taken;
     if (front.size() > 0) break;
@@ -163,7 +164,7 @@ void MpiPort::join(MpiPipe& pipe, size_t at_least) {
 
 // ---- links ----
 
-MpiPort::Link& MpiPort::link_to(int peer) {
+MpiLink& MpiPort::link_to(int peer) {
   const auto [found, is_new] = links_.try_emplace(peer);
   if (is_new) {
     found->second.peer = peer;
@@ -172,111 +173,145 @@ MpiPort::Link& MpiPort::link_to(int peer) {
   return found->second;
 }
 
-void MpiPort::progress(Link& link) {
+/// Takes what has come, no more than that pipe lacks: who waits for it asks MPI for nothing else.
+void MpiPort::progress(MpiLink& link, const MpiPipe* until, size_t at_least) {
   while (link.receives.size() < kReceives) post(link);
   for (size_t bytes = 0; functions_->test(link.receives.front().request, &bytes);) {
-    Receive receive = std::move(link.receives.front());
+    MpiLink::Receive receive = std::move(link.receives.front());
     link.receives.pop_front();
     take(link, receive, bytes);
     if (receive.bytes) give_back(std::move(receive.bytes), true);
     post(link);
+    if (until != nullptr && until->count >= at_least) break;
   }
   while (!link.sends.empty() && functions_->test(link.sends.front().request)) {
-    Send& sent = link.sends.front();
+    MpiLink::Send& sent = link.sends.front();
     if (sent.of) --sent.of->with_mpi;
     give_back(std::move(sent.bytes), sent.whole);
     link.sends.pop_front();
   }
+  if (!link.straight.empty()) finish_straight(link);
+  if (link.ending.empty()) return;
+  for (const auto& pipe : link.ending) {
+    answer_all(link, *pipe);
+    end_awaited(link, *pipe);
+  }
+  std::erase_if(link.ending, [](const auto& pipe) { return pipe->awaited.empty(); });
 }
 
 void MpiPort::progress_all() {
   const std::lock_guard lock(mutex_);
-  if (state_ != State::open) return;
+  if (state_ != State::open || !may_call()) return;
   guard([&] {
     for (auto& [peer, link] : links_) progress(link);
   });
 }
 
-void MpiPort::post(Link& link) {
-  Receive receive{whole_buffer(), {}};
+void MpiPort::post(MpiLink& link) {
+  MpiLink::Receive receive{buffer(true), {}};
   receive.request = functions_->receive({receive.bytes.get(), sizeof(Frame) + kPiece}, link.peer);
   link.receives.push_back(std::move(receive));
 }
 
 /// Keeps the receive's buffer where that is cheaper than a copy.
-void MpiPort::take(Link& link, Receive& receive, size_t bytes) {
+void MpiPort::take(MpiLink& link, MpiLink::Receive& receive, size_t bytes) {
   Frame frame{};
-  if (bytes < sizeof frame) throw foreign(link.peer);
+  if (bytes < sizeof frame) throw foreign_message(link.peer);
   std::memcpy(&frame, receive.bytes.get(), sizeof frame);
   if (frame.world != world_) return;  // of a world before this one
   const MpiPipe::Key key{frame.stream, frame.lane};
   const auto found = link.pipes.find(key);
+  const bool is_shut = found == link.pipes.end() && link.shut.contains(key);
   if (frame.kind == Kind::consumed) {
     if (found == link.pipes.end()) return;
-    if (frame.count > found->second->ahead) throw foreign(link.peer);
+    if (frame.count > found->second->ahead) throw foreign_message(link.peer);
     found->second->ahead -= frame.count;
     return;
   }
-  if (frame.kind != Kind::data || frame.count != bytes - sizeof frame) throw foreign(link.peer);
-  if (found == link.pipes.end() && link.shut.contains(key)) return;
+  if (frame.kind == Kind::place) {
+    if (frame.count == 0 || frame.tag < kMpiFirstPlace || frame.tag >= kMpiFirstPlace + kMpiPlaces)
+      throw foreign_message(link.peer);
+    if (is_shut || pipe_of(link, key)->ends)
+      answer(link, frame.tag);
+    else
+      pipe_of(link, key)->granted.push_back({frame.count, frame.tag});
+    return;
+  }
+  if (frame.kind != Kind::data || frame.count != bytes - sizeof frame)
+    throw foreign_message(link.peer);
+  if (is_shut) return;
   MpiPipe& pipe = *pipe_of(link, key);
-  if (pipe.count + frame.count > kWindow) throw foreign(link.peer);
-  MpiPipe::Piece piece{nullptr, sizeof frame, bytes, true};
+  if (pipe.framed + frame.count > kWindow) throw foreign_message(link.peer);
+  pipe.framed += frame.count;
+  MpiPipe::Piece piece{.begin = sizeof frame, .end = bytes, .whole = true};
   if (frame.count > kSmall) {
     piece.bytes = std::move(receive.bytes);
   } else {
-    piece = {std::make_unique_for_overwrite<std::byte[]>(frame.count), 0, frame.count, false};
+    piece = {.bytes = buffer(false), .end = frame.count};
     std::memcpy(piece.bytes.get(), receive.bytes.get() + sizeof frame, frame.count);
   }
-  pipe.count += frame.count;
+  if (pipe.is_expecting())
+    pipe.later.push_back(std::move(piece));
+  else
+    keep(pipe, std::move(piece));
+}
+
+void MpiPort::keep(MpiPipe& pipe, MpiPipe::Piece piece) {
+  pipe.count += piece.size();
   pipe.arrived.push_back(std::move(piece));
 }
 
-void MpiPort::send(Link& link, Kind kind, const std::shared_ptr<MpiPipe>& pipe, size_t count,
+MpiPort::Frame MpiPort::frame_of(const MpiPipe& pipe, Kind kind, size_t count, int tag) const {
+  return {.world = world_,
+          .stream = pipe.key.first,
+          .lane = pipe.key.second,
+          .kind = kind,
+          .count = count,
+          .tag = tag};
+}
+
+/// MPI has short ones out of our hands at once, mostly.
+void MpiPort::send(MpiLink& link, const Frame& frame, const std::shared_ptr<MpiPipe>& pipe,
                    std::span<const std::byte> bytes) {
-  const Frame frame{world_, pipe->key.first, pipe->key.second, kind, count};
-  const size_t length = sizeof frame + bytes.size();
   const bool whole = bytes.size() > kSmall;
-  Send sending{whole ? whole_buffer() : std::make_unique_for_overwrite<std::byte[]>(length),
-               {},
-               kind == Kind::data ? pipe : nullptr,
-               whole};
-  std::memcpy(sending.bytes.get(), &frame, sizeof frame);
-  if (!bytes.empty()) copy_bytes(sending.bytes.get() + sizeof frame, bytes.data(), bytes.size());
-  sending.request = functions_->send({sending.bytes.get(), length}, link.peer);
-  if (sending.of) ++pipe->with_mpi;
-  link.sends.push_back(std::move(sending));
+  MpiPipe::Buffer message = buffer(whole);
+  std::memcpy(message.get(), &frame, sizeof frame);
+  if (!bytes.empty()) copy_bytes(message.get() + sizeof frame, bytes.data(), bytes.size());
+  MpiRequest request = functions_->send({message.get(), sizeof frame + bytes.size()}, link.peer);
+  if (!whole && functions_->test(request)) return give_back(std::move(message), false);
+  const bool counts = frame.kind == Kind::data;
+  if (counts) ++pipe->with_mpi;
+  link.sends.push_back({std::move(message), request, counts ? pipe : nullptr, whole});
 }
 
-std::unique_ptr<std::byte[]> MpiPort::whole_buffer() {
-  if (buffers_.empty()) return std::make_unique_for_overwrite<std::byte[]>(sizeof(Frame) + kPiece);
-  std::unique_ptr<std::byte[]> buffer = std::move(buffers_.back());
-  buffers_.pop_back();
-  return buffer;
+size_t MpiPort::bytes_of_buffer(bool whole) {
+  return sizeof(Frame) + (whole ? std::max(kPiece, kFolded) : kSmall);
 }
 
-void MpiPort::give_back(std::unique_ptr<std::byte[]> buffer, bool whole) {
-  if (whole && buffers_.size() < kMostBuffers) buffers_.push_back(std::move(buffer));
+MpiPipe::Buffer MpiPort::buffer(bool whole) {
+  std::vector<MpiPipe::Buffer>& free = buffers_[whole ? 1 : 0];
+  if (free.empty()) return std::make_unique_for_overwrite<std::byte[]>(bytes_of_buffer(whole));
+  MpiPipe::Buffer taken = std::move(free.back());
+  free.pop_back();
+  return taken;
+}
+
+void MpiPort::give_back(MpiPipe::Buffer buffer, bool whole) {
+  std::vector<MpiPipe::Buffer>& free = buffers_[whole ? 1 : 0];
+  if (buffer && free.size() < kMostBuffers) free.push_back(std::move(buffer));
 }
 
 // ---- the end: see the note ----
 
-/// False where nothing moves any more, and nothing needs to be said of it yet.
-bool MpiPort::usable() {
-  if (state_ == State::open) return true;
-  if (state_ == State::closed || now() - since_ < kPatience) return false;
-  throw Error(ErrorCode::link, "no data go over MPI any more: " + why_);
+bool MpiPort::may_call() const {
+  return threads_ != MpiThreads::funneled || caller_ == std::this_thread::get_id();
 }
 
-/// Runs `body`; an error of MPI's is the end of it.
-template <typename Body>
-void MpiPort::guard(Body body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    const std::string& evidence = error.where().evidence;
-    lose(error.verdict() + (evidence.empty() ? "" : " (" + evidence + ")"));
-  }
+/// False where nothing moves any more, and nothing needs to be said of it yet.
+bool MpiPort::usable() {
+  if (state_ == State::open) return may_call();
+  if (state_ == State::closed || now() - since_ < kPatience) return false;
+  throw Error(ErrorCode::link, "no data go over MPI any more: " + why_);
 }
 
 void MpiPort::lose(const std::string& why) {
@@ -296,6 +331,7 @@ void MpiPort::abandon(const std::string& why) {
 void MpiPort::close() {
   const std::lock_guard lock(mutex_);
   if (state_ != State::open) return;
+  if (!may_call()) return lose("this rank left on another thread than the one that may call MPI");
   guard([&] {
     if (!finish_sends())
       abandon_mpi("this rank has left before others had received all that it had sent");
@@ -323,7 +359,7 @@ bool MpiPort::finish_sends() {
     bool all = true;
     for (auto& [peer, link] : links_) {
       progress(link);
-      all &= link.sends.empty();
+      all &= link.sends.empty() && link.straight.empty();
     }
     if (all || until.passed(now())) return all;
     std::this_thread::sleep_for(std::chrono::microseconds(50));
@@ -331,75 +367,33 @@ bool MpiPort::finish_sends() {
 }
 
 void MpiPort::end_receives() {
-  for (auto& [peer, link] : links_)
-    for (Receive& receive : link.receives) functions_->cancel(receive.request);
+  for (auto& [peer, link] : links_) {
+    for (const auto& [key, pipe] : link.pipes)
+      if (!pipe->awaited.empty()) link.ending.push_back(pipe);
+    for (MpiLink::Receive& receive : link.receives) functions_->cancel(receive.request);
+    for (const auto& pipe : link.ending) cancel_awaited(*pipe);
+  }
   const Deadline until = Deadline::after(kLastReceives);
-  for (auto& [peer, link] : links_)
-    while (!link.receives.empty()) {
-      if (functions_->test(link.receives.front().request))
-        link.receives.pop_front();
-      else if (until.passed(now()))
-        return;
-    }
+  for (auto& [peer, link] : links_) {
+    while (!link.receives.empty() && !until.passed(now()))
+      if (functions_->test(link.receives.front().request)) link.receives.pop_front();
+    for (const auto& pipe : link.ending)
+      while (!pipe->awaited.empty() && !until.passed(now())) end_awaited(link, *pipe);
+  }
 }
 
 void MpiPort::keep_what_mpi_uses() {
+  const auto keep = [](MpiPipe::Buffer& bytes) {
+    if (bytes) lent_for_ever().push_back(std::move(bytes));
+  };
   for (auto& [peer, link] : links_) {
-    for (Receive& receive : link.receives) lent_for_ever().push_back(std::move(receive.bytes));
-    for (Send& sending : link.sends) lent_for_ever().push_back(std::move(sending.bytes));
+    for (MpiLink::Receive& receive : link.receives) keep(receive.bytes);
+    for (MpiLink::Send& sending : link.sends) keep(sending.bytes);
+    for (const auto& [key, pipe] : link.pipes)
+      for (MpiPipe::Awaited& awaited : pipe->awaited) keep(awaited.bytes);
+    for (const auto& pipe : link.ending)
+      for (MpiPipe::Awaited& awaited : pipe->awaited) keep(awaited.bytes);
   }
-}
-
-// ---- of the process ----
-
-namespace {
-
-/// Never freed: MPI_Finalize may come after everything else has been destroyed.
-struct Ending {
-  std::mutex mutex;  // guards what follows
-  bool watched = false;
-  std::optional<std::string> abandoned;  // why
-  std::weak_ptr<MpiPort> port;
-};
-Ending& ending_of_mpi() {
-  static auto* const ending = new Ending;
-  return *ending;
-}
-
-void when_mpi_ends() {
-  Ending& ending = ending_of_mpi();
-  std::shared_ptr<MpiPort> port;
-  {
-    const std::lock_guard lock(ending.mutex);
-    port = ending.port.lock();
-    if (ending.abandoned) {
-      log(LogLevel::warning, "MPI_Finalize would wait for ever (" + *ending.abandoned +
-                                 "); this process ends with exit code 1");
-      std::fflush(nullptr);
-      ::_exit(1);
-    }
-  }
-  if (port) port->finalize();
-}
-
-}  // namespace
-
-void abandon_mpi(const std::string& why) {
-  Ending& ending = ending_of_mpi();
-  const std::lock_guard lock(ending.mutex);
-  if (ending.watched && !ending.abandoned) ending.abandoned = why;
-}
-
-void watch_the_end_of_mpi(MpiFunctions& functions) {
-  Ending& ending = ending_of_mpi();
-  const std::lock_guard lock(ending.mutex);
-  if (!std::exchange(ending.watched, true)) functions.at_finalize(&when_mpi_ends);
-}
-
-void watch_the_end_of_mpi(const std::shared_ptr<MpiPort>& port) {
-  Ending& ending = ending_of_mpi();
-  const std::lock_guard lock(ending.mutex);
-  ending.port = port;
 }
 
 }  // namespace farandole

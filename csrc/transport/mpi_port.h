@@ -4,16 +4,28 @@
 //
 // Note [Ahead]
 //
-// A channel is at most kWindow bytes ahead of its consumer, who tells what it has consumed. So
-// links take every frame at once, none stands in another's way, and what they hold is bounded. MPI
-// moves bytes only while somebody calls it: an operation whose bytes are consumed but for kQuiet
-// may end, since so few lie with MPI no more.
+// A channel is at most kWindow bytes of frames ahead of its consumer, who tells what it has
+// consumed. So links take every frame at once, none stands in another's way, and what they hold is
+// bounded. MPI moves bytes only while somebody calls it: an operation whose bytes are consumed but
+// for kQuiet may end, since so few lie with MPI no more.
+//
+// Note [Places]
+//
+// Long transfers go in no frames. The receiver, who knows where the bytes shall lie, posts receives
+// there, or into buffers that are folded while they are hot, each with a tag of its own; a frame
+// tells the sender each tag and how many bytes it takes, and the sender gives MPI its user's
+// memory. So nothing is sent before there is a place for it, however long MPI's messages are, and
+// all that MPI refers to belongs to an operation that both ranks have begun.
+//
+// Each tag that was told gets its bytes, or an empty message from a sender whose operation has
+// failed: so receives end without being cancelled. Where no answer comes they are, and their tags
+// are never used again: what comes for them late may not lie in another operation's memory.
 //
 // Note [The end of MPI]
 //
 // Once a rank has died nothing of MPI is called any more, as it promises nothing then.
 // MPI_Finalize, which waits for all ranks, would wait for the dead: it ends the process instead
-// (at_finalize).
+// (transport/mpi_end.h).
 #pragma once
 
 #include <atomic>
@@ -24,61 +36,88 @@
 #include <set>
 #include <span>
 #include <string>
-#include <utility>
+#include <thread>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "transport/channel.h"
 #include "transport/mpi_functions.h"
+#include "transport/mpi_pipe.h"
 
 namespace farandole {
 
-/// One channel's bytes, both ways.
-struct MpiPipe {
-  /// What has arrived: [begin, end) of the bytes.
-  struct Piece {
-    std::unique_ptr<std::byte[]> bytes;
-    size_t begin = 0, end = 0;
-    bool whole = false;  // as long as any frame
-    size_t size() const { return end - begin; }
+/// What lies with MPI between this rank and another one.
+struct MpiLink {
+  struct Receive {
+    MpiPipe::Buffer bytes;
+    MpiRequest request;
+  };
+  struct Send {
+    MpiPipe::Buffer bytes;
+    MpiRequest request;
+    std::shared_ptr<MpiPipe> of;
+    bool whole = false;
+  };
+  /// Of memory that is not ours; of none, an empty one.
+  struct Straight {
+    MpiRequest request;
+    std::shared_ptr<MpiPipe> of;
   };
 
-  using Key = std::pair<uint64_t, int>;  // of the stream; the lane
-
   int peer = -1;
-  Key key;
-  std::deque<Piece> arrived;
-  size_t count = 0;     // bytes in it
-  size_t ahead = 0;     // written, and not known to be consumed
-  size_t with_mpi = 0;  // sends that are not complete
-  size_t owed = 0;      // consumed, and not told
+  std::deque<Receive> receives;  // messages of a rank are received in this order
+  std::deque<Send> sends;
+  std::vector<Straight> straight;
+  std::map<MpiPipe::Key, std::shared_ptr<MpiPipe>> pipes;
+  std::vector<std::shared_ptr<MpiPipe>> ending;  // shut, and still awaiting
+  std::set<MpiPipe::Key> shut;                   // whose frames are dropped
+  std::deque<MpiPipe::Key> shut_in_order;
+  int next_tag = 0;
 };
 
-/// Any thread; links are polled by whoever polls the engine.
+/// Which threads may call MPI, as it was initialized: any of them; any, one at a time; this one.
+enum class MpiThreads { multiple, serialized, funneled };
+
+/// Any thread that may call MPI; links are polled by whoever polls the engine.
 class MpiPort {
  public:
   static constexpr size_t kPiece = 64 * 1024;  // bytes in a frame, at most
   static constexpr size_t kWindow = 4 * kPiece;
   static constexpr size_t kQuiet = 4096;
+  static constexpr size_t kShortestPlaced = 32 * 1024;  // of transfers that go in no frames
+  static constexpr size_t kFolded = 128 * 1024;   // of such a one that is to be folded: a piece
+  static constexpr size_t kPlaced = 1024 * 1024;  // of one that goes to its place
 
   /// `world`: the same on all its ranks, and another for every world.
-  MpiPort(std::unique_ptr<MpiFunctions> functions, int rank, int size, uint64_t world);
+  MpiPort(std::unique_ptr<MpiFunctions> functions, int rank, int size, uint64_t world,
+          MpiThreads threads = MpiThreads::multiple);
   ~MpiPort();
   MpiPort(const MpiPort&) = delete;
   MpiPort& operator=(const MpiPort&) = delete;
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  MpiThreads threads() const { return threads_; }
+  /// Funneled: the thread that made this.
+  std::thread::id caller() const { return caller_; }
 
   /// One end of a channel; the other rank opens the other.
   std::shared_ptr<MpiPipe> open(int peer, uint64_t stream, int lane);
-  void shut(const MpiPipe& pipe);
+  void shut(const std::shared_ptr<MpiPipe>& pipe);
 
   // ---- as Channel's: of no effect once MPI has ended, and later Error(link) ----
   size_t write(const std::shared_ptr<MpiPipe>& pipe, std::span<const std::byte> bytes);
   bool drained(const MpiPipe& pipe);
-  std::span<const std::byte> peek(MpiPipe& pipe, size_t at_least);
+  std::span<const std::byte> peek(const std::shared_ptr<MpiPipe>& pipe, size_t at_least);
   void consume(const std::shared_ptr<MpiPipe>& pipe, size_t count);
+  bool refers(const MpiPipe& pipe);
+  void offer(const std::shared_ptr<MpiPipe>& pipe, std::byte* place, size_t count);
+  /// Whether bytes of a transfer that is offered a place may be written: these are all that are
+  /// ready.
+  bool takes(const MpiPipe& pipe, size_t ready);
+  /// Never throws.
+  Held let_go(const std::shared_ptr<MpiPipe>& pipe);
 
   /// Moves what can be moved, of all channels.
   void progress_all();
@@ -96,61 +135,56 @@ class MpiPort {
   enum class State { open, abandoned, finalized, closed };
   enum class Kind : uint32_t;
   struct Frame;
-  struct Receive {
-    std::unique_ptr<std::byte[]> bytes;
-    MpiRequest request;
-  };
-  struct Send {
-    std::unique_ptr<std::byte[]> bytes;
-    MpiRequest request;
-    std::shared_ptr<MpiPipe> of;
-    bool whole = false;
-  };
-  struct Link {
-    int peer = -1;
-    std::deque<Receive> receives;  // messages of a rank are received in this order
-    std::deque<Send> sends;
-    std::map<MpiPipe::Key, std::shared_ptr<MpiPipe>> pipes;
-    std::set<MpiPipe::Key> shut;  // whose frames are dropped
-    std::deque<MpiPipe::Key> shut_in_order;
-  };
 
   // With mutex_ held.
+  bool may_call() const;
   bool usable();
   void lose(const std::string& why);
   template <typename Body>
   void guard(Body body);
-  Link& link_to(int peer);
-  std::shared_ptr<MpiPipe> pipe_of(Link& link, const MpiPipe::Key& key);
-  void progress(Link& link);
-  void post(Link& link);
-  void take(Link& link, Receive& receive, size_t bytes);
-  void send(Link& link, Kind kind, const std::shared_ptr<MpiPipe>& pipe, size_t count,
+  MpiLink& link_to(int peer);
+  std::shared_ptr<MpiPipe> pipe_of(MpiLink& link, const MpiPipe::Key& key);
+  void progress(MpiLink& link, const MpiPipe* until = nullptr, size_t at_least = 1);
+  void post(MpiLink& link);
+  void take(MpiLink& link, MpiLink::Receive& receive, size_t bytes);
+  void keep(MpiPipe& pipe, MpiPipe::Piece piece);
+  void send(MpiLink& link, const Frame& frame, const std::shared_ptr<MpiPipe>& pipe,
             std::span<const std::byte> bytes);
+  Frame frame_of(const MpiPipe& pipe, Kind kind, size_t count, int tag = 0) const;
   void join(MpiPipe& pipe, size_t at_least);
   bool finish_sends();
   void end_receives();
   void keep_what_mpi_uses();
-  std::unique_ptr<std::byte[]> whole_buffer();
-  void give_back(std::unique_ptr<std::byte[]> buffer, bool whole);
+
+  // Note [Places].
+  void await(const std::shared_ptr<MpiPipe>& pipe);
+  void collect(const std::shared_ptr<MpiPipe>& pipe);
+  bool receive_rest(MpiLink& link, MpiPipe::Awaited& awaited, bool ends);
+  void end_awaited(MpiLink& link, MpiPipe& pipe);
+  void cancel_awaited(MpiPipe& pipe);
+  void answer(MpiLink& link, int tag);
+  void answer_all(MpiLink& link, MpiPipe& pipe);
+  size_t send_straight(const std::shared_ptr<MpiPipe>& pipe, std::span<const std::byte> bytes);
+  void finish_straight(MpiLink& link);
+  int new_tag(MpiLink& link);
+
+  MpiPipe::Buffer buffer(bool whole);
+  void give_back(MpiPipe::Buffer buffer, bool whole);
+  static size_t bytes_of_buffer(bool whole);
 
   const std::unique_ptr<MpiFunctions> functions_;
   const int rank_, size_;
   const uint64_t world_;
+  const MpiThreads threads_;
+  const std::thread::id caller_ = std::this_thread::get_id();
   std::atomic<bool> expects_{false};
 
   std::mutex mutex_;  // guards what follows
   State state_ = State::open;
   std::string why_;  // it is not open
   TimePoint since_{};
-  std::map<int, Link> links_;
-  std::vector<std::unique_ptr<std::byte[]>> buffers_;  // whole ones that nobody uses
+  std::map<int, MpiLink> links_;
+  std::vector<MpiPipe::Buffer> buffers_[2];  // small and whole ones that nobody uses
 };
-
-/// Of the process: from now on MPI_Finalize ends it, with exit code 1, if that is watched.
-void abandon_mpi(const std::string& why);
-/// Of the process: what MPI_Finalize begins with. `port` may have ended by then.
-void watch_the_end_of_mpi(MpiFunctions& functions);
-void watch_the_end_of_mpi(const std::shared_ptr<MpiPort>& port);
 
 }  // namespace farandole

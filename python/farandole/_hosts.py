@@ -85,7 +85,7 @@ def meet(
         mine["tuning"] = tuning
         mine["secret"] = secrets.token_hex(_SECRET_BYTES) if is_made_here else ""
     if ranks is not None:
-        mine |= {"threads": _mpi.thread_level(), "world": secrets.token_hex(8)}
+        mine |= {**_mpi.threads(), "world": secrets.token_hex(8)}
         table = _mpi.exchange(ranks, mine, _objection, until)
     elif (store := store or _store.torchruns(address, port, until)) is not None:
         table = _store.exchange_in(store, f"farandole/{job}", mine, _objection)

@@ -24,6 +24,17 @@ _TOLD, _ANSWERED = 1, 2  # tags of words, in our communicator; the core has one 
 _GRACE = 4.0  # seconds that rank 0 may need after its deadline to say what is wrong
 _LOOK = 0.001
 
+# By MPI's level: what the core calls the threads that may call it.
+_THREADS = {
+    "MPI_THREAD_SINGLE": "funneled", "MPI_THREAD_FUNNELED": "funneled",
+    "MPI_THREAD_SERIALIZED": "serialized", "MPI_THREAD_MULTIPLE": "multiple",
+}  # fmt: skip
+_GO_ON = {
+    "funneled": "only while the main thread waits",
+    "serialized": "only while a thread waits",
+    "multiple": "also while no thread waits",
+}
+
 _found: dict[str, Any] = {}  # the module, the key of our duplicate, the core's binding
 
 
@@ -184,24 +195,33 @@ def _own(ranks: Ranks, until: float) -> Any:
 # ---- what the core needs to know ----
 
 
-def thread_level() -> int:
-    return int(_found["module"].Query_thread())
+def threads() -> Words:
+    """Which threads of this process may call MPI, for the other ranks."""
+    mpi = _found["module"]
+    return {"threads": _THREADS[_level()], "of MPI": bool(mpi.Is_thread_main())}
 
 
-def why_not(table: list[Words]) -> str | None:
-    """Why data cannot go over MPI, if so: in ``threads`` ranks say their level."""
+def _level() -> str:
+    """How MPI was initialized. What it promises to a program of one thread is what it promises to
+    one thread of a program: others of this process never call it."""
     mpi = _found["module"]
     names = {
         mpi.THREAD_SINGLE: "MPI_THREAD_SINGLE",
         mpi.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
         mpi.THREAD_SERIALIZED: "MPI_THREAD_SERIALIZED",
+        mpi.THREAD_MULTIPLE: "MPI_THREAD_MULTIPLE",
     }
+    return names[mpi.Query_thread()]
+
+
+def why_not(table: list[Words]) -> str | None:
+    """Why data cannot go over MPI, if so, by what ranks say of their `threads()`."""
     for words in table:
-        if words["threads"] < mpi.THREAD_MULTIPLE:
+        if words["threads"] == "funneled" and not words["of MPI"]:
             return (
-                f"rank {words['rank']} (pid {words['pid']} on {words['host']}) initialized MPI "
-                f"with {names[words['threads']]}, and farandole calls MPI from a thread of its own "
-                "beside the program's, for which MPI demands MPI_THREAD_MULTIPLE (mpi4py's default)"
+                f"rank {words['rank']} (pid {words['pid']} on {words['host']}) called init() on "
+                "another thread than the one that initialized MPI, which alone may call it; "
+                "initialize MPI with MPI_THREAD_MULTIPLE (mpi4py's default)"
             )
     return None
 
@@ -210,7 +230,8 @@ def open_port(ranks: Ranks, world: int) -> _core.MpiPort:
     """What data go over. ``world``: the same on all ranks, and another one each time."""
     ours = ranks.given.Get_attr(_found["key"])
     handle = _handle(ours)
-    return _core.MpiPort(_binding(), handle, ranks.rank, ranks.size, world)
+    level = threads()["threads"]
+    return _core.MpiPort(_binding(), handle, ranks.rank, ranks.size, world, level)
 
 
 def _binding() -> _core.MpiBinding:
@@ -243,12 +264,16 @@ def describe() -> dict[str, Any]:
     """What `farandole info` says of the communicator that init() would take, as plain values."""
     ranks = all_ranks()
     mpi = _found["module"]
-    why = why_not([{"rank": ranks.rank, "pid": os.getpid(), "host": mpi.Get_processor_name(),
-                    "threads": thread_level()}])  # fmt: skip
+    mine = threads()
+    why = why_not(
+        [mine | {"rank": ranks.rank, "pid": os.getpid(), "host": mpi.Get_processor_name()}]
+    )
     return {
         "started by": "communicator MPI_COMM_WORLD (FARANDOLE_TRANSPORT=mpi)",
         "rank": ranks.rank,
         "size": ranks.size,
         "library": mpi.Get_library_version().partition("\n")[0].strip(),
+        "threads": _level(),
         "data over MPI": f"no: {why}" if why else "yes",
+        "operations go on": _GO_ON[mine["threads"]],
     }

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -34,9 +35,9 @@ class FakeMpi {
     std::deque<std::shared_ptr<Posted>> posted;
   };
 
-  std::mutex mutex;                           // guards all
-  std::map<std::pair<int, int>, Pipe> pipes;  // from, to
-  bool broken = false;                        // every call is an error
+  std::mutex mutex;                                 // guards all
+  std::map<std::tuple<int, int, int>, Pipe> pipes;  // from, to, tag
+  bool broken = false;                              // every call is an error
 
   void match(Pipe& pipe) {
     while (!pipe.sent.empty() && !pipe.posted.empty()) {
@@ -56,7 +57,8 @@ class FakeMpiRank : public farandole::MpiFunctions {
  public:
   FakeMpiRank(std::shared_ptr<FakeMpi> mpi, int rank) : mpi_(std::move(mpi)), rank_(rank) {}
 
-  farandole::MpiRequest send(std::span<const std::byte> bytes, int to) override {
+  farandole::MpiRequest send(std::span<const std::byte> bytes, int to,
+                             int tag = farandole::kMpiFrames) override {
     const std::lock_guard lock(mpi_->mutex);
     require_whole();
     auto message = std::make_shared<FakeMpi::Message>();
@@ -66,21 +68,22 @@ class FakeMpiRank : public farandole::MpiFunctions {
       message->bytes = message->copy;
       message->complete = true;
     }
-    FakeMpi::Pipe& pipe = mpi_->pipes[{rank_, to}];
+    FakeMpi::Pipe& pipe = mpi_->pipes[{rank_, to, tag}];
     pipe.sent.push_back(message);
     sends_[++next_] = std::move(message);
     mpi_->match(pipe);
     return {next_};
   }
 
-  farandole::MpiRequest receive(std::span<std::byte> into, int from) override {
+  farandole::MpiRequest receive(std::span<std::byte> into, int from,
+                                int tag = farandole::kMpiFrames) override {
     const std::lock_guard lock(mpi_->mutex);
     require_whole();
     auto posted = std::make_shared<FakeMpi::Posted>();
     posted->into = into;
-    FakeMpi::Pipe& pipe = mpi_->pipes[{from, rank_}];
+    FakeMpi::Pipe& pipe = mpi_->pipes[{from, rank_, tag}];
     pipe.posted.push_back(posted);
-    receives_[++next_] = {std::move(posted), from};
+    receives_[++next_] = {std::move(posted), {from, rank_, tag}};
     mpi_->match(pipe);
     return {next_};
   }
@@ -94,8 +97,8 @@ class FakeMpiRank : public farandole::MpiFunctions {
       return true;
     }
     const auto received = receives_.find(request.handle);
-    if (!received->second.first->complete) return false;
-    if (bytes != nullptr) *bytes = received->second.first->count;
+    if (!received->second.posted->complete) return false;
+    if (bytes != nullptr) *bytes = received->second.posted->count;
     receives_.erase(received);
     return true;
   }
@@ -103,8 +106,8 @@ class FakeMpiRank : public farandole::MpiFunctions {
   void cancel(farandole::MpiRequest& request) override {
     const std::lock_guard lock(mpi_->mutex);
     require_whole();
-    auto& [posted, from] = receives_.at(request.handle);
-    std::erase(mpi_->pipes[{from, rank_}].posted, posted);
+    auto& [posted, where] = receives_.at(request.handle);
+    std::erase(mpi_->pipes[where].posted, posted);
     posted->complete = true;
   }
 
@@ -120,7 +123,11 @@ class FakeMpiRank : public farandole::MpiFunctions {
   int rank_;
   uint64_t next_ = 0;
   std::map<uint64_t, std::shared_ptr<FakeMpi::Message>> sends_;
-  std::map<uint64_t, std::pair<std::shared_ptr<FakeMpi::Posted>, int>> receives_;
+  struct Received {
+    std::shared_ptr<FakeMpi::Posted> posted;
+    std::tuple<int, int, int> where;
+  };
+  std::map<uint64_t, Received> receives_;
 };
 
 }  // namespace testing

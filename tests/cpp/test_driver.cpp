@@ -87,3 +87,42 @@ TEST(driver_runs_what_nobody_waits_for) {
       for (const Sum& sum : sums) CHECK(sum.is_right());
     });
 }
+
+TEST(driver_of_few_threads_polls_where_they_wait_and_nowhere_else) {
+  constexpr int kRanks = 2;
+  auto hosts = hosts_in_process(kRanks, testing::World::kArenaBytes);
+  testing::run_ranks(kRanks, [&](int rank) {
+    EngineOptions options = testing::engine_options(ProgressMode::thread);
+    options.few_threads = FewThreads{std::this_thread::get_id(), "a test says so"};
+    const auto group = Group::world(
+        std::make_shared<Engine>(std::move(hosts[static_cast<size_t>(rank)]), std::move(options)),
+        {}, testing::patience());
+    Sum sum(rank, kRanks, 40'000), other(rank, kRanks, 100);
+    const auto refused = [&](auto call) {
+      std::string verdict;
+      std::thread([&] {
+        try {
+          call();
+        } catch (const Error& error) {
+          verdict = error.verdict();
+        }
+      }).join();
+      CHECK(verdict.find("a test says so") != std::string::npos);
+    };
+    Handle handle;
+    std::thread([&] {  // any thread may submit
+      handle = group->submit(sum.buffer(), sum.buffer(), {{Collective::all_reduce}});
+    })
+        .join();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    CHECK(!handle.done());
+    refused([&] { (void)handle.wait(testing::patience()); });
+    refused([&] {
+      (void)group->submit(other.buffer(), other.buffer(), {{Collective::all_reduce}}, true);
+    });
+    CHECK_THROWS(group->engine()->driver().require_progress("it"), Error,
+                 e.code() == ErrorCode::invalid_argument);
+    CHECK_EQUAL(error_of(handle), "");
+    CHECK(sum.is_right());
+  });
+}

@@ -7,6 +7,7 @@
 #include "backends/lane_cursor.h"
 #include "base/error.h"
 #include "check.h"
+#include "transport/shm_channel.h"
 
 using namespace farandole;
 
@@ -27,6 +28,7 @@ class Scripted : public Channel {
     return is_drained;
   }
   bool copies() const override { return does_copy; }
+  bool refers() const override { return does_copy ? does_refer : !drained(); }
   std::span<const std::byte> peek(size_t at_least) override {
     if (arriving.size() < at_least) return {};
     return arriving;
@@ -34,6 +36,7 @@ class Scripted : public Channel {
   void consume(size_t count) override {
     arriving.erase(arriving.begin(), arriving.begin() + static_cast<std::ptrdiff_t>(count));
   }
+  PlaceRule place_rule() const override { return rule; }
   void offer(std::byte* at, size_t count) override { offers.emplace_back(at, count); }
   std::optional<std::span<std::byte>> place_for(std::span<const std::byte> bytes) override {
     if (!place) return std::nullopt;
@@ -49,7 +52,8 @@ class Scripted : public Channel {
 
   size_t room = SIZE_MAX;
   bool is_drained = true;
-  bool does_copy = false;
+  bool does_copy = false, does_refer = false;
+  PlaceRule rule{.shortest = kShortestPut, .by_visits = true, .of_exchanges = true};
   mutable int asked = 0;                                     // whether it is drained
   std::vector<std::pair<std::byte*, size_t>> offers;         // that were made to the peer
   std::optional<std::span<std::byte>> place{std::in_place};  // that the peer has offered
@@ -426,4 +430,41 @@ TEST(cursor_neither_offers_nor_puts_what_is_short_or_sent_to_many) {
     CHECK(stage.peer().offers.empty());
     CHECK_EQUAL(stage.peer().written.size(), step.send.count * sizeof(float));
   }
+}
+
+TEST(cursor_gives_all_that_is_ready_to_a_channel_that_sends_it_from_where_it_is) {
+  constexpr size_t kCount = 3 * kPieceBytes / sizeof(float);
+  Stage stage(kCount);
+  Scripted& peer = stage.peer();
+  peer.does_copy = true;
+  peer.rule = {.shortest = kPieceBytes};
+  peer.place.reset();  // the peer takes nothing yet
+  LaneCursor cursor = stage.run({{.to = 1, .send = in(0, kCount)}, {.from = 1, .recv = in(0, 2)}});
+  cursor.poll();
+  CHECK(peer.written.empty());
+  peer.place.emplace();
+  peer.does_refer = true;
+  peer.arrive(Floats{7, 8});
+  CHECK(cursor.poll() == Progress::moved);
+  CHECK_EQUAL(floats(peer.written), kCount);
+  CHECK(cursor.poll() == Progress::idle);
+  CHECK_EQUAL(stage.input[0], 1.0F);  // still the channel's
+  peer.does_refer = false;
+  CHECK(cursor.poll() == Progress::finished);
+  CHECK_EQUAL(stage.input[0], 7.0F);
+}
+
+TEST(cursor_offers_such_a_channel_a_place_for_all_that_lies_as_it_comes) {
+  constexpr size_t kCount = kPieceBytes / sizeof(float);
+  Stage stage(2 * kCount);
+  stage.peer().rule = {.shortest = kPieceBytes};
+  LaneCursor only_receives = stage.run({{.from = 1, .recv = out(kCount, kCount)}});
+  only_receives.poll();
+  LaneCursor folds = stage.run({{.from = 1, .recv = out(0, kCount), .action = Action::fold_upper}});
+  folds.poll();
+  LaneCursor is_short = stage.run({{.from = 1, .recv = out(0, kCount - 1)}});
+  is_short.poll();
+  CHECK(stage.peer().offers ==
+        (std::vector{std::pair(Stage::bytes(stage.output) + kPieceBytes, kPieceBytes),
+                     std::pair<std::byte*, size_t>(nullptr, kPieceBytes)}));
 }

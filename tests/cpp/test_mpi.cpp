@@ -10,6 +10,7 @@
 #include "check.h"
 #include "fake_mpi.h"
 #include "transport/mpi_channel.h"
+#include "transport/mpi_end.h"
 
 using namespace farandole;
 using testing::FakeMpi;
@@ -230,4 +231,192 @@ TEST(mpi_leaves_with_all_sent_and_no_receive_posted) {
   }
   CHECK_EQUAL(out.write(bytes), 0U);
   CHECK(std::ranges::equal(in.peek(1), bytes));
+}
+
+// ---- long transfers ----
+
+namespace {
+
+constexpr size_t kLong = 2 * MpiPort::kFolded + 1000;
+
+/// Posted receives whose memory is in there.
+size_t posted_in(const FakeMpi& mpi, std::span<const std::byte> memory) {
+  size_t count = 0;
+  for (const auto& [ends, pipe] : mpi.pipes)
+    for (const auto& posted : pipe.posted)
+      count += posted->into.data() >= memory.data() &&
+               posted->into.data() < memory.data() + memory.size();
+  return count;
+}
+
+/// Both ends until nothing is held for now, or `most` has passed.
+std::pair<Held, Held> let_go(Channel& one, Channel& other, Duration most) {
+  std::pair<Held, Held> held{one.let_go(), other.let_go()};
+  const Deadline until = Deadline::after(most);
+  while ((held.first == Held::for_now || held.second == Held::for_now) && !until.passed(now()))
+    held = {one.let_go(), other.let_go()};
+  return held;
+}
+
+}  // namespace
+
+TEST(mpi_sends_memory_straight_to_its_place) {
+  const Two two;
+  MpiChannel out = two.channel(0), in = two.channel(1);
+  const auto bytes = numbered(kLong);
+  std::vector<std::byte> place(kLong);
+  for (int round = 0; round < 3; ++round) {
+    std::ranges::fill(place, std::byte{0});
+    CHECK(!out.place_for(bytes));  // not offered
+    in.offer(place.data(), kLong);
+    CHECK_EQUAL(posted_in(*two.mpi, place), 1U);
+    CHECK(out.place_for(bytes)->empty());
+    CHECK_EQUAL(out.write(bytes), kLong);
+    CHECK(std::ranges::equal(place, bytes));  // without a look of the receiver's
+    CHECK(in.peek(1).data() == place.data());
+    for (size_t done = 0; done < kLong;)
+      done += in.read(std::span(place).subspan(done, std::min<size_t>(5000, kLong - done)));
+    CHECK(std::ranges::equal(place, bytes));
+    CHECK(!out.refers());
+    CHECK(out.drained());
+  }
+}
+
+TEST(mpi_folds_from_few_buffers) {
+  const Two two;
+  MpiChannel out = two.channel(0), in = two.channel(1);
+  const auto bytes = numbered(5 * MpiPort::kFolded + 24);
+  in.offer(nullptr, bytes.size());
+  std::vector<std::byte> got;
+  size_t sent = 0;
+  for (int round = 0; got.size() < bytes.size(); ++round) {
+    CHECK(round < 1000);
+    if (sent < bytes.size() && out.place_for(std::span(bytes).subspan(sent)))
+      sent += out.write(std::span(bytes).subspan(sent));
+    CHECK(sent <= got.size() + 2 * MpiPort::kFolded);
+    const auto arrived = in.peek(8);
+    CHECK(arrived.size() % 8 == 0);
+    got.insert(got.end(), arrived.begin(), arrived.end());
+    in.consume(arrived.size());
+  }
+  CHECK(got == bytes);
+}
+
+TEST(mpi_sends_no_little_of_what_will_be_ready_soon) {
+  const Two two;
+  MpiChannel out = two.channel(0), in = two.channel(1);
+  const auto bytes = numbered(kLong);
+  std::vector<std::byte> place(kLong);
+  in.offer(place.data(), kLong);
+  CHECK(!out.place_for(std::span(bytes).first(1000)));
+  CHECK(out.place_for(std::span(bytes).first(MpiPort::kFolded)));
+  CHECK_EQUAL(out.write(std::span(bytes).first(kLong - 1000)), kLong - 1000);
+  CHECK(out.place_for(std::span(bytes).last(1000)));  // the rest of it
+  CHECK(in.peek(1).empty());
+  CHECK_EQUAL(out.write(std::span(bytes).last(1000)), 1000U);
+  CHECK(std::ranges::equal(in.peek(1), bytes));
+}
+
+TEST(mpi_keeps_what_comes_in_frames_behind_what_has_a_place) {
+  const Two two;
+  MpiChannel out = two.channel(0), in = two.channel(1);
+  const auto bytes = numbered(kLong + 100);
+  std::vector<std::byte> place(kLong);
+  in.offer(place.data(), kLong);
+  CHECK(out.place_for(bytes));
+  CHECK_EQUAL(out.write(std::span(bytes).first(kLong)), kLong);
+  CHECK_EQUAL(out.write(std::span(bytes).last(100)), 100U);
+  MpiChannel other = two.channel(1, kStream + 1);
+  CHECK(other.peek(1).empty());  // and takes the frame
+  CHECK(read_all(in) == bytes);
+}
+
+TEST(mpi_lets_go_of_memory_at_once_where_both_ends_have_failed) {
+  const Two two;
+  MpiChannel out = two.channel(0), in = two.channel(1);
+  const auto bytes = numbered(kLong);
+  std::vector<std::byte> place(kLong);
+  in.offer(place.data(), kLong);
+  const auto held = let_go(out, in, std::chrono::milliseconds(200));
+  CHECK(held == std::pair(Held::no, Held::no));
+  CHECK_EQUAL(posted_in(*two.mpi, place), 0U);
+  // In the middle of it.
+  MpiChannel more = two.channel(0, kStream + 1), into = two.channel(1, kStream + 1);
+  into.offer(nullptr, kLong);
+  CHECK(more.place_for(bytes));
+  CHECK(more.write(bytes) > 0);
+  CHECK(let_go(more, into, std::chrono::milliseconds(200)) == std::pair(Held::no, Held::no));
+  // Where the sender hears of it last.
+  MpiChannel late = two.channel(0, kStream + 2), early = two.channel(1, kStream + 2);
+  CHECK(late.let_go() == Held::no);
+  early.offer(place.data(), kLong);
+  CHECK(let_go(late, early, std::chrono::milliseconds(200)) == std::pair(Held::no, Held::no));
+}
+
+TEST(mpi_answers_a_place_for_a_channel_that_was_shut) {
+  const Two two;
+  MpiChannel other = two.channel(0, kStream + 1), in = two.channel(1);
+  {
+    MpiChannel out = two.channel(0);
+  }
+  std::vector<std::byte> place(kLong);
+  in.offer(place.data(), kLong);
+  CHECK(other.peek(1).empty());  // takes it
+  CHECK(in.let_go() == Held::no);
+}
+
+TEST(mpi_cancels_a_receive_that_gets_no_answer_and_never_uses_its_tag_again) {
+  const Two two;
+  std::vector<std::byte> place(kLong);
+  int tag = 0;
+  {
+    MpiChannel in = two.channel(1);
+    in.offer(place.data(), kLong);
+    for (const auto& [ends, pipe] : two.mpi->pipes)
+      if (!pipe.posted.empty()) tag = std::max(tag, std::get<2>(ends));
+    CHECK(in.let_go() == Held::for_now);
+    std::this_thread::sleep_for(std::chrono::milliseconds(260));
+    in.let_go();
+    CHECK(in.let_go() == Held::no);
+  }
+  CHECK_EQUAL(posted_in(*two.mpi, place), 0U);
+  const auto stray = numbered(100);
+  FakeMpiRank stranger(two.mpi, 0);
+  CHECK(tag >= kMpiFirstPlace);
+  stranger.send(stray, 1, tag);  // late
+  const auto later = two.port(1, 78);
+  MpiChannel in(later, 0, kStream, 0);
+  in.offer(place.data(), kLong);
+  CHECK(in.peek(1).empty());
+  CHECK(std::ranges::all_of(place, [](std::byte b) { return b == std::byte{0}; }));
+}
+
+TEST(mpi_that_may_still_read_memory_is_called_no_more) {
+  const Two two;
+  MpiChannel out = two.channel(0), in = two.channel(1);
+  const auto bytes = numbered(MpiPort::kFolded);
+  in.offer(nullptr, bytes.size());
+  for (auto& [ends, pipe] : two.mpi->pipes)
+    if (std::get<2>(ends) >= kMpiFirstPlace) pipe.posted.clear();  // as one that is stopped
+  CHECK(out.place_for(bytes));
+  CHECK_EQUAL(out.write(bytes), bytes.size());
+  CHECK(out.refers());
+  CHECK(out.let_go() == Held::for_now);
+  std::this_thread::sleep_for(std::chrono::milliseconds(1010));
+  CHECK(out.let_go() == Held::for_ever);
+  CHECK(has_memory_with_mpi());
+  two.mpi->broken = true;
+  CHECK_EQUAL(out.write(bytes), 0U);
+}
+
+TEST(mpi_that_ends_with_a_death_keeps_the_memory_that_it_may_use) {
+  const Two two;
+  const auto transport = mpi_transport(two.ports[1]);
+  MpiChannel in = two.channel(1), idle = two.channel(1, kStream + 1);
+  std::vector<std::byte> place(kLong);
+  in.offer(place.data(), kLong);
+  transport->lose(0);
+  two.mpi->broken = true;  // a call would be an error at once
+  CHECK(in.let_go() == Held::for_ever);
+  CHECK(idle.let_go() == Held::no);
 }

@@ -280,6 +280,14 @@ class TallyChannel : public Channel {
     return taken;
   }
   bool drained() const override { return inner_->drained(); }
+  bool copies() const override { return inner_->copies(); }
+  bool refers() const override { return inner_->refers(); }
+  PlaceRule place_rule() const override { return inner_->place_rule(); }
+  void offer(std::byte* place, size_t count) override { inner_->offer(place, count); }
+  std::optional<std::span<std::byte>> place_for(std::span<const std::byte> bytes) override {
+    return inner_->place_for(bytes);
+  }
+  Held let_go() override { return inner_->let_go(); }
   std::span<const std::byte> peek(size_t at_least) override { return inner_->peek(at_least); }
   void consume(size_t count) override {
     tally_->consumed += count;
@@ -650,6 +658,9 @@ TEST(backend_names_operation_lane_step_and_peer_when_a_channel_breaks) {
   CHECK(broken);
   // After abort() the caller's memory is nobody's business but the caller's, and nothing runs.
   for (auto& backend : backends.all) backend->abort();
+  const Deadline until = Deadline::after(std::chrono::seconds(5));
+  while (backends.all[0]->let_go() == Held::for_now || backends.all[1]->let_go() == Held::for_now)
+    CHECK(!until.passed(now()));
   work.finish(0, 0);
   work.finish(0, 1);
   CHECK(backends.all[0]->poll(TimePoint::max()) == Progress::idle);

@@ -344,39 +344,6 @@ def test_mpi_that_was_finalized_is_said(mpi: Mpi) -> None:
 # ---- what is refused ----
 
 
-def with_threads(level: str) -> str:
-    import mpi4py
-
-    mpi4py.rc.thread_level = level
-    comm = world()
-    with pytest.raises(fd.RendezvousError) as found:
-        fd.init(comm=comm)
-    assert not fd.is_initialized()
-    return found.value.verdict
-
-
-@pytest.mark.drawn(2)
-@pytest.mark.parametrize("level", ["single", "funneled", "serialized"])
-def test_fewer_threads_than_it_takes_are_refused(mpi: Mpi, level: str) -> None:
-    for verdict in mpi.run(2, with_threads, level, env=FORCED):
-        assert f"MPI_THREAD_{level.upper()}" in verdict
-        assert "FARANDOLE_TRANSPORT=mpi" in verdict
-
-
-def with_threads_and_without_force() -> None:
-    import mpi4py
-
-    mpi4py.rc.thread_level = "serialized"
-    fd.init(comm=world())
-    assert (fd.all_reduce(np.ones(3)) == fd.size()).all()
-
-
-def test_then_data_between_hosts_go_over_tcp(mpi: Mpi) -> None:
-    ended = mpi.call(2, with_threads_and_without_force, env={"FARANDOLE_SPLIT_HOSTS": "1,1"})
-    assert [o and o.error for o in ended.outcomes] == [None, None], ended.text
-    assert ended.text.count("data between hosts go over TCP, not MPI") == 1, ended.text
-
-
 def some_do_not_come() -> str:
     comm = world()
     if comm.rank == 1:
@@ -439,6 +406,8 @@ def test_info_names_the_communicator(mpi: Mpi) -> None:
     text = re.sub(r"\s+", " ", done.stdout)  # some mpiexecs give ranks a terminal
     assert len(re.findall(r"started by:? communicator MPI_COMM_WORLD", text)) == 2, text
     assert len(re.findall(r"data over MPI:? yes", text)) == 2, text
+    assert len(re.findall(r"threads:? MPI_THREAD_MULTIPLE", text)) == 2, text
+    assert len(re.findall(r"operations go on:? also while no thread waits", text)) == 2, text
 
 
 def test_without_mpi4py_it_is_said_how_to_get_it() -> None:

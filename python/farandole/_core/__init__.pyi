@@ -72,7 +72,13 @@ class MpiPort(metaclass=_Native):
     """Links to the ranks of a communicator."""
 
     def __init__(
-        self, binding: MpiBinding, communicator: int, rank: int, size: int, world: int
+        self,
+        binding: MpiBinding,
+        communicator: int,
+        rank: int,
+        size: int,
+        world: int,
+        threads: str,
     ) -> None: ...
 
 class Buffer(metaclass=_Native):

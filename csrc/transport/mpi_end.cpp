@@ -1,0 +1,70 @@
+#include "transport/mpi_end.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "base/log.h"
+#include "transport/mpi_port.h"
+
+namespace farandole {
+namespace {
+
+/// Never freed: MPI_Finalize may come after everything else has been destroyed.
+struct Ending {
+  std::mutex mutex;  // guards what follows
+  bool watched = false;
+  std::optional<std::string> abandoned;  // why
+  std::weak_ptr<MpiPort> port;
+};
+std::atomic<bool> memory_with_mpi{false};
+
+Ending& ending_of_mpi() {
+  static auto* const ending = new Ending;
+  return *ending;
+}
+
+void when_mpi_ends() {
+  Ending& ending = ending_of_mpi();
+  std::shared_ptr<MpiPort> port;
+  {
+    const std::lock_guard lock(ending.mutex);
+    port = ending.port.lock();
+    if (ending.abandoned) {
+      log(LogLevel::warning, "MPI_Finalize would wait for ever (" + *ending.abandoned +
+                                 "); this process ends with exit code 1");
+      std::fflush(nullptr);
+      ::_exit(1);
+    }
+  }
+  if (port) port->finalize();
+}
+
+}  // namespace
+
+void abandon_mpi(const std::string& why) {
+  Ending& ending = ending_of_mpi();
+  const std::lock_guard lock(ending.mutex);
+  if (ending.watched && !ending.abandoned) ending.abandoned = why;
+}
+
+void watch_the_end_of_mpi(MpiFunctions& functions) {
+  Ending& ending = ending_of_mpi();
+  const std::lock_guard lock(ending.mutex);
+  if (!std::exchange(ending.watched, true)) functions.at_finalize(&when_mpi_ends);
+}
+
+void watch_the_end_of_mpi(const std::shared_ptr<MpiPort>& port) {
+  Ending& ending = ending_of_mpi();
+  const std::lock_guard lock(ending.mutex);
+  ending.port = port;
+}
+
+void leave_memory_with_mpi() { memory_with_mpi = true; }
+bool has_memory_with_mpi() { return memory_with_mpi; }
+
+}  // namespace farandole

@@ -1,0 +1,24 @@
+// How MPI ends in this process: MPI_Finalize waits for all ranks, so it must not begin where one
+// will never come.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "transport/mpi_functions.h"
+
+namespace farandole {
+
+class MpiPort;
+
+/// From now on MPI_Finalize ends the process, with exit code 1, if that is watched.
+void abandon_mpi(const std::string& why);
+/// What MPI_Finalize begins with. `port` may have ended by then.
+void watch_the_end_of_mpi(MpiFunctions& functions);
+void watch_the_end_of_mpi(const std::shared_ptr<MpiPort>& port);
+
+/// MPI may still read or write memory of an operation that has failed: it must not be called again.
+void leave_memory_with_mpi();
+bool has_memory_with_mpi();
+
+}  // namespace farandole

@@ -1,0 +1,35 @@
+// What a message of the port begins with (transport/mpi_port.h); data follow.
+#pragma once
+
+#include "transport/mpi_port.h"
+
+namespace farandole {
+
+enum class MpiPort::Kind : uint32_t { data, consumed, place };
+
+struct MpiPort::Frame {
+  uint64_t world = 0, stream = 0;
+  int32_t lane = 0;
+  Kind kind{};
+  uint64_t count = 0;  // of bytes: of data, consumed, or that the place takes
+  int32_t tag = 0;     // of the place
+  int32_t unused = 0;
+};
+
+/// An error of MPI's is the end of it.
+template <typename Body>
+void MpiPort::guard(Body body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    const std::string& evidence = error.where().evidence;
+    lose(error.verdict() + (evidence.empty() ? "" : " (" + evidence + ")"));
+  }
+}
+
+inline Error foreign_message(int peer) {
+  return {ErrorCode::link,
+          "rank " + std::to_string(peer) + " sent by MPI what is no message of this transport"};
+}
+
+}  // namespace farandole
