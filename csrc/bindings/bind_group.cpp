@@ -28,6 +28,7 @@
 #include "jax/handlers.h"
 #include "transport/mpi_port.h"
 #include "transport/tcp_address.h"
+#include "transport/tcp_handshake.h"
 
 namespace farandole {
 namespace {
@@ -216,6 +217,9 @@ void bind_group(py::module_& module) {
         return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
       },
       py::arg("socket"), "Where a listening socket is reached, as OtherHosts takes it.");
+  module.def(
+      "wire_format", &wire_format,
+      "(what, as this build has it) of each: ranks on several hosts must have them in common.");
   module.def(
       "agreed_settings", [] { return agreed_settings(Config::from_environment()); },
       "Those that must be the same on all ranks, as text.");

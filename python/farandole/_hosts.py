@@ -12,6 +12,7 @@ import struct
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,7 @@ def _words(
         "identity": identity,
         "address": _core.tcp_address(listener.fileno()).hex(),
         "version": _core.__version__,
+        "wire": dict(_core.wire_format()),
         "agree": f"{_core.agreed_settings()}, {agree}",
         "job": job,
     }
@@ -122,17 +124,22 @@ def _words(
 def _objection(table: list[dict[str, Any]]) -> str | None:
     first = table[0]
     for words in table[1:]:
-        for field, what in (
-            ("version", "farandole"),
-            ("size", "a world of"),
-            ("agree", "settings"),
-        ):
-            if words[field] != first[field]:
+        for (what, theirs), (_, ours) in zip(_in_common(words), _in_common(first), strict=True):
+            if theirs != ours:
                 return (
                     f"rank {words['rank']} (pid {words['pid']} on {words['host']}) has {what} "
-                    f"[{words[field]}], rank 0 on {first['host']} has [{first[field]}]"
+                    f"[{theirs}], rank 0 on {first['host']} has [{ours}]"
                 )
     return None
+
+
+def _in_common(words: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What all ranks must have, one after the other: another version has no word for some."""
+    yield "farandole", words["version"]
+    for what, value in words["wire"].items():
+        yield f"the {what}", value
+    yield "a world of", words["size"]
+    yield "settings", words["agree"]
 
 
 def _measured(
