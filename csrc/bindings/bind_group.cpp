@@ -74,19 +74,19 @@ std::shared_ptr<Engine> start_engine(Host host, EngineOptions options) {
   }
 }
 
-/// The listener's descriptor becomes ours.
+/// The listeners' descriptors become ours.
 std::shared_ptr<OtherHosts> others_from(
     const std::vector<std::tuple<std::string, int, py::bytes>>& ranks, const py::bytes& secret,
-    int listener) {
+    const std::vector<int>& listeners) {
   auto others = std::make_shared<OtherHosts>();
-  others->listener = Fd(listener);
+  for (const int listener : listeners) others->listeners.emplace_back(listener);
   const std::string_view key(secret);
   if (key.size() != others->secret.size())
     throw Error(ErrorCode::invalid_argument,
                 "a job's secret has 32 bytes, not " + std::to_string(key.size()));
   std::ranges::copy(std::as_bytes(std::span(key)), others->secret.begin());
-  for (const auto& [host, pid, address] : ranks) {
-    const auto bytes = std::as_bytes(std::span(std::string_view(address)));
+  for (const auto& [host, pid, addresses] : ranks) {
+    const auto bytes = std::as_bytes(std::span(std::string_view(addresses)));
     others->ranks.push_back({host, pid, {bytes.begin(), bytes.end()}});
   }
   return others;
@@ -207,9 +207,10 @@ void bind_group(py::module_& module) {
       "ranks are on several hosts, who they are. `mpi`: what data may go over between them.");
   py::class_<OtherHosts, std::shared_ptr<OtherHosts>>(module, "OtherHosts",
                                                       "Who the ranks of several hosts are.")
-      .def(py::init(&others_from), py::arg("ranks"), py::arg("secret"), py::arg("listener"),
-           "`ranks`: (host, pid, address) of each; `listener`: the descriptor of this rank's "
-           "listening socket, which is closed with the world.");
+      .def(py::init(&others_from), py::arg("ranks"), py::arg("secret"), py::arg("listeners"),
+           "`ranks`: (host, pid, addresses) of each, the addresses one after the other, the best "
+           "ones first; `listeners`: the descriptors of this rank's listening sockets, which are "
+           "closed with the world.");
   module.def(
       "tcp_address",
       [](int socket) {

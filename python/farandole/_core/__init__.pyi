@@ -59,7 +59,7 @@ class _Native(type):
 
 class OtherHosts(metaclass=_Native):
     def __init__(
-        self, ranks: Sequence[tuple[str, int, bytes]], secret: bytes, listener: int
+        self, ranks: Sequence[tuple[str, int, bytes]], secret: bytes, listeners: Sequence[int]
     ) -> None: ...
 
 class MpiBinding(metaclass=_Native):
