@@ -111,7 +111,8 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   Invitation me;
   me.rank = rank;
   me.size = size;
-  me.job = job;
+  me.job = job;  // where ranks of one host meet
+  if (others) me.job += ":host " + others->ranks.at(static_cast<size_t>(rank)).host;
   me.arena_bytes = config.arena_bytes > 0 ? config.arena_bytes : default_arena_bytes();
   me.agree = agreed_settings(config) + (agree.empty() ? "" : ", " + agree);
   me.others = others;
