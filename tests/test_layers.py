@@ -61,7 +61,7 @@ PYTHON_LAYERS = [
     "_bench common horovod learning_rate parameter_server",
     "data ray",
     "pipeline",
-    "_tune.first_use _tune.ranks _tune.starting",  # these measure
+    "_tune.first_use _tune.links _tune.ranks _tune.starting",  # these measure
     "_tune.__main__",
     "jax torch._devices torch._entries torch.compression",
     "torch._tensors",

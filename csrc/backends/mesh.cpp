@@ -84,16 +84,16 @@ std::vector<int> host_of_each(const Host& host, const std::vector<int>& members)
   return host_of;
 }
 
-/// Of a network. MPI's is taken for TCP's; its links copy once more, and a second lane fills that.
-ChannelCosts costs_over_network(bool over_mpi) {
-  ChannelCosts costs = kTcpCosts;
+/// MPI's network is taken for TCP's; its links copy once more, and a second lane fills that.
+ChannelCosts costs_over_network(ChannelCosts costs, bool over_mpi) {
   if (over_mpi) costs.lanes = ChannelCosts{}.lanes;
   return costs;
 }
 
 /// `here`: of ranks that share a host.
-ChannelCosts costs_between_hosts(const ChannelCosts& here, bool over_mpi) {
-  ChannelCosts costs = costs_over_network(over_mpi);
+ChannelCosts costs_between_hosts(const ChannelCosts& network, const ChannelCosts& here,
+                                 bool over_mpi) {
+  ChannelCosts costs = costs_over_network(network, over_mpi);
   costs.inner_round = here.round;
   costs.inner_byte = here.byte;
   return costs;
@@ -147,13 +147,15 @@ BackendMaker paths_over_shm(std::shared_ptr<const TuningTable> tuning) {
 bool runs_paths(const std::string& transport) { return transport != "tcp" && transport != "mpi"; }
 
 ChannelCosts costs_over(const std::string& transport, const TuningTable& tuning) {
-  return runs_paths(transport) ? tuning.channels : costs_over_network(transport == "mpi");
+  return runs_paths(transport) ? tuning.channels
+                               : costs_over_network(kTcpCosts, transport == "mpi");
 }
 
 void lay_mesh(EngineOptions& options, const TuningTable& tuning, const std::string& transport,
               std::shared_ptr<MpiPort> mpi) {
   const ChannelCosts here = costs_over(transport, tuning);
-  const ChannelCosts between = costs_between_hosts(here, mpi != nullptr && transport != "tcp");
+  const ChannelCosts between =
+      costs_between_hosts(tuning.network, here, mpi != nullptr && transport != "tcp");
   if (mpi && transport != "tcp") options.few_threads = few_threads_over(*mpi);
   options.tuning = std::make_shared<const TuningTable>(tuning);
   options.transports = [transport, mpi = std::move(mpi)](const Engine& e) {

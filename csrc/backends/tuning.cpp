@@ -63,6 +63,8 @@ std::vector<TuningField> fields_of(TuningTable& table) {
       {"channel_message", "schedules: a message that is there already", &c.message},
       {"channel_byte", "schedules: a byte through a channel", &c.byte},
       {"channel_folded_byte", "schedules: a byte folded", &c.folded_byte},
+      {"network_round", "between hosts: a message somebody waits for", &table.network.round},
+      {"network_byte", "between hosts: a byte through a host's link", &table.network.byte},
   };
   for (size_t i = 0; i < path_table().size(); ++i) {
     const std::string name(path_table()[i]->name);

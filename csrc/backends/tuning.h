@@ -17,6 +17,7 @@ std::vector<PathCosts> usual_costs();
 struct TuningTable {
   bool measured = false;  // by `farandole tune`, or at the first `farandole run`
   ChannelCosts channels;
+  ChannelCosts network = kTcpCosts;  // between hosts; what is inside them is of `channels`
   std::vector<PathCosts> paths = usual_costs();  // by path_table(); without measured ones, paths
                                                  // follow in their usual order (choose_path)
   std::string origin = "defaults";               // where the numbers come from, in a line of words
@@ -37,7 +38,7 @@ std::vector<TuningField> fields_of(TuningTable& table);
 inline constexpr double kLeastSeconds = 1e-15;
 inline constexpr double kMostSeconds = 10;
 inline constexpr size_t kMostOrigin = 160;      // characters
-inline constexpr size_t kMostTableText = 1024;  // characters, of any table that is not refused
+inline constexpr size_t kMostTableText = 1280;  // characters, of any table that is not refused
 
 /// Throws Error(invalid_argument), naming the field, for a number that nobody can have measured,
 /// or an origin that is longer than kMostOrigin or not one line of printable ASCII.

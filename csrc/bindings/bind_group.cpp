@@ -29,6 +29,7 @@
 #include "transport/mpi_end.h"
 #include "transport/mpi_port.h"
 #include "transport/tcp_address.h"
+#include "transport/tcp_handshake.h"
 
 namespace farandole {
 namespace {
@@ -74,19 +75,19 @@ std::shared_ptr<Engine> start_engine(Host host, EngineOptions options) {
   }
 }
 
-/// The listener's descriptor becomes ours.
+/// The listeners' descriptors become ours.
 std::shared_ptr<OtherHosts> others_from(
     const std::vector<std::tuple<std::string, int, py::bytes>>& ranks, const py::bytes& secret,
-    int listener) {
+    const std::vector<int>& listeners) {
   auto others = std::make_shared<OtherHosts>();
-  others->listener = Fd(listener);
+  for (const int listener : listeners) others->listeners.emplace_back(listener);
   const std::string_view key(secret);
   if (key.size() != others->secret.size())
     throw Error(ErrorCode::invalid_argument,
                 "a job's secret has 32 bytes, not " + std::to_string(key.size()));
   std::ranges::copy(std::as_bytes(std::span(key)), others->secret.begin());
-  for (const auto& [host, pid, address] : ranks) {
-    const auto bytes = std::as_bytes(std::span(std::string_view(address)));
+  for (const auto& [host, pid, addresses] : ranks) {
+    const auto bytes = std::as_bytes(std::span(std::string_view(addresses)));
     others->ranks.push_back({host, pid, {bytes.begin(), bytes.end()}});
   }
   return others;
@@ -111,7 +112,8 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   Invitation me;
   me.rank = rank;
   me.size = size;
-  me.job = job;
+  me.job = job;  // where ranks of one host meet
+  if (others) me.job += ":host " + others->ranks.at(static_cast<size_t>(rank)).host;
   me.arena_bytes = config.arena_bytes > 0 ? config.arena_bytes : default_arena_bytes();
   me.agree = agreed_settings(config) + (agree.empty() ? "" : ", " + agree);
   me.others = others;
@@ -207,9 +209,10 @@ void bind_group(py::module_& module) {
       "ranks are on several hosts, who they are. `mpi`: what data may go over between them.");
   py::class_<OtherHosts, std::shared_ptr<OtherHosts>>(module, "OtherHosts",
                                                       "Who the ranks of several hosts are.")
-      .def(py::init(&others_from), py::arg("ranks"), py::arg("secret"), py::arg("listener"),
-           "`ranks`: (host, pid, address) of each; `listener`: the descriptor of this rank's "
-           "listening socket, which is closed with the world.");
+      .def(py::init(&others_from), py::arg("ranks"), py::arg("secret"), py::arg("listeners"),
+           "`ranks`: (host, pid, addresses) of each, the addresses one after the other, the best "
+           "ones first; `listeners`: the descriptors of this rank's listening sockets, which are "
+           "closed with the world.");
   module.def(
       "tcp_address",
       [](int socket) {
@@ -217,6 +220,9 @@ void bind_group(py::module_& module) {
         return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
       },
       py::arg("socket"), "Where a listening socket is reached, as OtherHosts takes it.");
+  module.def(
+      "wire_format", &wire_format,
+      "(what, as this build has it) of each: ranks on several hosts must have them in common.");
   module.def(
       "agreed_settings", [] { return agreed_settings(Config::from_environment()); },
       "Those that must be the same on all ranks, as text.");

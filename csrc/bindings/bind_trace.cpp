@@ -5,7 +5,11 @@
 #include "base/trace_store.h"
 #include "bindings/bind.h"
 #include "bindings/tracing.h"
+#include "control/control_mesh.h"
 
+#include <unistd.h>
+
+#include <cstdio>
 #include <mutex>
 #include <utility>
 
@@ -38,6 +42,21 @@ uint64_t run_of(const Host& host, const std::string& job) {
   return hash_of(job + " " + std::to_string(host.peers.front().info.pid));
 }
 
+/// Beside the part of a rank whose host has not rank 0's clock: how its times become rank 0's.
+void log_clock(const Host& host, const Trace::Identity& me, bool anew) {
+  if (!host.mesh || host.peers.front().here) return;
+  const std::string path = me.directory + "/rank-" + std::to_string(me.rank) + ".clock";
+  char title[64];
+  std::snprintf(title, sizeof title, "{\"run\":\"%016llx\",\"rank\":%d}",
+                static_cast<unsigned long long>(me.run), me.rank);
+  try {
+    if (anew) ::unlink(path.c_str());
+    host.mesh->clock().follow(path, title);
+  } catch (const Error& error) {
+    log(LogLevel::warning, "times of this rank are not lined up with rank 0's: " + error.verdict());
+  }
+}
+
 /// A span of the program, as Python's `with` holds it.
 class PySpan {
  public:
@@ -65,6 +84,7 @@ std::shared_ptr<Trace> start_trace(const std::string& directory, const Host& hos
   auto trace = current_trace();
   if (trace && goes_on(*trace)) {
     trace->next_world();
+    log_clock(host, trace->identity(), false);
     return trace;
   }
   set_current_trace(trace = nullptr);
@@ -73,6 +93,7 @@ std::shared_ptr<Trace> start_trace(const std::string& directory, const Host& hos
   try {
     trace = std::make_shared<Trace>(
         Trace::Identity{directory, run_of(host, job), host.rank, host.size(), name, tuning});
+    log_clock(host, trace->identity(), true);
   } catch (const Error& error) {
     log(LogLevel::warning, "nothing is traced: " + error.verdict());
   }
@@ -89,6 +110,7 @@ void start_timeline(Engine& engine, const std::string& directory, int number) {
   const uint64_t run = run_of(host, "timeline " + std::to_string(number));
   auto trace = std::make_shared<Trace>(Trace::Identity{directory, run, host.rank, host.size(), name,
                                                        fingerprint(*engine.options().tuning)});
+  log_clock(host, trace->identity(), true);
   engine.set_trace(trace);
   set_current_trace(trace);
 }
@@ -100,6 +122,7 @@ void stop_timeline(Engine& engine) {
   const std::shared_ptr<Trace> kept = current_trace();
   set_current_trace(nullptr);
   engine.set_trace(nullptr);
+  if (engine.host().mesh) engine.host().mesh->clock().follow("", "");
   const py::gil_scoped_release unlocked;
   trace->write();
   trace->close();

@@ -31,6 +31,10 @@ constexpr auto kLastWords = std::chrono::milliseconds(500);
 
 constexpr uint64_t kWake = ~uint64_t{0};
 
+int64_t nanoseconds_now() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(now().time_since_epoch()).count();
+}
+
 void put_progress(WireWriter& to, const StreamProgress& progress) {
   to.put(progress.begun);
   to.put(progress.completed);
@@ -111,6 +115,7 @@ void ControlMesh::meet(int doorbell, Deadline deadline, const std::function<void
 void ControlMesh::close_descriptors() {
   epoll_.reset();
   wake_.reset();
+  clock_.close();
   for (const auto& other : peers_) other->socket.reset();
 }
 
@@ -122,12 +127,8 @@ void ControlMesh::main() {
     if (when >= next_beat_) {
       next_beat_ = when + kBeat;
       const Lock lock(mutex_);
-      for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
-        if (!peer(r).open || !peer(r).outgoing.empty()) continue;
-        WireWriter beat;
-        beat.put(Frame::beat);
-        send(r, std::move(beat));
-      }
+      for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
+        if (peer(r).open && peer(r).outgoing.empty()) send_beat(r);
     }
     flush_all();
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(next_beat_ - now()).count();
@@ -224,6 +225,8 @@ void ControlMesh::take_frames(int rank) {
 void ControlMesh::take(int rank, WireReader& from) {
   const auto kind = from.get_enum(Frame::deadlock);
   if (kind == Frame::beat) return;
+  if (kind == Frame::ping) return answer_ping(rank, from);
+  if (kind == Frame::pong) return take_pong(from);
   if (kind == Frame::state) return take_state(rank, from);
   if (kind == Frame::look) return answer_look(rank, from);
   if (kind == Frame::waits) {
@@ -255,6 +258,31 @@ void ControlMesh::take(int rank, WireReader& from) {
     answers_[{key, rank}] = progress_in(from);
     ring(doorbell_);
   }
+}
+
+// ---- what time it is ----
+
+void ControlMesh::answer_ping(int rank, WireReader& from) {
+  const auto sent = from.get<int64_t>();
+  const int64_t arrived = nanoseconds_now();
+  const Lock lock(mutex_);
+  WireWriter pong;
+  pong.put(Frame::pong);
+  pong.put(sent);
+  pong.put(arrived);
+  pong.put(nanoseconds_now());
+  send(rank, std::move(pong));
+}
+
+void ControlMesh::take_pong(WireReader& from) {
+  RoundTrip trip;
+  trip.back = nanoseconds_now();
+  trip.sent = from.get<int64_t>();
+  trip.arrived = from.get<int64_t>();
+  trip.answered = from.get<int64_t>();
+  clock_.add(trip);
+  const Lock lock(mutex_);
+  if (clock_.is_new() && peer(0).open) send_beat(0);  // the first ones at once: jobs may be short
 }
 
 // ---- who is there ----
@@ -344,6 +372,15 @@ void ControlMesh::lose(int rank) {
 void ControlMesh::send(int rank, WireWriter frame) {
   peer(rank).outgoing.push_back(framed(frame.take()));
   ring(wake_.get());
+}
+
+/// That this rank is there. Of rank 0's clock it learns by that, if its host has another one.
+void ControlMesh::send_beat(int rank) {
+  const bool asks = rank == 0 && !peer(0).here;
+  WireWriter beat;
+  beat.put(asks ? Frame::ping : Frame::beat);
+  if (asks) beat.put(nanoseconds_now());
+  send(rank, std::move(beat));
 }
 
 /// The lowest that is there.

@@ -23,6 +23,7 @@
 
 #include "base/clock.h"
 #include "base/wire.h"
+#include "control/clock_log.h"
 #include "control/failure_detector.h"
 #include "control/progress_board.h"
 #include "transport/tcp_door.h"
@@ -45,6 +46,9 @@ class ControlMesh : public ProgressBoard {
   const std::shared_ptr<TcpDoor>& door() const { return door_; }
   /// Its connection has ended, though it had not said that it leaves.
   bool has_lost(int rank) const { return peer(rank).lost.load(std::memory_order_acquire); }
+
+  /// By how much this host's clock is ahead of rank 0's; without a reading where they share one.
+  ClockLog& clock() { return clock_; }
 
   /// Any thread: tells all others this rank's state and farewell, as they stand in its page.
   void tell_state();
@@ -78,12 +82,14 @@ class ControlMesh : public ProgressBoard {
  private:
   enum class Frame : uint8_t {
     beat,
-    state,
+    ping,  // what time is it there?
+    pong,
+    state,  // of a rank, and of its streams
     report,
     verdict,
-    question,
+    question,  // how far is a stream?
     answer,
-    look,
+    look,  // what does the rank wait in?
     waits,
     deadlock
   };
@@ -115,9 +121,12 @@ class ControlMesh : public ProgressBoard {
   void take(int rank, WireReader& from);
   void take_state(int rank, WireReader& from);
   void answer_look(int rank, WireReader& from);
+  void answer_ping(int rank, WireReader& from);
+  void take_pong(WireReader& from);
   void lose(int rank);
   // With mutex_ held.
   void send(int rank, WireWriter frame);
+  void send_beat(int rank);
   int judge_of(const std::vector<int>& members) const;
   void put_before_judge(Report report);
   void judge(const Report& report);
@@ -131,6 +140,7 @@ class ControlMesh : public ProgressBoard {
   int doorbell_ = -1;
   Fd epoll_, wake_;
   TimePoint next_beat_{};
+  ClockLog clock_;
 
   mutable std::mutex mutex_;  // guards these
   std::map<uint64_t, StreamProgress> streams_;

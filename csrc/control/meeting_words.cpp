@@ -13,9 +13,8 @@ namespace {
 
 /// Before they have met: that they do not come is told by who waits for them, over TCP.
 void add_elsewhere(Host& host, int rank, const RankElsewhere& other) {
-  host.peers.push_back({{rank, other.host, other.pid, other.address}, {}, {}, {}, false});
+  host.peers.push_back({{rank, other.host, other.pid, other.addresses}, {}, {}, {}, false});
   host.segment->set_apart(rank);
-  host.segment->show_address(rank, other.address);
   host.segment->show_state(rank, RankState::present);
 }
 

@@ -171,7 +171,10 @@ namespace {
 void meet_others(Host& host, const Invitation& me, Deadline deadline) {
   std::vector<bool> here;
   for (const HostPeer& peer : host.peers) here.push_back(peer.here);
-  auto door = std::make_shared<TcpDoor>(host.segment, host.rank, std::move(me.others->listener));
+  TcpAddresses addresses;
+  for (const RankElsewhere& other : me.others->ranks) addresses.push_back(other.addresses);
+  auto door = std::make_shared<TcpDoor>(host.segment, host.rank, std::move(me.others->listeners),
+                                        std::move(addresses));
   host.mesh = std::make_shared<ControlMesh>(host.segment, host.rank, here, std::move(door));
   const int doorbell = host.peers[static_cast<size_t>(host.rank)].doorbell.get();
   host.mesh->meet(doorbell, deadline, me.interrupted);

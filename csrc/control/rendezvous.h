@@ -18,16 +18,16 @@ inline constexpr size_t kMostHandedOut = 2047;
 
 /// A rank of a world of several hosts, as the ranks told each other before those of a host meet.
 struct RankElsewhere {
-  std::string host;                // the same for ranks that are to share memory; a name for people
-  pid_t pid = 0;                   // there
-  std::vector<std::byte> address;  // where it listens (TcpAddress)
+  std::string host;  // the same for ranks that are to share memory; a name for people
+  pid_t pid = 0;     // there
+  std::vector<std::byte> addresses;  // where it listens, one after the other, the best ones first
 };
 
 /// How a rank meets those on other hosts.
 struct OtherHosts {
   std::vector<RankElsewhere> ranks;  // of the whole world, by rank
   SegmentSecret secret{};            // the job's
-  Fd listener;                       // of this rank's own address
+  std::vector<Fd> listeners;         // of this rank's own addresses
 };
 
 struct Invitation {

@@ -23,10 +23,7 @@ class Tcp : public Transport {
         wake_fd_(shared_->wakes.fd()) {}
 
   std::string_view name() const override { return "tcp"; }
-  std::vector<std::byte> address() const override {
-    const TcpAddress::Bytes bytes = shared_->door->address().bytes();
-    return {bytes.begin(), bytes.end()};
-  }
+  std::vector<std::byte> address() const override { return shared_->door->addresses(); }
   bool reaches(const PeerInfo& peer) const override {
     return (anywhere_ || peer.host == host_) && peer.rank >= 0 && peer.rank < ranks_ &&
            peer.rank != rank_;

@@ -74,6 +74,16 @@ std::optional<TcpAddress> TcpAddress::from(std::span<const std::byte> bytes) {
   return address;
 }
 
+std::optional<std::vector<TcpAddress>> TcpAddress::all_from(std::span<const std::byte> bytes) {
+  std::vector<TcpAddress> all;
+  for (; !bytes.empty(); bytes = bytes.subspan(kBytes)) {
+    const auto one = bytes.size() < kBytes ? std::nullopt : from(bytes.first(kBytes));
+    if (!one) return std::nullopt;
+    all.push_back(*one);
+  }
+  return all.empty() ? std::nullopt : std::optional(std::move(all));
+}
+
 TcpAddress TcpAddress::of_listener(int socket) {
   TcpAddress address;
   socklen_t length = sizeof address.storage_;
@@ -123,6 +133,12 @@ Fd begin_to_connect(const TcpAddress& address) {
   if (::connect(socket.get(), address.get(), address.length()) == 0 || errno == EINPROGRESS)
     return socket;
   return {};
+}
+
+bool is_connected(int socket) {
+  sockaddr_storage peer{};
+  socklen_t length = sizeof peer;
+  return ::getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &length) == 0;
 }
 
 void prepare_connection(int socket) {

@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/fd.h"
 
@@ -26,6 +27,9 @@ class TcpAddress {
   static std::optional<TcpAddress> from(std::span<const std::byte> bytes);
   /// Where a socket of ours listens.
   static TcpAddress of_listener(int socket);
+  /// One after the other, as a rank shows them; nothing where one of them is no address, or there
+  /// is none.
+  static std::optional<std::vector<TcpAddress>> all_from(std::span<const std::byte> bytes);
 
   Bytes bytes() const;
   std::string text() const;  // "127.0.0.1:4711", "[::1]:4711"
@@ -43,6 +47,9 @@ Fd listen_on_loopback(std::optional<int> family = std::nullopt);
 
 /// Begins to connect; errno stands, and nothing comes back, where that cannot begin.
 Fd begin_to_connect(const TcpAddress& address);
+
+/// Whether a socket that began to connect has come so far.
+bool is_connected(int socket);
 
 /// What every connection has: data leave at once, and a silent end is asked whether it is there.
 void prepare_connection(int socket);

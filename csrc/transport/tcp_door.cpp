@@ -18,11 +18,28 @@ namespace {
 constexpr auto kFirstPause = std::chrono::milliseconds(1);
 constexpr auto kLongestPause = std::chrono::milliseconds(50);
 constexpr auto kDialPatience = std::chrono::seconds(10);  // where a rank has shown its address
+// So long an address has to answer before the next one is tried, and twice as long in each further
+// round: a way across the sea takes a third of the first, and a lost packet is sent again.
+constexpr auto kFirstAnswer = std::chrono::milliseconds(250);
+constexpr size_t kMostDoublings = 4;
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);
 constexpr auto kBetweenNotes = std::chrono::seconds(10);
 
 void watch_by_number(int epoll, int fd, uint32_t events) {
   watch(epoll, fd, events, static_cast<uint64_t>(fd));
+}
+
+std::vector<Fd> one(Fd listener) {
+  std::vector<Fd> all;
+  all.push_back(std::move(listener));
+  return all;
+}
+
+std::string joined(const std::vector<std::string>& whys) {
+  std::string text;
+  for (const std::string& why : whys)
+    if (!why.empty()) text += (text.empty() ? "" : "; ") + why;
+  return text;
 }
 
 Error unreachable(const TcpLane& lane, const std::string& why) {
@@ -46,20 +63,26 @@ bool has_hung_up(const Fd& socket) {
 }  // namespace
 
 TcpDoor::TcpDoor(std::shared_ptr<Segment> segment, int rank, std::optional<int> family)
-    : TcpDoor(std::move(segment), rank, listen_on_loopback(family)) {}
+    : TcpDoor(std::move(segment), rank, one(listen_on_loopback(family)), {}) {
+  segment_->show_address(rank_, addresses_);
+}
 
-TcpDoor::TcpDoor(std::shared_ptr<Segment> segment, int rank, Fd listener)
+TcpDoor::TcpDoor(std::shared_ptr<Segment> segment, int rank, std::vector<Fd> listeners,
+                 TcpAddresses of_ranks)
     : segment_(std::move(segment)),
       rank_(rank),
-      listener_(std::move(listener)),
+      listeners_(std::move(listeners)),
+      of_ranks_(std::move(of_ranks)),
       epoll_(checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
       wake_(make_event_fd()),
-      news_(make_event_fd()),
-      address_(TcpAddress::of_listener(listener_.get())) {
-  watch_by_number(epoll_.get(), listener_.get(), EPOLLIN);
+      news_(make_event_fd()) {
+  for (const Fd& listener : listeners_) {
+    const TcpAddress::Bytes bytes = TcpAddress::of_listener(listener.get()).bytes();
+    addresses_.insert(addresses_.end(), bytes.begin(), bytes.end());
+    watch_by_number(epoll_.get(), listener.get(), EPOLLIN);
+  }
   watch_by_number(epoll_.get(), wake_.get(), EPOLLIN);
   thread_ = start_quiet_thread("farandole-tcp", [this] { main(); });
-  segment_->show_address(rank_, address_.bytes());
 }
 
 TcpDoor::~TcpDoor() {
@@ -81,6 +104,9 @@ std::shared_ptr<TcpArrival> TcpDoor::await(const TcpLane& lane) {
     arrival->socket = std::move(early->second);
     unclaimed_.erase(early);
     arrival->here.store(true, std::memory_order_release);
+  } else if (const auto refusal = refused_.find(lane); refusal != refused_.end()) {
+    arrival->error = refusal->second;
+    arrival->here.store(true, std::memory_order_release);
   } else {
     std::erase_if(awaited_, [](const auto& entry) { return entry.second.expired(); });
     awaited_[lane] = arrival;
@@ -93,7 +119,8 @@ void TcpDoor::close_descriptors() {
     for (auto& [socket, visitor] : visitors_) visitor.talk.close();
   if (const std::unique_lock lock(mutex_, std::try_to_lock); lock)
     for (auto& [lane, socket] : unclaimed_) socket.reset();
-  for (Fd* fd : {&listener_, &epoll_, &wake_, &news_}) fd->reset();
+  for (Fd& listener : listeners_) listener.reset();
+  for (Fd* fd : {&epoll_, &wake_, &news_}) fd->reset();
 }
 
 // ---- the thread ----
@@ -117,14 +144,14 @@ void TcpDoor::look(int timeout_ms) {
     const int fd = static_cast<int>(events[i].data.u64);
     if (fd == wake_.get())
       silence(fd);
-    else if (fd == listener_.get())
-      let_in();
+    else if (std::ranges::find(listeners_, fd, &Fd::get) != listeners_.end())
+      let_in(fd);
     else
       advance(fd);
   }
   if (accept_again_ && now() >= *accept_again_) {
     accept_again_.reset();
-    watch_by_number(epoll_.get(), listener_.get(), EPOLLIN);
+    for (const Fd& listener : listeners_) watch_by_number(epoll_.get(), listener.get(), EPOLLIN);
   }
   take_dials();
   dial_due();
@@ -144,15 +171,16 @@ int TcpDoor::time_to_next() const {
 
 // ---- who comes ----
 
-void TcpDoor::let_in() {
+void TcpDoor::let_in(int listener) {
   constexpr int kAtOnce = 64;  // others want something, too
   for (int i = 0; i < kAtOnce; ++i) {
-    Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    Fd socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket && (errno == ECONNABORTED || errno == EINTR)) continue;
     if (!socket && errno == EAGAIN) return;
     if (!socket) {  // no descriptor to be had, say: not asked again and again
       log(LogLevel::warning, std::string("accepting a TCP connection: ") + std::strerror(errno));
-      ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr);
+      for (const Fd& each : listeners_)
+        ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, each.get(), nullptr);
       accept_again_ = now() + kAcceptPause;
       return;
     }
@@ -177,9 +205,27 @@ void TcpDoor::make_room() {
 
 void TcpDoor::drop_impolite() {
   const TimePoint when = now();
+  look_after_dials(when);
   const size_t gone =
       std::erase_if(visitors_, [&](const auto& entry) { return entry.second.until.passed(when); });
   if (gone > 0) note_stranger("it did not say in time who it is");
+}
+
+/// Who does not answer may do so elsewhere. Who has answered is waited for: it may stand still.
+void TcpDoor::look_after_dials(TimePoint when) {
+  std::vector<Dial> unanswered;
+  for (auto it = visitors_.begin(); it != visitors_.end();) {
+    auto& [socket, visitor] = *it;
+    const bool late = visitor.dial && visitor.until.passed(when);
+    if (late) visitor.until = Deadline::never();
+    if (!late || is_connected(socket)) {
+      ++it;
+      continue;
+    }
+    unanswered.push_back(std::move(*visitor.dial));
+    it = visitors_.erase(it);
+  }
+  for (Dial& dial : unanswered) try_again(std::move(dial), std::strerror(ETIMEDOUT));
 }
 
 void TcpDoor::add(Visitor visitor) {
@@ -209,16 +255,23 @@ void TcpDoor::settle(Visitor visitor, TcpTalk::State state) {
     if (!visitor.dial)
       deliver(lane, visitor.talk.take_socket());
     else if (const auto arrival = visitor.dial->arrival.lock()) {
+      reached_[lane.listener] = visitor.dial->at;
       arrival->socket = visitor.talk.take_socket();
       arrived(*arrival);
     }
   } else if (!visitor.dial) {
-    note_stranger(said.refusal() ? said.refusal()->verdict() : "it went away");
+    if (said.refusal() && said.proved())
+      deliver(said.lane(), *said.refusal());
+    else
+      note_stranger(said.refusal() ? said.refusal()->verdict() : "it went away");
   } else if (state == TcpTalk::State::lost) {
     const int error = visitor.talk.error();
     try_again(std::move(*visitor.dial), error == 0 ? "it hangs up" : std::strerror(error));
   } else {
-    give_up(*visitor.dial, *said.refusal());
+    if (said.proved())
+      give_up(*visitor.dial, *said.refusal());
+    else
+      take_refusal(std::move(*visitor.dial), *said.refusal());
   }
 }
 
@@ -235,6 +288,22 @@ void TcpDoor::deliver(const TcpLane& lane, Fd socket) {
   if (!arrival) return;  // who asked for it has closed
   arrival->socket = std::move(socket);
   arrived(*arrival);
+}
+
+/// A rank of ours that is not to be understood: who asks for the lane is told why.
+void TcpDoor::deliver(const TcpLane& lane, const Error& refusal) {
+  const std::lock_guard lock(mutex_);
+  std::shared_ptr<TcpArrival> arrival;
+  if (const auto waiting = awaited_.find(lane); waiting != awaited_.end()) {
+    arrival = waiting->second.lock();
+    awaited_.erase(waiting);
+  }
+  if (arrival) {
+    arrival->error = refusal;
+    arrived(*arrival);
+  } else if (refused_.size() < kMostUnclaimed) {
+    refused_.try_emplace(lane, refusal);
+  }
 }
 
 void TcpDoor::keep_unclaimed(const TcpLane& lane, Fd socket) {
@@ -279,29 +348,28 @@ void TcpDoor::dial_due() {
   for (Dial& dial : due) begin(std::move(dial));
 }
 
+/// As the ranks told each other; on one host, as it has shown them by now.
+std::vector<std::byte> TcpDoor::addresses_of(int rank) const {
+  return of_ranks_.empty() ? segment_->address_of(rank) : of_ranks_[static_cast<size_t>(rank)];
+}
+
 void TcpDoor::begin(Dial dial) {
-  const std::vector<std::byte> shown = segment_->address_of(dial.lane.listener);
-  if (shown.empty()) {  // not there yet
-    try_again(std::move(dial), "");
-    return;
-  }
-  const auto address = TcpAddress::from(shown);
-  if (!address) {
-    try_again(std::move(dial), "what it has shown is no address");
-    return;
-  }
-  Fd socket = begin_to_connect(*address);
-  if (!socket && errno == EMFILE) {
-    give_up(dial, errno_error("opening a TCP socket"));
-    return;
-  }
-  if (!socket) {
-    try_again(std::move(dial), address->text() + ": " + std::strerror(errno));
-    return;
-  }
+  const std::vector<std::byte> shown = addresses_of(dial.lane.listener);
+  if (shown.empty()) return wait_for(std::move(dial));  // not there yet
+  const auto addresses = TcpAddress::all_from(shown);
+  if (!addresses) return give_up(dial, unreachable(dial.lane, "what it has shown is no address"));
+  const size_t count = addresses->size();
+  dial.whys.resize(count);
+  const size_t doublings = std::min(dial.tries / count, kMostDoublings);
+  dial.at = (reached_[dial.lane.listener] + dial.tries++) % count;
+  const TcpAddress& address = (*addresses)[dial.at];
+  dial.whys[dial.at] = address.text() + ": ";
+  Fd socket = begin_to_connect(address);
+  if (!socket && errno == EMFILE) return give_up(dial, errno_error("opening a TCP socket"));
+  if (!socket) return try_again(std::move(dial), std::strerror(errno));
   const TcpLane lane = dial.lane;
   add({TcpTalk(std::move(socket), TcpHandshake::dial(lane, segment_->secret())), std::move(dial),
-       Deadline::never()});
+       count == 1 ? Deadline::never() : Deadline::after(kFirstAnswer * (1 << doublings))});
 }
 
 void TcpDoor::give_up(const Dial& dial, const Error& error) {
@@ -311,18 +379,30 @@ void TcpDoor::give_up(const Dial& dial, const Error& error) {
   arrived(*arrival);
 }
 
-/// An empty `why`: it is only early, and may be so for ever.
+/// It is only early, and may be so for ever.
+void TcpDoor::wait_for(Dial dial) {
+  dial.pause = std::clamp<Duration>(dial.pause * 2, kFirstPause, kLongestPause);
+  dial.next = now() + dial.pause;
+  dials_.push_back(std::move(dial));
+}
+
+/// Once all its addresses have been tried, after a pause.
 void TcpDoor::try_again(Dial dial, const std::string& why) {
   const TimePoint when = now();
-  if (!why.empty() && dial.give_up.at == TimePoint::max())
-    dial.give_up = Deadline{when + kDialPatience};
-  if (dial.give_up.passed(when)) {
-    give_up(dial, unreachable(dial.lane, why));
-    return;
-  }
-  dial.pause = std::clamp<Duration>(dial.pause * 2, kFirstPause, kLongestPause);
-  dial.next = when + dial.pause;
+  dial.whys[dial.at] += why;
+  if (dial.give_up.at == TimePoint::max()) dial.give_up = Deadline{when + kDialPatience};
+  const bool all_tried = dial.tries % dial.whys.size() == 0;
+  if (all_tried && dial.refusal) return give_up(dial, *dial.refusal);
+  if (dial.give_up.passed(when)) return give_up(dial, unreachable(dial.lane, joined(dial.whys)));
+  if (all_tried) return wait_for(std::move(dial));
+  dial.next = when;
   dials_.push_back(std::move(dial));
+}
+
+/// Another may have that address, too, in a network of its own: the rest of them are tried.
+void TcpDoor::take_refusal(Dial dial, const Error& refusal) {
+  if (!dial.refusal) dial.refusal = refusal;
+  try_again(std::move(dial), refusal.verdict());
 }
 
 }  // namespace farandole

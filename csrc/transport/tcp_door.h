@@ -26,6 +26,9 @@ struct TcpArrival {
   std::optional<Error> error;  // it will not come
 };
 
+/// Of each rank those where it listens, one after the other (TcpAddress::all_from).
+using TcpAddresses = std::vector<std::vector<std::byte>>;
+
 class TcpDoor {
  public:
   static constexpr size_t kMostHalfOpen = 256;    // of those that have proved nothing
@@ -34,8 +37,9 @@ class TcpDoor {
 
   /// Listens on loopback and shows the address in the rank's page. `family`: 4 or 6 alone.
   TcpDoor(std::shared_ptr<Segment> segment, int rank, std::optional<int> family = std::nullopt);
-  /// The same, where `listener` listens already.
-  TcpDoor(std::shared_ptr<Segment> segment, int rank, Fd listener);
+  /// Between ranks that know each other's addresses. `listeners` listen already, at this one's.
+  TcpDoor(std::shared_ptr<Segment> segment, int rank, std::vector<Fd> listeners,
+          TcpAddresses of_ranks);
   ~TcpDoor();
   TcpDoor(const TcpDoor&) = delete;
   TcpDoor& operator=(const TcpDoor&) = delete;
@@ -44,15 +48,19 @@ class TcpDoor {
   std::shared_ptr<TcpArrival> await(const TcpLane& lane);
   /// An eventfd that is rung when a lane has come.
   int news() const { return news_.get(); }
-  const TcpAddress& address() const { return address_; }
+  /// Where this rank listens.
+  const std::vector<std::byte>& addresses() const { return addresses_; }
   /// In a forked child: what is its parent's is closed.
   void close_descriptors();
 
  private:
-  /// An attempt to reach a higher rank, repeated while that may help.
+  /// Attempts to reach a higher rank, at one of its addresses after the other, while that may help.
   struct Dial {
     TcpLane lane;
     std::weak_ptr<TcpArrival> arrival;
+    size_t tries = 0, at = 0;         // which of its addresses
+    std::vector<std::string> whys{};  // by address: how it went there last
+    std::optional<Error> refusal{};   // of who was at one of them
     TimePoint next{};
     Duration pause{};
     Deadline give_up{};
@@ -66,31 +74,39 @@ class TcpDoor {
   void main();
   void look(int timeout_ms);
   int time_to_next() const;
-  void let_in();
+  void let_in(int listener);
   void make_room();
   void take_dials();
   void dial_due();
   void begin(Dial dial);
   void give_up(const Dial& dial, const Error& error);
+  std::vector<std::byte> addresses_of(int rank) const;
+  void wait_for(Dial dial);
   void try_again(Dial dial, const std::string& why);
+  void take_refusal(Dial dial, const Error& refusal);
   void add(Visitor visitor);
   void advance(int socket);
   void drop_impolite();
+  void look_after_dials(TimePoint when);
   void settle(Visitor visitor, TcpTalk::State state);
   void deliver(const TcpLane& lane, Fd socket);
+  void deliver(const TcpLane& lane, const Error& refusal);
   void keep_unclaimed(const TcpLane& lane, Fd socket);
   void arrived(TcpArrival& arrival);
   void note_stranger(const std::string& why);
 
   std::shared_ptr<Segment> segment_;
   const int rank_;
-  Fd listener_, epoll_, wake_, news_;
-  TcpAddress address_;
+  std::vector<Fd> listeners_;
+  const TcpAddresses of_ranks_;  // by rank; empty: each shows its own in the segment
+  Fd epoll_, wake_, news_;
+  std::vector<std::byte> addresses_;
 
   // The thread's; a forked child looks whether it was in the middle of something.
   std::mutex working_;
   std::map<int, Visitor> visitors_;  // by socket
   std::vector<Dial> dials_;          // to be begun
+  std::map<int, size_t> reached_;    // by rank: which address led to it last
   std::optional<TimePoint> accept_again_;
   TimePoint next_note_{};
 
@@ -98,6 +114,7 @@ class TcpDoor {
   std::vector<Dial> new_dials_;
   std::map<TcpLane, std::weak_ptr<TcpArrival>> awaited_;
   std::map<TcpLane, Fd> unclaimed_;
+  std::map<TcpLane, Error> refused_;  // nobody here has asked for these yet, either
 
   std::atomic<bool> stopping_{false};
   std::thread thread_;  // last: all else is there

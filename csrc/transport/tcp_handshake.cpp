@@ -85,6 +85,12 @@ class Reader {
 
 }  // namespace
 
+std::vector<std::pair<std::string, std::string>> wire_format() {
+  return {{"protocol", std::to_string(kProtocol)},
+          {"byte order", hexadecimal(own_byte_order())},
+          {"message layouts", hexadecimal(own_layouts())}};
+}
+
 std::array<std::byte, TcpHello::kBytes> TcpHello::encoded() const {
   std::array<std::byte, kBytes> bytes{};
   Writer into(bytes);
@@ -199,14 +205,15 @@ void TcpHandshake::refuse(ErrorCode code, const std::string& field, const std::s
 
 /// What the same program on every rank would have equal.
 bool TcpHandshake::versions_differ(const TcpHello& theirs) {
-  const auto differ = [&](const std::string& field, const std::string& ours,
-                          const std::string& other) {
-    if (ours != other) refuse(ErrorCode::version_mismatch, field, ours, other);
-    return ours != other;
-  };
-  return differ("protocol", std::to_string(kProtocol), std::to_string(theirs.protocol)) ||
-         differ("byte order", hexadecimal(own_byte_order()), hexadecimal(theirs.byte_order)) ||
-         differ("message layouts", hexadecimal(own_layouts()), hexadecimal(theirs.layouts));
+  const std::string others[] = {std::to_string(theirs.protocol), hexadecimal(theirs.byte_order),
+                                hexadecimal(theirs.layouts)};
+  const auto ours = wire_format();
+  for (size_t i = 0; i < ours.size(); ++i) {
+    if (ours[i].second == others[i]) continue;
+    refuse(ErrorCode::version_mismatch, ours[i].first, ours[i].second, others[i]);
+    return true;
+  }
+  return false;
 }
 
 /// By the listener. Who does not even know the magic is told nothing.
@@ -223,7 +230,8 @@ void TcpHandshake::take_hello(std::span<const std::byte> bytes) {
   say(listeners_);
   say(proof_of(TcpHello::listens));
   phase_ = Phase::proof;
-  if (!versions_differ(theirs)) check_claim(theirs);
+  check_claim(theirs);
+  if (!refusal_ && versions_differ(theirs)) phase_ = Phase::proof;  // is it really a rank of ours?
 }
 
 /// By the listener: that there may be such a connection to us.
@@ -255,19 +263,23 @@ void TcpHandshake::take_answer(std::span<const std::byte> bytes) {
     return;
   }
   const bool holds =
-      !versions_differ(theirs) && same("role", TcpHello::listens, theirs.role) &&
+      same("role", TcpHello::listens, theirs.role) &&
       same("rank that listens", static_cast<uint32_t>(lane_.listener), theirs.from) &&
       same("rank that dials", static_cast<uint32_t>(lane_.dialer), theirs.to) &&
       same("lane", static_cast<uint32_t>(lane_.lane), theirs.lane) &&
       same("stream", lane_.stream_key, theirs.stream_key);
   if (!holds) return;
+  versions_differ(theirs);
   take_proof(bytes.subspan(TcpHello::kBytes));
-  if (phase_ == Phase::agreed) say(proof_of(TcpHello::dials));
+  if (proved_) say(proof_of(TcpHello::dials));  // one that differs is to know of whom, too
 }
 
 void TcpHandshake::take_proof(std::span<const std::byte> bytes) {
   const auto whose = rank_ == lane_.dialer ? TcpHello::listens : TcpHello::dials;
-  if (equal_in_constant_time(proof_of(whose), bytes))
+  proved_ = equal_in_constant_time(proof_of(whose), bytes);
+  if (refusal_)
+    phase_ = Phase::refused;
+  else if (proved_)
     phase_ = Phase::agreed;
   else
     refuse(ErrorCode::authentication, "proof", "by the secret of this job", "another one");

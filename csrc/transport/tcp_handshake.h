@@ -24,6 +24,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -41,6 +42,10 @@ struct TcpLane {
 inline constexpr int kMostTcpLanes = 64;
 
 using Secret = std::span<const std::byte, 32>;
+
+/// What two ranks must have in common to understand each other, and what this one has, in the order
+/// of a hello.
+std::vector<std::pair<std::string, std::string>> wire_format();
 
 struct TcpHello {
   static constexpr size_t kBytes = 80;
@@ -79,8 +84,11 @@ class TcpHandshake {
 
   /// Both have proved it, and nothing is left to be sent.
   bool agreed() const { return phase_ == Phase::agreed && to_send().empty(); }
-  /// Why the other end is refused. Close when nothing is left to be sent: it is told what we are.
+  /// Why the other end is refused. Close when nothing is left to be sent or read: it is told what
+  /// we are, and may prove that it is a rank of ours all the same.
   const std::optional<Error>& refusal() const { return refusal_; }
+  /// It knows the job's secret.
+  bool proved() const { return proved_; }
   /// The dialer's; what the dialer has claimed.
   const TcpLane& lane() const { return lane_; }
 
@@ -108,6 +116,7 @@ class TcpHandshake {
   std::array<std::byte, TcpHello::kBytes> dialers_{}, listeners_{};  // hellos, as they were sent
   std::vector<std::byte> out_;
   size_t sent_ = 0;
+  bool proved_ = false;
   std::optional<Error> refusal_;
 };
 

@@ -12,7 +12,7 @@ TcpTalk::State TcpTalk::advance() {
     const bool sent = send();
     if (lost_) return State::lost;
     if (!sent) return State::talking;
-    if (handshake_.refusal()) return State::refused;
+    if (handshake_.refusal() && handshake_.to_read() == 0) return State::refused;
     if (handshake_.agreed()) return State::agreed;
     const bool received = receive();
     if (lost_) return State::lost;

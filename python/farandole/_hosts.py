@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import errno
-import fcntl
+import ipaddress
 import os
 import secrets
 import socket
 import stat
-import struct
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farandole import _core, _mpi, _place, _store
+from farandole import _core, _interfaces, _mpi, _place, _store
 from farandole._core import AuthError, InvalidArgument, RendezvousError
 from farandole._host_parts import host_of_each
 from farandole._limits import setting
@@ -24,7 +25,7 @@ from farandole._mpi import Ranks
 from farandole._store import KeyValueStore
 
 _SECRET_BYTES = 32
-_SIOCGIFADDR = 0x8915
+_MOST_ADDRESSES = 8  # of a rank, as the core keeps them
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,9 @@ def meet(
     until = time.monotonic() + (_start_timeout() if timeout is None else timeout)
     with _mpi.meeting(ranks):
         secret, is_made_here = _secret(may_be_made=ranks is not None)
-        listener = _listen(address if ranks is None else _way_to_others(ranks, until))
+        listeners = _listen(address if ranks is None else _way_to_others(ranks, until))
         started = (rank, size) if among is None else (among.rank, among.size)
-        mine = _words(rank, size, job, agree, listener, _identity(*started))
+        mine = _words(rank, size, job, agree, listeners, _identity(*started))
     if rank == 0:
         mine["tuning"] = tuning
         mine["secret"] = secrets.token_hex(_SECRET_BYTES) if is_made_here else ""
@@ -100,11 +101,11 @@ def meet(
         table = _store.exchange(meeting, mine, _objection)
     if is_made_here:
         secret = bytes.fromhex(table[0]["secret"])
-    return _measured(table, rank, secret, listener, ranks)
+    return _measured(table, rank, secret, listeners, ranks)
 
 
 def _words(
-    rank: int, size: int, job: str, agree: str, listener: socket.socket, identity: str
+    rank: int, size: int, job: str, agree: str, listeners: list[socket.socket], identity: str
 ) -> dict[str, Any]:  # fmt: skip
     return {
         "rank": rank,
@@ -112,8 +113,9 @@ def _words(
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "identity": identity,
-        "address": _core.tcp_address(listener.fileno()).hex(),
+        "addresses": b"".join(_core.tcp_address(each.fileno()) for each in listeners).hex(),
         "version": _core.__version__,
+        "wire": dict(_core.wire_format()),
         "agree": f"{_core.agreed_settings()}, {agree}",
         "job": job,
     }
@@ -122,21 +124,26 @@ def _words(
 def _objection(table: list[dict[str, Any]]) -> str | None:
     first = table[0]
     for words in table[1:]:
-        for field, what in (
-            ("version", "farandole"),
-            ("size", "a world of"),
-            ("agree", "settings"),
-        ):
-            if words[field] != first[field]:
+        for (what, theirs), (_, ours) in zip(_in_common(words), _in_common(first), strict=True):
+            if theirs != ours:
                 return (
                     f"rank {words['rank']} (pid {words['pid']} on {words['host']}) has {what} "
-                    f"[{words[field]}], rank 0 on {first['host']} has [{first[field]}]"
+                    f"[{theirs}], rank 0 on {first['host']} has [{ours}]"
                 )
     return None
 
 
+def _in_common(words: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What all ranks must have, one after the other: another version has no word for some."""
+    yield "farandole", words["version"]
+    for what, value in words["wire"].items():
+        yield f"the {what}", value
+    yield "a world of", words["size"]
+    yield "settings", words["agree"]
+
+
 def _measured(
-    table: list[dict[str, Any]], rank: int, secret: bytes, listener: socket.socket,
+    table: list[dict[str, Any]], rank: int, secret: bytes, listeners: list[socket.socket],
     of: Ranks | None,
 ) -> Measured:  # fmt: skip
     identities = [words["identity"] for words in table]
@@ -144,7 +151,7 @@ def _measured(
     names = _names([table[identities.index(identity)]["host"] for identity in hosts])
     here = [r for r, identity in enumerate(identities) if identity == identities[rank]]
     ranks = [
-        (names[hosts.index(words["identity"])], words["pid"], bytes.fromhex(words["address"]))
+        (names[hosts.index(words["identity"])], words["pid"], bytes.fromhex(words["addresses"]))
         for words in table
     ]
     local_rank = here.index(rank)
@@ -154,7 +161,7 @@ def _measured(
             "memory; unset it, and data go over shared memory within hosts alone"
         )
     return Measured(
-        _core.OtherHosts(ranks, secret, listener.detach()),
+        _core.OtherHosts(ranks, secret, [each.detach() for each in listeners]),
         None if of is None else _port(of, table, len(hosts)),
         table[0]["job"] if of is None else f"mpi:{table[0]['world']}",
         table[0]["tuning"],
@@ -284,17 +291,30 @@ def _is_elsewhere(address: str) -> bool:
 # ---- where it listens ----
 
 
-def _listen(master: str) -> socket.socket:
-    """At one address, which the others reach: never at all of this host's."""
-    where = _own_address(master)
+def _listen(master: str) -> list[socket.socket]:
+    """At the addresses by which the others may reach this rank, the likeliest first; at each by
+    itself, never at all that this host may get."""
+    first, *more = _own_addresses(master)
     try:
-        family = socket.AF_INET6 if ":" in where else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.bind((where, 0))
-        listener.listen(1024)
-        listener.setblocking(False)
+        listeners = [_listener_at(first)]
     except OSError as error:
-        raise RendezvousError(f"this rank cannot listen at {where}: {error.strerror}") from error
+        raise RendezvousError(f"this rank cannot listen at {first}: {error.strerror}") from error
+    for address in more:
+        with suppress(OSError):  # tentative, say
+            listeners.append(_listener_at(address))
+    return listeners
+
+
+def _listener_at(address: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.bind((address, 0))
+        listener.listen(1024)
+    except OSError:
+        listener.close()
+        raise
+    listener.setblocking(False)
     return listener
 
 
@@ -307,30 +327,39 @@ def _way_to_others(ranks: Ranks, until: float) -> str:
     return next((w["host"] for w in table if w["boot"] != mine["boot"]), "127.0.0.1")
 
 
-def _own_address(master: str) -> str:
+def _own_addresses(master: str) -> list[str]:
+    """Those of FARANDOLE_IFACE; else the one from which a route leads to `master`, then the others
+    that this host has. It alone if `master` is an address of the loopback: all ranks are here. (A
+    name may mean the loopback on its own host, and this host on others.)"""
     if iface := os.environ.get("FARANDOLE_IFACE"):
-        return _address_of(iface)
+        return _addresses_of(iface)
     try:
         family, kind, _, _, where = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
             probe.connect(where)  # sends nothing: the kernel chooses the route
-            return str(probe.getsockname()[0])
+            first = str(probe.getsockname()[0])
     except OSError as error:
         raise RendezvousError(
             f"this rank finds no way to {master}: {error.strerror}; set MASTER_ADDR or "
             "FARANDOLE_IFACE to the network interface that leads to the other hosts"
         ) from error
+    others = list(_interfaces.addresses(_interfaces.names()))
+    if ipaddress.ip_address(first).is_loopback:
+        return [first] if _is_loopback(master) or not others else others[:_MOST_ADDRESSES]
+    return list(dict.fromkeys([first, *others]))[:_MOST_ADDRESSES]
 
 
-def _address_of(iface: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            request = struct.pack("256s", iface.encode()[:15])
-            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-        except OSError as error:
-            names = ", ".join(name for _, name in socket.if_nameindex())
-            raise InvalidArgument(
-                f"FARANDOLE_IFACE={iface} has no IPv4 address here ({error.strerror}); interfaces: "
-                f"{names}"
-            ) from error
-    return socket.inet_ntoa(answer[20:24])
+def _is_loopback(master: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(master).is_loopback
+    return master == "localhost"
+
+
+def _addresses_of(iface: str) -> list[str]:
+    found = list(_interfaces.addresses([iface], loopback=True))
+    if not found:
+        raise InvalidArgument(
+            f"FARANDOLE_IFACE={iface} has no address here, or is down; interfaces: "
+            f"{', '.join(_interfaces.names())}"
+        )
+    return found[:_MOST_ADDRESSES]

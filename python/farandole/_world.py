@@ -194,11 +194,9 @@ def _enter(
     _endings.tell_meeting(awaited)
     try:
         place, table, others, port = _found(place, timeout, table, agree, store, ranks)
-        # Ranks of one host meet there.
-        job = f"{place.job}:host {place.cross_rank}" if others is not None else place.job
         with _mpi.meeting(ranks):
             group = _core.open_world(
-                place.rank, place.size, job, timeout, table, agree, others, port
+                place.rank, place.size, place.job, timeout, table, agree, others, port
             )
     except Error as error:
         _endings.tell_no_meeting(error)

@@ -1,4 +1,4 @@
-"""This process' place in the world that it joins: by init()'s arguments, else by its environment."""
+"""This process' place in its world: by init()'s arguments, else by its environment."""
 
 from __future__ import annotations
 

@@ -1,7 +1,11 @@
 // Worlds of several hosts, each a thread of this process with a segment of its own.
+#include <netinet/in.h>
+#include <sys/socket.h>
+
 #include <array>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -18,16 +22,24 @@ constexpr SegmentSecret kSecret{std::byte{7}};
 /// A rank alone on its host.
 struct Place {
   std::shared_ptr<Segment> segment;
-  Fd listener;
-  TcpAddress::Bytes address{};
+  std::vector<Fd> listeners;
+  std::vector<std::byte> addresses;
+
+  void listen(int family) {
+    listeners.push_back(listen_on_loopback(family));
+    show(TcpAddress::of_listener(listeners.back().get()));
+  }
+  void show(const TcpAddress& address) {
+    const TcpAddress::Bytes bytes = address.bytes();
+    addresses.insert(addresses.end(), bytes.begin(), bytes.end());
+  }
 };
 
 std::vector<Place> places(int size) {
   std::vector<Place> all;
   for (int r = 0; r < size; ++r) {
-    Place place{
-        Segment::create(size, testing::World::kArenaBytes, kSecret), listen_on_loopback(4), {}};
-    place.address = TcpAddress::of_listener(place.listener.get()).bytes();
+    Place place{Segment::create(size, testing::World::kArenaBytes, kSecret), {}, {}};
+    place.listen(4);
     all.push_back(std::move(place));
   }
   return all;
@@ -38,37 +50,43 @@ Host host_at(std::vector<Place>& all, int rank) {
   Place& mine = all[static_cast<size_t>(rank)];
   Host host{rank, {}, mine.segment, {.allowed = true, .preferred = true}, {}};
   for (int r = 0; r < size; ++r) {
-    const TcpAddress::Bytes& at = all[static_cast<size_t>(r)].address;
+    const std::vector<std::byte>& at = all[static_cast<size_t>(r)].addresses;
     const bool here = r == rank;
-    host.peers.push_back({{r, "host " + std::to_string(r), 1000 + r, {at.begin(), at.end()}},
+    host.peers.push_back({{r, "host " + std::to_string(r), 1000 + r, at},
                           usable_cpus(),
                           here ? make_event_fd() : Fd(),
                           Fd(),
                           here});
     if (here) continue;
     mine.segment->set_apart(r);
-    mine.segment->show_address(r, at);
     mine.segment->show_state(r, RankState::present);
   }
   mine.segment->show_state(rank, RankState::present);
   std::vector<bool> here(static_cast<size_t>(size));
   here[static_cast<size_t>(rank)] = true;
+  TcpAddresses addresses;
+  for (const Place& place : all) addresses.push_back(place.addresses);
   host.mesh = std::make_shared<ControlMesh>(
       mine.segment, rank, here,
-      std::make_shared<TcpDoor>(mine.segment, rank, std::move(mine.listener)));
+      std::make_shared<TcpDoor>(mine.segment, rank, std::move(mine.listeners), addresses));
   host.mesh->meet(host.peers[static_cast<size_t>(rank)].doorbell.get(), testing::patience(), [] {});
   return host;
 }
 
 /// Runs body(world group) on a thread per host.
 template <typename Body>
-void run_hosts(int size, Body body) {
-  std::vector<Place> all = places(size);
+void run_hosts(std::vector<Place> all, Body body) {
+  const int size = static_cast<int>(all.size());
   testing::run_ranks(size, [&](int rank) {
     auto engine = std::make_shared<Engine>(host_at(all, rank),
                                            testing::engine_options(ProgressMode::automatic));
     body(Group::world(std::move(engine), {}, testing::patience()));
   });
+}
+
+template <typename Body>
+void run_hosts(int size, Body body) {
+  run_hosts(places(size), body);
 }
 
 Handle sum(Group& group, std::vector<int32_t>& data, const std::string& name = "") {
@@ -89,6 +107,84 @@ TEST(hosts_agree_and_reduce_over_connections) {
       }
     });
   }
+}
+
+/// An address on which a connection waits until its other end gives up.
+struct Silent {
+  Silent() : listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in loopback{};
+    loopback.sin_family = AF_INET;
+    loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    checked(::bind(listener.get(), reinterpret_cast<sockaddr*>(&loopback), sizeof loopback),
+            "bind");
+    checked(::listen(listener.get(), 0), "listen");
+    for (Fd& first : queue) first = begin_to_connect(address());  // the kernel takes no more
+  }
+  TcpAddress address() const { return TcpAddress::of_listener(listener.get()); }
+  Fd listener;
+  Fd queue[2];
+};
+
+void meet_and_reduce(std::vector<Place> all) {
+  const int size = static_cast<int>(all.size());
+  run_hosts(std::move(all), [&](const std::shared_ptr<Group>& world) {
+    testing::Sum ours(world->rank(), size, 100'001);
+    CHECK_EQUAL(testing::error_of(sum(*world, ours.data)), "");
+    CHECK(ours.is_right());
+  });
+}
+
+TEST(hosts_try_one_address_of_a_rank_after_the_other) {
+  const Silent silent;
+  const TcpAddress nobody = TcpAddress::of_listener(listen_on_loopback(4).get());
+  std::vector<Place> all = places(3);
+  for (size_t r = 1; r < all.size(); ++r) {
+    Place& place = all[r];
+    const std::vector<std::byte> reached = std::exchange(place.addresses, {});
+    place.show(nobody);
+    place.show(silent.address());
+    if (r == 2) place.show(*TcpAddress::from(all[1].addresses));  // another rank is there
+    place.addresses.insert(place.addresses.end(), reached.begin(), reached.end());
+  }
+  meet_and_reduce(std::move(all));
+}
+
+TEST(hosts_are_reached_by_either_family) {
+  std::vector<Place> all = places(2);
+  try {
+    all[1].listen(6);
+  } catch (const Error&) {
+    return;  // a host may have no IPv6
+  }
+  all[1].listeners.erase(all[1].listeners.begin());  // nobody is at the first address any more
+  meet_and_reduce(std::move(all));
+}
+
+TEST(hosts_refuse_another_rank_at_all_addresses_of_one) {
+  std::vector<Place> all = places(3);
+  all[2].addresses.clear();
+  for (int i = 0; i < 2; ++i) all[2].show(*TcpAddress::from(all[1].addresses));
+  testing::run_ranks(3, [&](int rank) {
+    if (rank == 2) return;
+    const auto segment = all[static_cast<size_t>(rank)].segment;
+    TcpAddresses addresses;
+    for (const Place& place : all) addresses.push_back(place.addresses);
+    TcpDoor door(segment, rank, std::move(all[static_cast<size_t>(rank)].listeners), addresses);
+    if (rank == 1) {
+      const auto told = door.await({0, 1, 5, 0});
+      const Deadline patience = testing::patience();
+      while (!told->here.load() && !patience.passed(now())) std::this_thread::yield();
+      return;
+    }
+    const auto refused = door.await({0, 2, 5, 0});
+    const Deadline patience = testing::patience();
+    while (!refused->here.load() && !patience.passed(now())) std::this_thread::yield();
+    CHECK(refused->error);
+    CHECK_EQUAL(refused->error->where().field, "rank that listens");
+    const auto reached = door.await({0, 1, 5, 0});
+    while (!reached->here.load() && !patience.passed(now())) std::this_thread::yield();
+    CHECK(reached->socket);
+  });
 }
 
 TEST(hosts_refuse_what_they_disagree_on_in_the_same_words) {

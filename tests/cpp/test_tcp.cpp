@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/sha256.h"
 #include "check.h"
 #include "transport/tcp.h"
 #include "transport/tcp_address.h"
@@ -103,6 +104,16 @@ struct Stranger {
       if (sent > 0) bytes = bytes.subspan(static_cast<size_t>(sent));
       return bytes.empty() || (sent < 0 && errno != EAGAIN);
     });
+  }
+  std::vector<std::byte> hear(size_t count) const {
+    std::vector<std::byte> heard(count);
+    size_t have = 0;
+    wait_until([&] {
+      const ssize_t got = ::recv(socket.get(), heard.data() + have, count - have, 0);
+      if (got > 0) have += static_cast<size_t>(got);
+      return have == count || got == 0;
+    });
+    return heard;
   }
   /// All that it is told before the other end closes.
   size_t told() const {
@@ -240,13 +251,55 @@ TEST(tcp_drops_who_knows_the_layout_and_not_the_secret) {
   CHECK(two.receive(1, word.size()) == word);
 }
 
+/// The proof that dials: by the layouts of tcp_handshake.h.
+Digest dialers_proof(std::span<const std::byte, 32> secret, std::span<const std::byte> hellos) {
+  constexpr std::string_view kWhose = "farandole tcp, dialer";
+  std::array<std::byte, 24> whose{};
+  std::ranges::copy(std::as_bytes(std::span(kWhose)), whose.begin());
+  HmacSha256 mac(secret);
+  mac.add(whose);
+  mac.add(hellos);
+  return mac.finish();
+}
+
+TEST(tcp_listener_believes_a_rank_of_its_own_that_differs_and_nobody_else) {
+  for (const bool knows_the_secret : {false, true}) {
+    const testing::Note note("knows the secret ", knows_the_secret);
+    const World world(2);
+    const auto segment = world.arena(0)->segment();
+    TcpDoor door(segment, 1);
+    const TcpLane lane{0, 1, kStream, 0};
+    TcpHandshake handshake = TcpHandshake::dial(lane, segment->secret());
+    std::vector<std::byte> hellos(handshake.to_send().begin(), handshake.to_send().end());
+    hellos[16] ^= std::byte{1};  // another layout of messages
+    const Stranger dialer(*TcpAddress::from(segment->address_of(1)));
+    dialer.say(hellos);
+    const std::vector<std::byte> answer = dialer.hear(TcpHandshake::kMostRead);
+    hellos.insert(hellos.end(), answer.begin(), answer.begin() + TcpHello::kBytes);
+    Digest proof = dialers_proof(segment->secret(), hellos);
+    if (!knows_the_secret) proof[0] ^= std::byte{1};
+    dialer.say(proof);
+    CHECK_EQUAL(dialer.told(), 0U);         // it is hung up on
+    const auto arrival = door.await(lane);  // which may come before or after the verdict
+    if (!knows_the_secret) {
+      CHECK(!arrival->here.load());
+      continue;
+    }
+    wait_until([&] { return arrival->here.load(); });
+    CHECK(arrival->error && arrival->error->code() == ErrorCode::version_mismatch);
+    CHECK_EQUAL(arrival->error->where().field, "message layouts");
+    CHECK_EQUAL(arrival->error->where().rank, 1);
+    CHECK_EQUAL(arrival->error->where().peer, 0);
+  }
+}
+
 TEST(tcp_dialer_refuses_who_listens_in_a_ranks_place) {
   const World world(2);
   const auto segment = world.arena(0)->segment();
   const auto other_job = World(2).arena(0)->segment();
   const auto left = tcp_transport(segment, 0, "here");
   const TcpDoor impostor(other_job, 1);
-  segment->show_address(1, impostor.address().bytes());
+  segment->show_address(1, impostor.addresses());
   const auto sender = std::move(left->connect(world.members()[1], kStream, 1)->poll(now())[0]);
   const auto word = pattern(8);
   CHECK_THROWS(

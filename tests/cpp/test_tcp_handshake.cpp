@@ -142,6 +142,14 @@ TEST(tcp_handshake_tells_a_dialer_of_another_version_what_the_listener_has) {
   CHECK(stranger.to_send().empty());  // who does not know the magic is told nothing
 }
 
+TEST(tcp_handshake_knows_no_rank_whose_words_were_changed_on_their_way) {
+  Talk talk;
+  talk.run(flip(16));
+  CHECK(talk.listener.refusal());
+  CHECK(!talk.listener.proved());
+  CHECK(!talk.dialer.proved());
+}
+
 TEST(tcp_handshake_notices_every_byte_that_is_changed) {
   for (size_t at = 0; at < TcpHello::kBytes; ++at) {
     const testing::Note note("hello, byte ", at);

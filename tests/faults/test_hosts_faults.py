@@ -12,6 +12,8 @@ import pytest
 from test_deaths import IMPATIENT, all_die_inside, one_dies
 
 import farandole as fd
+from farandole import _core
+from farandole._core import wire_format
 from harness import Outcome, World, split
 
 Spawn = Callable[..., World]
@@ -178,6 +180,25 @@ def test_settings_that_differ_between_hosts_are_named(spawn: Spawn) -> None:
     each: list[dict[str, str | None]] = [{}, {"FARANDOLE_LEVEL": "fast"}]
     texts = refused_everywhere(spawn(2, env=split("1,1"), each=each), "RendezvousError")
     assert all("FARANDOLE_LEVEL=fast" in text and "canonical" in text for text in texts)
+
+
+def other_messages(who: int, field: str) -> None:
+    if os.environ["RANK"] == str(who):
+        ours = [(name, "other" if name == field else value) for name, value in wire_format()]
+        _core.wire_format = lambda: ours  # type: ignore[assignment]
+    fd.init()
+
+
+@pytest.mark.parametrize("field", ["protocol", "byte order", "message layouts"])
+def test_messages_that_differ_are_refused_by_name_on_every_rank(spawn: Spawn, field: str) -> None:
+    world = spawn(3, env=split("1,1,1"))
+    world.start(other_messages, 2, field)
+    texts = {o.text for o in world.outcomes()}
+    assert len(texts) == 1, texts
+    (text,) = texts
+    assert f"has the {field} [other], rank 0 on " in text
+    assert "rank 2 (pid " in text
+    assert f"[{dict(wire_format())[field]}]" in text
 
 
 def test_a_missing_rank_is_named(spawn: Spawn) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ from test_tcp import (
 )
 
 import farandole as fd
+from farandole import _core, _hosts, _interfaces
 from harness import World, split
 
 Spawn = Callable[..., World]
@@ -234,6 +236,56 @@ def test_a_group_within_a_host_goes_over_its_memory(spawn: Spawn) -> None:
 def test_worlds_leave_no_descriptor(spawn: Spawn) -> None:
     for counts in spawn(2, env=split("1,1")).run(again_and_again, 10):
         assert counts[0] == counts[-1], counts
+
+
+def test_ranks_listen_at_all_addresses_of_the_interface_that_is_named(spawn: Spawn) -> None:
+    wanted = {":" in address for address in _interfaces.addresses(["lo"], loopback=True)}
+    for found in spawn(2, env=split("1,1") | {"FARANDOLE_IFACE": "lo"}).run(addresses):
+        assert {len(address.partition(":")[0]) > 8 for address in found} == wanted
+        assert len(found) == len(wanted), "one each, and never all that the host has"
+
+
+def joins_behind_a_dead_address(who: int) -> float:
+    """Rank `who` offers an address first at which nobody listens."""
+    words = _hosts._words
+
+    def and_a_dead_one(*about: Any) -> dict[str, Any]:
+        with socket.create_server(("127.0.0.1", 0)) as nobody:
+            dead = _core.tcp_address(nobody.fileno())
+        mine = words(*about)
+        return mine | {"addresses": dead.hex() + mine["addresses"]}
+
+    if os.environ["RANK"] == str(who):
+        _hosts._words = and_a_dead_one
+    fd.init()
+    return float(fd.all_reduce(np.ones(100_003)).sum())
+
+
+@pytest.mark.parametrize("who", [1, 2])
+def test_a_rank_is_reached_at_the_next_address(spawn: Spawn, who: int) -> None:
+    assert spawn(3, env=split("1,2")).run(joins_behind_a_dead_address, who) == [300_009.0] * 3
+
+
+def own_addresses(master: str, found: str) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            socket,
+            "getaddrinfo",
+            lambda *_, **__: [(socket.AF_INET, socket.SOCK_DGRAM, 0, "", (found, 9))],
+        )
+        return _hosts._own_addresses(master)
+
+
+def test_a_name_that_means_the_loopback_here_may_mean_this_host_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("FARANDOLE_IFACE", raising=False)
+    monkeypatch.setattr(_interfaces, "addresses", lambda _: iter(["10.1.2.3", "2001:db8::7"]))
+    assert own_addresses("127.0.0.1", "127.0.0.1") == ["127.0.0.1"]
+    assert own_addresses("localhost", "127.0.0.1") == ["127.0.0.1"]
+    assert own_addresses("node-7", "127.0.1.1") == ["10.1.2.3", "2001:db8::7"]
+    monkeypatch.setattr(_interfaces, "addresses", lambda _: iter([]))
+    assert own_addresses("node-7", "127.0.1.1")[0].startswith("127.")
 
 
 def test_ranks_listen_at_one_address(spawn: Spawn) -> None:

@@ -15,7 +15,7 @@ import pytest
 import farandole as fd
 from farandole import _core
 from farandole._tune import kept
-from harness import World
+from harness import World, split
 
 tuning = _core.tuning
 DEFAULTS = tuning.numbers()
@@ -110,6 +110,30 @@ def test_what_runs_is_what_is_explained_and_the_bits_never_change(
     assert {"ll", "one_shot", "mapped"} <= ran
 
 
+def path_between_hosts(counts: list[int]) -> list[str]:
+    fd.init()
+    paths = []
+    for count in counts:
+        assert (fd.all_reduce(np.ones(count, np.float32)) == fd.size()).all()
+        paths.append(fd.world().last_path)
+    return paths
+
+
+def test_choices_between_hosts_follow_from_what_links_take(
+    spawn: Callable[..., World], tmp_path: Path
+) -> None:
+    counts = [512, 2048, 8192]  # 2, 8 and 32 KiB of each rank
+    links = {
+        "usual": ({}, ["eager", "schedule", "schedule"]),
+        "far": ({"network_round": 1e-3}, ["eager", "eager", "eager"]),
+        "narrow": ({"network_byte": 1e-6}, ["schedule", "schedule", "schedule"]),
+    }
+    for link, (numbers, paths) in links.items():
+        file = file_of(tmp_path, {**DEFAULTS, **numbers})
+        world = spawn(4, env=split("2,2") | {"FARANDOLE_TUNING": file})
+        assert world.run(path_between_hosts, counts) == [paths] * 4, link
+
+
 # ---- commands ----
 
 
@@ -175,6 +199,19 @@ def test_tune_measures_and_the_next_job_uses_it(tmp_path: Path) -> None:
     table = json.loads(why)["table"]
     assert table["from"].startswith("measured 20")
     assert table["median errors"] == found.errors
+
+
+def test_tune_measures_links(tmp_path: Path) -> None:
+    file = tmp_path / "mine.txt"
+    measure = ["tune", "-np", "2", "-H", "a,b", "--launcher=local", "--output", str(file)]
+    shown = command(*measure).stdout
+    assert "noise of links" in shown
+    assert f"written: {file}" in shown
+    seconds = kept.read(str(file)).seconds
+    for number in ("network_round", "network_byte"):
+        assert seconds[number] != DEFAULTS[number]
+    assert 1e-7 < seconds["network_round"] < 1
+    assert 1e-12 < seconds["network_byte"] < 1e-6
 
 
 # `farandole run` looks at how busy the host is; here it sees what the test says. A test, which may

@@ -47,6 +47,7 @@ SETTINGS = [
     (["--verbose"], "FARANDOLE_LOG", "info"),
     (["--network-interface", "eth1"], "FARANDOLE_IFACE", "eth1"),
     (["--network-interfaces", "eth1,eth2"], "FARANDOLE_IFACE", "eth1"),
+    (["--iface", "eth1"], "FARANDOLE_IFACE", "eth1"),
 ]
 
 

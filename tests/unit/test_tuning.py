@@ -16,6 +16,7 @@ import farandole as fd
 from core_testing import testing
 from farandole import _core, cli
 from farandole._tune import fit, kept, table
+from farandole._tune.fit import LINKS
 from farandole.cli import _why
 from farandole.cli.tune import _keep
 
@@ -514,7 +515,7 @@ def samples(text: str, noise: float = 0.0) -> list[fit.Sample]:
 def test_a_true_model_is_found_again() -> None:
     truth = {name: value * 3 for name, value in tuning.numbers().items()} | {"ll_byte": 4e-9}
     result = fit.fit(samples(tuning.text(truth, "true")))
-    for name in set(NAMES) - {"channel_message"}:
+    for name in set(NAMES) - {"channel_message", *LINKS}:
         assert result.seconds[name] == pytest.approx(truth[name], rel=0.05), name
     assert max(result.medians().values()) < 0.01
     noisy = fit.fit(samples(tuning.text(truth, "true"), noise=0.2))
@@ -539,3 +540,38 @@ def test_tune_takes_a_number_of_ranks(capfd: pytest.CaptureFixture[str]) -> None
     for wrong in ("1", "0", "-2", "many", "65"):
         assert cli.main(["tune", "-np", wrong]) == 2
         assert f"-np takes a number from 2 to 64, not '{wrong}'" in capfd.readouterr().err
+
+
+# ---- links to other hosts ----
+
+
+def test_links_stay_until_they_are_measured_again(cache: Path) -> None:
+    def after(*, links: bool, noise: float, **seconds: float) -> tuple[str, float, float]:
+        found = measured(noise=noise, **seconds)
+        said = _keep(str(cache), found, force=False, measured_links=links)
+        numbers = kept.read(str(cache)).seconds
+        return said.partition(":")[0], numbers["network_round"], numbers["ll_start"]
+
+    first = {"network_round": 5e-5, "ll_start": 1e-6}
+    assert after(links=True, noise=0.1, **first) == ("written", 5e-5, 1e-6)
+    assert after(links=False, noise=0.1, ll_start=2e-6) == ("written", 5e-5, 2e-6)
+    # A noisier host: its own numbers are left out.
+    assert after(links=True, noise=0.3, network_round=6e-5, ll_start=3e-6)[1:] == (6e-5, 2e-6)
+    assert after(links=False, noise=0.3, network_round=7e-5)[1:] == (6e-5, 2e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-H", "localhost"], "a link has two ends"),
+        (["-H", "no-such-host,localhost"], "the table is of this host; name it first"),
+        (["-H", "a,b", "--launcher", "local"], "--output FILE, or --dry-run"),
+        (["--launcher", "local"], "name them with -H"),
+        (["-H", "a:0,b"], "at least 1 slot"),
+    ],
+)
+def test_links_need_hosts_that_make_sense(
+    arguments: list[str], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["tune", *arguments]) == 2
+    assert said in capfd.readouterr().err

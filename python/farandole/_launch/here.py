@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 
@@ -165,15 +165,20 @@ class Here(Place):
             if not rank.alive:
                 self._processes[rank.number].wait()
 
+    def parcels(self, since: float) -> Iterator[bytes]:
+        """What the ranks have left of a trace since then (time.time), for the launcher's host."""
+        from farandole._launch.agents import parcels
+
+        return parcels.packed(self._environment, range(self.first, self.first + self.count), since)
+
     def _put_traces_together(self) -> None:
-        """Where no rank is left that could. One place per machine does: the one that hears."""
-        wanted = any(name.endswith(_TRACES) for name in self._environment)
-        if not wanted or self._ear is None:
+        """Where no rank is left that could. Places that share a folder may do it at once."""
+        if not any(name.endswith(_TRACES) for name in self._environment):
             return
         from farandole._trace import TraceError, salvage
 
         try:
-            salvage(self._environment)
+            salvage(self._environment, keep_parts=bool(self.host))
         except TraceError as error:
             self._remarks.append(f"the trace is not complete: {error}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -10,11 +11,11 @@ from pathlib import Path
 from farandole._launch.agents import secret
 from farandole._launch.agents.carried import carried
 from farandole._launch.agents.order import Order, package, version
+from farandole._launch.agents.parcels import Delivery
 from farandole._launch.agents.reach import address_of, advice_for, command_for, launcher_for
 from farandole._launch.agents.remote import Remote
 from farandole._launch.here import Here
 from farandole._launch.job import Job, LaunchError, Reach
-from farandole._launch.place import Place
 from farandole._launch.ranks import check_command, new_run_id
 from farandole._launch.signals import SignalPipe
 from farandole._launch.supervisor import Supervisor
@@ -28,8 +29,14 @@ def launch(job: Job) -> int:
     orders = _orders(job) if job.hosts else []
 
     def supervise(lifeline: int, signals: SignalPipe) -> int:
-        places: Sequence[Place] = [_remote(order, job) for order in orders] or [_here(job)]
-        return Supervisor(job, places, lifeline, signals).run()
+        if not orders:
+            return Supervisor(job, [_here(job)], lifeline, signals).run()
+        delivery = Delivery({**os.environ, **job.environment})
+        delivery.announce(job.ranks)
+        places = [_remote(order, job, delivery) for order in orders]
+        code = Supervisor(job, places, lifeline, signals).run()
+        _put_together(delivery)
+        return code
 
     try:
         return guarded(supervise, "farandole run")
@@ -42,13 +49,23 @@ def _here(job: Job) -> Here:
     return Here(job.command, [job.ranks], {**os.environ, **job.environment})
 
 
-def _remote(order: Order, job: Job) -> Remote:
+def _put_together(delivery: Delivery) -> None:
+    from farandole._trace import TraceError
+
+    try:
+        delivery.put_together()
+    except (OSError, TraceError) as error:
+        print(f"farandole run: the trace is not complete: {error}", file=sys.stderr)
+
+
+def _remote(order: Order, job: Job, delivery: Delivery) -> Remote:
     reach = job.reach or Reach()
     return Remote(
         order,
         command_for(order.host, reach, job.start_timeout),
         partial(advice_for, order.host, reach),
         address_of(order.host),
+        delivery,
     )
 
 

@@ -2,6 +2,7 @@
 
     parts.py    what a rank wrote; the newest run in a directory
     salvage.py  what a rank left that did not come to write its part
+    clocks.py   the clocks of several hosts as one
     merging.py  its parts as one file for Perfetto and Chrome
     figures.py  where the time went, as numbers
     waiting.py  who waited for whom
@@ -9,14 +10,15 @@
     text.py     the same as tables and JSON
 
 A part is `rank-N.jsonl`: one event of Chrome's trace format a line, the first of which says which
-run and rank it is of. Times are microseconds of the host's steady clock, which its ranks share.
+run and rank it is of. Times are microseconds of the host's steady clock, which its ranks share; of
+other hosts than rank 0's they are turned into those of its clock when parts are read or merged.
 Needs numpy never, and the native core where a rank was killed.
 """
 
 from __future__ import annotations
 
 from farandole._trace.figures import overlap_share, summary, union
-from farandole._trace.merging import MERGED, announce, merge, merge_if_complete, salvage
+from farandole._trace.merging import MERGED, announce, gather, merge, merge_if_complete, salvage
 from farandole._trace.parts import TraceError, load, runs_in
 from farandole._trace.salvage import recover
 from farandole._trace.text import compare, render, to_json
@@ -26,6 +28,7 @@ __all__ = [
     "TraceError",
     "announce",
     "compare",
+    "gather",
     "load",
     "merge",
     "merge_if_complete",

@@ -82,6 +82,8 @@ class Summary:
     by_rank: list[RankSummary]
     slowest: list[OperationSummary]
     spans: dict[str, float]  # the program's own: median duration
+    clocks_within: dict[str, float]  # by host with a clock of its own: how far that may be off
+    clocks_unknown: list[str]  # hosts whose times cannot be compared with the others'
 
 
 def summary(directory: str | Path) -> Summary:
@@ -117,6 +119,8 @@ def summary(directory: str | Path) -> Summary:
         by_rank=by_rank,
         slowest=sorted(map(_of_operation, compared), key=lambda o: -o.took)[:SLOWEST],
         spans={name: median(times) for name, times in spans.items()},
+        clocks_within=run.clocks_within,
+        clocks_unknown=run.clocks_unknown,
     )
 
 

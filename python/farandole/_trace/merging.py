@@ -9,7 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from farandole._trace.parts import Header, TraceError, newest
+from farandole._trace.clocks import SUFFIX, lined_up
+from farandole._trace.parts import (
+    Header,
+    TraceError,
+    clocks_unknown,
+    clocks_within,
+    headers,
+    newest,
+)
 from farandole._trace.salvage import parts_of, recover
 
 MERGED = "trace.json"
@@ -29,9 +37,33 @@ def merge(directory: str | Path, into: str | Path | None = None) -> Path:
     folder = Path(directory)
     mine, missing, _ = newest(folder)
     target = folder / MERGED if into is None else Path(into)
-    about = {"run": mine[0].run, "ranks": mine[0].size, "missing_ranks": missing}
+    about: dict[str, object] = {"run": mine[0].run, "ranks": mine[0].size, "missing_ranks": missing}
+    if within := clocks_within(mine):
+        about["clocks_within_us"] = within
+    if unknown := clocks_unknown(mine):
+        about["clocks_unknown"] = unknown
     _write(target, about, _lines(mine, missing))
     return target
+
+
+def gather(directory: Path, others: Iterable[Path]) -> None:
+    """Puts parts of the newest run in a directory there that lie in other ones.
+
+    Raises:
+        TraceError: one of them cannot be read, or holds none of this run.
+    """
+    for other in others:
+        run = newest(directory)[0][0].run
+        recover(other, living=True)
+        theirs = [header.path for header in headers(other) if header.run == run]
+        if not theirs:
+            raise TraceError(f"{other} holds no part of the run in {directory}")
+        if other.samefile(directory):
+            continue
+        for part in theirs:
+            for path in (part.with_suffix(SUFFIX), part):
+                if path.exists():
+                    shutil.copy2(path, directory / path.name)
 
 
 def announce(target: Path, ranks: int) -> None:
@@ -63,11 +95,13 @@ def _write(target: Path, about: dict[str, object], lines: Iterable[bytes]) -> No
 
 
 def _lines(mine: Sequence[Header], missing: Iterable[int]) -> Iterator[bytes]:
-    """Lines are events already; nothing needs to be parsed."""
+    """Lines are events already; nothing needs to be parsed where times are by rank 0's clock."""
     for header in mine:
+        clock = header.clock
         with header.path.open("rb") as file:
             for line in file:
-                yield line.rstrip(b"\n")
+                told = line.rstrip(b"\n")
+                yield told if clock is None else lined_up(told, clock)
     for rank in missing:
         name = {"name": f"rank {rank} (left no trace)"}
         event = {"ph": "M", "pid": rank, "name": "process_name", "args": name}
@@ -85,8 +119,9 @@ def merge_if_complete(directory: str, size: int, rank: int) -> None:
         merge(directory)
 
 
-def salvage(environment: Mapping[str, str]) -> None:
-    """By the launcher, when all ranks are gone: puts together what they could not.
+def salvage(environment: Mapping[str, str], *, keep_parts: bool = False) -> None:
+    """By the launcher, when all ranks are gone: puts together what they could not. By an agent, for
+    the ranks of its host, whose parts are to be sent: `keep_parts`.
 
     Raises:
         TraceError: it cannot be written.
@@ -96,4 +131,5 @@ def salvage(environment: Mapping[str, str]) -> None:
     timeline = environment.get("FARANDOLE_TIMELINE") or environment.get("HOROVOD_TIMELINE")
     if timeline and recover(parts := parts_of(Path(timeline).absolute())):
         merge(parts, timeline)
-        shutil.rmtree(parts, ignore_errors=True)
+        if not keep_parts:
+            shutil.rmtree(parts, ignore_errors=True)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from farandole._trace import clocks
+from farandole._trace.clocks import Clock
 
 Span = tuple[float, float]  # begin, end
 
@@ -27,6 +30,12 @@ class Header:
     events: int
     lost: int
     complete_since: float  # whatever ended later is there
+    host: str = ""
+    clock: Clock | None = None  # None: its times are by rank 0's clock, as far as is known
+
+    def to_rank_0(self, time: float) -> float:
+        """The same moment by rank 0's clock."""
+        return time if self.clock is None else self.clock.to_rank_0(time)
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,16 @@ class Run:
     missing: list[int]
     stale: list[Path]  # parts of older runs
 
+    @property
+    def clocks_within(self) -> dict[str, float]:
+        """By host: how far its clock, lined up with rank 0's, may be off; in microseconds."""
+        return clocks_within([part.header for part in self.parts])
+
+    @property
+    def clocks_unknown(self) -> list[str]:
+        """Hosts whose times cannot be compared with rank 0's."""
+        return clocks_unknown([part.header for part in self.parts])
+
 
 def headers(directory: Path) -> list[Header]:
     """Of every part in the directory, the newest part first."""
@@ -95,6 +114,8 @@ def _header(path: Path) -> Header:
             int(says["events"]),
             int(says["lost"]),
             float(says["complete_since"]),
+            str(says.get("host", "")),
+            clocks.read(path, str(says["run"])),
         )
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror}") from error
@@ -112,7 +133,23 @@ def newest(directory: Path) -> tuple[list[Header], list[int], list[Path]]:
         )
     mine = sorted((h for h in found if h.run == found[0].run), key=lambda h: h.rank)
     missing = sorted(set(range(mine[0].size)) - {h.rank for h in mine})
+    known = {h.host: h.clock for h in mine if h.clock is not None}
+    mine = [replace(h, clock=h.clock or known.get(h.host)) for h in mine]
     return mine, missing, sorted(h.path for h in found if h.run != found[0].run)
+
+
+def clocks_within(mine: Sequence[Header]) -> dict[str, float]:
+    """By host that has a clock of its own; in microseconds."""
+    return {h.host: h.clock.within for h in mine if h.clock is not None}
+
+
+def clocks_unknown(mine: Sequence[Header]) -> list[str]:
+    """Hosts of which no reading is there, though they have not rank 0's clock."""
+    loose = {h.host for h in mine if h.clock is None}
+    of_rank_0 = {h.host for h in mine if h.rank == 0}
+    if not of_rank_0 and len(loose) == 1:  # a host without readings is rank 0's own
+        return []
+    return sorted(loose - of_rank_0)
 
 
 def runs_in(directory: Path) -> list[Path]:
@@ -129,7 +166,7 @@ def runs_in(directory: Path) -> list[Path]:
 def load(directory: Path) -> Run:
     """Reads the newest run in a directory. What some rank has lost is left out of all of them."""
     mine, missing, stale = newest(directory)
-    since = max(h.complete_since for h in mine)
+    since = max(h.to_rank_0(h.complete_since) if h.complete_since else 0.0 for h in mine)
     return Run(directory, [_read(h, since) for h in mine], missing, stale)
 
 
@@ -139,10 +176,10 @@ def _read(header: Header, since: float) -> Part:
         if event["ph"] != "X":
             continue
         begin = float(event["ts"])
-        end = begin + float(event["dur"])
+        end = header.to_rank_0(begin + float(event["dur"]))
         if end <= since:
             continue
-        _sort_in(part, event, (begin, end))
+        _sort_in(part, event, (header.to_rank_0(begin), end))
     return part
 
 
@@ -170,7 +207,7 @@ def _sort_in(part: Part, event: dict[str, Any], span: Span) -> None:
                 collective=says["collective"],
                 path=says["path"],
                 bytes=says["bytes"],
-                launched=float(says["launched"]),
+                launched=part.header.to_rank_0(float(says["launched"])),
                 begin=span[0],
                 end=span[1],
                 failed=says.get("failed", False),

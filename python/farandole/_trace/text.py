@@ -72,6 +72,13 @@ def _notes(found: Summary) -> list[str]:
             f"note: {found.lost_events} older events were overwritten; this is about the time "
             "after them"
         )
+    if found.clocks_within:
+        worst = _time(max(found.clocks_within.values()))
+        hosts = ", ".join(found.clocks_within)
+        notes.append(f"note: clocks of {hosts} lined up with rank 0's to within {worst}")
+    if found.clocks_unknown:
+        hosts = ", ".join(found.clocks_unknown)
+        notes.append(f"note: times of {hosts} are by another clock than rank 0's; do not compare")
     if found.stale_parts:
         notes.append(f"note: parts of older runs are left out: {', '.join(found.stale_parts)}")
     return notes

@@ -38,7 +38,7 @@ def start(group: Group, file: Path) -> None:
     try:
         with _alone_in(parts):
             group.start_timeline(str(parts), _state.number + 1)
-            if not any(parts.glob("rank-*")):
+            if not any(parts.glob("rank-*.jsonl")):
                 announce(file, group.size)
     except (OSError, TraceError) as error:
         raise ResourceError(f"no timeline can be written to {file}: {error}") from error

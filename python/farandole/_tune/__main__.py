@@ -1,5 +1,6 @@
-"""A rank that `starting` started: it measures, and rank 0 leaves the samples in a file; or it only
-meets the other one, and says whether they reach each other's memory by address."""
+"""A rank that `starting` started: it measures the host, or links to others, and rank 0 leaves the
+result in a file; or it only meets another one, and says whether they reach each other's memory by
+address."""
 
 from __future__ import annotations
 
@@ -19,6 +20,14 @@ def _measure(file: str, seconds: str, rows: str, terminal: str) -> None:
         Path(file).write_text(json.dumps([asdict(sample) for sample in samples]))
 
 
+def _measure_links(file: str, seconds: str) -> None:
+    from farandole._tune.links import measure
+
+    link = measure(float(seconds))
+    if fd.rank() == 0:
+        Path(file).write_text(json.dumps(asdict(link)))
+
+
 def _meet() -> None:
     fd.init()
     print(json.dumps(fd.world().by_address))
@@ -27,5 +36,7 @@ def _meet() -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "meet":
         _meet()
+    elif sys.argv[1] == "links":
+        _measure_links(*sys.argv[2:])
     else:
         _measure(*sys.argv[2:])

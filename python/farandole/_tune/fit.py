@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from farandole import _core
 
 PATHS = tuple(path["name"] for path in _core.tuning.paths())
+LINKS = ("network_round", "network_byte")
 CHANNELS = ("channel_round", "channel_message", "channel_byte", "channel_folded_byte")
 
 _PULL = 1e-6  # towards the default: decides only where times do not
@@ -39,6 +40,15 @@ class Sample:
     @property
     def is_path(self) -> bool:
         return self.algorithm in PATHS
+
+
+@dataclass(frozen=True)
+class Link:
+    """Between hosts: what the slowest pair takes, in seconds."""
+
+    network_round: float
+    network_byte: float
+    noise: float  # by how much its slow readings exceeded the quick ones
 
 
 @dataclass(frozen=True)

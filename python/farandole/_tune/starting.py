@@ -1,5 +1,5 @@
-"""Starts the ranks that measure a host, and two that only meet and tell whether they reach each
-other's memory by address."""
+"""Starts the ranks that measure a host, or the links between hosts; and two that only meet and tell
+whether they reach each other's memory by address."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ import subprocess
 import sys
 import tempfile
 import uuid
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from farandole._launchers import without_launchers
-from farandole._tune.fit import Sample
+from farandole._tune.fit import Link, Sample
+
+if TYPE_CHECKING:
+    from farandole._launch import Job, Reach, Share
 
 _MEETING_SECONDS = 10.0
 
@@ -28,19 +33,47 @@ def measure(ranks: int, seconds: float, *, planners: bool, terminal: int = 0) ->
     """
     from farandole import _launch
 
+    rows = "planners" if planners else "paths"
+    words = ["measure", str(seconds), rows, str(terminal)]
+    found = _result_of(words, lambda command: _launch.Job(command, ranks, prefix=False))
+    return [Sample(**row) for row in found]
+
+
+def measure_links(hosts: Sequence[Share], reach: Reach, seconds: float) -> Link:
+    """The same for what is between hosts, with one rank on each.
+
+    Raises:
+        LaunchError: they could not be started, or ended without a result.
+    """
+    from farandole import _launch
+
+    iface = os.environ.get("FARANDOLE_IFACE")  # whose link it is to be
+    environment = {} if iface is None else {"FARANDOLE_IFACE": iface}
+    found = _result_of(
+        ["links", str(seconds)],
+        lambda command: _launch.Job(
+            command, len(hosts), environment=environment, hosts=hosts, reach=reach
+        ),
+    )
+    return Link(**found)
+
+
+def _result_of(words: Sequence[str], job: Callable[[list[str]], Job]) -> Any:
+    """What rank 0 of a job left in a file, which its first host shares with this process."""
+    from farandole import _launch
+
     for name in [n for n in os.environ if n.startswith("FARANDOLE_")]:
         del os.environ[name]
     os.environ["FARANDOLE_TUNING"] = "off"
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # or the launcher explains its own choice
     with tempfile.TemporaryDirectory(prefix="farandole-tune-") as directory:
-        file = Path(directory, "samples.json")
-        rows = "planners" if planners else "paths"
-        words = ["measure", str(file), str(seconds), rows, str(terminal)]
-        command = [sys.executable, "-m", "farandole._tune", *words]
-        code = _launch.launch(_launch.Job(command=command, ranks=ranks, prefix=False))
+        file = Path(directory, "result.json")
+        kind, *more = words
+        command = [sys.executable, "-m", "farandole._tune", kind, str(file), *more]
+        code = _launch.launch(job(command))
         if code != 0 or not file.exists():
             raise _launch.LaunchError("the ranks ended without a result", code or 1)
-        return [Sample(**row) for row in json.loads(file.read_text())]
+        return json.loads(file.read_text())
 
 
 def ask_by_address() -> tuple[bool, str]:

@@ -115,7 +115,7 @@ FLAGS = [
          "TRACE, DEBUG, INFO, WARNING (default), ERROR or FATAL", key="logging.level"),
     Flag("--verbose", "", "FARANDOLE_LOG", "info", "the same as --log-level INFO",
          key="verbose=true"),
-    Flag("--network-interface --network-interfaces", "LIST", "FARANDOLE_IFACE", _first,
+    Flag("--network-interface --network-interfaces --iface", "LIST", "FARANDOLE_IFACE", _first,
          "the one at which ranks of several hosts reach each other: the first of the list"),
     # What does nothing here.
     Flag("--stall-check", ignored="operations are watched anyway", key="stall_check.enabled=true"),

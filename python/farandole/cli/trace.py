@@ -16,6 +16,7 @@ examples:
   farandole trace out                              after a run with FARANDOLE_TRACE=out
   farandole trace with-overlap without-overlap     two runs side by side
   farandole trace out --draw step.svg              a training step as a picture
+  farandole trace out --add out-of-b               with the parts that host b wrote
   farandole trace out --json > summary.json
 """
 
@@ -23,6 +24,15 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIR", type=Path, help="what FARANDOLE_TRACE named")
     parser.add_argument("other", metavar="DIR2", type=Path, nargs="?", help="another run's")
+    parser.add_argument(
+        "--add",
+        type=Path,
+        metavar="DIR",
+        action="append",
+        default=[],
+        help="a directory with parts of the same run that another host wrote: they are put into "
+        "the first one",
+    )
     parser.add_argument("--json", action="store_true", help="the summary as JSON, in microseconds")
     parser.add_argument(
         "--draw", type=Path, metavar="FILE", help="draw a step to FILE.svg or FILE.png instead"
@@ -42,6 +52,7 @@ def handle(arguments: argparse.Namespace) -> int:
         raise CommandError("--draw and --json exclude each other")
     try:
         _trace.recover(arguments.directory, living=True)
+        _trace.gather(arguments.directory, arguments.add)
         if arguments.other is not None:
             directories.append(arguments.other)
         else:

@@ -1,21 +1,25 @@
-"""Measures this host in seconds, so that paths and planners are chosen by what they take here."""
+"""Measures this host in seconds, and with -H the links to others, so that paths and planners are
+chosen by what they take here."""
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from farandole.cli import CommandError, add_ranks
+from farandole.cli import CommandError, _hosts, add_ranks
 
 if TYPE_CHECKING:
+    from farandole._launch import Share
     from farandole._tune.fit import Fit, Sample
     from farandole._tune.kept import Kept
 
 EPILOG = """\
 examples:
   farandole tune
+  farandole tune -H this-host,other-host       the links to other hosts, too: one rank on each
   farandole tune -np 4 --output tuning.txt     then: export FARANDOLE_TUNING=tuning.txt
   farandole info --why 4M                      what would be chosen now, and why
 
@@ -34,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="FILE", help="write here, not into the cache")
     parser.add_argument("--dry-run", action="store_true", help="measure and show, write nothing")
     parser.add_argument("--force", action="store_true", help="replace a table of less noise, too")
+    _hosts.add_places(parser.add_argument_group("links to other hosts"))
     # What `farandole run` starts: paths alone, in a second, and however it turns out.
     parser.add_argument("--first-use", action="store_true", help=argparse.SUPPRESS)
 
@@ -44,6 +49,7 @@ def handle(arguments: argparse.Namespace) -> int:
     from farandole.cli._terminal import columns
 
     ranks = _ranks(arguments.ranks)
+    hosts = _hosts_of(arguments)
     brief = arguments.first_use
     try:
         path = arguments.output or kept.path_here()
@@ -51,10 +57,14 @@ def handle(arguments: argparse.Namespace) -> int:
         raise CommandError(f"{error}; say --output FILE") from None
     try:
         seconds = _FIRST_USE_SECONDS if brief else _SECONDS
+        reach = _launch.Reach(launcher=arguments.launcher or "ssh")
+        link = starting.measure_links(hosts, reach, seconds) if hosts else None
         samples = starting.measure(ranks, seconds, planners=not brief, terminal=columns())
     except _launch.LaunchError as error:
         raise CommandError(str(error), error.exit_code) from error
     result = fit.fit(samples)
+    if link is not None:
+        result.seconds.update(network_round=link.network_round, network_byte=link.network_byte)
     print()
     _show(result, samples)
     found = kept.Kept(
@@ -67,8 +77,10 @@ def handle(arguments: argparse.Namespace) -> int:
         seconds=result.seconds,
     )
     print(f"noise {100 * found.noise:.1f} %")
+    if link is not None:
+        print(f"noise of links {100 * link.noise:.1f} %")
     if not arguments.dry_run:
-        print(_keep(path, found, force=arguments.force))
+        print(_keep(path, found, force=arguments.force, measured_links=link is not None))
     return 0
 
 
@@ -83,21 +95,55 @@ def _ranks(text: str | None) -> int:
     return ranks
 
 
-def _keep(path: str, found: Kept, *, force: bool) -> str:
-    """Writes the file, unless the one that is there is the better one; says what it did."""
+def _hosts_of(arguments: argparse.Namespace) -> Sequence[Share]:
+    """One rank on each of them; none where links are not to be measured."""
+    from farandole import _launch
+
+    if arguments.hosts is None:
+        if arguments.launcher is not None:
+            raise CommandError("--launcher says how hosts are reached: name them with -H")
+        return ()
+    try:
+        names = [share.host for share in _launch.hosts_of(arguments.hosts, None) or ()]
+    except _launch.LaunchError as error:
+        raise CommandError(str(error), error.exit_code) from error
+    if len(names) < 2:
+        raise CommandError(f"-H {arguments.hosts}: a link has two ends; name this host and others")
+    if arguments.launcher in (None, "ssh"):
+        if not _launch.is_here(names[0]):
+            raise CommandError(f"-H {arguments.hosts}: the table is of this host; name it first")
+    elif not (arguments.output or arguments.dry_run):
+        raise CommandError(
+            f"--launcher {arguments.launcher} measures no link to another machine; say where the "
+            "table goes: --output FILE, or --dry-run"
+        )
+    return [_launch.Share(name, 1) for name in names]
+
+
+def _keep(path: str, found: Kept, *, force: bool, measured_links: bool = False) -> str:
+    """Writes the file, unless the one that is there is the better one; says what it did.
+
+    What is known of links stays where they were not measured now, and is replaced where they were.
+    """
     from farandole._tune import kept, table
+    from farandole._tune.fit import LINKS
 
     try:
         table.text_of(found)  # what would not be believed is not written
         before = _before(path)
         found = found._replace(tries=found.tries + (before.tries if before else 0))
+        newer = found if measured_links or before is None else before
+        links = {name: newer.seconds[name] for name in LINKS}
+        found = found._replace(seconds=found.seconds | links)
         said = f"written: {path}"
         if before and not force and before.noise * _MUCH_QUIETER < found.noise:
             said = (
                 f"not written: {path} was measured {before.measured} on a quieter host "
                 f"(noise {100 * before.noise:.1f} %); --force replaces it"
             )
-            found = before._replace(tries=found.tries)
+            if measured_links:
+                said = f"written: {path}, the links alone; {said.partition(': ')[2]}"
+            found = before._replace(tries=found.tries, seconds=before.seconds | links)
         kept.write(path, found)
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror}", 1) from error
@@ -108,10 +154,12 @@ def _keep(path: str, found: Kept, *, force: bool) -> str:
 
 def _before(path: str) -> Kept | None:
     """The table that is there, if it is one."""
-    from farandole._tune import kept
+    from farandole._tune import kept, table
 
     try:
-        return kept.read(path)
+        before = kept.read(path)
+        table.text_of(before)  # it has all numbers
+        return before
     except (OSError, kept.NotBelieved):
         return None
 

@@ -7,6 +7,7 @@
     order.py       the job that an agent is given
     carried.py     which variables go along
     frames.py      what the two say to each other; outbox.py: on its way
+    parcels.py     what ranks left of a trace, sent to the launcher's host
 
     __main__.py    the agent's beginning: `python -m farandole._launch.agents`
     agent.py       its loop: does what the launcher says, and tells

@@ -6,20 +6,12 @@ A host's name is no answer: it may be known to ssh alone, and Debian's hosts tak
 
 from __future__ import annotations
 
-import fcntl
 import ipaddress
-import os
 import socket
-import struct
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from itertools import chain
-from pathlib import Path
+from collections.abc import Mapping
 from typing import NamedTuple
 
-_SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915
-_IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
-_GLOBAL = "00"  # the scope of an address, in if_inet6
+from farandole import _interfaces
 
 
 class Seen(NamedTuple):
@@ -42,8 +34,7 @@ def of_interfaces(wanted: str = "") -> str:
 
     Never that of the loopback, which every host has for itself.
     """
-    names = [wanted] if wanted else [name for _, name in socket.if_nameindex()]
-    return next(chain(_of_version_4(names), _of_version_6(names)), "")
+    return next(_interfaces.addresses([wanted] if wanted else _interfaces.names()), "")
 
 
 def is_address(text: str) -> bool:
@@ -72,23 +63,3 @@ def _parsed(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address(text)
     except ValueError:
         return None
-
-
-def _of_version_4(names: list[str]) -> Iterator[str]:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for name in names:
-            request = struct.pack("256s", os.fsencode(name)[:15])
-            with suppress(OSError):  # it is gone, or has no such address
-                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFFLAGS, request)
-                (flags,) = struct.unpack_from("H", answer, 16)
-                if flags & _IFF_UP and not flags & _IFF_LOOPBACK:
-                    answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-                    yield socket.inet_ntoa(answer[20:24])
-
-
-def _of_version_6(names: list[str]) -> Iterator[str]:
-    with suppress(OSError):  # the kernel has no version 6
-        for line in Path("/proc/net/if_inet6").read_text().splitlines():
-            digits, _, _, scope, _, name = line.split()
-            if name in names and scope == _GLOBAL:
-                yield socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))

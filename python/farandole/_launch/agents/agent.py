@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from farandole._launch.agents import frames, silence
@@ -51,6 +51,8 @@ class Agent:
         self._plan = Escalation()  # then
         self._given_up = False  # a rank cannot be killed
         self._finishing = self._left = self._dry = False
+        self._began = time.time()
+        self._parcels: Iterator[bytes] | None = None  # once all ranks have ended
         self._commands: dict[str, Callable[..., None]] = {
             "start": self._start,
             "pass_on": lambda number: here.pass_on(signal.Signals(number)),
@@ -189,13 +191,24 @@ class Agent:
         if self._here.finished and not self._left:
             self._left = True
             self._tell("left", out_of_memory=self._here.out_of_memory)
-        if not self._left or self._dry:
+            self._parcels = self._here.parcels(self._began)
+        if not self._left or self._dry or not self._are_parcels_sent():
             return
         for tap in self._taps.close_dry():
             self._outbox.put(frames.output(tap.rank, tap.which, b""))
         if not self._taps.any_open:
             self._dry = True
             self._tell("dry")
+
+    def _are_parcels_sent(self) -> bool:
+        """No more of them at once than the launcher takes."""
+        while self._parcels is not None and not self._is_backlogged():
+            if (piece := next(self._parcels, None)) is None:
+                self._parcels = None
+            else:
+                self._outbox.put(piece)
+                self._outbox.flush()
+        return self._parcels is None
 
     # -- without a launcher -------------------------------------------------------------------
 

@@ -1,19 +1,21 @@
 """What the launcher and an agent say to each other, over the agent's stdin and stdout.
 
-A frame is its length (4 bytes, big-endian), its kind (1 byte) and its content: a JSON object, or a
-rank's output behind the rank's number and which stream it is of. Output without bytes is the end of
-that stream. A length is checked before anything of that length is kept.
+A frame is its length (4 bytes, big-endian), its kind (1 byte) and its content: a JSON object; a
+rank's output behind the rank's number and which stream it is of; or a piece of a file, behind what
+names it, in JSON, and a zero. Output without bytes is the end of that stream. A length is checked
+before anything of that length is kept.
 
     launcher to agent   order (the job), start, pass_on, signal_groups, end, finish, hurry,
                         credit (so much of a stream was shown), shut (nobody reads it), ping
-    agent to launcher   ready or refused, started, word, died, pong, left, remark, dry, output
+    agent to launcher   ready or refused, started, word, died, pong, left, remark, dry, output,
+                        parcel (of a trace)
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 PIECE = 32 * 1024  # of a rank's output, in one frame
@@ -21,7 +23,7 @@ WINDOW = 256 * 1024  # of one stream, on its way and not shown yet
 LARGEST = 16 << 20  # a job's environment may be large
 _HEAD = struct.Struct(">IB")
 _OUTPUT = struct.Struct(">IB")
-_JSON, _BYTES = 0, 1
+_JSON, _BYTES, _PARCEL = 0, 1, 2
 
 
 class Message(NamedTuple):
@@ -32,6 +34,15 @@ class Message(NamedTuple):
 class Output(NamedTuple):
     rank: int
     which: int  # 0: stdout, 1: stderr
+    data: bytes
+
+
+class Parcel(NamedTuple):
+    """A piece of a file that a rank left (parcels.py)."""
+
+    what: str  # it belongs to
+    name: str  # of the file
+    last: bool  # piece
     data: bytes
 
 
@@ -49,24 +60,30 @@ def output(rank: int, which: int, data: bytes) -> bytes:
     return _HEAD.pack(len(content), _BYTES) + content
 
 
+def parcel(piece: Parcel) -> bytes:
+    about = json.dumps([piece.what, piece.name, piece.last]).encode()
+    content = about + b"\0" + piece.data
+    return _HEAD.pack(len(content), _PARCEL) + content
+
+
 class Decoder:
     """Bytes as they come, to frames."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Message | Output]:
+    def feed(self, data: bytes) -> Iterator[Message | Output | Parcel]:
         self._bytes += data
         while len(self._bytes) >= _HEAD.size:
             length, kind = _HEAD.unpack_from(self._bytes)
-            if length > LARGEST or kind not in (_JSON, _BYTES):
+            if length > LARGEST or kind not in _DECODERS:
                 raise FrameError(f"{bytes(self._bytes[:40])!r} is no frame")
             end = _HEAD.size + length
             if len(self._bytes) < end:
                 return
             content = bytes(self._bytes[_HEAD.size : end])
             del self._bytes[:end]
-            yield _decoded(content) if kind == _JSON else _output(content)
+            yield _DECODERS[kind](content)
 
 
 def _decoded(content: bytes) -> Message:
@@ -82,3 +99,19 @@ def _output(content: bytes) -> Output:
         raise FrameError(f"{content!r} is no output")
     rank, which = _OUTPUT.unpack_from(content)
     return Output(rank, which, content[_OUTPUT.size :])
+
+
+def _parcel(content: bytes) -> Parcel:
+    about, _, data = content.partition(b"\0")
+    try:
+        what, name, last = json.loads(about)
+        return Parcel(str(what), str(name), bool(last), data)
+    except (ValueError, TypeError) as error:
+        raise FrameError(f"{content[:40]!r} is no parcel") from error
+
+
+_DECODERS: dict[int, Callable[[bytes], Message | Output | Parcel]] = {
+    _JSON: _decoded,
+    _BYTES: _output,
+    _PARCEL: _parcel,
+}

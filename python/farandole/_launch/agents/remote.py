@@ -9,9 +9,10 @@ from typing import Any
 
 from farandole._launch.agents import frames
 from farandole._launch.agents.connection import Connection
-from farandole._launch.agents.frames import FrameError, Output
+from farandole._launch.agents.frames import FrameError, Output, Parcel
 from farandole._launch.agents.inlets import Inlets
 from farandole._launch.agents.order import Order
+from farandole._launch.agents.parcels import Delivery
 from farandole._launch.agents.silence import SILENCE, SILENCE_AT_END, Next, Silence
 from farandole._launch.job import LaunchError
 from farandole._launch.leftovers import LONGEST
@@ -37,14 +38,17 @@ class Remote(Place):
         command: Sequence[str],
         advise: Callable[[int | None, str], str],
         address: str = "",
+        delivery: Delivery | None = None,
     ) -> None:
         """`command` starts the agent; `advise`: of the starter's exit code and what it said;
-        `address`: of the host, where it is known without the agent."""
+        `address`: of the host, where it is known without the agent; `delivery`: where parts of a
+        trace go."""
         super().__init__(order.counts, order.number, order.host)
         self.address = address
         self._order = order
         self._command = command
         self._advise = advise
+        self._delivery = delivery
         self._connection: Connection | None = None
         self._inlets = Inlets()
         self._silence = Silence(SILENCE)
@@ -163,6 +167,8 @@ class Remote(Place):
                 self._silence.hear(now)
                 if isinstance(frame, Output):
                     self._inlets.take(frame)
+                elif isinstance(frame, Parcel):
+                    self._take_parcel(frame)
                 else:
                     self._take(frame.kind, frame.content)
         except (FrameError, KeyError, IndexError, TypeError, ValueError) as error:
@@ -219,6 +225,15 @@ class Remote(Place):
         rank.exit_code = exit_code
         self._orphans = True  # until the agent says otherwise
         self._news.append(rank)
+
+    def _take_parcel(self, parcel: Parcel) -> None:
+        if self._delivery is None:
+            raise FrameError("a parcel that nobody asked for")
+        try:
+            self._delivery.take(parcel, range(self.first, self.first + self.count))
+        except OSError as error:
+            self._delivery = None
+            self._remarks.append(f"the trace is not complete: {error}")
 
     # -- losing it ----------------------------------------------------------------------------
 

@@ -1,0 +1,94 @@
+"""What messages between hosts take, as one rank on each of them measures it.
+
+The first host is paired with each other one. A round is an all-reduce of four bytes, which are sent
+along with the ranks' agreement, one message each way, without what the same call takes of Python. A
+byte is measured by an all-reduce that is long enough for its rounds to matter little. The slowest
+pair counts: a collective waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+import farandole as fd
+from farandole import _core
+from farandole._tune.fit import Link
+
+_CALLS = 5  # between two looks at the time
+_PART_OF_TIME = 0.5  # for each of the two
+_MIB = 1 << 20
+_MOST_BYTES = 16 * _MIB
+_LONG = 0.02  # seconds of a call whose rounds do not count
+_LEAST_LEFT = 0.1  # of a round, when Python's part is taken off
+
+
+def measure(seconds: float) -> Link:
+    """Joins a world of one rank on each host, and measures for about that long.
+
+    Raises:
+        InvalidArgument: ranks share a host, or there is one alone.
+    """
+    fd.init()
+    if fd.cross_size() != fd.size() or fd.size() < 2:
+        raise fd.InvalidArgument(
+            f"links are measured by one rank on each of several hosts; {fd.size()} ranks found "
+            f"themselves on {fd.cross_size()}"
+        )
+    alone = fd.split(fd.rank())
+    assert alone is not None
+    python = float(np.median(_times(alone, np.ones(1, np.float32), None, 0)))
+    each = seconds / (fd.size() - 1)
+    mine = np.zeros(3)
+    for other in range(1, fd.size()):
+        pair = fd.split(0 if fd.rank() in (0, other) else None)
+        if pair is not None:
+            mine = np.maximum(mine, _measure_pair(pair, each, python))
+        fd.barrier()
+    return Link(*fd.all_reduce(mine, "max").tolist())
+
+
+def _measure_pair(pair: fd.Group, seconds: float, python: float) -> NDArray[np.float64]:
+    word = np.ones(1, np.float32)
+    small = float(np.median(_times(pair, word, None, seconds * _PART_OF_TIME)))
+    round_ = max(small - python, _LEAST_LEFT * small)
+    size = _MIB
+    while size < _MOST_BYTES and _call(pair, size) < _LONG:
+        size *= 2
+    data = np.ones(size // 4, np.float32)
+    large = _times(pair, data, "halving_doubling", seconds * (1 - _PART_OF_TIME))
+    folds = size / 2 * _core.tuning.numbers()["channel_folded_byte"]
+    # Its rounds: one to agree, and two exchanges of halves, by which each sends all of the size.
+    byte = (float(np.median(large)) - 3 * round_ - folds) / size
+    return np.array([round_, max(byte, _LEAST_LEFT * np.median(large) / size), _spread(large)])
+
+
+def _call(pair: fd.Group, size: int) -> float:
+    """A call that is not the first one; equal on both ranks."""
+    return float(_times(pair, np.ones(size // 4, np.float32), "halving_doubling", 0)[-1])
+
+
+def _times(
+    group: fd.Group, data: NDArray[np.float32], algorithm: str | None, seconds: float
+) -> NDArray[np.float64]:
+    """Of calls one after the other, the slower rank's; as many as fit, equal on all."""
+    readings: list[NDArray[np.float64]] = []
+    left = seconds
+    while left > 0 or len(readings) < 2:
+        mine = np.empty(_CALLS)
+        fd.barrier(group=group)
+        for i in range(_CALLS):
+            data.fill(1)
+            start = time.perf_counter()
+            fd.all_reduce(data, out=data, algorithm=algorithm, group=group)
+            mine[i] = time.perf_counter() - start
+        readings.append(fd.all_reduce(mine, "max", group=group))
+        left -= float(readings[-1].sum())
+    return np.concatenate(readings[1:])  # the first ones connect
+
+
+def _spread(times: NDArray[np.float64]) -> float:
+    low, high = np.quantile(times, (0.25, 0.75))
+    return float(high / low - 1)
