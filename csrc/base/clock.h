@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 
 namespace farandole {
 
@@ -27,6 +28,7 @@ struct Deadline {
   Duration left(TimePoint when) const { return at <= when ? Duration::zero() : at - when; }
 };
 
+inline int64_t nanoseconds_now() { return now().time_since_epoch().count(); }
 inline double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
 }  // namespace farandole

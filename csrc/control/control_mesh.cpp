@@ -31,10 +31,6 @@ constexpr auto kLastWords = std::chrono::milliseconds(500);
 
 constexpr uint64_t kWake = ~uint64_t{0};
 
-int64_t nanoseconds_now() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(now().time_since_epoch()).count();
-}
-
 void put_progress(WireWriter& to, const StreamProgress& progress) {
   to.put(progress.begun);
   to.put(progress.completed);
@@ -230,7 +226,7 @@ void ControlMesh::take(int rank, WireReader& from) {
   if (kind == Frame::state) return take_state(rank, from);
   if (kind == Frame::look) return answer_look(rank, from);
   if (kind == Frame::waits) {
-    const TimePoint asked(Duration(from.get<Duration::rep>()));
+    const TimePoint asked(Duration(from.get<int64_t>()));
     return take_waits(from, asked, segment_->page(rank).board);
   }
   if (kind == Frame::deadlock) {
@@ -258,31 +254,6 @@ void ControlMesh::take(int rank, WireReader& from) {
     answers_[{key, rank}] = progress_in(from);
     ring(doorbell_);
   }
-}
-
-// ---- what time it is ----
-
-void ControlMesh::answer_ping(int rank, WireReader& from) {
-  const auto sent = from.get<int64_t>();
-  const int64_t arrived = nanoseconds_now();
-  const Lock lock(mutex_);
-  WireWriter pong;
-  pong.put(Frame::pong);
-  pong.put(sent);
-  pong.put(arrived);
-  pong.put(nanoseconds_now());
-  send(rank, std::move(pong));
-}
-
-void ControlMesh::take_pong(WireReader& from) {
-  RoundTrip trip;
-  trip.back = nanoseconds_now();
-  trip.sent = from.get<int64_t>();
-  trip.arrived = from.get<int64_t>();
-  trip.answered = from.get<int64_t>();
-  clock_.add(trip);
-  const Lock lock(mutex_);
-  if (clock_.is_new() && peer(0).open) send_beat(0);  // the first ones at once: jobs may be short
 }
 
 // ---- who is there ----

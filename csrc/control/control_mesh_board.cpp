@@ -1,4 +1,5 @@
-// What ranks on other hosts ask of each other: how far streams are, and what a rank waits in.
+// What ranks on several hosts ask of each other: how far streams are, what a rank waits in, what
+// time it is.
 
 #include "control/control_mesh.h"
 #include "control/wait_watch.h"
@@ -53,7 +54,7 @@ void ControlMesh::ask_waits(int world_rank) {
   if (!peer(world_rank).open) return;
   WireWriter question;
   question.put(Frame::look);
-  question.put(now().time_since_epoch().count());
+  question.put(nanoseconds_now());
   send(world_rank, std::move(question));
 }
 
@@ -73,10 +74,35 @@ void ControlMesh::answer_look(int rank, WireReader& from) {
   ask_watch(mine);
   WireWriter answer;
   answer.put(Frame::waits);
-  answer.put(from.get<Duration::rep>());
+  answer.put(from.get<int64_t>());
   put_waits(answer, mine);
   const Lock lock(mutex_);
   send(rank, std::move(answer));
+}
+
+// ---- what time it is ----
+
+void ControlMesh::answer_ping(int rank, WireReader& from) {
+  const auto sent = from.get<int64_t>();
+  const int64_t arrived = nanoseconds_now();
+  const Lock lock(mutex_);
+  WireWriter pong;
+  pong.put(Frame::pong);
+  pong.put(sent);
+  pong.put(arrived);
+  pong.put(nanoseconds_now());
+  send(rank, std::move(pong));
+}
+
+void ControlMesh::take_pong(WireReader& from) {
+  RoundTrip trip;
+  trip.back = nanoseconds_now();
+  trip.sent = from.get<int64_t>();
+  trip.arrived = from.get<int64_t>();
+  trip.answered = from.get<int64_t>();
+  clock_.add(trip);
+  const Lock lock(mutex_);
+  if (clock_.is_new() && peer(0).open) send_beat(0);  // the first ones at once: jobs may be short
 }
 
 }  // namespace farandole

@@ -29,13 +29,13 @@ void take_record(WireReader& from, Duration earliest, Duration latest, Record& r
 }  // namespace
 
 void put_waits(WireWriter& to, const WaitBoard& mine) {
-  to.put(now().time_since_epoch().count());
+  to.put(nanoseconds_now());
   put_record(to, mine.waits);
   put_record(to, mine.threads);
 }
 
 void take_waits(WireReader& from, TimePoint asked, WaitBoard& theirs) {
-  const Duration there(from.get<Duration::rep>());
+  const Duration there(from.get<int64_t>());
   const Duration earliest = asked.time_since_epoch() - there;
   const Duration latest = now().time_since_epoch() - there;
   take_record<WaitHead>(from, earliest, latest, theirs.waits);
