@@ -81,7 +81,8 @@ class CopiedTree:
         """Compiles what the copy has now; its package uses that."""
         self.configure(".", f"-DPython_EXECUTABLE={sys.executable}")
         self.build(*targets)
-        for library in [*self.build_folder.glob("_core*.so"), self.build_folder / "_tf.so"]:
+        plug_ins = [self.build_folder / name for name in ("_tf.so", "_cuda.so")]
+        for library in [*self.build_folder.glob("_core*.so"), *plug_ins]:
             link = self.root / "python" / "farandole" / library.name
             link.unlink(missing_ok=True)
             link.symlink_to(library)

@@ -34,7 +34,8 @@ ALLOWED = {
     "cuda": {"cuda/kernels", "fold", "schedule"},
     "cuda/kernels": set(),  # compiled by nvcc, too
     "cuda/driver": set(),
-    "cuda/library": {"cuda", "cuda/driver", "cuda/kernels"},
+    "cuda/nccl": {"cuda/driver"},
+    "cuda/library": {"cuda", "cuda/driver", "cuda/kernels", "cuda/nccl"},
     "tensorflow": set(),  # a plug-in: base/plugin.h is all it knows of the rest
     "bindings": EDGE,
     # What tests alone reach, below tests/.

@@ -186,8 +186,12 @@ const std::vector<Variable>& variables() {
                "how collectives on arrays of CUDA devices go. staged: by the host's memory; "
                "step: in the devices' streams, where all ranks' arrays lie on devices; spin: "
                "small ones by one kernel on each rank, also where ranks share a device and their "
-               "kernels may not run at once; auto: as is faster",
-               {"auto", "staged", "step", "spin"})),
+               "kernels may not run at once; nccl: by NCCL, which takes a device for each rank and "
+               "FARANDOLE_LEVEL=fast; auto: as is faster",
+               {"auto", "staged", "step", "spin", "nccl"})),
+      text("FARANDOLE_NCCL", &Config::nccl,
+           "where NCCL is. auto: the one that this process has loaded, that of the wheel "
+           "nvidia-nccl, or the loader's; off: it is not used; else the file"),
       agreed(bytes("FARANDOLE_DEVICE_BUCKET_BYTES", &Config::device_bucket_bytes,
                    "memory of a device for one piece of a collective that goes by steps; two are "
                    "under way at once")),

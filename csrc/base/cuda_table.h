@@ -37,9 +37,9 @@ struct CudaPages;
 
 enum CudaWay : int32_t { kToHost = 0, kToDevice = 1 };
 
-/// One rank's end of an exchange between devices of one host: a bucket that all its ranks map, with
-/// the flags by which they meet, and streams of its own. By one thread at a time, but for what says
-/// otherwise.
+/// One rank's end of an exchange between devices of one host: streams of its own; a bucket that all
+/// its ranks map, with the flags by which they meet; a communicator of NCCL's. Either may be
+/// missing. By one thread at a time, but for what says otherwise.
 struct CudaExchange;
 /// Of one operation: when its arrays are ready, and when it is complete. Any thread.
 struct CudaMoments;
@@ -82,6 +82,40 @@ struct CudaPiece {
   int64_t leaf_divide, finish_divide;
 };
 
+/// What is told of NCCL's library.
+struct CudaNcclLibrary {
+  int32_t version;  // 22005: 2.20.5
+  char file[512];   // where it lies
+};
+
+/// By which ranks find each other in NCCL: one makes it, all get it.
+struct CudaNcclId {
+  char bytes[128];
+};
+
+enum CudaNcclWhat : int32_t {
+  kNcclAllReduce,
+  kNcclReduceScatter,
+  kNcclReduce,
+  kNcclAllGather,
+  kNcclBroadcast,
+  kNcclSend,
+  kNcclReceive,
+};
+/// One of NCCL's operations; addresses, and a count as NCCL has it. `peer`: the root, or the other
+/// end of a message.
+struct CudaNcclCall {
+  int32_t what, peer;
+  uint64_t input, output, count;
+};
+/// Those that run as one.
+struct CudaNcclJob {
+  const CudaNcclCall* calls;
+  uint64_t size;
+  int32_t dtype, op;  // ours
+  double factor;      // of every input, for sums of floating-point numbers; 1: none
+};
+
 /// Each function may open and initialize the driver. A result of 0: it failed.
 struct CudaTable {
   uint32_t version;
@@ -90,6 +124,11 @@ struct CudaTable {
   int32_t (*driver_version)(CudaFailure* failure);  // 12040: CUDA 12.4
   int32_t (*device_count)(CudaFailure* failure);
   int32_t (*device)(int32_t ordinal, CudaDevice* device, CudaFailure* failure);
+  /// Before anybody asks for NCCL. `setting`: FARANDOLE_NCCL; `wheel`: where PyPI's package has the
+  /// library, or empty.
+  void (*look_for_nccl_in)(const char* setting, const char* wheel);
+  /// Opens the library.
+  int32_t (*find_nccl)(CudaNcclLibrary* found, CudaFailure* failure);
 
   /// Which device has this address.
   int32_t (*device_of)(uint64_t address, int32_t* ordinal, CudaFailure* failure);
@@ -123,10 +162,12 @@ struct CudaTable {
 
   // ---- exchanges ----
 
-  /// `descriptor` is the caller's, for the others. Fails where there is a kernel or a function of
-  /// the driver too few.
-  CudaExchange* (*open_exchange)(const CudaExchangeShape* shape, CudaShare* mine,
-                                 int32_t* descriptor, CudaFailure* failure);
+  /// Streams alone.
+  CudaExchange* (*open_exchange)(const CudaExchangeShape* shape, CudaFailure* failure);
+  /// Once. `descriptor` is the caller's, for the others. Fails where there is a kernel or a
+  /// function of the driver too few.
+  int32_t (*open_bucket)(CudaExchange* exchange, CudaShare* mine, int32_t* descriptor,
+                         CudaFailure* failure);
   /// Another rank's bucket; `descriptor` stays the caller's.
   int32_t (*map_peer)(CudaExchange* exchange, int32_t rank, const CudaShare* theirs,
                       int32_t descriptor, CudaFailure* failure);
@@ -136,8 +177,8 @@ struct CudaTable {
   /// Ready when what now is in the queue's stream to the host is done. Any thread.
   CudaMoments* (*open_moments)(CudaExchange* exchange, CudaQueue* queue, CudaFailure* failure);
   void (*close_moments)(CudaExchange* exchange, CudaMoments* moments);
-  /// begin, run for each piece, end: nothing waits for the device. Operations of an exchange come
-  /// one after the other.
+  /// begin, run for each piece (or spin, or run_nccl once), end: nothing waits for the device.
+  /// Operations of an exchange come one after the other.
   int32_t (*begin)(CudaExchange* exchange, const CudaMoments* moments, uint64_t pieces,
                    CudaFailure* failure);
   int32_t (*run)(CudaExchange* exchange, const CudaPiece* piece, CudaFailure* failure);
@@ -161,10 +202,26 @@ struct CudaTable {
   /// The ranks have failed: nothing waits for others any more, and what is in flight ends, with
   /// results that mean nothing. A rank that is late may undo it: again, until all is complete.
   int32_t (*drain)(CudaExchange* exchange, CudaFailure* failure);
+
+  // ---- NCCL's communicator of an exchange ----
+
+  int32_t (*make_nccl_id)(CudaNcclId* id, CudaFailure* failure);
+  /// Begins to make it, once; nccl_ready() says when it is there. All ranks of the exchange's shape
+  /// take part.
+  int32_t (*open_nccl)(CudaExchange* exchange, const CudaNcclId* id, CudaFailure* failure);
+  /// `ready`: whether what was asked of NCCL last is done: only then may it be asked again, and
+  /// what was run is in the stream. Fails with what NCCL came to.
+  int32_t (*nccl_ready)(CudaExchange* exchange, int32_t* ready, CudaFailure* failure);
+  /// Behind what is in the exchange's stream.
+  int32_t (*run_nccl)(CudaExchange* exchange, const CudaNcclJob* job, CudaFailure* failure);
+  /// Fails, once, where NCCL has failed at what is in flight.
+  int32_t (*look_for_nccl_failure)(CudaExchange* exchange, CudaFailure* failure);
+  /// Ends it, and what it has in flight, whatever others do; as often as one likes.
+  void (*abort_nccl)(CudaExchange* exchange);
 };
 
 }  // extern "C"
 
-inline constexpr uint32_t kCudaTableVersion = 3;
+inline constexpr uint32_t kCudaTableVersion = 4;
 
 }  // namespace farandole

@@ -87,8 +87,18 @@ py::list explained(const std::string& collective, size_t count, const std::strin
 }
 
 py::list explained_on_devices(const std::string& collective, size_t bytes, int ranks,
-                              size_t spin_bytes, const std::string& setting) {
-  const DeviceQuestion question{collective_of(collective), bytes, ranks, spin_bytes, setting};
+                              size_t spin_bytes, const std::string& setting,
+                              const std::string& dtype, const std::string& level,
+                              const std::string& no_nccl) {
+  DeviceQuestion question;
+  question.spec.kind = collective_of(collective);
+  question.dtype = dtype_of(dtype);
+  question.level = level_of(level);
+  question.bytes = bytes;
+  question.ranks = ranks;
+  question.no_nccl = no_nccl;
+  question.spin_bytes = spin_bytes;
+  question.setting = setting;
   py::list rows;
   for (const DeviceCandidate& c : explain_devices(question)) {
     py::dict d;
@@ -140,8 +150,10 @@ void bind_tuner(py::module_& module) {
   tuning.def(
       "explain_devices", explained_on_devices, py::arg("collective"), py::arg("bytes"),
       py::arg("ranks") = 2, py::arg("spin_bytes") = 0, py::arg("setting") = "auto",
+      py::arg("dtype") = "float32", py::arg("level") = "canonical", py::arg("no_nccl") = "",
       "Every way of a collective on arrays of devices as a dict: name, predicted seconds, words, "
-      "refusal, chosen. spin_bytes: that kernels which run at once can take.");
+      "refusal, chosen. spin_bytes: that kernels which run at once can take; no_nccl: why there is "
+      "no NCCL.");
   tuning.def(
       "is_measured", [](const std::string& text) { return table_or_defaults(text).measured; },
       py::arg("text") = "", "Whether paths are chosen by these numbers.");

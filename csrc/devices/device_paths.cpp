@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "devices/nccl_plan.h"
 #include "devices/step_plan.h"
 
 namespace farandole {
@@ -12,6 +13,7 @@ namespace {
 // measured. Seconds, and bytes per second.
 constexpr double kCall = 2e-6;     // of the driver
 constexpr double kMeeting = 3e-6;  // of ranks, by flags
+constexpr double kHop = 1e-6;      // from one rank to the next, within a kernel
 constexpr double kHostRoundTrip =
     3e-5;                           // two copies' latencies, a doorbell, and a thread that wakes
 constexpr double kLink = 2.5e10;    // to the host and back, for all ranks together
@@ -34,6 +36,12 @@ double spin_seconds(const DeviceQuestion& q) {
   return 5 * kCall + kMeeting + bytes / kPeers;
 }
 
+/// Its kernel is launched once, and its ranks hand on to each other.
+double nccl_seconds(const DeviceQuestion& q) {
+  const auto bytes = static_cast<double>(q.bytes);
+  return 5 * kCall + kMeeting + (q.ranks - 1) * kHop + 2 * bytes / kPeers;
+}
+
 constexpr std::array kPaths{
     DevicePath{DeviceWay::staged, "staged", "to the host's memory, reduced there, and back",
                staged_seconds},
@@ -41,16 +49,40 @@ constexpr std::array kPaths{
                "in the devices' streams, from bucket to bucket; no two kernels at once",
                step_seconds},
     DevicePath{DeviceWay::spin, "spin", "one kernel on each rank, which waits for the others'",
-               spin_seconds}};
+               spin_seconds},
+    DevicePath{DeviceWay::nccl, "nccl", "by NCCL, in an order of folds of its own", nccl_seconds}};
 
 /// Whether `setting` names a path that can run this.
 std::optional<DeviceWay> forced(const DeviceQuestion& q) {
   const auto named = device_way_named(q.setting);
   if (!named) return std::nullopt;
-  if (why_not(kPaths.at(static_cast<size_t>(*named)), q).empty()) return named;
-  // Where a kernel that spins cannot, steps are what comes next to it.
-  const bool steps = *named == DeviceWay::spin && has_steps(q.kind);
-  return steps ? DeviceWay::step : DeviceWay::staged;
+  const auto runs = [&](DeviceWay way) {
+    return why_not(kPaths.at(static_cast<size_t>(way)), q).empty();
+  };
+  if (runs(*named)) return named;
+  // Steps are what comes next to whatever else stays on the devices.
+  return runs(DeviceWay::step) ? DeviceWay::step : DeviceWay::staged;
+}
+
+std::string why_not_nccl(const DeviceQuestion& q) {
+  if (!q.no_nccl.empty()) return std::string(q.no_nccl);
+  const Collective kind = q.spec.kind;
+  if (std::string why = why_not_of_level(kind, q.level); !why.empty()) return why;
+  if (folds(kind)) {
+    if (std::string why = why_not_by_nccl(q.spec, q.dtype); !why.empty()) return why;
+  }
+  if (q.level == Determinism::canonical && q.setting != "nccl")
+    return "is taken at level 'fast', or by name";
+  return "";
+}
+
+std::string why_not_spin(const DeviceQuestion& q) {
+  if (q.spec.kind != Collective::all_reduce) return "runs all_reduce alone";
+  if (q.spin_bytes == 0)
+    return "ranks share a device, or are too many: their kernels may not run at once";
+  if (q.bytes > q.spin_bytes)
+    return "takes " + std::to_string(q.spin_bytes) + " bytes at most here";
+  return "";
 }
 
 }  // namespace
@@ -64,16 +96,17 @@ std::optional<DeviceWay> device_way_named(std::string_view name) {
 
 std::string_view name_of(DeviceWay way) { return kPaths.at(static_cast<size_t>(way)).name; }
 
+std::string why_not_of_level(Collective kind, Determinism level) {
+  if (level == Determinism::fast || !folds(kind)) return "";
+  return "NCCL folds in an order of its own, and level 'canonical' promises bits";
+}
+
 std::string why_not(const DevicePath& path, const DeviceQuestion& q) {
   if (path.way == DeviceWay::staged) return "";
-  if (!has_steps(q.kind)) return std::string(name_of(q.kind)) + " goes by the host alone";
-  if (path.way == DeviceWay::step) return "";
-  if (q.kind != Collective::all_reduce) return "runs all_reduce alone";
-  if (q.spin_bytes == 0)
-    return "ranks share a device, or are too many: their kernels may not run at once";
-  if (q.bytes > q.spin_bytes)
-    return "takes " + std::to_string(q.spin_bytes) + " bytes at most here";
-  return "";
+  if (!has_steps(q.spec.kind)) return std::string(name_of(q.spec.kind)) + " goes by the host alone";
+  if (path.way == DeviceWay::nccl) return why_not_nccl(q);
+  if (!q.no_buckets.empty()) return std::string(q.no_buckets);
+  return path.way == DeviceWay::spin ? why_not_spin(q) : "";
 }
 
 DeviceWay choose_device_way(const DeviceQuestion& q) {

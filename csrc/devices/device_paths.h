@@ -7,17 +7,22 @@
 #include <string_view>
 #include <vector>
 
-#include "schedule/schedule.h"
+#include "base/dtype.h"
+#include "schedule/collective_spec.h"
 
 namespace farandole {
 
-enum class DeviceWay : uint8_t { staged, step, spin };
+enum class DeviceWay : uint8_t { staged, step, spin, nccl };
 
 /// The same on all ranks, all of which have their arrays on devices of one host.
 struct DeviceQuestion {
-  Collective kind = Collective::all_reduce;
+  CollectiveSpec spec{.kind = Collective::all_reduce};
+  DType dtype = DType::float32;
+  Determinism level = Determinism::canonical;
   size_t bytes = 0;  // of the longer of input and output
   int ranks = 1;
+  std::string_view no_buckets = "";  // why devices cannot fold each other's buckets
+  std::string_view no_nccl = "";     // why there is no communicator; empty also while nobody knows
   size_t spin_bytes = 0;  // that a kernel which waits for others can take; 0: there is none
   std::string_view setting = "auto";  // FARANDOLE_DEVICE_PATH, or the call's algorithm
 };
@@ -38,6 +43,9 @@ std::string_view name_of(DeviceWay way);
 std::string why_not(const DevicePath& path, const DeviceQuestion& question);
 /// That of least predicted time, or the one that the setting names, where it can run.
 DeviceWay choose_device_way(const DeviceQuestion& question);
+
+/// Why an order of folds of NCCL's own is not allowed; empty: it is, or nothing is folded.
+std::string why_not_of_level(Collective kind, Determinism level);
 
 /// Each path with its words for this question.
 struct DeviceCandidate {

@@ -1,24 +1,44 @@
 #include "devices/exchange.h"
 
+#include <algorithm>
+
 namespace farandole {
-namespace {
 
-CudaExchange* open(const CudaTable& library, const CudaExchangeShape& shape, OwnBucket& mine) {
-  int32_t descriptor = -1;
-  CudaExchange* const opened = ask_cuda(library.open_exchange, &shape, &mine.share, &descriptor);
-  mine.descriptor = Fd(descriptor);
-  return opened;
-}
-
-}  // namespace
-
-DeviceExchange::DeviceExchange(const CudaExchangeShape& shape, OwnBucket& mine)
+DeviceExchange::DeviceExchange(const CudaExchangeShape& shape)
     : library_(cuda_library()),
       device_(shape.device),
-      exchange_(open(library_, shape, mine), library_.close_exchange) {}
+      exchange_(ask_cuda(library_.open_exchange, &shape), library_.close_exchange) {}
 
-void DeviceExchange::map(int member, const CudaShare& theirs, const Fd& descriptor) {
-  ask_cuda(library_.map_peer, exchange_.get(), member, &theirs, descriptor.get());
+PeerOffer DeviceExchange::open_bucket() {
+  PeerOffer mine;
+  CudaShare share{};
+  int32_t descriptor = -1;
+  ask_cuda(library_.open_bucket, exchange_.get(), &share, &descriptor);
+  mine.descriptor = Fd(descriptor);
+  mine.put(share);
+  return mine;
+}
+
+void DeviceExchange::map(int member, const CudaShare& theirs, int descriptor) {
+  ask_cuda(library_.map_peer, exchange_.get(), member, &theirs, descriptor);
+}
+
+PeerOffer DeviceExchange::offer_nccl(bool makes_id) {
+  PeerOffer mine;
+  try {
+    CudaNcclLibrary found{};
+    ask_cuda(library_.find_nccl, &found);
+    CudaDevice device{};
+    ask_cuda(library_.device, device_, &device);
+    NcclOffer offer{};
+    std::ranges::copy(device.bus_id, offer.bus_id);
+    if (makes_id) ask_cuda(library_.make_nccl_id, &offer.id);
+    mine.put(offer);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::forked) throw;
+    mine.refusal = error.verdict();
+  }
+  return mine;
 }
 
 StepMoments DeviceExchange::moments(const DeviceQueue& queue) {

@@ -12,15 +12,22 @@ namespace farandole {
 /// When an operation's arrays are ready, and when it is complete. Goes back to its exchange.
 using StepMoments = std::shared_ptr<CudaMoments>;
 
+/// What ranks offer each other for NCCL.
+struct NcclOffer {
+  CudaNcclId id;
+  char bus_id[32];  // the device's: NCCL has one rank on each
+};
+
 /// By one thread at a time, but for what says otherwise. Functions throw Error(device) and the
 /// like.
 class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
  public:
-  /// Fills `mine` with what the others need.
-  DeviceExchange(const CudaExchangeShape& shape, OwnBucket& mine);
+  explicit DeviceExchange(const CudaExchangeShape& shape);
 
   int device() const { return device_; }
-  void map(int member, const CudaShare& theirs, const Fd& descriptor);
+  /// What the others need of this rank's bucket: a CudaShare and a descriptor.
+  PeerOffer open_bucket();
+  void map(int member, const CudaShare& theirs, int descriptor);
 
   /// Ready when what the queue waits for now has come. Any thread.
   StepMoments moments(const DeviceQueue& queue);
@@ -51,6 +58,21 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
   void look_for_loss() { ask_cuda(library_.look_for_lost_exchange, exchange_.get()); }
   /// The ranks have failed: again and again, until all is complete.
   void drain() { ask_cuda(library_.drain, exchange_.get()); }
+
+  // ---- by NCCL ----
+
+  /// What the others need to meet this rank there: an NcclOffer. Any rank's id will do, and that of
+  /// the first is taken. A refusal where this rank has no NCCL.
+  PeerOffer offer_nccl(bool makes_id);
+  void open_nccl(const CudaNcclId& id) { ask_cuda(library_.open_nccl, exchange_.get(), &id); }
+  bool nccl_ready() {
+    int32_t ready = 0;
+    ask_cuda(library_.nccl_ready, exchange_.get(), &ready);
+    return ready != 0;
+  }
+  void run_nccl(const CudaNcclJob& job) { ask_cuda(library_.run_nccl, exchange_.get(), &job); }
+  void look_for_nccl_failure() { ask_cuda(library_.look_for_nccl_failure, exchange_.get()); }
+  void abort_nccl() noexcept { library_.abort_nccl(exchange_.get()); }
 
  private:
   const CudaTable& library_;

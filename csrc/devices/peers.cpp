@@ -30,11 +30,11 @@ void make_non_blocking(int fd) {
 }  // namespace
 
 PeerMeeting::PeerMeeting(const Host& host, const Membership& membership, uint64_t key,
-                         OwnBucket mine, Map map)
+                         PeerOffer mine, Use use)
     : membership_(membership),
       key_(secret_key(host, key)),
       mine_(std::move(mine)),
-      map_(std::move(map)),
+      use_(std::move(use)),
       peers_(membership.members.size()) {
   refusal_ = mine_.refusal;
 }
@@ -60,9 +60,8 @@ bool PeerMeeting::poll() {
   for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
     if (r != membership_.rank) moved |= send_to(r);
   moved |= take_in();
-  if (round_ == offers_ && said(offers_)) {
-    map_all();
-    round_ = mapped_;
+  if (round_ == offers_ && said(offers_) && use_all()) {
+    round_ = used_;
     moved = true;
   }
   if (done()) {
@@ -74,7 +73,7 @@ bool PeerMeeting::poll() {
 
 PeerMeeting::Letter PeerMeeting::letter(int round) const {
   Letter letter{
-      .key = key_, .from = membership_.rank, .round = round, .share = mine_.share, .refusal = {}};
+      .key = key_, .from = membership_.rank, .round = round, .data = mine_.data, .refusal = {}};
   copy_cut(refusal_, letter.refusal);
   return letter;
 }
@@ -93,7 +92,7 @@ bool PeerMeeting::send_to(int r) {
   }
   const Letter due = letter(peer.sent);
   const int descriptor = mine_.descriptor.get();
-  const bool gives = peer.sent == offers_ && mine_.refusal.empty();
+  const bool gives = peer.sent == offers_ && mine_.descriptor;
   if (!send_message(peer.to.get(), &due, sizeof due, {&descriptor, gives ? size_t{1} : 0}))
     return false;
   ++peer.sent;
@@ -116,7 +115,7 @@ bool PeerMeeting::take_in() {
     return true;
   });
   for (Peer& peer : peers_)
-    for (Peer* known = &peer; peer.from && !peer.heard[mapped_] && hear(peer.from, known);)
+    for (Peer* known = &peer; peer.from && !peer.heard[used_] && hear(peer.from, known);)
       moved = true;
   return moved;
 }
@@ -153,28 +152,37 @@ bool PeerMeeting::told(int round) const {
   return true;
 }
 
-/// Of those that have one; nothing where anybody has none, since nobody will use them.
-void PeerMeeting::map_all() {
-  const auto has_none = [](const Peer& peer) {
-    return peer.heard[offers_] && peer.heard[offers_]->refusal[0] != 0;
-  };
-  if (!refusal_.empty() || std::ranges::any_of(peers_, has_none)) return;
+bool PeerMeeting::somebody_refuses(int round) const {
+  return std::ranges::any_of(peers_, [&](const Peer& peer) {
+    return peer.heard[round] && peer.heard[round]->refusal[0] != 0;
+  });
+}
+
+/// Whether this rank is done with it. Where anybody has nothing, or could not use what it got, all
+/// of it is of no use to the others either.
+bool PeerMeeting::use_all() {
+  if (!refusal_.empty() || somebody_refuses(offers_) || somebody_refuses(used_)) return true;
+  std::vector<PeerOffered> all;
+  for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
+    const Peer& peer = peers_[static_cast<size_t>(r)];
+    const bool mine = r == membership_.rank;
+    all.push_back({mine ? mine_.data : peer.heard[offers_]->data,
+                   mine ? mine_.descriptor.get() : peer.descriptor.get()});
+  }
   try {
-    for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
-      const Peer& peer = peers_[static_cast<size_t>(r)];
-      if (r != membership_.rank) map_(r, peer.heard[offers_]->share, peer.descriptor);
-    }
+    return use_(all);
   } catch (const Error& error) {
     refusal_ = error.verdict();
   }
+  return true;
 }
 
 void PeerMeeting::conclude() {
   std::string first;
   for (int r = 0; r < static_cast<int>(peers_.size()) && first.empty(); ++r) {
     const Peer& peer = peers_[static_cast<size_t>(r)];
-    std::string theirs = r == membership_.rank ? std::string(letter(mapped_).refusal)
-                                               : text_in(peer.heard[mapped_]->refusal);
+    std::string theirs = r == membership_.rank ? std::string(letter(used_).refusal)
+                                               : text_in(peer.heard[used_]->refusal);
     if (!theirs.empty())
       first = "rank " + std::to_string(membership_.members[static_cast<size_t>(r)]) + ": " +
               std::move(theirs);
@@ -185,8 +193,7 @@ void PeerMeeting::conclude() {
 std::vector<int> PeerMeeting::silent() const {
   std::vector<int> missing;
   for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
-    if (r != membership_.rank && !peers_[static_cast<size_t>(r)].heard[mapped_])
-      missing.push_back(r);
+    if (r != membership_.rank && !peers_[static_cast<size_t>(r)].heard[used_]) missing.push_back(r);
   return missing;
 }
 

@@ -1,7 +1,10 @@
-// How ranks of one host come by each other's buckets: descriptors travel over sockets, and all
-// learn in the same words whether everybody has mapped everything.
+// How ranks of one host come by what each offers the others for their devices: letters and
+// descriptors travel over sockets, and all learn in the same words whether everybody could use
+// them.
 #pragma once
 
+#include <array>
+#include <cstring>
 #include <functional>
 #include <optional>
 #include <string>
@@ -13,36 +16,56 @@
 
 namespace farandole {
 
-/// What this rank gives the others: a bucket, or why it has none.
-struct OwnBucket {
-  CudaShare share{};
+/// What this rank gives the others, maybe with a descriptor; or why it has nothing.
+struct PeerOffer {
+  std::array<std::byte, 192> data{};
   Fd descriptor;
   std::string refusal;
+
+  template <typename T>
+  void put(const T& value) {
+    static_assert(sizeof value <= sizeof data);
+    std::memcpy(data.data(), &value, sizeof value);
+  }
+};
+
+/// What a member has offered; the descriptor stays the meeting's.
+struct PeerOffered {
+  std::array<std::byte, 192> data{};
+  int descriptor = -1;
+
+  template <typename T>
+  T get() const {
+    T value;
+    std::memcpy(&value, data.data(), sizeof value);
+    return value;
+  }
 };
 
 /// Never blocks. By the thread that polls.
 class PeerMeeting {
  public:
-  /// Maps the bucket of a member, by its place; throws Error where it cannot.
-  using Map = std::function<void(int member, const CudaShare&, const Fd& descriptor)>;
+  /// What this rank makes of what all have offered, by place, its own included: asked again until
+  /// it is done. Throws Error where it cannot be.
+  using Use = std::function<bool(std::span<const PeerOffered>)>;
 
-  PeerMeeting(const Host& host, const Membership& membership, uint64_t key, OwnBucket mine,
-              Map map);
+  PeerMeeting(const Host& host, const Membership& membership, uint64_t key, PeerOffer mine,
+              Use use);
 
   /// Whether anything has moved.
   bool poll();
-  bool done() const { return said(mapped_) && told(mapped_); }
-  /// Then: the first refusal by rank, the same on all members; empty: all have mapped all.
+  bool done() const { return round_ == used_ && said(used_) && told(used_); }
+  /// Then: the first refusal by rank, the same on all members; empty: all could use what they got.
   const std::string& refusal() const { return refusal_; }
   /// The members whose word is missing.
   std::vector<int> silent() const;
 
  private:
-  enum Round : int32_t { offers_, mapped_, rounds_ };
+  enum Round : int32_t { offers_, used_, rounds_ };
   struct Letter {
     uint64_t key;
     int32_t from, round;
-    CudaShare share;
+    std::array<std::byte, 192> data;
     char refusal[256];
   };
   struct Peer {
@@ -56,7 +79,8 @@ class PeerMeeting {
   bool send_to(int r);
   bool take_in();
   bool hear(Fd& socket, Peer*& peer);
-  void map_all();
+  bool use_all();
+  bool somebody_refuses(int round) const;
   void conclude();
   bool said(int round) const;  // by all others
   bool told(int round) const;  // to all others
@@ -65,8 +89,8 @@ class PeerMeeting {
 
   const Membership& membership_;
   uint64_t key_;
-  OwnBucket mine_;
-  Map map_;
+  PeerOffer mine_;
+  Use use_;
   Fd listener_;
   std::vector<Peer> peers_;    // by place, this rank's unused
   std::vector<Fd> strangers_;  // connected, and nothing heard yet

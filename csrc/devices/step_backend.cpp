@@ -3,23 +3,35 @@
 #include <utility>
 
 #include "base/log.h"
+#include "devices/nccl_plan.h"
 #include "devices/staged_copies.h"
 #include "fold/fold.h"
 
 namespace farandole {
+namespace {
+
+constexpr auto kSoon = std::chrono::milliseconds(1);
+
+}  // namespace
 
 StepBackend::StepBackend(const Host& host, const Membership& membership, uint64_t key,
-                         std::shared_ptr<DeviceExchange> exchange, OwnBucket mine,
+                         std::shared_ptr<DeviceExchange> exchange, PeerOffer bucket,
                          size_t piece_bytes, std::string setting, StepWatch& watch)
-    : membership_(membership),
-      world_rank_(host.rank),
+    : host_(host),
+      membership_(membership),
+      key_(key),
       exchange_(std::move(exchange)),
       piece_bytes_(piece_bytes),
       setting_(std::move(setting)),
       watch_(watch) {
-  meeting_.emplace(host, membership_, key, std::move(mine),
-                   [this](int member, const CudaShare& theirs, const Fd& descriptor) {
-                     exchange_->map(member, theirs, descriptor);
+  meeting_.emplace(host, membership_, key, std::move(bucket),
+                   [this](std::span<const PeerOffered> all) {
+                     for (int r = 0; r < static_cast<int>(all.size()); ++r) {
+                       const PeerOffered& theirs = all[static_cast<size_t>(r)];
+                       if (r != membership_.rank)
+                         exchange_->map(r, theirs.get<CudaShare>(), theirs.descriptor);
+                     }
+                     return true;
                    });
 }
 
@@ -34,30 +46,45 @@ void StepBackend::start(const Operation& operation, uint32_t sequence) {
 Progress StepBackend::poll(TimePoint until) {
   if (meeting_) {
     const bool moved = meeting_->poll();
-    if (!join()) return moved ? Progress::moved : Progress::idle;
+    if (!have_met()) return moved ? Progress::moved : Progress::idle;
   }
   if (!begun_) choose();
   if (!declined_.empty()) return Progress::finished;
+  if (way_ == DeviceWay::nccl && !begun_) {
+    if (!have_nccl()) return Progress::idle;
+    if (!no_nccl_.empty()) return Progress::moved;  // and is chosen for again
+  }
   try {
     if (!std::exchange(begun_, true)) begin();
     while (next_ < pieces_) {
       run_piece(next_++);
       if (next_ < pieces_ && now() >= until) return Progress::moved;
     }
+    // A launch that NCCL leaves to a thread of its own takes microseconds, but for the first.
+    if (!is_launched()) return now() - asked_nccl_ < kSoon ? Progress::moved : Progress::idle;
     end();
   } catch (const Error& error) {
-    throw on_rank(error, world_rank_);
+    throw on_rank(error, host_.rank);
   }
   return Progress::finished;
 }
 
-/// Whether all have met. What came of it is the same on all of them, and stays so.
-bool StepBackend::join() {
+/// What comes of it is the same on all ranks, and stays so.
+bool StepBackend::have_met() {
   if (!meeting_->done()) return false;
-  refusal_ = meeting_->refusal();
+  no_buckets_ = meeting_->refusal();
   meeting_.reset();
-  if (!refusal_.empty())
-    log(LogLevel::warning, "arrays on devices go by the host's memory: " + refusal_);
+  if (!no_buckets_.empty())
+    log(LogLevel::warning, "collectives on devices have no steps: " + no_buckets_);
+  return true;
+}
+
+/// Whether it is known if all ranks have it.
+bool StepBackend::have_nccl() {
+  const bool wanted = (operation_->algorithm.empty() ? setting_ : operation_->algorithm) == "nccl";
+  if (!nccl_) nccl_.emplace(host_, membership_, key_ + 1, exchange_, wanted);
+  if (!nccl_->poll()) return false;
+  no_nccl_ = nccl_->refusal();
   return true;
 }
 
@@ -69,23 +96,23 @@ bool StepBackend::grants_spinning() const {
 /// By what all ranks know.
 void StepBackend::choose() {
   const Operation& o = *operation_;
-  if (!refusal_.empty()) {
-    declined_ = refusal_;
-    return;
-  }
   const Shape shape = shape_of(o, membership_.rank, static_cast<int>(membership_.members.size()));
   const DeviceQuestion question{
-      .kind = o.kind,
+      .spec = o,
+      .dtype = o.input.dtype,
+      .level = o.level,
       .bytes = amount_of(o.kind, shape) * size_of(o.input.dtype),
       .ranks = shape.size,
-      .spin_bytes = exchange_->spin_bytes(grants_spinning()),
+      .no_buckets = no_buckets_,
+      .no_nccl = no_nccl_,
+      .spin_bytes = no_buckets_.empty() ? exchange_->spin_bytes(grants_spinning()) : 0,
       .setting = o.algorithm.empty() ? std::string_view(setting_) : std::string_view(o.algorithm)};
   way_ = choose_device_way(question);
   if (!o.algorithm.empty() && name_of(way_) != o.algorithm)
     declined_ =
         why_not(device_paths()[static_cast<size_t>(*device_way_named(o.algorithm))], question);
   else if (way_ == DeviceWay::staged)
-    declined_ = "the way by the host is predicted to be faster";
+    declined_ = no_buckets_.empty() ? "the way by the host is predicted to be faster" : no_buckets_;
 }
 
 void StepBackend::begin() {
@@ -95,7 +122,7 @@ void StepBackend::begin() {
            .element = size_of(o.input.dtype),
            .piece_bytes = piece_bytes_,
            .in_place = arrays_->input == arrays_->output};
-  pieces_ = way_ == DeviceWay::spin ? 1 : pieces_of(step_);
+  pieces_ = way_ == DeviceWay::step ? pieces_of(step_) : 1;
   fold_ = {};
   fold_.input = arrays_->input;
   fold_.output = arrays_->output;
@@ -118,6 +145,16 @@ void StepBackend::run_piece(size_t index) {
     whole.count = operation_->count;
     return exchange_->spin(whole, grants_spinning());
   }
+  if (way_ == DeviceWay::nccl) {
+    const NcclPlan plan = nccl_plan(*operation_, step_.shape, operation_->input.dtype,
+                                    arrays_->input, arrays_->output);
+    asked_nccl_ = now();
+    return exchange_->run_nccl({.calls = plan.calls.data(),
+                                .size = plan.calls.size(),
+                                .dtype = static_cast<int32_t>(plan.dtype),
+                                .op = static_cast<int32_t>(plan.op),
+                                .factor = plan.factor});
+  }
   const StepPiece cut = piece_of(step_, index);
   CudaPiece piece = fold_;
   piece.lane = static_cast<int32_t>(index % kCudaLanes);
@@ -131,6 +168,9 @@ void StepBackend::run_piece(size_t index) {
   piece.fold_to = arrays_->output + cut.fold_to;
   exchange_->run(piece);
 }
+
+/// Whether all of it is in the streams.
+bool StepBackend::is_launched() { return way_ != DeviceWay::nccl || exchange_->nccl_ready(); }
 
 void StepBackend::end() {
   const Operation& o = *operation_;
@@ -147,7 +187,15 @@ void StepBackend::end() {
 }
 
 std::vector<int> StepBackend::lacking() const {
-  return meeting_ ? meeting_->silent() : std::vector<int>();
+  if (meeting_) return meeting_->silent();
+  return nccl_ ? nccl_->silent() : std::vector<int>();
+}
+
+/// What waits for others in NCCL, the ranks' meeting or a launch, would go on doing so.
+void StepBackend::abort() noexcept {
+  operation_ = nullptr;
+  if (exchange_ && ((nccl_ && !nccl_->done()) || (begun_ && way_ == DeviceWay::nccl)))
+    exchange_->abort_nccl();
 }
 
 }  // namespace farandole

@@ -1,7 +1,7 @@
 // Collectives on arrays of devices, step by step in the devices' streams: into the bucket, meet,
 // fold the own part of all buckets, meet, out of the bucket. The host launches the steps and waits
 // for none of them; no two ranks' kernels have to run at once. Where they may, one kernel does all
-// of a small all-reduce.
+// of a small all-reduce, or NCCL all of any.
 #pragma once
 
 #include <atomic>
@@ -11,6 +11,7 @@
 
 #include "devices/device_paths.h"
 #include "devices/exchange.h"
+#include "devices/nccl_meeting.h"
 #include "devices/step_plan.h"
 #include "devices/step_watch.h"
 #include "stream/backend.h"
@@ -29,9 +30,9 @@ struct StepArrays {
 /// Of one stream. By the thread that polls.
 class StepBackend : public Backend {
  public:
-  /// `exchange` is null where this rank has none, and `mine` says why.
+  /// `exchange` is null where this rank has no streams there; `bucket` says why it has none.
   StepBackend(const Host& host, const Membership& membership, uint64_t key,
-              std::shared_ptr<DeviceExchange> exchange, OwnBucket mine, size_t piece_bytes,
+              std::shared_ptr<DeviceExchange> exchange, PeerOffer bucket, size_t piece_bytes,
               std::string setting, StepWatch& watch);
 
   /// Before the operation starts: what of it only this rank knows.
@@ -40,30 +41,35 @@ class StepBackend : public Backend {
   std::string_view name() const override { return "devices"; }
   bool can_run(const Operation&) const override { return true; }
   void refuse(const Operation&) const override {}
-  std::string ways_for(const Operation&) const override { return "step, spin"; }
+  std::string ways_for(const Operation&) const override { return "step, spin, nccl"; }
   void start(const Operation& operation, uint32_t sequence) override;
   Progress poll(TimePoint until) override;
   std::string declined() const override { return declined_; }
   std::vector<int> lacking() const override;
-  void abort() noexcept override { operation_ = nullptr; }
+  void abort() noexcept override;
   std::string_view way() const override { return name_of(way_); }
 
  private:
-  bool join();
+  bool have_met();
+  bool have_nccl();
   bool grants_spinning() const;
   void choose();
   void begin();
   void run_piece(size_t index);
+  bool is_launched();
   void end();
 
+  const Host& host_;
   Membership membership_;
-  int world_rank_;
+  uint64_t key_;
   std::shared_ptr<DeviceExchange> exchange_;
   size_t piece_bytes_;
   std::string setting_;
   StepWatch& watch_;
   std::optional<PeerMeeting> meeting_;  // until all have met
-  std::string refusal_;
+  std::string no_buckets_;              // why none; the same on all ranks
+  std::optional<NcclMeeting> nccl_;     // from the first operation that would go by NCCL
+  std::string no_nccl_;                 // likewise
 
   // The operation in flight.
   const Operation* operation_ = nullptr;
@@ -75,6 +81,7 @@ class StepBackend : public Backend {
   DeviceWay way_ = DeviceWay::step;
   std::string declined_;
   bool begun_ = false;
+  TimePoint asked_nccl_{};
 };
 
 }  // namespace farandole

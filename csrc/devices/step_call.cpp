@@ -27,9 +27,25 @@ bool may_choose(const Group& group, const Options& options) {
          group.defaults().algorithm.empty() && !options.bundle && !options.epilogue;
 }
 
-/// Of what ranks agree on, as far as it decides whether all have their arrays on devices.
-uint64_t hash_of_call(const Options& o, DType dtype, size_t count) {
+/// NCCL was asked for, for this call or for all of them, and may not.
+void check_level(const Group& group, const Options& o) {
+  const std::string& asked =
+      o.algorithm.empty() ? group.engine()->options().device_path : o.algorithm;
+  if (asked != name_of(DeviceWay::nccl)) return;
+  const std::string why = why_not_of_level(o.kind, o.level.value_or(group.defaults().level));
+  if (!why.empty())
+    throw Error(ErrorCode::invalid_argument,
+                std::string(name_of(o.kind)) + " cannot go by 'nccl': " + why, {},
+                "choose level='fast' (FARANDOLE_LEVEL=fast), or another way for it");
+}
+
+/// Of what ranks agree on, as far as it decides whether all have their arrays on devices, and go by
+/// them.
+uint64_t hash_of_call(const Options& o, Determinism level, DType dtype, size_t count) {
   Hash hash;
+  hash.add(static_cast<uint64_t>(o.op) | static_cast<uint64_t>(level) << 32);
+  hash.add(o.prescale);
+  hash.add(o.postscale);
   hash.add(static_cast<uint64_t>(o.kind) | static_cast<uint64_t>(o.root) << 32);
   hash.add(static_cast<uint64_t>(dtype) << 56 | count);
   hash.add(std::span(o.counts));
@@ -54,13 +70,15 @@ std::shared_ptr<StepCall> StepCall::offer(Group& group, Options& options, const 
     if (asked) options.algorithm.clear();
     return nullptr;
   }
+  if (runs) check_level(group, options);
   const auto steps = device && runs ? Steps::of(group, *device) : nullptr;
   if (asked && !steps)
     throw Error(ErrorCode::invalid_argument,
                 std::string(name_of(options.kind)) + " cannot go by '" + options.algorithm +
                     "' here: that takes input and output on one device, the group's own, of ranks "
                     "that share a host");
-  const uint64_t call = hash_of_call(options, output.buffer.dtype, shape.count);
+  const Determinism level = options.level.value_or(group.defaults().level);
+  const uint64_t call = hash_of_call(options, level, output.buffer.dtype, shape.count);
   if (!steps || !steps->worth_trying(call)) return nullptr;
   return std::shared_ptr<StepCall>(
       new StepCall(steps, group, options, input, output, std::move(copies), call));

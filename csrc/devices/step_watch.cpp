@@ -28,6 +28,8 @@ StepWatch::StepWatch(Engine& engine, Membership membership,
 
 StepWatch::~StepWatch() {
   if (in_child()) return;
+  // Nobody is there to flush it with.
+  if (exchange_ && membership_.detector->failed()) exchange_->abort_nccl();
   for (drop_complete(); !in_flight_.empty(); drop_complete()) {
     const TimePoint when = now();
     StepInFlight& first = in_flight_.front();
@@ -84,6 +86,7 @@ void StepWatch::look_for_failure(TimePoint when) {
   try {
     exchange_->look_for_loss();
     look_for_the_dead();
+    exchange_->look_for_nccl_failure();
     const auto late = std::ranges::find_if(
         in_flight_, [&](const StepInFlight& step) { return step.deadline.passed(when); });
     if (late == in_flight_.end()) return;
@@ -95,9 +98,16 @@ void StepWatch::look_for_failure(TimePoint when) {
                 where, "look what the streams of all ranks' devices wait for");
   } catch (const Error& error) {
     const bool own = error.code() != ErrorCode::peer_lost;
-    membership_.detector->report(own ? on_rank(error, engine_.host().rank) : error);
+    membership_.detector->report(own ? during(on_rank(error, engine_.host().rank)) : error);
     engine_.wake_everyone();
   }
+}
+
+/// The first of what is in flight is what failed, or is nearest to it.
+Error StepWatch::during(const Error& error) const {
+  Context where = error.where();
+  if (where.operation.empty()) where.operation = in_flight_.front().title;
+  return {error.code(), error.verdict(), where, error.advice()};
 }
 
 /// Ranks that have left have waited for their devices before.

@@ -40,6 +40,7 @@ class StepWatch {
  private:
   size_t drop_complete();
   void look_for_failure(TimePoint when);
+  Error during(const Error& error) const;
   void look_for_the_dead();
   void drain() noexcept;
   bool somebody_has_died() const;

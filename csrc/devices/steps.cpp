@@ -46,23 +46,24 @@ Steps::Steps(Group& group, int device)
     : engine_(*group.engine()), group_(group.weak_from_this()), device_(device) {
   const Host& host = engine_.host();
   const size_t piece_bytes = engine_.options().device_bucket_bytes;
-  OwnBucket mine;
+  PeerOffer bucket;
   try {
-    const CudaExchangeShape shape{
-        .device = device,
-        .rank = group.rank(),
-        .size = group.size(),
-        .doorbell = host.peers[static_cast<size_t>(host.rank)].doorbell.get(),
-        .spins = 1,
-        .bucket_bytes = piece_bytes};
-    exchange_ = std::make_shared<DeviceExchange>(shape, mine);
+    exchange_ = std::make_shared<DeviceExchange>(
+        CudaExchangeShape{.device = device,
+                          .rank = group.rank(),
+                          .size = group.size(),
+                          .doorbell = host.peers[static_cast<size_t>(host.rank)].doorbell.get(),
+                          .spins = 1,
+                          .bucket_bytes = piece_bytes});
+    bucket = exchange_->open_bucket();
   } catch (const Error& error) {
     if (error.code() == ErrorCode::forked) throw;
-    mine.refusal = error.verdict();
+    bucket.refusal = error.verdict();
   }
   watch_.emplace(engine_, group.membership(), exchange_);
   backend_.emplace(host, group.membership(), stream_key(group.membership().key, kStepsNumber),
-                   exchange_, std::move(mine), piece_bytes, engine_.options().device_path, *watch_);
+                   exchange_, std::move(bucket), piece_bytes, engine_.options().device_path,
+                   *watch_);
 }
 
 bool Steps::worth_trying(uint64_t call) const {

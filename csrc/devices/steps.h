@@ -23,7 +23,7 @@ class Steps : public Task, public std::enable_shared_from_this<Steps> {
 
   StepBackend& backend() { return *backend_; }
   int device() const { return device_; }
-  /// Null where this rank has no bucket: then it takes part all the same, to say so.
+  /// Null where this rank has no streams on the device: then it takes part all the same, to say so.
   const std::shared_ptr<DeviceExchange>& exchange() const { return exchange_; }
 
   /// Calls that did not go by steps are not tried again. `call`: any hash of what ranks agree on.

@@ -6,17 +6,29 @@ process, which then must not fork.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import importlib.util
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from farandole import _core
+from farandole._limits import setting
 
-__all__ = ["Device", "devices", "driver_version", "is_available", "why_not"]
+__all__ = [
+    "Device",
+    "NcclLibrary",
+    "devices",
+    "driver_version",
+    "is_available",
+    "nccl_library",
+    "why_not",
+]
 
-_VERSION = 3  # of the table: csrc/base/cuda_table.h
+_VERSION = 4  # of the table: csrc/base/cuda_table.h
 
 
 class _Failure(ctypes.Structure):
@@ -42,6 +54,10 @@ class _Device(ctypes.Structure):
     ]
 
 
+class _NcclLibrary(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_int32), ("file", ctypes.c_char * 512)]
+
+
 class _Table(ctypes.Structure):  # its head: what follows is the native core's
     _fields_ = [
         ("version", ctypes.c_uint32),
@@ -53,6 +69,13 @@ class _Table(ctypes.Structure):  # its head: what follows is the native core's
             "device",
             ctypes.CFUNCTYPE(
                 ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(_Device), ctypes.POINTER(_Failure)
+            ),
+        ),
+        ("look_for_nccl_in", ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)),
+        (
+            "find_nccl",
+            ctypes.CFUNCTYPE(
+                ctypes.c_int32, ctypes.POINTER(_NcclLibrary), ctypes.POINTER(_Failure)
             ),
         ),
     ]
@@ -85,6 +108,19 @@ class Device:
     is_instance: bool
     exports_memory: bool
     unfit: str
+
+
+@dataclass(frozen=True)
+class NcclLibrary:
+    """NCCL's library, as this process has found it.
+
+    Attributes:
+        version: ``(2, 20, 5)``.
+        file: where it lies.
+    """
+
+    version: tuple[int, int, int]
+    file: str
 
 
 def is_available() -> bool:
@@ -122,6 +158,22 @@ def driver_version() -> tuple[int, int]:
     return version // 1000, version % 1000 // 10
 
 
+def nccl_library() -> NcclLibrary:
+    """The NCCL that collectives on devices go by at level ``fast``, or by ``algorithm="nccl"``: the
+    one that this process has loaded, that of the wheel ``nvidia-nccl``, or the loader's, unless
+    ``FARANDOLE_NCCL`` says where it is. It stays loaded.
+
+    Raises:
+        DeviceError: there is none, it is too old, or ``FARANDOLE_NCCL=off``.
+        ImportError: as ``devices()``.
+    """
+    _say_where_nccl_is(_table())
+    told = _NcclLibrary()
+    _ask(_table().find_nccl, ctypes.byref(told))
+    major, rest = divmod(told.version, 10000)
+    return NcclLibrary((major, *divmod(rest, 100)), told.file.decode(errors="replace"))
+
+
 def _address() -> int:
     """Of the library's table, for the native core; raises as ``devices()``."""
     return ctypes.addressof(_table())
@@ -137,7 +189,23 @@ def _table() -> Any:
     table = get(_VERSION)
     if not table:
         raise ImportError(f"{library} is of another version of farandole")
+    _say_where_nccl_is(table.contents)
     return table.contents
+
+
+def _say_where_nccl_is(table: Any) -> None:
+    table.look_for_nccl_in(os.fsencode(setting("FARANDOLE_NCCL")), _nccl_of_wheel())
+
+
+def _nccl_of_wheel() -> bytes:
+    """Where nvidia-nccl-cu12 and its like have it, if they are installed; empty: they are not."""
+    with contextlib.suppress(ImportError, ValueError):
+        found = importlib.util.find_spec("nvidia.nccl")
+        for folder in found.submodule_search_locations or () if found else ():
+            library = Path(folder) / "lib" / "libnccl.so.2"
+            if library.exists():
+                return os.fsencode(library)
+    return b""
 
 
 def _ask(function: Any, *arguments: Any) -> int:

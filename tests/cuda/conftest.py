@@ -41,3 +41,26 @@ def by_steps(start: Start) -> Start:
         return start(size, **{**told, **env})
 
     return started
+
+
+@pytest.fixture(scope="module")
+def fake_nccl() -> str:
+    harness.build("fake_libnccl")
+    return str(harness.TREE / "fake_libnccl" / "libnccl.so.2")
+
+
+@pytest.fixture
+def by_nccl(by_steps: Start, fake_nccl: str) -> Start:
+    """The same, for ranks of level fast with a device each, which go by the fake NCCL."""
+
+    def started(size: int, **env: str) -> World:
+        told = {
+            "FAKE_LIBNCCL": fake_nccl,
+            "FARANDOLE_NCCL": fake_nccl,
+            "FARANDOLE_DEVICE_PATH": "nccl",
+            "FARANDOLE_LEVEL": "fast",
+            "FAKE_CUDA_DEVICES": str(size),
+        }
+        return by_steps(size, **{**told, **env})
+
+    return started

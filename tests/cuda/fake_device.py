@@ -282,7 +282,7 @@ class WithFunctions(WithDlpack):
 
     @_ASK
     def _ask(kind: int, device: int, into: int) -> int:
-        assert (kind, device) == (2, 0)
+        assert kind == 2, device
         ctypes.c_void_p.from_address(into).value = WithFunctions.current.value
         return 0
 

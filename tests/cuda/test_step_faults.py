@@ -62,6 +62,12 @@ def waits_for_one(
     """Steps of all are launched, and those of rank 1 do not run. What the others' programs wait for
     ends nevertheless."""
     rank = Rank("functions")
+    return waits_with(rank, timeout, lost, path, count)
+
+
+def waits_with(
+    rank: Rank, timeout: float | None, lost: bool, path: str, count: int
+) -> tuple[str, str, list[str]]:
     x, _ = rank.pair(count, "float32")
     y = rank.array(count, "float32")
     for _ in range(2):

@@ -4,6 +4,7 @@
 
 #include "check.h"
 #include "devices/device_paths.h"
+#include "devices/nccl_plan.h"
 #include "devices/step_plan.h"
 #include "schedule/slicing.h"
 
@@ -166,7 +167,7 @@ TEST(ways_on_devices_are_chosen_by_cost_and_by_name) {
   DeviceQuestion apart = small, large = small, other = small;
   apart.spin_bytes = 4096;
   large.bytes = 64 << 20;
-  other.kind = Collective::gather;
+  other.spec.kind = Collective::gather;
   CHECK_EQUAL(chosen(small), std::string("staged"));
   CHECK_EQUAL(chosen(apart), std::string("spin"));
   CHECK_EQUAL(chosen(large), std::string("step"));
@@ -181,4 +182,66 @@ TEST(ways_on_devices_are_chosen_by_cost_and_by_name) {
   CHECK_EQUAL(chosen(set_to(apart, "spin")), std::string("spin"));
   CHECK_EQUAL(chosen(set_to(large, "spin")), std::string("step"));
   CHECK_EQUAL(chosen(set_to(other, "spin")), std::string("staged"));
+}
+
+TEST(nccl_is_chosen_where_the_level_allows_it) {
+  DeviceQuestion question{.level = Determinism::fast, .bytes = 64 << 20, .ranks = 4};
+  const auto why = [&] { return why_not(device_paths()[size_t{3}], question); };
+  CHECK(choose_device_way(question) == DeviceWay::nccl);
+  question.no_buckets = "no room";
+  CHECK(choose_device_way(question) == DeviceWay::nccl);
+  question.no_nccl = "there is none";
+  CHECK_EQUAL(why(), std::string("there is none"));
+  CHECK(choose_device_way(question) == DeviceWay::staged);
+  question.no_nccl = "";
+  question.level = Determinism::canonical;
+  CHECK(why().find("promises bits") != std::string::npos);
+  question.setting = "nccl";
+  CHECK(why().find("promises bits") != std::string::npos);
+  question.spec.kind = Collective::all_gather;
+  CHECK_EQUAL(why(), std::string());
+  question.setting = "auto";
+  CHECK_EQUAL(why(), std::string("is taken at level 'fast', or by name"));
+  question = {.level = Determinism::fast, .bytes = 64 << 20, .ranks = 4};
+  for (const DType dtype : {DType::boolean, DType::int16, DType::uint16}) {
+    question.dtype = dtype;
+    CHECK(why().find("NCCL folds no ") != std::string::npos);
+  }
+  question.dtype = DType::int32;
+  CHECK_EQUAL(why(), std::string());
+  question.spec.op = ReduceOp::mean;
+  CHECK(why().find("does not scale integers") != std::string::npos);
+  question.dtype = DType::float32;
+  CHECK_EQUAL(why(), std::string());
+  question.spec.op = ReduceOp::max;
+  question.spec.prescale = 2;
+  CHECK(why().find("sums and means alone") != std::string::npos);
+}
+
+TEST(nccl_runs_uneven_forms_by_several_of_its_operations) {
+  const std::vector<size_t> counts{3, 0, 5};
+  const Shape shape{.rank = 2, .size = 3, .count = 8, .counts = counts};
+  CollectiveSpec spec{.kind = Collective::reduce_scatter, .op = ReduceOp::mean, .prescale = 6};
+  NcclPlan plan = nccl_plan(spec, shape, DType::float32, 1000, 2000);
+  CHECK_EQUAL(plan.calls.size(), size_t{2});
+  CHECK_EQUAL(plan.calls[1].what, int32_t{kNcclReduce});
+  CHECK_EQUAL(plan.calls[1].peer, 2);
+  CHECK_EQUAL(plan.calls[1].input, uint64_t{1000 + 3 * 4});
+  CHECK_EQUAL(plan.calls[1].output, uint64_t{2000});
+  CHECK_EQUAL(plan.calls[1].count, uint64_t{5});
+  CHECK_EQUAL(plan.factor, 2.0);
+  CHECK(plan.op == ReduceOp::sum);
+  spec.kind = Collective::all_gather;
+  plan = nccl_plan(spec, shape, DType::float32, 1000, 2000);
+  CHECK_EQUAL(plan.calls.size(), size_t{2});
+  CHECK_EQUAL(plan.calls[1].what, int32_t{kNcclBroadcast});
+  CHECK_EQUAL(plan.calls[1].output, uint64_t{2000 + 3 * 4});
+  CHECK_EQUAL(plan.calls[1].count, uint64_t{5 * 4});
+  CHECK(plan.dtype == DType::uint8);
+  spec.kind = Collective::all_to_all;
+  plan = nccl_plan(spec, {.rank = 1, .size = 2, .count = 4}, DType::int16, 1000, 2000);
+  CHECK_EQUAL(plan.calls.size(), size_t{4});
+  CHECK_EQUAL(plan.calls[2].what, int32_t{kNcclSend});
+  CHECK_EQUAL(plan.calls[2].input, uint64_t{1000 + 8});
+  CHECK_EQUAL(plan.calls[2].count, uint64_t{8});
 }

@@ -37,3 +37,14 @@ def test_what_is_forced(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
     assert "none was measured" in shown
     assert shown.endswith("FARANDOLE_DEVICE_PATH=spin chooses that one where it can run\n")
     assert cli.main(["info", "--why", "64M", "--memory", "device", "--collective", "dance"]) == 2
+
+
+def test_nccl_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FARANDOLE_NCCL", "/nowhere.so")
+    fast = choice(capfd, "64M", "--memory", "device", "--level", "fast")
+    assert fast["choice"] == "step"
+    assert fast["nccl"] == "there is no NCCL: /nowhere.so cannot be opened"
+    shared = choice(capfd, "64M", "--memory", "shared-device", "--level", "fast")
+    assert shared["nccl"] == "NCCL takes one rank on a device, and these share one"

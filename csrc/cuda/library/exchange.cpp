@@ -59,17 +59,14 @@ std::shared_ptr<DeviceMemory> make_bucket(const std::shared_ptr<const DeviceCont
 
 }  // namespace
 
-Exchange::Exchange(const std::shared_ptr<const DeviceContext>& context, const void* image,
+Exchange::Exchange(const std::shared_ptr<const DeviceContext>& context,
                    const CudaExchangeShape& shape)
     : context_(context),
       rank_(static_cast<uint32_t>(shape.rank)),
       size_(static_cast<uint32_t>(shape.size)),
       lane_bytes_(lane_bytes_of(shape)),
       doorbell_(checked(::fcntl(shape.doorbell, F_DUPFD_CLOEXEC, 0), "fcntl")),
-      module_(DeviceModule::load(context, image)),
-      arrive_(module_->function("farandole_arrive")),
       mailbox_bytes_(mailbox_bytes_of(shape)),
-      bucket_(make_bucket(context, 2 * kFlagBytes + mailbox_bytes_ + kCudaLanes * lane_bytes_)),
       mappings_(context),
       peers_(size_),
       devices_(size_, context->device().uuid),
@@ -78,19 +75,24 @@ Exchange::Exchange(const std::shared_ptr<const DeviceContext>& context, const vo
       completions_(context),
       marks_(context),
       rescue_(context),
-      lanes_{Lane(context), Lane(context)} {
-  peers_[rank_] = bucket_;
+      lanes_{Lane(context), Lane(context)} {}
+
+void Exchange::open_bucket(const void* image) {
+  module_ = DeviceModule::load(context_, image);
+  arrive_.emplace(module_->function("farandole_arrive"));
+  bucket_ = make_bucket(context_, 2 * kFlagBytes + mailbox_bytes_ + kCudaLanes * lane_bytes_);
   // Before any peer can arrive: it learns of the bucket afterwards.
   marks_.fill(bucket_->address(), 0, 2 * kFlagBytes);
   // Where the driver cannot let streams wait for a word, that is known now.
   marks_.wait(bucket_->address(), 0);
   marks_.synchronize();
+  peers_[rank_] = bucket_;
 }
 
 Exchange::~Exchange() {
   try {
     while (!is_idle()) {
-      drain();
+      if (open_ || !is_complete(newest_)) drain();  // else it waits for nobody, but for the mark
       std::this_thread::sleep_for(kBetweenDrains);
     }
   } catch (const Error&) {  // NOLINT: nothing waits in a lost context, or in a forked child
@@ -141,6 +143,7 @@ void Exchange::give_back(std::unique_ptr<Moments> moments) {
 
 /// Every lane begins behind what the first one had before: operations come one after the other.
 void Exchange::begin(const Moments& moments, uint64_t pieces) {
+  open_ = true;
   lanes_used_ = std::min<uint64_t>(pieces, lanes_.size());
   Lane& first = lanes_[0];
   first.stream.wait(moments.ready);
@@ -159,7 +162,9 @@ uint32_t Exchange::end(Moments& moments) {
   moments.complete.record(first.stream);
   // In a stream of its own: a function of the host would hold up the next operation.
   marks_.wait(moments.complete);
-  return completions_.mark(marks_, doorbell_.get());
+  newest_ = completions_.mark(marks_, doorbell_.get());
+  open_ = false;
+  return newest_;
 }
 
 void Exchange::complete_before(const Moments& moments, StreamHandle stream) const {
@@ -206,7 +211,7 @@ void Exchange::meet(int32_t lane) {
   Meet at{.peers = {.rank = rank_, .size = size_}, .channel = static_cast<uint32_t>(lane)};
   at.peers.abort = abort_word();
   for (uint32_t r = 0; r < size_; ++r) at.peers.flags[r] = flags_of(r);
-  arrive_.launch(here.stream, {.blocks = 1, .threads = 64}, at);
+  arrive_->launch(here.stream, {.blocks = 1, .threads = 64}, at);
   ++here.met;
   for (uint32_t r = 0; r < size_; ++r) {
     if (r == rank_) continue;
@@ -284,6 +289,10 @@ void Exchange::spin(const CudaPiece& piece, bool granted) {
               {.blocks = blocks_for(Work::slots, bytes, room()), .threads = kThreads}, job);
 }
 
+void Exchange::open_nccl(const CudaNcclId& id) {
+  nccl_.emplace(context_, id, static_cast<int>(rank_), static_cast<int>(size_));
+}
+
 // ---- when ranks fail ----
 
 bool Exchange::is_idle() const {
@@ -293,6 +302,8 @@ bool Exchange::is_idle() const {
 }
 
 void Exchange::drain() {
+  if (nccl_) nccl_->abort();
+  if (!peers_[rank_]) return;
   std::atomic_ref(*reinterpret_cast<uint32_t*>(abort_.host())).store(1, std::memory_order_release);
   for (size_t lane = 0; lane < lanes_.size(); ++lane) {
     const auto* const words = &flags_of(rank_)->arrived[lane][0];

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "base/cuda_table.h"
@@ -20,6 +21,7 @@
 #include "cuda/driver/module.h"
 #include "cuda/driver/peer_memory.h"
 #include "cuda/kernels/parameters.h"
+#include "cuda/nccl/communicator.h"
 #include "cuda/plans.h"
 
 namespace farandole::cuda {
@@ -33,14 +35,16 @@ struct Moments {
 
 class Exchange {
  public:
-  /// `image`: the kernels. Throws Error(device) where the device lacks what it takes.
-  Exchange(const std::shared_ptr<const DeviceContext>& context, const void* image,
-           const CudaExchangeShape& shape);
+  /// Streams alone.
+  Exchange(const std::shared_ptr<const DeviceContext>& context, const CudaExchangeShape& shape);
   /// Waits until its streams are done: drains first.
   ~Exchange();
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
+  /// `image`: the kernels. Throws Error(device) where the device lacks what it takes.
+  void open_bucket(const void* image);
+  /// Then: what the others need of it.
   MemoryExport share() const { return bucket_->share(); }
   uint32_t multiprocessors() const;
   void map(uint32_t rank, const MemoryExport& theirs, uint32_t multiprocessors);
@@ -55,6 +59,11 @@ class Exchange {
   uint64_t spin_bytes(bool granted) const;
   void spin(const CudaPiece& piece, bool granted);
   uint32_t end(Moments& moments);
+
+  /// Null until it was opened.
+  NcclCommunicator* nccl() { return nccl_ ? &*nccl_ : nullptr; }
+  void open_nccl(const CudaNcclId& id);
+  void run_nccl(const CudaNcclJob& job) { nccl_->run(lanes_[0].stream, job); }
 
   bool is_complete(uint32_t number) const { return completions_.reached(number); }
   void complete_before(const Moments& moments, StreamHandle stream) const;
@@ -85,9 +94,9 @@ class Exchange {
   std::shared_ptr<const DeviceContext> context_;
   uint32_t rank_, size_;
   uint64_t lane_bytes_;
-  Fd doorbell_;  // our own name for it
-  std::shared_ptr<const DeviceModule> module_;
-  DeviceFunction arrive_;
+  Fd doorbell_;                                 // our own name for it
+  std::shared_ptr<const DeviceModule> module_;  // this and the next: of a bucket
+  std::optional<DeviceFunction> arrive_;
   std::map<std::string, DeviceFunction> kernels_;  // of one dtype, by name
   uint64_t mailbox_bytes_;                         // 0: nothing spins
   std::shared_ptr<DeviceMemory> bucket_;  // flags, the same for spin(), mailbox, part of each lane
@@ -100,9 +109,12 @@ class Exchange {
   std::mutex mutex_;  // guards spare_
   std::vector<std::unique_ptr<Moments>> spare_;
   size_t lanes_used_ = 0;  // by the operation in flight
+  uint32_t newest_ = 0;    // mark
+  bool open_ = false;      // an operation has begun, and has no mark
   // Last: their ends wait for what they do to the rest.
   DeviceStream marks_, rescue_;
   std::array<Lane, kCudaLanes> lanes_;
+  std::optional<NcclCommunicator> nccl_;
 };
 
 }  // namespace farandole::cuda

@@ -21,22 +21,28 @@ struct farandole::CudaMoments {
 namespace farandole::cuda {
 namespace {
 
-CudaExchange* open_exchange(const CudaExchangeShape* shape, CudaShare* mine, int32_t* descriptor,
-                            CudaFailure* failure) {
+CudaExchange* open_exchange(const CudaExchangeShape* shape, CudaFailure* failure) {
+  return guarded(failure, [&] {
+    const auto context = DeviceContext::retain(Driver::of_process(), shape->device);
+    return new CudaExchange{{context, *shape}};
+  });
+}
+
+int32_t open_bucket(CudaExchange* exchange, CudaShare* mine, int32_t* descriptor,
+                    CudaFailure* failure) {
   return guarded(failure, [&] {
     if (kernel_image() == nullptr)
       throw Error(ErrorCode::device, "this build of farandole has no kernels: it had no nvcc");
-    const auto context = DeviceContext::retain(Driver::of_process(), shape->device);
-    std::unique_ptr<CudaExchange> made(new CudaExchange{{context, kernel_image(), *shape}});
-    MemoryExport shared = made->exchange.share();
+    exchange->exchange.open_bucket(kernel_image());
+    MemoryExport shared = exchange->exchange.share();
     *mine = {shared.id.process,
              shared.id.number,
              shared.bytes,
              {},
-             static_cast<int32_t>(made->exchange.multiprocessors())};
+             static_cast<int32_t>(exchange->exchange.multiprocessors())};
     std::memcpy(mine->device, shared.device.bytes, sizeof mine->device);
     *descriptor = shared.descriptor.release();
-    return made.release();
+    return 1;
   });
 }
 
@@ -127,10 +133,52 @@ int32_t drain(CudaExchange* exchange, CudaFailure* failure) {
   });
 }
 
+// ---- NCCL ----
+
+int32_t make_nccl_id(CudaNcclId* id, CudaFailure* failure) {
+  return guarded(failure, [&] {
+    *id = NcclCommunicator::make_id();
+    return 1;
+  });
+}
+
+int32_t open_nccl(CudaExchange* exchange, const CudaNcclId* id, CudaFailure* failure) {
+  return guarded(failure, [&] {
+    exchange->exchange.open_nccl(*id);
+    return 1;
+  });
+}
+
+int32_t nccl_ready(CudaExchange* exchange, int32_t* ready, CudaFailure* failure) {
+  return guarded(failure, [&] {
+    *ready = exchange->exchange.nccl()->ready();
+    return 1;
+  });
+}
+
+int32_t run_nccl(CudaExchange* exchange, const CudaNcclJob* job, CudaFailure* failure) {
+  return guarded(failure, [&] {
+    exchange->exchange.run_nccl(*job);
+    return 1;
+  });
+}
+
+int32_t look_for_nccl_failure(CudaExchange* exchange, CudaFailure* failure) {
+  return guarded(failure, [&] {
+    if (NcclCommunicator* const nccl = exchange->exchange.nccl()) nccl->look_for_failure();
+    return 1;
+  });
+}
+
+void abort_nccl(CudaExchange* exchange) {
+  if (NcclCommunicator* const nccl = exchange->exchange.nccl()) nccl->abort();
+}
+
 }  // namespace
 
 void add_exchanging(CudaTable& table) {
   table.open_exchange = open_exchange;
+  table.open_bucket = open_bucket;
   table.map_peer = map_peer;
   table.close_exchange = close_exchange;
   table.open_moments = open_moments;
@@ -144,6 +192,12 @@ void add_exchanging(CudaTable& table) {
   table.complete_before = complete_before;
   table.look_for_lost_exchange = look_for_lost_exchange;
   table.drain = drain;
+  table.make_nccl_id = make_nccl_id;
+  table.open_nccl = open_nccl;
+  table.nccl_ready = nccl_ready;
+  table.run_nccl = run_nccl;
+  table.look_for_nccl_failure = look_for_nccl_failure;
+  table.abort_nccl = abort_nccl;
 }
 
 }  // namespace farandole::cuda

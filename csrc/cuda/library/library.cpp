@@ -5,6 +5,7 @@
 #include "cuda/library/exchanging.h"
 #include "cuda/library/guarded.h"
 #include "cuda/library/kernel_image.h"
+#include "cuda/nccl/nccl_functions.h"
 
 namespace farandole::cuda {
 namespace {
@@ -33,6 +34,19 @@ int32_t device(int32_t ordinal, CudaDevice* into, CudaFailure* failure) {
   });
 }
 
+void look_for_nccl_in(const char* setting, const char* wheel) {
+  NcclLibrary::look_in({setting, wheel});
+}
+
+int32_t find_nccl(CudaNcclLibrary* found, CudaFailure* failure) {
+  return guarded(failure, [&] {
+    const NcclLibrary& library = NcclLibrary::of_process();
+    found->version = library.version;
+    copy_cut(library.file, found->file);
+    return 1;
+  });
+}
+
 }  // namespace
 }  // namespace farandole::cuda
 
@@ -48,6 +62,8 @@ extern "C" __attribute__((visibility("default"))) const farandole::CudaTable* fa
     made.driver_version = cuda::driver_version;
     made.device_count = cuda::device_count;
     made.device = cuda::device;
+    made.look_for_nccl_in = cuda::look_for_nccl_in;
+    made.find_nccl = cuda::find_nccl;
     cuda::add_copying(made);
     cuda::add_exchanging(made);
     return made;

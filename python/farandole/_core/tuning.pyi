@@ -37,7 +37,14 @@ def explain(
     transport: str = "auto",
 ) -> list[_Candidate]: ...
 def explain_devices(
-    collective: str, bytes: int, ranks: int = 2, spin_bytes: int = 0, setting: str = "auto"
+    collective: str,
+    bytes: int,
+    ranks: int = 2,
+    spin_bytes: int = 0,
+    setting: str = "auto",
+    dtype: str = "float32",
+    level: str = "canonical",
+    no_nccl: str = "",
 ) -> list[_DeviceWay]: ...
 def fields() -> list[tuple[str, str]]: ...
 def fingerprint(text: str = "") -> str: ...

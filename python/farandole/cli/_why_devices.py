@@ -26,17 +26,31 @@ def answer(asked: dict[str, str], ranks: int, size: int) -> dict[str, Any]:
     from farandole._limits import setting
 
     chosen_by = setting("FARANDOLE_DEVICE_PATH")
-    shares = asked["memory"] == "shared-device" and chosen_by != "spin"
     longest = size * (ranks if asked["collective"] in ("all_gather", "all_to_all") else 1)
+    spin_bytes = 0 if asked["memory"] == "shared-device" and chosen_by != "spin" else _SPIN_BYTES
     rows = _core.tuning.explain_devices(
-        asked["collective"], longest, ranks, 0 if shares else _SPIN_BYTES, chosen_by
-    )
+        asked["collective"], longest, ranks, spin_bytes, chosen_by,
+        dtype=asked["dtype"], level=asked["level"], no_nccl=_why_no_nccl(asked),
+    )  # fmt: skip
     return {
         "question": {**asked, "ranks": ranks, "bytes": size},
         "choice": next(row["name"] for row in rows if row["chosen"]),
         "forced": chosen_by if chosen_by != "auto" else None,
         "candidates": [{**row, "why": _verdict(dict(row))} for row in rows],
     }
+
+
+def _why_no_nccl(asked: dict[str, str]) -> str:
+    """As ranks of this host would say."""
+    from farandole import _core, cuda
+
+    if asked["memory"] == "shared-device" and asked["ranks"] != "1":
+        return "NCCL takes one rank on a device, and these share one"
+    try:
+        cuda.nccl_library()
+    except (_core.Error, ImportError) as error:
+        return str(getattr(error, "verdict", error))
+    return ""
 
 
 def _verdict(row: dict[str, Any]) -> str:

@@ -141,7 +141,17 @@ def _cuda() -> str:
     if why := cuda.why_not():
         return f"no: {why}"
     names = ", ".join(device.name for device in cuda.devices())
-    return f"{names}; driver of CUDA {'.'.join(map(str, cuda.driver_version()))}"
+    return f"{names}; driver of CUDA {'.'.join(map(str, cuda.driver_version()))}; {_nccl()}"
+
+
+def _nccl() -> str:
+    from farandole import _core, cuda
+
+    try:
+        found = cuda.nccl_library()
+    except _core.Error as error:
+        return f"no NCCL: {str(error).splitlines()[0]}"
+    return f"NCCL {'.'.join(map(str, found.version))} ({found.file})"
 
 
 def _memfd() -> int:

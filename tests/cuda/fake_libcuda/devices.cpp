@@ -179,6 +179,13 @@ FAKE_CUDA cuCtxGetCurrent(ContextHandle* context) {
   });
 }
 
+FAKE_CUDA cuCtxGetDevice(int* device) {
+  return call("cuCtxGetDevice", Needs::context, [&](State&, Lock&, CUctx_st* current) {
+    *device = current->device;
+    return kSuccess;
+  });
+}
+
 FAKE_CUDA cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   return call("cuCtxGetStreamPriorityRange", Needs::context, [&](State&, Lock&, CUctx_st*) {
     *least = 0;

@@ -1,0 +1,28 @@
+// What NCCL is asked to run for a collective, and what it cannot: pure arithmetic, the same on all
+// ranks but for what is a rank's own.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/cuda_table.h"
+#include "base/dtype.h"
+#include "schedule/collective_spec.h"
+
+namespace farandole {
+
+/// Why NCCL cannot fold this, as one clause; empty: it can. `spec` folds.
+std::string why_not_by_nccl(const CollectiveSpec& spec, DType dtype);
+
+struct NcclPlan {
+  std::vector<CudaNcclCall> calls;
+  DType dtype = DType::uint8;  // of what only moves: bytes
+  ReduceOp op = ReduceOp::sum;
+  double factor = 1;  // of every input
+};
+
+/// A collective of `has_steps()`, whose arrays begin at these addresses.
+NcclPlan nccl_plan(const CollectiveSpec& spec, const Shape& shape, DType dtype, uint64_t input,
+                   uint64_t output);
+
+}  // namespace farandole

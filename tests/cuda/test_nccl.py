@@ -1,0 +1,335 @@
+"""Collectives on devices by NCCL: what it runs, when it is taken, where it is found. By ranks over
+the fake driver and a fake NCCL, whose folds begin at the last rank."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_device import Array, OnHost
+from fake_nccl import NcclRank
+from test_device_collectives import NEVER_IN_A_STEADY_STEP, on_host
+
+import farandole as fd
+from harness import World
+
+Start = Callable[..., World]
+
+# Sums of such numbers are exact in any order, in every type.
+SMALL = np.arange(8)
+
+
+def small(rank: NcclRank, shape: tuple[int, ...] | int, dtype: str) -> tuple[Array, OnHost]:
+    array, host = rank.pair(shape, dtype)
+    values = SMALL[np.arange(array.count) * (fd.rank() + 3) % 8]
+    if dtype == "bfloat16":
+        raw = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    else:
+        raw = values.astype(dtype).tobytes()
+    array.put(raw)
+    host.memory[:] = np.frombuffer(raw, np.uint8)
+    return array, host
+
+
+def went_by(path: str) -> None:
+    assert fd.world().last_path == path
+
+
+def collectives(dtype: str, n: int) -> None:
+    """In any order the sums are the same, so they are the host's."""
+    rank = NcclRank()
+    p, r = fd.size(), fd.rank()
+
+    def same(result: Array, kind: str, x: OnHost, out: OnHost, **options: Any) -> None:
+        went_by("nccl")
+        expected = on_host(kind, x, out, **options)
+        assert result.get() == expected.get(), kind
+
+    for op in ("sum", "min", "max", "product"):
+        x, hx = small(rank, (n, 2), dtype)
+        y = rank.array((n, 2), dtype)
+        fd.all_reduce(x, op, out=y)
+        same(y, "all_reduce", hx, rank.host(2 * n, dtype), op=op)
+    x, hx = small(rank, n, dtype)
+    fd.all_reduce(x, out=x)
+    same(x, "all_reduce", hx, rank.host(n, dtype))
+    if dtype.startswith(("float", "bfloat")):
+        x, hx = small(rank, n, dtype)
+        scaled = {"prescale": 0.5, "postscale": 4.0}
+        same(fd.all_reduce(x, **scaled), "all_reduce", hx, rank.host(n, dtype), **scaled)
+        if p == 2:
+            same(fd.all_reduce(x, "mean"), "all_reduce", hx, rank.host(n, dtype), op="mean")
+    for count in (p * n, p * n + 1):  # shares that are equal, and not
+        x, hx = small(rank, count, dtype)
+        part = count // p + (r < count % p)
+        same(fd.reduce_scatter(x), "reduce_scatter", hx, rank.host(part, dtype))
+    for root in {0, p - 1}:
+        x, hx = small(rank, n, dtype)
+        y = rank.array(n, dtype)
+        fd.broadcast(x, root, out=y)
+        same(y, "broadcast", hx, rank.host(n, dtype), root=root)
+        fd.broadcast(x, root, out=x)
+        same(x, "broadcast", hx, rank.host(n, dtype), root=root)
+    x, hx = small(rank, n, dtype)
+    same(fd.all_gather(x), "all_gather", hx, rank.host(p * n, dtype))
+    x, hx = small(rank, (r + 1, 3), dtype)
+    counts = [3 * (i + 1) for i in range(p)]
+    y = fd.all_gather(x, uneven=True)
+    same(y, "all_gather", hx, rank.host(sum(counts), dtype), counts=counts)
+    x, hx = small(rank, p * n, dtype)
+    same(fd.all_to_all(x), "all_to_all", hx, rank.host(p * n, dtype))
+    fd.reduce(x, out=rank.array(p * n, dtype))  # which has no such way
+    assert fd.world().last_path != "nccl"
+    rank.end()
+    assert rank.nccl.calls("ncclCommAbort") == 0
+    assert rank.nccl.calls("ncclCommDestroy") == 1, "what others may need of it was flushed"
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "late"),
+    [(2, "float32", "300"), (3, "bfloat16", "0"), (2, "float16", "0"), (3, "uint8", "0"),
+     (2, "int64", "300"), (1, "float64", "0")],
+)  # fmt: skip
+def test_every_collective(by_nccl: Start, size: int, dtype: str, late: str) -> None:
+    by_nccl(size, FAKE_NCCL_LATE=late, FAKE_CUDA_JITTER="3").run(collectives, dtype, 2500)
+
+
+def order_of_its_own() -> None:
+    """And what only moves has all bits of any type."""
+    rank = NcclRank()
+    values = np.array([[1e8], [3.0], [-1e8]], np.float32)
+    x = rank.array(1, "float32").put(values[fd.rank()].tobytes())
+    y = fd.all_reduce(x)
+    went_by("nccl")
+    assert np.frombuffer(y.get(), np.float32)[0] == (values[2] + values[1] + values[0])[0] == 0
+    for dtype in ("bool", "int16", "float16"):
+        z, hz = rank.pair(77, dtype)
+        all_of_it = fd.all_gather(z)
+        went_by("nccl")
+        expected = on_host("all_gather", hz, rank.host(77 * 3, dtype))
+        assert all_of_it.get() == expected.get()
+    rank.end()
+
+
+def test_its_order_of_folds_is_its_own(by_nccl: Start) -> None:
+    by_nccl(3).run(order_of_its_own)
+
+
+def in_order() -> None:
+    """Operations take what the one before leaves, without a wait between them; those that NCCL
+    cannot run go another way in between."""
+    rank = NcclRank("interface")
+    x, hx = small(rank, 40_000, "float32")
+    counts, hcounts = small(rank, 40_000, "int32")
+    handles = []
+    for _ in range(3):
+        handles += [fd.all_reduce(x, out=x, async_op=True)]
+        handles += [fd.all_reduce(counts, "mean", out=counts, async_op=True)]
+        fd.all_reduce(hx.array, out=hx.array)
+        fd.all_reduce(hcounts.array, "mean", out=hcounts.array)
+    for handle in handles:
+        handle.wait()
+    assert x.get() == hx.get()
+    assert counts.get() == hcounts.get()
+    del handle, handles
+    rank.end()
+
+
+def test_operations_come_one_after_the_other(by_nccl: Start) -> None:
+    by_nccl(2, FAKE_CUDA_JITTER="17", FAKE_NCCL_LATE="200").run(in_order)
+
+
+# ---- when it is taken ----
+
+
+def path_of(x: Array, **options: Any) -> str:
+    fd.all_reduce(x, out=x, **options)
+    x.get()
+    return str(fd.world().last_path)
+
+
+def levels() -> None:
+    rank = NcclRank()
+    x = rank.array(3_000_000, "float32").put(bytes(12_000_000))
+    assert path_of(x) == "step", "bits are promised"
+    assert path_of(x, level="fast") == "nccl"
+    assert path_of(x, level="fast", algorithm="step") == "step"
+    assert path_of(x, level="fast", algorithm="nccl") == "nccl"
+    with pytest.raises(fd.InvalidArgument, match="'nccl': NCCL folds in an order of its own, and "):
+        fd.all_reduce(x, out=x, algorithm="nccl")
+    gathered = fd.all_gather(rank.array(3_000_000, "float32"), algorithm="nccl")
+    went_by("nccl")
+    assert gathered.count == 3_000_000 * fd.size()
+    counts = rank.array(10, "int32")
+    with pytest.raises(fd.InvalidArgument, match="does not scale integers as the host does"):
+        fd.all_reduce(counts, "mean", out=counts, algorithm="nccl", level="fast")
+    with pytest.raises(fd.InvalidArgument, match="NCCL folds no int16"):
+        fd.all_reduce(rank.array(10, "int16"), algorithm="nccl", level="fast")
+    with pytest.raises(fd.InvalidArgument, match="reduce cannot go by 'nccl' here"):
+        fd.reduce(x, out=x, algorithm="nccl", level="fast")
+    rank.end()
+
+
+def test_level_fast_alone(by_nccl: Start) -> None:
+    by_nccl(2, FARANDOLE_DEVICE_PATH="auto", FARANDOLE_LEVEL="canonical").run(levels)
+
+
+def promised() -> None:
+    rank = NcclRank()
+    x = rank.array(10, "float32")
+    with pytest.raises(fd.InvalidArgument, match="level 'canonical' promises bits"):
+        fd.all_reduce(x, out=x)
+    fd.broadcast(x, 0, out=x)
+    went_by("nccl")
+    rank.end()
+
+
+def test_asked_for_where_bits_are_promised(by_nccl: Start) -> None:
+    by_nccl(2, FARANDOLE_LEVEL="canonical").run(promised)
+
+
+def test_the_default_at_level_fast(by_nccl: Start) -> None:
+    by_nccl(2, FARANDOLE_DEVICE_PATH="auto").run(by_default)
+
+
+def by_default() -> None:
+    rank = NcclRank()
+    assert path_of(rank.array(3_000_000, "float32").put(bytes(12_000_000))) == "nccl"
+    assert path_of(rank.array(2, "float32")) == "spin"
+    rank.end()
+
+
+# ---- where there is none ----
+
+
+def without(why: str, fail: tuple[str, int] | None, off: bool) -> None:
+    """All ranks go another way together, and say which rank has none."""
+    rank = NcclRank()
+    if os.environ["FAKE_CUDA_DEVICES"] == "1":
+        rank.device = 0
+    if fd.rank() == 1 and off:
+        os.environ["FARANDOLE_NCCL"] = "off"
+    if fd.rank() == 1 and fail:
+        rank.nccl.fail(fail[0], 1, fail[1])
+    x, hx = small(rank, 3000, "float32")
+    fd.all_reduce(hx.array, out=hx.array)
+    y = rank.array(3000, "float32")
+    for _ in range(2):
+        fd.all_reduce(x, out=y)
+        went_by("step")
+        assert y.get() == hx.get()
+    said = re.escape(f"cannot go by 'nccl': {why}").replace(r"\?", r"\d")  # any may be the first
+    with pytest.raises(fd.InvalidArgument, match=said):
+        fd.all_reduce(x, out=y, algorithm="nccl")
+    rank.end()
+
+
+WITHOUT: dict[str, tuple[dict[str, str], str, tuple[str, int] | None, bool]] = {
+    "one rank has none": ({}, "rank 1: FARANDOLE_NCCL=off", None, True),
+    "one cannot begin": ({}, "rank 1: ncclCommInitRankConfig failed on device 1 (Fake GPU): a call "
+                         "of the system failed", ("ncclCommInitRankConfig", 2), False),
+    "one comes to nothing": ({}, "rank 1: ncclCommGetAsyncError failed on device 1 (Fake GPU): it "
+                             "is in a state", ("ncclCommGetAsyncError", 3), False),
+    "a device that ranks share": ({"FAKE_CUDA_DEVICES": "1"}, "rank ?: NCCL takes one rank on a "
+                                  "device, and ranks 0-1 share one", None, False),
+    "too old": ({"FAKE_NCCL_VERSION": "21304"}, "rank 0: NCCL is too old: ", None, False),
+    "another library": ({"FARANDOLE_NCCL": "libm.so.6"}, "rank 0: libm.so.6 is not NCCL: it has no "
+                        "ncclGetVersion", None, False),
+    "no such file": ({"FARANDOLE_NCCL": "/none.so"}, "rank 0: there is no NCCL: /none.so cannot be "
+                     "opened", None, False),
+}  # fmt: skip
+
+
+@pytest.mark.drawn(3)
+@pytest.mark.parametrize("what", WITHOUT)
+def test_where_there_is_none(by_nccl: Start, what: str) -> None:
+    env, *rest = WITHOUT[what]
+    by_nccl(2, **env).run(without, *rest)
+
+
+def alone() -> None:
+    """Where devices cannot share buckets, NCCL still may run."""
+    rank = NcclRank()
+    x, hx = small(rank, 3000, "float32")
+    fd.all_reduce(hx.array, out=hx.array)
+    assert fd.all_reduce(x, out=x).get() == hx.get()
+    went_by("nccl")
+    rank.end()
+
+
+def test_where_devices_cannot_share_buckets(by_nccl: Start) -> None:
+    by_nccl(2, FAKE_CUDA_PEERS="0").run(alone)
+
+
+# ---- what it asks of the driver and of NCCL ----
+
+
+def steady() -> tuple[list[str], int]:
+    rank = NcclRank("interface")
+    x, y = rank.array(40_001, "float32"), rank.array(40_001, "float32")
+
+    def step() -> None:
+        handles = [fd.all_reduce(x, out=y, async_op=True) for _ in range(3)]
+        for handle in handles:
+            handle.wait()
+        rank.machine.call("cuStreamSynchronize", rank.machine.streams[rank.device])
+
+    with rank.machine.on(rank.device):
+        step()
+        rank.machine.control.hold(True)  # more is in flight at once than ever afterwards
+        handles = [fd.all_reduce(x, out=y, async_op=True) for _ in range(12)]
+        handles[-1].wait()
+        rank.machine.control.hold(False)
+        handles.clear()
+        step()
+        rank.machine.control.clear_log()
+        before = rank.nccl.calls("ncclAllReduce")
+        for _ in range(5):
+            step()
+        log = rank.machine.log()
+    calls = rank.nccl.calls("ncclAllReduce") - before
+    rank.end()
+    return [call for call in log if call in NEVER_IN_A_STEADY_STEP], calls
+
+
+def test_a_steady_step_neither_allocates_nor_waits_for_the_device(by_nccl: Start) -> None:
+    for extra, calls in by_nccl(2).run(steady):
+        assert extra == ["cuStreamSynchronize"] * 5, "the test's own, once a step"
+        assert calls == 15
+
+
+# ---- where it is found ----
+
+ASK = "from farandole import cuda; found = cuda.nccl_library(); print(found.version, found.file)"
+
+
+def asked(before: str = "", **env: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", before + ASK],
+        env={**os.environ, **env}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
+
+
+def test_where_it_is_found(fake_nccl: str, tmp_path: Path) -> None:
+    """What is loaded comes first, then the wheel's, then the loader's; a setting before all."""
+    wheel = tmp_path / "nvidia" / "nccl" / "lib"
+    wheel.mkdir(parents=True)
+    (wheel / "libnccl.so.2").write_bytes(Path(fake_nccl).read_bytes())
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    assert asked(PYTHONPATH=paths) == f"(2, 20, 5) {wheel}/libnccl.so.2"
+    loaded = f"import ctypes; ctypes.CDLL({fake_nccl!r});"
+    assert asked(loaded, PYTHONPATH=paths) == f"(2, 20, 5) {fake_nccl}"
+    folder = str(Path(fake_nccl).parent)
+    assert asked(LD_LIBRARY_PATH=folder).startswith("(2, 20, 5)")
+    assert asked(FARANDOLE_NCCL=fake_nccl, PYTHONPATH=paths) == f"(2, 20, 5) {fake_nccl}"
+    off = "import farandole as fd\ntry:\n    from farandole import cuda; cuda.nccl_library()\n"
+    off += "except fd.DeviceError as error:\n    print(error)\nraise SystemExit\n"
+    assert asked(off, FARANDOLE_NCCL="off", PYTHONPATH=paths).startswith("FARANDOLE_NCCL=off")

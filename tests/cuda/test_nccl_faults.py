@@ -1,0 +1,195 @@
+"""What goes wrong in NCCL is one verdict for all ranks that names rank and operation; and no stream
+is left waiting in it for a rank that does not come. Ranks over the fake driver and a fake NCCL."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fake_nccl import NcclRank
+from fault_work import how_it_went_wrong
+from test_step_faults import waits_with
+
+import farandole as fd
+import harness
+from harness import World
+
+Start = Callable[..., World]
+
+# What an operation asks of NCCL, in order; an evil code for each, and what that is.
+CALLS = [
+    ("ncclRedOpCreatePreMulSum", 4, "it refuses an argument"),
+    ("ncclGroupStart", 3, "it is in a state that it did not expect"),
+    ("ncclAllReduce", 5, "it refuses how it is used"),
+    ("ncclGroupEnd", 1, "a call of CUDA failed"),
+    ("ncclCommGetAsyncError", 2, "a call of the system failed"),
+    ("ncclRedOpDestroy", 3, "it is in a state that it did not expect"),
+]
+
+
+def left_of(rank: NcclRank) -> list[str]:
+    with contextlib.suppress(fd.Error):
+        fd.shutdown()
+    gc.collect()
+    return [*rank.machine.leave(), rank.nccl.left()]
+
+
+def facts_of(act: Callable[[], None]) -> list[Any]:
+    """Of the error that it raises: verdict, kind, rank, operation."""
+    try:
+        act()
+    except fd.Error as error:
+        return [error.verdict, type(error).__name__, error.rank, error.operation]
+    raise AssertionError("nothing went wrong")
+
+
+def goes_wrong(call: str, code: int) -> list[Any]:
+    rank = NcclRank("interface")
+    x = rank.array(1001, "float32")
+    fd.all_reduce(x, out=x)
+    x.get()
+    fd.barrier()
+    if fd.rank() == 0:
+        harness.tell("past the barrier")
+    else:
+        harness.listen()
+        rank.nccl.fail(call, 1, code)
+
+    def reduce() -> None:
+        for _ in range(3):
+            fd.all_reduce(x, "mean", out=x, name="gradient")
+
+    return [*facts_of(reduce), left_of(rank)]
+
+
+@pytest.mark.drawn(3)
+@pytest.mark.parametrize(("call", "code", "meaning"), CALLS)
+def test_a_call_that_fails(by_nccl: Start, call: str, code: int, meaning: str) -> None:
+    one, other = how_it_went_wrong(by_nccl(2), goes_wrong, call, code)
+    assert one == other
+    verdict, kind, rank, operation, left = one
+    assert verdict == f"rank 1: {call} failed on device 1 (Fake GPU): {meaning}"
+    assert (kind, rank) == ("DeviceError", 1)
+    assert operation.startswith("all_reduce #")
+    assert "'gradient'" in operation
+    assert left == ["", "", ""]
+
+
+def barriers() -> None:
+    while True:
+        fd.barrier()
+
+
+def fails_under_way() -> list[Any]:
+    """NCCL notices while the host has gone on."""
+    rank = NcclRank("functions")
+    x = rank.array(1001, "float32")
+    fd.all_reduce(x, out=x)
+    x.get()
+    fd.barrier()
+    held = fd.rank() == 1
+    rank.machine.control.hold(held)
+    fd.all_reduce(x, out=x, name="gradient")
+    if held:
+        rank.nccl.fail_later(6)
+    else:
+        x.get()
+    facts = facts_of(barriers)
+    rank.machine.control.hold(False)
+    return [*facts, left_of(rank)]
+
+
+def test_an_error_that_comes_later(by_nccl: Start) -> None:
+    one, other = by_nccl(2).run(fails_under_way)
+    assert one == other
+    verdict, kind, rank, operation, left = one
+    assert kind == "DeviceError"
+    assert verdict.startswith("rank 1: ncclAllReduce failed on device 1 (Fake GPU): it has lost ")
+    assert rank == 1
+    assert "'gradient'" in operation
+    assert left == ["", "", ""]
+
+
+def waits(timeout: float | None = None) -> tuple[str, str, list[str]]:
+    rank = NcclRank("functions")
+    verdict, kind, left = waits_with(rank, timeout, False, "nccl", 50_000)
+    return verdict, kind, [*left, rank.nccl.left()]
+
+
+@pytest.mark.parametrize("notices", ["0", "1"])
+def test_a_rank_that_is_killed(by_nccl: Start, notices: str) -> None:
+    """NCCL waits for it for ever, or comes to an error; it is aborted, and the streams go on."""
+    world = by_nccl(3, FAKE_NCCL_NOTICES=notices)
+    world.start(waits)
+    world.hear_all()
+    world.signal(1, signal.SIGKILL)
+    survivors = [o.value for o in world.outcomes([0, 2])]
+    assert survivors[0] == survivors[1]
+    verdict, kind, left = survivors[0]
+    if notices == "0":
+        assert "rank 1 " in verdict
+        assert "was killed by SIGKILL during all_reduce" in verdict
+    assert kind in ("PeerLost", "DeviceError")
+    assert left == ["", "", ""]
+
+
+def test_a_device_that_does_not_come_by(by_nccl: Start) -> None:
+    world = by_nccl(2)
+    world.start(waits, 0.5)
+    world.hear_all()
+    world.say(1, "go")
+    one, other = (o.value for o in world.outcomes())
+    assert one == other
+    assert "'gradient' was not complete on device " in one[0]
+    assert one[1] == "Stalled"
+    assert one[2] == ["", "", ""]
+
+
+def meets() -> list[Any]:
+    """Rank 1 is killed while NCCL brings its ranks together."""
+    rank = NcclRank()
+    rank.nccl.hold(fd.rank() == 1)
+    return [*facts_of(lambda: meet(rank)), left_of(rank)]
+
+
+def meet(rank: NcclRank) -> None:
+    x = rank.array(1001, "float32")
+    handle = fd.all_reduce(x, out=x, async_op=True)
+
+    def is_under_way() -> bool:
+        return not handle.done() and rank.nccl.calls("ncclCommInitRankConfig") == 1
+
+    harness.wait_until(is_under_way, "NCCL to begin")
+    harness.tell("begun")
+    handle.wait()
+
+
+def test_a_rank_that_is_killed_while_they_meet(by_nccl: Start) -> None:
+    world = by_nccl(2)
+    world.start(meets)
+    world.hear_all()
+    world.signal(1, signal.SIGKILL)
+    verdict, kind, *_, left = world.outcome(0).value
+    assert "was killed by SIGKILL during all_reduce" in verdict
+    assert kind == "PeerLost"
+    assert left == ["", "", ""]
+
+
+def ends_early() -> None:
+    """Whoever shuts down waits for what others need of its device."""
+    rank = NcclRank("functions")
+    x = rank.array(50_000, "float32").put(bytes(200_000))
+    y = rank.array(50_000, "float32")
+    fd.all_reduce(x, out=y)
+    if fd.rank() != 1:
+        assert y.get() == bytes(200_000)
+    rank.end()
+    assert rank.nccl.calls("ncclCommAbort") == 0
+
+
+def test_a_rank_that_ends_at_once(by_nccl: Start) -> None:
+    by_nccl(3, FAKE_CUDA_JITTER="29").run(ends_early)
