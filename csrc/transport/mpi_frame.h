@@ -11,9 +11,9 @@ struct MpiPort::Frame {
   uint64_t world = 0, stream = 0;
   int32_t lane = 0;
   Kind kind{};
-  uint64_t count = 0;  // of bytes: of data, consumed, or that the place takes
+  uint64_t count = 0;  // of bytes: of data, consumed, or left of what is offered a place
   int32_t tag = 0;     // of the place
-  int32_t unused = 0;
+  uint32_t takes = 0;  // the place: so many of them
 };
 
 /// An error of MPI's is the end of it.

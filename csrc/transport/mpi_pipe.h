@@ -62,6 +62,7 @@ struct MpiPipe {
   std::deque<Awaited> awaited;  // in the order of the bytes
   std::deque<Piece> later;      // what came in frames after all those
   std::deque<Granted> granted;  // by the peer
+  size_t promised = 0;          // by the peer: bytes that it will take so, besides
   size_t straight = 0;          // sends of user memory that are not complete
 
   bool ends = false;  // nothing of it is written or read any more

@@ -43,9 +43,11 @@ void MpiPort::await(const std::shared_ptr<MpiPipe>& pipe) {
     next.count = std::min(pipe->unposted, next.place != nullptr ? kPlaced : kFolded);
     if (next.place == nullptr) next.bytes = buffer(true);
     next.request = functions_->receive({next.memory(), next.count}, link.peer, next.tag);
+    Frame told = frame_of(*pipe, Kind::place, pipe->unposted);
+    told.tag = next.tag;
+    told.takes = static_cast<uint32_t>(next.count);
     if (pipe->place != nullptr) pipe->place += next.count;
     pipe->unposted -= next.count;
-    const Frame told = frame_of(*pipe, Kind::place, next.count, next.tag);
     pipe->awaited.push_back(std::move(next));
     send(link, told, pipe, {});
   }

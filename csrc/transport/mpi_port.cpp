@@ -76,7 +76,9 @@ void MpiPort::shut(const std::shared_ptr<MpiPipe>& pipe) {
 size_t MpiPort::write(const std::shared_ptr<MpiPipe>& pipe, std::span<const std::byte> bytes) {
   const std::lock_guard lock(mutex_);
   if (bytes.empty() || !usable()) return 0;
+  if (pipe->granted.empty() && pipe->promised > 0) guard([&] { progress(*pipe->link); });
   if (!pipe->granted.empty()) return send_straight(pipe, bytes);
+  if (pipe->promised > 0) return 0;
   MpiLink& link = *pipe->link;
   const auto room = [&] {
     if (link.sends.size() >= kMostSends) return size_t{0};
@@ -229,12 +231,13 @@ void MpiPort::take(MpiLink& link, MpiLink::Receive& receive, size_t bytes) {
     return;
   }
   if (frame.kind == Kind::place) {
-    if (frame.count == 0 || frame.tag < kMpiFirstPlace || frame.tag >= kMpiFirstPlace + kMpiPlaces)
+    if (frame.takes == 0 || frame.takes > frame.count || frame.tag < kMpiFirstPlace ||
+        frame.tag >= kMpiFirstPlace + kMpiPlaces)
       throw foreign_message(link.peer);
-    if (is_shut || pipe_of(link, key)->ends)
-      answer(link, frame.tag);
-    else
-      pipe_of(link, key)->granted.push_back({frame.count, frame.tag});
+    if (is_shut || pipe_of(link, key)->ends) return answer(link, frame.tag);
+    MpiPipe& pipe = *pipe_of(link, key);
+    pipe.granted.push_back({frame.takes, frame.tag});
+    pipe.promised = frame.count - frame.takes;
     return;
   }
   if (frame.kind != Kind::data || frame.count != bytes - sizeof frame)
@@ -261,13 +264,12 @@ void MpiPort::keep(MpiPipe& pipe, MpiPipe::Piece piece) {
   pipe.arrived.push_back(std::move(piece));
 }
 
-MpiPort::Frame MpiPort::frame_of(const MpiPipe& pipe, Kind kind, size_t count, int tag) const {
+MpiPort::Frame MpiPort::frame_of(const MpiPipe& pipe, Kind kind, size_t count) const {
   return {.world = world_,
           .stream = pipe.key.first,
           .lane = pipe.key.second,
           .kind = kind,
-          .count = count,
-          .tag = tag};
+          .count = count};
 }
 
 /// MPI has short ones out of our hands at once, mostly.

@@ -150,7 +150,7 @@ class MpiPort {
   void keep(MpiPipe& pipe, MpiPipe::Piece piece);
   void send(MpiLink& link, const Frame& frame, const std::shared_ptr<MpiPipe>& pipe,
             std::span<const std::byte> bytes);
-  Frame frame_of(const MpiPipe& pipe, Kind kind, size_t count, int tag = 0) const;
+  Frame frame_of(const MpiPipe& pipe, Kind kind, size_t count) const;
   void join(MpiPipe& pipe, size_t at_least);
   bool finish_sends();
   void end_receives();

@@ -282,6 +282,19 @@ TEST(mpi_sends_memory_straight_to_its_place) {
   }
 }
 
+TEST(mpi_sends_nothing_in_frames_of_what_will_have_a_place) {
+  const Two two;
+  MpiChannel out = two.channel(0), in = two.channel(1);
+  const auto bytes = numbered(kLong);
+  in.offer(nullptr, kLong);
+  CHECK(out.place_for(bytes)->empty());
+  CHECK_EQUAL(out.write(bytes), 2 * MpiPort::kFolded);  // what there are buffers for
+  CHECK_EQUAL(out.write(std::span(bytes).last(1000)), 0U);
+  in.consume(in.peek(1).size());
+  in.peek(1);
+  CHECK_EQUAL(out.write(std::span(bytes).last(1000)), 1000U);
+}
+
 TEST(mpi_folds_from_few_buffers) {
   const Two two;
   MpiChannel out = two.channel(0), in = two.channel(1);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -293,6 +294,40 @@ def test_an_exception_ends_the_job(mpi: Mpi) -> None:
     for o in ended.of_others(1, all_live=options is not None):
         assert (o.error, o.rank) == ("RemoteError", 1), o.trace
         assert "bad sample" in o.verdict
+
+
+def gives_up_in_the_middle() -> None:
+    """Five times: an operation whose bytes are under way, and a rank that gives up. What its ranks
+    do with its memory afterwards is theirs alone, and MPI works on."""
+    comm = world()
+    for i in range(5):
+        fd.init(comm=comm)
+        ours = np.full(1 << 21, fd.rank() + 1.0)
+        handles = []
+        with contextlib.suppress(fd.Error):  # the other one may be faster
+            for _ in range(4):
+                handles.append(fd.all_reduce(ours, out=np.empty_like(ours), async_op=True))
+        if fd.rank() == i % fd.size():
+            time.sleep(0.002 * i)
+            fd.world().abort("loss is nan")
+        for handle in handles:
+            with contextlib.suppress(fd.Error):
+                handle.wait()
+        with pytest.raises(fd.Error, match="loss is nan"):
+            fd.all_reduce(ours)
+        ours[:] = -1
+        fd.shutdown()
+        fd.init(comm=comm)
+        again = np.full(300_007, fd.rank() + 1.0)
+        assert (fd.all_reduce(again) == fd.size() * (fd.size() + 1) / 2).all()
+        fd.shutdown()
+
+
+def test_memory_comes_back_from_an_operation_that_fails(mpi: Mpi) -> None:
+    ended = mpi.call(2, gives_up_in_the_middle, env=FORCED)
+    for o in ended.outcomes:
+        assert o is not None, ended.text
+        assert o.error is None, o.trace
 
 
 def one_leaves(how: str) -> str:
