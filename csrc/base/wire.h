@@ -1,5 +1,6 @@
-// Bounded messages of fixed layout: what is read never exceeds what was sent. Ranks of one build on
-// hosts of one byte order talk like this, which the handshake has checked.
+// Bounded messages of fixed layout: what is read never exceeds what was sent. Numbers and texts
+// alone, one by one: no struct is copied. Ranks of one version on hosts of one byte order talk like
+// this, which the handshake has checked.
 #pragma once
 
 #include <cstddef>
@@ -14,16 +15,19 @@
 
 namespace farandole {
 
+template <typename T>
+inline constexpr bool is_wire_number = std::is_arithmetic_v<T> || std::is_enum_v<T>;
+
 class WireWriter {
  public:
   template <typename T>
   void put(T value) {
-    static_assert(std::is_trivially_copyable_v<T>);
+    static_assert(is_wire_number<T>);
     append(&value, sizeof value);
   }
   template <typename T>
   void put_list(std::span<const T> list) {
-    static_assert(std::is_trivially_copyable_v<T>);
+    static_assert(is_wire_number<T>);
     put(static_cast<uint32_t>(list.size()));
     append(list.data(), list.size_bytes());
   }
@@ -61,7 +65,7 @@ class WireReader {
 
   template <typename T>
   T get() {
-    static_assert(std::is_trivially_copyable_v<T>);
+    static_assert(is_wire_number<T>);
     T value;
     std::memcpy(&value, next(sizeof value), sizeof value);
     return value;

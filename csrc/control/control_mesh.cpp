@@ -238,9 +238,9 @@ void ControlMesh::take(int rank, WireReader& from) {
   const auto key = from.get<uint64_t>();
   if (kind == Frame::report) {
     auto members = from.get_list<int>(peers_.size());
-    judge({key, std::move(members), from.get<ErrorRecord>(), rank_});
+    judge({key, std::move(members), decode_record(from), rank_});
   } else if (kind == Frame::verdict) {
-    verdicts_.try_emplace(key, from.get<ErrorRecord>());
+    verdicts_.try_emplace(key, decode_record(from));
     deliver(key);
   } else if (kind == Frame::question) {
     const auto mine = streams_.find(key);
@@ -372,7 +372,7 @@ void ControlMesh::put_before_judge(Report report) {
   frame.put(Frame::report);
   frame.put(report.key);
   frame.put_list(std::span<const int>(report.members));
-  frame.put(report.record);
+  encode(report.record, frame);
   send(report.judge, std::move(frame));
   reports_.push_back(std::move(report));
 }
@@ -384,7 +384,7 @@ void ControlMesh::judge(const Report& report) {
     WireWriter frame;
     frame.put(Frame::verdict);
     frame.put(report.key);
-    frame.put(verdict->second);
+    encode(verdict->second, frame);
     send(member, std::move(frame));
   }
   deliver(report.key);

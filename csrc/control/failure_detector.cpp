@@ -41,6 +41,22 @@ std::vector<std::pair<std::string, std::vector<int>>> split_values(std::string_v
   return values;
 }
 
+/// Hands each number and text of a record to `each`, in the order in which they travel.
+template <typename Record, typename Each>
+void with_each(Record& r, const Each& each) {
+  for (auto* number : {&r.code, &r.rank, &r.peer, &r.pid, &r.signal, &r.lane, &r.step})
+    each(*number);
+  for (auto* number : {&r.sequence, &r.bytes_done, &r.bytes_total}) each(*number);
+  each(r.verdict);
+  each(r.evidence);
+  each(r.advice);
+  each(r.operation);
+  each(r.tensor);
+  each(r.field);
+  each(r.host);
+  each(r.values);
+}
+
 /// Hands each number and text of a record to `each`, with the member of Context that it stands for.
 template <typename Record, typename Where, typename Each>
 void with_both(Record& r, Where& c, const Each& each) {
@@ -89,6 +105,27 @@ Error decode(const ErrorRecord& r) {
   const bool known = r.code >= 0 && static_cast<size_t>(r.code) < kErrors.size();
   const ErrorCode code = known ? static_cast<ErrorCode>(r.code) : ErrorCode::internal;
   return Error(code, text_in(r.verdict), std::move(c), text_in(r.advice));
+}
+
+void encode(const ErrorRecord& record, WireWriter& to) {
+  with_each(record, [&](const auto& field) {
+    if constexpr (std::is_array_v<std::remove_reference_t<decltype(field)>>)
+      to.put_text(text_in(field));
+    else
+      to.put(field);
+  });
+}
+
+ErrorRecord decode_record(WireReader& from) {
+  ErrorRecord record{};
+  with_each(record, [&](auto& field) {
+    using Field = std::remove_reference_t<decltype(field)>;
+    if constexpr (std::is_array_v<Field>)
+      copy_cut(from.get_text(sizeof field - 1), field);
+    else
+      field = from.get<Field>();
+  });
+  return record;
 }
 
 void HostFailureDetector::report(const Error& error) {

@@ -108,12 +108,12 @@ void Coordinator::agree(Tally& tally, const Set& set, std::span<const Signature*
 }
 
 void Coordinator::refuse(Tally& tally, const Set& set, const Error& error) {
-  const ErrorRecord as_bytes = encode(error);
+  const ErrorRecord record_of_error = encode(error);
   for (size_t m = 0; m < tally.offers.size(); ++m) {
     if (tally.offers[m].state == Offer::State::none) continue;
     WireWriter& to = record(set.members[m], Ordered::refused);
     put_reference(to, tally, tally.offers[m]);
-    to.put(as_bytes);
+    encode(record_of_error, to);
   }
 }
 

@@ -99,7 +99,7 @@ void Participant::decide(Ordered tag, WireReader& from, std::vector<Decision>& d
     decision.what = Decision::What::refuse;
     decision.name = referred(from);
     decision.name->state = Name::State::resting;  // an id means what it meant
-    more.error.push_back(farandole::decode(from.get<ErrorRecord>()));
+    more.error.push_back(farandole::decode(decode_record(from)));
   } else if (tag == Ordered::late) {
     decision.what = Decision::What::late;
     decision.name = look_for(from, false);

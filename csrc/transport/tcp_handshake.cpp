@@ -29,8 +29,10 @@ std::array<std::byte, 4> own_byte_order() {
   return std::bit_cast<std::array<std::byte, 4>>(uint32_t{0x01020304});
 }
 
-/// What follows the handshake: elements alone, as this version lays them out.
-uint64_t own_layouts() { return hash_of("lanes of elements, " + std::string(version())); }
+/// What follows the handshake: elements, and messages as this version puts their fields.
+uint64_t own_layouts() {
+  return hash_of("lanes of elements, messages of fields, " + std::string(version()));
+}
 
 std::string hexadecimal(uint64_t value) {
   char digits[17];

@@ -1,8 +1,10 @@
 #include <atomic>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "base/wire.h"
 #include "check.h"
 #include "control/failure_detector.h"
 #include "world.h"
@@ -54,6 +56,56 @@ TEST(failure_records_survive_the_way_through_shared_memory) {
   CHECK_EQUAL(copy.where().rank, 3);
   CHECK_EQUAL(copy.where().host, error.where().host);
   CHECK(copy.where().values == error.where().values);
+}
+
+TEST(failure_records_travel_to_other_hosts_field_by_field) {
+  Context where;
+  where.rank = 1;
+  where.peer = 2;
+  where.pid = 3;
+  where.signal = 9;
+  where.host = "b";
+  where.operation = "all_reduce #7";
+  where.tensor = "weights";
+  where.sequence = 1ULL << 40;
+  where.lane = 5;
+  where.step = 6;
+  where.bytes_done = 7;
+  where.bytes_total = 1ULL << 33;
+  where.field = "count";
+  where.evidence = "seen";
+  where.values = {{"10", {0, 2}}, {"11", {1}}};
+  const ErrorRecord record = encode(Error(ErrorCode::mismatch, "they differ", where, "look"));
+  WireWriter to;
+  encode(record, to);
+  CHECK(to.size() < 300U);  // texts alone, and not the room for them
+  const std::vector<std::byte> bytes = to.take();
+  WireReader from(bytes);
+  const Error error = decode(decode_record(from));
+  CHECK(from.done());
+  CHECK(error.code() == ErrorCode::mismatch);
+  CHECK_EQUAL(std::string(error.what()), std::string(decode(record).what()));
+  CHECK_EQUAL(error.advice(), "look");
+  const Context& got = error.where();
+  CHECK_EQUAL(got.rank, 1);
+  CHECK_EQUAL(got.peer, 2);
+  CHECK_EQUAL(got.pid, 3);
+  CHECK_EQUAL(got.signal, 9);
+  CHECK_EQUAL(got.host, "b");
+  CHECK_EQUAL(got.operation, where.operation);
+  CHECK_EQUAL(got.tensor, "weights");
+  CHECK_EQUAL(got.sequence, where.sequence);
+  CHECK_EQUAL(got.lane, 5);
+  CHECK_EQUAL(got.step, 6);
+  CHECK_EQUAL(got.bytes_done, 7U);
+  CHECK_EQUAL(got.bytes_total, where.bytes_total);
+  CHECK_EQUAL(got.field, "count");
+  CHECK_EQUAL(got.evidence, "seen");
+  CHECK(got.values == where.values);
+  for (size_t cut = 0; cut < bytes.size(); ++cut) {
+    WireReader torn{std::span(bytes).first(cut)};
+    CHECK_THROWS(decode_record(torn), Error, e.code() == ErrorCode::link);
+  }
 }
 
 TEST(failure_records_cut_long_texts_between_characters_and_lists_between_items) {
