@@ -130,6 +130,8 @@ class Exchange(ABC):
     def prepare() -> None:
         """Called as an optimizer is made distributed."""
 
+    agreed_label = staticmethod(agreed_label)
+
     @abstractmethod
     def reduce(
         self, gradients: Sequence[Any], variables: Sequence[Any], values: Sequence[Any] = ()

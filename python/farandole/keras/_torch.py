@@ -12,6 +12,7 @@ from farandole.common._process_set import group_of
 from farandole.keras._exchange import (
     BROADCAST,
     Exchange,
+    agreed_label,
     compare_gradients,
     compare_models,
     label_of,
@@ -30,6 +31,8 @@ class HookedExchange(Exchange):
     Args:
         variables: all that the optimizer has and the ranks share.
     """
+
+    agreed_label = staticmethod(untraced(agreed_label))
 
     @untraced
     def __init__(

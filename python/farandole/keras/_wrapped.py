@@ -27,10 +27,8 @@ import keras
 
 from farandole._core import InvalidArgument
 from farandole.common import _wrapped
-from farandole.keras._exchange import AloneExchange, Exchange, agreed_label, times
+from farandole.keras._exchange import AloneExchange, Exchange, times
 from farandole.keras._reduction import Reduction
-
-MakeExchange = Callable[..., Exchange]
 
 
 class State:
@@ -39,9 +37,10 @@ class State:
     Args:
         name: in errors and traces, and of its operations.
         number: of those of that name.
+        make: the class of the backend's exchanges.
     """
 
-    def __init__(self, name: str, number: int, reduction: Reduction, make: MakeExchange) -> None:
+    def __init__(self, name: str, number: int, reduction: Reduction, make: Any) -> None:
         self.name = name  # alike on all ranks
         self.label = numbered(name, number)  # from the first gradients on the first rank's
         self.reduction = reduction
@@ -89,7 +88,7 @@ class State:
     def _first_exchange(self, optimizer: Any) -> Exchange:
         if self.reduction.members == 1:
             return AloneExchange(self.label, self.reduction)
-        self.label = agreed_label(self.name, self.label, self.reduction.process_set)
+        self.label = self._make.agreed_label(self.name, self.label, self.reduction.process_set)
         everything = [
             v for v in optimizer._trainable_variables if optimizer._var_key(v) not in self.local
         ]
