@@ -4,7 +4,9 @@
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
 #include "bindings/device_arrays.h"
+#include "bindings/waiting.h"
 #include "devices/device_gradients.h"
+#include "devices/device_shards.h"
 #include "engine/fork.h"
 
 namespace farandole {
@@ -22,9 +24,63 @@ std::shared_ptr<DeviceGradients> carry(Reducer& reducer, int device,
   return gradients;
 }
 
+void bind_device_shards(py::module_& module) {
+  py::class_<DeviceShards>(module, "DeviceShards",
+                           "Brings a device's gradients and parameters to a sharded update's "
+                           "buckets, and new parameters back.")
+      .def(py::init([](ShardedUpdate& update, int device) {
+             refuse_in_child();
+             require_cuda("a parameter");
+             const py::gil_scoped_release unlocked;
+             return std::make_unique<DeviceShards>(update, device, look_for_signals);
+           }),
+           py::arg("update"), py::arg("device"), py::keep_alive<1, 2>())
+      .def(
+          "bring",
+          [](DeviceShards& s, size_t parameter, uintptr_t gradient, uint64_t stream,
+             const py::object& owner) {
+            refuse_in_child();
+            std::shared_ptr<const void> kept = keep(owner, py::none());
+            const py::gil_scoped_release unlocked;
+            s.bring(parameter, gradient, stream, std::move(kept));
+          },
+          py::arg("parameter"), py::arg("gradient"), py::arg("stream"), py::arg("owner"),
+          "In place of take(): contiguous elements on the device, which are made in `stream`.")
+      .def(
+          "bring_value",
+          [](DeviceShards& s, size_t parameter, uintptr_t value, uint64_t stream) {
+            refuse_in_child();
+            const py::gil_scoped_release unlocked;
+            s.bring_value(parameter, value, stream);
+          },
+          py::arg("parameter"), py::arg("value"), py::arg("stream"),
+          "Before an update: this rank's part of a parameter.")
+      .def(
+          "arrive",
+          [](DeviceShards& s) {
+            refuse_in_child();
+            const py::gil_scoped_release unlocked;
+            s.arrive();
+          },
+          "Waits until all that was brought is there.")
+      .def(
+          "take_back",
+          [](DeviceShards& s, const std::vector<std::pair<size_t, uintptr_t>>& values,
+             uint64_t stream) {
+            refuse_in_child();
+            const py::gil_scoped_release unlocked;
+            for (const auto& [parameter, address] : values) s.take_back(parameter, address);
+            s.precede(stream);
+          },
+          py::arg("values"), py::arg("stream"),
+          "After an update: parameters and where they go, before what is put into `stream` from "
+          "now on.");
+}
+
 }  // namespace
 
 void bind_device_gradients(py::module_& module) {
+  bind_device_shards(module);
   py::class_<DeviceGradients, std::shared_ptr<DeviceGradients>>(
       module, "DeviceGradients",
       "Brings a device's gradients into a reducer's buckets, and back. `carried`: by parameter, "

@@ -59,6 +59,9 @@ class ShardedUpdate {
   /// Copies a gradient into its bucket.
   void take(size_t parameter, const std::byte* gradient);
 
+  /// In place of take(): it was put there by other means.
+  void note_taken() { step_->open(); }
+
   /// Begins a task with the gradients that `present` names (by parameter). The reduced gradient is
   /// taken times `factor`. `groups`: the settings, the same on every rank.
   void begin(Task task, std::vector<uint8_t> present, std::vector<HyperParameters> groups,

@@ -8,7 +8,8 @@ import torch
 
 from farandole._core import InvalidArgument
 from farandole.common._reduction import check_passes
-from farandole.torch._tensors import check_on_host
+from farandole.torch import _devices
+from farandole.torch._tensors import check_tensor
 from farandole.torch._training.hooked import take_over
 from farandole.torch._training.parameters import Named
 from farandole.torch._training.silence import Silence
@@ -42,9 +43,12 @@ class AdasumOptimizer(WrappedOptimizer):
         with torch.no_grad():
             moves = [p - old for p, old in zip(parameters, before, strict=True)]
             packed = [self._compression.compress(move) for move in moves]
-            folded = adasum_together([wire for wire, _ in packed], "moves of Adasum")
+            # Moves on a device are folded on the host, with its bits.
+            sent = [_devices.on_host(wire) for wire, _ in packed]
+            folded = adasum_together(sent, "moves of Adasum")
             for p, old, move, (_, context) in zip(parameters, before, folded, packed, strict=True):
-                p.copy_(old + self._compression.decompress(move, context))
+                there = move if _devices.device_of(p) is None else _devices.copied_to(p, move)
+                p.copy_(old + self._compression.decompress(there, context))
         return result
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -63,7 +67,7 @@ def distribute(
 ) -> None:
     """`named`: the optimizer's parameters in registration order."""
     for name, p in named:
-        check_on_host(p, f"op=Adasum: '{name}'")
+        check_tensor(p, f"op=Adasum: '{name}'")
     apart = become(optimizer, AdasumOptimizer, named)
     apart._named = [(n, p) for n, p in named if p.requires_grad]
     apart._compression = compression

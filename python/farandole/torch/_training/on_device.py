@@ -74,9 +74,14 @@ class OnDevice:
         self._brought.clear()
 
     def misplaced(self, i: int, gradient: torch.Tensor) -> InvalidArgument:
-        was = f"cuda:{self._device}" if self.has[i] else "the CPU"
-        return InvalidArgument(
-            f"the gradient of '{self._names[i]}' is on {gradient.device}, and the parameter was on "
-            f"{was} when the DistributedOptimizer was made\n"
-            "  advice: move the model first, and make the DistributedOptimizer then"
-        )
+        return misplaced(self._names[i], gradient, self._device if self.has[i] else None)
+
+
+def misplaced(name: str, gradient: torch.Tensor, device: int | None) -> InvalidArgument:
+    """`device`: where the parameter was; None: on the host."""
+    was = "the CPU" if device is None else f"cuda:{device}"
+    return InvalidArgument(
+        f"the gradient of '{name}' is on {gradient.device}, and the parameter was on {was} when "
+        "the DistributedOptimizer was made\n"
+        "  advice: move the model first, and make the DistributedOptimizer then"
+    )

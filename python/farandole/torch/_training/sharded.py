@@ -14,7 +14,7 @@ from farandole._core import InvalidArgument
 from farandole._limits import Limits
 from farandole._world import Group
 from farandole.common._reduction import Reduction, check_passes
-from farandole.torch._tensors import check_on_host
+from farandole.torch._tensors import check_tensor
 from farandole.torch._training.parameters import Named
 from farandole.torch._training.shards import Shards
 from farandole.torch._training.wrapped import WrappedOptimizer, become
@@ -223,7 +223,7 @@ def distribute(
     """
     rule = rule_of(optimizer)
     for name, p in named:
-        check_on_host(p, f"sharded_update=True: '{name}'")
+        check_tensor(p, f"sharded_update=True: '{name}'")
     scheduled = _is_scheduled(optimizer)
     hyper_group = {
         id(p): g

@@ -2,6 +2,7 @@
 
 Parameters become views of buckets, so that the rank that updates a part can store it to all. After
 backward a gradient is a view of its bucket too, and still this rank's own: ranks meet in step().
+Where parameters lie on a device both stay there, and go by copies (device_shards.py).
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from farandole._world import Group
 from farandole.common._reduction import Reduction
 from farandole.torch._tensors import dtype_name
 from farandole.torch._training.buckets import Place, bytes_of, view_of
+from farandole.torch._training.device_shards import DeviceShards, changed_since, moved_away
 from farandole.torch._training.gradients import part_of_a_graph
 from farandole.torch._training.hooked import Hooked
+from farandole.torch._training.on_device import misplaced
 from farandole.torch._training.passes import Pass, graph_task, has_no_end, untraced
 from farandole.torch._training.weighing import not_weighed
 from farandole.torch._training.weights import watch_weights
@@ -82,11 +85,13 @@ class Shards(Hooked):
         self._views = self.views(self._gradients)
         self._addresses = [view.data_ptr() for view in self._views]
         self._strides = [view.stride() for view in self._views]
-        homes = self.views(values)
-        for p, home in zip(self.parameters, homes, strict=True):
-            home.copy_(p.detach())
-            p.data = home
-        self._homes = [home.data_ptr() for home in homes]
+        self._there = DeviceShards(self.update, named)
+        self._homes = []
+        for i, (p, home) in enumerate(zip(self.parameters, self.views(values), strict=True)):
+            if not self._there.has[i]:
+                home.copy_(p.detach())
+                p.data = home
+            self._homes.append(p.data_ptr())
         self._versions = [memory._version for memory in self._gradients]
         self._factor = 1.0  # that clipping has put on the gradients
         self._passes = 0  # since the last step
@@ -176,6 +181,11 @@ class Shards(Hooked):
                     "supported yet, pass sparse_as_dense=True"
                 )
             grad = grad.to_dense()
+        if self._there.has[i]:
+            p.grad = self._there.bring(i, grad)
+            return
+        if not grad.is_cpu:
+            raise misplaced(self.names[i], grad, None)
         view = self._views[i]
         address = grad.data_ptr()
         if address != self._addresses[i]:
@@ -191,6 +201,7 @@ class Shards(Hooked):
         self._factor = 1.0
         self._passes = 0
         self._versions = [memory._version for memory in self._gradients]
+        self._there.forget()
 
     # The step.
 
@@ -203,10 +214,12 @@ class Shards(Hooked):
             self.silence.refuse()
             present, groups = self._present(), settings()
             self.show_weights(self.update)
+            self._there.begin(updates=True)
         self.update.begin("update", present, groups, self._factor)
         self._factor = 1.0
         self._passes = 0
         self.update.wait()
+        self._there.end()
 
     def refuse(self, why: InvalidArgument) -> NoReturn:
         self.check_alive()
@@ -220,6 +233,7 @@ class Shards(Hooked):
         with self._abandoning():
             present, groups = self._present(), settings()
             self.show_weights(self.update)
+            self._there.begin(updates=False)
         self.update.begin(f"norm {kind}", present, groups, 1.0)
         self.update.wait()
         total = self.update.norm * self._factor
@@ -246,26 +260,24 @@ class Shards(Hooked):
         """A byte per parameter: whether it has a gradient, which then stands in its bucket."""
         for memory, version in zip(self._gradients, self._versions, strict=True):
             if memory._version != version:
-                raise InvalidArgument(
-                    "gradients were changed after backward(), where they are this rank's own and "
-                    "not yet the mean\n  advice: clip with optimizer.clip_grad_norm_(); what "
-                    "else changes gradients (GradScaler, clip_grad_value_) needs "
-                    "sharded_update=False"
-                )
+                raise changed_since()
         present = bytearray(len(self.parameters))
         for i, p in enumerate(self.parameters):
             if p.data_ptr() != self._homes[i]:
-                raise InvalidArgument(
-                    f"parameter '{self.names[i]}' was moved out of its bucket\n"
-                    "  advice: move and convert models before DistributedOptimizer is made"
-                )
+                raise moved_away(self.names[i])
             grad = p.grad
             if grad is None:
                 continue
-            if grad.is_sparse or grad.data_ptr() != self._addresses[i]:
+            if grad.is_sparse or not self._stands(i, grad):
                 self._take(i)  # no hook has seen it
             present[i] = 1
         return bytes(present)
+
+    def _stands(self, i: int, grad: torch.Tensor) -> bool:
+        """Whether it is in its bucket."""
+        if self._there.has[i]:
+            return self._there.stands(i, grad)
+        return grad.data_ptr() == self._addresses[i]
 
     # The optimizer's state.
 

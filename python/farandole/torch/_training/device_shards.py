@@ -1,0 +1,119 @@
+"""A sharded update's gradients and parameters that lie on a CUDA device: on their way into the
+update's buckets, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from farandole import _core
+from farandole._core import InvalidArgument
+from farandole.torch import _devices
+from farandole.torch._training.buckets import dense_strides
+from farandole.torch._training.on_device import device_of_all, misplaced
+
+
+class DeviceShards:
+    """Those of one optimizer that lie on a device; it may have none. There parameters stay where
+    they are, and gradients where autograd makes them.
+
+    Args:
+        named: the parameters, in the update's order.
+
+    Raises:
+        InvalidArgument: they lie on several devices.
+    """
+
+    def __init__(
+        self, update: _core.ShardedUpdate, named: Sequence[tuple[str, torch.Tensor]]
+    ) -> None:
+        self.has = [_devices.device_of(p) is not None for _, p in named]
+        self._named = named
+        self._strides = [dense_strides(p) for _, p in named]
+        self._update = update
+        self._device = device_of_all(named)
+        self._carrier = None
+        # By parameter: address and version of the gradient that stands in the bucket.
+        self._brought: dict[int, tuple[int, int]] = {}
+        if self._device is not None:
+            self._carrier = _core.DeviceShards(update, self._device)
+        for (_, p), there, strides in zip(named, self.has, self._strides, strict=True):
+            if there and p.stride() != strides:  # with gaps
+                p.data = _devices.laid_out(p.detach(), strides, p.dtype)
+        self._steps = list(update.steps)  # before the present update
+
+    def _stream(self) -> int:
+        assert self._device is not None
+        return _devices.current_stream(self._device)
+
+    def bring(self, i: int, gradient: torch.Tensor) -> torch.Tensor:
+        """To its bucket, behind what this thread's stream does now. The gradient that stands for it
+        from now on: the same, unless it had to be laid out otherwise."""
+        name, p = self._named[i]
+        if _devices.device_of(gradient) != self._device:
+            raise misplaced(name, gradient, self._device)
+        if gradient.stride() != self._strides[i] or gradient.dtype != p.dtype:
+            gradient = _devices.laid_out(gradient, self._strides[i], p.dtype)
+        assert self._carrier is not None
+        self._carrier.bring(i, gradient.data_ptr(), self._stream(), gradient)
+        self._brought[i] = gradient.data_ptr(), gradient._version
+        return gradient
+
+    def stands(self, i: int, gradient: torch.Tensor) -> bool:
+        """Whether that gradient is in its bucket. Raises InvalidArgument where it has changed
+        since."""
+        address, version = self._brought.get(i, (-1, 0))
+        if address != gradient.data_ptr():
+            return False
+        if gradient._version != version:
+            raise changed_since()
+        return True
+
+    def begin(self, *, updates: bool) -> None:
+        """Before a task: all that it needs is on the host. Waits for the device."""
+        if self._carrier is None:
+            return
+        self._steps = list(self._update.steps)
+        if updates:
+            stream = self._stream()
+            for i, (name, p) in enumerate(self._named):
+                if not self.has[i]:
+                    continue
+                if _devices.device_of(p) != self._device or p.stride() != self._strides[i]:
+                    raise moved_away(name)
+                self._carrier.bring_value(i, p.data_ptr(), stream)
+        self._carrier.arrive()
+
+    def end(self) -> None:
+        """After an update: what this thread puts into its stream from now on finds the new
+        parameters. Waits for nobody."""
+        if self._carrier is None:
+            return
+        new = enumerate(zip(self._named, self._steps, self._update.steps, strict=True))
+        back = [
+            (i, p.data_ptr())
+            for i, ((_, p), before, after) in new
+            if self.has[i] and after != before
+        ]
+        if back:
+            self._carrier.take_back(back, self._stream())
+
+    def forget(self) -> None:
+        """Gradients that were brought count no more."""
+        self._brought.clear()
+
+
+def changed_since() -> InvalidArgument:
+    return InvalidArgument(
+        "gradients were changed after backward(), where they are this rank's own and not yet the "
+        "mean\n  advice: clip with optimizer.clip_grad_norm_(); what else changes gradients "
+        "(GradScaler, clip_grad_value_) needs sharded_update=False"
+    )
+
+
+def moved_away(name: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"parameter '{name}' was moved out of its bucket\n"
+        "  advice: move and convert models before DistributedOptimizer is made"
+    )
