@@ -92,12 +92,13 @@ class State:
         everything = [
             v for v in optimizer._trainable_variables if optimizer._var_key(v) not in self.local
         ]
-        return self._make(
+        made: Exchange = self._make(
             self.label,
             self.reduction,
             everything,
             at_update=self.holds or reduces_at_update(optimizer),
         )
+        return made
 
     def around(self, call: Callable[[], Any]) -> Any:
         """Calls the optimizer's own method, with gradients that are reduced."""
