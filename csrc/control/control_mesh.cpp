@@ -231,7 +231,7 @@ void ControlMesh::take(int rank, WireReader& from) {
   }
   if (kind == Frame::deadlock) {
     const auto stands = from.get<int64_t>();
-    put_verdict(segment_->page(rank_).board, from.get<ErrorRecord>(), stands);
+    put_verdict(segment_->page(rank_).board, decode_record(from), stands);
     return ring(doorbell_);
   }
   const Lock lock(mutex_);

@@ -64,7 +64,7 @@ void ControlMesh::tell_deadlock(int world_rank, const ErrorRecord& record, int64
   WireWriter frame;
   frame.put(Frame::deadlock);
   frame.put(stands);
-  frame.put(record);
+  encode(record, frame);
   send(world_rank, std::move(frame));
 }
 
