@@ -5,12 +5,12 @@
 
 namespace farandole {
 
-enum class MpiPort::Kind : uint32_t { data, consumed, place };
+enum class MpiFrameKind : uint32_t { data, consumed, place };
 
-struct MpiPort::Frame {
+struct MpiFrame {
   uint64_t world = 0, stream = 0;
   int32_t lane = 0;
-  Kind kind{};
+  MpiFrameKind kind{};
   uint64_t count = 0;  // of bytes: of data, consumed, or left of what is offered a place
   int32_t tag = 0;     // of the place
   uint32_t takes = 0;  // the place: so many of them

@@ -43,7 +43,7 @@ void MpiPort::await(const std::shared_ptr<MpiPipe>& pipe) {
     next.count = std::min(pipe->unposted, next.place != nullptr ? kPlaced : kFolded);
     if (next.place == nullptr) next.bytes = buffer(true);
     next.request = functions_->receive({next.memory(), next.count}, link.peer, next.tag);
-    Frame told = frame_of(*pipe, Kind::place, pipe->unposted);
+    MpiFrame told = frame_of(*pipe, MpiFrameKind::place, pipe->unposted);
     told.tag = next.tag;
     told.takes = static_cast<uint32_t>(next.count);
     if (pipe->place != nullptr) pipe->place += next.count;

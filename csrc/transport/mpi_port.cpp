@@ -91,7 +91,7 @@ size_t MpiPort::write(const std::shared_ptr<MpiPipe>& pipe, std::span<const std:
       progress(link);
       count = room();
     }
-    if (count > 0) send(link, frame_of(*pipe, Kind::data, count), pipe, bytes.first(count));
+    if (count > 0) send(link, frame_of(*pipe, MpiFrameKind::data, count), pipe, bytes.first(count));
   });
   if (state_ != State::open) return 0;
   pipe->ahead += count;
@@ -142,7 +142,7 @@ void MpiPort::consume(const std::shared_ptr<MpiPipe>& pipe, size_t count) {
   if (pipe->unposted > 0) guard([&] { await(pipe); });
   if (pipe->owed < kQuiet / 2) return;
   guard([&] {
-    send(*pipe->link, frame_of(*pipe, Kind::consumed, pipe->owed), pipe, {});
+    send(*pipe->link, frame_of(*pipe, MpiFrameKind::consumed, pipe->owed), pipe, {});
     pipe->owed = 0;
   });
 }
@@ -211,26 +211,27 @@ void MpiPort::progress_all() {
 
 void MpiPort::post(MpiLink& link) {
   MpiLink::Receive receive{buffer(true), {}};
-  receive.request = functions_->receive({receive.bytes.get(), sizeof(Frame) + kPiece}, link.peer);
+  receive.request =
+      functions_->receive({receive.bytes.get(), sizeof(MpiFrame) + kPiece}, link.peer);
   link.receives.push_back(std::move(receive));
 }
 
 /// Keeps the receive's buffer where that is cheaper than a copy.
 void MpiPort::take(MpiLink& link, MpiLink::Receive& receive, size_t bytes) {
-  Frame frame{};
+  MpiFrame frame{};
   if (bytes < sizeof frame) throw foreign_message(link.peer);
   std::memcpy(&frame, receive.bytes.get(), sizeof frame);
   if (frame.world != world_) return;  // of a world before this one
   const MpiPipe::Key key{frame.stream, frame.lane};
   const auto found = link.pipes.find(key);
   const bool is_shut = found == link.pipes.end() && link.shut.contains(key);
-  if (frame.kind == Kind::consumed) {
+  if (frame.kind == MpiFrameKind::consumed) {
     if (found == link.pipes.end()) return;
     if (frame.count > found->second->ahead) throw foreign_message(link.peer);
     found->second->ahead -= frame.count;
     return;
   }
-  if (frame.kind == Kind::place) {
+  if (frame.kind == MpiFrameKind::place) {
     if (frame.takes == 0 || frame.takes > frame.count || frame.tag < kMpiFirstPlace ||
         frame.tag >= kMpiFirstPlace + kMpiPlaces)
       throw foreign_message(link.peer);
@@ -240,7 +241,7 @@ void MpiPort::take(MpiLink& link, MpiLink::Receive& receive, size_t bytes) {
     pipe.promised = frame.count - frame.takes;
     return;
   }
-  if (frame.kind != Kind::data || frame.count != bytes - sizeof frame)
+  if (frame.kind != MpiFrameKind::data || frame.count != bytes - sizeof frame)
     throw foreign_message(link.peer);
   if (is_shut) return;
   MpiPipe& pipe = *pipe_of(link, key);
@@ -264,7 +265,7 @@ void MpiPort::keep(MpiPipe& pipe, MpiPipe::Piece piece) {
   pipe.arrived.push_back(std::move(piece));
 }
 
-MpiPort::Frame MpiPort::frame_of(const MpiPipe& pipe, Kind kind, size_t count) const {
+MpiFrame MpiPort::frame_of(const MpiPipe& pipe, MpiFrameKind kind, size_t count) const {
   return {.world = world_,
           .stream = pipe.key.first,
           .lane = pipe.key.second,
@@ -273,7 +274,7 @@ MpiPort::Frame MpiPort::frame_of(const MpiPipe& pipe, Kind kind, size_t count) c
 }
 
 /// MPI has short ones out of our hands at once, mostly.
-void MpiPort::send(MpiLink& link, const Frame& frame, const std::shared_ptr<MpiPipe>& pipe,
+void MpiPort::send(MpiLink& link, const MpiFrame& frame, const std::shared_ptr<MpiPipe>& pipe,
                    std::span<const std::byte> bytes) {
   const bool whole = bytes.size() > kSmall;
   MpiPipe::Buffer message = buffer(whole);
@@ -281,13 +282,13 @@ void MpiPort::send(MpiLink& link, const Frame& frame, const std::shared_ptr<MpiP
   if (!bytes.empty()) copy_bytes(message.get() + sizeof frame, bytes.data(), bytes.size());
   MpiRequest request = functions_->send({message.get(), sizeof frame + bytes.size()}, link.peer);
   if (!whole && functions_->test(request)) return give_back(std::move(message), false);
-  const bool counts = frame.kind == Kind::data;
+  const bool counts = frame.kind == MpiFrameKind::data;
   if (counts) ++pipe->with_mpi;
   link.sends.push_back({std::move(message), request, counts ? pipe : nullptr, whole});
 }
 
 size_t MpiPort::bytes_of_buffer(bool whole) {
-  return sizeof(Frame) + (whole ? std::max(kPiece, kFolded) : kSmall);
+  return sizeof(MpiFrame) + (whole ? std::max(kPiece, kFolded) : kSmall);
 }
 
 MpiPipe::Buffer MpiPort::buffer(bool whole) {

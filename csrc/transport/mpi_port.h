@@ -47,6 +47,9 @@
 
 namespace farandole {
 
+struct MpiFrame;
+enum class MpiFrameKind : uint32_t;
+
 /// What lies with MPI between this rank and another one.
 struct MpiLink {
   struct Receive {
@@ -133,8 +136,6 @@ class MpiPort {
 
  private:
   enum class State { open, abandoned, finalized, closed };
-  enum class Kind : uint32_t;
-  struct Frame;
 
   // With mutex_ held.
   bool may_call() const;
@@ -148,9 +149,9 @@ class MpiPort {
   void post(MpiLink& link);
   void take(MpiLink& link, MpiLink::Receive& receive, size_t bytes);
   void keep(MpiPipe& pipe, MpiPipe::Piece piece);
-  void send(MpiLink& link, const Frame& frame, const std::shared_ptr<MpiPipe>& pipe,
+  void send(MpiLink& link, const MpiFrame& frame, const std::shared_ptr<MpiPipe>& pipe,
             std::span<const std::byte> bytes);
-  Frame frame_of(const MpiPipe& pipe, Kind kind, size_t count) const;
+  MpiFrame frame_of(const MpiPipe& pipe, MpiFrameKind kind, size_t count) const;
   void join(MpiPipe& pipe, size_t at_least);
   bool finish_sends();
   void end_receives();
