@@ -280,6 +280,8 @@ class TallyChannel : public Channel {
     return taken;
   }
   bool drained() const override { return inner_->drained(); }
+  bool copies() const override { return inner_->copies(); }
+  bool refers() const override { return inner_->refers(); }
   PlaceRule place_rule() const override { return inner_->place_rule(); }
   void offer(std::byte* place, size_t count) override { inner_->offer(place, count); }
   std::optional<std::span<std::byte>> place_for(std::span<const std::byte> bytes) override {
