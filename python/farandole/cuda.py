@@ -171,7 +171,8 @@ def nccl_library() -> NcclLibrary:
     told = _NcclLibrary()
     _ask(_table().find_nccl, ctypes.byref(told))
     major, rest = divmod(told.version, 10000)
-    return NcclLibrary((major, *divmod(rest, 100)), told.file.decode(errors="replace"))
+    minor, patch = divmod(rest, 100)
+    return NcclLibrary((major, minor, patch), told.file.decode(errors="replace"))
 
 
 def _address() -> int:
