@@ -47,6 +47,8 @@ class StreamAgreement {
   virtual std::optional<std::vector<Shown>> described() = 0;
   /// Nobody reads what this rank has described any more.
   virtual bool settled() = 0;
+  /// A member may be through with that before this rank knows what all have started.
+  virtual bool others_may_settle_first() const { return false; }
   /// Operation `sequence` needs nothing more from this rank.
   virtual void complete(uint32_t sequence) = 0;
 

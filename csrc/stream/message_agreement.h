@@ -33,6 +33,7 @@ class MessageAgreement : public StreamAgreement {
   void describe(const Descriptor& mine, std::span<const BundledArray> arrays) override;
   std::optional<std::vector<Shown>> described() override;
   bool settled() override { return send_all(); }
+  bool others_may_settle_first() const override { return true; }
   void complete(uint32_t sequence) override;
 
   bool has_opened(int r) const override { return told(r).has_value(); }

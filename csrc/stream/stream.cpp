@@ -281,12 +281,14 @@ Progress Stream::describe_mine() {
   return Progress::moved;
 }
 
-/// The group has failed meanwhile, perhaps by a rank that has compared sooner and ended because of
-/// the difference: it has sent what this one lacks. A difference that is known counts in any case.
+/// The group has failed meanwhile. A difference that is known counts in any case. Else it may be
+/// that a rank has compared sooner and ended because of it: then what this one lacks is on its way.
 bool Stream::compares_on() {
   if (phase_ != Phase::comparing) return false;
+  if (queue_.front()->error) return true;
+  if (!agreement_->others_may_settle_first()) return false;
   if (leaving_since_ == TimePoint{}) leaving_since_ = now();
-  return queue_.front()->error || now() - leaving_since_ < kComparePatience;
+  return now() - leaving_since_ < kComparePatience;
 }
 
 Progress Stream::compare_all() {

@@ -206,7 +206,7 @@ def batches_that_differ_between_ranks_are_named() -> None:
         pipeline = hvd.Pipeline(layers(), loss_fn=loss_fn, micro_batches=3)
         with raises(one, words):
             pipeline.step(X, Y)
-    words = "this stage makes a int"
+    words = "this stage makes an int"
 
     class Strange(nn.Module):
         def forward(self, x: torch.Tensor) -> Any:

@@ -6,12 +6,28 @@ here, when somebody says so. What is assigned meanwhile, as by ``load_weights``,
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
+from farandole._core import InvalidArgument
+
 _WAITING = "uninitialized_variables"  # private: where Keras lists those that wait
+
+
+def _check_needs_nothing(function: Callable[..., Any]) -> None:
+    try:
+        inspect.signature(function).bind()
+    except ValueError:  # Python cannot say what it takes
+        return
+    except TypeError as error:
+        name = getattr(function, "__qualname__", function)
+        raise InvalidArgument(
+            f"model is {name}, which cannot be called without arguments ({error}); pass a Keras "
+            "model, or a function that makes one"
+        ) from None
 
 
 class Made:
@@ -25,6 +41,7 @@ class Made:
             self.model = self._called(model)
 
     def _called(self, function: Callable[[], Any]) -> Any:
+        _check_needs_nothing(function)
         before = set(map(id, _waiting()))
         self._scope = keras.StatelessScope(initialize_variables=False)
         try:
