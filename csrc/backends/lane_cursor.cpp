@@ -21,7 +21,7 @@ Progress LaneCursor::poll() {
     moved |= offer(step);
     moved |= move(step, budget);
     if (!done(step)) {
-      if (!moved) push();
+      if (!moved) (void)all_drained();
       return moved ? Progress::moved : Progress::idle;
     }
     begin_next();
@@ -32,14 +32,8 @@ Progress LaneCursor::poll() {
   return all_drained() ? Progress::finished : moved ? Progress::moved : Progress::idle;
 }
 
-/// What channels have copied goes on its way.
-void LaneCursor::push() const {
-  for (const std::unique_ptr<Channel>& channel : channels_)
-    if (channel && channel->copies()) (void)channel->drained();
-}
-
-/// Each is asked, as that moves its bytes on: a rank that waits for one channel's bytes may be what
-/// another channel's wait for.
+/// Of what channels have copied. Each is asked, as that moves its bytes on: a rank that waits for
+/// one channel's bytes may be what another channel's wait for.
 bool LaneCursor::all_drained() const {
   bool all = true;
   for (const std::unique_ptr<Channel>& channel : channels_)

@@ -64,7 +64,6 @@ class LaneCursor {
   void begin_next();
   bool done(const Step& step) const;
   bool has_sent(const Step& step) const;
-  void push() const;
   bool all_drained() const;
   bool sends(const Step& step) const;
   bool may_go_ahead() const;

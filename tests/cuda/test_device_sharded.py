@@ -12,7 +12,7 @@ import pytest
 import torch
 from fake_device import Rank
 from fake_tensors import Tensors, parameters_on
-from fault_work import how_it_went_wrong, is_rank_1s, let_fail
+from fault_work import how_it_went_wrong, is_rank_1s, let_fail, verdict_of
 from test_device_collectives import NEVER_IN_A_STEADY_STEP
 from test_device_training import Model, batch
 
@@ -183,18 +183,13 @@ def verdict_of_steps(rank: Rank, tensors: Tensors, call: str, nth: int) -> tuple
     model, optimizer = small(tensors)
     let_fail(rank, call, nth)
 
-    def steps() -> None:
-        for step in range(3):
-            optimizer.zero_grad()
-            model(batch(step)[:, :30]).sum().backward()
-            optimizer.step()
-            tensors.settle()
+    def train_step(step: int) -> None:
+        optimizer.zero_grad()
+        model(batch(step)[:, :30]).sum().backward()
+        optimizer.step()
+        tensors.settle()
 
-    with pytest.raises(fd.DeviceError) as caught:
-        steps()
-    with contextlib.suppress(fd.Error):
-        fd.shutdown()
-    return caught.value.verdict, caught.value.rank
+    return verdict_of(train_step)
 
 
 CALLS = [

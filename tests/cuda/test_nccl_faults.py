@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fake_nccl import NcclRank
-from fault_work import how_it_went_wrong
+from fault_work import how_it_went_wrong, on_rank_1
 from test_step_faults import waits_with
 
 import farandole as fd
@@ -52,12 +52,7 @@ def goes_wrong(call: str, code: int) -> list[Any]:
     x = rank.array(1001, "float32")
     fd.all_reduce(x, out=x)
     x.get()
-    fd.barrier()
-    if fd.rank() == 0:
-        harness.tell("past the barrier")
-    else:
-        harness.listen()
-        rank.nccl.fail(call, 1, code)
+    on_rank_1(lambda: rank.nccl.fail(call, 1, code))
 
     def reduce() -> None:
         for _ in range(3):
