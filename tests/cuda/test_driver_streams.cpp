@@ -328,8 +328,12 @@ TEST(kernel_that_fails_is_told_later) {
   CompletionCount done(context);
   const DeviceStream stream(context);
   const Fd doorbell = make_event_fd();
-  fail.launch(stream, {}, TestFail{});
-  const uint32_t number = done.mark(stream, doorbell.get());
+  uint32_t number = 0;
+  {
+    const Held held;  // a kernel that has failed already is told by mark()
+    fail.launch(stream, {}, TestFail{});
+    number = done.mark(stream, doorbell.get());
+  }
   CHECK_THROWS(stream.synchronize(), Error,
                contains(e.verdict(), "a kernel of this process failed"));
   CHECK(!done.reached(number) && !rings_within(doorbell.get(), 0));  // so somebody has to ask

@@ -74,11 +74,6 @@ def test_a_call_that_fails(by_nccl: Start, call: str, code: int, meaning: str) -
     assert left == ["", "", ""]
 
 
-def barriers() -> None:
-    while True:
-        fd.barrier()
-
-
 def fails_under_way() -> list[Any]:
     """NCCL notices while the host has gone on."""
     rank = NcclRank("functions")
@@ -88,12 +83,17 @@ def fails_under_way() -> list[Any]:
     fd.barrier()
     held = fd.rank() == 1
     rank.machine.control.hold(held)
-    fd.all_reduce(x, out=x, name="gradient")
-    if held:
-        rank.nccl.fail_later(6)
-    else:
-        x.get()
-    facts = facts_of(barriers)
+
+    def reduce_and_go_on() -> None:
+        fd.all_reduce(x, out=x, name="gradient")  # where rank 0 is slow, it is told here
+        if held:
+            rank.nccl.fail_later(6)
+        else:
+            x.get()
+        while True:
+            fd.barrier()
+
+    facts = facts_of(reduce_and_go_on)
     rank.machine.control.hold(False)
     return [*facts, left_of(rank)]
 
