@@ -11,7 +11,7 @@ PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 TENSORFLOW ?= tensorflow-cpu==2.21.0
 PYTEST ?=
-WORKERS ?= -n 2 --dist loadgroup
+WORKERS ?= -n 3 --dist loadgroup
 MUTANTS ?= --table
 OUT    ?= demo-output
 BASE   ?= HEAD

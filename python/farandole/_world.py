@@ -66,6 +66,14 @@ class _State:
 _state = _State()
 
 
+def _cuda_table() -> int:
+    from farandole import cuda  # loaded when the first memory of a device is met
+
+    return cuda._address()
+
+
+_core.use_cuda(_cuda_table)  # here: a rank without a world has nothing to do on a device
+
 _READ = ("FARANDOLE_", "HOROVOD_", "TORCHELASTIC_", "MASTER_")
 
 

@@ -21,11 +21,12 @@ def fake_driver() -> str:
 
 @pytest.fixture
 def start(spawn: Callable[..., World], fake_driver: str) -> Start:
-    """start(size, FAKE_CUDA_…=…): ranks that find it where they look for it, and go by the host."""
+    """start(size, framework, FAKE_CUDA_…=…): ranks that find it where they look for it, and go by
+    the host."""
 
-    def started(size: int, **env: str) -> World:
+    def started(size: int, framework: str = "", **env: str) -> World:
         told = {"FAKE_LIBCUDA": fake_driver, "FARANDOLE_DEVICE_PATH": "staged", **env}
-        return spawn(size, env={"CUDA_VISIBLE_DEVICES": None, **told})
+        return spawn(size, framework, env={"CUDA_VISIBLE_DEVICES": None, **told})
 
     return started
 

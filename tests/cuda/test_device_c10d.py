@@ -94,4 +94,4 @@ def as_on_the_host(sizes: list[int]) -> None:
 
 
 def test_what_comes_of_collectives(start: Start) -> None:
-    start(2, FAKE_CUDA_JITTER="5").run(as_on_the_host, [3, 40_001])
+    start(2, "torch", FAKE_CUDA_JITTER="5").run(as_on_the_host, [3, 40_001])

@@ -103,22 +103,22 @@ WAYS: list[dict[str, Any]] = [SHARDED, SHARDED | {"rule": "momentum", "passes": 
 
 
 def test_sharded_weights_are_those_of_the_host(start: Start) -> None:
-    start(2, FAKE_CUDA_JITTER="3").run(as_on_the_host, ["all"], WAYS)
+    start(2, "torch", FAKE_CUDA_JITTER="3").run(as_on_the_host, ["all"], WAYS)
 
 
 def test_sharded_some_on_the_host_some_on_the_device(start: Start) -> None:
-    start(2, FAKE_CUDA_JITTER="5").run(as_on_the_host, ["one rank", "some"], WAYS[:1])
+    start(2, "torch", FAKE_CUDA_JITTER="5").run(as_on_the_host, ["one rank", "some"], WAYS[:1])
 
 
 def test_sharded_where_ranks_share_no_memory(start: Start) -> None:
-    apart = start(2, FARANDOLE_SPLIT_HOSTS="1,1", FARANDOLE_INSECURE="1")
+    apart = start(2, "torch", FARANDOLE_SPLIT_HOSTS="1,1", FARANDOLE_INSECURE="1")
     apart.run(as_on_the_host, ["all"], WAYS[:1])
 
 
 def test_adasum_weights_are_those_of_the_host(start: Start) -> None:
     """Of any optimizer: each rank steps by itself, and their moves are folded."""
     ways = [{"op": hvd.Adasum}, {"op": hvd.Adasum, "rule": "momentum", "passes": 2}]
-    start(2, FAKE_CUDA_JITTER="7").run(as_on_the_host, ["all"], ways)
+    start(2, "torch", FAKE_CUDA_JITTER="7").run(as_on_the_host, ["all"], ways)
 
 
 def steady() -> list[str]:
@@ -155,7 +155,7 @@ def calls_of_steps(rank: Rank, tensors: Tensors, steps: int) -> list[str]:
 
 
 def test_a_steady_step_neither_allocates_nor_registers(start: Start) -> None:
-    for extra in start(2, FARANDOLE_CHECK_WEIGHTS="off").run(steady):
+    for extra in start(2, "torch", FARANDOLE_CHECK_WEIGHTS="off").run(steady):
         assert extra == ["cuStreamSynchronize"] * 10, "the test's own, once a step"
 
 
@@ -204,7 +204,7 @@ CALLS = [
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize(("call", "nth"), CALLS)
 def test_a_call_of_the_driver_that_fails(start: Start, call: str, nth: int) -> None:
-    is_rank_1s(*how_it_went_wrong(start(2, FARANDOLE_CHECK_WEIGHTS="off"), goes_wrong, call, nth))
+    is_rank_1s(*how_it_went_wrong(start(2, "torch", FARANDOLE_CHECK_WEIGHTS="off"), goes_wrong, call, nth))
 
 
 def is_late() -> tuple[str, str]:
@@ -226,7 +226,7 @@ def is_late() -> tuple[str, str]:
 
 
 def test_a_device_that_does_not_come_by(start: Start) -> None:
-    one, other = start(2, FARANDOLE_TIMEOUT="1").run(is_late)
+    one, other = start(2, "torch", FARANDOLE_TIMEOUT="1").run(is_late)
     assert one == other
     assert "stalled" in one[0].lower() or "in time" in one[0] or "waited" in one[0], one
     assert one[1] == "Stalled"
@@ -262,4 +262,4 @@ def refused() -> None:
 
 
 def test_what_is_refused(start: Start) -> None:
-    start(2, FAKE_CUDA_DEVICES="2").run(refused)
+    start(2, "torch", FAKE_CUDA_DEVICES="2").run(refused)

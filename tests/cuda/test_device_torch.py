@@ -81,7 +81,7 @@ def operations(sizes: list[int]) -> None:
 
 
 def test_operations(start: Start) -> None:
-    start(3, FAKE_CUDA_JITTER="3").run(operations, [2, 40_001])
+    start(3, "torch", FAKE_CUDA_JITTER="3").run(operations, [2, 40_001])
 
 
 def gathered_and_then_computed() -> None:
@@ -112,7 +112,7 @@ def gathered_and_then_computed() -> None:
 
 
 def test_adasum_and_sparse_tensors(start: Start) -> None:
-    start(2, FAKE_CUDA_JITTER="8").run(gathered_and_then_computed)
+    start(2, "torch", FAKE_CUDA_JITTER="8").run(gathered_and_then_computed)
 
 
 def gradients() -> None:
@@ -138,7 +138,7 @@ def gradients() -> None:
 
 
 def test_gradients_of_operations(start: Start) -> None:
-    start(2).run(gradients)
+    start(2, "torch").run(gradients)
 
 
 def refused() -> None:
@@ -154,4 +154,4 @@ def refused() -> None:
 
 
 def test_refused(start: Start) -> None:
-    start(1).run(refused)
+    start(1, "torch").run(refused)

@@ -143,12 +143,12 @@ def as_on_the_host(places: list[str], ways: list[str]) -> None:
 
 
 def test_weights_are_those_of_the_host(start: Start) -> None:
-    start(2, FAKE_CUDA_JITTER="3").run(as_on_the_host, ["all"], list(WAYS))
+    start(2, "torch", FAKE_CUDA_JITTER="3").run(as_on_the_host, ["all"], list(WAYS))
 
 
 def test_some_on_the_host_some_on_the_device(start: Start) -> None:
     ways = ["plain", "prescaled"]
-    start(3, FAKE_CUDA_JITTER="5").run(as_on_the_host, ["one rank", "some"], ways)
+    start(3, "torch", FAKE_CUDA_JITTER="5").run(as_on_the_host, ["one rank", "some"], ways)
 
 
 def compressed() -> None:
@@ -163,7 +163,7 @@ def compressed() -> None:
 
 
 def test_compressed(start: Start) -> None:
-    start(2, FAKE_CUDA_JITTER="9").run(compressed)
+    start(2, "torch", FAKE_CUDA_JITTER="9").run(compressed)
 
 
 def steady() -> list[str]:
@@ -198,7 +198,7 @@ def calls_of_steps(rank: Rank, tensors: Tensors, steps: int) -> list[str]:
 
 
 def test_a_steady_step_neither_allocates_nor_waits_for_the_device(start: Start) -> None:
-    for extra in start(2, FARANDOLE_CHECK_WEIGHTS="off").run(steady):
+    for extra in start(2, "torch", FARANDOLE_CHECK_WEIGHTS="off").run(steady):
         assert extra == ["cuStreamSynchronize"] * 20, "the test's own, once a step"
 
 
@@ -230,7 +230,7 @@ def joins() -> None:
 
 
 def test_a_rank_that_joins(start: Start) -> None:
-    start(2, FAKE_CUDA_JITTER="4").run(joins)
+    start(2, "torch", FAKE_CUDA_JITTER="4").run(joins)
 
 
 # ---- what goes wrong ----
@@ -276,7 +276,7 @@ CALLS = [
 
 @pytest.mark.parametrize(("call", "nth"), CALLS)
 def test_a_call_of_the_driver_that_fails(start: Start, call: str, nth: int) -> None:
-    is_rank_1s(*how_it_went_wrong(start(2, FARANDOLE_CHECK_WEIGHTS="off"), goes_wrong, call, nth))
+    is_rank_1s(*how_it_went_wrong(start(2, "torch", FARANDOLE_CHECK_WEIGHTS="off"), goes_wrong, call, nth))
 
 
 def backward_raises() -> None:
@@ -312,7 +312,7 @@ def same_everywhere(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def test_a_backward_that_raises(start: Start) -> None:
-    start(2, FAKE_CUDA_JITTER="6").run(backward_raises)
+    start(2, "torch", FAKE_CUDA_JITTER="6").run(backward_raises)
 
 
 def misplaced() -> None:
@@ -338,4 +338,4 @@ def misplaced() -> None:
 
 
 def test_a_gradient_that_lies_elsewhere(start: Start) -> None:
-    start(2, FAKE_CUDA_DEVICES="2").run(misplaced)
+    start(2, "torch", FAKE_CUDA_DEVICES="2").run(misplaced)

@@ -215,7 +215,7 @@ def collectives() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_results_are_the_hosts(start: Start, size: int) -> None:
-    start(size, FAKE_CUDA_JITTER="3").run(collectives)
+    start(size, "jax", FAKE_CUDA_JITTER="3").run(collectives)
 
 
 def checksums() -> None:
@@ -242,7 +242,7 @@ def checksums() -> None:
 
 
 def test_weights_are_compared(start: Start) -> None:
-    start(2, FAKE_CUDA_JITTER="5").run(checksums)
+    start(2, "jax", FAKE_CUDA_JITTER="5").run(checksums)
 
 
 # ---- what goes wrong ----
@@ -272,7 +272,7 @@ def with_a_failing_copy() -> str:
 def test_what_fails_on_one_rank_is_named_by_all(
     start: Start, case: Callable[[], str], says: str
 ) -> None:
-    for said in start(2).run(case):
+    for said in start(2, "jax").run(case):
         assert says in said
 
 
@@ -283,7 +283,7 @@ def shapes_that_differ() -> str:
 
 
 def test_ranks_that_give_others_are_refused(start: Start) -> None:
-    for said in start(2).run(shapes_that_differ):
+    for said in start(2, "jax").run(shapes_that_differ):
         assert said.startswith("Mismatch: ")
         assert "10" in said
         assert "11" in said

@@ -48,14 +48,6 @@ def _like_on_device(x: Any, shape: tuple[int, ...]) -> Any:
     return x.__array_namespace__().empty(shape, dtype=x.dtype, device=x.device)
 
 
-def _cuda_table() -> int:
-    from farandole import cuda  # loaded when the first array on a device is met
-
-    return cuda._address()
-
-
-_core.use_cuda(_cuda_table)
-
 _BFLOAT16 = "E"  # the type character of ml_dtypes.bfloat16
 _SCALARS = (np.generic, bool, int, float)
 
