@@ -71,8 +71,7 @@ ifneq ($(ASKED),)
 	cmake -S . -B build/$(ASKED) -G Ninja -DFARANDOLE_MODULE=OFF -DFARANDOLE_TESTS=ON -DFARANDOLE_WERROR=ON
 endif
 	cmake --build build/$(or $(ASKED),$(notdir $(TREE))) --target farandole_tests farandole_cuda_tests
-	build/$(or $(ASKED),$(notdir $(TREE)))/farandole_tests
-	build/$(or $(ASKED),$(notdir $(TREE)))/farandole_cuda_tests
+	ctest --test-dir build/$(or $(ASKED),$(notdir $(TREE))) --parallel 3 --output-on-failure
 
 # TensorFlow 2.16 wants numpy below 2, and so an environment of its own.
 test-tf216: $(STAMPS)/farandole  ## the tests of TensorFlow with the oldest version that works
