@@ -66,6 +66,10 @@ struct CudaMove {
   int32_t rank;
 };
 
+/// Where what is folded goes, but for numbers from 0 on: those are ranks, to the same place in
+/// whose bucket it goes.
+enum CudaFoldsTo : int32_t { kFoldsToOutput = -2, kFoldsToAllBuckets = -1 };
+
 /// A part of a collective: move in, meet, fold, move out, and meet again, before the last move
 /// where that needs what others have folded.
 struct CudaPiece {
@@ -76,8 +80,8 @@ struct CudaPiece {
   uint64_t ins, outs;
   // The fold of elements [first, first + count) of all buckets; of none where count is 0.
   uint64_t first, count;
-  int32_t dtype, op, folds_to_all;  // to the same place in all buckets; else from `fold_to` on
-  uint64_t fold_to;                 // an address
+  int32_t dtype, op, folds_to;
+  uint64_t fold_to;  // an address in the output
   double leaf_factor, finish_factor;
   int64_t leaf_divide, finish_divide;
 };
@@ -222,6 +226,6 @@ struct CudaTable {
 
 }  // extern "C"
 
-inline constexpr uint32_t kCudaTableVersion = 4;
+inline constexpr uint32_t kCudaTableVersion = 5;
 
 }  // namespace farandole

@@ -281,7 +281,7 @@ void bind_group(py::module_& module) {
             if (is_on_device(input) || is_on_device(output)) {
               StagedCall staged = submit_staged(*group, input, output, std::move(options), true);
               wait_for(group, [&](Deadline d) { return staged.wait(d); });
-              hand_over(staged, output);
+              hand_over(staged, handed_over(input, output));
               return;
             }
             const BorrowedOperand call = borrow_both(input, output);
@@ -307,7 +307,7 @@ void bind_group(py::module_& module) {
             if (is_on_device(input) || is_on_device(output))
               return handle_of(group,
                                submit_staged(*group, input, output, std::move(options), false),
-                               output, result);
+                               handed_over(input, output), result);
             const BorrowedOperand call = borrow_both(input, output);
             options.keepalive = keep(call.input.owner, call.output.owner);
             return PyHandle(

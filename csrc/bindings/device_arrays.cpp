@@ -300,9 +300,13 @@ std::shared_ptr<StagedNamed> submit_staged_named(Group& world, Named& named, con
   return StagedNamed::submit(world, named, call, tensors, std::move(kept));
 }
 
-void hand_over(StagedCall& call, const py::object& output) {
-  if (!is_on_device(output)) return;
-  const auto stream = current_stream(output);
+const py::object& handed_over(const py::object& input, const py::object& output) {
+  return is_on_device(output) ? output : input;
+}
+
+void hand_over(StagedCall& call, const py::object& array) {
+  if (!is_on_device(array)) return;
+  const auto stream = current_stream(array);
   const py::gil_scoped_release unlocked;
   call.hand_over(stream);
 }
@@ -323,12 +327,12 @@ void deliver(Group& world, StagedNamed& call, size_t tensor, const py::object& a
   call.deliver(world, tensor, *placed.device, stream);
 }
 
-PyHandle handle_of(std::shared_ptr<Group> group, StagedCall call, const py::object& output,
+PyHandle handle_of(std::shared_ptr<Group> group, StagedCall call, const py::object& array,
                    py::object result) {
   const auto shared = std::make_shared<StagedCall>(std::move(call));
   return {std::move(group), [shared](Deadline d) { return shared->wait(d); },
           [shared] { return shared->done(); }, std::move(result),
-          [shared, output] { hand_over(*shared, output); }};
+          [shared, array] { hand_over(*shared, array); }};
 }
 
 void bind_devices(py::module_& module) {

@@ -45,14 +45,17 @@ std::shared_ptr<StagedNamed> submit_staged_named(Group& world, Named& named, con
                                                  const std::vector<py::object>& outputs,
                                                  const std::vector<std::vector<int64_t>>& shapes);
 
-/// After its wait(): what this thread does with the output from now on finds the result there.
-void hand_over(StagedCall& call, const py::object& output);
+/// What a call is handed over by: its output, or its input where no output lies on a device.
+const py::object& handed_over(const py::object& input, const py::object& output);
+/// After its wait(): what this thread does with that array from now on finds the result there, or
+/// comes after it was read.
+void hand_over(StagedCall& call, const py::object& array);
 void hand_over(StagedGrouped& call, const std::vector<py::object>& outputs);
 void hand_over(StagedNamed& call, const std::vector<py::object>& outputs);
 /// Brings a result that the core has made into an array on the device.
 void deliver(Group& world, StagedNamed& call, size_t tensor, const py::object& array);
 /// In flight, as Python holds it.
-PyHandle handle_of(std::shared_ptr<Group> group, StagedCall call, const py::object& output,
+PyHandle handle_of(std::shared_ptr<Group> group, StagedCall call, const py::object& array,
                    py::object result);
 
 }  // namespace farandole

@@ -21,9 +21,23 @@ constexpr double kHostFold = 1e10;  // likewise
 constexpr double kDevice = 1e12;    // of a device's memory, read or written
 constexpr double kPeers = 1e11;     // of one device into another
 
+/// How many ranks have the longer of input and output, counted for each of the two.
+int ends_of(const DeviceQuestion& q) {
+  switch (q.spec.kind) {
+    case Collective::gather:
+    case Collective::scatter:  // the root, and all others together
+      return 2;
+    case Collective::reduce:
+    case Collective::broadcast:
+      return q.ranks + 1;
+    default:
+      return 2 * q.ranks;
+  }
+}
+
 double staged_seconds(const DeviceQuestion& q) {
-  const auto bytes = static_cast<double>(q.bytes) * q.ranks;
-  return kHostRoundTrip + 2 * bytes / kLink + bytes / kHostFold;
+  const auto bytes = static_cast<double>(q.bytes) * ends_of(q);
+  return kHostRoundTrip + bytes / kLink + bytes / 2 / kHostFold;
 }
 
 double step_seconds(const DeviceQuestion& q) {

@@ -48,6 +48,19 @@ struct Planning {
       return add(kNcclAllGather, 0, 0, 0, share(0).count);
     for (int r = 0; r < shape.size; ++r) add(kNcclBroadcast, r, 0, share(r).offset, share(r).count);
   }
+  /// The root's end or a member's: to itself, too.
+  void gather() const {
+    const auto share = [&](int r) { return share_of(Collective::gather, shape, r); };
+    add(kNcclSend, shape.root, 0, 0, share(shape.rank).count);
+    for (int r = 0; shape.rank == shape.root && r < shape.size; ++r)
+      add(kNcclReceive, r, 0, share(r).offset, share(r).count);
+  }
+  void scatter() const {
+    const auto share = [&](int r) { return share_of(Collective::scatter, shape, r); };
+    for (int r = 0; shape.rank == shape.root && r < shape.size; ++r)
+      add(kNcclSend, r, share(r).offset, 0, share(r).count);
+    add(kNcclReceive, shape.root, 0, 0, share(shape.rank).count);
+  }
   void all_to_all() const {
     for (int r = 0; r < shape.size; ++r) {
       const Slice sent = block_sent(shape, shape.rank, r);
@@ -94,6 +107,15 @@ NcclPlan nccl_plan(const CollectiveSpec& spec, const Shape& shape, DType dtype, 
       break;
     case Collective::broadcast:
       planning.add(kNcclBroadcast, shape.root, 0, 0, shape.count);
+      break;
+    case Collective::reduce:
+      planning.add(kNcclReduce, shape.root, 0, 0, shape.count);
+      break;
+    case Collective::gather:
+      planning.gather();
+      break;
+    case Collective::scatter:
+      planning.scatter();
       break;
     default:
       planning.all_to_all();

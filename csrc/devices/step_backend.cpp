@@ -164,7 +164,7 @@ void StepBackend::run_piece(size_t index) {
   piece.outs = cut.out.size();
   piece.first = cut.first;
   piece.count = cut.count;
-  piece.folds_to_all = cut.to_all;
+  piece.folds_to = cut.folds_to;
   piece.fold_to = arrays_->output + cut.fold_to;
   exchange_->run(piece);
 }

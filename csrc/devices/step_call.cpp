@@ -10,15 +10,20 @@ namespace {
 
 constexpr auto kBetweenCompletionLooks = std::chrono::microseconds(50);
 
-/// Of what this rank reads and writes: the input of a broadcast is the root's alone. An empty share
-/// may lie anywhere.
+std::optional<int> device_of(const PlacedArray& array) {
+  return array.device ? std::optional(array.device->queue->device()) : std::nullopt;
+}
+
+/// Of what this rank reads and writes: the input of a broadcast is the root's alone, and what is
+/// empty, or not there, may lie anywhere.
 std::optional<int> device_of(const Options& o, const PlacedArray& input, const PlacedArray& output,
                              int rank) {
-  const bool reads = o.kind != Collective::broadcast || rank == o.root;
-  if (!output.device || (reads && !input.device)) return std::nullopt;
-  const int to = output.device->queue->device(), from = reads ? input.device->queue->device() : to;
-  if (input.buffer.count == 0 || !reads) return to;
-  return output.buffer.count == 0 || from == to ? std::optional(from) : std::nullopt;
+  const bool reads = input.buffer.count > 0 && (o.kind != Collective::broadcast || rank == o.root);
+  const bool writes = output.buffer.count > 0;
+  const auto from = device_of(input), to = device_of(output);
+  if ((reads && !from) || (writes && !to) || (reads && writes && from != to)) return std::nullopt;
+  if (reads) return from;
+  return writes || !from ? to : from;
 }
 
 /// Whether nobody has said how.
@@ -97,9 +102,9 @@ StepCall::StepCall(std::shared_ptr<Steps> steps, const Group& group, const Optio
       copies_(std::move(copies)),
       call_(call) {
   arrays_.input = input.device ? input.device->address : 0;
-  arrays_.output = output.device->address;
+  arrays_.output = output.device ? output.device->address : 0;
   arrays_.kept = copies_;  // which keeps the arrays
-  const bool to_here = output.device->queue->device() == steps_->device();
+  const bool to_here = device_of(output) == steps_->device();
   const DeviceQueue& queue = to_here ? *output.device->queue : *input.device->queue;
   if (steps_->exchange()) arrays_.moments = steps_->exchange()->moments(queue);
 }

@@ -12,13 +12,19 @@ constexpr size_t kAlike = 16;
 
 /// Whether a bucket holds a share for each rank side by side; else it holds one stretch.
 bool has_places(Collective kind) {
-  return kind == Collective::reduce_scatter || kind == Collective::all_to_all;
+  return kind == Collective::reduce_scatter || kind == Collective::all_to_all ||
+         kind == Collective::scatter;
+}
+
+/// Whether what is cut is the whole, and not each rank's share.
+bool is_of_whole(Collective kind) {
+  return kind == Collective::all_reduce || kind == Collective::reduce ||
+         kind == Collective::broadcast;
 }
 
 /// Elements of all that is cut: the whole, or the longest share.
 size_t length_of(const StepShape& s) {
-  if (s.kind == Collective::all_reduce || s.kind == Collective::broadcast) return s.shape.count;
-  return largest_share(s.kind, s.shape);
+  return is_of_whole(s.kind) ? s.shape.count : largest_share(s.kind, s.shape);
 }
 
 /// Elements that a piece takes, of the whole or of each share.
@@ -38,6 +44,7 @@ struct Cutting {
       : s(step), most(most_of(step)), begin(index * most) {}
 
   int me() const { return s.shape.rank; }
+  bool is_root() const { return me() == s.shape.root; }
   /// What of a share is in this piece, where the share lies.
   Slice of(Slice share) const { return clip(share, {share.space, share.offset + begin, most}); }
   size_t place(int r) const { return static_cast<size_t>(r) * most; }
@@ -52,13 +59,21 @@ struct Cutting {
   }
   Slice whole() const { return of({Space::input, 0, s.shape.count}); }
 
-  void all_reduce() {
+  /// Every rank folds a part, to buckets.
+  void fold_part(int to) {
     bring(whole(), 0);
     const Slice mine = part({Space::input, 0, whole().count}, s.shape.size, me());
     piece.first = mine.offset;
     piece.count = mine.count;
-    piece.to_all = true;
+    piece.folds_to = to;
+  }
+  void all_reduce() {
+    fold_part(kFoldsToAllBuckets);
     take(me(), 0, whole());
+  }
+  void reduce() {
+    fold_part(s.shape.root);
+    if (is_root()) take(me(), 0, whole());
   }
   void reduce_scatter() {
     for (int r = 0; r < s.shape.size; ++r) bring(of(share_of(s.kind, s.shape, r)), place(r));
@@ -66,17 +81,29 @@ struct Cutting {
     piece.count = of(share_of(s.kind, s.shape, me())).count;
     piece.fold_to = begin * s.element;
   }
-  void all_gather() {
-    const Slice mine = share_of(s.kind, s.shape, me());
-    bring(of({Space::input, 0, mine.count}), 0);
+  void bring_share() { bring(of({Space::input, 0, share_of(s.kind, s.shape, me()).count}), 0); }
+  void take_shares() {
     for (int i = 1; i <= s.shape.size; ++i) {  // not all from one at a time
       const int r = (me() + i) % s.shape.size;
       take(r, 0, of(share_of(s.kind, s.shape, r)));
     }
   }
+  void all_gather() {
+    bring_share();
+    take_shares();
+  }
+  void gather() {
+    bring_share();
+    if (is_root()) take_shares();
+  }
   void broadcast() {
-    if (me() == s.shape.root) bring(whole(), 0);
-    if (me() != s.shape.root || !s.in_place) take(s.shape.root, 0, whole());
+    if (is_root()) bring(whole(), 0);
+    if (!is_root() || !s.in_place) take(s.shape.root, 0, whole());
+  }
+  void scatter() {
+    for (int r = 0; is_root() && r < s.shape.size; ++r)
+      bring(of(share_of(s.kind, s.shape, r)), place(r));
+    take(s.shape.root, place(me()), of({Space::output, 0, share_of(s.kind, s.shape, me()).count}));
   }
   void all_to_all() {
     for (int r = 0; r < s.shape.size; ++r) bring(of(block_sent(s.shape, me(), r)), place(r));
@@ -90,13 +117,11 @@ struct Cutting {
 }  // namespace
 
 bool has_steps(Collective kind) {
-  return kind == Collective::all_reduce || kind == Collective::reduce_scatter ||
-         kind == Collective::all_gather || kind == Collective::broadcast ||
-         kind == Collective::all_to_all;
+  return kind != Collective::barrier && kind != Collective::send && kind != Collective::recv;
 }
 
 size_t amount_of(Collective kind, const Shape& shape) {
-  if (kind == Collective::all_reduce || kind == Collective::broadcast) return shape.count;
+  if (is_of_whole(kind)) return shape.count;
   if (kind != Collective::all_to_all) return all_shares(kind, shape);
   return largest_share(kind, shape) * static_cast<size_t>(shape.size);
 }
@@ -120,6 +145,15 @@ StepPiece piece_of(const StepShape& step, size_t index) {
       break;
     case Collective::broadcast:
       cutting.broadcast();
+      break;
+    case Collective::reduce:
+      cutting.reduce();
+      break;
+    case Collective::gather:
+      cutting.gather();
+      break;
+    case Collective::scatter:
+      cutting.scatter();
       break;
     default:
       cutting.all_to_all();

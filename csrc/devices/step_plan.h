@@ -22,8 +22,8 @@ struct StepShape {
 struct StepPiece {
   std::vector<CudaMove> in, out;
   size_t first = 0, count = 0;  // folded
-  bool to_all = false;          // to the same place in all buckets; else to the output
-  size_t fold_to = 0;           // where in the output
+  int folds_to = kFoldsToOutput;
+  size_t fold_to = 0;  // where in the output
 };
 
 /// Whether steps can run it.

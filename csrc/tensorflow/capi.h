@@ -64,6 +64,7 @@ using InferShapes = void (*)(TF_ShapeInferenceContext*, TF_Status*);
     (const char*, const char*, CreateKernel, Compute, DeleteKernel))                            \
   X(NewAsyncKernelBuilder, TF_KernelBuilder*,                                                   \
     (const char*, const char*, CreateKernel, ComputeAsync, DeleteKernel))                       \
+  X(KernelBuilder_HostMemory, void, (TF_KernelBuilder*, const char*))                           \
   X(RegisterKernelBuilder, void, (const char*, TF_KernelBuilder*, TF_Status*))                  \
   X(NewOpDefinitionBuilder, TF_OpDefinitionBuilder*, (const char*))                             \
   X(OpDefinitionBuilderAddAttr, void, (TF_OpDefinitionBuilder*, const char*))                   \

@@ -1,5 +1,6 @@
 // The ops: what they are called, take and give. Registered when tf.load_op_library opens us.
 #include <string>
+#include <vector>
 
 #include "tensorflow/kernels.h"
 #include "tensorflow/types.h"
@@ -86,14 +87,39 @@ std::string add_op(const OpRow& row) {
   return status.ok() ? "" : status.message();
 }
 
-std::string add_kernel(const OpRow& row) {
+/// "name: type" without the type.
+std::string name_of(const char* argument) {
+  const std::string text = argument;
+  return text.substr(0, text.find(':'));
+}
+
+/// What the op takes and gives, by name.
+std::vector<std::string> arguments_of(const OpRow& row) {
+  std::vector<std::string> names;
+  if (row.tensors != Tensors::none) {
+    const bool many = row.tensors == Tensors::many;
+    names.emplace_back(many ? "tensors" : "tensor");
+    if (row.way == OpRow::Way::async) names.emplace_back(many ? "results" : "result");
+  }
+  for (const char* const more : {row.input, row.output})
+    if (more != nullptr) names.push_back(name_of(more));
+  return names;
+}
+
+/// On a GPU all tensors are the host's, and TensorFlow copies what lies there: its C API gives no
+/// stream of a GPU that is built into it.
+std::string add_kernel(const OpRow& row, bool on_gpu) {
   const Status status;
+  const char* const device = on_gpu ? "GPU" : "CPU";
   TF_KernelBuilder* const kernel =
       row.way == OpRow::Way::async
-          ? api.NewAsyncKernelBuilder(row.name, "CPU", create_kernel, compute_async, delete_kernel)
+          ? api.NewAsyncKernelBuilder(row.name, device, create_kernel, compute_async, delete_kernel)
       : row.way == OpRow::Way::start
-          ? api.NewKernelBuilder(row.name, "CPU", create_kernel, compute_start, delete_kernel)
-          : api.NewKernelBuilder(row.name, "CPU", nullptr, compute_finish, nullptr);
+          ? api.NewKernelBuilder(row.name, device, create_kernel, compute_start, delete_kernel)
+          : api.NewKernelBuilder(row.name, device, nullptr, compute_finish, nullptr);
+  if (on_gpu)
+    for (const std::string& name : arguments_of(row))
+      api.KernelBuilder_HostMemory(kernel, name.c_str());
   api.RegisterKernelBuilder(row.name, kernel, status);
   return status.ok() ? "" : status.message();
 }
@@ -101,7 +127,8 @@ std::string add_kernel(const OpRow& row) {
 std::string add_all() {
   if (std::string missing = bind(); !missing.empty()) return missing;
   std::string problem;
-  for (const OpRow& row : kOps) problem += add_op(row) + add_kernel(row);
+  for (const OpRow& row : kOps)
+    problem += add_op(row) + add_kernel(row, false) + add_kernel(row, true);
   return problem;
 }
 

@@ -35,6 +35,7 @@ class Tensors:
         self.rank = rank
         self.blocks: list[tuple[int, int, int]] = []  # begin, end, device
         self.streams_asked_for = 0
+        self.captures = False  # as if a graph were being captured
         for name in vars(_devices).keys() & vars(type(self)).keys():
             if not name.startswith("_"):
                 setattr(_devices, name, getattr(self, name))
@@ -64,6 +65,8 @@ class Tensors:
 
     def current_stream(self, device: int) -> int:
         self.streams_asked_for += 1
+        if self.captures:
+            raise _devices.captured(device)
         return self.rank.machine.streams[device].value or 0
 
     def new_empty(self, like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:

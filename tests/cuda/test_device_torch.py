@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fake_device import Rank
-from fake_tensors import Tensors
+from fake_tensors import Tensors, parameters_on
 
 import farandole as fd
 import farandole.torch as hvd
@@ -151,6 +151,48 @@ def refused() -> None:
         hvd.allreduce(torch.empty(3, device="meta"))
     del x
     rank.end()
+
+
+def captures() -> None:
+    """What would become part of a graph is refused on every rank before anything is sent or put
+    into a stream, and goes on afterwards; so is a wait, and a gradient in a backward."""
+    rank = Rank()
+    tensors = Tensors(rank)
+    x = tensors.put(tensor(40))
+    total = hvd.allreduce(x, op=hvd.Sum, name="x")
+    later = hvd.allreduce_async(x, op=hvd.Sum, name="y")
+    while not hvd.poll(later):
+        pass
+    model = torch.nn.Linear(4, 1)
+    parameters = list(parameters_on(tensors, model))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(parameters, lr=1.0), named_parameters=model.named_parameters()
+    )
+    loss = model(torch.ones(2, 4)).sum()
+    rank.machine.control.clear_log()
+    tensors.captures = True
+    for call in (
+        partial(hvd.allreduce_, x),
+        partial(hvd.grouped_allreduce, [x, x]),
+        partial(hvd.allgather_async, x),
+        partial(hvd.broadcast, x, 0),
+        partial(hvd.synchronize, later),
+        loss.backward,
+    ):
+        with pytest.raises(fd.InvalidArgument, match="current stream of cuda:0 is being captured"):
+            call()
+    tensors.captures = False
+    in_streams = {"cuEventRecord", "cuStreamWaitEvent", "cuMemcpyAsync", "cuStreamWriteValue32"}
+    assert not in_streams & set(rank.machine.log())
+    again = hvd.allreduce(x, op=hvd.Sum, name="x")
+    tensors.settle()
+    assert torch.equal(again, total)
+    del x, total, later, model, parameters, optimizer, loss, again, call
+    rank.end()
+
+
+def test_in_a_capture(start: Start) -> None:
+    start(2, "torch").run(captures)
 
 
 def test_refused(start: Start) -> None:

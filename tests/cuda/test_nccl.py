@@ -42,6 +42,31 @@ def went_by(path: str) -> None:
     assert fd.world().last_path == path
 
 
+def with_root(rank: NcclRank, root: int, n: int, dtype: str) -> None:
+    p, r = fd.size(), fd.rank()
+    counts = [n * i for i in range(p)] if p > 1 else [n]
+    x, hx = small(rank, n, dtype)
+    share, hshare = small(rank, counts[r], dtype)
+    whole, hwhole = small(rank, sum(counts), dtype)
+    asked: list[tuple[Any, ...]] = [
+        ("reduce", x, hx, n if r == root else 0, {}),
+        ("gather", share, hshare, sum(counts) if r == root else 0, {"counts": counts}),
+        ("scatter", whole if r == root else None, hwhole, counts[r], {"counts": counts}),
+    ]
+    for kind, source, hsource, length, options in asked:
+        gets = r == root or kind == "scatter"
+        out = rank.array(length, dtype) if gets else None
+        fd.world().run(kind, source, out, root=root, **options)
+        went_by("nccl")
+        if source is not None:
+            source.put(bytes(source.nbytes))  # behind it, also where there is no result
+        expected = on_host(
+            kind, hsource if source else None, rank.host(length, dtype) if gets else None,
+            root=root, **options,
+        )  # fmt: skip
+        assert out is None or out.get() == expected.get(), kind
+
+
 def collectives(dtype: str, n: int) -> None:
     """In any order the sums are the same, so they are the host's."""
     rank = NcclRank()
@@ -77,6 +102,7 @@ def collectives(dtype: str, n: int) -> None:
         same(y, "broadcast", hx, rank.host(n, dtype), root=root)
         fd.broadcast(x, root, out=x)
         same(x, "broadcast", hx, rank.host(n, dtype), root=root)
+        with_root(rank, root, n, dtype)
     x, hx = small(rank, n, dtype)
     same(fd.all_gather(x), "all_gather", hx, rank.host(p * n, dtype))
     x, hx = small(rank, (r + 1, 3), dtype)
@@ -85,8 +111,6 @@ def collectives(dtype: str, n: int) -> None:
     same(y, "all_gather", hx, rank.host(sum(counts), dtype), counts=counts)
     x, hx = small(rank, p * n, dtype)
     same(fd.all_to_all(x), "all_to_all", hx, rank.host(p * n, dtype))
-    fd.reduce(x, out=rank.array(p * n, dtype))  # which has no such way
-    assert fd.world().last_path != "nccl"
     rank.end()
     assert rank.nccl.calls("ncclCommAbort") == 0
     assert rank.nccl.calls("ncclCommDestroy") == 1, "what others may need of it was flushed"
@@ -172,8 +196,8 @@ def levels() -> None:
         fd.all_reduce(counts, "mean", out=counts, algorithm="nccl", level="fast")
     with pytest.raises(fd.InvalidArgument, match="NCCL folds no int16"):
         fd.all_reduce(rank.array(10, "int16"), algorithm="nccl", level="fast")
-    with pytest.raises(fd.InvalidArgument, match="reduce cannot go by 'nccl' here"):
-        fd.reduce(x, out=x, algorithm="nccl", level="fast")
+    with pytest.raises(fd.InvalidArgument, match="reduce cannot go by 'nccl': NCCL folds in an"):
+        fd.reduce(x, out=x, algorithm="nccl")
     rank.end()
 
 

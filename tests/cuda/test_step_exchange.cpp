@@ -81,7 +81,7 @@ struct Member {
                       .count = rank + 1 < size ? mine : part - static_cast<size_t>(rank) * mine,
                       .dtype = static_cast<int32_t>(DType::float32),
                       .op = static_cast<int32_t>(ReduceOp::sum),
-                      .folds_to_all = 1,
+                      .folds_to = kFoldsToAllBuckets,
                       .fold_to = 0,
                       .leaf_factor = 1,
                       .finish_factor = 0.5,

@@ -49,7 +49,6 @@ class Machine {
       for (const StepShape& step : steps_) {
         CHECK_EQUAL(pieces_of(step), pieces_of(steps_[0]));
         pieces.push_back(piece_of(step, p));
-        CHECK_EQUAL(pieces.back().to_all, kind_ == Collective::all_reduce);
       }
       for (size_t r = 0; r < ranks_.size(); ++r)
         for (const CudaMove& move : pieces[r].in)
@@ -93,10 +92,13 @@ class Machine {
         std::memcpy(&one, rank.bucket.data() + i * kWord, kWord);
         sum += one;
       }
-      if (piece.to_all)
-        for (Rank& rank : ranks_) std::memcpy(rank.bucket.data() + i * kWord, &sum, kWord);
-      else
+      const auto store = [&](Rank& to) { std::memcpy(&to.bucket.at(i * kWord), &sum, kWord); };
+      if (piece.folds_to == kFoldsToAllBuckets)
+        for (Rank& rank : ranks_) store(rank);
+      else if (piece.folds_to == kFoldsToOutput)
         me.output.at(piece.fold_to / kWord + i - piece.first) = sum;
+      else
+        store(ranks_.at(static_cast<size_t>(piece.folds_to)));
     }
   }
 
@@ -110,15 +112,17 @@ class Machine {
     const Shape& shape = steps_[static_cast<size_t>(me)].shape;
     Words out(ranks_[static_cast<size_t>(me)].output.size());
     for (size_t i = 0; i < out.size(); ++i) {
-      if (kind_ == Collective::all_reduce) out[i] = sum(i);
+      if (kind_ == Collective::all_reduce || kind_ == Collective::reduce) out[i] = sum(i);
       if (kind_ == Collective::reduce_scatter) out[i] = sum(share_of(kind_, shape, me).offset + i);
       if (kind_ == Collective::broadcast) out[i] = word(shape.root, i);
+      if (kind_ == Collective::scatter)
+        out[i] = word(shape.root, share_of(kind_, shape, me).offset + i);
     }
-    for (int r = 0; r < shape.size; ++r) {
-      if (kind_ != Collective::all_gather && kind_ != Collective::all_to_all) break;
-      const Slice to = kind_ == Collective::all_gather ? share_of(kind_, shape, r)
-                                                       : block_received(shape, r, me);
-      const size_t from = kind_ == Collective::all_gather ? 0 : block_sent(shape, r, me).offset;
+    const bool gathers = kind_ == Collective::all_gather || kind_ == Collective::gather;
+    for (int r = 0; r < shape.size && !out.empty(); ++r) {
+      if (!gathers && kind_ != Collective::all_to_all) break;
+      const Slice to = gathers ? share_of(kind_, shape, r) : block_received(shape, r, me);
+      const size_t from = gathers ? 0 : block_sent(shape, r, me).offset;
       for (size_t i = 0; i < to.count; ++i) out[to.offset + i] = word(r, from + i);
     }
     return out;
@@ -134,7 +138,8 @@ class Machine {
 TEST(steps_of_every_collective_cut_into_pieces) {
   for (const Collective kind :
        {Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather,
-        Collective::broadcast, Collective::all_to_all})
+        Collective::broadcast, Collective::all_to_all, Collective::reduce, Collective::gather,
+        Collective::scatter})
     for (const int size : {1, 2, 3, 5})
       for (const size_t count : {size_t{1}, size_t{7}, size_t{1003}})
         for (const size_t piece_bytes : {size_t{64} * 5, size_t{4096}})
@@ -167,7 +172,7 @@ TEST(ways_on_devices_are_chosen_by_cost_and_by_name) {
   DeviceQuestion apart = small, large = small, other = small;
   apart.spin_bytes = 4096;
   large.bytes = 64 << 20;
-  other.spec.kind = Collective::gather;
+  other.spec.kind = Collective::barrier;
   CHECK_EQUAL(chosen(small), std::string("staged"));
   CHECK_EQUAL(chosen(apart), std::string("spin"));
   CHECK_EQUAL(chosen(large), std::string("step"));
@@ -239,9 +244,26 @@ TEST(nccl_runs_uneven_forms_by_several_of_its_operations) {
   CHECK_EQUAL(plan.calls[1].count, uint64_t{5 * 4});
   CHECK(plan.dtype == DType::uint8);
   spec.kind = Collective::all_to_all;
-  plan = nccl_plan(spec, {.rank = 1, .size = 2, .count = 4}, DType::int16, 1000, 2000);
+  const Shape member{.rank = 1, .size = 2, .count = 4};
+  plan = nccl_plan(spec, member, DType::int16, 1000, 2000);
   CHECK_EQUAL(plan.calls.size(), size_t{4});
   CHECK_EQUAL(plan.calls[2].what, int32_t{kNcclSend});
   CHECK_EQUAL(plan.calls[2].input, uint64_t{1000 + 8});
   CHECK_EQUAL(plan.calls[2].count, uint64_t{8});
+  spec.kind = Collective::reduce;
+  plan = nccl_plan(spec, member, DType::float32, 1000, 0);
+  CHECK_EQUAL(plan.calls.size(), size_t{1});
+  CHECK_EQUAL(plan.calls[0].what, int32_t{kNcclReduce});
+  CHECK_EQUAL(plan.calls[0].peer, 0);
+  spec.kind = Collective::gather;
+  plan = nccl_plan(spec, member, DType::int16, 1000, 0);
+  CHECK_EQUAL(plan.calls.size(), size_t{1});
+  CHECK_EQUAL(plan.calls[0].what, int32_t{kNcclSend});
+  spec.kind = Collective::scatter;
+  const Shape root{.rank = 0, .size = 2, .count = 4};
+  plan = nccl_plan(spec, root, DType::int16, 1000, 2000);
+  CHECK_EQUAL(plan.calls.size(), size_t{3});
+  CHECK_EQUAL(plan.calls[1].input, uint64_t{1000 + 8});
+  CHECK_EQUAL(plan.calls[2].what, int32_t{kNcclReceive});
+  CHECK_EQUAL(plan.calls[2].output, uint64_t{2000});
 }

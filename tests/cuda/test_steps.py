@@ -49,8 +49,44 @@ def test_bits_are_those_of_the_host(by_steps: Start, size: int, dtype: str, kind
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_every_collective(by_steps: Start, size: int) -> None:
-    """Of which some have steps, in several pieces, and the others go by the host in between."""
+    """In several pieces."""
     by_steps(size, FAKE_CUDA_JITTER="7").run(by, "step", "all_collectives", 2500)
+
+
+def at_a_root() -> None:
+    """What one rank alone has, or gets, also in unequal shares, of which one is empty. Inputs are
+    overwritten behind wait(), by ranks that have no result, too."""
+    rank = Rank("functions")
+    p, r, dtype = fd.size(), fd.rank(), "int16"
+    counts = [40_000 * i + 3 * (i > 0) for i in range(p)]
+    for root in range(p):
+        is_root, mine, total = r == root, counts[r], sum(counts)
+        x, hx = rank.pair(50_001, dtype)
+        share, hshare = rank.pair(mine, dtype)
+        whole, hwhole = rank.pair(total, dtype)
+        asked: list[tuple[Any, ...]] = [
+            ("reduce", x, hx, 50_001 if is_root else 0, {}),
+            ("gather", share, hshare, total if is_root else 0, {"counts": counts}),
+            ("scatter", whole if is_root else None, hwhole, mine, {"counts": counts}),
+        ]
+        for kind, source, on_host, length, options in asked:
+            expected = rank.host(length, dtype)
+            host_source = on_host.array if source is not None else None
+            gets = length > 0 or kind == "scatter"
+            host_out = expected.array if gets else None
+            fd.world().run(kind, host_source, host_out, root=root, **options)
+            out = rank.array(length, dtype) if gets else None
+            fd.world().run(kind, source, out, root=root, **options)
+            assert fd.world().last_path == "step", kind
+            if source is not None:
+                source.put(bytes(source.nbytes))
+            assert out is None or out.get() == expected.get(), kind
+    rank.end()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_collectives_with_a_root(by_steps: Start, size: int) -> None:
+    by_steps(size, FAKE_CUDA_JITTER="19").run(at_a_root)
 
 
 def test_some_arrays_on_the_host_some_on_devices(by_steps: Start) -> None:
@@ -121,9 +157,9 @@ def chosen_by_cost_and_by_name() -> None:
         assert way(5, "spin") == "spin"
         with pytest.raises(fd.InvalidArgument, match="'spin': takes 16384 bytes at most here"):
             way(2_000_000, "spin")
-    x = rank.array(10, "float32")
-    with pytest.raises(fd.InvalidArgument, match="reduce cannot go by 'step' here"):
-        fd.reduce(x, out=x, algorithm="step")
+    x, there = rank.array(10, "float32"), np.empty(10, np.float32)
+    with pytest.raises(fd.InvalidArgument, match="all_reduce cannot go by 'step' here"):
+        fd.all_reduce(x, out=there, algorithm="step")
     rank.end()
 
 

@@ -23,9 +23,9 @@ def test_by_size_and_by_who_shares_a_device(capfd: pytest.CaptureFixture[str]) -
     large = choice(capfd, "64M", "--memory", "device")
     assert large["choice"] == "step"
     assert "takes 262144 bytes at most here" in large["spin"]
-    gathered = choice(capfd, "64M", "--memory", "device", "--collective", "gather")
-    assert gathered["choice"] == "staged"
-    assert gathered["step"] == "gather goes by the host alone"
+    for collective in ("reduce", "gather", "scatter"):
+        rooted = choice(capfd, "64M", "--memory", "device", "--collective", collective)
+        assert rooted["choice"] == "step", collective
 
 
 def test_what_is_forced(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

@@ -200,9 +200,9 @@ void Exchange::run(const CudaPiece& piece) {
                 piece.in[i].bytes);
   meet(piece.lane);
   if (piece.count > 0) fold(piece);
-  if (piece.folds_to_all == 0) move_out();
+  if (piece.folds_to == kFoldsToOutput) move_out();
   meet(piece.lane);
-  if (piece.folds_to_all != 0) move_out();
+  if (piece.folds_to != kFoldsToOutput) move_out();
 }
 
 /// What is in the lane's stream now comes before what is in everybody's afterwards.
@@ -233,10 +233,12 @@ void Exchange::fold(const CudaPiece& piece) {
   std::array<void*, kMostRanks> buckets{};
   for (uint32_t r = 0; r < size_; ++r)
     sources[r] = buckets[r] = at_address(bucket_of(r, piece.lane));
-  const auto all = [&](const auto& of) { return std::span(of).first(size_); };
-  TwoShot job{.peers = {},
-              .fold = fold_of(all(sources), all(buckets), piece.first, piece.count, folding)};
-  if (piece.folds_to_all == 0) {
+  std::span<void* const> to = std::span(buckets).first(size_);
+  if (piece.folds_to >= 0) to = to.subspan(static_cast<size_t>(piece.folds_to), 1);
+  TwoShot job{
+      .peers = {},
+      .fold = fold_of(std::span(sources).first(size_), to, piece.first, piece.count, folding)};
+  if (piece.folds_to == kFoldsToOutput) {
     job.fold.destination_count = 1;
     job.fold.destinations[0] = at_address(piece.fold_to);
   }

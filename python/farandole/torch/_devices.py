@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from farandole._core import InvalidArgument
+
 
 def device_of(tensor: torch.Tensor) -> int | None:
     """The device that the tensor lies on, by number; None on the host."""
@@ -13,9 +15,32 @@ def device_of(tensor: torch.Tensor) -> int | None:
 
 
 def current_stream(device: int) -> int:
-    """Of this thread, as the driver knows it."""
+    """Of this thread, as the driver knows it.
+
+    Raises:
+        InvalidArgument: it is being captured.
+    """
+    if _is_captured(device):
+        raise captured(device)
     stream: int = torch.cuda.current_stream(device).cuda_stream
     return stream
+
+
+def _is_captured(device: int) -> bool:
+    if torch.cuda.current_device() == device:
+        return torch.cuda.is_current_stream_capturing()
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
+def captured(device: int) -> InvalidArgument:
+    """An operation runs once, when ranks have agreed on it: in a graph its event would never come,
+    and the operation would wait for it for ever."""
+    return InvalidArgument(
+        f"the current stream of cuda:{device} is being captured (torch.cuda.graph), and no "
+        "operation of farandole can be part of a graph\n"
+        "  advice: capture what lies between operations, and wait for those before it begins"
+    )
 
 
 def new_empty(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:

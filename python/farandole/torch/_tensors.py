@@ -68,6 +68,7 @@ def pointed(tensor: torch.Tensor) -> Any:
     dtype, device = DTYPE_NAMES[tensor.dtype], _devices.device_of(tensor)
     if device is None:
         return _core.Buffer(tensor.data_ptr(), tensor.numel(), dtype, tensor)
+    _devices.current_stream(device)  # refused where it is captured, before anything is begun
     stream = partial(_devices.current_stream, device)
     return _core.DeviceBuffer(tensor.data_ptr(), tensor.numel(), dtype, device, stream, tensor)
 
