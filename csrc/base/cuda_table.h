@@ -143,7 +143,7 @@ struct CudaTable {
   void (*close_queue)(CudaQueue* queue);
   /// The stream of copies to the host, for whoever lets it wait for an array's owner (a CUstream).
   uint64_t (*stream_to_host)(const CudaQueue* queue);
-  /// Whole pages, which stay mapped for as long.
+  /// Whole pages, which stay mapped for as long. Queues of several devices may have the same ones.
   CudaPages* (*register_pages)(CudaQueue* queue, void* pages, uint64_t bytes, CudaFailure* failure);
   void (*release_pages)(CudaPages* pages);
   /// `offset`: bytes from the begin of the pages.

@@ -20,7 +20,7 @@ std::shared_ptr<DeviceGradients> carry(Reducer& reducer, int device,
     throw Error(ErrorCode::invalid_argument, "`carried` has a value for each parameter");
   const py::gil_scoped_release unlocked;
   auto gradients = std::make_shared<DeviceGradients>(reducer, device, carried);
-  reducer.set_carrier(gradients);
+  reducer.add_carrier(gradients);
   return gradients;
 }
 

@@ -68,10 +68,12 @@ struct Source {
 PyHandle start_from_any(const std::shared_ptr<Group>& group, const py::object& array, int tag,
                         const py::object& name, const py::object& timeout) {
   refuse_in_child();
+  Options options = options_between("recv", name, timeout);
+  if (is_on_device(array)) {
+    auto [call, source] = submit_staged_from_any(*group, array, tag, std::move(options));
+    return handle_of(group, std::move(call), array, py::cast(Source{std::move(source)}));
+  }
   const Borrowed borrowed = borrow(array, true, "array");
-  Options options;
-  if (!name.is_none()) options.name = text_from(name, "name");
-  options.deadline = own_deadline(timeout);
   options.keepalive = keep(borrowed.owner, py::none());
   auto [handle, source] = group->submit_from_any(tag, borrowed.buffer, std::move(options));
   return {group, handle, py::cast(Source{std::move(source)})};

@@ -272,6 +272,15 @@ StagedCall submit_staged_between(Group& group, const py::object& array, int peer
   return StagedCall::submit_between(group, peer, tag, placed, std::move(options), caller_waits);
 }
 
+std::pair<StagedCall, std::shared_ptr<const int>> submit_staged_from_any(Group& group,
+                                                                         const py::object& array,
+                                                                         int tag, Options options) {
+  const PlacedArray placed = place(group, array, true, "array");
+  options.keepalive = keep(array, py::none());
+  const py::gil_scoped_release unlocked;
+  return StagedCall::submit_from_any(group, tag, placed, std::move(options));
+}
+
 std::shared_ptr<StagedGrouped> submit_staged_grouped(Group& group,
                                                      const std::vector<py::object>& inputs,
                                                      const std::vector<py::object>& outputs,

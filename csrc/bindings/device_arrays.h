@@ -31,6 +31,11 @@ StagedCall prepare_staged(Group& group, const py::object& input, const py::objec
 StagedCall submit_staged_between(Group& group, const py::object& array, int peer, int tag,
                                  Options options, bool caller_waits);
 
+/// Group::submit_from_any likewise.
+std::pair<StagedCall, std::shared_ptr<const int>> submit_staged_from_any(Group& group,
+                                                                         const py::object& array,
+                                                                         int tag, Options options);
+
 /// Grouped, submitted, for arrays of which one at least lies on a device.
 std::shared_ptr<StagedGrouped> submit_staged_grouped(Group& group,
                                                      const std::vector<py::object>& inputs,

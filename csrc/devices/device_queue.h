@@ -34,7 +34,8 @@ class DeviceQueue {
   /// Of arrivals, as DLPack has it: for an array's owner, who lets it wait for the array.
   uint64_t stream() const { return library_.stream_to_host(queue_.get()); }
 
-  /// Whole pages, which stay mapped for as long; released before the queue ends.
+  /// Whole pages, which stay mapped for as long; released before the queue ends. Other queues may
+  /// have the same ones.
   DevicePages register_pages(std::byte* pages, size_t bytes);
 
   /// `offset`: bytes from the begin of the pages.

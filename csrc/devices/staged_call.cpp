@@ -95,19 +95,36 @@ StagedCall StagedCall::submit(Group& group, const PlacedArray& input, const Plac
   return call;
 }
 
-StagedCall StagedCall::submit_between(Group& group, int peer, int tag, const PlacedArray& array,
-                                      Options options, bool caller_waits) {
+StagedCall StagedCall::end_of_message(Group& group, const PlacedArray& array, Options& options,
+                                      Buffer& data) {
   group.check();
   StagedCall call(group, options, array);
-  Buffer data = array.buffer;
+  data = array.buffer;
   or_fail_group(group, [&] {
     if (data.count > 0)
       data.data = options.kind == Collective::send ? call.copies_->bring(*array.device)
                                                    : call.copies_->expect(*array.device, false);
     call.copies_->seal();
   });
-  call.handle_ = group.submit_between(peer, tag, data, std::move(options), caller_waits);
   return call;
+}
+
+StagedCall StagedCall::submit_between(Group& group, int peer, int tag, const PlacedArray& array,
+                                      Options options, bool caller_waits) {
+  Buffer data;
+  StagedCall call = end_of_message(group, array, options, data);
+  call.begin(group.submit_between(peer, tag, data, std::move(options), caller_waits));
+  return call;
+}
+
+std::pair<StagedCall, std::shared_ptr<const int>> StagedCall::submit_from_any(
+    Group& group, int tag, const PlacedArray& array, Options options) {
+  options.kind = Collective::recv;
+  Buffer data;
+  StagedCall call = end_of_message(group, array, options, data);
+  auto [handle, source] = group.submit_from_any(tag, data, std::move(options));
+  call.begin(handle);
+  return {std::move(call), std::move(source)};
 }
 
 void StagedCall::hand_over(std::optional<uint64_t> stream) {

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "devices/staged_copies.h"
 #include "group/group.h"
@@ -42,6 +43,11 @@ class StagedCall {
   static StagedCall submit_between(Group& group, int peer, int tag, const PlacedArray& array,
                                    Options options, bool caller_waits);
 
+  /// As Group::submit_from_any, into an array on a device.
+  static std::pair<StagedCall, std::shared_ptr<const int>> submit_from_any(Group& group, int tag,
+                                                                           const PlacedArray& array,
+                                                                           Options options);
+
   bool done() const { return handle_.done(); }
   /// Waits until the operation is complete on the host, and has its result copied back. False when
   /// `until` passed first.
@@ -57,6 +63,10 @@ class StagedCall {
   /// Begins the copies of a call that goes by the host. Where its arrays lie there.
   Operand copied(const Group& group, const Options& options, const PlacedArray& input,
                  const PlacedArray& output);
+
+  /// Begins the copies of an end of a message. `data`: where its array lies on the host.
+  static StagedCall end_of_message(Group& group, const PlacedArray& array, Options& options,
+                                   Buffer& data);
 
   Handle handle_;
   std::shared_ptr<StagedCopies> copies_;

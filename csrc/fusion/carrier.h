@@ -3,12 +3,13 @@
 
 #include <cstddef>
 #include <memory>
+#include <vector>
 
 #include "stream/operation.h"
 
 namespace farandole {
 
-/// Who brings them. A reducer has one at most, and keeps it.
+/// Who brings them. A reducer keeps its carriers.
 class Carrier {
  public:
   virtual ~Carrier() = default;
@@ -21,6 +22,19 @@ class Carrier {
   virtual std::shared_ptr<Gate> launch(size_t bucket) = 0;
   /// The buckets go, and others come in their place. While nothing of a step is in flight.
   virtual void let_go() = 0;
+};
+
+/// Several, of which no two carry one parameter; a bucket may have parameters of many.
+class Carriers : public Carrier {
+ public:
+  void add(std::shared_ptr<Carrier> carrier) { all_.push_back(std::move(carrier)); }
+
+  bool carries(size_t parameter) const override;
+  std::shared_ptr<Gate> launch(size_t bucket) override;
+  void let_go() override;
+
+ private:
+  std::vector<std::shared_ptr<Carrier>> all_;
 };
 
 }  // namespace farandole

@@ -47,7 +47,7 @@ Reducer::Reducer(std::shared_ptr<Group> group, std::vector<Parameter> parameters
 }
 
 void Reducer::allocate_buckets() {
-  if (carrier_) carrier_->let_go();
+  carriers_.let_go();
   memory_.clear();  // first: with nobody else's views of it, the new buckets take its room
   for (const Bucket& bucket : buckets_)
     memory_.push_back(bucket.alone ? nullptr : group_->allocate(bucket.bytes()));
@@ -161,7 +161,7 @@ void Reducer::launch(size_t b) {
   const double prescale = bucket.alone ? options_.prescale : 1;
   std::shared_ptr<const void> owner = copied ? memory_[b] : std::move(lying.owner);
   Options what(CollectiveSpec{Collective::all_reduce, options_.op, prescale, options_.postscale});
-  if (carrier_) what.gate = carrier_->launch(b);
+  what.gate = carriers_.launch(b);
   step_->launch("bucket " + std::to_string(b), std::move(what), whole, whole, std::move(owner));
   ++launched_;
 }
@@ -177,7 +177,7 @@ void Reducer::launch_rest() {
         marked_[i] == 0 ? 0 : static_cast<uint8_t>(kAll - marked_[i]);
     if (marked_[i] != 0) continue;
     std::byte* const here = address(static_cast<int>(i));
-    if (!carrier_ || !carrier_->carries(i))
+    if (!carriers_.carries(i))
       std::memset(here, 0, parameters_[i].count * size_of(parameters_[i].dtype));
     --missing_[places_[i].bucket];
   }

@@ -70,11 +70,11 @@ class Reducer {
   /// `gradient`, whose `owner` is held as long as it takes.
   void lend(int parameter, std::byte* gradient, std::shared_ptr<const void> owner,
             int sparse_dims = 0);
-  /// The same for a parameter that the carrier carries: `bring` puts its gradient on its way into
+  /// The same for a parameter that a carrier carries: `bring` puts its gradient on its way into
   /// the bucket, unprescaled. Is not called for one that is marked already, or has no room.
   void mark_carried(int parameter, const std::function<void()>& bring, int sparse_dims = 0);
-  /// While no step is open, once.
-  void set_carrier(std::shared_ptr<Carrier> carrier) { carrier_ = std::move(carrier); }
+  /// While no step is open.
+  void add_carrier(std::shared_ptr<Carrier> carrier) { carriers_.add(std::move(carrier)); }
   /// The factor on a gradient that is copied into this bucket.
   double copied_prescale(size_t bucket) const {
     return buckets_[bucket].alone ? 1 : options_.prescale;
@@ -154,7 +154,7 @@ class Reducer {
   std::vector<Bucket> buckets_;
   std::vector<std::shared_ptr<std::byte>> memory_;  // null: nobody needed it yet
   std::vector<BucketPlace> places_;
-  std::shared_ptr<Carrier> carrier_;  // or null; ends before the memory does
+  Carriers carriers_;  // end before the memory does
 
   mutable std::mutex mutex_;        // guards everything below
   std::optional<BucketStep> step_;  // once all ranks have agreed

@@ -79,9 +79,15 @@ class Tensors:
         return tensor.clone()
 
     def laid_out(
-        self, tensor: torch.Tensor, strides: Sequence[int], dtype: torch.dtype, device: int = 0
+        self,
+        tensor: torch.Tensor,
+        strides: Sequence[int],
+        dtype: torch.dtype,
+        device: int | None = None,
     ) -> torch.Tensor:
-        there = self.empty((tensor.numel(),), dtype, device)
+        there = self.empty(
+            (tensor.numel(),), dtype, self.device_of(tensor) or 0 if device is None else device
+        )
         return torch.as_strided(there, tensor.shape, strides).copy_(tensor)
 
     def finish_work(self, device: int) -> None:  # noqa: ARG002
@@ -95,16 +101,18 @@ class Tensors:
         return self.put(tensor, self.device_of(like) or 0)
 
 
-def parameters_on(tensors: Tensors, module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
-    """Moves a module to the device. Its gradients are made on the host, and moved there before
+def parameters_on(
+    tensors: Tensors, module: torch.nn.Module, device: int = 0
+) -> Iterator[torch.nn.Parameter]:
+    """Moves a module to a device. Its gradients are made on the host, and moved there before
     anybody hears of them."""
 
     def moved(p: torch.Tensor) -> None:
         assert p.grad is not None
         if tensors.device_of(p.grad) is None:
-            p.grad = tensors.put(p.grad)
+            p.grad = tensors.put(p.grad, device)
 
     for p in module.parameters():
-        p.data = tensors.put(p.data)
+        p.data = tensors.put(p.data, device)
         p.register_post_accumulate_grad_hook(moved)
         yield p

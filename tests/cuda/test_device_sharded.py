@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from device_model import Model, batch, goes_wrong, place, small
 from fake_device import Rank
 from fake_tensors import Tensors, parameters_on
-from fault_work import how_it_went_wrong, is_rank_1s, let_fail, verdict_of
+from fault_work import how_it_went_wrong, is_rank_1s
 from test_device_collectives import NEVER_IN_A_STEADY_STEP
-from test_device_training import Model, batch
 
 import farandole as fd
 import farandole.torch as hvd
@@ -43,18 +43,9 @@ RULES = {"adam": adam, "momentum": momentum}
 def train(
     tensors: Tensors | None, where: str, rule: str = "adam", passes: int = 1, **how: Any
 ) -> list[torch.Tensor]:
-    """The weights and, of a sharded update, the state. `where`: which ranks' parameters lie on the
-    device, or which parameters."""
+    """The weights and, of a sharded update, the state. `where`: see place()."""
     model = Model()
-    moved = {
-        "all": [model],
-        "one rank": [model] if hvd.rank() == 1 else [],
-        "some": [model.large, model.sometimes, model.never],
-        "none": [],
-    }[where]
-    for module in moved:
-        assert tensors is not None
-        list(parameters_on(tensors, module))
+    place(tensors, model, where)
     optimizer: Any = hvd.DistributedOptimizer(
         RULES[rule](model), model.named_parameters(), backward_passes_per_step=passes, **how
     )
@@ -110,6 +101,12 @@ def test_sharded_some_on_the_host_some_on_the_device(start: Start) -> None:
     start(2, "torch", FAKE_CUDA_JITTER="5").run(as_on_the_host, ["one rank", "some"], WAYS[:1])
 
 
+def test_sharded_several_devices_of_one_rank(start: Start) -> None:
+    ranks = start(2, "torch", FAKE_CUDA_DEVICES="2", FAKE_CUDA_JITTER="15")
+    adasum = {"op": hvd.Adasum}
+    ranks.run(as_on_the_host, ["two devices", "two devices and the host"], [WAYS[1], adasum])
+
+
 def test_sharded_where_ranks_share_no_memory(start: Start) -> None:
     apart = start(2, "torch", FARANDOLE_SPLIT_HOSTS="1,1", FARANDOLE_INSECURE="1")
     apart.run(as_on_the_host, ["all"], WAYS[:1])
@@ -162,36 +159,6 @@ def test_a_steady_step_neither_allocates_nor_registers(start: Start) -> None:
 # ---- what goes wrong ----
 
 
-def small(tensors: Tensors) -> tuple[torch.nn.Module, Any]:
-    model = torch.nn.Linear(30, 20)
-    torch.nn.init.constant_(model.weight, 0.5)
-    torch.nn.init.constant_(model.bias, 0.5)
-    list(parameters_on(tensors, model))
-    return model, hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), 0.1), model.named_parameters(), sharded_update=True
-    )
-
-
-def goes_wrong(call: str, nth: int) -> tuple[str, int | None, list[str]]:
-    rank = Rank()
-    found = verdict_of_steps(rank, Tensors(rank), call, nth)
-    gc.collect()
-    return *found, list(rank.machine.leave())
-
-
-def verdict_of_steps(rank: Rank, tensors: Tensors, call: str, nth: int) -> tuple[str, int | None]:
-    model, optimizer = small(tensors)
-    let_fail(rank, call, nth)
-
-    def train_step(step: int) -> None:
-        optimizer.zero_grad()
-        model(batch(step)[:, :30]).sum().backward()
-        optimizer.step()
-        tensors.settle()
-
-    return verdict_of(train_step)
-
-
 CALLS = [
     ("cuMemHostRegister", 1),
     ("cuMemHostRegister", 2),  # for the parameters
@@ -204,13 +171,14 @@ CALLS = [
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize(("call", "nth"), CALLS)
 def test_a_call_of_the_driver_that_fails(start: Start, call: str, nth: int) -> None:
-    is_rank_1s(*how_it_went_wrong(start(2, "torch", FARANDOLE_CHECK_WEIGHTS="off"), goes_wrong, call, nth))
+    ranks = start(2, "torch", FARANDOLE_CHECK_WEIGHTS="off")
+    is_rank_1s(*how_it_went_wrong(ranks, goes_wrong, call, nth, {"sharded_update": True}))
 
 
 def is_late() -> tuple[str, str]:
     rank = Rank()
     tensors = Tensors(rank)
-    model, optimizer = small(tensors)
+    model, optimizer = small(tensors, sharded_update=True)
     model(batch(0)[:, :30]).sum().backward()
     optimizer.step()
     tensors.settle()
@@ -235,7 +203,7 @@ def test_a_device_that_does_not_come_by(start: Start) -> None:
 def refused() -> None:
     rank = Rank()
     tensors = Tensors(rank)
-    model, optimizer = small(tensors)
+    model, optimizer = small(tensors, sharded_update=True)
     model(batch(0)[:, :30]).sum().backward()
     for p in model.parameters():
         assert p.grad is not None
@@ -247,19 +215,11 @@ def refused() -> None:
     model.weight.data = torch.zeros(20, 30)
     with pytest.raises(fd.InvalidArgument, match="'weight' was moved out of its bucket"):
         optimizer.step()
-    model.weight.data = tensors.put(torch.zeros(20, 30))
-    second = tensors.put(torch.ones(3), device=1).requires_grad_()
-    with pytest.raises(fd.InvalidArgument, match="'b' on cuda:1 and 'a' on cuda:0"):
-        hvd.DistributedOptimizer(
-            torch.optim.SGD([model.weight, second], 0.1),
-            [("a", model.weight), ("b", second)],
-            sharded_update=True,
-        )
-    del model, optimizer, second
+    del model, optimizer, p
     gc.collect()
     with contextlib.suppress(fd.Error):
         fd.shutdown()
 
 
 def test_what_is_refused(start: Start) -> None:
-    start(2, "torch", FAKE_CUDA_DEVICES="2").run(refused)
+    start(2, "torch").run(refused)

@@ -5,48 +5,29 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from device_model import Model, batch, goes_wrong, place, small
 from fake_device import Rank
 from fake_tensors import Tensors, parameters_on
-from fault_work import how_it_went_wrong, is_rank_1s, let_fail, verdict_of
+from fault_work import how_it_went_wrong, is_rank_1s
 from test_device_collectives import NEVER_IN_A_STEADY_STEP
 
 import farandole as fd
 import farandole.torch as hvd
 from farandole.torch import _devices
+from farandole.torch._training import exchange, shards
+from farandole.torch._training.hooked import hearing
+from farandole.torch._training.passes import Pass
 from farandole.torch.compression import Compressor
 from harness import World
 
 Start = Callable[..., World]
-
-
-class Model(torch.nn.Module):
-    """Of several buckets, one tensor alone, one that some ranks do not use, and one that none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.first = torch.nn.Linear(300, 400)
-        self.large = torch.nn.Linear(400, 700)
-        self.sometimes = torch.nn.Linear(700, 40)
-        self.otherwise = torch.nn.Linear(700, 40)
-        self.never = torch.nn.Linear(3, 3)
-        self.last = torch.nn.Linear(40, 1)
-
-    def forward(self, x: torch.Tensor, way: bool) -> torch.Tensor:
-        x = torch.relu(self.large(torch.relu(self.first(x))))
-        way_on = self.sometimes if way else self.otherwise
-        result: torch.Tensor = self.last(torch.relu(way_on(x)))
-        return result
-
-
-def batch(step: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(100 * step + hvd.rank())
-    return torch.randn(8, 300, generator=generator)
 
 
 class OnDeviceFp16(Compressor):
@@ -78,17 +59,9 @@ def train(
     scaler: bool = False,
     **how: Any,
 ) -> list[torch.Tensor]:
-    """`where`: which ranks' parameters lie on the device, or which parameters."""
+    """`where`: see place()."""
     model = Model()
-    moved = {
-        "all": [model],
-        "one rank": [model] if hvd.rank() == 1 else [],
-        "some": [model.large, model.sometimes, model.never],
-        "none": [],
-    }[where]
-    for module in moved:
-        assert tensors is not None
-        list(parameters_on(tensors, module))
+    place(tensors, model, where)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.Adam(model.parameters(), 1e-3),
         model.named_parameters(),
@@ -149,6 +122,49 @@ def test_weights_are_those_of_the_host(start: Start) -> None:
 def test_some_on_the_host_some_on_the_device(start: Start) -> None:
     ways = ["plain", "prescaled"]
     start(3, "torch", FAKE_CUDA_JITTER="5").run(as_on_the_host, ["one rank", "some"], ways)
+
+
+def test_several_devices_of_one_rank(start: Start) -> None:
+    """In the same buckets."""
+    ranks = start(2, "torch", FAKE_CUDA_DEVICES="2", FAKE_CUDA_JITTER="15")
+    places = ["two devices", "two devices and the host"]
+    ranks.run(as_on_the_host, places, ["plain", "accumulated", "each by itself"])
+
+
+def two_threads(sharded: bool) -> None:
+    """Autograd has a thread for each device, which calls the hooks of its gradients."""
+    hvd.init()
+    model = torch.nn.Linear(30, 20)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), 0.1), sharded_update=sharded
+    )
+    (hooked,) = hearing
+    entered: list[Pass] = []  # which keeps them, as autograd does
+
+    def begun(of_whom: Any) -> Pass:
+        time.sleep(0.2)  # in which the other thread comes by
+        return Pass(of_whom)
+
+    of: Any = shards if sharded else exchange
+    of.graph_task, of.Pass = (lambda: 7), begun
+    Pass.enter = lambda present, _: entered.append(present)  # type: ignore[method-assign]
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    threads = [threading.Thread(target=hooked.on_gradient, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(entered) == 2
+    assert entered[0] is entered[1]
+    entered[0]()
+    optimizer.step()
+    fd.shutdown()
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_backward_of_two_threads(start: Start, sharded: bool) -> None:
+    start(2, "torch").run(two_threads, sharded)
 
 
 def compressed() -> None:
@@ -236,37 +252,6 @@ def test_a_rank_that_joins(start: Start) -> None:
 # ---- what goes wrong ----
 
 
-def small(tensors: Tensors | None) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    model = torch.nn.Linear(30, 20)
-    torch.nn.init.constant_(model.weight, 0.5)
-    if tensors is not None:
-        list(parameters_on(tensors, model))
-    torch.nn.init.constant_(model.bias, 0.5)
-    return model, hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), 0.1), model.named_parameters()
-    )
-
-
-def goes_wrong(call: str, nth: int) -> tuple[str, int | None, list[str]]:
-    rank = Rank()
-    found = verdict_of_steps(rank, Tensors(rank), call, nth)
-    gc.collect()
-    return *found, list(rank.machine.leave())
-
-
-def verdict_of_steps(rank: Rank, tensors: Tensors, call: str, nth: int) -> tuple[str, int | None]:
-    model, optimizer = small(tensors)
-    let_fail(rank, call, nth)
-
-    def train_step(step: int) -> None:
-        optimizer.zero_grad()
-        model(batch(step)[:, :30]).sum().backward()
-        tensors.settle()
-        optimizer.step()
-
-    return verdict_of(train_step)
-
-
 CALLS = [
     ("cuMemHostRegister", 1),
     ("cuStreamWriteValue32", 1),
@@ -276,7 +261,8 @@ CALLS = [
 
 @pytest.mark.parametrize(("call", "nth"), CALLS)
 def test_a_call_of_the_driver_that_fails(start: Start, call: str, nth: int) -> None:
-    is_rank_1s(*how_it_went_wrong(start(2, "torch", FARANDOLE_CHECK_WEIGHTS="off"), goes_wrong, call, nth))
+    ranks = start(2, "torch", FARANDOLE_CHECK_WEIGHTS="off")
+    is_rank_1s(*how_it_went_wrong(ranks, goes_wrong, call, nth, {}))
 
 
 def backward_raises() -> None:
@@ -326,16 +312,11 @@ def misplaced() -> None:
     with pytest.raises(fd.InvalidArgument, match="is on cpu, and the parameter was on cuda:0"):
         model(batch(0)[:, :30]).sum().backward()
     _devices.device_of = found
-    second = [tensors.put(torch.ones(3), device=1).requires_grad_(), *model.parameters()]
-    with pytest.raises(fd.InvalidArgument, match="'b' on cuda:1 and 'a' on cuda:0"):
-        hvd.DistributedOptimizer(
-            torch.optim.SGD([second[1], second[0]], 0.1), [("a", second[1]), ("b", second[0])]
-        )
-    del model, optimizer, second, p
+    del model, optimizer, p
     gc.collect()
     with contextlib.suppress(fd.Error):
         fd.shutdown()
 
 
 def test_a_gradient_that_lies_elsewhere(start: Start) -> None:
-    start(2, "torch", FAKE_CUDA_DEVICES="2").run(misplaced)
+    start(2, "torch").run(misplaced)

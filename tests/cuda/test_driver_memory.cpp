@@ -245,6 +245,26 @@ TEST(pages_of_a_segment_are_registered) {
                contains(e.verdict(), "the host's memory is registered already"));
 }
 
+TEST(pages_are_registered_once_for_several_devices) {
+  const FreshDriver fresh;
+  fake().configure("devices", "2");
+  const Pages pages(4096);
+  auto first = std::make_unique<RegisteredPages>(fresh.context(0), pages.all());
+  {
+    const RegisteredPages second(fresh.context(1), pages.all());
+    CHECK_EQUAL(fake().calls("cuMemHostRegister"), size_t{1});
+    first.reset();
+    fill(second, 6);
+    CHECK_EQUAL(fake().calls("cuMemHostUnregister"), size_t{0});
+  }
+  CHECK(pages.all()[kBytes - 1] == std::byte{6});
+  CHECK_EQUAL(fake().calls("cuMemHostUnregister"), size_t{1});
+  fake().fail("cuMemHostGetDevicePointer", 1, kOutOfMemory);
+  CHECK_THROWS(RegisteredPages(fresh.context(1), pages.all()), Error,
+               e.code() == ErrorCode::resource);
+  const RegisteredPages again(fresh.context(0), pages.all());  // the pages are free again
+}
+
 TEST(parts_of_pages_are_not_registered) {
   const FreshDriver fresh;
   const auto context = fresh.context();

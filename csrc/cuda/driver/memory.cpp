@@ -5,6 +5,8 @@
 
 #include <atomic>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <utility>
 
 #include "cuda/driver/virtual_memory.h"
@@ -72,6 +74,51 @@ class VirtualMemory : public DeviceMemory {
   VirtualMapping mapping_;
 };
 
+/// Pages that are registered, by where they begin.
+struct Registrations {
+  struct Pages {
+    std::shared_ptr<const DeviceContext> context;  // of whoever came first
+    size_t bytes = 0, users = 0;
+  };
+  std::mutex mutex;  // guards all
+  std::map<std::byte*, Pages> all;
+};
+
+Registrations& registrations() {
+  static auto* const one = new Registrations;  // frameworks' threads may outlive everything else
+  return *one;
+}
+
+void register_once(const std::shared_ptr<const DeviceContext>& context,
+                   std::span<std::byte> pages) {
+  Registrations& known = registrations();
+  const std::lock_guard lock(known.mutex);
+  const auto found = known.all.find(pages.data());
+  if (found != known.all.end() && found->second.bytes == pages.size()) {
+    ++found->second.users;
+    return;
+  }
+  const DeviceContext::Use driver(*context);
+  context->check(
+      driver->MemHostRegister(pages.data(), pages.size(), kHostPortable | kHostMapped),
+      "cuMemHostRegister",
+      [&] { return "register " + std::to_string(pages.size()) + " bytes of a segment for use"; });
+  known.all[pages.data()] = {context, pages.size(), 1};
+}
+
+void let_go_of_pages(const DeviceContext& context, std::byte* begin) noexcept {
+  if (context.driver().functions_at_end() == nullptr) return;  // in a child the mutex may be held
+  Registrations::Pages last;                                   // ends after the lock
+  Registrations& known = registrations();
+  const std::lock_guard lock(known.mutex);
+  const auto found = known.all.find(begin);
+  if (--found->second.users > 0) return;
+  last = std::move(found->second);
+  known.all.erase(found);
+  last.context->at_end("cuMemHostUnregister",
+                       [&](const auto& driver) { return driver.MemHostUnregister(begin); });
+}
+
 }  // namespace
 
 uint64_t own_process() {
@@ -126,18 +173,17 @@ RegisteredPages::RegisteredPages(std::shared_ptr<const DeviceContext> context,
     throw Error(ErrorCode::device,
                 context_->device().label() + " cannot use memory that others have allocated", {},
                 "let the ranks copy through memory of their own");
-  const DeviceContext::Use driver(*context_);
-  context_->check(
-      driver->MemHostRegister(host_, bytes_, kHostPortable | kHostMapped), "cuMemHostRegister",
-      [&] { return "register " + std::to_string(bytes_) + " bytes of a segment for use"; });
-  const DriverCode code = driver->MemHostGetDevicePointer(&address_, host_, 0);
-  if (code != kSuccess) driver->MemHostUnregister(host_);
-  context_->check(code, "cuMemHostGetDevicePointer", "map the host's memory");
+  register_once(context_, pages);
+  try {
+    const DeviceContext::Use driver(*context_);
+    context_->check(driver->MemHostGetDevicePointer(&address_, host_, 0),
+                    "cuMemHostGetDevicePointer", "map the host's memory");
+  } catch (...) {
+    let_go_of_pages(*context_, host_);
+    throw;
+  }
 }
 
-RegisteredPages::~RegisteredPages() {
-  context_->at_end("cuMemHostUnregister",
-                   [&](const auto& driver) { return driver.MemHostUnregister(host_); });
-}
+RegisteredPages::~RegisteredPages() { let_go_of_pages(*context_, host_); }
 
 }  // namespace farandole::cuda

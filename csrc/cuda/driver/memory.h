@@ -91,7 +91,8 @@ class PinnedMemory : public DeviceAddress {
   std::byte* host_ = nullptr;
 };
 
-/// The same of pages that are there already: a stretch of a segment.
+/// The same of pages that are there already: a stretch of a segment. Several devices may have the
+/// same pages, which the driver registers once, for all contexts.
 class RegisteredPages : public DeviceAddress {
  public:
   /// Whole pages, which stay mapped for as long. Throws Error(device) where the device cannot.

@@ -173,7 +173,7 @@ FAKE_CUDA cuMemFreeHost(void* address) {
   });
 }
 
-FAKE_CUDA cuMemHostRegister_v2(void* address, size_t bytes, unsigned) {
+FAKE_CUDA cuMemHostRegister_v2(void* address, size_t bytes, unsigned flags) {
   return call("cuMemHostRegister", Needs::context, [&](State& all, Lock&, CUctx_st* context) {
     const auto base = reinterpret_cast<DevicePointer>(address);
     if (bytes == 0 || base % kPage != 0) return kInvalidValue;
@@ -181,6 +181,7 @@ FAKE_CUDA cuMemHostRegister_v2(void* address, size_t bytes, unsigned) {
     for (const auto& [at, region] : all.regions)
       if (at < base + bytes && base < at + region.bytes) return 712;
     all.regions[base] = {RegionKind::registered, context, bytes};
+    all.regions[base].portable = (flags & kHostPortable) != 0;
     return kSuccess;
   });
 }
@@ -193,13 +194,16 @@ FAKE_CUDA cuMemHostUnregister(void* address) {
 }
 
 FAKE_CUDA cuMemHostGetDevicePointer_v2(DevicePointer* address, void* of, unsigned) {
-  return call("cuMemHostGetDevicePointer", Needs::context, [&](State& all, Lock&, CUctx_st*) {
-    *address = reinterpret_cast<DevicePointer>(of);
-    const Region* const region = all.region_of("cuMemHostGetDevicePointer", *address, 1);
-    const bool of_host = region != nullptr && (region->kind == RegionKind::pinned ||
-                                               region->kind == RegionKind::registered);
-    return of_host ? kSuccess : kInvalidValue;
-  });
+  return call(
+      "cuMemHostGetDevicePointer", Needs::context, [&](State& all, Lock&, CUctx_st* context) {
+        *address = reinterpret_cast<DevicePointer>(of);
+        const Region* const region = all.region_of("cuMemHostGetDevicePointer", *address, 1);
+        if (region == nullptr) return kInvalidValue;
+        const bool here = region->context == context || region->portable;
+        const bool of_host =
+            region->kind == RegionKind::pinned || region->kind == RegionKind::registered;
+        return here && of_host ? kSuccess : kInvalidValue;
+      });
 }
 
 FAKE_CUDA cuPointerGetAttribute(void* into, int attribute, DevicePointer address) {

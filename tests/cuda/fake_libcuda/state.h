@@ -56,6 +56,7 @@ struct Region {
   int opened = 1;               // opened: how often
   bool accessible = true;
   std::string origin = {};  // opened: which
+  bool portable = true;     // registered: other contexts may have it, too
 };
 
 struct Physical {

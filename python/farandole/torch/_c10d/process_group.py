@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-from farandole._core import InvalidArgument
-from farandole.torch import _devices
 from farandole.torch._c10d.arguments import one
 from farandole.torch._c10d.engine_group import Tensors, defaults
 from farandole.torch._c10d.moving import Moving
@@ -37,11 +35,6 @@ class FarandoleProcessGroup(Reducing, Moving):
     @entry("c10d::recv_any_source_")
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
         target, finish = received(one(tensors, "recv"))
-        if _devices.device_of(target) is not None:
-            raise InvalidArgument(
-                f"recv without a source takes CPU tensors yet; this one is on {target.device}\n"
-                "  advice: say from which rank"
-            )
         with operation_range("recv", target):
             handle = self._group.start_from_any(buffer(target), tag, None, self._seconds(defaults))
             return self._message(Work(handle, list(tensors), finish))

@@ -1,4 +1,4 @@
-"""A sharded update's gradients and parameters that lie on a CUDA device: on their way into the
+"""A sharded update's gradients and parameters that lie on CUDA devices: on their way into the
 update's buckets, and back."""
 
 from __future__ import annotations
@@ -11,52 +11,46 @@ from farandole import _core
 from farandole._core import InvalidArgument
 from farandole.torch import _devices
 from farandole.torch._training.buckets import dense_strides
-from farandole.torch._training.on_device import device_of_all, misplaced
+from farandole.torch._training.on_device import misplaced, several
 
 
 class DeviceShards:
-    """Those of one optimizer that lie on a device; it may have none. There parameters stay where
+    """Those of one optimizer that lie on devices; it may have none. There parameters stay where
     they are, and gradients where autograd makes them.
 
     Args:
         named: the parameters, in the update's order.
-
-    Raises:
-        InvalidArgument: they lie on several devices.
     """
 
     def __init__(
         self, update: _core.ShardedUpdate, named: Sequence[tuple[str, torch.Tensor]]
     ) -> None:
-        self.has = [_devices.device_of(p) is not None for _, p in named]
+        self._devices = [_devices.device_of(p) for _, p in named]
+        self.has = [device is not None for device in self._devices]
         self._named = named
         self._strides = [dense_strides(p) for _, p in named]
         self._update = update
-        self._device = device_of_all(named)
-        self._carrier = None
+        self._carriers = {
+            device: _core.DeviceShards(update, device) for device in several(self._devices)
+        }
         # By parameter: address and version of the gradient that stands in the bucket.
         self._brought: dict[int, tuple[int, int]] = {}
-        if self._device is not None:
-            self._carrier = _core.DeviceShards(update, self._device)
         for (_, p), there, strides in zip(named, self.has, self._strides, strict=True):
             if there and p.stride() != strides:  # with gaps
                 p.data = _devices.laid_out(p.detach(), strides, p.dtype)
         self._steps = list(update.steps)  # before the present update
 
-    def _stream(self) -> int:
-        assert self._device is not None
-        return _devices.current_stream(self._device)
-
     def bring(self, i: int, gradient: torch.Tensor) -> torch.Tensor:
         """To its bucket, behind what this thread's stream does now. The gradient that stands for it
         from now on: the same, unless it had to be laid out otherwise."""
         name, p = self._named[i]
-        if _devices.device_of(gradient) != self._device:
-            raise misplaced(name, gradient, self._device)
+        device = self._devices[i]
+        if device is None or _devices.device_of(gradient) != device:
+            raise misplaced(name, gradient, device)
         if gradient.stride() != self._strides[i] or gradient.dtype != p.dtype:
             gradient = _devices.laid_out(gradient, self._strides[i], p.dtype)
-        assert self._carrier is not None
-        self._carrier.bring(i, gradient.data_ptr(), self._stream(), gradient)
+        stream = _devices.current_stream(device)
+        self._carriers[device].bring(i, gradient.data_ptr(), stream, gradient)
         self._brought[i] = gradient.data_ptr(), gradient._version
         return gradient
 
@@ -71,33 +65,35 @@ class DeviceShards:
         return True
 
     def begin(self, *, updates: bool) -> None:
-        """Before a task: all that it needs is on the host. Waits for the device."""
-        if self._carrier is None:
+        """Before a task: all that it needs is on the host. Waits for the devices."""
+        if not self._carriers:
             return
         self._steps = list(self._update.steps)
         if updates:
-            stream = self._stream()
+            streams = {device: _devices.current_stream(device) for device in self._carriers}
             for i, (name, p) in enumerate(self._named):
-                if not self.has[i]:
+                device = self._devices[i]
+                if device is None:
                     continue
-                if _devices.device_of(p) != self._device or p.stride() != self._strides[i]:
+                if _devices.device_of(p) != device or p.stride() != self._strides[i]:
                     raise moved_away(name)
-                self._carrier.bring_value(i, p.data_ptr(), stream)
-        self._carrier.arrive()
+                self._carriers[device].bring_value(i, p.data_ptr(), streams[device])
+        for carrier in self._carriers.values():
+            carrier.arrive()
 
     def end(self) -> None:
-        """After an update: what this thread puts into its stream from now on finds the new
+        """After an update: what this thread puts into its streams from now on finds the new
         parameters. Waits for nobody."""
-        if self._carrier is None:
+        if not self._carriers:
             return
+        back: dict[int, list[tuple[int, int]]] = {}
         new = enumerate(zip(self._named, self._steps, self._update.steps, strict=True))
-        back = [
-            (i, p.data_ptr())
-            for i, ((_, p), before, after) in new
-            if self.has[i] and after != before
-        ]
-        if back:
-            self._carrier.take_back(back, self._stream())
+        for i, ((_, p), before, after) in new:
+            device = self._devices[i]
+            if device is not None and after != before:
+                back.setdefault(device, []).append((i, p.data_ptr()))
+        for device, values in back.items():
+            self._carriers[device].take_back(values, _devices.current_stream(device))
 
     def forget(self) -> None:
         """Gradients that were brought count no more."""

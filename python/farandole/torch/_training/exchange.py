@@ -30,7 +30,7 @@ from farandole.common._reduction import Reduction
 from farandole.torch._tensors import dtype_name
 from farandole.torch._training.gradients import Gradients
 from farandole.torch._training.hooked import Hooked
-from farandole.torch._training.on_device import OnDevice, device_of_all
+from farandole.torch._training.on_device import OnDevices
 from farandole.torch._training.passes import Pass, graph_task, has_no_end, running, untraced
 from farandole.torch._training.sparse_gradients import SparseGradients
 from farandole.torch._training.weighing import not_weighed
@@ -55,7 +55,7 @@ class GradientExchange(Hooked):
         overlap: launch buckets during backward; else all of them at its end.
 
     Raises:
-        InvalidArgument: parameters are on several devices; or on one that cannot be used.
+        InvalidArgument: parameters are on a device that cannot be used.
         Mismatch: the ranks' parameters or options differ; says which.
     """
 
@@ -74,7 +74,6 @@ class GradientExchange(Hooked):
     ) -> None:
         op, prescale, postscale = reduction.op, reduction.prescale, reduction.postscale
         compression, sparse_as_dense = reduction.compression, reduction.sparse_as_dense
-        device = device_of_all(named)
         super().__init__(named, weights)
         wires = [compression.compress(p.detach().new_empty(0)) for p in self.parameters]
         self.reducer = _core.Reducer(
@@ -103,7 +102,7 @@ class GradientExchange(Hooked):
             named,
             wires,
             sparse,
-            OnDevice(self.reducer, named, device),
+            OnDevices(self.reducer, named),
             compression=compression,
             sparse_as_dense=sparse_as_dense,
         )
@@ -126,18 +125,10 @@ class GradientExchange(Hooked):
     # The pass, as autograd tells it.
 
     def on_gradient(self, i: int) -> None:
-        graph = graph_task()
-        present = self.present_pass()
+        with self._entering:
+            present = self._entered(i)
         if present is None:
-            self.silence.over = True
-            if has_no_end(graph):
-                self._leave_to_step(i, graph)
-                return
-            self._begin_pass(ends=True)
-            present = Pass(self)
-            self._pass = weakref.ref(present)
-            running.add(self)
-        present.enter(graph)
+            return
         if not self.reducing or (self.weighed_only and self.lacks_weight()):
             return  # what has no weight yet is not sent before it is known to have one
         try:
@@ -145,6 +136,22 @@ class GradientExchange(Hooked):
         except BaseException:
             present.fail()  # now, since the traceback may keep the pass alive
             raise
+
+    def _entered(self, i: int) -> Pass | None:
+        """The running pass, which may begin with this gradient; None where it has no end."""
+        graph = graph_task()
+        present = self.present_pass()
+        if present is None:
+            self.silence.over = True
+            if has_no_end(graph):
+                self._leave_to_step(i, graph)
+                return None
+            self._begin_pass(ends=True)
+            present = Pass(self)
+            self._pass = weakref.ref(present)
+            running.add(self)
+        present.enter(graph)
+        return present
 
     def end(self, *, failed: bool) -> None:
         unweighed = not failed and self.lacks_weight()

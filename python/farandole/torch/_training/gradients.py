@@ -13,7 +13,7 @@ from farandole import _core
 from farandole._core import Error, InvalidArgument
 from farandole.torch import _devices
 from farandole.torch._training.buckets import Buckets, dense_strides
-from farandole.torch._training.on_device import OnDevice
+from farandole.torch._training.on_device import OnDevices
 from farandole.torch._training.sparse_gradients import SparseGradients
 from farandole.torch.compression import Compression, Compressor
 
@@ -35,7 +35,7 @@ class Gradients:
         named: Sequence[tuple[str, torch.Tensor]],
         wires: Sequence[tuple[torch.Tensor, Any]],
         sparse: SparseGradients,
-        on_device: OnDevice,
+        on_devices: OnDevices,
         *,
         compression: type[Compressor],
         sparse_as_dense: bool,
@@ -48,8 +48,8 @@ class Gradients:
         self._compression = None if compression is Compression.none else compression
         self._sparse_as_dense = sparse_as_dense
         self._sparse = sparse
-        self._on_device = on_device
-        self._there = on_device.has
+        self._on_devices = on_devices
+        self._there = on_devices.has
         self._strides = [dense_strides(p) for p in self._parameters]
         self._buckets = Buckets(reducer, self._parameters, self._dtypes)
         self.learn_places()
@@ -86,7 +86,7 @@ class Gradients:
             self._reducer.take_better_plan()
             self.learn_places()
         self._marked = bytearray(len(self._marked))
-        self._on_device.forget()
+        self._on_devices.forget()
 
     def missing(self) -> list[int]:
         """Those that this pass did not bring, and that are there."""
@@ -113,7 +113,7 @@ class Gradients:
             self._bring(i, grad, dims)
             return
         if not grad.is_cpu:
-            raise self._on_device.misplaced(i, grad)
+            raise self._on_devices.misplaced(i, grad)
         if self._compression is not None:
             p.grad = grad
             view = self._buckets.view(i)
@@ -138,7 +138,7 @@ class Gradients:
         wire = grad if self._compression is None else self._compress(i, grad)
         if wire.stride() != self._strides[i] or wire.dtype != self._dtypes[i]:
             wire = _devices.laid_out(wire, self._strides[i], self._dtypes[i])
-        self._on_device.bring(i, wire, dims)
+        self._on_devices.bring(i, wire, dims)
         self._marked[i] = 1
         if self._compression is None:
             self._parameters[i].grad = wire
@@ -176,7 +176,7 @@ class Gradients:
 
     def drop(self) -> None:
         self._lie = bytearray(len(self._lie))
-        self._on_device.forget()
+        self._on_devices.forget()
         for p in self._parameters:
             p.grad = None
 
@@ -187,7 +187,7 @@ class Gradients:
         left_out = self._reducer.left_out if self._reducer.has_better_plan else {}
         self._becoming = {i: left_out[i] for i in left_out.keys() - self._sparse.dims.keys()}
         used = [i for i in range(len(self._parameters)) if self._reducer.used(i)]
-        self._on_device.take_back(used)
+        self._on_devices.take_back(used)
         for i in used:
             self._show(i)
         self._sparse.drain()  # of what no rank used
@@ -215,7 +215,7 @@ class Gradients:
         """As it was sent, where the parameter lies."""
         if not self._there[i]:
             return self._buckets.view(i)
-        there = self._on_device.taken(i)
+        there = self._on_devices.taken(i)
         if there is None:  # this rank had no gradient
             there = _devices.copied_to(self._parameters[i], self._buckets.view(i))
         return there

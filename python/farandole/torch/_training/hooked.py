@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -35,6 +36,8 @@ class Hooked:
         self.epoch = _world.epoch()  # of the world it was made in
         self.silence = Silence(self.names, self.parameters)
         self._weights = [tensor for _, tensor in weights]
+        # Autograd calls the hooks of each device's gradients from a thread of that device's.
+        self._entering = threading.Lock()
 
     def show_weights(self, step: _core.Reducer | _core.ShardedUpdate) -> None:
         """Before it is launched, where it compares them."""

@@ -1,4 +1,4 @@
-"""Gradients on a CUDA device, on their way into the reducer's buckets and back."""
+"""Gradients on CUDA devices, on their way into the reducer's buckets and back."""
 
 from __future__ import annotations
 
@@ -11,60 +11,34 @@ from farandole._core import InvalidArgument
 from farandole.torch import _devices
 
 
-def device_of_all(named: Sequence[tuple[str, torch.Tensor]]) -> int | None:
-    """The device of the parameters that lie on one. Raises InvalidArgument for several."""
-    first: dict[int, str] = {}
-    for name, p in named:
-        if (device := _devices.device_of(p)) is not None:
-            first.setdefault(device, name)
-    if len(first) > 1:
-        places = " and ".join(f"'{name}' on cuda:{device}" for device, name in first.items())
-        raise InvalidArgument(
-            f"the parameters of a DistributedOptimizer are on several devices: {places}\n"
-            "  advice: give those of each device an optimizer of their own, or each device a rank"
-        )
-    return next(iter(first), None)
+class OnDevices:
+    """Those of one optimizer's gradients that lie on devices; it may have none."""
 
-
-class OnDevice:
-    """Those of one optimizer's gradients that lie on a device; it may have none.
-
-    Args:
-        device: what :func:`device_of_all` says of `named`.
-    """
-
-    def __init__(
-        self,
-        reducer: _core.Reducer,
-        named: Sequence[tuple[str, torch.Tensor]],
-        device: int | None,
-    ) -> None:
-        self.has = [_devices.device_of(p) is not None for _, p in named]
+    def __init__(self, reducer: _core.Reducer, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        self._devices = [_devices.device_of(p) for _, p in named]
+        self.has = [device is not None for device in self._devices]
         self._names = [name for name, _ in named]
-        self._device = device
         self._brought: dict[int, torch.Tensor] = {}  # in this step
-        self._carrier = None
-        if device is not None:
-            self._carrier = _core.DeviceGradients(reducer, device, self.has)
+        self._carriers = {
+            device: _core.DeviceGradients(reducer, device, [d == device for d in self._devices])
+            for device in several(self._devices)
+        }
 
     def bring(self, i: int, gradient: torch.Tensor, sparse_dims: int) -> None:
         """The reduced one will stand in the same memory."""
-        if _devices.device_of(gradient) != self._device:
+        device = self._devices[i]
+        if device is None or _devices.device_of(gradient) != device:
             raise self.misplaced(i, gradient)
-        assert self._carrier is not None
-        assert self._device is not None
-        stream = _devices.current_stream(self._device)
-        self._carrier.bring(i, gradient.data_ptr(), stream, gradient, sparse_dims)
+        stream = _devices.current_stream(device)
+        self._carriers[device].bring(i, gradient.data_ptr(), stream, gradient, sparse_dims)
         self._brought[i] = gradient
 
     def take_back(self, wanted: Sequence[int]) -> None:
-        """When the step's buckets are reduced: what this thread puts into its stream from now on
+        """When the step's buckets are reduced: what this thread puts into its streams from now on
         finds the reduced gradients. Waits for nobody."""
-        if self._carrier is None:
-            return
-        assert self._device is not None
-        back = [i for i in wanted if i in self._brought]
-        self._carrier.take_back(back, _devices.current_stream(self._device))
+        for device, carrier in self._carriers.items():
+            back = [i for i in wanted if i in self._brought and self._devices[i] == device]
+            carrier.take_back(back, _devices.current_stream(device))
 
     def taken(self, i: int) -> torch.Tensor | None:
         """Once; None where this rank had no gradient in this step."""
@@ -74,7 +48,12 @@ class OnDevice:
         self._brought.clear()
 
     def misplaced(self, i: int, gradient: torch.Tensor) -> InvalidArgument:
-        return misplaced(self._names[i], gradient, self._device if self.has[i] else None)
+        return misplaced(self._names[i], gradient, self._devices[i])
+
+
+def several(devices: Sequence[int | None]) -> list[int]:
+    """Those that there are, each once; None is the host."""
+    return sorted({device for device in devices if device is not None})
 
 
 def misplaced(name: str, gradient: torch.Tensor, device: int | None) -> InvalidArgument:

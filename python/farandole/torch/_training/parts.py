@@ -120,12 +120,13 @@ class PartGradients(Hooked):
     def hear_before(self, i: int) -> None:
         """Autograd is about to accumulate the gradient of parameter i."""
         graph = graph_task()
-        present = self.present_pass()
-        if present is None:
-            self._begin_pass(graph)
-            present = Pass(self)
-            self._pass = weakref.ref(present)
-        present.enter(graph)
+        with self._entering:
+            present = self.present_pass()
+            if present is None:
+                self._begin_pass(graph)
+                present = Pass(self)
+                self._pass = weakref.ref(present)
+            present.enter(graph)
         if i in self._seen:
             return  # a reentrant backward comes to it once more
         self._seen.add(i)

@@ -119,6 +119,18 @@ class Shards(Hooked):
     # Backward.
 
     def on_gradient(self, i: int) -> None:
+        with self._entering:  # the update has one thread at a time
+            present = self._entered()
+            try:
+                self._refuse_pass()
+                self._take(i)
+            except BaseException:
+                if present is not None:  # now, since the traceback may keep the pass alive
+                    present.fail()
+                raise
+
+    def _entered(self) -> Pass | None:
+        """The running pass, which may begin now; None where nobody tells its end."""
         graph = graph_task()
         present = self.present_pass()
         if present is None:
@@ -132,13 +144,7 @@ class Shards(Hooked):
                 self._pass = weakref.ref(present)
         if present is not None:
             present.enter(graph)
-        try:
-            self._refuse_pass()
-            self._take(i)
-        except BaseException:
-            if present is not None:  # now, since the traceback may keep the pass alive
-                present.fail()
-            raise
+        return present
 
     def _refuse_pass(self) -> None:
         if self._factor != 1:
