@@ -51,7 +51,7 @@ PYBIND = re.compile(r"pybind11/")
 # Python's layers from the bottom: modules and packages, each of which may import those of layers
 # before its own, also inside functions. A module belongs to the longest name that it begins with.
 PYTHON_LAYERS = [
-    "_core _host_parts _interfaces _launchers _progress _tables typing",
+    "_core _host_parts _interfaces _launchers _progress _tables _words typing",
     "_mpi _place _plan_size _store",
     "_arguments _errors _limits _plan _watch",
     "_endings _hosts _trace cuda",

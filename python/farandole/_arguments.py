@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from farandole import _core
 from farandole._core import Error, Group, InvalidArgument
+from farandole._words import type_of as type_of  # beside the other words for arguments
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -174,12 +175,6 @@ def shown(value: Any) -> str:
     """In a message: short, and of characters that every terminal has."""
     text = repr(value).encode("ascii", "backslashreplace").decode()
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def type_of(value: object) -> str:
-    """'a list', 'an int'."""
-    name = type(value).__name__
-    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 
 
 def printable(text: object) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from farandole import _core
 from farandole._core import InvalidArgument, RendezvousError
+from farandole._words import type_of
 
 Words = dict[str, Any]
 Check = Callable[[list[Words]], str | None]
@@ -62,7 +63,7 @@ def ranks_of(comm: Any) -> Ranks:
     mpi = sys.modules.get("mpi4py.MPI")  # who has one of its communicators has imported it
     if mpi is None or not isinstance(comm, mpi.Comm):
         raise InvalidArgument(
-            f"comm is a {type(comm).__name__}; it is a communicator of mpi4py, such as "
+            f"comm is {type_of(comm)}; it is a communicator of mpi4py, such as "
             "MPI.COMM_WORLD (some ranks of a job by number: ranks=)"
         )
     if not mpi.Is_initialized() or mpi.Is_finalized():
@@ -71,7 +72,7 @@ def ranks_of(comm: Any) -> Ranks:
     if comm == mpi.COMM_NULL:
         raise InvalidArgument("comm is MPI.COMM_NULL: this process is in no such communicator")
     if not isinstance(comm, mpi.Intracomm):
-        raise InvalidArgument(f"comm is an {type(comm).__name__}, and not an Intracomm of mpi4py")
+        raise InvalidArgument(f"comm is {type_of(comm)}, and not an Intracomm of mpi4py")
     _found["module"] = mpi
     return Ranks(comm, comm.Get_rank(), comm.Get_size())
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import farandole as fd
-from farandole import _arguments, _core
+from farandole import _arguments, _core, _mpi
 from farandole.typing import ReduceOp
 from wrong_arguments import problems_of
 
@@ -150,6 +150,8 @@ def test_types_have_their_article() -> None:
     values: list[object] = [1, [], "", None]
     expected = ["an int", "a list", "a str", "a NoneType"]
     assert [_arguments.type_of(value) for value in values] == expected
+    with pytest.raises(fd.InvalidArgument, match="comm is an int; it is a communicator"):
+        _mpi.ranks_of(3)  # in a layer below
 
 
 def test_type_checkers_know_the_engines_words() -> None:
