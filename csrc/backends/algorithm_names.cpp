@@ -4,6 +4,7 @@
 #include <string>
 
 #include "backends/eager.h"
+#include "backends/mpi_all_reduce.h"
 #include "backends/paths.h"
 #include "backends/schedule_backend.h"
 #include "base/error.h"
@@ -17,6 +18,7 @@ std::vector<std::string_view> algorithm_names() {
   for (const PathRow* row : path_table()) names.push_back(row->name);
   names.push_back(ScheduleBackend::kName);
   names.push_back(EagerBackend::kName);
+  names.push_back(MpiAllReduce::kName);
   for (const Planner& planner : planners())
     if (std::ranges::find(names, planner.name) == names.end()) names.push_back(planner.name);
   return names;

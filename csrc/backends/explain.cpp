@@ -1,6 +1,7 @@
 #include "backends/explain.h"
 
 #include "backends/mesh.h"
+#include "backends/mpi_all_reduce.h"
 #include "backends/refused_paths.h"
 #include "backends/schedule_backend.h"
 #include "base/error.h"
@@ -61,6 +62,19 @@ std::vector<Candidate> schedules(const Question& q, const TuningTable& table) {
   return all;
 }
 
+/// Of one host's ranks: there it is never chosen.
+Candidate by_mpi(const Question& q, const TuningTable& table) {
+  std::string no = "data do not go over MPI (FARANDOLE_TRANSPORT=mpi)";
+  if (q.transport == "mpi") no = why_not_by_mpi({.kind = q.kind}, q.dtype, q.level, q.count);
+  if (no.empty()) no = "is chosen between hosts alone, or by name";
+  const size_t bytes = q.count * size_of(q.dtype);
+  const auto seconds = table.mpi.is_measured()
+                           ? std::optional(predicted_seconds(table.mpi, q.size, bytes))
+                           : std::nullopt;
+  return {std::string(MpiAllReduce::kName), std::string(MpiAllReduce::kName), seconds,
+          std::move(no), false};
+}
+
 }  // namespace
 
 std::vector<Candidate> explain(const Question& q, const TuningTable& table) {
@@ -71,6 +85,7 @@ std::vector<Candidate> explain(const Question& q, const TuningTable& table) {
                 std::string(name_of(q.kind)) + " is no collective, and always goes one way");
   std::vector<Candidate> all = paths(q, table);
   for (Candidate& candidate : schedules(q, table)) all.push_back(std::move(candidate));
+  if (q.kind == Collective::all_reduce) all.push_back(by_mpi(q, table));
   return all;
 }
 

@@ -31,7 +31,8 @@ struct Candidate {
   bool chosen = false;
 };
 
-/// Every path and planner of the collective, paths first, exactly one of them chosen. Pure, and
+/// Every path and planner of the collective, paths first, then MPI's own way; exactly one of them
+/// chosen. Pure, and
 /// made of the functions that decide when an operation runs: choose_path and choose_planner.
 /// Throws Error(invalid_argument) for a question that makes no sense.
 std::vector<Candidate> explain(const Question& question, const TuningTable& table);

@@ -6,10 +6,12 @@
 #include <utility>
 
 #include "backends/eager.h"
+#include "backends/mpi_all_reduce.h"
 #include "backends/refused_paths.h"
 #include "backends/schedule_backend.h"
 #include "backends/shm_direct.h"
 #include "base/error.h"
+#include "stream/world_key.h"
 #include "transport/transports.h"
 
 namespace farandole {
@@ -112,16 +114,52 @@ BackendMaker eager_between_hosts(const ChannelCosts& costs) {
   };
 }
 
+/// Of a stream of the world among those that get a communicator; behind the two that have numbers
+/// of their own come the others, in the order in which all ranks open them.
+std::optional<size_t> place_of_stream(uint64_t key) {
+  for (size_t place = 0; place < MpiPort::kCommunicators; ++place) {
+    const uint64_t number = place == 0   ? 0
+                            : place == 1 ? kNamesNumber
+                            : place == 2 ? kJaxNumber
+                                         : place - 2;
+    if (key == stream_key(kWorldKey, number)) return place;
+  }
+  return std::nullopt;
+}
+
+/// `port`: of ranks whose data go over MPI.
+MpiOfStream mpi_of_stream(std::shared_ptr<MpiPort> port, const Membership& membership,
+                          uint64_t key) {
+  if (!port)
+    return {.why_not =
+                "no data go over MPI here (FARANDOLE_TRANSPORT=mpi does, and between hosts "
+                "init(comm=…))"};
+  if (membership.key != kWorldKey)
+    return {.why_not = "it takes all ranks of the world, and this is another group"};
+  const std::optional<size_t> place = place_of_stream(key);
+  if (!place)
+    return {.why_not = "the world has more streams of operations than " +
+                       std::to_string(MpiPort::kCommunicators) + " communicators"};
+  return {.port = std::move(port), .communicator = *place};
+}
+
+/// And MPI's own all-reduce, by `mpi` and, between hosts, its costs.
 BackendMaker schedules_over(ConnectMaker channels, const ChannelCosts& costs,
-                            const ChannelCosts& between_hosts) {
-  return [channels = std::move(channels), costs, between_hosts](
+                            const ChannelCosts& between_hosts, std::shared_ptr<MpiPort> mpi,
+                            const MpiCosts& mpi_costs) {
+  return [channels = std::move(channels), costs, between_hosts, mpi = std::move(mpi), mpi_costs](
              const Engine& engine, const Membership& membership, uint64_t key,
              const StreamMemory& memory) {
     ScheduleGroup group = group_of(engine, membership);
+    const int size = group.size;
     const bool here = group.host_of.empty();
-    return std::make_unique<ScheduleBackend>(std::move(group), channels(engine, membership, key),
-                                             engine.arena(), here ? costs : between_hosts,
-                                             here ? &memory : nullptr);
+    MpiOfStream by_mpi = mpi_of_stream(mpi, membership, key);
+    if (!here && mpi_costs.is_measured()) by_mpi.costs = mpi_costs;
+    return std::make_unique<MpiAllReduce>(
+        std::move(by_mpi), size,
+        std::make_unique<ScheduleBackend>(std::move(group), channels(engine, membership, key),
+                                          engine.arena(), here ? costs : between_hosts,
+                                          here ? &memory : nullptr));
   };
 }
 
@@ -154,15 +192,15 @@ ChannelCosts costs_over(const std::string& transport, const TuningTable& tuning)
 void lay_mesh(EngineOptions& options, const TuningTable& tuning, const std::string& transport,
               std::shared_ptr<MpiPort> mpi) {
   const ChannelCosts here = costs_over(transport, tuning);
-  const ChannelCosts between =
-      costs_between_hosts(tuning.network, here, mpi != nullptr && transport != "tcp");
-  if (mpi && transport != "tcp") options.few_threads = few_threads_over(*mpi);
+  if (transport == "tcp") mpi = nullptr;
+  const ChannelCosts between = costs_between_hosts(tuning.network, here, mpi != nullptr);
+  if (mpi) options.few_threads = few_threads_over(*mpi);
   options.tuning = std::make_shared<const TuningTable>(tuning);
-  options.transports = [transport, mpi = std::move(mpi)](const Engine& e) {
+  options.transports = [transport, mpi](const Engine& e) {
     return transports_of(e, transport, mpi);
   };
   options.channels = channels_over_transports();
-  options.schedules = schedules_over(options.channels, here, between);
+  options.schedules = schedules_over(options.channels, here, between, std::move(mpi), tuning.mpi);
   options.eager = eager_between_hosts(between);
   options.pairs_by_schedules = !runs_paths(transport);
   if (runs_paths(transport))

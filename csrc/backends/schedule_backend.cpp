@@ -143,6 +143,12 @@ const Planner& ScheduleBackend::planner_of(const Operation& operation, const Sha
   return require_planner(operation.kind, operation.algorithm, shape, operation.level);
 }
 
+double ScheduleBackend::predicted_seconds(const Operation& operation) const {
+  const Shape shape = shape_of(operation);
+  return farandole::predicted_seconds(cost_of(planner_of(operation, shape), shape),
+                                      size_of(dtype_of(operation)), costs_);
+}
+
 const ScheduleBackend::Plan& ScheduleBackend::plan_for(const Operation& operation) {
   Question question{
       operation.kind,  operation.algorithm, operation.level, size_of(dtype_of(operation)),

@@ -75,6 +75,9 @@ class ScheduleBackend : public Backend {
   Held let_go() noexcept override;
   std::string_view way() const override { return kName; }
 
+  /// By the planner that it would choose.
+  double predicted_seconds(const Operation& operation) const;
+
  private:
   /// Everything that this rank's schedule follows from.
   struct Question {

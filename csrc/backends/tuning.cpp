@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "schedule/slicing.h"
 
 namespace farandole {
 namespace {
@@ -56,6 +57,11 @@ std::vector<PathCosts> usual_costs() {
   return costs;
 }
 
+double predicted_seconds(const MpiCosts& costs, int ranks, size_t bytes) {
+  const double sent = 2.0 * (ranks - 1) / ranks * static_cast<double>(bytes);
+  return costs.round * ceil_log2(ranks) + costs.byte * sent;
+}
+
 std::vector<TuningField> fields_of(TuningTable& table) {
   ChannelCosts& c = table.channels;
   std::vector<TuningField> fields{
@@ -65,6 +71,8 @@ std::vector<TuningField> fields_of(TuningTable& table) {
       {"channel_folded_byte", "schedules: a byte folded", &c.folded_byte},
       {"network_round", "between hosts: a message somebody waits for", &table.network.round},
       {"network_byte", "between hosts: a byte through a host's link", &table.network.byte},
+      {"mpi_round", "MPI's own all-reduce: a doubling of the ranks", &table.mpi.round},
+      {"mpi_byte", "MPI's own all-reduce: a byte that a rank sends", &table.mpi.byte},
   };
   for (size_t i = 0; i < path_table().size(); ++i) {
     const std::string name(path_table()[i]->name);

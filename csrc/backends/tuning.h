@@ -14,13 +14,30 @@ namespace farandole {
 /// The costs that paths' rows give themselves.
 std::vector<PathCosts> usual_costs();
 
+/// Between these a number of seconds is believed; beyond, a file is damaged.
+inline constexpr double kLeastSeconds = 1e-15;
+inline constexpr double kMostSeconds = 10;
+
+/// Of an all-reduce by MPI itself, between hosts. In seconds: each doubling of the ranks, and a
+/// byte of those that a rank sends at least.
+struct MpiCosts {
+  static constexpr double kUnmeasured = 1;  // a second: nobody takes that
+  double round = kUnmeasured;
+  double byte = 1 / 1.8e9;
+
+  bool is_measured() const { return round < kUnmeasured; }
+  friend bool operator==(const MpiCosts&, const MpiCosts&) = default;
+};
+double predicted_seconds(const MpiCosts& costs, int ranks, size_t bytes);
+
 struct TuningTable {
   bool measured = false;  // by `farandole tune`, or at the first `farandole run`
   ChannelCosts channels;
   ChannelCosts network = kTcpCosts;  // between hosts; what is inside them is of `channels`
   std::vector<PathCosts> paths = usual_costs();  // by path_table(); without measured ones, paths
                                                  // follow in their usual order (choose_path)
-  std::string origin = "defaults";               // where the numbers come from, in a line of words
+  MpiCosts mpi;
+  std::string origin = "defaults";  // where the numbers come from, in a line of words
 
   friend bool operator==(const TuningTable&, const TuningTable&) = default;
 };
@@ -34,9 +51,6 @@ struct TuningField {
 /// All of them, in order; a row of path_table() has two.
 std::vector<TuningField> fields_of(TuningTable& table);
 
-/// Between these a number of seconds is believed; beyond, a file is damaged.
-inline constexpr double kLeastSeconds = 1e-15;
-inline constexpr double kMostSeconds = 10;
 inline constexpr size_t kMostOrigin = 160;      // characters
 inline constexpr size_t kMostTableText = 1280;  // characters, of any table that is not refused
 

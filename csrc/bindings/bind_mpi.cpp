@@ -1,6 +1,7 @@
 // What mpi4py tells of an MPI becomes what data go over.
 #include <pybind11/stl.h>
 
+#include <map>
 #include <memory>
 #include <string>
 
@@ -18,6 +19,26 @@ MpiThreads threads_from(const std::string& level) {
   throw Error(ErrorCode::internal, "'" + level + "' is no level of threads");
 }
 
+using Handles = std::map<std::string, uint64_t>;
+
+MpiBinding binding_from(std::string module, size_t handle_bytes, size_t status_bytes, uint64_t byte,
+                        uint64_t comm_self, uint64_t errors_return, uint64_t in_place,
+                        const Handles& dtypes, const Handles& ops) {
+  MpiBinding binding{.module = std::move(module),
+                     .handle_bytes = handle_bytes,
+                     .status_bytes = status_bytes,
+                     .byte = byte,
+                     .self = comm_self,
+                     .returns = errors_return,
+                     .in_place = in_place};
+  for (const auto& [name, handle] : dtypes)
+    if (const auto dtype = dtype_named(name)) binding.dtypes[index(*dtype)] = handle;
+  for (const auto& [name, handle] : ops)
+    if (const auto op = reduce_op_named(name)) binding.ops[index(*op)] = handle;
+  watch_the_end_of_mpi(*bind_mpi(binding));
+  return binding;
+}
+
 std::shared_ptr<MpiPort> open_mpi_port(MpiBinding binding, uint64_t communicator, int rank,
                                        int size, uint64_t world, const std::string& threads) {
   if (has_memory_with_mpi())
@@ -26,8 +47,8 @@ std::shared_ptr<MpiPort> open_mpi_port(MpiBinding binding, uint64_t communicator
         "MPI may still use memory of an operation that failed before, as a rank did not take "
         "part in ending it; start the program anew");
   binding.communicator = communicator;
-  auto port =
-      std::make_shared<MpiPort>(bind_mpi(binding), rank, size, world, threads_from(threads));
+  auto port = std::make_shared<MpiPort>(bind_mpi(binding), rank, size, world, threads_from(threads),
+                                        mpi_duplicates_of(communicator));
   watch_the_end_of_mpi(port);
   return port;
 }
@@ -36,17 +57,13 @@ std::shared_ptr<MpiPort> open_mpi_port(MpiBinding binding, uint64_t communicator
 
 void bind_mpi_port(py::module_& module) {
   py::class_<MpiBinding>(module, "MpiBinding", "An MPI, as mpi4py knows it.")
-      .def(py::init([](std::string library, size_t handle_bytes, size_t status_bytes, uint64_t byte,
-                       uint64_t self) {
-             const MpiBinding binding{
-                 std::move(library), handle_bytes, status_bytes, byte, self, 0};
-             watch_the_end_of_mpi(*bind_mpi(binding));
-             return binding;
-           }),
-           py::kw_only(), py::arg("module"), py::arg("handle_bytes"), py::arg("status_bytes"),
-           py::arg("byte"), py::arg("comm_self"),
-           "`module`: the file of mpi4py.MPI. Sizes and handles: of MPI's types and objects, as "
-           "MPI._sizeof and MPI._handleof say. From now on MPI_Finalize is noticed.");
+      .def(
+          py::init(&binding_from), py::kw_only(), py::arg("module"), py::arg("handle_bytes"),
+          py::arg("status_bytes"), py::arg("byte"), py::arg("comm_self"), py::arg("errors_return"),
+          py::arg("in_place"), py::arg("dtypes"), py::arg("ops"),
+          "`module`: the file of mpi4py.MPI. Sizes and handles: of MPI's types and objects, as "
+          "MPI._sizeof and MPI._handleof say; `dtypes` and `ops` by the names that they have here, "
+          "as far as MPI has them. From now on MPI_Finalize is noticed.");
   py::class_<MpiPort, std::shared_ptr<MpiPort>>(module, "MpiPort",
                                                 "Links to the ranks of a communicator.")
       .def(py::init(&open_mpi_port), py::arg("binding"), py::arg("communicator"), py::arg("rank"),

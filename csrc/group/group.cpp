@@ -13,11 +13,11 @@
 #include "engine/fork.h"
 #include "group/arguments.h"
 #include "stream/stream_page.h"
+#include "stream/world_key.h"
 
 namespace farandole {
 namespace {
 
-constexpr uint64_t kWorldKey = 0x5741'4c53'0000'0001;
 constexpr uint64_t kFateSalt = 0xfa7e'fa7e'fa7e'fa7e;
 constexpr uint64_t kFormedSalt = 0xf02d'f02d'f02d'f02d;  // keys of form() are none of split()'s
 

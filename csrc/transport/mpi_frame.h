@@ -5,7 +5,7 @@
 
 namespace farandole {
 
-enum class MpiFrameKind : uint32_t { data, consumed, place };
+enum class MpiFrameKind : uint32_t { data, consumed, place, begun };
 
 struct MpiFrame {
   uint64_t world = 0, stream = 0;
@@ -14,6 +14,9 @@ struct MpiFrame {
   uint64_t count = 0;  // of bytes: of data, consumed, or left of what is offered a place
   int32_t tag = 0;     // of the place
   uint32_t takes = 0;  // the place: so many of them
+
+  // Of an all-reduce that has begun: `stream` is its communicator, `takes` how many have begun
+  // there, `count` its elements, `lane` and `tag` its dtype and operation.
 };
 
 /// An error of MPI's is the end of it.

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <bit>
+#include <cstring>
 #include <type_traits>
 #include <vector>
 
@@ -43,6 +44,7 @@ class Bound : public MpiFunctions {
  public:
   explicit Bound(const MpiBinding& binding)
       : library_(binding.module),
+        binding_(binding),
         byte_(handle_of(binding.byte)),
         self_(handle_of(binding.self)),
         communicator_(handle_of(binding.communicator)),
@@ -82,6 +84,35 @@ class Bound : public MpiFunctions {
     Handle handle = handle_of(request.handle);
     check(cancel_(&handle), "MPI_Cancel");
     request.handle = number_of(handle);
+  }
+
+  bool folds(DType dtype, ReduceOp op) const override {
+    return binding_.dtypes[index(dtype)] && binding_.ops[index(op)];
+  }
+
+  MpiRequest duplicate(uint64_t& made) override {
+    Handle request{};
+    check(duplicate_(communicator_, reinterpret_cast<Handle*>(&made), &request), "MPI_Comm_idup");
+    return {number_of(request)};
+  }
+
+  void adopt(uint64_t& made) override {
+    Handle communicator{};
+    std::memcpy(&communicator, &made, sizeof communicator);
+    made = number_of(communicator);
+    check(set_errors_(communicator, handle_of(binding_.returns)), "MPI_Comm_set_errhandler");
+  }
+
+  MpiRequest all_reduce(const std::byte* input, std::byte* output, size_t count, DType dtype,
+                        ReduceOp op, uint64_t communicator) override {
+    const void* const in_place = std::bit_cast<const void*>(binding_.in_place);
+    Handle request{};
+    check(
+        all_reduce_(input == output ? in_place : input, output, static_cast<int>(count),
+                    handle_of(binding_.dtypes[index(dtype)].value()),
+                    handle_of(binding_.ops[index(op)].value()), handle_of(communicator), &request),
+        "MPI_Iallreduce");
+    return {number_of(request)};
   }
 
   /// MPI_Finalize begins with the attributes of MPI_COMM_SELF, while all else still works.
@@ -134,6 +165,7 @@ class Bound : public MpiFunctions {
   }
 
   Library library_;
+  MpiBinding binding_;
   Handle byte_, self_, communicator_;
   std::vector<std::byte> status_;
 
@@ -145,6 +177,13 @@ class Bound : public MpiFunctions {
   int (*get_count_)(const void*, Handle,
                     int*) = library_.find<int(const void*, Handle, int*)>("MPI_Get_count");
   int (*cancel_)(Handle*) = library_.find<int(Handle*)>("MPI_Cancel");
+  int (*duplicate_)(Handle, Handle*,
+                    Handle*) = library_.find<int(Handle, Handle*, Handle*)>("MPI_Comm_idup");
+  int (*set_errors_)(Handle,
+                     Handle) = library_.find<int(Handle, Handle)>("MPI_Comm_set_errhandler");
+  int (*all_reduce_)(const void*, void*, int, Handle, Handle, Handle, Handle*) =
+      library_.find<int(const void*, void*, int, Handle, Handle, Handle, Handle*)>(
+          "MPI_Iallreduce");
   int (*error_string_)(int, char*, int*) = library_.find<int(int, char*, int*)>("MPI_Error_string");
 };
 

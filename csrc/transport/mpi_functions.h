@@ -4,11 +4,16 @@
 // MPI 5).
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+
+#include "base/dtype.h"
+#include "base/reduce_op.h"
 
 namespace farandole {
 
@@ -17,8 +22,13 @@ struct MpiBinding {
   std::string module;
   size_t handle_bytes = 0;
   size_t status_bytes = 0;
-  uint64_t byte = 0;          // MPI_BYTE
-  uint64_t self = 0;          // MPI_COMM_SELF
+  uint64_t byte = 0;      // MPI_BYTE
+  uint64_t self = 0;      // MPI_COMM_SELF
+  uint64_t returns = 0;   // MPI_ERRORS_RETURN
+  uint64_t in_place = 0;  // MPI_IN_PLACE, an address
+  // By dtype and by operation: MPI_FLOAT, MPI_SUM …; none where MPI has no such thing.
+  std::array<std::optional<uint64_t>, kDTypes.size()> dtypes{};
+  std::array<std::optional<uint64_t>, kReduceOps.size()> ops{};
   uint64_t communicator = 0;  // in which ranks exchange bytes
 };
 
@@ -42,6 +52,20 @@ class MpiFunctions {
   virtual bool test(MpiRequest& request, size_t* bytes = nullptr) = 0;
   /// A receive ends soon, with or without bytes.
   virtual void cancel(MpiRequest& request) = 0;
+
+  // ---- MPI's own all-reduce ----
+
+  /// Whether MPI has this type and this operation.
+  virtual bool folds(DType dtype, ReduceOp op) const = 0;
+  /// Begins to make a duplicate of the communicator: all ranks do, one after the other. `made`
+  /// stays where it is until adopt() has made it a handle, once it is complete; its errors return.
+  virtual MpiRequest duplicate(uint64_t& made) = 0;
+  virtual void adopt(uint64_t& made) = 0;
+  /// Of `count` elements, of what folds(): in a duplicate, in the same order on all ranks. The
+  /// output may be the input.
+  virtual MpiRequest all_reduce(const std::byte* input, std::byte* output, size_t count,
+                                DType dtype, ReduceOp op, uint64_t communicator) = 0;
+
   /// From now on `act` is called as the first thing that MPI_Finalize does.
   virtual void at_finalize(void (*act)()) = 0;
 };

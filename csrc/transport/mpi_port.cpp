@@ -30,12 +30,13 @@ std::vector<std::unique_ptr<std::byte[]>>& lent_for_ever() {
 }  // namespace
 
 MpiPort::MpiPort(std::unique_ptr<MpiFunctions> functions, int rank, int size, uint64_t world,
-                 MpiThreads threads)
+                 MpiThreads threads, std::shared_ptr<MpiDuplicates> duplicates)
     : functions_(std::move(functions)),
       rank_(rank),
       size_(size),
       world_(world),
-      threads_(threads) {}
+      threads_(threads),
+      duplicates_(std::move(duplicates)) {}
 
 MpiPort::~MpiPort() {
   close();
@@ -206,6 +207,7 @@ void MpiPort::progress_all() {
   if (state_ != State::open || !may_call()) return;
   guard([&] {
     for (auto& [peer, link] : links_) progress(link);
+    progress_joined();
   });
 }
 
@@ -222,6 +224,7 @@ void MpiPort::take(MpiLink& link, MpiLink::Receive& receive, size_t bytes) {
   if (bytes < sizeof frame) throw foreign_message(link.peer);
   std::memcpy(&frame, receive.bytes.get(), sizeof frame);
   if (frame.world != world_) return;  // of a world before this one
+  if (frame.kind == MpiFrameKind::begun) return join(frame, link.peer);
   const MpiPipe::Key key{frame.stream, frame.lane};
   const auto found = link.pipes.find(key);
   const bool is_shut = found == link.pipes.end() && link.shut.contains(key);
@@ -364,6 +367,8 @@ bool MpiPort::finish_sends() {
       progress(link);
       all &= link.sends.empty() && link.straight.empty();
     }
+    progress_joined();
+    all &= joined_.empty();
     if (all || until.passed(now())) return all;
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
@@ -397,6 +402,7 @@ void MpiPort::keep_what_mpi_uses() {
     for (const auto& pipe : link.ending)
       for (MpiPipe::Awaited& awaited : pipe->awaited) keep(awaited.bytes);
   }
+  for (const auto& joined : joined_) keep(joined->memory);
 }
 
 }  // namespace farandole

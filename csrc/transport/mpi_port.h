@@ -21,6 +21,18 @@
 // failed: so receives end without being cancelled. Where no answer comes they are, and their tags
 // are never used again: what comes for them late may not lie in another operation's memory.
 //
+// Note [Reductions]
+//
+// MPI's own all-reduce (MPI_Iallreduce, polled) of ranks that have agreed on the operation. MPI
+// wants such calls in one order on all ranks of a communicator, which one stream of operations has;
+// each has a duplicate of its own (MpiReduction::communicator). Those are made when the first of
+// them is wanted, with all before it, in the order of their numbers: so also in one order on all
+// ranks. They stay for later worlds of the same communicator (MpiDuplicates).
+//
+// MPI cannot be told to give one up: it ends when every rank has begun it. Where a world fails in
+// between, a rank that has begun tells others, and whoever has not begins it with memory of the
+// port's, for nobody to look at. A rank that gets no such word for a moment has nothing to begin.
+//
 // Note [The end of MPI]
 //
 // Once a rank has died nothing of MPI is called any more, as it promises nothing then.
@@ -44,6 +56,7 @@
 #include "transport/channel.h"
 #include "transport/mpi_functions.h"
 #include "transport/mpi_pipe.h"
+#include "transport/mpi_reduction.h"
 
 namespace farandole {
 
@@ -92,9 +105,11 @@ class MpiPort {
   static constexpr size_t kFolded = 128 * 1024;   // of such a one that is to be folded: a piece
   static constexpr size_t kPlaced = 1024 * 1024;  // of one that goes to its place
 
-  /// `world`: the same on all its ranks, and another for every world.
+  /// `world`: the same on all its ranks, and another for every world. `duplicates`: those of the
+  /// communicator.
   MpiPort(std::unique_ptr<MpiFunctions> functions, int rank, int size, uint64_t world,
-          MpiThreads threads = MpiThreads::multiple);
+          MpiThreads threads = MpiThreads::multiple,
+          std::shared_ptr<MpiDuplicates> duplicates = std::make_shared<MpiDuplicates>());
   ~MpiPort();
   MpiPort(const MpiPort&) = delete;
   MpiPort& operator=(const MpiPort&) = delete;
@@ -121,6 +136,18 @@ class MpiPort {
   bool takes(const MpiPipe& pipe, size_t ready);
   /// Never throws.
   Held let_go(const std::shared_ptr<MpiPipe>& pipe);
+
+  // ---- MPI's own all-reduce: Note [Reductions] ----
+
+  static constexpr size_t kCommunicators = 64;        // at most: MPIs have 2000, for all libraries
+  static constexpr size_t kMostReduced = 0x7fffffff;  // elements: MPI counts in an int
+
+  /// Whether MPI folds these.
+  bool folds(DType dtype, ReduceOp op) const { return functions_->folds(dtype, op); }
+  /// Begins it, if it has not begun. True when the output is there. Later Error(link).
+  bool reduce(MpiReduction& reduction);
+  /// Of one that nobody waits for any more; never throws.
+  Held let_go(MpiReduction& reduction);
 
   /// Moves what can be moved, of all channels.
   void progress_all();
@@ -169,6 +196,14 @@ class MpiPort {
   void finish_straight(MpiLink& link);
   int new_tag(MpiLink& link);
 
+  // Note [Reductions].
+  bool has_communicator(size_t number);
+  void begin(MpiReduction& reduction);
+  void tell_begun(const MpiReduction& reduction);
+  void join(const MpiFrame& told, int from);
+  void progress_joined();
+  bool ends(MpiReduction& reduction);
+
   MpiPipe::Buffer buffer(bool whole);
   void give_back(MpiPipe::Buffer buffer, bool whole);
   static size_t bytes_of_buffer(bool whole);
@@ -185,6 +220,9 @@ class MpiPort {
   std::string why_;  // it is not open
   TimePoint since_{};
   std::map<int, MpiLink> links_;
+  const std::shared_ptr<MpiDuplicates> duplicates_;
+  std::vector<std::unique_ptr<MpiJoined>> joined_;
+  bool reductions_end_ = false;              // the world has failed: no more of them begin
   std::vector<MpiPipe::Buffer> buffers_[2];  // small and whole ones that nobody uses
 };
 

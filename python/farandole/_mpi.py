@@ -30,6 +30,13 @@ _THREADS = {
     "MPI_THREAD_SINGLE": "funneled", "MPI_THREAD_FUNNELED": "funneled",
     "MPI_THREAD_SERIALIZED": "serialized", "MPI_THREAD_MULTIPLE": "multiple",
 }  # fmt: skip
+# What MPI calls what it folds itself: halves and booleans it has not, or not everywhere.
+_DTYPES = {
+    "float32": "FLOAT", "float64": "DOUBLE",
+    **{f"{sign}int{bits}": f"{sign.upper()}INT{bits}_T" for sign in ("", "u")
+       for bits in (8, 16, 32, 64)},
+}  # fmt: skip
+_OPS = {"sum": "SUM", "mean": "SUM", "min": "MIN", "max": "MAX", "product": "PROD"}
 _GO_ON = {
     "funneled": "only while the main thread waits",
     "serialized": "only while a thread waits",
@@ -244,6 +251,14 @@ def _binding() -> _core.MpiBinding:
             status_bytes=mpi._sizeof(mpi.Status),
             byte=_handle(mpi.BYTE),
             comm_self=_handle(mpi.COMM_SELF),
+            errors_return=_handle(mpi.ERRORS_RETURN),
+            in_place=int(mpi.IN_PLACE) & (2**64 - 1),
+            dtypes={
+                ours: _handle(getattr(mpi, theirs))
+                for ours, theirs in _DTYPES.items()
+                if getattr(mpi, theirs) != mpi.DATATYPE_NULL
+            },
+            ops={ours: _handle(getattr(mpi, theirs)) for ours, theirs in _OPS.items()},
         )
     binding: _core.MpiBinding = _found["binding"]
     return binding

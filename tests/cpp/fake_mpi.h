@@ -1,17 +1,20 @@
 // An MPI for ranks that are threads: short messages are complete when they are sent, long ones when
-// they are received, and only who calls moves anything.
+// they are received, all-reduces when all ranks have begun them, and only who calls moves anything.
 #pragma once
 
 #include <algorithm>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "fold/fold.h"
 #include "transport/mpi_functions.h"
 
 namespace testing {
@@ -35,9 +38,31 @@ class FakeMpi {
     std::deque<std::shared_ptr<Posted>> posted;
   };
 
+  /// One all-reduce, as far as ranks have begun it.
+  struct Reduction {
+    struct Share {
+      const std::byte* input;
+      std::byte* output;
+    };
+    std::map<int, Share> shares;  // by rank
+    size_t count = 0;
+    farandole::DType dtype{};
+    farandole::ReduceOp op{};
+    bool complete = false;
+  };
+  static constexpr uint64_t kFirstDuplicate = 1000;
+
+  explicit FakeMpi(int ranks = 2) : size(ranks), duplicates(static_cast<size_t>(ranks)) {}
+
+  const int size;
   std::mutex mutex;                                 // guards all
   std::map<std::tuple<int, int, int>, Pipe> pipes;  // from, to, tag
-  bool broken = false;                              // every call is an error
+  std::vector<uint64_t> duplicates;                 // by rank: how many it has begun to make
+  std::map<std::pair<uint64_t, size_t>, std::shared_ptr<Reduction>> reductions;  // in their order
+  std::map<std::pair<int, uint64_t>, size_t> begun;  // by rank and communicator
+  bool mixed = false;                                // ranks have begun different ones
+  bool broken = false;                               // every call is an error
+  std::string fails;                                 // every call of that name is
 
   void match(Pipe& pipe) {
     while (!pipe.sent.empty() && !pipe.posted.empty()) {
@@ -50,6 +75,19 @@ class FakeMpi {
       pipe.posted.pop_front();
     }
   }
+
+  /// In an order of its own.
+  void fold(Reduction& reduction) const {
+    if (std::cmp_less(reduction.shares.size(), size)) return;
+    reduction.complete = true;
+    if (mixed) return;  // their lengths may differ
+    std::vector<const std::byte*> inputs;
+    for (const auto& [rank, share] : reduction.shares) inputs.insert(inputs.begin(), share.input);
+    std::vector<std::byte> total(reduction.count * farandole::size_of(reduction.dtype));
+    farandole::fold_canonical(total.data(), inputs, reduction.count, reduction.dtype, reduction.op,
+                              {});
+    for (const auto& [rank, share] : reduction.shares) std::ranges::copy(total, share.output);
+  }
 };
 
 /// One rank's functions.
@@ -60,7 +98,7 @@ class FakeMpiRank : public farandole::MpiFunctions {
   farandole::MpiRequest send(std::span<const std::byte> bytes, int to,
                              int tag = farandole::kMpiFrames) override {
     const std::lock_guard lock(mpi_->mutex);
-    require_whole();
+    require_whole("MPI_Isend");
     auto message = std::make_shared<FakeMpi::Message>();
     message->bytes = bytes;
     if (bytes.size() <= FakeMpi::kEager) {
@@ -78,7 +116,7 @@ class FakeMpiRank : public farandole::MpiFunctions {
   farandole::MpiRequest receive(std::span<std::byte> into, int from,
                                 int tag = farandole::kMpiFrames) override {
     const std::lock_guard lock(mpi_->mutex);
-    require_whole();
+    require_whole("MPI_Irecv");
     auto posted = std::make_shared<FakeMpi::Posted>();
     posted->into = into;
     FakeMpi::Pipe& pipe = mpi_->pipes[{from, rank_, tag}];
@@ -90,7 +128,12 @@ class FakeMpiRank : public farandole::MpiFunctions {
 
   bool test(farandole::MpiRequest& request, size_t* bytes) override {
     const std::lock_guard lock(mpi_->mutex);
-    require_whole();
+    require_whole("MPI_Test");
+    if (const auto joint = joint_.find(request.handle); joint != joint_.end()) {
+      if (!joint->second()) return false;
+      joint_.erase(joint);
+      return true;
+    }
     if (const auto sent = sends_.find(request.handle); sent != sends_.end()) {
       if (!sent->second->complete) return false;
       sends_.erase(sent);
@@ -105,18 +148,59 @@ class FakeMpiRank : public farandole::MpiFunctions {
 
   void cancel(farandole::MpiRequest& request) override {
     const std::lock_guard lock(mpi_->mutex);
-    require_whole();
+    require_whole("MPI_Cancel");
     auto& [posted, where] = receives_.at(request.handle);
     std::erase(mpi_->pipes[where].posted, posted);
     posted->complete = true;
   }
 
+  bool folds(farandole::DType dtype, farandole::ReduceOp) const override {
+    return dtype != farandole::DType::int8;  // it lacks that one
+  }
+
+  farandole::MpiRequest duplicate(uint64_t& made) override {
+    const std::lock_guard lock(mpi_->mutex);
+    require_whole("MPI_Comm_idup");
+    const uint64_t number = mpi_->duplicates[static_cast<size_t>(rank_)]++;
+    joint_[++next_] = [mpi = mpi_, number, &made] {
+      made = FakeMpi::kFirstDuplicate + number;
+      return std::ranges::all_of(mpi->duplicates,
+                                 [&](uint64_t made_by) { return made_by > number; });
+    };
+    return {next_};
+  }
+
+  void adopt(uint64_t&) override {
+    const std::lock_guard lock(mpi_->mutex);
+    require_whole("MPI_Comm_set_errhandler");
+  }
+
+  farandole::MpiRequest all_reduce(const std::byte* input, std::byte* output, size_t count,
+                                   farandole::DType dtype, farandole::ReduceOp op,
+                                   uint64_t communicator) override {
+    const std::lock_guard lock(mpi_->mutex);
+    require_whole("MPI_Iallreduce");
+    const size_t number = mpi_->begun[{rank_, communicator}]++;
+    std::shared_ptr<FakeMpi::Reduction>& reduction = mpi_->reductions[{communicator, number}];
+    if (!reduction) {
+      reduction = std::make_shared<FakeMpi::Reduction>();
+      reduction->count = count;
+      reduction->dtype = dtype;
+      reduction->op = op;
+    }
+    mpi_->mixed |= reduction->count != count || reduction->dtype != dtype || reduction->op != op;
+    reduction->shares[rank_] = {input, output};
+    mpi_->fold(*reduction);
+    joint_[++next_] = [reduction] { return reduction->complete; };
+    return {next_};
+  }
+
   void at_finalize(void (*)()) override {}
 
  private:
-  void require_whole() const {
-    if (mpi_->broken)
-      throw farandole::Error(farandole::ErrorCode::link, "MPI_Anything failed with code 7");
+  void require_whole(const std::string& function) const {
+    if (mpi_->broken || mpi_->fails == function)
+      throw farandole::Error(farandole::ErrorCode::link, function + " failed with code 7");
   }
 
   std::shared_ptr<FakeMpi> mpi_;
@@ -128,6 +212,7 @@ class FakeMpiRank : public farandole::MpiFunctions {
     std::tuple<int, int, int> where;
   };
   std::map<uint64_t, Received> receives_;
+  std::map<uint64_t, std::function<bool()>> joint_;  // requests that others have a part in
 };
 
 }  // namespace testing

@@ -24,7 +24,7 @@ class World {
     using namespace farandole;
     const auto segment = Segment::create(size, kArenaBytes);
     const auto hub = std::make_shared<InprocHub>(hub_ring_bytes);
-    const auto mpi = std::make_shared<FakeMpi>();
+    const auto mpi = std::make_shared<FakeMpi>(size);
     for (int rank = 0; rank < size; ++rank) {
       segment->page(rank).state.value = static_cast<uint64_t>(RankState::present);
       places_.push_back({.rank = rank,

@@ -31,6 +31,8 @@ import farandole as fd
 import grid
 import harness
 import mpis
+from farandole import _core
+from farandole._tune import kept
 from farandole.common._basics import init as horovods_init
 from farandole.common._basics import mpi_enabled
 from harness import World
@@ -74,6 +76,7 @@ def everything() -> tuple[list[str], int, tuple[int, ...], str]:
     by_name_in_any_order()
     messages()
     refused_by_agreement()
+    by_mpis_own_all_reduce()
     large = np.full((65 << 20) // 4 + 1, fd.rank() + 1, np.float32)
     assert (fd.all_reduce(large) == fd.size() * (fd.size() + 1) / 2).all()
     sums = b"".join(sum_of_random_numbers(n, "canonical") for n in (5, 300_007))
@@ -85,6 +88,30 @@ def refused_by_agreement() -> None:
     with pytest.raises(fd.Mismatch):
         fd.all_reduce(np.ones(3 + fd.rank()))
     assert (fd.all_reduce(np.ones(3)) == fd.size()).all()
+
+
+def by_mpis_own_all_reduce() -> None:
+    for dtype in ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint64"):
+        for op in ops_of(dtype):
+            if dtype.startswith("float") and op in ("min", "max"):
+                continue
+            for count, in_place in ((0, False), (1, True), (3001, False), (70_001, True)):
+                way = check(
+                    "all_reduce", dtype, count, op, in_place=in_place, algorithm="mpi", level="fast"
+                )
+                assert way == "mpi"
+    x = np.full(5001, fd.rank() + 1.0)
+    scaled = fd.all_reduce(x, "mean", prescale=2, postscale=3, algorithm="mpi", level="fast")
+    assert (scaled == 3 * (fd.size() + 1)).all()
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        ("'canonical' promises bits", {"level": "canonical"}), ("a NaN in a max", {"op": "max"}),
+        ("another group", {"group": fd.split(0)}),
+    ]  # fmt: skip
+    for words, options in wrong:
+        with pytest.raises(fd.InvalidArgument, match=words):
+            fd.all_reduce(x, **{"algorithm": "mpi", "level": "fast", **options})
+    with pytest.raises(fd.InvalidArgument, match="no float16"):
+        fd.all_reduce(x.astype(np.float16), algorithm="mpi", level="fast")
 
 
 def bits() -> str:
@@ -129,23 +156,39 @@ def connections() -> int:
     return sum(row[3] == "01" and f"socket:[{row[9]}]" in mine for row in rows)
 
 
+def table_of(path: Path, **seconds: float) -> str:
+    """A tuning table of this host, of the usual numbers but for these."""
+    numbers = _core.tuning.numbers() | seconds
+    kept.write(str(path), kept.Kept(kept.kind(), "now", 2, 0.01, 0, {}, numbers))
+    return str(path)
+
+
 def by_communicator() -> tuple[str, str, int]:
     before = connections()
     fd.init(comm=world())
     x = np.ones(100_003)
+    over_mpi = os.environ["FARANDOLE_TRANSPORT"] == "auto"
+    assert (fd.all_reduce(x, level="fast") == fd.size()).all()
+    assert fd.world().last_path == ("mpi" if over_mpi else "schedule"), "by the table"
+    if not over_mpi:
+        with pytest.raises(fd.InvalidArgument, match="no data go over MPI here"):
+            fd.all_reduce(x, algorithm="mpi", level="fast")
     here, across = fd.split(fd.cross_rank()), fd.split(fd.local_rank())
     assert (fd.all_reduce(x, group=here) == fd.local_size()).all()
     within = str(here.last_path)
     assert (fd.all_reduce(x, group=across) == fd.cross_size()).all()
     assert (fd.all_reduce(x) == fd.size()).all()
-    assert mpi_enabled() == (os.environ["FARANDOLE_TRANSPORT"] == "auto")
+    assert fd.world().last_path == "schedule", "the bits are promised"
+    assert mpi_enabled() == over_mpi
     return within, str(across.last_path), connections() - before
 
 
-def test_a_communicator_takes_mpi_between_hosts_and_memory_within(mpi: Mpi) -> None:
+def test_a_communicator_takes_mpi_between_hosts_and_memory_within(mpi: Mpi, tmp_path: Path) -> None:
     most: dict[str, int] = {}
+    table = table_of(tmp_path / "table", mpi_round=1e-9, mpi_byte=1e-14)
     for transport in ("auto", "tcp"):
         env = {"FARANDOLE_SPLIT_HOSTS": "2,2", "FARANDOLE_TRANSPORT": transport}
+        env["FARANDOLE_TUNING"] = table
         found = mpi.run(4, by_communicator, env=env)
         assert all(across == "schedule" for _, across, _ in found)
         assert all((within == "schedule") == (transport == "tcp") for within, _, _ in found)
@@ -164,6 +207,23 @@ def by_parts() -> tuple[int, float]:
     horovods_init(comm)
     assert (fd.all_reduce(np.ones(5)) == comm.size).all()
     return fd.size(), total
+
+
+def test_what_mpi_takes_is_measured_and_told(mpi: Mpi, tmp_path: Path) -> None:
+    table = table_of(tmp_path / "table")
+    before = kept.read(table).seconds
+    tune = ["-m", "farandole", "tune", "--mpi", "--output", table]
+    done = mpi.start(2, tune, FARANDOLE_SPLIT_HOSTS="1,1")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("measured over MPI, 2 ranks on 2 hosts") == 1
+    after = kept.read(table).seconds
+    new = {"network_round", "network_byte", "mpi_round", "mpi_byte"}
+    assert {name for name in after if after[name] != before[name]} == new
+    assert 0 < after["mpi_round"] < 0.1, after
+    assert 0 < after["mpi_byte"] < 1e-6, after
+    alone = mpi.start(2, tune)
+    assert alone.returncode != 0
+    assert "all 2 ranks share one" in alone.stdout
 
 
 def test_split_communicators_are_worlds(mpi: Mpi) -> None:
@@ -232,29 +292,30 @@ def test_a_parked_rank_asks_mpi_for_little(mpi: Mpi, parts: str, most: float) ->
 # ---- ends ----
 
 
-def reduce_for_ever(x: Any) -> None:
+def reduce_for_ever(x: Any, **options: Any) -> None:
     while True:
-        fd.all_reduce(x)
+        fd.all_reduce(x, **options)
 
 
 def one_is_killed(during: str) -> tuple[str, int | None, float]:
     fd.init()
     x = np.ones(300_007)
-    fd.all_reduce(x)
+    by = {"algorithm": "mpi", "level": "fast"} if during == "reductions" else {}
+    fd.all_reduce(x, **by)
     if fd.rank() == 1:
-        if during == "transfers":
+        if during != "silence":
             for _ in range(20):
-                fd.all_reduce(x, async_op=True)
+                fd.all_reduce(x, async_op=True, **by)
         Path(os.environ["FARANDOLE_TEST_TIME"]).write_text(repr(time.monotonic()))
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(fd.PeerLost) as found:
-        reduce_for_ever(x)
+        reduce_for_ever(x, **by)
     died = float(Path(os.environ["FARANDOLE_TEST_TIME"]).read_text())
     return found.value.verdict, found.value.rank, time.monotonic() - died
 
 
 @pytest.mark.drawn(2)
-@pytest.mark.parametrize("during", ["silence", "transfers"])
+@pytest.mark.parametrize("during", ["silence", "transfers", "reductions"])
 @pytest.mark.parametrize("parts", ["", "1,2"])
 def test_a_killed_rank_is_named_by_all_others(
     mpi: Mpi, parts: str, during: str, tmp_path: Path
@@ -297,16 +358,18 @@ def test_an_exception_ends_the_job(mpi: Mpi) -> None:
 
 
 def gives_up_in_the_middle() -> None:
-    """Five times: an operation whose bytes are under way, and a rank that gives up. What its ranks
+    """Six times: an operation whose bytes are under way, and a rank that gives up. What its ranks
     do with its memory afterwards is theirs alone, and MPI works on."""
     comm = world()
-    for i in range(5):
+    for i in range(6):
         fd.init(comm=comm)
         ours = np.full(1 << 21, fd.rank() + 1.0)
+        by = {"algorithm": "mpi", "level": "fast"} if i % 2 else {}
         handles = []
         with contextlib.suppress(fd.Error):  # the other one may be faster
             for _ in range(4):
-                handles.append(fd.all_reduce(ours, out=np.empty_like(ours), async_op=True))
+                out = np.empty_like(ours)
+                handles.append(fd.all_reduce(ours, out=out, async_op=True, **by))
         if fd.rank() == i % fd.size():
             time.sleep(0.002 * i)
             fd.world().abort("loss is nan")
@@ -319,7 +382,8 @@ def gives_up_in_the_middle() -> None:
         fd.shutdown()
         fd.init(comm=comm)
         again = np.full(300_007, fd.rank() + 1.0)
-        assert (fd.all_reduce(again) == fd.size() * (fd.size() + 1) / 2).all()
+        for by in ({}, {"algorithm": "mpi", "level": "fast"}):
+            assert (fd.all_reduce(again, **by) == fd.size() * (fd.size() + 1) / 2).all()
         fd.shutdown()
 
 

@@ -51,6 +51,9 @@ def with_few_threads(level: str) -> None:
     handle = from_a_thread(lambda: fd.all_reduce(large, async_op=True))
     time.sleep(0.1 * rank)
     assert (handle.wait() == total).all()
+    handle = fd.all_reduce(large, async_op=True, algorithm="mpi", level="fast")
+    time.sleep(0.1 * rank)
+    assert (handle.wait() == total).all()
     if level == "serialized":
         assert (from_a_thread(lambda: fd.all_reduce(large)) == total).all()
     else:

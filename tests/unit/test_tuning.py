@@ -16,7 +16,7 @@ import farandole as fd
 from core_testing import testing
 from farandole import _core, cli
 from farandole._tune import fit, kept, table
-from farandole._tune.fit import LINKS
+from farandole._tune.fit import LINKS, MPI
 from farandole.cli import _why
 from farandole.cli.tune import _keep
 
@@ -388,6 +388,35 @@ def test_a_question_without_meaning_is_refused(mistake: dict[str, Any]) -> None:
         tuning.explain(**{"collective": "all_reduce", "count": 1, **mistake})
 
 
+def by_mpi(collective: str = "all_reduce", **question: Any) -> dict[str, Any] | None:
+    rows = tuning.explain(collective, 1000, **question)
+    return next((dict(row) for row in rows if row["backend"] == "mpi"), None)
+
+
+@pytest.mark.parametrize(
+    ("question", "refusal"),
+    [
+        ({"level": "fast"}, "data do not go over MPI"),
+        ({"transport": "mpi"}, "level 'canonical' promises bits"),
+        ({"transport": "mpi", "level": "fast"}, "chosen between hosts alone, or by name"),
+        ({"transport": "mpi", "level": "fast", "dtype": "bfloat16"}, "MPI has no bfloat16"),
+    ],
+)
+def test_mpis_own_way_says_why_it_is_not_taken(question: dict[str, Any], refusal: str) -> None:
+    row = by_mpi(**question)
+    assert row is not None
+    assert refusal in row["refusal"]
+    assert row["seconds"] is None, "nobody has measured it"
+    assert by_mpi("broadcast", **question) is None
+
+
+def test_mpis_own_way_takes_what_was_measured() -> None:
+    text = tuning.text({**tuning.numbers(), "mpi_round": 1e-5, "mpi_byte": 1e-9}, "measured")
+    row = by_mpi(ranks=4, text=text)
+    assert row is not None
+    assert row["seconds"] == pytest.approx(2 * 1e-5 + 1e-9 * 1.5 * 4000)
+
+
 # ---- what info --why tells ----
 
 WHY = f"""\
@@ -515,7 +544,7 @@ def samples(text: str, noise: float = 0.0) -> list[fit.Sample]:
 def test_a_true_model_is_found_again() -> None:
     truth = {name: value * 3 for name, value in tuning.numbers().items()} | {"ll_byte": 4e-9}
     result = fit.fit(samples(tuning.text(truth, "true")))
-    for name in set(NAMES) - {"channel_message", *LINKS}:
+    for name in set(NAMES) - {"channel_message", *LINKS, *MPI}:
         assert result.seconds[name] == pytest.approx(truth[name], rel=0.05), name
     assert max(result.medians().values()) < 0.01
     noisy = fit.fit(samples(tuning.text(truth, "true"), noise=0.2))
@@ -558,6 +587,20 @@ def test_links_stay_until_they_are_measured_again(cache: Path) -> None:
     # A noisier host: its own numbers are left out.
     assert after(links=True, noise=0.3, network_round=6e-5, ll_start=3e-6)[1:] == (6e-5, 2e-6)
     assert after(links=False, noise=0.3, network_round=7e-5)[1:] == (6e-5, 2e-6)
+
+
+def test_what_mpi_takes_stays_whatever_else_is_measured(cache: Path) -> None:
+    fill(cache, mpi_round=3e-5, mpi_byte=2e-9)
+    for links in (False, True):
+        _keep(str(cache), measured(network_round=links + 1e-5), force=True, measured_links=links)
+        numbers = kept.read(str(cache)).seconds
+        assert (numbers["mpi_round"], numbers["mpi_byte"]) == (3e-5, 2e-9)
+
+
+def test_ranks_of_mpiexec_are_not_counted_again(capfd: pytest.CaptureFixture[str]) -> None:
+    for option in (["-np", "2"], ["-H", "a,b"]):
+        assert cli.main(["tune", "--mpi", *option]) == 2
+        assert f"{option[0]} does not go with --mpi" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,9 @@ def all_reduce(
         async_op: return a ``Handle`` at once; ``Handle.wait()`` gives the result.
         group: default: all ranks. Operations of a group match in program order.
         algorithm: force a path over shared memory (``ll``, ``one_shot``, ``mapped``, ``cma``,
-            ``cico``), ``eager`` among several hosts, or a planner; the error for an unknown name
-            lists them.
+            ``cico``), ``eager`` among several hosts, ``mpi`` (its own all-reduce, at level
+            ``fast``) where data go over MPI, or a planner; the error for an unknown name lists
+            them.
         level: ``canonical`` or ``fast``; default ``FARANDOLE_LEVEL``.
         timeout: seconds until the operation fails, 0: never; default ``FARANDOLE_TIMEOUT``.
 

@@ -66,7 +66,17 @@ class MpiBinding(metaclass=_Native):
     """An MPI, as mpi4py knows it."""
 
     def __init__(
-        self, *, module: str, handle_bytes: int, status_bytes: int, byte: int, comm_self: int
+        self,
+        *,
+        module: str,
+        handle_bytes: int,
+        status_bytes: int,
+        byte: int,
+        comm_self: int,
+        errors_return: int,
+        in_place: int,
+        dtypes: Mapping[str, int],
+        ops: Mapping[str, int],
     ) -> None: ...
 
 class MpiPort(metaclass=_Native):

@@ -19,6 +19,7 @@ from farandole import _core
 
 PATHS = tuple(path["name"] for path in _core.tuning.paths())
 LINKS = ("network_round", "network_byte")
+MPI = ("mpi_round", "mpi_byte")  # its own all-reduce
 CHANNELS = ("channel_round", "channel_message", "channel_byte", "channel_folded_byte")
 
 _PULL = 1e-6  # towards the default: decides only where times do not

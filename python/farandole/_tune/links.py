@@ -9,6 +9,7 @@ pair counts: a collective waits for it.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,43 +38,53 @@ def measure(seconds: float) -> Link:
             f"links are measured by one rank on each of several hosts; {fd.size()} ranks found "
             f"themselves on {fd.cross_size()}"
         )
-    alone = fd.split(fd.rank())
-    assert alone is not None
-    python = float(np.median(_times(alone, np.ones(1, np.float32), None, 0)))
-    each = seconds / (fd.size() - 1)
+    return measure_from_first(range(1, fd.size()), seconds)
+
+
+def measure_from_first(others: Sequence[int], seconds: float) -> Link:
+    """Between rank 0 and each of some ranks, for about that long; the same on every rank."""
+    python = python_part()
     mine = np.zeros(3)
-    for other in range(1, fd.size()):
+    for other in others:
         pair = fd.split(0 if fd.rank() in (0, other) else None)
         if pair is not None:
-            mine = np.maximum(mine, _measure_pair(pair, each, python))
+            mine = np.maximum(mine, _measure_pair(pair, seconds / len(others), python))
         fd.barrier()
     return Link(*fd.all_reduce(mine, "max").tolist())
 
 
+def python_part() -> float:
+    """Seconds of a call that are Python's: it has nobody to wait for."""
+    alone = fd.split(fd.rank())
+    assert alone is not None
+    return float(np.median(times(alone, np.ones(1, np.float32), 0)))
+
+
 def _measure_pair(pair: fd.Group, seconds: float, python: float) -> NDArray[np.float64]:
     word = np.ones(1, np.float32)
-    small = float(np.median(_times(pair, word, None, seconds * _PART_OF_TIME)))
+    small = float(np.median(times(pair, word, seconds * _PART_OF_TIME)))
     round_ = max(small - python, _LEAST_LEFT * small)
     size = _MIB
     while size < _MOST_BYTES and _call(pair, size) < _LONG:
         size *= 2
     data = np.ones(size // 4, np.float32)
-    large = _times(pair, data, "halving_doubling", seconds * (1 - _PART_OF_TIME))
+    large = times(pair, data, seconds * (1 - _PART_OF_TIME), "halving_doubling")
     folds = size / 2 * _core.tuning.numbers()["channel_folded_byte"]
     # Its rounds: one to agree, and two exchanges of halves, by which each sends all of the size.
     byte = (float(np.median(large)) - 3 * round_ - folds) / size
-    return np.array([round_, max(byte, _LEAST_LEFT * np.median(large) / size), _spread(large)])
+    return np.array([round_, max(byte, _LEAST_LEFT * np.median(large) / size), spread(large)])
 
 
 def _call(pair: fd.Group, size: int) -> float:
     """A call that is not the first one; equal on both ranks."""
-    return float(_times(pair, np.ones(size // 4, np.float32), "halving_doubling", 0)[-1])
+    return float(times(pair, np.ones(size // 4, np.float32), 0, "halving_doubling")[-1])
 
 
-def _times(
-    group: fd.Group, data: NDArray[np.float32], algorithm: str | None, seconds: float
+def times(
+    group: fd.Group, data: NDArray[np.float32], seconds: float, algorithm: str | None = None
 ) -> NDArray[np.float64]:
     """Of calls one after the other, the slower rank's; as many as fit, equal on all."""
+    level = "fast" if algorithm == "mpi" else None
     readings: list[NDArray[np.float64]] = []
     left = seconds
     while left > 0 or len(readings) < 2:
@@ -82,13 +93,14 @@ def _times(
         for i in range(_CALLS):
             data.fill(1)
             start = time.perf_counter()
-            fd.all_reduce(data, out=data, algorithm=algorithm, group=group)
+            fd.all_reduce(data, out=data, algorithm=algorithm, level=level, group=group)
             mine[i] = time.perf_counter() - start
         readings.append(fd.all_reduce(mine, "max", group=group))
         left -= float(readings[-1].sum())
     return np.concatenate(readings[1:])  # the first ones connect
 
 
-def _spread(times: NDArray[np.float64]) -> float:
-    low, high = np.quantile(times, (0.25, 0.75))
+def spread(readings: NDArray[np.float64]) -> float:
+    """By how much slow ones exceed quick ones."""
+    low, high = np.quantile(readings, (0.25, 0.75))
     return float(high / low - 1)

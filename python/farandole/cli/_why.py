@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _DEFAULTS = {
     "collective": "all_reduce", "ranks": "2", "memory": "caller", "dtype": "float32", "level": "",
 }  # fmt: skip
+_KINDS = {"shm_direct": "path", "schedule": "planner", "mpi": "MPI"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -170,7 +171,7 @@ def _show(facts: dict[str, Any]) -> None:
     rows = [
         (
             candidate["name"],
-            "path" if candidate["backend"] == "shm_direct" else "planner",
+            _KINDS[candidate["backend"]],
             "-"
             if candidate["seconds"] is None
             else format_microseconds(1e9 * candidate["seconds"]).rjust(9),

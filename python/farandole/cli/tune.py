@@ -1,5 +1,5 @@
-"""Measures this host in seconds, and with -H the links to others, so that paths and planners are
-chosen by what they take here."""
+"""Measures this host in seconds, with -H the links to others, with --mpi what MPI takes, so that
+paths and planners are chosen by what they take here."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ EPILOG = """\
 examples:
   farandole tune
   farandole tune -H this-host,other-host       the links to other hosts, too: one rank on each
+  mpiexec -n 8 farandole tune --mpi            MPI's own all-reduce, among the job's ranks and hosts
   farandole tune -np 4 --output tuning.txt     then: export FARANDOLE_TUNING=tuning.txt
   farandole info --why 4M                      what would be chosen now, and why
 
@@ -39,6 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="measure and show, write nothing")
     parser.add_argument("--force", action="store_true", help="replace a table of less noise, too")
     _hosts.add_places(parser.add_argument_group("links to other hosts"))
+    parser.add_argument(
+        "--mpi",
+        action="store_true",
+        help="as the ranks that mpiexec starts, on several hosts: measure what MPI's own "
+        "all-reduce and messages over MPI take, and add it to this host's table",
+    )
     # What `farandole run` starts: paths alone, in a second, and however it turns out.
     parser.add_argument("--first-use", action="store_true", help=argparse.SUPPRESS)
 
@@ -48,6 +55,8 @@ def handle(arguments: argparse.Namespace) -> int:
     from farandole._tune import fit, kept, starting
     from farandole.cli._terminal import columns
 
+    if arguments.mpi:
+        return _over_mpi(arguments)
     ranks = _ranks(arguments.ranks)
     hosts = _hosts_of(arguments)
     brief = arguments.first_use
@@ -81,6 +90,43 @@ def handle(arguments: argparse.Namespace) -> int:
         print(f"noise of links {100 * link.noise:.1f} %")
     if not arguments.dry_run:
         print(_keep(path, found, force=arguments.force, measured_links=link is not None))
+    return 0
+
+
+def _over_mpi(arguments: argparse.Namespace) -> int:
+    """As one of the ranks that are measured. Rank 0 adds the numbers to the table that is there."""
+    import farandole as fd
+    from farandole import _core
+    from farandole._tune import kept, over_mpi
+    from farandole.cli._terminal import print_table
+
+    for given, name in ((arguments.ranks, "-np"), (arguments.hosts, "-H")):
+        if given is not None:
+            raise CommandError(f"{name} does not go with --mpi: mpiexec has started the ranks")
+    try:
+        found = over_mpi.measure(_SECONDS)
+    except (fd.RendezvousError, fd.InvalidArgument) as error:
+        raise CommandError(str(error).splitlines()[0]) from None
+    if fd.rank() != 0:
+        return 0
+    words = dict(_core.tuning.fields())
+    rows = [(name, _nanoseconds(s), words[name]) for name, s in found.seconds.items()]
+    title = f"measured over MPI, {fd.size()} ranks on {fd.cross_size()} hosts"
+    print_table(title, ("number", "ns", "what"), rows)
+    print(f"noise {100 * found.noise:.1f} %")
+    if arguments.dry_run:
+        return 0
+    try:
+        path = arguments.output or kept.path_here()
+        before = _before(path) or _before(kept.path_here())
+        if before is None:
+            raise CommandError("nothing is written: run `farandole tune` on this host first")
+        kept.write(path, before._replace(seconds=before.seconds | found.seconds))
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror}", 1) from error
+    except kept.NotBelieved as error:
+        raise CommandError(f"nothing is written: {error}", 1) from error
+    print(f"written: {path}, what goes over MPI alone")
     return 0
 
 
@@ -123,10 +169,11 @@ def _hosts_of(arguments: argparse.Namespace) -> Sequence[Share]:
 def _keep(path: str, found: Kept, *, force: bool, measured_links: bool = False) -> str:
     """Writes the file, unless the one that is there is the better one; says what it did.
 
-    What is known of links stays where they were not measured now, and is replaced where they were.
+    What is known of links stays where they were not measured now, and is replaced where they were;
+    what is known of MPI stays.
     """
     from farandole._tune import kept, table
-    from farandole._tune.fit import LINKS
+    from farandole._tune.fit import LINKS, MPI
 
     try:
         table.text_of(found)  # what would not be believed is not written
@@ -134,6 +181,7 @@ def _keep(path: str, found: Kept, *, force: bool, measured_links: bool = False) 
         found = found._replace(tries=found.tries + (before.tries if before else 0))
         newer = found if measured_links or before is None else before
         links = {name: newer.seconds[name] for name in LINKS}
+        links |= {name: (before or found).seconds[name] for name in MPI}
         found = found._replace(seconds=found.seconds | links)
         said = f"written: {path}"
         if before and not force and before.noise * _MUCH_QUIETER < found.noise:
@@ -166,12 +214,14 @@ def _before(path: str) -> Kept | None:
 
 def _show(result: Fit, samples: list[Sample]) -> None:
     from farandole import _core
+    from farandole._tune.fit import MPI
     from farandole.cli._terminal import print_table
 
     defaults = _core.tuning.numbers()
     rows = [
         (name, _nanoseconds(result.seconds[name]), _nanoseconds(defaults[name]), doc)
         for name, doc in _core.tuning.fields()
+        if name not in MPI
     ]
     print_table("measured", ("number", "ns", "default", "what"), rows)
     rows = [
