@@ -220,8 +220,8 @@ TEST(mpi_all_reduce_of_a_rank_that_never_comes_ends_without_mpi) {
 namespace {
 
 /// Ports of a few ranks, polled by one thread, with an all-reduce that all of them have in hand.
-struct InBetween {
-  explicit InBetween(int size)
+struct HalfBegun {
+  explicit HalfBegun(int size)
       : mpi(std::make_shared<FakeMpi>(size)), data(static_cast<size_t>(size)) {
     for (int r = 0; r < size; ++r) {
       const auto index = static_cast<size_t>(r);
@@ -256,7 +256,7 @@ struct InBetween {
 }  // namespace
 
 TEST(mpi_all_reduce_that_some_have_begun_is_ended_by_all) {
-  InBetween all(5);
+  HalfBegun all(5);
   CHECK(!all.ports[1]->reduce(all.reductions[1]));
   CHECK(all.let_go() == std::vector<Held>(5, Held::no));
   CHECK(!all.mpi->mixed);
@@ -269,14 +269,14 @@ TEST(mpi_all_reduce_that_some_have_begun_is_ended_by_all) {
 }
 
 TEST(mpi_all_reduce_that_nobody_has_begun_is_begun_by_nobody) {
-  InBetween all(3);
+  HalfBegun all(3);
   const size_t before = all.mpi->reductions.size();
   CHECK(all.let_go() == std::vector<Held>(3, Held::no));
   CHECK_EQUAL(all.mpi->reductions.size(), before);
 }
 
 TEST(mpi_all_reduce_that_never_ends_keeps_its_memory) {
-  InBetween all(2);
+  HalfBegun all(2);
   CHECK(!all.ports[0]->reduce(all.reductions[0]));
   Held held = Held::for_now;
   const TimePoint begin = now();
@@ -289,7 +289,7 @@ TEST(mpi_all_reduce_that_never_ends_keeps_its_memory) {
 }
 
 TEST(mpi_all_reduce_in_flight_at_a_death_keeps_its_memory) {
-  InBetween all(2);
+  HalfBegun all(2);
   CHECK(!all.ports[0]->reduce(all.reductions[0]));
   all.ports[0]->abandon("rank 1 has died");
   all.mpi->broken = true;  // a call would be an error at once

@@ -40,6 +40,7 @@ from mpis import Mpi
 
 Spawn = Callable[..., World]
 ROOT = Path(__file__).resolve().parents[2]
+BY_MPI: dict[str, Any] = {"algorithm": "mpi", "level": "fast"}  # its own all-reduce
 FORCED = {"FARANDOLE_TRANSPORT": "mpi", "FARANDOLE_START_TIMEOUT": "60"}
 
 
@@ -101,7 +102,7 @@ def by_mpis_own_all_reduce() -> None:
                 )
                 assert way == "mpi"
     x = np.full(5001, fd.rank() + 1.0)
-    scaled = fd.all_reduce(x, "mean", prescale=2, postscale=3, algorithm="mpi", level="fast")
+    scaled = fd.all_reduce(x, "mean", prescale=2, postscale=3, **BY_MPI)
     assert (scaled == 3 * (fd.size() + 1)).all()
     wrong: list[tuple[str, dict[str, Any]]] = [
         ("'canonical' promises bits", {"level": "canonical"}), ("a NaN in a max", {"op": "max"}),
@@ -109,9 +110,9 @@ def by_mpis_own_all_reduce() -> None:
     ]  # fmt: skip
     for words, options in wrong:
         with pytest.raises(fd.InvalidArgument, match=words):
-            fd.all_reduce(x, **{"algorithm": "mpi", "level": "fast", **options})
+            fd.all_reduce(x, **BY_MPI | options)
     with pytest.raises(fd.InvalidArgument, match="no float16"):
-        fd.all_reduce(x.astype(np.float16), algorithm="mpi", level="fast")
+        fd.all_reduce(x.astype(np.float16), **BY_MPI)
 
 
 def bits() -> str:
@@ -172,7 +173,7 @@ def by_communicator() -> tuple[str, str, int]:
     assert fd.world().last_path == ("mpi" if over_mpi else "schedule"), "by the table"
     if not over_mpi:
         with pytest.raises(fd.InvalidArgument, match="no data go over MPI here"):
-            fd.all_reduce(x, algorithm="mpi", level="fast")
+            fd.all_reduce(x, **BY_MPI)
     here, across = fd.split(fd.cross_rank()), fd.split(fd.local_rank())
     assert (fd.all_reduce(x, group=here) == fd.local_size()).all()
     within = str(here.last_path)
@@ -300,7 +301,7 @@ def reduce_for_ever(x: Any, **options: Any) -> None:
 def one_is_killed(during: str) -> tuple[str, int | None, float]:
     fd.init()
     x = np.ones(300_007)
-    by = {"algorithm": "mpi", "level": "fast"} if during == "reductions" else {}
+    by = BY_MPI if during == "reductions" else {}
     fd.all_reduce(x, **by)
     if fd.rank() == 1:
         if during != "silence":
@@ -364,7 +365,7 @@ def gives_up_in_the_middle() -> None:
     for i in range(6):
         fd.init(comm=comm)
         ours = np.full(1 << 21, fd.rank() + 1.0)
-        by = {"algorithm": "mpi", "level": "fast"} if i % 2 else {}
+        by = BY_MPI if i % 2 else {}
         handles = []
         with contextlib.suppress(fd.Error):  # the other one may be faster
             for _ in range(4):
@@ -382,7 +383,7 @@ def gives_up_in_the_middle() -> None:
         fd.shutdown()
         fd.init(comm=comm)
         again = np.full(300_007, fd.rank() + 1.0)
-        for by in ({}, {"algorithm": "mpi", "level": "fast"}):
+        for by in ({}, BY_MPI):
             assert (fd.all_reduce(again, **by) == fd.size() * (fd.size() + 1) / 2).all()
         fd.shutdown()
 

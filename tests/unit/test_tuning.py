@@ -219,7 +219,7 @@ GARBLED: list[tuple[str, Callable[[str], bytes]]] = [
     ("missing", edited("noise=", "other.noise=")),
     ("ll_start is nan", edited("ll_start=5e-07", "ll_start=nan")),
     ("ll_start is 1000", edited("ll_start=5e-07", "ll_start=1000")),
-    ("it has 17 numbers", edited("seconds.ll_start", "seconds.more=1\nseconds.ll_start")),
+    ("it has 19 numbers", edited("seconds.ll_start", "seconds.more=1\nseconds.ll_start")),
     ("no ll_start", edited("seconds.ll_start", "seconds.lines_begin")),
     ("origin", edited("03:04", "03:04\a")),
     ("origin", edited("03:04", "long " * 100)),
