@@ -44,11 +44,14 @@ struct CudaExchange;
 /// Of one operation: when its arrays are ready, and when it is complete. Any thread.
 struct CudaMoments;
 
-/// What another rank needs to map a bucket; a descriptor goes with it.
+/// What another rank needs to map a bucket: a descriptor goes with it, or there is a handle, and
+/// then its owner must be the last to let go of the bucket.
 struct CudaShare {
   uint64_t process, number, bytes;
   char device[16];
   int32_t multiprocessors;
+  int32_t by_handle;
+  char handle[64];
 };
 
 struct CudaExchangeShape {
@@ -168,13 +171,16 @@ struct CudaTable {
 
   /// Streams alone.
   CudaExchange* (*open_exchange)(const CudaExchangeShape* shape, CudaFailure* failure);
-  /// Once. `descriptor` is the caller's, for the others. Fails where there is a kernel or a
+  /// Once. `descriptor` is the caller's, for the others, or -1. Fails where there is a kernel or a
   /// function of the driver too few.
   int32_t (*open_bucket)(CudaExchange* exchange, CudaShare* mine, int32_t* descriptor,
                          CudaFailure* failure);
   /// Another rank's bucket; `descriptor` stays the caller's.
   int32_t (*map_peer)(CudaExchange* exchange, int32_t rank, const CudaShare* theirs,
                       int32_t descriptor, CudaFailure* failure);
+  /// This rank uses nothing of other ranks' any more: drains, if need be, and maps no bucket but
+  /// its own. Nothing begins afterwards.
+  void (*let_go_of_peers)(CudaExchange* exchange);
   /// Drains, if need be, and ends.
   void (*close_exchange)(CudaExchange* exchange);
 

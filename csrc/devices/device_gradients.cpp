@@ -46,8 +46,7 @@ class DeviceGradients::Arrival : public Gate {
 
   bool is_open() override {
     if (is_open_) return true;
-    if ((until_.has_to_host && !queue_->reached(kToHost, until_.to_host)) ||
-        (until_.has_to_device && !queue_->reached(kToDevice, until_.to_device))) {
+    if (!until_.reached(*queue_)) {
       if (watch_.due()) look_for_loss();
       return false;
     }

@@ -22,7 +22,8 @@ namespace farandole {
 class DeviceGradients : public Carrier {
  public:
   /// `carried`: by parameter, whether its gradients lie on this device; others' may lie on another
-  /// one, in the same buckets. To be given to the reducer, which outlives it. Throws Error(device), which all ranks get, where the device cannot be used.
+  /// one, in the same buckets. To be given to the reducer, which outlives it. Throws Error(device),
+  /// which all ranks get, where the device cannot be used.
   DeviceGradients(Reducer& reducer, int device, std::vector<bool> carried);
   ~DeviceGradients() override;
   DeviceGradients(const DeviceGradients&) = delete;

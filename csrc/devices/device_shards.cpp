@@ -91,13 +91,15 @@ void DeviceShards::bring_value(size_t parameter, uint64_t address, uint64_t stre
 
 void DeviceShards::arrive() {
   Group& group = update_.group();
-  const uint32_t arrived = or_fail_group(group, [&] { return queue_->mark(kToHost); });
-  const uint32_t left =
-      returning_ ? or_fail_group(group, [&] { return queue_->mark(kToDevice); }) : 0;
+  CopiesUntil until{.has_to_host = true, .has_to_device = returning_};
+  or_fail_group(group, [&] {
+    until.to_host = queue_->mark(kToHost);
+    if (returning_) until.to_device = queue_->mark(kToDevice);
+  });
   const TimePoint begin = now();
   TimePoint next_interruption = begin + kBetweenInterruptions;
   LossWatch watch;
-  while (!queue_->reached(kToHost, arrived) || (returning_ && !queue_->reached(kToDevice, left))) {
+  while (!until.reached(*queue_)) {
     group.check();
     if (watch.due()) or_fail_group(group, [&] { queue_->look_for_loss(); });
     const TimePoint when = now();

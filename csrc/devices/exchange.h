@@ -28,6 +28,8 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
   /// What the others need of this rank's bucket: a CudaShare and a descriptor.
   PeerOffer open_bucket();
   void map(int member, const CudaShare& theirs, int descriptor);
+  /// Nothing of other ranks' is used any more; nothing begins afterwards.
+  void let_go_of_peers() { library_.let_go_of_peers(exchange_.get()); }
 
   /// Ready when what the queue waits for now has come. Any thread.
   StepMoments moments(const DeviceQueue& queue);

@@ -190,6 +190,18 @@ void PeerMeeting::conclude() {
   refusal_ = std::move(first);
 }
 
+PeerParting PeerMeeting::parting() {
+  if (listener_) take_in();  // who has connected, and was not heard yet
+  std::vector<Fd> to;
+  std::vector<PeerParting::From> from;
+  for (Fd& stranger : strangers_) from.push_back({-1, std::move(stranger)});
+  for (size_t r = 0; r < peers_.size(); ++r) {
+    if (peers_[r].to) to.push_back(std::move(peers_[r].to));
+    if (peers_[r].from) from.push_back({static_cast<int>(r), std::move(peers_[r].from)});
+  }
+  return {std::move(to), std::move(from)};
+}
+
 std::vector<int> PeerMeeting::silent() const {
   std::vector<int> missing;
   for (int r = 0; r < static_cast<int>(peers_.size()); ++r)

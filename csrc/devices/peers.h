@@ -12,6 +12,7 @@
 
 #include "base/cuda_table.h"
 #include "base/fd.h"
+#include "devices/parting.h"
 #include "stream/stream.h"
 
 namespace farandole {
@@ -57,6 +58,8 @@ class PeerMeeting {
   bool done() const { return round_ == used_ && said(used_) && told(used_); }
   /// Then: the first refusal by rank, the same on all members; empty: all could use what they got.
   const std::string& refusal() const { return refusal_; }
+  /// Then, or where it does not come to its end: how they part.
+  PeerParting parting();
   /// The members whose word is missing.
   std::vector<int> silent() const;
 

@@ -18,11 +18,6 @@ size_t room_for(size_t bytes) {
   return (bytes + unit - 1) / unit * unit;
 }
 
-bool done(const DeviceQueue& queue, const CopiesUntil& until) {
-  return !until.lost && (!until.has_to_host || queue.reached(kToHost, until.to_host)) &&
-         (!until.has_to_device || queue.reached(kToDevice, until.to_device));
-}
-
 struct Known {
   std::mutex mutex;  // guards all
   std::vector<std::pair<std::weak_ptr<Engine>, std::weak_ptr<Staging>>> all;
@@ -34,6 +29,11 @@ Known& known() {
 }
 
 }  // namespace
+
+bool CopiesUntil::reached(const DeviceQueue& queue) const {
+  return !lost && (!has_to_host || queue.reached(kToHost, to_host)) &&
+         (!has_to_device || queue.reached(kToDevice, to_device));
+}
 
 std::shared_ptr<Staging> Staging::of(Engine& engine) {
   Known& one = known();
@@ -118,14 +118,14 @@ void Staging::give_back(std::shared_ptr<StagingBlock> block, const CopiesUntil& 
 
 void Staging::keep(std::shared_ptr<const void> array, const std::shared_ptr<DeviceQueue>& queue,
                    const CopiesUntil& until) noexcept {
-  if (in_child() || done(*queue, until)) return;
+  if (in_child() || until.reached(*queue)) return;
   const std::lock_guard lock(mutex_);
   returned_.push_back({queue, until, nullptr, std::move(array)});
 }
 
 void Staging::take_back(Letting& letting) {
   std::erase_if(returned_, [&](Returned& returned) {
-    if (!done(*returned.queue, returned.until)) return false;
+    if (!returned.until.reached(*returned.queue)) return false;
     if (returned.block) idle_.push_back(std::move(returned.block));
     if (returned.array) letting.push_back(std::move(returned.array));
     return true;

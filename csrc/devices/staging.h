@@ -26,6 +26,9 @@ struct CopiesUntil {
   uint32_t to_host = 0, to_device = 0;  // marks
   bool has_to_host = false, has_to_device = false;
   bool lost = false;  // there is no mark after the last copy: to the queue's end
+
+  /// Costs nothing.
+  bool reached(const DeviceQueue& queue) const;
 };
 
 /// Of one engine. Any thread, but for what a task does.

@@ -1,5 +1,6 @@
 #include "devices/step_backend.h"
 
+#include <cstring>
 #include <utility>
 
 #include "base/log.h"
@@ -12,6 +13,12 @@ namespace {
 
 constexpr auto kSoon = std::chrono::milliseconds(1);
 
+bool needs_parting(const PeerOffer& bucket) {
+  CudaShare share;
+  std::memcpy(&share, bucket.data.data(), sizeof share);
+  return share.by_handle != 0;
+}
+
 }  // namespace
 
 StepBackend::StepBackend(const Host& host, const Membership& membership, uint64_t key,
@@ -23,11 +30,13 @@ StepBackend::StepBackend(const Host& host, const Membership& membership, uint64_
       exchange_(std::move(exchange)),
       piece_bytes_(piece_bytes),
       setting_(std::move(setting)),
-      watch_(watch) {
+      watch_(watch),
+      must_part_(needs_parting(bucket)) {
   meeting_.emplace(host, membership_, key, std::move(bucket),
                    [this](std::span<const PeerOffered> all) {
                      for (int r = 0; r < static_cast<int>(all.size()); ++r) {
                        const PeerOffered& theirs = all[static_cast<size_t>(r)];
+                       must_part_ |= theirs.get<CudaShare>().by_handle != 0;
                        if (r != membership_.rank)
                          exchange_->map(r, theirs.get<CudaShare>(), theirs.descriptor);
                      }
@@ -73,10 +82,21 @@ Progress StepBackend::poll(TimePoint until) {
 bool StepBackend::have_met() {
   if (!meeting_->done()) return false;
   no_buckets_ = meeting_->refusal();
-  meeting_.reset();
+  end_meeting();
   if (!no_buckets_.empty())
     log(LogLevel::warning, "collectives on devices have no steps: " + no_buckets_);
   return true;
+}
+
+void StepBackend::end_meeting() {
+  if (must_part_) parting_ = meeting_->parting();
+  meeting_.reset();
+}
+
+void StepBackend::stop_meeting() {
+  if (!meeting_) return;
+  no_buckets_ = "a rank has left its devices";
+  end_meeting();
 }
 
 /// Whether it is known if all ranks have it.

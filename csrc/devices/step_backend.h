@@ -35,6 +35,15 @@ class StepBackend : public Backend {
               std::shared_ptr<DeviceExchange> exchange, PeerOffer bucket, size_t piece_bytes,
               std::string setting, StepWatch& watch);
 
+  const Membership& membership() const { return membership_; }
+  /// Once ranks have met: how they part, where they have mapped memory whose owner must be the last
+  /// to let go of it. Null: that is not so.
+  PeerParting* parting() { return parting_ ? &*parting_ : nullptr; }
+  /// They meet no more: this rank ends.
+  void stop_meeting();
+  /// No operation is launched in part, nor was one that failed.
+  bool rests() const { return !begun_ || next_ == pieces_; }
+
   /// Before the operation starts: what of it only this rank knows.
   void take(StepArrays& arrays) { arrays_ = &arrays; }
 
@@ -51,6 +60,7 @@ class StepBackend : public Backend {
 
  private:
   bool have_met();
+  void end_meeting();
   bool have_nccl();
   bool grants_spinning() const;
   void choose();
@@ -68,6 +78,8 @@ class StepBackend : public Backend {
   StepWatch& watch_;
   std::optional<PeerMeeting> meeting_;  // until all have met
   std::string no_buckets_;              // why none; the same on all ranks
+  bool must_part_ = false;
+  std::optional<PeerParting> parting_;  // once they have met
   std::optional<NcclMeeting> nccl_;     // from the first operation that would go by NCCL
   std::string no_nccl_;                 // likewise
 

@@ -1,9 +1,13 @@
 #include "devices/steps.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/log.h"
+#include "control/absence.h"
+#include "engine/fork.h"
 #include "stream/stream.h"
 
 namespace farandole {
@@ -12,6 +16,8 @@ namespace {
 constexpr uint64_t kStepsNumber = (uint64_t{1} << 62) + 16;  // of no stream
 constexpr int kMostRanksOfSteps = 64;                        // that the kernels take
 constexpr size_t kMostFailed = 1024;                         // calls that are remembered
+constexpr auto kPartingPatience = std::chrono::seconds(3);
+constexpr auto kBetweenPartingLooks = std::chrono::milliseconds(1);
 
 struct KnownSteps {
   std::mutex mutex;  // guards all
@@ -21,6 +27,37 @@ struct KnownSteps {
 KnownSteps& known_steps() {
   static auto* const one = new KnownSteps;
   return *one;
+}
+
+/// Of worlds that have ended: what others may have open, and how they say that they have not.
+struct KeptForOthers {
+  struct One {
+    std::shared_ptr<DeviceExchange> exchange;
+    PeerParting parting;
+  };
+  std::mutex mutex;  // guards all
+  std::vector<One> all;
+
+  void add(One one) {
+    const std::lock_guard lock(mutex);
+    all.push_back(std::move(one));
+  }
+  void sweep() {
+    const std::lock_guard lock(mutex);
+    std::erase_if(all, [](One& one) { return one.parting.is_over([](int) { return false; }); });
+  }
+};
+
+KeptForOthers& kept_for_others() {
+  static auto* const one = new KeptForOthers;
+  return *one;
+}
+
+void keep_for_others(std::shared_ptr<DeviceExchange> exchange, PeerParting parting) {
+  log(LogLevel::info, "other ranks have not let go of this one's memory of device " +
+                          std::to_string(exchange->device()) +
+                          " yet: it stays until they do, or until this process ends");
+  kept_for_others().add({std::move(exchange), std::move(parting)});
 }
 
 }  // namespace
@@ -47,6 +84,7 @@ Steps::Steps(Group& group, int device)
   const Host& host = engine_.host();
   const size_t piece_bytes = engine_.options().device_bucket_bytes;
   PeerOffer bucket;
+  kept_for_others().sweep();
   try {
     exchange_ = std::make_shared<DeviceExchange>(
         CudaExchangeShape{.device = device,
@@ -66,6 +104,39 @@ Steps::Steps(Group& group, int device)
                    *watch_);
 }
 
+Steps::~Steps() {
+  if (in_child()) return;
+  watch_.reset();  // whatever is in flight is waited for
+  if (!exchange_) return;
+  backend_->stop_meeting();
+  PeerParting* const parting = backend_->parting();
+  if (parting == nullptr) return;
+  part();
+  const Deadline patience = Deadline::after(kPartingPatience);
+  const auto dead = [this](int member) { return is_dead(member); };
+  while (!parting->is_over(dead)) {
+    if (patience.passed(now())) {
+      keep_for_others(std::move(exchange_), std::move(*parting));
+      return;
+    }
+    std::this_thread::sleep_for(kBetweenPartingLooks);
+  }
+}
+
+/// Of a place.
+bool Steps::is_dead(int member) const {
+  const int rank = backend_->membership().members[static_cast<size_t>(member)];
+  const auto gone = absence_of(engine_.host(), rank, "");
+  return gone && gone->code() == ErrorCode::peer_lost;
+}
+
+/// This rank uses nothing of the others' any more.
+void Steps::part() {
+  if (backend_->parting()->told()) return;
+  exchange_->let_go_of_peers();
+  backend_->parting()->tell();
+}
+
 bool Steps::worth_trying(uint64_t call) const {
   const std::lock_guard lock(mutex_);
   return !failed_.contains(call);
@@ -83,7 +154,15 @@ bool Steps::poll(TimePoint) {
 
 void Steps::look_around(TimePoint when) {
   watch_->look_around(when);
-  if (group_.expired() && watch_->idle()) engine_.drop_task(shared_from_this());
+  if (!watch_->idle()) return;
+  // The engine alone has it: no call of this rank's is on its way.
+  const bool ends = group_.expired() && weak_from_this().use_count() == 1;
+  if (ends) backend_->stop_meeting();
+  PeerParting* const parting = backend_->parting();
+  const auto dead = [this](int member) { return is_dead(member); };
+  if (parting != nullptr && backend_->rests() && (ends || parting->has_begun(dead))) part();
+  if (group_.expired() && (parting == nullptr || (parting->told() && parting->is_over(dead))))
+    engine_.drop_task(shared_from_this());
 }
 
 }  // namespace farandole

@@ -18,6 +18,8 @@ class Steps : public Task, public std::enable_shared_from_this<Steps> {
   static std::shared_ptr<Steps> of(Group& group, int device);
 
   Steps(Group& group, int device);
+  /// By the end of the engine, or of the group: waits for other ranks at the former alone.
+  ~Steps() override;
   Steps(const Steps&) = delete;
   Steps& operator=(const Steps&) = delete;
 
@@ -34,6 +36,9 @@ class Steps : public Task, public std::enable_shared_from_this<Steps> {
   void look_around(TimePoint now) override;
 
  private:
+  void part();
+  bool is_dead(int member) const;
+
   Engine& engine_;
   std::weak_ptr<Group> group_;
   int device_;

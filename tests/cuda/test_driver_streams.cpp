@@ -229,6 +229,19 @@ TEST(completion_needs_no_memory_operations) {
   CHECK_EQUAL(fake().calls("cuMemsetD32Async"), 1U);
 }
 
+TEST(streams_that_cannot_wait_for_words_say_so) {
+  const FreshDriver fresh;
+  const auto context = fresh.context();
+  const PinnedMemory word(context, sizeof(uint32_t));
+  const DeviceStream stream(context);
+  CHECK(stream.try_wait(word.address(), 0));
+  fake().configure("memory_operations", "0");
+  CHECK(!stream.try_wait(word.address(), 0));
+  CHECK_THROWS(stream.wait(word.address(), 0), Error, e.code() == ErrorCode::device);
+  fake().fail("cuStreamWaitValue32", 1, kInvalidValue);
+  CHECK_THROWS(stream.try_wait(word.address(), 0), Error, e.code() == ErrorCode::internal);
+}
+
 TEST(completion_that_could_not_be_marked_is_not_counted) {
   const FreshDriver fresh;
   const auto context = fresh.context();

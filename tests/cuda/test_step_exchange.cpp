@@ -178,6 +178,20 @@ TEST(step_exchange_drains_when_it_ends) {
   ranks.all[0].launch(0, 2);
 }
 
+TEST(ranks_that_share_a_device_let_its_streams_wait) {
+  const FreshDriver fresh;
+  fake().configure("memory_operations", "0");
+  const Fd doorbell = make_event_fd();
+  std::deque<Member> all;
+  for (int r = 0; r < 2; ++r) {
+    all.emplace_back(fresh.context(), r, 2, doorbell.get());
+    all.back().exchange.open_bucket(kImage);
+  }
+  CHECK_THROWS(all[0].exchange.map(1, all[1].exchange.share(), 4), Error,
+               e.code() == ErrorCode::device &&
+                   contains(e.verdict(), "device 0 (Fake GPU) cannot let streams wait for words"));
+}
+
 // ---- buckets by descriptor ----
 
 namespace {
@@ -252,4 +266,36 @@ TEST(peers_agree_on_who_has_no_bucket_or_cannot_map_one) {
   for (const Found& rank : meet(3, -1, 2))
     CHECK_EQUAL(rank.refusal, std::string("rank 2: device 0 cannot reach device 1"));
   for (const Found& rank : meet(3, 2, 0)) CHECK_EQUAL(rank.refusal, std::string("rank 2: no room"));
+}
+
+TEST(peers_part_when_all_have_told_so) {
+  constexpr size_t kSize = 3, kArena = 1 << 20;
+  const std::vector<Host> hosts = hosts_in_process(static_cast<int>(kSize), kArena);
+  std::vector<std::optional<PeerParting>> all(kSize);
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < kSize; ++r)
+    threads.emplace_back([&, r] {
+      Membership membership;
+      membership.rank = static_cast<int>(r);
+      membership.members = {0, 1, 2};
+      PeerMeeting meeting(hosts[r], membership, 78, {}, [](auto) { return true; });
+      const Deadline patience = Deadline::after(std::chrono::seconds(60));
+      do {
+        meeting.poll();
+        std::this_thread::yield();
+      } while (!meeting.done() && !patience.passed(now()));
+      all[r] = meeting.parting();
+    });
+  for (std::thread& thread : threads) thread.join();
+  const auto nobody = [](int) { return false; };
+  CHECK(!all[0]->has_begun(nobody) && !all[0]->is_over(nobody));
+  all[1]->tell();
+  CHECK(all[0]->has_begun(nobody) && !all[0]->is_over(nobody));
+  CHECK(!all[1]->has_begun(nobody));
+  all[2]->tell();
+  CHECK(all[0]->is_over(nobody));
+  CHECK(!all[2]->is_over(nobody) && !all[1]->is_over(nobody));
+  CHECK(all[2]->is_over([](int member) { return member == 0; }));
+  all[0]->tell();
+  CHECK(all[1]->is_over(nobody));
 }

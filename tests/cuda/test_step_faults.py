@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import signal
 from collections.abc import Callable
 
@@ -62,6 +63,7 @@ def waits_for_one(
     """Steps of all are launched, and those of rank 1 do not run. What the others' programs wait for
     ends nevertheless."""
     rank = Rank("functions")
+    rank.device = fd.rank() % int(os.environ.get("FAKE_CUDA_DEVICES", "1"))
     return waits_with(rank, timeout, lost, path, count)
 
 
@@ -98,8 +100,16 @@ def waits_with(
     return caught.value.verdict, caught.type.__name__, list(rank.machine.leave())
 
 
-def test_a_rank_that_is_killed(by_steps: Start) -> None:
-    world = by_steps(3)
+DRIVERS = {
+    "all that there is": {},
+    "older handles": {"FAKE_CUDA_VIRTUAL_MEMORY": "0"},
+    "no memory operations": {"FAKE_CUDA_MEMORY_OPERATIONS": "0", "FAKE_CUDA_DEVICES": "3"},
+}
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_rank_that_is_killed(by_steps: Start, driver: str) -> None:
+    world = by_steps(3, **DRIVERS[driver])
     world.start(waits_for_one)
     world.hear_all()
     world.signal(1, signal.SIGKILL)

@@ -167,13 +167,18 @@ def test_a_way_is_chosen_by_cost_and_by_name(by_steps: Start) -> None:
     by_steps(2, FARANDOLE_DEVICE_PATH="auto").run(chosen_by_cost_and_by_name)
 
 
+# fmt: off
 WITHOUT = {
     "no peer access": {"FAKE_CUDA_PEERS": "0", "FAKE_CUDA_DEVICES": "2"},
-    "no descriptors": {"FAKE_CUDA_VIRTUAL_MEMORY": "0"},
+    "no memory to share": {
+        "FAKE_CUDA_VIRTUAL_MEMORY": "0", "FAKE_CUDA_FAIL": "cuIpcGetMemHandle#1=801",
+    },
+    "no memory operations": {"FAKE_CUDA_MEMORY_OPERATIONS": "0"},
     "staged": {"FARANDOLE_DEVICE_PATH": "staged"},
     "an algorithm of the host": {"FARANDOLE_ALGORITHM": "cico"},
     "several hosts": {"FARANDOLE_SPLIT_HOSTS": "1,1", "FARANDOLE_INSECURE": "1"},
 }
+# fmt: on
 
 
 @pytest.mark.parametrize("what", WITHOUT)
@@ -210,6 +215,89 @@ NEEDED = [
 def test_a_rank_without_a_bucket(by_steps: Start, call: str) -> None:
     """Then all go by the host, and nothing is left of those that were made."""
     by_steps(2).run(one_has_no_bucket, call, 1)
+
+
+def test_a_kernel_waits_where_streams_cannot(by_steps: Start) -> None:
+    """On devices that ranks do not share."""
+    without = {"FAKE_CUDA_MEMORY_OPERATIONS": "0", "FAKE_CUDA_DEVICES": "3"}
+    apart = by_steps(3, **without, FAKE_CUDA_JITTER="27")
+    apart.run(by, "step", "each_its_own")
+
+
+# ---- by the older handles, whose owners must be the last to let go ----
+
+OLDER = {"FAKE_CUDA_VIRTUAL_MEMORY": "0"}
+
+
+def test_every_collective_by_older_handles(by_steps: Start) -> None:
+    by_steps(3, **OLDER, FAKE_CUDA_JITTER="21").run(by, "step", "all_collectives", 2500)
+
+
+def test_each_rank_has_a_device_by_older_handles(by_steps: Start) -> None:
+    by_steps(2, **OLDER, FAKE_CUDA_DEVICES="2").run(by, "step", "each_its_own")
+
+
+def test_groups_that_come_and_go_by_older_handles(by_steps: Start) -> None:
+    by_steps(2, **OLDER).run(groups)
+
+
+def test_a_rank_that_cannot_open_an_older_handle(by_steps: Start) -> None:
+    by_steps(3, **OLDER).run(one_has_no_bucket, "cuIpcOpenMemHandle", 1)
+
+
+def one_has_older_handles_alone() -> None:
+    """Which the others open; but it cannot map what they give."""
+    rank = Rank()
+    if fd.rank() == 1:
+        rank.machine.control.configure(b"virtual_memory", b"0")
+    x, on_host = rank.pair(5000, "float32")
+    fd.all_reduce(on_host.array, out=on_host.array)
+    for _ in range(2):
+        y = rank.array(5000, "float32")
+        assert fd.all_reduce(x, out=y).get() == on_host.get()
+        assert fd.world().last_path != "step"
+    rank.end()
+
+
+def test_one_rank_has_older_handles_alone(by_steps: Start) -> None:
+    by_steps(3).run(one_has_older_handles_alone)
+
+
+def ends_before_the_others() -> None:
+    """What others have open stays until they end; and is gone when it is looked for again."""
+    rank = Rank()
+
+    def add() -> None:
+        x, on_host = rank.pair(5000, "float32")
+        fd.all_reduce(on_host.array, out=on_host.array)
+        assert fd.all_reduce(x, out=x).get() == on_host.get()
+        assert fd.world().last_path == "step"
+
+    def allocations() -> int:
+        return int(rank.machine.alive().split(" allocation")[0].split()[-1])
+
+    add()
+    before, me = allocations(), fd.rank()
+    if me == 1:
+        harness.listen()
+    fd.shutdown()
+    assert before - allocations() == me
+    harness.tell("ended")
+    harness.listen()
+    fd.init()
+    add()
+    rank.end()
+
+
+def test_a_rank_that_ends_before_the_others(by_steps: Start) -> None:
+    world = by_steps(2, **OLDER)
+    world.start(ends_before_the_others)
+    world.hear(0)
+    world.say(1, "rank 0 has ended")
+    world.hear(1)
+    for rank in range(2):
+        world.say(rank, "go on")
+    assert [o.error for o in world.outcomes()] == [None, None], world.report()
 
 
 # ---- in flight ----

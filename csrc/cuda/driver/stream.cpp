@@ -37,6 +37,14 @@ void StreamRef::wait(DevicePointer word, uint32_t value) const {
                   "cuStreamWaitValue32", "let a stream wait for a word");
 }
 
+bool StreamRef::try_wait(DevicePointer word, uint32_t value) const {
+  const DeviceContext::Use driver(*context_);
+  const DriverCode code = driver->StreamWaitValue32(handle_, word, value, kWaitUntilReached);
+  if (code == kNotSupported) return false;
+  context_->check(code, "cuStreamWaitValue32", "let a stream wait for a word");
+  return true;
+}
+
 void StreamRef::write(DevicePointer word, uint32_t value) const {
   const DeviceContext::Use driver(*context_);
   DriverCode code = driver->StreamWriteValue32(handle_, word, value, 0);

@@ -31,6 +31,8 @@ class StreamRef {
   /// What follows waits until another rank or the host has written the word, which only grows
   /// (modulo 2^32).
   void wait(DevicePointer word, uint32_t value) const;
+  /// The same; false, and nothing waits, where the driver cannot let streams wait for words.
+  bool try_wait(DevicePointer word, uint32_t value) const;
   /// Writes a word once all before it is done, and its results can be seen. Whoever reads the word
   /// needs no call of the driver.
   void write(DevicePointer word, uint32_t value) const;

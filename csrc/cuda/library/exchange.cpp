@@ -47,9 +47,6 @@ uint64_t mailbox_bytes_of(const CudaExchangeShape& shape) {
 
 std::shared_ptr<DeviceMemory> make_bucket(const std::shared_ptr<const DeviceContext>& context,
                                           uint64_t bytes) {
-  if (!context->device().descriptors)
-    throw Error(ErrorCode::device,
-                context->device().label() + " cannot share memory by file descriptors");
   std::shared_ptr<DeviceMemory> bucket = allocate_device(context, bytes, Sharing::processes);
   const std::lock_guard lock(local().mutex);
   std::erase_if(local().all, [](const auto& entry) { return entry.second.expired(); });
@@ -83,13 +80,15 @@ void Exchange::open_bucket(const void* image) {
   bucket_ = make_bucket(context_, 2 * kFlagBytes + mailbox_bytes_ + kCudaLanes * lane_bytes_);
   // Before any peer can arrive: it learns of the bucket afterwards.
   marks_.fill(bucket_->address(), 0, 2 * kFlagBytes);
-  // Where the driver cannot let streams wait for a word, that is known now.
-  marks_.wait(bucket_->address(), 0);
+  if (!marks_.try_wait(bucket_->address(), 0)) await_.emplace(module_->function("farandole_await"));
   marks_.synchronize();
   peers_[rank_] = bucket_;
 }
 
-Exchange::~Exchange() {
+Exchange::~Exchange() { finish(); }
+
+/// Its streams are done.
+void Exchange::finish() noexcept {
   try {
     while (!is_idle()) {
       if (open_ || !is_complete(newest_)) drain();  // else it waits for nobody, but for the mark
@@ -106,6 +105,11 @@ uint32_t Exchange::multiprocessors() const {
 void Exchange::map(uint32_t rank, const MemoryExport& theirs, uint32_t multiprocessors) {
   if (theirs.bytes < 2 * kFlagBytes + mailbox_bytes_ + kCudaLanes * lane_bytes_)
     throw Error(ErrorCode::internal, "a peer's bucket is smaller than ours");
+  if (await_ && theirs.device == context_->device().uuid)
+    throw Error(ErrorCode::device,
+                context_->device().label() +
+                    " cannot let streams wait for words, and other ranks have it, too",
+                {}, "let each rank have a device of its own");
   devices_.at(rank) = theirs.device;
   least_multiprocessors_ = std::min(least_multiprocessors_, multiprocessors);
   if (theirs.id.process != own_process()) {
@@ -116,6 +120,13 @@ void Exchange::map(uint32_t rank, const MemoryExport& theirs, uint32_t multiproc
   const auto found = local().all.find(theirs.id);
   peers_.at(rank) = found != local().all.end() ? found->second.lock() : nullptr;
   if (!peers_.at(rank)) throw Error(ErrorCode::internal, "a peer's bucket is gone");
+}
+
+void Exchange::let_go_of_peers() noexcept {
+  finish();
+  for (uint32_t r = 0; r < size_; ++r)
+    if (r != rank_) peers_[r] = nullptr;
+  let_go_ = true;
 }
 
 // ---- moments ----
@@ -143,6 +154,7 @@ void Exchange::give_back(std::unique_ptr<Moments> moments) {
 
 /// Every lane begins behind what the first one had before: operations come one after the other.
 void Exchange::begin(const Moments& moments, uint64_t pieces) {
+  if (let_go_) throw Error(ErrorCode::internal, "another rank's device has left this exchange");
   open_ = true;
   lanes_used_ = std::min<uint64_t>(pieces, lanes_.size());
   Lane& first = lanes_[0];
@@ -213,6 +225,7 @@ void Exchange::meet(int32_t lane) {
   for (uint32_t r = 0; r < size_; ++r) at.peers.flags[r] = flags_of(r);
   arrive_->launch(here.stream, {.blocks = 1, .threads = 64}, at);
   ++here.met;
+  if (await_) return await_->launch(here.stream, {.blocks = 1, .threads = 64}, at);
   for (uint32_t r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     const auto* const word = &flags_of(rank_)->arrived[lane][r];

@@ -5,7 +5,8 @@
 //
 // Streams wait by the driver (cuStreamWaitValue32), not by a kernel that spins: a spinning block
 // would fill this process's slices of the device's time, in which others cannot arrive. Such a wait
-// sees no abort word: drain() writes the flags.
+// sees no abort word: drain() writes the flags. Where the driver cannot let streams wait, a block
+// does spin, if no other rank has the device.
 #pragma once
 
 #include <array>
@@ -48,6 +49,8 @@ class Exchange {
   MemoryExport share() const { return bucket_->share(); }
   uint32_t multiprocessors() const;
   void map(uint32_t rank, const MemoryExport& theirs, uint32_t multiprocessors);
+  /// Drains, and maps no bucket but its own any more; nothing begins afterwards.
+  void let_go_of_peers() noexcept;
 
   /// Ready after what now is in `stream`. Any thread; given back by whoever has done with it.
   std::unique_ptr<Moments> moments(const StreamRef& stream);
@@ -81,6 +84,7 @@ class Exchange {
     DeviceStream stream;
   };
 
+  void finish() noexcept;
   DevicePointer bucket_of(uint32_t rank, int32_t lane) const;
   Flags* flags_of(uint32_t rank) const;
   Flags* spin_flags_of(uint32_t rank) const;
@@ -97,6 +101,7 @@ class Exchange {
   Fd doorbell_;                                 // our own name for it
   std::shared_ptr<const DeviceModule> module_;  // this and the next: of a bucket
   std::optional<DeviceFunction> arrive_;
+  std::optional<DeviceFunction> await_;            // where streams cannot wait for words
   std::map<std::string, DeviceFunction> kernels_;  // of one dtype, by name
   uint64_t mailbox_bytes_;                         // 0: nothing spins
   std::shared_ptr<DeviceMemory> bucket_;  // flags, the same for spin(), mailbox, part of each lane
@@ -111,6 +116,7 @@ class Exchange {
   size_t lanes_used_ = 0;  // by the operation in flight
   uint32_t newest_ = 0;    // mark
   bool open_ = false;      // an operation has begun, and has no mark
+  bool let_go_ = false;    // of the peers
   // Last: their ends wait for what they do to the rest.
   DeviceStream marks_, rescue_;
   std::array<Lane, kCudaLanes> lanes_;

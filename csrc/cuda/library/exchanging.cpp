@@ -39,8 +39,12 @@ int32_t open_bucket(CudaExchange* exchange, CudaShare* mine, int32_t* descriptor
              shared.id.number,
              shared.bytes,
              {},
-             static_cast<int32_t>(exchange->exchange.multiprocessors())};
+             static_cast<int32_t>(exchange->exchange.multiprocessors()),
+             shared.kind == ExportKind::ipc ? 1 : 0,
+             {}};
     std::memcpy(mine->device, shared.device.bytes, sizeof mine->device);
+    static_assert(sizeof mine->handle == sizeof shared.handle);
+    std::memcpy(mine->handle, &shared.handle, sizeof mine->handle);
     *descriptor = shared.descriptor.release();
     return 1;
   });
@@ -53,12 +57,19 @@ int32_t map_peer(CudaExchange* exchange, int32_t rank, const CudaShare* theirs, 
     shared.id = {theirs->process, theirs->number};
     shared.bytes = theirs->bytes;
     std::memcpy(shared.device.bytes, theirs->device, sizeof theirs->device);
-    shared.descriptor = Fd(checked(::fcntl(descriptor, F_DUPFD_CLOEXEC, 0), "fcntl"));
+    if (theirs->by_handle != 0) {
+      shared.kind = ExportKind::ipc;
+      std::memcpy(&shared.handle, theirs->handle, sizeof shared.handle);
+    } else {
+      shared.descriptor = Fd(checked(::fcntl(descriptor, F_DUPFD_CLOEXEC, 0), "fcntl"));
+    }
     exchange->exchange.map(static_cast<uint32_t>(rank), shared,
                            static_cast<uint32_t>(theirs->multiprocessors));
     return 1;
   });
 }
+
+void let_go_of_peers(CudaExchange* exchange) { exchange->exchange.let_go_of_peers(); }
 
 void close_exchange(CudaExchange* exchange) { delete exchange; }
 
@@ -180,6 +191,7 @@ void add_exchanging(CudaTable& table) {
   table.open_exchange = open_exchange;
   table.open_bucket = open_bucket;
   table.map_peer = map_peer;
+  table.let_go_of_peers = let_go_of_peers;
   table.close_exchange = close_exchange;
   table.open_moments = open_moments;
   table.close_moments = close_moments;

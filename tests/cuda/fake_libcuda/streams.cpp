@@ -214,15 +214,20 @@ FAKE_CUDA cuStreamWaitEvent(StreamHandle stream, EventHandle event, unsigned) {
 
 FAKE_CUDA cuStreamWriteValue32_v2(StreamHandle stream, DevicePointer address, uint32_t value,
                                   unsigned) {
-  return enqueue_on("cuStreamWriteValue32", stream, {{address, sizeof value}}, [=] {
-    word_at(address).store(value, std::memory_order_release);
-    return kSuccess;
+  return call("cuStreamWriteValue32", Needs::context, [&](State& all, Lock&, CUctx_st* context) {
+    if (!all.config.memory_operations) return static_cast<int>(kNotSupported);
+    const auto write = [=] {
+      word_at(address).store(value, std::memory_order_release);
+      return static_cast<int>(kSuccess);
+    };
+    return enqueue(all, "cuStreamWriteValue32", context, stream, write, {{address, sizeof value}});
   });
 }
 
 FAKE_CUDA cuStreamWaitValue32_v2(StreamHandle stream, DevicePointer address, uint32_t value,
                                  unsigned) {
   return call("cuStreamWaitValue32", Needs::context, [&](State& all, Lock&, CUctx_st* context) {
+    if (!all.config.memory_operations) return static_cast<int>(kNotSupported);
     const auto wait = [=] {
       for (;;) {
         const uint32_t word = word_at(address).load(std::memory_order_acquire);
