@@ -196,7 +196,8 @@ struct CudaTable {
   /// used. `granted`: kernels of ranks that share a device may count on running at once.
   uint64_t (*spin_bytes)(const CudaExchange* exchange, int32_t granted);
   /// In place of run(): all of a small all-reduce by one kernel, which waits for those of the other
-  /// ranks. It has no moves, and folds `count` elements from input to output.
+  /// ranks. Without moves it folds `count` elements from input to output; else in this rank's
+  /// bucket, between the moves.
   int32_t (*spin)(CudaExchange* exchange, const CudaPiece* piece, int32_t granted,
                   CudaFailure* failure);
   /// `number`: reached when all of it is done.

@@ -66,18 +66,21 @@ StagedCall StagedCall::checked(Group& group, const PlacedArray& input, const Pla
   return {group, options, output};
 }
 
-Operand StagedCall::copied(const Group& group, const Options& options, const PlacedArray& input,
-                           const PlacedArray& output) {
-  const Operand lies = stage(*copies_, options, input, output, group.rank());
-  copies_->seal();
-  return lies;
+Operand StagedCall::offered(Group& group, Options& options, const PlacedOperand& operand) {
+  return or_fail_group(group, [&] {
+    step_ = StepCall::offer(group, options, {operand}, copies_);
+    options.on_devices = step_;
+    if (step_) return step_->operand();
+    const Operand lies = stage(*copies_, options, operand.input, operand.output, group.rank());
+    copies_->seal();
+    return lies;
+  });
 }
 
 StagedCall StagedCall::prepare(Group& group, const PlacedArray& input, const PlacedArray& output,
                                Options options, CollectiveCall& to_submit) {
   StagedCall call = checked(group, input, output, options);
-  to_submit.operand =
-      or_fail_group(group, [&] { return call.copied(group, options, input, output); });
+  to_submit.operand = call.offered(group, options, {input, output});
   to_submit.options = std::move(options);
   return call;
 }
@@ -85,12 +88,7 @@ StagedCall StagedCall::prepare(Group& group, const PlacedArray& input, const Pla
 StagedCall StagedCall::submit(Group& group, const PlacedArray& input, const PlacedArray& output,
                               Options options, bool caller_waits) {
   StagedCall call = checked(group, input, output, options);
-  const Operand operand = or_fail_group(group, [&] {
-    call.step_ = StepCall::offer(group, options, input, output, call.copies_);
-    if (call.step_) return Operand{input.buffer, output.buffer};
-    return call.copied(group, options, input, output);
-  });
-  options.on_devices = call.step_;
+  const Operand operand = call.offered(group, options, {input, output});
   call.begin(group.submit(operand.input, operand.output, std::move(options), caller_waits));
   return call;
 }

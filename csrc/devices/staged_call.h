@@ -21,6 +21,13 @@ struct PlacedArray {
   std::optional<DeviceSpan> device;
 };
 
+/// One array of a call: what goes in and what comes out.
+struct PlacedOperand {
+  PlacedArray input, output;
+
+  Operand buffers() const { return {input.buffer, output.buffer}; }
+};
+
 /// Where the arrays of one operation lie on the host, and the copies of what has to be brought.
 Operand stage(StagedCopies& copies, const Options& options, const PlacedArray& input,
               const PlacedArray& output, int rank);
@@ -34,8 +41,8 @@ class StagedCall {
   /// others may be waiting for it.
   static StagedCall submit(Group& group, const PlacedArray& input, const PlacedArray& output,
                            Options options, bool caller_waits);
-  /// For a call that is submitted together with others, and goes by the host: begins its copies,
-  /// and gives what is to be submitted, whose handle begin() takes.
+  /// For a call that is submitted together with others: gives what is to be submitted, whose handle
+  /// begin() takes.
   static StagedCall prepare(Group& group, const PlacedArray& input, const PlacedArray& output,
                             Options options, CollectiveCall& to_submit);
   void begin(const Handle& handle) { handle_ = handle; }
@@ -60,9 +67,9 @@ class StagedCall {
   StagedCall(Group& group, Options& options, const PlacedArray& output);
   static StagedCall checked(Group& group, const PlacedArray& input, const PlacedArray& output,
                             Options& options);
-  /// Begins the copies of a call that goes by the host. Where its arrays lie there.
-  Operand copied(const Group& group, const Options& options, const PlacedArray& input,
-                 const PlacedArray& output);
+  /// What is submitted: the arrays where they are, if they may go by steps, or where they lie on
+  /// the host, their copies begun.
+  Operand offered(Group& group, Options& options, const PlacedOperand& operand);
 
   /// Begins the copies of an end of a message. `data`: where its array lies on the host.
   static StagedCall end_of_message(Group& group, const PlacedArray& array, Options& options,

@@ -1,30 +1,88 @@
 #include "devices/staged_grouped.h"
 
+#include <algorithm>
+#include <utility>
+
+#include "devices/step_call.h"
+
 namespace farandole {
 
 StagedGrouped::StagedGrouped(Group& group, const std::vector<PlacedOperand>& operands,
                              Options options, const PackLimits& limits, bool caller_waits) {
   group.check();
-  for (const auto& [input, output] : operands)
-    checked_shape(input.buffer, output.buffer, options, group.rank(), group.size());
-  copies_ = copies_for(group, options);
+  std::vector<Operand> buffers;
+  for (const PlacedOperand& operand : operands) {
+    const auto& [input, output] = buffers.emplace_back(operand.buffers());
+    checked_shape(input, output, options, group.rank(), group.size());
+    if (const auto& device = operand.output.device)
+      outputs_.try_emplace(device->queue->device(), buffers.size() - 1);
+  }
+  options.bundle = bundle_of(options, buffers);
+  std::vector<CollectiveCall> calls;
+  for (const auto& members : plan_grouped(options, buffers, group.size(), limits)) {
+    Options part = options;
+    part.name = name_of_part(options, members, operands.size());
+    std::vector<PlacedOperand> arrays;
+    for (const size_t i : members) arrays.push_back(operands[i]);
+    calls.push_back(or_fail_group(group, [&] { return begin(group, arrays, std::move(part)); }));
+  }
+  handles_ = group.submit_all(std::move(calls), caller_waits);
+}
+
+CollectiveCall StagedGrouped::begin(Group& group, const std::vector<PlacedOperand>& arrays,
+                                    Options options) {
+  CollectiveCall call;
+  Part& part = parts_.emplace_back();
+  part.copies = copies_for(group, options);
+  part.step = StepCall::offer(group, options, arrays, part.copies);
+  if (part.step) {
+    options.on_devices = part.step;
+    return {part.step->operand(), std::move(options)};
+  }
   std::vector<Operand> staged;
-  or_fail_group(group, [&] {
-    for (const auto& [input, output] : operands) {
-      if (output.device) outputs_.try_emplace(output.device->queue->device(), staged.size());
-      staged.push_back(stage(*copies_, options, input, output, group.rank()));
-    }
-    copies_->seal();
-    return true;
-  });
-  grouped_ = std::make_unique<Grouped>(group, std::move(staged), std::move(options), limits);
-  grouped_->submit(caller_waits);
+  for (const auto& [input, output] : arrays)
+    staged.push_back(stage(*part.copies, options, input, output, group.rank()));
+  part.copies->seal();
+  if (!staged.empty()) call.operand = staged.front();
+  if (staged.size() > 1) {
+    part.pack = std::make_shared<Pack>(options.kind, group.size(), std::move(staged));
+    part.pack->reserve(group.pool());
+    call.operand = part.pack->operand();
+    options.counts = part.pack->counts();
+    options.gate = std::make_shared<PackGate>(std::vector{options.gate}, part.pack);
+    options.keepalive = part.pack->kept_with(std::move(options.keepalive));
+  }
+  call.options = std::move(options);
+  return call;
+}
+
+bool StagedGrouped::done() const { return std::ranges::all_of(handles_, &Handle::done); }
+
+void StagedGrouped::take_back(Part& part) {
+  if (part.step && part.step->launched()) return;
+  size_t budget = ~size_t{0};
+  if (part.pack) part.pack->unpack(budget);  // once: no piece is left after it
+  if (part.step) part.step->unpack();
+  part.copies->take_back();
 }
 
 bool StagedGrouped::wait(Deadline until) {
-  if (!grouped_->wait(until)) return false;
-  copies_->take_back();
+  std::optional<Error> first;
+  if (!wait_for_all(handles_, until, first)) return false;
+  if (first) throw Error(*first);
+  for (Part& part : parts_) take_back(part);
   return true;
+}
+
+/// Operations of the devices' streams come one after the other: the last one is after all.
+void StagedGrouped::hand_over(int device, std::optional<uint64_t> stream) {
+  StepCall* last = nullptr;
+  for (const Part& part : parts_)
+    if (part.step && part.step->launched())
+      last = part.step->device() == device ? part.step.get() : last;
+    else
+      part.copies->hand_over(device, stream);
+  if (last != nullptr) last->hand_over(stream);
 }
 
 }  // namespace farandole

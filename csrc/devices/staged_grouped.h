@@ -11,30 +11,36 @@
 
 namespace farandole {
 
-/// One array of the call: what goes in and what comes out.
-struct PlacedOperand {
-  PlacedArray input, output;
-};
-
 class StagedGrouped {
  public:
-  /// As Grouped, submitted. Small arrays are packed on the host, as soon as all arrays of the call
-  /// have come. Whatever else than an argument fails on this rank fails the group.
+  /// As Grouped, submitted, and of the same operations, so that other ranks' arrays may lie
+  /// elsewhere. One whose arrays lie on one device goes by steps where those of all ranks do. Of
+  /// others small arrays are packed on the host, as soon as they have come. Whatever else than an
+  /// argument fails on this rank fails the group.
   StagedGrouped(Group& group, const std::vector<PlacedOperand>& operands, Options options,
                 const PackLimits& limits, bool caller_waits);
 
-  bool done() const { return grouped_->done(); }
+  bool done() const;
   /// Waits until all operations are complete on the host, and has the results copied back. False
-  /// when `until` passed first.
+  /// when `until` passed first. One thread at a time.
   bool wait(Deadline until);
   /// Of each device with outputs, one of them.
   const std::map<int, size_t>& outputs() const { return outputs_; }
   /// Then: StagedCopies::hand_over.
-  void hand_over(int device, std::optional<uint64_t> stream) { copies_->hand_over(device, stream); }
+  void hand_over(int device, std::optional<uint64_t> stream);
 
  private:
-  std::shared_ptr<StagedCopies> copies_;
-  std::unique_ptr<Grouped> grouped_;
+  /// One operation.
+  struct Part {
+    std::shared_ptr<StagedCopies> copies;
+    std::shared_ptr<StepCall> step;  // null: it goes by the host for certain
+    std::shared_ptr<Pack> pack;      // then, of more than one array
+  };
+  CollectiveCall begin(Group& group, const std::vector<PlacedOperand>& arrays, Options options);
+  static void take_back(Part& part);
+
+  std::vector<Part> parts_;
+  std::vector<Handle> handles_;
   std::map<int, size_t> outputs_;
 };
 

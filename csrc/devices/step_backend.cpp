@@ -1,5 +1,6 @@
 #include "devices/step_backend.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -113,6 +114,13 @@ bool StepBackend::grants_spinning() const {
   return (operation_->algorithm.empty() ? setting_ : operation_->algorithm) == "spin";
 }
 
+/// Arrays that travel as one are brought together in the bucket first.
+size_t StepBackend::spin_bytes() const {
+  if (!no_buckets_.empty()) return 0;
+  const size_t most = exchange_->spin_bytes(grants_spinning());
+  return arrays_->together.empty() ? most : std::min(most, piece_bytes_);
+}
+
 /// By what all ranks know.
 void StepBackend::choose() {
   const Operation& o = *operation_;
@@ -125,7 +133,7 @@ void StepBackend::choose() {
       .ranks = shape.size,
       .no_buckets = no_buckets_,
       .no_nccl = no_nccl_,
-      .spin_bytes = no_buckets_.empty() ? exchange_->spin_bytes(grants_spinning()) : 0,
+      .spin_bytes = spin_bytes(),
       .setting = o.algorithm.empty() ? std::string_view(setting_) : std::string_view(o.algorithm)};
   way_ = choose_device_way(question);
   if (!o.algorithm.empty() && name_of(way_) != o.algorithm)
@@ -141,7 +149,8 @@ void StepBackend::begin() {
            .shape = shape_of(o, membership_.rank, static_cast<int>(membership_.members.size())),
            .element = size_of(o.input.dtype),
            .piece_bytes = piece_bytes_,
-           .in_place = arrays_->input == arrays_->output};
+           .in_place = arrays_->in_place,
+           .apart = !arrays_->together.empty()};
   pieces_ = way_ == DeviceWay::step ? pieces_of(step_) : 1;
   fold_ = {};
   fold_.input = arrays_->input;
@@ -159,25 +168,14 @@ void StepBackend::begin() {
   exchange_->begin(*arrays_->moments, pieces_);
 }
 
-void StepBackend::run_piece(size_t index) {
-  if (way_ == DeviceWay::spin) {
-    CudaPiece whole = fold_;
-    whole.count = operation_->count;
-    return exchange_->spin(whole, grants_spinning());
-  }
-  if (way_ == DeviceWay::nccl) {
-    const NcclPlan plan = nccl_plan(*operation_, step_.shape, operation_->input.dtype,
-                                    arrays_->input, arrays_->output);
-    asked_nccl_ = now();
-    return exchange_->run_nccl({.calls = plan.calls.data(),
-                                .size = plan.calls.size(),
-                                .dtype = static_cast<int32_t>(plan.dtype),
-                                .op = static_cast<int32_t>(plan.op),
-                                .factor = plan.factor});
-  }
-  const StepPiece cut = piece_of(step_, index);
+StepPiece StepBackend::cut(size_t index) const {
+  StepPiece cut = piece_of(step_, index);
+  if (step_.apart) lie_apart(cut, arrays_->inputs, arrays_->outputs);
+  return cut;
+}
+
+CudaPiece StepBackend::piece_for(const StepPiece& cut) const {
   CudaPiece piece = fold_;
-  piece.lane = static_cast<int32_t>(index % kCudaLanes);
   piece.in = cut.in.data();
   piece.ins = cut.in.size();
   piece.out = cut.out.data();
@@ -186,7 +184,44 @@ void StepBackend::run_piece(size_t index) {
   piece.count = cut.count;
   piece.folds_to = cut.folds_to;
   piece.fold_to = arrays_->output + cut.fold_to;
-  exchange_->run(piece);
+  return piece;
+}
+
+void StepBackend::run_piece(size_t index) {
+  if (way_ == DeviceWay::nccl) return run_nccl();
+  if (way_ == DeviceWay::spin && !step_.apart) {
+    CudaPiece whole = fold_;
+    whole.count = operation_->count;
+    return exchange_->spin(whole, grants_spinning());
+  }
+  const StepPiece moves = cut(index);
+  CudaPiece piece = piece_for(moves);
+  piece.lane = static_cast<int32_t>(index % kCudaLanes);
+  if (way_ == DeviceWay::step) return exchange_->run(piece);
+  piece.count = operation_->count;
+  exchange_->spin(piece, grants_spinning());
+}
+
+/// Arrays that travel together are operations of NCCL's that run as one.
+void StepBackend::run_nccl() {
+  const Operation& o = *operation_;
+  NcclPlan plan = nccl_plan(o, step_.shape, o.input.dtype, arrays_->input, arrays_->output);
+  if (step_.apart) plan.calls.clear();
+  for (const auto& [input, output] : arrays_->together) {
+    const Shape shape{.rank = step_.shape.rank,
+                      .size = step_.shape.size,
+                      .count = input.count,
+                      .root = step_.shape.root};
+    const NcclPlan one = nccl_plan(o, shape, o.input.dtype, reinterpret_cast<uint64_t>(input.data),
+                                   reinterpret_cast<uint64_t>(output.data));
+    plan.calls.insert(plan.calls.end(), one.calls.begin(), one.calls.end());
+  }
+  asked_nccl_ = now();
+  exchange_->run_nccl({.calls = plan.calls.data(),
+                       .size = plan.calls.size(),
+                       .dtype = static_cast<int32_t>(plan.dtype),
+                       .op = static_cast<int32_t>(plan.op),
+                       .factor = plan.factor});
 }
 
 /// Whether all of it is in the streams.

@@ -8,12 +8,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "devices/device_paths.h"
 #include "devices/exchange.h"
 #include "devices/nccl_meeting.h"
 #include "devices/step_plan.h"
 #include "devices/step_watch.h"
+#include "group/pack.h"
 #include "stream/backend.h"
 
 namespace farandole {
@@ -21,6 +23,9 @@ namespace farandole {
 /// One operation's arrays, as its backend needs them.
 struct StepArrays {
   uint64_t input = 0, output = 0;  // addresses
+  bool in_place = false;
+  std::vector<Operand> together;  // several arrays that travel as one; then there is no address
+  Stretches inputs, outputs;      // of these, as parts of the whole
   StepMoments moments;
   std::shared_ptr<const void> kept;
   std::atomic<bool> launched{false};  // released after `number`
@@ -65,7 +70,11 @@ class StepBackend : public Backend {
   bool grants_spinning() const;
   void choose();
   void begin();
+  size_t spin_bytes() const;
+  StepPiece cut(size_t index) const;
+  CudaPiece piece_for(const StepPiece& cut) const;
   void run_piece(size_t index);
+  void run_nccl();
   bool is_launched();
   void end();
 

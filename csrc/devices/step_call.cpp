@@ -1,5 +1,7 @@
 #include "devices/step_call.h"
 
+#include <algorithm>
+#include <bit>
 #include <thread>
 #include <utility>
 
@@ -26,10 +28,35 @@ std::optional<int> device_of(const Options& o, const PlacedArray& input, const P
   return writes || !from ? to : from;
 }
 
+/// The one of all of them.
+std::optional<int> device_of(const Options& o, const std::vector<PlacedOperand>& arrays, int rank) {
+  if (arrays.empty()) return std::nullopt;
+  const auto first = device_of(o, arrays[0].input, arrays[0].output, rank);
+  const bool alike = std::ranges::all_of(arrays, [&](const auto& array) {
+    return device_of(o, array.input, array.output, rank) == first;
+  });
+  return alike ? first : std::nullopt;
+}
+
+/// What several arrays are together: no memory, but nothing that overlaps.
+Operand together(const Pack& pack, Options& options) {
+  Operand whole = pack.operand();
+  if (options.kind == Collective::reduce_scatter || options.kind == Collective::all_gather)
+    whole.output.data = std::bit_cast<std::byte*>(whole.input.bytes());
+  options.counts = pack.counts();
+  return whole;
+}
+
+Pack pack_of(Collective kind, int size, const std::vector<PlacedOperand>& arrays) {
+  std::vector<Operand> buffers;
+  for (const PlacedOperand& array : arrays) buffers.push_back(array.buffers());
+  return {kind, size, std::move(buffers)};
+}
+
 /// Whether nobody has said how.
 bool may_choose(const Group& group, const Options& options) {
   return group.engine()->options().device_path != "staged" && options.algorithm.empty() &&
-         group.defaults().algorithm.empty() && !options.bundle && !options.epilogue;
+         group.defaults().algorithm.empty() && !options.epilogue;
 }
 
 /// NCCL was asked for, for this call or for all of them, and may not.
@@ -61,15 +88,18 @@ uint64_t hash_of_call(const Options& o, Determinism level, DType dtype, size_t c
 
 }  // namespace
 
-std::shared_ptr<StepCall> StepCall::offer(Group& group, Options& options, const PlacedArray& input,
-                                          const PlacedArray& output,
+std::shared_ptr<StepCall> StepCall::offer(Group& group, Options& options,
+                                          const std::vector<PlacedOperand>& arrays,
                                           std::shared_ptr<StagedCopies> copies) {
   const auto asked = device_way_named(options.algorithm);
   if (asked == DeviceWay::staged) options.algorithm.clear();
   if (asked ? asked == DeviceWay::staged : !may_choose(group, options)) return nullptr;
-  const auto device = device_of(options, input, output, group.rank());
-  const Shape shape =
-      checked_shape(input.buffer, output.buffer, options, group.rank(), group.size());
+  if (arrays.empty()) return nullptr;
+  const auto device = device_of(options, arrays, group.rank());
+  const Operand whole = arrays.size() == 1
+                            ? arrays[0].buffers()
+                            : together(pack_of(options.kind, group.size(), arrays), options);
+  const Shape shape = checked_shape(whole.input, whole.output, options, group.rank(), group.size());
   const bool runs = has_steps(options.kind);
   if (runs && amount_of(options.kind, shape) == 0) {  // on no rank there is anything to do
     if (asked) options.algorithm.clear();
@@ -83,30 +113,50 @@ std::shared_ptr<StepCall> StepCall::offer(Group& group, Options& options, const 
                     "' here: that takes input and output on one device, the group's own, of ranks "
                     "that share a host");
   const Determinism level = options.level.value_or(group.defaults().level);
-  const uint64_t call = hash_of_call(options, level, output.buffer.dtype, shape.count);
+  const uint64_t call = hash_of_call(options, level, whole.output.dtype, shape.count);
   if (!steps || !steps->worth_trying(call)) return nullptr;
   return std::shared_ptr<StepCall>(
-      new StepCall(steps, group, options, input, output, std::move(copies), call));
+      new StepCall(steps, group, options, arrays, whole, std::move(copies), call));
 }
 
 StepCall::StepCall(std::shared_ptr<Steps> steps, const Group& group, const Options& options,
-                   const PlacedArray& input, const PlacedArray& output,
+                   const std::vector<PlacedOperand>& arrays, const Operand& operand,
                    std::shared_ptr<StagedCopies> copies, uint64_t call)
     : steps_(std::move(steps)),
       detector_(group.membership().detector),
+      arena_(group.engine()->arena()),
       rank_(group.rank()),
       world_rank_(group.engine()->host().rank),
+      size_(group.size()),
       spec_(options),
-      input_(input),
-      output_(output),
+      placed_(arrays),
+      operand_(operand),
       copies_(std::move(copies)),
       call_(call) {
-  arrays_.input = input.device ? input.device->address : 0;
-  arrays_.output = output.device ? output.device->address : 0;
+  arrays_.in_place = std::ranges::all_of(placed_, [](const PlacedOperand& array) {
+    return array.input.buffer.data == array.output.buffer.data;
+  });
   arrays_.kept = copies_;  // which keeps the arrays
+  const auto& [input, output] = placed_.front();
+  if (placed_.size() > 1) {
+    lay_together();
+  } else {
+    arrays_.input = input.device ? input.device->address : 0;
+    arrays_.output = output.device ? output.device->address : 0;
+  }
   const bool to_here = device_of(output) == steps_->device();
   const DeviceQueue& queue = to_here ? *output.device->queue : *input.device->queue;
   if (steps_->exchange()) arrays_.moments = steps_->exchange()->moments(queue);
+}
+
+void StepCall::lay_together() {
+  const Pack pack = pack_of(spec_.kind, size_, placed_);
+  const auto lay = [](Stretches& all, const std::vector<Buffer>& parts) {
+    for (const Buffer& part : parts) all.add(reinterpret_cast<uint64_t>(part.data), part.bytes());
+  };
+  lay(arrays_.inputs, pack.inputs());
+  lay(arrays_.outputs, pack.outputs());
+  for (const PlacedOperand& array : placed_) arrays_.together.push_back(array.buffers());
 }
 
 Backend& StepCall::backend() {
@@ -117,13 +167,29 @@ Backend& StepCall::backend() {
 void StepCall::go_by_host(Operation& operation) {
   steps_->note_failed(call_);
   try {
-    const Operand lies = stage(*copies_, Options(spec_), input_, output_, rank_);
+    std::vector<Operand> lie;
+    for (const auto& [input, output] : placed_)
+      lie.push_back(stage(*copies_, Options(spec_), input, output, rank_));
     copies_->seal();
-    operation.input = lies.input;
-    operation.output = lies.output;
+    Operand whole = lie.front();
+    if (lie.size() > 1) {
+      pack_ = std::make_shared<Pack>(spec_.kind, size_, std::move(lie));
+      BufferPool pool(arena_);
+      pack_->reserve(pool);
+      whole = pack_->operand();
+      operation.gate = std::make_shared<PackGate>(std::vector{operation.gate}, pack_);
+      operation.keepalive = pack_->kept_with(std::move(operation.keepalive));
+    }
+    operation.input = whole.input;
+    operation.output = whole.output;
   } catch (const Error& error) {
     throw on_rank(error, world_rank_);
   }
+}
+
+void StepCall::unpack() {
+  size_t budget = ~size_t{0};
+  if (pack_) pack_->unpack(budget);
 }
 
 void StepCall::check() const {

@@ -1,10 +1,11 @@
-// One call whose arrays lie on a device of this rank: it goes by steps where those of all ranks do,
-// else by the host.
+// One operation whose arrays lie on a device of this rank, one or several that travel together: it
+// goes by steps where those of all ranks do, else by the host.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "devices/staged_call.h"
 #include "devices/steps.h"
@@ -16,15 +17,22 @@ class StepCall : public OnDevices {
   /// Null where it has to go by the host on this rank's account alone. `copies`: of the call, which
   /// begin if it goes by the host after all.
   /// Throws Error(invalid_argument) for an `algorithm` of the devices that cannot be.
-  static std::shared_ptr<StepCall> offer(Group& group, Options& options, const PlacedArray& input,
-                                         const PlacedArray& output,
+  static std::shared_ptr<StepCall> offer(Group& group, Options& options,
+                                         const std::vector<PlacedOperand>& arrays,
                                          std::shared_ptr<StagedCopies> copies);
+
+  /// What is submitted: the array, or what several are together, which has no memory.
+  const Operand& operand() const { return operand_; }
+  int device() const { return steps_->device(); }
 
   Backend& backend() override;
   void go_by_host(Operation& operation) override;
 
   /// Whether it went by steps; once the operation is complete on the host.
   bool launched() const { return arrays_.launched.load(std::memory_order_acquire); }
+  /// Then, if it went by the host: results of arrays that travelled together are copied to where
+  /// they were brought from.
+  void unpack();
   /// Then: whoever works on the output finds the result, in what it puts into this stream from now
   /// on. Without one the host waits for the device. Throws the verdict where the ranks have failed
   /// meanwhile.
@@ -32,18 +40,22 @@ class StepCall : public OnDevices {
 
  private:
   StepCall(std::shared_ptr<Steps> steps, const Group& group, const Options& options,
-           const PlacedArray& input, const PlacedArray& output,
+           const std::vector<PlacedOperand>& arrays, const Operand& operand,
            std::shared_ptr<StagedCopies> copies, uint64_t call);
+  void lay_together();
   void check() const;
 
   std::shared_ptr<Steps> steps_;
   std::shared_ptr<FailureDetector> detector_;
-  int rank_, world_rank_;
+  std::shared_ptr<Arena> arena_;
+  int rank_, world_rank_, size_;
   CollectiveSpec spec_;
-  PlacedArray input_, output_;
+  std::vector<PlacedOperand> placed_;
+  Operand operand_;
   std::shared_ptr<StagedCopies> copies_;
   uint64_t call_;
   StepArrays arrays_;
+  std::shared_ptr<Pack> pack_;  // on the host
 };
 
 }  // namespace farandole

@@ -80,6 +80,9 @@ struct Cutting {
     piece.first = place(me());
     piece.count = of(share_of(s.kind, s.shape, me())).count;
     piece.fold_to = begin * s.element;
+    if (!s.apart) return;
+    piece.folds_to = me();  // from where it is taken to each
+    take(me(), place(me()), of({Space::output, 0, share_of(s.kind, s.shape, me()).count}));
   }
   void bring_share() { bring(of({Space::input, 0, share_of(s.kind, s.shape, me()).count}), 0); }
   void take_shares() {
@@ -159,6 +162,20 @@ StepPiece piece_of(const StepShape& step, size_t index) {
       cutting.all_to_all();
   }
   return std::move(cutting.piece);
+}
+
+void lie_apart(StepPiece& piece, const Stretches& input, const Stretches& output) {
+  std::vector<CudaMove> in, out;
+  for (const CudaMove& move : piece.in)
+    input.each(move.from, move.bytes, [&](uint64_t address, size_t at, size_t bytes) {
+      in.push_back({address, move.to + at, bytes, move.rank});
+    });
+  for (const CudaMove& move : piece.out)
+    output.each(move.to, move.bytes, [&](uint64_t address, size_t at, size_t bytes) {
+      out.push_back({move.from + at, address, bytes, move.rank});
+    });
+  piece.in = std::move(in);
+  piece.out = std::move(out);
 }
 
 }  // namespace farandole

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/cuda_table.h"
+#include "devices/stretches.h"
 #include "schedule/schedule.h"
 
 namespace farandole {
@@ -16,6 +17,7 @@ struct StepShape {
   size_t element = 0;      // bytes
   size_t piece_bytes = 0;  // of a bucket, for one piece; 64 bytes for each rank at least
   bool in_place = false;   // input and output begin at one address
+  bool apart = false;      // input and output are several arrays
 };
 
 /// All in bytes, but for what is folded: that is in elements of the bucket.
@@ -34,5 +36,7 @@ size_t amount_of(Collective kind, const Shape& shape);
 
 size_t pieces_of(const StepShape& step);
 StepPiece piece_of(const StepShape& step, size_t index);
+/// Of arrays that lie apart: its offsets in input and output become addresses.
+void lie_apart(StepPiece& piece, const Stretches& input, const Stretches& output);
 
 }  // namespace farandole

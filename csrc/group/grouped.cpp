@@ -9,16 +9,6 @@ namespace {
 
 constexpr size_t kAll = ~size_t{0};
 
-/// What the ranks agree on before the first operation of these arrays; none for one array.
-std::shared_ptr<Bundle> bundle_of(const Options& call, const std::vector<Operand>& operands) {
-  if (operands.size() == 1 || call.kind == Collective::barrier) return nullptr;
-  std::vector<BundledArray> arrays;
-  arrays.reserve(operands.size());
-  for (const Operand& o : operands)
-    arrays.push_back({o.input.count, 0, 0, o.input.dtype, call.kind});
-  return std::make_shared<Bundle>(call.name, std::move(arrays));
-}
-
 /// By what all ranks share: parts of a reduce_scatter differ by one element between ranks.
 Packable packable(const Options& call, const Operand& operand, int size) {
   Packable array{.spec = call, .dtype = operand.input.dtype, .bytes = operand.input.bytes()};
@@ -28,6 +18,33 @@ Packable packable(const Options& call, const Operand& operand, int size) {
 }
 
 }  // namespace
+
+std::shared_ptr<Bundle> bundle_of(const Options& call, const std::vector<Operand>& operands) {
+  if (operands.size() == 1 || call.kind == Collective::barrier) return nullptr;
+  std::vector<BundledArray> arrays;
+  arrays.reserve(operands.size());
+  for (const Operand& o : operands)
+    arrays.push_back({o.input.count, 0, 0, o.input.dtype, call.kind});
+  return std::make_shared<Bundle>(call.name, std::move(arrays));
+}
+
+std::vector<std::vector<size_t>> plan_grouped(const Options& call,
+                                              const std::vector<Operand>& operands, int size,
+                                              const PackLimits& limits) {
+  std::vector<Packable> arrays;
+  arrays.reserve(operands.size());
+  for (const Operand& o : operands) arrays.push_back(packable(call, o, size));
+  std::vector<std::vector<size_t>> planned = plan_packs(arrays, limits);
+  if (operands.empty()) planned.emplace_back();  // compared with what others give
+  return planned;
+}
+
+std::string name_of_part(const Options& call, const std::vector<size_t>& members, size_t arrays) {
+  if (arrays < 2) return call.name;
+  std::string name = call.name + "[" + std::to_string(members.front());
+  if (members.size() > 1) name += " … " + std::to_string(members.back());
+  return name + ']';
+}
 
 bool Grouped::has(Collective kind) {
   return kind == Collective::all_reduce || kind == Collective::broadcast ||
@@ -40,23 +57,15 @@ Grouped::Grouped(Group& group, std::vector<Operand> operands, Options options,
   for (const Operand& o : operands_)
     checked_shape(o.input, o.output, options_, group_.rank(), group_.size());
   options_.bundle = bundle_of(options_, operands_);
-  plan(limits);
-}
-
-void Grouped::plan(const PackLimits& limits) {
-  std::vector<Packable> arrays;
-  arrays.reserve(operands_.size());
-  for (const Operand& o : operands_) arrays.push_back(packable(options_, o, group_.size()));
-  for (std::vector<size_t>& members : plan_packs(arrays, limits)) {
+  for (std::vector<size_t>& members : plan_grouped(options_, operands_, group_.size(), limits)) {
     Planned& planned = planned_.emplace_back();
     planned.members = std::move(members);
-    if (planned.members.size() == 1) continue;
+    if (planned.members.size() < 2) continue;
     std::vector<Operand> packed;
     packed.reserve(planned.members.size());
     for (const size_t i : planned.members) packed.push_back(operands_[i]);
     planned.pack = std::make_shared<Pack>(options_.kind, group_.size(), std::move(packed));
   }
-  if (operands_.empty()) planned_.emplace_back();  // compared with what others give
 }
 
 /// The operation, with its inputs in their place.
@@ -64,11 +73,7 @@ CollectiveCall Grouped::filled(Planned& planned) {
   CollectiveCall call;
   call.options = options_;
   const std::vector<size_t>& members = planned.members;
-  if (operands_.size() > 1) {
-    call.options.name += "[" + std::to_string(members.front());
-    if (members.size() > 1) call.options.name += " … " + std::to_string(members.back());
-    call.options.name += ']';
-  }
+  call.options.name = name_of_part(options_, members, operands_.size());
   if (members.size() == 1) call.operand = operands_[members.front()];
   if (!planned.pack) return call;
   planned.pack->reserve(group_.pool());

@@ -10,6 +10,16 @@
 
 namespace farandole {
 
+/// Which arrays of a call travel as one operation, by index; of no arrays one operation without
+/// any.
+std::vector<std::vector<size_t>> plan_grouped(const Options& call,
+                                              const std::vector<Operand>& operands, int size,
+                                              const PackLimits& limits);
+/// What the ranks agree on before the first of them; null for one array.
+std::shared_ptr<Bundle> bundle_of(const Options& call, const std::vector<Operand>& operands);
+/// What such an operation is called, of a call of so many arrays.
+std::string name_of_part(const Options& call, const std::vector<size_t>& members, size_t arrays);
+
 /// The operations of one call, refused together where ranks give other arrays (stream/bundle.h); of
 /// no arrays, one that moves nothing. Results of small arrays reach their outputs in wait(). Refers
 /// to the group, which outlives it.
@@ -40,7 +50,6 @@ class Grouped {
     std::vector<size_t> members;  // none: of no arrays
     std::shared_ptr<Pack> pack;   // of more than one
   };
-  void plan(const PackLimits& limits);
   CollectiveCall filled(Planned& planned);
 
   Group& group_;

@@ -102,6 +102,18 @@ Buffer Pack::output_piece(size_t index) const {
           operand.input.dtype};
 }
 
+std::vector<Buffer> Pack::inputs() const {
+  std::vector<Buffer> all(pieces_of(Collective::reduce_scatter));
+  for (size_t i = 0; i < all.size(); ++i) all[i] = input_piece(i);
+  return all;
+}
+
+std::vector<Buffer> Pack::outputs() const {
+  std::vector<Buffer> all(pieces_of(Collective::all_gather));
+  for (size_t i = 0; i < all.size(); ++i) all[i] = output_piece(i);
+  return all;
+}
+
 /// copy(piece, bytes that those before it took) gives the bytes of each that is still to come.
 template <typename Copy>
 bool Pack::copy_pieces(size_t pieces, size_t& budget, const Copy& copy) {

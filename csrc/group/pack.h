@@ -49,6 +49,9 @@ class Pack {
   const Operand& operand() const { return whole_; }
   /// Holds its memory, and what else the operation needs: its owner may go before it ends.
   std::shared_ptr<const void> kept_with(std::shared_ptr<const void> other) const;
+  /// What lies where in it, one behind the other: parts of the arrays.
+  std::vector<Buffer> inputs() const;
+  std::vector<Buffer> outputs() const;
   /// Elements of each owner, of a reduce_scatter; none of others.
   std::vector<size_t> counts() const;
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from fake_device import Array, OnHost
 from fake_nccl import NcclRank
-from test_device_collectives import NEVER_IN_A_STEADY_STEP, on_host
+from test_device_collectives import GROUPED, NEVER_IN_A_STEADY_STEP, on_host
 
 import farandole as fd
 from harness import World
@@ -111,6 +111,15 @@ def collectives(dtype: str, n: int) -> None:
     same(y, "all_gather", hx, rank.host(sum(counts), dtype), counts=counts)
     x, hx = small(rank, p * n, dtype)
     same(fd.all_to_all(x), "all_to_all", hx, rank.host(p * n, dtype))
+    for kind, length in GROUPED.items():
+        pairs = [small(rank, count, dtype) for count in (5, n, 7 * p)]
+        host_outs = [rank.host(length(x.count, p, r), dtype) for x, _ in pairs]
+        outs = [rank.array(length(x.count, p, r), dtype) for x, _ in pairs]
+        call = getattr(fd, f"grouped_{kind}")
+        call([x for x, _ in pairs], out=outs)
+        went_by("nccl")
+        call([h.array for _, h in pairs], out=[h.array for h in host_outs])
+        assert [out.get() for out in outs] == [h.get() for h in host_outs], kind
     rank.end()
     assert rank.nccl.calls("ncclCommAbort") == 0
     assert rank.nccl.calls("ncclCommDestroy") == 1, "what others may need of it was flushed"

@@ -160,6 +160,32 @@ TEST(steps_of_every_collective_cut_into_pieces) {
           }
 }
 
+TEST(arrays_that_lie_apart_are_cut_where_pieces_end) {
+  Stretches input, output;
+  for (const uint64_t i : {uint64_t{0}, uint64_t{1}, uint64_t{2}}) {
+    input.add(1000 * (i + 1), 40 * i);  // the first is empty
+    output.add(9000 + 1000 * i, 40);
+  }
+  StepPiece piece;
+  piece.in = {{30, 8, 60, 1}};   // of the first 40 bytes the last 10, then 50 of 80
+  piece.out = {{5, 70, 50, 0}};  // 10 of the second, the third whole
+  lie_apart(piece, input, output);
+  CHECK_EQUAL(piece.in.size(), size_t{2});
+  CHECK_EQUAL(piece.in[0].from, uint64_t{2030});
+  CHECK_EQUAL(piece.in[0].to, uint64_t{8});
+  CHECK_EQUAL(piece.in[0].bytes, uint64_t{10});
+  CHECK_EQUAL(piece.in[1].from, uint64_t{3000});
+  CHECK_EQUAL(piece.in[1].to, uint64_t{18});
+  CHECK_EQUAL(piece.in[1].bytes, uint64_t{50});
+  CHECK_EQUAL(piece.out.size(), size_t{2});
+  CHECK_EQUAL(piece.out[0].from, uint64_t{5});
+  CHECK_EQUAL(piece.out[0].to, uint64_t{10030});
+  CHECK_EQUAL(piece.out[1].from, uint64_t{15});
+  CHECK_EQUAL(piece.out[1].to, uint64_t{11000});
+  CHECK_EQUAL(piece.out[1].bytes, uint64_t{40});
+  CHECK_EQUAL(piece.out[1].rank, 0);
+}
+
 TEST(ways_on_devices_are_chosen_by_cost_and_by_name) {
   const auto chosen = [](DeviceQuestion question) {
     const auto all = explain_devices(question);

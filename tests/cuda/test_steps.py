@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_device import Rank, WithFunctions, all_come
-from test_device_collectives import NEVER_IN_A_STEADY_STEP
+from test_device_collectives import GROUPED, NEVER_IN_A_STEADY_STEP
 from test_device_collectives import all_collectives as all_collectives
 from test_device_collectives import folds as folds
 from test_device_collectives import mixed as mixed
@@ -87,6 +87,56 @@ def at_a_root() -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_collectives_with_a_root(by_steps: Start, size: int) -> None:
     by_steps(size, FAKE_CUDA_JITTER="19").run(at_a_root)
+
+
+# More moves than a table has; one array is too large to travel with others, and one is empty.
+TOGETHER = [(3 + i % 40, "int8" if i % 5 else "float32") for i in range(220)]
+TOGETHER += [(50_003, "float32"), (0, "float32"), (8000, "float32"), (1, "bool")]
+
+
+def together(path: str, on_the_host: int, arrays: int) -> None:
+    """Operations of a grouped call, of which small arrays travel as one. A rank may have all of its
+    arrays on the host."""
+    rank = Rank("functions")
+    p, r = fd.size(), fd.rank()
+    some = TOGETHER[-arrays:]
+    pairs = [rank.pair(*array) for array in some]
+    for kind, length in GROUPED.items():
+        call = getattr(fd, f"grouped_{kind}")
+        op = ("max",) if "reduce" in kind else ()
+        expected = [rank.host(length(n, p, r), dtype) for n, dtype in some]
+        call([h.array for _, h in pairs], *op, out=[e.array for e in expected])
+        outs = [rank.array(length(n, p, r), dtype) for n, dtype in some]
+        for _ in range(2):
+            if r == on_the_host:
+                again = [rank.host(length(n, p, r), dtype) for n, dtype in some]
+                call([h.array for _, h in pairs], *op, out=[a.array for a in again])
+                assert [a.get() for a in again] == [e.get() for e in expected]
+                continue
+            for out in outs:
+                out.put(bytes(out.nbytes))
+            rank.machine.control.clear_log()
+            call([x for x, _ in pairs], *op, out=outs)
+            copies = rank.machine.log().count("cuMemcpyAsync")
+            if on_the_host < 0:
+                assert fd.world().last_path == (path if kind == "all_reduce" else "step")
+            if kind == "all_reduce":
+                assert copies < 60, "many moves are one kernel"
+            assert [out.get() for out in outs] == [e.get() for e in expected], kind
+    rank.end()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_many_arrays_in_one_call(by_steps: Start, size: int) -> None:
+    by_steps(size, FAKE_CUDA_JITTER="23").run(together, "step", -1, len(TOGETHER))
+
+
+def test_many_arrays_of_which_a_rank_has_its_own_on_the_host(by_steps: Start) -> None:
+    by_steps(3).run(together, "step", 1, 20)
+
+
+def test_many_arrays_by_one_kernel(by_steps: Start) -> None:
+    by_steps(2, FARANDOLE_DEVICE_PATH="spin").run(together, "spin", -1, 20)
 
 
 def test_some_arrays_on_the_host_some_on_devices(by_steps: Start) -> None:
@@ -371,10 +421,12 @@ def steady() -> list[str]:
     rank = Rank("interface")
     arrays = [(rank.array(n, "float32"), rank.array(n, "float32")) for n in (3, 1000, 40_001)]
     gathered = [(x, rank.array(fd.size() * x.count, "float32")) for x, _ in arrays]
+    small = [rank.array(100 + i, "float32") for i in range(12)]
 
     def step() -> None:
         handles = [fd.all_reduce(x, out=y, async_op=True) for x, y in arrays]
         handles += [fd.all_gather(x, out=all_of_it, async_op=True) for x, all_of_it in gathered]
+        handles.append(fd.grouped_all_reduce(small, out=small, async_op=True))
         for handle in handles:
             handle.wait()
         rank.machine.call("cuStreamSynchronize", rank.machine.streams[0])

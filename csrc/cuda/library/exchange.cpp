@@ -20,6 +20,10 @@ constexpr uint64_t kFlagBytes = (sizeof(Flags) + kPage - 1) / kPage * kPage;
 constexpr uint32_t kMostRanksThatSpin = 16;
 /// Farther than any meeting that has been asked for.
 constexpr uint32_t kFar = 1U << 30;
+/// So many are quicker by the driver's copies than a table is brought.
+constexpr size_t kFewMoves = 4;
+/// Elements of 1, 2, 4 and 8 bytes, whatever they are.
+constexpr std::array kOfWidth{DType::uint8, DType::uint16, DType::uint32, DType::uint64};
 constexpr auto kBetweenDrains = std::chrono::milliseconds(1);
 
 /// Buckets of ranks that are threads of this process, by their ids: they have an address here.
@@ -77,6 +81,7 @@ Exchange::Exchange(const std::shared_ptr<const DeviceContext>& context,
 void Exchange::open_bucket(const void* image) {
   module_ = DeviceModule::load(context_, image);
   arrive_.emplace(module_->function("farandole_arrive"));
+  tables_.emplace(context_);
   bucket_ = make_bucket(context_, 2 * kFlagBytes + mailbox_bytes_ + kCudaLanes * lane_bytes_);
   // Before any peer can arrive: it learns of the bucket afterwards.
   marks_.fill(bucket_->address(), 0, 2 * kFlagBytes);
@@ -175,6 +180,7 @@ uint32_t Exchange::end(Moments& moments) {
   // In a stream of its own: a function of the host would hold up the next operation.
   marks_.wait(moments.complete);
   newest_ = completions_.mark(marks_, doorbell_.get());
+  if (tables_) tables_->end(newest_);
   open_ = false;
   return newest_;
 }
@@ -199,22 +205,51 @@ const uint32_t* Exchange::abort_word() const {
 }
 
 void Exchange::run(const CudaPiece& piece) {
-  const StreamRef& stream = lanes_.at(static_cast<size_t>(piece.lane)).stream;
-  const auto move_out = [&] {
-    for (uint64_t i = 0; i < piece.outs; ++i) {
-      const CudaMove& move = piece.out[i];
-      const DevicePointer from = bucket_of(static_cast<uint32_t>(move.rank), piece.lane);
-      stream.copy(piece.output + move.to, from + move.from, move.bytes);
-    }
-  };
-  for (uint64_t i = 0; i < piece.ins; ++i)
-    stream.copy(bucket_of(rank_, piece.lane) + piece.in[i].to, piece.input + piece.in[i].from,
-                piece.in[i].bytes);
+  move_in(piece);
   meet(piece.lane);
   if (piece.count > 0) fold(piece);
-  if (piece.folds_to == kFoldsToOutput) move_out();
+  if (piece.folds_to == kFoldsToOutput) move_out(piece);
   meet(piece.lane);
-  if (piece.folds_to != kFoldsToOutput) move_out();
+  if (piece.folds_to != kFoldsToOutput) move_out(piece);
+}
+
+void Exchange::move_in(const CudaPiece& piece) {
+  std::vector<Move> moves;
+  for (const CudaMove& one : std::span(piece.in, piece.ins))
+    moves.push_back({bucket_of(rank_, piece.lane) + one.to, piece.input + one.from, one.bytes});
+  move(piece.lane, "gather", moves);
+}
+
+void Exchange::move_out(const CudaPiece& piece) {
+  std::vector<Move> moves;
+  for (const CudaMove& one : std::span(piece.out, piece.outs))
+    moves.push_back({piece.output + one.to,
+                     bucket_of(static_cast<uint32_t>(one.rank), piece.lane) + one.from, one.bytes});
+  move(piece.lane, "scatter", moves);
+}
+
+/// Many by kernels, in the widest elements that divide them all; few by the driver's copies.
+void Exchange::move(int32_t lane, std::string_view what, std::span<const Move> moves) {
+  const StreamRef& stream = lanes_.at(static_cast<size_t>(lane)).stream;
+  while (moves.size() > kFewMoves) {
+    const auto some = moves.first(std::min<size_t>(moves.size(), kMovesOfTable));
+    uint64_t bits = 8, bytes = 0;
+    for (const Move& one : some) {
+      bits |= one.to | one.from | one.bytes;
+      bytes += one.bytes;
+    }
+    const auto width = static_cast<uint32_t>(bits & (~bits + 1));
+    const auto pieces = tables_->put(stream, some, width, completions_);
+    if (!pieces) break;
+    const DType dtype = kOfWidth.at(static_cast<size_t>(std::countr_zero(width)));
+    kernel(kernel_name(what, dtype, dtype))
+        .launch(stream,
+                {.blocks = blocks_for(Work::alone, bytes, {.processors = multiprocessors()}),
+                 .threads = kThreads},
+                *pieces);
+    moves = moves.subspan(some.size());
+  }
+  for (const Move& one : moves) stream.copy(one.to, one.from, one.bytes);
 }
 
 /// What is in the lane's stream now comes before what is in everybody's afterwards.
@@ -257,13 +292,12 @@ void Exchange::fold(const CudaPiece& piece) {
   }
   const uint32_t blocks = blocks_for(Work::alone, piece.count * size_of(folding.dtype),
                                      {.processors = multiprocessors()});
-  kernel("two_shot", folding.dtype)
+  kernel(kernel_name("two_shot", folding.dtype))
       .launch(lanes_[static_cast<size_t>(piece.lane)].stream,
               {.blocks = blocks, .threads = kThreads}, job);
 }
 
-const DeviceFunction& Exchange::kernel(std::string_view what, DType dtype) {
-  const std::string name = kernel_name(what, dtype);
+const DeviceFunction& Exchange::kernel(const std::string& name) {
   const auto known = kernels_.find(name);
   if (known != kernels_.end()) return known->second;
   return kernels_.emplace(name, module_->function(name)).first->second;
@@ -297,11 +331,17 @@ void Exchange::spin(const CudaPiece& piece, bool granted) {
     peers.flags[r] = spin_flags_of(r);
     mailboxes[r] = at_address(peers_[r]->address() + 2 * kFlagBytes);
   }
-  const OneShot job = all_reduce_in_one(peers, at_address(piece.input), at_address(piece.output),
+  // Arrays that lie apart are brought together first.
+  const bool apart = piece.ins > 0;
+  const DevicePointer input = apart ? bucket_of(rank_, piece.lane) : piece.input;
+  const DevicePointer output = apart ? input : piece.output;
+  move_in(piece);
+  const OneShot job = all_reduce_in_one(peers, at_address(input), at_address(output),
                                         std::span(mailboxes).first(size_), piece.count, folding);
-  kernel("one_shot", folding.dtype)
+  kernel(kernel_name("one_shot", folding.dtype))
       .launch(lanes_[0].stream,
               {.blocks = blocks_for(Work::slots, bytes, room()), .threads = kThreads}, job);
+  move_out(piece);
 }
 
 void Exchange::open_nccl(const CudaNcclId& id) {

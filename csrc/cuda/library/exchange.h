@@ -22,6 +22,7 @@
 #include "cuda/driver/module.h"
 #include "cuda/driver/peer_memory.h"
 #include "cuda/kernels/parameters.h"
+#include "cuda/library/move_tables.h"
 #include "cuda/nccl/communicator.h"
 #include "cuda/plans.h"
 
@@ -88,9 +89,12 @@ class Exchange {
   DevicePointer bucket_of(uint32_t rank, int32_t lane) const;
   Flags* flags_of(uint32_t rank) const;
   Flags* spin_flags_of(uint32_t rank) const;
+  void move(int32_t lane, std::string_view what, std::span<const Move> moves);
+  void move_in(const CudaPiece& piece);
+  void move_out(const CudaPiece& piece);
   void meet(int32_t lane);
   void fold(const CudaPiece& piece);
-  const DeviceFunction& kernel(std::string_view what, DType dtype);
+  const DeviceFunction& kernel(const std::string& name);
   Folding folding_of(const CudaPiece& piece) const;
   const uint32_t* abort_word() const;
   Room room() const;
@@ -102,7 +106,8 @@ class Exchange {
   std::shared_ptr<const DeviceModule> module_;  // this and the next: of a bucket
   std::optional<DeviceFunction> arrive_;
   std::optional<DeviceFunction> await_;            // where streams cannot wait for words
-  std::map<std::string, DeviceFunction> kernels_;  // of one dtype, by name
+  std::map<std::string, DeviceFunction> kernels_;  // by name
+  std::optional<MoveTables> tables_;               // likewise
   uint64_t mailbox_bytes_;                         // 0: nothing spins
   std::shared_ptr<DeviceMemory> bucket_;  // flags, the same for spin(), mailbox, part of each lane
   PeerMappings mappings_;
