@@ -1,5 +1,6 @@
 #include "control/absence.h"
 
+#include "control/control_mesh.h"
 #include "control/farewell.h"
 
 namespace farandole {
@@ -36,6 +37,14 @@ std::optional<Error> absence_of(const Presence& around, int world_rank, Context 
     return Error(ErrorCode::early_exit,
                  name + " left without waiting for " + title + ", which it had submitted",
                  std::move(where), "wait for every handle before shutdown()");
+  }
+  if (!peer.here && around.host->mesh->has_lost_sight_of(world_rank)) {
+    where.evidence = "nothing came from host " + peer.info.host +
+                     " for 2 s, not even from its kernel; seen by rank " + me;
+    return Error(ErrorCode::peer_lost,
+                 name + " was lost during " + title +
+                     ": the connection to its host is gone, and it may be cut off rather than dead",
+                 std::move(where));
   }
   where.evidence = std::string(peer.here ? "its process descriptor reports its end"
                                          : "its connection has ended") +

@@ -14,9 +14,8 @@
 #include "base/fixed_text.h"
 #include "base/log.h"
 #include "base/quiet_thread.h"
+#include "control/control_messages.h"
 #include "control/farewell.h"
-#include "control/wait_watch.h"
-#include "control/waits_elsewhere.h"
 
 namespace farandole {
 namespace {
@@ -26,24 +25,14 @@ constexpr int kControlLane = kMostTcpLanes - 1;          // but opens only a bac
 constexpr auto kBeat = std::chrono::milliseconds(250);
 constexpr int kVanishedMs = 2000;  // for a host that answers nothing, not even as a kernel does
 constexpr size_t kLargestFrame = 1 << 20;
-constexpr size_t kMostHoldups = 4;
 constexpr auto kLastWords = std::chrono::milliseconds(500);
+constexpr auto kSlept = std::chrono::seconds(1);  // this thread itself, which then knows nothing
 
 constexpr uint64_t kWake = ~uint64_t{0};
 
-void put_progress(WireWriter& to, const StreamProgress& progress) {
-  to.put(progress.begun);
-  to.put(progress.completed);
-  const size_t count = std::min(progress.holdups.size(), kMostHoldups);
-  to.put_list(std::span<const int>(progress.holdups).first(count));
-}
-
-StreamProgress progress_in(WireReader& from) {
-  StreamProgress progress;
-  progress.begun = from.get<uint32_t>();
-  progress.completed = from.get<uint32_t>();
-  progress.holdups = from.get_list<int>(kMostHoldups);
-  return progress;
+bool means_silence(int error) {
+  return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH ||
+         error == EHOSTDOWN || error == ENETDOWN;
 }
 
 }  // namespace
@@ -100,11 +89,13 @@ void ControlMesh::meet(int doorbell, Deadline deadline, const std::function<void
     other.socket = std::move(other.arrival->socket);
     other.arrival.reset();
     other.open = true;
+    other.heard = now();
     ::setsockopt(other.socket.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &kVanishedMs,
                  sizeof kVanishedMs);
     watch(epoll_.get(), other.socket.get(), EPOLLIN, static_cast<uint64_t>(r));
   }
   watch(epoll_.get(), wake_.get(), EPOLLIN, kWake);
+  last_turn_ = now();
   thread_ = start_quiet_thread("farandole-ctl", [this] { main(); });
 }
 
@@ -125,11 +116,16 @@ void ControlMesh::main() {
       const Lock lock(mutex_);
       for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
         if (peer(r).open && peer(r).outgoing.empty()) send_beat(r);
+      tell_lost_sight();
     }
     flush_all();
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(next_beat_ - now()).count();
-    look(static_cast<int>(std::max<int64_t>(0, left)));
+    bool more = look(static_cast<int>(std::max<int64_t>(0, left)));
+    while (more) more = look(0);
+    forgive_silence();
+    settle_reports();
   }
+  settle_reports();
   // What was to be told is told, as far as the others take it.
   const Deadline until = Deadline::after(kLastWords);
   for (;;) {
@@ -142,9 +138,11 @@ void ControlMesh::main() {
   }
 }
 
-void ControlMesh::look(int timeout_ms) {
-  epoll_event events[64];
-  const int n = ::epoll_wait(epoll_.get(), events, 64, timeout_ms);
+/// True when there may be more to be read at once.
+bool ControlMesh::look(int timeout_ms) {
+  constexpr int kAtOnce = 64;
+  epoll_event events[kAtOnce];
+  const int n = ::epoll_wait(epoll_.get(), events, kAtOnce, timeout_ms);
   for (int i = 0; i < n; ++i) {
     const uint64_t tag = events[i].data.u64;
     if (tag == kWake)
@@ -152,6 +150,15 @@ void ControlMesh::look(int timeout_ms) {
     else
       read(static_cast<int>(tag));
   }
+  return n == kAtOnce;
+}
+
+/// Who has stood still has not listened.
+void ControlMesh::forgive_silence() {
+  const TimePoint when = now();
+  if (when - last_turn_ > kSlept)
+    for (const auto& other : peers_) other->heard = when;
+  last_turn_ = when;
 }
 
 /// False: the connection is broken.
@@ -160,7 +167,11 @@ bool ControlMesh::flush(Peer& to) {
     const std::vector<std::byte>& front = to.outgoing.front();
     const ssize_t count = ::send(to.socket.get(), front.data() + to.sent, front.size() - to.sent,
                                  MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (count < 0) return errno == EAGAIN || errno == EINTR;  // the next beat tries again
+    if (count < 0 && (errno == EAGAIN || errno == EINTR)) return true;  // the next beat tries again
+    if (count < 0) {
+      to.error = errno;
+      return false;
+    }
     to.sent += static_cast<size_t>(count);
     if (to.sent < front.size()) continue;
     to.outgoing.pop_front();
@@ -188,15 +199,16 @@ void ControlMesh::read(int rank) {
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && errno == EAGAIN) return;
     if (count <= 0) {
-      lose(rank);
+      lose(rank, count < 0 ? errno : from.error);
       return;
     }
+    from.heard = now();
     from.coming.insert(from.coming.end(), chunk, chunk + count);
     try {
       take_frames(rank);
     } catch (const Error& error) {
       log(LogLevel::error, "rank " + std::to_string(rank) + ": " + error.verdict());
-      lose(rank);
+      lose(rank, 0);
       return;
     }
   }
@@ -219,40 +231,31 @@ void ControlMesh::take_frames(int rank) {
 }
 
 void ControlMesh::take(int rank, WireReader& from) {
-  const auto kind = from.get_enum(Frame::deadlock);
-  if (kind == Frame::beat) return;
-  if (kind == Frame::ping) return answer_ping(rank, from);
-  if (kind == Frame::pong) return take_pong(from);
-  if (kind == Frame::state) return take_state(rank, from);
-  if (kind == Frame::look) return answer_look(rank, from);
-  if (kind == Frame::waits) {
-    const TimePoint asked(Duration(from.get<int64_t>()));
-    return take_waits(from, asked, segment_->page(rank).board);
-  }
-  if (kind == Frame::deadlock) {
-    const auto stands = from.get<int64_t>();
-    put_verdict(segment_->page(rank_).board, decode_record(from), stands);
-    return ring(doorbell_);
-  }
-  const Lock lock(mutex_);
-  const auto key = from.get<uint64_t>();
-  if (kind == Frame::report) {
-    auto members = from.get_list<int>(peers_.size());
-    judge({key, std::move(members), decode_record(from), rank_});
-  } else if (kind == Frame::verdict) {
-    verdicts_.try_emplace(key, decode_record(from));
-    deliver(key);
-  } else if (kind == Frame::question) {
-    const auto mine = streams_.find(key);
-    WireWriter answer;
-    answer.put(Frame::answer);
-    answer.put(key);
-    answer.put(static_cast<uint8_t>(mine != streams_.end()));
-    if (mine != streams_.end()) put_progress(answer, mine->second);
-    send(rank, std::move(answer));
-  } else if (from.get<uint8_t>() != 0) {
-    answers_[{key, rank}] = progress_in(from);
-    ring(doorbell_);
+  switch (from.get_enum(ControlFrame::lost_sight)) {
+    case ControlFrame::beat:
+      return;
+    case ControlFrame::ping:
+      return answer_ping(rank, from);
+    case ControlFrame::pong:
+      return take_pong(from);
+    case ControlFrame::state:
+      return take_state(rank, from);
+    case ControlFrame::report:
+      return take_report(rank, from);
+    case ControlFrame::verdict:
+      return take_verdict(rank, from);
+    case ControlFrame::question:
+      return answer_question(rank, from);
+    case ControlFrame::answer:
+      return take_answer(rank, from);
+    case ControlFrame::look:
+      return answer_look(rank, from);
+    case ControlFrame::waits:
+      return take_waits_of(rank, from);
+    case ControlFrame::deadlock:
+      return take_deadlock(from);
+    case ControlFrame::lost_sight:
+      return take_lost_sight(rank, from);
   }
 }
 
@@ -260,18 +263,16 @@ void ControlMesh::take(int rank, WireReader& from) {
 
 WireWriter ControlMesh::state_frame() const {
   const RankPage& page = segment_->page(rank_);
+  StateMessage message;
+  message.state = page.state.value.load(std::memory_order_acquire);
+  message.farewell = page.farewell.state.load(std::memory_order_acquire);
+  message.exit_code = page.farewell.exit_code;
+  message.what = text_in(page.farewell.what);
+  message.place = text_in(page.farewell.place);
+  for (const auto& [key, progress] : streams_) message.streams.push_back({key, progress});
   WireWriter frame;
-  frame.put(Frame::state);
-  frame.put(page.state.value.load(std::memory_order_acquire));
-  frame.put(page.farewell.state.load(std::memory_order_acquire));
-  frame.put(page.farewell.exit_code);
-  frame.put_text(text_in(page.farewell.what));
-  frame.put_text(text_in(page.farewell.place));
-  frame.put(static_cast<uint32_t>(streams_.size()));
-  for (const auto& [key, progress] : streams_) {
-    frame.put(key);
-    put_progress(frame, progress);
-  }
+  frame.put(StateMessage::kTag);
+  put_message(frame, message);
   return frame;
 }
 
@@ -283,20 +284,14 @@ void ControlMesh::tell_state() {
 
 /// What it has done is known before it is known that it does nothing more.
 void ControlMesh::take_state(int rank, WireReader& from) {
-  const auto state = from.get<uint64_t>();
-  const auto farewell_state = from.get<uint64_t>();
-  const auto exit_code = from.get<int32_t>();
-  const std::string what = from.get_text(sizeof Farewell::what);
-  const std::string place = from.get_text(sizeof Farewell::place);
+  auto told = get_message<StateMessage>(from);
   {
     const Lock lock(mutex_);
-    for (auto streams = from.get<uint32_t>(); streams > 0; --streams) {
-      const auto key = from.get<uint64_t>();
-      answers_[{key, rank}] = progress_in(from);
-    }
+    for (ProgressOfStream& stream : told.streams)
+      answers_[{stream.key, rank}] = std::move(stream.progress);
   }
-  const bool last = state >= static_cast<uint64_t>(RankState::leaving) ||
-                    farewell_state == static_cast<uint64_t>(FarewellState::known);
+  const bool last = told.state >= static_cast<uint64_t>(RankState::leaving) ||
+                    told.farewell == static_cast<uint64_t>(FarewellState::known);
   peer(rank).finished.store(last, std::memory_order_release);
   if (peer(rank).here) {  // its page says the rest
     ring(doorbell_);
@@ -305,36 +300,32 @@ void ControlMesh::take_state(int rank, WireReader& from) {
   RankPage& page = segment_->page(rank);
   Farewell& farewell = page.farewell;
   if (farewell.state.load(std::memory_order_relaxed) == 0) {
-    farewell.exit_code = exit_code;
+    farewell.exit_code = told.exit_code;
     farewell.since = now().time_since_epoch().count();  // by our clock
-    copy_cut(what, farewell.what);
-    copy_cut(place, farewell.place);
+    copy_cut(told.what, farewell.what);
+    copy_cut(told.place, farewell.place);
   }
-  farewell.state.store(farewell_state, std::memory_order_release);
-  page.state.value.store(state, std::memory_order_release);
+  farewell.state.store(told.farewell, std::memory_order_release);
+  page.state.value.store(told.state, std::memory_order_release);
   ring(doorbell_);
 }
 
-void ControlMesh::lose(int rank) {
+void ControlMesh::lose(int rank, int error) {
   Peer& gone = peer(rank);
   const bool left = segment_->state_of(rank) >= RankState::leaving;
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, gone.socket.get(), nullptr);
+  if (!gone.here && left) segment_->show_state(rank, RankState::gone);
+  gone.finished.store(true, std::memory_order_release);
+  const bool silent = !left && means_silence(error);
+  gone.silent.store(silent, std::memory_order_release);  // before it is known that it is lost
+  gone.lost.store(!left, std::memory_order_release);
   {
     const Lock lock(mutex_);
     gone.open = false;
     gone.outgoing.clear();
     gone.socket.reset();
-    std::vector<Report> orphaned;
-    std::erase_if(reports_, [&](const Report& report) {
-      if (report.judge != rank) return false;
-      orphaned.push_back(report);
-      return true;
-    });
-    for (Report& report : orphaned) put_before_judge(std::move(report));
+    if (silent) tell_lost_sight();
   }
-  if (!gone.here && left) segment_->show_state(rank, RankState::gone);
-  gone.finished.store(true, std::memory_order_release);
-  gone.lost.store(!left, std::memory_order_release);
   ring(doorbell_);
 }
 
@@ -348,80 +339,7 @@ void ControlMesh::send(int rank, WireWriter frame) {
 /// That this rank is there. Of rank 0's clock it learns by that, if its host has another one.
 void ControlMesh::send_beat(int rank) {
   const bool asks = rank == 0 && !peer(0).here;
-  WireWriter beat;
-  beat.put(asks ? Frame::ping : Frame::beat);
-  if (asks) beat.put(nanoseconds_now());
-  send(rank, std::move(beat));
-}
-
-/// The lowest that is there.
-int ControlMesh::judge_of(const std::vector<int>& members) const {
-  int judge = rank_;
-  for (const int member : members)
-    if (peer(member).open) judge = std::min(judge, member);
-  return judge;
-}
-
-void ControlMesh::put_before_judge(Report report) {
-  report.judge = judge_of(report.members);
-  if (report.judge == rank_) {
-    judge(report);
-    return;
-  }
-  WireWriter frame;
-  frame.put(Frame::report);
-  frame.put(report.key);
-  frame.put_list(std::span<const int>(report.members));
-  encode(report.record, frame);
-  send(report.judge, std::move(frame));
-  reports_.push_back(std::move(report));
-}
-
-void ControlMesh::judge(const Report& report) {
-  const auto [verdict, first] = verdicts_.try_emplace(report.key, report.record);
-  for (const int member : report.members) {
-    if (member == rank_ || !peer(member).open) continue;
-    WireWriter frame;
-    frame.put(Frame::verdict);
-    frame.put(report.key);
-    encode(verdict->second, frame);
-    send(member, std::move(frame));
-  }
-  deliver(report.key);
-}
-
-void ControlMesh::deliver(uint64_t key) {
-  std::erase_if(reports_, [&](const Report& report) { return report.key == key; });
-  const auto verdict = verdicts_.find(key);
-  const auto cell = cells_.find(key);
-  if (verdict == verdicts_.end() || cell == cells_.end()) return;
-  FailureRecord& record = *cell->second;
-  if (record.state.value.load(std::memory_order_relaxed) == 2) return;
-  record.state.value.store(1, std::memory_order_seq_cst);
-  record.record = verdict->second;
-  record.state.value.store(2, std::memory_order_seq_cst);  // partners: failed, verdict
-  ring(doorbell_);
-}
-
-// ---- any thread ----
-
-void ControlMesh::adopt(uint64_t key, std::shared_ptr<FailureRecord> cell) {
-  const Lock lock(mutex_);
-  cells_[key] = std::move(cell);
-  deliver(key);
-}
-
-void ControlMesh::drop(uint64_t key) {
-  const Lock lock(mutex_);
-  cells_.erase(key);
-}
-
-void ControlMesh::report(uint64_t key, const std::vector<int>& members, const ErrorRecord& record) {
-  const Lock lock(mutex_);
-  if (verdicts_.contains(key))
-    deliver(key);
-  else
-    put_before_judge({key, members, record, rank_});
+  send(rank, asks ? frame_of<PingMessage>(nanoseconds_now()) : frame_of<BeatMessage>());
 }
 
 }  // namespace farandole

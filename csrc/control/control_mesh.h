@@ -4,10 +4,20 @@
 //
 // Note [Verdict between hosts]
 //
-// A rank that sees a failure stops the group here and reports it to the group's lowest member that
-// is still connected. The first report that this one gets is the verdict; it tells all members. A
-// report whose judge is lost before it has answered goes to the next one. A verdict is for ever:
-// who reports later is told it.
+// A rank that sees a failure stops the group here, and its report goes to the group's judge: its
+// lowest member that can be heard. The first report that the judge gets is the verdict, which it
+// tells all members. A verdict is for ever: who reports later is told it.
+//
+// Two ranks may lose sight of each other: nothing comes any more, though both live, and others may
+// hear both. So each tells the others whom it has lost sight of, and a rank is heard if there is a
+// way to it, from rank to rank: a report goes to the next one on its way, which passes it on, and
+// the verdict comes back over those that do not hear the judge. Whoever hears each other at all has
+// one judge, and one verdict. Where the network has fallen apart, each part has its own.
+//
+// Views differ for a while. A report is kept until the verdict comes, and whenever its way has
+// become another one, it goes that way, too. Nothing is judged before all that has come is read: a
+// rank that was stopped finds the verdict of those who went on without it. Who has said nothing for
+// long is passed over as a judge (it may be stopped), but is not lost.
 #pragma once
 
 #include <atomic>
@@ -16,6 +26,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -46,6 +57,10 @@ class ControlMesh : public ProgressBoard {
   const std::shared_ptr<TcpDoor>& door() const { return door_; }
   /// Its connection has ended, though it had not said that it leaves.
   bool has_lost(int rank) const { return peer(rank).lost.load(std::memory_order_acquire); }
+  /// So it was lost: nothing came any more, not even from its kernel. It may be cut off, and live.
+  bool has_lost_sight_of(int rank) const {
+    return peer(rank).silent.load(std::memory_order_acquire);
+  }
 
   /// By how much this host's clock is ahead of rank 0's; without a reading where they share one.
   ClockLog& clock() { return clock_; }
@@ -53,7 +68,7 @@ class ControlMesh : public ProgressBoard {
   /// Any thread: tells all others this rank's state and farewell, as they stand in its page.
   void tell_state();
 
-  // ---- failures: see the note; any thread ----
+  // ---- failures: see the note; any thread; control_mesh_verdicts.cpp ----
 
   /// From now on `cell` is where this rank learns of the verdict on group `key`.
   void adopt(uint64_t key, std::shared_ptr<FailureRecord> cell);
@@ -80,19 +95,6 @@ class ControlMesh : public ProgressBoard {
   void close_descriptors();
 
  private:
-  enum class Frame : uint8_t {
-    beat,
-    ping,  // what time is it there?
-    pong,
-    state,  // of a rank, and of its streams
-    report,
-    verdict,
-    question,  // how far is a stream?
-    answer,
-    look,  // what does the rank wait in?
-    waits,
-    deadlock
-  };
   struct Peer {
     bool here = false;
     std::shared_ptr<TcpArrival> arrival;  // until it is connected
@@ -101,35 +103,50 @@ class ControlMesh : public ProgressBoard {
     bool open = false;  // guarded by mutex_, as what follows
     std::deque<std::vector<std::byte>> outgoing;
     size_t sent = 0;                // of the first of them
-    std::vector<std::byte> coming;  // of the thread alone
+    std::vector<std::byte> coming;  // of the thread alone, as what follows
+    TimePoint heard{};
+    int error = 0;               // what broke the connection
+    std::set<int> out_of_sight;  // whom it hears no more, by its own words; guarded by mutex_
+    std::atomic<bool> silent{false};
   };
   struct Report {
-    uint64_t key;
     std::vector<int> members;
     ErrorRecord record;
-    int judge;
+    int by = -1;       // who has seen it
+    int sent_to = -1;  // the first one on the way to its judge
   };
   using Lock = std::unique_lock<std::mutex>;
 
   Peer& peer(int rank) const { return *peers_[static_cast<size_t>(rank)]; }
   void main();
-  void look(int timeout_ms);
+  bool look(int timeout_ms);
   bool flush(Peer& to);
   void flush_all();
   void read(int rank);
   void take_frames(int rank);
   void take(int rank, WireReader& from);
   void take_state(int rank, WireReader& from);
+  void take_report(int rank, WireReader& from);
+  void take_verdict(int rank, WireReader& from);
+  void take_lost_sight(int rank, WireReader& from);
+  void take_deadlock(WireReader& from);
+  void answer_question(int rank, WireReader& from);
+  void take_answer(int rank, WireReader& from);
   void answer_look(int rank, WireReader& from);
+  void take_waits_of(int rank, WireReader& from);
   void answer_ping(int rank, WireReader& from);
   void take_pong(WireReader& from);
-  void lose(int rank);
+  void lose(int rank, int error);
+  void forgive_silence();
+  void settle_reports();
   // With mutex_ held.
   void send(int rank, WireWriter frame);
   void send_beat(int rank);
-  int judge_of(const std::vector<int>& members) const;
-  void put_before_judge(Report report);
-  void judge(const Report& report);
+  void take_note(uint64_t key, Report report);
+  void tell_lost_sight();
+  bool hear_each_other(int a, int b) const;
+  std::vector<int> ways() const;
+  void pronounce(uint64_t key, const Report& report, const std::vector<int>& way);
   void deliver(uint64_t key);
   WireWriter state_frame() const;
 
@@ -148,8 +165,10 @@ class ControlMesh : public ProgressBoard {
   std::map<std::pair<uint64_t, int>, StreamProgress> answers_;
   std::map<uint64_t, std::shared_ptr<FailureRecord>> cells_;
   std::map<uint64_t, ErrorRecord> verdicts_;
-  std::vector<Report> reports_;  // without an answer
+  std::map<uint64_t, Report> reports_;  // by group, without an answer
 
+  TimePoint last_turn_{};       // of the thread, as what follows
+  std::vector<int> told_lost_;  // whom this rank hears no more, as it has told the others
   std::atomic<bool> stopping_{false};
   std::thread thread_;  // last: all else is there
 };

@@ -1,7 +1,11 @@
 // What ranks on several hosts ask of each other: how far streams are, what a rank waits in, what
 // time it is.
 
+#include <algorithm>
+#include <utility>
+
 #include "control/control_mesh.h"
+#include "control/control_messages.h"
 #include "control/wait_watch.h"
 #include "control/waits_elsewhere.h"
 
@@ -16,7 +20,8 @@ constexpr size_t kMostClosed = 4096;  // streams
 
 void ControlMesh::show(uint64_t stream_key, const StreamProgress& mine) {
   const Lock lock(mutex_);
-  streams_[stream_key] = mine;
+  StreamProgress& shown = streams_[stream_key] = mine;
+  shown.holdups.resize(std::min(shown.holdups.size(), kMostHoldups));
 }
 
 void ControlMesh::forget(uint64_t stream_key) {
@@ -35,10 +40,24 @@ void ControlMesh::forget(uint64_t stream_key) {
 void ControlMesh::ask(uint64_t stream_key, int world_rank) {
   const Lock lock(mutex_);
   if (!peer(world_rank).open) return;
-  WireWriter question;
-  question.put(Frame::question);
-  question.put(stream_key);
-  send(world_rank, std::move(question));
+  send(world_rank, frame_of<QuestionMessage>(stream_key));
+}
+
+void ControlMesh::answer_question(int rank, WireReader& from) {
+  AnswerMessage answer;
+  answer.key = get_message<QuestionMessage>(from).key;
+  const Lock lock(mutex_);
+  if (const auto mine = streams_.find(answer.key); mine != streams_.end())
+    answer.progress = mine->second;
+  send(rank, frame_of<AnswerMessage>(answer.key, answer.progress));
+}
+
+void ControlMesh::take_answer(int rank, WireReader& from) {
+  auto told = get_message<AnswerMessage>(from);
+  if (!told.progress) return;
+  const Lock lock(mutex_);
+  answers_[{told.key, rank}] = std::move(*told.progress);
+  ring(doorbell_);
 }
 
 std::optional<StreamProgress> ControlMesh::told(uint64_t stream_key, int world_rank) const {
@@ -52,54 +71,53 @@ std::optional<StreamProgress> ControlMesh::told(uint64_t stream_key, int world_r
 void ControlMesh::ask_waits(int world_rank) {
   const Lock lock(mutex_);
   if (!peer(world_rank).open) return;
-  WireWriter question;
-  question.put(Frame::look);
-  question.put(nanoseconds_now());
-  send(world_rank, std::move(question));
+  send(world_rank, frame_of<LookMessage>(nanoseconds_now()));
 }
 
 void ControlMesh::tell_deadlock(int world_rank, const ErrorRecord& record, int64_t stands) {
   const Lock lock(mutex_);
   if (!peer(world_rank).open) return;
-  WireWriter frame;
-  frame.put(Frame::deadlock);
-  frame.put(stands);
-  encode(record, frame);
-  send(world_rank, std::move(frame));
+  send(world_rank, frame_of<DeadlockMessage>(stands, record));
 }
 
 /// With what it shows so far; its watch looks anew, for the next answer.
 void ControlMesh::answer_look(int rank, WireReader& from) {
   WaitBoard& mine = segment_->page(rank_).board;
   ask_watch(mine);
-  WireWriter answer;
-  answer.put(Frame::waits);
-  answer.put(from.get<int64_t>());
+  WireWriter answer = frame_of<WaitsMessage>(get_message<LookMessage>(from).asked);
   put_waits(answer, mine);
   const Lock lock(mutex_);
   send(rank, std::move(answer));
 }
 
+void ControlMesh::take_waits_of(int rank, WireReader& from) {
+  const TimePoint asked(Duration(get_message<WaitsMessage>(from).asked));
+  take_waits(from, asked, segment_->page(rank).board);
+}
+
+void ControlMesh::take_deadlock(WireReader& from) {
+  const auto told = get_message<DeadlockMessage>(from);
+  put_verdict(segment_->page(rank_).board, told.record, told.stands);
+  ring(doorbell_);
+}
+
 // ---- what time it is ----
 
 void ControlMesh::answer_ping(int rank, WireReader& from) {
-  const auto sent = from.get<int64_t>();
+  const int64_t sent = get_message<PingMessage>(from).sent;
   const int64_t arrived = nanoseconds_now();
   const Lock lock(mutex_);
-  WireWriter pong;
-  pong.put(Frame::pong);
-  pong.put(sent);
-  pong.put(arrived);
-  pong.put(nanoseconds_now());
-  send(rank, std::move(pong));
+  send(rank, frame_of<PongMessage>(sent, arrived, nanoseconds_now()));
 }
 
 void ControlMesh::take_pong(WireReader& from) {
+  const int64_t back = nanoseconds_now();
+  const auto told = get_message<PongMessage>(from);
   RoundTrip trip;
-  trip.back = nanoseconds_now();
-  trip.sent = from.get<int64_t>();
-  trip.arrived = from.get<int64_t>();
-  trip.answered = from.get<int64_t>();
+  trip.back = back;
+  trip.sent = told.sent;
+  trip.arrived = told.arrived;
+  trip.answered = told.answered;
   clock_.add(trip);
   const Lock lock(mutex_);
   if (clock_.is_new() && peer(0).open) send_beat(0);  // the first ones at once: jobs may be short

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "base/fixed_text.h"
+#include "control/control_messages.h"
 
 namespace farandole {
 namespace {
@@ -39,22 +40,6 @@ std::vector<std::pair<std::string, std::vector<int>>> split_values(std::string_v
     values.emplace_back(item.substr(0, middle), std::move(ranks));
   }
   return values;
-}
-
-/// Hands each number and text of a record to `each`, in the order in which they travel.
-template <typename Record, typename Each>
-void with_each(Record& r, const Each& each) {
-  for (auto* number : {&r.code, &r.rank, &r.peer, &r.pid, &r.signal, &r.lane, &r.step})
-    each(*number);
-  for (auto* number : {&r.sequence, &r.bytes_done, &r.bytes_total}) each(*number);
-  each(r.verdict);
-  each(r.evidence);
-  each(r.advice);
-  each(r.operation);
-  each(r.tensor);
-  each(r.field);
-  each(r.host);
-  each(r.values);
 }
 
 /// Hands each number and text of a record to `each`, with the member of Context that it stands for.
@@ -107,26 +92,9 @@ Error decode(const ErrorRecord& r) {
   return Error(code, text_in(r.verdict), std::move(c), text_in(r.advice));
 }
 
-void encode(const ErrorRecord& record, WireWriter& to) {
-  with_each(record, [&](const auto& field) {
-    if constexpr (std::is_array_v<std::remove_reference_t<decltype(field)>>)
-      to.put_text(text_in(field));
-    else
-      to.put(field);
-  });
-}
+void encode(const ErrorRecord& record, WireWriter& to) { put_message(to, record); }
 
-ErrorRecord decode_record(WireReader& from) {
-  ErrorRecord record{};
-  with_each(record, [&](auto& field) {
-    using Field = std::remove_reference_t<decltype(field)>;
-    if constexpr (std::is_array_v<Field>)
-      copy_cut(from.get_text(sizeof field - 1), field);
-    else
-      field = from.get<Field>();
-  });
-  return record;
-}
+ErrorRecord decode_record(WireReader& from) { return get_message<ErrorRecord>(from); }
 
 void HostFailureDetector::report(const Error& error) {
   uint64_t alive = 0;

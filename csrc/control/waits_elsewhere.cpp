@@ -1,22 +1,22 @@
 #include "control/waits_elsewhere.h"
 
 #include <cstring>
-#include <span>
+#include <utility>
 #include <vector>
+
+#include "control/control_messages.h"
 
 namespace farandole {
 namespace {
 
 template <typename Record>
-void put_record(WireWriter& to, const Record& record) {
-  const auto words = record.read();
-  to.put_list(std::span<const uint64_t>(words ? *words : std::vector<uint64_t>()));
+std::vector<uint64_t> words_in(const Record& record) {
+  return record.read().value_or(std::vector<uint64_t>());
 }
 
 /// `Head`: what the words begin with. Nothing: the rank has never shown them.
 template <typename Head, typename Record>
-void take_record(WireReader& from, Duration earliest, Duration latest, Record& record) {
-  std::vector<uint64_t> words = from.get_list<uint64_t>(Record::kWords);
+void take_record(std::vector<uint64_t> words, Duration earliest, Duration latest, Record& record) {
   if (words.size() * sizeof(uint64_t) < sizeof(Head)) return;
   Head head;
   std::memcpy(static_cast<void*>(&head), words.data(), sizeof head);
@@ -29,17 +29,16 @@ void take_record(WireReader& from, Duration earliest, Duration latest, Record& r
 }  // namespace
 
 void put_waits(WireWriter& to, const WaitBoard& mine) {
-  to.put(nanoseconds_now());
-  put_record(to, mine.waits);
-  put_record(to, mine.threads);
+  put_message(to, BoardWords{nanoseconds_now(), words_in(mine.waits), words_in(mine.threads)});
 }
 
 void take_waits(WireReader& from, TimePoint asked, WaitBoard& theirs) {
-  const Duration there(from.get<int64_t>());
+  auto words = get_message<BoardWords>(from);
+  const Duration there(words.there);
   const Duration earliest = asked.time_since_epoch() - there;
   const Duration latest = now().time_since_epoch() - there;
-  take_record<WaitHead>(from, earliest, latest, theirs.waits);
-  take_record<ThreadReport>(from, earliest, latest, theirs.threads);
+  take_record<WaitHead>(std::move(words.waits), earliest, latest, theirs.waits);
+  take_record<ThreadReport>(std::move(words.threads), earliest, latest, theirs.threads);
 }
 
 }  // namespace farandole

@@ -2,6 +2,8 @@
 
 #include <sched.h>
 
+#include <algorithm>
+
 #include "base/quiet_thread.h"
 #include "base/relax.h"
 #include "engine/engine.h"
@@ -11,7 +13,13 @@ namespace {
 
 constexpr auto kBackstop = std::chrono::milliseconds(5);  // without a turn of anyone
 constexpr auto kLongestPark = std::chrono::milliseconds(100);
-constexpr int kLooksBetweenClocks = 32;
+constexpr int kTurnsBetweenClocks = 32;
+constexpr int kLooksBetweenClocks = 4;
+// So often at least a waiter looks before it parks, unless it takes long: where an MPI gives its
+// core away in each of its calls, and others want it, a look takes a fraction of a second, and only
+// who parks looks after the others.
+constexpr int kFewestLooks = 64;
+constexpr Duration kLongestLooks = std::chrono::milliseconds(10);
 
 }  // namespace
 
@@ -116,7 +124,7 @@ void Driver::drive(Done done, Deadline until) {
     if (engine_.poll(TimePoint::min())) {  // one piece a turn
       looks = 0;
       const uint64_t turns = turns_.fetch_add(1, std::memory_order_relaxed);
-      if (turns % kLooksBetweenClocks == 0 && until.passed(now())) return;  // others may be busy
+      if (turns % kTurnsBetweenClocks == 0 && until.passed(now())) return;  // others may be busy
       continue;
     }
     if (done() || engine_.has_completions()) return;
@@ -128,7 +136,8 @@ void Driver::drive(Done done, Deadline until) {
     const TimePoint when = now();
     if (until.passed(when)) return;
     if (looks == kLooksBetweenClocks) idle_since = when;
-    if (when - idle_since < spin_) continue;
+    const Duration at_least = looks < kFewestLooks ? std::max(spin_, kLongestLooks) : spin_;
+    if (when - idle_since < at_least) continue;
     engine_.park(std::min<Duration>(kLongestPark, until.left(when)));
     looks = 0;
   }

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "control/failure_detector.h"
-#include "named/negotiation_words.h"
+#include "named/negotiation_messages.h"
 #include "named/negotiator.h"
 
 namespace farandole {
@@ -56,31 +56,30 @@ void Coordinator::drop_set(uint32_t set) {
 
 void Coordinator::receive(int rank, std::span<const std::byte> message, TimePoint when) {
   WireReader from(message);
-  const auto seen = from.get<uint64_t>();
+  const uint64_t seen = get_message<OfferedHead>(from).seen;
   while (!from.done()) {
     switch (from.get_enum(Offered::join)) {
       case Offered::bits: {
-        const auto first = from.get<uint32_t>();
-        const auto bits = from.get_list<uint64_t>(kMostIds / 64);
-        for (size_t w = 0; w < bits.size(); ++w)
-          for (uint64_t word = bits[w]; word != 0; word &= word - 1)
+        const auto offered = get_message<OfferedBits>(from);
+        for (size_t w = 0; w < offered.bits.size(); ++w)
+          for (uint64_t word = offered.bits[w]; word != 0; word &= word - 1)
             take_ready(rank,
-                       first + static_cast<uint32_t>(w * 64) +
+                       offered.first + static_cast<uint32_t>(w * 64) +
                            static_cast<uint32_t>(std::countr_zero(word)),
                        seen, when);
         break;
       }
       case Offered::list:
-        for (const uint32_t id : from.get_list<uint32_t>(kMostIds))
+        for (const auto offered = get_message<OfferedList>(from); const uint32_t id : offered.ids)
           take_ready(rank, id, seen, when);
         break;
       case Offered::full: {
-        const auto number = from.get<uint32_t>();
-        take_full(rank, number, decode_signature(from), when);
+        auto offered = get_message<OfferedFull>(from);
+        take_full(rank, offered.number, std::move(offered.signature), when);
         break;
       }
       case Offered::join:
-        take_join(rank, from.get<int64_t>());
+        take_join(rank, get_message<OfferedJoin>(from).when);
         break;
     }
   }
@@ -328,9 +327,8 @@ void Coordinator::tell_late(const Waiting& what) {
   const std::vector<int>& members = sets_[tally.agreed.set].members;
   for (size_t m = 0; m < members.size(); ++m) {
     if (tally.offers[m].state == Offer::State::none) continue;
-    WireWriter& to = record(members[m], Ordered::late);
-    put_reference(to, tally, tally.offers[m]);
-    to.put_list(std::span<const int>(what.missing));
+    put_as<OrderedLate>(record(members[m], OrderedLate::kTag), reference_to(tally, tally.offers[m]),
+                        what.missing);
     close_message(members[m], true);
   }
 }

@@ -3,7 +3,7 @@
 #include <iterator>
 
 #include "control/failure_detector.h"
-#include "named/negotiation_words.h"
+#include "named/negotiation_messages.h"
 #include "named/negotiator.h"
 
 namespace farandole {
@@ -22,7 +22,7 @@ void Coordinator::order() {
   complete_.clear();
   if (all_joined) {
     for (size_t r = 0; r < mail_.size(); ++r)
-      record(static_cast<int>(r), Ordered::joined).put(static_cast<int32_t>(last_joined_));
+      put_as<OrderedJoined>(record(static_cast<int>(r), OrderedJoined::kTag), last_joined_);
     joined_.assign(joined_.size(), false);
     joined_count_ = 0;
   }
@@ -95,15 +95,12 @@ void Coordinator::agree(Tally& tally, const Set& set, std::span<const Signature*
   }
   const uint32_t kept = !absent && lasting ? tally.id : kNoId;
   for (size_t m = 0; m < by_member.size(); ++m) {
-    const bool by_proxy = by_member[m] == nullptr;
-    WireWriter& to = record(set.members[m], by_proxy ? Ordered::by_proxy : Ordered::agreed);
-    if (by_proxy) {
-      encode(signature, to);
-    } else {
-      put_reference(to, tally, tally.offers[m]);
-      to.put(kept);
-    }
-    to.put_list(std::span<const int64_t>(extents));
+    const int member = set.members[m];
+    if (by_member[m] == nullptr)
+      put_as<OrderedByProxy>(record(member, OrderedByProxy::kTag), signature, extents);
+    else
+      put_as<OrderedAgreed>(record(member, OrderedAgreed::kTag),
+                            reference_to(tally, tally.offers[m]), kept, extents);
   }
 }
 
@@ -111,9 +108,8 @@ void Coordinator::refuse(Tally& tally, const Set& set, const Error& error) {
   const ErrorRecord record_of_error = encode(error);
   for (size_t m = 0; m < tally.offers.size(); ++m) {
     if (tally.offers[m].state == Offer::State::none) continue;
-    WireWriter& to = record(set.members[m], Ordered::refused);
-    put_reference(to, tally, tally.offers[m]);
-    encode(record_of_error, to);
+    put_as<OrderedRefused>(record(set.members[m], OrderedRefused::kTag),
+                           reference_to(tally, tally.offers[m]), record_of_error);
   }
 }
 
@@ -170,15 +166,13 @@ void Coordinator::put_run(int rank, uint32_t id) {
 
 void Coordinator::begin_message(Mailbox& mail) {
   if (mail.body.size() > 0) return;
-  mail.body.put(round_);
-  mail.body.put(uint8_t{0});  // whether it is the last of its round: see close_message
+  put_as<OrderedHead>(mail.body, round_, false);  // whether it is the last: see close_message
 }
 
 void Coordinator::put_runs(Mailbox& mail) {
   if (mail.runs.empty()) return;
   begin_message(mail);
-  mail.body.put(Ordered::runs);
-  mail.body.put_list(std::span<const uint32_t>(mail.runs));
+  put_tagged<OrderedRuns>(mail.body, mail.runs);
   mail.runs.clear();
 }
 
@@ -194,13 +188,12 @@ WireWriter& Coordinator::record(int rank, Ordered tag) {
 
 void Coordinator::tell_forgotten(const Tally& tally) {
   for (const int member : sets_[tally.agreed.set].members)
-    record(member, Ordered::forget).put(tally.id);
+    put_as<OrderedForget>(record(member, OrderedForget::kTag), tally.id);
 }
 
-void Coordinator::put_reference(WireWriter& to, const Tally& tally, const Offer& offer) {
+Reference Coordinator::reference_to(const Tally& tally, const Offer& offer) {
   const bool by_id = offer.state == Offer::State::ready;
-  to.put(static_cast<uint8_t>(by_id));
-  to.put(by_id ? tally.id : offer.number);
+  return {by_id, by_id ? tally.id : offer.number};
 }
 
 /// Hands the body over for sending.

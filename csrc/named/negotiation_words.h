@@ -1,7 +1,5 @@
-// The layout of the negotiator's messages: a header, then records, each begun by its tag.
-//
-//   member to coordinator:  seen (u64), records        coordinator to member:  round (u64),
-//                                                      last of the round (u8), records
+// What the negotiator's messages are about: what follows each tag is in
+// named/negotiation_messages.h.
 #pragma once
 
 #include <cstddef>
@@ -10,21 +8,20 @@
 namespace farandole {
 
 enum class Offered : uint8_t {
-  bits,  // first id (u32), list of u64: bit i of the list is id first + i
-  list,  // list of ids (u32)
-  full,  // number (u32), signature
+  bits,  // ids, as bits of a range of them
+  list,  // ids
+  full,  // a name or description that is new
   join,
 };
 
-/// A reference is one byte (1: an id, 0: the number of an offer in full) and a u32.
 enum class Ordered : uint8_t {
-  runs,      // list of (first id, count)
-  agreed,    // reference, id (kNoId: not kept), extents of all members
-  by_proxy,  // signature, extents of all members
-  refused,   // reference, ErrorRecord
-  late,      // reference, list of ranks (i32)
-  forget,    // id
-  joined,    // the last rank (i32)
+  runs,    // ids, in order
+  agreed,  // a name that was offered, with what is new about it
+  by_proxy,
+  refused,
+  late,  // who has not submitted it
+  forget,
+  joined,
 };
 
 inline constexpr size_t kFullMessage = 256 << 10;  // bytes from which on a message is sent

@@ -26,12 +26,15 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/wire.h"
 #include "named/negotiation_words.h"
 #include "named/signature.h"
 
 namespace farandole {
 
 inline constexpr uint32_t kNoId = ~uint32_t{0};
+
+struct Reference;
 
 /// A name on one rank. Between submit() and the decision on it nothing of it may change.
 struct Name {
@@ -83,8 +86,8 @@ class Participant {
  private:
   void put_ready(WireWriter& to);
   bool put_offers(WireWriter& to);
-  Name* look_for(WireReader& from, bool decided);
-  Name* referred(WireReader& from);
+  Name* look_for(const Reference& reference, bool decided);
+  Name* referred(const Reference& reference);
   void decide_runs(WireReader& from, std::vector<Decision>& decisions);
   void decide_agreed(WireReader& from, std::vector<Decision>& decisions);
   void forget(WireReader& from, std::vector<Decision>& decisions);
@@ -194,7 +197,7 @@ class Coordinator {
   void begin_message(Mailbox& mail);
   WireWriter& record(int rank, Ordered tag);
   void tell_forgotten(const Tally& tally);
-  static void put_reference(WireWriter& to, const Tally& tally, const Offer& offer);
+  static Reference reference_to(const Tally& tally, const Offer& offer);
   void close_message(int rank, bool last);
 
   size_t capacity_;

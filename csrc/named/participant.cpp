@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "control/failure_detector.h"
-#include "named/negotiation_words.h"
+#include "named/negotiation_messages.h"
 #include "named/negotiator.h"
 
 namespace farandole {
@@ -20,12 +20,11 @@ void Participant::submit(Name& name) {
 bool Participant::take_message(std::vector<std::byte>& message) {
   if (ready_.empty() && queued_.empty() && !joins_) return false;
   WireWriter to;
-  to.put(seen_);
+  put_as<OfferedHead>(to, seen_);
   if (!ready_.empty()) put_ready(to);
   // Joins last: what was submitted before it is not meant to be stood in for.
   if (put_offers(to) && joins_) {
-    to.put(Offered::join);
-    to.put(int64_t{joins_->time_since_epoch().count()});
+    put_tagged<OfferedJoin>(to, int64_t{joins_->time_since_epoch().count()});
     joins_.reset();
   }
   message = to.take();
@@ -41,12 +40,9 @@ void Participant::put_ready(WireWriter& to) {
   if (words * sizeof(uint64_t) <= ready_.size() * sizeof(uint32_t)) {
     std::vector<uint64_t> bits(words);
     for (const uint32_t id : ready_) bits[(id - least) / 64] |= uint64_t{1} << (id - least) % 64;
-    to.put(Offered::bits);
-    to.put(least);
-    to.put_list(std::span<const uint64_t>(bits));
+    put_tagged<OfferedBits>(to, least, bits);
   } else {
-    to.put(Offered::list);
-    to.put_list(std::span<const uint32_t>(ready_));
+    put_tagged<OfferedList>(to, ready_);
   }
   ready_.clear();
 }
@@ -59,9 +55,7 @@ bool Participant::put_offers(WireWriter& to) {
     name.state = Name::State::offered;
     name.number = next_number_++;
     by_number_[name.number] = &name;
-    to.put(Offered::full);
-    to.put(name.number);
-    encode(name.signature, to);
+    put_tagged<OfferedFull>(to, name.number, name.signature);
   }
   queued_.erase(queued_.begin(), queued_.begin() + static_cast<std::ptrdiff_t>(taken));
   return queued_.empty();
@@ -72,15 +66,14 @@ bool Participant::put_offers(WireWriter& to) {
 /// A round counts as a whole: an offer made between its parts would look stale.
 void Participant::receive(std::span<const std::byte> message, std::vector<Decision>& decisions) {
   WireReader header(message);
-  const auto round = header.get<uint64_t>();
-  const bool last = header.get<uint8_t>() != 0;
-  const auto records = message.subspan(sizeof round + 1);
+  const auto head = get_message<OrderedHead>(header);
+  const auto records = message.subspan(kOrderedHeadBytes);
   parts_.insert(parts_.end(), records.begin(), records.end());
-  if (!last) return;
+  if (!head.last) return;
   const std::vector<std::byte> whole = std::exchange(parts_, {});
   WireReader from(whole);
   while (!from.done()) decide(from.get_enum(Ordered::joined), from, decisions);
-  seen_ = round;
+  seen_ = head.round;
   decisions.push_back({.what = Decision::What::round_end});
 }
 
@@ -92,32 +85,34 @@ void Participant::decide(Ordered tag, WireReader& from, std::vector<Decision>& d
   decision.more = std::make_unique<Decision::More>();
   Decision::More& more = *decision.more;
   if (tag == Ordered::by_proxy) {
-    more.signature = decode_signature(from);
-    more.extents = from.get_list<int64_t>(kMostExtents);
+    auto ordered = get_message<OrderedByProxy>(from);
+    more.signature = std::move(ordered.signature);
+    more.extents = std::move(ordered.extents);
     more.once = true;
   } else if (tag == Ordered::refused) {
     decision.what = Decision::What::refuse;
-    decision.name = referred(from);
+    const auto ordered = get_message<OrderedRefused>(from);
+    decision.name = referred(ordered.reference);
     decision.name->state = Name::State::resting;  // an id means what it meant
-    more.error.push_back(farandole::decode(decode_record(from)));
+    more.error.push_back(farandole::decode(ordered.error));
   } else if (tag == Ordered::late) {
     decision.what = Decision::What::late;
-    decision.name = look_for(from, false);
-    more.ranks = from.get_list<int>(kMostIds);
+    auto ordered = get_message<OrderedLate>(from);
+    decision.name = look_for(ordered.reference, false);
+    more.ranks = std::move(ordered.ranks);
     if (decision.name == nullptr) return;  // it has been decided since
   } else {
     decision.what = Decision::What::joined;
-    more.last = from.get<int32_t>();
+    more.last = get_message<OrderedJoined>(from).last;
   }
   decisions.push_back(std::move(decision));
 }
 
 /// The name that a reference means; null when nothing was offered so. `decided`: it is no offer
 /// any more.
-Name* Participant::look_for(WireReader& from, bool decided) {
-  const bool by_id = from.get<uint8_t>() != 0;
-  const auto which = from.get<uint32_t>();
-  if (by_id) return which < by_id_.size() ? by_id_[which] : nullptr;
+Name* Participant::look_for(const Reference& reference, bool decided) {
+  const uint32_t which = reference.which;
+  if (reference.by_id) return which < by_id_.size() ? by_id_[which] : nullptr;
   const auto found = by_number_.find(which);
   if (found == by_number_.end()) return nullptr;
   Name* name = found->second;
@@ -125,14 +120,14 @@ Name* Participant::look_for(WireReader& from, bool decided) {
   return name;
 }
 
-Name* Participant::referred(WireReader& from) {
-  Name* name = look_for(from, true);
+Name* Participant::referred(const Reference& reference) {
+  Name* name = look_for(reference, true);
   if (name == nullptr) WireReader::malformed("an order of what was not offered");
   return name;
 }
 
 void Participant::decide_runs(WireReader& from, std::vector<Decision>& decisions) {
-  const auto runs = from.get_list<uint32_t>(kMostIds);
+  const std::vector<uint32_t> runs = get_message<OrderedRuns>(from).runs;
   for (size_t i = 0; i + 1 < runs.size(); i += 2)
     for (uint32_t id = runs[i]; id - runs[i] < runs[i + 1]; ++id) {
       if (id >= by_id_.size() || by_id_[id] == nullptr)
@@ -143,11 +138,12 @@ void Participant::decide_runs(WireReader& from, std::vector<Decision>& decisions
 }
 
 void Participant::decide_agreed(WireReader& from, std::vector<Decision>& decisions) {
-  Name* name = referred(from);
-  const auto id = from.get<uint32_t>();
+  auto ordered = get_message<OrderedAgreed>(from);
+  Name* name = referred(ordered.reference);
+  const uint32_t id = ordered.id;
   Decision decision{.what = Decision::What::run, .name = name};
   decision.more = std::make_unique<Decision::More>();
-  decision.more->extents = from.get_list<int64_t>(kMostExtents);
+  decision.more->extents = std::move(ordered.extents);
   decision.more->once = id == kNoId;
   name->state = Name::State::resting;
   if (id != kNoId) {
@@ -162,7 +158,7 @@ void Participant::decide_agreed(WireReader& from, std::vector<Decision>& decisio
 }
 
 void Participant::forget(WireReader& from, std::vector<Decision>& decisions) {
-  const auto id = from.get<uint32_t>();
+  const uint32_t id = get_message<OrderedForget>(from).id;
   if (id >= by_id_.size() || by_id_[id] == nullptr) return;
   Name* name = std::exchange(by_id_[id], nullptr);
   const bool by_its_id = name->agreed;  // as it was or would be offered

@@ -9,7 +9,6 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
-#include "base/wire.h"
 #include "schedule/collective_spec.h"
 
 namespace farandole {
@@ -42,6 +41,7 @@ inline constexpr size_t kLongestName = 1024;
 inline constexpr size_t kMostTensors = 1 << 16;
 inline constexpr size_t kMostDimensions = 64;
 inline constexpr size_t kLongestNote = 16 << 20;
+inline constexpr size_t kLongestDevice = 64;
 
 /// Lengths that a rank decides for itself: the first dimensions of what it gathers, the rows it
 /// sends to each member. The others learn them when the operation is ordered.
@@ -53,8 +53,5 @@ size_t extents_count(const Signature& signature, size_t members);
 /// when they can. A null entry: that member has joined, and takes what the others say.
 std::optional<Error> disagreement(std::span<const Signature* const> by_member,
                                   const std::vector<int>& members);
-
-void encode(const Signature& signature, WireWriter& to);
-Signature decode_signature(WireReader& from);
 
 }  // namespace farandole

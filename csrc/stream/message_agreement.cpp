@@ -1,71 +1,15 @@
 #include "stream/message_agreement.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <utility>
 
-#include "base/fixed_text.h"
-#include "base/wire.h"
+#include "stream/agreement_messages.h"
 
 namespace farandole {
 namespace {
 
 constexpr auto kBetweenQuestions = std::chrono::milliseconds(100);
-constexpr size_t kMostArrays = 1 << 20;
-
-void put(WireWriter& to, const Shown& shown) {
-  const Descriptor& d = shown.descriptor;
-  to.put(static_cast<uint8_t>(d.spec.kind));
-  to.put(static_cast<uint8_t>(d.spec.op));
-  to.put(d.spec.prescale);
-  to.put(d.spec.postscale);
-  to.put(static_cast<int32_t>(d.spec.root));
-  to.put(static_cast<uint8_t>(d.dtype));
-  to.put(static_cast<uint8_t>(d.level));
-  to.put(d.count);
-  to.put(d.arrays);
-  to.put_text(text_in(d.algorithm));
-  to.put_text(text_in(d.name));
-  to.put_text(text_in(d.counts));
-  to.put(static_cast<uint32_t>(shown.arrays.size()));
-  for (const BundledArray& array : shown.arrays) {
-    to.put(array.count);
-    to.put(array.counts);
-    to.put(array.options);
-    to.put(static_cast<uint8_t>(array.dtype));
-    to.put(static_cast<uint8_t>(array.kind));
-  }
-}
-
-Shown shown_in(WireReader& from) {
-  Shown shown{};
-  Descriptor& d = shown.descriptor;
-  d.spec.kind = static_cast<Collective>(from.get<uint8_t>());
-  d.spec.op = static_cast<ReduceOp>(from.get<uint8_t>());
-  d.spec.prescale = from.get<double>();
-  d.spec.postscale = from.get<double>();
-  d.spec.root = from.get<int32_t>();
-  d.dtype = static_cast<DType>(from.get<uint8_t>());
-  d.level = static_cast<Determinism>(from.get<uint8_t>());
-  d.count = from.get<uint64_t>();
-  d.arrays = from.get<uint64_t>();
-  copy_cut(from.get_text(sizeof d.algorithm), d.algorithm);
-  copy_cut(from.get_text(sizeof d.name), d.name);
-  copy_cut(from.get_text(sizeof d.counts), d.counts);
-  const auto arrays = from.get<uint32_t>();
-  if (arrays > kMostArrays) WireReader::malformed(std::to_string(arrays) + " arrays");
-  for (uint32_t i = 0; i < arrays; ++i) {
-    BundledArray array;
-    array.count = from.get<uint64_t>();
-    array.counts = from.get<uint64_t>();
-    array.options = from.get<uint64_t>();
-    array.dtype = static_cast<DType>(from.get<uint8_t>());
-    array.kind = static_cast<Collective>(from.get<uint8_t>());
-    shown.arrays.push_back(array);
-  }
-  return shown;
-}
 
 }  // namespace
 
@@ -123,8 +67,7 @@ void MessageAgreement::post(uint64_t ticket, std::span<const std::byte> data) {
 
 void MessageAgreement::tell() {
   FrameWriter message;
-  message.put(ticket_);
-  message.put(static_cast<uint8_t>(differs_));
+  put_as<StartedMessage>(message, ticket_, differs_);
   const size_t count = count_to_tell(data_.size());
   for (size_t i = 0; i < count; ++i) message.put_list(data_[i]);
   link_to(after()).send_frame(message.take_frame());
@@ -137,12 +80,11 @@ size_t MessageAgreement::count_to_tell(size_t known) const {
 
 void MessageAgreement::take(std::vector<std::byte> message) {
   WireReader from(message);
-  const auto theirs = from.get<uint64_t>();
-  const auto they_differ = from.get<uint8_t>() != 0;
-  if (theirs >> 32 != ticket_ >> 32)
-    WireReader::malformed("operation " + std::to_string(theirs >> 32) + " where " +
+  const auto theirs = get_message<StartedMessage>(from);
+  if (theirs.ticket >> 32 != ticket_ >> 32)
+    WireReader::malformed("operation " + std::to_string(theirs.ticket >> 32) + " where " +
                           std::to_string(ticket_ >> 32) + " comes");
-  differs_ |= they_differ || theirs != ticket_;
+  differs_ |= theirs.differs || theirs.ticket != ticket_;
   const size_t count = count_to_tell(data_.size());
   for (size_t i = 0; i < count; ++i) data_.push_back(from.get_bytes(kMostEagerBytes));
   heard_.push_back(std::move(message));  // its bytes stay where they are
@@ -179,7 +121,7 @@ void MessageAgreement::tell_in_full() {
   WireWriter message;
   const size_t count = count_to_tell(known_.size());
   message.put(static_cast<uint32_t>(count));
-  for (size_t i = 0; i < count; ++i) put(message, known_[i]);
+  for (size_t i = 0; i < count; ++i) put_message(message, known_[i]);
   link_to(after()).send(message.take());
 }
 
@@ -191,7 +133,7 @@ std::optional<std::vector<Shown>> MessageAgreement::described() {
     const auto count = from.get<uint32_t>();
     if (known_.size() + count > memory_.members.size())
       WireReader::malformed("descriptions of more ranks than there are");
-    for (uint32_t i = 0; i < count; ++i) known_.push_back(shown_in(from));
+    for (uint32_t i = 0; i < count; ++i) known_.push_back(get_message<Shown>(from));
     ++round_;
     if (!is_last_round()) tell_in_full();
   }

@@ -17,7 +17,8 @@ namespace {
 
 constexpr auto kInsidePatience = std::chrono::seconds(1);
 constexpr auto kComparePatience = std::chrono::milliseconds(250);
-constexpr auto kReportPatience = std::chrono::seconds(1);  // its writer may have been killed
+constexpr Duration kReportPatience = std::chrono::seconds(1);   // its writer may have been killed
+constexpr Duration kVerdictPatience = std::chrono::seconds(5);  // of hosts that lose each other
 
 /// What something outside of this process may still use.
 void keep_for_ever(const std::shared_ptr<const void>& memory) {
@@ -341,7 +342,8 @@ bool Stream::others_are_out() {
 
 Progress Stream::leave() {
   std::optional<Error> verdict = membership_.detector->verdict();
-  if (!verdict && now() - leaving_since_ > kReportPatience)
+  const Duration patience = around_.host->mesh ? kVerdictPatience : kReportPatience;
+  if (!verdict && now() - leaving_since_ > patience)
     verdict = Error(ErrorCode::aborted, title() +
                                             " failed, but the rank that reported why did not "
                                             "finish its report");

@@ -4,6 +4,7 @@
 #include <random>
 #include <thread>
 
+#include "engine/task.h"
 #include "engines.h"
 
 using namespace farandole;
@@ -18,7 +19,45 @@ constexpr ProgressMode kModes[] = {ProgressMode::automatic, ProgressMode::thread
 
 constexpr size_t kCounts[] = {1, 100, 4'000, 40'000};  // ll, one_shot, cico
 
+/// Takes long in each turn, as an MPI that gives its core away may.
+class Slow : public Task {
+ public:
+  bool poll(TimePoint) override {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    ++polls_;
+    return false;
+  }
+  void look_around(TimePoint) override {
+    int never = 0;
+    polls_before_look_.compare_exchange_strong(never, std::max(1, polls_.load()));
+  }
+  /// 0: nobody has looked around yet.
+  int polls_before_look() const { return polls_before_look_.load(); }
+
+ private:
+  std::atomic<int> polls_{0}, polls_before_look_{0};
+};
+
 }  // namespace
+
+TEST(driver_looks_after_the_others_also_where_turns_take_long) {
+  constexpr int kRanks = 2;
+  const auto slow = std::make_shared<Slow>();
+  run_groups(kRanks, ProgressMode::caller, [&](const std::shared_ptr<Group>& group) {
+    Sum sum(group->rank(), kRanks, 100);
+    if (group->rank() == 0) {
+      group->engine()->add_task(slow);
+    } else {
+      const TimePoint until = testing::patience().at;
+      while (slow->polls_before_look() == 0 && now() < until) std::this_thread::yield();
+    }
+    CHECK_EQUAL(
+        error_of(group->submit(sum.buffer(), sum.buffer(), {{Collective::all_reduce}}, true)), "");
+    CHECK(sum.is_right());
+    if (group->rank() == 0) group->engine()->drop_task(slow);
+  });
+  CHECK(slow->polls_before_look() > 0 && slow->polls_before_look() <= 16);
+}
 
 TEST(driver_wakes_every_one_of_several_waiting_threads) {
   constexpr int kRanks = 3, kStreams = 3, kRounds = 30;
