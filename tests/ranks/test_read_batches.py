@@ -48,20 +48,8 @@ def reads_alike() -> None:
             read.compare("fit()")
 
 
-def reads_several_at_a_time() -> None:
-    """As TensorFlow tells of them."""
-    fd.init()
-    read = ReadBatches()
-    of_pass = read.begin()
-    read.tell(of_pass, 0, 0, 5)
-    read.tell(of_pass, 16, 31, fd.rank())
-    with pytest.raises(fd.Mismatch, match=r"one of batches 17 to 32 of pass 1"):
-        read.compare("fit()")
-
-
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_other_batches_are_named_on_every_rank(
     standing: Callable[[int], World], ranks: int
 ) -> None:
     standing(ranks).run(reads_alike)
-    standing(ranks).run(reads_several_at_a_time)

@@ -60,17 +60,13 @@ def compares_after(batches: int) -> bool:
 
 
 class _Place(NamedTuple):
-    """Of a checksum. Batches are counted from 0, passes from 1."""
+    """Of a batch, which is counted from 0; passes from 1."""
 
     of_pass: int
-    first: int
-    last: int  # batch that it covers
+    number: int
 
     def __str__(self) -> str:
-        batches = f"batch {self.first + 1}"
-        if self.last > self.first:
-            batches = f"one of batches {self.first + 1} to {self.last + 1}"
-        return f"{batches} of pass {self.of_pass} over the data"
+        return f"batch {self.number + 1} of pass {self.of_pass} over the data"
 
 
 class ReadBatches:
@@ -90,14 +86,14 @@ class ReadBatches:
 
     def note(self, of_pass: int, number: int, batch: Any) -> None:
         """A batch of that pass, from 0."""
-        self.tell(of_pass, number, number, checksum(sampled(batch)))
+        self.tell(of_pass, number, checksum(sampled(batch)))
 
-    def tell(self, of_pass: int, first: int, last: int, total: int) -> None:
-        """A checksum of several."""
+    def tell(self, of_pass: int, number: int, total: int) -> None:
+        """The same, by its checksum."""
         if len(self._sums) >= _MOST:
             with suppress(RuntimeError, StopIteration):  # other threads tell, too
                 self._sums.pop(next(iter(self._sums)), None)
-        self._sums[_Place(of_pass, first, last)] = total
+        self._sums[_Place(of_pass, number)] = total
 
     # ---- called by the program ----
 

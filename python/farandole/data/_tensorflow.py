@@ -79,13 +79,13 @@ def _split(
 
 
 _AHEAD = 2  # batches
-_EACH = 16  # so many first batches are told one by one, then as many at a time: Python costs time
+_EACH = 16  # so many first batches are told, and then one in so many: it takes time
 _PRIME = 2**31 - 1  # below it, products are whole numbers of 64 bits
 _BATCH = "dataset.batch(B), where B is the batch of all ranks together"
 
 
 def _noted(dataset: Any, read: ReadBatches) -> Any:
-    """The same one. Checksums are made by TensorFlow: each is of all batches of a pass so far."""
+    """The same one. Of a batch that is told, TensorFlow makes the checksum."""
     import tensorflow as tf
 
     last = dataset.cardinality() - 1  # negative, where nobody knows
@@ -101,23 +101,23 @@ def _noted(dataset: Any, read: ReadBatches) -> Any:
         return tf.ensure_shape(tf.numpy_function(function, numbers, tf.int64), [])
 
     def note(state: Any, batch: Any) -> Any:
-        of_pass, number, total = state
+        of_pass, number = state
         # By itself, for every iterator: that of a pass before may still be reading.
         of_pass = tf.cond(number == 0, lambda: call(begin), lambda: of_pass)
-        for each in tf.nest.flatten(batch):
-            total = (total * 31 + _hash(each)) % _PRIME
-        first = tf.where(number < _EACH, number, number // _EACH * _EACH)
-        due = (number < _EACH) | (number % _EACH == _EACH - 1) | (number == last)
-        told = tf.cond(
-            due,
-            lambda: call(tell, of_pass, first, number, total),
-            lambda: tf.constant(0, tf.int64),
-        )
-        with tf.control_dependencies([told]):
-            return (of_pass, number + 1, tf.identity(total)), batch
+
+        def told() -> Any:
+            total = tf.constant(0, tf.int64)
+            for each in tf.nest.flatten(batch):
+                total = (total * 31 + _hash(each)) % _PRIME
+            return call(tell, of_pass, number, total)
+
+        due = (number < _EACH) | (number % _EACH == 0) | (number == last)
+        done = tf.cond(due, told, lambda: tf.constant(0, tf.int64))
+        with tf.control_dependencies([done]):
+            return (of_pass, number + 1), batch
 
     zero = tf.constant(0, tf.int64)
-    return dataset.scan((zero, zero, zero), note)
+    return dataset.scan((zero, zero), note)
 
 
 def _hash(tensor: Any) -> Any:

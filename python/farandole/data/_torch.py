@@ -162,7 +162,7 @@ class _Mine:
         for i, batch in enumerate(self._batches):
             numbers = list(batch)
             if read is not None:
-                read.tell(of_pass, i, i, zlib.crc32(repr(numbers).encode()))
+                read.tell(of_pass, i, zlib.crc32(repr(numbers).encode()))
             cuts = [taken(len(numbers), parts, part) for part in mine]
             yield Asked(
                 [number for cut, _ in cuts for number in numbers[cut]],

@@ -263,6 +263,8 @@ class Extended(OneOfManyExtended):
         Raises:
             Mismatch: they do not; on every rank.
         """
+        if not self._read:
+            return
         eager = tf.executing_eagerly()
         self._asked[eager] += 1
         if self._asked[eager] > 1 and not compares_after(self._asked[eager]):
