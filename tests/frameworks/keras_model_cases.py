@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import csv
+import pickle
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from rank_cases import on_ranks, raises
 
 import farandole as fd
 from farandole.common._objects import broadcast_object
+from farandole.data import split_dataset
 
 N, BATCH, EPOCHS = 33, 8, 3  # a last batch of 1, which leaves ranks without samples
 RANKS = (1, 2, 3, 4)
@@ -354,6 +357,8 @@ def loaders_of_torch() -> None:
 
 @on_ranks(3)
 def callbacks_decide_alike_and_write_once() -> None:
+    from farandole.keras._global.callbacks import of_this_rank
+
     folder = Path(broadcast_object(tempfile.mkdtemp(), 0, "folder"))
     mine = folder / f"rank {hvd.rank()}"
     mine.mkdir()
@@ -370,10 +375,15 @@ def callbacks_decide_alike_and_write_once() -> None:
                 keras.callbacks.CSVLogger(str(place / "log.csv")),
                 keras.callbacks.ModelCheckpoint(str(place / "{epoch}.keras")),
                 keras.callbacks.TerminateOnNaN(),
+                keras.callbacks.LambdaCallback(on_epoch_end=lambda _, logs: seen.append(logs)),
             ],
         )  # fmt: skip
 
+    seen: list[Any] = []
     compare(shared(), fit)
+    assert_same_bits([numbers(logs) for logs in seen[:3]], "what callbacks see")
+    once = [keras.callbacks.RemoteMonitor(), keras.callbacks.TensorBoard(str(mine))]
+    assert of_this_rank(once) == (once if hvd.rank() == 0 else [])
     written = {rank: list((folder / f"rank {rank}").iterdir()) for rank in range(hvd.size())}
     assert written[0]
     assert not any(written[rank] for rank in range(1, hvd.size())), written
@@ -493,10 +503,22 @@ def single_batches_that_differ_are_a_mismatch() -> None:
     with raises(fd.Mismatch, "the batch of train_on_batch()", "rank 0: 8 samples; rank 1: 7"):
         n = 8 - hvd.rank()
         model.train_on_batch(X[:n], Y[:n])
+    x: Any = "x" if hvd.rank() else X[:8]
+    weights: Any = 3 if hvd.rank() else {0: 2.0}
+    for call, name, words in [  # wrong on one rank alone: told to the other at once
+        (lambda: model.train_on_batch(X[:8], Y[:8], class_weight=weights), "train", "weight is 3"),
+        (lambda: model.test_on_batch(x, Y[:8]), "test", "has a str without a first dimension"),
+        (lambda: model.predict_on_batch(x), "predict", "has a str without a first dimension"),
+    ]:
+        more = [] if hvd.rank() else [f"{name}_on_batch() cannot begin: rank 1: InvalidArgument"]
+        with raises(fd.InvalidArgument, words, *more):
+            call()
 
 
 @on_ranks(2)
 def files_and_weights() -> None:
+    from farandole.keras._wrapped import distributed_in
+
     folder = Path(broadcast_object(tempfile.mkdtemp(), 0, "folder"))
     model = shared()
     model.fit(X, Y, batch_size=BATCH, verbose=0)
@@ -526,7 +548,13 @@ def files_and_weights() -> None:
     nowhere = "/proc/none/model.keras"
     with raises(FileNotFoundError if hvd.rank() == 0 else fd.InvalidArgument):
         model.save(nowhere)
-    model.summary(print_fn=lambda _, **__: None)
+    lines: list[str] = []
+    model.summary(print_fn=lambda line, **_: lines.append(line))
+    assert bool(lines) == (hvd.rank() == 0)
+    again = compiled(hvd.Model(keras.models.model_from_json(model.to_json())))
+    assert again.get_layer(index=0) is again.model.layers[0]
+    assert again.count_params() == model.count_params()
+    assert distributed_in(pickle.loads(pickle.dumps(model.model)).optimizer) is not None
 
 
 @on_ranks(2)
@@ -537,13 +565,14 @@ def several_ways_to_compile() -> None:
     ways: list[dict[str, Any]] = [
         {"optimizer": keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)},
         {"optimizer": "sgd", "run_eagerly": True, "metrics": None},
+        {"optimizer": {"class_name": "Ftrl", "config": {"learning_rate": 0.1}}, "metrics": None},
     ]
     if work.backend() != "torch":
         ways.append({"optimizer": "sgd", "steps_per_execution": 2})
     for way in ways:
 
         def fresh(way: dict[str, Any] = way) -> dict[str, Any]:
-            if isinstance(way["optimizer"], str):
+            if isinstance(way["optimizer"], str | dict):
                 return way
             kind = type(way["optimizer"])
             return way | {"optimizer": keras.optimizers.SGD.from_config(
@@ -767,6 +796,27 @@ def datasets_of_tensorflow() -> None:
 
 
 @on_ranks(2)
+def batches_are_made_while_a_step_runs() -> None:
+    import tensorflow as tf
+
+    made: list[int] = []
+
+    def make(number: Any) -> Any:
+        made.append(int(number))
+        return number
+
+    numbers = tf.data.Dataset.range(8).map(
+        lambda i: tf.ensure_shape(tf.numpy_function(make, [i], tf.int64), [])
+    )
+    for _ in split_dataset(numbers.batch(1)):
+        until = time.monotonic() + 30
+        while len(made) < 3:  # this one and two more
+            assert time.monotonic() < until, made
+            time.sleep(0.01)
+        break
+
+
+@on_ranks(2)
 def datasets_that_differ_between_ranks_are_a_mismatch() -> None:
     import tensorflow as tf
 
@@ -777,6 +827,32 @@ def datasets_that_differ_between_ranks_are_a_mismatch() -> None:
         model.fit(plain.shuffle(40).batch(BATCH), shuffle=False, verbose=0)
     with raises(fd.Mismatch, "different batches", "predict()"):
         model.predict(plain.shuffle(40).batch(BATCH), verbose=0)
+
+    def later(number: int) -> Any:
+        """Of which one rank has another sample in that batch, from 1."""
+        odd = tf.constant((number - 1) * 4 if hvd.rank() == 1 else -1, tf.int64)
+        numbered = plain.enumerate()
+        return numbered.map(lambda i, xy: (tf.where(i == odd, -xy[0], xy[0]), xy[1])).batch(4)
+
+    ends: list[int] = []
+    looks = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, _: ends.append(epoch))
+    for number in (3, 9):  # found in the fourth batch; at the end
+        where = f"batch {number} of pass 1 over the data is another one on rank 1"
+        with raises(fd.Mismatch, where):
+            model.fit(later(number), epochs=2, verbose=0, callbacks=[looks])
+    assert ends == []  # nothing is saved of such an epoch
+    with raises(fd.Mismatch, "batch 7 of pass 1"):
+        model.evaluate(later(7), verbose=0)
+    long = later(99).concatenate(
+        later(9)
+    )  # the last one of 18; another one is told only now and then
+    with raises(fd.Mismatch, "batch 18 of pass 1"):
+        model.predict(long.map(lambda x, _: x), verbose=0)
+    rows = (X + (np.arange(N) == 20)[:, None] * hvd.rank()).astype("float32")
+    with raises(fd.Mismatch, "batch 3 of pass 1"):  # all of it made by Keras' workers
+        model.fit(Batches.make(rows, Y, BATCH, workers=2), verbose=0, shuffle=False)
+    with raises(fd.Mismatch, "values "):
+        model.fit(rows, Y, verbose=0)
     scalars = tf.data.Dataset.range(8)
     with raises(fd.InvalidArgument, "not batched"):
         model.predict(scalars)

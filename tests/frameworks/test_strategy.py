@@ -6,9 +6,11 @@ The reference is plain Keras or numpy on rank 0, to which the other ranks are eq
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 import os
+import pickle
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -112,7 +114,7 @@ def fit_evaluate_predict_save_and_load_are_those_of_one_process() -> None:
 
 @on_ranks(3)
 def arrays_single_batches_and_callbacks() -> None:
-    strategy, folder = mirrored(), folder_of_all()
+    strategy, folder = strategies.CentralStorageStrategy(), folder_of_all()
     optimizer = {"optimizer": "sgd", "metrics": ["accuracy"], "weighted_metrics": None}
     model, alone = in_scope(strategy, net, **optimizer), compiled(net(), **optimizer)
     rates: list[float] = []
@@ -172,7 +174,8 @@ def synchronized_layers_see_the_samples_of_all_replicas() -> None:
     def here() -> bool:
         return bool(tf.distribute.has_strategy())
 
-    options = {"optimizer": "sgd", "metrics": None, "weighted_metrics": None}
+    clipped = {"class_name": "SGD", "config": {"learning_rate": 0.5, "global_clipnorm": 0.1}}
+    options = {"optimizer": clipped, "metrics": None, "weighted_metrics": None}
     packs = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=100)
     strategy = strategies.MultiWorkerMirroredStrategy(communication_options=packs)
     model, alone = in_scope(strategy, build, **options), compiled(build(), **options)
@@ -446,6 +449,72 @@ def every_cross_device_op_is_right_for_an_odd_number() -> None:
     assert float(central.reduce("SUM", central.run(lambda: tf.constant(1.0)), axis=None)) == 3.0
 
 
+@on_ranks(3)
+def a_replica_without_samples_computes_on_one() -> None:
+    """However a function is traced: for the shape of the part, or for any."""
+    strategy = mirrored()
+
+    def step(x: Any) -> Any:
+        tf.debugging.assert_positive(tf.shape(x)[0])  # oneDNN aborts the process on none
+        return tf.reduce_sum(x)
+
+    def reduced(x: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(step, args=(x,)), axis=None)
+
+    @tf.function
+    def all_of(dataset: Any) -> Any:
+        sums = tf.TensorArray(tf.int64, 0, dynamic_size=True, infer_shape=False)
+        for x in dataset:
+            sums = sums.write(sums.size(), reduced(x))
+        return sums.stack()
+
+    dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.range(7).batch(6))
+    for call in (reduced, tf.function(reduced), tf.function(reduced, reduce_retracing=True)):
+        assert [int(call(x)) for x in dataset] == [15, 6]
+    assert all_of(dataset).numpy().tolist() == [15, 6]
+
+
+@on_ranks(2)
+def what_else_programs_touch_of_a_strategy() -> None:
+    strategy, me = mirrored(), fd.rank()
+    options = tf.distribute.InputOptions(
+        experimental_fetch_to_device=False, experimental_per_replica_buffer_size=2
+    )
+    numbers = tf.data.Dataset.range(6).batch(4)
+    dataset = strategy.experimental_distribute_dataset(numbers, options)
+    assert isinstance(dataset, tf.distribute.DistributedDataset)
+    parts = [[0, 1], [4]] if me == 0 else [[2, 3], [5]]
+    iterator = iter(dataset)
+    assert isinstance(iterator, tf.distribute.DistributedIterator)
+    assert iterator.get_next().numpy().tolist() == parts[0]
+    assert iterator.get_next_as_optional().get_value().numpy().tolist() == parts[1]
+    assert not bool(iterator.get_next_as_optional().has_value())
+    with raises(tf.errors.OutOfRangeError):
+        iterator.get_next()
+
+    extended = strategy.extended
+    with strategy.scope():
+        variable = tf.Variable(1.0)
+    with strategy.scope(), extended.colocate_vars_with(variable):
+        beside = tf.Variable(2.0)
+    extended.update(variable, lambda v, x: v.assign_add(x), args=(tf.constant(3.0),))
+    assert (variable.numpy(), beside.numpy(), float(extended.read_var(variable))) == (4, 2, 4)
+    assert float(extended.reduce_to("SUM", tf.constant(1.0), variable)) == 2.0
+    pairs = [(tf.constant(2.0), variable), (tf.constant(float(me)), variable)]
+    assert [float(each) for each in extended.batch_reduce_to("MEAN", pairs)] == [2.0, 0.5]
+    assert float(extended.broadcast_to(tf.constant(float(me)), variable)) == 0.0
+    assert extended.variable_created_in_scope(variable)
+    assert not extended.variable_created_in_scope(tf.Variable(1.0))
+    assert extended.worker_devices == extended.parameter_devices
+    assert extended.should_checkpoint == extended.should_save_summary == (me == 0)
+    whole = strategy.run(lambda: tf.nn.scale_regularization_loss(tf.constant(4.0)))
+    assert float(strategy.reduce("SUM", whole, axis=None)) == 4.0
+
+    assert copy.copy(strategy) is copy.deepcopy(strategy) is strategy
+    with raises(fd.InvalidArgument, "is not pickled"):
+        pickle.dumps(strategy)
+
+
 @on_ranks(2)
 def datasets_are_split_or_made_by_each_rank() -> None:
     strategy, me = mirrored(), fd.rank()
@@ -553,6 +622,15 @@ def checkpoints_are_written_once_and_restored() -> None:
     plain = tf.Variable(0.0), tf.Variable(0.0)
     tf.train.Checkpoint(variable=plain[0], own=plain[1]).restore(paths[-1])
     assert [float(v) for v in plain] == [1.0, 8.0]
+    module = tf.Module()
+    module.of_all, module.own = variable, own
+    module.call = tf.function(
+        lambda x: x * module.of_all, input_signature=[tf.TensorSpec([None], tf.float32)]
+    )
+    tf.saved_model.save(module, str(folder / "module"))  # by all to one place
+    saved = tf.saved_model.load(str(folder / "module"))
+    assert saved.call(tf.constant([3.0])).numpy().tolist() == [3.0]
+    assert float(saved.own.read_value()) == 8.0
     later = tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)
     with raises(fd.InvalidArgument, "experimental_enable_async_checkpoint"):
         checkpoint.save(str(folder / "later"), options=later)

@@ -142,6 +142,7 @@ def data_of_ranks_that_differ_are_a_mismatch() -> None:
         (numbers.take(20 - 4 * me).batch(4), "rank 0: 5 batches", "rank 2: 3 batches"),
         (numbers.batch(4 + me), "batches"),
         (numbers.shuffle(20, seed=me).batch(4), "seed=42"),
+        (numbers.map(lambda i: tf.where(i == 8, i + me, i)).batch(4), "batch 3 ", "ranks 1, 2"),
     ]:
         with raises(fd.Mismatch, *words):
             read(dataset)

@@ -609,17 +609,30 @@ def a_state_that_does_not_fit_is_refused() -> None:
 # ---- what goes wrong ----
 
 
+class _Late(IterableDataset[Any]):
+    """Of which one rank has another sample in the third batch."""
+
+    def __init__(self, x: torch.Tensor, odd: int) -> None:
+        self.x, self.odd = x, odd
+
+    def __iter__(self) -> Iterator[Any]:
+        for i, row in enumerate(self.x):
+            yield row + (self.odd if i == 17 else 0)
+
+
 @on_ranks(2)
 def data_that_differ_between_ranks_are_a_mismatch() -> None:
     me = hvd.rank()
-    one, other = Stream(seed=1 + me), Stream(N - 9 * me)
+    one, other, late = Stream(seed=1 + me), Stream(N - 9 * me), _Late(X, me)
     for make, *words in [
         (lambda: plain(batch_size=8 + me), "batch_size 8; rank 1: batch_size 9"),
         (lambda: DataLoader(TensorDataset(X[: N - me]), batch_size=8), "samples 34; rank 1"),
         (lambda: plain(shuffle=True, generator=seeded(me)), "samples ["),
         (lambda: plain(sampler=range(N - 2 * me)), "5 batches; rank 1: 4 batches"),
-        (lambda: plain(sampler=[*range(N - 2), N - 2 + me, N - 1]), "at their end", "checksum"),
+        (lambda: plain(sampler=[*range(N - 2), N - 2 + me, N - 1]), "up to batch 5", "rank 1"),
+        (lambda: plain(sampler=[*range(16), 16 + me, *range(17, N)]), "up to batch 3", "rank 1"),
         (lambda: DataLoader(one, batch_size=8), "checksum"),
+        (lambda: DataLoader(late, batch_size=8), "in epoch 1: batch 3 ", "rank 1"),
         (lambda: DataLoader(other, batch_size=8), "8 samples; rank 1: 1 samples"),
         (lambda: DataLoader(Stream(N - 10 * me), batch_size=8), "8 samples; rank 1: no more"),
     ]:  # fmt: skip

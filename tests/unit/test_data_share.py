@@ -10,6 +10,7 @@ import pytest
 import farandole as fd
 from farandole.data import Arrays, Share, part_of, share
 from farandole.data._logical import Folding, block_of, fold
+from farandole.data._same import ELEMENTS, checksum, compares_after, sampled
 from farandole.data._share import places, taken
 from farandole.data._tree import map_leaves, samples
 
@@ -186,3 +187,18 @@ def test_folding_one_by_one_is_folding_all(count: int) -> None:
 def test_parts_that_do_not_go_on_the_ranks_are_refused() -> None:
     with pytest.raises(fd.InvalidArgument, match="logical_ranks=5 do not go on 4 ranks, but on 1"):
         block_of(0, 4, 5)
+
+
+# ---- what ranks compare ----
+
+
+def test_checksums_see_another_order_and_cost_the_same_for_any_size() -> None:
+    rng = np.random.default_rng(3)
+    for shape in [(4,), (32, 3), (64, 224, 224, 3), (40_000, 3)]:
+        batch = rng.integers(0, 99, shape)
+        some = sampled({"x": batch})["x"]
+        assert some.size <= max(2 * ELEMENTS, len(batch))
+        order = np.roll(np.arange(len(batch)), 1)
+        assert checksum(some) != checksum(sampled(batch[order]))
+        assert checksum(some) == checksum(sampled(batch.copy()))
+    assert [n for n in range(20) if compares_after(n)] == [2, 4, 8, 16]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from farandole.data._leader import FromRank0
 from farandole.data._order import DEFAULT_SEED
 from farandole.data._parts import Arrays, Part, part_of
-from farandole.data._same import FirstBatches
+from farandole.data._same import ReadBatches
 from farandole.data._share import Share, share
 from farandole.data._tensorflow import split_dataset
 from farandole.data._torch import split_loader
@@ -19,9 +19,9 @@ from farandole.data._torch import split_loader
 __all__ = [
     "DEFAULT_SEED",
     "Arrays",
-    "FirstBatches",
     "FromRank0",
     "Part",
+    "ReadBatches",
     "Share",
     "part_of",
     "share",

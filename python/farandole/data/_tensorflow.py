@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.data._logical import Block
-from farandole.data._same import Note
+from farandole.data._same import ELEMENTS, ReadBatches
 
 
 def split_dataset(
     dataset: Any,
-    note: Note | None = None,
+    read: ReadBatches | None = None,
     size: int | None = None,
     rank: int | None = None,
 ) -> Any:
@@ -25,40 +27,32 @@ def split_dataset(
 
     Args:
         dataset: a tf.data.Dataset of batches.
-        note: called with the arrays of the first batch of every pass.
+        read: keeps checksums of the batches, for the ranks to compare.
 
     Raises:
         InvalidArgument: its elements have no first dimension, or are sparse or ragged.
     """
     ranks = _world.size() if size is None else size
     me = _world.rank() if rank is None else rank
-    return _split(dataset, note, Block(ranks, range(me, me + 1)), lambda parts: parts[0])
+    return _split(dataset, read, Block(ranks, range(me, me + 1)), lambda parts: parts[0])
 
 
-def split_dataset_in(dataset: Any, note: Note | None, block: Block | None) -> Any:
+def split_dataset_in(dataset: Any, read: ReadBatches | None, block: Block | None) -> Any:
     """The same with the parts of a block: pairs of a tuple of batches, and their shares, of shape
     (parts, 2)."""
-    return split_dataset(dataset, note) if block is None else _split(dataset, note, block, tuple)
+    return split_dataset(dataset, read) if block is None else _split(dataset, read, block, tuple)
 
 
-def _split(dataset: Any, note: Note | None, block: Block, put: Callable[[list[Any]], Any]) -> Any:
+def _split(
+    dataset: Any, read: ReadBatches | None, block: Block, put: Callable[[list[Any]], Any]
+) -> Any:
     import tensorflow as tf
 
     ranks, mine = block
     _check(tf.nest.flatten(dataset.element_spec))
 
-    def told(first: Any, tensors: list[Any]) -> Any:
-        def tell() -> Any:
-            def call(*arrays: Any) -> int:
-                assert note is not None
-                note(list(arrays))
-                return 0
-
-            return tf.numpy_function(call, tensors, tf.int64)
-
-        return tf.cond(first, tell, lambda: tf.constant(0, tf.int64))
-
-    def cut(first: Any, batch: Any) -> Any:
+    def cut(*elements: Any) -> Any:
+        batch = elements if isinstance(dataset.element_spec, tuple) else elements[0]
         tensors = tf.nest.flatten(batch)
         n = tf.shape(tensors[0])[0]
         before = [
@@ -67,8 +61,6 @@ def _split(dataset: Any, note: Note | None, block: Block, put: Callable[[list[An
             )
             for each in tensors[1:]
         ]
-        if note is not None:
-            before.append(told(first, tensors))
         with tf.control_dependencies(before):
             n = tf.identity(n)
         base, more = n // ranks, n % ranks
@@ -81,13 +73,61 @@ def _split(dataset: Any, note: Note | None, block: Block, put: Callable[[list[An
             shares.append([count, n])
         return put(parts), tf.cast(tf.stack(shares), tf.float32)
 
-    # Not enumerate(), which makes a number of batches out of infinity.
-    begins = tf.data.Dataset.from_tensors(True)
-    begins = begins.concatenate(tf.data.Dataset.from_tensors(False).repeat())
-    return tf.data.Dataset.zip((begins, dataset)).map(cut).prefetch(tf.data.AUTOTUNE)
+    noted = dataset if read is None else _noted(dataset, read)
+    # A number that TensorFlow tunes may be none at first, and then nothing is read ahead.
+    return noted.map(cut).prefetch(_AHEAD)
 
 
+_AHEAD = 2  # batches
+_EACH = 16  # so many first batches are told, and then one in so many: it takes time
+_PRIME = 2**31 - 1  # below it, products are whole numbers of 64 bits
 _BATCH = "dataset.batch(B), where B is the batch of all ranks together"
+
+
+def _noted(dataset: Any, read: ReadBatches) -> Any:
+    """The same one. Of a batch that is told, TensorFlow makes the checksum."""
+    import tensorflow as tf
+
+    last = dataset.cardinality() - 1  # negative, where nobody knows
+
+    def begin() -> Any:
+        return np.int64(read.begin())
+
+    def tell(*numbers: Any) -> Any:
+        read.tell(*map(int, numbers))
+        return np.int64(0)
+
+    def call(function: Callable[..., Any], *numbers: Any) -> Any:
+        return tf.ensure_shape(tf.numpy_function(function, numbers, tf.int64), [])
+
+    def note(state: Any, batch: Any) -> Any:
+        of_pass, number = state
+        # By itself, for every iterator: that of a pass before may still be reading.
+        of_pass = tf.cond(number == 0, lambda: call(begin), lambda: of_pass)
+
+        def told() -> Any:
+            total = tf.constant(0, tf.int64)
+            for each in tf.nest.flatten(batch):
+                total = (total * 31 + _hash(each)) % _PRIME
+            return call(tell, of_pass, number, total)
+
+        due = (number < _EACH) | (number % _EACH == 0) | (number == last)
+        done = tf.cond(due, told, lambda: tf.constant(0, tf.int64))
+        with tf.control_dependencies([done]):
+            return (of_pass, number + 1), batch
+
+    zero = tf.constant(0, tf.int64)
+    return dataset.scan((zero, zero), note)
+
+
+def _hash(tensor: Any) -> Any:
+    """The same in all processes; of a large one a part (_same.py)."""
+    import tensorflow as tf
+
+    shape = tf.shape(tensor)
+    step = tf.maximum(1, tf.size(tensor) // ELEMENTS)
+    rows = tf.reshape(tensor, [shape[0], tf.reduce_prod(shape[1:])])[:, ::step]
+    return tf.strings.to_hash_bucket_fast(tf.io.serialize_tensor(rows), _PRIME)
 
 
 def _check(specs: list[Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import zlib
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -13,13 +14,13 @@ from farandole._core import InvalidArgument
 from farandole.data._logical import Block
 from farandole.data._order import DEFAULT_SEED
 from farandole.data._parts import part_of
-from farandole.data._same import Note
+from farandole.data._same import ReadBatches
 from farandole.data._share import Share, taken
 
 
 def split_loader(
     loader: Any,
-    note: Note | None = None,
+    read: ReadBatches | None = None,
     seed: int = DEFAULT_SEED,
     size: int | None = None,
     rank: int | None = None,
@@ -33,31 +34,36 @@ def split_loader(
 
     Args:
         loader: a torch.utils.data.DataLoader of batches.
-        note: called with the sample numbers, or the arrays, of the first batch of every pass.
+        read: keeps checksums of the batches' sample numbers, for the ranks to compare. An iterable
+            dataset has none.
 
     Raises:
         InvalidArgument: it gives single samples, or has a DistributedSampler.
     """
     here = _world.rank() if rank is None else rank
     where = Block(_world.size() if size is None else size, range(here, here + 1))
-    return _split(loader, note, seed, where, itemgetter(0))
+    return _split(loader, read, seed, where, itemgetter(0))
 
 
-def split_loader_in(loader: Any, note: Note | None, seed: int, block: Block | None) -> Any:
+def split_loader_in(loader: Any, read: ReadBatches | None, seed: int, block: Block | None) -> Any:
     """The same with the parts of a block of logical ranks: pairs of a list of batches, and their
     shares, of shape (parts, 2)."""
     if block is None:
-        return split_loader(loader, note, seed)
-    return _split(loader, note, seed, block, list)
+        return split_loader(loader, read, seed)
+    return _split(loader, read, seed, block, list)
 
 
 def _split(
-    loader: Any, note: Note | None, seed: int, block: Block, put: Callable[[list[Any]], Any]
+    loader: Any,
+    read: ReadBatches | None,
+    seed: int,
+    block: Block,
+    put: Callable[[list[Any]], Any],
 ) -> Any:
     batches = batches_of(loader, seed)
     if batches is None:
         return loader_of_slices(loader, _Slice(loader.collate_fn, block, put))
-    return _numbered(loader, _Mine(batches, block, note), _CollateParts(loader.collate_fn, put))
+    return _numbered(loader, _Mine(batches, block, read), _CollateParts(loader.collate_fn, put))
 
 
 def batches_of(loader: Any, seed: int = DEFAULT_SEED) -> Any | None:
@@ -144,18 +150,19 @@ class _Mine:
     """A batch sampler: of each batch the sample numbers of a rank's parts, one after the other,
     with the shares of these."""
 
-    def __init__(self, batches: Any, block: Block, note: Note | None) -> None:
-        self._batches, self._block, self._note = batches, block, note
+    def __init__(self, batches: Any, block: Block, read: ReadBatches | None) -> None:
+        self._batches, self._block, self._read = batches, block, read
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Asked]:
-        parts, mine = self._block
+        (parts, mine), read = self._block, self._read
+        of_pass = 0 if read is None else read.begin()
         for i, batch in enumerate(self._batches):
             numbers = list(batch)
-            if i == 0 and self._note is not None:
-                self._note(numbers)
+            if read is not None:
+                read.tell(of_pass, i, zlib.crc32(repr(numbers).encode()))
             cuts = [taken(len(numbers), parts, part) for part in mine]
             yield Asked(
                 [number for cut, _ in cuts for number in numbers[cut]],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -50,8 +50,8 @@ class Model(Together):
             if that is your own, computes gradients of ``self.optimizer.scale_loss(loss)``.
         seed: of the order of arrays and of batches with ``shuffle=True``, and of DataLoaders that
             shuffle without a generator.
-        same_batches: compare the first batch of every pass between the ranks, where each makes the
-            whole batch by itself.
+        same_batches: compare checksums of the batches between the ranks, where each makes the whole
+            batch by itself.
         logical_ranks: cut batches for that many ranks, whatever the number of those that there
             are, each of which computes several parts. Then weights, losses and metrics are the same
             in every bit for any number of ranks. A power of two goes on any number up to it.
@@ -230,24 +230,26 @@ class Model(Together):
         return_dict: bool = False,
     ) -> Any:
         """As Keras' ``train_on_batch``, of a batch of all ranks together, which each passes."""
-        if class_weight is not None:
-            if sample_weight is not None:
-                raise InvalidArgument(
-                    "train_on_batch(): sample_weight and class_weight are both given"
-                )
-            check_class_weight("train_on_batch()", class_weight)
+
+        def batch() -> Batch:
+            if class_weight is None:
+                return x, y, sample_weight
             how = How("train_on_batch()", self._seed)
-            sample_weight = class_weights(y, class_weight, how)
-        return self._on_batch("train_on_batch", (x, y, sample_weight), return_dict)
+            if sample_weight is not None:
+                raise how.error("sample_weight and class_weight are both given")
+            check_class_weight(how.what, class_weight)
+            return x, y, class_weights(y, class_weight, how)
+
+        return self._on_batch("train_on_batch", batch, return_dict)
 
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> Any:
         """As Keras' ``test_on_batch``, of a batch of all ranks together, which each passes."""
-        return self._on_batch("test_on_batch", (x, y, sample_weight), return_dict)
+        return self._on_batch("test_on_batch", lambda: (x, y, sample_weight), return_dict)
 
-    def _on_batch(self, name: str, batch: Batch, return_dict: bool) -> Any:
-        source = self._batch(f"{name}()", batch)
+    def _on_batch(self, name: str, given: Callable[[], Batch], return_dict: bool) -> Any:
+        source = self._batch(f"{name}()", given)
         with self._reads([source]):
             # Keras packs what it gets once more, as a batch without targets.
             logs = getattr(self._model, name)(source.data[0], return_dict=True)
@@ -329,7 +331,7 @@ class Model(Together):
 
     def predict_on_batch(self, x: Any) -> Any:
         """As Keras' ``predict_on_batch``, of a batch of all ranks together, which each passes."""
-        source = self._batch("predict_on_batch()", (x, None, None), for_outputs=True)
+        source = self._batch("predict_on_batch()", lambda: (x, None, None), for_outputs=True)
         with self._reads([source]):
             outputs = self._model.predict_on_batch(source.data[0])
         return in_order(outputs, self._block)

@@ -13,6 +13,7 @@ from farandole._arguments import is_whole, shown
 from farandole._core import Error, InvalidArgument
 from farandole.common._objects import allgather_object
 from farandole.data import DEFAULT_SEED
+from farandole.data._same import compares_after
 from farandole.keras._global.agreement import agreed
 from farandole.keras._global.arrays import class_weights
 from farandole.keras._global.checks import check_class_weight, check_fit, check_steps
@@ -225,6 +226,7 @@ class Pipeline(Reported):
         training = Reading(sources[0], steps_per_epoch)
         checking = Reading(sources[1], validation_steps) if len(sources) > 1 else None
         self._module.stop_training = False
+        batches = 0
         listed.on_train_begin()
         for epoch in range(initial_epoch, epochs):
             results.reset()
@@ -232,6 +234,9 @@ class Pipeline(Reported):
             logs: dict[str, float] = {}
             for number, batch in enumerate(training.epoch()):
                 listed.on_train_batch_begin(number)
+                batches += 1
+                if compares_after(batches):
+                    sources[0].read.compare("fit()")
                 self._steps.train(batch)
                 logs = results.compute()
                 listed.on_train_batch_end(number, logs)
@@ -240,14 +245,14 @@ class Pipeline(Reported):
             if checking is not None and is_due(epoch, validation_freq):
                 found = self._evaluated(checking)
                 logs = logs | {f"val_{name}": value for name, value in found.items()}
+            for source in sources:
+                source.read.compare("fit()")
             listed.on_epoch_end(epoch, logs)
             self._passes = max(self._passes + 1, epoch + 1)
             told = allgather_object(bool(self._module.stop_training), "stop_training")
             if any(told):
                 break
         listed.on_train_end(logs if epochs > initial_epoch else None)
-        for source in sources:
-            source.firsts.compare("fit()")
         return self._module.history
 
     def _evaluated(self, reading: Reading) -> dict[str, float]:
@@ -282,7 +287,7 @@ class Pipeline(Reported):
         sources, _ = agreed("evaluate()", prepare, False)
         self._steps.sample = sources[0].sample
         logs = self._evaluated(Reading(sources[0], steps))
-        sources[0].firsts.compare("evaluate()")
+        sources[0].read.compare("evaluate()")
         if verbose not in (0, "auto") and _world.rank() == 0:
             print(", ".join(f"{name}: {value:.4f}" for name, value in logs.items()))
         if return_dict:

@@ -1,4 +1,5 @@
-"""tf.train.Checkpoint of variables that replicas share: it is taught, once, to write a file once.
+"""tf.train.Checkpoint and tf.saved_model.save of variables that replicas share: they are taught,
+once, to write a file once.
 
 Reading a metric's variable is collective. So all ranks read those first, and rank 0 writes what was
 read. When the call returns, the file is there on all ranks.
@@ -13,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.checkpoint import graph_view  # private, as is what is taught
+from tensorflow.python.saved_model import save as saved_model
 
 from farandole import _world
 from farandole._core import InvalidArgument
@@ -26,6 +28,7 @@ def learn() -> None:
     kind = tf.train.Checkpoint
     kind._write = _written(kind._write)
     kind.save = _at_once(kind.save)
+    saved_model.save_and_return_nodes = _exported(saved_model.save_and_return_nodes)
 
 
 def _at_once(own: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,17 +71,31 @@ def _written(own: Callable[..., Any]) -> Callable[..., Any]:
     return _write
 
 
+def _exported(own: Callable[..., Any]) -> Callable[..., Any]:
+    """What every way to a SavedModel calls."""
+
+    @functools.wraps(own)
+    def save(obj: Any, export_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        variables = _shared_variables(obj) if _world.size() > 1 else []
+        if not variables or not tf.executing_eagerly():
+            return own(obj, export_dir, *args, **kwargs)
+        made: list[Any] = [([], {})]  # nodes and their places, which ranks that write have
+        with _read(variables):
+            on_rank_0("a SavedModel", lambda: made.append(own(obj, export_dir, *args, **kwargs)))
+        return made[-1]
+
+    return save
+
+
 def _callbacks(options: Any) -> list[Callable[[Any], Any]]:
     """Those of TensorFlow's, which keep account of the files."""
     return [] if options is None else list(options.experimental_write_callbacks or ())
 
 
-def _shared_variables(checkpoint: Any) -> list[Any]:
-    """Those of a scope of ours, in an order that is the same on all ranks."""
+def _shared_variables(root: Any) -> list[Any]:
+    """What it has of a scope of ours, in an order that is the same on all ranks."""
     ours = [
-        v
-        for v in _variables(checkpoint)
-        if isinstance(v, CREATED) and is_ours(v.distribute_strategy)
+        v for v in _variables(root) if isinstance(v, CREATED) and is_ours(v.distribute_strategy)
     ]
     return list({id(v): v for v in ours}.values())
 
@@ -89,9 +106,9 @@ def _is_on_servers(checkpoint: Any) -> bool:
     return any(on_servers(each) for each in strategies)
 
 
-def _variables(checkpoint: Any) -> list[Any]:
+def _variables(root: Any) -> list[Any]:
     """What it has, among other objects; of Keras' variables the ones inside."""
-    objects = graph_view.ObjectGraphView(checkpoint).breadth_first_traversal()[0]
+    objects = graph_view.ObjectGraphView(root).breadth_first_traversal()[0]
     return [vars(each).get("_value", each) for each in objects if hasattr(each, "__dict__")]
 
 

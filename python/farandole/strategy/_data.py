@@ -12,7 +12,7 @@ from farandole import _world
 from farandole._arguments import type_of
 from farandole._core import InvalidArgument
 from farandole.common._objects import agree
-from farandole.data import FirstBatches, share, split_dataset
+from farandole.data import ReadBatches, share, split_dataset
 
 _SEED = (
     "give every rank the same batches: pass a seed to what shuffles or draws at random, as in "
@@ -21,7 +21,7 @@ _SEED = (
 )
 
 
-class Firsts(FirstBatches):
+class Read(ReadBatches):
     """Of one dataset.
 
     Args:
@@ -32,16 +32,14 @@ class Firsts(FirstBatches):
         super().__init__()
         self._length: int | None = length  # None: compared
 
-    def compared_once(self) -> bool:
-        """Collective: the number of batches, and the first one that every rank has read; False
-        while one has read none."""
+    def compare_now(self) -> None:
+        """Collective: the number of batches, once, and those that have come."""
         if self._length is not None:
             words = {-1: "infinitely many", -2: "nobody knows how many"}
             rows = [f"{words.get(self._length, self._length)} batches"]
             self._length = None
             agree("a distributed dataset", rows, advice=_SEED)
         self.compare("a distributed dataset", _SEED)
-        return self.compared > 0
 
 
 def check(dataset: Any, options: Any) -> None:
@@ -69,12 +67,12 @@ def check_options(options: Any) -> None:
         )
 
 
-def part_of_each_batch(dataset: Any) -> tuple[Any, Firsts]:
+def part_of_each_batch(dataset: Any) -> tuple[Any, Read]:
     """The parts of this replica, which may have no sample; and their record."""
     length = int(dataset.cardinality()) if tf.executing_eagerly() else tf.data.UNKNOWN_CARDINALITY
-    firsts = Firsts(length)
+    read = Read(length)
     shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
-    split = split_dataset(dataset, firsts.note if _world.size() > 1 else None)
+    split = split_dataset(dataset, read if _world.size() > 1 else None)
 
     def counted(batch: Any, of_samples: Any) -> Any:
         count = tf.cast(of_samples[0, 0], tf.int32)
@@ -83,7 +81,7 @@ def part_of_each_batch(dataset: Any) -> tuple[Any, Firsts]:
             tensor.set_shape([_part_of(shape[0]), *shape[1:]])
         return tf.nest.pack_sequence_as(batch, tensors)
 
-    return split.map(counted), firsts
+    return split.map(counted), read
 
 
 def _part_of(batch: int | None) -> int | None:

@@ -124,10 +124,12 @@ def filled(arguments: Any) -> tuple[Any, Any]:
     """The arguments of a step, with one sample of zeros where this replica's part is empty; and
     whether it has samples: None if nothing of it can be empty."""
     flat = tf.nest.flatten(arguments)
-    places = [i for i, value in enumerate(flat) if _may_be_empty(value)]
+    eager = tf.executing_eagerly()
+    may_be_empty = _is_empty if eager else _may_be_empty
+    places = [i for i, value in enumerate(flat) if may_be_empty(value)]
     if not places:
         return arguments, None
-    if tf.executing_eagerly():
+    if eager:
         for i in places:
             flat[i] = _one_of_zeros(flat[i])
         return tf.nest.pack_sequence_as(arguments, flat), False
@@ -135,15 +137,24 @@ def filled(arguments: Any) -> tuple[Any, Any]:
     parts = [flat[i] for i in places]
     whole = tf.cond(has, lambda: parts, lambda: [_one_of_zeros(each) for each in parts])
     for i, each, part in zip(places, whole, parts, strict=True):
-        each.set_shape(part.shape)
+        each.set_shape([None, *part.shape[1:]])  # also where a function is traced for an empty part
         flat[i] = each
     return tf.nest.pack_sequence_as(arguments, flat), has
 
 
+def _is_empty(value: Any) -> bool:
+    """Of an eager tensor; asked in every step, for which its `shape` takes long."""
+    if not isinstance(value, tf.Tensor):
+        return False
+    shape = value._shape_tuple()
+    return bool(shape) and shape[0] == 0
+
+
 def _may_be_empty(value: Any) -> bool:
+    """Of a tensor of a graph."""
     if not isinstance(value, tf.Tensor) or not value.shape.rank:
         return False
-    return bool(value.shape[0] == (0 if tf.executing_eagerly() else None))
+    return value.shape[0] in (0, None)
 
 
 def _one_of_zeros(value: tf.Tensor) -> tf.Tensor:

@@ -123,7 +123,7 @@ class _OneProcessAReplica(OneOfMany):
                 return self._run_as_given(fn, args, kwargs)
         if not extended.presence.needed:
             return self._run_as_given(fn, args, kwargs)
-        extended.compare_first_batches()
+        extended.compare_batches()
         (given, named), has_samples = filled((tuple(args), kwargs or {}))
         if has_samples is None:
             return self._run_as_given(fn, args, kwargs)

@@ -56,7 +56,7 @@ class GlobalBatch:
             are not padding, or the sum of the samples' weights: a function of what the loader
             gives. Default: its samples.
         seed: of a shuffle without a generator; with logical_ranks also of what layers draw.
-        same_batches: False leaves out comparing the first batch of a dataset that has no numbers,
+        same_batches: False leaves out comparing the batches of a dataset that has no numbers,
             where every rank draws at random within samples.
         options: those of ``DistributedOptimizer``; gradients are averaged over all ranks.
 

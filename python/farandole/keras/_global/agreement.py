@@ -11,9 +11,7 @@ from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.common._objects import (
     agree_prepared,
-    allgather_object,
     broadcast_object,
-    compare,
     told,
 )
 from farandole.data._same import checksum
@@ -45,16 +43,27 @@ def agreed(what: str, prepare: Callable[[], Prepared], due: bool) -> tuple[list[
     return sources, any(dues)
 
 
-def require_same_batch(what: str, source: Source) -> None:
-    """Collective, in few bytes. Raises Mismatch where the ranks' batches differ."""
-    mine = np.array([[source.batch or 0, checksum(source.rows)]], np.int64)
+def require_same_batch(what: str, source: Source | None, error: Exception | None) -> None:
+    """Collective, in few bytes where all is well.
+
+    Args:
+        source: the batch; None where it could not be read, because of the error.
+
+    Raises:
+        InvalidArgument: another rank could not read; says which, and why. On that rank, its own
+            error.
+        Mismatch: the ranks' batches differ; says how.
+    """
+    rows = [] if source is None else source.rows
+    size = _NONE if source is None else source.batch or 0
+    mine = np.array([[size, checksum(rows)]], np.int64)
     theirs = _host.all_gather(mine, f"batch of {what}")
-    if (theirs != theirs[0]).any():
-        compare(
-            f"the batch of {what}",
-            dict(enumerate(allgather_object(source.rows, what))),
-            "every rank passes the same batch, that of all ranks",
-        )
+    if (theirs != theirs[0]).any() or size == _NONE:
+        advice = "every rank passes the same batch, that of all ranks"
+        agree_prepared(what, f"the batch of {what}", rows, error, advice, None)
+
+
+_NONE = -1  # samples of a batch that a rank does not have
 
 
 def on_rank_0(what: str, write: Callable[[], Any]) -> None:

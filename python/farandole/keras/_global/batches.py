@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from farandole.data import FirstBatches, Part, part_of
+from farandole.data import Part, ReadBatches, part_of
 from farandole.data._order import shuffled
 from farandole.data._tree import as_array, map_leaves, samples
 from farandole.keras._bases import PyDataset
@@ -28,9 +28,9 @@ def of_py_dataset(x: Any, how: How) -> Source:
         f"first batch of {n} samples",
         *shapes(first),
     ]
-    firsts = FirstBatches()
-    data = _PyParts(x, how, firsts)
-    return Source(data, lambda: sample(_parts(first, how)[0]), rows, n, firsts)
+    read = ReadBatches()
+    data = _PyParts(x, how, read)
+    return Source(data, lambda: sample(_parts(first, how)[0]), rows, n, read)
 
 
 def of_generator(x: Any, how: How) -> Source:
@@ -39,15 +39,17 @@ def of_generator(x: Any, how: How) -> Source:
         raise how.error("the generator gives no batch")
     first = _arrays(first)
     n = samples(first, f"{how.what}: the generator's first batch")
-    firsts = FirstBatches()
-    firsts.note(first)
+    read = ReadBatches()
 
     def parts() -> Iterator[Any]:
-        for batch in itertools.chain([first], x):
-            yield marked_parts(_parts(_arrays(batch), how), how.block)
+        of_pass = read.begin()
+        for number, given in enumerate(itertools.chain([first], x)):
+            batch = _arrays(given)
+            read.note(of_pass, number, batch)
+            yield marked_parts(_parts(batch, how), how.block)
 
     rows = ["a generator", f"first batch of {n} samples", *shapes(first)]
-    return Source(parts(), lambda: sample(_parts(first, how)[0]), rows, n, firsts)
+    return Source(parts(), lambda: sample(_parts(first, how)[0]), rows, n, read)
 
 
 def sample(part: Part) -> Any:
@@ -81,13 +83,13 @@ def weighted(part: Part, how: How) -> Part:
 class _PyParts(PyDataset):
     """Of a user's PyDataset."""
 
-    def __init__(self, own: Any, how: How, firsts: FirstBatches) -> None:
+    def __init__(self, own: Any, how: How, read: ReadBatches) -> None:
         super().__init__(
             workers=own.workers,
             use_multiprocessing=own.use_multiprocessing,
             max_queue_size=own.max_queue_size,
         )
-        self._own, self._how, self._firsts = own, how, firsts
+        self._own, self._how, self._read = own, how, read
         self._first, self._begun = how.passes, 0
         self._order: tuple[int, np.ndarray[Any, Any]] | None = None
 
@@ -97,20 +99,20 @@ class _PyParts(PyDataset):
         return length
 
     def __getitem__(self, index: int) -> Any:
-        batch = _arrays(self._own[self._place(index)])
-        if index == 0:
-            self._firsts.note(batch)
+        begun = self._begun
+        batch = _arrays(self._own[self._place(index, begun)])
+        self._read.note(max(begun, 1), index, batch)
         return marked_parts(_parts(batch, self._how), self._how.block)
 
     def begin_at(self, epoch: int) -> None:
         self._first = epoch
 
-    def _place(self, index: int) -> int:
+    def _place(self, index: int, begun: int) -> int:
         length = self.num_batches
         if not self._how.shuffle or length is None:
             return index
         # Where steps end an epoch, one pass goes on over several: it has one order.
-        epoch = self._first + (0 if self._how.steps else max(self._begun - 1, 0))
+        epoch = self._first + (0 if self._how.steps else max(begun - 1, 0))
         known = self._order  # other threads may ask, too
         if known is None or known[0] != epoch:
             known = self._order = epoch, shuffled(length, self._how.seed, epoch)

@@ -19,6 +19,7 @@ from farandole import _world
 from farandole._arguments import type_of
 from farandole._core import InvalidArgument
 from farandole.common._objects import allgather_object, broadcast_object
+from farandole.data._same import compares_after
 from farandole.keras import _host
 from farandole.keras._bases import Callback, TerminateOnNaN
 
@@ -115,7 +116,7 @@ class AgreeInFit(Callback):
     # Not at the end of the first batch: Keras then waits for the results of every one.
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._batches += 1
-        if self._batches == 2:  # so that no epoch is trained in vain
+        if compares_after(self._batches):
             self._compare()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

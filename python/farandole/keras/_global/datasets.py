@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from farandole import _world
-from farandole.data import FirstBatches, Part, Share
+from farandole.data import Part, ReadBatches, Share
 from farandole.data._tensorflow import split_dataset_in
 from farandole.data._torch import split_loader_in
 from farandole.data._tree import as_array, leaves, map_leaves
@@ -18,10 +18,10 @@ _LENGTHS = {-1: "infinitely many", -2: "an unknown number of"}  # tf.data's card
 
 
 def of_dataset(x: Any, how: How) -> Source:
-    firsts = FirstBatches()
+    read = ReadBatches()
     if how.class_weight is not None:
         x = _weighted(x, how)
-    data = split_dataset_in(x, firsts.note, how.block).map(marked)
+    data = split_dataset_in(x, read, how.block).map(marked)
     spec, length = x.element_spec, int(x.cardinality())
     specs = leaves(spec)
     rows = [
@@ -35,7 +35,7 @@ def of_dataset(x: Any, how: How) -> Source:
     def symbols() -> Any:
         return map_leaves(lambda s: symbol(s.shape[1:], s.dtype.name, count), as_tuple(spec))
 
-    return Source(data, symbols, rows, batch, firsts)
+    return Source(data, symbols, rows, batch, read)
 
 
 def _weighted(dataset: Any, how: How) -> Any:
@@ -69,8 +69,8 @@ def _weighted(dataset: Any, how: How) -> Any:
 def of_loader(x: Any, how: How) -> Source:
     if how.class_weight is not None:
         raise how.error("class_weight does not go with a DataLoader")
-    firsts = FirstBatches()
-    data = split_loader_in(x, firsts.note, how.seed, how.block)
+    read = ReadBatches()
+    data = split_loader_in(x, read, how.seed, how.block)
     data.collate_fn = _Marked(data.collate_fn, several=how.block is not None)
     length = len(x) if hasattr(x.dataset, "__len__") else None
 
@@ -80,7 +80,7 @@ def of_loader(x: Any, how: How) -> Source:
         return sample(Part(map_leaves(as_array, as_tuple(x.collate_fn(samples))), Share(1, 1)))
 
     rows = [f"a DataLoader of {length} batches", f"batch_size {x.batch_size}", f"seed {how.seed}"]
-    return Source(data, symbols, rows, x.batch_size, firsts)
+    return Source(data, symbols, rows, x.batch_size, read)
 
 
 class _Marked:

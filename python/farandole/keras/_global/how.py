@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from farandole._core import InvalidArgument
-from farandole.data import FirstBatches
+from farandole.data import ReadBatches
 from farandole.data._logical import Block
 from farandole.data._tree import leaves
 
@@ -39,7 +39,7 @@ class Source:
     sample: Callable[[], Any]  # a batch as KerasTensors, to build the model with
     rows: list[str]  # what ranks compare
     batch: int | None = None  # samples of a whole batch, where that is known
-    firsts: FirstBatches = field(default_factory=FirstBatches)
+    read: ReadBatches = field(default_factory=ReadBatches)
 
     def begin_at(self, epoch: int) -> None:
         """Training goes on there: orders are those of the epochs to come."""

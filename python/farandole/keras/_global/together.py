@@ -60,12 +60,13 @@ class Together(Wrapping):
             seeds = [] if self._block is None else seed_states(model)
             broadcast_variables([*model.weights, *state, *seeds], 0)
 
-    def _batch(self, what: str, batch: Batch, *, for_outputs: bool = False) -> Source:
+    def _batch(self, what: str, given: Callable[[], Batch], *, for_outputs: bool = False) -> Source:
         """One batch, which every rank has passed; they compare it, in few bytes."""
 
         def prepare() -> Prepared:
             if not for_outputs:
                 self._require_compiled(what.removesuffix("()"))
+            batch = given()
             n = samples(batch[0], f"{what}: the batch")
             how = How(what, self._seed, batch_size=n, block=self._block)
             source = source_of(batch, how)
@@ -74,14 +75,20 @@ class Together(Wrapping):
 
         if self._due:
             return self._begin(what, prepare, for_outputs=for_outputs)[0]
-        source = prepare()[0][0]
-        require_same_batch(what, source)
+        source: Source | None = None
+        error: Exception | None = None
+        try:
+            source = prepare()[0][0]
+        except Exception as failed:
+            error = failed
+        require_same_batch(what, source, error)
+        assert source is not None  # else it raises
         return source
 
     def _compare_batches(self, sources: list[Source], what: str) -> None:
         if self._same and _world.size() > 1:
             for source in sources:
-                source.firsts.compare(what)
+                source.read.compare(what)
 
     def _global_results(self, own: Callable[[Any], Any], logs: Any) -> Any:
         """At the end of an epoch, or of an evaluation."""

@@ -1,8 +1,8 @@
 """That all ranks read the same batches, and equally many: an error on every rank where they do not.
 
-Where batches are sample numbers, ranks compare the numbers: as a pass begins, and as it ends. Where
-every rank makes the whole batch, nobody knows before how many there are, and they ask each other
-before every one.
+Where batches are sample numbers, ranks compare the numbers: in the first, second, fourth, eighth, …
+batch of a pass, and as it ends. Where every rank makes the whole batch, nobody knows before how
+many there are, and they ask each other before every one.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from farandole import _world
-from farandole._core import InvalidArgument, Mismatch
-from farandole.common._objects import agree, agree_prepared, compare, gathered
+from farandole._core import InvalidArgument
+from farandole.common._objects import agree, agree_prepared, allgather_object, compare, gathered
+from farandole.data._same import refuse_other
+from farandole.torch._global.numbers import Position
 from farandole.torch._global.reading import Whole
 
 WHAT = "the batches of a GlobalBatch"
@@ -49,19 +51,41 @@ def _next(reads: Iterator[Whole]) -> tuple[Whole | None, Exception | None]:
         return None, error
 
 
-def end(batches: int, checksum: int) -> None:
+def same_so_far(position: Position, sums: Sequence[int]) -> None:
+    """Collective: whether the batches up to this one have had the same samples everywhere.
+
+    Args:
+        sums: checksums of the pass after so many batches.
+
+    Raises:
+        Mismatch: they have not; on every rank, naming the first one.
+    """
+    if _world.size() == 1:
+        return
+    done = position.batches
+    theirs = gathered(np.array([[done, sums[done]]], np.int64), f"numbers of {WHAT}", 0)
+    if (theirs == theirs[0]).all():
+        return
+    every = allgather_object(list(sums[1 : done + 1]), f"all numbers of {WHAT}")
+    for number, values in enumerate(zip(*every, strict=False), 1):
+        refuse_other(
+            list(values), f"in epoch {position.epoch + 1}: the order up to batch {number}", ADVICE
+        )
+
+
+def end(position: Position, sums: Sequence[int]) -> None:
     """Collective, as a pass ends."""
     if _world.size() > 1:
-        rows = [f"{batches} batches", f"samples in an order of checksum {checksum:08x}"]
-        agree(f"{WHAT} at their end", rows, advice=ADVICE)
+        agree(f"{WHAT} at their end", [f"{position.batches} batches"], advice=ADVICE)
+        same_so_far(position, sums)
 
 
-def in_step(reads: Iterator[Whole]) -> Iterator[Whole]:
+def in_step(reads: Iterator[Whole], position: Position) -> Iterator[Whole]:
     """Collective in every batch: those of a pass whose length nobody knows."""
     while True:
         whole, error = _next(reads)
         if _world.size() > 1:
-            _require_all(whole, error)
+            _require_all(whole, error, position)
         if error is not None:
             raise error
         if whole is None:
@@ -69,7 +93,7 @@ def in_step(reads: Iterator[Whole]) -> Iterator[Whole]:
         yield whole
 
 
-def _require_all(whole: Whole | None, error: Exception | None) -> None:
+def _require_all(whole: Whole | None, error: Exception | None, position: Position) -> None:
     mine = [_FAILED if error else _END if whole is None else whole.total]
     mine.append(0 if whole is None else whole.checksum)
     theirs = gathered(np.array([mine], np.int64), f"next of {WHAT}", 0)
@@ -80,9 +104,9 @@ def _require_all(whole: Whole | None, error: Exception | None) -> None:
     if (theirs[:, 0] != theirs[0, 0]).any():
         words = ["no more" if n == _END else f"{n} samples" for n in theirs[:, 0].tolist()]
         compare("the next batch", {r: [each] for r, each in enumerate(words)}, ADVICE)
-    other = int(np.flatnonzero(theirs[:, 1] != theirs[0, 1])[0])
-    raise Mismatch(
-        f"ranks read different batches: the next one of rank {other} is not that of rank 0\n"
-        f"  advice: {ADVICE}; if only what is random within samples differs, same_batches=False "
-        "leaves out this comparison"
+    refuse_other(
+        theirs[:, 1].tolist(),
+        f"in epoch {position.epoch + 1}: batch {position.batches + 1}",
+        f"{ADVICE}; if only what is random within samples differs, same_batches=False leaves out "
+        "this comparison",
     )

@@ -9,6 +9,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from farandole._arguments import shown
+from farandole.data._same import compares_after
 from farandole.torch._global import agreement
 from farandole.torch._global.numbers import Position
 from farandole.torch._global.reading import Reader, Whole
@@ -39,11 +40,14 @@ class Passes:
 
     def __iter__(self) -> Iterator[Whole]:
         """Collective: the batches of a pass, or of the rest of one."""
+        numbers = self._reader.numbers
         for whole in self._begun():
             self.position.batches += 1
+            if numbers is not None and compares_after(self.position.batches):
+                agreement.same_so_far(self.position, numbers.sums)
             yield whole
-        if (numbers := self._reader.numbers) is not None:
-            agreement.end(self.position.batches, numbers.sums[-1])
+        if numbers is not None:
+            agreement.end(self.position, numbers.sums)
         self.position = Position(self.position.epoch + 1)
         self._reading = False
 
@@ -65,7 +69,7 @@ class Passes:
         if whole is None:
             return
         yield whole
-        yield from reads if numbers is not None else agreement.in_step(reads)
+        yield from reads if numbers is not None else agreement.in_step(reads, self.position)
 
     def _told(self, reads: Iterator[Whole], first: list[str]) -> Iterator[Whole]:
         """The first batch; and in words, in `first`."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from farandole.data._logical import Block
 from farandole.data._parts import part_of
-from farandole.data._same import checksum
+from farandole.data._same import checksum, sampled
 from farandole.data._share import taken
 from farandole.data._torch import Asked, loader_of_numbers, loader_of_slices
 from farandole.data._tree import map_leaves
@@ -27,7 +27,7 @@ class Whole(NamedTuple):
 
     micros: list[Micro]
     total: int  # samples of all ranks
-    checksum: int  # of the whole batch, where it is known
+    checksum: int  # of the whole batch, where it was made
 
 
 class Reader(Protocol):
@@ -110,15 +110,14 @@ class SliceReader:
 
 
 class _Slice:
-    """Samples to a rank's parts of their batch, with a checksum of the first batch."""
+    """Samples to a rank's parts of their batch, with a checksum of all of it."""
 
     def __init__(self, own: Any, block: Block, same: bool) -> None:
         self._own, self._block, self._check = own, block, same
 
     def __call__(self, samples: list[Any]) -> tuple[list[tuple[Any, int, int]], int, int]:
         whole = self._own(samples)
-        known = checksum(whole) if self._check else 0
-        self._check = False  # one in every worker will do
+        known = checksum(sampled(whole)) if self._check else 0
         cuts = [(part, part_of(whole, self._block.parts, part)) for part in self._block.mine]
         parts = [(each.batch, each.share.samples, part) for part, each in cuts]
         return parts, cuts[0][1].share.total, known
