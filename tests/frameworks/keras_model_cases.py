@@ -843,9 +843,7 @@ def datasets_that_differ_between_ranks_are_a_mismatch() -> None:
     assert ends == []  # nothing is saved of such an epoch
     with raises(fd.Mismatch, "batch 7 of pass 1"):
         model.evaluate(later(7), verbose=0)
-    long = later(99).concatenate(
-        later(9)
-    )  # the last one of 18; another one is told only now and then
+    long = later(99).concatenate(later(9))  # of 18 the last one; not each before it is told
     with raises(fd.Mismatch, "batch 18 of pass 1"):
         model.predict(long.map(lambda x, _: x), verbose=0)
     rows = (X + (np.arange(N) == 20)[:, None] * hvd.rank()).astype("float32")
