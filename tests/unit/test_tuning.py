@@ -597,6 +597,16 @@ def test_what_mpi_takes_stays_whatever_else_is_measured(cache: Path) -> None:
         assert (numbers["mpi_round"], numbers["mpi_byte"]) == (3e-5, 2e-9)
 
 
+def test_a_table_from_before_mpi_was_measured_is_believed(cache: Path) -> None:
+    old = measured()
+    kept.write(
+        str(cache), old._replace(seconds={n: s for n, s in old.seconds.items() if n not in MPI})
+    )
+    assert tuning.numbers(table.find().text) == tuning.numbers()
+    assert _keep(str(cache), measured(ll_start=2e-6), force=True).startswith("written")
+    assert kept.read(str(cache)).seconds == tuning.numbers() | {"ll_start": 2e-6}
+
+
 def test_ranks_of_mpiexec_are_not_counted_again(capfd: pytest.CaptureFixture[str]) -> None:
     for option in (["-np", "2"], ["-H", "a,b"]):
         assert cli.main(["tune", "--mpi", *option]) == 2

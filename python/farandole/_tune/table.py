@@ -95,7 +95,9 @@ def _in_words(path: str, error: Exception) -> str:
 def text_of(found: Kept) -> str:
     """As the native core takes it. ``NotBelieved`` if it does not."""
     origin = f"measured {found.measured} with {found.ranks} ranks"
+    # Those of MPI came later than others, and are not measured with them.
+    of_mpi = {name: s for name, s in _core.tuning.numbers().items() if name.startswith("mpi_")}
     try:
-        return _core.tuning.text(found.seconds, origin)
+        return _core.tuning.text(of_mpi | found.seconds, origin)
     except _core.InvalidArgument as error:
         raise NotBelieved(str(error).splitlines()[0]) from None

@@ -181,7 +181,8 @@ def _keep(path: str, found: Kept, *, force: bool, measured_links: bool = False) 
         found = found._replace(tries=found.tries + (before.tries if before else 0))
         newer = found if measured_links or before is None else before
         links = {name: newer.seconds[name] for name in LINKS}
-        links |= {name: (before or found).seconds[name] for name in MPI}
+        if before is not None:
+            links |= {name: before.seconds[name] for name in MPI if name in before.seconds}
         found = found._replace(seconds=found.seconds | links)
         said = f"written: {path}"
         if before and not force and before.noise * _MUCH_QUIETER < found.noise:
