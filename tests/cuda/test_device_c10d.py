@@ -101,3 +101,8 @@ def as_on_the_host(sizes: list[int]) -> None:
 
 def test_what_comes_of_collectives(start: Start) -> None:
     start(2, "torch", FAKE_CUDA_JITTER="5").run(as_on_the_host, [3, 40_001])
+
+
+def test_what_comes_of_collectives_by_steps(by_steps: Start) -> None:
+    """Also of those that are one call."""
+    by_steps(2, framework="torch", FAKE_CUDA_JITTER="5").run(as_on_the_host, [3, 40_001])
