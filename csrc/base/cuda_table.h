@@ -233,6 +233,6 @@ struct CudaTable {
 
 }  // extern "C"
 
-inline constexpr uint32_t kCudaTableVersion = 5;
+inline constexpr uint32_t kCudaTableVersion = 6;
 
 }  // namespace farandole

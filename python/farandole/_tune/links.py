@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,7 +85,7 @@ def times(
     group: fd.Group, data: NDArray[np.float32], seconds: float, algorithm: str | None = None
 ) -> NDArray[np.float64]:
     """Of calls one after the other, the slower rank's; as many as fit, equal on all."""
-    level = "fast" if algorithm == "mpi" else None
+    level: Literal["fast"] | None = "fast" if algorithm == "mpi" else None
     readings: list[NDArray[np.float64]] = []
     left = seconds
     while left > 0 or len(readings) < 2:
