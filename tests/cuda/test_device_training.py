@@ -128,7 +128,7 @@ def test_several_devices_of_one_rank(start: Start) -> None:
     """In the same buckets."""
     ranks = start(2, "torch", FAKE_CUDA_DEVICES="2", FAKE_CUDA_JITTER="15")
     places = ["two devices", "two devices and the host"]
-    ranks.run(as_on_the_host, places, ["plain", "accumulated", "each by itself"])
+    ranks.run(as_on_the_host, places, ["plain", "accumulated"])
 
 
 def two_threads(sharded: bool) -> None:
