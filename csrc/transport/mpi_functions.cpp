@@ -98,7 +98,7 @@ class Bound : public MpiFunctions {
 
   void adopt(uint64_t& made) override {
     Handle communicator{};
-    std::memcpy(&communicator, &made, sizeof communicator);
+    std::memcpy(static_cast<void*>(&communicator), &made, sizeof communicator);
     made = number_of(communicator);
     check(set_errors_(communicator, handle_of(binding_.returns)), "MPI_Comm_set_errhandler");
   }
