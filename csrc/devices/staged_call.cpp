@@ -39,6 +39,20 @@ Operand stage(StagedCopies& copies, const Options& options, const PlacedArray& i
   return {from, to};
 }
 
+StagedArrays stage_all(StagedCopies& copies, const Options& options,
+                       const std::vector<PlacedOperand>& arrays, int rank, int size,
+                       BufferPool& pool) {
+  std::vector<Operand> lie;
+  for (const auto& [input, output] : arrays)
+    lie.push_back(stage(copies, options, input, output, rank));
+  copies.seal();
+  if (lie.empty()) return {};
+  if (lie.size() == 1) return {lie.front(), nullptr};
+  auto pack = std::make_shared<Pack>(options.kind, size, std::move(lie));
+  pack->reserve(pool);
+  return {pack->operand(), pack};
+}
+
 std::shared_ptr<StagedCopies> copies_for(Group& group, Options& options) {
   const auto copies =
       std::make_shared<StagedCopies>(Staging::of(*group.engine()), group.membership().detector,

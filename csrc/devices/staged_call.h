@@ -7,9 +7,11 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "devices/staged_copies.h"
 #include "group/group.h"
+#include "group/pack.h"
 
 namespace farandole {
 
@@ -34,6 +36,15 @@ Operand stage(StagedCopies& copies, const Options& options, const PlacedArray& i
 
 /// A call's copies: the gate of its operations, and what keeps its arrays.
 std::shared_ptr<StagedCopies> copies_for(Group& group, Options& options);
+
+/// The same of all arrays of an operation, with their copies sealed.
+struct StagedArrays {
+  Operand whole;
+  std::shared_ptr<Pack> pack;  // of more than one
+};
+StagedArrays stage_all(StagedCopies& copies, const Options& options,
+                       const std::vector<PlacedOperand>& arrays, int rank, int size,
+                       BufferPool& pool);
 
 class StagedCall {
  public:

@@ -39,18 +39,13 @@ CollectiveCall StagedGrouped::begin(Group& group, const std::vector<PlacedOperan
     options.on_devices = part.step;
     return {part.step->operand(), std::move(options)};
   }
-  std::vector<Operand> staged;
-  for (const auto& [input, output] : arrays)
-    staged.push_back(stage(*part.copies, options, input, output, group.rank()));
-  part.copies->seal();
-  if (!staged.empty()) call.operand = staged.front();
-  if (staged.size() > 1) {
-    part.pack = std::make_shared<Pack>(options.kind, group.size(), std::move(staged));
-    part.pack->reserve(group.pool());
-    call.operand = part.pack->operand();
+  StagedArrays lie =
+      stage_all(*part.copies, options, arrays, group.rank(), group.size(), group.pool());
+  part.pack = std::move(lie.pack);
+  call.operand = lie.whole;
+  if (part.pack) {
     options.counts = part.pack->counts();
-    options.gate = std::make_shared<PackGate>(std::vector{options.gate}, part.pack);
-    options.keepalive = part.pack->kept_with(std::move(options.keepalive));
+    run_on(part.pack, options);
   }
   call.options = std::move(options);
   return call;
@@ -60,8 +55,7 @@ bool StagedGrouped::done() const { return std::ranges::all_of(handles_, &Handle:
 
 void StagedGrouped::take_back(Part& part) {
   if (part.step && part.step->launched()) return;
-  size_t budget = ~size_t{0};
-  if (part.pack) part.pack->unpack(budget);  // once: no piece is left after it
+  if (part.pack) part.pack->unpack_all();
   if (part.step) part.step->unpack();
   part.copies->take_back();
 }

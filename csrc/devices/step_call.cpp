@@ -167,29 +167,19 @@ Backend& StepCall::backend() {
 void StepCall::go_by_host(Operation& operation) {
   steps_->note_failed(call_);
   try {
-    std::vector<Operand> lie;
-    for (const auto& [input, output] : placed_)
-      lie.push_back(stage(*copies_, Options(spec_), input, output, rank_));
-    copies_->seal();
-    Operand whole = lie.front();
-    if (lie.size() > 1) {
-      pack_ = std::make_shared<Pack>(spec_.kind, size_, std::move(lie));
-      BufferPool pool(arena_);
-      pack_->reserve(pool);
-      whole = pack_->operand();
-      operation.gate = std::make_shared<PackGate>(std::vector{operation.gate}, pack_);
-      operation.keepalive = pack_->kept_with(std::move(operation.keepalive));
-    }
-    operation.input = whole.input;
-    operation.output = whole.output;
+    BufferPool pool(arena_);
+    const StagedArrays lie = stage_all(*copies_, Options(spec_), placed_, rank_, size_, pool);
+    pack_ = lie.pack;
+    if (pack_) run_on(pack_, operation);
+    operation.input = lie.whole.input;
+    operation.output = lie.whole.output;
   } catch (const Error& error) {
     throw on_rank(error, world_rank_);
   }
 }
 
 void StepCall::unpack() {
-  size_t budget = ~size_t{0};
-  if (pack_) pack_->unpack(budget);
+  if (pack_) pack_->unpack_all();
 }
 
 void StepCall::check() const {

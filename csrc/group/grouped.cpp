@@ -112,9 +112,8 @@ bool Grouped::wait(Deadline until) {
   std::optional<Error> first;
   if (!wait_for_all(handles_, until, first)) return false;
   if (first) throw Error(*first);
-  size_t budget = kAll;
   for (Planned& planned : planned_)
-    if (planned.pack) planned.pack->unpack(budget);  // once: no piece is left after it
+    if (planned.pack) planned.pack->unpack_all();
   return true;
 }
 

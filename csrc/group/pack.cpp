@@ -152,6 +152,11 @@ bool Pack::unpack(size_t& budget) {
   });
 }
 
+void Pack::unpack_all() {
+  size_t budget = ~size_t{0};
+  unpack(budget);
+}
+
 bool PackGate::is_open() {
   if (filled_) return true;
   for (; opened_ < arrays_.size(); ++opened_)

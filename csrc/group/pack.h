@@ -61,6 +61,8 @@ class Pack {
   /// are. It falls by what was copied, and suffices for at least one array unless it is 0.
   bool fill(size_t& budget);
   bool unpack(size_t& budget);
+  /// Once: no piece is left after it.
+  void unpack_all();
 
  private:
   Shape shape_of(const Operand& operand) const;
@@ -95,5 +97,13 @@ class PackGate : public Gate {
   size_t opened_ = 0;
   bool filled_ = false;
 };
+
+/// `run`: Options or an Operation, which then runs on the pack: filled once what is on its way has
+/// come, and kept as long.
+template <typename Run>
+void run_on(const std::shared_ptr<Pack>& pack, Run& run) {
+  run.gate = std::make_shared<PackGate>(std::vector{run.gate}, pack);
+  run.keepalive = pack->kept_with(std::move(run.keepalive));
+}
 
 }  // namespace farandole

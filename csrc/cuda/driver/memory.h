@@ -2,6 +2,7 @@
 // Each object frees what it is at its end; nothing may use it any more by then.
 #pragma once
 
+#include <bit>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +13,11 @@
 #include "cuda/driver/context.h"
 
 namespace farandole::cuda {
+
+/// As kernels take it.
+inline void* at_address(DevicePointer address) {
+  return std::bit_cast<void*>(static_cast<uintptr_t>(address));
+}
 
 /// Of one allocation, in all processes: a process's random number and a count.
 struct AllocationId {

@@ -32,9 +32,8 @@ void StreamRef::wait(const DeviceEvent& event) const {
 }
 
 void StreamRef::wait(DevicePointer word, uint32_t value) const {
-  const DeviceContext::Use driver(*context_);
-  context_->check(driver->StreamWaitValue32(handle_, word, value, kWaitUntilReached),
-                  "cuStreamWaitValue32", "let a stream wait for a word");
+  if (!try_wait(word, value))
+    context_->check(kNotSupported, "cuStreamWaitValue32", "let a stream wait for a word");
 }
 
 bool StreamRef::try_wait(DevicePointer word, uint32_t value) const {

@@ -36,10 +36,6 @@ Local& local() {
   return *one;
 }
 
-void* at_address(DevicePointer address) {
-  return std::bit_cast<void*>(static_cast<uintptr_t>(address));
-}
-
 uint64_t lane_bytes_of(const CudaExchangeShape& shape) {
   return (shape.bucket_bytes + kPage - 1) / kPage * kPage;
 }

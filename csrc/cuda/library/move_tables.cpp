@@ -1,18 +1,10 @@
 #include "cuda/library/move_tables.h"
 
-#include <bit>
 #include <vector>
 
 #include "cuda/plans.h"
 
 namespace farandole::cuda {
-namespace {
-
-void* at_address(DevicePointer address) {
-  return std::bit_cast<void*>(static_cast<uintptr_t>(address));
-}
-
-}  // namespace
 
 MoveTables::MoveTables(const std::shared_ptr<const DeviceContext>& context)
     : here_(context, kTables * kMovesOfTable * sizeof(Piece)),
