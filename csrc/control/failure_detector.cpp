@@ -5,7 +5,6 @@
 #include <type_traits>
 
 #include "base/fixed_text.h"
-#include "control/control_messages.h"
 
 namespace farandole {
 namespace {
@@ -91,10 +90,6 @@ Error decode(const ErrorRecord& r) {
   const ErrorCode code = known ? static_cast<ErrorCode>(r.code) : ErrorCode::internal;
   return Error(code, text_in(r.verdict), std::move(c), text_in(r.advice));
 }
-
-void encode(const ErrorRecord& record, WireWriter& to) { put_message(to, record); }
-
-ErrorRecord decode_record(WireReader& from) { return get_message<ErrorRecord>(from); }
 
 void HostFailureDetector::report(const Error& error) {
   uint64_t alive = 0;

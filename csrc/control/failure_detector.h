@@ -6,7 +6,6 @@
 #include <optional>
 
 #include "base/error.h"
-#include "base/wire.h"
 #include "transport/segment.h"
 
 namespace farandole {
@@ -31,9 +30,6 @@ struct ErrorRecord {
 };
 ErrorRecord encode(const Error& error);
 Error decode(const ErrorRecord& record);
-/// The same to other hosts: each number and text by itself.
-void encode(const ErrorRecord& record, WireWriter& to);
-ErrorRecord decode_record(WireReader& from);
 
 /// One cell in memory that all members map.
 struct FailureRecord {

@@ -14,12 +14,18 @@ namespace {
 constexpr auto kBackstop = std::chrono::milliseconds(5);  // without a turn of anyone
 constexpr auto kLongestPark = std::chrono::milliseconds(100);
 constexpr int kTurnsBetweenClocks = 32;
-constexpr int kLooksBetweenClocks = 4;
+constexpr int kFirstLooks = 4;  // before a waiter reads the clock
+constexpr int kLooksBetweenClocks = 32;
 // So often at least a waiter looks before it parks, unless it takes long: where an MPI gives its
 // core away in each of its calls, and others want it, a look takes a fraction of a second, and only
 // who parks looks after the others.
 constexpr int kFewestLooks = 64;
 constexpr Duration kLongestLooks = std::chrono::milliseconds(10);
+
+/// Twice soon, to notice looks that take long, and then rarely.
+bool reads_clock_after(int looks) {
+  return looks == kFirstLooks || looks == 2 * kFirstLooks || looks % kLooksBetweenClocks == 0;
+}
 
 }  // namespace
 
@@ -132,10 +138,10 @@ void Driver::drive(Done done, Deadline until) {
       ::sched_yield();
     else
       relax();
-    if (++looks % kLooksBetweenClocks != 0) continue;
+    if (!reads_clock_after(++looks)) continue;
     const TimePoint when = now();
     if (until.passed(when)) return;
-    if (looks == kLooksBetweenClocks) idle_since = when;
+    if (looks == kFirstLooks) idle_since = when;
     const Duration at_least = looks < kFewestLooks ? std::max(spin_, kLongestLooks) : spin_;
     if (when - idle_since < at_least) continue;
     engine_.park(std::min<Duration>(kLongestPark, until.left(when)));

@@ -6,6 +6,7 @@
 
 #include "base/wire.h"
 #include "check.h"
+#include "control/control_messages.h"
 #include "control/failure_detector.h"
 #include "world.h"
 
@@ -77,11 +78,11 @@ TEST(failure_records_travel_to_other_hosts_field_by_field) {
   where.values = {{"10", {0, 2}}, {"11", {1}}};
   const ErrorRecord record = encode(Error(ErrorCode::mismatch, "they differ", where, "look"));
   WireWriter to;
-  encode(record, to);
+  put_message(to, record);
   CHECK(to.size() < 300U);  // texts alone, and not the room for them
   const std::vector<std::byte> bytes = to.take();
   WireReader from(bytes);
-  const Error error = decode(decode_record(from));
+  const Error error = decode(get_message<ErrorRecord>(from));
   CHECK(from.done());
   CHECK(error.code() == ErrorCode::mismatch);
   CHECK_EQUAL(std::string(error.what()), std::string(decode(record).what()));
@@ -104,7 +105,7 @@ TEST(failure_records_travel_to_other_hosts_field_by_field) {
   CHECK(got.values == where.values);
   for (size_t cut = 0; cut < bytes.size(); ++cut) {
     WireReader torn{std::span(bytes).first(cut)};
-    CHECK_THROWS(decode_record(torn), Error, e.code() == ErrorCode::link);
+    CHECK_THROWS(get_message<ErrorRecord>(torn), Error, e.code() == ErrorCode::link);
   }
 }
 
