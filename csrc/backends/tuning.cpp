@@ -45,7 +45,7 @@ std::string_view take_line(std::string_view& text, std::string_view name) {
 
 std::string text_of_numbers(TuningTable table) {
   std::string text = std::string(kMeasured) + (table.measured ? "=1\n" : "=0\n");
-  for (const TuningField& f : fields_of(table)) text += f.name + "=" + exact(*f.value) + "\n";
+  for (const TuningField& f : tuning_fields(table)) text += f.name + "=" + exact(*f.value) + "\n";
   return text;
 }
 
@@ -62,7 +62,7 @@ double predicted_seconds(const MpiCosts& costs, int ranks, size_t bytes) {
   return costs.round * ceil_log2(ranks) + costs.byte * sent;
 }
 
-std::vector<TuningField> fields_of(TuningTable& table) {
+std::vector<TuningField> tuning_fields(TuningTable& table) {
   ChannelCosts& c = table.channels;
   std::vector<TuningField> fields{
       {"channel_round", "schedules: a message somebody waits for", &c.round},
@@ -85,7 +85,7 @@ std::vector<TuningField> fields_of(TuningTable& table) {
 }
 
 void require_valid(TuningTable table) {
-  for (const TuningField& f : fields_of(table))
+  for (const TuningField& f : tuning_fields(table))
     if (!(*f.value >= kLeastSeconds && *f.value <= kMostSeconds))  // also refuses nan
       refuse(f.name + " is " + exact(*f.value) + " s; believed are " + exact(kLeastSeconds) +
              " to " + exact(kMostSeconds));
@@ -106,7 +106,7 @@ TuningTable table_from(std::string_view text) {
   const std::string_view measured = take_line(text, kMeasured);
   if (measured != "0" && measured != "1") refuse("measured is neither 0 nor 1");
   table.measured = measured == "1";
-  for (const TuningField& f : fields_of(table))
+  for (const TuningField& f : tuning_fields(table))
     *f.value = number_from(f.name, take_line(text, f.name));
   table.origin = take_line(text, kOrigin);
   if (!text.empty()) refuse("there is more behind its end");

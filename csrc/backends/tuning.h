@@ -49,7 +49,7 @@ struct TuningField {
   double* value;
 };
 /// All of them, in order; a row of path_table() has two.
-std::vector<TuningField> fields_of(TuningTable& table);
+std::vector<TuningField> tuning_fields(TuningTable& table);
 
 inline constexpr size_t kMostOrigin = 160;      // characters
 inline constexpr size_t kMostTableText = 1280;  // characters, of any table that is not refused

@@ -9,8 +9,10 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 namespace farandole {
@@ -42,6 +44,15 @@ uint64_t run_of(const Host& host, const std::string& job) {
   return hash_of(job + " " + std::to_string(host.peers.front().info.pid));
 }
 
+constexpr Duration kComparison = std::chrono::seconds(1);  // of clocks; a few round trips
+
+/// Returns when there is a first reading: a short job may end sooner than clocks are compared.
+void wait_for_reading(ControlMesh& mesh) {
+  const Deadline until = Deadline::after(kComparison);
+  while (mesh.clock().is_new() && !mesh.has_lost(0) && !mesh.has_finished(0) && !until.passed(now()))
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
 /// Beside the part of a rank whose host has not rank 0's clock: how its times become rank 0's.
 void log_clock(const Host& host, const Trace::Identity& me, bool anew) {
   if (!host.mesh || host.peers.front().here) return;
@@ -52,6 +63,7 @@ void log_clock(const Host& host, const Trace::Identity& me, bool anew) {
   try {
     if (anew) ::unlink(path.c_str());
     host.mesh->clock().follow(path, title);
+    wait_for_reading(*host.mesh);
   } catch (const Error& error) {
     log(LogLevel::warning, "times of this rank are not lined up with rank 0's: " + error.verdict());
   }

@@ -27,7 +27,7 @@ std::string text_from_numbers(const std::map<std::string, double>& seconds,
   TuningTable table;
   table.measured = true;
   table.origin = origin;
-  const std::vector<TuningField> fields = fields_of(table);
+  const std::vector<TuningField> fields = tuning_fields(table);
   for (const TuningField& f : fields) {
     const auto found = seconds.find(f.name);
     if (found == seconds.end())
@@ -44,7 +44,7 @@ std::string text_from_numbers(const std::map<std::string, double>& seconds,
 py::dict numbers_of(const std::string& text) {
   TuningTable table = table_or_defaults(text);
   py::dict numbers;
-  for (const TuningField& f : fields_of(table)) numbers[py::str(f.name)] = *f.value;
+  for (const TuningField& f : tuning_fields(table)) numbers[py::str(f.name)] = *f.value;
   return numbers;
 }
 
@@ -127,7 +127,7 @@ void bind_tuner(py::module_& module) {
       [] {
         py::list rows;
         TuningTable table;
-        for (const TuningField& f : fields_of(table)) rows.append(py::make_tuple(f.name, f.doc));
+        for (const TuningField& f : tuning_fields(table)) rows.append(py::make_tuple(f.name, f.doc));
         return rows;
       },
       "(name, what it measures) of every number of a table; all are seconds.");

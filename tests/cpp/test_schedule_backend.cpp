@@ -344,7 +344,13 @@ struct Backends {
 std::vector<int> simulated_sizes() {
   if (testing::kThreadSanitizer) return {3};
   if (testing::kSanitizer) return {2, 3, 5};
-  return {1, 2, 3, 4, 5, 6, 7, 8};
+  return {1, 2, 3, 5, 8};  // that schedules are right for all sizes is proved by their checker
+}
+
+/// Chaos is for many runs: each sees a small world and one more.
+std::vector<int> chaotic_sizes(uint64_t seed) {
+  if (testing::kSanitizer) return simulated_sizes();
+  return {3, static_cast<int>(4 + seed % 5)};
 }
 
 /// Runs all the work on all ranks, turned by one thread in an order drawn from `seed`.
@@ -487,14 +493,14 @@ TEST(simulated_worlds_compute_every_collective) {
 TEST(simulated_worlds_survive_chaos) {
   const uint64_t seed = std::random_device{}();
   std::cout << "  seed " << seed << std::endl;
-  for (const int size : simulated_sizes())
+  for (const int size : chaotic_sizes(seed))
     for (const TransportRow& row : transports())
       simulate_size(size, row, seed + static_cast<uint64_t>(size), true);
 }
 
 TEST(simulated_worlds_pipeline_lanes_and_segments) {
   for (const TransportRow& row : transports())
-    for (const int size : {3, 2, 5}) {
+    for (const int size : {3, row.name == "shm" ? 5 : 2}) {
       if (testing::kSanitizer && size != 3) continue;
       const testing::Note note("transport ", row.name, ", size ", size);
       const World world(size);

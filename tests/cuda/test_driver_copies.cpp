@@ -1,7 +1,6 @@
 // The staged way's two streams: copies in order with the stream of an array's owner on both ends,
 // in no order with each other, and marks that tell of them.
 #include <poll.h>
-#include <sys/mman.h>
 
 #include <cstring>
 #include <span>
@@ -9,30 +8,17 @@
 #include "cuda/driver/copy_streams.h"
 #include "cuda/driver/memory.h"
 #include "fake.h"
+#include "host_pages.h"
 
 using namespace farandole;
 using namespace farandole::cuda;
 using testing::fake;
 using testing::FreshDriver;
+using testing::HostPages;
 
 namespace {
 
 constexpr size_t kBytes = 4096;
-
-/// Pages as a segment has them.
-class Pages {
- public:
-  Pages()
-      : at_(::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {}
-  ~Pages() { ::munmap(at_, kBytes); }
-  Pages(const Pages&) = delete;
-  Pages& operator=(const Pages&) = delete;
-  std::span<std::byte> span() const { return {static_cast<std::byte*>(at_), kBytes}; }
-  uint8_t last() const { return static_cast<uint8_t>(span().back()); }
-
- private:
-  void* at_;
-};
 
 bool has_rung(const Fd& doorbell) {
   pollfd waited{doorbell.get(), POLLIN, 0};
@@ -55,8 +41,8 @@ TEST(copies_wait_for_the_owner_and_the_owner_for_copies) {
     fake().configure("jitter", seed);
     const auto context = fresh.context();
     const auto memory = allocate_device(context, kBytes, Sharing::none);
-    const Pages pages;
-    const RegisteredPages registered(context, pages.span());
+    const HostPages pages(kBytes);
+    const RegisteredPages registered(context, pages.all());
     const Fd doorbell = make_event_fd();
     const DeviceStream owner(context);
     CopyStreams copies(context, doorbell.get());
@@ -68,9 +54,9 @@ TEST(copies_wait_for_the_owner_and_the_owner_for_copies) {
     copies.stream(kToHost).synchronize();
     CHECK(copies.reached(kToHost, arrived));
     CHECK(has_rung(doorbell));
-    CHECK_EQUAL(int(pages.last()), 7);
+    CHECK_EQUAL(int(static_cast<uint8_t>(pages.all().back())), 7);
 
-    std::memset(pages.span().data(), 9, kBytes);
+    std::memset(pages.all().data(), 9, kBytes);
     copies.stream(kToDevice).copy(memory->address(), registered.address(), kBytes);
     const uint32_t left = copies.mark(kToDevice);
     copies.precede(owner.handle());
@@ -83,8 +69,8 @@ TEST(copies_one_way_do_not_wait_for_the_other) {
   const FreshDriver fresh;
   const auto context = fresh.context();
   const auto memory = allocate_device(context, kBytes, Sharing::none);
-  const Pages pages;
-  const RegisteredPages registered(context, pages.span());
+  const HostPages pages(kBytes);
+  const RegisteredPages registered(context, pages.all());
   const PinnedMemory go(context, 4);
   const DeviceStream owner(context);
   CopyStreams copies(context, -1);

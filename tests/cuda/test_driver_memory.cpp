@@ -9,39 +9,24 @@
 #include "cuda/driver/peer_memory.h"
 #include "cuda/driver/stream.h"
 #include "fake.h"
+#include "host_pages.h"
 
 using namespace farandole;
 using namespace farandole::cuda;
 using testing::contains;
 using testing::fake;
 using testing::FreshDriver;
+using testing::HostPages;
 
 namespace {
 
-constexpr size_t kBytes = 1000;
+constexpr size_t kAllocated = 1000;
 
 /// As it comes from another process.
 MemoryExport of_another_process(MemoryExport shared, uint64_t process = 1) {
   shared.id.process = process;
   return shared;
 }
-
-/// Pages of the host, as a segment has them.
-class Pages {
- public:
-  explicit Pages(size_t bytes)
-      : bytes_(bytes),
-        at_(static_cast<std::byte*>(
-            ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
-  ~Pages() { ::munmap(at_, bytes_); }
-  Pages(const Pages&) = delete;
-  Pages& operator=(const Pages&) = delete;
-  std::span<std::byte> all() const { return {at_, bytes_}; }
-
- private:
-  size_t bytes_;
-  std::byte* at_;
-};
 
 /// What bytes a stretch of a device has.
 std::vector<std::byte> read(const DeviceAddress& memory, size_t bytes) {
@@ -56,7 +41,7 @@ std::vector<std::byte> read(const DeviceAddress& memory, size_t bytes) {
 void fill(const DeviceAddress& memory, uint8_t value) {
   const auto context = std::shared_ptr<const DeviceContext>(&memory.context(), [](const auto*) {});
   const DeviceStream stream(context);
-  stream.fill(memory.address(), value, kBytes);
+  stream.fill(memory.address(), value, kAllocated);
   stream.synchronize();
 }
 
@@ -66,17 +51,17 @@ TEST(memory_is_allocated_and_freed) {
   const FreshDriver fresh;
   const auto context = fresh.context();
   for (const Sharing sharing : {Sharing::none, Sharing::processes}) {
-    const auto memory = allocate_device(context, kBytes, sharing);
-    CHECK(memory->bytes() >= kBytes);
+    const auto memory = allocate_device(context, kAllocated, sharing);
+    CHECK(memory->bytes() >= kAllocated);
     fill(*memory, 7);
-    CHECK_EQUAL(static_cast<int>(read(*memory, kBytes)[kBytes - 1]), 7);
+    CHECK_EQUAL(static_cast<int>(read(*memory, kAllocated)[kAllocated - 1]), 7);
   }
 }
 
 TEST(memory_for_processes_is_virtual_where_that_is_there) {
   const FreshDriver fresh;
   const auto context = fresh.context();
-  const auto memory = allocate_device(context, kBytes, Sharing::processes);
+  const auto memory = allocate_device(context, kAllocated, Sharing::processes);
   CHECK_EQUAL(memory->bytes(), size_t{2} << 20);
   CHECK_EQUAL(fake().calls("cuMemAlloc"), 0U);
   const MemoryExport shared = memory->share();
@@ -90,7 +75,7 @@ TEST(memory_for_processes_is_of_whole_blocks_elsewhere) {
   const FreshDriver fresh;
   fake().configure("virtual_memory", "0");
   const auto context = fresh.context();
-  const auto memory = allocate_device(context, kBytes, Sharing::processes);
+  const auto memory = allocate_device(context, kAllocated, Sharing::processes);
   CHECK_EQUAL(memory->bytes(), size_t{2} << 20);
   CHECK(memory->share().kind == ExportKind::ipc);
   CHECK_EQUAL(fake().calls("cuMemCreate"), 0U);
@@ -98,7 +83,7 @@ TEST(memory_for_processes_is_of_whole_blocks_elsewhere) {
 
 TEST(memory_that_is_not_for_processes_is_not_shared) {
   const FreshDriver fresh;
-  const auto memory = allocate_device(fresh.context(), kBytes, Sharing::none);
+  const auto memory = allocate_device(fresh.context(), kAllocated, Sharing::none);
   CHECK_THROWS(memory->share(), Error, e.code() == ErrorCode::internal);
 }
 
@@ -121,26 +106,26 @@ TEST(memory_is_exhausted) {
 TEST(ids_of_memory_differ) {
   const FreshDriver fresh;
   const auto context = fresh.context();
-  const auto a = allocate_device(context, kBytes, Sharing::none),
-             b = allocate_device(context, kBytes, Sharing::none);
+  const auto a = allocate_device(context, kAllocated, Sharing::none),
+             b = allocate_device(context, kAllocated, Sharing::none);
   CHECK(a->id() != b->id() && a->id().process == b->id().process);
 }
 
 TEST(peer_memory_is_the_same_memory) {
   const FreshDriver fresh;
   const auto context = fresh.context();
-  const auto memory = allocate_device(context, kBytes, Sharing::processes);
+  const auto memory = allocate_device(context, kAllocated, Sharing::processes);
   PeerMappings peers(context);
   const auto mapped = peers.map(of_another_process(memory->share()));
   CHECK(mapped->address() != memory->address());
   fill(*memory, 3);
-  CHECK_EQUAL(static_cast<int>(read(*mapped, kBytes)[0]), 3);
+  CHECK_EQUAL(static_cast<int>(read(*mapped, kAllocated)[0]), 3);
 }
 
 TEST(peer_memory_is_mapped_once) {
   const FreshDriver fresh;
   const auto context = fresh.context();
-  const auto memory = allocate_device(context, kBytes, Sharing::processes);
+  const auto memory = allocate_device(context, kAllocated, Sharing::processes);
   PeerMappings peers(context);
   auto first = peers.map(of_another_process(memory->share()));
   auto second = peers.map(of_another_process(memory->share()));
@@ -158,18 +143,18 @@ TEST(peer_memory_is_mapped_once) {
 TEST(peer_memory_outlives_its_owner_where_memory_is_virtual) {
   const FreshDriver fresh;
   const auto context = fresh.context();
-  auto memory = allocate_device(context, kBytes, Sharing::processes);
+  auto memory = allocate_device(context, kAllocated, Sharing::processes);
   PeerMappings peers(context);
   const auto mapped = peers.map(of_another_process(memory->share()));
   fill(*memory, 9);
   memory.reset();
-  CHECK_EQUAL(static_cast<int>(read(*mapped, kBytes)[kBytes / 2]), 9);
+  CHECK_EQUAL(static_cast<int>(read(*mapped, kAllocated)[kAllocated / 2]), 9);
 }
 
 TEST(own_memory_is_no_peers) {
   const FreshDriver fresh;
   const auto context = fresh.context();
-  const auto memory = allocate_device(context, kBytes, Sharing::processes);
+  const auto memory = allocate_device(context, kAllocated, Sharing::processes);
   PeerMappings peers(context);
   CHECK_THROWS(peers.map(memory->share()), Error, e.code() == ErrorCode::internal);
 }
@@ -203,7 +188,7 @@ TEST(peer_memory_is_of_a_device_in_reach) {
   const FreshDriver fresh;
   fake().configure("devices", "2");
   const auto here = fresh.context(0), there = fresh.context(1);
-  const auto memory = allocate_device(there, kBytes, Sharing::processes);
+  const auto memory = allocate_device(there, kAllocated, Sharing::processes);
   PeerMappings peers(here);
   CHECK(peers.map(of_another_process(memory->share()))->address() != 0);
   fake().configure("peers", "0");
@@ -224,16 +209,16 @@ TEST(peer_memory_is_of_a_device_in_reach) {
 TEST(pinned_memory_is_zero_and_of_both) {
   const FreshDriver fresh;
   const auto context = fresh.context();
-  const PinnedMemory pinned(context, kBytes);
-  for (size_t i = 0; i < kBytes; ++i) CHECK(pinned.host()[i] == std::byte{0});
+  const PinnedMemory pinned(context, kAllocated);
+  for (size_t i = 0; i < kAllocated; ++i) CHECK(pinned.host()[i] == std::byte{0});
   fill(pinned, 5);
-  CHECK_EQUAL(static_cast<int>(pinned.host()[kBytes - 1]), 5);
+  CHECK_EQUAL(static_cast<int>(pinned.host()[kAllocated - 1]), 5);
 }
 
 TEST(pages_of_a_segment_are_registered) {
   const FreshDriver fresh;
   const auto context = fresh.context();
-  const Pages pages(3 * 4096);
+  const HostPages pages(3 * 4096);
   {
     const RegisteredPages registered(context, pages.all().subspan(4096, 8192));
     CHECK_EQUAL(registered.bytes(), 8192U);
@@ -248,7 +233,7 @@ TEST(pages_of_a_segment_are_registered) {
 TEST(pages_are_registered_once_for_several_devices) {
   const FreshDriver fresh;
   fake().configure("devices", "2");
-  const Pages pages(4096);
+  const HostPages pages(4096);
   auto first = std::make_unique<RegisteredPages>(fresh.context(0), pages.all());
   {
     const RegisteredPages second(fresh.context(1), pages.all());
@@ -257,7 +242,7 @@ TEST(pages_are_registered_once_for_several_devices) {
     fill(second, 6);
     CHECK_EQUAL(fake().calls("cuMemHostUnregister"), size_t{0});
   }
-  CHECK(pages.all()[kBytes - 1] == std::byte{6});
+  CHECK(pages.all()[kAllocated - 1] == std::byte{6});
   CHECK_EQUAL(fake().calls("cuMemHostUnregister"), size_t{1});
   fake().fail("cuMemHostGetDevicePointer", 1, kOutOfMemory);
   CHECK_THROWS(RegisteredPages(fresh.context(1), pages.all()), Error,
@@ -268,7 +253,7 @@ TEST(pages_are_registered_once_for_several_devices) {
 TEST(parts_of_pages_are_not_registered) {
   const FreshDriver fresh;
   const auto context = fresh.context();
-  const Pages pages(2 * 4096);
+  const HostPages pages(2 * 4096);
   CHECK_THROWS(RegisteredPages(context, pages.all().subspan(8)), Error,
                e.code() == ErrorCode::internal);
   CHECK_THROWS(RegisteredPages(context, pages.all().first(100)), Error,
@@ -280,7 +265,7 @@ TEST(pages_cannot_be_registered_on_every_device) {
   const FreshDriver fresh;
   fake().configure("host_register", "0");
   const auto context = fresh.context();
-  const Pages pages(4096);
+  const HostPages pages(4096);
   CHECK_THROWS(
       RegisteredPages(context, pages.all()), Error,
       e.code() == ErrorCode::device &&

@@ -9,7 +9,7 @@ namespace {
 constexpr uint32_t kSlot = 64;  // bytes: steps take many rounds
 constexpr int kTimes = 2;       // one behind the other: counts go on where they were
 
-struct Case {
+struct LaneCase {
   const Planner& planner;
   Shape shape;
   DType dtype;
@@ -31,7 +31,7 @@ Shape of_rank(Shape shape, uint32_t rank) {
 }
 
 /// What each rank is left with, from the table of collectives.
-Bytes expected_of(const Case& now, std::span<const Bytes> inputs, uint32_t rank,
+Bytes expected_of(const LaneCase& now, std::span<const Bytes> inputs, uint32_t rank,
                   const Folding& folding) {
   const Shape shape = of_rank(now.shape, rank);
   const size_t element = size_of(now.dtype),
@@ -70,7 +70,7 @@ Bytes expected_of(const Case& now, std::span<const Bytes> inputs, uint32_t rank,
   }
 }
 
-void run_case(const Case& now, uint64_t seed) {
+void run_case(const LaneCase& now, uint64_t seed) {
   const auto size = static_cast<uint32_t>(now.shape.size);
   const size_t element = size_of(now.dtype);
   const Folding folding{now.dtype, now.op, scales_for(now.dtype, now.op, 0.5, 1, now.shape.size)};
