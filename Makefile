@@ -5,7 +5,7 @@
 # installed elsewhere. Overridable: PYTHON=python3.12  TORCH=torch==2.13.0  PYTEST='-k fold -x'
 # TENSORFLOW=tensorflow-cpu==2.21.0  REPORT='--quick --only all_reduce,training'
 # DEVICE='--out FILE --ranks 1,2'
-# PEERS= (MPIs beside Open MPI)  MPIS= (those that tests use)  WORKERS= (tests in one process)
+# CLANG=clang++-14 (ThreadSanitizer by clang)  PEERS= (MPIs beside Open MPI)  MPIS= (those that tests use)  WORKERS= (tests in one process)
 
 PYTHON ?= python3
 TORCH  ?= torch==2.13.0
@@ -18,6 +18,7 @@ BASE   ?= HEAD
 PEERS  ?= mpich impi
 MPIS   ?= openmpi mpich
 REPORT ?=
+CLANG  ?=
 TIDY   ?= $(shell git ls-files 'csrc/*.cpp' 'tests/core/*.cpp')
 
 VENV   := .venv
@@ -101,9 +102,15 @@ format: $(STAMPS)/lint  ## format C++ and Python in place
 	ruff format
 	clang-format -i $(CPP)
 
-sanitize: $(STAMPS)/build  ## C++ tests, ranks that are processes among them, under ASan+UBSan and TSan
+sanitize: $(STAMPS)/build  ## C++ tests, ranks that are processes among them, under ASan+UBSan and TSan; CLANG=clang++-14: TSan by clang
 	cmake --workflow --preset asan
+ifeq ($(CLANG),)
 	cmake --workflow --preset tsan
+else
+	cmake --preset clang-tsan -DCMAKE_CXX_COMPILER=$(CLANG)
+	cmake --build --preset clang-tsan
+	ctest --preset clang-tsan
+endif
 
 sanitize-module: $(STAMPS)/farandole  ## the Python module on real ranks under ASan+UBSan
 	cmake --preset asan-module && cmake --build --preset asan-module

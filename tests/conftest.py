@@ -199,16 +199,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _not_drawn(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Of each test marked ``drawn(n)`` all rows but one in n (rounded up), by the run's seed."""
-    tables: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("drawn"):
-            tables.setdefault(f"{item.path}::{item.originalname}", []).append(item)
+    """Of each table marked ``drawn(n)`` all rows but one in n (rounded up), by the run's seed. What
+    a row's own mark has left of its table are the rows of the function's."""
     left_out: set[pytest.Item] = set()
-    for name, rows in tables.items():
-        marker = rows[0].get_closest_marker("drawn")
-        assert marker is not None
-        left_out.update(set(rows) - set(grid.drawn(name, rows, marker.args[0])))
+    for which in (1, 0):  # pytest gives a function's mark first, then that of the row
+        tables: dict[tuple[str, int], list[pytest.Item]] = {}
+        for item in items:
+            marks = list(item.iter_markers("drawn"))
+            if which >= len(marks) or item in left_out:
+                continue
+            of = marks[which].kwargs.get("of", getattr(item, "originalname", item.name))
+            tables.setdefault((f"{item.path}::{of}", marks[which].args[0]), []).append(item)
+        for (name, one_in), rows in tables.items():
+            left_out.update(set(rows) - set(grid.drawn(name, rows, one_in)))
     return left_out
 
 
@@ -219,7 +222,8 @@ def pytest_report_header() -> str:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "drawn(n): one row in n; all where GRID=full or tests are asked for by name",
+        "drawn(n, of=table): one row in n of a table, by default of the function; "
+        "all where GRID=full or tests are asked for by name",
     )
     os.environ.setdefault("GRID_SEED", str(random.randrange(10**6)))  # workers inherit it
     # Signals that our own start ignores (a background job's SIGINT) would be ignored by every

@@ -4,7 +4,8 @@
 dimensions occurs once at least, which finds whatever two dimensions together break; and a slice of
 all combinations is drawn by a seed that pytest prints at its start, so that many runs come to see
 the whole. Of a test marked drawn(n) (conftest.py) one row in n is drawn in the same way: where rows
-differ in what other tests cover, too. GRID_SEED=N draws the slice of a run that failed.
+differ in what other tests cover, too, and of a framework's case that runs on several numbers of
+ranks, one of them. GRID_SEED=N draws the slice of a run that failed.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ from harness import World, launch
 
 Spawn = Callable[..., World]
 AS_USERS_DO = {"02_horovod_script.py", "03_ddp.py", "10_horovod_keras.py", "12_jax_optax.py"}
+# Of what is left of each one's own rows.
+takes_long = pytest.mark.drawn(3, of="examples that take long")
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -161,6 +163,7 @@ def test_what_others_built_on_torch_distributed_runs_over_farandole(
 
 
 @pytest.mark.parametrize("ranks", [1, 2] if grid.full() else [2])
+@takes_long
 def test_synchronized_layers_keep_statistics_equal(spawn: Spawn, ranks: int) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
@@ -175,6 +178,7 @@ def test_synchronized_layers_keep_statistics_equal(spawn: Spawn, ranks: int) -> 
 
 
 @pytest.mark.parametrize("ranks", [1, 2] if grid.full() else [2])
+@takes_long
 def test_jax_example_learns(spawn: Spawn, ranks: int) -> None:
     pytest.importorskip("jax", minversion="0.10", reason="JAX is not installed")
     pytest.importorskip("optax", reason="optax is not installed")
@@ -193,6 +197,7 @@ def test_jax_example_learns(spawn: Spawn, ranks: int) -> None:
         "--use-adasum --sync-batch-norm",
     ],
 )
+@takes_long
 def test_a_script_for_horovod_runs_as_it_is(spawn: Spawn, arguments: str) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
@@ -210,6 +215,7 @@ def test_a_script_for_horovod_runs_as_it_is(spawn: Spawn, arguments: str) -> Non
 
 @pytest.mark.drawn(3)
 @pytest.mark.parametrize("arguments", ["", "--fp16-allreduce"])
+@takes_long
 def test_a_tensorflow_script_for_horovod_runs_as_it_is(spawn: Spawn, arguments: str) -> None:
     pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
@@ -234,6 +240,7 @@ def backend_of_keras(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.drawn(3)
 @pytest.mark.parametrize("arguments", ["", "--fp16-allreduce"])
+@takes_long
 def test_a_keras_script_for_horovod_runs_as_it_is(
     spawn: Spawn, arguments: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,7 +257,9 @@ def test_a_keras_script_for_horovod_runs_as_it_is(
     assert float(re.findall(r"^accuracy ([\d.]+)", output, re.MULTILINE)[0]) > 0.85, output
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
+@takes_long
 def test_one_keras_script_learns_on_every_backend(
     spawn: Spawn, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +270,7 @@ def test_one_keras_script_learns_on_every_backend(
     assert float(re.findall(rf"accuracy on {backend}: ([\d.]+)", output)[0]) > 0.85, output
 
 
+@takes_long
 def test_the_program_of_one_process_learns_the_same_on_two_ranks(
     spawn: Spawn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,6 +290,7 @@ def test_the_program_of_one_process_learns_the_same_on_two_ranks(
     assert two[-1] > 0.85
 
 
+@takes_long
 def test_a_pytorch_program_of_one_process_learns_the_same_on_two_ranks_and_goes_on(
     spawn: Spawn, tmp_path: Path
 ) -> None:
@@ -299,6 +310,7 @@ def test_a_pytorch_program_of_one_process_learns_the_same_on_two_ranks_and_goes_
     assert numbers(f"--state {state}", 1)[1:] == pytest.approx(alone[2:], abs=2e-3)
 
 
+@takes_long
 def test_a_model_that_does_not_fit_one_rank_learns_on_two(spawn: Spawn) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
@@ -324,6 +336,7 @@ def end_of(path: str) -> str:
 @pytest.mark.parametrize(
     ("program", "numbers"), [("14_mirrored_fit.py", 8 * 2 + 4), ("15_mirrored_loop.py", 6 * 4 + 1)]
 )
+@takes_long
 def test_tutorials_of_tensorflow_learn_the_same_on_two_ranks(
     spawn: Spawn, program: str, numbers: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -342,6 +355,7 @@ def test_tutorials_of_tensorflow_learn_the_same_on_two_ranks(
     assert shown[1][-1] > 0.85
 
 
+@takes_long
 def test_digits_on_a_parameter_server(spawn: Spawn) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     assert accuracy_of(play(spawn, "", "17_parameter_server.py", 3)) > 0.9
@@ -358,6 +372,7 @@ def to_its_end(path: str) -> None:
         fd.shutdown()
 
 
+@takes_long
 def test_the_tutorial_of_parameter_servers_runs(
     spawn: Spawn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,6 +386,7 @@ def test_the_tutorial_of_parameter_servers_runs(
     assert "after 21 updates" in output
 
 
+@takes_long
 def test_digits_train_alike_under_farandole_run_and_torchrun_and_alone(
     spawn: Spawn, tmp_path: Path
 ) -> None:

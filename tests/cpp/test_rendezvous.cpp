@@ -67,13 +67,13 @@ Fd dial(const std::string& job) {
 }  // namespace
 
 TEST(rendezvous_brings_five_ranks_together) {
-  constexpr int kRanks = 5;
+  constexpr int kMembers = 5;
   std::mutex mutex;
-  std::vector<std::shared_ptr<Segment>> segments(kRanks);
-  testing::run_ranks(kRanks, [&](int rank) {
-    const Host host = meet(invitation("five", rank, kRanks), soon());
-    CHECK_EQUAL(host.size(), kRanks);
-    for (int r = 0; r < kRanks; ++r) {
+  std::vector<std::shared_ptr<Segment>> segments(kMembers);
+  testing::run_ranks(kMembers, [&](int rank) {
+    const Host host = meet(invitation("five", rank, kMembers), soon());
+    CHECK_EQUAL(host.size(), kMembers);
+    for (int r = 0; r < kMembers; ++r) {
       const HostPeer& peer = host.peers[static_cast<size_t>(r)];
       CHECK_EQUAL(peer.info.rank, r);
       CHECK_EQUAL(peer.info.pid, ::getpid());
@@ -84,7 +84,7 @@ TEST(rendezvous_brings_five_ranks_together) {
     segments[static_cast<size_t>(rank)] = host.segment;
   });
   for (const auto& segment : segments)  // each mapped it for itself: it is one memory
-    for (int r = 0; r < kRanks; ++r) CHECK(segment->arena(r)[0] == static_cast<std::byte>(r + 1));
+    for (int r = 0; r < kMembers; ++r) CHECK(segment->arena(r)[0] == static_cast<std::byte>(r + 1));
 }
 
 TEST(rendezvous_hands_out_rank_zeros_words_and_no_others) {

@@ -154,6 +154,7 @@ STOPPED = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.drawn(2)
 @STOPPED
 def test_a_rank_that_stops_while_data_move_is_named(
     spawn_faulty: Spawn, size: int, point: str, kind: str, count: int, ours: bool
@@ -170,6 +171,7 @@ def test_a_rank_that_stops_while_data_move_is_named(
         world.signal(victim, signal.SIGKILL)
 
 
+@pytest.mark.drawn(2)
 @STOPPED
 def test_a_warning_names_the_rank_that_stops_while_data_move(
     spawn_faulty: Spawn, size: int, point: str, kind: str, count: int, ours: bool

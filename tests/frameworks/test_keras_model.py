@@ -35,5 +35,5 @@ def cases_on(backend: str, without: set[str], only_sizes: Sequence[int], one_in:
 ALL = {case.__name__ for case, _ in _registered[keras_model_cases.__name__]}
 FULL = grid.full()
 test_on_tensorflow = cases_on("tensorflow", LOADERS, () if FULL else (2, 3), one_in=3)
-test_on_torch = cases_on("torch", ALL - COMMON - LOADERS, (2, 3) if FULL else (3,))
-test_on_jax = cases_on("jax", ALL - COMMON - MASKS, (2, 3) if FULL else (3,))
+test_on_torch = cases_on("torch", ALL - COMMON - LOADERS, (2, 3) if FULL else (3,), one_in=2)
+test_on_jax = cases_on("jax", ALL - COMMON - MASKS, (2, 3) if FULL else (3,), one_in=2)

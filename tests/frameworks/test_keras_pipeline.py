@@ -41,7 +41,7 @@ def cases_on(
 FULL = grid.full()
 NOT_AGAIN = sorted(ALONE | TF_DATA | (set() if FULL else OTHERS))
 CHAIN = [] if FULL else ["a_chain_learns_as_in_one_process"]  # replicas have the same
-test_on_tensorflow = cases_on("tensorflow", (), CHAIN)
+test_on_tensorflow = cases_on("tensorflow", (), CHAIN, one_in=2)
 test_on_torch = cases_on("torch", () if FULL else (2,), NOT_AGAIN, one_in=3)
 SLOW = [] if FULL else ["a_stage_that_raises_is_named"]  # without a program
-test_on_jax = cases_on("jax", () if FULL else (2,), [*NOT_AGAIN, *SLOW])
+test_on_jax = cases_on("jax", () if FULL else (2,), [*NOT_AGAIN, *SLOW], one_in=2)

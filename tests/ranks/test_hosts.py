@@ -103,6 +103,7 @@ def test_some_ranks_form_a_world_where_the_launcher_tells_of_hosts(spawn: Spawn)
 # ---- collectives ----
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("parts", SPLITS)
 def test_all_collectives_and_sizes(spawn: Spawn, parts: str) -> None:
     world = spawn(SPLITS[parts], env=split(parts))
@@ -115,6 +116,7 @@ def test_all_types(spawn: Spawn, parts: str) -> None:
     spawn(3 if parts == "1,2" else 2, env=split(parts)).run(check_types)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("parts", SPLITS)
 @pytest.mark.parametrize("count", [5, 300_007])
 def test_the_same_bits_as_on_one_host(spawn: Spawn, parts: str, count: int) -> None:

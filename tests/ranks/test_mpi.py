@@ -120,7 +120,7 @@ def bits() -> str:
     return hashlib.sha256(sums).hexdigest()
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("parts", "ranks", "places"),
     [
@@ -140,6 +140,7 @@ def test_everything_over_mpi(
     assert {digest for *_, digest in found} == set(spawn(ranks).run(bits)), "shared memory's bits"
 
 
+@pytest.mark.drawn(2, of="what takes long")
 def test_handles_of_the_other_size(spawn: Spawn) -> None:
     found = mpis.find(mpis.NAMES[1]).run(2, everything, env=over("1,1"))
     assert {digest for *_, digest in found} == set(spawn(2).run(bits)), "shared memory's bits"
@@ -184,6 +185,7 @@ def by_communicator() -> tuple[str, str, int]:
     return within, str(across.last_path), connections() - before
 
 
+@pytest.mark.drawn(2, of="what takes long")
 def test_a_communicator_takes_mpi_between_hosts_and_memory_within(mpi: Mpi, tmp_path: Path) -> None:
     most: dict[str, int] = {}
     table = table_of(tmp_path / "table", mpi_round=1e-9, mpi_byte=1e-14)
@@ -210,6 +212,7 @@ def by_parts() -> tuple[int, float]:
     return fd.size(), total
 
 
+@pytest.mark.drawn(2, of="what takes long")
 def test_what_mpi_takes_is_measured_and_told(mpi: Mpi, tmp_path: Path) -> None:
     table = table_of(tmp_path / "table")
     before = kept.read(table).seconds
@@ -227,6 +230,7 @@ def test_what_mpi_takes_is_measured_and_told(mpi: Mpi, tmp_path: Path) -> None:
     assert "all 2 ranks share one" in alone.stdout
 
 
+@pytest.mark.drawn(2, of="what takes long")
 def test_split_communicators_are_worlds(mpi: Mpi) -> None:
     assert mpi.run(4, by_parts, env=FORCED) == [(4, 4.0), (4, 6.0)] * 2
 
@@ -238,6 +242,7 @@ def again_and_again() -> None:
         fd.shutdown()
 
 
+@pytest.mark.drawn(2, of="what takes long")
 def test_a_communicator_serves_world_after_world(mpi: Mpi) -> None:
     mpi.run(2, again_and_again, env=FORCED)
 
@@ -257,6 +262,7 @@ def curve(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses
 
 
+@pytest.mark.drawn(2, of="what takes long")
 def test_digits_train_as_over_shared_memory(mpi: Mpi, curve: list[float], tmp_path: Path) -> None:
     file = tmp_path / "mpi.json"
     done = mpi.start(2, digits(file), **FORCED)
@@ -284,6 +290,7 @@ def waits(seconds: float) -> float:
 
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize(("parts", "most"), [("", 0.2), ("1,1", 0.2)])
+@pytest.mark.drawn(2, of="what takes long")
 def test_a_parked_rank_asks_mpi_for_little(mpi: Mpi, parts: str, most: float) -> None:
     """Between hosts nothing wakes it, and on a virtual machine each look costs."""
     share = mpi.run(2, waits, 3.0, env=over(parts))[0]
@@ -315,7 +322,7 @@ def one_is_killed(during: str) -> tuple[str, int | None, float]:
     return found.value.verdict, found.value.rank, time.monotonic() - died
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("during", ["silence", "transfers", "reductions"])
 @pytest.mark.parametrize("parts", ["", "1,2"])
 def test_a_killed_rank_is_named_by_all_others(
@@ -334,6 +341,7 @@ def test_a_killed_rank_is_named_by_all_others(
     assert ended.seconds < 30, "nobody waits in MPI_Finalize"
 
 
+@pytest.mark.drawn(2, of="what takes long")
 def test_nothing_is_left_where_mpiexec_ends_the_job(mpi: Mpi, tmp_path: Path) -> None:
     env = FORCED | {"FARANDOLE_TEST_TIME": str(tmp_path / "died")}
     assert mpi.call(3, one_is_killed, "silence", env=env).code != 0
@@ -347,6 +355,7 @@ def one_raises() -> None:
     fd.all_reduce(np.ones(300_007))
 
 
+@pytest.mark.drawn(2, of="what takes long")
 def test_an_exception_ends_the_job(mpi: Mpi) -> None:
     """Nobody waits in MPI_Finalize for the others, though mpiexec lets all live."""
     options = mpis.TOLERANT.get(mpi.name)
@@ -388,6 +397,7 @@ def gives_up_in_the_middle() -> None:
         fd.shutdown()
 
 
+@pytest.mark.drawn(2, of="what takes long")
 def test_memory_comes_back_from_an_operation_that_fails(mpi: Mpi) -> None:
     ended = mpi.call(2, gives_up_in_the_middle, env=FORCED)
     for o in ended.outcomes:
