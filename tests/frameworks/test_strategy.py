@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import json
-import os
 import pickle
 import tempfile
 from collections.abc import Callable
@@ -26,9 +24,7 @@ from rank_cases import make_tests, on_ranks, raises
 
 import farandole as fd
 import grid
-import harness
 from farandole.common._objects import broadcast_object
-from harness import World
 
 for needed in ("tensorflow", "keras"):
     if importlib.util.find_spec(needed) is None:
@@ -642,56 +638,3 @@ def checkpoints_are_written_once_and_restored() -> None:
 test_on_ranks = make_tests(
     __name__, "keras on tensorflow", only_sizes=() if grid.full() else (2, 3), one_in=3
 )
-
-
-# ---- who starts the ranks ----
-
-
-def work_of_two(with_resolver: bool) -> tuple[int, int, float]:
-    told = json.loads(os.environ["TF_CONFIG"])
-    resolver = None
-    if with_resolver:
-        del os.environ["TF_CONFIG"]
-        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec(told["cluster"]), task_type=told["task"]["type"],
-            task_id=told["task"]["index"],
-        )  # fmt: skip
-    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=77)
-    strategy = strategies.MultiWorkerMirroredStrategy(resolver, options)
-    total = float(strategy.reduce("SUM", strategy.run(lambda: tf.constant(2.0)), axis=None))
-    assert strategy.cluster_resolver is resolver
-    return fd.rank(), strategy.num_replicas_in_sync, total
-
-
-@pytest.mark.parametrize("with_resolver", [False, True], ids=["TF_CONFIG", "a resolver"])
-def test_workers_meet_by_a_cluster(spawn: Callable[..., World], with_resolver: bool) -> None:
-    cluster = {"chief": ["localhost:23456"], "worker": ["localhost:23457"]}
-    each = [
-        {
-            "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}}),
-            **dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")),
-            "FARANDOLE_RUN_ID": None,
-        }
-        for role in ("chief", "worker")
-    ]
-    world = spawn(2, "keras on tensorflow", each=each)
-    assert world.run(work_of_two, with_resolver) == [(0, 2, 4.0), (1, 2, 4.0)]
-
-
-def waits_no_longer_than_its_options_say() -> None:
-    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=1)
-    strategy = strategies.MultiWorkerMirroredStrategy(communication_options=options)
-    if fd.rank() == 1:
-        harness.listen()
-        return
-    with raises(tf.errors.DeadlineExceededError, "farandole.Stalled"):
-        strategy.reduce("SUM", tf.constant(1.0), axis=None)
-    harness.tell("late")
-
-
-def test_timeout_seconds_is_the_deadline_of_operations(spawn: Callable[..., World]) -> None:
-    world = spawn(2, "keras on tensorflow")
-    world.start(waits_no_longer_than_its_options_say)
-    assert world.hear(0) == "late"
-    world.say(1, "go on")
-    assert [outcome.error for outcome in world.outcomes()] == [None, None]

@@ -11,6 +11,7 @@ from typing import Any
 from farandole.common._needs import tensorflow as _tensorflow
 from farandole.strategy import coordinator
 from farandole.strategy._parameter_server import ParameterServerStrategy
+from farandole.strategy._preemption import PreemptionCheckpointHandler
 from farandole.strategy._strategies import (
     CentralStorageStrategy,
     MirroredStrategy,
@@ -29,6 +30,7 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "ParameterServerStrategy",
+    "PreemptionCheckpointHandler",
     "TPUStrategy",
     "coordinator",
     "get_strategy",

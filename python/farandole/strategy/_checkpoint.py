@@ -29,6 +29,26 @@ def learn() -> None:
     kind._write = _written(kind._write)
     kind.save = _at_once(kind.save)
     saved_model.save_and_return_nodes = _exported(saved_model.save_and_return_nodes)
+    alone = tf.distribute.experimental.PreemptionCheckpointHandler
+    alone.__init__ = _not_alone(alone.__init__)
+
+
+def _not_alone(own: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(own)
+    def __init__(
+        self: Any, cluster_resolver: Any, checkpoint_or_checkpoint_manager: Any, *args: Any,
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
+        saved = checkpoint_or_checkpoint_manager
+        if _world.size() > 1 and _shared_variables(getattr(saved, "checkpoint", saved)):
+            raise InvalidArgument(
+                "tf.distribute.experimental.PreemptionCheckpointHandler knows of no other rank, "
+                "and would save on one alone\n  advice: "
+                "farandole.strategy.PreemptionCheckpointHandler takes the same arguments"
+            )
+        own(self, cluster_resolver, saved, *args, **kwargs)
+
+    return __init__
 
 
 def _at_once(own: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,6 +110,11 @@ def _exported(own: Callable[..., Any]) -> Callable[..., Any]:
 def _callbacks(options: Any) -> list[Callable[[Any], Any]]:
     """Those of TensorFlow's, which keep account of the files."""
     return [] if options is None else list(options.experimental_write_callbacks or ())
+
+
+def has_shared_variables(checkpoint: Any) -> bool:
+    """Of which rank 0 alone writes a file."""
+    return bool(_shared_variables(checkpoint))
 
 
 def _shared_variables(root: Any) -> list[Any]:
