@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -48,3 +51,43 @@ def test_uneven_batches_are_a_deadlock_told_in_batches(spawn: Spawn, backend: st
         assert "rank 1 ended epoch 1 after 4 batches and waits in " in o.text
         assert "test_keras_uneven.py, line " in o.text
     assert outcomes[1].error == "Deadlock"
+
+
+LOOKS = 5000
+
+
+def look_at_a_fit_that_goes_on() -> set[str]:
+    import keras
+
+    import farandole.keras as hvd
+    from farandole import _watch
+    from farandole.keras import _progress
+
+    hvd.init()
+    seen: set[str] = set()
+    main = threading.get_ident()
+
+    def look() -> None:
+        for _ in range(LOOKS):
+            frames = _watch._inner_first(sys._current_frames()[main])
+            time.sleep(0)  # what was looked at may be gone now
+            seen.add(_progress.describe(frames))
+
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
+    x = np.ones((16, 4), np.float32)
+    thread = threading.Thread(target=look)
+    thread.start()
+    while thread.is_alive():
+        model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0)
+        model.evaluate(x, x[:, :1], batch_size=4, verbose=0)
+    return seen
+
+
+def test_another_thread_may_look_at_any_moment(spawn: Spawn) -> None:
+    if not all(importlib.util.find_spec(name) for name in ("keras", "tensorflow")):
+        pytest.skip("Keras or TensorFlow is not installed")
+    (seen,) = spawn(1, "keras on tensorflow").run(look_at_a_fit_that_goes_on, timeout=START)
+    places = {f"is in batch {step} of epoch {epoch}" for step in range(1, 5) for epoch in (1, 2)}
+    assert seen & places
+    assert not {place for place in seen if place.startswith("is in")} - places
