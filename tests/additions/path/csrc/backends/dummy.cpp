@@ -10,7 +10,7 @@ constinit extern const PathRow kDummy{
     .name = "detour",
     .make = [](const StreamMemory& memory) { return kOneShot.make(memory); },
     .most_bytes = kOneShotBytes,
-    .agreement = Agreement::meanwhile,
+    .agrees_by = AgreesBy::meanwhile,
     .usual = {.start = 1e-3, .byte = 1e-9},
     .passes = [](Collective kind, double size) { return 1 + inputs_read(kind, size); }};
 
