@@ -49,7 +49,8 @@ constexpr Duration kComparison = std::chrono::seconds(1);  // of clocks; a few r
 /// Returns when there is a first reading: a short job may end sooner than clocks are compared.
 void wait_for_reading(ControlMesh& mesh) {
   const Deadline until = Deadline::after(kComparison);
-  while (mesh.clock().is_new() && !mesh.has_lost(0) && !mesh.has_finished(0) && !until.passed(now()))
+  while (mesh.clock().is_new() && !mesh.has_lost(0) && !mesh.has_finished(0) &&
+         !until.passed(now()))
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 

@@ -127,7 +127,8 @@ void bind_tuner(py::module_& module) {
       [] {
         py::list rows;
         TuningTable table;
-        for (const TuningField& f : tuning_fields(table)) rows.append(py::make_tuple(f.name, f.doc));
+        for (const TuningField& f : tuning_fields(table))
+          rows.append(py::make_tuple(f.name, f.doc));
         return rows;
       },
       "(name, what it measures) of every number of a table; all are seconds.");
