@@ -416,7 +416,9 @@ def variables_are_what_their_synchronization_says() -> None:
 
     with strategy.scope():
         assert float(strategy.run(step)) == me
+        assert float(keras.optimizers.SGD(0.25).learning_rate) == 0.25
     assert [v.numpy() for v in (summed, mean, first, count)] == [3.0, 1.0, 1.0, 1]
+    assert (float(mean), int(count), float(own)) == (1.0, 1, 3.0)
     assert float(own.read_value()) == 3.0
     assert float(owns_mean.read_value()) == 1.0
     own.assign(6.0)  # 2 on each

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -26,7 +27,19 @@ def _written_by_one(own: Any, variable: Any, update: Any, value: Any, options: A
     return result
 
 
-class MirroredVariable(tf_values.MirroredVariable):  # type: ignore[misc]
+class _Scalar:
+    """Numbers for the program, as plain variables are: ``float(optimizer.learning_rate)``."""
+
+    numpy: Callable[[], Any]
+
+    def __float__(self) -> float:
+        return float(self.numpy())
+
+    def __int__(self) -> int:
+        return int(self.numpy())
+
+
+class MirroredVariable(_Scalar, tf_values.MirroredVariable):  # type: ignore[misc]
     """One whose writes keep it alike on all replicas, unless its aggregation is NONE."""
 
     def _update_replica(self, update_fn: Any, value: Any, **options: Any) -> Any:
@@ -36,7 +49,7 @@ class MirroredVariable(tf_values.MirroredVariable):  # type: ignore[misc]
         return _written_by_one(own, self, update_fn, value, options)
 
 
-class SyncOnReadVariable(tf_values.SyncOnReadVariable):  # type: ignore[misc]
+class SyncOnReadVariable(_Scalar, tf_values.SyncOnReadVariable):  # type: ignore[misc]
     """One that each replica writes by itself, and that is reduced where it is read."""
 
     _held: Any = None  # what is read meanwhile
