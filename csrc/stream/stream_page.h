@@ -25,7 +25,7 @@ struct Addresses {
 inline constexpr uint64_t kForeign = uint64_t{1} << 63;  // no address of a process has this bit
 
 inline constexpr size_t kLinePayload = 56;  // a cache line less its flag
-inline constexpr size_t kLines = 19;        // 1 KiB; then one_shot and window are quicker
+inline constexpr size_t kLines = 19;        // 1 KiB; then one_shot is quicker
 
 // Data that are copied to be read go through slots, which go round: in each lap a rank's are those
 // of the next page (StreamMemory::home). A core that writes a line which it wrote before, and
