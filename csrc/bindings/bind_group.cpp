@@ -397,7 +397,7 @@ void bind_group(py::module_& module) {
             return py::make_tuple(foreign.preferred, foreign.why_not);
           },
           "(whether the ranks reach each other's memory by address, else why not).")
-      .def_property_readonly("last_path", [](const Group& g) { return std::string(g.last_path()); })
+      .def_property_readonly("last_path", [](const Group& g) { return std::string(g.last_way()); })
       .def("counters",
            [](const Group& g) {
              const EngineCounters c = g.engine()->counters();

@@ -200,6 +200,7 @@ PlacedArray place(Group& group, const py::object& array, bool writable, const ch
     follow(current_stream(array));
   } else if (const auto device = dlpack_device(array)) {
     placed.device->queue = open(device->second);
+    follow(current_stream(array));  // where it says so: one that is captured is refused at once
     const py::object capsule = capsule_for(array, *placed.device->queue, what);
     placed.buffer = buffer_of(tensor_in(capsule, writable, what), what);
   } else {

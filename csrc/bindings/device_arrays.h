@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bindings/calls.h"
+#include "devices/staged_call.h"
 #include "devices/staged_grouped.h"
 #include "devices/staged_named.h"
 

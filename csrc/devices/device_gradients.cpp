@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "devices/staged_call.h"
+#include "devices/staged_arrays.h"
 #include "engine/fork.h"
 #include "fold/fold.h"
 

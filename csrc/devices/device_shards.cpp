@@ -5,7 +5,7 @@
 #include <thread>
 #include <utility>
 
-#include "devices/staged_call.h"
+#include "devices/staged_arrays.h"
 #include "engine/fork.h"
 #include "schedule/slicing.h"
 

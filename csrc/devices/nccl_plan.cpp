@@ -1,12 +1,21 @@
 #include "devices/nccl_plan.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "schedule/planners.h"
 #include "schedule/slicing.h"
 
 namespace farandole {
 namespace {
+
+// What NCCL has (cuda/nccl/communicator.cpp says under which number); what is added to ours later
+// goes by other ways until it stands here.
+constexpr DType kNcclDTypes[] = {DType::float16, DType::bfloat16, DType::float32, DType::float64,
+                                 DType::int8,    DType::uint8,    DType::int32,   DType::uint32,
+                                 DType::int64,   DType::uint64};
+constexpr ReduceOp kNcclOps[] = {ReduceOp::sum, ReduceOp::mean, ReduceOp::min, ReduceOp::max,
+                                 ReduceOp::product};
 
 bool is_floating(DType dtype) {
   const DTypeKind kind = row(dtype).kind;
@@ -74,8 +83,10 @@ struct Planning {
 }  // namespace
 
 std::string why_not_by_nccl(const CollectiveSpec& spec, DType dtype) {
-  if (dtype == DType::boolean || dtype == DType::int16 || dtype == DType::uint16)
+  if (std::ranges::find(kNcclDTypes, dtype) == std::end(kNcclDTypes))
     return "NCCL folds no " + std::string(name_of(dtype));
+  if (std::ranges::find(kNcclOps, spec.op) == std::end(kNcclOps))
+    return "NCCL has no " + std::string(name_of(spec.op));
   if (!is_scaled(spec)) return "";
   if (spec.op != ReduceOp::sum && spec.op != ReduceOp::mean)
     return "NCCL scales sums and means alone, and this is a " + std::string(name_of(spec.op));

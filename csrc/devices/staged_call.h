@@ -7,44 +7,10 @@
 #include <memory>
 #include <optional>
 #include <utility>
-#include <vector>
 
-#include "devices/staged_copies.h"
-#include "group/group.h"
-#include "group/pack.h"
+#include "devices/staged_operation.h"
 
 namespace farandole {
-
-class StepCall;
-
-/// An array: on a device if `device` says so, and then `buffer` has its address there.
-struct PlacedArray {
-  Buffer buffer;
-  std::optional<DeviceSpan> device;
-};
-
-/// One array of a call: what goes in and what comes out.
-struct PlacedOperand {
-  PlacedArray input, output;
-
-  Operand buffers() const { return {input.buffer, output.buffer}; }
-};
-
-/// Where the arrays of one operation lie on the host, and the copies of what has to be brought.
-Operand stage(StagedCopies& copies, const Options& options, const PlacedArray& input,
-              const PlacedArray& output, int rank);
-
-/// A call's copies: the gate of its operations, and what keeps its arrays.
-std::shared_ptr<StagedCopies> copies_for(Group& group, Options& options);
-
-/// The same of all arrays of an operation, with their copies sealed.
-struct StagedArrays {
-  Operand whole;
-  std::shared_ptr<Pack> pack;  // of more than one
-};
-StagedArrays stage_all(StagedCopies& copies, const Options& options,
-                       const std::vector<PlacedOperand>& arrays, int rank, int size,
-                       BufferPool& pool);
 
 class StagedCall {
  public:
@@ -78,8 +44,6 @@ class StagedCall {
   StagedCall(Group& group, Options& options, const PlacedArray& output);
   static StagedCall checked(Group& group, const PlacedArray& input, const PlacedArray& output,
                             Options& options);
-  /// What is submitted: the arrays where they are, if they may go by steps, or where they lie on
-  /// the host, their copies begun.
   Operand offered(Group& group, Options& options, const PlacedOperand& operand);
 
   /// Begins the copies of an end of a message. `data`: where its array lies on the host.
@@ -87,22 +51,8 @@ class StagedCall {
                                    Buffer& data);
 
   Handle handle_;
-  std::shared_ptr<StagedCopies> copies_;
-  int device_;                      // the output's; -1: the host
-  std::shared_ptr<StepCall> step_;  // null: it goes by the host for certain
+  StagedOperation operation_;
+  int device_;  // the output's; -1: the host
 };
-
-/// What `act` returns. An error of a device on this rank reaches all ranks.
-template <typename Act>
-auto or_fail_group(Group& group, const Act& act) {
-  try {
-    return act();
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::invalid_argument || error.code() == ErrorCode::forked) throw;
-    const Error named = on_rank(error, group.engine()->host().rank);
-    group.abort(named);
-    throw Error(named);
-  }
-}
 
 }  // namespace farandole

@@ -2,11 +2,10 @@
 #pragma once
 
 #include <map>
-#include <memory>
 #include <optional>
 #include <vector>
 
-#include "devices/staged_call.h"
+#include "devices/staged_operation.h"
 #include "group/grouped.h"
 
 namespace farandole {
@@ -30,16 +29,7 @@ class StagedGrouped {
   void hand_over(int device, std::optional<uint64_t> stream);
 
  private:
-  /// One operation.
-  struct Part {
-    std::shared_ptr<StagedCopies> copies;
-    std::shared_ptr<StepCall> step;  // null: it goes by the host for certain
-    std::shared_ptr<Pack> pack;      // then, of more than one array
-  };
-  CollectiveCall begin(Group& group, const std::vector<PlacedOperand>& arrays, Options options);
-  static void take_back(Part& part);
-
-  std::vector<Part> parts_;
+  std::vector<StagedOperation> operations_;
   std::vector<Handle> handles_;
   std::map<int, size_t> outputs_;
 };

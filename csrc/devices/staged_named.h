@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "devices/staged_call.h"
+#include "devices/staged_arrays.h"
 #include "named/named.h"
 
 namespace farandole {

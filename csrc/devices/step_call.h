@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "devices/staged_call.h"
+#include "devices/staged_arrays.h"
 #include "devices/steps.h"
 
 namespace farandole {

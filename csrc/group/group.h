@@ -118,8 +118,8 @@ class Group : public std::enable_shared_from_this<Group> {
   /// Such memory, not cleared, lent.
   BufferPool& pool() { return pool_; }
   std::string describe() const;
-  /// The path of the newest operation, in program order or between two ranks.
-  std::string_view last_path() const { return newest_.load()->last_path(); }
+  /// How the newest operation was run, in program order or between two ranks.
+  std::string_view last_way() const { return newest_.load()->last_way(); }
 
  private:
   Group(std::shared_ptr<Engine> engine, std::vector<int> members, uint64_t key,

@@ -262,7 +262,7 @@ void Stream::finish(std::optional<Error> error) {
   agreement_->complete(sequence_);
   const std::string_view path = backend_ != nullptr ? backend_->way() : "";
   // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): names are literals
-  last_path_.store(path.data(), std::memory_order_relaxed);
+  last_way_.store(path.data(), std::memory_order_relaxed);
   queue_.front()->error = std::move(error);
   if (logs(LogLevel::debug))
     log(LogLevel::debug, title() + (queue_.front()->error ? " failed" : " went by ") +

@@ -87,7 +87,7 @@ class Stream {
   /// What this stream is doing, for people.
   std::string describe() const;
   /// How the last operation was run; any thread may ask.
-  std::string_view last_path() const { return last_path_.load(std::memory_order_relaxed); }
+  std::string_view last_way() const { return last_way_.load(std::memory_order_relaxed); }
 
  private:
   enum class Phase { resting, opening, agreeing, running, describing, comparing, leaving };
@@ -143,10 +143,10 @@ class Stream {
   Backend* backend_ = nullptr;                      // the one that runs the operation in flight
   Phase phase_ = Phase::resting;
   uint32_t sequence_ = 0;
-  std::atomic<const char*> last_path_{""};  // a literal
-  Trace* traced_ = nullptr;                 // where the present operation is recorded
-  uint32_t track_ = 0;                      // of `traced_`
-  TimePoint begun_{}, phase_begun_{};       // set while tracing
+  std::atomic<const char*> last_way_{""};  // a literal
+  Trace* traced_ = nullptr;                // where the present operation is recorded
+  uint32_t track_ = 0;                     // of `traced_`
+  TimePoint begun_{}, phase_begun_{};      // set while tracing
   TimePoint started_{}, next_warning_{}, leaving_since_{}, held_since_{};
   bool shut_ = false;   // this rank's own input has not come
   bool mixed_ = false;  // the ranks disagree on nothing but whether arrays lie on devices

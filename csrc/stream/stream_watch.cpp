@@ -257,7 +257,7 @@ void Stream::trace_operation(TimePoint end) const {
   event.launched = request.submitted != TimePoint{} ? request.submitted : begun_;
   event.bytes = o.input.count > 0 ? o.input.bytes() : o.output.bytes();
   copy_cut(name_of(o.kind), event.label);
-  copy_cut(last_path(), event.path);
+  copy_cut(last_way(), event.path);
   copy_cut(o.name, event.name);
   traced_->record(event);
 }

@@ -17,7 +17,7 @@ TEST(group_tells_any_thread_how_the_last_operation_went) {
     std::atomic<bool> over{false};
     std::set<std::string> seen;
     std::thread onlooker([&] {
-      while (!over.load()) seen.emplace(group->last_path());
+      while (!over.load()) seen.emplace(group->last_way());
     });
     for (int i = 0; i < 100; ++i) {
       Sum sum(group->rank(), 2, 10'000);
@@ -28,7 +28,7 @@ TEST(group_tells_any_thread_how_the_last_operation_went) {
     }
     over = true;
     onlooker.join();
-    seen.emplace(group->last_path());
+    seen.emplace(group->last_way());
     for (const std::string& path : seen) CHECK(path == "" || path == "cico" || path == "schedule");
     CHECK(seen.contains("schedule"));
   });

@@ -82,7 +82,7 @@ void check_one(Group& group, const Options& options, DType dtype, size_t count, 
   const Handle handle =
       group.submit({input.data(), count, dtype}, {output.data(), count, dtype}, options);
   CHECK_EQUAL(error_of(handle), "");
-  CHECK_EQUAL(std::string(group.last_path()), "mpi");
+  CHECK_EQUAL(std::string(group.last_way()), "mpi");
   CHECK(output == expected(options, dtype, count, group.size()));
   if (!in_place) CHECK(input == leaf(dtype, count, group.rank()));
 }

@@ -12,6 +12,7 @@
 
 using namespace farandole;
 using namespace farandole::cuda;
+using testing::contains;
 using testing::fake;
 using testing::FreshDriver;
 using testing::HostPages;
@@ -86,6 +87,20 @@ TEST(copies_one_way_do_not_wait_for_the_other) {
   std::atomic_ref(*reinterpret_cast<uint32_t*>(go.host())).store(1);
   copies.stream(kToHost).synchronize();
   CHECK(copies.reached(kToHost, arrived));
+}
+
+TEST(copies_are_no_part_of_a_graph) {
+  const FreshDriver fresh;
+  const auto context = fresh.context();
+  CopyStreams copies(context, -1);
+  const DeviceStream owner(context);
+  fake().configure("capturing", "1");
+  for (const bool follows : {true, false})
+    CHECK_THROWS(follows ? copies.follow(owner.handle()) : copies.precede(owner.handle()), Error,
+                 e.code() == ErrorCode::invalid_argument && contains(e.what(), "CUDA graph"));
+  CHECK_EQUAL(fake().calls("cuEventRecord"), 0U);
+  fake().configure("capturing", "0");
+  copies.follow(owner.handle());
 }
 
 TEST(copies_of_a_lost_device_are_never_reached_and_whoever_looks_hears_why) {

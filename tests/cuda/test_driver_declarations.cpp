@@ -76,6 +76,7 @@ static_assert(kPinnedAllocation == CU_MEM_ALLOCATION_TYPE_PINNED);
 static_assert(kOnDevice == CU_MEM_LOCATION_TYPE_DEVICE);
 static_assert(kByDescriptor == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 static_assert(kReadAndWrite == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+static_assert(kNotCaptured == CU_STREAM_CAPTURE_STATUS_NONE);
 static_assert(kMinimumGranularity == CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 static_assert(kIpcLazyPeerAccess == CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
 static_assert(kHostPortable == CU_MEMHOSTALLOC_PORTABLE);

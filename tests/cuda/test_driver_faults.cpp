@@ -57,6 +57,7 @@ uint32_t use_all(const FreshDriver& fresh) {
   DeviceStream producer(context), reducer(context);
   DeviceEvent ready(context, Timing::on), reduced(context, Timing::on);
   const TestAdd parameters{reinterpret_cast<uint32_t*>(shared->address()), kWords, 1};
+  producer.refuse_capture();
   producer.fill(own->address(), 5, kWords * 4);
   producer.copy(shared->address(), own->address(), kWords * 4);
   ready.record(producer);

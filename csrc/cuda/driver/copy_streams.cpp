@@ -26,9 +26,16 @@ void CopyStreams::look_for_loss() const {
   to_device_.idle();
 }
 
-void CopyStreams::follow(StreamHandle stream) { order(StreamRef(context_, stream), to_host_); }
+void CopyStreams::follow(StreamHandle stream) { order(users(stream), to_host_); }
 
-void CopyStreams::precede(StreamHandle stream) { order(to_device_, StreamRef(context_, stream)); }
+void CopyStreams::precede(StreamHandle stream) { order(to_device_, users(stream)); }
+
+/// In a graph the event would be recorded as often as that is launched, and never now.
+StreamRef CopyStreams::users(StreamHandle stream) const {
+  StreamRef users(context_, stream);
+  users.refuse_capture();
+  return users;
+}
 
 void CopyStreams::order(const StreamRef& earlier, const StreamRef& later) {
   const std::lock_guard lock(ordering_);

@@ -28,6 +28,7 @@ class CopyStreams {
   void precede(StreamHandle stream);
 
  private:
+  StreamRef users(StreamHandle stream) const;
   void order(const StreamRef& earlier, const StreamRef& later);
 
   std::shared_ptr<const DeviceContext> context_;

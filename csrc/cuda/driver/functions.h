@@ -65,6 +65,7 @@ inline constexpr unsigned kHostPortable = 1;       // CU_MEMHOST{ALLOC,REGISTER}
 inline constexpr unsigned kHostMapped = 2;         // CU_MEMHOST{ALLOC,REGISTER}_DEVICEMAP
 inline constexpr unsigned kStreamNonBlocking = 1;  // CU_STREAM_NON_BLOCKING
 inline constexpr unsigned kWaitUntilReached = 0;   // CU_STREAM_WAIT_VALUE_GEQ, modulo 2^32
+inline constexpr int kNotCaptured = 0;             // CU_STREAM_CAPTURE_STATUS_NONE
 inline constexpr unsigned kEventTimed = 0;         // CU_EVENT_DEFAULT
 inline constexpr unsigned kEventUntimed = 2;       // CU_EVENT_DISABLE_TIMING
 inline constexpr int kOrdinalOfPointer = 9;        // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
@@ -112,6 +113,7 @@ inline constexpr int kJitErrorLogBytes = 6;        // CU_JIT_ERROR_LOG_BUFFER_SI
   X(StreamDestroy, _v2, 4000, (StreamHandle))                                               \
   X(StreamSynchronize, , 2000, (StreamHandle))                                              \
   X(StreamQuery, , 2000, (StreamHandle))                                                    \
+  X(StreamIsCapturing, , 10000, (StreamHandle, int*))                                       \
   X(StreamWaitEvent, , 3020, (StreamHandle, EventHandle, unsigned))                         \
   X(StreamWriteValue32, _v2, 11070, (StreamHandle, DevicePointer, uint32_t, unsigned))      \
   X(StreamWaitValue32, _v2, 11070, (StreamHandle, DevicePointer, uint32_t, unsigned))       \

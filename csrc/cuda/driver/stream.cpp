@@ -64,6 +64,18 @@ void StreamRef::ring(int event_fd) const {
        std::bit_cast<void*>(static_cast<intptr_t>(event_fd)));
 }
 
+void StreamRef::refuse_capture() const {
+  const DeviceContext::Use driver(*context_);
+  int status = kNotCaptured;
+  context_->check(driver->StreamIsCapturing(handle_, &status), "cuStreamIsCapturing",
+                  "ask whether a stream is being captured");
+  if (status != kNotCaptured)
+    throw Error(ErrorCode::invalid_argument,
+                "the stream of an array is being captured into a CUDA graph, and no operation of "
+                "farandole can be part of a graph",
+                {}, "capture what lies between operations, and wait for those before it begins");
+}
+
 bool StreamRef::idle() const {
   const DeviceContext::Use driver(*context_);
   const DriverCode code = driver->StreamQuery(handle_);

@@ -42,6 +42,8 @@ class StreamRef {
   /// Then the descriptor is rung (base/fd.h), which is open for as long as that may happen.
   void ring(int event_fd) const;
 
+  /// Throws Error(invalid_argument) where what is put into it becomes part of a graph instead.
+  void refuse_capture() const;
   /// Whether all is done. Throws the lasting error of a kernel that failed.
   bool idle() const;
   /// Blocks the host until all is done.

@@ -164,6 +164,7 @@ int NcclCommunicator::op_of(const CudaNcclJob& job, int dtype) {
   if (op == ReduceOp::min) return kNcclMin;
   if (op == ReduceOp::max) return kNcclMax;
   if (op == ReduceOp::product) return kNcclProduct;
+  if (op != ReduceOp::sum) throw Error(ErrorCode::internal, "NCCL has no such operation");
   if (job.factor == 1) return kNcclSum;
   auto scalar = scalar_of(job.factor, static_cast<DType>(job.dtype));
   int made = 0;

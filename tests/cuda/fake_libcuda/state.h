@@ -91,7 +91,7 @@ struct Config {
   size_t memory = size_t{1} << 30;
   std::string name = "Fake GPU", lacks;
   bool virtual_memory = true, host_register = true, peers = true, deinitialized = false;
-  bool memory_operations = true;
+  bool memory_operations = true, capturing = false;
   uint64_t jitter = 0;
 };
 

@@ -199,6 +199,13 @@ FAKE_CUDA cuStreamQuery(StreamHandle stream) {
   });
 }
 
+FAKE_CUDA cuStreamIsCapturing(StreamHandle stream, int* status) {
+  return of_stream("cuStreamIsCapturing", stream, [&](State& all, Lock&, CUstream_st*) {
+    *status = all.config.capturing ? 1 : 0;
+    return kSuccess;
+  });
+}
+
 FAKE_CUDA cuStreamWaitEvent(StreamHandle stream, EventHandle event, unsigned) {
   return of_event("cuStreamWaitEvent", event, [&](State& all, Lock&) {
     const uint64_t number = event->recorded;  // of now

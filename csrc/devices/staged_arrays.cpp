@@ -1,0 +1,62 @@
+#include "devices/staged_arrays.h"
+
+namespace farandole {
+namespace {
+
+/// Whether this rank's input is read at all.
+bool reads_input(const Options& o, const PlacedArray& input, int rank) {
+  return input.buffer.count > 0 && (o.kind != Collective::broadcast || rank == o.root);
+}
+
+/// Whether this rank's output changes: the root of a broadcast in place has it already.
+bool writes_output(const Options& o, const PlacedArray& input, const PlacedArray& output,
+                   int rank) {
+  const bool has_it =
+      o.kind == Collective::broadcast && rank == o.root && input.buffer.data == output.buffer.data;
+  return output.buffer.count > 0 && !has_it;
+}
+
+/// An all_reduce may overwrite its copy of the input; others might, and need not.
+bool may_share(const Options& o, const PlacedArray& input, const PlacedArray& output) {
+  return o.kind == Collective::all_reduce && input.device && output.device &&
+         input.device->queue == output.device->queue;
+}
+
+}  // namespace
+
+Operand stage(StagedCopies& copies, const Options& options, const PlacedArray& input,
+              const PlacedArray& output, int rank) {
+  Buffer from = input.buffer, to = output.buffer;
+  const bool brings = input.device && reads_input(options, input, rank);
+  if (brings) from.data = copies.bring(*input.device);
+  if (output.device && writes_output(options, input, output, rank))
+    to.data = copies.expect(*output.device, brings && may_share(options, input, output));
+  // What is not brought is not read: the other buffer's memory stands for it.
+  if (input.device && from.data == input.buffer.data) from.data = to.data;
+  if (output.device && to.data == output.buffer.data) to.data = from.data;
+  return {from, to};
+}
+
+StagedArrays stage_all(StagedCopies& copies, const Options& options,
+                       const std::vector<PlacedOperand>& arrays, int rank, int size,
+                       BufferPool& pool) {
+  std::vector<Operand> lie;
+  for (const auto& [input, output] : arrays)
+    lie.push_back(stage(copies, options, input, output, rank));
+  copies.seal();
+  if (lie.empty()) return {};
+  if (lie.size() == 1) return {lie.front(), nullptr};
+  auto pack = std::make_shared<Pack>(options.kind, size, std::move(lie));
+  pack->reserve(pool);
+  return {pack->operand(), pack};
+}
+
+std::shared_ptr<StagedCopies> copies_for(Group& group, Options& options) {
+  const auto copies =
+      std::make_shared<StagedCopies>(Staging::of(*group.engine()), group.membership().detector,
+                                     group.engine()->host().rank, std::move(options.keepalive));
+  options.gate = copies;
+  return copies;
+}
+
+}  // namespace farandole

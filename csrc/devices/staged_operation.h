@@ -1,0 +1,35 @@
+// One operation of which arrays lie on devices: by steps where those of all ranks do, else staged
+// on the host, packed if they are several.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "devices/staged_arrays.h"
+#include "devices/step_call.h"
+
+namespace farandole {
+
+class StagedOperation {
+ public:
+  /// Its copies are the gate of the operation that is submitted with these options.
+  StagedOperation(Group& group, Options& options) : copies_(copies_for(group, options)) {}
+
+  /// What is submitted, with what the options then say of it: the arrays where they are, if they
+  /// may go by steps, or where they lie on the host, their copies begun.
+  Operand offer(Group& group, const std::vector<PlacedOperand>& arrays, Options& options);
+
+  const std::shared_ptr<StagedCopies>& copies() const { return copies_; }
+  /// Null unless it went by steps; once the operation is complete on the host.
+  StepCall* launched() const { return step_ && step_->launched() ? step_.get() : nullptr; }
+  /// Then: has the results copied back, unless they are on the devices.
+  void take_back();
+
+ private:
+  std::shared_ptr<StagedCopies> copies_;
+  std::shared_ptr<StepCall> step_;  // null: it goes by the host for certain
+  std::shared_ptr<Pack> pack_;      // then, of more than one array
+};
+
+}  // namespace farandole
