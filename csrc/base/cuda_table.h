@@ -58,10 +58,10 @@ struct CudaExchangeShape {
   int32_t device, rank, size;
   int32_t doorbell;       // an event descriptor, as open_queue's
   int32_t spins;          // there is to be room for what spin() needs
-  uint64_t bucket_bytes;  // what a piece may take: there are kCudaLanes times as many
+  uint64_t bucket_bytes;  // what a piece may take: there are kCudaStrands times as many
 };
 /// Pieces that can be under way at once.
-inline constexpr int32_t kCudaLanes = 2;
+inline constexpr int32_t kCudaStrands = 2;
 
 /// A copy from the input to this rank's bucket, or from `rank`'s bucket to the output. Offsets.
 struct CudaMove {
@@ -76,7 +76,7 @@ enum CudaFoldsTo : int32_t { kFoldsToOutput = -2, kFoldsToAllBuckets = -1 };
 /// A part of a collective: move in, meet, fold, move out, and meet again, before the last move
 /// where that needs what others have folded.
 struct CudaPiece {
-  int32_t lane;
+  int32_t strand;
   uint64_t input, output;  // addresses
   const CudaMove* in;
   const CudaMove* out;

@@ -196,7 +196,7 @@ void StepBackend::run_piece(size_t index) {
   }
   const StepPiece moves = cut(index);
   CudaPiece piece = piece_for(moves);
-  piece.lane = static_cast<int32_t>(index % kCudaLanes);
+  piece.strand = static_cast<int32_t>(index % kCudaStrands);
   if (way_ == DeviceWay::step) return exchange_->run(piece);
   piece.count = operation_->count;
   exchange_->spin(piece, grants_spinning());

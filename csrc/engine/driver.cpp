@@ -34,7 +34,8 @@ Driver::Driver(Engine& engine, Duration spin, Crowding crowding, ProgressMode mo
     : engine_(engine),
       spin_(spin),
       crowding_(crowding),
-      eager_(mode == ProgressMode::thread || (mode == ProgressMode::automatic && crowding.spare)),
+      starts_at_once_(mode == ProgressMode::thread ||
+                      (mode == ProgressMode::automatic && crowding.spare)),
       few_(std::move(few)) {
   if (!threads || few_) return;
   thread_ = start_quiet_thread("farandole", [this] { progress_main(); });
@@ -156,7 +157,7 @@ void Driver::turn(Duration at_most) {
   }
   turns_.fetch_add(1, std::memory_order_relaxed);
   release();
-  if (eager_) hand_over();
+  if (starts_at_once_) hand_over();
 }
 
 // ---- the progress thread ----
@@ -185,7 +186,7 @@ bool Driver::await_work() {
 
 /// With no core to spare, true once nobody has taken a turn for a while.
 bool Driver::nobody_drives() {
-  if (eager_ || unattended_.load(std::memory_order_relaxed) > 0) return true;
+  if (starts_at_once_ || unattended_.load(std::memory_order_relaxed) > 0) return true;
   const uint64_t before = turns_.load(std::memory_order_relaxed);
   std::unique_lock lock(mutex_);
   thread_holds_back_.store(true);

@@ -102,9 +102,9 @@ class Named : public Task {
   void tell(std::vector<NamedRequest*> requests);
   bool take_inbox();
   bool fail_failed();
-  bool exchange();
-  bool exchange_as_coordinator();
-  bool exchange_as_member();
+  bool pass_messages();
+  bool pass_messages_as_coordinator();
+  bool pass_messages_as_member();
   void apply(std::vector<Decision>& decisions);
   void apply_order(Decision& decision);
   void finish(std::vector<NamedRequest*>& requests);

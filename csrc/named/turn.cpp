@@ -14,7 +14,7 @@ bool Named::poll(TimePoint) {
   if (!has_work && !coordinator_) return false;
   bool moved = take_inbox();
   try {
-    moved |= exchange();
+    moved |= pass_messages();
   } catch (const Error& error) {
     polled_sets_[0]->set.membership.detector->report(error);
   } catch (const std::exception& error) {
@@ -73,8 +73,8 @@ void Named::hold_for(bool& held, bool needed) {
 
 // ---- messages ----
 
-bool Named::exchange() {
-  const bool moved = coordinator_ ? exchange_as_coordinator() : exchange_as_member();
+bool Named::pass_messages() {
+  const bool moved = coordinator_ ? pass_messages_as_coordinator() : pass_messages_as_member();
   if (!decisions_.empty()) {
     apply(decisions_);
     decisions_.clear();
@@ -82,7 +82,7 @@ bool Named::exchange() {
   return moved;
 }
 
-bool Named::exchange_as_coordinator() {
+bool Named::pass_messages_as_coordinator() {
   bool moved = false;
   std::vector<std::byte> message;
   while (participant_.take_message(message)) {
@@ -113,7 +113,7 @@ bool Named::exchange_as_coordinator() {
   return moved;
 }
 
-bool Named::exchange_as_member() {
+bool Named::pass_messages_as_member() {
   MessageLink& link = *links_[0];
   std::vector<std::byte> message;
   while (participant_.take_message(message)) link.send(std::move(message));

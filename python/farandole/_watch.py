@@ -52,7 +52,7 @@ class Watch:
 
     def __init__(self, world: _core.Group) -> None:
         self._post = _core.Watchpost(world)
-        self._signature: object = None
+        self._still: object = None
         self._since = self._looked = self._cpu = 0  # nanoseconds
         self._thread = threading.Thread(target=self._run, name="farandole-watch", daemon=True)
         self._thread.start()
@@ -73,11 +73,11 @@ class Watch:
         frames = sys._current_frames()
         frames.pop(threading.get_ident(), None)
         waits = _core.blocked_threads()
-        signature, blocked, daemons = _stillness(frames, waits)
+        still, blocked, daemons = _stillness(frames, waits)
         when, cpu = time.monotonic_ns(), time.process_time_ns()
         busy = cpu - self._cpu > _BUSY * (when - self._looked) + _LITTLE
-        if not blocked or busy or signature != self._signature:
-            self._since, self._signature = when, signature
+        if not blocked or busy or still != self._still:
+            self._since, self._still = when, still
         self._looked, self._cpu = when, cpu
         main = threading.main_thread().ident
         shown = main if main in waits else next((t for t in waits if t in frames), main)
@@ -90,19 +90,19 @@ class Watch:
 def _stillness(frames: dict[int, FrameType], waits: dict[int, int]) -> tuple[object, bool, bool]:
     """(what changes when a thread moves, whether no thread will by itself, but for daemons)."""
     threads = {t.ident: t for t in threading.enumerate()}
-    signature: dict[int, object] = {}
+    still: dict[int, object] = {}
     blocked, daemons = True, False
     for ident in frames:
         thread = threads.get(ident)
         if ident in waits:
-            signature[ident] = waits[ident]
+            still[ident] = waits[ident]
         elif sleep := _endless_sleep(_number_of(thread)):
-            signature[ident] = sleep
+            still[ident] = sleep
         elif thread is not None and thread.daemon:
             daemons = True
         else:
             blocked = False
-    return signature, blocked, daemons or _waits_outside({_number_of(t) for t in threads.values()})
+    return still, blocked, daemons or _waits_outside({_number_of(t) for t in threads.values()})
 
 
 def _number_of(thread: threading.Thread | None) -> int | None:

@@ -70,7 +70,7 @@ struct Member {
       const size_t part = kCount / 2, mine = part / static_cast<size_t>(size);
       const CudaMove in{half * part * 4, 0, part * 4, rank},
           out{0, half * part * 4, part * 4, rank};
-      CudaPiece piece{.lane = static_cast<int32_t>(half),
+      CudaPiece piece{.strand = static_cast<int32_t>(half),
                       .input = array->address(),
                       .output = array->address(),
                       .in = &in,

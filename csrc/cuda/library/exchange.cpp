@@ -36,7 +36,7 @@ Local& local() {
   return *one;
 }
 
-uint64_t lane_bytes_of(const CudaExchangeShape& shape) {
+uint64_t strand_bytes_of(const CudaExchangeShape& shape) {
   return (shape.bucket_bytes + kPage - 1) / kPage * kPage;
 }
 
@@ -61,7 +61,7 @@ Exchange::Exchange(const std::shared_ptr<const DeviceContext>& context,
     : context_(context),
       rank_(static_cast<uint32_t>(shape.rank)),
       size_(static_cast<uint32_t>(shape.size)),
-      lane_bytes_(lane_bytes_of(shape)),
+      strand_bytes_(strand_bytes_of(shape)),
       doorbell_(checked(::fcntl(shape.doorbell, F_DUPFD_CLOEXEC, 0), "fcntl")),
       mailbox_bytes_(mailbox_bytes_of(shape)),
       mappings_(context),
@@ -72,13 +72,13 @@ Exchange::Exchange(const std::shared_ptr<const DeviceContext>& context,
       completions_(context),
       marks_(context),
       rescue_(context),
-      lanes_{Lane(context), Lane(context)} {}
+      strands_{Strand(context), Strand(context)} {}
 
 void Exchange::open_bucket(const void* image) {
   module_ = DeviceModule::load(context_, image);
   arrive_.emplace(module_->function("farandole_arrive"));
   tables_.emplace(context_);
-  bucket_ = make_bucket(context_, 2 * kFlagBytes + mailbox_bytes_ + kCudaLanes * lane_bytes_);
+  bucket_ = make_bucket(context_, 2 * kFlagBytes + mailbox_bytes_ + kCudaStrands * strand_bytes_);
   // Before any peer can arrive: it learns of the bucket afterwards.
   marks_.fill(bucket_->address(), 0, 2 * kFlagBytes);
   if (!marks_.try_wait(bucket_->address(), 0)) await_.emplace(module_->function("farandole_await"));
@@ -104,7 +104,7 @@ uint32_t Exchange::multiprocessors() const {
 }
 
 void Exchange::map(uint32_t rank, const MemoryExport& theirs, uint32_t multiprocessors) {
-  if (theirs.bytes < 2 * kFlagBytes + mailbox_bytes_ + kCudaLanes * lane_bytes_)
+  if (theirs.bytes < 2 * kFlagBytes + mailbox_bytes_ + kCudaStrands * strand_bytes_)
     throw Error(ErrorCode::internal, "a peer's bucket is smaller than ours");
   if (await_ && theirs.device == context_->device().uuid)
     throw Error(ErrorCode::device,
@@ -153,24 +153,24 @@ void Exchange::give_back(std::unique_ptr<Moments> moments) {
 
 // ---- an operation ----
 
-/// Every lane begins behind what the first one had before: operations come one after the other.
+/// Every strand begins behind what the first one had before: operations come one after the other.
 void Exchange::begin(const Moments& moments, uint64_t pieces) {
   if (let_go_) throw Error(ErrorCode::internal, "another rank's device has left this exchange");
   open_ = true;
-  lanes_used_ = std::min<uint64_t>(pieces, lanes_.size());
-  Lane& first = lanes_[0];
+  strands_used_ = std::min<uint64_t>(pieces, strands_.size());
+  Strand& first = strands_[0];
   first.stream.wait(moments.ready);
-  for (size_t i = 1; i < lanes_used_; ++i) {
-    lanes_[i].edge.record(first.stream);
-    lanes_[i].stream.wait(lanes_[i].edge);
+  for (size_t i = 1; i < strands_used_; ++i) {
+    strands_[i].edge.record(first.stream);
+    strands_[i].stream.wait(strands_[i].edge);
   }
 }
 
 uint32_t Exchange::end(Moments& moments) {
-  Lane& first = lanes_[0];
-  for (size_t i = 1; i < lanes_used_; ++i) {
-    lanes_[i].edge.record(lanes_[i].stream);
-    first.stream.wait(lanes_[i].edge);
+  Strand& first = strands_[0];
+  for (size_t i = 1; i < strands_used_; ++i) {
+    strands_[i].edge.record(strands_[i].stream);
+    first.stream.wait(strands_[i].edge);
   }
   moments.complete.record(first.stream);
   // In a stream of its own: a function of the host would hold up the next operation.
@@ -185,9 +185,9 @@ void Exchange::complete_before(const Moments& moments, StreamHandle stream) cons
   StreamRef(context_, stream).wait(moments.complete);
 }
 
-DevicePointer Exchange::bucket_of(uint32_t rank, int32_t lane) const {
+DevicePointer Exchange::bucket_of(uint32_t rank, int32_t strand) const {
   return peers_[rank]->address() + 2 * kFlagBytes + mailbox_bytes_ +
-         static_cast<uint64_t>(lane) * lane_bytes_;
+         static_cast<uint64_t>(strand) * strand_bytes_;
 }
 
 Flags* Exchange::flags_of(uint32_t rank) const {
@@ -202,31 +202,32 @@ const uint32_t* Exchange::abort_word() const {
 
 void Exchange::run(const CudaPiece& piece) {
   move_in(piece);
-  meet(piece.lane);
+  meet(piece.strand);
   if (piece.count > 0) fold(piece);
   if (piece.folds_to == kFoldsToOutput) move_out(piece);
-  meet(piece.lane);
+  meet(piece.strand);
   if (piece.folds_to != kFoldsToOutput) move_out(piece);
 }
 
 void Exchange::move_in(const CudaPiece& piece) {
   std::vector<Move> moves;
   for (const CudaMove& one : std::span(piece.in, piece.ins))
-    moves.push_back({bucket_of(rank_, piece.lane) + one.to, piece.input + one.from, one.bytes});
-  move(piece.lane, "gather", moves);
+    moves.push_back({bucket_of(rank_, piece.strand) + one.to, piece.input + one.from, one.bytes});
+  move(piece.strand, "gather", moves);
 }
 
 void Exchange::move_out(const CudaPiece& piece) {
   std::vector<Move> moves;
   for (const CudaMove& one : std::span(piece.out, piece.outs))
     moves.push_back({piece.output + one.to,
-                     bucket_of(static_cast<uint32_t>(one.rank), piece.lane) + one.from, one.bytes});
-  move(piece.lane, "scatter", moves);
+                     bucket_of(static_cast<uint32_t>(one.rank), piece.strand) + one.from,
+                     one.bytes});
+  move(piece.strand, "scatter", moves);
 }
 
 /// Many by kernels, in the widest elements that divide them all; few by the driver's copies.
-void Exchange::move(int32_t lane, std::string_view what, std::span<const Move> moves) {
-  const StreamRef& stream = lanes_.at(static_cast<size_t>(lane)).stream;
+void Exchange::move(int32_t strand, std::string_view what, std::span<const Move> moves) {
+  const StreamRef& stream = strands_.at(static_cast<size_t>(strand)).stream;
   while (moves.size() > kFewMoves) {
     const auto some = moves.first(std::min<size_t>(moves.size(), kMovesOfTable));
     uint64_t bits = 8, bytes = 0;
@@ -248,10 +249,10 @@ void Exchange::move(int32_t lane, std::string_view what, std::span<const Move> m
   for (const Move& one : moves) stream.copy(one.to, one.from, one.bytes);
 }
 
-/// What is in the lane's stream now comes before what is in everybody's afterwards.
-void Exchange::meet(int32_t lane) {
-  Lane& here = lanes_[static_cast<size_t>(lane)];
-  Meet at{.peers = {.rank = rank_, .size = size_}, .channel = static_cast<uint32_t>(lane)};
+/// What is in the strand's stream now comes before what is in everybody's afterwards.
+void Exchange::meet(int32_t strand) {
+  Strand& here = strands_[static_cast<size_t>(strand)];
+  Meet at{.peers = {.rank = rank_, .size = size_}, .channel = static_cast<uint32_t>(strand)};
   at.peers.abort = abort_word();
   for (uint32_t r = 0; r < size_; ++r) at.peers.flags[r] = flags_of(r);
   arrive_->launch(here.stream, {.blocks = 1, .threads = 64}, at);
@@ -259,7 +260,7 @@ void Exchange::meet(int32_t lane) {
   if (await_) return await_->launch(here.stream, {.blocks = 1, .threads = 64}, at);
   for (uint32_t r = 0; r < size_; ++r) {
     if (r == rank_) continue;
-    const auto* const word = &flags_of(rank_)->arrived[lane][r];
+    const auto* const word = &flags_of(rank_)->arrived[strand][r];
     here.stream.wait(static_cast<DevicePointer>(std::bit_cast<uintptr_t>(word)), here.met);
   }
 }
@@ -276,7 +277,7 @@ void Exchange::fold(const CudaPiece& piece) {
   std::array<const void*, kMostRanks> sources{};
   std::array<void*, kMostRanks> buckets{};
   for (uint32_t r = 0; r < size_; ++r)
-    sources[r] = buckets[r] = at_address(bucket_of(r, piece.lane));
+    sources[r] = buckets[r] = at_address(bucket_of(r, piece.strand));
   std::span<void* const> to = std::span(buckets).first(size_);
   if (piece.folds_to >= 0) to = to.subspan(static_cast<size_t>(piece.folds_to), 1);
   TwoShot job{
@@ -289,7 +290,7 @@ void Exchange::fold(const CudaPiece& piece) {
   const uint32_t blocks = blocks_for(Work::alone, piece.count * size_of(folding.dtype),
                                      {.processors = multiprocessors()});
   kernel(kernel_name("two_shot", folding.dtype))
-      .launch(lanes_[static_cast<size_t>(piece.lane)].stream,
+      .launch(strands_[static_cast<size_t>(piece.strand)].stream,
               {.blocks = blocks, .threads = kThreads}, job);
 }
 
@@ -329,13 +330,13 @@ void Exchange::spin(const CudaPiece& piece, bool granted) {
   }
   // Arrays that lie apart are brought together first.
   const bool apart = piece.ins > 0;
-  const DevicePointer input = apart ? bucket_of(rank_, piece.lane) : piece.input;
+  const DevicePointer input = apart ? bucket_of(rank_, piece.strand) : piece.input;
   const DevicePointer output = apart ? input : piece.output;
   move_in(piece);
   const OneShot job = all_reduce_in_one(peers, at_address(input), at_address(output),
                                         std::span(mailboxes).first(size_), piece.count, folding);
   kernel(kernel_name("one_shot", folding.dtype))
-      .launch(lanes_[0].stream,
+      .launch(strands_[0].stream,
               {.blocks = blocks_for(Work::slots, bytes, room()), .threads = kThreads}, job);
   move_out(piece);
 }
@@ -348,7 +349,7 @@ void Exchange::open_nccl(const CudaNcclId& id) {
 
 bool Exchange::is_idle() const {
   bool idle = marks_.idle();
-  for (const Lane& lane : lanes_) idle &= lane.stream.idle();
+  for (const Strand& strand : strands_) idle &= strand.stream.idle();
   return idle;
 }
 
@@ -356,10 +357,10 @@ void Exchange::drain() {
   if (nccl_) nccl_->abort();
   if (!peers_[rank_]) return;
   std::atomic_ref(*reinterpret_cast<uint32_t*>(abort_.host())).store(1, std::memory_order_release);
-  for (size_t lane = 0; lane < lanes_.size(); ++lane) {
-    const auto* const words = &flags_of(rank_)->arrived[lane][0];
+  for (size_t strand = 0; strand < strands_.size(); ++strand) {
+    const auto* const words = &flags_of(rank_)->arrived[strand][0];
     rescue_.fill_words(static_cast<DevicePointer>(std::bit_cast<uintptr_t>(words)),
-                       lanes_[lane].met + kFar, kMostRanks);
+                       strands_[strand].met + kFar, kMostRanks);
   }
 }
 

@@ -67,7 +67,7 @@ class Exchange {
   /// Null until it was opened.
   NcclCommunicator* nccl() { return nccl_ ? &*nccl_ : nullptr; }
   void open_nccl(const CudaNcclId& id);
-  void run_nccl(const CudaNcclJob& job) { nccl_->run(lanes_[0].stream, job); }
+  void run_nccl(const CudaNcclJob& job) { nccl_->run(strands_[0].stream, job); }
 
   bool is_complete(uint32_t number) const { return completions_.reached(number); }
   void complete_before(const Moments& moments, StreamHandle stream) const;
@@ -77,22 +77,22 @@ class Exchange {
 
  private:
   /// A stream that takes every second piece, its part of all buckets, and its channel.
-  struct Lane {
-    explicit Lane(const std::shared_ptr<const DeviceContext>& context)
+  struct Strand {
+    explicit Strand(const std::shared_ptr<const DeviceContext>& context)
         : edge(context), stream(context) {}
     uint32_t met = 0;
-    DeviceEvent edge;  // where it leaves the first lane, and where it comes back
+    DeviceEvent edge;  // where it leaves the first strand, and where it comes back
     DeviceStream stream;
   };
 
   void finish() noexcept;
-  DevicePointer bucket_of(uint32_t rank, int32_t lane) const;
+  DevicePointer bucket_of(uint32_t rank, int32_t strand) const;
   Flags* flags_of(uint32_t rank) const;
   Flags* spin_flags_of(uint32_t rank) const;
-  void move(int32_t lane, std::string_view what, std::span<const Move> moves);
+  void move(int32_t strand, std::string_view what, std::span<const Move> moves);
   void move_in(const CudaPiece& piece);
   void move_out(const CudaPiece& piece);
-  void meet(int32_t lane);
+  void meet(int32_t strand);
   void fold(const CudaPiece& piece);
   const DeviceFunction& kernel(const std::string& name);
   Folding folding_of(const CudaPiece& piece) const;
@@ -101,7 +101,7 @@ class Exchange {
 
   std::shared_ptr<const DeviceContext> context_;
   uint32_t rank_, size_;
-  uint64_t lane_bytes_;
+  uint64_t strand_bytes_;
   Fd doorbell_;                                 // our own name for it
   std::shared_ptr<const DeviceModule> module_;  // this and the next: of a bucket
   std::optional<DeviceFunction> arrive_;
@@ -109,7 +109,8 @@ class Exchange {
   std::map<std::string, DeviceFunction> kernels_;  // by name
   std::optional<MoveTables> tables_;               // likewise
   uint64_t mailbox_bytes_;                         // 0: nothing spins
-  std::shared_ptr<DeviceMemory> bucket_;  // flags, the same for spin(), mailbox, part of each lane
+  std::shared_ptr<DeviceMemory>
+      bucket_;  // flags, the same for spin(), mailbox, part of each strand
   PeerMappings mappings_;
   std::vector<std::shared_ptr<const DeviceAddress>> peers_;  // by rank, this one included
   std::vector<DeviceUuid> devices_;                          // of the peers
@@ -118,13 +119,13 @@ class Exchange {
   CompletionCount completions_;
   std::mutex mutex_;  // guards spare_
   std::vector<std::unique_ptr<Moments>> spare_;
-  size_t lanes_used_ = 0;  // by the operation in flight
-  uint32_t newest_ = 0;    // mark
-  bool open_ = false;      // an operation has begun, and has no mark
-  bool let_go_ = false;    // of the peers
+  size_t strands_used_ = 0;  // by the operation in flight
+  uint32_t newest_ = 0;      // mark
+  bool open_ = false;        // an operation has begun, and has no mark
+  bool let_go_ = false;      // of the peers
   // Last: their ends wait for what they do to the rest.
   DeviceStream marks_, rescue_;
-  std::array<Lane, kCudaLanes> lanes_;
+  std::array<Strand, kCudaStrands> strands_;
   std::optional<NcclCommunicator> nccl_;
 };
 

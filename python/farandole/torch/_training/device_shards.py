@@ -30,7 +30,7 @@ class DeviceShards:
         self._named = named
         self._strides = [dense_strides(p) for _, p in named]
         self._update = update
-        self._carriers = {
+        self._shards = {
             device: _core.DeviceShards(update, device) for device in several(self._devices)
         }
         # By parameter: address and version of the gradient that stands in the bucket.
@@ -50,7 +50,7 @@ class DeviceShards:
         if gradient.stride() != self._strides[i] or gradient.dtype != p.dtype:
             gradient = _devices.laid_out(gradient, self._strides[i], p.dtype)
         stream = _devices.current_stream(device)
-        self._carriers[device].bring(i, gradient.data_ptr(), stream, gradient)
+        self._shards[device].bring(i, gradient.data_ptr(), stream, gradient)
         self._brought[i] = gradient.data_ptr(), gradient._version
         return gradient
 
@@ -66,25 +66,25 @@ class DeviceShards:
 
     def begin(self, *, updates: bool) -> None:
         """Before a task: all that it needs is on the host. Waits for the devices."""
-        if not self._carriers:
+        if not self._shards:
             return
         self._steps = list(self._update.steps)
         if updates:
-            streams = {device: _devices.current_stream(device) for device in self._carriers}
+            streams = {device: _devices.current_stream(device) for device in self._shards}
             for i, (name, p) in enumerate(self._named):
                 device = self._devices[i]
                 if device is None:
                     continue
                 if _devices.device_of(p) != device or p.stride() != self._strides[i]:
                     raise moved_away(name)
-                self._carriers[device].bring_value(i, p.data_ptr(), streams[device])
-        for carrier in self._carriers.values():
-            carrier.arrive()
+                self._shards[device].bring_value(i, p.data_ptr(), streams[device])
+        for shards in self._shards.values():
+            shards.arrive()
 
     def end(self) -> None:
         """After an update: what this thread puts into its streams from now on finds the new
         parameters. Waits for nobody."""
-        if not self._carriers:
+        if not self._shards:
             return
         back: dict[int, list[tuple[int, int]]] = {}
         new = enumerate(zip(self._named, self._steps, self._update.steps, strict=True))
@@ -93,7 +93,7 @@ class DeviceShards:
             if device is not None and after != before:
                 back.setdefault(device, []).append((i, p.data_ptr()))
         for device, values in back.items():
-            self._carriers[device].take_back(values, _devices.current_stream(device))
+            self._shards[device].take_back(values, _devices.current_stream(device))
 
     def forget(self) -> None:
         """Gradients that were brought count no more."""
