@@ -1,5 +1,5 @@
 // How a large collective is cut into blocks, as its rank sees it: which slices it shows to whom in
-// each block, which it takes from whom, and where they stand in staging memory.
+// each block, which it takes from whom, and where they stand in slots.
 //
 //   collective                               a block of rank r's input          its slot holds
 //   all_reduce, reduce                       size chunks; rank t folds the t-th a chunk per reader

@@ -1,12 +1,12 @@
 // cico (copy-in copy-out): any collective over memory of any kind. Data go in blocks through three
 // stages, several blocks in flight; what a block is, and who takes what of it, is said by Blocks:
 //
-//   publish  copy what others will read into my staging memory (not if they map my input), and
+//   publish  copy what others will read into my slots (not if they map my input), and
 //            what is moved from me to me
 //   take     read the others' inputs: fold them, or copy them to their places
-//   gather   copy the parts that others folded from their staging memory (all_reduce, reduce)
+//   gather   copy the parts that others folded from their slots (all_reduce, reduce)
 //
-// Each rank announces how many blocks it has brought through each stage. A slot of staging memory
+// Each rank announces how many blocks it has brought through each stage. A slot
 // is used again some blocks later, by another rank: when all who read the block that it held are
 // known to be past it, this rank among them. What the last operation left in a slot has been read,
 // for all ranks have started this one.
@@ -42,10 +42,10 @@ class Cico : public DirectPath {
     streams_ = !overwrites && operation.output.bytes() >= kStreamedBytes;
     shows_past_caches_ =
         operation.kind == Collective::scatter && operation.input.bytes() >= kStreamedBytes;
-    blocks_.start(what_, kStagingChunk / element_);
-    depth_ = !goes_both_ways(operation.kind, what_.shape()) ? kStagingDepth
-             : blocks_.count() < kLongStaging               ? kStagingDepthBothWays
-                                                            : kLongStagingDepth;
+    blocks_.start(what_, kCicoChunk / element_);
+    depth_ = !goes_both_ways(operation.kind, what_.shape()) ? kCicoSlots
+             : blocks_.count() < kLongCico                  ? kCicoSlotsBothWays
+                                                            : kLongCicoSlots;
     published_ = taken_ = gathered_ = 0;
   }
 
@@ -93,7 +93,7 @@ class Cico : public DirectPath {
     return true;
   }
 
-  /// If rank r reads my input, through staging memory or where it lies, it is past `count` blocks.
+  /// If rank r reads my input, through slots or where it lies, it is past `count` blocks.
   bool took(int r, uint64_t count) const { return !reads(r) || has(r, &StreamPage::folded, count); }
 
   bool finished() const {
@@ -186,7 +186,7 @@ class Cico : public DirectPath {
     fold_canonical_to({outputs, n}, inputs_, mine.take.count, o.input.dtype, o.op, scales_);
   }
 
-  /// Where rank r shows what I take of block b: in its input, or in its staging memory.
+  /// Where rank r shows what I take of block b: in its input, or in its slots.
   const std::byte* shown_by(int r, uint64_t b, const Slice& take) const {
     const std::byte* whole = what_.readable_input_of(r);
     if (whole != nullptr) return whole + take.offset * element_;
@@ -228,15 +228,14 @@ class Cico : public DirectPath {
 
   /// Where rank `from` shows `to` its part of block b.
   std::byte* slot(int from, int to, uint64_t b) const {
-    if (blocks_.in_common())
-      return input_staging(memory_.home(from, lap(b)), memory_.size(), turn(b));
+    if (blocks_.in_common()) return input_slot(memory_.home(from, lap(b)), memory_.size(), turn(b));
     if (lap(b) % 2 == 1) std::swap(from, to);  // lent to each other
-    return input_staging(memory_.page(from), memory_.size(), turn(b)) +
-           static_cast<size_t>(to) * kStagingChunk;
+    return input_slot(memory_.page(from), memory_.size(), turn(b)) +
+           static_cast<size_t>(to) * kCicoChunk;
   }
   /// Where rank r shows the results that it folded.
   std::byte* folded_in(int r, uint64_t b) const {
-    return result_staging(memory_.home(r, lap(b)), memory_.size(), turn(b));
+    return result_slot(memory_.home(r, lap(b)), memory_.size(), turn(b));
   }
 
   void deliver(std::byte* to, const std::byte* from, size_t count, bool past_caches) const {
@@ -273,7 +272,7 @@ constinit extern const PathRow kCico{
     .copies = true,
     .usual = {.start = 4e-6, .byte = 1 / 25e9},
     // Published once; of a fold everybody reads a part of each input, and results are gathered.
-    .passes = [](Collective kind, double size) {
+    .traffic = [](Collective kind, double size) {
       const bool gathers = kind == Collective::all_reduce || kind == Collective::reduce;
       return gathers ? 3 : 1 + inputs_read(kind, size);
     }};

@@ -146,7 +146,7 @@ constinit extern const PathRow kCma{
     .alone = Alone::nothing,
     .by_address = true,
     .usual = {.start = 3e-6, .byte = 1 / 25e9},
-    .passes = [](Collective kind, double size) {
+    .traffic = [](Collective kind, double size) {
       return kind == Collective::all_reduce ? 2 : inputs_read(kind, size);
     }};
 

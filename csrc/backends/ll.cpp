@@ -107,7 +107,7 @@ constinit extern const PathRow kLl{
     .agrees_by = AgreesBy::in_data,
     .usual = {.start = 0.5e-6, .byte = 1 / 25e9},
     // Everybody's lines are copied out whole before they are looked at.
-    .passes = [](Collective kind, double size) {
+    .traffic = [](Collective kind, double size) {
       return kind == Collective::broadcast || kind == Collective::scatter ? 2 : 1 + size;
     }};
 

@@ -146,6 +146,6 @@ constinit extern const PathRow kMapped{
     .mapped = true,
     .usual = {.start = 1.5e-6, .byte = 1 / 50e9},
     // My part of every input is read, and stored to every output; or my input to the root's.
-    .passes = [](Collective kind, double) { return kind == Collective::gather ? 1.0 : 2.0; }};
+    .traffic = [](Collective kind, double) { return kind == Collective::gather ? 1.0 : 2.0; }};
 
 }  // namespace farandole

@@ -156,6 +156,6 @@ constinit extern const PathRow kOneShot{
     .agrees_by = AgreesBy::meanwhile,
     .alone = Alone::any_length,  // it has nobody to show anything to, and only works out the result
     .usual = {.start = 1.5e-6, .byte = 1 / 25e9},
-    .passes = [](Collective kind, double size) { return 1 + inputs_read(kind, size); }};
+    .traffic = [](Collective kind, double size) { return 1 + inputs_read(kind, size); }};
 
 }  // namespace farandole

@@ -100,7 +100,7 @@ bool fits(const PathRow& row, Collective kind, size_t bytes) {
 double predicted_seconds(const PathRow& row, const PathQuestion& q, const TuningTable& table) {
   const auto index = static_cast<size_t>(std::ranges::find(kPaths, &row) - kPaths.begin());
   const PathCosts& costs = table.paths[index];
-  return costs.start + costs.byte * row.passes(q.kind, static_cast<double>(q.size)) *
+  return costs.start + costs.byte * row.traffic(q.kind, static_cast<double>(q.size)) *
                            static_cast<double>(q.bytes);
 }
 

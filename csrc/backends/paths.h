@@ -48,7 +48,7 @@ struct PathRow {
   bool copies = false;      // is out where ranks were told to do that
   PathCosts usual{};        // orders of magnitude, until somebody measures
   /// How often the busiest rank reads, copies or writes as many bytes as the input has.
-  double (*passes)(Collective, double size);
+  double (*traffic)(Collective, double size);
 };
 
 /// How many inputs' worth the busiest rank looks at: all, or a part of each.

@@ -50,7 +50,7 @@ class RingWriter {
   }
 
   /// Copies bytes behind the last ones without showing them to the reader; needs the room.
-  void stage(std::span<const std::byte> bytes) {
+  void put(std::span<const std::byte> bytes) {
     if (bytes.empty()) return;
     const size_t at = static_cast<size_t>(written_) & (data_.size() - 1);
     const size_t first = bytes.size() < data_.size() - at ? bytes.size() : data_.size() - at;
@@ -59,7 +59,8 @@ class RingWriter {
     written_ += bytes.size();
   }
 
-  /// Shows everything staged. Release: the bytes come before the index; partner: RingReader::look.
+  /// Shows everything that was put. Release: the bytes come before the index; partner:
+  /// RingReader::look.
   void publish() { control_->written.store(written_, std::memory_order_release); }
 
   /// Copies and shows the prefix there is room for.
@@ -67,7 +68,7 @@ class RingWriter {
     const size_t free = room(bytes.size());
     const size_t count = bytes.size() < free ? bytes.size() : free;
     if (count == 0) return 0;
-    stage(bytes.first(count));
+    put(bytes.first(count));
     publish();
     return count;
   }

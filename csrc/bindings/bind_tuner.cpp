@@ -112,10 +112,10 @@ py::list explained_on_devices(const std::string& collective, size_t bytes, int r
   return rows;
 }
 
-double passes_of(const std::string& path, const std::string& collective, int ranks) {
+double traffic_of(const std::string& path, const std::string& collective, int ranks) {
   const PathRow* row = path_named(path);
   if (row == nullptr) throw Error(ErrorCode::invalid_argument, "there is no path '" + path + "'");
-  return row->passes(collective_of(collective), ranks);
+  return row->traffic(collective_of(collective), ranks);
 }
 
 }  // namespace
@@ -161,7 +161,7 @@ void bind_tuner(py::module_& module) {
   tuning.def("paths", paths,
              "The paths over shared memory, preferred ones first: name, collectives, most_bytes of "
              "the longest input (None: any), whether they need mapped memory or go by address.");
-  tuning.def("passes", passes_of, py::arg("path"), py::arg("collective"), py::arg("ranks"),
+  tuning.def("traffic", traffic_of, py::arg("path"), py::arg("collective"), py::arg("ranks"),
              "How often a path reads or copies as many bytes as a rank's input has.");
   tuning.def(
       "split",

@@ -13,7 +13,7 @@ constexpr auto kFresh = std::chrono::seconds(1);  // whoever waits looks around 
 PageAgreement::PageAgreement(StreamMemory& memory, Arena& arena, uint64_t key,
                              uint32_t first_sequence)
     : memory_(memory), arena_(arena), key_(key) {
-  std::byte* page = arena_.allocate(sizeof(StreamPage) + staging_bytes(memory_.size()));
+  std::byte* page = arena_.allocate(sizeof(StreamPage) + cico_bytes(memory_.size()));
   memory_.pages[static_cast<size_t>(memory_.rank)] = new (page) StreamPage(first_sequence);
   memory_.segment->publish(world_rank(), key_, *memory_.segment->offset_of(page, 1));
 }

@@ -38,13 +38,13 @@ inline constexpr size_t kOneShotBytes = 32 << 10;
 inline constexpr size_t kOneShotPiece = 4 << 10;  // whole elements of every type
 inline constexpr uint32_t kOneShotSlots = 16;
 inline constexpr uint32_t kOneShotSlotsBothWays = 2;  // even as well: see OneShot
-inline constexpr size_t kStagingChunk = 64 << 10;     // one rank's part of a block
-inline constexpr uint64_t kStagingDepth = 4;          // blocks in flight
-inline constexpr uint64_t kStagingDepthBothWays = 2;
+inline constexpr size_t kCicoChunk = 64 << 10;        // one rank's part of a block
+inline constexpr uint64_t kCicoSlots = 4;             // blocks in flight
+inline constexpr uint64_t kCicoSlotsBothWays = 2;
 /// From so many blocks on, data come from memory, and not evenly: a reduce_scatter of 64 MiB with 2
 /// blocks in flight 7.1 ms, with 8 of them 6.6.
-inline constexpr uint64_t kLongStaging = 64;
-inline constexpr uint64_t kLongStagingDepth = 8;
+inline constexpr uint64_t kLongCico = 64;
+inline constexpr uint64_t kLongCicoSlots = 8;
 
 /// Data and flag in one cache line: one transit carries both.
 struct alignas(64) Line {
@@ -66,7 +66,7 @@ struct StreamPage {
     std::atomic<uint64_t> posted{0};
     Addresses addresses[2];  // by sequence parity
   } entry;
-  Word published;  // progress: blocks of my input that stand in my staging memory
+  Word published;  // progress: blocks of my input that stand in my slots
   Word folded;     // progress: blocks of all inputs that I have consumed
   Word gathered;   // progress: blocks of all results that I have taken
   Word completed;  // newest operation that needs nothing more from this rank
@@ -83,19 +83,19 @@ struct StreamPage {
   } holdups;
   Line lines[2][kLines];                                          // by sequence parity
   alignas(128) std::byte one_shot[kOneShotSlots][kOneShotBytes];  // lent
-  // Staging memory follows: see staging_bytes().
+  // The slots of cico follow: see cico_bytes().
 };
 
 /// Slots for blocks of all ranks' parts, then as many for one rank's results.
-inline size_t staging_bytes(int size) {
-  return kLongStagingDepth * kStagingChunk * (static_cast<size_t>(size) + 1);
+inline size_t cico_bytes(int size) {
+  return kLongCicoSlots * kCicoChunk * (static_cast<size_t>(size) + 1);
 }
-inline std::byte* input_staging(StreamPage& page, int size, uint64_t slot) {
+inline std::byte* input_slot(StreamPage& page, int size, uint64_t slot) {
   auto* begin = reinterpret_cast<std::byte*>(&page + 1);
-  return begin + slot * kStagingChunk * static_cast<size_t>(size);
+  return begin + slot * kCicoChunk * static_cast<size_t>(size);
 }
-inline std::byte* result_staging(StreamPage& page, int size, uint64_t slot) {
-  return input_staging(page, size, kLongStagingDepth) + slot * kStagingChunk;
+inline std::byte* result_slot(StreamPage& page, int size, uint64_t slot) {
+  return input_slot(page, size, kLongCicoSlots) + slot * kCicoChunk;
 }
 
 constexpr uint64_t progress(uint32_t sequence, uint64_t count) {

@@ -63,8 +63,8 @@ size_t ShmChannel::write_inline(std::span<const std::byte> bytes) {
   const size_t count = std::min(want, room - kWord);
   const size_t length = count < bytes.size() ? count / kWord * kWord : count;
   put_header(length, Frame::inlined);
-  writer_.stage(bytes.first(length));
-  writer_.stage(std::span(kPadding).first(padded(length) - length));
+  writer_.put(bytes.first(length));
+  writer_.put(std::span(kPadding).first(padded(length) - length));
   writer_.publish();
   return length;
 }

@@ -95,7 +95,7 @@ class ShmChannel : public Channel {
   size_t write_inline(std::span<const std::byte> bytes);
   size_t write_reference(size_t length, uint64_t offset);
   void put_header(size_t length, Frame kind);
-  void put_word(uint64_t word) { writer_.stage(std::as_bytes(std::span(&word, 1))); }
+  void put_word(uint64_t word) { writer_.put(std::as_bytes(std::span(&word, 1))); }
   bool take_offer();
 
   bool open_frame(Cursor& cursor);

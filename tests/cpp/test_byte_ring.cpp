@@ -64,10 +64,10 @@ TEST(byte_ring_joins_an_element_that_the_end_splits) {
   CHECK(ring.reader.peek(1).empty());
 }
 
-TEST(byte_ring_shows_staged_bytes_only_when_published) {
+TEST(byte_ring_shows_bytes_only_when_published) {
   Ring ring(64);
   const auto bytes = counting(5);
-  ring.writer.stage(bytes);
+  ring.writer.put(bytes);
   CHECK(ring.reader.peek(1).empty());
   ring.writer.publish();
   CHECK(equal(ring.reader.peek(5), bytes));

@@ -112,8 +112,8 @@ def solve(
 
 def _features(sample: Sample) -> tuple[float, ...]:
     if sample.is_path:
-        passes = _core.tuning.passes(sample.algorithm, sample.collective, sample.ranks)
-        return (1.0, passes * sample.bytes)
+        traffic = _core.tuning.traffic(sample.algorithm, sample.collective, sample.ranks)
+        return (1.0, traffic * sample.bytes)
     lanes, segments = _core.tuning.split(sample.bytes)
     rows = _core.schedule.planners(sample.ranks, sample.bytes, lanes, segments, 1)
     cost = next(

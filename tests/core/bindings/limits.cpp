@@ -12,7 +12,7 @@ void bind_limits(py::module_& testing) {
         py::dict bytes;
         for (const PathRow* row : path_table()) bytes[py::str(row->name)] = row->most_bytes;
         bytes["piece of one_shot"] = kOneShotPiece;
-        bytes["block of cico"] = kStagingChunk;
+        bytes["block of cico"] = kCicoChunk;
         bytes["handed in"] = path_named("mapped")->least_bytes(Collective::gather);
         return bytes;
       },

@@ -12,6 +12,6 @@ constinit extern const PathRow kDummy{
     .most_bytes = kOneShotBytes,
     .agrees_by = AgreesBy::meanwhile,
     .usual = {.start = 1e-3, .byte = 1e-9},
-    .passes = [](Collective kind, double size) { return 1 + inputs_read(kind, size); }};
+    .traffic = [](Collective kind, double size) { return 1 + inputs_read(kind, size); }};
 
 }  // namespace farandole
