@@ -5,7 +5,8 @@
 # installed elsewhere. Overridable: PYTHON=python3.12  TORCH=torch==2.13.0  PYTEST='-k fold -x'
 # TENSORFLOW=tensorflow-cpu==2.21.0  REPORT='--quick --only all_reduce,training'
 # DEVICE='--out FILE --ranks 1,2'
-# CLANG=clang++-14 (ThreadSanitizer by clang)  PEERS= (MPIs beside Open MPI)  MPIS= (those that tests use)  WORKERS= (tests in one process)
+# PEERS= (MPIs beside Open MPI)  MPIS= (those that tests use)  WORKERS= (tests in one process)
+# CLANG=clang++-14 (ThreadSanitizer by clang)
 
 PYTHON ?= python3
 TORCH  ?= torch==2.13.0

@@ -6,10 +6,10 @@
 //   take     read the others' inputs: fold them, or copy them to their places
 //   gather   copy the parts that others folded from their slots (all_reduce, reduce)
 //
-// Each rank announces how many blocks it has brought through each stage. A slot
-// is used again some blocks later, by another rank: when all who read the block that it held are
-// known to be past it, this rank among them. What the last operation left in a slot has been read,
-// for all ranks have started this one.
+// Each rank announces how many blocks it has brought through each stage. A slot is used again some
+// blocks later, by another rank: when all who read the block that it held are known to be past it,
+// this rank among them. What the last operation left in a slot has been read, for all ranks have
+// started this one.
 #include <algorithm>
 
 #include "backends/blocks.h"

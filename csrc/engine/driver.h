@@ -96,7 +96,7 @@ class Driver {
   Engine& engine_;
   const Duration spin_;
   const Crowding crowding_;
-  const bool starts_at_once_;  // the progress thread starts at once
+  const bool starts_at_once_;  // the progress thread
   const std::optional<FewThreads> few_;
 
   std::atomic<bool> taken_{false};
