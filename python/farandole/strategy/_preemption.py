@@ -83,7 +83,8 @@ class PreemptionCheckpointHandler:
         self._manager.restore_or_initialize()
         self._runs = int(self._count.numpy())
         self._has_saved = False  # the grace period runs
-        self._step_seconds = 0.0  # the mean
+        self._first = self._runs  # of this process
+        self._began = time.monotonic()
 
     @property
     def total_run_calls(self) -> int:
@@ -100,10 +101,8 @@ class PreemptionCheckpointHandler:
         """
         check_function(f"{_WHAT}.run", "distributed_train_function", distributed_train_function)
         self._end_if_told()
-        began = time.monotonic()
         result = distributed_train_function(*args, **kwargs)
         self._runs += 1
-        self._step_seconds += (time.monotonic() - began - self._step_seconds) / self._runs
         return result
 
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
@@ -141,8 +140,9 @@ class PreemptionCheckpointHandler:
         """The rank that was told knows when it ends."""
         if self._notice.at is None:
             return False
-        left = self._notice.at + self._grace - time.monotonic()
-        return left < _LAST_STEPS * self._step_seconds
+        now = time.monotonic()
+        a_step = (now - self._began) / max(1, self._runs - self._first)
+        return self._notice.at + self._grace - now < _LAST_STEPS * a_step
 
 
 class _Notice:
