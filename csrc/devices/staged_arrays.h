@@ -48,9 +48,7 @@ auto or_fail_group(Group& group, const Act& act) {
     return act();
   } catch (const Error& error) {
     if (error.code() == ErrorCode::invalid_argument || error.code() == ErrorCode::forked) throw;
-    const Error named = on_rank(error, group.engine()->host().rank);
-    group.abort(named);
-    throw Error(named);
+    group.fail(on_rank(error, group.engine()->host().rank));
   }
 }
 

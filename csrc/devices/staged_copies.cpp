@@ -93,6 +93,7 @@ std::string StagedCopies::awaited() const {
 void StagedCopies::fail(const Error& error) {
   failure_ = on_rank(error, rank_);
   detector_->report(*failure_);
+  if (auto verdict = detector_->verdict()) failure_ = std::move(verdict);  // another rank was first
   throw Error(*failure_);
 }
 

@@ -18,6 +18,8 @@
 namespace farandole {
 namespace {
 
+constexpr auto kVerdictPatience = std::chrono::seconds(1);
+constexpr auto kBetweenVerdictLooks = std::chrono::microseconds(100);
 constexpr uint64_t kFateSalt = 0xfa7e'fa7e'fa7e'fa7e;
 constexpr uint64_t kFormedSalt = 0xf02d'f02d'f02d'f02d;  // keys of form() are none of split()'s
 
@@ -363,6 +365,16 @@ void Group::wait_for(const Handle& handle, const std::function<void()>& interrup
 void Group::abort(const Error& error) {
   membership_.detector->report(error);
   engine_->wake_everyone();
+}
+
+void Group::fail(const Error& error) {
+  abort(error);
+  // Where ranks share no memory, the verdict is on its way.
+  for (const Deadline patience = Deadline::after(kVerdictPatience); !patience.passed(now());) {
+    check();
+    std::this_thread::sleep_for(kBetweenVerdictLooks);
+  }
+  throw Error(error);
 }
 
 void Group::abort_interrupted() {

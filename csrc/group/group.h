@@ -108,6 +108,8 @@ class Group : public std::enable_shared_from_this<Group> {
   void wait_for(const Handle& handle, const std::function<void()>& interrupted);
   /// Fails this group on every member with this error.
   void abort(const Error& error);
+  /// The same, and throws what all ranks are told: the first that any of them has reported.
+  [[noreturn]] void fail(const Error& error);
   /// The same, for a rank whose user has interrupted it.
   void abort_interrupted();
   /// Throws the verdict of a group that has failed.

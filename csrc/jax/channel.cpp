@@ -72,8 +72,7 @@ void JaxChannel::take_turn(const JaxCall& call, Group& group) {
                         std::to_string(where.rank) + " is out of order: it comes as call " +
                         std::to_string(call.position) + ", and " + std::to_string(due) + " is next",
                     where, "run programs with collectives from one Python thread");
-  group.abort(error);
-  throw error;
+  group.fail(error);
 }
 
 void JaxChannel::begin_anew() {

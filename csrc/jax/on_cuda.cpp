@@ -91,8 +91,7 @@ void await_arrays(Group& group, StagedCopies& copies) {
     try {
       return copies.is_open();
     } catch (const Error& error) {  // which names this rank
-      group.abort(error);
-      throw;
+      group.fail(error);
     }
   };
   while (!all_are_here()) {
