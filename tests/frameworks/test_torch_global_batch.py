@@ -734,6 +734,26 @@ def what_is_wrong_is_named() -> None:
     check_goes_on(model, optimizer, make(plain(), model, optimizer))  # another loader, later
 
 
+@on_ranks(2)
+def what_is_wrong_on_one_rank_is_told_to_the_others() -> None:
+    me = hvd.rank()
+    model = net(1)
+    make: Any = hvd.GlobalBatch
+    for wrong, words in [
+        (lambda: make([1, 2], model), "loader is [1, 2]"),
+        (lambda: make(plain(), "model"), "model is 'model'"),
+        (lambda: make(plain(), model, micro_batch_size=0), "micro_batch_size is 0"),
+        (lambda: make(plain(), model, op=hvd.Sum), "takes no op"),
+    ]:
+        told = [] if me else ["GlobalBatch() cannot begin: rank 1: InvalidArgument"]
+        with raises(fd.InvalidArgument, *told, words):
+            wrong() if me else make(plain(), model)
+    with raises(fd.Mismatch, "rank 0: a model; rank 1: no model"):
+        make(plain(), None if me else model)
+    for _ in make(plain(), model):
+        pass
+
+
 @on_ranks(3)
 def layers_that_look_at_other_samples() -> None:
     def normalized(seed: int) -> nn.Module:

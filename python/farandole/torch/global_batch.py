@@ -15,7 +15,11 @@ from farandole.data._logical import Block, fold
 from farandole.data._order import DEFAULT_SEED
 from farandole.data._torch import batches_of
 from farandole.torch._entries import entry
-from farandole.torch._global.beginning import check_arguments, share_between_ranks
+from farandole.torch._global.beginning import (
+    check_arguments,
+    prepare_alike,
+    share_between_ranks,
+)
 from farandole.torch._global.logical import LogicalRanks, block_for
 from farandole.torch._global.losses import check_loss, part_of_mean
 from farandole.torch._global.normalization import (
@@ -36,10 +40,10 @@ class GlobalBatch:
     """A DataLoader whose batches are those of all ranks together: every rank gets its part of each,
     and one update per batch gives the weights and losses of one process, on any number of ranks.
 
-    Iterating over it is collective. A batch of n samples is split contiguously; a rank without
-    samples gets the batch's first sample, which counts nowhere. With a model, all ranks begin with
-    rank 0's weights and buffers; with an optimizer, also with its state, and it becomes a
-    ``DistributedOptimizer``, whose ``backward()`` takes losses of ``scale_loss`` only.
+    Making it and iterating over it are collective. A batch of n samples is split contiguously; a
+    rank without samples gets the batch's first sample, which counts nowhere. With a model, all
+    ranks begin with rank 0's weights and buffers; with an optimizer, also with its state, and it
+    becomes a ``DistributedOptimizer``, whose ``backward()`` takes losses of ``scale_loss`` only.
 
     Args:
         loader: a ``torch.utils.data.DataLoader`` as of one process, of the batch of all ranks. Its
@@ -61,8 +65,8 @@ class GlobalBatch:
         options: those of ``DistributedOptimizer``; gradients are averaged over all ranks.
 
     Raises:
-        InvalidArgument: an argument is wrong.
-        Mismatch: the ranks' models differ; in a loop over it: their batches do.
+        InvalidArgument: an argument is wrong, on this rank or on another one, which is named.
+        Mismatch: the ranks' models or arguments differ; in a loop over it: their batches do.
 
     Examples:
         >>> import torch, farandole.torch as fd
@@ -91,34 +95,39 @@ class GlobalBatch:
         same_batches: bool = True,
         **options: Any,
     ) -> None:
-        check_arguments(loader, model, optimizer, micro_batch_size, count)
         self.loader = loader
         self._model, self._optimizer, self._count = model, optimizer, count
         self._size, here = _world.size(), _world.rank()
         self._block = Block(self._size, range(here, here + 1))
-        if logical_ranks is not None:
-            self._block = block_for(logical_ranks, model, options)
-        reader: Reader
-        batches = batches_of(loader, seed)
-        if batches is None:
-            reader = SliceReader(loader, self._block, micro_batch_size, same_batches)
-        else:
-            reader = NumberReader(loader, batches, self._block, micro_batch_size)
-        self._passes = Passes(loader, reader, logical_ranks)
         self._at_once = micro_batch_size
+        self._passes: Passes
+
+        def prepare() -> None:
+            check_arguments(loader, model, optimizer, micro_batch_size, count, options)
+            if logical_ranks is not None:
+                self._block = block_for(logical_ranks, model, options)
+            self._passes = Passes(loader, self._reader(seed, same_batches), logical_ranks)
+            if model is not None:
+                refuse_micro_batches(model, micro_batch_size)
+
+        prepare_alike(prepare, model, optimizer, logical_ranks)
         self._loops = 0  # begun, to tell them apart
         self._whole: Whole | None = None
         self._micro: Micro | None = None
         self._everywhere: float | None = None  # what the present batch counts, on all ranks
         self.sync_gradients = True
-        if model is not None:
-            refuse_micro_batches(model, micro_batch_size)
         share_between_ranks(model, optimizer, options, logical_ranks)
         self._logical: LogicalRanks | None = None
         if logical_ranks is not None:
             self._logical = LogicalRanks(self._block, model, optimizer, seed)
         if model is not None:
             warn_of_few_samples(model, self.batch_size, micro_batch_size, self._block.parts)
+
+    def _reader(self, seed: int, same_batches: bool) -> Reader:
+        batches = batches_of(self.loader, seed)
+        if batches is None:
+            return SliceReader(self.loader, self._block, self._at_once, same_batches)
+        return NumberReader(self.loader, batches, self._block, self._at_once)
 
     # ---- batches ----
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.utils.data import DataLoader
 from farandole import _world
 from farandole._arguments import shown
 from farandole._core import InvalidArgument
+from farandole.common._objects import agree_prepared
 from farandole.common._reduction import Sum
 from farandole.torch._training.reduced import ReducedOptimizer
 from farandole.torch._training.wrapped import WrappedOptimizer
@@ -17,7 +19,30 @@ from farandole.torch.functions import broadcast_optimizer_state, broadcast_param
 from farandole.torch.optimizer import DistributedOptimizer
 
 
-def check_arguments(loader: Any, model: Any, optimizer: Any, at_once: Any, count: Any) -> None:
+def prepare_alike(
+    prepare: Callable[[], None], model: Any, optimizer: Any, logical_ranks: Any
+) -> None:
+    """Collective: what each rank does by itself first. Where one of them cannot, all hear of it."""
+    error: Exception | None = None
+    try:
+        prepare()
+    except Exception as raised:
+        error = raised
+    if _world.size() > 1:
+        rows = [
+            "no model" if model is None else "a model",
+            "no optimizer" if optimizer is None else "an optimizer",
+            f"logical_ranks={logical_ranks}",
+        ]
+        advice = "give every rank the same arguments"
+        agree_prepared("GlobalBatch()", "the arguments of GlobalBatch", rows, error, advice, None)
+    elif error is not None:
+        raise error
+
+
+def check_arguments(
+    loader: Any, model: Any, optimizer: Any, at_once: Any, count: Any, options: dict[str, Any]
+) -> None:
     for name, value, kind, what in [
         ("loader", loader, DataLoader, "a torch.utils.data.DataLoader"),
         ("model", model, torch.nn.Module, "a module of PyTorch"),
@@ -35,12 +60,6 @@ def check_arguments(loader: Any, model: Any, optimizer: Any, at_once: Any, count
         raise InvalidArgument(
             f"GlobalBatch(): count is {shown(count)}; it is a function of a batch"
         )
-
-
-def share_between_ranks(
-    model: Any, optimizer: Any, options: dict[str, Any], logical_ranks: int | None
-) -> None:
-    """Collective: all ranks begin alike, and update alike."""
     for name in ("op", "backward_passes_per_step", "process_set"):
         if name in options:
             raise InvalidArgument(
@@ -53,6 +72,12 @@ def share_between_ranks(
         )
     if optimizer is not None and model is None:
         raise InvalidArgument("GlobalBatch(): an optimizer without its model")
+
+
+def share_between_ranks(
+    model: Any, optimizer: Any, options: dict[str, Any], logical_ranks: int | None
+) -> None:
+    """Collective: all ranks begin alike, and update alike."""
     if model is not None and _world.size() > 1:
         broadcast_parameters(model.state_dict(), root_rank=0)
     if optimizer is None or model is None:
