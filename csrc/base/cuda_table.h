@@ -58,6 +58,7 @@ struct CudaExchangeShape {
   int32_t device, rank, size;
   int32_t doorbell;       // an event descriptor, as open_queue's
   int32_t spins;          // there is to be room for what spin() needs
+  int32_t captured;       // all its operations become parts of graphs: begin_captured()
   uint64_t bucket_bytes;  // what a piece may take: there are kCudaStrands times as many
 };
 /// Pieces that can be under way at once.
@@ -87,6 +88,15 @@ struct CudaPiece {
   uint64_t fold_to;  // an address in the output
   double leaf_factor, finish_factor;
   int64_t leaf_divide, finish_divide;
+};
+
+/// What is heard of collectives in graphs, by the numbers that begin_captured() was given.
+struct CudaGraphState {
+  uint32_t begun, ended;  // replays of any of them, modulo 2^32
+  uint32_t at;            // which has begun last
+  int32_t overlaps;       // 1: it began before another had ended
+  int32_t differs;        // a rank that was at another one when this rank was at `own`; -1: none
+  uint32_t own, theirs;
 };
 
 /// What is told of NCCL's library.
@@ -164,6 +174,9 @@ struct CudaTable {
   int32_t (*follow)(CudaQueue* queue, uint64_t stream, CudaFailure* failure);
   /// What follows in `stream` waits for the copies to the device up to now.
   int32_t (*precede)(CudaQueue* queue, uint64_t stream, CudaFailure* failure);
+  /// `captured`: whether what is put into `stream` (a CUstream) becomes part of a graph.
+  int32_t (*is_captured)(const CudaQueue* queue, uint64_t stream, int32_t* captured,
+                         CudaFailure* failure);
   /// The host waits for all copies of this way.
   int32_t (*synchronize)(CudaQueue* queue, CudaWay way, CudaFailure* failure);
 
@@ -214,6 +227,17 @@ struct CudaTable {
   /// results that mean nothing. A rank that is late may undo it: again, until all is complete.
   int32_t (*drain)(CudaExchange* exchange, CudaFailure* failure);
 
+  // ---- in place of begin and end, where the exchange's shape says `captured` ----
+
+  /// What is run() until end_captured() becomes part of the graph that `stream` (a CUstream) is
+  /// being captured into. `number`: the same on all ranks, and of no other one. Graphs use the
+  /// exchange, and nobody else's memory, as long as it is open; no two run at once.
+  int32_t (*begin_captured)(CudaExchange* exchange, uint64_t stream, uint32_t number,
+                            uint64_t pieces, CudaFailure* failure);
+  void (*end_captured)(CudaExchange* exchange);
+  /// Asks the driver nothing. Any thread. is_complete() says whether so many replays have ended.
+  void (*graph_state)(const CudaExchange* exchange, CudaGraphState* state);
+
   // ---- NCCL's communicator of an exchange ----
 
   int32_t (*make_nccl_id)(CudaNcclId* id, CudaFailure* failure);
@@ -233,6 +257,6 @@ struct CudaTable {
 
 }  // extern "C"
 
-inline constexpr uint32_t kCudaTableVersion = 6;
+inline constexpr uint32_t kCudaTableVersion = 7;
 
 }  // namespace farandole

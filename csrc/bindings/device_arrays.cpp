@@ -12,7 +12,8 @@
 namespace farandole {
 namespace {
 
-constexpr int kCuda = 2;  // DLPack's number for its devices
+constexpr int kCuda = 2;       // DLPack's number for its devices
+constexpr int kNoStream = -1;  // in DLPack: nobody is to wait
 
 Error unfit(const char* what, const std::string& text, const std::string& advice = {}) {
   return Error(ErrorCode::invalid_argument, std::string(what) + " " + text, {}, advice);
@@ -121,10 +122,12 @@ Buffer buffer_of(const Interface& from, bool writable, const char* what) {
 
 // ---- DLPack ----
 
-/// Its owner lets the queue's stream wait for what it does to the array.
-py::object capsule_for(const py::object& array, const DeviceQueue& queue, const char* what) {
+/// Its owner lets the queue's stream wait for what it does to the array; no stream, where that
+/// would become part of a graph.
+py::object capsule_for(const py::object& array, const DeviceSpan& span, const char* what) {
   const py::object give = array.attr("__dlpack__");
-  const py::kwargs wishes(py::dict(py::arg("stream") = queue.stream()));
+  const py::object stream = span.graph ? py::int_(kNoStream) : py::int_(span.queue->stream());
+  const py::kwargs wishes(py::dict(py::arg("stream") = stream));
   return asked(what, [&]() -> py::object {
     try {
       return give(**wishes, py::arg("max_version") = py::make_tuple(1, 0));
@@ -179,6 +182,30 @@ void hand_over_all(Call& call, const std::vector<py::object>& outputs) {
 
 // ---- either ----
 
+/// Copies of the array come after what is in its owner's stream, where that is known; a collective
+/// may become part of the graph that it is being captured into.
+void follow(Group& group, DeviceSpan& span, const std::optional<uint64_t>& stream) {
+  if (!stream) return;
+  or_fail_group(group, [&] {
+    if (span.queue->is_captured(*stream))
+      span.graph = stream;
+    else
+      span.queue->follow(*stream);
+    return true;
+  });
+}
+
+/// Of an owner that has not said which stream it lets wait.
+void refuse_spoilt_capture(Group& group, const DeviceSpan& span) {
+  const bool spoilt =
+      or_fail_group(group, [&] { return span.queue->is_captured(span.queue->stream()); });
+  if (spoilt)
+    throw Error(ErrorCode::invalid_argument,
+                "an array's stream is being captured into a CUDA graph, and its owner does not say "
+                "which one it is: that capture is spoilt",
+                {}, "capture by a framework that has DLPack's exchange functions (PyTorch 2.10)");
+}
+
 PlacedArray place(Group& group, const py::object& array, bool writable, const char* what) {
   if (!is_on_device(array)) return {borrow(array, writable, what).buffer, std::nullopt};
   require_cuda(what);
@@ -186,31 +213,26 @@ PlacedArray place(Group& group, const py::object& array, bool writable, const ch
     return or_fail_group(group, [&] { return Staging::of(*group.engine())->queue(device); });
   };
   PlacedArray placed;
-  placed.device.emplace();
-  const auto follow = [&](const std::optional<uint64_t>& stream) {
-    if (!stream) return;
-    or_fail_group(group, [&] {
-      placed.device->queue->follow(*stream);
-      return true;
-    });
-  };
+  DeviceSpan& span = placed.device.emplace();
   if (const auto* known = pointed(array)) {
     placed.buffer = known->buffer;
-    placed.device->queue = open(known->device);
-    follow(current_stream(array));
+    span.queue = open(known->device);
+    follow(group, span, current_stream(array));
   } else if (const auto device = dlpack_device(array)) {
-    placed.device->queue = open(device->second);
-    follow(current_stream(array));  // where it says so: one that is captured is refused at once
-    const py::object capsule = capsule_for(array, *placed.device->queue, what);
+    span.queue = open(device->second);
+    const auto stream = current_stream(array);
+    follow(group, span, stream);
+    const py::object capsule = capsule_for(array, span, what);
+    if (!stream) refuse_spoilt_capture(group, span);
     placed.buffer = buffer_of(tensor_in(capsule, writable, what), what);
   } else {
     const Interface described = asked(what, [&] { return Interface(array); });
     placed.buffer = buffer_of(described, writable, what);
-    placed.device->queue = open(or_fail_group(group, [&] { return described.device(); }));
-    follow(described.stream);
+    span.queue = open(or_fail_group(group, [&] { return described.device(); }));
+    follow(group, span, described.stream);
   }
-  placed.device->address = reinterpret_cast<uint64_t>(placed.buffer.data);
-  placed.device->bytes = placed.buffer.bytes();
+  span.address = reinterpret_cast<uint64_t>(placed.buffer.data);
+  span.bytes = placed.buffer.bytes();
   return placed;
 }
 

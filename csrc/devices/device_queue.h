@@ -50,6 +50,12 @@ class DeviceQueue {
   /// Throws where the device is lost to this process, and nothing will be reached any more.
   void look_for_loss() { ask_cuda(library_.look_for_loss, queue_.get()); }
 
+  /// Whether what is put into a stream of the array's owner becomes part of a graph.
+  bool is_captured(uint64_t stream) const {
+    int32_t captured = 0;
+    ask_cuda(library_.is_captured, queue_.get(), stream, &captured);
+    return captured != 0;
+  }
   /// Arrivals wait for what now is in a stream of the array's owner.
   void follow(uint64_t stream) { ask_cuda(library_.follow, queue_.get(), stream); }
   /// What its owner puts into a stream from now on waits for the copies to the device.

@@ -48,6 +48,19 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
   /// A number that is reached when all of it is done.
   uint32_t end(CudaMoments& moments);
 
+  // ---- where the shape says `captured`, in place of begin and end ----
+
+  void begin_captured(uint64_t stream, uint32_t number, size_t pieces) {
+    ask_cuda(library_.begin_captured, exchange_.get(), stream, number, pieces);
+  }
+  void end_captured() { library_.end_captured(exchange_.get()); }
+  /// Costs nothing. Any thread.
+  CudaGraphState graph_state() const {
+    CudaGraphState state{};
+    library_.graph_state(exchange_.get(), &state);
+    return state;
+  }
+
   /// Costs nothing. Any thread.
   bool is_complete(uint32_t number) const {
     return library_.is_complete(exchange_.get(), number) != 0;

@@ -59,4 +59,12 @@ std::shared_ptr<StagedCopies> copies_for(Group& group, Options& options) {
   return copies;
 }
 
+void refuse_graph(const PlacedArray& array, std::string_view what) {
+  if (array.device && array.device->graph)
+    throw Error(ErrorCode::invalid_argument,
+                "the stream of an array is being captured into a CUDA graph, and " +
+                    std::string(what) + " cannot become part of one",
+                {}, "capture collectives in program order alone (docs/cuda.md)");
+}
+
 }  // namespace farandole

@@ -18,6 +18,10 @@ struct PlacedArray {
   std::optional<DeviceSpan> device;
 };
 
+/// Throws Error(invalid_argument) where its owner's stream is being captured. `what`: begins the
+/// sentence.
+void refuse_graph(const PlacedArray& array, std::string_view what);
+
 /// One array of a call: what goes in and what comes out.
 struct PlacedOperand {
   PlacedArray input, output;

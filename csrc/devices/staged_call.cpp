@@ -26,6 +26,8 @@ Operand StagedCall::offered(Group& group, Options& options, const PlacedOperand&
 
 StagedCall StagedCall::prepare(Group& group, const PlacedArray& input, const PlacedArray& output,
                                Options options, CollectiveCall& to_submit) {
+  refuse_graph(input, "a collective that is submitted together with others");
+  refuse_graph(output, "a collective that is submitted together with others");
   StagedCall call = checked(group, input, output, options);
   to_submit.operand = call.offered(group, options, {input, output});
   to_submit.options = std::move(options);
@@ -37,12 +39,14 @@ StagedCall StagedCall::submit(Group& group, const PlacedArray& input, const Plac
   StagedCall call = checked(group, input, output, options);
   const Operand operand = call.offered(group, options, {input, output});
   call.begin(group.submit(operand.input, operand.output, std::move(options), caller_waits));
+  if (call.operation_.is_captured()) call.handle_.wait(Deadline::never());
   return call;
 }
 
 StagedCall StagedCall::end_of_message(Group& group, const PlacedArray& array, Options& options,
                                       Buffer& data) {
   group.check();
+  refuse_graph(array, name_of(options.kind));
   StagedCall call(group, options, array);
   data = array.buffer;
   StagedCopies& copies = *call.operation_.copies();

@@ -17,6 +17,7 @@ struct DeviceSpan {
   std::shared_ptr<DeviceQueue> queue;
   uint64_t address = 0;
   size_t bytes = 0;
+  std::optional<uint64_t> graph = {};  // the stream of its owner, where that is being captured
 };
 
 /// As it reaches all ranks: with this one's number.

@@ -28,6 +28,7 @@ StagedGrouped::StagedGrouped(Group& group, const std::vector<PlacedOperand>& ope
     }));
   }
   handles_ = group.submit_all(std::move(calls), caller_waits);
+  if (std::ranges::any_of(operations_, &StagedOperation::is_captured)) wait(Deadline::never());
 }
 
 bool StagedGrouped::done() const { return std::ranges::all_of(handles_, &Handle::done); }

@@ -18,6 +18,8 @@ std::shared_ptr<StagedNamed> StagedNamed::submit(Group& world, Named& named, Nam
                                                  const std::vector<PlacedTensor>& tensors,
                                                  std::shared_ptr<const void> kept) {
   world.check();
+  for (const PlacedTensor& tensor : tensors)
+    refuse_graph(tensor.input, "an operation that ranks agree on by its name");
   const auto staged = std::make_shared<StagedNamed>(world, std::move(kept));
   or_fail_group(world, [&] { staged->stage_all(call, tensors); });
   call.tensors = staged->staged_;

@@ -7,7 +7,6 @@
 #include "base/log.h"
 #include "devices/nccl_plan.h"
 #include "devices/staged_copies.h"
-#include "fold/fold.h"
 
 namespace farandole {
 namespace {
@@ -66,9 +65,9 @@ Progress StepBackend::poll(TimePoint until) {
   }
   try {
     if (!std::exchange(begun_, true)) begin();
-    while (next_ < pieces_) {
+    while (next_ < count_) {
       run_piece(next_++);
-      if (next_ < pieces_ && now() >= until) return Progress::moved;
+      if (next_ < count_ && now() >= until) return Progress::moved;
     }
     // A launch that NCCL leaves to a thread of its own takes microseconds, but for the first.
     if (!is_launched()) return now() - asked_nccl_ < kSoon ? Progress::moved : Progress::idle;
@@ -121,10 +120,14 @@ size_t StepBackend::spin_bytes() const {
   return arrays_->together.empty() ? most : std::min(most, piece_bytes_);
 }
 
+Shape StepBackend::shape_here() const {
+  return shape_of(*operation_, membership_.rank, static_cast<int>(membership_.members.size()));
+}
+
 /// By what all ranks know.
 void StepBackend::choose() {
   const Operation& o = *operation_;
-  const Shape shape = shape_of(o, membership_.rank, static_cast<int>(membership_.members.size()));
+  const Shape shape = shape_here();
   const DeviceQuestion question{
       .spec = o,
       .dtype = o.input.dtype,
@@ -144,58 +147,16 @@ void StepBackend::choose() {
 }
 
 void StepBackend::begin() {
-  const Operation& o = *operation_;
-  step_ = {.kind = o.kind,
-           .shape = shape_of(o, membership_.rank, static_cast<int>(membership_.members.size())),
-           .element = size_of(o.input.dtype),
-           .piece_bytes = piece_bytes_,
-           .in_place = arrays_->in_place,
-           .apart = !arrays_->together.empty()};
-  pieces_ = way_ == DeviceWay::step ? pieces_of(step_) : 1;
-  fold_ = {};
-  fold_.input = arrays_->input;
-  fold_.output = arrays_->output;
-  fold_.dtype = static_cast<int32_t>(o.input.dtype);
-  fold_.op = static_cast<int32_t>(o.op);
-  if (folds(o.kind)) {
-    const Scales scales =
-        scales_for(o.input.dtype, o.op, o.prescale, o.postscale, step_.shape.size);
-    fold_.leaf_factor = scales.leaf.factor;
-    fold_.leaf_divide = scales.leaf.divide;
-    fold_.finish_factor = scales.finish.factor;
-    fold_.finish_divide = scales.finish.divide;
-  }
-  exchange_->begin(*arrays_->moments, pieces_);
-}
-
-StepPiece StepBackend::cut(size_t index) const {
-  StepPiece cut = piece_of(step_, index);
-  if (step_.apart) lie_apart(cut, arrays_->inputs, arrays_->outputs);
-  return cut;
-}
-
-CudaPiece StepBackend::piece_for(const StepPiece& cut) const {
-  CudaPiece piece = fold_;
-  piece.in = cut.in.data();
-  piece.ins = cut.in.size();
-  piece.out = cut.out.data();
-  piece.outs = cut.out.size();
-  piece.first = cut.first;
-  piece.count = cut.count;
-  piece.folds_to = cut.folds_to;
-  piece.fold_to = arrays_->output + cut.fold_to;
-  return piece;
+  pieces_ = StepPieces(*operation_, shape_here(), *arrays_, piece_bytes_);
+  count_ = way_ == DeviceWay::step ? pieces_.size() : 1;
+  exchange_->begin(*arrays_->moments, count_);
 }
 
 void StepBackend::run_piece(size_t index) {
   if (way_ == DeviceWay::nccl) return run_nccl();
-  if (way_ == DeviceWay::spin && !step_.apart) {
-    CudaPiece whole = fold_;
-    whole.count = operation_->count;
-    return exchange_->spin(whole, grants_spinning());
-  }
-  const StepPiece moves = cut(index);
-  CudaPiece piece = piece_for(moves);
+  if (way_ == DeviceWay::spin && !pieces_.lie_apart())
+    return exchange_->spin(pieces_.whole(), grants_spinning());
+  CudaPiece piece = pieces_[index];
   piece.strand = static_cast<int32_t>(index % kCudaStrands);
   if (way_ == DeviceWay::step) return exchange_->run(piece);
   piece.count = operation_->count;
@@ -205,13 +166,13 @@ void StepBackend::run_piece(size_t index) {
 /// Arrays that travel together are operations of NCCL's that run as one.
 void StepBackend::run_nccl() {
   const Operation& o = *operation_;
-  NcclPlan plan = nccl_plan(o, step_.shape, o.input.dtype, arrays_->input, arrays_->output);
-  if (step_.apart) plan.calls.clear();
+  NcclPlan plan = nccl_plan(o, pieces_.shape(), o.input.dtype, arrays_->input, arrays_->output);
+  if (pieces_.lie_apart()) plan.calls.clear();
   for (const auto& [input, output] : arrays_->together) {
-    const Shape shape{.rank = step_.shape.rank,
-                      .size = step_.shape.size,
+    const Shape shape{.rank = pieces_.shape().rank,
+                      .size = pieces_.shape().size,
                       .count = input.count,
-                      .root = step_.shape.root};
+                      .root = pieces_.shape().root};
     const NcclPlan one = nccl_plan(o, shape, o.input.dtype, reinterpret_cast<uint64_t>(input.data),
                                    reinterpret_cast<uint64_t>(output.data));
     plan.calls.insert(plan.calls.end(), one.calls.begin(), one.calls.end());

@@ -4,33 +4,18 @@
 // of a small all-reduce, or NCCL all of any.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "devices/device_paths.h"
-#include "devices/exchange.h"
 #include "devices/nccl_meeting.h"
-#include "devices/step_plan.h"
+#include "devices/step_pieces.h"
 #include "devices/step_watch.h"
-#include "group/pack.h"
 #include "stream/backend.h"
 
 namespace farandole {
-
-/// One operation's arrays, as its backend needs them.
-struct StepArrays {
-  uint64_t input = 0, output = 0;  // addresses
-  bool in_place = false;
-  std::vector<Operand> together;  // several arrays that travel as one; then there is no address
-  Stretches inputs, outputs;      // of these, as parts of the whole
-  StepMoments moments;
-  std::shared_ptr<const void> kept;
-  std::atomic<bool> launched{false};  // released after `number`
-  uint32_t number = 0;
-};
 
 /// Of one stream. By the thread that polls.
 class StepBackend : public Backend {
@@ -47,7 +32,7 @@ class StepBackend : public Backend {
   /// They meet no more: this rank ends.
   void stop_meeting();
   /// No operation is launched in part, nor was one that failed.
-  bool rests() const { return !begun_ || next_ == pieces_; }
+  bool rests() const { return !begun_ || next_ == count_; }
 
   /// Before the operation starts: what of it only this rank knows.
   void take(StepArrays& arrays) { arrays_ = &arrays; }
@@ -68,11 +53,10 @@ class StepBackend : public Backend {
   void end_meeting();
   bool have_nccl();
   bool grants_spinning() const;
+  Shape shape_here() const;
   void choose();
   void begin();
   size_t spin_bytes() const;
-  StepPiece cut(size_t index) const;
-  CudaPiece piece_for(const StepPiece& cut) const;
   void run_piece(size_t index);
   void run_nccl();
   bool is_launched();
@@ -96,9 +80,8 @@ class StepBackend : public Backend {
   const Operation* operation_ = nullptr;
   uint32_t sequence_ = 0;
   StepArrays* arrays_ = nullptr;
-  StepShape step_{};
-  CudaPiece fold_{};  // what all pieces have in common
-  size_t pieces_ = 0, next_ = 0;
+  StepPieces pieces_;
+  size_t count_ = 0, next_ = 0;  // of pieces
   DeviceWay way_ = DeviceWay::step;
   std::string declined_;
   bool begun_ = false;

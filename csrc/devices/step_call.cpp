@@ -59,6 +59,37 @@ bool may_choose(const Group& group, const Options& options) {
          group.defaults().algorithm.empty() && !options.epilogue;
 }
 
+/// The stream that is being captured of all arrays of the call; nothing where none is.
+std::optional<uint64_t> graph_of(const std::vector<PlacedOperand>& arrays) {
+  std::optional<uint64_t> found;
+  bool alike = true, first = true;
+  for (const PlacedOperand& operand : arrays)
+    for (const PlacedArray* array : {&operand.input, &operand.output}) {
+      if (array->buffer.count == 0) continue;
+      const auto graph = array->device ? array->device->graph : std::nullopt;
+      alike &= std::exchange(first, false) || graph == found;
+      if (graph) found = graph;
+    }
+  if (!alike)
+    throw Error(ErrorCode::invalid_argument,
+                "some arrays of this call are worked on in a stream that is being captured into a "
+                "CUDA graph, and others are not",
+                {}, "let all of them have the stream that is captured");
+  return found;
+}
+
+void name_graph(Options& options) {
+  if (!options.algorithm.empty())
+    throw Error(ErrorCode::invalid_argument,
+                "a collective that becomes part of a CUDA graph has a way of its own, and none by "
+                "algorithm='" +
+                    options.algorithm + "'");
+  if (options.epilogue)
+    throw Error(ErrorCode::invalid_argument,
+                "an update that is sharded cannot become part of a CUDA graph");
+  options.algorithm = kGraphWay;
+}
+
 /// NCCL was asked for, for this call or for all of them, and may not.
 void check_level(const Group& group, const Options& o) {
   const std::string& asked =
@@ -91,9 +122,11 @@ uint64_t hash_of_call(const Options& o, Determinism level, DType dtype, size_t c
 std::shared_ptr<StepCall> StepCall::offer(Group& group, Options& options,
                                           const std::vector<PlacedOperand>& arrays,
                                           std::shared_ptr<StagedCopies> copies) {
+  const auto graph = graph_of(arrays);
+  if (graph) name_graph(options);
   const auto asked = device_way_named(options.algorithm);
   if (asked == DeviceWay::staged) options.algorithm.clear();
-  if (asked ? asked == DeviceWay::staged : !may_choose(group, options)) return nullptr;
+  if (asked ? asked == DeviceWay::staged : !graph && !may_choose(group, options)) return nullptr;
   if (arrays.empty()) return nullptr;
   const auto device = device_of(options, arrays, group.rank());
   const Operand whole = arrays.size() == 1
@@ -102,26 +135,31 @@ std::shared_ptr<StepCall> StepCall::offer(Group& group, Options& options,
   const Shape shape = checked_shape(whole.input, whole.output, options, group.rank(), group.size());
   const bool runs = has_steps(options.kind);
   if (runs && amount_of(options.kind, shape) == 0) {  // on no rank there is anything to do
-    if (asked) options.algorithm.clear();
+    if (asked || graph) options.algorithm.clear();
     return nullptr;
   }
   if (runs) check_level(group, options);
   const auto steps = device && runs ? Steps::of(group, *device) : nullptr;
-  if (asked && !steps)
+  if ((asked || graph) && !steps)
     throw Error(ErrorCode::invalid_argument,
-                std::string(name_of(options.kind)) + " cannot go by '" + options.algorithm +
-                    "' here: that takes input and output on one device, the group's own, of ranks "
+                std::string(name_of(options.kind)) +
+                    (graph ? " cannot become part of a CUDA graph"
+                           : " cannot go by '" + options.algorithm + "'") +
+                    " here: that takes input and output on one device, the group's own, of ranks "
                     "that share a host");
   const Determinism level = options.level.value_or(group.defaults().level);
   const uint64_t call = hash_of_call(options, level, whole.output.dtype, shape.count);
   if (!steps || !steps->worth_trying(call)) return nullptr;
-  return std::shared_ptr<StepCall>(
-      new StepCall(steps, group, options, arrays, whole, std::move(copies), call));
+  std::shared_ptr<StepCall> made(
+      new StepCall(steps, group, options, arrays, whole, std::move(copies), call, graph));
+  if (graph) made->graphs_ = &steps->graphs(group);
+  return made;
 }
 
 StepCall::StepCall(std::shared_ptr<Steps> steps, const Group& group, const Options& options,
                    const std::vector<PlacedOperand>& arrays, const Operand& operand,
-                   std::shared_ptr<StagedCopies> copies, uint64_t call)
+                   std::shared_ptr<StagedCopies> copies, uint64_t call,
+                   std::optional<uint64_t> graph)
     : steps_(std::move(steps)),
       detector_(group.membership().detector),
       arena_(group.engine()->arena()),
@@ -144,6 +182,8 @@ StepCall::StepCall(std::shared_ptr<Steps> steps, const Group& group, const Optio
     arrays_.input = input.device ? input.device->address : 0;
     arrays_.output = output.device ? output.device->address : 0;
   }
+  arrays_.graph = graph;
+  if (graph) return;  // what is in its stream orders it
   const bool to_here = device_of(output) == steps_->device();
   const DeviceQueue& queue = to_here ? *output.device->queue : *input.device->queue;
   if (steps_->exchange()) arrays_.moments = steps_->exchange()->moments(queue);
@@ -160,6 +200,10 @@ void StepCall::lay_together() {
 }
 
 Backend& StepCall::backend() {
+  if (graphs_ != nullptr) {
+    graphs_->take(arrays_);
+    return *graphs_;
+  }
   steps_->backend().take(arrays_);
   return steps_->backend();
 }
@@ -188,6 +232,7 @@ void StepCall::check() const {
 }
 
 void StepCall::hand_over(std::optional<uint64_t> stream) {
+  if (is_captured()) return;  // whatever follows in the graph comes after it
   try {
     if (stream)
       steps_->exchange()->complete_before(*arrays_.moments, *stream);

@@ -16,7 +16,8 @@ class StepCall : public OnDevices {
  public:
   /// Null where it has to go by the host on this rank's account alone. `copies`: of the call, which
   /// begin if it goes by the host after all.
-  /// Throws Error(invalid_argument) for an `algorithm` of the devices that cannot be.
+  /// Throws Error(invalid_argument) for an `algorithm` of the devices that cannot be, and where it
+  /// was to become part of a CUDA graph, and cannot.
   static std::shared_ptr<StepCall> offer(Group& group, Options& options,
                                          const std::vector<PlacedOperand>& arrays,
                                          std::shared_ptr<StagedCopies> copies);
@@ -28,6 +29,8 @@ class StepCall : public OnDevices {
   Backend& backend() override;
   void go_by_host(Operation& operation) override;
 
+  /// Whether it becomes part of a graph.
+  bool is_captured() const { return arrays_.graph.has_value(); }
   /// Whether it went by steps; once the operation is complete on the host.
   bool launched() const { return arrays_.launched.load(std::memory_order_acquire); }
   /// Then, if it went by the host: results of arrays that travelled together are copied to where
@@ -41,11 +44,12 @@ class StepCall : public OnDevices {
  private:
   StepCall(std::shared_ptr<Steps> steps, const Group& group, const Options& options,
            const std::vector<PlacedOperand>& arrays, const Operand& operand,
-           std::shared_ptr<StagedCopies> copies, uint64_t call);
+           std::shared_ptr<StagedCopies> copies, uint64_t call, std::optional<uint64_t> graph);
   void lay_together();
   void check() const;
 
   std::shared_ptr<Steps> steps_;
+  GraphBackend* graphs_ = nullptr;  // of steps_, in a graph
   std::shared_ptr<FailureDetector> detector_;
   std::shared_ptr<Arena> arena_;
   int rank_, world_rank_, size_;

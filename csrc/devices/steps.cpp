@@ -14,6 +14,7 @@ namespace farandole {
 namespace {
 
 constexpr uint64_t kStepsNumber = (uint64_t{1} << 62) + 16;  // of no stream
+constexpr uint64_t kGraphsNumber = kStepsNumber + 2;         // likewise; one is between, NCCL's
 constexpr int kMostRanksOfSteps = 64;                        // that the kernels take
 constexpr size_t kMostFailed = 1024;                         // calls that are remembered
 constexpr auto kPartingPatience = std::chrono::seconds(3);
@@ -81,32 +82,54 @@ std::shared_ptr<Steps> Steps::of(Group& group, int device) {
 
 Steps::Steps(Group& group, int device)
     : engine_(*group.engine()), group_(group.weak_from_this()), device_(device) {
-  const Host& host = engine_.host();
-  const size_t piece_bytes = engine_.options().device_bucket_bytes;
-  PeerOffer bucket;
   kept_for_others().sweep();
+  PeerOffer bucket = open_exchange(group, exchange_, InGraphs::no);
+  watch_.emplace(engine_, group.membership(), exchange_);
+  backend_.emplace(engine_.host(), group.membership(),
+                   stream_key(group.membership().key, kStepsNumber), exchange_, std::move(bucket),
+                   engine_.options().device_bucket_bytes, engine_.options().device_path, *watch_);
+}
+
+/// What this rank offers the others: its bucket, or why it has none.
+PeerOffer Steps::open_exchange(const Group& group, std::shared_ptr<DeviceExchange>& exchange,
+                               InGraphs in_graphs) const {
+  const Host& host = engine_.host();
+  PeerOffer bucket;
   try {
-    exchange_ = std::make_shared<DeviceExchange>(
-        CudaExchangeShape{.device = device,
+    exchange = std::make_shared<DeviceExchange>(
+        CudaExchangeShape{.device = device_,
                           .rank = group.rank(),
                           .size = group.size(),
                           .doorbell = host.peers[static_cast<size_t>(host.rank)].doorbell.get(),
-                          .spins = 1,
-                          .bucket_bytes = piece_bytes});
-    bucket = exchange_->open_bucket();
+                          .spins = in_graphs == InGraphs::no ? 1 : 0,
+                          .captured = in_graphs == InGraphs::yes ? 1 : 0,
+                          .bucket_bytes = engine_.options().device_bucket_bytes});
+    bucket = exchange->open_bucket();
   } catch (const Error& error) {
     if (error.code() == ErrorCode::forked) throw;
     bucket.refusal = error.verdict();
   }
-  watch_.emplace(engine_, group.membership(), exchange_);
-  backend_.emplace(host, group.membership(), stream_key(group.membership().key, kStepsNumber),
-                   exchange_, std::move(bucket), piece_bytes, engine_.options().device_path,
-                   *watch_);
+  return bucket;
+}
+
+GraphBackend& Steps::graphs(Group& group) {
+  const std::lock_guard lock(mutex_);
+  if (!graphs_) {
+    std::shared_ptr<DeviceExchange> exchange;
+    PeerOffer bucket = open_exchange(group, exchange, InGraphs::yes);
+    graphs_ = std::make_unique<GraphBackend>(
+        engine_, group.membership(), stream_key(group.membership().key, kGraphsNumber),
+        std::move(exchange), std::move(bucket), engine_.options().device_bucket_bytes,
+        group.defaults().timeout);
+    made_graphs_.store(graphs_.get(), std::memory_order_release);  // partner: poll, look_around
+  }
+  return *graphs_;
 }
 
 Steps::~Steps() {
   if (in_child()) return;
-  watch_.reset();  // whatever is in flight is waited for
+  graphs_.reset();  // this and the next: whatever is in flight is waited for
+  watch_.reset();
   if (!exchange_) return;
   backend_->stop_meeting();
   PeerParting* const parting = backend_->parting();
@@ -149,12 +172,16 @@ void Steps::note_failed(uint64_t call) {
 
 bool Steps::poll(TimePoint) {
   watch_->poll();
+  if (GraphBackend* const graphs = made_graphs_.load(std::memory_order_acquire))
+    graphs->poll_replays();
   return false;
 }
 
 void Steps::look_around(TimePoint when) {
   watch_->look_around(when);
-  if (!watch_->idle()) return;
+  GraphBackend* const graphs = made_graphs_.load(std::memory_order_acquire);
+  if (graphs != nullptr) graphs->look_around(when);
+  if (!watch_->idle() || (graphs != nullptr && !graphs->rests())) return;
   // The engine alone has it: no call of this rank's is on its way.
   const bool ends = group_.expired() && weak_from_this().use_count() == 1;
   if (ends) backend_->stop_meeting();

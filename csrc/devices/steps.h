@@ -1,10 +1,12 @@
 // The steps of one group's collectives on one device: made where such a call is first met.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <set>
 
+#include "devices/graph_backend.h"
 #include "devices/step_backend.h"
 #include "group/group.h"
 
@@ -24,6 +26,9 @@ class Steps : public Task, public std::enable_shared_from_this<Steps> {
   Steps& operator=(const Steps&) = delete;
 
   StepBackend& backend() { return *backend_; }
+  /// For what becomes part of CUDA graphs: made where that is first met. Any thread; the first call
+  /// takes long.
+  GraphBackend& graphs(Group& group);
   int device() const { return device_; }
   /// Null where this rank has no streams on the device: then it takes part all the same, to say so.
   const std::shared_ptr<DeviceExchange>& exchange() const { return exchange_; }
@@ -36,6 +41,9 @@ class Steps : public Task, public std::enable_shared_from_this<Steps> {
   void look_around(TimePoint now) override;
 
  private:
+  enum class InGraphs : uint8_t { no, yes };
+  PeerOffer open_exchange(const Group& group, std::shared_ptr<DeviceExchange>& exchange,
+                          InGraphs in_graphs) const;
   void part();
   bool is_dead(int member) const;
 
@@ -45,8 +53,10 @@ class Steps : public Task, public std::enable_shared_from_this<Steps> {
   std::shared_ptr<DeviceExchange> exchange_;
   std::optional<StepWatch> watch_;
   std::optional<StepBackend> backend_;
-  mutable std::mutex mutex_;  // guards failed_
+  mutable std::mutex mutex_;  // guards failed_ and the making of graphs_
   std::set<uint64_t> failed_;
+  std::unique_ptr<GraphBackend> graphs_;
+  std::atomic<GraphBackend*> made_graphs_{nullptr};  // released once they are made
 };
 
 }  // namespace farandole

@@ -80,7 +80,7 @@ void Driver::require_progress(std::string_view what) const {
 }
 
 void Driver::hand_over() {
-  if (engine_.busy() && waiters_.load() == 0) note_submission();
+  if (engine_.needs_driving() && waiters_.load() == 0) note_submission();
 }
 
 bool Driver::wait(const std::atomic<bool>& finished, std::string_view what, Deadline until) {
@@ -175,11 +175,11 @@ void Driver::count_unattended(int by) {
   thread_wakes_.notify_one();
 }
 
-/// Sleeps while nothing is in flight; false at the end.
+/// Sleeps while nothing has to be driven; false at the end.
 bool Driver::await_work() {
   std::unique_lock lock(mutex_);
   thread_sleeps_.store(true);
-  while (!stopping_.load() && !engine_.busy()) thread_wakes_.wait(lock);
+  while (!stopping_.load() && !engine_.needs_driving()) thread_wakes_.wait(lock);
   thread_sleeps_.store(false);
   return !stopping_.load();
 }
@@ -212,7 +212,9 @@ void Driver::progress_main() {
       step_aside();
       continue;
     }
-    const auto enough = [&] { return waiters_.load() > 0 || !engine_.busy() || stopping_.load(); };
+    const auto enough = [&] {
+      return waiters_.load() > 0 || !engine_.needs_driving() || stopping_.load();
+    };
     do {  // completions are run in between
       thread_drives_.store(true);
       drive(enough, Deadline::never());

@@ -169,6 +169,10 @@ void Engine::let_go() {
   in_flight_.fetch_sub(1, std::memory_order_release);
 }
 
+void Engine::keep_driving() {
+  if (!kept_driving_.exchange(true)) driver_.note_submission();  // partner: Driver::progress_main
+}
+
 // ---- submissions ----
 
 void Engine::note_arrival(Request& request) {

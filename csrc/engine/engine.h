@@ -110,6 +110,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Any thread: while somebody holds on, the engine is driven though no operation is in flight.
   void hold_on();
   void let_go();
+  /// Any thread: from now on the engine is driven, whatever is in flight: a task has something to
+  /// look after that nobody tells this rank of.
+  void keep_driving();
   /// By the thread that polls: somebody may wait for what a task has finished.
   void note_finished() { driver_.note_finished(); }
   /// By the thread that polls: `completion` runs as those of operations do.
@@ -125,6 +128,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void park(Duration at_most);
   /// True while any operation is in flight.
   bool busy() const { return in_flight_.load() > 0; }
+  /// True while it has to be driven.
+  bool needs_driving() const { return busy() || kept_driving_.load(); }
   /// Wakes the thread that is parked, if one is.
   void wake();
   /// The same for every rank of the host.
@@ -198,7 +203,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<std::shared_ptr<Task>> new_tasks_, old_tasks_;
   std::atomic<bool> inbox_full_{false};
   std::atomic<int> in_flight_{0};
-  std::atomic<int> held_{0};      // how much of it is tasks'
+  std::atomic<int> held_{0};  // how much of it is tasks'
+  std::atomic<bool> kept_driving_{false};
   std::mutex completions_mutex_;  // guards completions_
   std::vector<std::function<void()>> completions_;
   std::atomic<bool> completions_full_{false};

@@ -12,8 +12,11 @@
 #include "base/fd.h"
 #include "check.h"
 #include "cuda/driver/context.h"
+#include "cuda/driver/stream.h"
 #include "cuda/fake_libcuda/control.h"
 #include "cuda/fake_libcuda/test_kernels.h"
+
+struct CUgraph_st;
 
 namespace testing {
 
@@ -62,6 +65,50 @@ class FreshDriver {
         reinterpret_cast<int (*)(farandole::cuda::ContextHandle*)>(
             ::dlsym(::dlopen(fake_driver().c_str(), RTLD_NOW | RTLD_LOCAL), "cuCtxGetCurrent"));
   } library_;
+};
+
+/// A stream that is being captured into a graph.
+class Capture {
+ public:
+  enum Mode { global, thread_local_, relaxed };
+
+  Capture(std::shared_ptr<const farandole::cuda::DeviceContext> context,
+          const farandole::cuda::StreamRef& stream, Mode mode = global)
+      : context_(std::move(context)), stream_(stream.handle()) {
+    run([&] {
+      return call<int(farandole::cuda::StreamHandle, int)>("cuStreamBeginCapture_v2")(stream_,
+                                                                                      mode);
+    });
+  }
+  /// The code that it comes to.
+  int end() {
+    return run([&] {
+      return call<int(farandole::cuda::StreamHandle, CUgraph_st**)>("cuStreamEndCapture")(stream_,
+                                                                                          &graph_);
+    });
+  }
+  int launch(const farandole::cuda::StreamRef& stream) {
+    return run([&] {
+      return call<int(CUgraph_st*, farandole::cuda::StreamHandle)>("cuGraphLaunch")(
+          graph_, stream.handle());
+    });
+  }
+
+ private:
+  template <typename Function>
+  static Function* call(const char* name) {
+    return reinterpret_cast<Function*>(
+        ::dlsym(::dlopen(fake_driver().c_str(), RTLD_NOW | RTLD_LOCAL), name));
+  }
+  template <typename Act>
+  int run(const Act& act) {
+    const farandole::cuda::DeviceContext::Use use(*context_);
+    return act();
+  }
+
+  std::shared_ptr<const farandole::cuda::DeviceContext> context_;
+  farandole::cuda::StreamHandle stream_;
+  CUgraph_st* graph_ = nullptr;
 };
 
 /// What is written to stderr for the length of a scope.

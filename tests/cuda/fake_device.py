@@ -100,6 +100,22 @@ class Machine:
         to_, from_ = ctypes.c_ulonglong(to), ctypes.c_ulonglong(source)
         self.call("cuMemcpyAsync", to_, from_, ctypes.c_size_t(size), stream)
 
+    @contextlib.contextmanager
+    def captured(self, device: int = 0) -> Iterator[ctypes.c_void_p]:
+        """What is put into the device's stream becomes part of the graph that this gives."""
+        graph, stream = ctypes.c_void_p(), self.streams[device]
+        with self.on(device):
+            self.call("cuStreamBeginCapture_v2", stream, 0)
+        try:
+            yield graph
+        finally:
+            with self.on(device):
+                self.call("cuStreamEndCapture", stream, ctypes.byref(graph))
+
+    def launch(self, graph: ctypes.c_void_p, device: int = 0) -> None:
+        with self.on(device):
+            self.call("cuGraphLaunch", graph, self.streams[device])
+
     def leave(self) -> tuple[str, str]:
         """After shutdown(), without our own arrays and streams: what is alive, and what was done
         wrong."""
@@ -213,10 +229,11 @@ class WithDlpack(Array):
         return _new_capsule(ctypes.addressof(self.kept), b"dltensor", None)
 
     def tensor_for(self, stream: int) -> _Tensor:
-        assert stream > 2, "a stream of one's own"
-        self.machine.arrivals = ctypes.c_void_p(stream)
-        with self.machine.on(self.device):
-            self.machine.order(self.stream, self.machine.arrivals)
+        assert stream > 2 or stream == -1, "a stream of one's own, or none"
+        if stream > 2:
+            self.machine.arrivals = ctypes.c_void_p(stream)
+            with self.machine.on(self.device):
+                self.machine.order(self.stream, self.machine.arrivals)
         code = CODES.get(self.dtype) if self.dtype in CODES else CODES[self.dtype[0]]
         self.lengths = lengths = (ctypes.c_int64 * max(len(self.shape), 1))(*self.shape)
         return _Tensor(
@@ -347,7 +364,8 @@ class Rank:
     def end(self) -> None:
         fd.shutdown()
         gc.collect()
-        assert self.machine.leave() == ("", "")
+        left = self.machine.leave()
+        assert left == ("", ""), left
 
 
 def all_come(handles: list[Any], arrays: list[Array], expected: list[OnHost]) -> None:

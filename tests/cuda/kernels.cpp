@@ -1,6 +1,7 @@
 // The kernels, compiled for the host: csrc/cuda/kernels/kernels.cu with other entry points.
 #include "cuda/kernels/bucket.cuh"
 #include "cuda/kernels/exchange.cuh"
+#include "cuda/kernels/graph.cuh"
 #include "cuda/kernels/lanes.cuh"
 #include "executor.h"
 

@@ -307,20 +307,6 @@ def test_the_stream_that_is_current_in_wait(start: Start) -> None:
     assert [o.error for o in world.outcomes()] == [None, None], world.report()
 
 
-def in_a_captured_stream(kind: str) -> None:
-    rank = Rank(kind)
-    for call in (fd.all_reduce, fd.all_gather, lambda x: fd.broadcast(x, 0)):
-        with pytest.raises(fd.InvalidArgument, match="being captured into a CUDA graph"):
-            call(rank.array(100, "float32"))
-    assert fd.all_reduce(np.ones(3))[0] == fd.size(), "nothing had begun"
-    rank.end()
-
-
-@pytest.mark.parametrize("kind", ["interface", "functions"])
-def test_a_captured_stream_is_refused_before_anything_begins(start: Start, kind: str) -> None:
-    start(2, FAKE_CUDA_CAPTURING="1").run(in_a_captured_stream, kind)
-
-
 def messages() -> None:
     """Round in a circle, from host to device and on."""
     rank = Rank()

@@ -94,12 +94,12 @@ TEST(copies_are_no_part_of_a_graph) {
   const auto context = fresh.context();
   CopyStreams copies(context, -1);
   const DeviceStream owner(context);
-  fake().configure("capturing", "1");
+  testing::Capture capture(context, owner);
   for (const bool follows : {true, false})
     CHECK_THROWS(follows ? copies.follow(owner.handle()) : copies.precede(owner.handle()), Error,
                  e.code() == ErrorCode::invalid_argument && contains(e.what(), "CUDA graph"));
   CHECK_EQUAL(fake().calls("cuEventRecord"), 0U);
-  fake().configure("capturing", "0");
+  capture.end();
   copies.follow(owner.handle());
 }
 

@@ -165,10 +165,13 @@ TEST(use_of_all_reaches_every_function) {
   for (const bool virtual_memory : {true, false})
     for (const auto& [call, times] : calls_of_all(virtual_memory)) reached.insert(call);
   const std::set<std::string> elsewhere = {
-      "cuGetErrorName",     "cuGetErrorString",      // of no state: not in the log
-      "cuMemGetInfo",                                // where memory is exhausted
-      "cuMemsetD32Async",                            // where cuStreamWriteValue32 is missing
-      "cuIpcOpenMemHandle", "cuIpcCloseMemHandle"};  // between processes
+      "cuGetErrorName",
+      "cuGetErrorString",                   // of no state: not in the log
+      "cuThreadExchangeStreamCaptureMode",  // likewise: of the thread alone
+      "cuMemGetInfo",                       // where memory is exhausted
+      "cuMemsetD32Async",                   // where cuStreamWriteValue32 is missing
+      "cuIpcOpenMemHandle",
+      "cuIpcCloseMemHandle"};  // between processes
   for (const std::string& call : elsewhere) CHECK(!reached.contains(call));
 #define X(name, suffix, since, arguments)                               \
   if (!elsewhere.contains("cu" #name) && !reached.contains("cu" #name)) \

@@ -15,122 +15,27 @@
 #include "cuda/library/exchange.h"
 #include "devices/peers.h"
 #include "fake.h"
-#include "fold/fold.h"
+#include "step_ranks.h"
 
 using namespace farandole;
 using namespace farandole::cuda;
 using testing::contains;
 using testing::fake;
 using testing::FreshDriver;
-
-namespace {
-
-constexpr char kImage[] = "fake image";
-constexpr size_t kCount = 1500;
-constexpr size_t kBytes = kCount * sizeof(float);
-
-/// One rank: its end, an array, and a stream of its owner.
-struct Member {
-  std::shared_ptr<const DeviceContext> context;
-  std::unique_ptr<DeviceMemory> array;
-  PinnedMemory contents;
-  DeviceStream owner;
-  Exchange exchange;  // ends first: what it has under way uses the rest
-  std::vector<std::unique_ptr<Moments>> moments;
-  uint32_t newest = 0;
-
-  Member(const std::shared_ptr<const DeviceContext>& of, int rank, int size, int doorbell)
-      : context(of),
-        array(allocate_device(of, kBytes, Sharing::none)),
-        contents(of, kBytes),
-        owner(of),
-        exchange(of, {.device = 0,
-                      .rank = rank,
-                      .size = size,
-                      .doorbell = doorbell,
-                      .spins = 1,
-                      .bucket_bytes = kBytes}) {}
-
-  float* values() { return reinterpret_cast<float*>(contents.host()); }
-
-  void put(float value) {
-    for (size_t i = 0; i < kCount; ++i) values()[i] = value + static_cast<float>(i);
-    owner.copy(array->address(), contents.address(), kBytes);
-  }
-  void get() {
-    exchange.complete_before(*moments.back(), owner.handle());
-    owner.copy(contents.address(), array->address(), kBytes);
-  }
-
-  /// An all-reduce in place, in two pieces.
-  void launch(int rank, int size) {
-    moments.push_back(exchange.moments(owner));
-    exchange.begin(*moments.back(), 2);
-    for (const size_t half : {size_t{0}, size_t{1}}) {
-      const size_t part = kCount / 2, mine = part / static_cast<size_t>(size);
-      const CudaMove in{half * part * 4, 0, part * 4, rank},
-          out{0, half * part * 4, part * 4, rank};
-      CudaPiece piece{.strand = static_cast<int32_t>(half),
-                      .input = array->address(),
-                      .output = array->address(),
-                      .in = &in,
-                      .out = &out,
-                      .ins = 1,
-                      .outs = 1,
-                      .first = static_cast<size_t>(rank) * mine,
-                      .count = rank + 1 < size ? mine : part - static_cast<size_t>(rank) * mine,
-                      .dtype = static_cast<int32_t>(DType::float32),
-                      .op = static_cast<int32_t>(ReduceOp::sum),
-                      .folds_to = kFoldsToAllBuckets,
-                      .fold_to = 0,
-                      .leaf_factor = 1,
-                      .finish_factor = 0.5,
-                      .leaf_divide = 1,
-                      .finish_divide = 1};
-      exchange.run(piece);
-    }
-    newest = exchange.end(*moments.back());
-  }
-};
-
-struct Ranks {
-  FreshDriver fresh;
-  Fd doorbell = make_event_fd();
-  std::shared_ptr<const DeviceContext> context;
-  std::deque<Member> all;
-
-  explicit Ranks(int size) : context(fresh.context()) {
-    for (int r = 0; r < size; ++r) {
-      all.emplace_back(context, r, size, doorbell.get());
-      all.back().exchange.open_bucket(kImage);
-    }
-    for (int r = 0; r < size; ++r)
-      for (int other = 0; other < size; ++other)
-        if (r != other)
-          all[static_cast<size_t>(r)].exchange.map(
-              static_cast<uint32_t>(other), all[static_cast<size_t>(other)].exchange.share(), 4);
-  }
-  ~Ranks() {
-    for (Member& member : all)
-      for (auto& moments : member.moments) member.exchange.give_back(std::move(moments));
-    all.clear();
-    context.reset();
-  }
-  Ranks(const Ranks&) = delete;
-  Ranks& operator=(const Ranks&) = delete;
-};
-
-}  // namespace
+using testing::kCount;
+using testing::kImage;
+using testing::StepRank;
+using testing::StepRanks;
 
 TEST(step_exchange_orders_ranks_by_flags_alone) {
   for (const char* seed : {"1", "2", "3"}) {
     constexpr int kSize = 3;
-    Ranks ranks(kSize);
+    StepRanks ranks(kSize);
     fake().configure("jitter", seed);
     std::vector<std::thread> threads;
     for (int r = 0; r < kSize; ++r)
       threads.emplace_back([&, r] {
-        Member& me = ranks.all[static_cast<size_t>(r)];
+        StepRank& me = ranks.all[static_cast<size_t>(r)];
         for (int round = 0; round < 3; ++round) {
           const testing::Note note("seed ", seed, ", rank ", r, ", round ", round);
           me.put(static_cast<float>(8 * r + round));
@@ -155,8 +60,8 @@ TEST(step_exchange_orders_ranks_by_flags_alone) {
 TEST(step_exchange_leaves_no_stream_waiting_for_a_rank_that_does_not_come) {
   // What drains is read while it may still be written: by design, since nobody uses it any more.
   if (testing::kThreadSanitizer) return;
-  Ranks ranks(2);
-  Member &here = ranks.all[0], &late = ranks.all[1];
+  StepRanks ranks(2);
+  StepRank &here = ranks.all[0], &late = ranks.all[1];
   here.put(1);
   here.launch(0, 2);
   here.launch(0, 2);
@@ -175,7 +80,7 @@ TEST(step_exchange_leaves_no_stream_waiting_for_a_rank_that_does_not_come) {
 }
 
 TEST(step_exchange_drains_when_it_ends) {
-  Ranks ranks(2);
+  StepRanks ranks(2);
   ranks.all[0].put(1);
   ranks.all[0].launch(0, 2);
 }
@@ -184,9 +89,9 @@ TEST(ranks_that_share_a_device_let_its_streams_wait) {
   const FreshDriver fresh;
   fake().configure("memory_operations", "0");
   const Fd doorbell = make_event_fd();
-  std::deque<Member> all;
+  std::deque<StepRank> all;
   for (int r = 0; r < 2; ++r) {
-    all.emplace_back(fresh.context(), r, 2, doorbell.get());
+    all.emplace_back(fresh.context(), r, 2, doorbell.get(), testing::StepsRun::now);
     all.back().exchange.open_bucket(kImage);
   }
   CHECK_THROWS(all[0].exchange.map(1, all[1].exchange.share(), 4), Error,

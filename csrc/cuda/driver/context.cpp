@@ -31,7 +31,8 @@ DeviceContext::~DeviceContext() {
   if (code != kSuccess) say_at_end(code, "cuDevicePrimaryCtxRelease");
 }
 
-DeviceContext::Use::Use(const DeviceContext& context) : functions_(context.driver_->functions()) {
+DeviceContext::Use::Use(const DeviceContext& context)
+    : functions_(context.driver_->functions()), mode_(functions_) {
   if (context.is_lost_.load(std::memory_order_acquire)) throw *context.lost();
   context.check(functions_.CtxPushCurrent(context.handle_), "cuCtxPushCurrent",
                 "enter the context");

@@ -14,6 +14,23 @@
 
 namespace farandole::cuda {
 
+/// While it lives, what this thread calls spoils nobody's capture of a stream.
+class CaptureMode {
+ public:
+  explicit CaptureMode(const DriverFunctions& functions) : functions_(functions) { exchange(); }
+  ~CaptureMode() { exchange(); }
+  CaptureMode(const CaptureMode&) = delete;
+  CaptureMode& operator=(const CaptureMode&) = delete;
+
+ private:
+  void exchange() {
+    if (functions_.ThreadExchangeStreamCaptureMode != nullptr)
+      functions_.ThreadExchangeStreamCaptureMode(&other_);
+  }
+  const DriverFunctions& functions_;
+  int other_ = kRelaxedCapture;  // the mode that this thread does not have now
+};
+
 class DeviceContext {
  public:
   /// Throws Error(device) with a sentence, also where our kernels do not run on the device.
@@ -40,6 +57,7 @@ class DeviceContext {
 
    private:
     const DriverFunctions& functions_;
+    CaptureMode mode_;
   };
 
   /// Throws what `code` means: `call` came to it when we tried to do `tried`, a text or a function
@@ -59,6 +77,7 @@ class DeviceContext {
   void at_end(const char* call, const Free& free) const noexcept {
     const DriverFunctions* const functions = driver_->functions_at_end();
     if (functions == nullptr) return;
+    const CaptureMode mode(*functions);
     DriverCode code = functions->CtxPushCurrent(handle_);
     const bool pushed = code == kSuccess;
     if (pushed) code = free(*functions);

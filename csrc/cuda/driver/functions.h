@@ -65,7 +65,9 @@ inline constexpr unsigned kHostPortable = 1;       // CU_MEMHOST{ALLOC,REGISTER}
 inline constexpr unsigned kHostMapped = 2;         // CU_MEMHOST{ALLOC,REGISTER}_DEVICEMAP
 inline constexpr unsigned kStreamNonBlocking = 1;  // CU_STREAM_NON_BLOCKING
 inline constexpr unsigned kWaitUntilReached = 0;   // CU_STREAM_WAIT_VALUE_GEQ, modulo 2^32
+inline constexpr unsigned kWaitUntilAnyBit = 2;    // CU_STREAM_WAIT_VALUE_AND
 inline constexpr int kNotCaptured = 0;             // CU_STREAM_CAPTURE_STATUS_NONE
+inline constexpr int kRelaxedCapture = 2;          // CU_STREAM_CAPTURE_MODE_RELAXED
 inline constexpr unsigned kEventTimed = 0;         // CU_EVENT_DEFAULT
 inline constexpr unsigned kEventUntimed = 2;       // CU_EVENT_DISABLE_TIMING
 inline constexpr int kOrdinalOfPointer = 9;        // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
@@ -151,6 +153,7 @@ inline constexpr int kJitErrorLogBytes = 6;        // CU_JIT_ERROR_LOG_BUFFER_SI
   X(MemExportToShareableHandle, , 10020, (void*, PhysicalHandle, int, unsigned long long))        \
   X(MemImportFromShareableHandle, , 10020, (PhysicalHandle*, void*, int))                         \
   X(MemGetAllocationGranularity, , 10020, (size_t*, const PhysicalProperties*, int))              \
+  X(ThreadExchangeStreamCaptureMode, , 10010, (int*))                                             \
   X(FuncLoad, , 12040, (FunctionHandle))                                                          \
   X(FuncGetParamInfo, , 12040, (FunctionHandle, size_t, size_t*, size_t*))
 

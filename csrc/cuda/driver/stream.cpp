@@ -44,6 +44,12 @@ bool StreamRef::try_wait(DevicePointer word, uint32_t value) const {
   return true;
 }
 
+void StreamRef::wait_for_bits(DevicePointer word, uint32_t bits) const {
+  const DeviceContext::Use driver(*context_);
+  context_->check(driver->StreamWaitValue32(handle_, word, bits, kWaitUntilAnyBit),
+                  "cuStreamWaitValue32", "let a stream wait for a word");
+}
+
 void StreamRef::write(DevicePointer word, uint32_t value) const {
   const DeviceContext::Use driver(*context_);
   DriverCode code = driver->StreamWriteValue32(handle_, word, value, 0);
@@ -64,16 +70,20 @@ void StreamRef::ring(int event_fd) const {
        std::bit_cast<void*>(static_cast<intptr_t>(event_fd)));
 }
 
-void StreamRef::refuse_capture() const {
+bool StreamRef::is_captured() const {
   const DeviceContext::Use driver(*context_);
   int status = kNotCaptured;
   context_->check(driver->StreamIsCapturing(handle_, &status), "cuStreamIsCapturing",
                   "ask whether a stream is being captured");
-  if (status != kNotCaptured)
+  return status != kNotCaptured;
+}
+
+void StreamRef::refuse_capture() const {
+  if (is_captured())
     throw Error(ErrorCode::invalid_argument,
-                "the stream of an array is being captured into a CUDA graph, and no operation of "
-                "farandole can be part of a graph",
-                {}, "capture what lies between operations, and wait for those before it begins");
+                "the stream of an array is being captured into a CUDA graph, and this operation "
+                "cannot be part of one",
+                {}, "capture farandole's collectives themselves, and what lies between others");
 }
 
 bool StreamRef::idle() const {

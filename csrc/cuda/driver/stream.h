@@ -33,6 +33,8 @@ class StreamRef {
   void wait(DevicePointer word, uint32_t value) const;
   /// The same; false, and nothing waits, where the driver cannot let streams wait for words.
   bool try_wait(DevicePointer word, uint32_t value) const;
+  /// What follows waits until the word has one of these bits.
+  void wait_for_bits(DevicePointer word, uint32_t bits) const;
   /// Writes a word once all before it is done, and its results can be seen. Whoever reads the word
   /// needs no call of the driver.
   void write(DevicePointer word, uint32_t value) const;
@@ -42,7 +44,9 @@ class StreamRef {
   /// Then the descriptor is rung (base/fd.h), which is open for as long as that may happen.
   void ring(int event_fd) const;
 
-  /// Throws Error(invalid_argument) where what is put into it becomes part of a graph instead.
+  /// Whether what is put into it becomes part of a graph instead.
+  bool is_captured() const;
+  /// Throws Error(invalid_argument) where that is so.
   void refuse_capture() const;
   /// Whether all is done. Throws the lasting error of a kernel that failed.
   bool idle() const;

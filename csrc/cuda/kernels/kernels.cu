@@ -2,6 +2,7 @@
 // fatbin.
 #include "cuda/kernels/bucket.cuh"
 #include "cuda/kernels/exchange.cuh"
+#include "cuda/kernels/graph.cuh"
 #include "cuda/kernels/lanes.cuh"
 
 namespace farandole::cuda {

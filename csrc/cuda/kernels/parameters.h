@@ -152,6 +152,37 @@ struct Meet {
   uint32_t channel = 0;
 };
 
+/// How a rank's captured collectives come along: pinned memory, which its host reads. Counts are
+/// modulo 2^32.
+struct GraphWords {
+  uint32_t begun = 0, ended = 0;     // as often as any of them was replayed
+  uint32_t at = 0;                   // the tag of the one that has begun last
+  uint32_t overlaps = 0;             // not 0: the tag of one that began before another had ended
+  uint32_t own[kMostRanks] = {};     // where rank r came with another tag: this rank's,
+  uint32_t theirs[kMostRanks] = {};  // and r's; 0: it did not
+};
+
+/// What drain() leaves in flags: it passes for every tag, and stays.
+inline constexpr uint32_t kPassesAll = ~uint32_t{0};
+/// Of the captured collective with this number, the same on all ranks. Odd: streams wait for that
+/// bit. Never kPassesAll.
+constexpr uint32_t graph_tag(uint32_t number) { return (number << 1 | 1) & (kPassesAll >> 1); }
+constexpr uint32_t number_of_tag(uint32_t tag) { return tag >> 1; }
+
+/// farandole_graph_arrive and farandole_graph_pass: the two halves of a meeting inside CUDA graphs,
+/// which are replayed as they were captured: so flags take tags, not counts, and whoever has passed
+/// sets them back. Between the two the stream waits for bit 0 of all arrived[channel][…]. A
+/// collective meets in two channels by turns: a rank comes to the one again when the others have
+/// passed it, since they have come to the other one. A rank whose graph has another collective here
+/// is noticed by its tag. One block.
+struct GraphMeet {
+  Peers peers;
+  uint32_t channel = 0;
+  uint32_t tag = 0;
+  uint32_t begins = 0, ends = 0;  // the first meeting of its collective, and the last one
+  GraphWords* words = nullptr;
+};
+
 /// A stretch of a bucket and the tensor that it belongs to. The table lies in device memory.
 struct Piece {
   const void* from = nullptr;

@@ -101,6 +101,15 @@ int32_t synchronize(CudaQueue* queue, CudaWay way, CudaFailure* failure) {
   });
 }
 
+int32_t is_captured(const CudaQueue* queue, uint64_t stream, int32_t* captured,
+                    CudaFailure* failure) {
+  return guarded(failure, [&] {
+    const StreamRef asked(queue->streams.context(), stream_from(stream));
+    *captured = asked.is_captured() ? 1 : 0;
+    return 1;
+  });
+}
+
 }  // namespace
 
 const StreamRef& stream_to_host_of(const CudaQueue& queue) { return queue.streams.stream(kToHost); }
@@ -119,6 +128,7 @@ void add_copying(CudaTable& table) {
   table.look_for_loss = look_for_loss;
   table.follow = follow;
   table.precede = precede;
+  table.is_captured = is_captured;
   table.synchronize = synchronize;
 }
 

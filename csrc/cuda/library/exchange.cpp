@@ -40,6 +40,9 @@ uint64_t strand_bytes_of(const CudaExchangeShape& shape) {
   return (shape.bucket_bytes + kPage - 1) / kPage * kPage;
 }
 
+/// In a graph pieces come one after the other.
+uint64_t strands_of(bool in_graphs) { return in_graphs ? 1 : kCudaStrands; }
+
 uint64_t mailbox_bytes_of(const CudaExchangeShape& shape) {
   const auto size = static_cast<uint32_t>(shape.size);
   return shape.spins != 0 && size > 1 && size <= kMostRanksThatSpin ? mailbox_bytes(size) : 0;
@@ -62,6 +65,7 @@ Exchange::Exchange(const std::shared_ptr<const DeviceContext>& context,
       rank_(static_cast<uint32_t>(shape.rank)),
       size_(static_cast<uint32_t>(shape.size)),
       strand_bytes_(strand_bytes_of(shape)),
+      in_graphs_(shape.captured != 0),
       doorbell_(checked(::fcntl(shape.doorbell, F_DUPFD_CLOEXEC, 0), "fcntl")),
       mailbox_bytes_(mailbox_bytes_of(shape)),
       mappings_(context),
@@ -78,12 +82,27 @@ void Exchange::open_bucket(const void* image) {
   module_ = DeviceModule::load(context_, image);
   arrive_.emplace(module_->function("farandole_arrive"));
   tables_.emplace(context_);
-  bucket_ = make_bucket(context_, 2 * kFlagBytes + mailbox_bytes_ + kCudaStrands * strand_bytes_);
+  bucket_ = make_bucket(context_,
+                        2 * kFlagBytes + mailbox_bytes_ + strands_of(in_graphs_) * strand_bytes_);
   // Before any peer can arrive: it learns of the bucket afterwards.
   marks_.fill(bucket_->address(), 0, 2 * kFlagBytes);
   if (!marks_.try_wait(bucket_->address(), 0)) await_.emplace(module_->function("farandole_await"));
   marks_.synchronize();
+  if (in_graphs_) open_for_graphs();
   peers_[rank_] = bucket_;
+}
+
+/// Graphs live as long as their programs like: nobody can be the last to let go of their memory.
+void Exchange::open_for_graphs() {
+  if (await_)
+    throw Error(ErrorCode::device, context_->device().label() +
+                                       " cannot let streams wait for words, which collectives in "
+                                       "CUDA graphs need");
+  if (share().kind == ExportKind::ipc)
+    throw Error(ErrorCode::device, "memory of " + context_->device().label() +
+                                       " cannot be shared by file descriptors, which collectives "
+                                       "in CUDA graphs need");
+  captured_.emplace(context_, *module_);
 }
 
 Exchange::~Exchange() { finish(); }
@@ -91,8 +110,9 @@ Exchange::~Exchange() { finish(); }
 /// Its streams are done.
 void Exchange::finish() noexcept {
   try {
-    while (!is_idle()) {
-      if (open_ || !is_complete(newest_)) drain();  // else it waits for nobody, but for the mark
+    while (!is_idle() || is_replayed()) {
+      if (is_replayed() || open_ || !is_complete(newest_))
+        drain();  // else it waits for nobody, but for the mark
       std::this_thread::sleep_for(kBetweenDrains);
     }
   } catch (const Error&) {  // NOLINT: nothing waits in a lost context, or in a forked child
@@ -104,7 +124,7 @@ uint32_t Exchange::multiprocessors() const {
 }
 
 void Exchange::map(uint32_t rank, const MemoryExport& theirs, uint32_t multiprocessors) {
-  if (theirs.bytes < 2 * kFlagBytes + mailbox_bytes_ + kCudaStrands * strand_bytes_)
+  if (theirs.bytes < 2 * kFlagBytes + mailbox_bytes_ + strands_of(in_graphs_) * strand_bytes_)
     throw Error(ErrorCode::internal, "a peer's bucket is smaller than ours");
   if (await_ && theirs.device == context_->device().uuid)
     throw Error(ErrorCode::device,
@@ -196,6 +216,16 @@ Flags* Exchange::flags_of(uint32_t rank) const {
 Flags* Exchange::spin_flags_of(uint32_t rank) const {
   return std::bit_cast<Flags*>(static_cast<uintptr_t>(peers_[rank]->address() + kFlagBytes));
 }
+const StreamRef& Exchange::stream_of(int32_t strand) const {
+  if (captured_ && captured_->is_open()) return captured_->stream();
+  return strands_.at(static_cast<size_t>(strand)).stream;
+}
+Peers Exchange::peers() const {
+  Peers all{.rank = rank_, .size = size_};
+  all.abort = abort_word();
+  for (uint32_t r = 0; r < size_; ++r) all.flags[r] = flags_of(r);
+  return all;
+}
 const uint32_t* Exchange::abort_word() const {
   return std::bit_cast<const uint32_t*>(static_cast<uintptr_t>(abort_.address()));
 }
@@ -225,10 +255,11 @@ void Exchange::move_out(const CudaPiece& piece) {
   move(piece.strand, "scatter", moves);
 }
 
-/// Many by kernels, in the widest elements that divide them all; few by the driver's copies.
+/// Many by kernels, in the widest elements that divide them all; few by the driver's copies, and
+/// those of a graph, in which a table would have to last.
 void Exchange::move(int32_t strand, std::string_view what, std::span<const Move> moves) {
-  const StreamRef& stream = strands_.at(static_cast<size_t>(strand)).stream;
-  while (moves.size() > kFewMoves) {
+  const StreamRef& stream = stream_of(strand);
+  while (moves.size() > kFewMoves && !captured_) {
     const auto some = moves.first(std::min<size_t>(moves.size(), kMovesOfTable));
     uint64_t bits = 8, bytes = 0;
     for (const Move& one : some) {
@@ -251,10 +282,9 @@ void Exchange::move(int32_t strand, std::string_view what, std::span<const Move>
 
 /// What is in the strand's stream now comes before what is in everybody's afterwards.
 void Exchange::meet(int32_t strand) {
+  if (captured_) return captured_->meet(peers());
   Strand& here = strands_[static_cast<size_t>(strand)];
-  Meet at{.peers = {.rank = rank_, .size = size_}, .channel = static_cast<uint32_t>(strand)};
-  at.peers.abort = abort_word();
-  for (uint32_t r = 0; r < size_; ++r) at.peers.flags[r] = flags_of(r);
+  const Meet at{.peers = peers(), .channel = static_cast<uint32_t>(strand)};
   arrive_->launch(here.stream, {.blocks = 1, .threads = 64}, at);
   ++here.met;
   if (await_) return await_->launch(here.stream, {.blocks = 1, .threads = 64}, at);
@@ -290,8 +320,7 @@ void Exchange::fold(const CudaPiece& piece) {
   const uint32_t blocks = blocks_for(Work::alone, piece.count * size_of(folding.dtype),
                                      {.processors = multiprocessors()});
   kernel(kernel_name("two_shot", folding.dtype))
-      .launch(strands_[static_cast<size_t>(piece.strand)].stream,
-              {.blocks = blocks, .threads = kThreads}, job);
+      .launch(stream_of(piece.strand), {.blocks = blocks, .threads = kThreads}, job);
 }
 
 const DeviceFunction& Exchange::kernel(const std::string& name) {
@@ -347,6 +376,13 @@ void Exchange::open_nccl(const CudaNcclId& id) {
 
 // ---- when ranks fail ----
 
+/// A graph runs that has collectives.
+bool Exchange::is_replayed() const {
+  if (!captured_) return false;
+  const CudaGraphState state = captured_->state();
+  return state.begun != state.ended;
+}
+
 bool Exchange::is_idle() const {
   bool idle = marks_.idle();
   for (const Strand& strand : strands_) idle &= strand.stream.idle();
@@ -356,6 +392,7 @@ bool Exchange::is_idle() const {
 void Exchange::drain() {
   if (nccl_) nccl_->abort();
   if (!peers_[rank_]) return;
+  if (captured_) return CapturedSteps::drain(rescue_, flags_of(rank_));
   std::atomic_ref(*reinterpret_cast<uint32_t*>(abort_.host())).store(1, std::memory_order_release);
   for (size_t strand = 0; strand < strands_.size(); ++strand) {
     const auto* const words = &flags_of(rank_)->arrived[strand][0];

@@ -22,6 +22,7 @@
 #include "cuda/driver/module.h"
 #include "cuda/driver/peer_memory.h"
 #include "cuda/kernels/parameters.h"
+#include "cuda/library/captured_steps.h"
 #include "cuda/library/move_tables.h"
 #include "cuda/nccl/communicator.h"
 #include "cuda/plans.h"
@@ -64,12 +65,18 @@ class Exchange {
   void spin(const CudaPiece& piece, bool granted);
   uint32_t end(Moments& moments);
 
+  /// Of an exchange whose shape says so, once its bucket is open: in place of begin() and end().
+  CapturedSteps& captured() { return *captured_; }
+  const CapturedSteps& captured() const { return *captured_; }
+
   /// Null until it was opened.
   NcclCommunicator* nccl() { return nccl_ ? &*nccl_ : nullptr; }
   void open_nccl(const CudaNcclId& id);
   void run_nccl(const CudaNcclJob& job) { nccl_->run(strands_[0].stream, job); }
 
-  bool is_complete(uint32_t number) const { return completions_.reached(number); }
+  bool is_complete(uint32_t number) const {
+    return captured_ ? captured_->have_ended(number) : completions_.reached(number);
+  }
   void complete_before(const Moments& moments, StreamHandle stream) const;
   /// Throws the context's lasting error.
   bool is_idle() const;
@@ -85,7 +92,11 @@ class Exchange {
     DeviceStream stream;
   };
 
+  void open_for_graphs();
   void finish() noexcept;
+  bool is_replayed() const;
+  const StreamRef& stream_of(int32_t strand) const;
+  Peers peers() const;
   DevicePointer bucket_of(uint32_t rank, int32_t strand) const;
   Flags* flags_of(uint32_t rank) const;
   Flags* spin_flags_of(uint32_t rank) const;
@@ -102,6 +113,7 @@ class Exchange {
   std::shared_ptr<const DeviceContext> context_;
   uint32_t rank_, size_;
   uint64_t strand_bytes_;
+  bool in_graphs_;
   Fd doorbell_;                                 // our own name for it
   std::shared_ptr<const DeviceModule> module_;  // this and the next: of a bucket
   std::optional<DeviceFunction> arrive_;
@@ -115,6 +127,7 @@ class Exchange {
   std::vector<std::shared_ptr<const DeviceAddress>> peers_;  // by rank, this one included
   std::vector<DeviceUuid> devices_;                          // of the peers
   uint32_t least_multiprocessors_;
+  std::optional<CapturedSteps> captured_;
   PinnedMemory abort_;  // a word that ends kernels which spin
   CompletionCount completions_;
   std::mutex mutex_;  // guards spare_

@@ -144,6 +144,22 @@ int32_t drain(CudaExchange* exchange, CudaFailure* failure) {
   });
 }
 
+// ---- in graphs ----
+
+int32_t begin_captured(CudaExchange* exchange, uint64_t stream, uint32_t number, uint64_t pieces,
+                       CudaFailure* failure) {
+  return guarded(failure, [&] {
+    exchange->exchange.captured().begin(std::bit_cast<StreamHandle>(stream), number, pieces);
+    return 1;
+  });
+}
+
+void end_captured(CudaExchange* exchange) { exchange->exchange.captured().end(); }
+
+void graph_state(const CudaExchange* exchange, CudaGraphState* state) {
+  *state = exchange->exchange.captured().state();
+}
+
 // ---- NCCL ----
 
 int32_t make_nccl_id(CudaNcclId* id, CudaFailure* failure) {
@@ -204,6 +220,9 @@ void add_exchanging(CudaTable& table) {
   table.complete_before = complete_before;
   table.look_for_lost_exchange = look_for_lost_exchange;
   table.drain = drain;
+  table.begin_captured = begin_captured;
+  table.end_captured = end_captured;
+  table.graph_state = graph_state;
   table.make_nccl_id = make_nccl_id;
   table.open_nccl = open_nccl;
   table.nccl_ready = nccl_ready;

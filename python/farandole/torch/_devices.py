@@ -38,8 +38,8 @@ def captured(device: int) -> InvalidArgument:
     and the operation would wait for it for ever."""
     return InvalidArgument(
         f"the current stream of cuda:{device} is being captured (torch.cuda.graph), and no "
-        "operation of farandole can be part of a graph\n"
-        "  advice: capture what lies between operations, and wait for those before it begins"
+        "operation of farandole.torch can be part of a graph\n"
+        "  advice: capture farandole.all_reduce and its siblings, or what lies between operations"
     )
 
 

@@ -39,7 +39,7 @@ void add_failures(State& all, const std::string& text) {
 void read_environment(State& all) {
   for (const char* name :
        {"devices", "version", "capability", "memory", "name", "virtual_memory", "host_register",
-        "peers", "lacks", "jitter", "deinitialized", "fail", "memory_operations", "capturing"}) {
+        "peers", "lacks", "jitter", "deinitialized", "fail", "memory_operations"}) {
     std::string variable = "FAKE_CUDA_";
     for (const char* c = name; *c != 0; ++c) variable += static_cast<char>(std::toupper(*c));
     if (const char* value = std::getenv(variable.c_str())) configure(all, name, value);
@@ -125,8 +125,6 @@ void configure(State& all, const std::string& name, const std::string& value) {
     config.peers = number != 0;
   else if (name == "memory_operations")
     config.memory_operations = number != 0;
-  else if (name == "capturing")
-    config.capturing = number != 0;
   else if (name == "deinitialized")
     config.deinitialized = number != 0;
   else if (name == "jitter")
@@ -152,6 +150,7 @@ int begin(State& all, const char* name, Needs needs) {
     }
     return code;
   }
+  if (const int code = spoil(all, name); code != kSuccess) return code;
   if (needs == Needs::nothing) return kSuccess;
   if (!all.initialized) return 3;
   if (needs == Needs::driver) return kSuccess;

@@ -17,6 +17,8 @@
 #include "cuda/driver/status.h"
 #include "executor.h"
 
+struct CUgraph_st;
+
 // Handles are addresses of these. None is freed before the process ends, so that a handle of
 // something that is gone is known as such.
 struct CUctx_st {
@@ -28,6 +30,7 @@ struct CUevent_st {
   CUctx_st* context = nullptr;
   bool alive = true, timed = false;
   uint64_t recorded = 0, complete = 0;  // by number
+  CUgraph_st* captured = nullptr;       // recorded last in a stream that is captured into it
   double time = 0;                      // seconds, of the last that completed
 };
 struct CUfunc_st {
@@ -74,6 +77,13 @@ struct Work {
   std::vector<DevicePointer> uses;
 };
 
+/// The same as part of a graph.
+struct Node {
+  std::string call;
+  std::function<int()> run;
+  std::vector<std::pair<DevicePointer, size_t>> ranges;
+};
+
 }  // namespace farandole::cuda::fake
 
 struct CUstream_st {
@@ -82,6 +92,15 @@ struct CUstream_st {
   bool alive = true, closing = false, running = false;
   std::deque<farandole::cuda::fake::Work> queue;
   std::thread thread;
+  CUgraph_st* capturing = nullptr;
+};
+/// Nodes run one after the other: what is captured is one stream.
+struct CUgraph_st {
+  CUctx_st* context = nullptr;
+  int mode = 0;            // of its capture
+  std::thread::id thread;  // that captures
+  bool spoilt = false;
+  std::vector<farandole::cuda::fake::Node> nodes;
 };
 
 namespace farandole::cuda::fake {
@@ -91,7 +110,7 @@ struct Config {
   size_t memory = size_t{1} << 30;
   std::string name = "Fake GPU", lacks;
   bool virtual_memory = true, host_register = true, peers = true, deinitialized = false;
-  bool memory_operations = true, capturing = false;
+  bool memory_operations = true;
   uint64_t jitter = 0;
 };
 
@@ -120,6 +139,7 @@ struct State {
   std::set<CUstream_st*> streams;
   std::set<CUevent_st*> events;
   std::set<CUmod_st*> modules;
+  std::set<CUgraph_st*> captures;  // under way
   std::map<CUctx_st*, CUstream_st*> default_streams;
   std::vector<std::shared_ptr<void>> handles;  // all that ever were
   std::vector<CUstream_st*> ending;            // destroyed; their threads are to be joined
@@ -182,6 +202,14 @@ void end_streams(Lock& lock, CUctx_st* context);
 
 /// Memory of "devices" is the process's own.
 inline void* host(DevicePointer address) { return reinterpret_cast<void*>(address); }
+
+// graphs.cpp
+/// Adds to the graph that the stream is being captured into.
+int capture(const char* call, CUgraph_st* graph, std::function<int()> run,
+            const std::vector<std::pair<DevicePointer, size_t>>& ranges);
+int spoilt(CUgraph_st& graph, int code = 900);
+/// The code of a call that would spoil a capture, which it then has done; kSuccess: it does not.
+int spoil(State& state, const std::string& call);
 
 // kernels.cpp: kernels for tests of the driver layer itself.
 const Kernel* test_kernel(const std::string& name);

@@ -14,6 +14,8 @@ using namespace farandole::cuda::fake;
 
 namespace {
 
+constexpr int kIsolation = 905;
+
 using Clock = std::chrono::steady_clock;
 
 double seconds_now() {
@@ -130,6 +132,7 @@ int farandole::cuda::fake::enqueue(State& all, const char* call, CUctx_st* conte
                                    std::function<void()> finish) {
   CUstream_st* const found = find_stream(all, call, context, stream);
   if (found == nullptr) return 400;
+  if (found->capturing != nullptr) return capture(call, found->capturing, std::move(run), ranges);
   Work work{std::move(run), std::move(finish), {}};
   for (const auto& [address, bytes] : ranges) {
     if (all.region_of(call, address, bytes) == nullptr) {
@@ -188,6 +191,7 @@ FAKE_CUDA cuStreamDestroy_v2(StreamHandle stream) {
 
 FAKE_CUDA cuStreamSynchronize(StreamHandle stream) {
   return of_stream("cuStreamSynchronize", stream, [](State& all, Lock& lock, CUstream_st* found) {
+    if (found->capturing != nullptr) return spoilt(*found->capturing);
     all.changed.wait(lock, [&] { return !is_busy(*found) || found->context->lost != 0; });
     return found->context->lost;
   });
@@ -195,19 +199,28 @@ FAKE_CUDA cuStreamSynchronize(StreamHandle stream) {
 
 FAKE_CUDA cuStreamQuery(StreamHandle stream) {
   return of_stream("cuStreamQuery", stream, [](State&, Lock&, CUstream_st* found) {
+    if (found->capturing != nullptr) return spoilt(*found->capturing);
     return is_busy(*found) ? kNotReady : kSuccess;
   });
 }
 
 FAKE_CUDA cuStreamIsCapturing(StreamHandle stream, int* status) {
-  return of_stream("cuStreamIsCapturing", stream, [&](State& all, Lock&, CUstream_st*) {
-    *status = all.config.capturing ? 1 : 0;
+  return of_stream("cuStreamIsCapturing", stream, [&](State&, Lock&, CUstream_st* found) {
+    *status = found->capturing == nullptr ? 0 : found->capturing->spoilt ? 2 : 1;
     return kSuccess;
   });
 }
 
 FAKE_CUDA cuStreamWaitEvent(StreamHandle stream, EventHandle event, unsigned) {
   return of_event("cuStreamWaitEvent", event, [&](State& all, Lock&) {
+    CUstream_st* const waiting =
+        find_stream(all, "cuStreamWaitEvent", current_contexts().back(), stream);
+    if (waiting == nullptr) return 400;
+    if (event->captured != nullptr) {
+      waiting->capturing = event->captured;
+      return kSuccess;
+    }
+    if (waiting->capturing != nullptr) return spoilt(*waiting->capturing, kIsolation);
     const uint64_t number = event->recorded;  // of now
     return enqueue(all, "cuStreamWaitEvent", current_contexts().back(), stream, [=] {
       State& later = state();
@@ -232,13 +245,15 @@ FAKE_CUDA cuStreamWriteValue32_v2(StreamHandle stream, DevicePointer address, ui
 }
 
 FAKE_CUDA cuStreamWaitValue32_v2(StreamHandle stream, DevicePointer address, uint32_t value,
-                                 unsigned) {
+                                 unsigned flags) {
   return call("cuStreamWaitValue32", Needs::context, [&](State& all, Lock&, CUctx_st* context) {
     if (!all.config.memory_operations) return static_cast<int>(kNotSupported);
     const auto wait = [=] {
       for (;;) {
         const uint32_t word = word_at(address).load(std::memory_order_acquire);
-        if (static_cast<int32_t>(word - value) >= 0) return kSuccess;
+        if (flags == kWaitUntilAnyBit ? (word & value) != 0
+                                      : static_cast<int32_t>(word - value) >= 0)
+          return kSuccess;
         {
           const Lock lock(state().mutex);
           if (context->lost != 0) return context->lost;
@@ -307,6 +322,10 @@ FAKE_CUDA cuEventRecord(EventHandle event, StreamHandle stream) {
       all.blame("cuEventRecord of an event of another context");
       return 400;
     }
+    CUstream_st* const recording = find_stream(all, "cuEventRecord", context, stream);
+    if (recording == nullptr) return 400;
+    event->captured = recording->capturing;
+    if (event->captured != nullptr) return static_cast<int>(kSuccess);
     const uint64_t number = event->recorded + 1;
     const auto finish = [=] {
       event->complete = std::max(event->complete, number);

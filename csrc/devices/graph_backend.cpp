@@ -1,0 +1,65 @@
+#include "devices/graph_backend.h"
+
+#include <utility>
+
+#include "devices/staged_copies.h"
+
+namespace farandole {
+
+GraphBackend::GraphBackend(Engine& engine, const Membership& membership, uint64_t key,
+                           std::shared_ptr<DeviceExchange> exchange, PeerOffer bucket,
+                           size_t piece_bytes, Duration timeout)
+    : host_(engine.host()),
+      membership_(membership),
+      exchange_(std::move(exchange)),
+      piece_bytes_(piece_bytes),
+      watch_(engine, membership, exchange_, timeout) {
+  meeting_.emplace(host_, membership_, key, std::move(bucket),
+                   [this](std::span<const PeerOffered> all) {
+                     for (int r = 0; r < static_cast<int>(all.size()); ++r) {
+                       const PeerOffered& theirs = all[static_cast<size_t>(r)];
+                       if (r != membership_.rank)
+                         exchange_->map(r, theirs.get<CudaShare>(), theirs.descriptor);
+                     }
+                     return true;
+                   });
+}
+
+void GraphBackend::start(const Operation& operation, uint32_t sequence) {
+  operation_ = &operation;
+  sequence_ = sequence;
+}
+
+Progress GraphBackend::poll(TimePoint) {
+  if (meeting_) {
+    const bool moved = meeting_->poll();
+    if (!meeting_->done()) return moved ? Progress::moved : Progress::idle;
+    no_buckets_ = meeting_->refusal();
+    meeting_.reset();
+  }
+  if (no_buckets_.empty()) capture();
+  return Progress::finished;
+}
+
+void GraphBackend::capture() {
+  const Operation& o = *operation_;
+  std::string title = std::string(name_of(o.kind)) + " #" + std::to_string(sequence_);
+  if (!o.name.empty()) title += " '" + o.name + "'";
+  const Shape shape = shape_of(o, membership_.rank, static_cast<int>(membership_.members.size()));
+  StepPieces pieces(o, shape, *arrays_, piece_bytes_);
+  try {
+    exchange_->begin_captured(*arrays_->graph, watch_.add(std::move(title)), pieces.size());
+    for (size_t i = 0; i < pieces.size(); ++i) exchange_->run(pieces[i]);
+    exchange_->end_captured();
+  } catch (const Error& error) {
+    exchange_->end_captured();
+    throw on_rank(error, host_.rank);
+  }
+  arrays_->launched.store(true, std::memory_order_release);  // partner: StepCall::hand_over
+}
+
+std::vector<int> GraphBackend::lacking() const {
+  return meeting_ ? meeting_->silent() : std::vector<int>();
+}
+
+}  // namespace farandole

@@ -1,0 +1,51 @@
+#include "devices/step_pieces.h"
+
+#include "fold/fold.h"
+
+namespace farandole {
+
+StepPieces::StepPieces(const Operation& operation, const Shape& shape, const StepArrays& arrays,
+                       size_t piece_bytes)
+    : arrays_(&arrays), count_(operation.count) {
+  const DType dtype = operation.input.dtype;
+  step_ = {.kind = operation.kind,
+           .shape = shape,
+           .element = size_of(dtype),
+           .piece_bytes = piece_bytes,
+           .in_place = arrays.in_place,
+           .apart = !arrays.together.empty()};
+  common_.input = arrays.input;
+  common_.output = arrays.output;
+  common_.dtype = static_cast<int32_t>(dtype);
+  common_.op = static_cast<int32_t>(operation.op);
+  if (!folds(operation.kind)) return;
+  const Scales scales =
+      scales_for(dtype, operation.op, operation.prescale, operation.postscale, shape.size);
+  common_.leaf_factor = scales.leaf.factor;
+  common_.leaf_divide = scales.leaf.divide;
+  common_.finish_factor = scales.finish.factor;
+  common_.finish_divide = scales.finish.divide;
+}
+
+const CudaPiece& StepPieces::operator[](size_t index) {
+  moves_ = piece_of(step_, index);
+  if (step_.apart) farandole::lie_apart(moves_, arrays_->inputs, arrays_->outputs);
+  piece_ = common_;
+  piece_.in = moves_.in.data();
+  piece_.ins = moves_.in.size();
+  piece_.out = moves_.out.data();
+  piece_.outs = moves_.out.size();
+  piece_.first = moves_.first;
+  piece_.count = moves_.count;
+  piece_.folds_to = moves_.folds_to;
+  piece_.fold_to = arrays_->output + moves_.fold_to;
+  return piece_;
+}
+
+CudaPiece StepPieces::whole() const {
+  CudaPiece whole = common_;
+  whole.count = count_;
+  return whole;
+}
+
+}  // namespace farandole

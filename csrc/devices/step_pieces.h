@@ -1,0 +1,55 @@
+// One operation by steps, as the library for CUDA takes it: piece by piece, each with what it moves
+// and folds, and where the arrays lie.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "devices/exchange.h"
+#include "devices/step_plan.h"
+#include "devices/stretches.h"
+#include "group/pack.h"
+#include "stream/operation.h"
+
+namespace farandole {
+
+/// One operation's arrays, as its backend needs them.
+struct StepArrays {
+  uint64_t input = 0, output = 0;  // addresses
+  bool in_place = false;
+  std::vector<Operand> together;  // several arrays that travel as one; then there is no address
+  Stretches inputs, outputs;      // of these, as parts of the whole
+  StepMoments moments;            // none in a graph
+  std::optional<uint64_t> graph;  // the stream that is being captured, with all of it
+  std::shared_ptr<const void> kept;
+  std::atomic<bool> launched{false};  // released after `number`
+  uint32_t number = 0;
+};
+
+class StepPieces {
+ public:
+  StepPieces() = default;
+  /// `shape` is the operation's, and refers to it.
+  StepPieces(const Operation& operation, const Shape& shape, const StepArrays& arrays,
+             size_t piece_bytes);
+
+  const Shape& shape() const { return step_.shape; }
+  size_t size() const { return pieces_of(step_); }
+  bool lie_apart() const { return step_.apart; }
+  /// Of the exchange's first strand. Good until the next call.
+  const CudaPiece& operator[](size_t index);
+  /// All elements as one, without moves.
+  CudaPiece whole() const;
+
+ private:
+  const StepArrays* arrays_ = nullptr;
+  size_t count_ = 0;  // elements, of all pieces
+  StepShape step_{};
+  CudaPiece common_{};  // to all pieces
+  StepPiece moves_;
+  CudaPiece piece_{};
+};
+
+}  // namespace farandole
