@@ -10,6 +10,7 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,11 +42,32 @@ def resolver_of(kind: str) -> Any:
         return tf.distribute.cluster_resolver.SlurmClusterResolver(
             gpus_per_node=2, gpus_per_task=1, auto_set_gpu=False
         )
+    if kind == "Kubernetes":
+        return of_pods(int(os.environ["POD_NUMBER"]))
     told = json.loads(os.environ.pop("TF_CONFIG"))
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(told["cluster"]), task_type=told["task"]["type"],
         task_id=told["task"]["index"],
     )  # fmt: skip
+
+
+def of_pods(number: int) -> Any:
+    """Of two pods on this host, as the Kubernetes client lists them."""
+
+    class Client:
+        def list_pod_for_all_namespaces(self, label_selector: str) -> Any:
+            assert label_selector == "job-name=train"
+            status = SimpleNamespace(phase="Running", host_ip="localhost")
+            names = [SimpleNamespace(name=f"train-{i}") for i in (1, 0)]
+            return SimpleNamespace(
+                items=[SimpleNamespace(status=status, metadata=n) for n in names]
+            )
+
+    resolver = tf.distribute.cluster_resolver.KubernetesClusterResolver(
+        {"worker": ["job-name=train"]}, override_client=Client()
+    )
+    resolver.task_type, resolver.task_id = "worker", number
+    return resolver
 
 
 def work_of_two(kind: str) -> tuple[int, int, float]:
@@ -77,10 +99,21 @@ def by_srun(task: int) -> dict[str, str | None]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["TF_CONFIG", "a resolver", "Slurm"])
+def by_pod(number: int) -> dict[str, str | None]:
+    return NOT_BY_THE_HARNESS | {"POD_NUMBER": str(number)}
+
+
+ENVIRONMENTS: dict[str, Callable[[int], dict[str, str | None]]] = {
+    "TF_CONFIG": lambda r: by_config(("chief", "worker")[r]),
+    "a resolver": lambda r: by_config(("chief", "worker")[r]),
+    "Slurm": by_srun,
+    "Kubernetes": by_pod,
+}
+
+
+@pytest.mark.parametrize("kind", ENVIRONMENTS)
 def test_workers_meet_by_a_cluster(spawn: Spawn, kind: str) -> None:
-    each = [by_srun(r) if kind == "Slurm" else by_config(("chief", "worker")[r]) for r in range(2)]
-    world = spawn(2, "keras on tensorflow", each=each)
+    world = spawn(2, "keras on tensorflow", each=[ENVIRONMENTS[kind](r) for r in range(2)])
     assert world.run(work_of_two, kind) == [(0, 2, 4.0), (1, 2, 4.0)]
 
 
