@@ -67,7 +67,13 @@ class Tensors:
         self.streams_asked_for += 1
         if self.captures:
             raise _devices.captured(device)
+        return self.current_stream_or_graph(device)
+
+    def current_stream_or_graph(self, device: int) -> int:
         return self.rank.machine.streams[device].value or 0
+
+    def is_captured(self, device: int) -> bool:  # noqa: ARG002
+        return self.captures
 
     def new_empty(self, like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
         device = self.device_of(like)

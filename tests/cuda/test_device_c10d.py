@@ -73,6 +73,48 @@ def every_collective(put: Put, n: int) -> list[torch.Tensor]:
     return found
 
 
+def in_a_graph() -> None:
+    """Collectives of torch.distributed become part of it, also those that are waited for, and whose
+    futures are."""
+    rank = Rank()
+    tensors = Tensors(rank)
+    dist.init_process_group("farandole", timeout=timedelta(seconds=200))
+    p, n = dist.get_world_size(), 1000
+    x, y = tensors.put(tensor(n)), tensors.put(tensor(n))
+    whole, z = tensors.put(torch.zeros(p * n)), tensors.put(tensor(2, n))
+    tensors.captures = True
+    with rank.machine.captured() as graph:
+        dist.all_reduce(x)
+        work: Any = dist.all_gather_into_tensor(whole, x, async_op=True)
+        work.wait()
+        work = dist.all_reduce(y, dist.ReduceOp.MAX, async_op=True)
+        assert work.get_future().wait() is not None
+        with dist._coalescing_manager():
+            dist.all_reduce(z[0])
+            dist.all_reduce(z[1])
+        with pytest.raises(fd.InvalidArgument, match="send cannot become part of one"):
+            dist.send(y, (dist.get_rank() + 1) % p)
+    tensors.captures = False
+    for factor in (1.0, 2.0):
+        x.copy_(factor * tensor(n))
+        y.copy_(factor * tensor(n))
+        z.copy_(factor * tensor(2, n))
+        rank.machine.launch(graph)
+        tensors.settle()
+        expected = sum(factor * ((torch.arange(n) % 61).float() + 10 * r) for r in range(p))
+        assert torch.equal(x, expected)
+        assert torch.equal(whole, expected.repeat(p))
+        assert torch.equal(z[0], expected)
+        assert torch.equal(y, factor * ((torch.arange(n) % 61).float() + 10 * (p - 1)))
+    dist.destroy_process_group()
+    del x, y, z, whole, work
+    rank.end()
+
+
+def test_collectives_become_part_of_a_graph(by_steps: Start) -> None:
+    by_steps(2).run(in_a_graph)
+
+
 def as_on_the_host(sizes: list[int]) -> None:
     rank = Rank()
     tensors = Tensors(rank)

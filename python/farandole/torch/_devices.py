@@ -20,13 +20,19 @@ def current_stream(device: int) -> int:
     Raises:
         InvalidArgument: it is being captured.
     """
-    if _is_captured(device):
+    if is_captured(device):
         raise captured(device)
+    return current_stream_or_graph(device)
+
+
+def current_stream_or_graph(device: int) -> int:
+    """The same for what may become part of the graph that it is being captured into."""
     stream: int = torch.cuda.current_stream(device).cuda_stream
     return stream
 
 
-def _is_captured(device: int) -> bool:
+def is_captured(device: int) -> bool:
+    """Whether what this thread puts into its stream becomes part of a CUDA graph."""
     if torch.cuda.current_device() == device:
         return torch.cuda.is_current_stream_capturing()
     with torch.cuda.device(device):
@@ -39,7 +45,8 @@ def captured(device: int) -> InvalidArgument:
     return InvalidArgument(
         f"the current stream of cuda:{device} is being captured (torch.cuda.graph), and no "
         "operation of farandole.torch can be part of a graph\n"
-        "  advice: capture farandole.all_reduce and its siblings, or what lies between operations"
+        "  advice: capture torch.distributed's collectives or farandole.all_reduce and its "
+        "siblings, or what lies between operations"
     )
 
 
@@ -66,8 +73,9 @@ def copied_to(like: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def finish_work(device: int) -> None:
-    """Waits until what this thread has put into its stream is done."""
-    torch.cuda.current_stream(device).synchronize()
+    """Waits until what this thread has put into its stream is done; in a graph nothing is."""
+    if not is_captured(device):
+        torch.cuda.current_stream(device).synchronize()
 
 
 def future_of(tensors: Sequence[torch.Tensor]) -> torch.futures.Future[object]:

@@ -63,13 +63,15 @@ def borrow(tensor: Any, what: str = "tensor") -> Any:
     return pointed(tensor)
 
 
-def pointed(tensor: torch.Tensor) -> Any:
-    """The same of one that is known to be fit."""
+def pointed(tensor: torch.Tensor, *, in_graphs: bool = False) -> Any:
+    """The same of one that is known to be fit. `in_graphs`: what is done with it can be part of a
+    CUDA graph."""
     dtype, device = DTYPE_NAMES[tensor.dtype], _devices.device_of(tensor)
     if device is None:
         return _core.Buffer(tensor.data_ptr(), tensor.numel(), dtype, tensor)
-    _devices.current_stream(device)  # refused where it is captured, before anything is begun
-    stream = partial(_devices.current_stream, device)
+    current = _devices.current_stream_or_graph if in_graphs else _devices.current_stream
+    current(device)  # refused before anything is begun
+    stream = partial(current, device)
     return _core.DeviceBuffer(tensor.data_ptr(), tensor.numel(), dtype, device, stream, tensor)
 
 

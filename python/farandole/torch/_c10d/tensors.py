@@ -41,7 +41,7 @@ def as_engine_sees(tensor: torch.Tensor, *, folded: bool) -> torch.Tensor:
 
 def buffer(tensor: torch.Tensor) -> Any:
     """Of a contiguous tensor as the engine sees it."""
-    return pointed(tensor)
+    return pointed(tensor, in_graphs=True)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

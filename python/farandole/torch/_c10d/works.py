@@ -159,6 +159,8 @@ class Work(_TorchWork):
                 if self._over is not None:
                     self._over.wait(None)
                 self._complete_future()
+            elif _in_graph(self._result):
+                self.wait()  # it is part of the graph already, and events are, too, in this thread
             else:
                 completions.add(self)
         return self._future
@@ -175,6 +177,11 @@ def tensors_in(result: Any) -> list[torch.Tensor]:
 
 def _on_device(result: Any) -> bool:
     return any(_devices.device_of(tensor) is not None for tensor in tensors_in(result))
+
+
+def _in_graph(result: Any) -> bool:
+    devices = {_devices.device_of(tensor) for tensor in tensors_in(result)} - {None}
+    return any(_devices.is_captured(device) for device in devices if device is not None)
 
 
 class _All:
