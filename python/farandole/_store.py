@@ -16,6 +16,7 @@ import queue
 import secrets
 import selectors
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -322,7 +323,7 @@ class _Lost(Exception):
 
 def _be_guest(meeting: Meeting, mine: Words) -> list[Words]:
     """Raises OSError where nobody receives."""
-    with socket.create_connection((meeting.address, meeting.port), timeout=_POLITE) as connection:
+    with _connect(meeting) as connection:
         try:
             connection.settimeout(max(_POLITE, meeting.until - time.monotonic() + _GRACE))
             _prove(meeting, connection)
@@ -342,6 +343,21 @@ def _be_guest(meeting: Meeting, mine: Words) -> list[Words]:
         raise RendezvousError(answer["refused"])
     table: list[Words] = answer["ranks"]
     return table
+
+
+def _connect(meeting: Meeting) -> socket.socket:
+    """Raises OSError where nobody listens.
+
+    Then the kernel may give that very port to whoever connects, who so connects to himself; and
+    nobody else can listen there meanwhile.
+    """
+    connection = socket.create_connection((meeting.address, meeting.port), timeout=_POLITE)
+    if connection.getsockname() != connection.getpeername():
+        return connection
+    at_once = struct.pack("ii", 1, 0)  # the port is free again
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+    connection.close()
+    raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
 
 
 def _ranks(among: str) -> str:
