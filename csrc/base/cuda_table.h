@@ -194,7 +194,7 @@ struct CudaTable {
   /// This rank uses nothing of other ranks' any more: drains, if need be, and maps no bucket but
   /// its own. Nothing begins afterwards.
   void (*let_go_of_peers)(CudaExchange* exchange);
-  /// Drains, if need be, and ends.
+  /// Drains, if need be, and ends; where it is in graphs (begin_captured), once those are gone.
   void (*close_exchange)(CudaExchange* exchange);
 
   /// Ready when what now is in the queue's stream to the host is done. Any thread.
@@ -233,10 +233,13 @@ struct CudaTable {
   /// being captured into. `number`: the same on all ranks, and of no other one. Graphs use the
   /// exchange, and nobody else's memory, as long as it is open; no two run at once.
   int32_t (*begin_captured)(CudaExchange* exchange, uint64_t stream, uint32_t number,
-                            uint64_t pieces, CudaFailure* failure);
-  void (*end_captured)(CudaExchange* exchange);
-  /// Asks the driver nothing. Any thread. is_complete() says whether so many replays have ended.
+                            CudaFailure* failure);
+  int32_t (*end_captured)(CudaExchange* exchange, CudaFailure* failure);
+  /// These two ask the driver nothing. Any thread. is_complete() says whether so many replays have
+  /// ended.
   void (*graph_state)(const CudaExchange* exchange, CudaGraphState* state);
+  /// 1: the state says that graphs overlap, or differ between ranks.
+  int32_t (*graphs_are_wrong)(const CudaExchange* exchange);
 
   // ---- NCCL's communicator of an exchange ----
 

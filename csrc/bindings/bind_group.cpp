@@ -304,10 +304,11 @@ void bind_group(py::module_& module) {
             refuse_in_child();
             Options options = options_from(kind, op, prescale, postscale, root, name, algorithm,
                                            level, timeout, counts);
-            if (is_on_device(input) || is_on_device(output))
-              return handle_of(group,
-                               submit_staged(*group, input, output, std::move(options), false),
-                               handed_over(input, output), result);
+            if (is_on_device(input) || is_on_device(output)) {
+              StagedCall staged = submit_staged(*group, input, output, std::move(options), false);
+              if (staged.is_captured()) wait_for(group, [&](Deadline d) { return staged.wait(d); });
+              return handle_of(group, std::move(staged), handed_over(input, output), result);
+            }
             const BorrowedOperand call = borrow_both(input, output);
             options.keepalive = keep(call.input.owner, call.output.owner);
             return PyHandle(

@@ -96,6 +96,7 @@ struct BegunGrouped {
   WaitUntil wait;
   std::function<bool()> done;
   std::function<void()> after_wait;
+  bool is_captured = false;  // it becomes part of a CUDA graph, and is waited for at once
 };
 
 BegunGrouped begin_grouped(Group& group, const std::string& kind, const Arrays& inputs,
@@ -110,7 +111,7 @@ BegunGrouped begin_grouped(Group& group, const std::string& kind, const Arrays& 
     const auto staged =
         submit_staged_grouped(group, inputs, outputs, std::move(options), kLimits, waits);
     return {[staged](Deadline d) { return staged->wait(d); }, [staged] { return staged->done(); },
-            [staged, outputs] { hand_over(*staged, outputs); }};
+            [staged, outputs] { hand_over(*staged, outputs); }, staged->is_captured()};
   }
   if (!waits) options.keepalive = keep(py::cast(inputs), py::cast(outputs));
   const auto grouped =
@@ -205,6 +206,7 @@ void bind_verbs(py::module_& module) {
                 *of, kind, inputs, outputs,
                 options_from(kind, op, prescale, postscale, root, name, algorithm, level, timeout),
                 false);
+            if (begun.is_captured) wait_for(of, begun.wait);
             return PyHandle(of, std::move(begun.wait), std::move(begun.done), result,
                             std::move(begun.after_wait));
           },

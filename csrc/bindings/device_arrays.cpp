@@ -203,7 +203,9 @@ void refuse_spoilt_capture(Group& group, const DeviceSpan& span) {
     throw Error(ErrorCode::invalid_argument,
                 "an array's stream is being captured into a CUDA graph, and its owner does not say "
                 "which one it is: that capture is spoilt",
-                {}, "capture by a framework that has DLPack's exchange functions (PyTorch 2.10)");
+                {},
+                "for PyTorch capture torch.distributed's collectives, or take a version that has "
+                "DLPack's exchange functions");
 }
 
 PlacedArray place(Group& group, const py::object& array, bool writable, const char* what) {

@@ -19,8 +19,12 @@ PeerOffer DeviceExchange::open_bucket() {
   return mine;
 }
 
-void DeviceExchange::map(int member, const CudaShare& theirs, int descriptor) {
-  ask_cuda(library_.map_peer, exchange_.get(), member, &theirs, descriptor);
+void DeviceExchange::map_all(int own, std::span<const PeerOffered> all) {
+  for (int r = 0; r < static_cast<int>(all.size()); ++r) {
+    const PeerOffered& offered = all[static_cast<size_t>(r)];
+    const auto theirs = offered.get<CudaShare>();
+    if (r != own) ask_cuda(library_.map_peer, exchange_.get(), r, &theirs, offered.descriptor);
+  }
 }
 
 PeerOffer DeviceExchange::offer_nccl(bool makes_id) {

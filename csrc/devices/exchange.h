@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "devices/device_queue.h"
 #include "devices/peers.h"
@@ -27,7 +28,8 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
   int device() const { return device_; }
   /// What the others need of this rank's bucket: a CudaShare and a descriptor.
   PeerOffer open_bucket();
-  void map(int member, const CudaShare& theirs, int descriptor);
+  /// The buckets of all others, as they were offered. `own`: this rank's place.
+  void map_all(int own, std::span<const PeerOffered> all);
   /// Nothing of other ranks' is used any more; nothing begins afterwards.
   void let_go_of_peers() { library_.let_go_of_peers(exchange_.get()); }
 
@@ -50,10 +52,12 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
 
   // ---- where the shape says `captured`, in place of begin and end ----
 
-  void begin_captured(uint64_t stream, uint32_t number, size_t pieces) {
-    ask_cuda(library_.begin_captured, exchange_.get(), stream, number, pieces);
+  void begin_captured(uint64_t stream, uint32_t number) {
+    ask_cuda(library_.begin_captured, exchange_.get(), stream, number);
   }
-  void end_captured() { library_.end_captured(exchange_.get()); }
+  void end_captured() { ask_cuda(library_.end_captured, exchange_.get()); }
+  /// Costs nothing. Any thread.
+  bool graphs_are_wrong() const { return library_.graphs_are_wrong(exchange_.get()) != 0; }
   /// Costs nothing. Any thread.
   CudaGraphState graph_state() const {
     CudaGraphState state{};

@@ -16,11 +16,7 @@ GraphBackend::GraphBackend(Engine& engine, const Membership& membership, uint64_
       watch_(engine, membership, exchange_, timeout) {
   meeting_.emplace(host_, membership_, key, std::move(bucket),
                    [this](std::span<const PeerOffered> all) {
-                     for (int r = 0; r < static_cast<int>(all.size()); ++r) {
-                       const PeerOffered& theirs = all[static_cast<size_t>(r)];
-                       if (r != membership_.rank)
-                         exchange_->map(r, theirs.get<CudaShare>(), theirs.descriptor);
-                     }
+                     exchange_->map_all(membership_.rank, all);
                      return true;
                    });
 }
@@ -43,16 +39,13 @@ Progress GraphBackend::poll(TimePoint) {
 
 void GraphBackend::capture() {
   const Operation& o = *operation_;
-  std::string title = std::string(name_of(o.kind)) + " #" + std::to_string(sequence_);
-  if (!o.name.empty()) title += " '" + o.name + "'";
   const Shape shape = shape_of(o, membership_.rank, static_cast<int>(membership_.members.size()));
   StepPieces pieces(o, shape, *arrays_, piece_bytes_);
   try {
-    exchange_->begin_captured(*arrays_->graph, watch_.add(std::move(title)), pieces.size());
+    exchange_->begin_captured(*arrays_->graph, watch_.add(title_of(o, sequence_)));
     for (size_t i = 0; i < pieces.size(); ++i) exchange_->run(pieces[i]);
     exchange_->end_captured();
   } catch (const Error& error) {
-    exchange_->end_captured();
     throw on_rank(error, host_.rank);
   }
   arrays_->launched.store(true, std::memory_order_release);  // partner: StepCall::hand_over

@@ -18,8 +18,8 @@ namespace farandole {
 /// As an operation's `algorithm`, which nobody asks for by name: the stream is being captured.
 inline constexpr std::string_view kGraphWay = "graph";
 
-/// Of one group, with a bucket of its own, which graphs use until the group ends. By the thread
-/// that polls.
+/// Of one group, with a bucket of its own, which graphs may use until the engine ends. By the
+/// thread that polls.
 class GraphBackend : public Backend {
  public:
   /// `exchange` is null where this rank has no streams there; `bucket` says why it has none.
@@ -31,8 +31,8 @@ class GraphBackend : public Backend {
   void take(StepArrays& arrays) { arrays_ = &arrays; }
   void poll_replays() { watch_.poll(); }
   void look_around(TimePoint when) { watch_.look_around(when); }
-  /// No graph runs that has collectives.
-  bool rests() const { return watch_.idle(); }
+  /// Whether graphs use its bucket, now or later.
+  bool has_graphs() const { return watch_.has_graphs(); }
 
   std::string_view name() const override { return "graphs"; }
   bool can_run(const Operation&) const override { return true; }

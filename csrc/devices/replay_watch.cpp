@@ -1,14 +1,18 @@
 #include "devices/replay_watch.h"
 
+#include <thread>
 #include <utility>
 
+#include "base/log.h"
 #include "control/absence.h"
 #include "engine/fork.h"
 
 namespace farandole {
 namespace {
 
-constexpr auto kUntilLeaversAreMissed = std::chrono::seconds(1);
+constexpr auto kUntilAbsenteesAreMissed = std::chrono::seconds(1);  // who had come before it left
+constexpr auto kBetweenDrains = std::chrono::milliseconds(20);
+constexpr auto kNapAtTheEnd = std::chrono::microseconds(200);
 
 }  // namespace
 
@@ -22,7 +26,18 @@ ReplayWatch::ReplayWatch(Engine& engine, const Membership& membership,
       watch_(engine, membership, exchange_) {}
 
 ReplayWatch::~ReplayWatch() {
-  if (!in_child() && !titles_.empty()) see(exchange_->graph_state(), now());
+  if (in_child() || titles_.empty()) return;
+  const TimePoint begin = now();
+  while (!idle() && !membership_.detector->failed()) {
+    const Duration waited = now() - begin;
+    if (waited > kUntilAbsenteesAreMissed) {
+      if (const auto absent = absentee()) report(*absent);
+    }
+    if (timeout_ > Duration::zero() && waited > timeout_) break;
+    std::this_thread::sleep_for(kNapAtTheEnd);
+  }
+  if (const auto wrong = difference(exchange_->graph_state()); wrong && !reported_)
+    log(LogLevel::error, wrong->what());
 }
 
 uint32_t ReplayWatch::add(std::string title) {
@@ -32,21 +47,33 @@ uint32_t ReplayWatch::add(std::string title) {
 }
 
 bool ReplayWatch::idle() const {
-  if (titles_.empty()) return true;
   const CudaGraphState state = exchange_->graph_state();
   return state.begun == state.ended;
 }
 
+void ReplayWatch::report(const Error& error) {
+  reported_ = true;
+  membership_.detector->report(error);
+  engine_.wake_everyone();
+}
+
+void ReplayWatch::poll() {
+  if (titles_.empty()) return;
+  watch_.poll();
+  if (!reported_ && exchange_->graphs_are_wrong()) report(*difference(exchange_->graph_state()));
+}
+
 void ReplayWatch::look_around(TimePoint when) {
   if (titles_.empty()) return;
-  const CudaGraphState state = exchange_->graph_state();
-  see(state, when);
+  see(exchange_->graph_state(), when);
   if (!membership_.detector->failed()) {
-    std::optional<Error> wrong = difference(state);
-    if (!wrong && !watch_.idle()) wrong = somebody_left(when);
-    if (wrong) {
-      membership_.detector->report(*wrong);
-      engine_.wake_everyone();
+    if (!watch_.idle() && when - seen_at_ > kUntilAbsenteesAreMissed)
+      if (const auto absent = absentee()) report(*absent);
+  } else if (when >= next_drain_) {  // also what begins later, and what was never seen to begin
+    next_drain_ = when + kBetweenDrains;
+    try {
+      exchange_->drain();
+    } catch (const Error&) {  // NOLINT: nothing waits in a context that is lost
     }
   }
   watch_.look_around(when);
@@ -72,11 +99,10 @@ std::optional<Error> ReplayWatch::difference(const CudaGraphState& state) const 
                where, "launch them in one stream, or capture each with a group of its own (split)");
 }
 
-/// A rank that has left had waited for its own replays: it comes to no other one.
-std::optional<Error> ReplayWatch::somebody_left(TimePoint when) const {
-  if (when - seen_at_ < kUntilLeaversAreMissed) return std::nullopt;
+/// A rank that has died or left comes to no replay any more.
+std::optional<Error> ReplayWatch::absentee() const {
   for (const int member : membership_.members) {
-    if (member == engine_.host().rank || !has_left(around_, member)) continue;
+    if (member == engine_.host().rank) continue;
     Context where;
     where.operation = replay_of(exchange_->graph_state().at);
     if (auto absence = absence_of(around_, member, where)) return absence;

@@ -14,10 +14,10 @@ namespace farandole {
 /// By the thread that polls; its end by any.
 class ReplayWatch {
  public:
-  /// `timeout`: of a replay; zero: none.
+  /// `timeout`: of a replay, from when it is seen; zero: none.
   ReplayWatch(Engine& engine, const Membership& membership,
               std::shared_ptr<DeviceExchange> exchange, Duration timeout);
-  /// Waits for what is being replayed, as StepWatch does.
+  /// Waits for collectives that have begun, while all ranks are there.
   ~ReplayWatch();
   ReplayWatch(const ReplayWatch&) = delete;
   ReplayWatch& operator=(const ReplayWatch&) = delete;
@@ -25,13 +25,17 @@ class ReplayWatch {
   /// A collective became part of a graph. Its number, by which devices tell of it.
   uint32_t add(std::string title);
 
-  void poll() { watch_.poll(); }
+  /// Whether any did.
+  bool has_graphs() const { return !titles_.empty(); }
+
+  void poll();
   void look_around(TimePoint when);
-  bool idle() const;
 
  private:
+  bool idle() const;
+  void report(const Error& error);
   std::optional<Error> difference(const CudaGraphState& state) const;
-  std::optional<Error> somebody_left(TimePoint when) const;
+  std::optional<Error> absentee() const;
   void see(const CudaGraphState& state, TimePoint when);
   const std::string& title_of(uint32_t number) const;
   std::string replay_of(uint32_t number) const;
@@ -43,7 +47,8 @@ class ReplayWatch {
   Duration timeout_;
   std::vector<std::string> titles_;  // of collectives, by number
   uint32_t seen_ = 0;                // replays that the watch has, or had
-  TimePoint seen_at_{};
+  TimePoint seen_at_{}, next_drain_{};
+  bool reported_ = false;
   StepWatch watch_;
 };
 

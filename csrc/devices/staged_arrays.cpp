@@ -1,5 +1,7 @@
 #include "devices/staged_arrays.h"
 
+#include <set>
+
 namespace farandole {
 namespace {
 
@@ -65,6 +67,21 @@ void refuse_graph(const PlacedArray& array, std::string_view what) {
                 "the stream of an array is being captured into a CUDA graph, and " +
                     std::string(what) + " cannot become part of one",
                 {}, "capture collectives in program order alone (docs/cuda.md)");
+}
+
+std::optional<uint64_t> graph_of(const std::vector<PlacedOperand>& arrays) {
+  std::set<std::optional<uint64_t>> all, of_empty;
+  for (const PlacedOperand& operand : arrays)
+    for (const PlacedArray* array : {&operand.input, &operand.output})
+      (array->buffer.count > 0 ? all : of_empty)
+          .insert(array->device ? array->device->graph : std::nullopt);
+  if (all.size() > 1)
+    throw Error(ErrorCode::invalid_argument,
+                "the stream of an array of this call is being captured into a CUDA graph, and that "
+                "of another one is another, or is not",
+                {}, "let all of them have the stream that is captured");
+  if (!all.empty()) return *all.begin();
+  return of_empty.empty() ? std::nullopt : *of_empty.rbegin();  // one that is captured is the last
 }
 
 }  // namespace farandole

@@ -29,6 +29,10 @@ struct PlacedOperand {
   Operand buffers() const { return {input.buffer, output.buffer}; }
 };
 
+/// The stream of all arrays of a call, where it is being captured into a CUDA graph; nothing where
+/// none is. Throws Error(invalid_argument) where it is not one for all.
+std::optional<uint64_t> graph_of(const std::vector<PlacedOperand>& arrays);
+
 /// Where the arrays of one operation lie on the host, and the copies of what has to be brought.
 Operand stage(StagedCopies& copies, const Options& options, const PlacedArray& input,
               const PlacedArray& output, int rank);

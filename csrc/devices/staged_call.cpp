@@ -39,7 +39,6 @@ StagedCall StagedCall::submit(Group& group, const PlacedArray& input, const Plac
   StagedCall call = checked(group, input, output, options);
   const Operand operand = call.offered(group, options, {input, output});
   call.begin(group.submit(operand.input, operand.output, std::move(options), caller_waits));
-  if (call.operation_.is_captured()) call.handle_.wait(Deadline::never());
   return call;
 }
 

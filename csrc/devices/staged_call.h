@@ -32,6 +32,9 @@ class StagedCall {
                                                                            const PlacedArray& array,
                                                                            Options options);
 
+  /// Whether it becomes part of a CUDA graph: whoever submits it waits at once, before the capture
+  /// ends.
+  bool is_captured() const { return operation_.is_captured(); }
   bool done() const { return handle_.done(); }
   /// Waits until the operation is complete on the host, and has its result copied back. False when
   /// `until` passed first.

@@ -131,6 +131,7 @@ void StagedCopies::hand_over(int device, std::optional<uint64_t> stream) {
     else
       output->span.queue->synchronize(kToDevice);
   } catch (const Error& error) {
+    if (error.code() == ErrorCode::invalid_argument) throw;  // that stream is being captured
     fail(error);
   }
   handed_over_ = true;

@@ -8,6 +8,7 @@ namespace farandole {
 StagedGrouped::StagedGrouped(Group& group, const std::vector<PlacedOperand>& operands,
                              Options options, const PackLimits& limits, bool caller_waits) {
   group.check();
+  is_captured_ = graph_of(operands).has_value();
   std::vector<Operand> buffers;
   for (const PlacedOperand& operand : operands) {
     const auto& [input, output] = buffers.emplace_back(operand.buffers());
@@ -28,7 +29,6 @@ StagedGrouped::StagedGrouped(Group& group, const std::vector<PlacedOperand>& ope
     }));
   }
   handles_ = group.submit_all(std::move(calls), caller_waits);
-  if (std::ranges::any_of(operations_, &StagedOperation::is_captured)) wait(Deadline::never());
 }
 
 bool StagedGrouped::done() const { return std::ranges::all_of(handles_, &Handle::done); }

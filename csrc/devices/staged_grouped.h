@@ -19,6 +19,8 @@ class StagedGrouped {
   StagedGrouped(Group& group, const std::vector<PlacedOperand>& operands, Options options,
                 const PackLimits& limits, bool caller_waits);
 
+  /// As StagedCall's.
+  bool is_captured() const { return is_captured_; }
   bool done() const;
   /// Waits until all operations are complete on the host, and has the results copied back. False
   /// when `until` passed first. One thread at a time.
@@ -32,6 +34,7 @@ class StagedGrouped {
   std::vector<StagedOperation> operations_;
   std::vector<Handle> handles_;
   std::map<int, size_t> outputs_;
+  bool is_captured_ = false;
 };
 
 }  // namespace farandole

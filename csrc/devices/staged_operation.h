@@ -21,8 +21,7 @@ class StagedOperation {
   Operand offer(Group& group, const std::vector<PlacedOperand>& arrays, Options& options);
 
   const std::shared_ptr<StagedCopies>& copies() const { return copies_; }
-  /// Whether it becomes part of a CUDA graph: then nothing of it may be left to do when the call
-  /// returns, since the capture may end.
+  /// Whether it becomes part of a CUDA graph.
   bool is_captured() const { return step_ && step_->is_captured(); }
   /// Null unless it went by steps; once the operation is complete on the host.
   StepCall* launched() const { return step_ && step_->launched() ? step_.get() : nullptr; }

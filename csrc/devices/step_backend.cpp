@@ -34,12 +34,9 @@ StepBackend::StepBackend(const Host& host, const Membership& membership, uint64_
       must_part_(needs_parting(bucket)) {
   meeting_.emplace(host, membership_, key, std::move(bucket),
                    [this](std::span<const PeerOffered> all) {
-                     for (int r = 0; r < static_cast<int>(all.size()); ++r) {
-                       const PeerOffered& theirs = all[static_cast<size_t>(r)];
+                     for (const PeerOffered& theirs : all)
                        must_part_ |= theirs.get<CudaShare>().by_handle != 0;
-                       if (r != membership_.rank)
-                         exchange_->map(r, theirs.get<CudaShare>(), theirs.descriptor);
-                     }
+                     exchange_->map_all(membership_.rank, all);
                      return true;
                    });
 }
@@ -191,10 +188,8 @@ bool StepBackend::is_launched() { return way_ != DeviceWay::nccl || exchange_->n
 void StepBackend::end() {
   const Operation& o = *operation_;
   arrays_->number = exchange_->end(*arrays_->moments);
-  std::string title = std::string(name_of(o.kind)) + " #" + std::to_string(sequence_);
-  if (!o.name.empty()) title += " '" + o.name + "'";
   watch_.add({.number = arrays_->number,
-              .title = std::move(title),
+              .title = title_of(o, sequence_),
               .deadline = o.deadline,
               .timeout = o.timeout,
               .moments = arrays_->moments,

@@ -59,25 +59,6 @@ bool may_choose(const Group& group, const Options& options) {
          group.defaults().algorithm.empty() && !options.epilogue;
 }
 
-/// The stream that is being captured of all arrays of the call; nothing where none is.
-std::optional<uint64_t> graph_of(const std::vector<PlacedOperand>& arrays) {
-  std::optional<uint64_t> found;
-  bool alike = true, first = true;
-  for (const PlacedOperand& operand : arrays)
-    for (const PlacedArray* array : {&operand.input, &operand.output}) {
-      if (array->buffer.count == 0) continue;
-      const auto graph = array->device ? array->device->graph : std::nullopt;
-      alike &= std::exchange(first, false) || graph == found;
-      if (graph) found = graph;
-    }
-  if (!alike)
-    throw Error(ErrorCode::invalid_argument,
-                "some arrays of this call are worked on in a stream that is being captured into a "
-                "CUDA graph, and others are not",
-                {}, "let all of them have the stream that is captured");
-  return found;
-}
-
 void name_graph(Options& options) {
   if (!options.algorithm.empty())
     throw Error(ErrorCode::invalid_argument,
@@ -123,7 +104,10 @@ std::shared_ptr<StepCall> StepCall::offer(Group& group, Options& options,
                                           const std::vector<PlacedOperand>& arrays,
                                           std::shared_ptr<StagedCopies> copies) {
   const auto graph = graph_of(arrays);
-  if (graph) name_graph(options);
+  if (graph) {
+    group.engine()->driver().require_progress("a collective in a CUDA graph");
+    name_graph(options);
+  }
   const auto asked = device_way_named(options.algorithm);
   if (asked == DeviceWay::staged) options.algorithm.clear();
   if (asked ? asked == DeviceWay::staged : !graph && !may_choose(group, options)) return nullptr;
@@ -242,6 +226,7 @@ void StepCall::hand_over(std::optional<uint64_t> stream) {
         std::this_thread::sleep_for(kBetweenCompletionLooks);
       }
   } catch (const Error& error) {
+    if (error.code() == ErrorCode::invalid_argument) throw;  // that stream is being captured
     if (!detector_->failed()) detector_->report(on_rank(error, world_rank_));
     if (const auto verdict = detector_->verdict()) throw Error(*verdict);
     throw;

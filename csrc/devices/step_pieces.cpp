@@ -4,6 +4,12 @@
 
 namespace farandole {
 
+std::string title_of(const Operation& operation, uint32_t sequence) {
+  std::string title = std::string(name_of(operation.kind)) + " #" + std::to_string(sequence);
+  if (!operation.name.empty()) title += " '" + operation.name + "'";
+  return title;
+}
+
 StepPieces::StepPieces(const Operation& operation, const Shape& shape, const StepArrays& arrays,
                        size_t piece_bytes)
     : arrays_(&arrays), count_(operation.count) {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "devices/exchange.h"
@@ -27,6 +28,9 @@ struct StepArrays {
   std::atomic<bool> launched{false};  // released after `number`
   uint32_t number = 0;
 };
+
+/// For people: "all_reduce #7 'fc.weight'".
+std::string title_of(const Operation& operation, uint32_t sequence);
 
 class StepPieces {
  public:

@@ -181,7 +181,7 @@ void Steps::look_around(TimePoint when) {
   watch_->look_around(when);
   GraphBackend* const graphs = made_graphs_.load(std::memory_order_acquire);
   if (graphs != nullptr) graphs->look_around(when);
-  if (!watch_->idle() || (graphs != nullptr && !graphs->rests())) return;
+  if (!watch_->idle() || (graphs != nullptr && graphs->has_graphs())) return;
   // The engine alone has it: no call of this rank's is on its way.
   const bool ends = group_.expired() && weak_from_this().use_count() == 1;
   if (ends) backend_->stop_meeting();

@@ -170,7 +170,9 @@ void Engine::let_go() {
 }
 
 void Engine::keep_driving() {
-  if (!kept_driving_.exchange(true)) driver_.note_submission();  // partner: Driver::progress_main
+  if (kept_driving_.exchange(true)) return;  // partner: Driver::progress_main
+  held_.fetch_add(1, std::memory_order_relaxed);
+  driver_.note_submission();
 }
 
 // ---- submissions ----

@@ -23,8 +23,9 @@ FORBIDDEN = {
 }
 # What a kernel must have.
 NEEDED = {
-    r"farandole_(two_shot|one_shot|lanes|deliver|await)": "ld.acquire.sys.global",
-    r"farandole_(two_shot|one_shot|lanes|deliver|arrive)": "st.release.sys.global",
+    r"farandole_(two_shot|one_shot|lanes|deliver|await|graph_pass)": "ld.acquire.sys.global",
+    r"farandole_(two_shot|one_shot|lanes|deliver|(graph_)?arrive)": "st.release.sys.global",
+    r"farandole_graph_(begin|end)": "atom.acq_rel.sys.global.add",
     r"farandole_(two_shot|one_shot|lanes|deliver)": "ld.relaxed.sys.global.v4",
 }
 # Of 16 bytes, these reach memory by the accessors alone, which name their scope. One-shot also

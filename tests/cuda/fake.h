@@ -8,6 +8,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "base/fd.h"
 #include "check.h"
@@ -80,6 +81,14 @@ class Capture {
                                                                                       mode);
     });
   }
+  ~Capture() {
+    if (graph_ != nullptr) run([&] { return call<int(CUgraph_st*)>("cuGraphDestroy")(graph_); });
+  }
+  Capture(Capture&& other) noexcept
+      : context_(std::move(other.context_)),
+        stream_(other.stream_),
+        graph_(std::exchange(other.graph_, nullptr)) {}
+  Capture& operator=(Capture&&) = delete;
   /// The code that it comes to.
   int end() {
     return run([&] {

@@ -116,6 +116,12 @@ class Machine:
         with self.on(device):
             self.call("cuGraphLaunch", graph, self.streams[device])
 
+    def destroy(self, *graphs: ctypes.c_void_p) -> None:
+        """Of which none runs."""
+        with self.on(0):
+            for graph in graphs:
+                self.call("cuGraphDestroy", graph)
+
     def leave(self) -> tuple[str, str]:
         """After shutdown(), without our own arrays and streams: what is alive, and what was done
         wrong."""

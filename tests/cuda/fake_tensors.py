@@ -64,12 +64,12 @@ class Tensors:
         return next((d for begin, end, d in self.blocks if begin <= address < end), None)
 
     def current_stream(self, device: int) -> int:
-        self.streams_asked_for += 1
         if self.captures:
             raise _devices.captured(device)
         return self.current_stream_or_graph(device)
 
     def current_stream_or_graph(self, device: int) -> int:
+        self.streams_asked_for += 1
         return self.rank.machine.streams[device].value or 0
 
     def is_captured(self, device: int) -> bool:  # noqa: ARG002

@@ -63,7 +63,7 @@ struct StepRank {
   }
   /// The same, into the graph that the owner's stream is being captured into.
   void capture(int rank, int size, uint32_t number) {
-    exchange.captured().begin(owner.handle(), number, 2);
+    exchange.captured().begin(owner.handle(), number);
     run_pieces(rank, size);
     exchange.captured().end();
   }

@@ -107,6 +107,7 @@ def in_a_graph() -> None:
         assert torch.equal(z[0], expected)
         assert torch.equal(y, factor * ((torch.arange(n) % 61).float() + 10 * (p - 1)))
     dist.destroy_process_group()
+    rank.machine.destroy(graph)
     del x, y, z, whole, work
     rank.end()
 

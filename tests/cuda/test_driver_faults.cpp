@@ -168,8 +168,11 @@ TEST(use_of_all_reaches_every_function) {
       "cuGetErrorName",
       "cuGetErrorString",                   // of no state: not in the log
       "cuThreadExchangeStreamCaptureMode",  // likewise: of the thread alone
-      "cuMemGetInfo",                       // where memory is exhausted
-      "cuMemsetD32Async",                   // where cuStreamWriteValue32 is missing
+      "cuStreamGetCaptureInfo",             // this and the next two: in a capture
+      "cuUserObjectCreate",
+      "cuGraphRetainUserObject",
+      "cuMemGetInfo",      // where memory is exhausted
+      "cuMemsetD32Async",  // where cuStreamWriteValue32 is missing
       "cuIpcOpenMemHandle",
       "cuIpcCloseMemHandle"};  // between processes
   for (const std::string& call : elsewhere) CHECK(!reached.contains(call));

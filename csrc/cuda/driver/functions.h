@@ -14,6 +14,9 @@ struct CUstream_st;
 struct CUevent_st;
 struct CUmod_st;
 struct CUfunc_st;
+struct CUgraph_st;
+struct CUgraphNode_st;
+struct CUuserObject_st;
 }
 
 namespace farandole::cuda {
@@ -26,6 +29,9 @@ using StreamHandle = CUstream_st*;
 using EventHandle = CUevent_st*;
 using ModuleHandle = CUmod_st*;
 using FunctionHandle = CUfunc_st*;
+using GraphHandle = CUgraph_st*;
+using GraphNodeHandle = CUgraphNode_st*;
+using UserObjectHandle = CUuserObject_st*;
 using HostFunction = void (*)(void*);
 
 struct DeviceUuid {  // CUuuid
@@ -67,7 +73,10 @@ inline constexpr unsigned kStreamNonBlocking = 1;  // CU_STREAM_NON_BLOCKING
 inline constexpr unsigned kWaitUntilReached = 0;   // CU_STREAM_WAIT_VALUE_GEQ, modulo 2^32
 inline constexpr unsigned kWaitUntilAnyBit = 2;    // CU_STREAM_WAIT_VALUE_AND
 inline constexpr int kNotCaptured = 0;             // CU_STREAM_CAPTURE_STATUS_NONE
+inline constexpr int kSpoiltCapture = 2;           // CU_STREAM_CAPTURE_STATUS_INVALIDATED
 inline constexpr int kRelaxedCapture = 2;          // CU_STREAM_CAPTURE_MODE_RELAXED
+inline constexpr unsigned kNoDestructorSync = 1;   // CU_USER_OBJECT_NO_DESTRUCTOR_SYNC
+inline constexpr unsigned kMoveUserObject = 1;     // CU_GRAPH_USER_OBJECT_MOVE
 inline constexpr unsigned kEventTimed = 0;         // CU_EVENT_DEFAULT
 inline constexpr unsigned kEventUntimed = 2;       // CU_EVENT_DISABLE_TIMING
 inline constexpr int kOrdinalOfPointer = 9;        // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
@@ -154,6 +163,10 @@ inline constexpr int kJitErrorLogBytes = 6;        // CU_JIT_ERROR_LOG_BUFFER_SI
   X(MemImportFromShareableHandle, , 10020, (PhysicalHandle*, void*, int))                         \
   X(MemGetAllocationGranularity, , 10020, (size_t*, const PhysicalProperties*, int))              \
   X(ThreadExchangeStreamCaptureMode, , 10010, (int*))                                             \
+  X(StreamGetCaptureInfo, _v2, 11030,                                                             \
+    (StreamHandle, int*, unsigned long long*, GraphHandle*, const GraphNodeHandle**, size_t*))    \
+  X(UserObjectCreate, , 11030, (UserObjectHandle*, void*, HostFunction, unsigned, unsigned))      \
+  X(GraphRetainUserObject, , 11030, (GraphHandle, UserObjectHandle, unsigned, unsigned))          \
   X(FuncLoad, , 12040, (FunctionHandle))                                                          \
   X(FuncGetParamInfo, , 12040, (FunctionHandle, size_t, size_t*, size_t*))
 

@@ -75,7 +75,30 @@ bool StreamRef::is_captured() const {
   int status = kNotCaptured;
   context_->check(driver->StreamIsCapturing(handle_, &status), "cuStreamIsCapturing",
                   "ask whether a stream is being captured");
+  if (status == kSpoiltCapture)
+    throw Error(ErrorCode::invalid_argument,
+                "the capture of a stream into a CUDA graph was ended by an error before", {},
+                "look at the error before this one");
   return status != kNotCaptured;
+}
+
+bool StreamRef::when_graph_is_gone(HostFunction act, void* user) const {
+  const DeviceContext::Use driver(*context_);
+  if (driver->StreamGetCaptureInfo == nullptr || driver->UserObjectCreate == nullptr ||
+      driver->GraphRetainUserObject == nullptr)
+    return false;
+  int status = kNotCaptured;
+  unsigned long long id = 0;
+  GraphHandle graph = nullptr;
+  context_->check(driver->StreamGetCaptureInfo(handle_, &status, &id, &graph, nullptr, nullptr),
+                  "cuStreamGetCaptureInfo",
+                  "ask for the graph that a stream is being captured into");
+  UserObjectHandle object = nullptr;
+  context_->check(driver->UserObjectCreate(&object, user, act, 1, kNoDestructorSync),
+                  "cuUserObjectCreate", "make an object that a graph keeps");
+  context_->check(driver->GraphRetainUserObject(graph, object, 1, kMoveUserObject),
+                  "cuGraphRetainUserObject", "let a graph keep an object");
+  return true;
 }
 
 void StreamRef::refuse_capture() const {
@@ -83,7 +106,9 @@ void StreamRef::refuse_capture() const {
     throw Error(ErrorCode::invalid_argument,
                 "the stream of an array is being captured into a CUDA graph, and this operation "
                 "cannot be part of one",
-                {}, "capture farandole's collectives themselves, and what lies between others");
+                {},
+                "wait for operations before the capture begins; collectives that begin within "
+                "it become part of it");
 }
 
 bool StreamRef::idle() const {

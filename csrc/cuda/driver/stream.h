@@ -48,6 +48,10 @@ class StreamRef {
   bool is_captured() const;
   /// Throws Error(invalid_argument) where that is so.
   void refuse_capture() const;
+  /// While it is captured: `act(user)` runs, in a thread of the driver's, once the graph and all
+  /// that was made of it are gone, and have run. It must not call the driver. False, and never,
+  /// with drivers before 11.3.
+  bool when_graph_is_gone(HostFunction act, void* user) const;
   /// Whether all is done. Throws the lasting error of a kernel that failed.
   bool idle() const;
   /// Blocks the host until all is done.

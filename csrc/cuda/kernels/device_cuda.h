@@ -128,6 +128,16 @@ FARANDOLE_DEVICE void store_release(uint32_t* word, uint32_t value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(global(word)), "r"(value) : "memory");
 }
 
+/// What was there. Of memory of this device: others may not have it atomically.
+FARANDOLE_DEVICE uint32_t atomic_add(uint32_t* word, uint32_t by) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.sys.global.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(global(word)), "r"(by)
+               : "memory");
+  return before;
+}
+
 FARANDOLE_DEVICE void relax(uint32_t turn) {
   if (turn > kTurnsAwake) __nanosleep(kNapNanoseconds);
 }

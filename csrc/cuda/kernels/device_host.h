@@ -64,6 +64,13 @@ FARANDOLE_DEVICE void store_release(uint32_t* word, uint32_t value) {
   host::changed();
 }
 
+FARANDOLE_DEVICE uint32_t atomic_add(uint32_t* word, uint32_t by) {
+  host::interleave();
+  const uint32_t before = std::atomic_ref(*word).fetch_add(by, std::memory_order_acq_rel);
+  host::changed();
+  return before;
+}
+
 FARANDOLE_DEVICE void relax(uint32_t) { host::spins(); }
 
 template <typename To, typename From>

@@ -6,18 +6,26 @@
 
 namespace farandole::cuda {
 
-/// Two graphs that run at once would meet in the same flags, and use the same bucket.
-FARANDOLE_DEVICE void note_begin(const GraphMeet& at) {
-  const uint32_t begun = load_acquire(&at.words->begun);
-  if (begun != load_acquire(&at.words->ended)) store_release(&at.words->overlaps, at.tag);
+/// farandole_graph_begin. Two graphs that run at once would meet in the same flags, and use the
+/// same bucket.
+FARANDOLE_DEVICE void graph_begin(const GraphCollective& at) {
+  const uint32_t before = atomic_add(&at.counts->begun, 1);
+  if (before != load_acquire(&at.counts->ended)) {
+    store_release(&at.words->overlaps, at.tag);
+    store_release(&at.words->wrong, 1);
+  }
   store_release(&at.words->at, at.tag);
-  store_release(&at.words->begun, begun + 1);
+  store_release(&at.words->begun, before + 1);
+}
+
+/// farandole_graph_end.
+FARANDOLE_DEVICE void graph_end(const GraphCollective& at) {
+  store_release(&at.words->ended, atomic_add(&at.counts->ended, 1) + 1);
 }
 
 /// farandole_graph_arrive: waits for nobody.
 FARANDOLE_DEVICE void graph_arrive(const GraphMeet& at) {
   const Peers& peers = at.peers;
-  if (at.begins != 0 && thread_index() == 0) note_begin(at);
   block_barrier();
   for (uint32_t r = thread_index(); r < peers.size; r += thread_count())
     if (r != peers.rank) store_release(&peers.flags[r]->arrived[at.channel][peers.rank], at.tag);
@@ -26,20 +34,19 @@ FARANDOLE_DEVICE void graph_arrive(const GraphMeet& at) {
 /// farandole_graph_pass: behind the waits of its stream.
 FARANDOLE_DEVICE void graph_pass(const GraphMeet& at) {
   const Peers& peers = at.peers;
+  const uint32_t left = load_acquire(&at.counts->given_up) != 0 ? kPassesAll : 0;
   for (uint32_t r = thread_index(); r < peers.size; r += thread_count()) {
     if (r == peers.rank) continue;
     uint32_t* const word = &own_flags(peers).arrived[at.channel][r];
     const uint32_t found = load_acquire(word);
     if (found == kPassesAll) continue;
-    if (found != at.tag) {
+    if (found != at.tag && found != 0) {  // 0: two graphs run at once
       store_release(&at.words->own[r], at.tag);
       store_release(&at.words->theirs[r], found);
+      store_release(&at.words->wrong, 1);
     }
-    store_release(word, 0);
+    store_release(word, left);
   }
-  block_barrier();
-  if (at.ends != 0 && thread_index() == 0)
-    store_release(&at.words->ended, load_acquire(&at.words->begun));
 }
 
 }  // namespace farandole::cuda

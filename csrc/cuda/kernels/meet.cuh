@@ -1,8 +1,8 @@
 // How ranks meet: block b of every rank with block b of the others, in channel b.
 //
 // A rank arrives by writing the meeting's number into every peer's flags, and has met the others
-// when all their numbers stand in its own. Numbers only grow, so nothing is ever reset, and a rank
-// that is late finds everything that it missed.
+// when all their numbers stand in its own. Numbers only grow, so nothing is ever reset (but what
+// graph.cuh has), and a rank that is late finds everything that it missed.
 #pragma once
 
 #include "cuda/kernels/device.h"

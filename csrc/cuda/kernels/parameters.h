@@ -35,7 +35,8 @@ struct Scaling {
 };
 
 /// Where ranks meet: one in the memory of each, mapped by all and zero at first. Words only grow
-/// (modulo 2^32). One operation at a time uses it: operations in two streams have two.
+/// (modulo 2^32), but for those of graphs (GraphMeet). One operation at a time uses it: operations
+/// in two streams have two.
 struct Flags {
   uint32_t epoch[kMostChannels];                // how often channel c has met; its owner's own
   uint32_t arrived[kMostChannels][kMostRanks];  // which meeting rank r's block has come to
@@ -152,17 +153,22 @@ struct Meet {
   uint32_t channel = 0;
 };
 
-/// How a rank's captured collectives come along: pinned memory, which its host reads. Counts are
-/// modulo 2^32.
+/// How a rank's captured collectives come along, in its device's memory. Counts are modulo 2^32.
+struct GraphCounts {
+  uint32_t begun = 0, ended = 0;  // as often as any of them was replayed
+  uint32_t given_up = 0;          // not 0: nobody waits any more
+};
+/// The same in pinned memory, which the rank's host reads.
 struct GraphWords {
-  uint32_t begun = 0, ended = 0;     // as often as any of them was replayed
+  uint32_t begun = 0, ended = 0;
   uint32_t at = 0;                   // the tag of the one that has begun last
-  uint32_t overlaps = 0;             // not 0: the tag of one that began before another had ended
+  uint32_t wrong = 0;                // not 0: one of the following says what is
+  uint32_t overlaps = 0;             // the tag of one that began before another had ended
   uint32_t own[kMostRanks] = {};     // where rank r came with another tag: this rank's,
   uint32_t theirs[kMostRanks] = {};  // and r's; 0: it did not
 };
 
-/// What drain() leaves in flags: it passes for every tag, and stays.
+/// What is in flags once a rank has given up: it passes for every tag, and stays.
 inline constexpr uint32_t kPassesAll = ~uint32_t{0};
 /// Of the captured collective with this number, the same on all ranks. Odd: streams wait for that
 /// bit. Never kPassesAll.
@@ -179,7 +185,15 @@ struct GraphMeet {
   Peers peers;
   uint32_t channel = 0;
   uint32_t tag = 0;
-  uint32_t begins = 0, ends = 0;  // the first meeting of its collective, and the last one
+  const GraphCounts* counts = nullptr;
+  GraphWords* words = nullptr;
+};
+
+/// farandole_graph_begin and farandole_graph_end: around all that a collective does in a graph. One
+/// thread.
+struct GraphCollective {
+  uint32_t tag = 0;
+  GraphCounts* counts = nullptr;  // of several streams at once, if need be
   GraphWords* words = nullptr;
 };
 

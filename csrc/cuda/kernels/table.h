@@ -19,6 +19,8 @@
 
 KERNEL(farandole_arrive, Meet, arrive)
 KERNEL(farandole_await, Meet, await)
+KERNEL(farandole_graph_begin, GraphCollective, graph_begin)
+KERNEL(farandole_graph_end, GraphCollective, graph_end)
 KERNEL(farandole_graph_arrive, GraphMeet, graph_arrive)
 KERNEL(farandole_graph_pass, GraphMeet, graph_pass)
 KERNEL(farandole_deliver, Deliver, deliver)

@@ -2,6 +2,7 @@
 // what the host hears of replays, which nobody tells it of.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -16,36 +17,45 @@ namespace farandole::cuda {
 /// Of one exchange. Graphs that have been captured use it as long as it lives.
 class CapturedSteps {
  public:
-  /// Throws Error(device) where kernels are missing.
-  CapturedSteps(const std::shared_ptr<const DeviceContext>& context, const DeviceModule& module);
+  /// `counts`: in the device's memory, zero at first. Throws Error(device) where kernels are
+  /// missing.
+  CapturedSteps(const std::shared_ptr<const DeviceContext>& context, const DeviceModule& module,
+                GraphCounts* counts);
 
-  /// A collective of so many pieces. Throws Error(invalid_argument) where the stream is not being
-  /// captured any more.
-  void begin(StreamHandle stream, uint32_t number, uint64_t pieces);
-  void end() { stream_.reset(); }
+  /// A collective. Throws Error(invalid_argument) where the stream is not being captured any more.
+  void begin(StreamHandle stream, uint32_t number);
+  void end();
   /// In between.
-  bool is_open() const { return stream_.has_value(); }
   const StreamRef& stream() const { return *stream_; }
   /// What is in the stream now comes before what is in everybody's afterwards. Twice a piece.
   void meet(const Peers& peers);
 
+  /// Whether there is a graph that has one. Any thread.
+  bool has_graphs() const { return *graphs_ > 0; }
   /// Costs nothing. Any thread.
   CudaGraphState state() const;
+  /// Whether somebody has found what state() tells of. Any thread.
+  bool is_wrong() const { return word(words().wrong) != 0; }
   /// Whether so many replays of collectives have ended. Any thread.
   bool have_ended(uint32_t replays) const;
-  /// From now on nobody waits in these flags.
-  static void drain(const StreamRef& stream, const Flags* own);
+  /// From now on nobody waits in these flags. A kernel that sets one back meanwhile may undo it once.
+  void drain(const StreamRef& stream, const Flags* own) const;
 
  private:
-  uint32_t word(const uint32_t& of) const;
+  void count_in(const StreamRef& captured);
+  static uint32_t word(const uint32_t& of);
+  GraphCollective collective() const;
+  GraphWords* words_there() const;
   const GraphWords& words() const { return *reinterpret_cast<const GraphWords*>(words_.host()); }
 
   std::shared_ptr<const DeviceContext> context_;
-  DeviceFunction arrive_, pass_;
+  DeviceFunction begin_, end_, arrive_, pass_;
+  GraphCounts* counts_;
   PinnedMemory words_;
-  std::optional<StreamRef> stream_;  // of the collective that is being captured
+  std::shared_ptr<std::atomic<int>> graphs_;  // collectives in graphs that are there
+  std::optional<StreamRef> stream_;           // of the collective that is being captured
   uint32_t tag_ = 0;
-  uint64_t meetings_ = 0, met_ = 0;
+  uint32_t met_ = 0;
 };
 
 }  // namespace farandole::cuda

@@ -25,6 +25,7 @@ constexpr size_t kFewMoves = 4;
 /// Elements of 1, 2, 4 and 8 bytes, whatever they are.
 constexpr std::array kOfWidth{DType::uint8, DType::uint16, DType::uint32, DType::uint64};
 constexpr auto kBetweenDrains = std::chrono::milliseconds(1);
+constexpr int kDrainsOfGraphs = 3;
 
 /// Buckets of ranks that are threads of this process, by their ids: they have an address here.
 struct Local {
@@ -39,9 +40,6 @@ Local& local() {
 uint64_t strand_bytes_of(const CudaExchangeShape& shape) {
   return (shape.bucket_bytes + kPage - 1) / kPage * kPage;
 }
-
-/// In a graph pieces come one after the other.
-uint64_t strands_of(bool in_graphs) { return in_graphs ? 1 : kCudaStrands; }
 
 uint64_t mailbox_bytes_of(const CudaExchangeShape& shape) {
   const auto size = static_cast<uint32_t>(shape.size);
@@ -82,14 +80,18 @@ void Exchange::open_bucket(const void* image) {
   module_ = DeviceModule::load(context_, image);
   arrive_.emplace(module_->function("farandole_arrive"));
   tables_.emplace(context_);
-  bucket_ = make_bucket(context_,
-                        2 * kFlagBytes + mailbox_bytes_ + strands_of(in_graphs_) * strand_bytes_);
+  bucket_ = make_bucket(context_, bucket_bytes());
   // Before any peer can arrive: it learns of the bucket afterwards.
   marks_.fill(bucket_->address(), 0, 2 * kFlagBytes);
   if (!marks_.try_wait(bucket_->address(), 0)) await_.emplace(module_->function("farandole_await"));
   marks_.synchronize();
-  if (in_graphs_) open_for_graphs();
   peers_[rank_] = bucket_;
+  if (in_graphs_) open_for_graphs();
+}
+
+/// In a graph pieces come one after the other.
+uint64_t Exchange::bucket_bytes() const {
+  return 2 * kFlagBytes + mailbox_bytes_ + (in_graphs_ ? 1 : kCudaStrands) * strand_bytes_;
 }
 
 /// Graphs live as long as their programs like: nobody can be the last to let go of their memory.
@@ -102,7 +104,8 @@ void Exchange::open_for_graphs() {
     throw Error(ErrorCode::device, "memory of " + context_->device().label() +
                                        " cannot be shared by file descriptors, which collectives "
                                        "in CUDA graphs need");
-  captured_.emplace(context_, *module_);
+  // Kernels that spin have no use for their flags here.
+  captured_.emplace(context_, *module_, reinterpret_cast<GraphCounts*>(spin_flags_of(rank_)));
 }
 
 Exchange::~Exchange() { finish(); }
@@ -110,12 +113,21 @@ Exchange::~Exchange() { finish(); }
 /// Its streams are done.
 void Exchange::finish() noexcept {
   try {
-    while (!is_idle() || is_replayed()) {
-      if (is_replayed() || open_ || !is_complete(newest_))
-        drain();  // else it waits for nobody, but for the mark
+    while (!is_idle()) {
+      if (open_ || !is_complete(newest_)) drain();  // else it waits for nobody, but for the mark
       std::this_thread::sleep_for(kBetweenDrains);
     }
   } catch (const Error&) {  // NOLINT: nothing waits in a lost context, or in a forked child
+  }
+}
+
+void Exchange::give_up_graphs() noexcept {
+  try {  // a rank that is late may undo it once
+    for (int drains = 0; drains < kDrainsOfGraphs; ++drains) {
+      drain();
+      std::this_thread::sleep_for(kBetweenDrains);
+    }
+  } catch (const Error&) {  // NOLINT: likewise
   }
 }
 
@@ -124,7 +136,7 @@ uint32_t Exchange::multiprocessors() const {
 }
 
 void Exchange::map(uint32_t rank, const MemoryExport& theirs, uint32_t multiprocessors) {
-  if (theirs.bytes < 2 * kFlagBytes + mailbox_bytes_ + strands_of(in_graphs_) * strand_bytes_)
+  if (theirs.bytes < bucket_bytes())
     throw Error(ErrorCode::internal, "a peer's bucket is smaller than ours");
   if (await_ && theirs.device == context_->device().uuid)
     throw Error(ErrorCode::device,
@@ -202,7 +214,9 @@ uint32_t Exchange::end(Moments& moments) {
 }
 
 void Exchange::complete_before(const Moments& moments, StreamHandle stream) const {
-  StreamRef(context_, stream).wait(moments.complete);
+  const StreamRef users(context_, stream);
+  users.refuse_capture();
+  users.wait(moments.complete);
 }
 
 DevicePointer Exchange::bucket_of(uint32_t rank, int32_t strand) const {
@@ -217,7 +231,7 @@ Flags* Exchange::spin_flags_of(uint32_t rank) const {
   return std::bit_cast<Flags*>(static_cast<uintptr_t>(peers_[rank]->address() + kFlagBytes));
 }
 const StreamRef& Exchange::stream_of(int32_t strand) const {
-  if (captured_ && captured_->is_open()) return captured_->stream();
+  if (captured_) return captured_->stream();
   return strands_.at(static_cast<size_t>(strand)).stream;
 }
 Peers Exchange::peers() const {
@@ -376,13 +390,6 @@ void Exchange::open_nccl(const CudaNcclId& id) {
 
 // ---- when ranks fail ----
 
-/// A graph runs that has collectives.
-bool Exchange::is_replayed() const {
-  if (!captured_) return false;
-  const CudaGraphState state = captured_->state();
-  return state.begun != state.ended;
-}
-
 bool Exchange::is_idle() const {
   bool idle = marks_.idle();
   for (const Strand& strand : strands_) idle &= strand.stream.idle();
@@ -392,7 +399,7 @@ bool Exchange::is_idle() const {
 void Exchange::drain() {
   if (nccl_) nccl_->abort();
   if (!peers_[rank_]) return;
-  if (captured_) return CapturedSteps::drain(rescue_, flags_of(rank_));
+  if (captured_) return captured_->drain(rescue_, flags_of(rank_));
   std::atomic_ref(*reinterpret_cast<uint32_t*>(abort_.host())).store(1, std::memory_order_release);
   for (size_t strand = 0; strand < strands_.size(); ++strand) {
     const auto* const words = &flags_of(rank_)->arrived[strand][0];

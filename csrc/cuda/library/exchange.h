@@ -65,6 +65,10 @@ class Exchange {
   void spin(const CudaPiece& piece, bool granted);
   uint32_t end(Moments& moments);
 
+  /// Whether graphs may still use it.
+  bool has_graphs() const { return captured_ && captured_->has_graphs(); }
+  /// Graphs that are launched from now on wait for nobody; their results mean nothing.
+  void give_up_graphs() noexcept;
   /// Of an exchange whose shape says so, once its bucket is open: in place of begin() and end().
   CapturedSteps& captured() { return *captured_; }
   const CapturedSteps& captured() const { return *captured_; }
@@ -92,9 +96,9 @@ class Exchange {
     DeviceStream stream;
   };
 
+  uint64_t bucket_bytes() const;
   void open_for_graphs();
   void finish() noexcept;
-  bool is_replayed() const;
   const StreamRef& stream_of(int32_t strand) const;
   Peers peers() const;
   DevicePointer bucket_of(uint32_t rank, int32_t strand) const;

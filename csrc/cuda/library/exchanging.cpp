@@ -4,6 +4,9 @@
 
 #include <bit>
 #include <cstring>
+#include <memory>
+#include <mutex>
+#include <vector>
 
 #include "cuda/library/copying.h"
 #include "cuda/library/exchange.h"
@@ -21,8 +24,28 @@ struct farandole::CudaMoments {
 namespace farandole::cuda {
 namespace {
 
+/// Exchanges of worlds that have ended, which graphs may still use.
+struct KeptForGraphs {
+  std::mutex mutex;  // guards all
+  std::vector<std::unique_ptr<CudaExchange>> all;
+
+  void sweep() {
+    const std::lock_guard lock(mutex);
+    std::erase_if(all, [](const auto& kept) { return !kept->exchange.has_graphs(); });
+  }
+  void add(std::unique_ptr<CudaExchange> exchange) {
+    const std::lock_guard lock(mutex);
+    all.push_back(std::move(exchange));
+  }
+};
+KeptForGraphs& kept_for_graphs() {
+  static auto* const one = new KeptForGraphs;
+  return *one;
+}
+
 CudaExchange* open_exchange(const CudaExchangeShape* shape, CudaFailure* failure) {
   return guarded(failure, [&] {
+    kept_for_graphs().sweep();
     const auto context = DeviceContext::retain(Driver::of_process(), shape->device);
     return new CudaExchange{{context, *shape}};
   });
@@ -71,7 +94,14 @@ int32_t map_peer(CudaExchange* exchange, int32_t rank, const CudaShare* theirs, 
 
 void let_go_of_peers(CudaExchange* exchange) { exchange->exchange.let_go_of_peers(); }
 
-void close_exchange(CudaExchange* exchange) { delete exchange; }
+void close_exchange(CudaExchange* exchange) {
+  std::unique_ptr<CudaExchange> closing(exchange);
+  if (closing->exchange.has_graphs()) {
+    closing->exchange.give_up_graphs();
+    kept_for_graphs().add(std::move(closing));
+  }
+  kept_for_graphs().sweep();
+}
 
 CudaMoments* open_moments(CudaExchange* exchange, CudaQueue* queue, CudaFailure* failure) {
   return guarded(failure, [&] {
@@ -146,15 +176,24 @@ int32_t drain(CudaExchange* exchange, CudaFailure* failure) {
 
 // ---- in graphs ----
 
-int32_t begin_captured(CudaExchange* exchange, uint64_t stream, uint32_t number, uint64_t pieces,
+int32_t begin_captured(CudaExchange* exchange, uint64_t stream, uint32_t number,
                        CudaFailure* failure) {
   return guarded(failure, [&] {
-    exchange->exchange.captured().begin(std::bit_cast<StreamHandle>(stream), number, pieces);
+    exchange->exchange.captured().begin(std::bit_cast<StreamHandle>(stream), number);
     return 1;
   });
 }
 
-void end_captured(CudaExchange* exchange) { exchange->exchange.captured().end(); }
+int32_t end_captured(CudaExchange* exchange, CudaFailure* failure) {
+  return guarded(failure, [&] {
+    exchange->exchange.captured().end();
+    return 1;
+  });
+}
+
+int32_t graphs_are_wrong(const CudaExchange* exchange) {
+  return exchange->exchange.captured().is_wrong();
+}
 
 void graph_state(const CudaExchange* exchange, CudaGraphState* state) {
   *state = exchange->exchange.captured().state();
@@ -223,6 +262,7 @@ void add_exchanging(CudaTable& table) {
   table.begin_captured = begin_captured;
   table.end_captured = end_captured;
   table.graph_state = graph_state;
+  table.graphs_are_wrong = graphs_are_wrong;
   table.make_nccl_id = make_nccl_id;
   table.open_nccl = open_nccl;
   table.nccl_ready = nccl_ready;

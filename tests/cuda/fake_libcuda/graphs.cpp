@@ -86,6 +86,45 @@ FAKE_CUDA cuStreamEndCapture(CUstream_st* stream, CUgraph_st** graph) {
   });
 }
 
+FAKE_CUDA cuStreamGetCaptureInfo_v2(StreamHandle stream, int* status, unsigned long long* id,
+                                    GraphHandle* graph, const GraphNodeHandle**, size_t*) {
+  return call("cuStreamGetCaptureInfo", Needs::context, [&](State& all, Lock&, CUctx_st*) {
+    if (!all.streams.contains(stream)) return 400;
+    *graph = stream->capturing;
+    *status = *graph == nullptr ? 0 : (*graph)->spoilt ? 2 : 1;
+    *id = reinterpret_cast<uintptr_t>(*graph);
+    return static_cast<int>(kSuccess);
+  });
+}
+
+FAKE_CUDA cuUserObjectCreate(UserObjectHandle* object, void* user, HostFunction destroy, unsigned,
+                             unsigned) {
+  return call("cuUserObjectCreate", Needs::context, [&](State& all, Lock&, CUctx_st*) {
+    *object = all.make<CUuserObject_st>();
+    (*object)->destroy = [destroy, user] { destroy(user); };
+    return kSuccess;
+  });
+}
+
+FAKE_CUDA cuGraphRetainUserObject(GraphHandle graph, UserObjectHandle object, unsigned, unsigned) {
+  return call("cuGraphRetainUserObject", Needs::context, [&](State&, Lock&, CUctx_st*) {
+    graph->objects.push_back(object);
+    return kSuccess;
+  });
+}
+
+/// Of one that is not running.
+FAKE_CUDA cuGraphDestroy(GraphHandle graph) {
+  std::vector<UserObjectHandle> objects;
+  const int code = call("cuGraphDestroy", Needs::context, [&](State&, Lock&, CUctx_st*) {
+    graph->nodes.clear();
+    objects.swap(graph->objects);
+    return kSuccess;
+  });
+  for (const UserObjectHandle object : objects) object->destroy();
+  return code;
+}
+
 FAKE_CUDA cuGraphLaunch(CUgraph_st* graph, CUstream_st* stream) {
   return call("cuGraphLaunch", Needs::context, [&](State& all, Lock&, CUctx_st* context) {
     for (const Node& node : graph->nodes)

@@ -162,8 +162,10 @@ Region* State::region_of(const char* call, DevicePointer address, size_t bytes) 
   const auto after = regions.upper_bound(address);
   if (after != regions.begin()) {
     auto& [base, region] = *std::prev(after);
-    if (address + bytes <= base + region.bytes && region.accessible) return &region;
-    if (address < base + region.bytes)
+    const bool begins_in_it = address - base < region.bytes;
+    if (begins_in_it && bytes <= region.bytes - (address - base) && region.accessible)
+      return &region;
+    if (begins_in_it)
       blame(std::string(call) + " uses addresses beyond the end of what was allocated");
   }
   const auto later = gone.upper_bound(address);

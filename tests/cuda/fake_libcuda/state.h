@@ -101,6 +101,10 @@ struct CUgraph_st {
   std::thread::id thread;  // that captures
   bool spoilt = false;
   std::vector<farandole::cuda::fake::Node> nodes;
+  std::vector<CUuserObject_st*> objects;  // that it keeps
+};
+struct CUuserObject_st {
+  std::function<void()> destroy;
 };
 
 namespace farandole::cuda::fake {
