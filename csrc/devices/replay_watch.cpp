@@ -27,17 +27,32 @@ ReplayWatch::ReplayWatch(Engine& engine, const Membership& membership,
 
 ReplayWatch::~ReplayWatch() {
   if (in_child() || titles_.empty()) return;
-  const TimePoint begin = now();
-  while (!idle() && !membership_.detector->failed()) {
-    const Duration waited = now() - begin;
-    if (waited > kUntilAbsenteesAreMissed) {
-      if (const auto absent = absentee()) report(*absent);
-    }
-    if (timeout_ > Duration::zero() && waited > timeout_) break;
-    std::this_thread::sleep_for(kNapAtTheEnd);
+  try {
+    wait_at_the_end();
+  } catch (const Error&) {  // NOLINT: nothing ends in a context that is lost
   }
   if (const auto wrong = difference(exchange_->graph_state()); wrong && !reported_)
     log(LogLevel::error, wrong->what());
+}
+
+void ReplayWatch::wait_at_the_end() {
+  const TimePoint begin = now();
+  while (!idle() && !membership_.detector->failed()) {
+    exchange_->look_for_loss();
+    const Duration waited = now() - begin;
+    if (waited > kUntilAbsenteesAreMissed) report_absentee_at_the_end();
+    if (timeout_ > Duration::zero() && waited > timeout_) return;
+    std::this_thread::sleep_for(kNapAtTheEnd);
+  }
+}
+
+/// The engine looks no more.
+void ReplayWatch::report_absentee_at_the_end() {
+  for (const int member : membership_.members)
+    if (member != engine_.host().rank)
+      if (const auto absence =
+              absence_of(engine_.host(), member, "while a CUDA graph waited for it"))
+        return report(*absence);
 }
 
 uint32_t ReplayWatch::add(std::string title) {

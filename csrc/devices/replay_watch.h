@@ -32,6 +32,8 @@ class ReplayWatch {
   void look_around(TimePoint when);
 
  private:
+  void wait_at_the_end();
+  void report_absentee_at_the_end();
   bool idle() const;
   void report(const Error& error);
   std::optional<Error> difference(const CudaGraphState& state) const;
