@@ -38,7 +38,8 @@ class CapturedSteps {
   bool is_wrong() const { return word(words().wrong) != 0; }
   /// Whether so many replays of collectives have ended. Any thread.
   bool have_ended(uint32_t replays) const;
-  /// From now on nobody waits in these flags. A kernel that sets one back meanwhile may undo it once.
+  /// From now on nobody waits in these flags. A kernel that sets one back meanwhile may undo it
+  /// once.
   void drain(const StreamRef& stream, const Flags* own) const;
 
  private:
