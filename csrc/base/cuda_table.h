@@ -59,7 +59,8 @@ struct CudaExchangeShape {
   int32_t doorbell;       // an event descriptor, as open_queue's
   int32_t spins;          // there is to be room for what spin() needs
   int32_t captured;       // all its operations become parts of graphs: begin_captured()
-  uint64_t bucket_bytes;  // what a piece may take: there are kCudaStrands times as many
+  uint64_t bucket_bytes;  // what a piece may take: there are kCudaStrands times as many, or one
+                          // where it is captured
 };
 /// Pieces that can be under way at once.
 inline constexpr int32_t kCudaStrands = 2;
@@ -231,7 +232,7 @@ struct CudaTable {
 
   /// What is run() until end_captured() becomes part of the graph that `stream` (a CUstream) is
   /// being captured into. `number`: the same on all ranks, and of no other one. Graphs use the
-  /// exchange, and nobody else's memory, as long as it is open; no two run at once.
+  /// exchange as long as they are there; no two run at once.
   int32_t (*begin_captured)(CudaExchange* exchange, uint64_t stream, uint32_t number,
                             CudaFailure* failure);
   int32_t (*end_captured)(CudaExchange* exchange, CudaFailure* failure);

@@ -18,8 +18,8 @@ namespace farandole {
 /// As an operation's `algorithm`, which nobody asks for by name: the stream is being captured.
 inline constexpr std::string_view kGraphWay = "graph";
 
-/// Of one group, with a bucket of its own, which graphs may use until the engine ends. By the
-/// thread that polls.
+/// Of one group, with a bucket of its own, which lasts as long as the graphs. By the thread that
+/// polls.
 class GraphBackend : public Backend {
  public:
   /// `exchange` is null where this rank has no streams there; `bucket` says why it has none.

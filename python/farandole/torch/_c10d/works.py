@@ -180,8 +180,8 @@ def _on_device(result: Any) -> bool:
 
 
 def _in_graph(result: Any) -> bool:
-    devices = {_devices.device_of(tensor) for tensor in tensors_in(result)} - {None}
-    return any(_devices.is_captured(device) for device in devices if device is not None)
+    devices = map(_devices.device_of, tensors_in(result))
+    return any(device is not None and _devices.is_captured(device) for device in devices)
 
 
 class _All:
