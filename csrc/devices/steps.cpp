@@ -61,11 +61,14 @@ void keep_for_others(std::shared_ptr<DeviceExchange> exchange, PeerParting parti
   kept_for_others().add({std::move(exchange), std::move(parting)});
 }
 
+bool can_have_steps(const Group& group) {
+  return group.size() <= kMostRanksOfSteps && group.engine()->host().are_here(group.members());
+}
+
 }  // namespace
 
 std::shared_ptr<Steps> Steps::of(Group& group, int device) {
-  if (group.size() > kMostRanksOfSteps || !group.engine()->host().are_here(group.members()))
-    return nullptr;
+  if (!can_have_steps(group)) return nullptr;
   KnownSteps& one = known_steps();
   const std::lock_guard lock(one.mutex);
   std::erase_if(one.all, [](const auto& entry) { return entry.first.expired(); });
@@ -74,20 +77,29 @@ std::shared_ptr<Steps> Steps::of(Group& group, int device) {
       auto found = steps.lock();
       return found && found->device() == device ? found : nullptr;
     }
-  auto made = std::make_shared<Steps>(group, device);
+  auto made =
+      std::make_shared<Steps>(group, group.membership().key, group.weak_from_this(), device);
   group.engine()->add_task(made);  // which keeps it
   one.all.emplace_back(group.weak_from_this(), made);
   return made;
 }
 
-Steps::Steps(Group& group, int device)
-    : engine_(*group.engine()), group_(group.weak_from_this()), device_(device) {
+std::shared_ptr<Steps> Steps::of_stream(Group& group, const std::shared_ptr<Stream>& stream,
+                                        int device) {
+  if (!can_have_steps(group)) return nullptr;
+  auto made = std::make_shared<Steps>(group, stream->key(), stream, device);
+  group.engine()->add_task(made);
+  return made;
+}
+
+Steps::Steps(Group& group, uint64_t key, std::weak_ptr<const void> owner, int device)
+    : engine_(*group.engine()), key_(key), owner_(std::move(owner)), device_(device) {
   kept_for_others().sweep();
   PeerOffer bucket = open_exchange(group, exchange_, InGraphs::no);
   watch_.emplace(engine_, group.membership(), exchange_);
-  backend_.emplace(engine_.host(), group.membership(),
-                   stream_key(group.membership().key, kStepsNumber), exchange_, std::move(bucket),
-                   engine_.options().device_bucket_bytes, engine_.options().device_path, *watch_);
+  backend_.emplace(engine_.host(), group.membership(), stream_key(key_, kStepsNumber), exchange_,
+                   std::move(bucket), engine_.options().device_bucket_bytes,
+                   engine_.options().device_path, *watch_);
 }
 
 /// What this rank offers the others: its bucket, or why it has none.
@@ -118,9 +130,8 @@ GraphBackend& Steps::graphs(Group& group) {
     std::shared_ptr<DeviceExchange> exchange;
     PeerOffer bucket = open_exchange(group, exchange, InGraphs::yes);
     graphs_ = std::make_unique<GraphBackend>(
-        engine_, group.membership(), stream_key(group.membership().key, kGraphsNumber),
-        std::move(exchange), std::move(bucket), engine_.options().device_bucket_bytes,
-        group.defaults().timeout);
+        engine_, group.membership(), stream_key(key_, kGraphsNumber), std::move(exchange),
+        std::move(bucket), engine_.options().device_bucket_bytes, group.defaults().timeout);
     made_graphs_.store(graphs_.get(), std::memory_order_release);  // partner: poll, look_around
   }
   return *graphs_;
@@ -183,12 +194,12 @@ void Steps::look_around(TimePoint when) {
   if (graphs != nullptr) graphs->look_around(when);
   if (!watch_->idle() || (graphs != nullptr && graphs->has_graphs())) return;
   // The engine alone has it: no call of this rank's is on its way.
-  const bool ends = group_.expired() && weak_from_this().use_count() == 1;
+  const bool ends = owner_.expired() && weak_from_this().use_count() == 1;
   if (ends) backend_->stop_meeting();
   PeerParting* const parting = backend_->parting();
   const auto dead = [this](int member) { return is_dead(member); };
   if (parting != nullptr && backend_->rests() && (ends || parting->has_begun(dead))) part();
-  if (group_.expired() && (parting == nullptr || (parting->told() && parting->is_over(dead))))
+  if (owner_.expired() && (parting == nullptr || (parting->told() && parting->is_over(dead))))
     engine_.drop_task(shared_from_this());
 }
 

@@ -1,4 +1,5 @@
-// The steps of one group's collectives on one device: made where such a call is first met.
+// The steps of one stream's collectives on one device: of a group's program, made where such a call
+// is first met, or of whoever has a stream of its own.
 #pragma once
 
 #include <atomic>
@@ -15,11 +16,14 @@ namespace farandole {
 class Steps : public Task, public std::enable_shared_from_this<Steps> {
  public:
   /// The group's, made for this device if there are none yet; null where they are another device's,
-  /// or the group cannot have any: its ranks do not share a host. Any thread; the first call takes
-  /// long.
+  /// or the group cannot have any. Any thread; the first call takes long.
   static std::shared_ptr<Steps> of(Group& group, int device);
+  /// Of a stream of the group's, as long as that is there; null where the group cannot have any.
+  static std::shared_ptr<Steps> of_stream(Group& group, const std::shared_ptr<Stream>& stream,
+                                          int device);
 
-  Steps(Group& group, int device);
+  /// `key`: of the stream. They end when `owner` has gone.
+  Steps(Group& group, uint64_t key, std::weak_ptr<const void> owner, int device);
   /// By the end of the engine, or of the group: waits for other ranks at the former alone.
   ~Steps() override;
   Steps(const Steps&) = delete;
@@ -48,7 +52,8 @@ class Steps : public Task, public std::enable_shared_from_this<Steps> {
   bool is_dead(int member) const;
 
   Engine& engine_;
-  std::weak_ptr<Group> group_;
+  uint64_t key_;
+  std::weak_ptr<const void> owner_;
   int device_;
   std::shared_ptr<DeviceExchange> exchange_;
   std::optional<StepWatch> watch_;
