@@ -103,11 +103,14 @@ void bind_device_gradients(py::module_& module) {
           "take_back",
           [](DeviceGradients& g, const std::vector<int>& parameters, uint64_t stream) {
             refuse_in_child();
-            const py::gil_scoped_release unlocked;
-            g.take_back(parameters, stream);
+            {
+              const py::gil_scoped_release unlocked;
+              g.take_back(parameters, stream);
+            }
+            drop_released();
           },
           py::arg("parameters"), py::arg("stream"),
-          "After wait(): reduced gradients go to where they came from, before what is put into "
+          "After wait(): reduced gradients are where they came from, before what is put into "
           "`stream` from now on.");
 }
 

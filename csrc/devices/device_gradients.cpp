@@ -3,175 +3,242 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <utility>
 
 #include "devices/staged_arrays.h"
+#include "devices/step_call.h"
 #include "engine/fork.h"
-#include "fold/fold.h"
 
 namespace farandole {
 namespace {
 
-size_t bytes_of(const Parameter& p) { return p.count * size_of(p.dtype); }
+/// A bucket that some rank had elsewhere is tried by steps again when this divides the number of
+/// its launches: on all ranks at once, whichever of them have noticed.
+constexpr uint64_t kLaunchesBetweenTries = 16;
+
+size_t bytes_of(const Placement& p, const Bucket& bucket) {
+  return p.count * size_of(bucket.dtype);
+}
 
 size_t whole_pages(size_t bytes) {
   const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   return (bytes + page - 1) / page * page;
 }
 
+/// Null where nobody wants any, or gradients of another device of this rank have them.
+std::shared_ptr<Steps> steps_of(const Reducer& reducer, int device) {
+  Group& group = reducer.group();
+  if (group.engine()->options().device_path == "staged" || !group.defaults().algorithm.empty())
+    return nullptr;
+  auto steps = Steps::of(group, reducer.stream(), device);
+  if (steps) check_level_of_nccl(group, CollectiveSpec{Collective::all_reduce});
+  return steps;
+}
+
 }  // namespace
-
-/// Of one bucket in one step.
-class DeviceGradients::Arrival : public Gate {
- public:
-  Arrival(std::shared_ptr<Staging> staging, std::shared_ptr<DeviceQueue> queue, int rank,
-          DType dtype, double prescale)
-      : staging_(std::move(staging)),
-        queue_(std::move(queue)),
-        rank_(rank),
-        dtype_(dtype),
-        prescale_(prescale) {}
-  ~Arrival() override {
-    if (is_open_) return;  // else of a group that has failed
-    for (auto& owner : owners_) staging_->keep(std::move(owner), queue_, until_);
-  }
-
-  void add(std::byte* place, size_t count, bool brought, std::shared_ptr<const void> owner) {
-    slots_.push_back({place, count, brought});
-    if (owner) owners_.push_back(std::move(owner));
-  }
-  void open_after(const CopiesUntil& until) { until_ = until; }
-
-  bool is_open() override {
-    if (is_open_) return true;
-    if (!until_.reached(*queue_)) {
-      if (watch_.due()) look_for_loss();
-      return false;
-    }
-    for (const Slot& slot : slots_) fill(slot);
-    owners_.clear();
-    return is_open_ = true;
-  }
-  std::string awaited() const override {
-    return "its gradients on device " + std::to_string(queue_->device());
-  }
-
- private:
-  struct Slot {
-    std::byte* place;
-    size_t count;
-    bool brought;
-  };
-  /// What the copy of a gradient on the host does.
-  void fill(const Slot& slot) const {
-    if (!slot.brought)
-      std::memset(slot.place, 0, slot.count * size_of(dtype_));
-    else if (prescale_ != 1)
-      scale(slot.place, slot.place, slot.count, dtype_, {prescale_, 1});
-  }
-  void look_for_loss() {
-    try {
-      queue_->look_for_loss();
-    } catch (const Error& error) {
-      throw on_rank(error, rank_);
-    }
-  }
-
-  std::shared_ptr<Staging> staging_;
-  std::shared_ptr<DeviceQueue> queue_;
-  int rank_;
-  DType dtype_;
-  double prescale_;
-  std::vector<Slot> slots_;
-  std::vector<std::shared_ptr<const void>> owners_;
-  CopiesUntil until_{.lost = true};
-  LossWatch watch_;
-  bool is_open_ = false;
-};
 
 DeviceGradients::DeviceGradients(Reducer& reducer, int device, std::vector<bool> carried)
     : reducer_(reducer),
+      device_(device),
       carried_(std::move(carried)),
       staging_(Staging::of(*reducer.group().engine())),
       queue_(or_fail_group(reducer.group(), [&] { return staging_->queue(device); })),
-      pages_(reducer.buckets().size()),
-      homes_(carried_.size()) {}
+      homes_(carried_.size()) {
+  look_at_buckets();
+}
 
 DeviceGradients::~DeviceGradients() { wait_for_copies(); }
+
+void DeviceGradients::look_at_buckets() {
+  buckets_.clear();
+  bool any = false;
+  for (const Bucket& bucket : reducer_.buckets()) {
+    BucketState& state = buckets_.emplace_back();
+    state.on_device =
+        bucket.count > 0 && std::ranges::all_of(bucket.placements, [&](const Placement& p) {
+          return p.count == 0 || carries(static_cast<size_t>(p.parameter));
+        });
+    any |= state.on_device;
+  }
+  if (any && !steps_) steps_ = steps_of(reducer_, device_);
+}
 
 void DeviceGradients::bring(int parameter, uint64_t address, uint64_t stream,
                             std::shared_ptr<const void> owner, int sparse_dims) {
   const auto i = static_cast<size_t>(parameter);
-  const auto begin_copy = [&] {
-    const BucketPlace place = reducer_.places()[i];
+  const auto begin = [&] {
     const std::lock_guard lock(mutex_);
-    const DevicePages& pages = pages_of(place.bucket);
     queue_->follow(stream);
-    homes_[i] = {address, std::move(owner), true};
-    queue_->copy_to_host(pages, address, bytes_of(reducer_.parameters()[i]), place.offset);
+    homes_[i] = {.address = address, .stream = stream, .owner = std::move(owner), .brought = true};
+    const size_t b = reducer_.places()[i].bucket;
+    if (may_stay(buckets_[b])) return;
+    for (const Placement& p : reducer_.buckets()[b].placements)
+      if (p.parameter == parameter) copy_to_host(p, b);
   };
-  reducer_.mark_carried(
-      parameter, [&] { or_fail_group(reducer_.group(), begin_copy); }, sparse_dims);
+  reducer_.mark_carried(parameter, [&] { or_fail_group(reducer_.group(), begin); }, sparse_dims);
 }
 
-const DevicePages& DeviceGradients::pages_of(size_t bucket) {
-  DevicePages& pages = pages_[bucket];
-  if (!pages)
-    pages = queue_->register_pages(reducer_.memory(bucket).get(),
-                                   whole_pages(reducer_.buckets()[bucket].bytes()));
-  return pages;
-}
-
-std::shared_ptr<Gate> DeviceGradients::launch(size_t b) {
+void DeviceGradients::copy_to_host(const Placement& placement, size_t b) {
   const Bucket& bucket = reducer_.buckets()[b];
-  const auto is_carried = [&](const Placement& p) {
-    return carries(static_cast<size_t>(p.parameter));
+  DevicePages& pages = buckets_[b].pages;
+  if (!pages) pages = queue_->register_pages(reducer_.memory(b).get(), whole_pages(bucket.bytes()));
+  Home& home = homes_[static_cast<size_t>(placement.parameter)];
+  queue_->copy_to_host(pages, home.address, bytes_of(placement, bucket),
+                       placement.offset * size_of(bucket.dtype));
+  home.copied = true;
+}
+
+// ---- when a bucket is launched ----
+
+Carried DeviceGradients::launch(size_t b) {
+  const Bucket& bucket = reducer_.buckets()[b];
+  if (std::ranges::none_of(bucket.placements, [&](const Placement& p) {
+        return carries(static_cast<size_t>(p.parameter));
+      }))
+    return {};
+  return or_fail_group(reducer_.group(), [&]() -> Carried {
+    reducer_.memory(b);  // whoever goes by the host after all finds it made
+    const std::lock_guard lock(mutex_);
+    BucketState& state = buckets_[b];
+    const bool tries = may_stay(state), stays = tries && is_whole(bucket);
+    ++state.launches;
+    if (tries && !stays) try_later(state);
+    state.by_steps = stays ? leave_on_device(b) : nullptr;
+    if (stays) return {nullptr, state.by_steps};
+    return {bring_to_host(b)};
+  });
+}
+
+/// Whether this bucket's gradients are left on the device, in the step that is open.
+bool DeviceGradients::may_stay(const BucketState& state) const {
+  return steps_ && state.on_device && !state.never_by_steps && state.launches >= state.next_try;
+}
+
+void DeviceGradients::try_later(BucketState& state) {
+  constexpr uint64_t n = kLaunchesBetweenTries;
+  state.next_try = (state.launches + n - 1) / n * n;
+}
+
+/// Whether there is a gradient of each of its parameters.
+bool DeviceGradients::is_whole(const Bucket& bucket) const {
+  return std::ranges::all_of(bucket.placements, [&](const Placement& p) {
+    return p.count == 0 || homes_[static_cast<size_t>(p.parameter)].brought;
+  });
+}
+
+std::shared_ptr<BucketOnDevice> DeviceGradients::leave_on_device(size_t b) {
+  const Bucket& bucket = reducer_.buckets()[b];
+  auto to_host = [weak = weak_from_this(), b](Operation& operation, BucketOnDevice& by_steps,
+                                              bool mixed) {
+    const auto self = weak.lock();
+    if (!self) throw Error(ErrorCode::aborted, "the optimizer of these gradients has gone");
+    self->go_by_host(b, operation, by_steps, mixed);
   };
-  if (std::ranges::none_of(bucket.placements, is_carried)) return nullptr;
-  Group& group = reducer_.group();
-  auto gate = std::make_shared<Arrival>(staging_, queue_, group.engine()->host().rank, bucket.dtype,
-                                        reducer_.copied_prescale(b));
+  auto by_steps =
+      std::make_shared<BucketOnDevice>(steps_, reducer_.copied_prescale(b), std::move(to_host));
+  for (const Placement& p : bucket.placements) {
+    Home& home = homes_[static_cast<size_t>(p.parameter)];
+    by_steps->add(bucket, p, home.address, std::move(home.owner));
+    home.brought = false;
+  }
+  by_steps->seal(*queue_);
+  return by_steps;
+}
+
+/// What the bucket waits for there.
+std::shared_ptr<Gate> DeviceGradients::bring_to_host(size_t b) {
+  const Bucket& bucket = reducer_.buckets()[b];
+  auto gate =
+      std::make_shared<BucketArrival>(staging_, queue_, reducer_.group().engine()->host().rank,
+                                      bucket.dtype, reducer_.copied_prescale(b));
   std::byte* const memory = reducer_.memory(b).get();
-  const std::lock_guard lock(mutex_);
   CopiesUntil until;
   for (const Placement& p : bucket.placements) {
-    if (!is_carried(p)) continue;
+    if (!carries(static_cast<size_t>(p.parameter))) continue;
     Home& home = homes_[static_cast<size_t>(p.parameter)];
+    if (home.brought && !home.copied) copy_to_host(p, b);
     until.has_to_host |= home.brought;
     gate->add(memory + p.offset * size_of(bucket.dtype), p.count, home.brought,
               std::move(home.owner));
-    home.brought = false;
+    home.brought = home.copied = false;
   }
-  if (until.has_to_host)
-    until.to_host = or_fail_group(group, [&] { return queue_->mark(kToHost); });
+  if (until.has_to_host) until.to_host = queue_->mark(kToHost);
   until.has_to_device = returned_.has_value();
   until.to_device = returned_.value_or(0);
   gate->open_after(until);
   return gate;
 }
 
+/// By the thread that polls.
+void DeviceGradients::go_by_host(size_t b, Operation& operation, BucketOnDevice& by_steps,
+                                 bool mixed) {
+  try {
+    const std::lock_guard lock(mutex_);
+    BucketState& state = buckets_[b];
+    state.never_by_steps |= !mixed;
+    try_later(state);
+    auto owners = by_steps.take_owners();
+    for (size_t i = 0; i < owners.size(); ++i) {
+      const Placement& p = reducer_.buckets()[b].placements[i];
+      Home& home = homes_[static_cast<size_t>(p.parameter)];
+      home.owner = std::move(owners[i]);
+      home.brought = p.count > 0;
+    }
+    operation.gate = bring_to_host(b);
+  } catch (const Error& error) {
+    throw on_rank(error, reducer_.group().engine()->host().rank);
+  }
+}
+
+// ---- when the step's buckets are reduced ----
+
 void DeviceGradients::take_back(std::span<const int> parameters, uint64_t stream) {
-  if (parameters.empty()) return;
+  std::vector<std::shared_ptr<BucketOnDevice>> launched;  // in order: the last is after all
+  std::vector<bool> free;                                 // to be used by what comes in `stream`
   or_fail_group(reducer_.group(), [&] {
     const std::lock_guard lock(mutex_);
-    for (const int parameter : parameters) {
-      const auto i = static_cast<size_t>(parameter);
-      const BucketPlace place = reducer_.places()[i];
-      queue_->copy_to_device(homes_[i].address, pages_[place.bucket],
-                             bytes_of(reducer_.parameters()[i]), place.offset);
+    copy_back(parameters, stream);
+    for (size_t b = 0; b < buckets_.size(); ++b) {
+      auto by_steps = std::exchange(buckets_[b].by_steps, nullptr);
+      if (!by_steps || !by_steps->launched()) continue;
+      launched.push_back(std::move(by_steps));
+      free.push_back(made_in(b, stream));
     }
-    returned_ = queue_->mark(kToDevice);
-    queue_->precede(stream);
+  });
+  if (launched.empty()) return;
+  launched.back()->hand_over(stream);
+  for (size_t i = 0; i < launched.size(); ++i)
+    if (free[i]) launched[i]->take_owners();
+}
+
+void DeviceGradients::copy_back(std::span<const int> parameters, uint64_t stream) {
+  bool copied = false;
+  for (const int parameter : parameters) {
+    const auto i = static_cast<size_t>(parameter);
+    const BucketPlace at = reducer_.places()[i];
+    const BucketState& state = buckets_[at.bucket];
+    const Parameter& p = reducer_.parameters()[i];
+    if (p.count == 0 || (state.by_steps && state.by_steps->launched())) continue;  // never left
+    queue_->copy_to_device(homes_[i].address, state.pages, p.count * size_of(p.dtype), at.offset);
+    copied = true;
+  }
+  if (!copied) return;
+  returned_ = queue_->mark(kToDevice);
+  queue_->precede(stream);
+}
+
+/// Whether all of its gradients were.
+bool DeviceGradients::made_in(size_t b, uint64_t stream) const {
+  return std::ranges::all_of(reducer_.buckets()[b].placements, [&](const Placement& p) {
+    return p.count == 0 || homes_[static_cast<size_t>(p.parameter)].stream == stream;
   });
 }
 
 void DeviceGradients::let_go() {
   const std::lock_guard lock(mutex_);
   wait_for_copies();
-  pages_.clear();
-  pages_.resize(reducer_.buckets().size());
+  look_at_buckets();
   returned_.reset();
 }
 

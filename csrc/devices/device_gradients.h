@@ -1,5 +1,6 @@
-// Gradients on a device, reduced in the buckets of the host: brought there as backward makes them,
-// and brought back when the step's buckets are reduced.
+// Gradients on a device, reduced where they lie if those of all ranks can be; else in the buckets
+// of the host: brought there as backward makes them, and brought back when the step's buckets are
+// reduced.
 //
 //   bring()       behind what its owner's stream does now; a bucket's gate has one mark behind all
 //   take_back()   to where they came from; what its owner's stream does next comes after it
@@ -13,17 +14,18 @@
 #include <span>
 #include <vector>
 
-#include "devices/staging.h"
+#include "devices/device_bucket.h"
 #include "fusion/reducer.h"
 
 namespace farandole {
 
 /// Any thread, as Reducer has it.
-class DeviceGradients : public Carrier {
+class DeviceGradients : public Carrier, public std::enable_shared_from_this<DeviceGradients> {
  public:
   /// `carried`: by parameter, whether its gradients lie on this device; others' may lie on another
   /// one, in the same buckets. To be given to the reducer, which outlives it. Throws Error(device),
-  /// which all ranks get, where the device cannot be used.
+  /// which all ranks get, where the device cannot be used, and Error(invalid_argument) where NCCL
+  /// was asked for and may not be.
   DeviceGradients(Reducer& reducer, int device, std::vector<bool> carried);
   ~DeviceGradients() override;
   DeviceGradients(const DeviceGradients&) = delete;
@@ -34,33 +36,55 @@ class DeviceGradients : public Carrier {
   /// `stream`: in which they are being made.
   void bring(int parameter, uint64_t address, uint64_t stream, std::shared_ptr<const void> owner,
              int sparse_dims);
-  /// After Reducer::wait(): the reduced gradients of these, which were brought in this step, go to
+  /// After Reducer::wait(): the reduced gradients of these, which were brought in this step, are
   /// where they came from. What is put into `stream` from now on finds them there.
   void take_back(std::span<const int> parameters, uint64_t stream);
 
   bool carries(size_t parameter) const override { return carried_[parameter]; }
-  std::shared_ptr<Gate> launch(size_t bucket) override;
+  Carried launch(size_t bucket) override;
   void let_go() override;
 
  private:
-  class Arrival;
-  const DevicePages& pages_of(size_t bucket);
+  /// A parameter's gradient in the present step.
+  struct Home {
+    uint64_t address = 0;
+    uint64_t stream = 0;
+    std::shared_ptr<const void> owner;  // until its bucket is launched
+    bool brought = false;               // and its bucket is not launched
+    bool copied = false;                // its copy to the host is on its way
+  };
+  struct BucketState {
+    DevicePages pages;            // on the host; null: none of it was brought there yet
+    bool on_device = false;       // all of its gradients are
+    bool never_by_steps = false;  // what they said when they were tried
+    uint64_t launches = 0;
+    uint64_t next_try = 0;                     // the launch that may go by steps again
+    std::shared_ptr<BucketOnDevice> by_steps;  // of the present step, unless it goes by the host
+  };
+
+  void look_at_buckets();
+  void copy_to_host(const Placement& placement, size_t bucket);
+  bool may_stay(const BucketState& state) const;
+  static void try_later(BucketState& state);
+  bool is_whole(const Bucket& bucket) const;
+  std::shared_ptr<BucketOnDevice> leave_on_device(size_t bucket);
+  std::shared_ptr<Gate> bring_to_host(size_t bucket);
+  void go_by_host(size_t bucket, Operation& operation, BucketOnDevice& by_steps, bool mixed);
+  void copy_back(std::span<const int> parameters, uint64_t stream);
+  bool made_in(size_t bucket, uint64_t stream) const;
   void wait_for_copies() noexcept;
 
   Reducer& reducer_;
+  int device_;
   std::vector<bool> carried_;
   std::shared_ptr<Staging> staging_;
   std::shared_ptr<DeviceQueue> queue_;
+  std::shared_ptr<Steps> steps_;  // null: all go by the host
 
-  std::mutex mutex_;                // guards the rest
-  std::vector<DevicePages> pages_;  // by bucket; null: none of it was brought yet
-  struct Home {
-    uint64_t address = 0;
-    std::shared_ptr<const void> owner;  // until its bucket is launched
-    bool brought = false;               // and its bucket not launched
-  };
+  std::mutex mutex_;                  // guards the rest
+  std::vector<BucketState> buckets_;  // by bucket
   std::vector<Home> homes_;           // by parameter
-  std::optional<uint32_t> returned_;  // the mark behind what was brought back last
+  std::optional<uint32_t> returned_;  // the mark behind what was copied back last
 };
 
 }  // namespace farandole

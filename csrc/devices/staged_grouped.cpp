@@ -41,15 +41,8 @@ bool StagedGrouped::wait(Deadline until) {
   return true;
 }
 
-/// Operations of the devices' streams come one after the other: the last one is after all.
 void StagedGrouped::hand_over(int device, std::optional<uint64_t> stream) {
-  StepCall* last = nullptr;
-  for (const StagedOperation& each : operations_)
-    if (StepCall* step = each.launched())
-      last = step->device() == device ? step : last;
-    else
-      each.copies()->hand_over(device, stream);
-  if (last != nullptr) last->hand_over(stream);
+  farandole::hand_over(operations_, device, stream);
 }
 
 }  // namespace farandole

@@ -1,5 +1,6 @@
 // An operation by name on arrays of devices: named at once, and begun when its arrays have come to
-// the host.
+// the host. Tensors that are operations by themselves are reduced where they lie, if those of all
+// ranks can be.
 #pragma once
 
 #include <map>
@@ -8,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "devices/staged_arrays.h"
+#include "devices/staged_operation.h"
 #include "named/named.h"
 
 namespace farandole {
@@ -33,12 +34,12 @@ class StagedNamed : public NamedListener {
   ~StagedNamed() override;
 
   NamedRequest* request() const { return request_; }
-  /// Once the request has ended well: results are copied back.
-  void take_back() { copies_->take_back(); }
+  /// Once the request has ended well: results are copied back, unless they are there.
+  void take_back();
   /// Of each device with outputs, one of them.
   const std::map<int, size_t>& outputs() const { return outputs_; }
   /// Then: StagedCopies::hand_over.
-  void hand_over(int device, std::optional<uint64_t> stream) { copies_->hand_over(device, stream); }
+  void hand_over(int device, std::optional<uint64_t> stream);
 
   /// A result that was made for a tensor: where it lies if it belongs on the host, as its tensor
   /// does.
@@ -62,13 +63,19 @@ class StagedNamed : public NamedListener {
     std::shared_ptr<std::byte> memory;
     std::vector<int64_t> shape;
   };
-  void stage_all(const NamedCall& call, const std::vector<PlacedTensor>& tensors);
+  void stage_all(Group& world, const Named& named, const NamedCall& call,
+                 const std::vector<PlacedTensor>& tensors);
+  Operand stage_alone(Group& world, const NamedCall& call, const PlacedOperand& tensor);
 
   int rank_;
   std::shared_ptr<Staging> staging_;
-  std::shared_ptr<StagedCopies> copies_;
-  std::vector<NamedTensor> staged_;
-  std::vector<Made> made_;  // by tensor
+  std::shared_ptr<const void> kept_;
+  std::shared_ptr<StagedCopies> copies_;  // of all but those that are alone
+  std::vector<StagedOperation> alone_;
+  std::vector<std::shared_ptr<Gate>> gates_;
+  std::vector<NamedTensor> staged_;                     // by tensor
+  std::vector<std::shared_ptr<OnDevices>> on_devices_;  // likewise
+  std::vector<Made> made_;                              // by tensor
   std::map<int, size_t> outputs_;
   NamedRequest* request_ = nullptr;
 };

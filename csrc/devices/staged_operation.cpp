@@ -5,8 +5,8 @@
 namespace farandole {
 
 Operand StagedOperation::offer(Group& group, const std::vector<PlacedOperand>& arrays,
-                               Options& options) {
-  step_ = StepCall::offer(group, options, arrays, copies_);
+                               Options& options, const std::shared_ptr<Stream>& stream) {
+  step_ = StepCall::offer(group, options, arrays, copies_, stream);
   options.on_devices = step_;
   if (step_) return step_->operand();
   StagedArrays lie = stage_all(*copies_, options, arrays, group.rank(), group.size(), group.pool());
@@ -23,6 +23,18 @@ void StagedOperation::take_back() {
   if (pack_) pack_->unpack_all();
   if (step_) step_->unpack();
   copies_->take_back();
+}
+
+/// Operations of the devices' streams come one after the other: the last one is after all.
+void hand_over(std::span<const StagedOperation> operations, int device,
+               std::optional<uint64_t> stream) {
+  StepCall* last = nullptr;
+  for (const StagedOperation& each : operations)
+    if (StepCall* const step = each.launched())
+      last = step->device() == device ? step : last;
+    else
+      each.copies()->hand_over(device, stream);
+  if (last != nullptr) last->hand_over(stream);
 }
 
 }  // namespace farandole

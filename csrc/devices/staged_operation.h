@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "devices/staged_arrays.h"
@@ -17,8 +18,9 @@ class StagedOperation {
   StagedOperation(Group& group, Options& options) : copies_(copies_for(group, options)) {}
 
   /// What is submitted, with what the options then say of it: the arrays where they are, if they
-  /// may go by steps, or where they lie on the host, their copies begun.
-  Operand offer(Group& group, const std::vector<PlacedOperand>& arrays, Options& options);
+  /// may go by steps, or where they lie on the host, their copies begun. `stream`: as StepCall's.
+  Operand offer(Group& group, const std::vector<PlacedOperand>& arrays, Options& options,
+                const std::shared_ptr<Stream>& stream = nullptr);
 
   const std::shared_ptr<StagedCopies>& copies() const { return copies_; }
   /// Whether it becomes part of a CUDA graph.
@@ -33,5 +35,10 @@ class StagedOperation {
   std::shared_ptr<StepCall> step_;  // null: it goes by the host for certain
   std::shared_ptr<Pack> pack_;      // then, of more than one array
 };
+
+/// Of operations in the order in which they ran, once their results were taken back:
+/// StagedCopies::hand_over.
+void hand_over(std::span<const StagedOperation> operations, int device,
+               std::optional<uint64_t> stream);
 
 }  // namespace farandole

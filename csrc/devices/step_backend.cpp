@@ -121,12 +121,19 @@ Shape StepBackend::shape_here() const {
   return shape_of(*operation_, membership_.rank, static_cast<int>(membership_.members.size()));
 }
 
+/// With the factor of its arrays.
+CollectiveSpec StepBackend::spec_here() const {
+  CollectiveSpec spec = *operation_;
+  spec.prescale *= arrays_->prescale;
+  return spec;
+}
+
 /// By what all ranks know.
 void StepBackend::choose() {
   const Operation& o = *operation_;
   const Shape shape = shape_here();
   const DeviceQuestion question{
-      .spec = o,
+      .spec = spec_here(),
       .dtype = o.input.dtype,
       .level = o.level,
       .bytes = amount_of(o.kind, shape) * size_of(o.input.dtype),
@@ -162,15 +169,16 @@ void StepBackend::run_piece(size_t index) {
 
 /// Arrays that travel together are operations of NCCL's that run as one.
 void StepBackend::run_nccl() {
-  const Operation& o = *operation_;
-  NcclPlan plan = nccl_plan(o, pieces_.shape(), o.input.dtype, arrays_->input, arrays_->output);
+  const CollectiveSpec o = spec_here();
+  const DType dtype = operation_->input.dtype;
+  NcclPlan plan = nccl_plan(o, pieces_.shape(), dtype, arrays_->input, arrays_->output);
   if (pieces_.lie_apart()) plan.calls.clear();
   for (const auto& [input, output] : arrays_->together) {
     const Shape shape{.rank = pieces_.shape().rank,
                       .size = pieces_.shape().size,
                       .count = input.count,
                       .root = pieces_.shape().root};
-    const NcclPlan one = nccl_plan(o, shape, o.input.dtype, reinterpret_cast<uint64_t>(input.data),
+    const NcclPlan one = nccl_plan(o, shape, dtype, reinterpret_cast<uint64_t>(input.data),
                                    reinterpret_cast<uint64_t>(output.data));
     plan.calls.insert(plan.calls.end(), one.calls.begin(), one.calls.end());
   }
@@ -194,7 +202,8 @@ void StepBackend::end() {
               .timeout = o.timeout,
               .moments = arrays_->moments,
               .kept = std::move(arrays_->kept)});
-  arrays_->launched.store(true, std::memory_order_release);  // partner: StepCall::hand_over
+  arrays_->launched.store(
+      true, std::memory_order_release);  // partner: StepCall::launched, BucketOnDevice::launched
 }
 
 std::vector<int> StepBackend::lacking() const {

@@ -54,6 +54,7 @@ class StepBackend : public Backend {
   bool have_nccl();
   bool grants_spinning() const;
   Shape shape_here() const;
+  CollectiveSpec spec_here() const;
   void choose();
   void begin();
   size_t spin_bytes() const;

@@ -2,15 +2,12 @@
 
 #include <algorithm>
 #include <bit>
-#include <thread>
 #include <utility>
 
 #include "base/hash.h"
 
 namespace farandole {
 namespace {
-
-constexpr auto kBetweenCompletionLooks = std::chrono::microseconds(50);
 
 std::optional<int> device_of(const PlacedArray& array) {
   return array.device ? std::optional(array.device->queue->device()) : std::nullopt;
@@ -71,18 +68,6 @@ void name_graph(Options& options) {
   options.algorithm = kGraphWay;
 }
 
-/// NCCL was asked for, for this call or for all of them, and may not.
-void check_level(const Group& group, const Options& o) {
-  const std::string& asked =
-      o.algorithm.empty() ? group.engine()->options().device_path : o.algorithm;
-  if (asked != name_of(DeviceWay::nccl)) return;
-  const std::string why = why_not_of_level(o.kind, o.level.value_or(group.defaults().level));
-  if (!why.empty())
-    throw Error(ErrorCode::invalid_argument,
-                std::string(name_of(o.kind)) + " cannot go by 'nccl': " + why, {},
-                "choose level='fast' (FARANDOLE_LEVEL=fast), or another way for it");
-}
-
 /// Of what ranks agree on, as far as it decides whether all have their arrays on devices, and go by
 /// them.
 uint64_t hash_of_call(const Options& o, Determinism level, DType dtype, size_t count) {
@@ -100,9 +85,21 @@ uint64_t hash_of_call(const Options& o, Determinism level, DType dtype, size_t c
 
 }  // namespace
 
+void check_level_of_nccl(const Group& group, const Options& o) {
+  const std::string& asked =
+      o.algorithm.empty() ? group.engine()->options().device_path : o.algorithm;
+  if (asked != name_of(DeviceWay::nccl)) return;
+  const std::string why = why_not_of_level(o.kind, o.level.value_or(group.defaults().level));
+  if (!why.empty())
+    throw Error(ErrorCode::invalid_argument,
+                std::string(name_of(o.kind)) + " cannot go by 'nccl': " + why, {},
+                "choose level='fast' (FARANDOLE_LEVEL=fast), or another way for it");
+}
+
 std::shared_ptr<StepCall> StepCall::offer(Group& group, Options& options,
                                           const std::vector<PlacedOperand>& arrays,
-                                          std::shared_ptr<StagedCopies> copies) {
+                                          std::shared_ptr<StagedCopies> copies,
+                                          const std::shared_ptr<Stream>& stream) {
   const auto graph = graph_of(arrays);
   if (graph) {
     group.engine()->driver().require_progress("a collective in a CUDA graph");
@@ -122,8 +119,10 @@ std::shared_ptr<StepCall> StepCall::offer(Group& group, Options& options,
     if (asked || graph) options.algorithm.clear();
     return nullptr;
   }
-  if (runs) check_level(group, options);
-  const auto steps = device && runs ? Steps::of(group, *device) : nullptr;
+  if (runs) check_level_of_nccl(group, options);
+  std::shared_ptr<Steps> steps;
+  if (device && runs)
+    steps = stream ? Steps::of(group, stream, *device) : Steps::of(group, *device);
   if ((asked || graph) && !steps)
     throw Error(ErrorCode::invalid_argument,
                 std::string(name_of(options.kind)) +
@@ -145,7 +144,6 @@ StepCall::StepCall(std::shared_ptr<Steps> steps, const Group& group, const Optio
                    std::shared_ptr<StagedCopies> copies, uint64_t call,
                    std::optional<uint64_t> graph)
     : steps_(std::move(steps)),
-      detector_(group.membership().detector),
       arena_(group.engine()->arena()),
       rank_(group.rank()),
       world_rank_(group.engine()->host().rank),
@@ -198,6 +196,7 @@ void StepCall::go_by_host(Operation& operation) {
     BufferPool pool(arena_);
     const StagedArrays lie = stage_all(*copies_, Options(spec_), placed_, rank_, size_, pool);
     pack_ = lie.pack;
+    operation.gate = copies_;
     if (pack_) run_on(pack_, operation);
     operation.input = lie.whole.input;
     operation.output = lie.whole.output;
@@ -210,28 +209,9 @@ void StepCall::unpack() {
   if (pack_) pack_->unpack_all();
 }
 
-void StepCall::check() const {
-  if (!detector_->failed() || steps_->exchange()->is_complete(arrays_.number)) return;
-  if (const auto verdict = detector_->verdict()) throw Error(*verdict);
-}
-
 void StepCall::hand_over(std::optional<uint64_t> stream) {
   if (is_captured()) return;  // whatever follows in the graph comes after it
-  try {
-    if (stream)
-      steps_->exchange()->complete_before(*arrays_.moments, *stream);
-    else
-      while (!steps_->exchange()->is_complete(arrays_.number)) {
-        check();
-        std::this_thread::sleep_for(kBetweenCompletionLooks);
-      }
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::invalid_argument) throw;  // that stream is being captured
-    if (!detector_->failed()) detector_->report(on_rank(error, world_rank_));
-    if (const auto verdict = detector_->verdict()) throw Error(*verdict);
-    throw;
-  }
-  check();
+  steps_->hand_over(arrays_, stream);
 }
 
 }  // namespace farandole

@@ -12,15 +12,20 @@
 
 namespace farandole {
 
+/// Throws Error(invalid_argument) where NCCL was asked for, for this call or for all of them, and
+/// its order of folds is none that the level allows.
+void check_level_of_nccl(const Group& group, const Options& options);
+
 class StepCall : public OnDevices {
  public:
   /// Null where it has to go by the host on this rank's account alone. `copies`: of the call, which
-  /// begin if it goes by the host after all.
+  /// begin if it goes by the host after all. `stream`: of the operation; null: the program's.
   /// Throws Error(invalid_argument) for an `algorithm` of the devices that cannot be, and where it
   /// was to become part of a CUDA graph, and cannot.
   static std::shared_ptr<StepCall> offer(Group& group, Options& options,
                                          const std::vector<PlacedOperand>& arrays,
-                                         std::shared_ptr<StagedCopies> copies);
+                                         std::shared_ptr<StagedCopies> copies,
+                                         const std::shared_ptr<Stream>& stream = nullptr);
 
   /// What is submitted: the array, or what several are together, which has no memory.
   const Operand& operand() const { return operand_; }
@@ -36,9 +41,7 @@ class StepCall : public OnDevices {
   /// Then, if it went by the host: results of arrays that travelled together are copied to where
   /// they were brought from.
   void unpack();
-  /// Then: whoever works on the output finds the result, in what it puts into this stream from now
-  /// on. Without one the host waits for the device. Throws the verdict where the ranks have failed
-  /// meanwhile.
+  /// Then: Steps::hand_over.
   void hand_over(std::optional<uint64_t> stream);
 
  private:
@@ -46,11 +49,9 @@ class StepCall : public OnDevices {
            const std::vector<PlacedOperand>& arrays, const Operand& operand,
            std::shared_ptr<StagedCopies> copies, uint64_t call, std::optional<uint64_t> graph);
   void lay_together();
-  void check() const;
 
   std::shared_ptr<Steps> steps_;
   GraphBackend* graphs_ = nullptr;  // of steps_, in a graph
-  std::shared_ptr<FailureDetector> detector_;
   std::shared_ptr<Arena> arena_;
   int rank_, world_rank_, size_;
   CollectiveSpec spec_;

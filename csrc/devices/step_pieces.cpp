@@ -25,8 +25,8 @@ StepPieces::StepPieces(const Operation& operation, const Shape& shape, const Ste
   common_.dtype = static_cast<int32_t>(dtype);
   common_.op = static_cast<int32_t>(operation.op);
   if (!folds(operation.kind)) return;
-  const Scales scales =
-      scales_for(dtype, operation.op, operation.prescale, operation.postscale, shape.size);
+  const Scales scales = scales_for(dtype, operation.op, operation.prescale * arrays.prescale,
+                                   operation.postscale, shape.size);
   common_.leaf_factor = scales.leaf.factor;
   common_.leaf_divide = scales.leaf.divide;
   common_.finish_factor = scales.finish.factor;

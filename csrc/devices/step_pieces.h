@@ -20,6 +20,7 @@ namespace farandole {
 struct StepArrays {
   uint64_t input = 0, output = 0;  // addresses
   bool in_place = false;
+  double prescale = 1;            // a further factor on the input, which the host applies elsewhere
   std::vector<Operand> together;  // several arrays that travel as one; then there is no address
   Stretches inputs, outputs;      // of these, as parts of the whole
   StepMoments moments;            // none in a graph

@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "control/absence.h"
+#include "devices/staged_copies.h"
 #include "engine/fork.h"
 #include "stream/stream.h"
 
@@ -18,11 +19,12 @@ constexpr uint64_t kGraphsNumber = kStepsNumber + 2;         // likewise; one is
 constexpr int kMostRanksOfSteps = 64;                        // that the kernels take
 constexpr size_t kMostFailed = 1024;                         // calls that are remembered
 constexpr auto kPartingPatience = std::chrono::seconds(3);
+constexpr auto kBetweenCompletionLooks = std::chrono::microseconds(50);
 constexpr auto kBetweenPartingLooks = std::chrono::milliseconds(1);
 
 struct KnownSteps {
-  std::mutex mutex;  // guards all
-  std::vector<std::pair<std::weak_ptr<Group>, std::weak_ptr<Steps>>> all;
+  std::mutex mutex;                                                             // guards all
+  std::vector<std::pair<std::weak_ptr<const void>, std::weak_ptr<Steps>>> all;  // by owner
 };
 
 KnownSteps& known_steps() {
@@ -61,34 +63,31 @@ void keep_for_others(std::shared_ptr<DeviceExchange> exchange, PeerParting parti
   kept_for_others().add({std::move(exchange), std::move(parting)});
 }
 
-bool can_have_steps(const Group& group) {
-  return group.size() <= kMostRanksOfSteps && group.engine()->host().are_here(group.members());
-}
-
 }  // namespace
 
 std::shared_ptr<Steps> Steps::of(Group& group, int device) {
-  if (!can_have_steps(group)) return nullptr;
+  return of_owner(group, group.membership().key, group.shared_from_this(), device);
+}
+
+std::shared_ptr<Steps> Steps::of(Group& group, const std::shared_ptr<Stream>& stream, int device) {
+  return of_owner(group, stream->key(), stream, device);
+}
+
+std::shared_ptr<Steps> Steps::of_owner(Group& group, uint64_t key,
+                                       const std::shared_ptr<const void>& owner, int device) {
+  if (group.size() > kMostRanksOfSteps || !group.engine()->host().are_here(group.members()))
+    return nullptr;
   KnownSteps& one = known_steps();
   const std::lock_guard lock(one.mutex);
   std::erase_if(one.all, [](const auto& entry) { return entry.first.expired(); });
-  for (const auto& [owner, steps] : one.all)
-    if (owner.lock().get() == &group) {
+  for (const auto& [known, steps] : one.all)
+    if (known.lock() == owner) {
       auto found = steps.lock();
       return found && found->device() == device ? found : nullptr;
     }
-  auto made =
-      std::make_shared<Steps>(group, group.membership().key, group.weak_from_this(), device);
+  auto made = std::make_shared<Steps>(group, key, owner, device);
   group.engine()->add_task(made);  // which keeps it
-  one.all.emplace_back(group.weak_from_this(), made);
-  return made;
-}
-
-std::shared_ptr<Steps> Steps::of_stream(Group& group, const std::shared_ptr<Stream>& stream,
-                                        int device) {
-  if (!can_have_steps(group)) return nullptr;
-  auto made = std::make_shared<Steps>(group, stream->key(), stream, device);
-  group.engine()->add_task(made);
+  one.all.emplace_back(owner, made);
   return made;
 }
 
@@ -169,6 +168,31 @@ void Steps::part() {
   if (backend_->parting()->told()) return;
   exchange_->let_go_of_peers();
   backend_->parting()->tell();
+}
+
+void Steps::check(const StepArrays& arrays) const {
+  const FailureDetector& detector = *backend_->membership().detector;
+  if (!detector.failed() || exchange_->is_complete(arrays.number)) return;
+  if (const auto verdict = detector.verdict()) throw Error(*verdict);
+}
+
+void Steps::hand_over(const StepArrays& arrays, std::optional<uint64_t> stream) {
+  try {
+    if (stream)
+      exchange_->complete_before(*arrays.moments, *stream);
+    else
+      while (!exchange_->is_complete(arrays.number)) {
+        check(arrays);
+        std::this_thread::sleep_for(kBetweenCompletionLooks);
+      }
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::invalid_argument) throw;  // that stream is being captured
+    FailureDetector& detector = *backend_->membership().detector;
+    if (!detector.failed()) detector.report(on_rank(error, engine_.host().rank));
+    if (const auto verdict = detector.verdict()) throw Error(*verdict);
+    throw;
+  }
+  check(arrays);
 }
 
 bool Steps::worth_trying(uint64_t call) const {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 
 #include "devices/graph_backend.h"
@@ -15,12 +16,11 @@ namespace farandole {
 
 class Steps : public Task, public std::enable_shared_from_this<Steps> {
  public:
-  /// The group's, made for this device if there are none yet; null where they are another device's,
-  /// or the group cannot have any. Any thread; the first call takes long.
+  /// Of the group's program, made for this device if there are none yet; null where they are
+  /// another device's, or the group cannot have any. Any thread; the first call takes long.
   static std::shared_ptr<Steps> of(Group& group, int device);
-  /// Of a stream of the group's, as long as that is there; null where the group cannot have any.
-  static std::shared_ptr<Steps> of_stream(Group& group, const std::shared_ptr<Stream>& stream,
-                                          int device);
+  /// The same of another stream of the group's.
+  static std::shared_ptr<Steps> of(Group& group, const std::shared_ptr<Stream>& stream, int device);
 
   /// `key`: of the stream. They end when `owner` has gone.
   Steps(Group& group, uint64_t key, std::weak_ptr<const void> owner, int device);
@@ -37,6 +37,11 @@ class Steps : public Task, public std::enable_shared_from_this<Steps> {
   /// Null where this rank has no streams on the device: then it takes part all the same, to say so.
   const std::shared_ptr<DeviceExchange>& exchange() const { return exchange_; }
 
+  /// Of an operation that went by steps, once it is complete on the host: whoever works on its
+  /// output finds the result, in what it puts into this stream from now on. Without one the host
+  /// waits for the device. Throws the verdict where the ranks have failed meanwhile. Any thread.
+  void hand_over(const StepArrays& arrays, std::optional<uint64_t> stream);
+
   /// Calls that did not go by steps are not tried again. `call`: any hash of what ranks agree on.
   bool worth_trying(uint64_t call) const;
   void note_failed(uint64_t call);
@@ -46,6 +51,9 @@ class Steps : public Task, public std::enable_shared_from_this<Steps> {
 
  private:
   enum class InGraphs : uint8_t { no, yes };
+  static std::shared_ptr<Steps> of_owner(Group& group, uint64_t key,
+                                         const std::shared_ptr<const void>& owner, int device);
+  void check(const StepArrays& arrays) const;
   PeerOffer open_exchange(const Group& group, std::shared_ptr<DeviceExchange>& exchange,
                           InGraphs in_graphs) const;
   void part();

@@ -12,8 +12,11 @@ class Stretches {
  public:
   /// What comes next in the whole.
   void add(uint64_t address, size_t bytes) {
-    if (bytes > 0) all_.push_back({address, end(), bytes});
+    if (bytes > 0) all_.push_back({address, end_, bytes});
+    end_ += bytes;
   }
+  /// Nothing lies between what was added and this offset of the whole.
+  void skip_to(size_t offset) { end_ = offset; }
 
   bool empty() const { return all_.empty(); }
 
@@ -35,9 +38,9 @@ class Stretches {
     uint64_t address;
     size_t begin, bytes;
   };
-  size_t end() const { return all_.empty() ? 0 : all_.back().begin + all_.back().bytes; }
 
   std::vector<Stretch> all_;
+  size_t end_ = 0;
 };
 
 }  // namespace farandole

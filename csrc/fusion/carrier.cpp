@@ -3,40 +3,23 @@
 #include <algorithm>
 #include <utility>
 
+#include "stream/gates.h"
+
 namespace farandole {
-namespace {
-
-/// Open when all of these are.
-class AllOf : public Gate {
- public:
-  explicit AllOf(std::vector<std::shared_ptr<Gate>> shut) : shut_(std::move(shut)) {}
-
-  bool is_open() override {
-    std::erase_if(shut_, [](const auto& gate) { return gate->is_open(); });
-    return shut_.empty();
-  }
-  std::string awaited() const override {
-    std::string text;
-    for (const auto& gate : shut_) text += (text.empty() ? "" : ", ") + gate->awaited();
-    return text;
-  }
-
- private:
-  std::vector<std::shared_ptr<Gate>> shut_;
-};
-
-}  // namespace
-
 bool Carriers::carries(size_t parameter) const {
   return std::ranges::any_of(all_, [&](const auto& one) { return one->carries(parameter); });
 }
 
-std::shared_ptr<Gate> Carriers::launch(size_t bucket) {
+Carried Carriers::launch(size_t bucket) {
+  Carried all;
   std::vector<std::shared_ptr<Gate>> gates;
-  for (const auto& one : all_)
-    if (auto gate = one->launch(bucket)) gates.push_back(std::move(gate));
-  if (gates.size() > 1) return std::make_shared<AllOf>(std::move(gates));
-  return gates.empty() ? nullptr : std::move(gates.front());
+  for (const auto& one : all_) {
+    Carried carried = one->launch(bucket);
+    if (carried.gate) gates.push_back(std::move(carried.gate));
+    if (carried.on_devices) all.on_devices = std::move(carried.on_devices);  // has the bucket alone
+  }
+  all.gate = all_of(std::move(gates));
+  return all;
 }
 
 void Carriers::let_go() {

@@ -1,4 +1,5 @@
-// Gradients that this rank's processor cannot read where they lie, on their way into buckets.
+// Gradients that this rank's processor cannot read where they lie: on their way into buckets, or
+// reduced there.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +10,13 @@
 
 namespace farandole {
 
+/// How the gradients of a bucket go from here.
+struct Carried {
+  std::shared_ptr<Gate> gate;  // what the bucket in the host's memory waits for; null: nothing
+  /// They are reduced where they lie, if those of all ranks can be; else they come to the bucket.
+  std::shared_ptr<OnDevices> on_devices{};
+};
+
 /// Who brings them. A reducer keeps its carriers.
 class Carrier {
  public:
@@ -16,10 +24,10 @@ class Carrier {
   /// Whether it brings this parameter's gradients. Then nobody else writes to their place in the
   /// bucket between two launches: what it brought back from there may still be on its way.
   virtual bool carries(size_t parameter) const = 0;
-  /// All of this step's gradients of a bucket are on their way. What the bucket waits for: they
-  /// have come, were prescaled, and zeros stand for those that there are not. Null where none of
-  /// its parameters is carried. Under the reducer's lock.
-  virtual std::shared_ptr<Gate> launch(size_t bucket) = 0;
+  /// All of this step's gradients of a bucket are known. They stay where they lie, or the bucket
+  /// waits until they have come, were prescaled, and zeros stand for those that there are not.
+  /// Neither where none of its parameters is carried. Under the reducer's lock.
+  virtual Carried launch(size_t bucket) = 0;
   /// The buckets go, and others come in their place. While nothing of a step is in flight.
   virtual void let_go() = 0;
 };
@@ -30,7 +38,7 @@ class Carriers : public Carrier {
   void add(std::shared_ptr<Carrier> carrier) { all_.push_back(std::move(carrier)); }
 
   bool carries(size_t parameter) const override;
-  std::shared_ptr<Gate> launch(size_t bucket) override;
+  Carried launch(size_t bucket) override;
   void let_go() override;
 
  private:

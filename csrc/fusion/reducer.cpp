@@ -154,6 +154,7 @@ void Reducer::launch_complete() {
 void Reducer::launch(size_t b) {
   const Bucket& bucket = buckets_[b];
   Lying& lying = lying_[b];
+  Carried carried = carriers_.launch(b);
   const bool copied = lying.gradient == nullptr;
   const Buffer whole{copied ? memory_[b].get() : lying.gradient, bucket.count, bucket.dtype};
   // What is copied together is prescaled by the copy. Ranks may differ in whether they copy what
@@ -161,7 +162,8 @@ void Reducer::launch(size_t b) {
   const double prescale = bucket.alone ? options_.prescale : 1;
   std::shared_ptr<const void> owner = copied ? memory_[b] : std::move(lying.owner);
   Options what(CollectiveSpec{Collective::all_reduce, options_.op, prescale, options_.postscale});
-  what.gate = carriers_.launch(b);
+  what.gate = std::move(carried.gate);
+  what.on_devices = std::move(carried.on_devices);
   step_->launch("bucket " + std::to_string(b), std::move(what), whole, whole, std::move(owner));
   ++launched_;
 }

@@ -85,7 +85,8 @@ class Reducer {
   /// Drives until this step's buckets are reduced; false when `until` passes first. Throws the
   /// verdict, or RemoteError when a rank abandoned its backward, or Error(mismatch) on all ranks
   /// when gradients of a parameter are sparse on some and dense on others. Whatever it throws,
-  /// nothing of the step is in flight afterwards.
+  /// nothing of the step is in flight on the host afterwards; devices may still write into
+  /// gradients that were reduced there, whose owners they keep.
   bool wait(Deadline until);
   /// Gives up a step whose backward was interrupted: the peers learn which rank it was. Waits for
   /// nobody; the buckets belong to the step until drain().

@@ -78,7 +78,7 @@ CollectiveCall Grouped::filled(Planned& planned) {
   if (!planned.pack) return call;
   planned.pack->reserve(group_.pool());
   if (options_.gate) {
-    call.options.gate = std::make_shared<PackGate>(std::vector{options_.gate}, planned.pack);
+    call.options.gate = std::make_shared<PackGate>(options_.gate, planned.pack);
   } else {
     size_t budget = kAll;
     planned.pack->fill(budget);

@@ -31,7 +31,7 @@ std::vector<std::vector<size_t>> plan_packs(std::span<const Packable> order,
   std::vector<Open> open;  // the newest of each likeness; few
   for (size_t i = 0; i < order.size(); ++i) {
     const Packable& array = order[i];
-    if (array.alone || array.bytes >= limits.alone || array.bytes > limits.together) {
+    if (array.alone || limits.travels_alone(array.bytes)) {
       operations.push_back({i});
       continue;
     }
@@ -159,8 +159,7 @@ void Pack::unpack_all() {
 
 bool PackGate::is_open() {
   if (filled_) return true;
-  for (; opened_ < arrays_.size(); ++opened_)
-    if (!arrays_[opened_]->is_open()) return false;
+  if (!arrays_->is_open()) return false;
   size_t budget = ~size_t{0};
   return filled_ = pack_->fill(budget);
 }

@@ -30,6 +30,8 @@ struct Packable {
 struct PackLimits {
   size_t together;  // bytes of a pack
   size_t alone;     // an array this long goes by itself: packing it costs more than an operation
+
+  bool travels_alone(size_t bytes) const { return bytes >= alone || bytes > together; }
 };
 
 /// Indices of the arrays, by operation. Operations are in the order of their first arrays; an array
@@ -85,16 +87,15 @@ class Pack {
 class PackGate : public Gate {
  public:
   /// `arrays`: of those that are on their way.
-  PackGate(std::vector<std::shared_ptr<Gate>> arrays, std::shared_ptr<Pack> pack)
+  PackGate(std::shared_ptr<Gate> arrays, std::shared_ptr<Pack> pack)
       : arrays_(std::move(arrays)), pack_(std::move(pack)) {}
 
   bool is_open() override;
-  std::string awaited() const override { return arrays_[opened_]->awaited(); }
+  std::string awaited() const override { return arrays_->awaited(); }
 
  private:
-  std::vector<std::shared_ptr<Gate>> arrays_;
+  std::shared_ptr<Gate> arrays_;
   std::shared_ptr<Pack> pack_;
-  size_t opened_ = 0;
   bool filled_ = false;
 };
 
@@ -102,7 +103,7 @@ class PackGate : public Gate {
 /// come, and kept as long.
 template <typename Run>
 void run_on(const std::shared_ptr<Pack>& pack, Run& run) {
-  run.gate = std::make_shared<PackGate>(std::vector{run.gate}, pack);
+  run.gate = std::make_shared<PackGate>(run.gate, pack);
   run.keepalive = pack->kept_with(std::move(run.keepalive));
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "stream/gates.h"
+
 namespace farandole {
 namespace {
 
@@ -73,7 +75,8 @@ std::unique_ptr<Launches::Launch> Launches::make(const std::vector<size_t>& tens
   }
   launch->pack = std::make_shared<Pack>(o.kind, first.set->size(), std::move(operands));
   o.gate.reset();
-  if (!gates.empty()) o.gate = std::make_shared<PackGate>(std::move(gates), launch->pack);
+  if (auto gate = all_of(std::move(gates)))
+    o.gate = std::make_shared<PackGate>(std::move(gate), launch->pack);
   o.name += " and " + std::to_string(tensors.size() - 1) + " more";
   return launch;
 }

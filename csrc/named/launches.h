@@ -21,6 +21,8 @@ class Launches {
   Launches(Engine& engine, PackLimits limits)
       : engine_(engine), limits_(limits), packs_(engine.arena()) {}
 
+  bool travels_alone(size_t bytes) const { return limits_.travels_alone(bytes); }
+
   /// One operation that is next in the agreed order. Stand-ins are owned until they have finished.
   void add(NamedRequest& request, const NamedSet& set, std::span<const int64_t> extents);
   void add_proxy(std::unique_ptr<NamedRequest> request, const NamedSet& set,

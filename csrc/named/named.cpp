@@ -133,6 +133,7 @@ NamedRequest* Named::submit(const NamedCall& call) {
     for (size_t i = 0; i < call.tensors.size(); ++i) {
       request->parts[i].input = call.tensors[i].input;
       request->parts[i].output = call.tensors[i].output;
+      if (!call.on_devices.empty()) request->parts[i].on_devices = call.on_devices[i];
     }
     request->listener = call.listener;
     request->waits = call.waits;
@@ -197,7 +198,10 @@ bool Named::wait(NamedRequest& request, Deadline until) {
 
 void Named::release(NamedRequest* request) {
   const std::lock_guard lock(mutex_);
-  for (NamedRequest::Part& part : request->parts) part.made = {};
+  for (NamedRequest::Part& part : request->parts) {
+    part.made = {};
+    part.on_devices.reset();
+  }
   request->gate.reset();
   free_.push_back(request);
 }

@@ -49,6 +49,9 @@ class Named : public Task {
   /// How many members a set has, and which of them this rank is. Throws Error(invalid_argument) on
   /// others.
   std::pair<int, int> size_and_rank(uint32_t set);
+  /// Whether an all_reduce or a broadcast of a tensor of so much is an operation by itself, on
+  /// every rank.
+  bool travels_alone(size_t bytes) const { return launches_.travels_alone(bytes); }
   /// Puts an operation on its way. Buffers stay the caller's to keep until it has finished.
   /// Throws Error(invalid_argument), also for a name that is in flight already.
   NamedRequest* submit(const NamedCall& call);

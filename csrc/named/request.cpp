@@ -228,6 +228,7 @@ Operation operation_of(const NamedRequest& request, size_t p, const NamedSet& se
     o.root = static_cast<int>(std::ranges::find(set.members, t.root) - set.members.begin());
   o.input = request.parts[p].input;
   o.output = request.parts[p].output;
+  o.on_devices = request.parts[p].on_devices;
   o.count = o.input.count;
   if (o.kind == Collective::all_gather)
     o.counts = gathered_counts(t, p, set, extents);

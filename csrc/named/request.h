@@ -41,6 +41,8 @@ struct NamedCall : CollectiveSpec {  // the root: a world rank
   std::string_view name;  // empty: "noname.n" for the n-th such one of this kind in this set
   uint32_t set = 0;
   std::span<const NamedTensor> tensors;
+  /// By tensor, where some may be reduced on devices; null: not this one. Those travel alone.
+  std::span<const std::shared_ptr<OnDevices>> on_devices;
   std::span<const int64_t> splits;
   std::string_view note;              // compared between ranks, line by line
   NamedListener* listener = nullptr;  // lives until it has heard the end; null: the core makes room
@@ -73,6 +75,7 @@ struct MadeResult {
 struct NamedRequest {
   struct Part : Operand {
     MadeResult made;
+    std::shared_ptr<OnDevices> on_devices;
   };
   std::atomic<bool> finished{false};  // released after everything else has been written
   std::optional<Error> error;

@@ -144,6 +144,10 @@ class Machine:
     def log(self) -> list[str]:
         return self.control.log().decode().split()
 
+    def calls(self, name: str) -> int:
+        """Since the log was cleared."""
+        return int(self.control.calls(name.encode()))
+
     def fail(self, name: str, nth: int, code: int) -> None:
         self.control.fail(name.encode(), nth, code)
 

@@ -30,8 +30,9 @@ def wait(handle: int) -> Any:
     return _core.wait_by_number(handle)
 
 
-def in_any_order(kind: str) -> None:
-    """Small ones travel together, and some of one rank's lie on the host."""
+def in_any_order(kind: str) -> int:
+    """Small ones travel together, and some of one rank's lie on the host. How many kernels were
+    launched."""
     rank = Rank(kind)
     sizes = [1, 3, 1000, 0, 50_003, 7, 200_001]
     dtypes = ["float32", "float32", "int64"]
@@ -57,12 +58,65 @@ def in_any_order(kind: str) -> None:
         assert wait(handle) is result
     for out, expected_bits in wanted:
         assert out.get() == expected_bits
+    launched = rank.machine.calls("cuLaunchKernel")
     rank.end()
+    return launched
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_any_order(start: Start, kind: str) -> None:
-    start(3, FAKE_CUDA_JITTER="3").run(in_any_order, kind)
+    assert start(3, FAKE_CUDA_JITTER="3").run(in_any_order, kind) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", ["dlpack", "functions"])
+def test_large_ones_where_they_lie(by_steps: Start, kind: str) -> None:
+    assert min(by_steps(3, FAKE_CUDA_JITTER="8").run(in_any_order, kind)) > 0
+
+
+def broadcasts() -> int:
+    """And a grouped call, of which the large ones go where they lie."""
+    rank = Rank()
+    x, hx = rank.pair(60_000, "float64")
+    y = rank.array(60_000, "float64")
+    expected = rank.host(60_000, "float64")
+    fd.broadcast(hx.array, 1, out=expected.array)
+    assert wait(submit("broadcast", "b", x, y, x.shape, root=1)).get() == expected.get()
+    pairs = [rank.pair(n, "float32") for n in (5, 50_000, 7, 40_000)]
+    for _, on_host in pairs:
+        fd.all_reduce(on_host.array, out=on_host.array)
+    names = _core.names_of(fd.world())
+    handle = names.submit("all_reduce", "many", [(each, each, each.shape) for each, _ in pairs])
+    wait(handle)
+    for each, on_host in pairs:
+        assert each.get() == on_host.get()
+    del names
+    launched = rank.machine.calls("cuLaunchKernel")
+    rank.end()
+    return launched
+
+
+def test_a_broadcast_and_a_group_where_they_lie(by_steps: Start) -> None:
+    assert min(by_steps(2, FAKE_CUDA_JITTER="2").run(broadcasts)) > 0
+
+
+def stands_in() -> None:
+    """A rank that has joined has no array on any device."""
+    rank = Rank()
+    names = _core.names_of(fd.world())
+    x = rank.array(60_000, "int64")
+    raw = contents("int64", x.count, 5)
+    x.put(raw)
+    for _ in range(2 if fd.rank() == 0 else 0):
+        wait(submit("all_reduce", "x", x, x, x.shape))
+        assert x.get() == raw
+    assert wait(names.join()) == 0
+    del names
+    rank.end()
+
+
+@pytest.mark.parametrize("path", ["staged", "step"])
+def test_a_rank_that_has_joined(by_steps: Start, path: str) -> None:
+    by_steps(2, FARANDOLE_DEVICE_PATH=path).run(stands_in)
 
 
 def every_collective(rounds: int) -> None:
@@ -197,8 +251,11 @@ def steady() -> list[str]:
     return [call for call in log if call in NEVER_IN_A_STEADY_STEP]
 
 
-def test_a_steady_step_neither_allocates_nor_waits_for_the_device(start: Start) -> None:
-    for extra in start(2).run(steady):
+@pytest.mark.parametrize("path", ["staged", "step"])
+def test_a_steady_step_neither_allocates_nor_waits_for_the_device(
+    by_steps: Start, path: str
+) -> None:
+    for extra in by_steps(2, FARANDOLE_DEVICE_PATH=path).run(steady):
         assert extra == ["cuStreamSynchronize"] * 20, "the test's own, once a step"
 
 

@@ -1,5 +1,6 @@
 """DistributedOptimizer with parameters on devices, by ranks over the fake driver: the weights are
-those of the same training on the host, bit by bit."""
+those of the same training on the host, bit by bit. By way of the host's memory; where they lie:
+test_gradients_there.py."""
 
 from __future__ import annotations
 
@@ -102,7 +103,8 @@ WAYS: dict[str, Train] = {
 }
 
 
-def as_on_the_host(places: list[str], ways: list[str]) -> None:
+def as_on_the_host(places: list[str], ways: list[str]) -> int:
+    """How many kernels were launched."""
     rank = Rank()
     tensors = Tensors(rank)
     for way in ways:
@@ -111,12 +113,15 @@ def as_on_the_host(places: list[str], ways: list[str]) -> None:
         for where in places:
             for result, wanted in zip(train(tensors, where, **how), expected, strict=True):
                 assert torch.equal(result, wanted), (way, where)
+    launched = rank.machine.calls("cuLaunchKernel")
     gc.collect()
     rank.end()
+    return launched
 
 
 def test_weights_are_those_of_the_host(start: Start) -> None:
-    start(2, "torch", FAKE_CUDA_JITTER="3").run(as_on_the_host, ["all"], list(WAYS))
+    ranks = start(2, "torch", FAKE_CUDA_JITTER="3")
+    assert ranks.run(as_on_the_host, ["all"], list(WAYS)) == [0, 0]
 
 
 def test_some_on_the_host_some_on_the_device(start: Start) -> None:
@@ -167,11 +172,12 @@ def test_a_backward_of_two_threads(start: Start, sharded: bool) -> None:
     start(2, "torch").run(two_threads, sharded)
 
 
-def compressed() -> None:
+def compressed(predivide: float = 1.0) -> None:
     rank = Rank()
     OnDeviceFp16.tensors = tensors = Tensors(rank)
-    expected = train(None, "none", 4, compression=hvd.Compression.fp16)
-    results = train(tensors, "all", 4, compression=OnDeviceFp16)
+    how = {"gradient_predivide_factor": predivide}
+    expected = train(None, "none", 4, compression=hvd.Compression.fp16, **how)
+    results = train(tensors, "all", 4, compression=OnDeviceFp16, **how)
     for result, wanted in zip(results, expected, strict=True):
         assert torch.equal(result, wanted)
     gc.collect()

@@ -35,7 +35,7 @@ class MoveTables {
   void end(uint32_t number);
 
  private:
-  static constexpr size_t kTables = 32;
+  static constexpr size_t kTables = 128;  // two for each piece that is under way
   enum class State : uint8_t { free, under_way, ends };
   struct Table {
     State state = State::free;

@@ -22,8 +22,8 @@ class Gradients:
     """``p.grad`` becomes a view of the bucket, except where gradients are compressed, and where
     large ones are reduced as they lie, and where they are sparse: then the first step reduces them
     as dense ones, and later ones gather their entries, or, with `sparse_as_dense`, do the same
-    again; users see sparse ones. What lies on a device is reduced in the buckets, too, and stays
-    where it is.
+    again; users see sparse ones. What lies on a device stays there: it is reduced where it lies, or
+    by way of the buckets.
 
     Args:
         wires: of each parameter what is sent of no elements of it, and the context.

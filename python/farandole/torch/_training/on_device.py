@@ -1,4 +1,4 @@
-"""Gradients on CUDA devices, on their way into the reducer's buckets and back."""
+"""Gradients on CUDA devices: reduced there, or on their way into the reducer's buckets and back."""
 
 from __future__ import annotations
 

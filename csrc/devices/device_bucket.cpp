@@ -1,0 +1,102 @@
+#include "devices/device_bucket.h"
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "devices/staged_copies.h"
+#include "fold/fold.h"
+
+namespace farandole {
+
+// ---- on the way to the host ----
+
+BucketArrival::~BucketArrival() {
+  if (is_open_) return;  // else of a group that has failed
+  for (auto& owner : owners_) staging_->keep(std::move(owner), queue_, until_);
+}
+
+void BucketArrival::add(std::byte* place, size_t count, bool brought,
+                        std::shared_ptr<const void> owner) {
+  slots_.push_back({place, count, brought});
+  if (owner) owners_.push_back(std::move(owner));
+}
+
+bool BucketArrival::is_open() {
+  if (is_open_) return true;
+  if (!until_.reached(*queue_)) {
+    if (watch_.due()) look_for_loss();
+    return false;
+  }
+  for (const Slot& slot : slots_) fill(slot);
+  owners_.clear();
+  return is_open_ = true;
+}
+
+std::string BucketArrival::awaited() const {
+  return "its gradients on device " + std::to_string(queue_->device());
+}
+
+/// What the copy of a gradient on the host does.
+void BucketArrival::fill(const Slot& slot) const {
+  if (!slot.brought)
+    std::memset(slot.place, 0, slot.count * size_of(dtype_));
+  else if (prescale_ != 1)
+    scale(slot.place, slot.place, slot.count, dtype_, {prescale_, 1});
+}
+
+void BucketArrival::look_for_loss() {
+  try {
+    queue_->look_for_loss();
+  } catch (const Error& error) {
+    throw on_rank(error, rank_);
+  }
+}
+
+// ---- where they lie ----
+
+BucketOnDevice::BucketOnDevice(std::shared_ptr<Steps> steps, double prescale, ToHost to_host)
+    : steps_(std::move(steps)), to_host_(std::move(to_host)) {
+  const auto owners = std::make_shared<Owners>();
+  owners_ = owners;
+  arrays_.kept = owners;
+  arrays_.in_place = true;
+  arrays_.prescale = prescale;
+}
+
+void BucketOnDevice::add(const Bucket& bucket, const Placement& at, uint64_t address,
+                         std::shared_ptr<const void> owner) {
+  owners_.lock()->push_back(std::move(owner));
+  if (at.count == 0) return;
+  if (at.count == bucket.count) {  // all of it
+    arrays_.input = arrays_.output = address;
+    return;
+  }
+  const size_t element = size_of(bucket.dtype);
+  for (Stretches* all : {&arrays_.inputs, &arrays_.outputs}) {
+    all->skip_to(at.offset * element);
+    all->add(address, at.count * element);
+  }
+  const Buffer there{reinterpret_cast<std::byte*>(address), at.count, bucket.dtype};
+  arrays_.together.push_back({there, there});
+}
+
+BucketOnDevice::Owners BucketOnDevice::take_owners() {
+  const auto owners = owners_.lock();
+  return owners ? std::move(*owners) : Owners();
+}
+
+void BucketOnDevice::seal(const DeviceQueue& queue) {
+  if (steps_->exchange()) arrays_.moments = steps_->exchange()->moments(queue);
+}
+
+Backend& BucketOnDevice::backend() {
+  steps_->backend().take(arrays_);
+  return steps_->backend();
+}
+
+void BucketOnDevice::go_by_host(Operation& operation) {
+  to_host_(operation, *this, steps_->backend().declined().empty());
+}
+
+}  // namespace farandole

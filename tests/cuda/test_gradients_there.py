@@ -1,0 +1,375 @@
+"""DistributedOptimizer with gradients that are reduced where they lie, by ranks over the fake
+driver: the weights are those of the same training on the host, bit by bit."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import signal
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import test_device_training as training
+import torch
+from device_model import Model, batch, goes_wrong, small
+from fake_device import Rank
+from fake_nccl import NcclRank
+from fake_tensors import Tensors, parameters_on
+from fault_work import how_it_went_wrong, is_rank_1s
+from test_device_collectives import NEVER_IN_A_STEADY_STEP
+from test_step_faults import barriers
+
+import farandole as fd
+import farandole.torch as hvd
+import harness
+from harness import World
+
+Start = Callable[..., World]
+
+WAYS = list(training.WAYS)
+KERNEL = "cuLaunchKernel"  # what goes by the host launches none
+
+
+@pytest.fixture
+def there(by_steps: Start) -> Start:
+    def started(size: int, **env: str) -> World:
+        return by_steps(size, **{"framework": "torch", "FARANDOLE_CHECK_WEIGHTS": "off", **env})
+
+    return started
+
+
+# ---- the weights ----
+
+
+def test_weights_are_those_of_the_host(by_steps: Start) -> None:
+    """Some buckets lack a gradient on one of the ranks. Weights are compared, too."""
+    ranks = by_steps(2, framework="torch", FAKE_CUDA_JITTER="3")
+    assert min(ranks.run(training.as_on_the_host, ["all"], WAYS)) > 0
+
+
+def test_the_way_that_is_chosen(there: Start) -> None:
+    ranks = there(2, FARANDOLE_DEVICE_PATH="auto", FAKE_CUDA_JITTER="11")
+    assert min(ranks.run(training.as_on_the_host, ["all"], ["plain"])) > 0
+
+
+def test_where_gradients_of_ranks_lie_apart(there: Start) -> None:
+    """A bucket of which some is on the host on one rank is on the host on all of them."""
+    places = ["one rank", "some"]
+    there(3, FAKE_CUDA_JITTER="5").run(training.as_on_the_host, places, ["plain", "prescaled"])
+
+
+def test_several_devices_of_one_rank(there: Start) -> None:
+    ranks = there(2, FAKE_CUDA_DEVICES="2", FAKE_CUDA_JITTER="15")
+    places = ["two devices", "two devices and the host"]
+    ranks.run(training.as_on_the_host, places, ["plain", "accumulated"])
+
+
+@pytest.mark.parametrize("predivide", [1.0, 3.0])
+def test_compressed(there: Start, predivide: float) -> None:
+    there(2, FAKE_CUDA_JITTER="9").run(training.compressed, predivide)
+
+
+def test_a_rank_that_joins(there: Start) -> None:
+    there(2, FAKE_CUDA_JITTER="4").run(training.joins)
+
+
+def test_a_backward_that_raises(there: Start) -> None:
+    there(2, FAKE_CUDA_JITTER="6").run(training.backward_raises)
+
+
+def raises_in_the_middle() -> int:
+    """When a part of the buckets is on its way on all ranks: the next step works."""
+    rank = Rank()
+    tensors = Tensors(rank)
+    torch.manual_seed(2)
+    layers = [torch.nn.Linear(30, 200), torch.nn.Linear(200, 100), torch.nn.Linear(100, 1)]
+    model = torch.nn.Sequential(*layers)
+    list(parameters_on(tensors, model))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), 0.1), bucket_bytes=1000, first_bucket_bytes=100
+    )
+
+    def fails(_: torch.Tensor) -> None:
+        raise ZeroDivisionError
+
+    for step in range(5):
+        optimizer.zero_grad()
+        hidden = layers[0](batch(step)[:, :30])
+        if step == 3 and fd.rank() == 1:
+            hidden.register_hook(fails)
+        expected: Any = contextlib.nullcontext()
+        if step == 3:
+            expected = pytest.raises(ZeroDivisionError if fd.rank() == 1 else fd.RemoteError)
+        with expected:
+            layers[2](layers[1](hidden)).sum().backward()
+            tensors.settle()
+            optimizer.step()
+        del hidden, expected
+    for p, everywhere in zip(model.parameters(), training.same_everywhere(model), strict=True):
+        assert torch.equal(p, everywhere)
+    launched = rank.machine.calls(KERNEL)
+    del model, layers, optimizer, p
+    gc.collect()
+    rank.end()
+    return launched
+
+
+def test_a_backward_that_raises_in_the_middle(there: Start) -> None:
+    assert min(there(2, FAKE_CUDA_JITTER="7").run(raises_in_the_middle)) > 0
+
+
+def by_nccl_alone() -> tuple[int, int]:
+    rank = NcclRank()
+    tensors = Tensors(rank)
+    results = []
+    for on_device in (False, True):
+        model = Model()
+        if on_device:
+            list(parameters_on(tensors, model, fd.rank()))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), 0.1), gradient_predivide_factor=2.0
+        )
+        for step in range(4):
+            optimizer.zero_grad()
+            (model(batch(step), step % 2 == 0) ** 2).mean().backward()
+            tensors.settle()
+            optimizer.step()
+        results.append([p.detach().clone() for p in model.parameters()])
+    for on_host, there in zip(*results, strict=True):
+        torch.testing.assert_close(on_host, there)
+    calls = rank.nccl.calls("ncclAllReduce"), rank.machine.calls(KERNEL)
+    del optimizer, model
+    gc.collect()
+    rank.end()
+    return calls
+
+
+def test_by_nccl(by_nccl: Start) -> None:
+    for reduced, launched in by_nccl(2, framework="torch").run(by_nccl_alone):
+        assert reduced > 0
+        assert launched == 0
+
+
+# ---- which steps go by the devices ----
+
+
+class Halves(torch.nn.Module):
+    """Of one bucket; a step need not use the second half."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((300,), 0.5))
+        self.sometimes = torch.nn.Parameter(torch.full((200,), 0.25))
+
+    def forward(self, x: torch.Tensor, whole: bool) -> torch.Tensor:
+        y = (x[:, :300] * self.weight).sum()
+        return y + (x[:, :200] * self.sometimes).sum() if whole else y
+
+
+def launched_in_steps(
+    lacking: list[int], steps: int, kind: type[torch.nn.Module] = Halves
+) -> list[bool]:
+    """Whether the bucket of each was reduced where it lies. Rank 1 lacks a gradient in some."""
+    rank = Rank()
+    tensors = Tensors(rank)
+    model, on_host = kind(), kind()
+    list(parameters_on(tensors, model))
+    optimizers = [
+        hvd.DistributedOptimizer(torch.optim.SGD(m.parameters(), 0.1)) for m in (model, on_host)
+    ]
+    launched = []
+    for step in range(steps):
+        before = rank.machine.calls(KERNEL)
+        whole = fd.rank() == 0 or step not in lacking
+        for m, optimizer in zip((model, on_host), optimizers, strict=True):
+            optimizer.zero_grad()
+            m(batch(step), whole).backward()
+            tensors.settle()
+            optimizer.step()
+        launched.append(rank.machine.calls(KERNEL) > before)
+    for p, expected in zip(model.parameters(), on_host.parameters(), strict=True):
+        assert torch.equal(p, expected)
+    del model, optimizers, optimizer, m, p
+    gc.collect()
+    rank.end()
+    return launched
+
+
+def test_ranks_try_again_together(there: Start) -> None:
+    """After a step in which one of them lacked a gradient: in the sixteenth."""
+    expected = [True] * 2 + [False] * 14 + [True] * 16 + [False] * 16 + [True]
+    assert there(2).run(launched_in_steps, [2, 5, 32], 49) == [expected] * 2
+
+
+def test_where_the_host_is_faster(there: Start) -> None:
+    """For two kilobytes, as predicted."""
+    ranks = there(2, FARANDOLE_DEVICE_PATH="auto")
+    assert ranks.run(launched_in_steps, [], 3) == [[False] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    "setting", [{"FARANDOLE_DEVICE_PATH": "staged"}, {"FARANDOLE_ALGORITHM": "ring"}]
+)
+def test_a_setting_that_wants_the_host(there: Start, setting: dict[str, str]) -> None:
+    assert there(2, **setting).run(launched_in_steps, [], 2) == [[False] * 2] * 2
+
+
+def nccl_at_level_canonical() -> str:
+    rank = NcclRank()
+    with pytest.raises(fd.InvalidArgument) as caught:
+        small(Tensors(rank))
+    gc.collect()
+    rank.end()
+    return str(caught.value)
+
+
+def test_nccl_has_no_canonical_order(by_nccl: Start) -> None:
+    ranks = by_nccl(2, framework="torch", FARANDOLE_LEVEL="canonical")
+    for said in ranks.run(nccl_at_level_canonical):
+        assert "all_reduce cannot go by 'nccl'" in said
+
+
+def steady() -> tuple[list[str], bool]:
+    rank = Rank()
+    calls = training.calls_of_steps(rank, Tensors(rank), 20)
+    gc.collect()
+    rank.end()
+    return [call for call in calls if call in NEVER_IN_A_STEADY_STEP], KERNEL in calls
+
+
+def test_a_steady_step_neither_allocates_nor_waits_for_the_device(there: Start) -> None:
+    for extra, launches in there(2).run(steady):
+        assert extra == ["cuStreamSynchronize"] * 20, "the test's own, once a step"
+        assert launches
+
+
+def lets_go() -> None:
+    """While the device has all of the step before it."""
+    rank = Rank()
+    tensors = Tensors(rank)
+    model, optimizer = small(tensors)
+    for step in range(3):
+        optimizer.zero_grad()
+        rank.machine.control.hold(step == 2)
+        model(batch(step)[:, :30]).sum().backward()
+        if step < 2:
+            tensors.settle()
+            optimizer.step()
+    gradients = [weakref.ref(p.grad) for p in model.parameters()]
+    optimizer.zero_grad(set_to_none=True)
+    assert [gradient() for gradient in gradients] == [None, None]
+    rank.machine.control.hold(False)
+    tensors.settle()
+    del model, optimizer
+    gc.collect()
+    rank.end()
+
+
+def test_a_step_lets_go_of_its_gradients(there: Start) -> None:
+    there(2).run(lets_go)
+
+
+class WithNone(torch.nn.Module):
+    """Of one bucket, which is full of one gradient; another one has no elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((64,), 0.5))
+        self.none = torch.nn.Parameter(torch.zeros(0))
+
+    def forward(self, x: torch.Tensor, whole: bool) -> torch.Tensor:
+        y = self.none.sum()
+        return y + (x[:, :64] * self.weight).sum() if whole else y
+
+
+def test_a_gradient_of_no_elements(there: Start) -> None:
+    expected = [True, True, False, False]
+    assert there(2).run(launched_in_steps, [2], 4, WithNone) == [expected] * 2
+
+
+# ---- what goes wrong ----
+
+CALLS = [(KERNEL, 1), ("cuStreamWaitValue32", 2), ("cuLaunchHostFunc", 1)]
+
+
+@pytest.mark.parametrize(("call", "nth"), CALLS)
+def test_a_call_of_the_driver_that_fails(there: Start, call: str, nth: int) -> None:
+    is_rank_1s(*how_it_went_wrong(there(2), goes_wrong, call, nth, {}))
+
+
+def waits_for_one() -> tuple[str, list[str]]:
+    """Rank 1's device does not come by: the others' backward ends, and what their programs wait for
+    does so, too."""
+    rank = Rank()
+    tensors = Tensors(rank)
+    model, optimizer = small(tensors)
+    for step in range(3):
+        if step == 2:
+            fd.barrier()
+            rank.machine.control.hold(fd.rank() == 1)
+        optimizer.zero_grad()
+        model(batch(step)[:, :30]).sum().backward()
+        if step < 2:
+            tensors.settle()
+            optimizer.step()
+    harness.tell("launched")
+    if fd.rank() == 1:
+        harness.listen()
+    tensors.settle()
+    with pytest.raises(fd.Error) as caught:
+        barriers()
+    with contextlib.suppress(fd.Error):
+        fd.shutdown()
+    del model, optimizer
+    gc.collect()
+    return caught.value.verdict, list(rank.machine.leave())
+
+
+def test_a_rank_that_is_killed(there: Start) -> None:
+    world = there(3)
+    world.start(waits_for_one)
+    world.hear_all()
+    world.signal(1, signal.SIGKILL)
+    one, other = (o.value for o in world.outcomes([0, 2]))
+    assert one == other
+    assert "was killed by SIGKILL during all_reduce" in one[0]
+    assert one[1] == ["", ""]
+
+
+def fuses() -> int:
+    """A better plan moves the buckets, and a gradient with no elements is in one."""
+    rank = Rank()
+    tensors = Tensors(rank)
+    results = []
+    for on_device in (False, True):
+        torch.manual_seed(1)
+        layers = [torch.nn.Linear(30, 30) for _ in range(6)]
+        empty = torch.nn.Parameter(torch.zeros(0))
+        model = torch.nn.ModuleList([*layers, torch.nn.ParameterList([empty])])
+        if on_device:
+            list(parameters_on(tensors, model))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), 0.1), bucket_bytes=8000, first_bucket_bytes=1000
+        )
+        for step in range(4):
+            optimizer.zero_grad()
+            x = batch(step)[:, :30]
+            for layer in [*layers[3:], *layers[:3]]:  # not the order of the parameters
+                x = torch.tanh(layer(x))
+            (x.sum() + empty.sum()).backward()
+            tensors.settle()
+            optimizer.step()
+        results.append([p.detach().clone() for p in model.parameters()])
+    for on_host, there in zip(*results, strict=True):
+        assert torch.equal(on_host, there)
+    launched = rank.machine.calls(KERNEL)
+    del optimizer, model, layers
+    gc.collect()
+    rank.end()
+    return launched
+
+
+def test_buckets_that_move(there: Start) -> None:
+    assert min(there(2).run(fuses)) > 0
