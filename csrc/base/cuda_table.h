@@ -37,7 +37,7 @@ struct CudaPages;
 
 enum CudaWay : int32_t { kToHost = 0, kToDevice = 1 };
 
-/// One rank's end of an exchange between devices of one host: streams of its own; a bucket that all
+/// One rank's end of an exchange between devices: streams of its own; on one host a bucket that all
 /// its ranks map, with the flags by which they meet; a communicator of NCCL's. Either may be
 /// missing. By one thread at a time, but for what says otherwise.
 struct CudaExchange;

@@ -17,7 +17,7 @@
 namespace farandole {
 
 /// Of everything that ranks on several hosts send each other, as this build has it; defined where
-/// all of it is known (named/messages.cpp).
+/// all of it is known (devices/messages.cpp).
 uint64_t message_layouts();
 
 // ---- names, as the compiler has them ----

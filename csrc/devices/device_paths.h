@@ -9,23 +9,29 @@
 
 #include "base/dtype.h"
 #include "schedule/collective_spec.h"
+#include "schedule/schedule.h"
 
 namespace farandole {
 
 enum class DeviceWay : uint8_t { staged, step, spin, nccl };
 
-/// The same on all ranks, all of which have their arrays on devices of one host.
+/// The same on all ranks, all of which have their arrays on devices.
 struct DeviceQuestion {
   CollectiveSpec spec{.kind = Collective::all_reduce};
   DType dtype = DType::float32;
   Determinism level = Determinism::canonical;
   size_t bytes = 0;  // of the longer of input and output
   int ranks = 1;
+  bool one_host = true;              // it has all of them
   std::string_view no_buckets = "";  // why devices cannot fold each other's buckets
   std::string_view no_nccl = "";     // why there is no communicator; empty also while nobody knows
   size_t spin_bytes = 0;  // that a kernel which waits for others can take; 0: there is none
   std::string_view setting = "auto";  // FARANDOLE_DEVICE_PATH, or the call's algorithm
 };
+
+/// As far as what is asked for says. `setting` lives as long.
+DeviceQuestion question_of(const CollectiveSpec& spec, DType dtype, Determinism level,
+                           const Shape& shape, std::string_view setting);
 
 struct DevicePath {
   DeviceWay way;

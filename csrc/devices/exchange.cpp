@@ -1,6 +1,6 @@
 #include "devices/exchange.h"
 
-#include <algorithm>
+#include "base/fixed_text.h"
 
 namespace farandole {
 
@@ -27,22 +27,21 @@ void DeviceExchange::map_all(int own, std::span<const PeerOffered> all) {
   }
 }
 
-PeerOffer DeviceExchange::offer_nccl(bool makes_id) {
-  PeerOffer mine;
-  try {
-    CudaNcclLibrary found{};
-    ask_cuda(library_.find_nccl, &found);
-    CudaDevice device{};
-    ask_cuda(library_.device, device_, &device);
-    NcclOffer offer{};
-    std::ranges::copy(device.bus_id, offer.bus_id);
-    if (makes_id) ask_cuda(library_.make_nccl_id, &offer.id);
-    mine.put(offer);
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::forked) throw;
-    mine.refusal = error.verdict();
-  }
-  return mine;
+void DeviceExchange::find_nccl() {
+  CudaNcclLibrary found{};
+  ask_cuda(library_.find_nccl, &found);
+}
+
+std::string DeviceExchange::bus_id() const {
+  CudaDevice device{};
+  ask_cuda(library_.device, device_, &device);
+  return text_in(device.bus_id);
+}
+
+CudaNcclId DeviceExchange::make_nccl_id() {
+  CudaNcclId id{};
+  ask_cuda(library_.make_nccl_id, &id);
+  return id;
 }
 
 StepMoments DeviceExchange::moments(const DeviceQueue& queue) {

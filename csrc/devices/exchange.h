@@ -1,4 +1,4 @@
-// One rank's end of an exchange between the devices of one host (base/cuda_table.h).
+// One rank's end of an exchange between devices (base/cuda_table.h).
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,6 @@ namespace farandole {
 
 /// When an operation's arrays are ready, and when it is complete. Goes back to its exchange.
 using StepMoments = std::shared_ptr<CudaMoments>;
-
-/// What ranks offer each other for NCCL.
-struct NcclOffer {
-  CudaNcclId id;
-  char bus_id[32];  // the device's: NCCL has one rank on each
-};
 
 /// By one thread at a time, but for what says otherwise. Functions throw Error(device) and the
 /// like.
@@ -80,9 +74,12 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
 
   // ---- by NCCL ----
 
-  /// What the others need to meet this rank there: an NcclOffer. Any rank's id will do, and that of
-  /// the first is taken. A refusal where this rank has no NCCL.
-  PeerOffer offer_nccl(bool makes_id);
+  /// Throws where this rank has none.
+  void find_nccl();
+  /// The device's: NCCL has one rank on each.
+  std::string bus_id() const;
+  /// By which ranks find each other: any rank's will do.
+  CudaNcclId make_nccl_id();
   void open_nccl(const CudaNcclId& id) { ask_cuda(library_.open_nccl, exchange_.get(), &id); }
   bool nccl_ready() {
     int32_t ready = 0;

@@ -14,11 +14,9 @@ GraphBackend::GraphBackend(Engine& engine, const Membership& membership, uint64_
       exchange_(std::move(exchange)),
       piece_bytes_(piece_bytes),
       watch_(engine, membership, exchange_, timeout) {
-  meeting_.emplace(host_, membership_, key, std::move(bucket),
-                   [this](std::span<const PeerOffered> all) {
-                     exchange_->map_all(membership_.rank, all);
-                     return true;
-                   });
+  meeting_.emplace(
+      host_, membership_, key, std::move(bucket),
+      [this](std::span<const PeerOffered> all) { exchange_->map_all(membership_.rank, all); });
 }
 
 void GraphBackend::start(const Operation& operation, uint32_t sequence) {

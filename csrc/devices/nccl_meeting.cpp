@@ -1,6 +1,8 @@
 #include "devices/nccl_meeting.h"
 
-#include <string_view>
+#include <algorithm>
+#include <cstring>
+#include <map>
 #include <utility>
 
 #include "base/fixed_text.h"
@@ -13,57 +15,234 @@ namespace {
 /// stuck, and arrays go another way.
 constexpr auto kMeetingPatience = std::chrono::seconds(60);
 
-PeerOffer offer_of(DeviceExchange* exchange, bool makes_id) {
-  if (exchange != nullptr) return exchange->offer_nccl(makes_id);
-  PeerOffer none;
-  none.refusal = "its device cannot be used";
-  return none;
+template <typename Message>
+Message refusing(std::string_view why) {
+  Message message;
+  copy_cut(why, message.refusal);
+  return message;
+}
+
+template <typename Message>
+void send(MessageLink& link, const Message& message) {
+  WireWriter bytes;
+  put_message(bytes, message);
+  link.send(bytes.take());
+}
+
+template <typename Message>
+Message read(const std::vector<std::byte>& bytes) {
+  WireReader from(bytes);
+  return get_message<Message>(from);
 }
 
 }  // namespace
 
-NcclMeeting::NcclMeeting(const Host& host, const Membership& membership, uint64_t key,
+NcclMeeting::NcclMeeting(const Host& host, const Membership& membership, const Connect& connect,
                          std::shared_ptr<DeviceExchange> exchange, bool wanted)
-    : membership_(membership), exchange_(std::move(exchange)), wanted_(wanted) {
-  meeting_.emplace(host, membership_, key, offer_of(exchange_.get(), membership.rank == 0),
-                   [this](std::span<const PeerOffered> all) { return open(all); });
-}
-
-/// Whether this rank's end is there. Throws Error where it cannot be.
-bool NcclMeeting::open(std::span<const PeerOffered> all) {
-  if (!std::exchange(opened_, true)) {
-    for (size_t r = 0; r < all.size(); ++r)
-      for (size_t other = 0; other < r; ++other)
-        if (text_in(all[r].get<NcclOffer>().bus_id) == text_in(all[other].get<NcclOffer>().bus_id))
-          throw Error(ErrorCode::device,
-                      "NCCL takes one rank on a device, and " +
-                          name_ranks({membership_.members[other], membership_.members[r]}) +
-                          " share one");
-    until_ = Deadline::after(kMeetingPatience);
-    exchange_->open_nccl(all.front().get<NcclOffer>().id);
-  }
-  if (exchange_->nccl_ready()) return true;
-  if (until_.passed(now()))
-    throw Error(ErrorCode::device, "NCCL has not come up within a minute (NCCL_DEBUG=INFO)");
-  return false;
+    : host_(host),
+      membership_(membership),
+      exchange_(std::move(exchange)),
+      wanted_(wanted),
+      members_(membership.members.size()) {
+  for (size_t r = 0; r < members_.size(); ++r)
+    if (is_first() != (r == 0))
+      members_[r].link = std::make_unique<MessageLink>(connect(static_cast<int>(r), 1));
+  if (is_first())
+    members_[0].offer = offer();
+  else
+    send(*members_[0].link, offer());
 }
 
 bool NcclMeeting::poll() {
-  if (!meeting_) return true;
-  meeting_->poll();
-  if (!meeting_->done()) return false;
-  refusal_ = meeting_->refusal();
-  meeting_.reset();
-  if (!refusal_.empty()) {
-    if (exchange_) exchange_->abort_nccl();
-    log(wanted_ ? LogLevel::warning : LogLevel::info,
-        "collectives on devices do without NCCL: " + refusal_);
-  }
+  if (done()) return false;
+  bool moved = is_first() ? hear_members() : hear_first();
+  moved |= look_at_nccl();
+  if (is_first()) moved |= answer();
+  if (!all_is_said()) return moved;
+  members_.clear();
   return true;
 }
 
+// ---- as every member ----
+
+NcclOffer NcclMeeting::offer() const {
+  if (!exchange_) return refusing<NcclOffer>("its device cannot be used");
+  NcclOffer mine;
+  try {
+    exchange_->find_nccl();
+    copy_cut(exchange_->bus_id(), mine.bus_id);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::forked) throw;
+    return refusing<NcclOffer>(error.verdict());
+  }
+  return mine;
+}
+
+bool NcclMeeting::hear_first() {
+  MessageLink& link = *members_[0].link;
+  const bool moved = link.poll();
+  std::vector<std::byte> message;
+  while (link.receive(message))
+    if (phase_ == Phase::offering)
+      open(read<NcclStart>(message));
+    else
+      end(text_in(read<NcclOutcome>(message).refusal));
+  return moved;
+}
+
+void NcclMeeting::open(const NcclStart& start) {
+  if (std::string why = text_in(start.refusal); !why.empty()) return end(std::move(why));
+  CudaNcclId id;
+  if (start.id.size() != sizeof id) WireReader::malformed("an id that is not NCCL's");
+  std::memcpy(&id, start.id.data(), sizeof id);
+  started_ = true;
+  phase_ = Phase::opening;
+  until_ = Deadline::after(kMeetingPatience);
+  try {
+    exchange_->open_nccl(id);
+  } catch (const Error& error) {
+    say(error.verdict());
+  }
+}
+
+/// True when it is known whether this rank's end is there.
+bool NcclMeeting::look_at_nccl() {
+  if (phase_ != Phase::opening) return false;
+  try {
+    if (exchange_->nccl_ready())
+      say("");
+    else if (until_.passed(now()))
+      say("NCCL has not come up within a minute (NCCL_DEBUG=INFO)");
+  } catch (const Error& error) {
+    say(error.verdict());
+  }
+  return phase_ != Phase::opening;
+}
+
+void NcclMeeting::say(std::string_view refusal) {
+  phase_ = Phase::waiting;
+  const auto mine = refusing<NcclOutcome>(refusal);
+  if (is_first())
+    members_[0].outcome = mine;
+  else
+    send(*members_[0].link, mine);
+}
+
+void NcclMeeting::end(std::string refusal) {
+  if (phase_ == Phase::opening) say("");  // it is owed, and means nothing any more
+  phase_ = Phase::over;
+  refusal_ = std::move(refusal);
+  if (refusal_.empty()) return;
+  if (exchange_) exchange_->abort_nccl();
+  log(wanted_ ? LogLevel::warning : LogLevel::info,
+      "collectives on devices do without NCCL: " + refusal_);
+}
+
+// ---- as the first one ----
+
+bool NcclMeeting::hear_members() {
+  bool moved = false;
+  std::vector<std::byte> message;
+  for (Member& member : members_) {
+    if (!member.link) continue;
+    moved |= member.link->poll();
+    while (member.link->receive(message))
+      if (!member.offer)
+        member.offer = read<NcclOffer>(message);
+      else
+        member.outcome = read<NcclOutcome>(message);
+  }
+  return moved;
+}
+
+/// What is known now, if that is anything new.
+bool NcclMeeting::answer() {
+  const bool all = std::ranges::none_of(members_, [&](const auto& m) { return owes_a_word(m); });
+  if (phase_ == Phase::offering) {
+    if (!all) return false;
+    const NcclStart started = start();
+    tell_all(started);
+    open(started);
+    return true;
+  }
+  if (phase_ == Phase::over) return false;
+  const std::string refusal = first_refusal();
+  if (!all && refusal.empty()) return false;
+  tell_all(refusing<NcclOutcome>(refusal));
+  end(refusal);
+  return true;
+}
+
+NcclStart NcclMeeting::start() const {
+  if (const std::string why = why_not_start(); !why.empty()) return refusing<NcclStart>(why);
+  NcclStart made;
+  try {
+    const CudaNcclId id = exchange_->make_nccl_id();
+    made.id.assign(std::begin(id.bytes), std::end(id.bytes));
+  } catch (const Error& error) {
+    return refusing<NcclStart>(named(0, error.verdict()));
+  }
+  return made;
+}
+
+/// By what all have offered.
+std::string NcclMeeting::why_not_start() const {
+  for (size_t r = 0; r < members_.size(); ++r)
+    if (const std::string why = text_in(members_[r].offer->refusal); !why.empty())
+      return named(r, why);
+  std::map<std::pair<std::string, std::string>, int> owners;  // by host and bus id
+  for (size_t r = 0; r < members_.size(); ++r) {
+    const int rank = membership_.members[r];
+    const std::string& host = host_.peers[static_cast<size_t>(rank)].info.host;
+    const auto [owner, alone] =
+        owners.try_emplace({host, text_in(members_[r].offer->bus_id)}, rank);
+    if (!alone)
+      return "NCCL takes one rank on a device, and " + name_ranks({owner->second, rank}) +
+             " share one";
+  }
+  return "";
+}
+
+/// Of how it went, as far as that is known.
+std::string NcclMeeting::first_refusal() const {
+  for (size_t r = 0; r < members_.size(); ++r)
+    if (members_[r].outcome)
+      if (const std::string why = text_in(members_[r].outcome->refusal); !why.empty())
+        return named(r, why);
+  return "";
+}
+
+std::string NcclMeeting::named(size_t member, std::string_view refusal) const {
+  return "rank " + std::to_string(membership_.members[member]) + ": " + std::string(refusal);
+}
+
+template <typename Message>
+void NcclMeeting::tell_all(const Message& message) {
+  for (Member& member : members_)
+    if (member.link) send(*member.link, message);
+}
+
+bool NcclMeeting::owes_a_word(const Member& member) const {
+  return phase_ == Phase::offering ? !member.offer : started_ && !member.outcome;
+}
+
+// ---- the end ----
+
+bool NcclMeeting::all_is_said() const {
+  return phase_ == Phase::over && std::ranges::all_of(members_, [this](const Member& member) {
+           return (!member.link || member.link->sent()) && !(is_first() && owes_a_word(member));
+         });
+}
+
 std::vector<int> NcclMeeting::silent() const {
-  return meeting_ ? meeting_->silent() : std::vector<int>();
+  std::vector<int> missing;
+  if (!is_first()) {
+    if (phase_ == Phase::offering || phase_ == Phase::waiting) missing.push_back(0);
+    return missing;
+  }
+  for (size_t r = 1; r < members_.size(); ++r)
+    if (owes_a_word(members_[r])) missing.push_back(static_cast<int>(r));
+  return missing;
 }
 
 }  // namespace farandole

@@ -1,5 +1,13 @@
-// How a group's ranks come by a communicator of NCCL's: all say whether they have NCCL, the first
-// one's id is everybody's, and when all are through, or one is not, all know.
+// How a group's ranks come by a communicator of NCCL's, on one host or on several: they tell the
+// first member what they have, it makes the id by which they find each other in NCCL, and what
+// comes of that is the same on all of them, in the same words.
+//
+//   every member to the first    the first to every member
+//   NcclOffer                    NcclStart: the id; or the first refusal by rank, which is the end
+//   NcclOutcome                  NcclOutcome: of all; as soon as one refuses, since NCCL would keep
+//                                the others waiting for it
+//
+// Everybody says all of its words, whatever it hears: none is on its way when connections close.
 #pragma once
 
 #include <memory>
@@ -8,33 +16,64 @@
 #include <vector>
 
 #include "devices/exchange.h"
+#include "devices/nccl_messages.h"
+#include "stream/stream.h"
+#include "transport/message_link.h"
 
 namespace farandole {
 
-/// By the thread that polls.
+/// Never blocks. By the thread that polls.
 class NcclMeeting {
  public:
-  /// `exchange` is null where this rank has none. `wanted`: somebody has asked for NCCL by name,
-  /// and is told where there is none.
-  NcclMeeting(const Host& host, const Membership& membership, uint64_t key,
+  /// `connect` makes channels of its own for this. `exchange` is null where this rank has none.
+  /// `wanted`: somebody has asked for NCCL by name, and is told where there is none.
+  NcclMeeting(const Host& host, const Membership& membership, const Connect& connect,
               std::shared_ptr<DeviceExchange> exchange, bool wanted);
 
-  /// Whether it is over.
+  /// Whether anything has moved.
   bool poll();
-  bool done() const { return !meeting_; }
+  bool done() const { return members_.empty(); }
   /// Then: why the group has no communicator, the same on all members; empty: it has one.
   const std::string& refusal() const { return refusal_; }
   /// The members whose word is missing.
   std::vector<int> silent() const;
 
  private:
-  bool open(std::span<const PeerOffered> all);
+  enum class Phase { offering, opening, waiting, over };
+  struct Member {
+    std::unique_ptr<MessageLink> link;  // of the first one to each other one, and back
+    std::optional<NcclOffer> offer;     // this and the next: what the first one has heard
+    std::optional<NcclOutcome> outcome;
+  };
 
-  Membership membership_;
+  bool is_first() const { return membership_.rank == 0; }
+  // As every member.
+  NcclOffer offer() const;
+  bool hear_first();
+  void open(const NcclStart& start);
+  bool look_at_nccl();
+  void say(std::string_view refusal);
+  void end(std::string refusal);
+  // As the first one.
+  bool hear_members();
+  bool answer();
+  NcclStart start() const;
+  std::string why_not_start() const;
+  std::string first_refusal() const;
+  std::string named(size_t member, std::string_view refusal) const;
+  template <typename Message>
+  void tell_all(const Message& message);
+  bool owes_a_word(const Member& member) const;
+  bool all_is_said() const;
+
+  const Host& host_;
+  const Membership& membership_;
   std::shared_ptr<DeviceExchange> exchange_;
-  std::optional<PeerMeeting> meeting_;  // until it is over
-  bool wanted_, opened_ = false;
-  Deadline until_;
+  bool wanted_;
+  std::vector<Member> members_;  // by place; none once all is said
+  Phase phase_ = Phase::offering;
+  bool started_ = false;  // with an id
+  Deadline until_;        // of NCCL
   std::string refusal_;
 };
 

@@ -60,7 +60,8 @@ bool PeerMeeting::poll() {
   for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
     if (r != membership_.rank) moved |= send_to(r);
   moved |= take_in();
-  if (round_ == offers_ && said(offers_) && use_all()) {
+  if (round_ == offers_ && said(offers_)) {
+    use_all();
     round_ = used_;
     moved = true;
   }
@@ -158,10 +159,10 @@ bool PeerMeeting::somebody_refuses(int round) const {
   });
 }
 
-/// Whether this rank is done with it. Where anybody has nothing, or could not use what it got, all
-/// of it is of no use to the others either.
-bool PeerMeeting::use_all() {
-  if (!refusal_.empty() || somebody_refuses(offers_) || somebody_refuses(used_)) return true;
+/// Where anybody has nothing, or could not use what it got, all of it is of no use to the others
+/// either.
+void PeerMeeting::use_all() {
+  if (!refusal_.empty() || somebody_refuses(offers_) || somebody_refuses(used_)) return;
   std::vector<PeerOffered> all;
   for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
     const Peer& peer = peers_[static_cast<size_t>(r)];
@@ -170,11 +171,10 @@ bool PeerMeeting::use_all() {
                    mine ? mine_.descriptor.get() : peer.descriptor.get()});
   }
   try {
-    return use_(all);
+    use_(all);
   } catch (const Error& error) {
     refusal_ = error.verdict();
   }
-  return true;
 }
 
 void PeerMeeting::conclude() {

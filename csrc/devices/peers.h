@@ -46,9 +46,9 @@ struct PeerOffered {
 /// Never blocks. By the thread that polls.
 class PeerMeeting {
  public:
-  /// What this rank makes of what all have offered, by place, its own included: asked again until
-  /// it is done. Throws Error where it cannot be.
-  using Use = std::function<bool(std::span<const PeerOffered>)>;
+  /// What this rank makes of what all have offered, by place, its own included. Throws Error where
+  /// it cannot.
+  using Use = std::function<void(std::span<const PeerOffered>)>;
 
   PeerMeeting(const Host& host, const Membership& membership, uint64_t key, PeerOffer mine,
               Use use);
@@ -82,7 +82,7 @@ class PeerMeeting {
   bool send_to(int r);
   bool take_in();
   bool hear(Fd& socket, Peer*& peer);
-  bool use_all();
+  void use_all();
   bool somebody_refuses(int round) const;
   void conclude();
   bool said(int round) const;  // by all others

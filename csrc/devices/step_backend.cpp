@@ -12,6 +12,7 @@ namespace farandole {
 namespace {
 
 constexpr auto kSoon = std::chrono::milliseconds(1);
+constexpr uint64_t kNcclNumber = 1;  // within the steps: how ranks come by NCCL
 
 bool needs_parting(const PeerOffer& bucket) {
   CudaShare share;
@@ -21,23 +22,23 @@ bool needs_parting(const PeerOffer& bucket) {
 
 }  // namespace
 
-StepBackend::StepBackend(const Host& host, const Membership& membership, uint64_t key,
+StepBackend::StepBackend(const Engine& engine, const Membership& membership, uint64_t key,
                          std::shared_ptr<DeviceExchange> exchange, PeerOffer bucket,
-                         size_t piece_bytes, std::string setting, StepWatch& watch)
-    : host_(host),
+                         std::string no_buckets, StepWatch& watch)
+    : engine_(engine),
       membership_(membership),
       key_(key),
       exchange_(std::move(exchange)),
-      piece_bytes_(piece_bytes),
-      setting_(std::move(setting)),
+      piece_bytes_(engine.options().device_bucket_bytes),
       watch_(watch),
+      no_buckets_(std::move(no_buckets)),
       must_part_(needs_parting(bucket)) {
-  meeting_.emplace(host, membership_, key, std::move(bucket),
+  if (!no_buckets_.empty()) return;
+  meeting_.emplace(engine.host(), membership_, key, std::move(bucket),
                    [this](std::span<const PeerOffered> all) {
                      for (const PeerOffered& theirs : all)
                        must_part_ |= theirs.get<CudaShare>().by_handle != 0;
                      exchange_->map_all(membership_.rank, all);
-                     return true;
                    });
 }
 
@@ -57,7 +58,8 @@ Progress StepBackend::poll(TimePoint until) {
   if (!begun_) choose();
   if (!declined_.empty()) return Progress::finished;
   if (way_ == DeviceWay::nccl && !begun_) {
-    if (!have_nccl()) return Progress::idle;
+    const bool moved = meet_in_nccl();
+    if (!nccl_->done()) return moved ? Progress::moved : Progress::idle;
     if (!no_nccl_.empty()) return Progress::moved;  // and is chosen for again
   }
   try {
@@ -70,7 +72,7 @@ Progress StepBackend::poll(TimePoint until) {
     if (!is_launched()) return now() - asked_nccl_ < kSoon ? Progress::moved : Progress::idle;
     end();
   } catch (const Error& error) {
-    throw on_rank(error, host_.rank);
+    throw on_rank(error, engine_.host().rank);
   }
   return Progress::finished;
 }
@@ -96,19 +98,26 @@ void StepBackend::stop_meeting() {
   end_meeting();
 }
 
-/// Whether it is known if all ranks have it.
-bool StepBackend::have_nccl() {
-  const bool wanted = (operation_->algorithm.empty() ? setting_ : operation_->algorithm) == "nccl";
-  if (!nccl_) nccl_.emplace(host_, membership_, key_ + 1, exchange_, wanted);
-  if (!nccl_->poll()) return false;
-  no_nccl_ = nccl_->refusal();
-  return true;
+/// Which way, for this operation or for all; "auto": none.
+std::string_view StepBackend::asked() const {
+  const std::string& setting = engine_.options().device_path;
+  return operation_->algorithm.empty() ? setting : operation_->algorithm;
+}
+
+/// Whether anything has moved.
+bool StepBackend::meet_in_nccl() {
+  if (!nccl_) {
+    const Connect connect =
+        engine_.options().channels(engine_, membership_, stream_key(key_, kNcclNumber));
+    nccl_.emplace(engine_.host(), membership_, connect, exchange_, asked() == "nccl");
+  }
+  const bool moved = nccl_->poll();
+  if (nccl_->done()) no_nccl_ = nccl_->refusal();
+  return moved;
 }
 
 /// Kernels of ranks that share a device run at once for whoever says so.
-bool StepBackend::grants_spinning() const {
-  return (operation_->algorithm.empty() ? setting_ : operation_->algorithm) == "spin";
-}
+bool StepBackend::grants_spinning() const { return asked() == "spin"; }
 
 /// Arrays that travel as one are brought together in the bucket first.
 size_t StepBackend::spin_bytes() const {
@@ -131,17 +140,11 @@ CollectiveSpec StepBackend::spec_here() const {
 /// By what all ranks know.
 void StepBackend::choose() {
   const Operation& o = *operation_;
-  const Shape shape = shape_here();
-  const DeviceQuestion question{
-      .spec = spec_here(),
-      .dtype = o.input.dtype,
-      .level = o.level,
-      .bytes = amount_of(o.kind, shape) * size_of(o.input.dtype),
-      .ranks = shape.size,
-      .no_buckets = no_buckets_,
-      .no_nccl = no_nccl_,
-      .spin_bytes = spin_bytes(),
-      .setting = o.algorithm.empty() ? std::string_view(setting_) : std::string_view(o.algorithm)};
+  DeviceQuestion question = question_of(spec_here(), o.input.dtype, o.level, shape_here(), asked());
+  question.one_host = engine_.host().are_here(membership_.members);
+  question.no_buckets = no_buckets_;
+  question.no_nccl = no_nccl_;
+  question.spin_bytes = spin_bytes();
   way_ = choose_device_way(question);
   if (!o.algorithm.empty() && name_of(way_) != o.algorithm)
     declined_ =

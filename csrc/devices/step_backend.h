@@ -21,9 +21,10 @@ namespace farandole {
 class StepBackend : public Backend {
  public:
   /// `exchange` is null where this rank has no streams there; `bucket` says why it has none.
-  StepBackend(const Host& host, const Membership& membership, uint64_t key,
-              std::shared_ptr<DeviceExchange> exchange, PeerOffer bucket, size_t piece_bytes,
-              std::string setting, StepWatch& watch);
+  /// `no_buckets`: why ranks do not meet to share buckets at all, as all of them know beforehand.
+  StepBackend(const Engine& engine, const Membership& membership, uint64_t key,
+              std::shared_ptr<DeviceExchange> exchange, PeerOffer bucket, std::string no_buckets,
+              StepWatch& watch);
 
   const Membership& membership() const { return membership_; }
   /// Once ranks have met: how they part, where they have mapped memory whose owner must be the last
@@ -51,7 +52,8 @@ class StepBackend : public Backend {
  private:
   bool have_met();
   void end_meeting();
-  bool have_nccl();
+  std::string_view asked() const;
+  bool meet_in_nccl();
   bool grants_spinning() const;
   Shape shape_here() const;
   CollectiveSpec spec_here() const;
@@ -63,14 +65,13 @@ class StepBackend : public Backend {
   bool is_launched();
   void end();
 
-  const Host& host_;
+  const Engine& engine_;
   Membership membership_;
   uint64_t key_;
   std::shared_ptr<DeviceExchange> exchange_;
   size_t piece_bytes_;
-  std::string setting_;
   StepWatch& watch_;
-  std::optional<PeerMeeting> meeting_;  // until all have met
+  std::optional<PeerMeeting> meeting_;  // until all have met, where they do
   std::string no_buckets_;              // why none; the same on all ranks
   bool must_part_ = false;
   std::optional<PeerParting> parting_;  // once they have met

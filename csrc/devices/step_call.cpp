@@ -68,6 +68,24 @@ void name_graph(Options& options) {
   options.algorithm = kGraphWay;
 }
 
+/// Which way, for this call or for all of them; "auto": none.
+const std::string& asked_way(const Group& group, const Options& o) {
+  return o.algorithm.empty() ? group.engine()->options().device_path : o.algorithm;
+}
+
+/// Whether the ranks' devices may run it, as far as all of them know beforehand: those that share
+/// no buckets have NCCL alone.
+bool devices_may_run(const Group& group, const Options& o, DType dtype, Determinism level,
+                     const Shape& shape) {
+  const std::string no_buckets = Steps::why_no_buckets(group);
+  if (no_buckets.empty()) return true;
+  if (!o.algorithm.empty()) return o.algorithm == name_of(DeviceWay::nccl);  // which says why not
+  DeviceQuestion question = question_of(o, dtype, level, shape, asked_way(group, o));
+  question.one_host = group.engine()->host().are_here(group.members());
+  question.no_buckets = no_buckets;
+  return choose_device_way(question) != DeviceWay::staged;
+}
+
 /// Of what ranks agree on, as far as it decides whether all have their arrays on devices, and go by
 /// them.
 uint64_t hash_of_call(const Options& o, Determinism level, DType dtype, size_t count) {
@@ -119,18 +137,23 @@ std::shared_ptr<StepCall> StepCall::offer(Group& group, Options& options,
     if (asked || graph) options.algorithm.clear();
     return nullptr;
   }
-  if (runs) check_level_of_nccl(group, options);
-  std::shared_ptr<Steps> steps;
-  if (device && runs)
-    steps = stream ? Steps::of(group, stream, *device) : Steps::of(group, *device);
-  if ((asked || graph) && !steps)
-    throw Error(ErrorCode::invalid_argument,
-                std::string(name_of(options.kind)) +
-                    (graph ? " cannot become part of a CUDA graph"
-                           : " cannot go by '" + options.algorithm + "'") +
-                    " here: that takes input and output on one device, the group's own, of ranks "
-                    "that share a host");
   const Determinism level = options.level.value_or(group.defaults().level);
+  if (runs) check_level_of_nccl(group, options);
+  const bool may_run = runs && devices_may_run(group, options, whole.output.dtype, level, shape);
+  std::shared_ptr<Steps> steps;
+  if (device && may_run)
+    steps = stream ? Steps::of(group, stream, *device) : Steps::of(group, *device);
+  if ((asked || graph) && !steps) {
+    const std::string no_buckets = may_run ? "" : Steps::why_no_buckets(group);
+    throw Error(
+        ErrorCode::invalid_argument,
+        std::string(name_of(options.kind)) +
+            (graph ? " cannot become part of a CUDA graph"
+                   : " cannot go by '" + options.algorithm + "'") +
+            " here: " +
+            (no_buckets.empty() ? "that takes input and output on one device, the group's own"
+                                : no_buckets));
+  }
   const uint64_t call = hash_of_call(options, level, whole.output.dtype, shape.count);
   if (!steps || !steps->worth_trying(call)) return nullptr;
   std::shared_ptr<StepCall> made(

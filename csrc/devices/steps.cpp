@@ -15,7 +15,7 @@ namespace farandole {
 namespace {
 
 constexpr uint64_t kStepsNumber = (uint64_t{1} << 62) + 16;  // of no stream
-constexpr uint64_t kGraphsNumber = kStepsNumber + 2;         // likewise; one is between, NCCL's
+constexpr uint64_t kGraphsNumber = kStepsNumber + 1;         // likewise
 constexpr int kMostRanksOfSteps = 64;                        // that the kernels take
 constexpr size_t kMostFailed = 1024;                         // calls that are remembered
 constexpr auto kPartingPatience = std::chrono::seconds(3);
@@ -65,6 +65,13 @@ void keep_for_others(std::shared_ptr<DeviceExchange> exchange, PeerParting parti
 
 }  // namespace
 
+std::string Steps::why_no_buckets(const Group& group) {
+  if (!group.engine()->host().are_here(group.members())) return "its ranks are on several hosts";
+  if (group.size() > kMostRanksOfSteps)
+    return "it has more than " + std::to_string(kMostRanksOfSteps) + " ranks";
+  return "";
+}
+
 std::shared_ptr<Steps> Steps::of(Group& group, int device) {
   return of_owner(group, group.membership().key, group.shared_from_this(), device);
 }
@@ -75,8 +82,6 @@ std::shared_ptr<Steps> Steps::of(Group& group, const std::shared_ptr<Stream>& st
 
 std::shared_ptr<Steps> Steps::of_owner(Group& group, uint64_t key,
                                        const std::shared_ptr<const void>& owner, int device) {
-  if (group.size() > kMostRanksOfSteps || !group.engine()->host().are_here(group.members()))
-    return nullptr;
   KnownSteps& one = known_steps();
   const std::lock_guard lock(one.mutex);
   std::erase_if(one.all, [](const auto& entry) { return entry.first.expired(); });
@@ -96,12 +101,11 @@ Steps::Steps(Group& group, uint64_t key, std::weak_ptr<const void> owner, int de
   kept_for_others().sweep();
   PeerOffer bucket = open_exchange(group, exchange_, InGraphs::no);
   watch_.emplace(engine_, group.membership(), exchange_);
-  backend_.emplace(engine_.host(), group.membership(), stream_key(key_, kStepsNumber), exchange_,
-                   std::move(bucket), engine_.options().device_bucket_bytes,
-                   engine_.options().device_path, *watch_);
+  backend_.emplace(engine_, group.membership(), stream_key(key_, kStepsNumber), exchange_,
+                   std::move(bucket), why_no_buckets(group), *watch_);
 }
 
-/// What this rank offers the others: its bucket, or why it has none.
+/// What this rank offers the others, where they share buckets: its own, or why it has none.
 PeerOffer Steps::open_exchange(const Group& group, std::shared_ptr<DeviceExchange>& exchange,
                                InGraphs in_graphs) const {
   const Host& host = engine_.host();
@@ -115,7 +119,7 @@ PeerOffer Steps::open_exchange(const Group& group, std::shared_ptr<DeviceExchang
                           .spins = in_graphs == InGraphs::no ? 1 : 0,
                           .captured = in_graphs == InGraphs::yes ? 1 : 0,
                           .bucket_bytes = engine_.options().device_bucket_bytes});
-    bucket = exchange->open_bucket();
+    if (why_no_buckets(group).empty()) bucket = exchange->open_bucket();
   } catch (const Error& error) {
     if (error.code() == ErrorCode::forked) throw;
     bucket.refusal = error.verdict();

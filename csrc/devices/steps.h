@@ -16,8 +16,11 @@ namespace farandole {
 
 class Steps : public Task, public std::enable_shared_from_this<Steps> {
  public:
+  /// Why the group's devices share no buckets, as all its ranks know beforehand: NCCL alone may run
+  /// its steps. Empty: they may.
+  static std::string why_no_buckets(const Group& group);
   /// Of the group's program, made for this device if there are none yet; null where they are
-  /// another device's, or the group cannot have any. Any thread; the first call takes long.
+  /// another device's. Any thread; the first call takes long.
   static std::shared_ptr<Steps> of(Group& group, int device);
   /// The same of another stream of the group's.
   static std::shared_ptr<Steps> of(Group& group, const std::shared_ptr<Stream>& stream, int device);

@@ -52,9 +52,10 @@ def fake_nccl() -> str:
 
 @pytest.fixture
 def by_nccl(by_steps: Start, fake_nccl: str) -> Start:
-    """The same, for ranks of level fast with a device each, which go by the fake NCCL."""
+    """The same, for ranks of level fast with a device each, which go by the fake NCCL. `hosts`: how
+    many ranks each of several hosts has, as far as they know."""
 
-    def started(size: int, **env: str) -> World:
+    def started(size: int, hosts: str = "", **env: str) -> World:
         told = {
             "FAKE_LIBNCCL": fake_nccl,
             "FARANDOLE_NCCL": fake_nccl,
@@ -62,6 +63,7 @@ def by_nccl(by_steps: Start, fake_nccl: str) -> Start:
             "FARANDOLE_LEVEL": "fast",
             "FAKE_CUDA_DEVICES": str(size),
         }
-        return by_steps(size, **{**told, **env})
+        apart = {"FARANDOLE_SPLIT_HOSTS": hosts, "FARANDOLE_INSECURE": "1"} if hosts else {}
+        return by_steps(size, **{**told, **apart, **env})
 
     return started

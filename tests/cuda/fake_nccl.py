@@ -41,12 +41,13 @@ class Nccl:
 
 
 class NcclRank(Rank):
-    """A rank that has a device for itself."""
+    """A rank that has a device of its host for itself."""
 
     def __init__(self, kind: str = "both") -> None:
         super().__init__(kind)
         self.nccl = Nccl()
-        self.device = fd.rank()
+        self.device = fd.local_rank()
+        os.environ["FAKE_NCCL_HOST"] = str(fd.cross_rank())
 
     def end(self) -> None:
         super().end()

@@ -127,7 +127,7 @@ def by_nccl_alone() -> tuple[int, int]:
     for on_device in (False, True):
         model = Model()
         if on_device:
-            list(parameters_on(tensors, model, fd.rank()))
+            list(parameters_on(tensors, model, rank.device))
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), 0.1), gradient_predivide_factor=2.0
         )
@@ -146,10 +146,18 @@ def by_nccl_alone() -> tuple[int, int]:
     return calls
 
 
-def test_by_nccl(by_nccl: Start) -> None:
-    for reduced, launched in by_nccl(2, framework="torch").run(by_nccl_alone):
+@pytest.mark.parametrize("hosts", ["", "1,1"])
+def test_by_nccl(by_nccl: Start, hosts: str) -> None:
+    for reduced, launched in by_nccl(2, hosts, framework="torch").run(by_nccl_alone):
         assert reduced > 0
         assert launched == 0
+
+
+def test_several_hosts_at_level_canonical(by_nccl: Start) -> None:
+    """By way of the host, with its bits."""
+    env = {"FARANDOLE_LEVEL": "canonical", "FARANDOLE_DEVICE_PATH": "auto"}
+    ranks = by_nccl(2, "1,1", framework="torch", **env)
+    assert ranks.run(training.as_on_the_host, ["all"], ["plain"]) == [0, 0]
 
 
 # ---- which steps go by the devices ----

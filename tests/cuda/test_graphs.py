@@ -168,6 +168,23 @@ def test_what_cannot_be_captured_is_refused(by_steps: Start) -> None:
     by_steps(1).run(refusals)
 
 
+def between_hosts() -> None:
+    rank = Rank("functions")
+    x, y = rank.array(40, "float32"), rank.array(40, "float32")
+    said = "all_reduce cannot become part of a CUDA graph here: its ranks are on several hosts"
+    with rank.machine.captured():
+        with pytest.raises(fd.InvalidArgument, match=said):
+            fd.all_reduce(x, out=y)
+        with pytest.raises(fd.InvalidArgument, match=said):
+            fd.grouped_all_reduce([x, y], out=[x, y])
+    rank.end()
+
+
+def test_none_are_captured_between_hosts(by_steps: Start) -> None:
+    apart = {"FARANDOLE_SPLIT_HOSTS": "1,1", "FARANDOLE_INSECURE": "1"}
+    by_steps(2, **apart, FARANDOLE_LEVEL="fast", FARANDOLE_DEVICE_PATH="nccl").run(between_hosts)
+
+
 def says_no_stream() -> None:
     rank = Rank("dlpack")
     x, _ = rank.pair(40, "float32")

@@ -1,5 +1,5 @@
 """Collectives on devices by NCCL: what it runs, when it is taken, where it is found. By ranks over
-the fake driver and a fake NCCL, whose folds begin at the last rank."""
+the fake driver and a fake NCCL, whose folds begin at the last rank. One host may pass for two."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ import farandole as fd
 from harness import World
 
 Start = Callable[..., World]
+
+WAYS = ("step", "spin", "nccl")  # of arrays that stay on devices
 
 # Sums of such numbers are exact in any order, in every type.
 SMALL = np.arange(8)
@@ -126,12 +128,14 @@ def collectives(dtype: str, n: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "dtype", "late"),
-    [(2, "float32", "300"), (3, "bfloat16", "0"), (2, "float16", "0"), (3, "uint8", "0"),
-     (2, "int64", "300"), (1, "float64", "0")],
+    ("size", "hosts", "dtype", "late"),
+    [(2, "", "float32", "300"), (3, "", "bfloat16", "0"), (2, "", "float16", "0"),
+     (3, "", "uint8", "0"), (2, "", "int64", "300"), (1, "", "float64", "0"),
+     (2, "1,1", "float32", "300"), (4, "2,2", "float16", "0"), (4, "1,3", "int64", "0")],
 )  # fmt: skip
-def test_every_collective(by_nccl: Start, size: int, dtype: str, late: str) -> None:
-    by_nccl(size, FAKE_NCCL_LATE=late, FAKE_CUDA_JITTER="3").run(collectives, dtype, 2500)
+def test_every_collective(by_nccl: Start, size: int, hosts: str, dtype: str, late: str) -> None:
+    ranks = by_nccl(size, hosts, FAKE_NCCL_LATE=late, FAKE_CUDA_JITTER="3")
+    ranks.run(collectives, dtype, 2500)
 
 
 def order_of_its_own() -> None:
@@ -151,8 +155,9 @@ def order_of_its_own() -> None:
     rank.end()
 
 
-def test_its_order_of_folds_is_its_own(by_nccl: Start) -> None:
-    by_nccl(3).run(order_of_its_own)
+@pytest.mark.parametrize("hosts", ["", "1,2"])
+def test_its_order_of_folds_is_its_own(by_nccl: Start, hosts: str) -> None:
+    by_nccl(3, hosts).run(order_of_its_own)
 
 
 def in_order() -> None:
@@ -175,8 +180,9 @@ def in_order() -> None:
     rank.end()
 
 
-def test_operations_come_one_after_the_other(by_nccl: Start) -> None:
-    by_nccl(2, FAKE_CUDA_JITTER="17", FAKE_NCCL_LATE="200").run(in_order)
+@pytest.mark.parametrize("hosts", ["", "1,1"])
+def test_operations_come_one_after_the_other(by_nccl: Start, hosts: str) -> None:
+    by_nccl(2, hosts, FAKE_CUDA_JITTER="17", FAKE_NCCL_LATE="200").run(in_order)
 
 
 # ---- when it is taken ----
@@ -224,8 +230,9 @@ def promised() -> None:
     rank.end()
 
 
-def test_asked_for_where_bits_are_promised(by_nccl: Start) -> None:
-    by_nccl(2, FARANDOLE_LEVEL="canonical").run(promised)
+@pytest.mark.parametrize("hosts", ["", "1,1"])
+def test_asked_for_where_bits_are_promised(by_nccl: Start, hosts: str) -> None:
+    by_nccl(2, hosts, FARANDOLE_LEVEL="canonical").run(promised)
 
 
 def test_the_default_at_level_fast(by_nccl: Start) -> None:
@@ -237,6 +244,74 @@ def by_default() -> None:
     assert path_of(rank.array(3_000_000, "float32").put(bytes(12_000_000))) == "nccl"
     assert path_of(rank.array(2, "float32")) == "spin"
     rank.end()
+
+
+def number_of_the_next(rank: NcclRank) -> int:
+    """Of the program's operations: each agreement takes one."""
+    with pytest.raises(fd.InvalidArgument, match="NCCL folds no int16") as refused:
+        fd.all_reduce(rank.array(10, "int16"), algorithm="nccl", level="fast")
+    found = re.search(r"#(\d+)", refused.value.verdict)
+    assert found
+    return int(found[1])
+
+
+def between_hosts() -> None:
+    """Where NCCL is not taken it costs nothing: neither streams nor another agreement."""
+    rank = NcclRank()
+    x = rank.array(3_000_000, "float32").put(bytes(12_000_000))
+    assert path_of(x) not in WAYS, "bits are promised"
+    streams = rank.machine.control.calls(b"cuStreamCreateWithPriority")
+    fd.all_gather(rank.array(10, "float32"))
+    assert path_of(rank.array(10, "int32"), op="mean", level="fast") not in WAYS
+    assert rank.machine.control.calls(b"cuStreamCreateWithPriority") == streams
+    assert rank.nccl.calls("ncclGetVersion") == 0
+    for way in ("step", "spin"):
+        with pytest.raises(fd.InvalidArgument, match=f"'{way}' here: its ranks are on several h"):
+            fd.all_reduce(x, out=x, algorithm=way)
+    with pytest.raises(fd.InvalidArgument, match="'nccl': NCCL folds in an order of its own, and "):
+        fd.all_reduce(x, out=x, algorithm="nccl")
+    assert path_of(x, level="fast") == "nccl"
+    assert path_of(x, level="fast", algorithm="nccl") == "nccl"
+    assert path_of(x, level="fast", algorithm="staged") not in WAYS
+    gathered = fd.all_gather(rank.array(3_000_000, "float32"), algorithm="nccl")
+    went_by("nccl")
+    assert gathered.count == 3_000_000 * fd.size()
+    first = number_of_the_next(rank)
+    assert path_of(x) not in WAYS
+    assert path_of(rank.array(10, "int16"), level="fast") not in WAYS
+    assert path_of(x, level="fast") == "nccl"
+    assert number_of_the_next(rank) == first + 4, "one agreement each"
+    fd.barrier()
+    assert rank.machine.control.calls(b"cuMemCreate") == 0, "there are no buckets"
+    rank.end()
+
+
+def test_between_hosts_at_level_fast_alone(by_nccl: Start) -> None:
+    auto = {"FARANDOLE_DEVICE_PATH": "auto", "FARANDOLE_LEVEL": "canonical"}
+    by_nccl(2, "1,1", **auto).run(between_hosts)
+
+
+def mixed() -> None:
+    """Not all arrays lie on devices: all go by the host, also where NCCL was to be taken."""
+    rank = NcclRank("interface")
+    for step in range(3):
+        x, hx = small(rank, 3000, "float32")
+        mine = x if fd.rank() == 0 else hx.array
+        expected = on_host("all_reduce", hx, rank.host(3000, "float32"))
+        fd.all_reduce(mine, out=mine)
+        assert (x.get() if fd.rank() == 0 else hx.get()) == expected.get(), step
+        assert fd.world().last_path not in WAYS
+    x, hx = small(rank, 3000, "float32")
+    expected = on_host("all_reduce", hx, rank.host(3000, "float32"))
+    fd.all_reduce(x, out=x, name="another call")
+    went_by("nccl")
+    assert x.get() == expected.get()
+    rank.end()
+
+
+@pytest.mark.parametrize("hosts", ["", "1,1"])
+def test_some_arrays_on_devices_some_not(by_nccl: Start, hosts: str) -> None:
+    by_nccl(2, hosts).run(mixed)
 
 
 # ---- where there is none ----
@@ -256,9 +331,10 @@ def without(why: str, fail: tuple[str, int] | None, off: bool) -> None:
     y = rank.array(3000, "float32")
     for _ in range(2):
         fd.all_reduce(x, out=y)
-        went_by("step")
+        assert (fd.world().last_path == "step") == (fd.cross_size() == 1)
+        assert fd.world().last_path != "nccl"
         assert y.get() == hx.get()
-    said = re.escape(f"cannot go by 'nccl': {why}").replace(r"\?", r"\d")  # any may be the first
+    said = re.escape(f"cannot go by 'nccl': {why}").replace(r"\?", r"\d")
     with pytest.raises(fd.InvalidArgument, match=said):
         fd.all_reduce(x, out=y, algorithm="nccl")
     rank.end()
@@ -266,11 +342,11 @@ def without(why: str, fail: tuple[str, int] | None, off: bool) -> None:
 
 WITHOUT: dict[str, tuple[dict[str, str], str, tuple[str, int] | None, bool]] = {
     "one rank has none": ({}, "rank 1: FARANDOLE_NCCL=off", None, True),
-    "one cannot begin": ({}, "rank 1: ncclCommInitRankConfig failed on device 1 (Fake GPU): a call "
+    "one cannot begin": ({}, "rank 1: ncclCommInitRankConfig failed on device ? (Fake GPU): a call "
                          "of the system failed", ("ncclCommInitRankConfig", 2), False),
     "one comes to nothing": ({}, "rank 1: ncclCommGetAsyncError failed on device 1 (Fake GPU): it "
                              "is in a state", ("ncclCommGetAsyncError", 3), False),
-    "a device that ranks share": ({"FAKE_CUDA_DEVICES": "1"}, "rank ?: NCCL takes one rank on a "
+    "a device that ranks share": ({"FAKE_CUDA_DEVICES": "1"}, "NCCL takes one rank on a "
                                   "device, and ranks 0-1 share one", None, False),
     "too old": ({"FAKE_NCCL_VERSION": "21304"}, "rank 0: NCCL is too old: ", None, False),
     "another library": ({"FARANDOLE_NCCL": "libm.so.6"}, "rank 0: libm.so.6 is not NCCL: it has no "
@@ -285,6 +361,12 @@ WITHOUT: dict[str, tuple[dict[str, str], str, tuple[str, int] | None, bool]] = {
 def test_where_there_is_none(by_nccl: Start, what: str) -> None:
     env, *rest = WITHOUT[what]
     by_nccl(2, **env).run(without, *rest)
+
+
+@pytest.mark.parametrize("what", ["one rank has none", "one cannot begin", "too old"])
+def test_where_there_is_none_between_hosts(by_nccl: Start, what: str) -> None:
+    env, *rest = WITHOUT[what]
+    by_nccl(2, "1,1", **env).run(without, *rest)
 
 
 def alone() -> None:

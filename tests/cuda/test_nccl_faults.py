@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,8 @@ import harness
 from harness import World
 
 Start = Callable[..., World]
+
+PROMPT = 10.0  # seconds: the verdict comes within 2, on a machine that is not busy
 
 # What an operation asks of NCCL, in order; an evil code for each, and what that is.
 CALLS = [
@@ -64,10 +67,20 @@ def goes_wrong(call: str, code: int) -> list[Any]:
 @pytest.mark.drawn(3)
 @pytest.mark.parametrize(("call", "code", "meaning"), CALLS)
 def test_a_call_that_fails(by_nccl: Start, call: str, code: int, meaning: str) -> None:
-    one, other = how_it_went_wrong(by_nccl(2), goes_wrong, call, code)
+    fails_on_all(how_it_went_wrong(by_nccl(2), goes_wrong, call, code), 1, call, meaning)
+
+
+def test_a_call_that_fails_between_hosts(by_nccl: Start) -> None:
+    call, code, meaning = CALLS[2]
+    answers = how_it_went_wrong(by_nccl(2, "1,1"), goes_wrong, call, code)
+    fails_on_all(answers, 0, call, meaning)
+
+
+def fails_on_all(answers: list[Any], device: int, call: str, meaning: str) -> None:
+    one, other = answers
     assert one == other
     verdict, kind, rank, operation, left = one
-    assert verdict == f"rank 1: {call} failed on device 1 (Fake GPU): {meaning}"
+    assert verdict == f"rank 1: {call} failed on device {device} (Fake GPU): {meaning}"
     assert (kind, rank) == ("DeviceError", 1)
     assert operation.startswith("all_reduce #")
     assert "'gradient'" in operation
@@ -115,25 +128,29 @@ def waits(timeout: float | None = None) -> tuple[str, str, list[str]]:
     return verdict, kind, [*left, rank.nccl.left()]
 
 
-@pytest.mark.parametrize("notices", ["0", "1"])
-def test_a_rank_that_is_killed(by_nccl: Start, notices: str) -> None:
+@pytest.mark.parametrize(("hosts", "notices"), [("", "0"), ("", "1"), ("1,2", "0"), ("2,1", "0")])
+def test_a_rank_that_is_killed(by_nccl: Start, hosts: str, notices: str) -> None:
     """NCCL waits for it for ever, or comes to an error; it is aborted, and the streams go on."""
-    world = by_nccl(3, FAKE_NCCL_NOTICES=notices)
+    world = by_nccl(3, hosts, FAKE_NCCL_NOTICES=notices)
     world.start(waits)
     world.hear_all()
-    world.signal(1, signal.SIGKILL)
+    killed = world.signal(1, signal.SIGKILL)
     survivors = [o.value for o in world.outcomes([0, 2])]
+    assert time.monotonic() - killed < PROMPT
     assert survivors[0] == survivors[1]
     verdict, kind, left = survivors[0]
     if notices == "0":
         assert "rank 1 " in verdict
-        assert "was killed by SIGKILL during all_reduce" in verdict
+        assert " during all_reduce" in verdict
+    if not hosts and notices == "0":
+        assert "was killed by SIGKILL" in verdict
     assert kind in ("PeerLost", "DeviceError")
     assert left == ["", "", ""]
 
 
-def test_a_device_that_does_not_come_by(by_nccl: Start) -> None:
-    world = by_nccl(2)
+@pytest.mark.parametrize("hosts", ["", "1,1"])
+def test_a_device_that_does_not_come_by(by_nccl: Start, hosts: str) -> None:
+    world = by_nccl(2, hosts)
     world.start(waits, 0.5)
     world.hear_all()
     world.say(1, "go")
@@ -144,10 +161,10 @@ def test_a_device_that_does_not_come_by(by_nccl: Start) -> None:
     assert one[2] == ["", "", ""]
 
 
-def meets() -> list[Any]:
-    """Rank 1 is killed while NCCL brings its ranks together."""
+def meets(killed: int) -> list[Any]:
+    """That rank is killed while NCCL brings its ranks together."""
     rank = NcclRank()
-    rank.nccl.hold(fd.rank() == 1)
+    rank.nccl.hold(fd.rank() == killed)
     return [*facts_of(lambda: meet(rank)), left_of(rank)]
 
 
@@ -163,15 +180,45 @@ def meet(rank: NcclRank) -> None:
     handle.wait()
 
 
-def test_a_rank_that_is_killed_while_they_meet(by_nccl: Start) -> None:
-    world = by_nccl(2)
-    world.start(meets)
+@pytest.mark.parametrize(("hosts", "survivor"), [("", 0), ("1,1", 0), ("1,1", 1)])
+def test_a_rank_that_is_killed_while_they_meet(by_nccl: Start, hosts: str, survivor: int) -> None:
+    world = by_nccl(2, hosts)
+    world.start(meets, 1 - survivor)
     world.hear_all()
-    world.signal(1, signal.SIGKILL)
-    verdict, kind, *_, left = world.outcome(0).value
-    assert "was killed by SIGKILL during all_reduce" in verdict
+    killed = world.signal(1 - survivor, signal.SIGKILL)
+    verdict, kind, *_, left = world.outcome(survivor).value
+    assert time.monotonic() - killed < PROMPT
+    assert f"rank {1 - survivor} " in verdict
+    assert " during all_reduce" in verdict
     assert kind == "PeerLost"
     assert left == ["", "", ""]
+
+
+def refuses_late(hosts: int) -> list[Any]:
+    """Rank 1 cannot meet the others, who wait for it in NCCL; and go on at once."""
+    rank = NcclRank()
+    if fd.rank() == 1:
+        rank.nccl.fail("ncclCommInitRankConfig", 1, 2)
+    assert fd.cross_size() == hosts
+    x = rank.array(1001, "float32").put(bytes(4004))
+    begun = time.monotonic()
+    fd.all_reduce(x, out=x)
+    x.get()
+    took = time.monotonic() - begun
+    assert fd.world().last_path != "nccl"
+    left = left_of(rank)
+    return [took, rank.nccl.calls("ncclCommAbort"), left]
+
+
+@pytest.mark.parametrize(("hosts", "number"), [("", 1), ("2,1", 2)])
+def test_a_rank_that_cannot_meet_the_others_frees_them(
+    by_nccl: Start, hosts: str, number: int
+) -> None:
+    ranks = by_nccl(3, hosts).run(refuses_late, number)
+    for took, _, left in ranks:
+        assert took < PROMPT
+        assert left == ["", "", ""]
+    assert [aborted for _, aborted, _ in ranks] == [1, 0, 1]
 
 
 def ends_early() -> None:
@@ -186,5 +233,6 @@ def ends_early() -> None:
     assert rank.nccl.calls("ncclCommAbort") == 0
 
 
-def test_a_rank_that_ends_at_once(by_nccl: Start) -> None:
-    by_nccl(3, FAKE_CUDA_JITTER="29").run(ends_early)
+@pytest.mark.parametrize("hosts", ["", "2,1"])
+def test_a_rank_that_ends_at_once(by_nccl: Start, hosts: str) -> None:
+    by_nccl(3, hosts, FAKE_CUDA_JITTER="29").run(ends_early)

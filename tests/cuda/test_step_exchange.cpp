@@ -1,5 +1,5 @@
 // Exchanges in streams over the fake driver, by ranks that are threads: who waits for whom, what
-// ends when nobody comes; and how ranks come by each other's buckets.
+// ends when nobody comes; and how ranks come by each other's buckets, and by NCCL.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -10,12 +10,15 @@
 #include <thread>
 #include <vector>
 
+#include "backends/mesh.h"
 #include "base/dtype.h"
 #include "control/host.h"
 #include "cuda/library/exchange.h"
+#include "devices/nccl_meeting.h"
 #include "devices/peers.h"
 #include "fake.h"
 #include "step_ranks.h"
+#include "transport/shm.h"
 
 using namespace farandole;
 using namespace farandole::cuda;
@@ -99,6 +102,22 @@ TEST(ranks_that_share_a_device_let_its_streams_wait) {
                    contains(e.verdict(), "device 0 (Fake GPU) cannot let streams wait for words"));
 }
 
+TEST(step_exchange_without_a_bucket_has_any_number_of_ranks) {
+  const FreshDriver fresh;
+  const Fd doorbell = make_event_fd();
+  StepRank me(fresh.context(), 99, 100, doorbell.get(), testing::StepsRun::now);
+  me.put(1);
+  me.moments.push_back(me.exchange.moments(me.owner));
+  me.exchange.begin(*me.moments.back(), 1);
+  me.newest = me.exchange.end(*me.moments.back());
+  me.get();
+  me.owner.synchronize();
+  me.exchange.drain();
+  for (int looks = 0; looks < 10000 && !me.exchange.is_complete(me.newest); ++looks)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  CHECK(me.exchange.is_complete(me.newest));
+}
+
 // ---- buckets by descriptor ----
 
 namespace {
@@ -131,17 +150,14 @@ std::vector<Found> meet(int size, int refuses, int cannot_map) {
       if (bucket.descriptor)
         CHECK_EQUAL(::pwrite(bucket.descriptor.get(), text.data(), text.size(), 0),
                     static_cast<ssize_t>(text.size()));
-      int looks = 0;
       const auto use = [&](std::span<const PeerOffered> offers) {
         if (r == cannot_map) throw Error(ErrorCode::device, "device 0 cannot reach device 1");
-        if (cannot_map >= 0 || ++looks < 3) return false;  // it takes a while, or for ever
         for (size_t member = 0; member < offers.size(); ++member) {
           CHECK_EQUAL(offers[member].get<uint64_t>(), member + 40);
           char read[16] = {};
           CHECK(::pread(offers[member].descriptor, read, sizeof read - 1, 0) > 0);
           mine.contents[member] = read;
         }
-        return true;
       };
       PeerMeeting meeting(hosts[static_cast<size_t>(r)], membership, 77, std::move(bucket), use);
       const Deadline patience = Deadline::after(std::chrono::seconds(60));
@@ -185,7 +201,7 @@ TEST(peers_part_when_all_have_told_so) {
       Membership membership;
       membership.rank = static_cast<int>(r);
       membership.members = {0, 1, 2};
-      PeerMeeting meeting(hosts[r], membership, 78, {}, [](auto) { return true; });
+      PeerMeeting meeting(hosts[r], membership, 78, {}, [](auto) {});
       const Deadline patience = Deadline::after(std::chrono::seconds(60));
       do {
         meeting.poll();
@@ -205,4 +221,34 @@ TEST(peers_part_when_all_have_told_so) {
   CHECK(all[2]->is_over([](int member) { return member == 0; }));
   all[0]->tell();
   CHECK(all[1]->is_over(nobody));
+}
+
+TEST(members_hear_alike_why_they_have_no_nccl) {
+  constexpr size_t kSize = 3, kArena = 8 << 20;
+  const std::vector<Host> hosts = hosts_in_process(static_cast<int>(kSize), kArena);
+  std::vector<PeerInfo> infos;
+  for (const HostPeer& peer : hosts[0].peers) infos.push_back(peer.info);
+  std::vector<std::string> refusals(kSize);
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < kSize; ++r)
+    threads.emplace_back([&, r] {
+      const int rank = static_cast<int>(r);
+      Membership membership;
+      membership.rank = rank;
+      membership.members = {0, 1, 2};
+      const std::shared_ptr<Transport> transport =
+          shm_transport(std::make_shared<Arena>(hosts[r].segment, rank), rank, infos[r].host);
+      NcclMeeting meeting(hosts[r], membership, connect_members({transport}, infos, 91), nullptr,
+                          false);
+      const Deadline patience = Deadline::after(std::chrono::seconds(60));
+      do {
+        meeting.poll();
+        std::this_thread::yield();
+      } while (!meeting.done() && !patience.passed(now()));
+      CHECK(meeting.silent().empty());
+      refusals[r] = meeting.refusal();
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& refusal : refusals)
+    CHECK_EQUAL(refusal, std::string("rank 0: its device cannot be used"));
 }

@@ -249,6 +249,23 @@ TEST(nccl_is_chosen_where_the_level_allows_it) {
   CHECK(why().find("sums and means alone") != std::string::npos);
 }
 
+TEST(nccl_is_what_devices_of_several_hosts_have) {
+  const Shape shape{.size = 16, .count = 16 << 20};
+  const CollectiveSpec sum{.kind = Collective::all_reduce};
+  const auto chosen = [&](Determinism level, std::string_view setting) {
+    DeviceQuestion question = question_of(sum, DType::float32, level, shape, setting);
+    const double here = device_paths()[size_t{3}].seconds(question);
+    question.one_host = false;
+    question.no_buckets = "its ranks are on several hosts";
+    CHECK(device_paths()[size_t{3}].seconds(question) > here);
+    return std::string(name_of(choose_device_way(question)));
+  };
+  CHECK_EQUAL(chosen(Determinism::fast, "auto"), std::string("nccl"));
+  CHECK_EQUAL(chosen(Determinism::fast, "nccl"), std::string("nccl"));
+  CHECK_EQUAL(chosen(Determinism::fast, "step"), std::string("staged"));
+  CHECK_EQUAL(chosen(Determinism::canonical, "auto"), std::string("staged"));
+}
+
 TEST(nccl_runs_uneven_forms_by_several_of_its_operations) {
   const std::vector<size_t> counts{3, 0, 5};
   const Shape shape{.rank = 2, .size = 3, .count = 8, .counts = counts};

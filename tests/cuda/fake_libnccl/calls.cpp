@@ -74,13 +74,14 @@ ContextHandle current_context() {
   return current;
 }
 
-/// Of the current context's device.
-std::string bus_id() {
+/// Of the current context's device: this host and the bus id.
+std::string place() {
+  const char* const host = std::getenv("FAKE_NCCL_HOST");
   int device = 0;
-  char text[32] = {};
+  char bus_id[32] = {};
   driver<int (*)(int*)>("cuCtxGetDevice")(&device);
-  driver<int (*)(char*, int, int)>("cuDeviceGetPCIBusId")(text, sizeof text, device);
-  return text;
+  driver<int (*)(char*, int, int)>("cuDeviceGetPCIBusId")(bus_id, sizeof bus_id, device);
+  return std::string(host != nullptr ? host : "") + " " + bus_id;
 }
 
 /// The code that a test wants from this call.
@@ -242,16 +243,16 @@ NcclCode ncclCommInitRankConfig(NcclHandle* made, int size, NcclUniqueId id, int
   comm->size = size;
   comm->context = current_context();
   *made = comm;
-  comm->worker = std::thread([comm, device = bus_id()] {
+  comm->worker = std::thread([comm, own = place()] {
     Seat& mine = comm->table->seats[comm->rank];
-    std::memcpy(mine.bus_id, device.c_str(), device.size() + 1);
+    own.copy(mine.place, sizeof mine.place - 1);
     mine.process = ::getpid();
     NcclCode code = kNcclSuccess;
     try {
       while (held()) nap(*comm);
       meet(*comm);
       for (int r = 0; r < comm->size; ++r)
-        if (r != comm->rank && device == comm->table->seats[r].bus_id) code = 5;
+        if (r != comm->rank && own == comm->table->seats[r].place) code = 5;
     } catch (const Aborted&) {  // NOLINT: nobody asks any more
     }
     NcclCode busy = kNcclInProgress;

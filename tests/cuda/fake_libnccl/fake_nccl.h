@@ -5,6 +5,7 @@
 //
 //   FAKE_NCCL_VERSION 22005
 //   FAKE_NCCL_LATE    0    microseconds by which what is asked for is late; it is in progress then
+//   FAKE_NCCL_HOST    ""   the name of this rank's host: on each there is one rank on a device
 //   FAKE_NCCL_NOTICES 0    1: a rank that is lost is an asynchronous error of the others
 //   FAKE_NCCL_FAIL    ""   "ncclAllReduce#2=3": the second such call comes to that code
 #pragma once
@@ -34,7 +35,7 @@ struct Seat {
   std::atomic<uint64_t> arrived;  // meetings
   std::atomic<uint64_t> said;     // a hash of the operation
   std::atomic<int> process;
-  char bus_id[32];
+  char place[64];  // host and bus id
   std::byte slot[kSlotBytes];
   Mail to[kMostRanks];
 };

@@ -3,6 +3,7 @@
 
 #include "base/message_layout.h"
 #include "control/control_messages.h"
+#include "devices/nccl_messages.h"
 #include "named/negotiation_messages.h"
 #include "stream/agreement_messages.h"
 #include "transport/mpi_frame.h"
@@ -37,6 +38,7 @@ constexpr uint64_t kMessageLayouts = [] {
   hash.add(layouts_of<OfferedHead, OfferedBits, OfferedList, OfferedFull, OfferedJoin>());
   hash.add(layouts_of<OrderedHead, OrderedRuns, OrderedAgreed, OrderedByProxy, OrderedRefused,
                       OrderedLate, OrderedForget, OrderedJoined>());
+  hash.add(layouts_of<NcclOffer, NcclStart, NcclOutcome>());
   return hash.value();
 }();
 

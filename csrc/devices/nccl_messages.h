@@ -1,0 +1,39 @@
+// What ranks tell each other to come by a communicator of NCCL's (devices/nccl_meeting.h), field by
+// field (base/message.h). A refusal that is empty is none.
+#pragma once
+
+#include <vector>
+
+#include "base/cuda_table.h"
+#include "base/message.h"
+
+namespace farandole {
+
+inline constexpr size_t kNcclRefusalBytes = sizeof CudaFailure::verdict;
+
+/// What a member has for it, or why it has nothing.
+struct NcclOffer {
+  char bus_id[sizeof CudaDevice::bus_id] = {};  // its device's, on its host
+  char refusal[kNcclRefusalBytes] = {};
+};
+template <>
+inline constexpr auto fields_of<NcclOffer> =
+    Fields<Sent<&NcclOffer::bus_id>, Sent<&NcclOffer::refusal>>{};
+
+/// By which members find each other in NCCL, or why they do not try.
+struct NcclStart {
+  std::vector<char> id;  // a CudaNcclId
+  char refusal[kNcclRefusalBytes] = {};
+};
+template <>
+inline constexpr auto fields_of<NcclStart> =
+    Fields<Sent<&NcclStart::id, sizeof(CudaNcclId)>, Sent<&NcclStart::refusal>>{};
+
+/// That a member's end of the communicator is there, or everybody's; or why not.
+struct NcclOutcome {
+  char refusal[kNcclRefusalBytes] = {};
+};
+template <>
+inline constexpr auto fields_of<NcclOutcome> = Fields<Sent<&NcclOutcome::refusal>>{};
+
+}  // namespace farandole
