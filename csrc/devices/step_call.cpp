@@ -104,9 +104,7 @@ uint64_t hash_of_call(const Options& o, Determinism level, DType dtype, size_t c
 }  // namespace
 
 void check_level_of_nccl(const Group& group, const Options& o) {
-  const std::string& asked =
-      o.algorithm.empty() ? group.engine()->options().device_path : o.algorithm;
-  if (asked != name_of(DeviceWay::nccl)) return;
+  if (asked_way(group, o) != name_of(DeviceWay::nccl)) return;
   const std::string why = why_not_of_level(o.kind, o.level.value_or(group.defaults().level));
   if (!why.empty())
     throw Error(ErrorCode::invalid_argument,
