@@ -31,12 +31,11 @@ std::shared_ptr<Steps> steps_of(const Reducer& reducer, int device) {
   Group& group = reducer.group();
   if (group.engine()->options().device_path == "staged" || !group.defaults().algorithm.empty())
     return nullptr;
+  check_level_of_nccl(group, CollectiveSpec{Collective::all_reduce});
   // Where devices share no buckets there is NCCL alone.
   if (group.defaults().level == Determinism::canonical && !Steps::why_no_buckets(group).empty())
     return nullptr;
-  auto steps = Steps::of(group, reducer.stream(), device);
-  if (steps) check_level_of_nccl(group, CollectiveSpec{Collective::all_reduce});
-  return steps;
+  return Steps::of(group, reducer.stream(), device);
 }
 
 }  // namespace

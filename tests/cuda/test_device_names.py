@@ -235,8 +235,9 @@ def steady() -> list[str]:
             wait(handle)
         rank.machine.call("cuStreamSynchronize", rank.machine.streams[0])
 
-    rank.machine.control.hold(True)  # as much in flight at once as ever
-    handles = [submit("all_reduce", f"{i}", x, x, x.shape) for i, x in enumerate(arrays)]
+    step()
+    rank.machine.control.hold(True)  # more in flight at once than ever afterwards
+    handles = [submit("all_reduce", f"{i}", x, x, x.shape) for i, x in enumerate(3 * arrays)]
     rank.machine.control.hold(False)
     for handle in handles:
         wait(handle)

@@ -196,21 +196,31 @@ def steady() -> list[str]:
     return [call for call in calls if call in NEVER_IN_A_STEADY_STEP]
 
 
-def calls_of_steps(rank: Rank, tensors: Tensors, steps: int) -> list[str]:
+def calls_of_steps(rank: Rank, tensors: Tensors, steps: int, ahead: int = 0) -> list[str]:
+    """`ahead`: of the device, at first, so many steps: as never afterwards."""
     model = torch.nn.Sequential(torch.nn.Linear(40, 50), torch.nn.Linear(50, 1))
     list(parameters_on(tensors, model))
     kept = [tensors.put(torch.zeros_like(p)) for p in model.parameters()]
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1))
 
     def step() -> None:
-        for p, home in zip(model.parameters(), kept, strict=True):
-            p.grad = home.zero_()  # autograd adds to it: no memory of the device is new
-        model(torch.ones(3, 40)).sum().backward()
+        backward()
         rank.machine.call("cuStreamSynchronize", rank.machine.streams[0])
         optimizer.step()
 
+    def backward() -> None:
+        for p, home in zip(model.parameters(), kept, strict=True):
+            p.grad = home.zero_()  # autograd adds to it: no memory of the device is new
+        model(torch.ones(3, 40)).sum().backward()
+
     for _ in range(3):
         step()
+    rank.machine.control.hold(ahead > 0)
+    for _ in range(ahead):
+        backward()
+        optimizer.zero_grad()
+    rank.machine.control.hold(False)
+    step()
     rank.machine.control.clear_log()
     before = rank.machine.alive()
     for _ in range(steps):

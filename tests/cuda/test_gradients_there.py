@@ -176,12 +176,24 @@ class Halves(torch.nn.Module):
         return y + (x[:, :200] * self.sometimes).sum() if whole else y
 
 
-def launched_in_steps(
-    lacking: list[int], steps: int, kind: type[torch.nn.Module] = Halves
-) -> list[bool]:
+class WithNone(torch.nn.Module):
+    """Of one bucket, which is full of one gradient; another one has no elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((64,), 0.5))
+        self.none = torch.nn.Parameter(torch.zeros(0))
+
+    def forward(self, x: torch.Tensor, whole: bool) -> torch.Tensor:
+        y = self.none.sum()
+        return y + (x[:, :64] * self.weight).sum() if whole else y
+
+
+def launched_in_steps(lacking: list[int], steps: int, what: str = "halves") -> list[bool]:
     """Whether the bucket of each was reduced where it lies. Rank 1 lacks a gradient in some."""
     rank = Rank()
     tensors = Tensors(rank)
+    kind = {"halves": Halves, "one of no elements": WithNone}[what]
     model, on_host = kind(), kind()
     list(parameters_on(tensors, model))
     optimizers = [
@@ -226,11 +238,14 @@ def test_a_setting_that_wants_the_host(there: Start, setting: dict[str, str]) ->
 
 def nccl_at_level_canonical() -> str:
     rank = NcclRank()
+    tensors = Tensors(rank)
     with pytest.raises(fd.InvalidArgument) as caught:
-        small(Tensors(rank))
+        small(tensors)
+    said = str(caught.value)
+    del caught
     gc.collect()
     rank.end()
-    return str(caught.value)
+    return said
 
 
 def test_nccl_has_no_canonical_order(by_nccl: Start) -> None:
@@ -241,7 +256,7 @@ def test_nccl_has_no_canonical_order(by_nccl: Start) -> None:
 
 def steady() -> tuple[list[str], bool]:
     rank = Rank()
-    calls = training.calls_of_steps(rank, Tensors(rank), 20)
+    calls = training.calls_of_steps(rank, Tensors(rank), 20, 4)
     gc.collect()
     rank.end()
     return [call for call in calls if call in NEVER_IN_A_STEADY_STEP], KERNEL in calls
@@ -279,22 +294,9 @@ def test_a_step_lets_go_of_its_gradients(there: Start) -> None:
     there(2).run(lets_go)
 
 
-class WithNone(torch.nn.Module):
-    """Of one bucket, which is full of one gradient; another one has no elements."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.full((64,), 0.5))
-        self.none = torch.nn.Parameter(torch.zeros(0))
-
-    def forward(self, x: torch.Tensor, whole: bool) -> torch.Tensor:
-        y = self.none.sum()
-        return y + (x[:, :64] * self.weight).sum() if whole else y
-
-
 def test_a_gradient_of_no_elements(there: Start) -> None:
     expected = [True, True, False, False]
-    assert there(2).run(launched_in_steps, [2], 4, WithNone) == [expected] * 2
+    assert there(2).run(launched_in_steps, [2], 4, "one of no elements") == [expected] * 2
 
 
 # ---- what goes wrong ----
