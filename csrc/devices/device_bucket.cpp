@@ -1,5 +1,6 @@
 #include "devices/device_bucket.h"
 
+#include <bit>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -77,7 +78,7 @@ void BucketOnDevice::add(const Bucket& bucket, const Placement& at, uint64_t add
     all->skip_to(at.offset * element);
     all->add(address, at.count * element);
   }
-  const Buffer there{reinterpret_cast<std::byte*>(address), at.count, bucket.dtype};
+  const Buffer there{std::bit_cast<std::byte*>(address), at.count, bucket.dtype};
   arrays_.together.push_back({there, there});
 }
 
