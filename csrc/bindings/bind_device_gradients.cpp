@@ -83,8 +83,8 @@ void bind_device_gradients(py::module_& module) {
   bind_device_shards(module);
   py::class_<DeviceGradients, std::shared_ptr<DeviceGradients>>(
       module, "DeviceGradients",
-      "Brings a device's gradients into a reducer's buckets, and back. `carried`: by parameter, "
-      "whether its gradients lie there.")
+      "Has a device's gradients reduced: where they lie, or in a reducer's buckets. `carried`: by "
+      "parameter, whether its gradients lie there.")
       .def(py::init(&carry), py::arg("reducer"), py::arg("device"), py::arg("carried"),
            py::keep_alive<1, 2>())
       .def(

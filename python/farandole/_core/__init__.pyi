@@ -384,7 +384,7 @@ class Reducer(metaclass=_Native):
     def memory(self, bucket: int, /) -> SharedMemory: ...
 
 class DeviceGradients(metaclass=_Native):
-    """Brings a device's gradients into a reducer's buckets, and back."""
+    """Has a device's gradients reduced: where they lie, or in a reducer's buckets."""
 
     def __init__(self, reducer: Reducer, device: int, carried: Sequence[bool]) -> None: ...
     def bring(
