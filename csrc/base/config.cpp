@@ -184,7 +184,7 @@ const std::vector<Variable>& variables() {
       agreed(
           text("FARANDOLE_DEVICE_PATH", &Config::device_path,
                "how collectives on arrays of CUDA devices go. staged: by the host's memory; "
-               "step: in the devices' streams, where all ranks' arrays lie on devices; spin: "
+               "step: in the devices' streams, where all ranks' arrays lie on one host's; spin: "
                "small ones by one kernel on each rank, also where ranks share a device and their "
                "kernels may not run at once; nccl: by NCCL, which takes a device for each rank and "
                "FARANDOLE_LEVEL=fast; auto: as is faster",

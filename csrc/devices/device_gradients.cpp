@@ -31,7 +31,6 @@ std::shared_ptr<Steps> steps_of(const Reducer& reducer, int device) {
   Group& group = reducer.group();
   if (group.engine()->options().device_path == "staged" || !group.defaults().algorithm.empty())
     return nullptr;
-  check_level_of_nccl(group, CollectiveSpec{Collective::all_reduce});
   // Where devices share no buckets there is NCCL alone.
   if (group.defaults().level == Determinism::canonical && !Steps::why_no_buckets(group).empty())
     return nullptr;
@@ -47,6 +46,7 @@ DeviceGradients::DeviceGradients(Reducer& reducer, int device, std::vector<bool>
       staging_(Staging::of(*reducer.group().engine())),
       queue_(or_fail_group(reducer.group(), [&] { return staging_->queue(device); })),
       homes_(carried_.size()) {
+  check_level_of_nccl(reducer.group(), CollectiveSpec{Collective::all_reduce});
   look_at_buckets();
 }
 

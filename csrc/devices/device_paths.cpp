@@ -20,8 +20,6 @@ constexpr double kLink = 2.5e10;    // to the host and back, for all ranks toget
 constexpr double kHostFold = 1e10;  // likewise
 constexpr double kDevice = 1e12;    // of a device's memory, read or written
 constexpr double kPeers = 1e11;     // of one device into another
-constexpr double kNetwork = 1e10;   // from one host to another
-constexpr double kAcross = 2e-5;    // likewise, of the first byte
 
 /// How many ranks have the longer of input and output, counted for each of the two.
 int ends_of(const DeviceQuestion& q) {
@@ -37,14 +35,9 @@ int ends_of(const DeviceQuestion& q) {
   }
 }
 
-/// Between hosts, whoever moves the data: there and back.
-double network_seconds(const DeviceQuestion& q) {
-  return q.one_host ? 0 : 2 * (kAcross + static_cast<double>(q.bytes) / kNetwork);
-}
-
 double staged_seconds(const DeviceQuestion& q) {
   const auto bytes = static_cast<double>(q.bytes) * ends_of(q);
-  return kHostRoundTrip + bytes / kLink + bytes / 2 / kHostFold + network_seconds(q);
+  return kHostRoundTrip + bytes / kLink + bytes / 2 / kHostFold;
 }
 
 double step_seconds(const DeviceQuestion& q) {
@@ -60,7 +53,7 @@ double spin_seconds(const DeviceQuestion& q) {
 /// Its kernel is launched once, and its ranks hand on to each other.
 double nccl_seconds(const DeviceQuestion& q) {
   const auto bytes = static_cast<double>(q.bytes);
-  return 5 * kCall + kMeeting + (q.ranks - 1) * kHop + 2 * bytes / kPeers + network_seconds(q);
+  return 5 * kCall + kMeeting + (q.ranks - 1) * kHop + 2 * bytes / kPeers;
 }
 
 constexpr std::array kPaths{

@@ -22,7 +22,6 @@ struct DeviceQuestion {
   Determinism level = Determinism::canonical;
   size_t bytes = 0;  // of the longer of input and output
   int ranks = 1;
-  bool one_host = true;              // it has all of them
   std::string_view no_buckets = "";  // why devices cannot fold each other's buckets
   std::string_view no_nccl = "";     // why there is no communicator; empty also while nobody knows
   size_t spin_bytes = 0;  // that a kernel which waits for others can take; 0: there is none

@@ -1,5 +1,6 @@
-// All that ranks on several hosts say to each other, in one number. The connections' handshake
-// (transport/tcp_handshake.h), which lies below most of it, knows this number alone.
+// All that ranks on several hosts say to each other, in one number: here, where all of it is seen.
+// The connections' handshake (transport/tcp_handshake.h), which lies below, knows this number
+// alone.
 
 #include "base/message_layout.h"
 #include "control/control_messages.h"

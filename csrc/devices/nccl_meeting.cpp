@@ -84,13 +84,13 @@ bool NcclMeeting::hear_first() {
   std::vector<std::byte> message;
   while (link.receive(message))
     if (phase_ == Phase::offering)
-      open(read<NcclStart>(message));
+      begin_by(read<NcclStart>(message));
     else
       end(text_in(read<NcclOutcome>(message).refusal));
   return moved;
 }
 
-void NcclMeeting::open(const NcclStart& start) {
+void NcclMeeting::begin_by(const NcclStart& start) {
   if (std::string why = text_in(start.refusal); !why.empty()) return end(std::move(why));
   CudaNcclId id;
   if (start.id.size() != sizeof id) WireReader::malformed("an id that is not NCCL's");
@@ -129,7 +129,7 @@ void NcclMeeting::say(std::string_view refusal) {
 }
 
 void NcclMeeting::end(std::string refusal) {
-  if (phase_ == Phase::opening) say("");  // it is owed, and means nothing any more
+  if (phase_ == Phase::opening) say("given up");  // it is owed, and means nothing any more
   phase_ = Phase::over;
   refusal_ = std::move(refusal);
   if (refusal_.empty()) return;
@@ -162,13 +162,14 @@ bool NcclMeeting::answer() {
     if (!all) return false;
     const NcclStart started = start();
     tell_all(started);
-    open(started);
+    begin_by(started);
     return true;
   }
   if (phase_ == Phase::over) return false;
-  const std::string refusal = first_refusal();
+  const auto outcome = refusing<NcclOutcome>(first_refusal());
+  const std::string refusal = text_in(outcome.refusal);  // as the others read it
   if (!all && refusal.empty()) return false;
-  tell_all(refusing<NcclOutcome>(refusal));
+  tell_all(outcome);
   end(refusal);
   return true;
 }

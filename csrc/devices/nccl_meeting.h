@@ -50,7 +50,7 @@ class NcclMeeting {
   // As every member.
   NcclOffer offer() const;
   bool hear_first();
-  void open(const NcclStart& start);
+  void begin_by(const NcclStart& start);
   bool look_at_nccl();
   void say(std::string_view refusal);
   void end(std::string refusal);

@@ -141,7 +141,6 @@ CollectiveSpec StepBackend::spec_here() const {
 void StepBackend::choose() {
   const Operation& o = *operation_;
   DeviceQuestion question = question_of(spec_here(), o.input.dtype, o.level, shape_here(), asked());
-  question.one_host = engine_.host().are_here(membership_.members);
   question.no_buckets = no_buckets_;
   question.no_nccl = no_nccl_;
   question.spin_bytes = spin_bytes();

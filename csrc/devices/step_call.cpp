@@ -74,14 +74,13 @@ const std::string& asked_way(const Group& group, const Options& o) {
 }
 
 /// Whether the ranks' devices may run it, as far as all of them know beforehand: those that share
-/// no buckets have NCCL alone.
+/// no buckets have NCCL alone. Where that was asked for by name the operation says why it cannot.
 bool devices_may_run(const Group& group, const Options& o, DType dtype, Determinism level,
                      const Shape& shape) {
   const std::string no_buckets = Steps::why_no_buckets(group);
   if (no_buckets.empty()) return true;
-  if (!o.algorithm.empty()) return o.algorithm == name_of(DeviceWay::nccl);  // which says why not
+  if (!o.algorithm.empty()) return o.algorithm == name_of(DeviceWay::nccl);
   DeviceQuestion question = question_of(o, dtype, level, shape, asked_way(group, o));
-  question.one_host = group.engine()->host().are_here(group.members());
   question.no_buckets = no_buckets;
   return choose_device_way(question) != DeviceWay::staged;
 }

@@ -21,7 +21,7 @@ from harness import World
 
 Start = Callable[..., World]
 
-PROMPT = 10.0  # seconds: the verdict comes within 2, on a machine that is not busy
+PATIENCE = 60.0  # seconds, of ranks whom NCCL lets wait
 
 # What an operation asks of NCCL, in order; an evil code for each, and what that is.
 CALLS = [
@@ -134,9 +134,8 @@ def test_a_rank_that_is_killed(by_nccl: Start, hosts: str, notices: str) -> None
     world = by_nccl(3, hosts, FAKE_NCCL_NOTICES=notices)
     world.start(waits)
     world.hear_all()
-    killed = world.signal(1, signal.SIGKILL)
+    world.signal(1, signal.SIGKILL)
     survivors = [o.value for o in world.outcomes([0, 2])]
-    assert time.monotonic() - killed < PROMPT
     assert survivors[0] == survivors[1]
     verdict, kind, left = survivors[0]
     if notices == "0":
@@ -180,18 +179,25 @@ def meet(rank: NcclRank) -> None:
     handle.wait()
 
 
-@pytest.mark.parametrize(("hosts", "survivor"), [("", 0), ("1,1", 0), ("1,1", 1)])
-def test_a_rank_that_is_killed_while_they_meet(by_nccl: Start, hosts: str, survivor: int) -> None:
-    world = by_nccl(2, hosts)
-    world.start(meets, 1 - survivor)
+@pytest.mark.parametrize(
+    ("size", "hosts", "killed"), [(2, "", 1), (2, "1,1", 1), (2, "1,1", 0), (3, "1,1,1", 0)]
+)
+def test_a_rank_that_is_killed_while_they_meet(
+    by_nccl: Start, size: int, hosts: str, killed: int
+) -> None:
+    world = by_nccl(size, hosts)
+    world.start(meets, killed)
     world.hear_all()
-    killed = world.signal(1 - survivor, signal.SIGKILL)
-    verdict, kind, *_, left = world.outcome(survivor).value
-    assert time.monotonic() - killed < PROMPT
-    assert f"rank {1 - survivor} " in verdict
+    world.signal(killed, signal.SIGKILL)
+    verdicts = set()
+    for survivor in set(range(size)) - {killed}:
+        verdict, kind, *_, left = world.outcome(survivor).value
+        verdicts.add(verdict)
+        assert kind == "PeerLost"
+        assert left == ["", "", ""]
+    (verdict,) = verdicts
+    assert f"rank {killed} " in verdict
     assert " during all_reduce" in verdict
-    assert kind == "PeerLost"
-    assert left == ["", "", ""]
 
 
 def refuses_late(hosts: int) -> list[Any]:
@@ -216,7 +222,7 @@ def test_a_rank_that_cannot_meet_the_others_frees_them(
 ) -> None:
     ranks = by_nccl(3, hosts).run(refuses_late, number)
     for took, _, left in ranks:
-        assert took < PROMPT
+        assert took < PATIENCE / 2
         assert left == ["", "", ""]
     assert [aborted for _, aborted, _ in ranks] == [1, 0, 1]
 

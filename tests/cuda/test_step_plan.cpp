@@ -254,10 +254,7 @@ TEST(nccl_is_what_devices_of_several_hosts_have) {
   const CollectiveSpec sum{.kind = Collective::all_reduce};
   const auto chosen = [&](Determinism level, std::string_view setting) {
     DeviceQuestion question = question_of(sum, DType::float32, level, shape, setting);
-    const double here = device_paths()[size_t{3}].seconds(question);
-    question.one_host = false;
     question.no_buckets = "its ranks are on several hosts";
-    CHECK(device_paths()[size_t{3}].seconds(question) > here);
     return std::string(name_of(choose_device_way(question)));
   };
   CHECK_EQUAL(chosen(Determinism::fast, "auto"), std::string("nccl"));
