@@ -155,9 +155,9 @@ def order_of_its_own() -> None:
     rank.end()
 
 
-@pytest.mark.parametrize("hosts", ["", "1,2"])
-def test_its_order_of_folds_is_its_own(by_nccl: Start, hosts: str) -> None:
-    by_nccl(3, hosts).run(order_of_its_own)
+@pytest.mark.parametrize(("hosts", "transport"), [("", "auto"), ("1,2", "auto"), ("", "tcp")])
+def test_its_order_of_folds_is_its_own(by_nccl: Start, hosts: str, transport: str) -> None:
+    by_nccl(3, hosts, FARANDOLE_TRANSPORT=transport).run(order_of_its_own)
 
 
 def in_order() -> None:
