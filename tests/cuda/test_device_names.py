@@ -237,7 +237,7 @@ def steady() -> list[str]:
 
     step()
     rank.machine.control.hold(True)  # more in flight at once than ever afterwards
-    handles = [submit("all_reduce", f"{i}", x, x, x.shape) for i, x in enumerate(3 * arrays)]
+    handles = [submit("all_reduce", f"{i}", x, x, x.shape) for i, x in enumerate(20 * arrays)]
     rank.machine.control.hold(False)
     for handle in handles:
         wait(handle)

@@ -244,7 +244,7 @@ def test_nccl_has_no_canonical_order(by_nccl: Start) -> None:
 
 def steady() -> tuple[list[str], bool]:
     rank = Rank()
-    calls = training.calls_of_steps(rank, Tensors(rank), 20, 4)
+    calls = training.calls_of_steps(rank, Tensors(rank), 20, 20)
     gc.collect()
     rank.end()
     return [call for call in calls if call in NEVER_IN_A_STEADY_STEP], KERNEL in calls
