@@ -66,9 +66,10 @@ BucketOnDevice::BucketOnDevice(std::shared_ptr<Steps> steps, double prescale, To
 }
 
 void BucketOnDevice::add(const Bucket& bucket, const Placement& at, uint64_t address,
-                         std::shared_ptr<const void> owner) {
+                         uint64_t stream, std::shared_ptr<const void> owner) {
   owners_.lock()->push_back(std::move(owner));
   if (at.count == 0) return;
+  streams_.insert(stream);
   if (at.count == bucket.count) {  // all of it
     arrays_.input = arrays_.output = address;
     return;
@@ -80,6 +81,10 @@ void BucketOnDevice::add(const Bucket& bucket, const Placement& at, uint64_t add
   }
   const Buffer there{std::bit_cast<std::byte*>(address), at.count, bucket.dtype};
   arrays_.together.push_back({there, there});
+}
+
+void BucketOnDevice::let_go(uint64_t stream) {
+  if (streams_ == std::set{stream}) take_owners();
 }
 
 BucketOnDevice::Owners BucketOnDevice::take_owners() {

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "devices/staging.h"
@@ -62,8 +63,8 @@ class BucketOnDevice : public OnDevices {
   /// `prescale`: of what shares a bucket, which the operation says nothing of.
   BucketOnDevice(std::shared_ptr<Steps> steps, double prescale, ToHost to_host);
 
-  /// Gradients in the order of the bucket, and all of them.
-  void add(const Bucket& bucket, const Placement& at, uint64_t address,
+  /// Gradients in the order of the bucket, and all of them. `stream`: in which they are made.
+  void add(const Bucket& bucket, const Placement& at, uint64_t address, uint64_t stream,
            std::shared_ptr<const void> owner);
   /// They are made in streams that this queue follows.
   void seal(const DeviceQueue& queue);
@@ -75,8 +76,10 @@ class BucketOnDevice : public OnDevices {
   bool launched() const { return arrays_.launched.load(std::memory_order_acquire); }
   /// Then: Steps::hand_over.
   void hand_over(uint64_t stream) { steps_->hand_over(arrays_, stream); }
-  /// Gradients' owners, in order, once: where they go by the host after all, or whoever uses their
-  /// memory next comes after the operation.
+  /// What is put into `stream` from now on comes after the operation: lets go of gradients whose
+  /// memory is used there next.
+  void let_go(uint64_t stream);
+  /// Gradients' owners, in order, once: they go by the host after all.
   std::vector<std::shared_ptr<const void>> take_owners();
 
  private:
@@ -85,6 +88,7 @@ class BucketOnDevice : public OnDevices {
   std::shared_ptr<Steps> steps_;
   ToHost to_host_;
   std::weak_ptr<Owners> owners_;  // arrays_ keeps them, and who watches the operation
+  std::set<uint64_t> streams_;    // in which gradients are made
   StepArrays arrays_;
 };
 

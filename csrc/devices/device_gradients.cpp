@@ -141,7 +141,7 @@ std::shared_ptr<BucketOnDevice> DeviceGradients::leave_on_device(size_t b) {
       std::make_shared<BucketOnDevice>(steps_, reducer_.copied_prescale(b), std::move(to_host));
   for (const Placement& p : bucket.placements) {
     Home& home = homes_[static_cast<size_t>(p.parameter)];
-    by_steps->add(bucket, p, home.address, std::move(home.owner));
+    by_steps->add(bucket, p, home.address, home.stream, std::move(home.owner));
     home.brought = false;
   }
   by_steps->seal(*queue_);
@@ -197,21 +197,17 @@ void DeviceGradients::go_by_host(size_t b, Operation& operation, BucketOnDevice&
 
 void DeviceGradients::take_back(std::span<const int> parameters, uint64_t stream) {
   std::vector<std::shared_ptr<BucketOnDevice>> launched;  // in order: the last is after all
-  std::vector<bool> free;                                 // to be used by what comes in `stream`
   or_fail_group(reducer_.group(), [&] {
     const std::lock_guard lock(mutex_);
     copy_back(parameters, stream);
-    for (size_t b = 0; b < buckets_.size(); ++b) {
-      auto by_steps = std::exchange(buckets_[b].by_steps, nullptr);
-      if (!by_steps || !by_steps->launched()) continue;
-      launched.push_back(std::move(by_steps));
-      free.push_back(made_in(b, stream));
+    for (BucketState& state : buckets_) {
+      auto by_steps = std::exchange(state.by_steps, nullptr);
+      if (by_steps && by_steps->launched()) launched.push_back(std::move(by_steps));
     }
   });
   if (launched.empty()) return;
   launched.back()->hand_over(stream);
-  for (size_t i = 0; i < launched.size(); ++i)
-    if (free[i]) launched[i]->take_owners();
+  for (const auto& by_steps : launched) by_steps->let_go(stream);
 }
 
 void DeviceGradients::copy_back(std::span<const int> parameters, uint64_t stream) {
@@ -228,13 +224,6 @@ void DeviceGradients::copy_back(std::span<const int> parameters, uint64_t stream
   if (!copied) return;
   returned_ = queue_->mark(kToDevice);
   queue_->precede(stream);
-}
-
-/// Whether all of its gradients were.
-bool DeviceGradients::made_in(size_t b, uint64_t stream) const {
-  return std::ranges::all_of(reducer_.buckets()[b].placements, [&](const Placement& p) {
-    return p.count == 0 || homes_[static_cast<size_t>(p.parameter)].stream == stream;
-  });
 }
 
 void DeviceGradients::let_go() {

@@ -71,7 +71,6 @@ class DeviceGradients : public Carrier, public std::enable_shared_from_this<Devi
   std::shared_ptr<Gate> bring_to_host(size_t bucket);
   void go_by_host(size_t bucket, Operation& operation, BucketOnDevice& by_steps, bool mixed);
   void copy_back(std::span<const int> parameters, uint64_t stream);
-  bool made_in(size_t bucket, uint64_t stream) const;
   void wait_for_copies() noexcept;
 
   Reducer& reducer_;

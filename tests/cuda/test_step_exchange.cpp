@@ -122,6 +122,16 @@ TEST(step_exchange_without_a_bucket_has_any_number_of_ranks) {
 
 namespace {
 
+/// By this rank's thread, as the others do by theirs.
+template <typename Meeting>
+void come_to_its_end(Meeting& meeting) {
+  const Deadline patience = Deadline::after(std::chrono::seconds(60));
+  do {
+    meeting.poll();
+    std::this_thread::yield();
+  } while (!meeting.done() && !patience.passed(now()));
+}
+
 struct Found {
   std::string refusal;
   std::vector<std::string> contents;
@@ -160,11 +170,7 @@ std::vector<Found> meet(int size, int refuses, int cannot_map) {
         }
       };
       PeerMeeting meeting(hosts[static_cast<size_t>(r)], membership, 77, std::move(bucket), use);
-      const Deadline patience = Deadline::after(std::chrono::seconds(60));
-      do {
-        meeting.poll();
-        std::this_thread::yield();
-      } while (!meeting.done() && !patience.passed(now()));
+      come_to_its_end(meeting);
       CHECK(meeting.silent().empty());
       mine.refusal = meeting.refusal();
     });
@@ -202,11 +208,7 @@ TEST(peers_part_when_all_have_told_so) {
       membership.rank = static_cast<int>(r);
       membership.members = {0, 1, 2};
       PeerMeeting meeting(hosts[r], membership, 78, {}, [](auto) {});
-      const Deadline patience = Deadline::after(std::chrono::seconds(60));
-      do {
-        meeting.poll();
-        std::this_thread::yield();
-      } while (!meeting.done() && !patience.passed(now()));
+      come_to_its_end(meeting);
       all[r] = meeting.parting();
     });
   for (std::thread& thread : threads) thread.join();
@@ -240,11 +242,7 @@ TEST(members_hear_alike_why_they_have_no_nccl) {
           shm_transport(std::make_shared<Arena>(hosts[r].segment, rank), rank, infos[r].host);
       NcclMeeting meeting(hosts[r], membership, connect_members({transport}, infos, 91), nullptr,
                           false);
-      const Deadline patience = Deadline::after(std::chrono::seconds(60));
-      do {
-        meeting.poll();
-        std::this_thread::yield();
-      } while (!meeting.done() && !patience.passed(now()));
+      come_to_its_end(meeting);
       CHECK(meeting.silent().empty());
       refusals[r] = meeting.refusal();
     });
