@@ -6,6 +6,18 @@
 #include "base/fault.h"
 
 namespace farandole {
+namespace {
+
+/// Of `count` bytes at `wanted`, those before the first of the bytes from `from` to `end`.
+size_t before(const std::byte* wanted, size_t count, const std::byte* from, const std::byte* end) {
+  const auto begin = reinterpret_cast<uintptr_t>(wanted);
+  const auto taken = reinterpret_cast<uintptr_t>(from);
+  const auto taken_end = reinterpret_cast<uintptr_t>(end);
+  if (taken >= taken_end || taken >= begin + count || begin >= taken_end) return count;
+  return taken > begin ? taken - begin : 0;
+}
+
+}  // namespace
 
 std::byte* LaneWork::at(const Slice& slice) const {
   std::byte* const spaces[] = {input, output, scratch};
@@ -15,20 +27,11 @@ std::byte* LaneWork::at(const Slice& slice) const {
 
 Progress LaneCursor::poll() {
   size_t budget = kPieceBytes;
-  bool moved = false;
-  while (step_ < lane_->size()) {
-    const Step& step = (*lane_)[step_];
-    moved |= offer(step);
-    moved |= move(step, budget);
-    if (!done(step)) {
-      if (!moved) (void)all_drained();
-      return moved ? Progress::moved : Progress::idle;
-    }
-    begin_next();
-    moved = true;
-    if (budget == 0) break;
+  const bool moved = move(budget);
+  if (step() < lane_->size()) {
+    if (!moved) (void)all_drained();
+    return moved ? Progress::moved : Progress::idle;
   }
-  if (step_ < lane_->size()) return Progress::moved;
   return all_drained() ? Progress::finished : moved ? Progress::moved : Progress::idle;
 }
 
@@ -41,42 +44,55 @@ bool LaneCursor::all_drained() const {
   return all;
 }
 
-void LaneCursor::begin_next() {
-  ++step_;
-  received_ = 0;
-  offered_ = false;
-  if (sending_ >= step_) return;
-  sending_ = step_;
-  sent_ = 0;
-}
-
-bool LaneCursor::move(const Step& step, size_t& budget) {
+bool LaneCursor::move(size_t& budget) {
   fault_point("lane.move");
-  if (step.to == work_->rank && step.from == work_->rank) {
-    const size_t moved = run_locally(step, budget);
-    budget -= moved;
-    return moved > 0;
-  }
   bool any = false;
   for (;;) {
+    const bool further = go_on() | offer();
     // Sending first: the peer works on it while we fold.
     const size_t sent = send(budget);
     budget -= std::min(budget, sent);
-    const size_t received = receive(step, budget);
+    const size_t received = receive(budget);
     budget -= received;
-    if (sent + received == 0) return any;
+    if (!further && sent + received == 0) return any;
     any = true;
   }
 }
 
-bool LaneCursor::done(const Step& step) const {
-  return has_sent(step) && (step.from == kNobody || received_ == work_->bytes(step.recv));
+/// True when sending or receiving has come to another step.
+bool LaneCursor::go_on() {
+  const size_t size = lane_->size();
+  const size_t was = sending_ + receiving_;
+  // Each passes a step where the other is further, or has done its part of it, or need not have.
+  while (sending_ < size && has_sent() &&
+         (sending_ < receiving_ || lets_run_ahead((*lane_)[sending_]) ||
+          (sending_ == receiving_ && has_received()))) {
+    ++sending_;
+    sent_ = 0;
+  }
+  while (receiving_ < size && has_received() &&
+         (receiving_ < sending_ || lets_run_ahead((*lane_)[receiving_]))) {
+    ++receiving_;
+    received_ = 0;
+    offered_ = false;
+  }
+  return sending_ + receiving_ > was;
 }
 
-/// `step` is step_.
-bool LaneCursor::has_sent(const Step& step) const {
-  if (!sends(step) || sending_ > step_) return true;
-  return sent_ == work_->bytes(step.send) && !channel(step.to).refers();
+/// All of step sending_, and its memory is free.
+bool LaneCursor::has_sent() const {
+  const Step& step = (*lane_)[sending_];
+  return !sends(step) || (sent_ == work_->bytes(step.send) && !channel(step.to).refers());
+}
+
+bool LaneCursor::has_received() const {
+  const Step& step = (*lane_)[receiving_];
+  return step.from == kNobody || received_ == work_->bytes(step.recv);
+}
+
+/// Sending and receiving may be in steps of which this one lies between.
+bool LaneCursor::lets_run_ahead(const Step& step) const {
+  return !sends(step) || channel(step.to).copies();
 }
 
 /// To another rank.
@@ -84,40 +100,38 @@ bool LaneCursor::sends(const Step& step) const {
   return step.to != kNobody && step.to != work_->rank;
 }
 
-/// All of the step is sent, and the memory is free; so the next one may be sent already, though
-/// this one still receives.
-bool LaneCursor::may_go_ahead() const {
-  if (sending_ + 1 >= lane_->size()) return false;
-  const Step& step = (*lane_)[sending_];
-  if (!sends(step)) return true;
-  const Channel& sink = channel(step.to);
-  return sent_ == work_->bytes(step.send) && sink.copies() && !sink.refers();
-}
-
-/// Bytes of what the step `sending_` sends that no earlier step is still to write.
+/// Bytes of what step sending_ sends that no earlier step is still to write.
 size_t LaneCursor::ready_to_send() const {
   const Step& step = (*lane_)[sending_];
-  const auto begin = reinterpret_cast<uintptr_t>(work_->at(step.send));
   size_t ready = work_->bytes(step.send);
-  for (size_t i = step_; i < sending_; ++i) {
+  for (size_t i = receiving_; i < sending_; ++i) {
     const Step& earlier = (*lane_)[i];
     if (earlier.from == kNobody) continue;
-    const auto place = reinterpret_cast<uintptr_t>(work_->at(earlier.recv));
-    const uintptr_t unset = place + (i == step_ ? received_ : 0);
-    const uintptr_t end = place + work_->bytes(earlier.recv);
-    if (unset < end && unset < begin + ready && begin < end)
-      ready = unset > begin ? unset - begin : 0;
+    const std::byte* place = work_->at(earlier.recv);
+    ready = before(work_->at(step.send), ready, place + (i == receiving_ ? received_ : 0),
+                   place + work_->bytes(earlier.recv));
+  }
+  return ready;
+}
+
+/// Bytes of what step receiving_ writes that no earlier step is still to send.
+size_t LaneCursor::ready_to_receive() const {
+  const Step& step = (*lane_)[receiving_];
+  size_t ready = work_->bytes(step.recv);
+  for (size_t i = sending_; i < receiving_; ++i) {
+    const Step& earlier = (*lane_)[i];
+    if (!sends(earlier)) continue;
+    const std::byte* place = work_->at(earlier.send);
+    const size_t free = i == sending_ && !channel(earlier.to).refers() ? sent_ : 0;
+    ready = before(work_->at(step.recv), ready, place + free, place + work_->bytes(earlier.send));
   }
   return ready;
 }
 
 size_t LaneCursor::send(size_t budget) {
-  while (may_go_ahead()) {
-    ++sending_;
-    sent_ = 0;
-  }
+  if (sending_ == lane_->size()) return 0;
   const Step& step = (*lane_)[sending_];
-  if (!sends(step) || (sending_ > step_ && !channel(step.to).copies())) return 0;
+  if (!sends(step) || (sending_ > receiving_ && !channel(step.to).copies())) return 0;
   Channel& sink = channel(step.to);
   const PlaceRule rule = sink.place_rule();
   const bool asks = is_offered(rule, step.send) && (exchanges(step) || !rule.of_exchanges);
@@ -143,15 +157,18 @@ size_t LaneCursor::put(Channel& sink, std::span<const std::byte> bytes) {
   return place->size();
 }
 
-/// True when it has: a sender that sleeps is to be woken. Also where nothing shall be put: the
-/// sender waits for the answer.
-bool LaneCursor::offer(const Step& step) {
-  if (offered_ || step.from == kNobody || step.from == work_->rank) return false;
+/// Where step receiving_ wants its bytes. True when it has said so: a sender that sleeps is to be
+/// woken. Also where nothing shall be put: the sender waits for the answer.
+bool LaneCursor::offer() {
+  if (offered_ || receiving_ == lane_->size()) return false;
+  const Step& step = (*lane_)[receiving_];
+  if (step.from == kNobody || step.from == work_->rank) return false;
   Channel& source = channel(step.from);
   const PlaceRule rule = source.place_rule();
-  if (!is_offered(rule, step.recv)) return false;
+  const size_t bytes = work_->bytes(step.recv);
+  if (!is_offered(rule, step.recv) || ready_to_receive() < bytes) return false;
   const bool wanted = only_moves(step) && (exchanges(step) || !rule.of_exchanges);
-  source.offer(wanted ? work_->at(step.recv) : nullptr, work_->bytes(step.recv));
+  source.offer(wanted ? work_->at(step.recv) : nullptr, bytes);
   return offered_ = true;
 }
 
@@ -160,10 +177,13 @@ bool LaneCursor::is_offered(const PlaceRule& rule, const Slice& slice) const {
   return work_->bytes(slice) >= rule.shortest && (work_->memory != nullptr || !rule.by_visits);
 }
 
-size_t LaneCursor::receive(const Step& step, size_t budget) {
+size_t LaneCursor::receive(size_t budget) {
+  if (receiving_ == lane_->size()) return 0;
+  const Step& step = (*lane_)[receiving_];
   if (step.from == kNobody) return 0;
-  const size_t want = std::min(budget, work_->bytes(step.recv) - received_);
+  const size_t want = std::min(budget, ready_to_receive() - received_);
   if (want == 0) return 0;
+  if (step.from == work_->rank) return run_locally(step, want);
   Channel& source = channel(step.from);
   if (only_moves(step)) {
     const size_t got = source.read({work_->at(step.recv) + received_, want});
@@ -180,9 +200,9 @@ size_t LaneCursor::receive(const Step& step, size_t budget) {
   return count * element;
 }
 
-size_t LaneCursor::run_locally(const Step& step, size_t budget) {
+size_t LaneCursor::run_locally(const Step& step, size_t want) {
   const size_t element = size_of(work_->dtype);
-  const size_t count = std::min(budget, work_->bytes(step.recv) - received_) / element;
+  const size_t count = want / element;
   if (count == 0) return 0;
   take(step, work_->at(step.send) + received_, count);
   received_ += count * element;
@@ -213,35 +233,36 @@ bool LaneCursor::only_moves(const Step& step) const {
 }
 
 int LaneCursor::peer() const {
-  if (step_ == lane_->size()) return kNobody;
-  const Step& step = (*lane_)[step_];
-  const bool receives = step.from != kNobody && received_ < work_->bytes(step.recv);
-  return receives ? step.from : step.to;
+  if (step() == lane_->size()) return kNobody;
+  const Step& first = (*lane_)[step()];
+  return receiving_ == step() && !has_received() ? first.from : first.to;
 }
 
 void LaneCursor::add_lacking(std::vector<int>& ranks) const {
-  if (step_ == lane_->size()) {
+  if (step() == lane_->size()) {
     for (size_t r = 0; r < channels_.size(); ++r)
       if (channels_[r] && !channels_[r]->drained()) ranks.push_back(static_cast<int>(r));
     return;
   }
-  const Step& step = (*lane_)[step_];
-  if (step.from != kNobody && step.from != work_->rank && received_ < work_->bytes(step.recv))
-    ranks.push_back(step.from);
-  if (!has_sent(step)) ranks.push_back(step.to);
+  const Step& first = (*lane_)[step()];
+  if (receiving_ == step() && first.from != work_->rank && !has_received())
+    ranks.push_back(first.from);
+  if (sending_ == step() && !has_sent()) ranks.push_back(first.to);
 }
 
 size_t LaneCursor::bytes_done() const {
-  if (sending_ == step_ || step_ == lane_->size()) return sent_ + received_;
-  const Step& step = (*lane_)[step_];
-  return received_ + (sends(step) ? work_->bytes(step.send) : 0);
+  if (step() == lane_->size()) return 0;
+  const Step& first = (*lane_)[step()];
+  const size_t sent = sending_ == step() ? sent_ : sends(first) ? work_->bytes(first.send) : 0;
+  const size_t coming = first.from == kNobody ? 0 : work_->bytes(first.recv);
+  return sent + (receiving_ == step() ? received_ : coming);
 }
 
 size_t LaneCursor::bytes_total() const {
-  if (step_ == lane_->size()) return 0;
-  const Step& step = (*lane_)[step_];
-  return (sends(step) ? work_->bytes(step.send) : 0) +
-         (step.from == kNobody ? 0 : work_->bytes(step.recv));
+  if (step() == lane_->size()) return 0;
+  const Step& first = (*lane_)[step()];
+  return (sends(first) ? work_->bytes(first.send) : 0) +
+         (first.from == kNobody ? 0 : work_->bytes(first.recv));
 }
 
 }  // namespace farandole

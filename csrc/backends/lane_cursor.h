@@ -1,6 +1,7 @@
 // Runs one lane of a schedule over channels: one step at a time, never waiting.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -33,12 +34,12 @@ struct LaneWork {
   size_t bytes(const Slice& slice) const { return slice.count * size_of(dtype); }
 };
 
-/// A step's send and receive go on independently, and what arrives is folded into place while it
-/// is hot. The next step receives when all is sent, received, and drained: it may overwrite what a
-/// channel still refers to. Over channels that copy, sending runs ahead of that: as soon as a step
-/// is sent, and its memory is free, the next one is, as far as no step in between is still to write
-/// what it sends. So a slow link is not left idle while the last of a step is on its way, and a
-/// result goes on piece by piece as it is folded.
+/// Sending and receiving go through the lane's steps side by side, and what arrives is folded into
+/// place while it is hot. Over channels that copy, neither waits for the other: what no earlier
+/// step is still to write is sent, and what no earlier step is still to send may be written. So a
+/// slow link is not left idle while the last of a step is on its way, or while the link back is
+/// slower, and a result goes on piece by piece as it is folded. Over other channels the next step
+/// begins when all is sent, received, and drained: they may still refer to what they took.
 class LaneCursor {
  public:
   /// `channels` holds this lane's channel to every rank that the lane names. All arguments outlive
@@ -50,8 +51,8 @@ class LaneCursor {
   /// Moves at most about kPieceBytes. Throws what a channel throws.
   Progress poll();
 
-  // Where it stands, for the evidence of an error.
-  size_t step() const { return step_; }
+  // Where it stands, for the evidence of an error: in the first step that is not done.
+  size_t step() const { return std::min(sending_, receiving_); }
   size_t steps() const { return lane_->size(); }
   int peer() const;  // whom the step waits for, or kNobody
   /// Adds all whom the step waits for.
@@ -60,19 +61,20 @@ class LaneCursor {
   size_t bytes_total() const;
 
  private:
-  bool move(const Step& step, size_t& budget);
-  void begin_next();
-  bool done(const Step& step) const;
-  bool has_sent(const Step& step) const;
+  bool go_on();
+  bool move(size_t& budget);
+  bool has_sent() const;
+  bool has_received() const;
+  bool lets_run_ahead(const Step& step) const;
   bool all_drained() const;
   bool sends(const Step& step) const;
-  bool may_go_ahead() const;
   size_t ready_to_send() const;
+  size_t ready_to_receive() const;
   size_t send(size_t budget);
   size_t put(Channel& sink, std::span<const std::byte> bytes);
-  bool offer(const Step& step);
-  size_t receive(const Step& step, size_t budget);
-  size_t run_locally(const Step& step, size_t budget);
+  bool offer();
+  size_t receive(size_t budget);
+  size_t run_locally(const Step& step, size_t want);
   void take(const Step& step, const std::byte* arrived, size_t count);
   bool is_offered(const PlaceRule& rule, const Slice& slice) const;
   bool exchanges(const Step& step) const;
@@ -82,11 +84,10 @@ class LaneCursor {
   const LaneWork* work_;
   const Lane* lane_;
   std::span<const std::unique_ptr<Channel>> channels_;
-  size_t step_ = 0;       // the first that is not done; what is received is its
-  size_t sending_ = 0;    // the same one, or one further on
-  size_t sent_ = 0;       // bytes of step sending_
-  size_t received_ = 0;   // bytes of step step_
-  bool offered_ = false;  // in step step_
+  size_t sending_ = 0, receiving_ = 0;  // steps
+  size_t sent_ = 0;                     // bytes of step sending_
+  size_t received_ = 0;                 // bytes of step receiving_
+  bool offered_ = false;                // in step receiving_
 };
 
 }  // namespace farandole

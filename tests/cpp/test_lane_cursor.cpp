@@ -197,20 +197,48 @@ TEST(cursor_in_place_does_not_send_what_is_still_to_come) {
   CHECK(std::ranges::equal(stage.peer().written, std::as_bytes(std::span(expected))));
 }
 
-/// Nothing is overwritten that is still to be sent.
-TEST(cursor_receives_a_step_only_when_those_before_it_are_sent) {
-  Stage stage(2);
+TEST(cursor_overwrites_only_what_is_sent) {
+  for (const bool does_refer : {false, true}) {
+    Stage stage(2);
+    stage.peer().does_copy = true;
+    stage.peer().does_refer = does_refer;
+    stage.peer().room = 4;
+    LaneCursor cursor = stage.run({{.to = 1, .send = out(0, 2)}, {.from = 1, .recv = out(0, 2)}});
+    stage.peer().arrive(Floats{7, 8});
+    CHECK(cursor.poll() == Progress::moved);
+    CHECK(stage.output == (does_refer ? Floats{-1, -1} : Floats{7, -1}));
+    CHECK_EQUAL(cursor.step(), 0U);
+    CHECK_EQUAL(cursor.bytes_done(), 4U);
+    CHECK_EQUAL(cursor.bytes_total(), 8U);
+    std::vector<int> lacking;
+    cursor.add_lacking(lacking);
+    CHECK(lacking == std::vector<int>{1});
+    stage.peer().room = SIZE_MAX;
+    CHECK(cursor.poll() == (does_refer ? Progress::moved : Progress::finished));
+    stage.peer().does_refer = false;
+    CHECK(cursor.poll() == Progress::finished);
+    CHECK(stage.output == (Floats{7, 8}));
+    const Floats expected{-1, -1};
+    CHECK(std::ranges::equal(stage.peer().written, std::as_bytes(std::span(expected))));
+  }
+}
+
+/// The link back may be faster: what comes over it must not wait in the kernel.
+TEST(cursor_receives_the_next_step_while_one_is_still_to_be_sent) {
+  Stage stage(8);
   stage.peer().does_copy = true;
-  stage.peer().room = 4;
-  LaneCursor cursor = stage.run({{.to = 1, .send = out(0, 2)}, {.from = 1, .recv = out(0, 2)}});
-  stage.peer().arrive(Floats{7, 8});
+  stage.peer().room = 3 * sizeof(float);
+  LaneCursor cursor = stage.run(halves(4));
+  stage.peer().arrive(Floats{1, 1, 1, 1, 5, 6});
   CHECK(cursor.poll() == Progress::moved);
-  CHECK(stage.output == (Floats{-1, -1}));
+  CHECK(stage.peer().arriving.empty());
+  CHECK(stage.output == (Floats{20, 30, 40, 50, 5, 6, -1, -1}));
+  CHECK_EQUAL(cursor.step(), 0U);
+  CHECK_EQUAL(cursor.bytes_done(), 28U);
   stage.peer().room = SIZE_MAX;
+  stage.peer().arrive(Floats{7, 8});
   CHECK(cursor.poll() == Progress::finished);
-  CHECK(stage.output == (Floats{7, 8}));
-  const Floats expected{-1, -1};
-  CHECK(std::ranges::equal(stage.peer().written, std::as_bytes(std::span(expected))));
+  CHECK(stage.output == (Floats{20, 30, 40, 50, 5, 6, 7, 8}));
 }
 
 TEST(cursor_sends_past_a_local_step_what_that_leaves_alone) {
