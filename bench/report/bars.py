@@ -43,6 +43,7 @@ NETWORK_SMALL, NETWORK_LARGE = 1.2, 0.5
 NETWORK_FLOOR_IS_NEAR, NETWORK_FLOOR = 0.43, 1.15  # of the best MPI's; over the floor
 GIGABIT = {16 * MIB: 1 / 0.93, 64 * MIB: 1 / 0.97}  # over a bare copy both ways
 OVER_MPI = {4: 1.5, 16 * MIB: 0.6}  # on one host, through an MPI, over its own Allreduce
+MPI_FLOOR_IS_NEAR = OVER_MPI[16 * MIB] / NETWORK_FLOOR  # of its Allreduce
 LEVELS = 1 / 1.4  # two ranks on each of two hosts, over the flat ring
 
 
