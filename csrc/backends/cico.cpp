@@ -60,7 +60,7 @@ class Cico : public DirectPath {
         first_slot_ += blocks_.count();
         return Progress::finished;
       }
-      if (again && now() >= until) break;
+      if (again && has_come(until)) break;
     }
     return moved ? Progress::moved : Progress::idle;
   }

@@ -40,7 +40,7 @@ class Cma : public DirectPath {
   Progress poll(TimePoint until) override {
     while (!has_everything()) {
       if (!run_piece()) return Progress::idle;  // a rank ended, or the group failed
-      if (!has_everything() && now() >= until) return Progress::moved;
+      if (!has_everything() && has_come(until)) return Progress::moved;
     }
     const uint64_t target = progress(memory_.sequence(), 1);
     const Progress waiting = announced_ ? Progress::idle : Progress::moved;

@@ -11,8 +11,7 @@ namespace farandole {
 namespace {
 
 Shape shape_of(const Question& q, const TuningTable& table) {
-  const int lanes = costs_over(q.transport, table).lanes;
-  const Split split = default_split(q.count * size_of(q.dtype), lanes);
+  const Split split = default_split(q.count * size_of(q.dtype), costs_over(q.transport, table));
   return {.size = q.size, .count = q.count, .lanes = split.lanes, .segments = split.segments};
 }
 

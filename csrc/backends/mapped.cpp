@@ -54,7 +54,7 @@ class Mapped : public DirectPath {
     while (!written_) {
       if (!write_piece()) return Progress::idle;  // aborted
       moved = true;
-      if (!written_ && now() >= until) return Progress::moved;
+      if (!written_ && has_come(until)) return Progress::moved;
     }
     if (moved) publish(memory_.mine().folded, target);
     for (int r = 0; r < memory_.size(); ++r)

@@ -86,16 +86,10 @@ std::vector<int> host_of_each(const Host& host, const std::vector<int>& members)
   return host_of;
 }
 
-/// MPI's network is taken for TCP's; its links copy once more, and a second lane fills that.
-ChannelCosts costs_over_network(ChannelCosts costs, bool over_mpi) {
-  if (over_mpi) costs.lanes = ChannelCosts{}.lanes;
-  return costs;
-}
-
 /// `here`: of ranks that share a host.
 ChannelCosts costs_between_hosts(const ChannelCosts& network, const ChannelCosts& here,
-                                 bool over_mpi) {
-  ChannelCosts costs = costs_over_network(network, over_mpi);
+                                 bool by_mpi) {
+  ChannelCosts costs = by_mpi ? over_mpi(network) : network;
   costs.inner_round = here.round;
   costs.inner_byte = here.byte;
   return costs;
@@ -185,8 +179,8 @@ BackendMaker paths_over_shm(std::shared_ptr<const TuningTable> tuning) {
 bool runs_paths(const std::string& transport) { return transport != "tcp" && transport != "mpi"; }
 
 ChannelCosts costs_over(const std::string& transport, const TuningTable& tuning) {
-  return runs_paths(transport) ? tuning.channels
-                               : costs_over_network(kTcpCosts, transport == "mpi");
+  if (runs_paths(transport)) return tuning.channels;
+  return transport == "mpi" ? over_mpi(kTcpCosts) : kTcpCosts;
 }
 
 void lay_mesh(EngineOptions& options, const TuningTable& tuning, const std::string& transport,

@@ -95,7 +95,7 @@ Progress MpiAllReduce::poll(TimePoint until) {
     if (progress == Progress::finished) return progress;
     if (progress == Progress::idle) break;
     moved = true;
-  } while (now() < until);
+  } while (!has_come(until));
   return moved ? Progress::moved : Progress::idle;
 }
 

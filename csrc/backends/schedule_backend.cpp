@@ -55,13 +55,11 @@ size_t largest_transfer(Collective kind, const Shape& shape) {
 
 }  // namespace
 
-Split default_split(size_t bytes, int most_lanes) {
-  // A second lane fills the waits of the first; below this a wait is as short as the extra step.
-  constexpr size_t kSecondLane = 512 * 1024;
+Split default_split(size_t bytes, const ChannelCosts& costs) {
   // Long enough to hide a step's fixed cost, short enough to be still in cache when passed on.
   constexpr size_t kSegment = 256 * 1024;
   constexpr size_t kMostSegments = 16;
-  const int lanes = bytes >= kSecondLane ? most_lanes : 1;
+  const int lanes = bytes >= costs.second_lane ? costs.lanes : 1;
   const size_t segments = bytes / static_cast<size_t>(lanes) / kSegment;
   return {lanes, static_cast<int>(std::clamp<size_t>(segments, 1, kMostSegments))};
 }
@@ -114,8 +112,7 @@ Shape ScheduleBackend::shape_of(const Operation& operation) const {
   shape.host_of = group_.host_of;
   require_valid(operation.kind, shape);
   const size_t element = size_of(dtype_of(operation));
-  const Split split =
-      default_split(largest_transfer(operation.kind, shape) * element, costs_.lanes);
+  const Split split = default_split(largest_transfer(operation.kind, shape) * element, costs_);
   shape.lanes = split.lanes;
   shape.segments = split.segments;
   return shape;
@@ -194,7 +191,7 @@ Progress ScheduleBackend::poll(TimePoint until) {
   if (operation_ == nullptr) return Progress::idle;
   bool moved = false;
   if (!lanes_begun_) {
-    if (!connect(now(), moved)) return moved ? Progress::moved : Progress::idle;
+    if (!connect(moved)) return moved ? Progress::moved : Progress::idle;
     begin_lanes();
     moved = true;
   }
@@ -206,7 +203,7 @@ Progress ScheduleBackend::poll(TimePoint until) {
     }
     if (round == Progress::idle) break;
     moved = true;
-  } while (now() < until);
+  } while (!has_come(until));
   return moved ? Progress::moved : Progress::idle;
 }
 
@@ -225,7 +222,7 @@ Progress ScheduleBackend::poll_lanes(TimePoint until) {
     idle = progress == Progress::idle ? idle + 1 : 0;
     if (progress == Progress::idle) continue;
     moved = true;
-    if (now() >= until) break;
+    if (has_come(until)) break;
   }
   if (lanes_left_ == 0) return Progress::finished;
   return moved ? Progress::moved : Progress::idle;
@@ -241,13 +238,13 @@ Progress ScheduleBackend::poll_lane(size_t lane) {
 
 /// True when every rank the plan names is connected. All begin at once, so nobody waits for a
 /// chain of others.
-bool ScheduleBackend::connect(TimePoint when, bool& moved) {
+bool ScheduleBackend::connect(bool& moved) {
   bool all = true;
   for (const int rank : plan_->peers) {
     const auto index = static_cast<size_t>(rank);
     if (channels_[0][index]) continue;
     if (!connecting_[index]) connecting_[index] = connect_(rank, kMaxLanes);
-    std::vector<std::unique_ptr<Channel>> channels = connecting_[index]->poll(when);
+    std::vector<std::unique_ptr<Channel>> channels = connecting_[index]->poll(now());
     if (channels.empty()) {
       all = false;
       continue;

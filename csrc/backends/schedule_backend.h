@@ -27,7 +27,7 @@ struct Split {
   int segments = 1;
   bool operator==(const Split&) const = default;
 };
-Split default_split(size_t bytes, int lanes = ChannelCosts{}.lanes);
+Split default_split(size_t bytes, const ChannelCosts& costs = {});
 
 /// Memory of a run between input and output. Grows, never shrinks, moves nothing when it is enough.
 class Scratch {
@@ -99,7 +99,7 @@ class ScheduleBackend : public Backend {
   Shape shape_of(const Operation& operation) const;
   const Planner& planner_of(const Operation& operation, const Shape& shape) const;
   const Plan& plan_for(const Operation& operation);
-  bool connect(TimePoint when, bool& moved);
+  bool connect(bool& moved);
   void begin_lanes();
   Progress poll_lanes(TimePoint until);
   Progress poll_lane(size_t lane);

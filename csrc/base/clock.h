@@ -11,6 +11,8 @@ using TimePoint = Clock::time_point;
 using Duration = Clock::duration;
 
 inline TimePoint now() { return Clock::now(); }
+/// Of a turn's end; TimePoint::min() is one that takes no look at the clock.
+inline bool has_come(TimePoint when) { return when == TimePoint::min() || now() >= when; }
 
 /// A point in time after which a wait gives up; the default never comes.
 struct Deadline {

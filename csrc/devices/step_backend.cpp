@@ -66,7 +66,7 @@ Progress StepBackend::poll(TimePoint until) {
     if (!std::exchange(begun_, true)) begin();
     while (next_ < count_) {
       run_piece(next_++);
-      if (next_ < count_ && now() >= until) return Progress::moved;
+      if (next_ < count_ && has_come(until)) return Progress::moved;
     }
     // A launch that NCCL leaves to a thread of its own takes microseconds, but for the first.
     if (!is_launched()) return now() - asked_nccl_ < kSoon ? Progress::moved : Progress::idle;

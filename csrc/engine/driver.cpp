@@ -21,6 +21,8 @@ constexpr int kLooksBetweenClocks = 32;
 // who parks looks after the others.
 constexpr int kFewestLooks = 64;
 constexpr Duration kLongestLooks = std::chrono::milliseconds(10);
+// Times as long, where nothing wakes a rank: MPI moves bytes inside of a call, some 100 us at once.
+constexpr int kLongerSpin = 20;
 
 /// Twice soon, to notice looks that take long, and then rarely.
 bool reads_clock_after(int looks) {
@@ -91,7 +93,7 @@ bool Driver::wait(const std::atomic<bool>& finished, std::string_view what, Dead
   attended_.fetch_add(1);
   while (in_time && !done()) {
     if (take()) {
-      drive(done, until);
+      drive(done, until, crowding_.crowded || !engine_.has_to_ask() ? 1 : kLongerSpin);
       release();
     } else {
       sleep(finished, until);
@@ -122,14 +124,17 @@ void Driver::note_finished() {
 }
 
 /// Polls until done, or until there are completions to be run: spins while there is a core for
-/// every rank, yields when there is not, and parks when nothing has moved for a while.
+/// every rank, yields when there is not, and parks when nothing has moved for a while; `longer`:
+/// the first time since it has.
 template <typename Done>
-void Driver::drive(Done done, Deadline until) {
+void Driver::drive(Done done, Deadline until, int longer) {
   TimePoint idle_since{};
+  bool has_parked = false;
   int looks = 0;
   while (!done() && !engine_.has_completions()) {
     if (engine_.poll(TimePoint::min())) {  // one piece a turn
       looks = 0;
+      has_parked = false;
       const uint64_t turns = turns_.fetch_add(1, std::memory_order_relaxed);
       if (turns % kTurnsBetweenClocks == 0 && until.passed(now())) return;  // others may be busy
       continue;
@@ -143,9 +148,11 @@ void Driver::drive(Done done, Deadline until) {
     const TimePoint when = now();
     if (until.passed(when)) return;
     if (looks == kFirstLooks) idle_since = when;
-    const Duration at_least = looks < kFewestLooks ? std::max(spin_, kLongestLooks) : spin_;
+    const Duration spin = has_parked ? spin_ : longer * spin_;
+    const Duration at_least = looks < kFewestLooks ? std::max(spin, kLongestLooks) : spin;
     if (when - idle_since < at_least) continue;
     engine_.park(std::min<Duration>(kLongestPark, until.left(when)));
+    has_parked = true;
     looks = 0;
   }
 }
@@ -217,7 +224,7 @@ void Driver::progress_main() {
     };
     do {  // completions are run in between
       thread_drives_.store(true);
-      drive(enough, Deadline::never());
+      drive(enough, Deadline::never(), 1);
       thread_drives_.store(false);
       release();
     } while (!enough() && take());

@@ -86,7 +86,7 @@ class Driver {
   }
   void release();
   template <typename Done>
-  void drive(Done done, Deadline until);
+  void drive(Done done, Deadline until, int longer);
   void sleep(const std::atomic<bool>& finished, Deadline until);
   void progress_main();
   bool await_work();

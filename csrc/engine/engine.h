@@ -126,6 +126,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool poll(TimePoint until);
   /// Sleeps until a peer, a submission or a death wakes this rank, or `at_most` has passed.
   void park(Duration at_most);
+  /// Nothing wakes a parked rank for some of its channels.
+  bool has_to_ask() const;
   /// True while any operation is in flight.
   bool busy() const { return in_flight_.load() > 0; }
   /// True while it has to be driven.

@@ -39,6 +39,10 @@ void Engine::watch_events() {
       watch(epoll_.get(), fd, EPOLLIN, kTransport + i);
 }
 
+bool Engine::has_to_ask() const {
+  return std::ranges::any_of(transports_, [](const auto& t) { return t->has_to_be_asked(); });
+}
+
 void Engine::park(Duration at_most) {
   std::atomic<uint64_t>& asleep = my_page().asleep.value;
   asleep.store(1, std::memory_order_seq_cst);  // partners: ring_sleepers of peers, wake
@@ -48,7 +52,7 @@ void Engine::park(Duration at_most) {
     const auto ms = std::chrono::ceil<std::chrono::milliseconds>(at_most).count();
     for (const auto& transport : transports_) transport->before_park();
     const bool look_again = !unexplained_.empty() || fault_latency_armed();
-    if (std::ranges::any_of(transports_, [](const auto& t) { return t->has_to_be_asked(); }))
+    if (has_to_ask())
       ask_now_and_then(Deadline::after(look_again ? std::chrono::milliseconds(1) : at_most));
     else
       handle_events(look_again ? 1 : static_cast<int>(ms));

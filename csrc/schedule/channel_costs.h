@@ -1,6 +1,8 @@
 // What schedules over byte channels cost: the numbers from which a planner is chosen.
 #pragma once
 
+#include <cstddef>
+
 namespace farandole {
 
 /// In seconds. The defaults are orders of magnitude: good enough to tell latency from bandwidth.
@@ -12,7 +14,8 @@ struct ChannelCosts {
   // Of several hosts: between ranks that share one. `byte` is what a host's link takes then.
   double inner_round = 5e-6;
   double inner_byte = 1 / 5e9;
-  int lanes = 2;  // that large data are spread over
+  int lanes = 2;  // that large data are spread over: a second one fills the waits of the first,
+  size_t second_lane = 512 * 1024;  // where those are longer than its extra steps take
 
   friend bool operator==(const ChannelCosts&, const ChannelCosts&) = default;
 };
@@ -21,5 +24,13 @@ struct ChannelCosts {
 /// memory. Orders of magnitude: a word each way over bare sockets takes 6 us, 1 MiB each way 640.
 inline constexpr ChannelCosts kTcpCosts{
     .round = 8e-6, .message = 3e-6, .byte = 1 / 1.8e9, .folded_byte = 1 / 10e9, .lanes = 1};
+
+/// An MPI's network is taken for TCP's. A second lane fills the waits of the first, where that does
+/// not make messages short.
+constexpr ChannelCosts over_mpi(ChannelCosts costs) {
+  costs.lanes = 2;
+  costs.second_lane = 2 * 1024 * 1024;
+  return costs;
+}
 
 }  // namespace farandole

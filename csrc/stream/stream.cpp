@@ -75,11 +75,12 @@ Progress Stream::poll(TimePoint until) {
       if (drop_refused()) continue;
       begin();
     }
+    const bool runs = phase_ == Phase::running;  // other phases take no time worth a look
     const Progress progress = guarded_advance(until);
     if (progress == Progress::idle) return moved ? Progress::moved : Progress::idle;
     moved = true;
     if (progress == Progress::finished && phase_ == Phase::resting) continue;
-    if (progress == Progress::moved && now() >= until) return Progress::moved;
+    if (progress == Progress::moved && runs && has_come(until)) return Progress::moved;
   }
 }
 

@@ -1,6 +1,7 @@
 // One channel over MPI, as the port sees it (transport/mpi_port.h).
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -52,9 +53,12 @@ struct MpiPipe {
   std::deque<Piece> arrived;
   size_t count = 0;     // bytes in it
   size_t framed = 0;    // that came in frames, and are not consumed
-  size_t ahead = 0;     // written in frames, and not known to be consumed
-  size_t with_mpi = 0;  // sends that are not complete
   size_t owed = 0;      // consumed, and not told
+
+  // Written with the port's lock, read also without it.
+  std::atomic<size_t> ahead{0};     // written in frames, and not known to be consumed
+  std::atomic<size_t> with_mpi{0};  // sends that are not complete
+  std::atomic<size_t> straight{0};  // sends of user memory that are not complete
 
   // Note [Places].
   std::byte* place = nullptr;   // of the bytes that no receive is posted for
@@ -63,7 +67,6 @@ struct MpiPipe {
   std::deque<Piece> later;      // what came in frames after all those
   std::deque<Granted> granted;  // by the peer
   size_t promised = 0;          // by the peer: bytes that it will take so, besides
-  size_t straight = 0;          // sends of user memory that are not complete
 
   bool ends = false;  // nothing of it is written or read any more
   bool cancelled = false;

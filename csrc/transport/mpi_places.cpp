@@ -139,8 +139,8 @@ void MpiPort::finish_straight(MpiLink& link) {
 }
 
 bool MpiPort::refers(const MpiPipe& pipe) {
-  const std::lock_guard lock(mutex_);
   if (pipe.straight == 0) return false;
+  const std::lock_guard lock(mutex_);
   if (usable()) guard([&] { progress(*pipe.link); });
   return pipe.straight > 0;
 }

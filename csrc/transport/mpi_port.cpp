@@ -100,9 +100,10 @@ size_t MpiPort::write(const std::shared_ptr<MpiPipe>& pipe, std::span<const std:
 }
 
 bool MpiPort::drained(const MpiPipe& pipe) {
-  const std::lock_guard lock(mutex_);
   const auto is = [&] { return pipe.with_mpi == 0 && pipe.ahead <= kQuiet; };
-  if (is() || !usable()) return is();
+  if (is()) return true;
+  const std::lock_guard lock(mutex_);
+  if (!usable()) return is();
   guard([&] { progress(*pipe.link); });
   return is();
 }
