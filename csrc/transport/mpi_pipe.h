@@ -51,9 +51,9 @@ struct MpiPipe {
   MpiLink* link = nullptr;
   Key key{};
   std::deque<Piece> arrived;
-  size_t count = 0;     // bytes in it
-  size_t framed = 0;    // that came in frames, and are not consumed
-  size_t owed = 0;      // consumed, and not told
+  size_t count = 0;   // bytes in it
+  size_t framed = 0;  // that came in frames, and are not consumed
+  size_t owed = 0;    // consumed, and not told
 
   // Written with the port's lock, read also without it.
   std::atomic<size_t> ahead{0};     // written in frames, and not known to be consumed

@@ -102,7 +102,7 @@ class MpiPort {
   static constexpr size_t kWindow = 4 * kPiece;
   static constexpr size_t kQuiet = 4096;
   static constexpr size_t kShortestPlaced = 32 * 1024;  // of transfers that go in no frames
-  static constexpr size_t kFolded = 512 * 1024;   // of such a one that is to be folded: a piece
+  static constexpr size_t kFolded = 512 * 1024;       // of such a one that is to be folded: a piece
   static constexpr size_t kPlaced = 2 * 1024 * 1024;  // of one that goes to its place
 
   /// `world`: the same on all its ranks, and another for every world. `duplicates`: those of the
