@@ -48,13 +48,13 @@ bool LaneCursor::move(size_t& budget) {
   fault_point("lane.move");
   bool any = false;
   for (;;) {
-    const bool further = go_on() | offer();
+    const bool went_on = go_on(), offered = offer();
     // Sending first: the peer works on it while we fold.
     const size_t sent = send(budget);
     budget -= std::min(budget, sent);
     const size_t received = receive(budget);
     budget -= received;
-    if (!further && sent + received == 0) return any;
+    if (!went_on && !offered && sent + received == 0) return any;
     any = true;
   }
 }
