@@ -32,7 +32,7 @@ ALLOWED = {
     "fusion": POLLED | {"group", "fold"},
     "jax": POLLED | {"fusion", "group", "fold", "devices"},
     "cuda": {"cuda/kernels", "fold", "schedule"},
-    "cuda/kernels": set(),  # compiled by nvcc, too
+    "cuda/kernels": {"fold"},  # compiled by nvcc, too: formulas alone
     "cuda/driver": set(),
     "cuda/nccl": {"cuda/driver"},
     "cuda/library": {"cuda", "cuda/driver", "cuda/kernels", "cuda/nccl"},

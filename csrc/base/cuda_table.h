@@ -34,6 +34,8 @@ struct CudaDevice {
 struct CudaQueue;
 /// Pages of the host that a device reads and writes.
 struct CudaPages;
+/// Memory of a device, zero at first.
+struct CudaMemory;
 
 enum CudaWay : int32_t { kToHost = 0, kToDevice = 1 };
 
@@ -75,6 +77,18 @@ struct CudaMove {
 /// whose bucket it goes.
 enum CudaFoldsTo : int32_t { kFoldsToOutput = -2, kFoldsToAllBuckets = -1 };
 
+/// What becomes of a stretch of one parameter once its gradients are folded: `gradient` is where
+/// they stand in this rank's bucket, which takes the new values, and hands them to the others'.
+/// Else as fold/update.h has it.
+struct CudaUpdate {
+  uint64_t value, gradient, count;  // an address, an offset, elements
+  uint64_t state[2];                // addresses
+  int32_t kind, fresh, nesterov;
+  double factor, decay, shrink;
+  double keep_first, take_first, keep_second, take_second;
+  double step, root, epsilon;
+};
+
 /// A part of a collective: move in, meet, fold, move out, and meet again, before the last move
 /// where that needs what others have folded.
 struct CudaPiece {
@@ -89,6 +103,8 @@ struct CudaPiece {
   uint64_t fold_to;  // an address in the output
   double leaf_factor, finish_factor;
   int64_t leaf_divide, finish_divide;
+  const CudaUpdate* updates;  // of what was folded to this rank's own bucket
+  uint64_t update_count;
 };
 
 /// What is heard of collectives in graphs, by the numbers that begin_captured() was given.
@@ -160,6 +176,10 @@ struct CudaTable {
   /// Whole pages, which stay mapped for as long. Queues of several devices may have the same ones.
   CudaPages* (*register_pages)(CudaQueue* queue, void* pages, uint64_t bytes, CudaFailure* failure);
   void (*release_pages)(CudaPages* pages);
+  CudaMemory* (*allocate)(CudaQueue* queue, uint64_t bytes, uint64_t* address,
+                          CudaFailure* failure);
+  /// When nothing uses it any more.
+  void (*release)(CudaMemory* memory);
   /// `offset`: bytes from the begin of the pages.
   int32_t (*copy_to_host)(CudaQueue* queue, CudaPages* to, uint64_t offset, uint64_t from,
                           uint64_t bytes, CudaFailure* failure);
@@ -261,6 +281,6 @@ struct CudaTable {
 
 }  // extern "C"
 
-inline constexpr uint32_t kCudaTableVersion = 7;
+inline constexpr uint32_t kCudaTableVersion = 8;
 
 }  // namespace farandole

@@ -26,15 +26,19 @@ std::shared_ptr<DeviceGradients> carry(Reducer& reducer, int device,
 
 void bind_device_shards(py::module_& module) {
   py::class_<DeviceShards>(module, "DeviceShards",
-                           "Brings a device's gradients and parameters to a sharded update's "
-                           "buckets, and new parameters back.")
-      .def(py::init([](ShardedUpdate& update, int device) {
+                           "A sharded update's parameters on a device: updated there, or brought "
+                           "to its buckets and back. `carried`: by parameter, whether it lies "
+                           "there.")
+      .def(py::init([](ShardedUpdate& update, int device, std::vector<bool> carried) {
              refuse_in_child();
              require_cuda("a parameter");
+             if (carried.size() != update.places().size())
+               throw Error(ErrorCode::invalid_argument, "`carried` has a value for each parameter");
              const py::gil_scoped_release unlocked;
-             return std::make_unique<DeviceShards>(update, device, look_for_signals);
+             return std::make_unique<DeviceShards>(update, device, std::move(carried),
+                                                   look_for_signals);
            }),
-           py::arg("update"), py::arg("device"), py::keep_alive<1, 2>())
+           py::arg("update"), py::arg("device"), py::arg("carried"), py::keep_alive<1, 2>())
       .def(
           "bring",
           [](DeviceShards& s, size_t parameter, uintptr_t gradient, uint64_t stream,
@@ -54,7 +58,15 @@ void bind_device_shards(py::module_& module) {
             s.bring_value(parameter, value, stream);
           },
           py::arg("parameter"), py::arg("value"), py::arg("stream"),
-          "Before an update: this rank's part of a parameter.")
+          "Before an update: where a parameter is.")
+      .def(
+          "bring_all",
+          [](DeviceShards& s) {
+            refuse_in_child();
+            const py::gil_scoped_release unlocked;
+            s.bring_all();
+          },
+          "Before a norm: all gradients come to the host.")
       .def(
           "arrive",
           [](DeviceShards& s) {
@@ -62,19 +74,18 @@ void bind_device_shards(py::module_& module) {
             const py::gil_scoped_release unlocked;
             s.arrive();
           },
-          "Waits until all that was brought is there.")
+          "Waits until all that goes by the host is there.")
       .def(
           "take_back",
           [](DeviceShards& s, const std::vector<std::pair<size_t, uintptr_t>>& values,
              uint64_t stream) {
             refuse_in_child();
             const py::gil_scoped_release unlocked;
-            for (const auto& [parameter, address] : values) s.take_back(parameter, address);
-            s.precede(stream);
+            s.take_back(values, stream);
           },
           py::arg("values"), py::arg("stream"),
-          "After an update: parameters and where they go, before what is put into `stream` from "
-          "now on.");
+          "After an update: what was updated, and where it is. What is put into `stream` from now "
+          "on finds it there.");
 }
 
 }  // namespace

@@ -131,16 +131,34 @@ bool has_cast(DType from, DType to) {
   return from == to || (is_float(from) && is_float(to));
 }
 
-Pieces pieces_of(std::span<Piece> pieces, const Piece* table, const Scale& scale) {
+namespace {
+
+/// Fills first_chunk of each piece; how many chunks they have together.
+template <typename AnyPiece>
+uint64_t number_chunks(std::span<AnyPiece> pieces) {
   uint64_t chunks = 0;
-  for (Piece& piece : pieces) {
+  for (AnyPiece& piece : pieces) {
     piece.first_chunk = chunks;
     chunks += chunks_of(piece.count);
   }
+  return chunks;
+}
+
+}  // namespace
+
+Pieces pieces_of(std::span<Piece> pieces, const Piece* table, const Scale& scale) {
   return {.pieces = table,
           .piece_count = static_cast<uint32_t>(pieces.size()),
-          .chunks = chunks,
+          .chunks = number_chunks(pieces),
           .scaling = scaling_of(scale)};
+}
+
+Updates updates_of(std::span<const UpdatePiece> pieces) {
+  Updates all;
+  all.piece_count = static_cast<uint32_t>(pieces.size());
+  std::ranges::copy(pieces, all.pieces);
+  all.chunks = number_chunks(std::span(all.pieces).first(pieces.size()));
+  return all;
 }
 
 LaneTable lanes_of(const Schedule& schedule) {

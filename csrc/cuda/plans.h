@@ -61,6 +61,9 @@ bool has_cast(DType from, DType to);
 /// elements. `table`: where the pieces will lie on the device.
 Pieces pieces_of(std::span<Piece> pieces, const Piece* table, const Scale& scale);
 
+/// The same of an update: kMostUpdates at most.
+Updates updates_of(std::span<const UpdatePiece> pieces);
+
 /// A schedule as farandole_lanes_<dtype> takes it: one block for each of `lanes`, which are at most
 /// kMostChannels.
 struct LaneTable {

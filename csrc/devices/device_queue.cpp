@@ -23,6 +23,13 @@ DevicePages DeviceQueue::register_pages(std::byte* pages, size_t bytes) {
   return {ask_cuda(library_.register_pages, queue_.get(), pages, bytes), library_.release_pages};
 }
 
+DeviceRoom DeviceQueue::allocate(size_t bytes) {
+  DeviceRoom room;
+  CudaMemory* const made = ask_cuda(library_.allocate, queue_.get(), bytes, &room.address);
+  room.memory = {made, library_.release};
+  return room;
+}
+
 void DeviceQueue::copy_to_host(const DevicePages& to, uint64_t from, size_t bytes, size_t offset) {
   ask_cuda(library_.copy_to_host, queue_.get(), to.get(), offset, from, bytes);
 }

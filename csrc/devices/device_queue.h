@@ -13,6 +13,10 @@ namespace farandole {
 
 /// Pages of the host that a device reads and writes.
 using DevicePages = std::shared_ptr<CudaPages>;
+struct DeviceRoom {
+  std::shared_ptr<CudaMemory> memory;  // null: none
+  uint64_t address = 0;
+};
 
 /// Whether to ask a device whether it is lost, for whoever hears nothing of it: now and then.
 class LossWatch {
@@ -37,6 +41,9 @@ class DeviceQueue {
   /// Whole pages, which stay mapped for as long; released before the queue ends. Other queues may
   /// have the same ones.
   DevicePages register_pages(std::byte* pages, size_t bytes);
+
+  /// Memory of the device, zeros at first; released when nothing uses it any more.
+  DeviceRoom allocate(size_t bytes);
 
   /// `offset`: bytes from the begin of the pages.
   void copy_to_host(const DevicePages& to, uint64_t from, size_t bytes, size_t offset = 0);

@@ -2,9 +2,12 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstring>
 #include <thread>
 #include <utility>
 
+#include "devices/device_bucket.h"
 #include "devices/staged_arrays.h"
 #include "engine/fork.h"
 #include "schedule/slicing.h"
@@ -15,26 +18,46 @@ namespace {
 constexpr auto kBetweenArrivalLooks = std::chrono::microseconds(50);
 constexpr auto kBetweenInterruptions = std::chrono::milliseconds(50);
 
+/// Null where nobody wants any: steps of the host's order of folds.
+std::shared_ptr<Steps> steps_of(const ShardedUpdate& update, int device) {
+  Group& group = update.group();
+  if (update.over_hosts() || group.engine()->options().device_path == "staged" ||
+      !group.defaults().algorithm.empty() || !Steps::why_no_buckets(group).empty())
+    return nullptr;
+  return Steps::of(group, update.stream(), device);
+}
+
 }  // namespace
 
-DeviceShards::DeviceShards(ShardedUpdate& update, int device, std::function<void()> interrupted)
+DeviceShards::DeviceShards(ShardedUpdate& update, int device, std::vector<bool> carried,
+                           std::function<void()> interrupted)
     : update_(update),
       interrupted_(std::move(interrupted)),
       staging_(Staging::of(*update.group().engine())),
       queue_(or_fail_group(update.group(), [&] { return staging_->queue(device); })),
-      places_(update.places().size()),
-      gradients_(update.buckets().size()),
-      values_(update.buckets().size()),
-      owners_(update.places().size()) {
-  for (const Bucket& bucket : update.buckets())
+      homes_(update.places().size()) {
+  bool any = false;
+  for (const Bucket& bucket : update.buckets()) {
+    BucketState& state = buckets_.emplace_back();
+    state.stays = bucket.count > 0;
     for (const Placement& p : bucket.placements) {
       const auto i = static_cast<size_t>(p.parameter);
       const BucketPlace& place = update.places()[i];
-      places_[i] = {place.bucket, place.offset, p.count, size_of(bucket.dtype)};
+      homes_[i].bucket = place.bucket;
+      homes_[i].offset = place.offset;
+      homes_[i].count = p.count;
+      homes_[i].element = size_of(bucket.dtype);
+      state.stays &= p.count == 0 || carried[i];
     }
+    any |= state.stays;
+  }
+  if (any) steps_ = steps_of(update, device);
+  for (BucketState& state : buckets_) state.stays &= steps_ != nullptr;
+  update_.add_carrier(*this);
 }
 
 DeviceShards::~DeviceShards() {
+  update_.drop_carrier(*this);
   if (in_child()) return;
   try {
     for (const CudaWay way : {kToHost, kToDevice}) queue_->synchronize(way);
@@ -42,9 +65,7 @@ DeviceShards::~DeviceShards() {
   }
 }
 
-const DevicePages& DeviceShards::pages(std::vector<DevicePages>& all, Memory memory,
-                                       size_t bucket) {
-  DevicePages& known = all[bucket];
+const DevicePages& DeviceShards::pages(DevicePages& known, Memory memory, size_t bucket) {
   if (!known) {
     const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
     const size_t bytes = (update_.buckets()[bucket].bytes() + page - 1) / page * page;
@@ -53,17 +74,32 @@ const DevicePages& DeviceShards::pages(std::vector<DevicePages>& all, Memory mem
   return known;
 }
 
+/// This rank's part of a bucket.
+Slice DeviceShards::mine(size_t bucket) const {
+  return part_of(update_.buckets()[bucket], update_.group().size(), update_.group().rank());
+}
+
+// ---- before a task ----
+
 void DeviceShards::bring(size_t parameter, uint64_t address, uint64_t stream,
                          std::shared_ptr<const void> owner) {
   or_fail_group(update_.group(), [&] {
-    const Place& place = places_[parameter];
-    const DevicePages& to = pages(gradients_, &ShardedUpdate::gradients, place.bucket);
+    Home& home = homes_[parameter];
     queue_->follow(stream);
-    queue_->copy_to_host(to, address, place.count * place.element, place.offset);
-    if (owners_[parameter]) let_go(std::exchange(owners_[parameter], nullptr));
-    owners_[parameter] = std::move(owner);
+    if (home.owner && home.copied) let_go(std::move(home.owner));
+    home.gradient = address;
+    home.owner = std::move(owner);
+    home.copied = false;
+    if (!buckets_[home.bucket].stays) copy_gradient(home);
   });
   update_.note_taken();
+}
+
+void DeviceShards::copy_gradient(Home& home) {
+  const DevicePages& to =
+      pages(buckets_[home.bucket].gradients, &ShardedUpdate::gradients, home.bucket);
+  queue_->copy_to_host(to, home.gradient, home.count * home.element, home.offset);
+  home.copied = arriving_ = true;
 }
 
 /// Of a gradient that came twice before it was needed.
@@ -76,24 +112,38 @@ void DeviceShards::let_go(std::shared_ptr<const void> owner) {
 
 void DeviceShards::bring_value(size_t parameter, uint64_t address, uint64_t stream) {
   or_fail_group(update_.group(), [&] {
-    const Place& place = places_[parameter];
-    const Group& group = update_.group();
-    const Slice mine = part_of(update_.buckets()[place.bucket], group.size(), group.rank());
-    const size_t begin = place.offset / place.element;
-    const Slice inside = clip(mine, {mine.space, begin, place.count});
-    if (inside.count == 0) return;
-    const DevicePages& to = pages(values_, &ShardedUpdate::values, place.bucket);
+    Home& home = homes_[parameter];
     queue_->follow(stream);
-    queue_->copy_to_host(to, address + (inside.offset - begin) * place.element,
-                         inside.count * place.element, inside.offset * place.element);
+    home.value = address;
+    if (!buckets_[home.bucket].stays) copy_value(home);
+  });
+}
+
+/// As far as it is this rank's part.
+void DeviceShards::copy_value(const Home& home) {
+  const Slice part = mine(home.bucket);
+  const size_t begin = home.offset / home.element;
+  const Slice inside = clip(part, {part.space, begin, home.count});
+  if (inside.count == 0) return;
+  const DevicePages& to = pages(buckets_[home.bucket].values, &ShardedUpdate::values, home.bucket);
+  queue_->copy_to_host(to, home.value + (inside.offset - begin) * home.element,
+                       inside.count * home.element, inside.offset * home.element);
+  arriving_ = true;
+}
+
+void DeviceShards::bring_all() {
+  or_fail_group(update_.group(), [&] {
+    for (Home& home : homes_)
+      if (home.owner && !home.copied) copy_gradient(home);
   });
 }
 
 void DeviceShards::arrive() {
   Group& group = update_.group();
-  CopiesUntil until{.has_to_host = true, .has_to_device = returning_};
+  if (!arriving_ && !returning_) return;
+  CopiesUntil until{.has_to_host = arriving_, .has_to_device = returning_};
   or_fail_group(group, [&] {
-    until.to_host = queue_->mark(kToHost);
+    if (arriving_) until.to_host = queue_->mark(kToHost);
     if (returning_) until.to_device = queue_->mark(kToDevice);
   });
   const TimePoint begin = now();
@@ -114,21 +164,130 @@ void DeviceShards::arrive() {
     }
     std::this_thread::sleep_for(kBetweenArrivalLooks);
   }
-  returning_ = false;
-  std::fill(owners_.begin(), owners_.end(), nullptr);
+  arriving_ = returning_ = false;
+  for (Home& home : homes_)
+    if (!buckets_[home.bucket].stays) home.owner = nullptr;
 }
 
-void DeviceShards::take_back(size_t parameter, uint64_t address) {
-  or_fail_group(update_.group(), [&] {
-    const Place& place = places_[parameter];
-    const DevicePages& from = pages(values_, &ShardedUpdate::values, place.bucket);
-    queue_->copy_to_device(address, from, place.count * place.element, place.offset);
-    returning_ = true;
+// ---- an update on the device ----
+
+std::shared_ptr<OnDevices> DeviceShards::launch(size_t b, Shard& shard) {
+  BucketState& state = buckets_[b];
+  if (!state.stays) return nullptr;
+  return or_fail_group(update_.group(), [&]() -> std::shared_ptr<OnDevices> {
+    make_state(b, shard);
+    const Bucket& bucket = update_.buckets()[b];
+    uint64_t addresses[kMostSlots] = {};
+    for (size_t s = 0; s < state.state.size(); ++s) addresses[s] = state.state[s].address;
+    auto made = std::make_shared<DeviceUpdate>(
+        steps_, [this, b](Operation& operation) { go_by_host(b, operation); });
+    for (size_t k = 0; k < bucket.placements.size(); ++k) {
+      const Placement& at = bucket.placements[k];
+      Home& home = homes_[static_cast<size_t>(at.parameter)];
+      if (shard.updates[k].skipped) continue;
+      const uint64_t gradient = home.owner ? home.gradient : zeros(at.count * home.element);
+      made->add(bucket, at, shard.updates[k], gradient, home.value, addresses);
+      made->keep(home.owner);
+    }
+    if (made->empty()) return nullptr;  // so it is on all ranks
+    for (const DeviceRoom& room : state.state) made->keep(room.memory);
+    made->keep(zeros_.memory);
+    made->seal(*queue_);
+    return state.newest = made;
   });
 }
 
-void DeviceShards::precede(uint64_t stream) {
-  or_fail_group(update_.group(), [&] { queue_->precede(stream); });
+/// With what the host has of it.
+void DeviceShards::make_state(size_t b, Shard& shard) {
+  BucketState& state = buckets_[b];
+  if (!state.state.empty() || shard.slots() == 0) return;
+  for (size_t s = 0; s < shard.slots(); ++s)
+    state.state.push_back(queue_->allocate(std::max<size_t>(shard.bytes(), 1)));
+  copy_state(b, shard, kToDevice);
+}
+
+/// By the memory of the bucket's values, which nothing else uses where it is updated there.
+void DeviceShards::copy_state(size_t b, Shard& shard, CudaWay way) {
+  const DevicePages& through = pages(buckets_[b].values, &ShardedUpdate::values, b);
+  std::byte* const memory = update_.values(b).get();
+  for (size_t s = 0; s < shard.slots() && shard.bytes() > 0; ++s) {
+    const uint64_t there = buckets_[b].state[s].address;
+    if (way == kToDevice) {
+      std::memcpy(memory, shard.state(s), shard.bytes());
+      queue_->copy_to_device(there, through, shard.bytes());
+    } else {
+      queue_->copy_to_host(through, there, shard.bytes());
+    }
+    queue_->synchronize(way);
+    if (way == kToHost) std::memcpy(shard.state(s), memory, shard.bytes());
+  }
+}
+
+uint64_t DeviceShards::zeros(size_t bytes) {
+  if (bytes > zero_bytes_) {
+    zeros_ = queue_->allocate(bytes);
+    zero_bytes_ = bytes;
+  }
+  return zeros_.address;
+}
+
+/// By the thread that polls, at a bucket's first update: from now on it always goes so.
+void DeviceShards::go_by_host(size_t b, Operation& operation) {
+  const int rank = update_.group().engine()->host().rank;
+  try {
+    BucketState& state = buckets_[b];
+    state.stays = false;
+    state.state.clear();
+    state.newest = nullptr;
+    const Bucket& bucket = update_.buckets()[b];
+    auto gate = std::make_shared<BucketArrival>(staging_, queue_, rank, bucket.dtype, 1);
+    for (const Placement& p : bucket.placements) {
+      Home& home = homes_[static_cast<size_t>(p.parameter)];
+      if (home.value != 0) copy_value(home);
+      if (!home.owner) continue;
+      if (!home.copied) copy_gradient(home);
+      gate->add(update_.gradients(b).get() + home.offset, p.count, true, std::move(home.owner));
+    }
+    CopiesUntil until{.has_to_host = true};
+    until.to_host = queue_->mark(kToHost);
+    gate->open_after(until);
+    operation.gate = gate;
+  } catch (const Error& error) {
+    throw on_rank(error, rank);
+  }
+}
+
+// ---- after an update ----
+
+void DeviceShards::take_back(std::span<const std::pair<size_t, uint64_t>> values, uint64_t stream) {
+  or_fail_group(update_.group(), [&] {
+    for (const auto& [parameter, address] : values) {
+      const Home& home = homes_[parameter];
+      BucketState& state = buckets_[home.bucket];
+      if (state.stays) continue;
+      const DevicePages& from = pages(state.values, &ShardedUpdate::values, home.bucket);
+      queue_->copy_to_device(address, from, home.count * home.element, home.offset);
+      returning_ = true;
+    }
+    if (returning_) queue_->precede(stream);
+  });
+  for (const BucketState& state : buckets_)
+    if (state.newest) state.newest->hand_over(stream);
+  for (Home& home : homes_) home.owner = nullptr;  // what is under way keeps its own
+}
+
+// ---- the state ----
+
+void DeviceShards::fetch_state(size_t b, Shard& shard) {
+  BucketState& state = buckets_[b];
+  if (state.state.empty()) return;
+  if (state.newest) state.newest->hand_over(std::nullopt);
+  or_fail_group(update_.group(), [&] { copy_state(b, shard, kToHost); });
+}
+
+void DeviceShards::replace_state(size_t b, Shard& shard) {
+  if (buckets_[b].state.empty()) return;
+  or_fail_group(update_.group(), [&] { copy_state(b, shard, kToDevice); });
 }
 
 }  // namespace farandole

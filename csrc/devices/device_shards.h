@@ -1,29 +1,39 @@
-// A sharded update whose gradients and parameters lie on a device, updated in the buckets of the
-// host:
+// A sharded update whose gradients and parameters lie on a device. A bucket of which all ranks have
+// all on one device each is updated there, with its part of the optimizer's state; any other in the
+// buckets of the host:
 //
 //   bring()         a gradient, behind what its owner's stream does now, as backward makes it
-//   bring_value()   before an update: this rank's part of a parameter, which it alone updates
-//   arrive()        waits until all of that is there, and until what went back last has left
-//   take_back()     after it: a whole parameter; what its owner's stream does next comes after it
+//   bring_value()   before an update: where a parameter is
+//   arrive()        waits until all that goes by the host is there, and until what went back last
+//                   has left
+//   take_back()     after it: parameters are updated; what their owner's stream does next comes
+//                   after that
+//
+// How a bucket goes is found at its first update, and stays so. A norm is always the host's.
 #pragma once
 
 #include <functional>
-#include <map>
 #include <memory>
+#include <optional>
+#include <span>
+#include <utility>
 #include <vector>
 
+#include "devices/device_update.h"
 #include "devices/staging.h"
 #include "fusion/sharded_update.h"
 
 namespace farandole {
 
 /// Used by one thread at a time, as the update is.
-class DeviceShards {
+class DeviceShards : public ShardCarrier {
  public:
-  /// The update outlives it. `interrupted` is that of Group::wait_for. Throws Error(device), which
-  /// all ranks get, where the device cannot be used.
-  DeviceShards(ShardedUpdate& update, int device, std::function<void()> interrupted);
-  ~DeviceShards();
+  /// `carried`: by parameter, whether it lies on this device. The update outlives it. `interrupted`
+  /// is that of Group::wait_for. Throws Error(device), which all ranks get, where the device cannot
+  /// be used.
+  DeviceShards(ShardedUpdate& update, int device, std::vector<bool> carried,
+               std::function<void()> interrupted);
+  ~DeviceShards() override;
   DeviceShards(const DeviceShards&) = delete;
   DeviceShards& operator=(const DeviceShards&) = delete;
 
@@ -31,28 +41,54 @@ class DeviceShards {
   void bring(size_t parameter, uint64_t address, uint64_t stream,
              std::shared_ptr<const void> owner);
   void bring_value(size_t parameter, uint64_t address, uint64_t stream);
+  /// Before a norm: all gradients come to the host.
+  void bring_all();
   /// Throws the group's verdict, and Error(stalled) after the group's timeout.
   void arrive();
-  void take_back(size_t parameter, uint64_t address);
-  /// What is put into `stream` from now on finds there what was taken back.
-  void precede(uint64_t stream);
+  /// `values`: parameters that were updated, and where they are. What is put into `stream` from now
+  /// on finds them there.
+  void take_back(std::span<const std::pair<size_t, uint64_t>> values, uint64_t stream);
+
+  std::shared_ptr<OnDevices> launch(size_t bucket, Shard& shard) override;
+  void fetch_state(size_t bucket, Shard& shard) override;
+  void replace_state(size_t bucket, Shard& shard) override;
 
  private:
-  struct Place {
+  /// A parameter: where its gradient is, and itself.
+  struct Home {
     size_t bucket = 0, offset = 0, count = 0, element = 0;  // the offset in bytes
+    uint64_t gradient = 0, value = 0;                       // addresses; 0: none in this step
+    std::shared_ptr<const void> owner;                      // of the gradient
+    bool copied = false;                                    // to the host
+  };
+  struct BucketState {
+    DevicePages gradients, values;  // on the host; null: not registered yet
+    bool stays = false;             // on the device, unless other ranks' do not
+    std::vector<DeviceRoom> state;  // of this rank's part, by slot; none: the host has it
+    std::shared_ptr<DeviceUpdate> newest;
   };
   using Memory = const std::shared_ptr<std::byte>& (ShardedUpdate::*)(size_t bucket) const;
-  const DevicePages& pages(std::vector<DevicePages>& all, Memory memory, size_t bucket);
+
+  const DevicePages& pages(DevicePages& known, Memory memory, size_t bucket);
+  Slice mine(size_t bucket) const;
+  void copy_gradient(Home& home);
+  void copy_value(const Home& home);
+  void go_by_host(size_t bucket, Operation& operation);
+  void make_state(size_t bucket, Shard& shard);
+  void copy_state(size_t bucket, Shard& shard, CudaWay way);
+  uint64_t zeros(size_t bytes);
   void let_go(std::shared_ptr<const void> owner);
 
   ShardedUpdate& update_;
   std::function<void()> interrupted_;
   std::shared_ptr<Staging> staging_;
   std::shared_ptr<DeviceQueue> queue_;
-  std::vector<Place> places_;                        // by parameter
-  std::vector<DevicePages> gradients_, values_;      // by bucket; null: not registered yet
-  std::vector<std::shared_ptr<const void>> owners_;  // by parameter, until its gradient is here
-  bool returning_ = false;
+  std::shared_ptr<Steps> steps_;      // null: all go by the host
+  std::vector<Home> homes_;           // by parameter
+  std::vector<BucketState> buckets_;  // by bucket
+  DeviceRoom zeros_;                  // in place of gradients that only other ranks have
+  size_t zero_bytes_ = 0;
+  bool arriving_ = false, returning_ = false;
 };
 
 }  // namespace farandole

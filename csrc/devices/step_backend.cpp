@@ -57,12 +57,12 @@ Progress StepBackend::poll(TimePoint until) {
   }
   if (!begun_) choose();
   if (!declined_.empty()) return Progress::finished;
-  if (way_ == DeviceWay::nccl && !begun_) {
-    const bool moved = meet_in_nccl();
-    if (!nccl_->done()) return moved ? Progress::moved : Progress::idle;
-    if (!no_nccl_.empty()) return Progress::moved;  // and is chosen for again
-  }
   try {
+    if (way_ == DeviceWay::nccl && !begun_) {
+      const bool moved = meet_in_nccl();
+      if (!nccl_->done()) return moved ? Progress::moved : Progress::idle;
+      if (!no_nccl_.empty()) return Progress::moved;  // and is chosen for again
+    }
     if (!std::exchange(begun_, true)) begin();
     while (next_ < count_) {
       run_piece(next_++);
@@ -140,6 +140,11 @@ CollectiveSpec StepBackend::spec_here() const {
 /// By what all ranks know.
 void StepBackend::choose() {
   const Operation& o = *operation_;
+  if (!arrays_->updates.empty()) {  // in one way or not at all
+    way_ = DeviceWay::step;
+    declined_ = no_buckets_;
+    return;
+  }
   DeviceQuestion question = question_of(spec_here(), o.input.dtype, o.level, shape_here(), asked());
   question.no_buckets = no_buckets_;
   question.no_nccl = no_nccl_;

@@ -1,6 +1,7 @@
 #include "devices/step_pieces.h"
 
 #include "fold/fold.h"
+#include "schedule/slicing.h"
 
 namespace farandole {
 
@@ -19,7 +20,8 @@ StepPieces::StepPieces(const Operation& operation, const Shape& shape, const Ste
            .element = size_of(dtype),
            .piece_bytes = piece_bytes,
            .in_place = arrays.in_place,
-           .apart = !arrays.together.empty()};
+           .apart = !arrays.together.empty() || !arrays.updates.empty(),
+           .updates = !arrays.updates.empty()};
   common_.input = arrays.input;
   common_.output = arrays.output;
   common_.dtype = static_cast<int32_t>(dtype);
@@ -45,7 +47,44 @@ const CudaPiece& StepPieces::operator[](size_t index) {
   piece_.count = moves_.count;
   piece_.folds_to = moves_.folds_to;
   piece_.fold_to = arrays_->output + moves_.fold_to;
+  add_updates();
   return piece_;
+}
+
+/// Of each parameter what this rank has in the piece.
+void StepPieces::add_updates() {
+  updates_.clear();
+  if (!step_.updates) return;
+  const Slice mine = moves_.mine;
+  const Slice part_here = part({mine.space, 0, count_}, step_.shape.size, step_.shape.rank);
+  for (const StepUpdate& update : arrays_->updates) {
+    const Slice here = clip(mine, {mine.space, update.whole.offset, update.whole.count});
+    if (here.count == 0) continue;
+    const auto behind = [&](uint64_t address, size_t begin) {
+      return address == 0 ? 0 : address + (here.offset - begin) * step_.element;
+    };
+    const UpdateFactors& f = update.factors;
+    updates_.push_back({.value = behind(update.value, update.whole.offset),
+                        .gradient = (moves_.first + here.offset - mine.offset) * step_.element,
+                        .count = here.count,
+                        .state = {behind(update.state[0], part_here.offset),
+                                  behind(update.state[1], part_here.offset)},
+                        .kind = static_cast<int32_t>(update.kind),
+                        .fresh = f.fresh ? 1 : 0,
+                        .nesterov = f.nesterov ? 1 : 0,
+                        .factor = f.gradient,
+                        .decay = f.decay,
+                        .shrink = f.shrink,
+                        .keep_first = f.keep_first,
+                        .take_first = f.take_first,
+                        .keep_second = f.keep_second,
+                        .take_second = f.take_second,
+                        .step = f.step,
+                        .root = f.root,
+                        .epsilon = f.epsilon});
+  }
+  piece_.updates = updates_.data();
+  piece_.update_count = updates_.size();
 }
 
 CudaPiece StepPieces::whole() const {

@@ -11,10 +11,20 @@
 #include "devices/exchange.h"
 #include "devices/step_plan.h"
 #include "devices/stretches.h"
+#include "fold/update.h"
 #include "group/pack.h"
 #include "stream/operation.h"
 
 namespace farandole {
+
+/// What an update does to what this rank has of one parameter.
+struct StepUpdate {
+  uint64_t value = 0;      // the address of its first element
+  Slice whole{};           // where the parameter lies in all of the arrays, in elements
+  uint64_t state[2] = {};  // addresses of this rank's part of all of the arrays
+  UpdateKind kind = UpdateKind::sgd;
+  UpdateFactors factors;
+};
 
 /// One operation's arrays, as its backend needs them.
 struct StepArrays {
@@ -23,8 +33,9 @@ struct StepArrays {
   double prescale = 1;            // a further factor on the input, which the host applies elsewhere
   std::vector<Operand> together;  // several arrays that travel as one; then there is no address
   Stretches inputs, outputs;      // of these, as parts of the whole
-  StepMoments moments;            // none in a graph
-  std::optional<uint64_t> graph;  // the stream that is being captured, with all of it
+  std::vector<StepUpdate> updates;  // of an all-reduce: inputs are gradients, outputs values
+  StepMoments moments;              // none in a graph
+  std::optional<uint64_t> graph;    // the stream that is being captured, with all of it
   std::shared_ptr<const void> kept;
   std::atomic<bool> launched{false};  // released after `number`
   uint32_t number = 0;
@@ -53,7 +64,10 @@ class StepPieces {
   size_t count_ = 0;  // elements, of all pieces
   StepShape step_{};
   CudaPiece common_{};  // to all pieces
+  void add_updates();
+
   StepPiece moves_;
+  std::vector<CudaUpdate> updates_;
   CudaPiece piece_{};
 };
 

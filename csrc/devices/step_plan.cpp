@@ -11,9 +11,9 @@ namespace {
 constexpr size_t kAlike = 16;
 
 /// Whether a bucket holds a share for each rank side by side; else it holds one stretch.
-bool has_places(Collective kind) {
-  return kind == Collective::reduce_scatter || kind == Collective::all_to_all ||
-         kind == Collective::scatter;
+bool has_places(const StepShape& s) {
+  return s.updates || s.kind == Collective::reduce_scatter || s.kind == Collective::all_to_all ||
+         s.kind == Collective::scatter;
 }
 
 /// Whether what is cut is the whole, and not each rank's share.
@@ -24,13 +24,14 @@ bool is_of_whole(Collective kind) {
 
 /// Elements of all that is cut: the whole, or the longest share.
 size_t length_of(const StepShape& s) {
+  if (s.updates) return part({Space::input, 0, s.shape.count}, s.shape.size, 0).count;
   return is_of_whole(s.kind) ? s.shape.count : largest_share(s.kind, s.shape);
 }
 
 /// Elements that a piece takes, of the whole or of each share.
 size_t most_of(const StepShape& s) {
   const size_t room = s.piece_bytes / s.element;
-  if (!has_places(s.kind)) return room;
+  if (!has_places(s)) return room;
   const size_t each = room / static_cast<size_t>(s.shape.size);
   return std::max<size_t>(1, each >= kAlike ? each / kAlike * kAlike : each);
 }
@@ -70,6 +71,21 @@ struct Cutting {
   void all_reduce() {
     fold_part(kFoldsToAllBuckets);
     take(me(), 0, whole());
+  }
+  /// A rank has the same part at every step, and gives the others what it has made of it.
+  void update() {
+    const auto part_of = [&](int r) {
+      return of(part({Space::input, 0, s.shape.count}, s.shape.size, r));
+    };
+    for (int r = 0; r < s.shape.size; ++r) bring(part_of(r), place(r));
+    piece.mine = part_of(me());
+    piece.first = place(me());
+    piece.count = piece.mine.count;
+    piece.folds_to = me();
+    for (int i = 1; i < s.shape.size; ++i) {
+      const int r = (me() + i) % s.shape.size;
+      take(me(), place(r), part_of(r));
+    }
   }
   void reduce() {
     fold_part(s.shape.root);
@@ -136,6 +152,10 @@ size_t pieces_of(const StepShape& step) {
 
 StepPiece piece_of(const StepShape& step, size_t index) {
   Cutting cutting(step, index);
+  if (step.updates) {
+    cutting.update();
+    return std::move(cutting.piece);
+  }
   switch (step.kind) {
     case Collective::all_reduce:
       cutting.all_reduce();

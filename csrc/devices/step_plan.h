@@ -18,6 +18,7 @@ struct StepShape {
   size_t piece_bytes = 0;  // of a bucket, for one piece; 64 bytes for each rank at least
   bool in_place = false;   // input and output begin at one address
   bool apart = false;      // input and output are several arrays
+  bool updates = false;    // an all-reduce whose sums each rank makes new values of, in its part
 };
 
 /// All in bytes, but for what is folded: that is in elements of the bucket.
@@ -26,6 +27,7 @@ struct StepPiece {
   size_t first = 0, count = 0;  // folded
   int folds_to = kFoldsToOutput;
   size_t fold_to = 0;  // where in the output
+  Slice mine{};        // what of the whole this rank updates, behind `first` of the bucket
 };
 
 /// Whether steps can run it.

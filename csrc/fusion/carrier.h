@@ -10,11 +10,25 @@
 
 namespace farandole {
 
+class Shard;
+
 /// How the gradients of a bucket go from here.
 struct Carried {
   std::shared_ptr<Gate> gate;  // what the bucket in the host's memory waits for; null: nothing
   /// They are reduced where they lie, if those of all ranks can be; else they come to the bucket.
   std::shared_ptr<OnDevices> on_devices{};
+};
+
+/// Updates a sharded update's buckets whose parameters lie elsewhere, with their part of the state.
+class ShardCarrier {
+ public:
+  virtual ~ShardCarrier() = default;
+  /// The next update of a bucket, which says what becomes of each parameter. Null: it goes by the
+  /// bucket on the host, where all that it needs is.
+  virtual std::shared_ptr<OnDevices> launch(size_t bucket, Shard& shard) = 0;
+  /// The shard's state is to be that of the last update; or is another one from now on.
+  virtual void fetch_state(size_t bucket, Shard& shard) = 0;
+  virtual void replace_state(size_t bucket, Shard& shard) = 0;
 };
 
 /// Who brings them. A reducer keeps its carriers.

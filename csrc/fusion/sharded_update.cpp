@@ -276,10 +276,18 @@ void ShardedUpdate::launch_buckets() {
       result = {reduced_[b].get(), shards_[b]->count(), bucket.dtype};
     } else {
       what.epilogue = epilogues_[b];
+      what.on_devices = carried(b);
     }
     step_->launch("bucket " + std::to_string(b), std::move(what), gradients, result, memory_of(b));
   }
   phase_ = Phase::working;
+}
+
+std::shared_ptr<OnDevices> ShardedUpdate::carried(size_t bucket) {
+  for (ShardCarrier* carrier : carriers_)
+    if (task_ == Task::update)
+      if (auto on_devices = carrier->launch(bucket, *shards_[bucket])) return on_devices;
+  return nullptr;
 }
 
 /// Over hosts: this rank's part of each bucket is reduced.
@@ -332,6 +340,7 @@ size_t ShardedUpdate::state_bytes() const {
 void ShardedUpdate::gather_state(size_t b, size_t slot, std::byte* whole) {
   Shard& shard = *shards_[b];
   const size_t bytes = buckets_[b].bytes();
+  for (ShardCarrier* carrier : carriers_) carrier->fetch_state(b, shard);
   std::memset(whole, 0, bytes);
   std::memcpy(whole + shard.first() * size_of(buckets_[b].dtype), shard.state(slot), shard.bytes());
   // As bytes, whose sum with zeros is exact, whatever they mean.
@@ -343,7 +352,10 @@ void ShardedUpdate::gather_state(size_t b, size_t slot, std::byte* whole) {
 
 void ShardedUpdate::set_state(size_t b, size_t slot, const std::byte* whole) {
   Shard& shard = *shards_[b];
+  // Other slots stay what they are, wherever that is.
+  for (ShardCarrier* carrier : carriers_) carrier->fetch_state(b, shard);
   std::memcpy(shard.state(slot), whole + shard.first() * size_of(buckets_[b].dtype), shard.bytes());
+  for (ShardCarrier* carrier : carriers_) carrier->replace_state(b, shard);
 }
 
 }  // namespace farandole

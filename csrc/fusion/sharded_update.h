@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "fusion/bucket_step.h"
+#include "fusion/carrier.h"
 #include "fusion/shard.h"
 #include "fusion/update_rule.h"
 #include "group/group.h"
@@ -55,6 +56,11 @@ class ShardedUpdate {
   /// Memory that all ranks map: this rank's own gradients, and the parameters.
   const std::shared_ptr<std::byte>& gradients(size_t bucket) const { return gradients_[bucket]; }
   const std::shared_ptr<std::byte>& values(size_t bucket) const { return values_[bucket]; }
+
+  /// From now on; it outlives all tasks. Each carries buckets of its own.
+  void add_carrier(ShardCarrier& carrier) { carriers_.push_back(&carrier); }
+  void drop_carrier(const ShardCarrier& carrier) { std::erase(carriers_, &carrier); }
+  bool over_hosts() const { return over_hosts_; }
 
   /// Copies a gradient into its bucket.
   void take(size_t parameter, const std::byte* gradient);
@@ -102,6 +108,7 @@ class ShardedUpdate {
   void launch_flags();
   void launch_buckets();
   void make_epilogues();
+  std::shared_ptr<OnDevices> carried(size_t bucket);
   std::shared_ptr<const void> memory_of(size_t bucket) const;
   void apply_to_parts();
   void launch_gathers();
@@ -122,6 +129,7 @@ class ShardedUpdate {
   std::vector<BucketPlace> places_;
   std::vector<std::shared_ptr<std::byte>> gradients_, values_;
   std::vector<std::shared_ptr<Shard>> shards_;
+  std::vector<ShardCarrier*> carriers_;
   bool over_hosts_;
   std::vector<std::shared_ptr<std::byte>> reduced_;  // over hosts: this rank's part of each bucket
   std::optional<BucketStep> step_;                   // once all ranks have agreed

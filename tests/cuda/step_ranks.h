@@ -88,7 +88,9 @@ struct StepRank {
                     .leaf_factor = 1,
                     .finish_factor = 0.5,
                     .leaf_divide = 1,
-                    .finish_divide = 1});
+                    .finish_divide = 1,
+                    .updates = nullptr,
+                    .update_count = 0});
     }
   }
 };

@@ -37,7 +37,11 @@ def momentum(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), 1e-2, momentum=0.9, weight_decay=0.01)
 
 
-RULES = {"adam": adam, "momentum": momentum}
+def plain(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 1e-2)
+
+
+RULES = {"adam": adam, "momentum": momentum, "plain": plain}
 
 
 def train(
@@ -78,7 +82,8 @@ def settle(tensors: Tensors | None) -> None:
         tensors.settle()
 
 
-def as_on_the_host(places: list[str], ways: list[dict[str, Any]]) -> None:
+def as_on_the_host(places: list[str], ways: list[dict[str, Any]]) -> int:
+    """How many kernels were launched: none by the host."""
     rank = Rank()
     tensors = Tensors(rank)
     for how in ways:
@@ -86,15 +91,17 @@ def as_on_the_host(places: list[str], ways: list[dict[str, Any]]) -> None:
         for where in places:
             for result, wanted in zip(train(tensors, where, **how), expected, strict=True):
                 assert torch.equal(result, wanted), (how, where)
+    launched = rank.machine.calls("cuLaunchKernel")
     gc.collect()
     rank.end()
+    return launched
 
 
 WAYS: list[dict[str, Any]] = [SHARDED, SHARDED | {"rule": "momentum", "passes": 2}]
 
 
 def test_sharded_weights_are_those_of_the_host(start: Start) -> None:
-    start(2, "torch", FAKE_CUDA_JITTER="3").run(as_on_the_host, ["all"], WAYS)
+    assert start(2, "torch", FAKE_CUDA_JITTER="3").run(as_on_the_host, ["all"], WAYS) == [0, 0]
 
 
 def test_sharded_some_on_the_host_some_on_the_device(start: Start) -> None:

@@ -8,14 +8,15 @@ namespace farandole::cuda {
 /// Whether the factor applies before the cast or behind it: in the bucket's dtype.
 enum class ScaleAt : uint8_t { source, destination };
 
-/// The last piece whose first chunk is not behind `chunk`.
-FARANDOLE_DEVICE const Piece& piece_of(const Pieces& p, uint64_t chunk) {
-  uint32_t below = 0, above = p.piece_count;
+/// The last of the pieces whose first chunk is not behind `chunk`.
+template <typename AnyPiece>
+FARANDOLE_DEVICE const AnyPiece& piece_of(const AnyPiece* pieces, uint32_t count, uint64_t chunk) {
+  uint32_t below = 0, above = count;
   while (above - below > 1) {
     const uint32_t middle = below + (above - below) / 2;
-    (p.pieces[middle].first_chunk <= chunk ? below : above) = middle;
+    (pieces[middle].first_chunk <= chunk ? below : above) = middle;
   }
-  return p.pieces[below];
+  return pieces[below];
 }
 
 template <ScaleAt where, typename From, typename To, uint32_t n>
@@ -49,7 +50,7 @@ FARANDOLE_DEVICE void copy_chunk(const Piece& piece, uint64_t first, const Scali
 template <ScaleAt where, typename From, typename To>
 FARANDOLE_DEVICE void copy_pieces(const Pieces& p) {
   for (uint64_t chunk = block_index(); chunk < p.chunks; chunk += block_count()) {
-    const Piece& piece = piece_of(p, chunk);
+    const Piece& piece = piece_of(p.pieces, p.piece_count, chunk);
     copy_chunk<where, From, To>(piece, (chunk - piece.first_chunk) * kChunkElements, p.scaling);
   }
 }

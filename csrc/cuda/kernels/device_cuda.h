@@ -34,6 +34,10 @@ FARANDOLE_DEVICE To bits_as(const From& value) {
   return __builtin_bit_cast(To, value);
 }
 
+// Rounded once, as the processor's are.
+FARANDOLE_DEVICE float square_root(float value) { return __fsqrt_rn(value); }
+FARANDOLE_DEVICE double square_root(double value) { return __dsqrt_rn(value); }
+
 FARANDOLE_DEVICE size_t global(const void* address) { return __cvta_generic_to_global(address); }
 
 // Memory of this device that nobody else touches while the kernel runs.

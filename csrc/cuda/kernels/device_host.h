@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cmath>
 #include <cstring>
 
 #define FARANDOLE_DEVICE inline
@@ -33,6 +34,9 @@ FARANDOLE_DEVICE uint32_t block_count() { return host::indices().blocks; }
 FARANDOLE_DEVICE void block_barrier() { host::barrier(true); }
 FARANDOLE_DEVICE bool block_all(bool mine) { return host::barrier(mine); }
 FARANDOLE_DEVICE uint32_t block_broadcast(uint32_t mine) { return host::broadcast(mine); }
+
+FARANDOLE_DEVICE float square_root(float value) { return std::sqrt(value); }
+FARANDOLE_DEVICE double square_root(double value) { return std::sqrt(value); }
 
 // Plain accesses: where ranks are not ordered, ThreadSanitizer sees a race.
 template <typename T>

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "base/reduce_op.h"
+#include "fold/update.h"
 
 namespace farandole::cuda {
 
@@ -221,5 +222,30 @@ struct Pieces {
   uint64_t chunks = 0;  // of all pieces
   Scaling scaling;
 };
+
+/// What an update does to a stretch of one parameter. No two of the arrays overlap, but `shared`
+/// may be the gradient.
+struct UpdatePiece {
+  void* value = nullptr;
+  void* shared = nullptr;          // where other ranks read the new values
+  const void* gradient = nullptr;  // reduced
+  void* state[kMostSlots] = {};    // slots_of(kind) of them
+  uint64_t count = 0;              // elements
+  uint64_t first_chunk = 0;        // chunks of all pieces before this one
+  UpdateKind kind = UpdateKind::sgd;
+  UpdateFactors factors;
+};
+
+/// A launch takes 4096 bytes of parameters.
+inline constexpr uint32_t kMostUpdates = 16;
+
+/// farandole_update_<dtype>: the optimizer's step (fold/update.h), of float32 and float64. Pieces
+/// with no elements are not among them.
+struct Updates {
+  uint32_t piece_count = 0;
+  uint64_t chunks = 0;  // of all pieces
+  UpdatePiece pieces[kMostUpdates];
+};
+static_assert(sizeof(Updates) <= 4096);
 
 }  // namespace farandole::cuda

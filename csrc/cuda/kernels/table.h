@@ -25,6 +25,9 @@ KERNEL(farandole_graph_arrive, GraphMeet, graph_arrive)
 KERNEL(farandole_graph_pass, GraphMeet, graph_pass)
 KERNEL(farandole_deliver, Deliver, deliver)
 
+KERNEL(farandole_update_float32, Updates, update<float>)
+KERNEL(farandole_update_float64, Updates, update<double>)
+
 FARANDOLE_CUDA_OF_ONE(float16, Float16)
 FARANDOLE_CUDA_OF_ONE(bfloat16, BFloat16)
 FARANDOLE_CUDA_OF_ONE(float32, float)

@@ -1,6 +1,8 @@
 #include "cuda/library/copying.h"
 
 #include <bit>
+#include <memory>
+#include <utility>
 
 #include "cuda/driver/copy_streams.h"
 #include "cuda/library/guarded.h"
@@ -11,6 +13,9 @@ struct farandole::CudaQueue {
 };
 struct farandole::CudaPages {
   cuda::RegisteredPages pages;
+};
+struct farandole::CudaMemory {
+  std::unique_ptr<cuda::DeviceMemory> memory;
 };
 
 namespace farandole::cuda {
@@ -45,6 +50,19 @@ CudaPages* register_pages(CudaQueue* queue, void* pages, uint64_t bytes, CudaFai
 }
 
 void release_pages(CudaPages* pages) { delete pages; }
+
+CudaMemory* allocate(CudaQueue* queue, uint64_t bytes, uint64_t* address, CudaFailure* failure) {
+  return guarded(failure, [&] {
+    auto memory = allocate_device(queue->streams.context(), bytes, Sharing::none);
+    const StreamRef& stream = queue->streams.stream(kToDevice);
+    stream.fill(memory->address(), 0, bytes);
+    stream.synchronize();
+    *address = memory->address();
+    return new CudaMemory{std::move(memory)};
+  });
+}
+
+void release(CudaMemory* memory) { delete memory; }
 
 int32_t copy_to_host(CudaQueue* queue, CudaPages* to, uint64_t offset, uint64_t from,
                      uint64_t bytes, CudaFailure* failure) {
@@ -121,6 +139,8 @@ void add_copying(CudaTable& table) {
   table.stream_to_host = stream_to_host;
   table.register_pages = register_pages;
   table.release_pages = release_pages;
+  table.allocate = allocate;
+  table.release = release;
   table.copy_to_host = copy_to_host;
   table.copy_to_device = copy_to_device;
   table.mark = mark;

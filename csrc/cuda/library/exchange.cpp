@@ -55,6 +55,21 @@ std::shared_ptr<DeviceMemory> make_bucket(const std::shared_ptr<const DeviceCont
   return bucket;
 }
 
+UpdateFactors factors_of(const CudaUpdate& update) {
+  return {.gradient = update.factor,
+          .decay = update.decay,
+          .shrink = update.shrink,
+          .keep_first = update.keep_first,
+          .take_first = update.take_first,
+          .keep_second = update.keep_second,
+          .take_second = update.take_second,
+          .step = update.step,
+          .root = update.root,
+          .epsilon = update.epsilon,
+          .fresh = update.fresh != 0,
+          .nesterov = update.nesterov != 0};
+}
+
 }  // namespace
 
 Exchange::Exchange(const std::shared_ptr<const DeviceContext>& context,
@@ -248,6 +263,7 @@ void Exchange::run(const CudaPiece& piece) {
   move_in(piece);
   meet(piece.strand);
   if (piece.count > 0) fold(piece);
+  update(piece);
   if (piece.folds_to == kFoldsToOutput) move_out(piece);
   meet(piece.strand);
   if (piece.folds_to != kFoldsToOutput) move_out(piece);
@@ -335,6 +351,39 @@ void Exchange::fold(const CudaPiece& piece) {
                                      {.processors = multiprocessors()});
   kernel(kernel_name("two_shot", folding.dtype))
       .launch(stream_of(piece.strand), {.blocks = blocks, .threads = kThreads}, job);
+}
+
+/// New values of this rank's part, in its own bucket and then in all.
+void Exchange::update(const CudaPiece& piece) {
+  if (piece.update_count == 0) return;
+  const DevicePointer bucket = bucket_of(rank_, piece.strand);
+  std::vector<UpdatePiece> pieces;
+  for (const CudaUpdate& one : std::span(piece.updates, piece.update_count))
+    pieces.push_back({.value = at_address(one.value),
+                      .shared = at_address(bucket + one.gradient),
+                      .gradient = at_address(bucket + one.gradient),
+                      .state = {at_address(one.state[0]), at_address(one.state[1])},
+                      .count = one.count,
+                      .kind = static_cast<UpdateKind>(one.kind),
+                      .factors = factors_of(one)});
+  const auto dtype = static_cast<DType>(piece.dtype);
+  for (std::span<const UpdatePiece> rest = pieces; !rest.empty();) {
+    const auto some = rest.first(std::min<size_t>(rest.size(), kMostUpdates));
+    rest = rest.subspan(some.size());
+    const Updates job = updates_of(some);
+    const uint64_t bytes = job.chunks * kChunkElements * size_of(dtype);
+    kernel(kernel_name("update", dtype))
+        .launch(stream_of(piece.strand),
+                {.blocks = blocks_for(Work::alone, bytes, {.processors = multiprocessors()}),
+                 .threads = kThreads},
+                job);
+  }
+  // This rank alone has read that part of the others' buckets.
+  const uint64_t at = piece.first * size_of(dtype), bytes = piece.count * size_of(dtype);
+  for (uint32_t i = 1; i < size_ && bytes > 0; ++i) {
+    const uint32_t r = (rank_ + i) % size_;
+    stream_of(piece.strand).copy(bucket_of(r, piece.strand) + at, bucket + at, bytes);
+  }
 }
 
 const DeviceFunction& Exchange::kernel(const std::string& name) {

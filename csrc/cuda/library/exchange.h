@@ -109,6 +109,7 @@ class Exchange {
   void move_out(const CudaPiece& piece);
   void meet(int32_t strand);
   void fold(const CudaPiece& piece);
+  void update(const CudaPiece& piece);
   const DeviceFunction& kernel(const std::string& name);
   Folding folding_of(const CudaPiece& piece) const;
   const uint32_t* abort_word() const;

@@ -31,7 +31,8 @@ class DeviceShards:
         self._strides = [dense_strides(p) for _, p in named]
         self._update = update
         self._shards = {
-            device: _core.DeviceShards(update, device) for device in several(self._devices)
+            device: _core.DeviceShards(update, device, [d == device for d in self._devices])
+            for device in several(self._devices)
         }
         # By parameter: address and version of the gradient that stands in the bucket.
         self._brought: dict[int, tuple[int, int]] = {}
@@ -65,7 +66,7 @@ class DeviceShards:
         return True
 
     def begin(self, *, updates: bool) -> None:
-        """Before a task: all that it needs is on the host. Waits for the devices."""
+        """Before a task: all that goes by the host is there. Waits for the devices then."""
         if not self._shards:
             return
         self._steps = list(self._update.steps)
@@ -79,6 +80,8 @@ class DeviceShards:
                     raise moved_away(name)
                 self._shards[device].bring_value(i, p.data_ptr(), streams[device])
         for shards in self._shards.values():
+            if not updates:
+                shards.bring_all()
             shards.arrive()
 
     def end(self) -> None:
