@@ -19,6 +19,13 @@ void Fd::reset() {
   fd_ = -1;
 }
 
+void open_more_files() {
+  rlimit most{};
+  if (::getrlimit(RLIMIT_NOFILE, &most) != 0 || most.rlim_cur == most.rlim_max) return;
+  most.rlim_cur = most.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &most);  // where that is refused, running out names the limit
+}
+
 Error errno_error(std::string_view call) {
   const int code = errno;
   std::string verdict = std::string(call) + " failed: " + std::strerror(code) + " (errno " +

@@ -34,6 +34,8 @@ class Fd {
 class Error;
 /// Error(resource) naming `call` and errno.
 Error errno_error(std::string_view call);
+/// As many as this process may at most.
+void open_more_files();
 [[noreturn]] void throw_errno(std::string_view call);
 
 /// `result` of a system call; throws when it is -1.

@@ -144,6 +144,12 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   defaults.timeout = to_duration(config.timeout);
   defaults.level = level_from(config.level);
   defaults.algorithm = config.algorithm;
+  if (mpi)
+    mpi->when_finalized([weak = std::weak_ptr(engine)] {
+      if (const auto alive = weak.lock())
+        alive->show_end("MPI_Finalize, while ranks communicated",
+                        "call farandole.shutdown() before MPI.Finalize()");
+    });
   return Group::world(engine, defaults, deadline);
 }
 

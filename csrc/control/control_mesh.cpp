@@ -44,6 +44,7 @@ ControlMesh::ControlMesh(std::shared_ptr<Segment> segment, int rank, std::vector
       door_(std::move(door)),
       epoll_(checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
       wake_(make_event_fd()) {
+  open_more_files();  // one for each rank, and more for data
   for (int r = 0; r < static_cast<int>(here.size()); ++r) {
     peers_.push_back(std::make_unique<Peer>());
     peers_.back()->here = here[static_cast<size_t>(r)];

@@ -7,6 +7,7 @@
 
 #include "base/relax.h"
 #include "control/control_mesh.h"
+#include "control/farewell.h"
 #include "engine/fork.h"
 
 namespace farandole {
@@ -352,6 +353,12 @@ void Engine::show_state(RankState state) {
 
 void Engine::begin_leaving() {
   show_state(RankState::leaving);
+  wake_everyone();
+}
+
+void Engine::show_end(std::string_view what, std::string_view place) {
+  show_exception(*host_.segment, host_.rank, what, place);
+  show_state(RankState::left);
   wake_everyone();
 }
 

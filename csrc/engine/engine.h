@@ -142,6 +142,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   /// Tells the peers that this rank takes no further part, except in what it orders for them.
   void begin_leaving();
+  /// It takes part in nothing any more, whatever its program does: the others hear why.
+  void show_end(std::string_view what, std::string_view place);
   /// Tells the peers that it is gone. Operations in flight fail.
   void leave();
   /// After leave(): what connections go over is left, too. PeerLost if a rank has died, without a

@@ -348,8 +348,13 @@ void MpiPort::close() {
   expects_.store(false, std::memory_order_relaxed);
 }
 
-void MpiPort::finalize() {
+void MpiPort::when_finalized(std::function<void()> tell) {
   const std::lock_guard lock(mutex_);
+  when_finalized_ = std::move(tell);
+}
+
+void MpiPort::finalize() {
+  std::unique_lock lock(mutex_);
   if (state_ != State::open) return;
   guard([&] { end_receives(); });
   if (state_ != State::open) return;
@@ -357,6 +362,9 @@ void MpiPort::finalize() {
   why_ = "MPI_Finalize was called while ranks communicated; call farandole.shutdown() before it";
   since_ = now() - kPatience;  // nothing else will explain it
   expects_.store(false, std::memory_order_relaxed);
+  const auto tell = when_finalized_;
+  lock.unlock();
+  if (tell) tell();
 }
 
 /// Takes what comes meanwhile: others may have to send before they receive.

@@ -42,6 +42,7 @@
 
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -158,8 +159,9 @@ class MpiPort {
   void abandon(const std::string& why);
   /// This rank leaves: waits a moment for what is on its way.
   void close();
-  /// MPI_Finalize has begun, and this rank had not left.
+  /// MPI_Finalize has begun. Where this rank had not left, `tell` is called: the others hear of it.
   void finalize();
+  void when_finalized(std::function<void()> tell);
 
  private:
   enum class State { open, abandoned, finalized, closed };
@@ -219,6 +221,7 @@ class MpiPort {
   State state_ = State::open;
   std::string why_;  // it is not open
   TimePoint since_{};
+  std::function<void()> when_finalized_;
   std::map<int, MpiLink> links_;
   const std::shared_ptr<MpiDuplicates> duplicates_;
   std::vector<std::unique_ptr<MpiJoined>> joined_;

@@ -369,7 +369,7 @@ void TcpDoor::begin(Dial dial) {
   if (!socket) return try_again(std::move(dial), std::strerror(errno));
   const TcpLane lane = dial.lane;
   add({TcpTalk(std::move(socket), TcpHandshake::dial(lane, segment_->secret())), std::move(dial),
-       count == 1 ? Deadline::never() : Deadline::after(kFirstAnswer * (1 << doublings))});
+       Deadline::after(kFirstAnswer * (1 << doublings))});
 }
 
 void TcpDoor::give_up(const Dial& dial, const Error& error) {

@@ -437,18 +437,41 @@ def finalizes() -> str:
     fd.init()
     fd.all_reduce(np.ones(3))
     MPI.Finalize()
-    with pytest.raises(fd.LinkError) as found:
+    with pytest.raises((fd.LinkError, fd.RemoteError)) as found:
         fd.all_reduce(np.ones(3))
     fd.shutdown()
     with pytest.raises(fd.RendezvousError, match="finalized"):
         fd.init()
-    return found.value.verdict
+    return str(found.value)
 
 
 def test_mpi_that_was_finalized_is_said(mpi: Mpi) -> None:
     for verdict in mpi.run(2, finalizes, env=FORCED):
         assert "MPI_Finalize" in verdict
         assert "shutdown()" in verdict
+
+
+def one_finalizes() -> str:
+    from mpi4py import MPI
+
+    fd.init()
+    fd.all_reduce(np.ones(3))
+    if fd.rank() == 1:
+        MPI.Finalize()
+    with pytest.raises(fd.RemoteError) as found:
+        fd.all_reduce(np.ones(300_000))
+    return found.value.verdict
+
+
+def test_mpi_that_one_rank_finalizes_is_said_to_the_others(mpi: Mpi) -> None:
+    ended = mpi.call(3, one_finalizes, env=FORCED)
+    assert ended.code != 0
+    assert ended.seconds < 15
+    told = ended.of_others(1, all_live=False)  # whoever ends first ends the others
+    assert told, ended.text
+    for o in told:
+        assert o.error is None, o.trace
+        assert "rank 1 ended with MPI_Finalize" in o.value
 
 
 # ---- what is refused ----
