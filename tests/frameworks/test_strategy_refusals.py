@@ -151,6 +151,76 @@ def data_of_ranks_that_differ_are_a_mismatch() -> None:
 
 
 @on_ranks(2)
+def data_that_differ_are_found_wherever_a_loop_is() -> None:
+    """Also where Python has no part in it, and later than in the first batches."""
+    strategy, me = strategies.MirroredStrategy(), fd.rank()
+    numbers = tf.data.Dataset.range(20)
+
+    def total(part: Any) -> Any:
+        mine = strategy.run(lambda x: tf.reduce_sum(x), args=(part,))
+        return strategy.reduce("SUM", mine, axis=None)
+
+    @tf.function
+    def whole(dataset: Any) -> Any:
+        result = tf.constant(0, tf.int64)
+        for part in dataset:
+            result += total(part)
+        return result
+
+    @tf.function
+    def two(iterator: Any, other: Any) -> Any:
+        return total(next(iterator)) + total(next(other)) + total(next(iterator))
+
+    def distributed(dataset: Any) -> Any:
+        return strategy.experimental_distribute_dataset(dataset)
+
+    late = numbers.map(lambda i: tf.where(i >= 12, i + me, i)).batch(2)
+    for dataset, *words in [
+        (numbers.shuffle(20, seed=me).batch(4), "farandole.Mismatch: ranks read", "seed=42"),
+        (late, "batch 7 of pass 1"),
+        (late.filter(lambda _: True), "batch 7 of pass 1"),
+    ]:
+        with raises(Exception, *words):
+            whole(distributed(dataset))
+    inner = tf.function(total)
+    with raises(fd.Mismatch, "batch 7 of pass 1"):
+        [inner(part) for part in distributed(late)]
+    same = distributed(numbers.shuffle(20, seed=3).batch(3))
+    assert [int(whole(same)) for _ in range(2)] == [190, 190]
+    again = distributed(numbers.batch(2))
+    assert int(two(iter(again), iter(same))) > 0
+    with raises(Exception, "ranks read different batches"):
+        two(iter(distributed(numbers.shuffle(20, seed=me).batch(2))), iter(again))
+    shorter = numbers.take(20 - 4 * me).filter(lambda _: True).batch(4)  # nobody knows its length
+    with raises(fd.Mismatch, "rank 0: the end of the data, after 5", "rank 1: the end of the data"):
+        list(distributed(shorter))
+
+
+@on_ranks(2)
+def what_a_replica_writes_is_of_the_scope() -> None:
+    strategy = strategies.MirroredStrategy()
+    variable, count = tf.Variable(1.0, name="outside"), tf.Variable(0)
+    metric, model = keras.metrics.Mean("mine"), keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+
+    def write() -> Any:
+        return variable.assign_add(variable * 2.0)
+
+    for call in (write, lambda: metric.update_state(1.0)):
+        words = "variable 'outside:0'" if call is write else "variable 'mine/total:0'"
+        with raises(fd.InvalidArgument, words):
+            strategy.run(call)
+        with raises(Exception, "InvalidArgument", words):  # AutoGraph's, of the same text
+            tf.function(strategy.run)(call)
+    assert float(strategy.run(lambda: variable * 2.0)) == 2.0
+    assert int(strategy.run(lambda: count.assign_add(1))) == 1
+    assert float(write()) == 3.0  # where no replica is
+    x = np.ones((4, 2), "float32")
+    with pytest.warns(UserWarning, match="each rank trains it alone"):
+        model.fit(x, x[:, :1], verbose=0)
+
+
+@on_ranks(2)
 def models_in_a_scope_say_what_is_wrong_on_every_rank() -> None:
     strategy, fewer = strategies.MirroredStrategy(), 9 - fd.rank()
     x, y = np.ones((9, 2), "float32"), np.ones((9, 1), "float32")

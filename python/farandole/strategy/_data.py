@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 import tensorflow as tf
@@ -13,6 +14,7 @@ from farandole._arguments import type_of
 from farandole._core import InvalidArgument
 from farandole.common._objects import agree
 from farandole.data import ReadBatches, share, split_dataset
+from farandole.data._same import compares_after
 
 _SEED = (
     "give every rank the same batches: pass a seed to what shuffles or draws at random, as in "
@@ -28,18 +30,39 @@ class Read(ReadBatches):
         length: its batches, as TensorFlow tells: -1 for infinitely many, -2 if it does not know.
     """
 
+    name = "a distributed dataset"
+
     def __init__(self, length: int) -> None:
         super().__init__()
+        self._lock = Lock()  # threads of TensorFlow call
         self._length: int | None = length  # None: compared
+        self._batches = 0  # that the program has got
+        self._ends = 0  # that it has come to
 
-    def compare_now(self) -> None:
-        """Collective: the number of batches, once, and those that have come."""
+    def got(self, found: bool) -> None:
+        """The program has got a batch, or has come to the end. Collective in the first, second,
+        fourth, eighth, … batch, and at the end of each pass: how far ranks are, once how many
+        batches there are, and those that have come.
+
+        Raises:
+            Mismatch: they differ; on every rank.
+        """
+        with self._lock:
+            self._got(found)
+
+    def _got(self, found: bool) -> None:
+        self._batches += found
+        self._ends += not found
+        if found and self._batches > 1 and not compares_after(self._batches):
+            return
+        at = f"batch {self._batches}" if found else f"the end of the data, after {self._batches}"
+        rows = [f"{at}, pass {self._ends + found}"]
         if self._length is not None:
             words = {-1: "infinitely many", -2: "nobody knows how many"}
-            rows = [f"{words.get(self._length, self._length)} batches"]
+            rows.insert(0, f"{words.get(self._length, self._length)} batches")
             self._length = None
-            agree("a distributed dataset", rows, advice=_SEED)
-        self.compare("a distributed dataset", _SEED)
+        agree(self.name, rows, advice=_SEED)
+        self.compare(self.name, _SEED)
 
 
 def check(dataset: Any, options: Any) -> None:

@@ -13,9 +13,8 @@ from tensorflow.python.distribute import values as tf_values
 
 from farandole import _world
 from farandole.common._labels import without_numbers
-from farandole.data._same import compares_after
 from farandole.strategy import _collectives as collectives
-from farandole.strategy import _data, _keras
+from farandole.strategy import _data, _keras, _reading
 from farandole.strategy._checks import check_call
 from farandole.strategy._collectives import MEAN, SUM
 from farandole.strategy._eagerly import EagerSteps
@@ -31,8 +30,6 @@ from farandole.strategy._variables import (
     require_of,
 )
 from farandole.tensorflow._calls import tensor_from
-
-_DATASETS = 8  # of a program that makes ever new ones, so many are compared
 
 
 def as_is(function: Any) -> Any:
@@ -86,8 +83,6 @@ class Extended(OneOfManyExtended):
         self.packing = packing
         self.eager = EagerSteps(strategy, device, lambda: ReplicaContext(strategy))
         self._made = 0  # variables
-        self._read: list[Any] = []  # datasets whose batches are compared: those made last
-        self._asked = {True: 0, False: 0}  # how often since the last of them came, eagerly or not
 
     # ---- who there is ----
 
@@ -241,12 +236,13 @@ class Extended(OneOfManyExtended):
     # ---- data ----
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        if not _keras.are_shared(dataset):
-            _data.check(dataset, options)
-            dataset, read = _data.part_of_each_batch(dataset)
-            self._read = [*self._read, read][-_DATASETS:] if _world.size() > 1 else []
-            self._asked = {True: 0, False: 0}
-        return super()._experimental_distribute_dataset(dataset, options)
+        distribute = super()._experimental_distribute_dataset
+        if _keras.are_shared(dataset):
+            return distribute(dataset, options)
+        _data.check(dataset, options)
+        parts, read = _data.part_of_each_batch(dataset)
+        made = distribute(parts, options)
+        return _reading.compared(made, read) if _world.size() > 1 else made
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
         _data.check_options(options)
@@ -254,26 +250,6 @@ class Extended(OneOfManyExtended):
             dataset_fn, self._input_workers_with_options(options), self._container_strategy(),
             options,
         )  # fmt: skip
-
-    def compare_batches(self) -> None:
-        """Collective in the first, second, fourth, eighth, … call: whether ranks read the same. As
-        functions are traced, which a rank may do more often than others, only until it is known
-        once.
-
-        Raises:
-            Mismatch: they do not; on every rank.
-        """
-        if not self._read:
-            return
-        eager = tf.executing_eagerly()
-        self._asked[eager] += 1
-        if self._asked[eager] > 1 and not compares_after(self._asked[eager]):
-            return
-        compared, self._read = self._read, []  # after an error a program goes on with other ones
-        for read in compared:
-            if eager or not read.compared:
-                read.compare_now()
-        self._read = compared
 
     def _experimental_distribute_values_from_function(self, value_fn: Any) -> Any:
         context = tf.distribute.experimental.ValueContext(_world.rank(), _world.size())

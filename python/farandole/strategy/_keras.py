@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from farandole.strategy._variables import is_ours, on_servers
 _COMPUTE = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 _KEEP = ("save", "save_weights", "load_weights", "set_weights")
 _SHARED = "_farandole_shared"  # of a Keras model
+_ALONE = "_farandole_alone"  # of one that was warned of
 
 
 def learn() -> None:
@@ -62,7 +64,8 @@ def _computed(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
         inner = kwargs.get("_use_cached_eval_dataset") or _is_marked(data)
         if shared is None:
             _refuse_in_scope(self)
-            _prepare_served(self, name)
+            if not _prepare_served(self, name) and name == "fit":
+                _warn_alone(self)
         if shared is None or inner or shared.is_reading(data):
             return own(self, *args, **kwargs)
         return getattr(shared, name)(*args, **kwargs)
@@ -78,6 +81,24 @@ def _refuse_in_scope(model: Any) -> None:
             f"model '{model.name}' was not made in the scope of this {type(current).__name__}\n"
             "  advice: make it inside `with strategy.scope():`"
         )
+
+
+def _warn_alone(model: Any) -> None:
+    """Once of a model of no scope that trains where a strategy has joined ranks, and nothing of
+    ours sums its gradients. Another strategy's scope is somebody's choice."""
+    from farandole.keras._wrapped import distributed_in
+
+    if _world.size() == 1 or model._distribute_strategy is not None or _ALONE in vars(model):
+        return
+    if distributed_in(model) is not None:
+        return
+    vars(model)[_ALONE] = True
+    warnings.warn(
+        f"model '{model.name}' was made in no strategy's scope: each rank trains it alone, and "
+        "weights differ from rank to rank\n  advice: make and compile it inside `with "
+        "strategy.scope():`",
+        stacklevel=3,
+    )
 
 
 def _prepare_served(model: Any, name: str) -> bool:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from farandole import _world
 from farandole._arguments import shown
 from farandole._core import InvalidArgument
-from farandole.strategy import _checkpoint, _keras
+from farandole.strategy import _checkpoint, _keras, _outside
 from farandole.strategy._checks import (
     check_axis,
     check_call,
@@ -105,6 +105,7 @@ class _OneProcessAReplica(OneOfMany):
     def __init__(self, device: str, packing: Packing) -> None:
         super().__init__(Extended(self, device, packing))
         _checkpoint.learn()
+        _outside.learn()
         _keras.learn()
 
     @as_is
@@ -123,7 +124,6 @@ class _OneProcessAReplica(OneOfMany):
                 return self._run_as_given(fn, args, kwargs)
         if not extended.presence.needed:
             return self._run_as_given(fn, args, kwargs)
-        extended.compare_batches()
         (given, named), has_samples = filled((tuple(args), kwargs or {}))
         if has_samples is None:
             return self._run_as_given(fn, args, kwargs)
