@@ -11,14 +11,14 @@ import stat
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from farandole import _core, _interfaces, _mpi, _place, _store
-from farandole._core import AuthError, InvalidArgument, RendezvousError
+from farandole._core import AuthError, Error, InvalidArgument, RendezvousError
 from farandole._host_parts import host_of_each
 from farandole._limits import setting
 from farandole._mpi import Ranks
@@ -60,11 +60,12 @@ def is_split() -> bool:
 def meet(
     rank: int, size: int, job: str, address: str, port: int, timeout: float | None,
     tuning: str, agree: str, store: KeyValueStore | None = None, ranks: Ranks | None = None,
-    among: Among | None = None,
+    among: Among | None = None, named: str = "",
 ) -> Measured:  # fmt: skip
     """Tells all ranks who this one is and where it listens, and hears the same of all.
 
     Args:
+        named: the job, as its ranks on all hosts call it; empty where this one does not know.
         address, port: of rank 0's host (MASTER_ADDR, MASTER_PORT).
         among: where only some of the job's ranks form the world.
         store: where they meet instead, if there is one already.
@@ -77,11 +78,22 @@ def meet(
             shared memory.
     """
     until = time.monotonic() + (_start_timeout() if timeout is None else timeout)
-    with _mpi.meeting(ranks):
-        secret, is_made_here = _secret(may_be_made=ranks is not None)
-        listeners = _listen(address if ranks is None else _way_to_others(ranks, until))
-        started = (rank, size) if among is None else (among.rank, among.size)
-        mine = _words(rank, size, job, agree, listeners, _identity(*started))
+    nobodys = secrets.token_bytes(_SECRET_BYTES)
+    who = "" if among is None else among.ranks
+    meeting = _store.Meeting(rank, size, address, port, nobodys, until, who, (), *_warnings(rank))
+    mine = _who(rank, size)
+    try:
+        with _mpi.meeting(ranks):
+            secret, is_made_here = _secret(may_be_made=ranks is not None)
+            meeting = replace(meeting, secret=secret)
+            others = address if ranks is None else _way_to_others(ranks, until)
+            listeners = _listen(others, avoid=port)
+            started = (rank, size) if among is None else (among.rank, among.size)
+            mine |= _words(job, named, agree, listeners, _identity(*started))
+    except Error as error:
+        if ranks is None:
+            _say_why(meeting, mine | {"failed": str(error)}, job, store)
+        raise
     if rank == 0:
         mine["tuning"] = tuning
         mine["secret"] = secrets.token_hex(_SECRET_BYTES) if is_made_here else ""
@@ -89,56 +101,92 @@ def meet(
         mine |= {**_mpi.threads(), "world": secrets.token_hex(8)}
         table = _mpi.exchange(ranks, mine, _objection, until)
     elif (store := store or _store.torchruns(address, port, until)) is not None:
-        table = _store.exchange_in(store, f"farandole/{job}", mine, _objection)
+        table = _store.exchange_in(store, f"farandole/{job}", meeting, mine, _objection)
     elif not port:
         raise RendezvousError(
             f"{size} ranks may be on several hosts and MASTER_PORT is not set; set MASTER_ADDR to "
             "the host of rank 0 and MASTER_PORT to a free port there"
         )
     else:
-        who = "" if among is None else among.ranks
-        meeting = _store.Meeting(rank, size, address, port, secret, until, who)
+        meeting = replace(meeting, at=_receiving_at(address))
         table = _store.exchange(meeting, mine, _objection)
     if is_made_here:
         secret = bytes.fromhex(table[0]["secret"])
     return _measured(table, rank, secret, listeners, ranks)
 
 
-def _words(
-    rank: int, size: int, job: str, agree: str, listeners: list[socket.socket], identity: str
-) -> dict[str, Any]:  # fmt: skip
+def _say_why(
+    meeting: _store.Meeting, failed: dict[str, Any], job: str, store: KeyValueStore | None
+) -> None:
+    """Tells the others, who need not wait for this rank; without the secret it only knocks."""
+    until = min(meeting.until, time.monotonic() + _store.FAREWELL)
+    with suppress(RuntimeError):  # they may not be there yet, or have failed, too
+        store = store or _store.torchruns(meeting.address, meeting.port, until)
+        if store is not None:
+            _store.fail_in(store, f"farandole/{job}", failed, str(_objection([failed])))
+        elif meeting.port:
+            at = _receiving_at(meeting.address)
+            _store.exchange(replace(meeting, until=until, at=at), failed, _objection)
+
+
+def _warnings(rank: int) -> tuple[Callable[[str], None], float]:
+    """How this rank warns, as the core does, and after how many seconds that others are missing."""
+
+    def warn(text: str) -> None:
+        if setting("FARANDOLE_LOG") != "error":
+            print(f"farandole rank {rank}: warning: {text}", file=sys.stderr, flush=True)
+
+    return warn, float(setting("FARANDOLE_WARN_AFTER"))
+
+
+def _who(rank: int, size: int) -> dict[str, Any]:
     return {
         "rank": rank,
         "size": size,
         "pid": os.getpid(),
         "host": socket.gethostname(),
+        "version": _core.__version__,
+    }
+
+
+def _words(
+    job: str, named: str, agree: str, listeners: list[socket.socket], identity: str
+) -> dict[str, Any]:  # fmt: skip
+    return {
         "identity": identity,
         "addresses": b"".join(_core.tcp_address(each.fileno()) for each in listeners).hex(),
-        "version": _core.__version__,
         "wire": dict(_core.wire_format()),
+        "split": os.environ.get("FARANDOLE_SPLIT_HOSTS", ""),
         "agree": f"{_core.agreed_settings()}, {agree}",
         "job": job,
+        "named": named,
     }
 
 
 def _objection(table: list[dict[str, Any]]) -> str | None:
     first = table[0]
-    for words in table[1:]:
+    for words in table:
+        who = f"rank {words['rank']} (pid {words['pid']} on {words['host']})"
+        if why := words.get("failed"):
+            return f"{who} cannot join: {why}"
         for (what, theirs), (_, ours) in zip(_in_common(words), _in_common(first), strict=True):
-            if theirs != ours:
+            if theirs != ours and None not in (theirs, ours):
                 return (
-                    f"rank {words['rank']} (pid {words['pid']} on {words['host']}) has {what} "
-                    f"[{theirs}], rank 0 on {first['host']} has [{ours}]"
+                    f"{who} has {what} [{theirs}], rank {first['rank']} on {first['host']} has "
+                    f"[{ours}]"
                 )
     return None
 
 
 def _in_common(words: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What all ranks must have, one after the other: another version has no word for some."""
+    """What all ranks must have, one after the other: another version has no word for some. None:
+    this rank does not know."""
     yield "farandole", words["version"]
     for what, value in words["wire"].items():
         yield f"the {what}", value
+    yield "the job", words["named"] or None
     yield "a world of", words["size"]
+    yield "FARANDOLE_SPLIT_HOSTS", words["split"]
     yield "settings", words["agree"]
 
 
@@ -291,25 +339,28 @@ def _is_elsewhere(address: str) -> bool:
 # ---- where it listens ----
 
 
-def _listen(master: str) -> list[socket.socket]:
+def _listen(master: str, avoid: int) -> list[socket.socket]:
     """At the addresses by which the others may reach this rank, the likeliest first; at each by
-    itself, never at all that this host may get."""
+    itself, never at all that this host may get. `avoid`: the port where rank 0 will receive."""
     first, *more = _own_addresses(master)
     try:
-        listeners = [_listener_at(first)]
+        listeners = [_listener_at(first, avoid)]
     except OSError as error:
         raise RendezvousError(f"this rank cannot listen at {first}: {error.strerror}") from error
     for address in more:
         with suppress(OSError):  # tentative, say
-            listeners.append(_listener_at(address))
+            listeners.append(_listener_at(address, avoid))
     return listeners
 
 
-def _listener_at(address: str) -> socket.socket:
+def _listener_at(address: str, avoid: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.bind((address, 0))
+        if listener.getsockname()[1] == avoid:
+            with listener:  # meanwhile the kernel chooses another one
+                return _listener_at(address, avoid)
         listener.listen(1024)
     except OSError:
         listener.close()
@@ -333,20 +384,41 @@ def _own_addresses(master: str) -> list[str]:
     name may mean the loopback on its own host, and this host on others.)"""
     if iface := os.environ.get("FARANDOLE_IFACE"):
         return _addresses_of(iface)
+    others = list(_interfaces.addresses(_interfaces.names()))
     try:
         family, kind, _, _, where = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
             probe.connect(where)  # sends nothing: the kernel chooses the route
             first = str(probe.getsockname()[0])
     except OSError as error:
+        if isinstance(error, socket.gaierror) and others:  # a pod's name may come later
+            return others[:_MOST_ADDRESSES]
         raise RendezvousError(
             f"this rank finds no way to {master}: {error.strerror}; set MASTER_ADDR or "
             "FARANDOLE_IFACE to the network interface that leads to the other hosts"
         ) from error
-    others = list(_interfaces.addresses(_interfaces.names()))
     if ipaddress.ip_address(first).is_loopback:
         return [first] if _is_loopback(master) or not others else others[:_MOST_ADDRESSES]
     return list(dict.fromkeys([first, *others]))[:_MOST_ADDRESSES]
+
+
+def _receiving_at(master: str) -> list[str]:
+    """The addresses at which ranks look for the one that has this name: here it may mean the
+    loopback, and this host on others."""
+    try:
+        first = str(socket.getaddrinfo(master, 9, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return [master]  # whoever listens there says what is wrong
+    meant = ipaddress.ip_address(first)
+    if meant.is_unspecified:
+        raise RendezvousError(
+            f"MASTER_ADDR={master} is no address of a host; set it to one of rank 0's host"
+        )
+    if not meant.is_loopback or _is_loopback(master):
+        return [first]
+    iface = os.environ.get("FARANDOLE_IFACE")
+    more = _interfaces.addresses([iface] if iface else _interfaces.names())
+    return list(dict.fromkeys([first, *more]))[:_MOST_ADDRESSES]
 
 
 def _is_loopback(master: str) -> bool:

@@ -28,6 +28,17 @@ def whole(environment: Environment, name: str) -> int:
     raise _unreadable(environment, name, "a number")
 
 
+def port(environment: Environment, name: str) -> int:
+    """A variable's value as the number of a TCP port."""
+    return _port(whole(environment, name), f"{name}={environment[name]}")
+
+
+def _port(number: int, text: str) -> int:
+    if not 1 <= number <= 65535:
+        raise PlaceError(f"the environment says {text}, which is no port: these are 1 to 65535")
+    return number
+
+
 def _unreadable(environment: Environment, name: str, what: str) -> PlaceError:
     return PlaceError(f"the environment says {name}={environment[name]}, which is not {what}")
 
@@ -69,6 +80,8 @@ class Launcher(NamedTuple):
     # the nearest process above this one that has such a name, or else the one right above.
     job: tuple[str, ...] = ()
     process: tuple[str, ...] = ()
+    # What names it on all hosts alike: of each group the first that is set.
+    common: tuple[tuple[str, ...], ...] = (("FARANDOLE_RUN_ID",),)
     holds: tuple[str, ...] = ()  # launchers that are known to be started inside of it: these win
 
     def is_seen(self, environment: Environment) -> bool:
@@ -98,6 +111,14 @@ def _is_task_of_several(environment: Environment) -> bool:
 def _is_pod(environment: Environment) -> bool:
     """Of an indexed Job, whose WORLD_SIZE is the number of pods. With RANK, all is said by that."""
     return bool(environment.get("JOB_COMPLETION_INDEX")) and not environment.get("RANK")
+
+
+def _is_replica(environment: Environment) -> bool:
+    """A pod of a PyTorchJob which is one rank: newer operators number the pods for torchrun (PET_),
+    too."""
+    pods = (environment.get("PET_NODE_RANK"), environment.get("PET_NNODES"))
+    ranks = (environment.get("RANK"), environment.get("WORLD_SIZE"))
+    return None not in pods and pods == ranks and not environment.get("LOCAL_WORLD_SIZE")
 
 
 def _tasks_of_this_node(environment: Environment, name: str) -> int:
@@ -191,10 +212,12 @@ def first_of_cluster(environment: Environment) -> tuple[str, int] | None:
     """The address of rank 0 that TF_CONFIG has, where it says that this is one of several."""
     if not environment.get("TF_CONFIG") or not _is_worker_of_several(environment):
         return None
-    address, _, port = _cluster(environment).addresses[0].rpartition(":")
+    address, _, number = _cluster(environment).addresses[0].rpartition(":")
     try:
-        return address, int(port)
-    except ValueError:
+        return address, _port(int(number), f"TF_CONFIG with {address}:{number}")
+    except ValueError as error:
+        if isinstance(error, PlaceError):
+            raise
         raise _unreadable(environment, "TF_CONFIG", "a cluster of host:port") from None
 
 
@@ -226,6 +249,7 @@ LAUNCHERS = (
         "torchrun", "torchrun", *_PLAIN,
         needs=(("TORCHELASTIC_RUN_ID",),),
         job=("TORCHELASTIC_RUN_ID",),
+        common=(("TORCHELASTIC_RUN_ID",),),
     ),
     Launcher(
         "open-mpi", "mpiexec of Open MPI",
@@ -234,6 +258,7 @@ LAUNCHERS = (
         # Before Open MPI 5 the namespace is a number of 32 bits, which two jobs may share; the
         # address of their mpiexec they do not.
         job=("PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri"),
+        common=(("PMIX_NAMESPACE",),),
         process=("prterun", "prted", "prte", "orterun", "orted", "mpiexec", "mpirun"),
         holds=("torchrun",),  # mpiexec starts one torchrun on each host
     ),
@@ -252,6 +277,8 @@ LAUNCHERS = (
         needs=(_SRUN,),
         when=_is_task_of_several,
         job=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+        # The parts of a heterogeneous job have numbers of their own.
+        common=(("SLURM_HET_JOB_ID", "SLURM_JOB_ID"), ("SLURM_STEP_ID",)),
         # srun starts one launcher on each host: the user's own, or mpiexec's daemons.
         holds=("farandole", "torchrun", "open-mpi", "hydra"),
     ),
@@ -268,6 +295,7 @@ LAUNCHERS = (
         _named("HOROVOD_RANK"), _named("HOROVOD_SIZE"),
         _named("HOROVOD_LOCAL_RANK"), _named("HOROVOD_LOCAL_SIZE"),
         job=_RUN_IDS,
+        common=(_RUN_IDS,),
     ),
     Launcher(
         "kubernetes", "an indexed Job of Kubernetes",
@@ -279,9 +307,19 @@ LAUNCHERS = (
         holds=("farandole", "torchrun", *_MPI, "horovod"),  # a pod is a host, and starts ranks
     ),
     Launcher(
-        "plain", "whoever set RANK and WORLD_SIZE", *_PLAIN,
-        when=lambda environment: not _is_pod(environment),
+        "pytorch-job", "PyTorchJob of Kubeflow",
+        _named("RANK"), _named("WORLD_SIZE"),
+        Value(("PET_NNODES",), _said(0)), Value(("PET_NNODES",), _said(1)),
+        needs=(("PET_NODE_RANK",), ("PET_NNODES",)),
+        when=_is_replica,
         job=_RUN_IDS,
+        holds=("farandole", "torchrun", *_MPI, "horovod"),  # a pod is a host, and starts ranks
+    ),
+    Launcher(
+        "plain", "whoever set RANK and WORLD_SIZE", *_PLAIN,
+        when=lambda environment: not _is_pod(environment) and not _is_replica(environment),
+        job=_RUN_IDS,
+        common=(_RUN_IDS,),
     ),
     Launcher(
         "pmix", "a launcher that speaks PMIx",
@@ -290,6 +328,7 @@ LAUNCHERS = (
         needs=(("PMIX_RANK",),),
         when=_none_of(*_OPEN_MPI, *_SRUN),
         job=("PMIX_NAMESPACE",),
+        common=(("PMIX_NAMESPACE",),),
         holds=("torchrun",),  # it starts one torchrun on each host
     ),
     Launcher(

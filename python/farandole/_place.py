@@ -14,7 +14,7 @@ from farandole._launchers import (
     Launcher,
     PlaceError,
     first_of_cluster,
-    whole,
+    port,
 )
 
 
@@ -111,10 +111,10 @@ def job_name(launcher: Launcher | None, size: int, epoch: int, environment: Envi
 def master(environment: Environment) -> tuple[str, int]:
     """The address and port where ranks of several hosts meet; 0: none is given."""
     address = _first(environment, "MASTER_ADDR", "HOROVOD_GLOO_RENDEZVOUS_ADDR")
-    port = next((name for name in _PORTS if environment.get(name)), None)
-    if not address and port is None and (first := first_of_cluster(environment)) is not None:
+    name = next((name for name in _PORTS if environment.get(name)), None)
+    if not address and name is None and (first := first_of_cluster(environment)) is not None:
         return first
-    return address or "127.0.0.1", whole(environment, port) if port else 0
+    return address or "127.0.0.1", port(environment, name) if name else 0
 
 
 def _first(environment: Environment, *names: str) -> str:
@@ -123,6 +123,12 @@ def _first(environment: Environment, *names: str) -> str:
 
 _PORTS = ("MASTER_PORT", "HOROVOD_GLOO_RENDEZVOUS_PORT")
 _NOBODY = next(launcher for launcher in LAUNCHERS if launcher.key == "plain")
+
+
+def common_id(launcher: Launcher | None, environment: Environment) -> str:
+    """What the ranks of this job call it on all hosts; empty where that is not known."""
+    told = (_first(environment, *names) for names in (launcher or _NOBODY).common)
+    return ",".join(filter(None, told))
 
 
 def job_id(launcher: Launcher, environment: Environment) -> str:

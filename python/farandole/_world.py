@@ -159,8 +159,9 @@ def init(
     awaited: Sequence[int] = ()
     if rank is None and size is None and job is None:
         awaited = range(place.size) if ranks is None else ranks
-    name = job if job is not None else place.job
-    _enter(replace(place, job=name), timeout, agree, awaited)
+    if job is not None:
+        place = replace(place, job=job, named=job)
+    _enter(place, timeout, agree, awaited)
     if ranks is None:
         _state.epoch += 1
     else:
@@ -254,7 +255,7 @@ def _found(
         return place, table, None, None
     measured = _hosts.meet(
         place.rank, place.size, place.job, *_place.master(os.environ), timeout, table, agree,
-        store, ranks, place.among,
+        store, ranks, place.among, place.named,
     )  # fmt: skip
     place = replace(
         place,

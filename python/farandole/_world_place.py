@@ -23,6 +23,7 @@ class Place:
     cross_size: int
     job: str
     among: _hosts.Among | None = None  # of a world of some ranks
+    named: str = ""  # the job, as its ranks on all hosts call it, where they know
 
 
 def find_place(
@@ -42,6 +43,7 @@ def find_place(
         found = _told(rank, size)
         whole_rank, whole_size = _rank_and_size(found, rank, size)
         job = _place.job_name(found.launcher, whole_size, epoch, os.environ)
+        named = _place.common_id(found.launcher, os.environ)
     except PlaceError as error:
         raise RendezvousError(str(error)) from None
     if rank is None and size is None:
@@ -51,7 +53,7 @@ def find_place(
             _hosts.warn_if_elsewhere(found, whole_rank, whole_size)
     local_rank = whole_rank if local_rank is None else local_rank
     local_size = whole_size if local_size is None else local_size
-    return Place(whole_rank, whole_size, local_rank, local_size, 0, 1, job)
+    return Place(whole_rank, whole_size, local_rank, local_size, 0, 1, job, named=named)
 
 
 def _told(rank: int | None, size: int | None) -> _place.Found:
@@ -94,4 +96,4 @@ def narrowed(place: Place, ranks: Sequence[int], times: int) -> Place:
     among = _hosts.Among(place.rank, place.size, which)
     on_one_host = place.local_size == place.size
     local = (here, count) if on_one_host else (0, 0)  # the ranks will find out
-    return Place(here, count, *local, 0, 1, f"{place.job}:{which}", among)
+    return Place(here, count, *local, 0, 1, f"{place.job}:{which}", among, place.named)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -174,6 +175,81 @@ def test_another_secret_is_refused_on_both_ends(spawn: Spawn, tmp_path: Path) ->
     assert (first.error, second.error) == ("RendezvousError", "AuthError")
     assert "did not know the job's secret" in first.text
     assert "FARANDOLE_SECRET_FILE" in second.text
+    assert_a_stranger_is_named(world)
+
+
+def assert_a_stranger_is_named(world: World) -> None:
+    said = world.output(0)
+    assert said.count("farandole rank 0: warning: somebody at 127.0.0.1 has knocked at ") == 1
+    assert "without the job's secret" in said
+    assert "missing: 1\n" in said
+
+
+def test_a_rank_without_a_secret_knocks(spawn: Spawn) -> None:
+    env = split("1,1") | {"FARANDOLE_START_TIMEOUT": "3"}
+    world = spawn(2, env=env, each=[{}, {"FARANDOLE_SECRET_FILE": None}])
+    world.start(fd.init)
+    first, second = world.outcomes()
+    assert (first.error, second.error) == ("RendezvousError", "AuthError")
+    assert "knows no secret" in second.text
+    assert_a_stranger_is_named(world)
+
+
+# Nobody waits so long: the test's own limit is shorter.
+PATIENT: dict[str, str | None] = {"FARANDOLE_START_TIMEOUT": "3600"}
+
+
+def test_ranks_of_two_jobs_are_told_at_once(spawn: Spawn) -> None:
+    """Also before the last one has come, which is told as well."""
+    each: list[dict[str, str | None]] = [{"FARANDOLE_RUN_ID": name} for name in ("b", "a", None)]
+    world = spawn(3, env=split("1,1,1") | PATIENT, each=each)
+    world.start(fd.init, ranks=[0, 1])
+    texts = {world.outcome(1).text}
+    world.start(fd.init, ranks=[2])
+    texts |= {o.text for o in world.outcomes([0, 2])}
+    host = socket.gethostname()
+    assert len(texts) == 1
+    assert texts.pop().startswith(
+        f"rank 1 (pid {world.pids[1]} on {host}) has the job [a], rank 0 on {host} has [b]"
+    )
+
+
+def test_a_rank_that_does_not_know_its_jobs_name_may_join(spawn: Spawn) -> None:
+    each: list[dict[str, str | None]] = [{}, {"FARANDOLE_RUN_ID": None}]
+    spawn(2, env=split("1,1"), each=each).run(fd.init)
+
+
+def test_a_job_that_the_program_names_is_compared(spawn: Spawn) -> None:
+    world = spawn(2, env=split("1,1") | PATIENT)
+    world.start(joins_a_job_of_its_own)
+    for o in world.outcomes():
+        assert o.error == "RendezvousError", o.trace
+        assert "has the job [job 1], rank 0 on " in o.text
+
+
+def joins_a_job_of_its_own() -> None:
+    fd.init(job=f"job {os.environ['RANK']}")
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_that_cannot_join_tells_the_others(spawn: Spawn, who: int) -> None:
+    each: list[dict[str, str | None]] = [{}, {}, {}]
+    each[who] = {"FARANDOLE_IFACE": "nosuch0"}
+    world = spawn(3, env=split("1,1,1") | PATIENT, each=each)
+    world.start(fd.init)
+    for rank, o in enumerate(world.outcomes()):
+        assert o.error == ("InvalidArgument" if rank == who else "RendezvousError"), o.trace
+        assert "FARANDOLE_IFACE=nosuch0 has no address here" in o.text
+        if rank != who:
+            assert o.text.startswith(f"rank {who} (pid {world.pids[who]} on ")
+
+
+def test_another_split_is_refused(spawn: Spawn) -> None:
+    each: list[dict[str, str | None]] = [{}, {"FARANDOLE_SPLIT_HOSTS": "2,1"}, {}]
+    for text in refused_everywhere(spawn(3, env=split("1,2"), each=each), "RendezvousError"):
+        assert "rank 1 (pid " in text
+        assert "has FARANDOLE_SPLIT_HOSTS [2,1], rank 0 on " in text
+        assert "has [1,2]" in text
 
 
 def test_settings_that_differ_between_hosts_are_named(spawn: Spawn) -> None:

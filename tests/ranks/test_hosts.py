@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -268,14 +270,56 @@ def test_a_rank_is_reached_at_the_next_address(spawn: Spawn, who: int) -> None:
     assert spawn(3, env=split("1,2")).run(joins_behind_a_dead_address, who) == [300_009.0] * 3
 
 
-def own_addresses(master: str, found: str) -> list[str]:
+def joins_where_nobody_answers() -> float:
+    """Rank 1 offers one address, which takes no connection and says nothing."""
+    words = _hosts._words
+    server = socket.create_server(("127.0.0.1", 0), backlog=0)
+    fill = [socket.socket() for _ in range(3)]
+    for each in fill:
+        each.setblocking(False)
+        each.connect_ex(server.getsockname())
+    silent = _core.tcp_address(server.fileno()).hex()
+    if os.environ["RANK"] == "1":
+        _hosts._words = lambda *about: words(*about) | {"addresses": silent}
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 200), hard))
+    begun = time.monotonic()
+    with pytest.raises(fd.Error) as found:
+        fd.init()
+    assert "rank 1" in str(found.value), found.value
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard, "for many ranks"
+    return time.monotonic() - begun
+
+
+@pytest.mark.drawn(1, of="what takes long")
+def test_a_rank_that_does_not_answer_is_named_in_seconds(spawn: Spawn) -> None:
+    env = split("1,1") | {"FARANDOLE_START_TIMEOUT": "18"}
+    world = spawn(2, env=env)
+    world.start(joins_where_nobody_answers)
+    outcome = world.outcomes()[0]
+    assert outcome.error is None, outcome.trace
+    assert outcome.value < 16
+
+
+def resolved(ask: Callable[[str], list[str]], master: str, found: str | None) -> list[str]:
+    """What a name gives that means this address, or none."""
+
+    def resolve(*_: Any, **__: Any) -> Any:
+        if found is None:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_DGRAM, 0, "", (found, 9))]
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            socket,
-            "getaddrinfo",
-            lambda *_, **__: [(socket.AF_INET, socket.SOCK_DGRAM, 0, "", (found, 9))],
-        )
-        return _hosts._own_addresses(master)
+        patch.setattr(socket, "getaddrinfo", resolve)
+        return ask(master)
+
+
+def own_addresses(master: str, found: str | None) -> list[str]:
+    return resolved(_hosts._own_addresses, master, found)
+
+
+def receiving_at(master: str, found: str | None) -> list[str]:
+    return resolved(_hosts._receiving_at, master, found)
 
 
 def test_a_name_that_means_the_loopback_here_may_mean_this_host_elsewhere(
@@ -286,8 +330,43 @@ def test_a_name_that_means_the_loopback_here_may_mean_this_host_elsewhere(
     assert own_addresses("127.0.0.1", "127.0.0.1") == ["127.0.0.1"]
     assert own_addresses("localhost", "127.0.0.1") == ["127.0.0.1"]
     assert own_addresses("node-7", "127.0.1.1") == ["10.1.2.3", "2001:db8::7"]
+    assert receiving_at("127.0.0.1", "127.0.0.1") == ["127.0.0.1"]
+    assert receiving_at("node-8", "10.1.2.3") == ["10.1.2.3"]
+    with pytest.raises(fd.RendezvousError, match=r"MASTER_ADDR=0\.0\.0\.0 is no address of a host"):
+        receiving_at("0.0.0.0", "0.0.0.0")
+    monkeypatch.setattr(_interfaces, "addresses", lambda _: iter(["10.1.2.3", "2001:db8::7"]))
+    assert receiving_at("node-7", "127.0.1.1") == ["127.0.1.1", "10.1.2.3", "2001:db8::7"]
+    monkeypatch.setenv("FARANDOLE_IFACE", "eth1")
+    monkeypatch.setattr(_interfaces, "addresses", lambda names: iter([f"10.1.2.{len(names)}"]))
+    assert receiving_at("node-7", "127.0.1.1") == ["127.0.1.1", "10.1.2.1"]
+    monkeypatch.delenv("FARANDOLE_IFACE")
     monkeypatch.setattr(_interfaces, "addresses", lambda _: iter([]))
     assert own_addresses("node-7", "127.0.1.1")[0].startswith("127.")
+
+
+def test_data_do_not_take_the_port_where_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Chosen(socket.socket):
+        ports = iter([0, 0])
+
+        def getsockname(self) -> Any:
+            return "", next(self.ports, 1)
+
+    monkeypatch.setattr(socket, "socket", Chosen)
+    listener = _hosts._listener_at("127.0.0.1", 0)
+    assert listener.fileno() >= 0
+    assert listener.getsockname()[1] == 1
+    assert next(Chosen.ports, None) is None
+    listener.close()
+
+
+def test_a_name_may_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a pod which has not started yet."""
+    monkeypatch.delenv("FARANDOLE_IFACE", raising=False)
+    monkeypatch.setattr(_interfaces, "addresses", lambda _: iter(["10.1.2.3"]))
+    assert own_addresses("train-0.train", None) == ["10.1.2.3"]
+    monkeypatch.setattr(_interfaces, "addresses", lambda _: iter([]))
+    with pytest.raises(fd.RendezvousError, match=r"no way to train-0\.train: Name or service"):
+        own_addresses("train-0.train", None)
 
 
 def test_ranks_listen_at_one_address(spawn: Spawn) -> None:

@@ -138,6 +138,16 @@ SEVERAL_HOSTS = {
     "two pods": (
         lambda rank, size, _: {"JOB_COMPLETION_INDEX": f"{rank}", "WORLD_SIZE": f"{size}"}, {},
     ),
+    "two replicas": (
+        lambda rank, size, _: {
+            "RANK": f"{rank}", "WORLD_SIZE": f"{size}",
+            "PET_NODE_RANK": f"{rank}", "PET_NNODES": f"{size}",
+        }, {},
+    ),
+    "two instances": (
+        lambda rank, *_: {"SM_HOSTS": '["algo-1","algo-2"]', "SM_CURRENT_HOST": f"algo-{rank + 1}"},
+        {},
+    ),
 }  # fmt: skip
 
 
@@ -150,6 +160,34 @@ def test_ranks_of_several_hosts_need_a_secret(spawn: Spawn, name: str) -> None:
         assert o.error == "AuthError", o.trace
         assert "several hosts" in o.verdict
         assert "FARANDOLE_SECRET_FILE" in o.verdict
+
+
+def on_two_hosts(name: str) -> list[Environment]:
+    launcher, change = SEVERAL_HOSTS[name]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(harness._free_port())}
+    apart = {**meeting, **harness.split("1,1")}
+    return [
+        {**place, **change, **apart, **({"SLURM_NODEID": f"{rank}"} if name == "two nodes" else {})}
+        for rank, place in enumerate(started(launcher, 2))
+    ]
+
+
+@pytest.mark.parametrize("name", SEVERAL_HOSTS)
+def test_ranks_of_several_hosts_meet_with_a_secret(spawn: Spawn, name: str) -> None:
+    world = spawn(2, each=on_two_hosts(name))
+    assert world.run(join) == [(rank, 2, 0, 1, 3.0) for rank in range(2)]
+
+
+def test_two_steps_of_slurm_at_one_port_are_told(spawn: Spawn) -> None:
+    each = on_two_hosts("two nodes")
+    each[1]["SLURM_STEP_ID"] = "7"
+    world = spawn(2, each=each)
+    world.start(join)
+    job = each[0]["SLURM_JOB_ID"]
+    for o in world.outcomes():
+        assert o.error == "RendezvousError", o.trace
+        assert f"has the job [{job},7], rank 0 on " in o.verdict
+        assert o.verdict.endswith(f"has [{job},0]")
 
 
 # -- a real one ---------------------------------------------------------------------------------
@@ -181,3 +219,37 @@ def test_a_real_mpiexec_starts_one_world() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split("\n").count("sum 3.0 of 2 ranks, 2 here") == 2, done.stdout
+
+
+RENDEZVOUS = {
+    "static": ["--master-addr=127.0.0.1", "--master-port={port}"],
+    "c10d": ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:{port}"],
+}
+
+
+@pytest.mark.drawn(2)
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("rendezvous", RENDEZVOUS)
+def test_ranks_of_two_torchruns_meet_as_of_two_hosts(tmp_path: Path, rendezvous: str) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    port = harness._free_port()
+    options = [option.format(port=port) for option in RENDEZVOUS[rendezvous]]
+    agents = [
+        subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}",
+             "--nproc-per-node=1", *options, str(tmp_path / "program.py")],
+            env=os.environ | harness.split("1,1") | {"OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for node in range(2)
+    ]  # fmt: skip
+    try:
+        for agent in agents:
+            out, err = agent.communicate(timeout=150)
+            assert agent.returncode == 0, err
+            assert "sum 3.0 of 2 ranks, 1 here" in out.splitlines(), out + err
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.wait()

@@ -125,6 +125,7 @@ def tf_config(role: str, index: int, **cluster: list[str]) -> Environment:
 
 PAIRS = {"chief": ["a:1"], "worker": ["a:2", "b:1", "b:2"], "ps": ["c:1"]}
 PODS = {"JOB_COMPLETION_INDEX": "2", "WORLD_SIZE": "8"}
+REPLICAS = PLAIN | {"PET_NODE_RANK": "1", "PET_NNODES": "4"}  # of a PyTorchJob
 HOSTS = {"SM_HOSTS": '["algo-2", "algo-1", "algo-10"]', "SM_CURRENT_HOST": "algo-2"}
 
 
@@ -132,6 +133,9 @@ HOSTS = {"SM_HOSTS": '["algo-2", "algo-1", "algo-10"]', "SM_CURRENT_HOST": "algo
     ("environment", "expected"),
     [
         (PODS, ("kubernetes", 2, 8, 0, 1)),
+        (REPLICAS, ("pytorch-job", 1, 4, 0, 1)),
+        (REPLICAS | LOCAL, ("plain", 1, 4, 1, 4)),
+        (REPLICAS | {"WORLD_SIZE": "8"}, ("plain", 1, 8, None, None)),  # nprocPerNode: torchrun's
         (HOSTS, ("sagemaker", 2, 3, 0, 1)),
         (tf_config("chief", 0, **PAIRS), ("tf-config", 0, 4, 0, 2)),
         (tf_config("worker", 2, **PAIRS), ("tf-config", 3, 4, 1, 2)),
@@ -162,6 +166,8 @@ INSIDE = [
     (PODS, STARTED["torchrun"], "torchrun"),
     (PODS, STARTED["farandole"], "farandole"),
     (PODS, PLAIN, "plain"),
+    (REPLICAS, OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "2"}, "open-mpi"),
+    (REPLICAS, STARTED["torchrun"] | {"RANK": "5", "WORLD_SIZE": "8"}, "torchrun"),
     (HOSTS, MPICH, "hydra"),
     (HOSTS, PLAIN, "plain"),
     (tf_config("worker", 0, worker=["a:1", "b:1"]), STARTED["farandole"], "farandole"),
@@ -268,6 +274,38 @@ def test_ranks_of_one_job_have_one_name() -> None:
     assert job(tf_config("worker", 1, **PAIRS)) == job(tf_config("chief", 0, **PAIRS))
 
 
+@pytest.mark.parametrize(
+    ("environment", "other", "name"),
+    [
+        (OPEN_MPI, {"PMIX_RANK": "2"}, "prterun-host-812@1"),
+        (SRUN, {"SLURM_PROCID": "3", "SLURM_LOCALID": "3"}, "77,0"),
+        (SRUN | {"SLURM_HET_JOB_ID": "76"}, {"SLURM_JOB_ID": "78"}, "76,0"),
+        (STARTED["torchrun"], {"MASTER_ADDR": "a"}, "none"),
+        (STARTED["farandole"], {"MASTER_ADDR": "a"}, "ours"),
+        (HOSTS | {"FARANDOLE_RUN_ID": "x"}, {"SM_CURRENT_HOST": "algo-1"}, "x"),
+        (PLAIN, {}, ""),
+        (MPICH, {}, ""),  # on each host another process
+        (INTEL, {}, ""),
+    ],
+)
+def test_what_names_the_job_on_all_hosts(
+    environment: Environment, other: Environment, name: str
+) -> None:
+    for each in (environment, environment | other):
+        assert _place.common_id(_place.find(each).launcher, each) == name
+
+
+def test_a_port_is_one_that_there_is() -> None:
+    assert _place.master({"MASTER_PORT": "65535"}) == ("127.0.0.1", 65535)
+    for environment, said in [
+        ({"MASTER_PORT": "99999"}, "MASTER_PORT=99999, which is no port: these are 1 to 65535"),
+        ({"MASTER_PORT": "0"}, "MASTER_PORT=0, which"),
+        (tf_config("worker", 0, worker=["a:70000", "b:1"]), "TF_CONFIG with a:70000, which"),
+    ]:
+        with pytest.raises(PlaceError, match=said):
+            _place.master(environment)
+
+
 def test_workers_of_a_cluster_meet_at_the_first() -> None:
     worker = tf_config("worker", 2, **PAIRS)
     assert _place.master(worker) == ("a", 1)
@@ -345,10 +383,18 @@ def test_info_says_who_started_it_and_why(
     assert told["started by"] == "mpiexec of Open MPI"
     assert (told["rank"], told["size"], told["local rank"], told["local size"]) == (1, 4, 1, 4)
     assert told["job"] == "prterun-host-812@1"
+    assert told["hosts"] == "as ranks find them"
     assert "OMPI_COMM_WORLD_RANK=1" in told["known by"]
     assert "whoever set RANK and WORLD_SIZE" in told["also seen"]
     assert cli.main(["info"]) == 0
     assert "launcher started by: mpiexec of Open MPI" in capsys.readouterr().out.splitlines()
+
+
+def test_info_shows_a_split(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = told_by_info(monkeypatch, capsys, PLAIN | {"FARANDOLE_SPLIT_HOSTS": "2,2"})
+    assert told["hosts"] == "as FARANDOLE_SPLIT_HOSTS=2,2 divides the ranks"
 
 
 def test_info_says_that_nobody_started_it(

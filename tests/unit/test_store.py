@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import queue
 import socket
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from farandole import _store
+from farandole import RendezvousError, _store
 
 HERE = "127.0.0.1"
 
@@ -46,3 +50,148 @@ def test_a_rank_that_reaches_itself_at_a_free_port_tries_again(
     other.join(20)
     assert [each["pid"] for each in found_by[0]] == [100, 101]
     assert found_by[1] == [{**each, "among": ""} if each["rank"] else each for each in found_by[0]]
+
+
+# ---- whom rank 0 waits for, and what it says meanwhile ----
+
+
+def free_port() -> int:
+    with socket.create_server((HERE, 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def words_of(rank: int, **more: Any) -> dict[str, Any]:
+    return {"rank": rank, "pid": 100 + rank, "host": "here", **more}
+
+
+def odd(table: list[dict[str, Any]]) -> str | None:
+    return next((f"rank {words['rank']} is odd" for words in table if words.get("odd")), None)
+
+
+Meet = Callable[..., "Future[list[dict[str, Any]]]"]
+
+
+@pytest.fixture
+def meet() -> Any:
+    """Begins a rank's meeting in a thread of its own."""
+    with ThreadPoolExecutor(4) as threads:
+
+        def begin(rank: int, size: int, port: int, **how: Any) -> Any:
+            words = words_of(rank, **{k: how.pop(k) for k in ("odd",) if k in how})
+            until = time.monotonic() + how.pop("seconds", 20)
+            secret = how.pop("secret", b"secret")
+            meeting = _store.Meeting(rank, size, HERE, port, secret, until, **how)
+            return threads.submit(_store.exchange, meeting, words, odd)
+
+        yield begin
+
+
+def test_rank_0_names_a_stranger_and_who_is_missing_at_once_and_once(meet: Meet) -> None:
+    port, said = free_port(), queue.Queue[str]()
+    first = meet(0, 3, port, warn=said.put)
+    for secret in (b"another", b"another"):
+        with pytest.raises(_store.AuthError, match="does not know the secret of rank 1's job"):
+            meet(1, 3, port, secret=secret).result(20)
+    text = said.get(timeout=20)
+    assert f"somebody at {HERE} has knocked at {HERE}:{port} without the job's secret" in text
+    assert text.endswith(f"1 of 3 ranks arrived at {HERE}:{port}; missing: 1, 2")
+    with socket.create_connection((HERE, port), timeout=20) as scanner:
+        scanner.sendall(b"GET / HTTP/1.0" + 64 * b"\r\n")
+        assert "without farandole's first words" in said.get(timeout=20)
+    others = [meet(r, 3, port) for r in (1, 2)]
+    assert [each["rank"] for each in first.result(20)] == [0, 1, 2]
+    assert all(other.result(20) for other in others)
+    assert said.empty()
+
+
+def test_who_is_missing_is_said_while_others_wait(meet: Meet) -> None:
+    port, said, heard = free_port(), queue.Queue[str](), queue.Queue[str]()
+    second = meet(1, 2, port, warn=heard.put, warn_after=0.2)
+    assert f"rank 1 does not reach rank 0 at {HERE}:{port}: " in heard.get(timeout=20)
+    first = meet(0, 3, port, warn=said.put, warn_after=0.2, seconds=1)
+    assert f"s 2 of 3 ranks arrived at {HERE}:{port}; missing: 2" in said.get(timeout=20)
+    for outcome in (first, second):
+        with pytest.raises(RendezvousError, match="2 of 3 ranks arrived"):
+            outcome.result(20)
+
+
+def test_what_is_wrong_with_one_rank_is_told_before_and_after_others_come(meet: Meet) -> None:
+    port = free_port()
+    first, second = meet(0, 4, port), meet(1, 4, port)
+    outcomes = [first, second, meet(2, 4, port, odd=True), meet(3, 4, port)]
+    for outcome in outcomes:
+        with pytest.raises(RendezvousError, match=r"^rank 2 is odd$"):
+            outcome.result(20)
+
+
+def test_rank_0_that_cannot_join_tells_the_others(meet: Meet) -> None:
+    port = free_port()
+    for outcome in [meet(0, 3, port, odd=True), meet(1, 3, port), meet(2, 3, port)]:
+        with pytest.raises(RendezvousError, match=r"^rank 0 is odd$"):
+            outcome.result(20)
+
+
+def test_ranks_meet_at_any_address_of_rank_0(meet: Meet) -> None:
+    """Such as 127.0.1.1, which its name means on its own host, and the one that others know."""
+    port = free_port()
+    first = meet(0, 2, port, at=["127.0.1.1", HERE])
+    assert meet(1, 2, port).result(20) == first.result(20)
+
+
+def test_a_port_that_is_taken_at_one_address_is_taken(meet: Meet) -> None:
+    with socket.create_server(("127.0.1.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(RendezvousError, match=f"rank 0 .* at {HERE}:{port}: "):
+            meet(0, 2, port, at=[HERE, "127.0.1.1"], seconds=0.2).result(20)
+
+
+def test_who_listens_in_rank_0s_place_and_says_nothing_is_named(
+    meet: Meet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_store, "_POLITE", 0.1)
+    with socket.create_server((HERE, 0)) as silent:
+        port = silent.getsockname()[1]
+        first, second = meet(0, 2, port, seconds=0.5), meet(1, 2, port, seconds=0.5)
+        with pytest.raises(RendezvousError, match=f"rank 0 cannot listen at {HERE}:{port}: Addr"):
+            first.result(20)
+        with pytest.raises(RendezvousError, match="who listens there says nothing"):
+            second.result(20)
+        second = meet(1, 2, port)
+    assert meet(0, 2, port).result(20) == second.result(20)  # it may go away
+
+
+class Store:
+    """As torch.distributed's: ``get`` waits."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+        self._changed = threading.Condition()
+
+    def set(self, key: str, value: str) -> None:
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def get(self, key: str) -> bytes:
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._values, 20):
+                raise RuntimeError("timeout")
+            return self._values[key].encode()
+
+
+def test_in_a_store_too_a_rank_that_fails_and_one_that_is_missing_are_named() -> None:
+    store, said = Store(), queue.Queue[str]()
+    until = time.monotonic() + 20
+    meeting = _store.Meeting(0, 3, HERE, 0, b"", until, warn=said.put, warn_after=0.2)
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(_store.exchange_in, store, "name", meeting, words_of(0), odd)
+        _store.fail_in(store, "name", words_of(1, odd=True), "")
+        text = said.get(timeout=20)
+        while "rank 2 has not come" not in text:  # it may have been rank 1 first
+            meeting.warn(text)
+            text = said.get(timeout=20)
+        store.set("name/2", json.dumps(words_of(2)))
+        with pytest.raises(RendezvousError, match=r"^rank 1 is odd$"):
+            first.result(20)
+    _store.fail_in(store, "other", words_of(0), "rank 0 is odd")
+    assert json.loads(store.get("other"))["refused"] == "rank 0 is odd"

@@ -11,6 +11,11 @@ from farandole._launchers import PlaceError
 _NOBODY = "nobody: a program started like this is a world of one"
 
 
+def _split() -> str:
+    parts = os.environ.get("FARANDOLE_SPLIT_HOSTS")
+    return f"as FARANDOLE_SPLIT_HOSTS={parts} divides the ranks" if parts else "as ranks find them"
+
+
 def describe() -> dict[str, Any]:
     """Plain values; `trouble` alone where the environment contradicts itself."""
     if _mpi.is_forced():
@@ -34,6 +39,7 @@ def describe() -> dict[str, Any]:
         "size": found.size,
         "local rank": found.local_rank,
         "local size": found.local_size,
+        "hosts": _split(),
         "job": _place.job_id(found.launcher, os.environ),
         "known by": [f"{name}={text}" for name, text in known_by.items()],
         "also seen": others,

@@ -296,7 +296,7 @@ def _add(lower: torch.Tensor | None, upper: torch.Tensor | None) -> torch.Tensor
         there = upper if lower is None else lower
         assert there is not None
         return there + 0  # as between ranks: another zero where it is -0
-    return lower + upper
+    return lower.add_(upper)  # they were taken from p.grad, and are ours
 
 
 @untraced
