@@ -163,7 +163,7 @@ class _Parts:
 
         seed = np.random.SeedSequence([self.seed, self._begun, part]).generate_state(1)[0]
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(seed))
+            torch.default_generator.manual_seed(int(seed))
             yield
 
 

@@ -118,7 +118,7 @@ class LogicalRanks:
             self._part = micro.part
             entropy = [self._seed % 2**64, *step, micro.part]
             seed = np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]
-            torch.manual_seed(int(seed))
+            _seed_all(int(seed))
         self._micro = micro
         if self._gradients is not None:
             self._gradients.expect(micro.part, last=last)
@@ -140,3 +140,11 @@ class LogicalRanks:
     def _end_part(self) -> None:
         if self._micro is not None and self._statistics is not None:
             self._statistics.end_part(counts=self._micro.samples > 0)
+
+
+def _seed_all(seed: int) -> None:
+    """torch.manual_seed(), which takes most of a millisecond where no device was ever used: it
+    keeps a traceback for each kind of them."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
