@@ -155,7 +155,7 @@ Pieces pieces_of(std::span<Piece> pieces, const Piece* table, const Scale& scale
 
 Updates updates_of(std::span<const UpdatePiece> pieces) {
   Updates all;
-  all.piece_count = static_cast<uint32_t>(pieces.size());
+  all.piece_count = pieces.size();
   std::ranges::copy(pieces, all.pieces);
   all.chunks = number_chunks(std::span(all.pieces).first(pieces.size()));
   return all;

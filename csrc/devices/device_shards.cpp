@@ -53,10 +53,15 @@ DeviceShards::DeviceShards(ShardedUpdate& update, int device, std::vector<bool> 
   }
   if (any) steps_ = steps_of(update, device);
   for (BucketState& state : buckets_) state.stays &= steps_ != nullptr;
+  alive_->shards = this;
   update_.add_carrier(*this);
 }
 
 DeviceShards::~DeviceShards() {
+  {
+    const std::lock_guard lock(alive_->mutex);
+    alive_->shards = nullptr;
+  }
   update_.drop_carrier(*this);
   if (in_child()) return;
   try {
@@ -179,19 +184,24 @@ std::shared_ptr<OnDevices> DeviceShards::launch(size_t b, Shard& shard) {
     const Bucket& bucket = update_.buckets()[b];
     uint64_t addresses[kMostSlots] = {};
     for (size_t s = 0; s < state.state.size(); ++s) addresses[s] = state.state[s].address;
-    auto made = std::make_shared<DeviceUpdate>(
-        steps_, [this, b](Operation& operation) { go_by_host(b, operation); });
+    auto to_host = [alive = alive_, b](Operation& operation) {
+      const std::lock_guard lock(alive->mutex);
+      if (alive->shards == nullptr)
+        throw Error(ErrorCode::aborted, "the optimizer of these parameters has gone");
+      alive->shards->go_by_host(b, operation);
+    };
+    auto made = std::make_shared<DeviceUpdate>(steps_, std::move(to_host));
     for (size_t k = 0; k < bucket.placements.size(); ++k) {
       const Placement& at = bucket.placements[k];
       Home& home = homes_[static_cast<size_t>(at.parameter)];
       if (shard.updates[k].skipped) continue;
       const uint64_t gradient = home.owner ? home.gradient : zeros(at.count * home.element);
+      if (!home.owner) made->keep(zeros_.memory);  // there may be longer ones soon
       made->add(bucket, at, shard.updates[k], gradient, home.value, addresses);
       made->keep(home.owner);
     }
     if (made->empty()) return nullptr;  // so it is on all ranks
     for (const DeviceRoom& room : state.state) made->keep(room.memory);
-    made->keep(zeros_.memory);
     made->seal(*queue_);
     return state.newest = made;
   });

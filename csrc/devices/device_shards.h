@@ -14,6 +14,7 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <utility>
@@ -54,6 +55,11 @@ class DeviceShards : public ShardCarrier {
   void replace_state(size_t bucket, Shard& shard) override;
 
  private:
+  /// For operations in flight, which may outlive this: an interrupted step, say.
+  struct Alive {
+    std::mutex mutex;  // held while they use it
+    DeviceShards* shards;
+  };
   /// A parameter: where its gradient is, and itself.
   struct Home {
     size_t bucket = 0, offset = 0, count = 0, element = 0;  // the offset in bytes
@@ -83,7 +89,8 @@ class DeviceShards : public ShardCarrier {
   std::function<void()> interrupted_;
   std::shared_ptr<Staging> staging_;
   std::shared_ptr<DeviceQueue> queue_;
-  std::shared_ptr<Steps> steps_;      // null: all go by the host
+  std::shared_ptr<Steps> steps_;  // null: all go by the host
+  std::shared_ptr<Alive> alive_ = std::make_shared<Alive>();
   std::vector<Home> homes_;           // by parameter
   std::vector<BucketState> buckets_;  // by bucket
   DeviceRoom zeros_;                  // in place of gradients that only other ranks have

@@ -39,7 +39,9 @@ struct UpdateFactors {
   double step = 0;
   double root = 1, epsilon = 0;
   bool fresh = false, nesterov = false;
+  bool unused[6] = {};  // nothing of what a kernel is given is unset
 };
+static_assert(sizeof(UpdateFactors) == 10 * sizeof(double) + 8 * sizeof(bool));
 
 /// `count` elements each; of `state`, slots_of(kind) are looked at. No two overlap.
 struct UpdateArrays {

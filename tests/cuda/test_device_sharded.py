@@ -203,7 +203,8 @@ def is_late() -> tuple[str, str]:
 def test_a_device_that_does_not_come_by(start: Start) -> None:
     one, other = start(2, "torch", FARANDOLE_TIMEOUT="1").run(is_late)
     assert one == other
-    assert "stalled" in one[0].lower() or "in time" in one[0] or "waited" in one[0], one
+    said = ("stalled", "in time", "waited", "not complete after")  # by whoever is first
+    assert any(words in one[0].lower() for words in said), one
     assert one[1] == "Stalled"
 
 

@@ -233,8 +233,10 @@ struct UpdatePiece {
   uint64_t count = 0;              // elements
   uint64_t first_chunk = 0;        // chunks of all pieces before this one
   UpdateKind kind = UpdateKind::sgd;
+  uint8_t unused[7] = {};  // as in UpdateFactors
   UpdateFactors factors;
 };
+static_assert(sizeof(UpdatePiece) == 7 * sizeof(uint64_t) + 8 + sizeof(UpdateFactors));
 
 /// A launch takes 4096 bytes of parameters.
 inline constexpr uint32_t kMostUpdates = 16;
@@ -242,7 +244,7 @@ inline constexpr uint32_t kMostUpdates = 16;
 /// farandole_update_<dtype>: the optimizer's step (fold/update.h), of float32 and float64. Pieces
 /// with no elements are not among them.
 struct Updates {
-  uint32_t piece_count = 0;
+  uint64_t piece_count = 0;
   uint64_t chunks = 0;  // of all pieces
   UpdatePiece pieces[kMostUpdates];
 };

@@ -61,7 +61,7 @@ FARANDOLE_DEVICE void update_chunk(const UpdatePiece& piece, uint64_t first) {
 template <typename E>
 FARANDOLE_DEVICE void update(const Updates& p) {
   for (uint64_t chunk = block_index(); chunk < p.chunks; chunk += block_count()) {
-    const UpdatePiece& piece = piece_of(p.pieces, p.piece_count, chunk);
+    const UpdatePiece& piece = piece_of(p.pieces, static_cast<uint32_t>(p.piece_count), chunk);
     const uint64_t first = (chunk - piece.first_chunk) * kChunkElements;
     switch (piece.kind) {
       case UpdateKind::sgd:
