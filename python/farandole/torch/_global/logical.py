@@ -146,5 +146,5 @@ def _seed_all(seed: int) -> None:
     """torch.manual_seed(), which takes most of a millisecond where no device was ever used: it
     keeps a traceback for each kind of them."""
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)

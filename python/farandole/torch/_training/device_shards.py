@@ -1,5 +1,5 @@
-"""A sharded update's gradients and parameters that lie on CUDA devices: on their way into the
-update's buckets, and back."""
+"""A sharded update's gradients and parameters that lie on CUDA devices: updated there, or on their
+way into the update's buckets, and back."""
 
 from __future__ import annotations
 
