@@ -63,7 +63,9 @@ class ReadIterator(input_lib.DistributedIterator):  # type: ignore[misc]
         except tf.errors.OutOfRangeError:  # at once; an op of a function fails later
             _got(self.number, False)
             raise
-        with tf.control_dependencies(_got(self.number, True)):
+        with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+            told = _got(self.number, True)  # once it is there: its checksum is, too
+        with tf.control_dependencies(told):
             return tf.nest.map_structure(_in_order, batch, expand_composites=True)
 
     def get_next_as_optional(self) -> Any:
