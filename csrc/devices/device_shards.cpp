@@ -193,10 +193,12 @@ std::shared_ptr<OnDevices> DeviceShards::launch(size_t b, Shard& shard) {
     auto made = std::make_shared<DeviceUpdate>(steps_, std::move(to_host));
     for (size_t k = 0; k < bucket.placements.size(); ++k) {
       const Placement& at = bucket.placements[k];
-      Home& home = homes_[static_cast<size_t>(at.parameter)];
+      const auto i = static_cast<size_t>(at.parameter);
+      Home& home = homes_[i];
       if (shard.updates[k].skipped) continue;
-      const uint64_t gradient = home.owner ? home.gradient : zeros(at.count * home.element);
-      if (!home.owner) made->keep(zeros_.memory);  // there may be longer ones soon
+      const bool here = update_.is_present(i);  // what was brought may be of a step given up
+      const uint64_t gradient = here ? home.gradient : zeros(at.count * home.element);
+      if (!here) made->keep(zeros_.memory);  // there may be longer ones soon
       made->add(bucket, at, shard.updates[k], gradient, home.value, addresses);
       made->keep(home.owner);
     }
@@ -254,7 +256,7 @@ void DeviceShards::go_by_host(size_t b, Operation& operation) {
     for (const Placement& p : bucket.placements) {
       Home& home = homes_[static_cast<size_t>(p.parameter)];
       if (home.value != 0) copy_value(home);
-      if (!home.owner) continue;
+      if (!home.owner || !update_.is_present(static_cast<size_t>(p.parameter))) continue;
       if (!home.copied) copy_gradient(home);
       gate->add(update_.gradients(b).get() + home.offset, p.count, true, std::move(home.owner));
     }

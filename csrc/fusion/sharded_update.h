@@ -80,6 +80,8 @@ class ShardedUpdate {
   void abandon();
   /// Waits out an abandoned step. False when `until` passes first.
   bool drain(Deadline until);
+  /// Whether this rank has a gradient of it in the present task.
+  bool is_present(size_t parameter) const { return present_[parameter] != 0; }
   bool busy() const { return phase_ != Phase::resting; }
   /// Of the reduced gradients times the factor; after a norm task.
   double norm() const { return norm_; }
