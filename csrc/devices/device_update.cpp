@@ -9,7 +9,6 @@ DeviceUpdate::DeviceUpdate(std::shared_ptr<Steps> steps, ToHost to_host)
       to_host_(std::move(to_host)),
       used_(std::make_shared<std::vector<std::shared_ptr<const void>>>()) {
   arrays_.kept = used_;
-  arrays_.in_place = false;
 }
 
 void DeviceUpdate::add(const Bucket& bucket, const Placement& at, const ParameterUpdate& update,

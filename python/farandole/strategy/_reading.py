@@ -83,34 +83,28 @@ def _known_spec(spec: Any, kind: type) -> Any:
     return spec
 
 
-class _DatasetSpec(input_lib.DistributedDatasetSpec):  # type: ignore[misc]
+class _Numbered:
+    """A spec of TensorFlow's, with the record's number as the last component."""
+
+    @property
+    def _component_specs(self) -> Any:
+        return [*super()._component_specs, _NUMBER]  # type: ignore[misc]
+
+    def _to_components(self, value: Any) -> Any:
+        return [*super()._to_components(value), value.number]  # type: ignore[misc]
+
+    def _from_components(self, components: Any) -> Any:
+        *own, number = components
+        made = super()._from_components(own)  # type: ignore[misc]
+        return _known(made, self.value_type, number)  # type: ignore[attr-defined]
+
+
+class _DatasetSpec(_Numbered, input_lib.DistributedDatasetSpec):  # type: ignore[misc]
     value_type = property(lambda _: ReadDataset)
 
-    @property
-    def _component_specs(self) -> Any:
-        return [*super()._component_specs, _NUMBER]
 
-    def _to_components(self, value: Any) -> Any:
-        return [*super()._to_components(value), value.number]
-
-    def _from_components(self, components: Any) -> Any:
-        *own, number = components
-        return _known(super()._from_components(own), ReadDataset, number)
-
-
-class _IteratorSpec(input_lib.DistributedIteratorSpec):  # type: ignore[misc]
+class _IteratorSpec(_Numbered, input_lib.DistributedIteratorSpec):  # type: ignore[misc]
     value_type = property(lambda _: ReadIterator)
-
-    @property
-    def _component_specs(self) -> Any:
-        return [*super()._component_specs, _NUMBER]
-
-    def _to_components(self, value: Any) -> Any:
-        return [*super()._to_components(value), value.number]
-
-    def _from_components(self, components: Any) -> Any:
-        *own, number = components
-        return _known(super()._from_components(own), ReadIterator, number)
 
 
 def _got(number: Any, found: Any) -> list[Any]:
