@@ -40,7 +40,7 @@ std::optional<Error> absence_of(const Presence& around, int world_rank, Context 
   }
   if (!peer.here && around.host->mesh->has_lost_sight_of(world_rank)) {
     where.evidence = "nothing came from host " + peer.info.host +
-                     " for 2 s, not even from its kernel; seen by rank " + me;
+                     " for nearly 2 s, not even from its kernel; seen by rank " + me;
     return Error(ErrorCode::peer_lost,
                  name + " was lost during " + title +
                      ": the connection to its host is gone, and it may be cut off rather than dead",

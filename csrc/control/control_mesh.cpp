@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/quiet_thread.h"
 #include "control/control_messages.h"
+#include "control/control_tags.h"
 #include "control/farewell.h"
 
 namespace farandole {
@@ -23,12 +24,11 @@ namespace {
 constexpr uint64_t kControlKey = 0x636f'6e74'726f'6c21;  // of no stream: stream_key() is odd, too,
 constexpr int kControlLane = kMostTcpLanes - 1;          // but opens only a backend's few lanes
 constexpr auto kBeat = std::chrono::milliseconds(250);
-constexpr int kVanishedMs = 2000;  // for a host that answers nothing, not even as a kernel does
+// For a host that answers nothing, not even as a kernel does: with the beat before it, 2 s.
+constexpr int kVanishedMs = 1700;
 constexpr size_t kLargestFrame = 1 << 20;
 constexpr auto kLastWords = std::chrono::milliseconds(500);
 constexpr auto kSlept = std::chrono::seconds(1);  // this thread itself, which then knows nothing
-
-constexpr uint64_t kWake = ~uint64_t{0};
 
 bool means_silence(int error) {
   return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH ||
@@ -60,8 +60,9 @@ ControlMesh::~ControlMesh() {
   if (thread_.joinable()) thread_.join();
 }
 
-void ControlMesh::meet(int doorbell, Deadline deadline, const std::function<void()>& interrupted) {
-  doorbell_ = doorbell;
+void ControlMesh::meet(const Host& host, Deadline deadline,
+                       const std::function<void()>& interrupted) {
+  doorbell_ = host.peers[static_cast<size_t>(rank_)].doorbell.get();
   for (int looks = 1;; ++looks) {
     std::vector<int> missing;
     for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
@@ -86,6 +87,9 @@ void ControlMesh::meet(int doorbell, Deadline deadline, const std::function<void
   }
   for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
     Peer& other = peer(r);
+    const HostPeer& known = host.peers[static_cast<size_t>(r)];
+    if (r != rank_) other.process = known.process.get();
+    other.pid = known.info.pid;
     if (!other.arrival) continue;
     other.socket = std::move(other.arrival->socket);
     other.arrival.reset();
@@ -96,6 +100,7 @@ void ControlMesh::meet(int doorbell, Deadline deadline, const std::function<void
     watch(epoll_.get(), other.socket.get(), EPOLLIN, static_cast<uint64_t>(r));
   }
   watch(epoll_.get(), wake_.get(), EPOLLIN, kWake);
+  watch_ends();
   last_turn_ = now();
   thread_ = start_quiet_thread("farandole-ctl", [this] { main(); });
 }
@@ -103,6 +108,7 @@ void ControlMesh::meet(int doorbell, Deadline deadline, const std::function<void
 void ControlMesh::close_descriptors() {
   epoll_.reset();
   wake_.reset();
+  launcher_.reset();
   clock_.close();
   for (const auto& other : peers_) other->socket.reset();
 }
@@ -148,6 +154,10 @@ bool ControlMesh::look(int timeout_ms) {
     const uint64_t tag = events[i].data.u64;
     if (tag == kWake)
       silence(wake_.get());
+    else if (tag == kLauncher)
+      hear_launcher();
+    else if (tag >= kProcess)
+      note_end(static_cast<int>(tag - kProcess));
     else
       read(static_cast<int>(tag));
   }
@@ -232,7 +242,7 @@ void ControlMesh::take_frames(int rank) {
 }
 
 void ControlMesh::take(int rank, WireReader& from) {
-  switch (from.get_enum(ControlFrame::lost_sight)) {
+  switch (from.get_enum(ControlFrame::death)) {
     case ControlFrame::beat:
       return;
     case ControlFrame::ping:
@@ -257,6 +267,8 @@ void ControlMesh::take(int rank, WireReader& from) {
       return take_deadlock(from);
     case ControlFrame::lost_sight:
       return take_lost_sight(rank, from);
+    case ControlFrame::death:
+      return take_death(from);
   }
 }
 

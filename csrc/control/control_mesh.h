@@ -18,6 +18,13 @@
 // become another one, it goes that way, too. Nothing is judged before all that has come is read: a
 // rank that was stopped finds the verdict of those who went on without it. Who has said nothing for
 // long is passed over as a judge (it may be stopped), but is not lost.
+//
+// Note [How a rank elsewhere has ended]
+//
+// A connection that ends says that a rank is dead, not how. Those on its host see that, by its
+// process descriptor, and tell all others; `farandole run`, which is its parent, tells every host's
+// ranks. So who sees the end of a connection waits for that word, for a moment, where anybody may
+// say it.
 #pragma once
 
 #include <atomic>
@@ -35,7 +42,9 @@
 #include "base/clock.h"
 #include "base/wire.h"
 #include "control/clock_log.h"
+#include "control/deaths.h"
 #include "control/failure_detector.h"
+#include "control/host.h"
 #include "control/progress_board.h"
 #include "transport/tcp_door.h"
 
@@ -50,9 +59,9 @@ class ControlMesh : public ProgressBoard {
   ControlMesh(const ControlMesh&) = delete;
   ControlMesh& operator=(const ControlMesh&) = delete;
 
-  /// Blocks until every rank is connected, then starts the thread. `doorbell` (an eventfd) is rung
+  /// Blocks until every rank is connected, then starts the thread. This rank's doorbell is rung
   /// when there is news. Throws Error(rendezvous) naming who is missing at the deadline.
-  void meet(int doorbell, Deadline deadline, const std::function<void()>& interrupted);
+  void meet(const Host& host, Deadline deadline, const std::function<void()>& interrupted);
 
   const std::shared_ptr<TcpDoor>& door() const { return door_; }
   /// Its connection has ended, though it had not said that it leaves.
@@ -61,6 +70,11 @@ class ControlMesh : public ProgressBoard {
   bool has_lost_sight_of(int rank) const {
     return peer(rank).silent.load(std::memory_order_acquire);
   }
+
+  /// How it has ended, if somebody has told: see the note.
+  std::optional<Death> told_death(int rank) const;
+  /// Whether the launcher may tell.
+  bool hears_launcher() const { return static_cast<bool>(launcher_); }
 
   /// By how much this host's clock is ahead of rank 0's; without a reading where they share one.
   ClockLog& clock() { return clock_; }
@@ -108,6 +122,9 @@ class ControlMesh : public ProgressBoard {
     int error = 0;               // what broke the connection
     std::set<int> out_of_sight;  // whom it hears no more, by its own words; guarded by mutex_
     std::atomic<bool> silent{false};
+    int process = -1;  // of a rank here; the host's
+    pid_t pid = 0;
+    std::optional<Death> death;  // as it was told; guarded by mutex_
   };
   struct Report {
     std::vector<int> members;
@@ -130,6 +147,10 @@ class ControlMesh : public ProgressBoard {
   void take_verdict(int rank, WireReader& from);
   void take_lost_sight(int rank, WireReader& from);
   void take_deadlock(WireReader& from);
+  void take_death(WireReader& from);
+  void watch_ends();
+  void note_end(int rank);
+  void hear_launcher();
   void answer_question(int rank, WireReader& from);
   void take_answer(int rank, WireReader& from);
   void answer_look(int rank, WireReader& from);
@@ -156,6 +177,7 @@ class ControlMesh : public ProgressBoard {
   std::vector<std::unique_ptr<Peer>> peers_;  // by world rank; this one's has no connection
   int doorbell_ = -1;
   Fd epoll_, wake_;
+  Fd launcher_;  // where `farandole run` says how ranks have ended; none: another one started them
   TimePoint next_beat_{};
   ClockLog clock_;
 

@@ -28,7 +28,8 @@ enum class ControlFrame : uint8_t {
   look,  // what does the rank wait in?
   waits,
   deadlock,
-  lost_sight  // of whom?
+  lost_sight,  // of whom?
+  death        // of a rank of this host: how?
 };
 
 inline constexpr size_t kMostStreams = 1 << 16;
@@ -174,6 +175,16 @@ struct LostSightMessage {
 template <>
 inline constexpr auto fields_of<LostSightMessage> =
     Fields<Sent<&LostSightMessage::ranks, kMostRanks>>{};
+
+/// How a rank has ended, by one that has seen it or was told.
+struct DeathMessage {
+  static constexpr auto kTag = ControlFrame::death;
+  int32_t rank = -1, signal = 0, exit_code = -1;  // Death
+};
+template <>
+inline constexpr auto fields_of<DeathMessage> =
+    Fields<Sent<&DeathMessage::rank>, Sent<&DeathMessage::signal>,
+           Sent<&DeathMessage::exit_code>>{};
 
 /// As it is sent: its fields behind its tag.
 template <typename Message, typename... Values>

@@ -47,12 +47,12 @@ std::optional<int> zombie_status(pid_t pid) {
 
 }  // namespace
 
-std::optional<Death> death_of(const HostPeer& peer) {
+std::optional<Death> death_of(int process_fd, pid_t pid) {
   ProcessInfo info{};
   info.mask = kExitInfo;
-  if (::ioctl(peer.process.get(), kGetInfo, &info) == 0 && (info.mask & kExitInfo) != 0)
+  if (::ioctl(process_fd, kGetInfo, &info) == 0 && (info.mask & kExitInfo) != 0)
     return from_status(info.exit_code);
-  if (const auto status = zombie_status(peer.info.pid)) return from_status(*status);
+  if (const auto status = zombie_status(pid)) return from_status(*status);
   return std::nullopt;
 }
 

@@ -1,11 +1,10 @@
 // Who on this host has died, and how.
 #pragma once
 
+#include <sys/types.h>
+
 #include <optional>
 #include <string>
-
-#include "base/clock.h"
-#include "control/host.h"
 
 namespace farandole {
 
@@ -18,7 +17,7 @@ struct Death {
 /// How a process whose descriptor has become readable ended. The exit status belongs to the
 /// parent; it can be read from /proc while the process is a zombie, and from the descriptor once
 /// the parent has taken it (Linux 6.15). Nothing when neither shows it (yet).
-std::optional<Death> death_of(const HostPeer& peer);
+std::optional<Death> death_of(int process_fd, pid_t pid);
 
 std::string signal_name(int signal);
 

@@ -176,8 +176,7 @@ void meet_others(Host& host, const Invitation& me, Deadline deadline) {
   auto door = std::make_shared<TcpDoor>(host.segment, host.rank, std::move(me.others->listeners),
                                         std::move(addresses));
   host.mesh = std::make_shared<ControlMesh>(host.segment, host.rank, here, std::move(door));
-  const int doorbell = host.peers[static_cast<size_t>(host.rank)].doorbell.get();
-  host.mesh->meet(doorbell, deadline, me.interrupted);
+  host.mesh->meet(host, deadline, me.interrupted);
 }
 
 }  // namespace

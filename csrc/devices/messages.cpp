@@ -28,13 +28,13 @@ static_assert(are_all_fields_of<ThreadReport>());
 
 constexpr uint64_t kMessageLayouts = [] {
   LayoutHash hash;
-  add_enum<ControlFrame::lost_sight>(hash);
+  add_enum<ControlFrame::death>(hash);
   add_enum<Offered::join>(hash);
   add_enum<Ordered::joined>(hash);
   hash.add(
       layouts_of<BeatMessage, PingMessage, PongMessage, StateMessage, ReportMessage, VerdictMessage,
                  QuestionMessage, AnswerMessage, LookMessage, WaitsMessage, BoardWords, WaitHead,
-                 WaitTitle, Wait, ThreadReport, DeadlockMessage, LostSightMessage>());
+                 WaitTitle, Wait, ThreadReport, DeadlockMessage, LostSightMessage, DeathMessage>());
   hash.add(layouts_of<StartedMessage, Shown, MpiFrame>());
   hash.add(layouts_of<OfferedHead, OfferedBits, OfferedList, OfferedFull, OfferedJoin>());
   hash.add(layouts_of<OrderedHead, OrderedRuns, OrderedAgreed, OrderedByProxy, OrderedRefused,

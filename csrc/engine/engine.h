@@ -177,7 +177,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void look_around();
   void look_at_waits(TimePoint when);
   void note_death(int rank);
-  void note_lost_connections();
+  void note_lost_connections(TimePoint when);
+  std::optional<Death> known_death(int rank) const;
+  Duration patience_with(int rank) const;
   void note_dead(int rank);
 
   RankPage& my_page() const { return host_.segment->page(host_.rank); }
@@ -196,9 +198,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<std::shared_ptr<Task>> tasks_;
   std::vector<bool> dead_;
   std::vector<Death> deaths_;
-  std::vector<std::pair<int, TimePoint>> unexplained_;  // deaths whose cause is not yet known
-  std::atomic<uint64_t> turns_{0};                      // written by the polling thread alone
-  uint64_t ended_ = 0;                                  // operations that came to their end
+  struct Unexplained {
+    int rank;
+    TimePoint since;
+  };
+  std::vector<Unexplained> unexplained_;  // deaths whose cause is not yet known
+  std::atomic<uint64_t> turns_{0};        // written by the polling thread alone
+  uint64_t ended_ = 0;                    // operations that came to their end
   WaitWatch waits_;
 
   // Crossing points.

@@ -14,7 +14,9 @@
 namespace farandole {
 namespace {
 
-constexpr auto kDeathPatience = std::chrono::milliseconds(25);  // for its cause to be known
+// For the cause of a death to be known: here, and by others' words (control/control_mesh.h).
+constexpr auto kDeathPatience = std::chrono::milliseconds(25);
+constexpr auto kHearsayPatience = std::chrono::milliseconds(100);
 // Between looks of a parked engine that nothing wakes: a fourth longer each time, so that what it
 // waits for is late by a fifth at most. Ranks of one host ring each other, whatever data go over,
 // and look for what MPI wants of them alone.
@@ -94,7 +96,7 @@ void Engine::handle_events(int timeout_ms) {
 void Engine::note_death(int rank) {
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, host_.peers[static_cast<size_t>(rank)].process.get(),
               nullptr);
-  unexplained_.emplace_back(rank, now());
+  unexplained_.push_back({rank, now()});
 }
 
 bool Engine::has_gone(int rank) const {
@@ -103,27 +105,47 @@ bool Engine::has_gone(int rank) const {
 
 void Engine::look_around() {
   const TimePoint when = now();
+  note_lost_connections(when);
   std::erase_if(unexplained_, [&](const auto& entry) {
     const auto [rank, since] = entry;
-    const auto index = static_cast<size_t>(rank);
-    const std::optional<Death> death = death_of(host_.peers[index]);
-    if (!death && when - since < kDeathPatience) return false;
-    deaths_[index] = death.value_or(Death{});
+    const std::optional<Death> death = known_death(rank);
+    if (!death && when - since < patience_with(rank)) return false;
+    deaths_[static_cast<size_t>(rank)] = death.value_or(Death{});
     note_dead(rank);
     return true;
   });
-  note_lost_connections();
   look_at_waits(when);
   for (const auto& stream : active_) stream->look_around(when);
   for (const auto& task : tasks_) task->look_around(when);
   ring_sleepers();  // a verdict may have been reported
 }
 
-/// Of ranks elsewhere nothing more is known than that they have gone without a word.
-void Engine::note_lost_connections() {
+void Engine::note_lost_connections(TimePoint when) {
   if (!host_.mesh) return;
-  for (const HostPeer& peer : host_.peers)
-    if (!peer.here && host_.mesh->has_lost(peer.info.rank)) note_dead(peer.info.rank);
+  for (const HostPeer& peer : host_.peers) {
+    const int rank = peer.info.rank;
+    const bool is_new =
+        !dead_[static_cast<size_t>(rank)] &&
+        std::ranges::find(unexplained_, rank, &Unexplained::rank) == unexplained_.end();
+    if (!peer.here && host_.mesh->has_lost(rank) && is_new) unexplained_.push_back({rank, when});
+  }
+}
+
+std::optional<Death> Engine::known_death(int rank) const {
+  const HostPeer& peer = host_.peers[static_cast<size_t>(rank)];
+  return peer.here ? death_of(peer.process.get(), peer.info.pid) : host_.mesh->told_death(rank);
+}
+
+/// None where nobody is left who could say how it ended.
+Duration Engine::patience_with(int rank) const {
+  if (host_.is_here(rank)) return kDeathPatience;
+  if (host_.mesh->has_lost_sight_of(rank)) return {};
+  const auto sees_it = [&](const HostPeer& other) {
+    const int r = other.info.rank;
+    return r != rank && host_.share_one(r, rank) && !host_.mesh->has_lost(r);
+  };
+  const bool hears = host_.mesh->hears_launcher() || std::ranges::any_of(host_.peers, sees_it);
+  return hears ? kHearsayPatience : Duration{};
 }
 
 void Engine::note_dead(int rank) {

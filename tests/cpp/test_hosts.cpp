@@ -69,7 +69,7 @@ Host host_at(std::vector<Place>& all, int rank) {
   host.mesh = std::make_shared<ControlMesh>(
       mine.segment, rank, here,
       std::make_shared<TcpDoor>(mine.segment, rank, std::move(mine.listeners), addresses));
-  host.mesh->meet(host.peers[static_cast<size_t>(rank)].doorbell.get(), testing::patience(), [] {});
+  host.mesh->meet(host, testing::patience(), [] {});
   return host;
 }
 

@@ -45,6 +45,8 @@ def test_all_hosts_name_the_killed_rank(spawn: Spawn, parts: str, victim: str) -
     survivors = [r for r in range(size) if r != dead]
     verdict = assert_one_verdict(world.outcomes(survivors), "PeerLost", dead)
     assert f"rank {dead} (pid {world.pids[dead]}" in verdict
+    has_neighbour = parts == "2,2" or (parts == "1,2" and victim == "last")
+    assert (" was killed by SIGKILL during " if has_neighbour else " died during ") in verdict
 
 
 @pytest.mark.parametrize("count", [3, 2_000_000])

@@ -233,6 +233,25 @@ forever()
     assert re.match(r"farandole: rank 3 \(pid \d+ on b\) was killed by SIGKILL", last)
 
 
+def test_the_last_rank_of_a_host_is_told_to_have_been_killed() -> None:
+    """Nobody on its host saw it but its agent."""
+    script = """
+import os, signal
+import numpy as np
+import farandole as fd
+fd.init()
+fd.all_reduce(np.ones(3))
+if fd.rank() == 0: os.kill(os.getpid(), signal.SIGKILL)
+fd.all_reduce(np.ones(3), name="weights")
+"""
+    options = ["-H", "a:1,b:2", "--launcher=local", "--grace=2"]
+    result = launch(3, [sys.executable, "-c", script], *options, code=137)
+    lines = [line for line in result.stderr.splitlines() if "PeerLost: " in line]
+    for rank, host in ((1, "b"), (2, "b")):
+        mine = [line for line in lines if line.startswith(f"[{rank} {host}]")]
+        assert re.search(r"rank 0 \(pid \d+ on \S+\) was killed by SIGKILL during", mine[-1])
+
+
 def test_the_cause_is_known_across_hosts(spaces: list[str]) -> None:
     """All ranks fail; the one that raised is named, whichever ends first."""
     a, b = spaces

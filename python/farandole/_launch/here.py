@@ -22,7 +22,7 @@ from farandole._launch.ranks import (
     start_rank,
     threads_per_rank,
 )
-from farandole._launch.words import Ear
+from farandole._launch.words import Ear, tell_death
 
 _TRACES = ("_TRACE", "_TIMELINE")  # ends of the variables that ask for one
 
@@ -141,6 +141,10 @@ class Here(Place):
             if rank.alive:
                 with suppress(ProcessLookupError, PermissionError):  # all ended; setuid
                     os.killpg(rank.pid, number)
+
+    def tell_death(self, dead: Rank) -> None:
+        living = [rank.pid for rank in self.ranks if rank.alive]
+        tell_death(self._environment["FARANDOLE_RUN_ID"], living, dead)
 
     def end(self, number: signal.Signals) -> None:
         self.signal_groups(number)

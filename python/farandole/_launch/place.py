@@ -122,6 +122,10 @@ class Place(ABC):
         """To the ranks and what runs in their process groups."""
 
     @abstractmethod
+    def tell_death(self, dead: Rank) -> None:
+        """To the ranks here, of one that may be elsewhere: its peers see only that it is gone."""
+
+    @abstractmethod
     def end(self, number: signal.Signals) -> None:
         """The same, to end them: also to those that are stopped; SIGKILL to all that descends."""
 

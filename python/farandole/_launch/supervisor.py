@@ -166,6 +166,9 @@ class Supervisor:
                 self._take_loss(place)
 
     def _take_death(self, rank: Rank) -> None:
+        for place in self._places:
+            if place.started:
+                place.tell_death(rank)
         if rank.exit_code and not self._causes.any and self._causes.is_dispensable(rank):
             self._say(f"{rank.describe_end()}; the others go on without it")
             return

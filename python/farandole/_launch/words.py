@@ -1,4 +1,4 @@
-"""What ranks say to the launcher, and who is to blame by it.
+"""What ranks say to the launcher, and who is to blame by it; and what it says to them.
 
 A rank says that it ends, and because of whom, before its peers can hear of it (_endings.py): so the
 cause is known by what was said, whoever's interpreter is sooner gone. Ranks without farandole say
@@ -10,8 +10,12 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Callable, Container, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from farandole._launch.place import Rank
 
 _LARGEST = 4096
 _MOST_AT_ONCE = 10_000  # then the launcher does something else first
@@ -66,6 +70,15 @@ def _parsed(data: bytes) -> Word | None:
 def printable(text: str) -> str:
     """What may be shown on a terminal."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def tell_death(run_id: str, pids: Iterable[int], dead: Rank) -> None:
+    """To these processes of this host, of which those hear it that have ranks on others."""
+    word = "\x1f".join(map(str, ("death", dead.number, dead.pid, dead.exit_code)))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as mouth:
+        for pid in pids:
+            with suppress(OSError):  # nobody listens, or has no time
+                mouth.sendto(word.encode(), f"\0farandole-rank-{run_id}-{pid}")
 
 
 class Meetings:

@@ -57,6 +57,7 @@ class Agent:
             "start": self._start,
             "pass_on": lambda number: here.pass_on(signal.Signals(number)),
             "signal_groups": lambda number: here.signal_groups(signal.Signals(number)),
+            "tell_death": self._tell_death,
             "end": lambda number: here.end(signal.Signals(number)),
             "finish": self._finish,
             "hurry": here.hurry,
@@ -170,6 +171,11 @@ class Agent:
     def _finish(self, at_once: bool) -> None:
         self._finishing = True
         self._here.finish(at_once)
+
+    def _tell_death(self, rank: int, pid: int, exit_code: int) -> None:
+        dead = Rank(rank, pid)
+        dead.exit_code = exit_code
+        self._here.tell_death(dead)
 
     def _answer(self) -> None:
         ended = any(not rank.alive for rank in self._here.ranks)

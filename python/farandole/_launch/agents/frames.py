@@ -5,8 +5,9 @@ rank's output behind the rank's number and which stream it is of; or a piece of 
 names it, in JSON, and a zero. Output without bytes is the end of that stream. A length is checked
 before anything of that length is kept.
 
-    launcher to agent   order (the job), start, pass_on, signal_groups, end, finish, hurry,
-                        credit (so much of a stream was shown), shut (nobody reads it), ping
+    launcher to agent   order (the job), start, pass_on, signal_groups, tell_death (of a rank
+                        elsewhere, too), end, finish, hurry, credit (so much of a stream was
+                        shown), shut (nobody reads it), ping
     agent to launcher   ready or refused, started, word, died, pong, left, remark, dry, output,
                         parcel (of a trace)
 """

@@ -87,6 +87,9 @@ class Remote(Place):
     def signal_groups(self, number: signal.Signals) -> None:
         self._tell("signal_groups", number=number)
 
+    def tell_death(self, dead: Rank) -> None:
+        self._tell("tell_death", rank=dead.number, pid=dead.pid, exit_code=dead.exit_code)
+
     def end(self, number: signal.Signals) -> None:
         self._tell("end", number=number)
 
