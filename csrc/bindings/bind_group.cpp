@@ -97,7 +97,7 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
                                   const std::optional<double>& start_timeout,
                                   const std::string& tuning, const std::string& agree,
                                   const std::shared_ptr<OtherHosts>& others,
-                                  const std::shared_ptr<MpiPort>& mpi) {
+                                  const std::shared_ptr<MpiPort>& mpi, const py::object& look) {
   refuse_in_child();
   const Config config = Config::from_environment();
   if (others && static_cast<int>(others->ranks.size()) != size)
@@ -122,7 +122,11 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   me.foreign = config.cma == "0"   ? ForeignWish::never
                : config.cma == "1" ? ForeignWish::always
                                    : ForeignWish::if_faster;
-  me.interrupted = look_for_signals;
+  me.interrupted = [&look] {
+    look_for_signals();
+    const py::gil_scoped_acquire locked;
+    if (!look.is_none()) look();
+  };
   const Deadline deadline = Deadline::after_seconds(start_timeout.value_or(config.start_timeout));
   Host host = meet(me, deadline);
   host.segment->hide_from_children();
@@ -207,12 +211,14 @@ void bind_group(py::module_& module) {
   module.def(
       "open_world", &open_world, py::arg("rank"), py::arg("size"), py::arg("job"),
       py::arg("start_timeout") = py::none(), py::arg("tuning") = "", py::arg("agree") = "",
-      py::arg("others") = py::none(), py::arg("mpi") = py::none(),
+      py::arg("others") = py::none(), py::arg("mpi") = py::none(), py::arg("look") = py::none(),
       py::call_guard<py::gil_scoped_release>(),
       "Meets the other ranks of the job and returns the group of all of them. `tuning`: a table "
       "as text (tuning.text), the defaults if empty; that of a host's lowest rank holds for all "
       "there. `agree`: a setting that is refused unless all ranks give the same. `others`: where "
-      "ranks are on several hosts, who they are. `mpi`: what data may go over between them.");
+      "ranks are on several hosts, who they are. `mpi`: what data may go over between them. "
+      "`look`: "
+      "called ten times a second meanwhile; it may raise.");
   py::class_<OtherHosts, std::shared_ptr<OtherHosts>>(module, "OtherHosts",
                                                       "Who the ranks of several hosts are.")
       .def(py::init(&others_from), py::arg("ranks"), py::arg("secret"), py::arg("listeners"),

@@ -35,6 +35,17 @@ bool means_silence(int error) {
          error == EHOSTDOWN || error == ENETDOWN;
 }
 
+/// Why that rank cannot be reached, with where it is.
+Error of_host(const Error& error, const HostPeer& peer) {
+  Context where = error.where();
+  where.rank = peer.info.rank;
+  where.host = peer.info.host;
+  where.pid = peer.info.pid;
+  where.evidence += "; rank " + std::to_string(where.rank) + " is pid " +
+                    std::to_string(where.pid) + " on " + where.host;
+  return Error(error.code(), error.verdict(), std::move(where), error.advice());
+}
+
 }  // namespace
 
 ControlMesh::ControlMesh(std::shared_ptr<Segment> segment, int rank, std::vector<bool> here,
@@ -71,7 +82,7 @@ void ControlMesh::meet(const Host& host, Deadline deadline,
       if (!arrival->here.load(std::memory_order_acquire))
         missing.push_back(r);
       else if (arrival->error)
-        throw Error(*arrival->error);
+        throw of_host(*arrival->error, host.peers[static_cast<size_t>(r)]);
     }
     if (missing.empty()) break;
     if (deadline.passed(now())) {

@@ -40,6 +40,7 @@ class Measured:
     local_size: int
     cross_rank: int
     cross_size: int
+    line: _store.Line  # to say that this rank cannot connect to the others
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,9 @@ def meet(
         mine["secret"] = secrets.token_hex(_SECRET_BYTES) if is_made_here else ""
     if ranks is not None:
         mine |= {**_mpi.threads(), "world": secrets.token_hex(8)}
-        table = _mpi.exchange(ranks, mine, _objection, until)
+        met = _mpi.exchange(ranks, mine, _objection, until)
     elif (store := store or _store.torchruns(address, port, until)) is not None:
-        table = _store.exchange_in(store, f"farandole/{job}", meeting, mine, _objection)
+        met = _store.exchange_in(store, f"farandole/{job}", meeting, mine, _objection)
     elif not port:
         raise RendezvousError(
             f"{size} ranks may be on several hosts and MASTER_PORT is not set; set MASTER_ADDR to "
@@ -109,10 +110,10 @@ def meet(
         )
     else:
         meeting = replace(meeting, at=_receiving_at(address))
-        table = _store.exchange(meeting, mine, _objection)
+        met = _store.exchange(meeting, mine, _objection)
     if is_made_here:
-        secret = bytes.fromhex(table[0]["secret"])
-    return _measured(table, rank, secret, listeners, ranks)
+        secret = bytes.fromhex(met.table[0]["secret"])
+    return _measured(met, rank, secret, listeners, ranks)
 
 
 def _say_why(
@@ -146,7 +147,12 @@ def _who(rank: int, size: int) -> dict[str, Any]:
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "version": _core.__version__,
+        "python": _interpreter(),
     }
+
+
+def _interpreter() -> str:
+    return f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}"
 
 
 def _words(
@@ -166,7 +172,7 @@ def _words(
 def _objection(table: list[dict[str, Any]]) -> str | None:
     first = table[0]
     for words in table:
-        who = f"rank {words['rank']} (pid {words['pid']} on {words['host']})"
+        who = _store.name_of(words)
         if why := words.get("failed"):
             return f"{who} cannot join: {why}"
         for (what, theirs), (_, ours) in zip(_in_common(words), _in_common(first), strict=True):
@@ -182,6 +188,7 @@ def _in_common(words: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """What all ranks must have, one after the other: another version has no word for some. None:
     this rank does not know."""
     yield "farandole", words["version"]
+    yield "the Python", words.get("python")  # what one pickles, another may not read
     for what, value in words["wire"].items():
         yield f"the {what}", value
     yield "the job", words["named"] or None
@@ -191,9 +198,9 @@ def _in_common(words: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _measured(
-    table: list[dict[str, Any]], rank: int, secret: bytes, listeners: list[socket.socket],
-    of: Ranks | None,
-) -> Measured:  # fmt: skip
+    met: _store.Met, rank: int, secret: bytes, listeners: list[socket.socket], of: Ranks | None
+) -> Measured:
+    table = met.table
     identities = [words["identity"] for words in table]
     hosts = list(dict.fromkeys(identities))  # numbered in the order of their lowest ranks
     names = _names([table[identities.index(identity)]["host"] for identity in hosts])
@@ -217,6 +224,7 @@ def _measured(
         len(here),
         hosts.index(identities[rank]),
         len(hosts),
+        met.line,
     )
 
 
@@ -373,9 +381,9 @@ def _way_to_others(ranks: Ranks, until: float) -> str:
     """A name on the other side of the network, for ranks that were given none."""
     if master := os.environ.get("MASTER_ADDR"):
         return master
-    mine = {"rank": ranks.rank, "host": socket.gethostname(), "boot": boot_id()}
-    table = _mpi.exchange(ranks, mine, lambda _: None, until)
-    return next((w["host"] for w in table if w["boot"] != mine["boot"]), "127.0.0.1")
+    mine = _who(ranks.rank, ranks.size) | {"boot": boot_id()}
+    met = _mpi.exchange(ranks, mine, lambda _: None, until)
+    return next((w["host"] for w in met.table if w["boot"] != mine["boot"]), "127.0.0.1")
 
 
 def _own_addresses(master: str) -> list[str]:

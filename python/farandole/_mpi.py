@@ -10,18 +10,23 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from farandole import _core
 from farandole._core import InvalidArgument, RendezvousError
+from farandole._store import Met, line, name_of
 from farandole._words import type_of
 
 Words = dict[str, Any]
 Check = Callable[[list[Words]], str | None]
 
-_TOLD, _ANSWERED = 1, 2  # tags of words, in our communicator; the core has one of its own
+_TOLD, _ANSWERED, _LATER = (
+    1,
+    2,
+    3,
+)  # tags of words, in our communicator; the core has one of its own
 _GRACE = 4.0  # seconds that rank 0 may need after its deadline to say what is wrong
 _LOOK = 0.001
 
@@ -114,7 +119,58 @@ def meeting(ranks: Ranks | None) -> Iterator[None]:
         raise
 
 
-def exchange(ranks: Ranks, mine: Words, check: Check, until: float) -> list[Words]:
+class _Line:
+    """The line that stays while ranks connect to each other (_store/line.py). A rank that fails
+    calls nothing of MPI any more but for these words."""
+
+    def __init__(self, ours: Any, table: list[Words], rank: int, until: float) -> None:
+        self._ours = ours
+        self._names = [name_of(words) for words in table]
+        self._rank = rank
+        self._until = until
+        self._others = range(1, len(table)) if rank == 0 else [0]
+        self._awaited = set(self._others)  # that have not said yet that they are connected
+        self._over = False
+
+    def look(self) -> None:
+        while not self._over and (words := _next(self._ours, None, _LATER, 0)) is not None:
+            self._awaited.discard(words["rank"])
+            if why := words["failed"]:
+                if self._rank == 0:
+                    why = line.failed(self._names[words["rank"]], why)
+                    self._tell(why)
+                self._over = True
+                raise RendezvousError(why)
+
+    def fail(self, why: str) -> None:
+        if self._over:
+            return
+        self._tell(line.failed(self._names[0], why) if self._rank == 0 else why)
+        self._over = True
+
+    def end(self) -> None:
+        if self._rank != 0:
+            self._tell("")
+        while self._awaited:
+            self.look()
+            if self._awaited and time.monotonic() >= self._until:
+                why = line.is_silent(sorted(self._awaited))
+                self.fail(why)
+                raise RendezvousError(why)
+            time.sleep(_LOOK)
+        if self._rank == 0:
+            self._tell("")
+        self._over = True
+
+    def _tell(self, why: str) -> None:
+        words = {"rank": self._rank, "failed": why}
+        until = time.monotonic() + _GRACE
+        for telling in [_begin(self._ours, words, rank, _LATER) for rank in self._others]:
+            with suppress(RendezvousError):  # it may have ended
+                _finish(telling, until, "a rank does not take this one's word")
+
+
+def exchange(ranks: Ranks, mine: Words, check: Check, until: float) -> Met:
     """Every rank's words, by rank. Rank 0 refuses all of them for what ``check`` says.
 
     Args:
@@ -138,8 +194,7 @@ def exchange(ranks: Ranks, mine: Words, check: Check, until: float) -> list[Word
             )
     if answer["refused"]:
         raise RendezvousError(answer["refused"])
-    table: list[Words] = answer["ranks"]
-    return table
+    return Met(answer["ranks"], _Line(ours, answer["ranks"], ranks.rank, until + _GRACE))
 
 
 def _gather(ours: Any, size: int, mine: Words, check: Check, until: float) -> Words:
@@ -227,7 +282,7 @@ def why_not(table: list[Words]) -> str | None:
     for words in table:
         if words["threads"] == "funneled" and not words["of MPI"]:
             return (
-                f"rank {words['rank']} (pid {words['pid']} on {words['host']}) called init() on "
+                f"{name_of(words)} called init() on "
                 "another thread than the one that initialized MPI, which alone may call it; "
                 "initialize MPI with MPI_THREAD_MULTIPLE (mpi4py's default)"
             )

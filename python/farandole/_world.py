@@ -202,11 +202,9 @@ def _enter(
     table = _table(place)
     _endings.tell_meeting(awaited)
     try:
-        place, table, others, port = _found(place, timeout, table, agree, store, ranks)
+        place, table, elsewhere = _found(place, timeout, table, agree, store, ranks)
         with _mpi.meeting(ranks):
-            group = _core.open_world(
-                place.rank, place.size, place.job, timeout, table, agree, others, port
-            )
+            group = _opened(place, timeout, table, agree, elsewhere)
     except Error as error:
         _endings.tell_no_meeting(error)
         raise
@@ -214,7 +212,7 @@ def _enter(
         _endings.tell_met()
     _state.group = group
     _state.place = place
-    _state.over_mpi = port is not None
+    _state.over_mpi = elsewhere is not None and elsewhere.port is not None
     _state.handled = id(sys.exc_info()[1])
     _endings.watch(current)
     _state.watch = Watch(_state.group) if place.size > 1 else None
@@ -229,6 +227,28 @@ def _enter(
             _trace.announce(Path(traced) / _trace.MERGED, place.size)
     for act in _state.after_joining:
         act()
+
+
+def _opened(
+    place: Place, timeout: float | None, table: str, agree: str, elsewhere: _hosts.Measured | None
+) -> Group:
+    """Raises on every rank what one of them has met with."""
+    arguments = (place.rank, place.size, place.job, timeout, table, agree)
+    if elsewhere is None:
+        return _core.open_world(*arguments)
+    others = elsewhere.others if elsewhere.cross_size > 1 else None
+    line = elsewhere.line
+    try:
+        group = _core.open_world(*arguments, others, elsewhere.port, line.look)
+        try:
+            line.end()
+        except Error:
+            group.leave()
+            raise
+    except Error as error:
+        line.fail(error.verdict)
+        raise
+    return group
 
 
 def _all_of_mpi(place: Place) -> Ranks:
@@ -246,13 +266,13 @@ def _all_of_mpi(place: Place) -> Ranks:
 def _found(
     place: Place, timeout: float | None, table: str, agree: str, store: KeyValueStore | None,
     ranks: Ranks | None,
-) -> tuple[Place, str, _core.OtherHosts | None, _core.MpiPort | None]:  # fmt: skip
+) -> tuple[Place, str, _hosts.Measured | None]:  # fmt: skip
     """Where ranks may be on several hosts: who shares one, as they find it themselves."""
     on_one_host = ranks is None and place.local_size == place.size and not _hosts.is_split()
     if place.size == 1:
-        return replace(place, local_rank=0, local_size=1), table, None, None
+        return replace(place, local_rank=0, local_size=1), table, None
     if on_one_host:
-        return place, table, None, None
+        return place, table, None
     measured = _hosts.meet(
         place.rank, place.size, place.job, *_place.master(os.environ), timeout, table, agree,
         store, ranks, place.among, place.named,
@@ -265,8 +285,7 @@ def _found(
         cross_rank=measured.cross_rank,
         cross_size=measured.cross_size,
     )
-    others = measured.others if measured.cross_size > 1 else None
-    return place, measured.tuning, others, measured.port
+    return place, measured.tuning, measured
 
 
 def _table(place: Place) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from test_deaths import IMPATIENT, all_die_inside, one_dies
 
 import farandole as fd
-from farandole import _core
+from farandole import _core, _hosts
 from farandole._core import wire_format
 from harness import Outcome, World, split
 
@@ -277,6 +278,64 @@ def test_messages_that_differ_are_refused_by_name_on_every_rank(spawn: Spawn, fi
     assert f"has the {field} [other], rank 0 on " in text
     assert "rank 2 (pid " in text
     assert f"[{dict(wire_format())[field]}]" in text
+
+
+def other_python(who: int) -> None:
+    if os.environ["RANK"] == str(who):
+        _hosts._interpreter = lambda: "cpython 3.99"
+    fd.init()
+
+
+def test_hosts_with_different_pythons_are_refused_on_every_rank(spawn: Spawn) -> None:
+    world = spawn(3, env=split("1,2") | PATIENT)
+    world.start(other_python, 1)
+    ours = f"cpython 3.{sys.version_info.minor}"
+    for text in {o.text for o in world.outcomes()}:
+        assert text.startswith(f"rank 1 (pid {world.pids[1]} on ")
+        assert (
+            f"has the Python [cpython 3.99], rank 0 on {socket.gethostname()} has [{ours}]" in text
+        )
+
+
+# ---- ranks that met, and cannot connect ----
+
+
+def is_unreachable(who: int) -> None:
+    """Rank `who` says that it listens where nobody does."""
+    if os.environ["RANK"] == str(who):
+        with socket.create_server(("127.0.0.1", 0)) as nobody:
+            address = _core.tcp_address(nobody.fileno())
+        _core.tcp_address = lambda _: address  # type: ignore[assignment]
+    fd.init()
+
+
+def test_an_unreachable_rank_is_told_to_all(spawn: Spawn) -> None:
+    """Also to rank 2, which reaches both."""
+    world = spawn(3, env=split("1,1,1") | PATIENT)
+    world.start(is_unreachable, 1)
+    outcomes = world.outcomes()
+    assert [o.error for o in outcomes] == ["LinkError", "RendezvousError", "RendezvousError"]
+    assert f"rank 1 is pid {world.pids[1]} on {socket.gethostname()}" in outcomes[0].text
+    assert "Connection refused" in outcomes[0].text
+    for o in outcomes[1:]:
+        assert o.text.startswith(f"rank 0 (pid {world.pids[0]} on ")
+        assert "could not connect to all others: " in o.text
+        assert "Connection refused" in o.text
+
+
+def ends_after_it_has_met(who: int) -> None:
+    if os.environ["RANK"] == str(who):
+        _core.open_world = lambda *_: os._exit(9)  # type: ignore[assignment, misc]
+    fd.init()
+
+
+@pytest.mark.parametrize("who", [0, 2])
+def test_a_rank_that_ends_while_others_connect_is_told(spawn: Spawn, who: int) -> None:
+    world = spawn(3, env=split("1,1,1") | PATIENT)
+    world.start(ends_after_it_has_met, who)
+    for rank, o in enumerate(world.outcomes([r for r in range(3) if r != who])):
+        assert o.error == "RendezvousError", (rank, o.trace)
+        assert f"rank {who} (pid {world.pids[who]} on " in o.text
 
 
 def test_a_missing_rank_is_named(spawn: Spawn) -> None:

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import json
 import queue
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from farandole import RendezvousError, _store
+from farandole._store import guest
 
 HERE = "127.0.0.1"
+
+
+def met(*arguments: Any) -> list[dict[str, Any]]:
+    table, line = _store.exchange(*arguments)
+    line.end()
+    return table
 
 
 def test_a_rank_that_reaches_itself_at_a_free_port_tries_again(
@@ -41,7 +50,7 @@ def test_a_rank_that_reaches_itself_at_a_free_port_tries_again(
     def meet(rank: int) -> None:
         meeting = _store.Meeting(rank, 2, HERE, port, b"secret", until)
         words = {"rank": rank, "pid": 100 + rank, "host": "here"}
-        found_by[rank] = _store.exchange(meeting, words, lambda _: None)
+        found_by[rank] = met(meeting, words, lambda _: None)
 
     other = threading.Thread(target=meet, args=(1,))
     other.start()
@@ -81,7 +90,7 @@ def meet() -> Any:
             until = time.monotonic() + how.pop("seconds", 20)
             secret = how.pop("secret", b"secret")
             meeting = _store.Meeting(rank, size, HERE, port, secret, until, **how)
-            return threads.submit(_store.exchange, meeting, words, odd)
+            return threads.submit(met, meeting, words, odd)
 
         yield begin
 
@@ -148,7 +157,7 @@ def test_a_port_that_is_taken_at_one_address_is_taken(meet: Meet) -> None:
 def test_who_listens_in_rank_0s_place_and_says_nothing_is_named(
     meet: Meet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_store, "_POLITE", 0.1)
+    monkeypatch.setattr(guest, "POLITE", 0.1)
     with socket.create_server((HERE, 0)) as silent:
         port = silent.getsockname()[1]
         first, second = meet(0, 2, port, seconds=0.5), meet(1, 2, port, seconds=0.5)
@@ -178,6 +187,10 @@ class Store:
                 raise RuntimeError("timeout")
             return self._values[key].encode()
 
+    def check(self, keys: list[str]) -> bool:
+        with self._changed:
+            return all(key in self._values for key in keys)
+
 
 def test_in_a_store_too_a_rank_that_fails_and_one_that_is_missing_are_named() -> None:
     store, said = Store(), queue.Queue[str]()
@@ -195,3 +208,42 @@ def test_in_a_store_too_a_rank_that_fails_and_one_that_is_missing_are_named() ->
             first.result(20)
     _store.fail_in(store, "other", words_of(0), "rank 0 is odd")
     assert json.loads(store.get("other"))["refused"] == "rank 0 is odd"
+
+
+# ---- the line, while ranks that have met connect to each other ----
+
+
+def lines_in_a_store() -> list[Any]:
+    store = Store()
+    meeting = _store.Meeting(0, 3, HERE, 0, b"", time.monotonic() + 20)
+    with ThreadPoolExecutor(3) as threads:
+        met = [
+            threads.submit(
+                _store.exchange_in, store, "job", replace(meeting, rank=r), words_of(r), odd
+            )
+            for r in range(3)
+        ]
+        return [each.result(20).line for each in met]
+
+
+def test_in_a_store_too_all_wait_until_all_are_connected() -> None:
+    lines = lines_in_a_store()
+    with ThreadPoolExecutor(3) as threads:
+        ends = [threads.submit(line.end) for line in lines[:2]]
+        time.sleep(0.2)
+        assert not any(end.done() for end in ends)
+        lines[2].end()
+        for end in ends:
+            end.result(20)
+
+
+@pytest.mark.parametrize("who", [0, 2])
+def test_in_a_store_too_a_rank_that_cannot_connect_is_told(who: int) -> None:
+    lines = lines_in_a_store()
+    others = [line for rank, line in enumerate(lines) if rank != who]
+    others[0].look()
+    lines[who].fail("no route")
+    why = f"rank {who} (pid {100 + who} on here) could not connect to all others: no route"
+    for line in others:
+        with pytest.raises(RendezvousError, match=re.escape(why)):
+            line.end()

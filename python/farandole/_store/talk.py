@@ -1,0 +1,41 @@
+"""Words on a connection, and the proofs before them."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import socket
+from typing import Any
+
+POLITE = 5.0  # seconds in which who connects says who it is
+LOOK = 0.1  # seconds; how often an interruption is looked for
+MAGIC = b"farandole store 1"
+NONCE = 32
+PROOF = 32
+_MOST = 1 << 20  # bytes of all words
+
+
+def send(connection: socket.socket, words: Any) -> None:
+    data = json.dumps(words).encode()
+    connection.sendall(len(data).to_bytes(4, "little") + data)
+
+
+def take(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = connection.recv(count - len(data))
+        if not more:
+            raise ConnectionError("it hung up")
+        data += more
+    return data
+
+
+def hear(connection: socket.socket) -> Any:
+    length = int.from_bytes(take(connection, 4), "little")
+    if length > _MOST:
+        raise ConnectionError(f"it announced {length} bytes")
+    return json.loads(take(connection, length))
+
+
+def proof(secret: bytes, role: bytes, nonces: bytes) -> bytes:
+    return hmac.digest(secret, MAGIC + role + nonces, "sha256")
