@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import grid
 import harness
+import namespaces
 from harness import Nursery, World
 
 ROOT = Path(__file__).parent.parent
@@ -85,6 +86,13 @@ def _spawner(nursery_of: Callable[[str], Nursery]) -> Iterator[Callable[..., Wor
             assert not Path(f"/proc/{pid}").exists(), f"process {pid} is left"
         assert harness.traces_of(world.run_id) == []
     assert not before or harness.open_files() <= before[0]
+
+
+@pytest.fixture
+def spaces() -> Iterator[list[str]]:
+    """Two network namespaces, by name."""
+    with namespaces.two() as names:
+        yield names
 
 
 @pytest.fixture

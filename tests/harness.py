@@ -45,6 +45,7 @@ import pytest
 HERE = Path(__file__).parent
 _SHOW_STACKS = signal.SIGUSR1
 LIMIT = 120.0  # seconds for one call on all ranks: a bound, never waited for when all is well
+MOST_RANKS = 64  # that are forked at once
 FIELDS = [
     "verdict", "evidence", "advice", "rank", "peer", "pid", "signal", "host", "operation", "tensor",
     "sequence", "lane", "step", "bytes_done", "bytes_total", "field", "values",
@@ -190,7 +191,7 @@ def _nursery(control: socket.socket, framework: str) -> None:
     threads = os.listdir("/proc/self/task")  # noqa: PTH208
     assert len(threads) == 1, "none but this one would be in a rank that is forked from here"
     while True:
-        message, fds, _, _ = socket.recv_fds(control, 1 << 16, 64)
+        message, fds, _, _ = socket.recv_fds(control, 1 << 16, 2 * MOST_RANKS)
         if not message:
             return
         number, kind, payload = pickle.loads(message)

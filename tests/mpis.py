@@ -24,7 +24,7 @@ import pytest
 
 import harness
 
-NAMES = ["openmpi", "mpich"]
+NAMES = ["openmpi", "mpich", "impi"]
 # Open MPI's, old and new: to start as root, and more ranks than cores. Others do not read them.
 ALLOWED = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

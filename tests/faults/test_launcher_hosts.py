@@ -6,7 +6,6 @@ import json
 import os
 import random
 import re
-import shutil
 import signal
 import stat
 import subprocess
@@ -52,33 +51,6 @@ def reach(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         ssh.chmod(0o700)
         monkeypatch.setenv("PATH", f"{ssh.parent}{os.pathsep}{os.environ['PATH']}")
     return f"--launcher={request.param}"
-
-
-@pytest.fixture
-def spaces() -> Iterator[list[str]]:
-    """Two network namespaces with a cable between them."""
-    if shutil.which("ip") is None:
-        pytest.skip("there is no 'ip' to make network namespaces with")
-    names = [f"fda{os.getpid()}", f"fdb{os.getpid()}"]
-    script = f"""set -e
-ip netns add {names[0]}
-ip netns add {names[1]}
-ip link add {names[0]} netns {names[0]} type veth peer name {names[1]} netns {names[1]}
-ip -n {names[0]} address add 10.77.3.1/24 dev {names[0]}
-ip -n {names[1]} address add 10.77.3.2/24 dev {names[1]}
-ip -n {names[0]} link set {names[0]} up
-ip -n {names[1]} link set {names[1]} up
-ip -n {names[0]} link set lo up
-ip -n {names[1]} link set lo up
-"""
-    made = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
-    try:
-        if made.returncode != 0:
-            pytest.skip(f"network namespaces cannot be made here: {made.stderr.strip()}")
-        yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 
 
 @pytest.fixture(autouse=True)

@@ -50,6 +50,16 @@ def test_ranks_find_out_who_shares_a_host(spawn: Spawn) -> None:
     assert spawn(2, env=split("2")).run(places) == [(0, 2, 0, 1), (1, 2, 0, 1)]
 
 
+def sum_of_ranks() -> tuple[int, float]:
+    fd.init()
+    return fd.cross_size(), float(fd.all_reduce(np.full(1000, fd.rank()))[-1])
+
+
+def test_many_ranks_meet(spawn: Spawn) -> None:
+    found = spawn(64, env=split(",".join(["8"] * 8))).run(sum_of_ranks)
+    assert set(found) == {(8, 64 * 63 / 2)}
+
+
 def test_shared_memory_alone_is_refused_over_hosts(spawn: Spawn) -> None:
     world = spawn(2, env=split("1,1") | {"FARANDOLE_TRANSPORT": "shm"})
     world.start(fd.init)

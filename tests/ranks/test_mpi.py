@@ -49,7 +49,7 @@ def over(parts: str) -> dict[str, str]:
     return FORCED | ({"FARANDOLE_SPLIT_HOSTS": parts} if parts else {})
 
 
-# Both have one interface, but for the size of their handles.
+# All have one interface, but for the size of their handles.
 @pytest.fixture(params=mpis.NAMES if grid.full() else mpis.NAMES[:1])
 def mpi(request: pytest.FixtureRequest) -> Mpi:
     return mpis.find(request.param)
@@ -140,9 +140,11 @@ def test_everything_over_mpi(
     assert {digest for *_, digest in found} == set(spawn(ranks).run(bits)), "shared memory's bits"
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.drawn(2, of="what takes long")
-def test_handles_of_the_other_size(spawn: Spawn) -> None:
-    found = mpis.find(mpis.NAMES[1]).run(2, everything, env=over("1,1"))
+@pytest.mark.parametrize("name", mpis.NAMES[1:])
+def test_handles_of_the_other_size(spawn: Spawn, name: str) -> None:
+    found = mpis.find(name).run(2, everything, env=over("1,1"))
     assert {digest for *_, digest in found} == set(spawn(2).run(bits)), "shared memory's bits"
 
 
