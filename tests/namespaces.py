@@ -1,4 +1,4 @@
-"""Two network namespaces with a cable between them: hosts of a test that have no network but that."""
+"""Two network namespaces with a cable between them: hosts of a test, with no other network."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""An example on several hosts, whoever starts it and whatever its data go over: the curve of its loss
-is that of one host, bit for bit."""
+"""An example on several hosts, whoever starts it and whatever its data go over: the curve of its
+loss is that of one host, bit for bit."""
 
 from __future__ import annotations
 

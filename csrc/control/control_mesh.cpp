@@ -24,8 +24,9 @@ namespace {
 constexpr uint64_t kControlKey = 0x636f'6e74'726f'6c21;  // of no stream: stream_key() is odd, too,
 constexpr int kControlLane = kMostTcpLanes - 1;          // but opens only a backend's few lanes
 constexpr auto kBeat = std::chrono::milliseconds(250);
-// For a host that answers nothing, not even as a kernel does: with the beat before it, 2 s.
-constexpr int kVanishedMs = 1700;
+// For a host that answers nothing, not even as a kernel does. The beat before it takes its time,
+// too: all others know within 2 s.
+constexpr int kVanishedMs = 1500;
 constexpr size_t kLargestFrame = 1 << 20;
 constexpr auto kLastWords = std::chrono::milliseconds(500);
 constexpr auto kSlept = std::chrono::seconds(1);  // this thread itself, which then knows nothing
