@@ -177,7 +177,7 @@ def synchronized_layers_see_the_samples_of_all_replicas() -> None:
     model, alone = in_scope(strategy, build, **options), compiled(build(), **options)
 
     def fit(model: Any) -> Any:
-        return model.fit(batches(7), epochs=2, verbose=0).history
+        return model.fit(batches(31), epochs=3, verbose=0).history
 
     logs = fit(model)
     assert_as_alone(model, alone, logs, lambda: fit(alone))

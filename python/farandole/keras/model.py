@@ -25,7 +25,7 @@ from farandole.keras._global.callbacks import (
 from farandole.keras._global.checks import check_class_weight, check_fit, check_steps
 from farandole.keras._global.how import How
 from farandole.keras._global.logical import block_here
-from farandole.keras._global.normalization import average_statistics, warn_of_few_samples
+from farandole.keras._global.normalization import average_statistics
 from farandole.keras._global.outputs import in_order
 from farandole.keras._global.sources import are_arrays, held_out, source_of, unpacked
 from farandole.keras._global.together import Batch, Together
@@ -55,6 +55,9 @@ class Model(Together):
         logical_ranks: cut batches for that many ranks, whatever the number of those that there
             are, each of which computes several parts. Then weights, losses and metrics are the same
             in every bit for any number of ranks. A power of two goes on any number up to it.
+        sync_batch_norm: every ``BatchNormalization`` takes the statistics of the whole batch, as in
+            one process. Else of each rank's own samples, but for layers with
+            ``synchronized=True``.
         options: of ``DistributedOptimizer``: ``compression``, ``sparse_as_dense``,
             ``gradient_predivide_factor``, ``groups``, ``num_groups``, ``name``.
 
@@ -79,6 +82,7 @@ class Model(Together):
         seed: int = DEFAULT_SEED,
         same_batches: bool = True,
         logical_ranks: int | None = None,
+        sync_batch_norm: bool = False,
         **options: Any,
     ) -> None:
         strange = sorted(options.keys() - _OPTIONS)
@@ -87,15 +91,16 @@ class Model(Together):
                 f"Model({strange[0]}=…): there is no such option; there are "
                 + ", ".join(sorted(_OPTIONS))
             )
-        if _world.size() > 1:  # raises before init()
-            self._check_layers(model)
+        _world.size()  # raises before init()
         if "train_step" in vars(model):
             raise InvalidArgument(
                 f"the Keras model '{model.name}' has a train_step put on it, as by another "
                 "farandole.keras.Model around it; use that one, or make the Keras model anew"
             )
         block = None if logical_ranks is None else block_here(logical_ranks, options)
-        super().__init__(model, seed, block, options, same_batches=same_batches)
+        super().__init__(
+            model, seed, block, options, same_batches=same_batches, sync_batch_norm=sync_batch_norm
+        )
 
     @property
     def model(self) -> Any:
@@ -191,7 +196,7 @@ class Model(Together):
             return sources, rows
 
         sources = self._begin("fit()", prepare)
-        warn_of_few_samples(self._model, sources[0].batch, self._block)
+        self._normalization.warn_of_few_samples(sources[0].batch)
         mine = of_this_rank(callbacks)
 
         def restored(epoch: int) -> None:

@@ -32,10 +32,6 @@ class SharedModel(Model):
     _reducing = staticmethod(lambda optimizer: getattr(optimizer, "inner_optimizer", optimizer))
 
     @staticmethod
-    def _check_layers(model: Any) -> None:
-        """Synchronized ones ask the strategy."""
-
-    @staticmethod
     def _of_all_ranks(model: Any, compute: Callable[[], Any]) -> Any:  # noqa: ARG004
         return compute()  # variables are read so
 

@@ -31,6 +31,8 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         >>> layer = hvd.SyncBatchNormalization(axis=-1)
     """
 
+    over_all_ranks = True  # farandole.keras.Model joins its statistics, by the samples that count
+
     @checked
     def __init__(
         self,

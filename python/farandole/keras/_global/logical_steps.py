@@ -14,8 +14,8 @@ from farandole import _world
 from farandole.data._logical import fold
 from farandole.keras._exchange import dense
 from farandole.keras._global.logical import seed_states
-from farandole.keras._global.losses import sum_over_ranks
 from farandole.keras._global.steps import Steps, marked_outputs, unmarked
+from farandole.keras._global.sums import sum_over_ranks
 
 _Values = list[Any]
 _SPREAD = 40503  # between the seeds of logical ranks
@@ -113,7 +113,7 @@ class _Parts:
             [or_zero(g) for g in state.gradients],
             [or_zero(v) for v in state.metrics],
             others,
-            {k: or_zero(keras.ops.cast(v, "float32") * weight) for k, v in state.extra.items()},
+            {k: or_zero(_number(v) * weight) for k, v in state.extra.items()},
         )
 
     def sum(self, states: list[_State], metrics: _Values, label: str) -> _State:
@@ -165,6 +165,11 @@ class _Parts:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(seed))
             yield
+
+
+def _number(value: Any) -> Any:
+    """What a step has logged; on PyTorch it may carry what it was computed from."""
+    return keras.ops.stop_gradient(keras.ops.cast(value, "float32"))
 
 
 def _add(a: Any, b: Any) -> Any:

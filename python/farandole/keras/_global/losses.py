@@ -24,8 +24,8 @@ import keras
 
 from farandole import _world
 from farandole._core import InvalidArgument
-from farandole.common._reduction import Sum
 from farandole.keras._global.steps import Steps
+from farandole.keras._global.sums import sum_over_ranks
 
 
 def share_losses(compile_loss: Any, steps: Steps) -> None:
@@ -129,19 +129,3 @@ class _Ones(keras.losses.Loss):  # type: ignore[misc]  # Keras has no types
 
     def call(self, y_true: Any, y_pred: Any) -> Any:  # noqa: ARG002
         return self._ones
-
-
-def sum_over_ranks(value: Any, name: str) -> Any:
-    """Inside the program of any backend."""
-    backend = keras.backend.backend()
-    if backend == "tensorflow":
-        from farandole.tensorflow.ops import allreduce as of_tensorflow
-
-        return of_tensorflow(value, op=Sum, name=name)
-    if backend == "torch":
-        from farandole.torch.ops import allreduce as of_torch
-
-        return of_torch(value.detach(), op=Sum, name=name)
-    from farandole.jax.ops import allreduce as of_jax
-
-    return of_jax(value, "sum", name=name)

@@ -1,8 +1,12 @@
-"""Layers that look at other samples of a batch: each rank has its own."""
+"""Layers that look at other samples of a batch: each rank has its own, or all ranks' together."""
 
 from __future__ import annotations
 
+import inspect
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import keras
@@ -11,40 +15,133 @@ import numpy as np
 from farandole import _core, _world
 from farandole._core import InvalidArgument
 from farandole.common._objects import allgather_object
-from farandole.data._logical import Block
 from farandole.data._share import FEW
 from farandole.keras import _host
+from farandole.keras._global.moments import moments_of_all_ranks
+from farandole.keras._global.steps import Steps
+
+_ADVICE = (
+    "Model(sync_batch_norm=True), or on TensorFlow the layer's synchronized=True, takes those of "
+    "all ranks"
+)
+_HOOK = "_moments"  # by which a BatchNormalization gets its statistics
 
 
-def refuse_synchronized(model: Any) -> None:
-    for layer in _layers(model):
-        if getattr(layer, "synchronized", False):
-            raise InvalidArgument(
-                f"layer '{layer.name}' has synchronized=True, by which Keras looks for the ranks "
-                "of tf.distribute or torch.distributed, and finds none\n"
-                "  advice: synchronized=False, which takes each rank's own statistics"
-            )
+class Normalization:
+    """Of one model.
+
+    Args:
+        every: all layers take the statistics of all ranks' samples; else those that say so, by
+            Keras' own ``synchronized=True`` or as a ``SyncBatchNormalization``.
+    """
+
+    def __init__(self, model: Any, steps: Steps, *, every: bool) -> None:
+        self._model, self._steps, self._every = model, steps, every
+
+    def layers(self) -> list[Any]:
+        """Found anew each time: a class of a user's own may make them late."""
+        kind = keras.layers.BatchNormalization
+        found = {id(layer): layer for layer in self._model._flatten_layers()}
+        return [layer for layer in found.values() if isinstance(layer, kind)]
+
+    def joint(self) -> list[Any]:
+        """Those over all ranks' samples."""
+        return [each for each in self.layers() if self._every or _asks(each)]
+
+    def joint_variables(self) -> set[int]:
+        """By id: what these have gathered is of all ranks, also where a rank has no samples."""
+        if _world.size() == 1:
+            return set()
+        return {id(v) for layer in self.joint() for v in layer.non_trainable_variables}
+
+    def row(self) -> str:
+        """For ranks to compare."""
+        return f"{len(self.joint())} layers that normalize over all ranks' samples"
+
+    def check(self) -> None:
+        """Raises InvalidArgument for layers whose statistics cannot be joined."""
+        block = self._steps.block
+        for layer in self.joint():
+            if block is not None:
+                why = "sync_batch_norm=True" if self._every else f"layer '{layer.name}'"
+                raise InvalidArgument(
+                    f"Model(logical_ranks={block.parts}): {why} asks for the statistics of all "
+                    "samples of a batch, which are never computed at once\n  advice: "
+                    "BatchNormalization as it is, whose statistics are those of each logical "
+                    "rank's samples; or no logical_ranks"
+                )
+            _require_hook(layer)
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """A step of this rank's part of a batch: statistics are joined in it."""
+        layers = self.joint() if _world.size() > 1 else []
+        for i, layer in enumerate(layers):
+            # By its place: ranks that have made other models before have other names for a layer.
+            name = f"statistics of BatchNormalization {i}"
+            vars(layer)[_HOOK] = partial(_moments, layer, self._steps, name)
+        try:
+            yield
+        finally:
+            for layer in layers:
+                vars(layer).pop(_HOOK, None)
+
+    def warn_of_few_samples(self, batch: int | None) -> None:
+        """On rank 0. `batch`: samples of all ranks together, where that is known."""
+        block = self._steps.block
+        parts = _world.size() if block is None else block.parts
+        few = (batch or 0) / parts
+        if parts == 1 or _world.rank() != 0 or not 0 < few < FEW:
+            return
+        joint = set(map(id, self.joint()))
+        own = [layer for layer in self.layers() if id(layer) not in joint]
+        if not own:
+            return
+        whose, advice = (
+            ("each rank's", _ADVICE)
+            if block is None
+            else ("each logical rank's", f"at least {FEW * parts} samples in a batch help")
+        )
+        warnings.warn(
+            f"layer '{own[0].name}' normalizes by the statistics of {whose} own samples, which are "
+            f"{few:g} of a batch of {batch}: the result is not that of one process\n"
+            f"  advice: {advice}; or a layer that does not look at other samples, as "
+            "keras.layers.LayerNormalization",
+            stacklevel=3,
+        )
 
 
-def warn_of_few_samples(model: Any, batch: int | None, block: Block | None = None) -> None:
-    """On rank 0. `batch`: samples of all ranks together, where that is known."""
-    parts = _world.size() if block is None else block.parts
-    few = (batch or 0) / parts
-    layers = [layer for layer in _layers(model) if not getattr(layer, "synchronized", False)]
-    if parts == 1 or _world.rank() != 0 or not layers or not 0 < few < FEW:
-        return
-    warnings.warn(
-        f"layer '{layers[0].name}' normalizes by the statistics of each rank's own samples, which "
-        f"are {few:g} of a batch of {batch}: the result is not that of one process. A larger batch "
-        f"helps (at least {FEW * parts} here), or a layer that does not look at other "
-        "samples, as keras.layers.LayerNormalization",
-        stacklevel=3,
-    )
+def _asks(layer: Any) -> bool:
+    return bool(getattr(layer, "synchronized", False) or getattr(layer, "over_all_ranks", False))
 
 
-def _layers(model: Any) -> list[Any]:
+def _moments(layer: Any, steps: Steps, name: str, inputs: Any, mask: Any = None) -> Any:
+    return moments_of_all_ranks(inputs, mask, layer._reduction_axes, steps, name)
+
+
+def _require_hook(layer: Any) -> None:
+    """Raises InvalidArgument for a layer that would not take our statistics, or has its own."""
     kind = keras.layers.BatchNormalization
-    return [layer for layer in model._flatten_layers() if isinstance(layer, kind)]
+    own = getattr(type(layer), _HOOK, None)
+    if own is not getattr(kind, _HOOK, None) and not hasattr(layer, "over_all_ranks"):
+        raise _cannot_join(layer, f"{type(layer).__name__} has statistics of its own, by {_HOOK}()")
+    arguments = [] if own is None else list(inspect.signature(own).parameters)
+    if arguments != ["self", "inputs", "mask"] or not _calls(kind, _HOOK):
+        raise _cannot_join(layer, f"that of Keras {keras.__version__} asks no {_HOOK}() for them")
+    if type(layer).call is not kind.call and not _calls(type(layer), _HOOK, "super"):
+        raise _cannot_join(layer, f"{type(layer).__name__}.call() asks no {_HOOK}() for them")
+
+
+def _calls(kind: Any, *names: str) -> bool:
+    return bool(set(names) & set(inspect.unwrap(kind.call).__code__.co_names))
+
+
+def _cannot_join(layer: Any, why: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"layer '{layer.name}' is to take the statistics of all ranks' samples, and cannot: {why}\n"
+        "  advice: keras.layers.BatchNormalization itself; or Model(sync_batch_norm=False) and "
+        "synchronized=False, which take each rank's own"
+    )
 
 
 def average_statistics(model: Any) -> None:

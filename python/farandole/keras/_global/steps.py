@@ -10,18 +10,19 @@ call. The model's steps are replaced, on this one object, by steps that take it 
     Optimizer.scale_loss     multiplies by count * size / total: the mean of the ranks' gradients is
                              that of all samples
     each loss                see losses.py: where its divisor is not the number of samples
+    joined statistics        leave a sample out that does not count (moments.py)
     the metrics' state       is of this rank's samples, and is summed over ranks when somebody asks
                              (metrics.py)
 
 A rank without samples computes on one that does not count (farandole.data): its gradient weighs 0,
-and its metrics and moving averages stay as they were.
+and its metrics and moving averages stay as they were, but for those of all ranks' samples.
 
 Data without a share (a user's own calls of the model) are steps as before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -120,96 +121,3 @@ def weigh_loss(optimizer: Any, steps: Steps) -> None:
     """From now on the optimizer scales losses by the weight of the step's share, too."""
     own = type(optimizer).scale_loss.__get__(optimizer)
     optimizer.scale_loss = lambda loss: steps.scaled(own(loss))
-
-
-def shared_steps(model: Any, steps: Steps) -> dict[str, Callable[..., Any]]:
-    """To be put in the place of this model's own; of its class nothing changes."""
-    on_jax = keras.backend.backend() == "jax"
-    return _jax_steps(model, steps) if on_jax else _steps(model, steps)
-
-
-def _steps(model: Any, steps: Steps) -> dict[str, Callable[[Any], Any]]:
-    """TensorFlow, PyTorch: a step reads and writes the model's variables."""
-    own_train, own_test, own_predict = model.train_step, model.test_step, model.predict_step
-
-    def train_step(data: Any) -> Any:
-        batch, share = unmarked(data)
-        if share is None:
-            return own_train(data)
-        with steps.of(share), _kept_without_samples(model, steps):
-            logs = own_train(batch)
-            steps.require_scaled(model)
-        return logs
-
-    def test_step(data: Any) -> Any:
-        batch, share = unmarked(data)
-        if share is None:
-            return own_test(data)
-        with steps.of(share), _kept_without_samples(model, steps):
-            return own_test(batch)
-
-    def predict_step(data: Any) -> Any:
-        batch, share = unmarked(data)
-        if share is None:
-            return own_predict(data)
-        return marked_outputs(own_predict(batch), share)
-
-    return {"train_step": train_step, "test_step": test_step, "predict_step": predict_step}
-
-
-@contextmanager
-def _kept_without_samples(model: Any, steps: Steps) -> Iterator[None]:
-    """Metrics and moving averages, where this rank has no samples in the batch."""
-    variables = [*model.metrics_variables, *model.non_trainable_variables]
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        before = [tf.identity(variable.value) for variable in variables]
-
-        def restore() -> Any:
-            for variable, value in zip(variables, before, strict=True):
-                variable.assign(value)
-            return tf.constant(0)
-
-        yield
-        tf.cond(steps.counts, lambda: tf.constant(0), restore)
-        return
-    before = [] if bool(steps.counts) else [variable.value.clone() for variable in variables]
-    yield
-    for variable, value in zip(variables, before, strict=False):
-        variable.assign(value)
-
-
-def _jax_steps(model: Any, steps: Steps) -> dict[str, Callable[[Any, Any], Any]]:
-    """JAX: a step is a function of the state, which is lists of the variables' values."""
-    own_train, own_test, own_predict = model.train_step, model.test_step, model.predict_step
-
-    def kept(after: Any, before: Any) -> Any:
-        values = zip(after, before, strict=True)
-        return [keras.ops.where(steps.counts, new, old) for new, old in values]
-
-    def train_step(state: Any, data: Any) -> Any:
-        batch, share = unmarked(data)
-        if share is None:
-            return own_train(state, data)
-        with steps.of(share):
-            logs, (trained, others, optimizer, metrics) = own_train(state, batch)
-            steps.require_scaled(model)
-            return logs, (trained, kept(others, state[1]), optimizer, kept(metrics, state[3]))
-
-    def test_step(state: Any, data: Any) -> Any:
-        batch, share = unmarked(data)
-        if share is None:
-            return own_test(state, data)
-        with steps.of(share):
-            logs, (trained, others, metrics) = own_test(state, batch)
-            return logs, (trained, kept(others, state[1]), kept(metrics, state[2]))
-
-    def predict_step(state: Any, data: Any) -> Any:
-        batch, share = unmarked(data)
-        if share is None:
-            return own_predict(state, data)
-        outputs, others = own_predict(state, batch)
-        return marked_outputs(outputs, share), others
-
-    return {"train_step": train_step, "test_step": test_step, "predict_step": predict_step}

@@ -36,7 +36,8 @@ class Together(Wrapping):
         def prepare_and_build() -> Prepared:
             sources, rows = prepare()
             self._build(sources[0].sample(), for_outputs=for_outputs)
-            return sources, rows
+            self._normalization.check()  # also layers that were not there before
+            return sources, [*rows, self._normalization.row()]
 
         sources, due = agreed(what, prepare_and_build, self._due)
         if due:

@@ -15,15 +15,16 @@ from farandole.keras._global.logical import hold_updates
 from farandole.keras._global.logical_steps import logical_steps
 from farandole.keras._global.losses import share_losses
 from farandole.keras._global.metrics import with_global_state
-from farandole.keras._global.normalization import refuse_synchronized
-from farandole.keras._global.steps import Steps, shared_steps, weigh_loss
+from farandole.keras._global.normalization import Normalization
+from farandole.keras._global.shared_steps import shared_steps
+from farandole.keras._global.steps import Steps, weigh_loss
 from farandole.keras._wrapped import distributed_in, state_of
 from farandole.keras.optimizer import DistributedOptimizer
 
 _OWN = frozenset(
     (
         "_model", "_block", "_steps", "_seed", "_same", "_options", "_due", "_passes", "_reading",
-        "_evaluate", "_op",
+        "_evaluate", "_op", "_normalization",
     )
 )  # fmt: skip
 
@@ -34,6 +35,7 @@ class Wrapping:
     Args:
         block: of logical ranks.
         options: of ``DistributedOptimizer``.
+        sync_batch_norm: every layer that normalizes takes the statistics of all ranks' samples.
     """
 
     def __init__(
@@ -44,21 +46,26 @@ class Wrapping:
         options: Mapping[str, Any],
         *,
         same_batches: bool,
+        sync_batch_norm: bool,
     ) -> None:
         self._model = model
         self._block = block
         if self._block is not None:
             self._op = Sum  # of parts, each of which weighs as much as it has samples
         self._steps = Steps(self._block)
+        self._normalization = Normalization(model, self._steps, every=sync_batch_norm)
+        self._normalization.check()
         self._seed = seed
         self._same = same_batches
         self._options = dict(options)
         self._due = True  # rank 0's weights for all, before they are next used
         self._passes = 0  # over training data
         self._reading: list[Source] | None = None  # during fit and evaluate
-        steps = self._steps
-        alone = self._block is None
-        made = shared_steps(model, steps) if alone else logical_steps(model, steps, seed)
+        made = (
+            shared_steps(model, self._steps, self._normalization)
+            if self._block is None
+            else logical_steps(model, self._steps, seed)
+        )
         for name, step in made.items():
             setattr(model, name, step)
         self._intercept()
@@ -69,7 +76,6 @@ class Wrapping:
 
     _op = Average
     _reducing = staticmethod(lambda optimizer: optimizer)
-    _check_layers = staticmethod(refuse_synchronized)
     _of_all_ranks = staticmethod(with_global_state)
 
     def __getattr__(self, name: str) -> Any:

@@ -1,0 +1,126 @@
+"""Steps of ranks that each compute one part of a batch; see Note [How a share reaches a step]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from farandole.keras._global.normalization import Normalization
+from farandole.keras._global.steps import Steps, marked_outputs, unmarked
+
+
+def shared_steps(
+    model: Any, steps: Steps, normalization: Normalization
+) -> dict[str, Callable[..., Any]]:
+    """To be put in the place of this model's own; of its class nothing changes."""
+    on_jax = keras.backend.backend() == "jax"
+    return (_jax_steps if on_jax else _steps)(model, steps, normalization)
+
+
+def _steps(model: Any, steps: Steps, normalization: Normalization) -> dict[str, Callable[..., Any]]:
+    """TensorFlow, PyTorch: a step reads and writes the model's variables."""
+    own_train, own_test, own_predict = model.train_step, model.test_step, model.predict_step
+
+    @contextmanager
+    def changing(share: Any) -> Iterator[None]:
+        joint = normalization.joint_variables()
+        kept = _kept_without_samples(model, steps, joint)
+        with steps.of(share), normalization.joined(), kept:
+            yield
+
+    def train_step(data: Any) -> Any:
+        batch, share = unmarked(data)
+        if share is None:
+            return own_train(data)
+        with changing(share):
+            logs = own_train(batch)
+            steps.require_scaled(model)
+        return logs
+
+    def test_step(data: Any) -> Any:
+        batch, share = unmarked(data)
+        if share is None:
+            return own_test(data)
+        with changing(share):
+            return own_test(batch)
+
+    def predict_step(data: Any) -> Any:
+        batch, share = unmarked(data)
+        if share is None:
+            return own_predict(data)
+        with steps.of(share), normalization.joined():
+            return marked_outputs(own_predict(batch), share)
+
+    return {"train_step": train_step, "test_step": test_step, "predict_step": predict_step}
+
+
+@contextmanager
+def _kept_without_samples(model: Any, steps: Steps, joint: set[int]) -> Iterator[None]:
+    """Metrics and moving averages, where this rank has no samples in the batch; but those that are
+    of all ranks."""
+    others = [v for v in model.non_trainable_variables if id(v) not in joint]
+    variables = [*model.metrics_variables, *others]
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        before = [tf.identity(variable.value) for variable in variables]
+
+        def restore() -> Any:
+            for variable, value in zip(variables, before, strict=True):
+                variable.assign(value)
+            return tf.constant(0)
+
+        yield
+        tf.cond(steps.counts, lambda: tf.constant(0), restore)
+        return
+    before = [] if bool(steps.counts) else [variable.value.clone() for variable in variables]
+    yield
+    for variable, value in zip(variables, before, strict=False):
+        variable.assign(value)
+
+
+def _jax_steps(
+    model: Any, steps: Steps, normalization: Normalization
+) -> dict[str, Callable[..., Any]]:
+    """JAX: a step is a function of the state, which is lists of the variables' values."""
+    own_train, own_test, own_predict = model.train_step, model.test_step, model.predict_step
+
+    def kept(after: Any, before: Any) -> Any:
+        values = zip(after, before, strict=True)
+        return [keras.ops.where(steps.counts, new, old) for new, old in values]
+
+    def kept_but_joint(after: Any, before: Any) -> Any:
+        joint = normalization.joint_variables()
+        values = zip(model.non_trainable_variables, after, kept(after, before), strict=True)
+        return [new if id(variable) in joint else either for variable, new, either in values]
+
+    def train_step(state: Any, data: Any) -> Any:
+        batch, share = unmarked(data)
+        if share is None:
+            return own_train(state, data)
+        with steps.of(share), normalization.joined():
+            logs, (trained, others, optimizer, metrics) = own_train(state, batch)
+            steps.require_scaled(model)
+            others, metrics = kept_but_joint(others, state[1]), kept(metrics, state[3])
+            return logs, (trained, others, optimizer, metrics)
+
+    def test_step(state: Any, data: Any) -> Any:
+        batch, share = unmarked(data)
+        if share is None:
+            return own_test(state, data)
+        with steps.of(share), normalization.joined():
+            logs, (trained, others, metrics) = own_test(state, batch)
+            return logs, (trained, kept_but_joint(others, state[1]), kept(metrics, state[2]))
+
+    def predict_step(state: Any, data: Any) -> Any:
+        batch, share = unmarked(data)
+        if share is None:
+            return own_predict(state, data)
+        with steps.of(share), normalization.joined():
+            outputs, others = own_predict(state, batch)
+        return marked_outputs(outputs, share), others
+
+    return {"train_step": train_step, "test_step": test_step, "predict_step": predict_step}
