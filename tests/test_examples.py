@@ -356,9 +356,9 @@ def test_tutorials_of_tensorflow_learn_the_same_on_two_ranks(
 
 
 @takes_long
-def test_digits_on_a_parameter_server(spawn: Spawn) -> None:
+def test_digits_on_a_parameter_server_with_a_slow_worker(spawn: Spawn) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
-    assert accuracy_of(play(spawn, "", "17_parameter_server.py", 3)) > 0.9
+    assert accuracy_of(play(spawn, "", "17_parameter_server.py --slow 10", 4)) > 0.9
 
 
 def to_its_end(path: str) -> None:
