@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -367,6 +368,30 @@ def test_an_exception_ends_the_job(mpi: Mpi) -> None:
     for o in ended.of_others(1, all_live=options is not None):
         assert (o.error, o.rank) == ("RemoteError", 1), o.trace
         assert "bad sample" in o.verdict
+
+
+def is_unreachable(who: int) -> None:
+    """Rank `who` says that it listens where nobody does."""
+    if world().Get_rank() == who:
+        with socket.create_server(("127.0.0.1", 0)) as nobody:
+            address = _core.tcp_address(nobody.fileno())
+        _core.tcp_address = lambda _: address  # type: ignore[assignment]
+    fd.init()
+
+
+@pytest.mark.drawn(2, of="what takes long")
+@pytest.mark.parametrize("who", [1, 2])
+def test_ranks_that_cannot_connect_are_told_to_all(mpi: Mpi, who: int) -> None:
+    options = mpis.TOLERANT.get(mpi.name)
+    ended = mpi.call(3, is_unreachable, who, env=over("1,1,1"), options=options)
+    assert ended.code != 0
+    told = [o for o in ended.outcomes if o is not None]
+    assert len(told) == 3 or options is None, ended.text
+    for o in told:
+        assert o.error in ("LinkError", "RendezvousError"), o.trace
+        assert f"does not reach rank {who} over TCP: 127.0.0.1:" in o.text
+        assert "Connection refused" in o.text
+    assert ended.seconds < 30
 
 
 def gives_up_in_the_middle() -> None:
