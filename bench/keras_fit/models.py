@@ -85,9 +85,13 @@ def loss_of() -> Any:
 
 
 def plain_optimizer() -> Any:
+    return keras_sgd()
+
+
+def keras_sgd(**options: Any) -> Any:
     import keras
 
-    return keras.optimizers.SGD(RATE)
+    return keras.optimizers.SGD(RATE, **options)
 
 
 def weights_of(model: Any) -> np.ndarray[Any, Any]:

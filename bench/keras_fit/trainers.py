@@ -23,19 +23,21 @@ class Trainer(Protocol):
 
 
 class Fit:
-    """``model.fit()``; a block is one epoch of it."""
+    """``model.fit()``; a block is one epoch of it. `parts`: batches of a step."""
 
-    def __init__(self, model: Any, optimizer: Any, data: Arrays, batch: int = BATCH) -> None:
+    def __init__(
+        self, model: Any, optimizer: Any, data: Arrays, batch: int = BATCH, parts: int = 1
+    ) -> None:
         import keras
 
         class Clock(keras.callbacks.Callback):  # type: ignore[misc]
-            """From the end of the first batch to that of the epoch, when all is computed."""
+            """From the end of the first step to that of the epoch, when all is computed."""
 
             begin = end = 0.0
 
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
                 del logs
-                if batch == 0:
+                if batch == parts - 1:
                     self.begin = time.perf_counter()
 
             def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -43,12 +45,13 @@ class Fit:
                 self.end = time.perf_counter()
 
         self._model, self._data, self._batch, self._clock = model, data, batch, Clock()
+        self._parts = parts
         # TensorFlow's XLA cannot call our ops, and ways are to be alike.
         jit = False if keras.backend.backend() == "tensorflow" else "auto"
         model.compile(optimizer, loss_of(), jit_compile=jit)
 
     def train(self, steps: int) -> float:
-        x, y = (part[: (steps + 1) * self._batch] for part in self._data)
+        x, y = (part[: (steps + 1) * self._batch * self._parts] for part in self._data)
         clock = self._clock
         self._model.fit(x, y, batch_size=self._batch, shuffle=False, verbose=0, callbacks=[clock])
         return 1e3 * (clock.end - clock.begin) / steps

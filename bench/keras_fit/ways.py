@@ -9,18 +9,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from models import BATCH, Arrays, Model, plain_optimizer
+from models import BATCH, Arrays, Model, keras_sgd, plain_optimizer
 from steps import Gradients, dense, own_gradients, step_of
 from trainers import Elsewhere, Fit, Loop, Trainer
 
 import farandole as fd
 
 MPI = "mpi4py under mpirun"
+PARTS = 2  # of a rank's samples in a step, where they are computed one by one
 
 
 @dataclass(frozen=True)
 class Way:
-    """`loop`: of `fit`, or of the user's own over a GradientTape. `needs`: besides Keras."""
+    """`loop`: of `fit`, or of the user's own over a GradientTape. `needs`: besides Keras. `apart`:
+    of another question, measured where it is asked for."""
 
     name: str
     label: str
@@ -28,6 +30,7 @@ class Way:
     make: Callable[[Model, Arrays], Trainer]
     needs: tuple[str, ...] = ()
     exchanges: bool = True
+    apart: bool = False
 
 
 # ---- fit ----
@@ -43,7 +46,20 @@ def _farandole() -> Any:
     return hvd.DistributedOptimizer(plain_optimizer(), sparse_as_dense=True)
 
 
-def _of_all_ranks(model: Model, _: Arrays) -> Trainer:
+def _in_parts(model: Model, data: Arrays) -> Trainer:
+    """The gradients of as many parts as a logical rank's, in micro-batches of one update."""
+    import farandole.keras as hvd
+
+    own = keras_sgd(gradient_accumulation_steps=PARTS)
+    optimizer = hvd.DistributedOptimizer(own, sparse_as_dense=True)
+    return Fit(model.build_alike(), optimizer, data, BATCH // PARTS, PARTS)
+
+
+def _logical(model: Model, data: Arrays) -> Trainer:
+    return _of_all_ranks(model, data, logical_ranks=PARTS * fd.size())
+
+
+def _of_all_ranks(model: Model, _: Arrays, **options: Any) -> Trainer:
     """The same parts of the same batches, which here are those of all ranks together."""
     import farandole.keras as hvd
 
@@ -53,7 +69,7 @@ def _of_all_ranks(model: Model, _: Arrays) -> Trainer:
         np.concatenate([a[i * BATCH : (i + 1) * BATCH] for i in range(count) for a in arrays])
         for arrays in zip(*ranks, strict=True)
     )
-    shared = hvd.Model(model.build_alike(), sparse_as_dense=True)
+    shared = hvd.Model(model.build_alike(), sparse_as_dense=True, **options)
     return Fit(shared, plain_optimizer(), (x, y), BATCH * fd.size())
 
 
@@ -147,6 +163,8 @@ WAYS = [
     Way("none", "nothing exchanged", "fit", _fit(plain_optimizer), exchanges=False),
     Way("farandole", "farandole", "fit", _fit(_farandole)),
     Way("model", "`farandole.keras.Model`, the batch of all ranks", "fit", _of_all_ranks),
+    Way("micro", f"farandole, {PARTS} micro-batches a step", "fit", _in_parts, apart=True),
+    Way("logical", f"`logical_ranks`, {PARTS} a rank", "fit", _logical, apart=True),
     Way(
         "farandole_flat",
         "farandole, no overlap",
