@@ -58,13 +58,13 @@ def compiled(model: Any, **options: Any) -> Any:
     return model
 
 
-def shared(build: Callable[[], Any] = net, **options: Any) -> Any:
+def shared(build: Callable[[], Any] = net, data_policy: Any = "auto", **options: Any) -> Any:
     """A model that begins differently on every rank but the first."""
     inner = build()
     if hvd.rank() != 0 and inner.built:
         for variable in inner.trainable_variables:
             variable.assign(variable + 1.0)
-    return compiled(hvd.Model(inner), **options)
+    return compiled(hvd.Model(inner, data_policy=data_policy), **options)
 
 
 def numbers(logs: Any) -> dict[str, list[float]]:
@@ -328,6 +328,69 @@ def batches_that_rank_0_alone_has() -> None:
 
 
 @on_ranks(1, 3)
+def rank_0_reads_any_data_for_all() -> None:
+    def on_rank_0(data: Any, serial: bool) -> Any:
+        return data if serial or hvd.rank() == 0 else None
+
+    def fit(model: Any, serial: bool) -> Any:
+        first, then = (
+            model.fit(
+                on_rank_0(x, serial), on_rank_0(y, serial), epochs=2, shuffle=False, verbose=0,
+                batch_size=size, class_weight={0: 0.5, 1: 2.0},
+                validation_data=on_rank_0((X[:13], Y[:13]), serial), validation_batch_size=5,
+            ).history
+            for x, y, size in ((X, Y, BATCH), (Batches.make(X, Y, BATCH), None, None))
+        )  # fmt: skip
+        return first | {f"then {key}": value for key, value in then.items()}
+
+    def then(model: Any, serial: bool) -> dict[str, Any]:
+        some = on_rank_0(generated(), serial)
+        scores = model.evaluate(some, steps=4, verbose=0, return_dict=True)
+        outputs = model.predict(on_rank_0(X[:22], serial), batch_size=7, verbose=0)
+        ends = model.fit(
+            on_rank_0(X, serial), on_rank_0(Y, serial), steps_per_epoch=2, epochs=3, shuffle=False,
+            verbose=0,
+        )  # fmt: skip
+        return scores | {"outputs": outputs, "steps": ends.history["loss"]}
+
+    mine = shared(data_policy="leader")
+    compare(mine, fit, then=then)
+    with raises(fd.InvalidArgument, "validation_split=0.5 with data_policy='leader'"):
+        mine.fit(X, Y, validation_split=0.5, verbose=0)
+    with raises(fd.InvalidArgument, "arrays of different lengths"):
+        mine.fit(X, Y[:-1], verbose=0)
+    with raises(fd.InvalidArgument, "x is None on rank 0"):
+        mine.fit(None, verbose=0)
+    orders = {}  # shuffled, it is the order that each rank would read in
+    for policy in ("leader", "index", "slice"):
+        model = shared(data_policy=policy)
+        orders[policy] = model.fit(X, Y, epochs=2, verbose=0).history["loss"]
+    np.testing.assert_allclose(orders["leader"], orders["index"], rtol=CLOSE)
+    np.testing.assert_allclose(orders["slice"], orders["index"], rtol=CLOSE)
+
+
+@on_ranks(2)
+def who_reads_what_is_refused_where_it_cannot_be() -> None:
+    from farandole.data import FromRank0
+
+    with raises(fd.InvalidArgument, "Model(): data_policy is 'all'; it is one of 'auto', 'index'"):
+        shared(data_policy="all")
+    model = shared(data_policy="index")
+    for data, what in (
+        (Batches.make(X, Y, BATCH), "a PyDataset"),
+        (generated(), "a generator"),
+    ):
+        with raises(fd.InvalidArgument, f"policy 'index' does not go with {what}"):
+            model.evaluate(data, steps=2, verbose=0)
+    with raises(fd.InvalidArgument, "policy 'index' does not go with a FromRank0"):
+        model.predict(FromRank0([X]), verbose=0)
+    model = shared(data_policy="slice")
+    rows = X + hvd.rank() * (np.arange(N) == 11)[:, None].astype("float32")
+    with raises(fd.Mismatch, "batch 2 of pass 1"):  # of arrays, too, whole batches are compared
+        model.predict(rows, batch_size=BATCH, verbose=0)
+
+
+@on_ranks(1, 3)
 def loaders_of_torch() -> None:
     import torch
     from torch.utils.data import DataLoader, TensorDataset
@@ -347,6 +410,14 @@ def loaders_of_torch() -> None:
     model = shared()
     model.fit(loader(shuffle=True), epochs=2, shuffle=False, verbose=0)
     work.assert_same_on_all_ranks(model.model)
+
+    for policy in ("slice", "leader"):
+
+        def fit_shuffled(model: Any, _: bool) -> Any:
+            generator = torch.Generator().manual_seed(4)
+            return model.fit(loader(shuffle=True, generator=generator), epochs=2, verbose=0)
+
+        compare(shared(data_policy=policy), fit_shuffled)
 
     with raises(fd.InvalidArgument, "not batched"):
         model.fit(DataLoader(loader().dataset, batch_size=None), shuffle=False, verbose=0)
@@ -791,6 +862,38 @@ def datasets_of_tensorflow() -> None:
     compare(shared(), lambda m, _: m.fit(X, Y, shuffle=False, verbose=0), then=then)
 
 
+@on_ranks(2, 3)
+def datasets_whose_maps_run_in_parts_and_whose_shuffles_have_no_seed() -> None:
+    import tensorflow as tf
+
+    def mapped(seed: int | None) -> Any:
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(40, seed)
+        data = data.map(lambda x, y: (2.0 * x, y), num_parallel_calls=2)
+        return data.shuffle(9, None if seed is None else seed + 1).batch(BATCH)
+
+    def fit(model: Any, serial: bool) -> Any:
+        seed = 42 if serial else None
+        data, held = (mapped(seed) if serial or reads else None for _ in range(2))
+        last: dict[str, Any] = {}
+        for _ in range(2):  # the second goes on where the first ends
+            last = model.fit(
+                data, epochs=2, verbose=0, validation_data=held, class_weight={0: 0.5, 1: 2.0}
+            ).history
+        return last
+
+    for policy in ("index", "slice", "leader"):
+        reads = policy != "leader" or hvd.rank() == 0
+        model = shared(data_policy=policy)
+        tf.random.set_seed(None)
+        compare(model, fit)
+
+    with raises(fd.InvalidArgument, "map (step 2 from the source) draws at random"):
+        plain = tf.data.Dataset.from_tensor_slices(X)
+        shared(data_policy="index").predict(
+            plain.map(lambda x: x + tf.random.uniform(())).batch(BATCH), verbose=0
+        )
+
+
 @on_ranks(2)
 def batches_are_made_while_a_step_runs() -> None:
     import tensorflow as tf
@@ -830,6 +933,9 @@ def datasets_that_differ_between_ranks_are_a_mismatch() -> None:
         numbered = plain.enumerate()
         return numbered.map(lambda i, xy: (tf.where(i == odd, -xy[0], xy[0]), xy[1])).batch(4)
 
+    with raises(fd.Mismatch, "batch 1 of pass 1"):  # by their maps, which ranks run in parts
+        model.fit(later(3), verbose=0)
+    model = shared(data_policy="slice")
     ends: list[int] = []
     looks = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, _: ends.append(epoch))
     for number in (3, 9):  # found in the fourth batch; at the end

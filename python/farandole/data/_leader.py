@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from farandole import _world
 from farandole._core import InvalidArgument
 from farandole._ranks import dumps
-from farandole.common._objects import broadcast_object, run_named
+from farandole.common._objects import broadcast_object, run_named, told
 from farandole.data._logical import block_of
 from farandole.data._parts import Part, part_of
 from farandole.data._tree import as_array, map_leaves
@@ -56,12 +55,28 @@ class FromRank0:
             yield mine
 
     def length(self) -> int | None:
-        """Collective: batches of a pass, where rank 0 knows."""
+        """Collective: batches of a pass, where rank 0 knows.
+
+        Raises:
+            InvalidArgument: rank 0 could not read; on the other ranks. On rank 0, its own error.
+        """
         mine: int | None = None
-        with suppress(TypeError):  # of a generator, an endless dataset
+        error: Exception | None = None
+        try:
             mine = len(self._batches)  # type: ignore[arg-type]
-        known: int | None = broadcast_object(mine, 0, f"{self._name}.length")
-        return known
+        except TypeError:  # of a generator, an endless dataset
+            pass
+        except Exception as failed:
+            error = failed
+        known: tuple[int | None, str | None] = broadcast_object(
+            (mine, told(error)), 0, f"{self._name}.length"
+        )
+        if error is not None:
+            raise error
+        length, why = known
+        if why is not None:
+            raise self._unread(why)
+        return length
 
     def _read(self, parts: int) -> Iterator[list[list[Part]]]:
         if self._batches is None:
@@ -81,14 +96,17 @@ class FromRank0:
                 parts = [*next(reads, [None] * _world.size())]
             except Exception as failed:
                 error = failed
-                parts = [f"{type(error).__name__}: {error}"] * _world.size()
+                parts = [told(error)] * _world.size()
         mine = _dealt(parts, self._name)
         if error is not None:
             raise error
         if isinstance(mine, str):
-            raise InvalidArgument(f"rank 0 could not read {self._name}: {mine}")
+            raise self._unread(mine)
         assert mine is None or isinstance(mine, list)
         return mine
+
+    def _unread(self, why: str) -> InvalidArgument:
+        return InvalidArgument(f"rank 0 could not read {self._name}: {why}")
 
 
 def _dealt(objects: list[Any], name: str) -> Any:

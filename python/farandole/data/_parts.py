@@ -1,10 +1,5 @@
-"""A rank's part of every batch.
-
-Policies:
-
-    index   a rank touches its own samples only: arrays, PyTorch's map-style datasets
-    slice   a rank makes the whole batch and keeps its part: whatever gives batches
-"""
+"""A rank's part of every batch: of arrays, by `index`; of what gives batches, by `slice`
+(_policy.py)."""
 
 from __future__ import annotations
 

@@ -1,16 +1,23 @@
-"""A rank's part of a tf.data.Dataset, which gives batches of all ranks (policy `slice`)."""
+"""A rank's part of a tf.data.Dataset, which gives batches of all ranks."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.data._logical import Block
+from farandole.data._moving import ORDERS, InTheWay, Moving, checksum_of, movable
+from farandole.data._order import DEFAULT_SEED
+from farandole.data._pipeline import Step, chain, element_of, read_pipeline, rebuilt
+from farandole.data._policy import Policy, check_policy, refuse_index
 from farandole.data._same import ELEMENTS, ReadBatches
+from farandole.data._share import share
 
 
 def split_dataset(
@@ -18,6 +25,9 @@ def split_dataset(
     read: ReadBatches | None = None,
     size: int | None = None,
     rank: int | None = None,
+    *,
+    policy: Policy = "auto",
+    seed: int = DEFAULT_SEED,
 ) -> Any:
     """A dataset of this rank's parts: pairs of a batch, and [[samples of this rank, of all ranks]],
     float32 of shape (1, 2).
@@ -28,66 +38,200 @@ def split_dataset(
     Args:
         dataset: a tf.data.Dataset of batches.
         read: keeps checksums of the batches, for the ranks to compare.
+        policy: "index": a rank runs the maps of single samples for its own samples alone. "slice":
+            it makes whole batches. "auto": "index" where that can be.
+        seed: of a shuffle() that has none, nor the program by tf.random.set_seed: of the first one
+            from the source; the next one has ``seed + 1``.
 
     Raises:
-        InvalidArgument: its elements have no first dimension, or are sparse or ragged.
+        InvalidArgument: its elements have no first dimension, or are sparse or ragged; or the
+            policy is "index", which cannot be: names the transformation in the way.
     """
+    check_policy(policy, "split_dataset(): policy", without=("leader",))
     ranks = _world.size() if size is None else size
     me = _world.rank() if rank is None else rank
-    return _split(dataset, read, Block(ranks, range(me, me + 1)), lambda parts: parts[0])
+    block = Block(ranks, range(me, me + 1))
+    return _split(dataset, read, block, policy, seed, lambda parts: parts[0]).data
 
 
-def split_dataset_in(dataset: Any, read: ReadBatches | None, block: Block | None) -> Any:
-    """The same with the parts of a block: pairs of a tuple of batches, and their shares, of shape
-    (parts, 2)."""
-    return split_dataset(dataset, read) if block is None else _split(dataset, read, block, tuple)
+class Split(NamedTuple):
+    data: Any
+    how: str  # the policy, for ranks to compare
+
+
+def split_dataset_in(
+    dataset: Any, read: ReadBatches | None, block: Block | None, policy: Policy, seed: int
+) -> Split:
+    """The same, of which it tells how. With the parts of a block: pairs of a tuple of batches, and
+    their shares, of shape (parts, 2)."""
+    if block is not None:
+        return _split(dataset, read, block, policy, seed, tuple)
+    me = _world.rank()
+    here = Block(_world.size(), range(me, me + 1))
+    return _split(dataset, read, here, policy, seed, lambda parts: parts[0])
+
+
+_Put = Callable[[list[Any]], Any]  # the parts of a batch, as they are given
 
 
 def _split(
-    dataset: Any, read: ReadBatches | None, block: Block, put: Callable[[list[Any]], Any]
-) -> Any:
+    dataset: Any, read: ReadBatches | None, block: Block, policy: Policy, seed: int, put: _Put
+) -> Split:
     import tensorflow as tf
 
-    ranks, mine = block
     _check(tf.nest.flatten(dataset.element_spec))
+    pipeline = read_pipeline(dataset) if tf.executing_eagerly() else Step("a graph", dataset)
+    if 0 in block.mine:  # on rank 0
+        _warn_of_samples(pipeline)
+    found = InTheWay("") if policy == "slice" else movable(pipeline)
+    if isinstance(found, InTheWay):
+        if policy == "index":
+            raise refuse_index("this tf.data.Dataset", str(found))
+        first = 0 in block.mine and len(block.mine) < block.parts  # of several
+        if first and found.step is not None and found.step.name == "map":
+            _say_that_all_make_whole_batches(str(found))
+        return Split(_slices(rebuilt(pipeline, seed), read, block, put), "slice")
+    if len(block.mine) == block.parts:  # all of it is this rank's
+        return Split(_slices(rebuilt(pipeline, seed), read, block, put), "index")
+    without = rebuilt(pipeline, seed, frozenset(found.maps))
+    parts = _own_samples(without, found, read, block, put)
+    length = dataset.cardinality()
+    if length != tf.data.UNKNOWN_CARDINALITY:
+        parts = parts.apply(tf.data.experimental.assert_cardinality(length))
+    return Split(parts, "index")
 
-    def cut(*elements: Any) -> Any:
-        batch = elements if isinstance(dataset.element_spec, tuple) else elements[0]
-        tensors = tf.nest.flatten(batch)
-        n = tf.shape(tensors[0])[0]
-        before = [
-            tf.debugging.assert_equal(
-                tf.shape(each)[0], n, "a batch has arrays of different lengths"
-            )
-            for each in tensors[1:]
-        ]
-        with tf.control_dependencies(before):
-            n = tf.identity(n)
-        base, more = n // ranks, n % ranks
+
+def _slices(dataset: Any, read: ReadBatches | None, block: Block, put: _Put) -> Any:
+    """Whole batches, cut."""
+    import tensorflow as tf
+
+    def cut(*arguments: Any) -> Any:
+        batch = element_of(arguments, dataset.element_spec)
+        n = _samples(batch)
         parts, shares = [], []
-        for me in mine:
-            count = base + tf.cast(me < more, n.dtype)
-            begin = tf.where(count > 0, me * base + tf.minimum(me, more), 0)
+        for part in block.mine:
+            begin, count = _range_of(n, block.parts, part)
             end = begin + tf.maximum(count, 1)
             parts.append(tf.nest.map_structure(lambda a, b=begin, e=end: a[b:e], batch))
             shares.append([count, n])
         return put(parts), tf.cast(tf.stack(shares), tf.float32)
 
-    noted = dataset if read is None else _noted(dataset, read)
     # A number that TensorFlow tunes may be none at first, and then nothing is read ahead.
-    return noted.map(cut).prefetch(_AHEAD)
+    return _noted(dataset, read).map(cut).prefetch(_AHEAD)
+
+
+def _own_samples(
+    dataset: Any, moving: Moving, read: ReadBatches | None, block: Block, put: _Put
+) -> Any:
+    """Batches of what the maps get, cut; the maps; batches again.
+
+    Every part has room for its share of a full batch, so that batches of one size can be made of
+    the samples. Of a batch that is not full, a part's last sample fills the rest, and is cut off
+    again by the number of samples of the batch, which comes with each sample.
+    """
+    import tensorflow as tf
+
+    rooms = [_room(moving.size, block.parts, part) for part in block.mine]
+
+    def take(*arguments: Any) -> Any:
+        batch = element_of(arguments, dataset.element_spec)
+        n = _samples(batch)
+        rows = []
+        for part, room in zip(block.mine, rooms, strict=True):
+            begin, count = _range_of(n, block.parts, part)
+            rows.append(begin + tf.minimum(tf.range(room), tf.maximum(count, 1) - 1))
+        mine = tf.concat(rows, 0)
+        samples = tf.nest.map_structure(lambda a: tf.gather(a, mine), batch)
+        return samples, tf.fill([sum(rooms)], n)
+
+    def divide(samples: Any, numbers: Any) -> Any:
+        n, at = numbers[0], 0
+        parts, shares = [], []
+        for part, room in zip(block.mine, rooms, strict=True):
+            _, count = _range_of(n, block.parts, part)
+            end = at + tf.maximum(count, 1)
+            parts.append(tf.nest.map_structure(lambda a, b=at, e=end: a[b:e], samples))
+            shares.append([count, n])
+            at += room
+        return put(parts), tf.cast(tf.stack(shares), tf.float32)
+
+    samples = _noted(dataset, read, checksum_of(moving.maps)).map(take).unbatch()
+    for step in moving.maps:
+        options = dict(step.options)
+        if options:
+            options["deterministic"] = True  # else a sample could come in another batch
+        function = step.function
+        samples = samples.map(lambda sample, n, f=function: (f(sample), n), **options)
+    return samples.batch(sum(rooms), drop_remainder=True).map(divide).prefetch(_AHEAD)
+
+
+def _room(size: int, parts: int, part: int) -> int:
+    mine = share(size, parts, part)
+    return max(int(mine.stop - mine.start), 1)
+
+
+def _samples(batch: Any) -> Any:
+    import tensorflow as tf
+
+    first, *others = tf.nest.flatten(batch)
+    n = tf.shape(first)[0]
+    same = [
+        tf.debugging.assert_equal(tf.shape(each)[0], n, "a batch has arrays of different lengths")
+        for each in others
+    ]
+    with tf.control_dependencies(same):
+        return tf.identity(n)
+
+
+def _range_of(n: Any, parts: int, part: int) -> tuple[Any, Any]:
+    """Where a part of n samples begins, and how many are its own: data/_share.py, of tensors."""
+    import tensorflow as tf
+
+    base, more = n // parts, n % parts
+    count = base + tf.cast(part < more, n.dtype)
+    return tf.where(count > 0, part * base + tf.minimum(part, more), 0), count
+
+
+@cache
+def _say_that_all_make_whole_batches(found: str) -> None:
+    print(f"farandole: every rank makes whole batches of a tf.data.Dataset, as {found}")
+
+
+def _warn_of_samples(pipeline: Step) -> None:
+    """Of what Keras takes for batches, too, but what hardly is meant for them: the rows
+    of arrays, as they are."""
+    import tensorflow as tf
+
+    steps = list(chain(pipeline))
+    as_they_are = all(each.name in (*ORDERS, "cache", "filter") for each in steps[:-1])
+    if not as_they_are or steps[-1].name != "from_tensor_slices":
+        return
+    ranks = {spec.shape.rank for spec in tf.nest.flatten(pipeline.dataset.element_spec)}
+    if ranks == {1}:
+        warnings.warn(
+            "a tf.data.Dataset gives the rows of arrays, each of which is taken for a batch of "
+            f"numbers, since there is no batch() in it\n  advice: {_BATCH}",
+            stacklevel=5,
+        )
 
 
 _AHEAD = 2  # batches
+_CHARACTERS = 64  # of a string
 _EACH = 16  # so many first batches are told, and then one in so many: it takes time
 _PRIME = 2**31 - 1  # below it, products are whole numbers of 64 bits
 _BATCH = "dataset.batch(B), where B is the batch of all ranks together"
 
 
-def _noted(dataset: Any, read: ReadBatches) -> Any:
-    """The same one. Of a batch that is told, TensorFlow makes the checksum."""
+def _noted(dataset: Any, read: ReadBatches | None, total: int = 0) -> Any:
+    """The same one. Of a batch that is told, TensorFlow makes the checksum.
+
+    Args:
+        total: with which it begins.
+    """
     import tensorflow as tf
 
+    if read is None:
+        return dataset
     last = dataset.cardinality() - 1  # negative, where nobody knows
 
     def begin() -> Any:
@@ -106,10 +250,10 @@ def _noted(dataset: Any, read: ReadBatches) -> Any:
         of_pass = tf.cond(number == 0, lambda: call(begin), lambda: of_pass)
 
         def told() -> Any:
-            total = tf.constant(0, tf.int64)
+            of_batch = tf.constant(total, tf.int64)
             for each in tf.nest.flatten(batch):
-                total = (total * 31 + _hash(each)) % _PRIME
-            return call(tell, of_pass, number, total)
+                of_batch = (of_batch * 31 + _hash(each)) % _PRIME
+            return call(tell, of_pass, number, of_batch)
 
         due = (number < _EACH) | (number % _EACH == 0) | (number == last)
         done = tf.cond(due, told, lambda: tf.constant(0, tf.int64))
@@ -127,6 +271,10 @@ def _hash(tensor: Any) -> Any:
     shape = tf.shape(tensor)
     step = tf.maximum(1, tf.size(tensor) // ELEMENTS)
     rows = tf.reshape(tensor, [shape[0], tf.reduce_prod(shape[1:])])[:, ::step]
+    if tensor.dtype == tf.string:  # of long ones, as files are, the middle
+        lengths = tf.strings.length(rows)
+        rows = tf.strings.substr(rows, lengths // 2, tf.fill(tf.shape(rows), _CHARACTERS))
+        rows = tf.strings.join([rows, tf.strings.as_string(lengths)])
     return tf.strings.to_hash_bucket_fast(tf.io.serialize_tensor(rows), _PRIME)
 
 

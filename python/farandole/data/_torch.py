@@ -14,6 +14,7 @@ from farandole._core import InvalidArgument
 from farandole.data._logical import Block
 from farandole.data._order import DEFAULT_SEED
 from farandole.data._parts import part_of
+from farandole.data._policy import Policy, check_policy, refuse_index
 from farandole.data._same import ReadBatches
 from farandole.data._share import Share, taken
 
@@ -24,6 +25,8 @@ def split_loader(
     seed: int = DEFAULT_SEED,
     size: int | None = None,
     rank: int | None = None,
+    *,
+    policy: Policy = "auto",
 ) -> Any:
     """A DataLoader of this rank's parts: pairs of a batch, and [[samples of this rank, of all
     ranks]], float32 of shape (1, 2).
@@ -36,21 +39,26 @@ def split_loader(
         loader: a torch.utils.data.DataLoader of batches.
         read: keeps checksums of the batches' sample numbers, for the ranks to compare. An iterable
             dataset has none.
+        policy: "slice": whole batches also of a map-style dataset.
 
     Raises:
-        InvalidArgument: it gives single samples, or has a DistributedSampler.
+        InvalidArgument: it gives single samples, or has a DistributedSampler; or the policy is
+            "index", of an iterable dataset.
     """
+    check_policy(policy, "split_loader(): policy", without=("leader",))
     here = _world.rank() if rank is None else rank
     where = Block(_world.size() if size is None else size, range(here, here + 1))
-    return _split(loader, read, seed, where, itemgetter(0))
+    return _split(loader, read, seed, where, itemgetter(0), policy)
 
 
-def split_loader_in(loader: Any, read: ReadBatches | None, seed: int, block: Block | None) -> Any:
+def split_loader_in(
+    loader: Any, read: ReadBatches | None, seed: int, block: Block | None, policy: Policy
+) -> Any:
     """The same with the parts of a block of logical ranks: pairs of a list of batches, and their
     shares, of shape (parts, 2)."""
     if block is None:
-        return split_loader(loader, read, seed)
-    return _split(loader, read, seed, block, list)
+        return split_loader(loader, read, seed, policy=policy)
+    return _split(loader, read, seed, block, list, policy)
 
 
 def _split(
@@ -59,10 +67,16 @@ def _split(
     seed: int,
     block: Block,
     put: Callable[[list[Any]], Any],
+    policy: Policy,
 ) -> Any:
     batches = batches_of(loader, seed)
+    whole = _Slice(loader.collate_fn, block, put)
     if batches is None:
-        return loader_of_slices(loader, _Slice(loader.collate_fn, block, put))
+        if policy == "index":
+            raise refuse_index("this DataLoader", "its dataset is iterable, without numbers")
+        return loader_of_slices(loader, whole)
+    if policy == "slice":
+        return _numbered(loader, _Mine(batches, Block(1, range(1)), read), _SliceOfNumbers(whole))
     return _numbered(loader, _Mine(batches, block, read), _CollateParts(loader.collate_fn, put))
 
 
@@ -232,6 +246,14 @@ class _Slice:
         batch, (parts, mine) = self._own(samples), self._block
         cut = [part_of(batch, parts, part) for part in mine]
         return self._put([part.batch for part in cut]), _tensor([part.share for part in cut])
+
+
+class _SliceOfNumbers:
+    def __init__(self, whole: _Slice) -> None:
+        self._whole = whole
+
+    def __call__(self, fetched: tuple[list[Any], Any]) -> Any:
+        return self._whole(fetched[0])
 
 
 def _tensor(shares: list[Share]) -> Any:

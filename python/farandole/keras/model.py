@@ -13,6 +13,7 @@ from farandole._arguments import checked, shown
 from farandole._core import InvalidArgument
 from farandole.common._objects import allgather_object
 from farandole.data import DEFAULT_SEED
+from farandole.data._policy import Policy, check_policy
 from farandole.keras._global.agreement import Prepared
 from farandole.keras._global.arrays import class_weights
 from farandole.keras._global.callbacks import (
@@ -24,6 +25,7 @@ from farandole.keras._global.callbacks import (
 )
 from farandole.keras._global.checks import check_class_weight, check_fit, check_steps
 from farandole.keras._global.how import How
+from farandole.keras._global.leading import rank_0_validates
 from farandole.keras._global.logical import block_here
 from farandole.keras._global.normalization import average_statistics
 from farandole.keras._global.outputs import in_order
@@ -52,6 +54,11 @@ class Model(Together):
             shuffle without a generator.
         same_batches: compare checksums of the batches between the ranks, where each makes the whole
             batch by itself.
+        data_policy: who reads what of the data of fit, evaluate and predict. "index": each rank its
+            own samples only, as of arrays; of a ``tf.data.Dataset`` it runs the maps for these
+            only. "slice": each rank the whole batch, of which it keeps its part. "leader": rank 0
+            reads, and deals out the parts; what the others pass is not looked at. "auto": "index"
+            where that can be, else "slice".
         logical_ranks: cut batches for that many ranks, whatever the number of those that there
             are, each of which computes several parts. Then weights, losses and metrics are the same
             in every bit for any number of ranks. A power of two goes on any number up to it.
@@ -81,6 +88,7 @@ class Model(Together):
         *,
         seed: int = DEFAULT_SEED,
         same_batches: bool = True,
+        data_policy: Policy = "auto",
         logical_ranks: int | None = None,
         sync_batch_norm: bool = False,
         **options: Any,
@@ -91,6 +99,7 @@ class Model(Together):
                 f"Model({strange[0]}=…): there is no such option; there are "
                 + ", ".join(sorted(_OPTIONS))
             )
+        check_policy(data_policy, "Model(): data_policy")
         _world.size()  # raises before init()
         if "train_step" in vars(model):
             raise InvalidArgument(
@@ -99,7 +108,8 @@ class Model(Together):
             )
         block = None if logical_ranks is None else block_here(logical_ranks, options)
         super().__init__(
-            model, seed, block, options, same_batches=same_batches, sync_batch_norm=sync_batch_norm
+            model, seed, block, options, same_batches=same_batches, data_policy=data_policy,
+            sync_batch_norm=sync_batch_norm,
         )
 
     @property
@@ -167,21 +177,26 @@ class Model(Together):
             )  # fmt: skip
             train = (x, y, sample_weight)
             validation = validation_data
-            if validation_split and validation is None:
+            leads = self._policy == "leader"
+            if validation_split and validation is None and not leads:
                 train, validation = held_out(train, validation_split)
+            validates = validation is not None
+            if leads:
+                validates = rank_0_validates(validation, validation_split)
             passes = max(self._passes, initial_epoch)
             how = How(
                 "fit()", self._seed, batch_size, steps_per_epoch, shuffle, class_weight, passes,
-                self._block,
+                self._block, self._policy,
             )  # fmt: skip
             sources = [source_of(train, how)]
-            if validation is not None:
+            if validates:
                 how = How(
                     "fit(validation_data)",
                     self._seed,
                     validation_batch_size or (batch_size if are_arrays(validation) else None),
                     validation_steps,
                     block=self._block,
+                    policy=self._policy,
                 )
                 sources.append(source_of(unpacked(validation), how))
             rows = [
@@ -286,7 +301,7 @@ class Model(Together):
             self._require_compiled("evaluate")
             check_steps("evaluate()", batch_size=batch_size, steps=steps)
             listed(callbacks)  # or what it refuses
-            how = How("evaluate()", self._seed, batch_size, steps, block=self._block)
+            how = self._how("evaluate()", batch_size, steps)
             return [source_of((x, y, sample_weight), how)], [f"steps {steps}"]
 
         sources = self._begin("evaluate()", prepare)
@@ -319,7 +334,7 @@ class Model(Together):
         def prepare() -> Prepared:
             check_steps("predict()", batch_size=batch_size, steps=steps)
             listed(callbacks)
-            how = How("predict()", self._seed, batch_size, steps, block=self._block)
+            how = self._how("predict()", batch_size, steps)
             return [source_of((x, None, None), how)], [f"steps {steps}"]
 
         sources = self._begin("predict()", prepare, for_outputs=True)
@@ -370,6 +385,9 @@ class Model(Together):
         """As Keras' ``summary``, on rank 0 alone."""
         if _world.rank() == 0:
             self._model.summary(*args, **kwargs)
+
+    def _how(self, what: str, batch_size: int | None, steps: int | None) -> How:
+        return How(what, self._seed, batch_size, steps, block=self._block, policy=self._policy)
 
     @staticmethod
     def _verbose(verbose: Any) -> Any:

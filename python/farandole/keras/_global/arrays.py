@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from farandole.data import Arrays, Part
+from farandole import _world
+from farandole.data import Arrays, Part, ReadBatches, part_of
 from farandole.data._logical import Block
 from farandole.data._same import checksum, sampled
 from farandole.data._tree import as_array, map_leaves, samples
@@ -41,13 +42,16 @@ def of_arrays(x: Any, y: Any, sample_weight: Any, how: How) -> Source:
         *shapes(data),
         f"values {checksum(map_leaves(_some_rows, data)):08x}",
     ]
-    parts = _ArrayParts(arrays, how.block, endless=bool(how.steps), epoch=how.passes)
+    read = ReadBatches()
+    slices = read if how.policy == "slice" else None
+    parts = _ArrayParts(arrays, how.block, slices, endless=bool(how.steps), epoch=how.passes)
     share = parts.of(0, how.passes)[0].share
     return Source(
         parts,
         lambda: map_leaves(lambda leaf: symbol(leaf.shape[1:], leaf.dtype, share.samples), data),
         rows,
         min(arrays.batch_size, n),
+        read,
     )
 
 
@@ -92,11 +96,24 @@ def class_weights(y: Any, weights: Mapping[int, float], how: How) -> np.ndarray[
 
 
 class _ArrayParts(PyDataset):
-    """Endless where a number of steps ends an epoch: then the next one goes on where it ended."""
+    """Endless where a number of steps ends an epoch: then the next one goes on where it ended.
 
-    def __init__(self, arrays: Arrays, block: Block | None, *, endless: bool, epoch: int) -> None:
+    Args:
+        slices: of whole batches, if they are to be made: checksums.
+    """
+
+    def __init__(
+        self,
+        arrays: Arrays,
+        block: Block | None,
+        slices: ReadBatches | None,
+        *,
+        endless: bool,
+        epoch: int,
+    ) -> None:
         super().__init__()
         self._arrays, self._block, self._endless = arrays, block, endless
+        self._slices = slices
         self._first, self._begun = epoch, 0
 
     @property
@@ -111,10 +128,13 @@ class _ArrayParts(PyDataset):
 
     def of(self, index: int, epoch: int) -> list[Part]:
         """This rank's parts of a batch."""
-        if self._block is None:
-            return [self._arrays.part(index, epoch)]
-        parts, mine = self._block
-        return [self._arrays.part(index, epoch, parts, g) for g in mine]
+        me = _world.rank()
+        parts, mine = self._block or Block(_world.size(), range(me, me + 1))
+        if self._slices is None:
+            return [self._arrays.part(index, epoch, parts, g) for g in mine]
+        batch = self._arrays.part(index, epoch, 1, 0).batch
+        self._slices.note(max(self._begun, 1), index, batch)
+        return [part_of(batch, parts, g) for g in mine]
 
     def begin_at(self, epoch: int) -> None:
         self._first = epoch

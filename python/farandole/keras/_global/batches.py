@@ -17,6 +17,7 @@ from farandole.keras._global.how import How, Source, as_tuple, shapes, symbol
 
 
 def of_py_dataset(x: Any, how: How) -> Source:
+    how.refuse_index("a PyDataset")
     length = x.num_batches
     if length == 0:
         raise how.error("the PyDataset has no batches")
@@ -34,6 +35,7 @@ def of_py_dataset(x: Any, how: How) -> Source:
 
 
 def of_generator(x: Any, how: How) -> Source:
+    how.refuse_index("a generator")
     first = next(x, None)
     if first is None:
         raise how.error("the generator gives no batch")

@@ -19,31 +19,35 @@ _LENGTHS = {-1: "infinitely many", -2: "an unknown number of"}  # tf.data's card
 
 def of_dataset(x: Any, how: How) -> Source:
     read = ReadBatches()
+    data, policy = split_dataset_in(x, read, how.block, how.policy, how.seed)
+    length, batch = int(x.cardinality()), leaves(x.element_spec)[0].shape[0]
+    several = how.block is not None
     if how.class_weight is not None:
-        x = _weighted(x, how)
-    data = split_dataset_in(x, read, how.block).map(marked)
-    spec, length = x.element_spec, int(x.cardinality())
-    specs = leaves(spec)
+        weigh = _weighing(x.element_spec, how)
+
+        def weighed(batch: Any, share: Any) -> Any:
+            return tuple(weigh(*part) for part in batch) if several else weigh(*batch), share
+
+        data = data.map(weighed)
+    spec = data.element_spec[0][0] if several else data.element_spec[0]
     rows = [
-        f"a tf.data.Dataset of {_LENGTHS.get(length, length)} batches",
-        *(f"array {i}: {s.shape} {s.dtype.name}" for i, s in enumerate(specs)),
+        f"a tf.data.Dataset of {_LENGTHS.get(length, length)} batches, policy {policy}",
+        *(f"array {i}: {s.shape} {s.dtype.name}" for i, s in enumerate(leaves(spec))),
     ]
-    batch = specs[0].shape[0]
     parts = _world.size() if how.block is None else how.block.parts
     count = 2 if batch is None else -(-batch // parts)
 
     def symbols() -> Any:
         return map_leaves(lambda s: symbol(s.shape[1:], s.dtype.name, count), as_tuple(spec))
 
-    return Source(data, symbols, rows, batch, read)
+    return Source(data.map(marked), symbols, rows, batch, read)
 
 
-def _weighted(dataset: Any, how: How) -> Any:
-    """With weights by class, as Keras would add them."""
+def _weighing(spec: Any, how: How) -> Callable[[Any, Any], Any]:
+    """What adds weights by class to inputs and targets, as Keras does."""
     import tensorflow as tf
 
     assert how.class_weight is not None
-    spec = dataset.element_spec
     if not isinstance(spec, tuple) or len(spec) != 2 or not isinstance(spec[1], tf.TensorSpec):
         raise how.error(
             "class_weight goes with batches of inputs and one tensor of targets, without weights "
@@ -63,14 +67,14 @@ def _weighted(dataset: Any, how: How) -> Any:
         weights = tf.gather(table, tf.where(known, classes, 0))
         return x, y, tf.where(known, weights, 1.0)
 
-    return dataset.map(weigh)
+    return weigh
 
 
 def of_loader(x: Any, how: How) -> Source:
     if how.class_weight is not None:
         raise how.error("class_weight does not go with a DataLoader")
     read = ReadBatches()
-    data = split_loader_in(x, read, how.seed, how.block)
+    data = split_loader_in(x, read, how.seed, how.block, how.policy)
     data.collate_fn = _Marked(data.collate_fn, several=how.block is not None)
     length = len(x) if hasattr(x.dataset, "__len__") else None
 

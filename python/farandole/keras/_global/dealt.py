@@ -24,6 +24,11 @@ from farandole.keras._global.how import How, Source, as_tuple
 
 def of_rank_0(x: FromRank0, how: How) -> Source:
     """Collective."""
+    if how.policy in ("index", "slice"):
+        raise how.error(
+            f"policy {how.policy!r} does not go with a FromRank0, which rank 0 reads: that is "
+            "'leader', or 'auto'"
+        )
     length = x.length()
     if length is None and not how.steps:
         raise how.error(

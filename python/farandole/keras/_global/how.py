@@ -11,6 +11,7 @@ import keras
 from farandole._core import InvalidArgument
 from farandole.data import ReadBatches
 from farandole.data._logical import Block
+from farandole.data._policy import Policy, refuse_index
 from farandole.data._tree import leaves
 
 
@@ -26,9 +27,15 @@ class How:
     class_weight: Mapping[int, float] | None = None
     passes: int = 0  # over training data, before this call
     block: Block | None = None  # of logical ranks, where a rank is several
+    policy: Policy = "auto"
 
     def error(self, why: str) -> InvalidArgument:
         return InvalidArgument(f"{self.what}: {why}")
+
+    def refuse_index(self, what: str) -> None:
+        """Raises InvalidArgument where it is asked for."""
+        if self.policy == "index":
+            raise refuse_index(what, "what is asked for is a whole batch")
 
 
 @dataclass

@@ -21,6 +21,7 @@ from farandole.keras._global.batches import of_generator, of_py_dataset
 from farandole.keras._global.datasets import of_dataset, of_loader
 from farandole.keras._global.dealt import of_rank_0
 from farandole.keras._global.how import How, Source
+from farandole.keras._global.leading import led
 
 _Data = tuple[Any, Any, Any]  # inputs, targets, weights
 
@@ -28,6 +29,8 @@ _Data = tuple[Any, Any, Any]  # inputs, targets, weights
 def source_of(data: _Data, how: How) -> Source:
     """Raises InvalidArgument for what cannot be split, or does not go together."""
     x, y, sample_weight = data
+    if how.policy == "leader":
+        return led(x, lambda whole: source_of(data, whole), how)
     for kind, is_it, make in (
         ("a tf.data.Dataset", _is(x, "tensorflow", "data.Dataset"), of_dataset),
         ("a DataLoader", _is(x, "torch", "utils.data.DataLoader"), of_loader),

@@ -10,6 +10,7 @@ from typing import Any
 from farandole._core import InvalidArgument
 from farandole.common._reduction import Average, Sum, core_op
 from farandole.data._logical import Block
+from farandole.data._policy import Policy
 from farandole.keras._global.how import Source
 from farandole.keras._global.logical import hold_updates
 from farandole.keras._global.logical_steps import logical_steps
@@ -24,7 +25,7 @@ from farandole.keras.optimizer import DistributedOptimizer
 _OWN = frozenset(
     (
         "_model", "_block", "_steps", "_seed", "_same", "_options", "_due", "_passes", "_reading",
-        "_evaluate", "_op", "_normalization",
+        "_evaluate", "_op", "_normalization", "_policy",
     )
 )  # fmt: skip
 
@@ -46,6 +47,7 @@ class Wrapping:
         options: Mapping[str, Any],
         *,
         same_batches: bool,
+        data_policy: Policy,
         sync_batch_norm: bool,
     ) -> None:
         self._model = model
@@ -57,6 +59,7 @@ class Wrapping:
         self._normalization.check()
         self._seed = seed
         self._same = same_batches
+        self._policy: Policy = data_policy
         self._options = dict(options)
         self._due = True  # rank 0's weights for all, before they are next used
         self._passes = 0  # over training data
