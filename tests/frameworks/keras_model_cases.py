@@ -412,13 +412,13 @@ def loaders_of_torch() -> None:
     model.fit(loader(shuffle=True), epochs=2, shuffle=False, verbose=0)
     work.assert_same_on_all_ranks(model.model)
 
-    for policy in ("slice", "leader"):
-
-        def fit_shuffled(model: Any, _: bool) -> Any:
-            generator = torch.Generator().manual_seed(4)
-            return model.fit(loader(shuffle=True, generator=generator), epochs=2, verbose=0)
-
-        compare(shared(data_policy=policy), fit_shuffled)
+    losses = []
+    for policy in ("index", "slice"):
+        drawn = loader(shuffle=True, generator=torch.Generator().manual_seed(4))
+        history = shared(data_policy=policy).fit(drawn, epochs=2, shuffle=False, verbose=0)
+        losses.append(history.history["loss"])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=CLOSE)
+    compare(shared(data_policy="leader"), fit)
 
     with raises(fd.InvalidArgument, "not batched"):
         model.fit(DataLoader(loader().dataset, batch_size=None), shuffle=False, verbose=0)

@@ -1,0 +1,170 @@
+"""What a rank's part of a dataset costs: farandole run -np 2 -- python bench/dataset_policies.py
+
+Steps of `fit` of a small network, which take turns in blocks: every rank makes the whole batch and
+keeps its part (slice), or runs the maps for its own samples (index). Pipelines:
+
+    costly map    a millisecond of arithmetic for a sample, as decoding an image takes
+    light map     bytes to numbers from 0 to 1
+    no map        from memory: slice alone
+
+and, without a network, what it takes to cut a batch from memory: beside reading it whole, and of
+arrays.
+
+A ratio is of the two medians of a block's steps, of the slowest rank; the result is the median over
+the blocks, with the interval of the sign test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import farandole.keras as fd
+from farandole._bench.statistics import median, median_interval
+from farandole.common._objects import allgather_object
+from farandole.data import Arrays, ReadBatches, split_dataset
+
+PIXELS = 32 * 32 * 3
+
+
+def costly(image: Any, label: Any) -> Any:
+    """A chain that nothing can be left out of."""
+    matrix = tf.reshape(tf.cast(image, tf.float32), [32, 96]) / 255
+    square = tf.matmul(matrix, matrix, transpose_b=True) / 96
+    for _ in range(600):
+        square = tf.tanh(tf.matmul(square, square))
+    return tf.reshape(matrix + square[:, :1], [PIXELS]), label
+
+
+def light(image: Any, label: Any) -> Any:
+    return tf.cast(image, tf.float32) / 255, label
+
+
+def images(samples: int) -> Any:
+    random = np.random.default_rng(0)
+    x = random.integers(0, 256, (samples, PIXELS), dtype=np.uint8)
+    return x, random.integers(0, 10, samples)
+
+
+def network() -> Any:
+    keras.utils.set_random_seed(7)
+    return keras.Sequential([keras.Input((PIXELS,)), keras.layers.Dense(10, "softmax")])
+
+
+class Times(keras.callbacks.Callback):  # type: ignore[misc]  # no types
+    """From the end of a step to the next one's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        del batch, logs
+        self.ends.append(time.perf_counter())
+
+
+def slowest(seconds: list[float]) -> float:
+    """The median, of the rank whose is the longest."""
+    return max(allgather_object(median(seconds), "seconds"))
+
+
+class Fit:
+    """Blocks of steps by a policy."""
+
+    def __init__(self, make: Callable[[], Any], policy: Any, steps: int) -> None:
+        self.data, self.steps = make(), steps
+        self.model = fd.Model(network(), data_policy=policy)
+        self.model.compile("sgd", "sparse_categorical_crossentropy")
+
+    def block(self) -> float:
+        times = Times()
+        self.model.fit(self.data, steps_per_epoch=self.steps, callbacks=[times], verbose=0)
+        return slowest(np.diff(times.ends).tolist())
+
+
+class Read:
+    """Blocks of batches that are only read."""
+
+    def __init__(self, data: Iterator[Any], steps: int) -> None:
+        self.data, self.steps = data, steps
+
+    def block(self) -> float:
+        times = [time.perf_counter()]
+        for _ in range(self.steps):
+            next(self.data)
+            times.append(time.perf_counter())
+        # All of them: what is read ahead comes in no time.
+        return slowest([(times[-1] - times[0]) / self.steps])
+
+
+def compare(what: str, ways: list[Any], blocks: int) -> None:
+    for way in ways:
+        way.block()
+    times: list[list[float]] = []
+    for block in range(blocks):
+        both = [0.0, 0.0]
+        for i in (0, 1) if block % 2 else (1, 0):
+            both[i] = ways[i].block()
+        times.append(both)
+    if fd.rank() == 0:
+        first, second = (1e3 * median(each) for each in zip(*times, strict=True))
+        middle, low, high, confidence = median_interval([b / a for a, b in times])
+        print(
+            f"{what}: {first:.3f} and {second:.3f} ms, {middle:.3f} of it "
+            f"({low:.3f} to {high:.3f} with {confidence:.0%})"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--blocks", type=int, default=9)
+    parser.add_argument("--batch", type=int, default=64, help="samples of all ranks")
+    parser.add_argument("--steps", type=int, default=12, help="in a block")
+    arguments = parser.parse_args()
+    fd.init()
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    batch, steps = arguments.batch, arguments.steps
+    arrays = images(batch * 16)
+
+    def source() -> Any:
+        return tf.data.Dataset.from_tensor_slices(arrays)
+
+    for name, function, calls in (
+        ("costly map", costly, None),
+        ("costly map in parallel", costly, tf.data.AUTOTUNE),
+        ("light map", light, None),
+    ):
+
+        def make(function: Any = function, calls: Any = calls) -> Any:
+            return source().map(function, num_parallel_calls=calls).batch(batch).repeat()
+
+        ways = [Fit(make, policy, steps) for policy in ("slice", "index")]
+        compare(f"fit, {name}, slice and index", ways, arguments.blocks)
+    whole = source().batch(batch).repeat()
+    part = split_dataset(whole, ReadBatches())
+    reads = [Read(iter(each), 20 * steps) for each in (whole.prefetch(2), part)]
+    compare("a batch from memory, whole and cut", reads, arguments.blocks)
+    cut = Arrays(arrays, batch, shuffle=True)
+
+    def endless(parts: Callable[[int], Any]) -> Iterator[Any]:
+        epoch = 0
+        while True:
+            yield from parts(epoch)
+            epoch += 1
+
+    ways = [
+        Read(endless(lambda epoch: cut.parts(epoch, 1, 0)), 20 * steps),
+        Read(endless(cut.parts), 20 * steps),
+    ]
+    compare("a batch of arrays, whole and a part", ways, arguments.blocks)
+
+
+if __name__ == "__main__":
+    main()
