@@ -94,6 +94,9 @@ MAPPED: dict[str, Callable[[], Any]] = {
     ).batch(6),
     "a random map below": lambda: rows().map(drawn).map(lambda x, y: (0 * x, y)).batch(6),
     "few samples": lambda: rows().take(5).map(double).batch(2),
+    "one thread, and any number": lambda: rows().map(double, synchronous=True).map(
+        widen, num_parallel_calls=2, use_unbounded_threadpool=True
+    ).batch(6),
     "options": lambda: rows().map(double).batch(5).with_options(tf.data.Options()),
 }  # fmt: skip
 WHOLE: dict[str, Callable[[], Any]] = {
@@ -148,7 +151,11 @@ def test_a_rank_keeps_its_part_where_maps_stay_and_is_told_why(name: str) -> Non
 @pytest.mark.parametrize(
     ("function", "why"), [(drawn, "RandomUniform"), (by_python, "runs Python code (EagerPyFunc)")]
 )
-def test_maps_that_keep_a_state_are_not_moved(function: Any, why: str, capsys: Any) -> None:
+def test_maps_that_keep_a_state_are_not_moved(
+    function: Any, why: str, capsys: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("farandole.data._tensorflow._said", [])
+
     def make() -> Any:
         return rows().shuffle(4, seed=2).map(function).map(double).map(function).batch(4)
 

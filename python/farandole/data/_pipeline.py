@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -40,7 +41,7 @@ class Step:
     options: tuple[tuple[str, Any], ...] = ()  # of a map
     size: int = 0  # of a batch
 
-    @property
+    @cached_property
     def place(self) -> int:
         """Counted from the source, which is 1."""
         return 1 + max((each.place for each in self.inputs), default=0)
@@ -204,6 +205,9 @@ def _require_dense(specs: list[Any]) -> None:
 def _map(dataset: Any) -> _Read:
     function = _function(dataset._map_func)
     options = _parallel(dataset)
+    for attribute in ("_use_unbounded_threadpool", "_force_synchronous"):  # newer versions'
+        if getattr(dataset, attribute, False):
+            options += ((attribute.removeprefix("_").removeprefix("force_"), True),)
 
     def again(below: Any) -> Any:
         return below.map(on_element(function, below.element_spec), **dict(options))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,7 +157,7 @@ def _own_samples(
     samples = _noted(dataset, read, checksum_of(moving.maps)).map(take).unbatch()
     for step in moving.maps:
         options = dict(step.options)
-        if options:
+        if "num_parallel_calls" in options:
             options["deterministic"] = True  # else a sample could come in another batch
         function = step.function
         samples = samples.map(lambda sample, n, f=function: (f(sample), n), **options)
@@ -192,14 +191,19 @@ def _range_of(n: Any, parts: int, part: int) -> tuple[Any, Any]:
     return tf.where(count > 0, part * base + tf.minimum(part, more), 0), count
 
 
-@cache
 def _say_that_all_make_whole_batches(found: str) -> None:
-    print(f"farandole: every rank makes whole batches of a tf.data.Dataset, as {found}")
+    """Once."""
+    if not _said:
+        _said.append(found)
+        print(f"farandole: every rank makes whole batches of a tf.data.Dataset, as {found}")
+
+
+_said: list[str] = []
 
 
 def _warn_of_samples(pipeline: Step) -> None:
-    """Of what Keras takes for batches, too, but what hardly is meant for them: the rows
-    of arrays, as they are."""
+    """Of what Keras takes for batches, too, but what hardly is meant for them: the rows of arrays,
+    as they are."""
     import tensorflow as tf
 
     steps = list(chain(pipeline))
