@@ -10,8 +10,9 @@ keeps its part (slice), or runs the maps for its own samples (index). Pipelines:
 and, without a network, what it takes to cut a batch from memory: beside reading it whole, and of
 arrays.
 
-A ratio is of the two medians of a block's steps, of the slowest rank; the result is the median over
-the blocks, with the interval of the sign test.
+Of each the wall time, and the processor time of all threads of a rank, which other programs change
+less. A ratio is of the two times for a step of a block, each of the rank with the longest one;
+the result is the median over the blocks, with the interval of the sign test.
 """
 
 from __future__ import annotations
@@ -57,66 +58,63 @@ def network() -> Any:
     return keras.Sequential([keras.Input((PIXELS,)), keras.layers.Dense(10, "softmax")])
 
 
-class Times(keras.callbacks.Callback):  # type: ignore[misc]  # no types
-    """From the end of a step to the next one's."""
+class Timed:
+    """Blocks of steps."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.ends: list[float] = []
+    steps: int
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        del batch, logs
-        self.ends.append(time.perf_counter())
+    def run(self) -> None:
+        raise NotImplementedError
+
+    def block(self) -> list[float]:
+        """Seconds of a step, and of the processor."""
+        began = time.perf_counter(), time.process_time()
+        self.run()
+        spent = time.perf_counter() - began[0], time.process_time() - began[1]
+        ranks = allgather_object(spent, "seconds")
+        return [max(each) / self.steps for each in zip(*ranks, strict=True)]
 
 
-def slowest(seconds: list[float]) -> float:
-    """The median, of the rank whose is the longest."""
-    return max(allgather_object(median(seconds), "seconds"))
-
-
-class Fit:
-    """Blocks of steps by a policy."""
+class Fit(Timed):
+    """By a policy."""
 
     def __init__(self, make: Callable[[], Any], policy: Any, steps: int) -> None:
         self.data, self.steps = make(), steps
         self.model = fd.Model(network(), data_policy=policy)
         self.model.compile("sgd", "sparse_categorical_crossentropy")
 
-    def block(self) -> float:
-        times = Times()
-        self.model.fit(self.data, steps_per_epoch=self.steps, callbacks=[times], verbose=0)
-        return slowest(np.diff(times.ends).tolist())
+    def run(self) -> None:
+        self.model.fit(self.data, steps_per_epoch=self.steps, verbose=0)
 
 
-class Read:
-    """Blocks of batches that are only read."""
+class Read(Timed):
+    """Batches that are only read."""
 
     def __init__(self, data: Iterator[Any], steps: int) -> None:
         self.data, self.steps = data, steps
 
-    def block(self) -> float:
-        times = [time.perf_counter()]
+    def run(self) -> None:
         for _ in range(self.steps):
             next(self.data)
-            times.append(time.perf_counter())
-        # All of them: what is read ahead comes in no time.
-        return slowest([(times[-1] - times[0]) / self.steps])
 
 
 def compare(what: str, ways: list[Any], blocks: int) -> None:
     for way in ways:
         way.block()
-    times: list[list[float]] = []
+    times: list[list[list[float]]] = []  # by block and way: of the wall, of the processor
     for block in range(blocks):
-        both = [0.0, 0.0]
+        both: list[list[float]] = [[], []]
         for i in (0, 1) if block % 2 else (1, 0):
             both[i] = ways[i].block()
         times.append(both)
-    if fd.rank() == 0:
-        first, second = (1e3 * median(each) for each in zip(*times, strict=True))
-        middle, low, high, confidence = median_interval([b / a for a, b in times])
+    if fd.rank() != 0:
+        return
+    for clock, kind in enumerate(("wall", "processor")):
+        first, second = (1e3 * median([both[i][clock] for both in times]) for i in (0, 1))
+        ratios = [both[1][clock] / both[0][clock] for both in times]
+        middle, low, high, confidence = median_interval(ratios)
         print(
-            f"{what}: {first:.3f} and {second:.3f} ms, {middle:.3f} of it "
+            f"{what}, {kind}: {first:.3f} and {second:.3f} ms, {middle:.3f} of it "
             f"({low:.3f} to {high:.3f} with {confidence:.0%})"
         )
 
@@ -125,7 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--blocks", type=int, default=9)
     parser.add_argument("--batch", type=int, default=64, help="samples of all ranks")
-    parser.add_argument("--steps", type=int, default=12, help="in a block")
+    parser.add_argument("--steps", type=int, default=24, help="in a block")
     arguments = parser.parse_args()
     fd.init()
     tf.config.threading.set_intra_op_parallelism_threads(1)
