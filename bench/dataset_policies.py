@@ -4,11 +4,11 @@ Steps of `fit` of a small network, which take turns in blocks: every rank makes 
 keeps its part (slice), or runs the maps for its own samples (index). Pipelines:
 
     costly map    a millisecond of arithmetic for a sample, as decoding an image takes
-    light map     bytes to numbers from 0 to 1
-    no map        from memory: slice alone
 
-and, without a network, what it takes to cut a batch from memory: beside reading it whole, and of
-arrays.
+and, without a network, what it takes to read a batch:
+
+    light map     bytes to numbers from 0 to 1, by both policies
+    no map        from memory, whole or cut; of arrays, whole or a part
 
 Of each the wall time, and the processor time of all threads of a rank, which other programs change
 less. A ratio is of the two times for a step of a block, each of the rank with the longest one;
@@ -30,8 +30,11 @@ import farandole.keras as fd
 from farandole._bench.statistics import median, median_interval
 from farandole.common._objects import allgather_object
 from farandole.data import Arrays, ReadBatches, split_dataset
+from farandole.data._policy import Policy
 
 PIXELS = 32 * 32 * 3
+SLICE: Policy = "slice"
+INDEX: Policy = "index"
 
 
 def costly(image: Any, label: Any) -> Any:
@@ -137,14 +140,19 @@ def main() -> None:
     for name, function, calls in (
         ("costly map", costly, None),
         ("costly map in parallel", costly, tf.data.AUTOTUNE),
-        ("light map", light, None),
     ):
 
         def make(function: Any = function, calls: Any = calls) -> Any:
             return source().map(function, num_parallel_calls=calls).batch(batch).repeat()
 
-        ways = [Fit(make, policy, steps) for policy in ("slice", "index")]
+        ways = [Fit(make, policy, steps) for policy in (SLICE, INDEX)]
         compare(f"fit, {name}, slice and index", ways, arguments.blocks)
+    scaled = source().map(light).batch(batch).repeat()
+    reads = [
+        Read(iter(split_dataset(scaled, ReadBatches(), policy=policy)), 10 * steps)
+        for policy in (SLICE, INDEX)
+    ]
+    compare("a batch of a light map, slice and index", reads, arguments.blocks)
     whole = source().batch(batch).repeat()
     part = split_dataset(whole, ReadBatches())
     reads = [Read(iter(each), 20 * steps) for each in (whole.prefetch(2), part)]
