@@ -20,7 +20,7 @@ _LENGTHS = {-1: "infinitely many", -2: "an unknown number of"}  # tf.data's card
 def of_dataset(x: Any, how: How) -> Source:
     read = ReadBatches()
     data, policy = split_dataset_in(x, read, how.block, how.policy, how.seed)
-    length, batch = int(x.cardinality()), leaves(x.element_spec)[0].shape[0]
+    length, specs = int(x.cardinality()), leaves(x.element_spec)
     several = how.block is not None
     if how.class_weight is not None:
         weigh = _weighing(x.element_spec, how)
@@ -32,8 +32,9 @@ def of_dataset(x: Any, how: How) -> Source:
     spec = data.element_spec[0][0] if several else data.element_spec[0]
     rows = [
         f"a tf.data.Dataset of {_LENGTHS.get(length, length)} batches, policy {policy}",
-        *(f"array {i}: {s.shape} {s.dtype.name}" for i, s in enumerate(leaves(spec))),
+        *(f"array {i}: {s.shape} {s.dtype.name}" for i, s in enumerate(specs)),
     ]
+    batch = specs[0].shape[0]
     parts = _world.size() if how.block is None else how.block.parts
     count = 2 if batch is None else -(-batch // parts)
 
