@@ -13,7 +13,11 @@ from rank_cases import _registered, make_tests
 import grid
 
 # Elsewhere the rest would be the same once more.
-COMMON = {"arrays_with_weights_and_held_out_data", "single_batches"}
+COMMON = {
+    "arrays_with_weights_and_held_out_data",
+    "orders_of_a_dataset_are_those_of_keras_own_fit",
+    "single_batches",
+}
 MASKS = {"masks_outputs_and_reductions_are_those_of_the_whole_batch"}
 LOADERS = {"loaders_of_torch"}
 

@@ -41,7 +41,7 @@ def of_dataset(x: Any, how: How) -> Source:
     def symbols() -> Any:
         return map_leaves(lambda s: symbol(s.shape[1:], s.dtype.name, count), as_tuple(spec))
 
-    return Source(data.map(marked), symbols, rows, batch, read)
+    return Source(data.map(marked), symbols, rows, batch, read, is_looked_into=True)
 
 
 def _weighing(spec: Any, how: How) -> Callable[[Any, Any], Any]:
@@ -85,7 +85,7 @@ def of_loader(x: Any, how: How) -> Source:
         return sample(Part(map_leaves(as_array, as_tuple(x.collate_fn(samples))), Share(1, 1)))
 
     rows = [f"a DataLoader of {length} batches", f"batch_size {x.batch_size}", f"seed {how.seed}"]
-    return Source(data, symbols, rows, x.batch_size, read)
+    return Source(data, symbols, rows, x.batch_size, read, is_looked_into=True)
 
 
 class _Marked:

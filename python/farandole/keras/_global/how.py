@@ -47,6 +47,8 @@ class Source:
     rows: list[str]  # what ranks compare
     batch: int | None = None  # samples of a whole batch, where that is known
     read: ReadBatches = field(default_factory=ReadBatches)
+    # Keras builds a model by a first batch, on JAX and PyTorch: its own loop takes the next order.
+    is_looked_into: bool = False
 
     def begin_at(self, epoch: int) -> None:
         """Training goes on there: orders are those of the epochs to come."""

@@ -14,7 +14,7 @@ from farandole.keras._global.logical import seed_states
 from farandole.keras._global.metrics import mean_of_logs
 from farandole.keras._global.normalization import average_statistics
 from farandole.keras._global.sources import source_of
-from farandole.keras._global.wrapping import Wrapping
+from farandole.keras._global.wrapping import Wrapping, is_built
 from farandole.keras.values import broadcast_variables
 
 Batch = tuple[Any, Any, Any]  # inputs, targets, weights
@@ -35,6 +35,7 @@ class Together(Wrapping):
 
         def prepare_and_build() -> Prepared:
             sources, rows = prepare()
+            self._looks = sources[0].is_looked_into and not is_built(self._model)
             self._build(sources[0].sample(), for_outputs=for_outputs)
             self._normalization.check()  # also layers that were not there before
             return sources, [*rows, self._normalization.row()]

@@ -25,7 +25,7 @@ from farandole.keras.optimizer import DistributedOptimizer
 _OWN = frozenset(
     (
         "_model", "_block", "_steps", "_seed", "_same", "_options", "_due", "_passes", "_reading",
-        "_evaluate", "_op", "_normalization", "_policy",
+        "_evaluate", "_op", "_normalization", "_policy", "_looks",
     )
 )  # fmt: skip
 
@@ -61,6 +61,7 @@ class Wrapping:
         self._same = same_batches
         self._policy: Policy = data_policy
         self._options = dict(options)
+        self._looks = False  # Keras would look at a batch first, to build the model
         self._due = True  # rank 0's weights for all, before they are next used
         self._passes = 0  # over training data
         self._reading: list[Source] | None = None  # during fit and evaluate
@@ -107,6 +108,9 @@ class Wrapping:
         def symbolic_build(*args: Any, **kwargs: Any) -> None:
             if self._reading is None:  # else it is built, and does not know batches with a share
                 own_build(*args, **kwargs)
+            elif self._looks and "iterator" in kwargs:
+                self._looks = False
+                look_into(kwargs["iterator"])
 
         def result_or_logs(logs: Any) -> Any:
             if self._reading is None:
@@ -163,3 +167,17 @@ class Wrapping:
             share_losses(model._compile_loss, self._steps)
         model.train_function = model.test_function = model.predict_function = None
         self._due = True
+
+
+def look_into(iterator: Any) -> None:
+    """One of Keras' over an epoch, as Keras would to see a batch."""
+    _, _, batch = next(iter(iterator))
+    if not isinstance(batch, tuple | list):  # on JAX
+        next(batch)
+
+
+def is_built(model: Any) -> bool:
+    """Whether Keras would not build it, nor what it was compiled with."""
+    compiled = (model._compile_metrics, model._compile_loss) if model.compiled else ()
+    parts = [*model._flatten_layers(), *(each for each in compiled if each is not None)]
+    return all(each.built for each in parts)
