@@ -1,5 +1,6 @@
 #include "base/fd.h"
 
+#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
@@ -41,6 +42,10 @@ Error errno_error(std::string_view call) {
 }
 
 void throw_errno(std::string_view call) { throw errno_error(call); }
+
+Fd copy_of(const Fd& fd) {
+  return Fd(checked(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0), "fcntl(F_DUPFD_CLOEXEC)"));
+}
 
 Fd make_event_fd() { return Fd(checked(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd")); }
 

@@ -45,6 +45,7 @@ T checked(T result, std::string_view call) {
   return result;
 }
 
+Fd copy_of(const Fd& fd);    // the same file; close-on-exec
 Fd make_event_fd();          // non-blocking, close-on-exec
 void ring(int event_fd);     // adds one; never blocks
 void silence(int event_fd);  // takes whatever was added

@@ -202,7 +202,8 @@ void report_exception(Group& group, const py::object& what, const py::object& pl
 
 void show_code_at_end(Group& group, int blamed) {
   refuse_in_child();
-  show_exit_code_at_end(group.engine()->host().segment, world_rank(group), blamed);
+  const Host& host = group.engine()->host();
+  show_exit_code_at_end(host.segment, host.mesh, world_rank(group), blamed);
 }
 
 }  // namespace

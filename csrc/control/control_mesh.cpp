@@ -74,7 +74,7 @@ ControlMesh::~ControlMesh() {
 
 void ControlMesh::meet(const Host& host, Deadline deadline,
                        const std::function<void()>& interrupted) {
-  doorbell_ = host.peers[static_cast<size_t>(rank_)].doorbell.get();
+  doorbell_ = copy_of(host.peers[static_cast<size_t>(rank_)].doorbell);
   for (int looks = 1;; ++looks) {
     std::vector<int> missing;
     for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
@@ -100,7 +100,7 @@ void ControlMesh::meet(const Host& host, Deadline deadline,
   for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
     Peer& other = peer(r);
     const HostPeer& known = host.peers[static_cast<size_t>(r)];
-    if (r != rank_) other.process = known.process.get();
+    if (r != rank_ && known.process) other.process = copy_of(known.process);
     other.pid = known.info.pid;
     if (!other.arrival) continue;
     other.socket = std::move(other.arrival->socket);
@@ -122,7 +122,11 @@ void ControlMesh::close_descriptors() {
   wake_.reset();
   launcher_.reset();
   clock_.close();
-  for (const auto& other : peers_) other->socket.reset();
+  doorbell_.reset();
+  for (const auto& other : peers_) {
+    other->socket.reset();
+    other->process.reset();
+  }
 }
 
 // ---- the thread ----
@@ -150,9 +154,7 @@ void ControlMesh::main() {
   for (;;) {
     flush_all();
     const Lock lock(mutex_);
-    const bool all =
-        std::ranges::all_of(peers_, [](const auto& p) { return !p->open || p->outgoing.empty(); });
-    if (all || until.passed(now())) return;
+    if (!has_outgoing() || until.passed(now())) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
@@ -182,6 +184,10 @@ void ControlMesh::forgive_silence() {
   if (when - last_turn_ > kSlept)
     for (const auto& other : peers_) other->heard = when;
   last_turn_ = when;
+}
+
+bool ControlMesh::has_outgoing() const {
+  return std::ranges::any_of(peers_, [](const auto& p) { return p->open && !p->outgoing.empty(); });
 }
 
 /// False: the connection is broken.
@@ -305,6 +311,18 @@ void ControlMesh::tell_state() {
   const Lock lock(mutex_);
   for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
     if (peer(r).open) send(r, state_frame());
+  if (segment_->state_of(rank_) >= RankState::leaving) close_ear();  // another world's, if any
+}
+
+void ControlMesh::tell_last_state() {
+  tell_state();
+  const Deadline until = Deadline::after(kLastWords);
+  while (!until.passed(now())) {  // its thread sends it, or this one
+    const Lock lock(mutex_);
+    for (const auto& other : peers_)
+      if (other->open) flush(*other);
+    if (!has_outgoing()) return;
+  }
 }
 
 /// What it has done is known before it is known that it does nothing more.
@@ -319,25 +337,28 @@ void ControlMesh::take_state(int rank, WireReader& from) {
                     told.farewell == static_cast<uint64_t>(FarewellState::known);
   peer(rank).finished.store(last, std::memory_order_release);
   if (peer(rank).here) {  // its page says the rest
-    ring(doorbell_);
+    ring(doorbell_.get());
     return;
   }
   RankPage& page = segment_->page(rank);
   Farewell& farewell = page.farewell;
-  if (farewell.state.load(std::memory_order_relaxed) == 0) {
-    farewell.exit_code = told.exit_code;
+  const uint64_t before = farewell.state.load(std::memory_order_relaxed);
+  if (before == static_cast<uint64_t>(FarewellState::none))
     farewell.since = now().time_since_epoch().count();  // by our clock
+  if (before != static_cast<uint64_t>(FarewellState::known)) {
+    farewell.exit_code = told.exit_code;
     copy_cut(told.what, farewell.what);
     copy_cut(told.place, farewell.place);
   }
   farewell.state.store(told.farewell, std::memory_order_release);
   page.state.value.store(told.state, std::memory_order_release);
-  ring(doorbell_);
+  ring(doorbell_.get());
 }
 
 void ControlMesh::lose(int rank, int error) {
   Peer& gone = peer(rank);
-  const bool left = segment_->state_of(rank) >= RankState::leaving;
+  // Whoever was to say last of all how it ends has ended before.
+  const bool left = segment_->state_of(rank) >= RankState::leaving && !is_ending(*segment_, rank);
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, gone.socket.get(), nullptr);
   if (!gone.here && left) segment_->show_state(rank, RankState::gone);
   gone.finished.store(true, std::memory_order_release);
@@ -351,7 +372,7 @@ void ControlMesh::lose(int rank, int error) {
     gone.socket.reset();
     if (silent) tell_lost_sight();
   }
-  ring(doorbell_);
+  ring(doorbell_.get());
 }
 
 // ---- with mutex_ held ----

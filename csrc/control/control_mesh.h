@@ -45,6 +45,7 @@
 #include "control/deaths.h"
 #include "control/failure_detector.h"
 #include "control/host.h"
+#include "control/launcher.h"
 #include "control/progress_board.h"
 #include "transport/tcp_door.h"
 
@@ -74,13 +75,15 @@ class ControlMesh : public ProgressBoard {
   /// How it has ended, if somebody has told: see the note.
   std::optional<Death> told_death(int rank) const;
   /// Whether the launcher may tell.
-  bool hears_launcher() const { return static_cast<bool>(launcher_); }
+  bool hears_launcher() const { return hears_launcher_.load(std::memory_order_relaxed); }
 
   /// By how much this host's clock is ahead of rank 0's; without a reading where they share one.
   ClockLog& clock() { return clock_; }
 
   /// Any thread: tells all others this rank's state and farewell, as they stand in its page.
   void tell_state();
+  /// The same, before the process ends: waits until it is on its way, for a moment.
+  void tell_last_state();
 
   // ---- failures: see the note; any thread; control_mesh_verdicts.cpp ----
 
@@ -122,7 +125,7 @@ class ControlMesh : public ProgressBoard {
     int error = 0;               // what broke the connection
     std::set<int> out_of_sight;  // whom it hears no more, by its own words; guarded by mutex_
     std::atomic<bool> silent{false};
-    int process = -1;  // of a rank here; the host's
+    Fd process;  // of a rank here
     pid_t pid = 0;
     std::optional<Death> death;  // as it was told; guarded by mutex_
   };
@@ -138,6 +141,7 @@ class ControlMesh : public ProgressBoard {
   void main();
   bool look(int timeout_ms);
   bool flush(Peer& to);
+  bool has_outgoing() const;
   void flush_all();
   void read(int rank);
   void take_frames(int rank);
@@ -151,6 +155,8 @@ class ControlMesh : public ProgressBoard {
   void watch_ends();
   void note_end(int rank);
   void hear_launcher();
+  void close_ear();
+  int member_told(const ToldDeath& told) const;
   void answer_question(int rank, WireReader& from);
   void take_answer(int rank, WireReader& from);
   void answer_look(int rank, WireReader& from);
@@ -175,9 +181,10 @@ class ControlMesh : public ProgressBoard {
   const int rank_;
   std::shared_ptr<TcpDoor> door_;
   std::vector<std::unique_ptr<Peer>> peers_;  // by world rank; this one's has no connection
-  int doorbell_ = -1;
+  Fd doorbell_;  // a copy, as of processes: this may outlive the engine
   Fd epoll_, wake_;
-  Fd launcher_;  // where `farandole run` says how ranks have ended; none: another one started them
+  Fd launcher_;  // where `farandole run` says how ranks have ended, if it started them; of mutex_
+  std::atomic<bool> hears_launcher_{false};
   TimePoint next_beat_{};
   ClockLog clock_;
 

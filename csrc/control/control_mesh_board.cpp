@@ -57,7 +57,7 @@ void ControlMesh::take_answer(int rank, WireReader& from) {
   if (!told.progress) return;
   const Lock lock(mutex_);
   answers_[{told.key, rank}] = std::move(*told.progress);
-  ring(doorbell_);
+  ring(doorbell_.get());
 }
 
 std::optional<StreamProgress> ControlMesh::told(uint64_t stream_key, int world_rank) const {
@@ -98,7 +98,7 @@ void ControlMesh::take_waits_of(int rank, WireReader& from) {
 void ControlMesh::take_deadlock(WireReader& from) {
   const auto told = get_message<DeadlockMessage>(from);
   put_verdict(segment_->page(rank_).board, told.record, told.stands);
-  ring(doorbell_);
+  ring(doorbell_.get());
 }
 
 // ---- what time it is ----

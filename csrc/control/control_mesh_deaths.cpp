@@ -4,11 +4,12 @@
 #include <sys/epoll.h>
 
 #include <string>
+#include <vector>
 
 #include "control/control_mesh.h"
 #include "control/control_messages.h"
 #include "control/control_tags.h"
-#include "control/launcher.h"
+#include "control/farewell.h"
 
 namespace farandole {
 
@@ -21,18 +22,20 @@ std::optional<Death> ControlMesh::told_death(int rank) const {
 
 void ControlMesh::watch_ends() {
   for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
-    if (peer(r).process >= 0)
-      watch(epoll_.get(), peer(r).process, EPOLLIN, kProcess + static_cast<uint64_t>(r));
+    if (peer(r).process)
+      watch(epoll_.get(), peer(r).process.get(), EPOLLIN, kProcess + static_cast<uint64_t>(r));
   launcher_ = ear_for_launcher();
+  hears_launcher_ = static_cast<bool>(launcher_);
   if (launcher_) watch(epoll_.get(), launcher_.get(), EPOLLIN, kLauncher);
 }
 
 /// Of a rank here, whom this rank's engine sees for itself.
 void ControlMesh::note_end(int rank) {
   Peer& ended = peer(rank);
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, ended.process, nullptr);
-  const std::optional<Death> death = death_of(ended.process, ended.pid);
-  if (!death || segment_->state_of(rank) >= RankState::leaving) return;
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, ended.process.get(), nullptr);
+  const std::optional<Death> death = death_of(ended.process.get(), ended.pid);
+  const bool has_left = segment_->state_of(rank) >= RankState::leaving;
+  if (!death || (has_left && !is_ending(*segment_, rank))) return;
   const Lock lock(mutex_);
   for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
     if (peer(r).open && !peer(r).here)
@@ -45,18 +48,35 @@ void ControlMesh::take_death(WireReader& from) {
     WireReader::malformed("the death of rank " + std::to_string(told.rank));
   const Lock lock(mutex_);
   peer(told.rank).death = Death{told.signal, told.exit_code};
-  ring(doorbell_);
+  ring(doorbell_.get());
 }
 
 void ControlMesh::hear_launcher() {
-  while (const auto told = next_told_death(launcher_.get())) {
-    if (told->rank < 0 || told->rank >= static_cast<int>(peers_.size()) ||
-        told->pid != peer(told->rank).pid)
-      continue;
-    const Lock lock(mutex_);
-    peer(told->rank).death = told->death;
-    ring(doorbell_);
+  const Lock lock(mutex_);
+  while (launcher_) {
+    const auto told = next_told_death(launcher_.get());
+    if (!told) return;
+    if (const int r = member_told(*told); r >= 0) peer(r).death = told->death;
+    ring(doorbell_.get());
   }
+}
+
+// ---- with mutex_ held ----
+
+/// By its number, which in a world of some ranks may be another one's: then by its process.
+int ControlMesh::member_told(const ToldDeath& told) const {
+  std::vector<int> found;
+  for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
+    if (peer(r).pid != told.pid) continue;
+    if (r == told.rank) return r;
+    found.push_back(r);
+  }
+  return found.size() == 1 ? found[0] : -1;  // processes of two hosts may have one number
+}
+
+void ControlMesh::close_ear() {
+  hears_launcher_ = false;
+  launcher_.reset();
 }
 
 }  // namespace farandole

@@ -156,7 +156,7 @@ void ControlMesh::deliver(uint64_t key) {
   record.state.value.store(1, std::memory_order_seq_cst);
   record.record = verdict->second;
   record.state.value.store(2, std::memory_order_seq_cst);  // partners: failed, verdict
-  ring(doorbell_);
+  ring(doorbell_.get());
 }
 
 }  // namespace farandole

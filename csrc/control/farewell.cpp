@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/fixed_text.h"
+#include "control/control_mesh.h"
 #include "control/launcher.h"
 
 namespace farandole {
@@ -18,6 +19,7 @@ constexpr auto kLongestEnd = std::chrono::seconds(20);  // from the last word of
 /// Whose end it is. Never freed: exit() may come after everything else has been destroyed.
 struct Ending {
   std::shared_ptr<Segment> segment;
+  std::shared_ptr<ControlMesh> mesh;  // null where all ranks are on this host
   int rank;
   int blamed;
   pid_t process;
@@ -44,6 +46,7 @@ void show_exit_code(int code, void*) {
   }
   farewell.exit_code = code;
   show(farewell, code == 0 ? FarewellState::none : FarewellState::known);
+  if (ending->mesh) ending->mesh->tell_last_state();
 }
 
 }  // namespace
@@ -57,12 +60,13 @@ void show_exception(const Segment& segment, int rank, std::string_view what,
   show(farewell, FarewellState::known);
 }
 
-void show_exit_code_at_end(std::shared_ptr<Segment> segment, int rank, int blamed) {
+void show_exit_code_at_end(std::shared_ptr<Segment> segment, std::shared_ptr<ControlMesh> mesh,
+                           int rank, int blamed) {
   Farewell& farewell = segment->page(rank).farewell;
   if (state_of(farewell) == FarewellState::known) return;
   const bool first = ending == nullptr;
   if (first) ending = new Ending;
-  *ending = {std::move(segment), rank, blamed, ::getpid()};
+  *ending = {std::move(segment), std::move(mesh), rank, blamed, ::getpid()};
   // Of the handlers of exit(), this is the one that is told its code.
   if (first && ::on_exit(show_exit_code, nullptr) != 0) return;
   farewell.since = now().time_since_epoch().count();

@@ -11,6 +11,8 @@
 
 namespace farandole {
 
+class ControlMesh;
+
 enum class FarewellState : uint64_t {
   none,    // it left by shutdown(), and all is well
   ending,  // its program ends; how, it says last of all
@@ -21,8 +23,9 @@ enum class FarewellState : uint64_t {
 void show_exception(const Segment& segment, int rank, std::string_view what,
                     std::string_view place);
 /// This process ends, and nobody knows its exit code yet: exit() will show it, to the launcher too,
-/// which is told that process `blamed` caused it (0: this one).
-void show_exit_code_at_end(std::shared_ptr<Segment> segment, int rank, int blamed);
+/// which is told that process `blamed` caused it (0: this one). `mesh`: to ranks of other hosts.
+void show_exit_code_at_end(std::shared_ptr<Segment> segment, std::shared_ptr<ControlMesh> mesh,
+                           int rank, int blamed);
 
 /// An exception ends its program, though it may go on for a while: threads of its own, say.
 bool has_said_why(const Segment& segment, int rank);

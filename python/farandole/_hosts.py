@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import ipaddress
 import os
 import secrets
@@ -25,6 +26,7 @@ from farandole._mpi import Ranks
 from farandole._store import KeyValueStore
 
 _SECRET_BYTES = 32
+_attempts: Counter[str] = Counter()  # to meet in a store, by job: what was said there stays
 _MOST_ADDRESSES = 8  # of a rank, as the core keeps them
 
 
@@ -91,6 +93,7 @@ def meet(
             listeners = _listen(others, avoid=port)
             started = (rank, size) if among is None else (among.rank, among.size)
             mine |= _words(job, named, agree, listeners, _identity(*started))
+            mine["knows"] = "none" if is_made_here else _shown(secret)
     except Error as error:
         if ranks is None:
             _say_why(meeting, mine | {"failed": str(error)}, job, store)
@@ -102,7 +105,7 @@ def meet(
         mine |= {**_mpi.threads(), "world": secrets.token_hex(8)}
         met = _mpi.exchange(ranks, mine, _objection, until)
     elif (store := store or _store.torchruns(address, port, until)) is not None:
-        met = _store.exchange_in(store, f"farandole/{job}", meeting, mine, _objection)
+        met = _store.exchange_in(store, _place_in_store(job), meeting, mine, _objection)
     elif not port:
         raise RendezvousError(
             f"{size} ranks may be on several hosts and MASTER_PORT is not set; set MASTER_ADDR to "
@@ -113,7 +116,8 @@ def meet(
         met = _store.exchange(meeting, mine, _objection)
     if is_made_here:
         secret = bytes.fromhex(met.table[0]["secret"])
-    return _measured(met, rank, secret, listeners, ranks)
+    with _mpi.meeting(ranks), _store.told(met.line):
+        return _measured(met, rank, secret, listeners, ranks)
 
 
 def _say_why(
@@ -124,10 +128,15 @@ def _say_why(
     with suppress(RuntimeError):  # they may not be there yet, or have failed, too
         store = store or _store.torchruns(meeting.address, meeting.port, until)
         if store is not None:
-            _store.fail_in(store, f"farandole/{job}", failed, str(_objection([failed])))
+            _store.fail_in(store, _place_in_store(job), failed, str(_objection([failed])))
         elif meeting.port:
             at = _receiving_at(meeting.address)
             _store.exchange(replace(meeting, until=until, at=at), failed, _objection)
+
+
+def _place_in_store(job: str) -> str:
+    _attempts[job] += 1
+    return f"farandole/{job}/{_attempts[job]}"
 
 
 def _warnings(rank: int) -> tuple[Callable[[str], None], float]:
@@ -191,6 +200,7 @@ def _in_common(words: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "the Python", words.get("python")  # what one pickles, another may not read
     for what, value in words["wire"].items():
         yield f"the {what}", value
+    yield "the secret of its job", words.get("knows")
     yield "the job", words["named"] or None
     yield "a world of", words["size"]
     yield "FARANDOLE_SPLIT_HOSTS", words["split"]
@@ -276,6 +286,11 @@ def _identity(rank: int, size: int) -> str:
 def boot_id() -> str:
     """Of the kernel that runs here."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _shown(secret: bytes) -> str:
+    """By which ranks see that they have the same one, and nobody what it is."""
+    return f"of digest {hashlib.sha256(b'farandole shows ' + secret).hexdigest()[:8]}"
 
 
 def _start_timeout() -> float:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from farandole import _core
-from farandole._core import InvalidArgument, RendezvousError
+from farandole._core import Error, InvalidArgument, RendezvousError
 from farandole._store import Met, line, name_of
 from farandole._words import type_of
 
@@ -113,7 +113,8 @@ def meeting(ranks: Ranks | None) -> Iterator[None]:
     except BaseException as error:
         if ranks is not None:
             _binding()
-            _core.abandon_mpi(f"its ranks did not meet: {error}")
+            why = error.verdict if isinstance(error, Error) else repr(error)
+            _core.abandon_mpi(f"its ranks did not meet: {why}")
             if "key" in _found and ranks.given.Get_attr(_found["key"]) is not None:
                 ranks.given.Delete_attr(_found["key"])
         raise
@@ -194,7 +195,8 @@ def exchange(ranks: Ranks, mine: Words, check: Check, until: float) -> Met:
             )
     if answer["refused"]:
         raise RendezvousError(answer["refused"])
-    return Met(answer["ranks"], _Line(ours, answer["ranks"], ranks.rank, until + _GRACE))
+    until += _GRACE if ranks.rank == 0 else 2 * _GRACE  # rank 0 says who is late
+    return Met(answer["ranks"], _Line(ours, answer["ranks"], ranks.rank, until))
 
 
 def _gather(ours: Any, size: int, mine: Words, check: Check, until: float) -> Words:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from farandole import _core, _endings, _hosts, _mpi, _place
+from farandole import _core, _endings, _hosts, _mpi, _place, _store
 from farandole._arguments import checked, explained, is_text, shown
 from farandole._core import Error, InvalidArgument, NotInitialized, RendezvousError
 from farandole._launchers import VARIABLES
@@ -238,16 +238,13 @@ def _opened(
         return _core.open_world(*arguments)
     others = elsewhere.others if elsewhere.cross_size > 1 else None
     line = elsewhere.line
-    try:
+    with _store.told(line):
         group = _core.open_world(*arguments, others, elsewhere.port, line.look)
         try:
             line.end()
-        except Error:
+        except BaseException:
             group.leave()
             raise
-    except Error as error:
-        line.fail(error.verdict)
-        raise
     return group
 
 

@@ -338,6 +338,21 @@ def test_a_rank_that_ends_while_others_connect_is_told(spawn: Spawn, who: int) -
         assert f"rank {who} (pid {world.pids[who]} on " in o.text
 
 
+def fails_while_others_connect(who: int) -> None:
+    if os.environ["RANK"] == str(who):
+        _core.open_world = lambda *_: {}["of the program"]  # type: ignore[assignment, misc]
+    fd.init()
+
+
+@pytest.mark.parametrize("who", [0, 2])
+def test_any_error_while_ranks_connect_is_told(spawn: Spawn, who: int) -> None:
+    world = spawn(3, env=split("1,1,1") | PATIENT)
+    world.start(fails_while_others_connect, who)
+    for rank, o in enumerate(world.outcomes()):
+        assert o.error == ("KeyError" if rank == who else "RendezvousError"), o.trace
+        assert "KeyError('of the program')" in o.text or rank == who
+
+
 def test_a_missing_rank_is_named(spawn: Spawn) -> None:
     env = split("1,2") | {"FARANDOLE_START_TIMEOUT": "2"}
     world = spawn(3, env=env)

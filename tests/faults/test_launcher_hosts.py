@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shlex
 import signal
 import stat
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 from test_launcher import command_of, marked, running
 
+from farandole._launch.agents.reach import AGENT
 from harness import launch, process_state, wait_until
 
 SSH = """#!/bin/sh
@@ -148,7 +150,7 @@ def test_ssh_gets_words_and_no_secret(reach: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert words.read_text().splitlines() == [
         "-o", "BatchMode=yes", "-T", "-o", "ConnectTimeout=30", "-p", "2222", "-i", "key",
-        "--", "me@b", f"{sys.executable} -m farandole._launch.agents",
+        "--", "me@b", shlex.join([sys.executable, "-c", AGENT]),
     ]  # fmt: skip
 
 
@@ -205,23 +207,63 @@ forever()
     assert re.match(r"farandole: rank 3 \(pid \d+ on b\) was killed by SIGKILL", last)
 
 
-def test_the_last_rank_of_a_host_is_told_to_have_been_killed() -> None:
-    """Nobody on its host saw it but its agent."""
+# By how the only rank of a host ends: what the others are told. Nobody there sees it but its agent.
+ENDS_ALONE = {
+    "os.kill(os.getpid(), signal.SIGKILL)": "PeerLost: rank 0 .* was killed by SIGKILL during",
+    "os._exit(5)": "PeerLost: rank 0 .* exited with code 5 during",
+    "sys.exit(9)": "RemoteError: rank 0 ended with exit code 9",
+    "sys.exit()": r"EarlyExit: rank 0 \(pid \d+ on .* left before all_reduce",
+}
+
+
+@pytest.mark.parametrize("end", ENDS_ALONE)
+def test_how_the_last_rank_of_a_host_ends_is_told(end: str) -> None:
+    script = f"""
+import os, signal, sys
+import numpy as np
+import farandole as fd
+fd.init()
+fd.all_reduce(np.ones(3))
+if fd.rank() == 0: {end}
+fd.all_reduce(np.ones(3), name="weights")
+"""
+    options = ["-H", "a:1,b:2", "--launcher=local", "--grace=5"]
+    result = launch(3, [sys.executable, "-c", script], *options, code=None)
+    for prefix in ("[1 b]", "[2 b]"):
+        said = [line for line in result.stderr.splitlines() if line.startswith(prefix)]
+        assert any(re.search(ENDS_ALONE[end], line) for line in said), result.stderr
+
+
+def test_how_a_rank_ends_is_told_where_it_has_another_number() -> None:
+    """In a world of some ranks, the second of its process, whose first one is still held."""
     script = """
 import os, signal
 import numpy as np
 import farandole as fd
 fd.init()
+before = fd.world()
+fd.shutdown()
+fd.init(ranks=[2, 0, 1])
 fd.all_reduce(np.ones(3))
 if fd.rank() == 0: os.kill(os.getpid(), signal.SIGKILL)
 fd.all_reduce(np.ones(3), name="weights")
 """
-    options = ["-H", "a:1,b:2", "--launcher=local", "--grace=2"]
+    options = ["-H", "a:2,b:1", "--launcher=local", "--grace=5"]
     result = launch(3, [sys.executable, "-c", script], *options, code=137)
-    lines = [line for line in result.stderr.splitlines() if "PeerLost: " in line]
-    for rank, host in ((1, "b"), (2, "b")):
-        mine = [line for line in lines if line.startswith(f"[{rank} {host}]")]
-        assert re.search(r"rank 0 \(pid \d+ on \S+\) was killed by SIGKILL during", mine[-1])
+    for prefix in ("[0 a]", "[1 a]"):
+        said = [line for line in result.stderr.splitlines() if line.startswith(prefix)]
+        assert any("was killed by SIGKILL during" in line for line in said), result.stderr
+
+
+def test_files_of_the_job_do_not_stand_in_for_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "re.py").write_text("raise RuntimeError('not this one')")
+    monkeypatch.chdir(tmp_path)
+    command = Path(sys.executable).with_name("farandole")
+    options = ["run", "-np", "1", "-H", "a:1", "--launcher=local", "--", "true"]
+    done = subprocess.run([command, *options], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_cause_is_known_across_hosts(spaces: list[str]) -> None:

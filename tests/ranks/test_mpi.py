@@ -394,6 +394,25 @@ def test_ranks_that_cannot_connect_are_told_to_all(mpi: Mpi, who: int) -> None:
     assert ended.seconds < 30
 
 
+def only_one_has_a_secret(path: str) -> None:
+    if world().Get_rank() == 0:
+        os.environ["FARANDOLE_SECRET_FILE"] = path
+    fd.init()
+
+
+def test_a_secret_that_one_rank_alone_has_is_named(mpi: Mpi) -> None:
+    options = mpis.TOLERANT.get(mpi.name)
+    path = harness._secret_file()
+    ended = mpi.call(2, only_one_has_a_secret, path, env=over("1,1"), options=options)
+    told = [o for o in ended.outcomes if o is not None]
+    assert len(told) == 2 or options is None, ended.text
+    for o in told:
+        assert o.error == "RendezvousError", o.trace
+        assert o.text.startswith("rank 1 (pid ")
+        assert "has the secret of its job [none], rank 0 on " in o.text
+    assert ended.seconds < 10
+
+
 def gives_up_in_the_middle() -> None:
     """Six times: an operation whose bytes are under way, and a rank that gives up. What its ranks
     do with its memory afterwards is theirs alone, and MPI works on."""

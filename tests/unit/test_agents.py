@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -23,7 +24,7 @@ from farandole._launch.agents.carried import carried, named
 from farandole._launch.agents.frames import Decoder, FrameError, Message, Output
 from farandole._launch.agents.inlets import Inlets
 from farandole._launch.agents.order import Order, package, version
-from farandole._launch.agents.reach import address_of, advice_for, command_for
+from farandole._launch.agents.reach import AGENT, address_of, advice_for, command_for
 from farandole._launch.agents.remote import Remote
 from farandole._launch.agents.silence import SILENCE, Next, Silence
 from farandole._launch.display import labels
@@ -114,10 +115,10 @@ def test_an_agent_is_started_by_words() -> None:
     reach = Reach(python="/a b/python", ssh_port=2222, ssh_identity=Path("key"))
     assert command_for("me@b", reach, 29.5) == [
         "ssh", "-o", "BatchMode=yes", "-T", "-o", "ConnectTimeout=30", "-p", "2222", "-i", "key",
-        "--", "me@b", "'/a b/python' -m farandole._launch.agents",
+        "--", "me@b", shlex.join(["/a b/python", "-c", AGENT]),
     ]  # fmt: skip
     assert command_for("[fd00::1]", reach, 1)[-2] == "fd00::1"
-    agent = ["-m", "farandole._launch.agents"]
+    agent = ["-c", AGENT]
     assert command_for(socket.gethostname(), reach, 1) == [sys.executable, *agent]
     assert command_for("b", reach._replace(launcher="local"), 1) == ["/a b/python", *agent]
     found = command_for("b", reach._replace(launcher="netns"), 1)

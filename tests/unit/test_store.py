@@ -10,13 +10,14 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from farandole import RendezvousError, _store
-from farandole._store import guest
+from farandole._store import guest, talk
 
 HERE = "127.0.0.1"
 
@@ -49,7 +50,7 @@ def test_a_rank_that_reaches_itself_at_a_free_port_tries_again(
 
     def meet(rank: int) -> None:
         meeting = _store.Meeting(rank, 2, HERE, port, b"secret", until)
-        words = {"rank": rank, "pid": 100 + rank, "host": "here"}
+        words = words_of(rank)
         found_by[rank] = met(meeting, words, lambda _: None)
 
     other = threading.Thread(target=meet, args=(1,))
@@ -70,7 +71,7 @@ def free_port() -> int:
 
 
 def words_of(rank: int, **more: Any) -> dict[str, Any]:
-    return {"rank": rank, "pid": 100 + rank, "host": "here", **more}
+    return {"rank": rank, "size": 9, "pid": 100 + rank, "host": "here", **more}
 
 
 def odd(table: list[dict[str, Any]]) -> str | None:
@@ -86,7 +87,8 @@ def meet() -> Any:
     with ThreadPoolExecutor(4) as threads:
 
         def begin(rank: int, size: int, port: int, **how: Any) -> Any:
-            words = words_of(rank, **{k: how.pop(k) for k in ("odd",) if k in how})
+            own = {k: how.pop(k) for k in ("odd", "pid", "host") if k in how}
+            words = words_of(rank) | own
             until = time.monotonic() + how.pop("seconds", 20)
             secret = how.pop("secret", b"secret")
             meeting = _store.Meeting(rank, size, HERE, port, secret, until, **how)
@@ -167,6 +169,50 @@ def test_who_listens_in_rank_0s_place_and_says_nothing_is_named(
             second.result(20)
         second = meet(1, 2, port)
     assert meet(0, 2, port).result(20) == second.result(20)  # it may go away
+
+
+def reached(port: int) -> socket.socket:
+    for _ in range(400):
+        with suppress(ConnectionRefusedError):
+            return socket.create_connection((HERE, port), timeout=20)
+        time.sleep(0.05)
+    raise TimeoutError
+
+
+def test_a_rank_that_ended_while_it_waited_leaves_its_place(meet: Meet) -> None:
+    port = free_port()
+    first = meet(0, 3, port)
+    with reached(port) as ended:
+        nonce = b"n" * talk.NONCE
+        ended.sendall(talk.MAGIC + nonce)
+        nonces = nonce + talk.take(ended, talk.NONCE)
+        talk.take(ended, talk.PROOF)
+        ended.sendall(talk.proof(b"secret", b"client", nonces))
+        talk.send(ended, words_of(1) | {"pid": 4711})
+        time.sleep(0.3)
+    others = [meet(rank, 3, port) for rank in (1, 2)]
+    assert [each["pid"] for each in first.result(20)] == [100, 101, 102]
+    assert all(other.result(20) for other in others)
+
+
+def test_ranks_of_another_job_are_told_too_if_they_come_late(meet: Meet) -> None:
+    port = free_port()
+    early = [meet(rank, 3, port, pid=pid) for rank, pid in ((0, 1), (1, 2), (1, 3))]
+    for outcome in early[1:]:
+        with pytest.raises(RendezvousError, match="two processes are rank 1: pid "):
+            outcome.result(20)
+    with pytest.raises(RendezvousError, match="two processes are rank 1: pid "):
+        meet(2, 3, port, pid=4).result(20)
+
+
+def test_what_no_rank_says_is_a_strangers_word(meet: Meet) -> None:
+    port, said = free_port(), queue.Queue[str]()
+    first = meet(0, 2, port, warn=said.put)
+    with pytest.raises(RendezvousError, match="lost rank 0"):
+        meet(1, 2, port, host=3).result(20)
+    assert "without a rank's words" in said.get(timeout=20)
+    second = meet(1, 2, port)
+    assert first.result(20) == second.result(20)
 
 
 class Store:

@@ -97,6 +97,8 @@ def _of_file(path: Path) -> list[Share]:
         lines = path.read_text().splitlines()
     except OSError as error:
         raise LaunchError(f"--hostfile: {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise LaunchError(f"--hostfile: {path} is not text in UTF-8") from error
     shares = []
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()

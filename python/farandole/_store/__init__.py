@@ -18,7 +18,7 @@ import time
 
 from farandole._core import AuthError, RendezvousError
 from farandole._store.guest import Lost, be_guest, nobody_there
-from farandole._store.line import Line
+from farandole._store.line import Line, told
 from farandole._store.meeting import (
     FAREWELL,
     Check,
@@ -41,6 +41,7 @@ __all__ = [
     "exchange_in",
     "fail_in",
     "name_of",
+    "told",
     "torchruns",
 ]
 

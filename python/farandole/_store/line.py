@@ -11,11 +11,12 @@ import select
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-from farandole._core import RendezvousError
+from farandole._core import Error, RendezvousError
 from farandole._store.talk import LOOK, POLITE, hear, send
+from farandole._tables import listed
 
 
 class Line(Protocol):
@@ -35,6 +36,17 @@ class Line(Protocol):
         """
 
 
+@contextmanager
+def told(line: Line | None) -> Iterator[None]:
+    """Whatever is raised meanwhile is told to the others."""
+    try:
+        yield
+    except BaseException as error:
+        if line is not None:
+            line.fail(error.verdict if isinstance(error, Error) else repr(error))
+        raise
+
+
 def failed(who: str, why: str) -> str:
     return f"{who} could not connect to all others: {why}"
 
@@ -44,7 +56,7 @@ def ended(who: str) -> str:
 
 
 def is_silent(ranks: list[int]) -> str:
-    return f"ranks {', '.join(map(str, ranks))} did not connect to all others in time"
+    return f"{listed('rank', ranks)} did not connect to all others in time"
 
 
 class Keeper:

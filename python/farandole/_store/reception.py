@@ -34,6 +34,7 @@ from farandole._store.talk import (
     NONCE,
     POLITE,
     PROOF,
+    has_hung_up,
     hear,
     proof,
     send,
@@ -78,6 +79,16 @@ class _Table:
     def tell_all(self, words: Words) -> None:
         for connection in self.guests:
             _tell(connection, words)
+
+
+def _checked(words: Any) -> Words:
+    """Raises ValueError for what no rank says."""
+    kinds = {"rank": int, "size": int, "pid": int, "host": str, "among": str}
+    if isinstance(words, dict):
+        whole: Words = {"among": "", **words}
+        if all(isinstance(whole.get(name), kind) for name, kind in kinds.items()):
+            return whole
+    raise ValueError("no words of a rank")
 
 
 def _tell(connection: socket.socket, words: Words) -> None:
@@ -147,6 +158,8 @@ class Reception:
         """Whoever comes soon is told, too, and does not look for this rank in vain."""
         until = min(self._meeting.until, time.monotonic() + FAREWELL)
         awaited = self._meeting.size - 1 - len(self._own.guests)
+        if awaited < self._own.size - len(self._own.words):  # some came twice: another job's
+            awaited += self._meeting.size
         while awaited > self._knocked.qsize() and time.monotonic() < until:
             for _, connection in self._arrivals(selector):
                 awaited -= 1
@@ -178,7 +191,13 @@ class Reception:
                     self._seat_other(words, connection)
 
     def _seat(self, words: Words) -> None:
-        """What is wrong with one rank is said before the others have come."""
+        """What is wrong with one rank is said before the others have come. One that has ended
+        leaves its place to whoever is started in its stead."""
+        before = self._seated.get(words["rank"])
+        if before is not None and has_hung_up(before):
+            del self._own.words[words["rank"]]
+            self._own.guests.remove(before)
+            before.close()
         if why := self._check([self._mine] if words is self._mine else [self._mine, words]):
             raise RendezvousError(why)
         self._own.seat(words)
@@ -216,7 +235,8 @@ class Reception:
                 take(connection, PROOF), proof(meeting.secret, b"client", nonces)
             ):
                 raise ConnectionError("it does not know the secret")
-            words = {"among": "", **hear(connection)}
+            lacks = "without a rank's words"
+            words = _checked(hear(connection))
             with self._lock:
                 if not self._over:
                     self._heard.put((words, connection))

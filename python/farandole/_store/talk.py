@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import select
 import socket
 from typing import Any
 
@@ -35,6 +36,16 @@ def hear(connection: socket.socket) -> Any:
     if length > _MOST:
         raise ConnectionError(f"it announced {length} bytes")
     return json.loads(take(connection, length))
+
+
+def has_hung_up(connection: socket.socket) -> bool:
+    """Its other end has closed it, or has ended, and all it had said was heard."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    try:
+        return bool(poll.poll(0)) and not connection.recv(1, socket.MSG_PEEK)
+    except OSError:
+        return True
 
 
 def proof(secret: bytes, role: bytes, nonces: bytes) -> bytes:

@@ -108,7 +108,12 @@ class Model(Together):
             )
         block = None if logical_ranks is None else block_here(logical_ranks, options)
         super().__init__(
-            model, seed, block, options, same_batches=same_batches, data_policy=data_policy,
+            model,
+            seed,
+            block,
+            options,
+            same_batches=same_batches,
+            data_policy=data_policy,
             sync_batch_norm=sync_batch_norm,
         )
 

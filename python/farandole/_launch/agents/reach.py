@@ -13,7 +13,11 @@ from farandole._launch.agents.address import is_address
 from farandole._launch.hosts import is_here, name_of
 from farandole._launch.job import Reach
 
-_MODULE = "farandole._launch.agents"
+# As -m does, but for the folder of the job, whose files could be named like modules.
+AGENT = (
+    "import runpy, sys; sys.path[:] = filter(None, sys.path); "
+    "runpy.run_module('farandole._launch.agents', run_name='__main__')"
+)
 _SSH_FAILED = 255  # and not what it started
 
 
@@ -26,8 +30,8 @@ def command_for(host: str, reach: Reach, timeout: float) -> list[str]:
     """`host` has passed hosts.py's pattern."""
     launcher = launcher_for(host, reach)
     if launcher == "here":
-        return [sys.executable, "-m", _MODULE]
-    agent = [reach.python, "-m", _MODULE]
+        return [sys.executable, "-c", AGENT]
+    agent = [reach.python, "-c", AGENT]
     if launcher == "local":
         return agent
     if launcher == "netns":
