@@ -104,6 +104,35 @@ def test_state_that_is_saved_and_loaded(there: Start) -> None:
         assert launched > 0
 
 
+def gives_a_step_up() -> bool:
+    """A parameter that a rank used before zero_grad(), and only the other one uses afterwards."""
+    rank = Rank()
+    tensors = Tensors(rank)
+    results = []
+    for on_device in (False, True):
+        model = Model()
+        if on_device:
+            list(parameters_on(tensors, model, rank.device))
+        optimizer = adam_of(model, **sharded.SHARDED)
+        for step in range(2):
+            for way in (True, hvd.rank() == 0):  # the first of them is given up
+                optimizer.zero_grad()
+                (model(batch(step), way) ** 2).mean().backward()
+                tensors.settle()
+            optimizer.step()
+            tensors.settle()
+        results.append([p.detach().clone() for p in model.parameters()])
+        del model, optimizer
+    gc.collect()
+    rank.end()
+    return all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("path", ["step", "staged"])
+def test_a_step_that_is_given_up(there: Start, path: str) -> None:
+    assert all(there(2, FAKE_CUDA_JITTER="17", FARANDOLE_DEVICE_PATH=path).run(gives_a_step_up))
+
+
 # ---- what it costs ----
 
 
