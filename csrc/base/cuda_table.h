@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "base/update_factors.h"
+
 namespace farandole {
 
 extern "C" {
@@ -45,6 +47,11 @@ enum CudaWay : int32_t { kToHost = 0, kToDevice = 1 };
 struct CudaExchange;
 /// Of one operation: when its arrays are ready, and when it is complete. Any thread.
 struct CudaMoments;
+/// The same by the host's monotonic clock, in nanoseconds: when arrays were ready, when the device
+/// began, and when it was done.
+struct CudaTimes {
+  int64_t ready, begun, complete;
+};
 
 /// What another rank needs to map a bucket: a descriptor goes with it, or there is a handle, and
 /// then its owner must be the last to let go of the bucket.
@@ -79,14 +86,11 @@ enum CudaFoldsTo : int32_t { kFoldsToOutput = -2, kFoldsToAllBuckets = -1 };
 
 /// What becomes of a stretch of one parameter once its gradients are folded: `gradient` is where
 /// they stand in this rank's bucket, which takes the new values, and hands them to the others'.
-/// Else as fold/update.h has it.
 struct CudaUpdate {
   uint64_t value, gradient, count;  // an address, an offset, elements
-  uint64_t state[2];                // addresses
-  int32_t kind, fresh, nesterov;
-  double factor, decay, shrink;
-  double keep_first, take_first, keep_second, take_second;
-  double step, root, epsilon;
+  uint64_t state[kMostSlots];       // addresses
+  UpdateKind kind;
+  UpdateFactors factors;
 };
 
 /// A part of a collective: move in, meet, fold, move out, and meet again, before the last move
@@ -150,6 +154,27 @@ struct CudaNcclJob {
   double factor;      // of every input, for sums of floating-point numbers; 1: none
 };
 
+/// What kernels and exchanges reach on a device, whose ranks are threads of this process. Each is
+/// measured with its results looked at, in batches of `rounds` that follow each other.
+enum CudaMeasured : int32_t {
+  kMeasuredCopy,     // the driver's, beside which the others stand
+  kMeasuredGather,   // `parts` arrays of `dtype` into a bucket of `bucket_dtype`
+  kMeasuredScatter,  // and back
+  kMeasuredFold,     // of `ranks` arrays into one
+  kMeasuredTwoShot,  // an all-reduce by steps, each rank's array out of place
+  kMeasuredOneShot,  // the same by one kernel on each rank
+};
+struct CudaMeasurement {
+  int32_t device, what, dtype, bucket_dtype, ranks, parts, rounds;
+  uint64_t bytes;        // of each rank's array
+  uint64_t piece_bytes;  // of a two-shot
+  // Answers, of one round. `moved`: what is read and written of the device's memory, at least.
+  int32_t right;
+  uint64_t moved;
+  double device_seconds;  // by the device's clock, of the best batch
+  double host_seconds;    // of a round that the host waits for, the median
+};
+
 /// Each function may open and initialize the driver. A result of 0: it failed.
 struct CudaTable {
   uint32_t version;
@@ -163,6 +188,8 @@ struct CudaTable {
   void (*look_for_nccl_in)(const char* setting, const char* wheel);
   /// Opens the library.
   int32_t (*find_nccl)(CudaNcclLibrary* found, CudaFailure* failure);
+  /// For benchmarks: waits for the device, and takes memory of it meanwhile.
+  int32_t (*measure)(CudaMeasurement* measurement, CudaFailure* failure);
 
   /// Which device has this address.
   int32_t (*device_of)(uint64_t address, int32_t* ordinal, CudaFailure* failure);
@@ -218,12 +245,14 @@ struct CudaTable {
   /// Drains, if need be, and ends; where it is in graphs (begin_captured), once those are gone.
   void (*close_exchange)(CudaExchange* exchange);
 
-  /// Ready when what now is in the queue's stream to the host is done. Any thread.
-  CudaMoments* (*open_moments)(CudaExchange* exchange, CudaQueue* queue, CudaFailure* failure);
+  /// Ready when what now is in the queue's stream to the host is done. Any thread. `timed`: it can
+  /// be told when; about once a second that waits for some microseconds.
+  CudaMoments* (*open_moments)(CudaExchange* exchange, CudaQueue* queue, int32_t timed,
+                               CudaFailure* failure);
   void (*close_moments)(CudaExchange* exchange, CudaMoments* moments);
   /// begin, run for each piece (or spin, or run_nccl once), end: nothing waits for the device.
   /// Operations of an exchange come one after the other.
-  int32_t (*begin)(CudaExchange* exchange, const CudaMoments* moments, uint64_t pieces,
+  int32_t (*begin)(CudaExchange* exchange, CudaMoments* moments, uint64_t pieces,
                    CudaFailure* failure);
   int32_t (*run)(CudaExchange* exchange, const CudaPiece* piece, CudaFailure* failure);
   /// Bytes that spin() takes, the same on all ranks, once all peers are mapped; 0: it cannot be
@@ -239,6 +268,8 @@ struct CudaTable {
                  CudaFailure* failure);
   /// Asks the driver nothing. Any thread.
   int32_t (*is_complete)(const CudaExchange* exchange, uint32_t number);
+  /// Of timed ones, once the operation is complete.
+  int32_t (*times_of)(const CudaMoments* moments, CudaTimes* times, CudaFailure* failure);
   /// What follows in `stream` (a CUstream) waits for the operation. Any thread.
   int32_t (*complete_before)(CudaExchange* exchange, const CudaMoments* moments, uint64_t stream,
                              CudaFailure* failure);
@@ -281,6 +312,6 @@ struct CudaTable {
 
 }  // extern "C"
 
-inline constexpr uint32_t kCudaTableVersion = 8;
+inline constexpr uint32_t kCudaTableVersion = 9;
 
 }  // namespace farandole

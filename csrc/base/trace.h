@@ -32,6 +32,7 @@ enum class TraceKind : uint8_t {
   step,        // first gradient ready to all reduced
   plan,        // gradients get other buckets
   user,        // whatever the program named
+  device,      // an operation in a device's streams, by the device's clock
 };
 
 /// 128 bytes, touched once when a thread begins to record.
@@ -41,7 +42,7 @@ struct TraceEvent {
   uint32_t sequence = 0;
   uint32_t count = 0;  // polls of a turn; 1 for an operation that failed
   TimePoint begin{}, end{};
-  TimePoint launched{};  // operation: when it was submitted
+  TimePoint launched{};  // operation: when it was submitted; device: when its arrays were ready
   uint64_t bytes = 0;    // operation, ready: of this rank's share
   char label[16] = {};   // the collective, or the phase
   char path[16] = {};    // operation: how it was run

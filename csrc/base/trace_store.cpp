@@ -27,8 +27,9 @@ constexpr size_t kBytes = kHeadBytes + Trace::kMostThreads * kRowBytes;
 // Above any thread's number, of which Linux has at most 2^22.
 constexpr int64_t kFirstTrack = 1'000'000'000;
 
-constexpr std::array<const char*, 10> kKinds{"operation", "phase", "turn", "wait", "final_wait",
-                                             "parked",    "ready", "step", "plan", "user"};
+constexpr std::array<const char*, 11> kKinds{"operation",  "phase",  "turn",  "wait",
+                                             "final_wait", "parked", "ready", "step",
+                                             "plan",       "user",   "device"};
 
 int64_t nanoseconds(TimePoint t) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(t.time_since_epoch()).count();
@@ -95,10 +96,11 @@ std::string lines_of(const TraceEvent& e, int rank, int64_t tid, uint64_t key) {
   if (e.sequence != 0) argue("sequence", std::to_string(e.sequence));
   if (e.bytes != 0 || e.kind == TraceKind::operation) argue("bytes", std::to_string(e.bytes));
   if (e.kind == TraceKind::turn) argue("turns", std::to_string(e.count));
-  if (e.kind == TraceKind::operation) {
+  if (e.kind == TraceKind::operation || e.kind == TraceKind::device) {
     argue("collective", quoted(e.label));
     argue("path", quoted(e.path));
-    argue("launched", microseconds(nanoseconds(e.launched)));
+    argue(e.kind == TraceKind::device ? "ready" : "launched",
+          microseconds(nanoseconds(e.launched)));
     if (e.count != 0) argue("failed", "true");
   }
   const auto category = kKinds[static_cast<size_t>(e.kind)];

@@ -25,6 +25,24 @@ for folder in nvidia.__path__:
   endif()
 endif()
 
+# In `into`: the file, and all that it includes of csrc, wherever that is included.
+function(farandole_included_by file into)
+  set(found "")
+  set(rest ${file})
+  while(rest)
+    list(POP_FRONT rest next)
+    list(APPEND found ${next})
+    file(STRINGS ${next} lines REGEX "^#include \"")
+    foreach(line IN LISTS lines)
+      string(REGEX REPLACE "^#include \"(.*)\".*" "${CMAKE_CURRENT_SOURCE_DIR}/csrc/\\1" header ${line})
+      if(EXISTS ${header} AND NOT header IN_LIST found AND NOT header IN_LIST rest)
+        list(APPEND rest ${header})
+      endif()
+    endforeach()
+  endwhile()
+  set(${into} ${found} PARENT_SCOPE)
+endfunction()
+
 set(FARANDOLE_HAS_NVCC OFF)
 if(nvcc)
   execute_process(COMMAND ${nvcc} --list-gpu-code OUTPUT_VARIABLE known RESULT_VARIABLE failed)
@@ -58,10 +76,10 @@ if(nvcc)
   set(flags -std=c++20 --expt-relaxed-constexpr -fmad=false -ftz=false -prec-div=true
             -allow-unsupported-compiler -ccbin ${FARANDOLE_NVCC_HOST_COMPILER}
             -I${CMAKE_CURRENT_SOURCE_DIR}/csrc)
-  file(GLOB kernel_sources CONFIGURE_DEPENDS csrc/cuda/kernels/*)
-  list(APPEND kernel_sources csrc/base/dtype.h csrc/base/half.h csrc/base/reduce_op.h)
-  list(TRANSFORM kernel_sources REPLACE "^csrc" "${CMAKE_CURRENT_SOURCE_DIR}/csrc")
   set(kernels ${CMAKE_CURRENT_SOURCE_DIR}/csrc/cuda/kernels/kernels.cu)
+  farandole_included_by(${kernels} kernel_sources)
+  # What they include may change with any of them.
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${kernel_sources})
 
   set(ptx ${CMAKE_CURRENT_BINARY_DIR}/farandole_cuda.ptx)
   add_custom_command(OUTPUT ${ptx} COMMAND ${nvcc} ${flags} -ptx -arch=${oldest} ${kernels} -o ${ptx}
@@ -73,7 +91,6 @@ if(nvcc)
               -gencode "arch=${oldest},code=[${code_list},${oldest}]" ${kernels} -o)
   if(FARANDOLE_FATBIN_CACHE)
     # At most as many compilations as there are versions of the kernels: it takes minutes.
-    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${kernel_sources})
     execute_process(COMMAND ${nvcc} --version OUTPUT_VARIABLE made_of)
     foreach(source IN LISTS kernel_sources)
       file(SHA256 ${source} hash)

@@ -93,7 +93,7 @@ BucketOnDevice::Owners BucketOnDevice::take_owners() {
 }
 
 void BucketOnDevice::seal(const DeviceQueue& queue) {
-  if (steps_->exchange()) arrays_.moments = steps_->exchange()->moments(queue);
+  if (steps_->exchange()) arrays_.moments = steps_->moments(queue);
 }
 
 Backend& BucketOnDevice::backend() {

@@ -28,7 +28,7 @@ void DeviceUpdate::add(const Bucket& bucket, const Placement& at, const Paramete
 }
 
 void DeviceUpdate::seal(const DeviceQueue& queue) {
-  if (steps_->exchange()) arrays_.moments = steps_->exchange()->moments(queue);
+  if (steps_->exchange()) arrays_.moments = steps_->moments(queue);
 }
 
 Backend& DeviceUpdate::backend() {

@@ -44,8 +44,8 @@ CudaNcclId DeviceExchange::make_nccl_id() {
   return id;
 }
 
-StepMoments DeviceExchange::moments(const DeviceQueue& queue) {
-  return {ask_cuda(library_.open_moments, exchange_.get(), queue.handle()),
+StepMoments DeviceExchange::moments(const DeviceQueue& queue, bool timed) {
+  return {ask_cuda(library_.open_moments, exchange_.get(), queue.handle(), timed ? 1 : 0),
           [self = shared_from_this()](CudaMoments* moments) {
             self->library_.close_moments(self->exchange_.get(), moments);
           }};

@@ -28,9 +28,15 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
   void let_go_of_peers() { library_.let_go_of_peers(exchange_.get()); }
 
   /// Ready when what the queue waits for now has come. Any thread.
-  StepMoments moments(const DeviceQueue& queue);
+  StepMoments moments(const DeviceQueue& queue, bool timed);
+  /// Of timed ones, once the operation is complete.
+  CudaTimes times_of(const CudaMoments& moments) const {
+    CudaTimes times{};
+    ask_cuda(library_.times_of, &moments, &times);
+    return times;
+  }
 
-  void begin(const CudaMoments& moments, size_t pieces) {
+  void begin(CudaMoments& moments, size_t pieces) {
     ask_cuda(library_.begin, exchange_.get(), &moments, pieces);
   }
   void run(const CudaPiece& piece) { ask_cuda(library_.run, exchange_.get(), &piece); }

@@ -133,6 +133,8 @@ void ReplayWatch::see(const CudaGraphState& state, TimePoint when) {
   watch_.add(
       {.number = seen_,
        .title = replay_of(state.at),
+       .trace = nullptr,
+       .shown = {},
        .deadline = timeout_ > Duration::zero() ? Deadline{when + timeout_} : Deadline::never(),
        .timeout = {},
        .moments = nullptr,

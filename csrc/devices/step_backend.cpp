@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/fixed_text.h"
 #include "base/log.h"
 #include "devices/nccl_plan.h"
 #include "devices/staged_copies.h"
@@ -27,14 +28,15 @@ StepBackend::StepBackend(const Engine& engine, const Membership& membership, uin
                          std::string no_buckets, StepWatch& watch)
     : engine_(engine),
       membership_(membership),
-      key_(key),
+      stream_(key),
+      key_(stream_key(key, kStepsNumber)),
       exchange_(std::move(exchange)),
       piece_bytes_(engine.options().device_bucket_bytes),
       watch_(watch),
       no_buckets_(std::move(no_buckets)),
       must_part_(needs_parting(bucket)) {
   if (!no_buckets_.empty()) return;
-  meeting_.emplace(engine.host(), membership_, key, std::move(bucket),
+  meeting_.emplace(engine.host(), membership_, key_, std::move(bucket),
                    [this](std::span<const PeerOffered> all) {
                      for (const PeerOffered& theirs : all)
                        must_part_ |= theirs.get<CudaShare>().by_handle != 0;
@@ -200,11 +202,30 @@ void StepBackend::run_nccl() {
 /// Whether all of it is in the streams.
 bool StepBackend::is_launched() { return way_ != DeviceWay::nccl || exchange_->nccl_ready(); }
 
+/// Of the operation on the device, but for its times.
+TraceEvent StepBackend::shown_in(Trace& trace) {
+  if (std::exchange(traced_, &trace) != &trace)
+    track_ = trace.track("device " + std::to_string(exchange_->device()), stream_);
+  const Operation& o = *operation_;
+  TraceEvent event;
+  event.kind = TraceKind::device;
+  event.track = track_;
+  event.sequence = sequence_;
+  event.bytes = o.input.count > 0 ? o.input.bytes() : o.output.bytes();
+  copy_cut(name_of(o.kind), event.label);
+  copy_cut(name_of(way_), event.path);
+  copy_cut(o.name, event.name);
+  return event;
+}
+
 void StepBackend::end() {
   const Operation& o = *operation_;
   arrays_->number = exchange_->end(*arrays_->moments);
+  Trace* const trace = engine_.trace();
   watch_.add({.number = arrays_->number,
               .title = title_of(o, sequence_),
+              .trace = trace,
+              .shown = trace != nullptr ? shown_in(*trace) : TraceEvent{},
               .deadline = o.deadline,
               .timeout = o.timeout,
               .moments = arrays_->moments,

@@ -17,11 +17,15 @@
 
 namespace farandole {
 
+/// Of no stream: with a stream's key (stream_key) by which ranks meet for its steps.
+inline constexpr uint64_t kStepsNumber = (uint64_t{1} << 62) + 16;
+
 /// Of one stream. By the thread that polls.
 class StepBackend : public Backend {
  public:
-  /// `exchange` is null where this rank has no streams there; `bucket` says why it has none.
-  /// `no_buckets`: why ranks do not meet to share buckets at all, as all of them know beforehand.
+  /// `key`: the stream's. `exchange` is null where this rank has no streams there; `bucket` says
+  /// why it has none. `no_buckets`: why ranks do not meet to share buckets at all, as all of them
+  /// know beforehand.
   StepBackend(const Engine& engine, const Membership& membership, uint64_t key,
               std::shared_ptr<DeviceExchange> exchange, PeerOffer bucket, std::string no_buckets,
               StepWatch& watch);
@@ -63,11 +67,12 @@ class StepBackend : public Backend {
   void run_piece(size_t index);
   void run_nccl();
   bool is_launched();
+  TraceEvent shown_in(Trace& trace);
   void end();
 
   const Engine& engine_;
   Membership membership_;
-  uint64_t key_;
+  uint64_t stream_, key_;  // the stream's, and our own
   std::shared_ptr<DeviceExchange> exchange_;
   size_t piece_bytes_;
   StepWatch& watch_;
@@ -88,6 +93,9 @@ class StepBackend : public Backend {
   std::string declined_;
   bool begun_ = false;
   TimePoint asked_nccl_{};
+
+  Trace* traced_ = nullptr;
+  uint32_t track_ = 0;  // there
 };
 
 }  // namespace farandole

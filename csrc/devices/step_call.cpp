@@ -188,7 +188,7 @@ StepCall::StepCall(std::shared_ptr<Steps> steps, const Group& group, const Optio
   if (graph) return;  // what is in its stream orders it
   const bool to_here = device_of(output) == steps_->device();
   const DeviceQueue& queue = to_here ? *output.device->queue : *input.device->queue;
-  if (steps_->exchange()) arrays_.moments = steps_->exchange()->moments(queue);
+  if (steps_->exchange()) arrays_.moments = steps_->moments(queue);
 }
 
 void StepCall::lay_together() {

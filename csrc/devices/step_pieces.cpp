@@ -63,25 +63,13 @@ void StepPieces::add_updates() {
     const auto behind = [&](uint64_t address, size_t begin) {
       return address == 0 ? 0 : address + (here.offset - begin) * step_.element;
     };
-    const UpdateFactors& f = update.factors;
     updates_.push_back({.value = behind(update.value, update.whole.offset),
                         .gradient = (moves_.first + here.offset - mine.offset) * step_.element,
                         .count = here.count,
                         .state = {behind(update.state[0], part_here.offset),
                                   behind(update.state[1], part_here.offset)},
-                        .kind = static_cast<int32_t>(update.kind),
-                        .fresh = f.fresh ? 1 : 0,
-                        .nesterov = f.nesterov ? 1 : 0,
-                        .factor = f.gradient,
-                        .decay = f.decay,
-                        .shrink = f.shrink,
-                        .keep_first = f.keep_first,
-                        .take_first = f.take_first,
-                        .keep_second = f.keep_second,
-                        .take_second = f.take_second,
-                        .step = f.step,
-                        .root = f.root,
-                        .epsilon = f.epsilon});
+                        .kind = update.kind,
+                        .factors = update.factors});
   }
   piece_.updates = updates_.data();
   piece_.update_count = updates_.size();

@@ -66,9 +66,31 @@ void StepWatch::poll() {
 /// How many there were.
 size_t StepWatch::drop_complete() {
   size_t dropped = 0;
-  for (; !in_flight_.empty() && exchange_->is_complete(in_flight_.front().number); ++dropped)
+  for (; !in_flight_.empty() && exchange_->is_complete(in_flight_.front().number); ++dropped) {
+    if (in_flight_.front().trace != nullptr) [[unlikely]]
+      trace(in_flight_.front());
     in_flight_.pop_front();
+  }
   return dropped;
+}
+
+/// By the device's own clock.
+void StepWatch::trace(const StepInFlight& step) {
+  CudaTimes times{};
+  try {
+    times = exchange_->times_of(*step.moments);
+  } catch (const Error&) {  // NOLINT: it was not traced from its begin, or the device is lost
+    return;
+  }
+  const auto at = [](int64_t nanoseconds) {
+    return TimePoint(std::chrono::nanoseconds(nanoseconds));
+  };
+  TraceEvent event = step.shown;
+  event.launched = at(times.ready);
+  // One begins after the other has ended, also where the two clocks were compared in between.
+  event.begin = std::max(at(times.begun), traced_until_);
+  event.end = traced_until_ = std::max(at(times.complete), event.begin);
+  step.trace->record(event);
 }
 
 void StepWatch::look_around(TimePoint when) {

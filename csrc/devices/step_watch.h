@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "base/trace.h"
 #include "devices/exchange.h"
 #include "engine/engine.h"
 
@@ -16,6 +17,8 @@ namespace farandole {
 struct StepInFlight {
   uint32_t number = 0;
   std::string title;
+  Trace* trace = nullptr;  // where it is shown, if it is
+  TraceEvent shown{};      // but for its times
   Deadline deadline;
   Duration timeout{};  // besides, from the first look around; zero: none
   StepMoments moments;
@@ -39,6 +42,7 @@ class StepWatch {
 
  private:
   size_t drop_complete();
+  void trace(const StepInFlight& step);
   void look_for_failure(TimePoint when);
   Error during(const Error& error) const;
   void look_for_the_dead();
@@ -51,6 +55,7 @@ class StepWatch {
   std::shared_ptr<DeviceExchange> exchange_;
   std::deque<StepInFlight> in_flight_;
   TimePoint next_look_{};
+  TimePoint traced_until_{};
 };
 
 }  // namespace farandole

@@ -14,10 +14,9 @@
 namespace farandole {
 namespace {
 
-constexpr uint64_t kStepsNumber = (uint64_t{1} << 62) + 16;  // of no stream
-constexpr uint64_t kGraphsNumber = kStepsNumber + 1;         // likewise
-constexpr int kMostRanksOfSteps = 64;                        // that the kernels take
-constexpr size_t kMostFailed = 1024;                         // calls that are remembered
+constexpr uint64_t kGraphsNumber = kStepsNumber + 1;  // of no stream either
+constexpr int kMostRanksOfSteps = 64;                 // that the kernels take
+constexpr size_t kMostFailed = 1024;                  // calls that are remembered
 constexpr auto kPartingPatience = std::chrono::seconds(3);
 constexpr auto kBetweenCompletionLooks = std::chrono::microseconds(50);
 constexpr auto kBetweenPartingLooks = std::chrono::milliseconds(1);
@@ -101,8 +100,8 @@ Steps::Steps(Group& group, uint64_t key, std::weak_ptr<const void> owner, int de
   kept_for_others().sweep();
   PeerOffer bucket = open_exchange(group, exchange_, InGraphs::no);
   watch_.emplace(engine_, group.membership(), exchange_);
-  backend_.emplace(engine_, group.membership(), stream_key(key_, kStepsNumber), exchange_,
-                   std::move(bucket), why_no_buckets(group), *watch_);
+  backend_.emplace(engine_, group.membership(), key_, exchange_, std::move(bucket),
+                   why_no_buckets(group), *watch_);
 }
 
 /// What this rank offers the others, where they share buckets: its own, or why it has none.

@@ -39,6 +39,10 @@ class Steps : public Task, public std::enable_shared_from_this<Steps> {
   int device() const { return device_; }
   /// Null where this rank has no streams on the device: then it takes part all the same, to say so.
   const std::shared_ptr<DeviceExchange>& exchange() const { return exchange_; }
+  /// Of the exchange, which is there; timed while the engine is traced. Any thread.
+  StepMoments moments(const DeviceQueue& queue) const {
+    return exchange_->moments(queue, engine_.trace() != nullptr);
+  }
 
   /// Of an operation that went by steps, once it is complete on the host: whoever works on its
   /// output finds the result, in what it puts into this stream from now on. Without one the host

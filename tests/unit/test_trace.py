@@ -11,7 +11,7 @@ import pytest
 
 from farandole import _trace, cli
 
-MAIN, STREAM, STEPS = 100, 1_000_000_000, 1_000_000_001
+MAIN, STREAM, STEPS, DEVICE = 100, 1_000_000_000, 1_000_000_001, 1_000_000_002
 GRADIENTS, PROGRAM = "00000000000000aa", "00000000000000bb"
 
 
@@ -35,6 +35,10 @@ class Part:
         about = {"stream": GRADIENTS, "sequence": sequence, "bytes": 1024, "path": "mapped"}
         about |= {"collective": "all_reduce", "launched": launched, **says}
         return self.add("operation", STREAM, begin, end, f"bucket {sequence}", **about)
+
+    def on_device(self, sequence: int, ready: float, begin: float, end: float) -> Part:
+        about = {"stream": GRADIENTS, "sequence": sequence, "ready": ready}
+        return self.add("device", DEVICE, begin, end, f"bucket {sequence}", **about)
 
     def step(self, begin: float, end: float) -> Part:
         return self.add("step", STEPS, begin, end, "step", stream=GRADIENTS)
@@ -103,6 +107,18 @@ def test_a_summary_measures_steps_waits_and_overlap(tmp_path: Path) -> None:
     assert [r.other_waits for r in found.by_rank] == [0, 0]  # the inner wait is the final one's
     assert [r.reduced_bytes for r in found.by_rank] == [2048, 2048]
     assert found.final_wait_per_step == 60
+
+
+def test_overlap_on_a_device_is_what_was_done_before_its_last_gradient(tmp_path: Path) -> None:
+    """Of two steps the first has 20 µs of 70 after its last gradient, the other one 10 of 10."""
+    part = Part(0, size=1).step(0, 20).on_device(1, 100, 100, 150).on_device(2, 150, 150, 170)
+    part.add("operation", STREAM, 10, 11, "used", stream=GRADIENTS, sequence=3, collective="",
+             path="", bytes=8, launched=9)  # fmt: skip
+    part.step(30, 40).on_device(4, 300, 300, 310).write(tmp_path)
+    found = _trace.summary(tmp_path)
+    assert (found.by_rank[0].on_devices, found.by_rank[0].after_the_last) == (80, 30)
+    assert found.device_overlap == pytest.approx(1 - 30 / 80)
+    assert "after the last gradient" in _trace.render(found)
 
 
 def test_a_summary_names_who_is_late(tmp_path: Path) -> None:

@@ -20,10 +20,6 @@ constexpr uint64_t kFlagBytes = (sizeof(Flags) + kPage - 1) / kPage * kPage;
 constexpr uint32_t kMostRanksThatSpin = 16;
 /// Farther than any meeting that has been asked for.
 constexpr uint32_t kFar = 1U << 30;
-/// So many are quicker by the driver's copies than a table is brought.
-constexpr size_t kFewMoves = 4;
-/// Elements of 1, 2, 4 and 8 bytes, whatever they are.
-constexpr std::array kOfWidth{DType::uint8, DType::uint16, DType::uint32, DType::uint64};
 constexpr auto kBetweenDrains = std::chrono::milliseconds(1);
 constexpr int kDrainsOfGraphs = 3;
 
@@ -55,21 +51,6 @@ std::shared_ptr<DeviceMemory> make_bucket(const std::shared_ptr<const DeviceCont
   return bucket;
 }
 
-UpdateFactors factors_of(const CudaUpdate& update) {
-  return {.gradient = update.factor,
-          .decay = update.decay,
-          .shrink = update.shrink,
-          .keep_first = update.keep_first,
-          .take_first = update.take_first,
-          .keep_second = update.keep_second,
-          .take_second = update.take_second,
-          .step = update.step,
-          .root = update.root,
-          .epsilon = update.epsilon,
-          .fresh = update.fresh != 0,
-          .nesterov = update.nesterov != 0};
-}
-
 }  // namespace
 
 Exchange::Exchange(const std::shared_ptr<const DeviceContext>& context,
@@ -87,6 +68,7 @@ Exchange::Exchange(const std::shared_ptr<const DeviceContext>& context,
       least_multiprocessors_(multiprocessors()),
       abort_(context, sizeof(uint32_t)),
       completions_(context),
+      clock_(context),
       marks_(context),
       rescue_(context),
       strands_{Strand(context), Strand(context)} {}
@@ -179,11 +161,14 @@ void Exchange::let_go_of_peers() noexcept {
 
 // ---- moments ----
 
-std::unique_ptr<Moments> Exchange::moments(const StreamRef& stream) {
+std::unique_ptr<Moments> Exchange::moments(const StreamRef& stream, Timing timing) {
   std::unique_ptr<Moments> taken;
   {
     const std::lock_guard lock(mutex_);
-    if (!spare_.empty()) {
+    if (timing == Timing::on) {
+      taken = std::make_unique<Moments>(context_, timing);
+      taken->since = clock_.mark();  // before all events that are compared with it
+    } else if (!spare_.empty()) {
       taken = std::move(spare_.back());
       spare_.pop_back();
     }
@@ -194,6 +179,7 @@ std::unique_ptr<Moments> Exchange::moments(const StreamRef& stream) {
 }
 
 void Exchange::give_back(std::unique_ptr<Moments> moments) {
+  if (moments->since) return;
   const std::lock_guard lock(mutex_);
   spare_.push_back(std::move(moments));
 }
@@ -201,12 +187,13 @@ void Exchange::give_back(std::unique_ptr<Moments> moments) {
 // ---- an operation ----
 
 /// Every strand begins behind what the first one had before: operations come one after the other.
-void Exchange::begin(const Moments& moments, uint64_t pieces) {
+void Exchange::begin(Moments& moments, uint64_t pieces) {
   if (let_go_) throw Error(ErrorCode::internal, "another rank's device has left this exchange");
   open_ = true;
   strands_used_ = std::min<uint64_t>(pieces, strands_.size());
   Strand& first = strands_[0];
   first.stream.wait(moments.ready);
+  if (moments.begun) moments.begun->record(first.stream);
   for (size_t i = 1; i < strands_used_; ++i) {
     strands_[i].edge.record(first.stream);
     strands_[i].stream.wait(strands_[i].edge);
@@ -235,8 +222,11 @@ void Exchange::complete_before(const Moments& moments, StreamHandle stream) cons
 }
 
 DevicePointer Exchange::bucket_of(uint32_t rank, int32_t strand) const {
-  return peers_[rank]->address() + 2 * kFlagBytes + mailbox_bytes_ +
-         static_cast<uint64_t>(strand) * strand_bytes_;
+  return mailbox_of(rank) + mailbox_bytes_ + static_cast<uint64_t>(strand) * strand_bytes_;
+}
+
+DevicePointer Exchange::mailbox_of(uint32_t rank) const {
+  return peers_[rank]->address() + 2 * kFlagBytes;
 }
 
 Flags* Exchange::flags_of(uint32_t rank) const {
@@ -259,57 +249,6 @@ const uint32_t* Exchange::abort_word() const {
   return std::bit_cast<const uint32_t*>(static_cast<uintptr_t>(abort_.address()));
 }
 
-void Exchange::run(const CudaPiece& piece) {
-  move_in(piece);
-  meet(piece.strand);
-  if (piece.count > 0) fold(piece);
-  update(piece);
-  if (piece.folds_to == kFoldsToOutput) move_out(piece);
-  meet(piece.strand);
-  if (piece.folds_to != kFoldsToOutput) move_out(piece);
-}
-
-void Exchange::move_in(const CudaPiece& piece) {
-  std::vector<Move> moves;
-  for (const CudaMove& one : std::span(piece.in, piece.ins))
-    moves.push_back({bucket_of(rank_, piece.strand) + one.to, piece.input + one.from, one.bytes});
-  move(piece.strand, "gather", moves);
-}
-
-void Exchange::move_out(const CudaPiece& piece) {
-  std::vector<Move> moves;
-  for (const CudaMove& one : std::span(piece.out, piece.outs))
-    moves.push_back({piece.output + one.to,
-                     bucket_of(static_cast<uint32_t>(one.rank), piece.strand) + one.from,
-                     one.bytes});
-  move(piece.strand, "scatter", moves);
-}
-
-/// Many by kernels, in the widest elements that divide them all; few by the driver's copies, and
-/// those of a graph, in which a table would have to last.
-void Exchange::move(int32_t strand, std::string_view what, std::span<const Move> moves) {
-  const StreamRef& stream = stream_of(strand);
-  while (moves.size() > kFewMoves && !captured_) {
-    const auto some = moves.first(std::min<size_t>(moves.size(), kMovesOfTable));
-    uint64_t bits = 8, bytes = 0;
-    for (const Move& one : some) {
-      bits |= one.to | one.from | one.bytes;
-      bytes += one.bytes;
-    }
-    const auto width = static_cast<uint32_t>(bits & (~bits + 1));
-    const auto pieces = tables_->put(stream, some, width, completions_);
-    if (!pieces) break;
-    const DType dtype = kOfWidth.at(static_cast<size_t>(std::countr_zero(width)));
-    kernel(kernel_name(what, dtype, dtype))
-        .launch(stream,
-                {.blocks = blocks_for(Work::alone, bytes, {.processors = multiprocessors()}),
-                 .threads = kThreads},
-                *pieces);
-    moves = moves.subspan(some.size());
-  }
-  for (const Move& one : moves) stream.copy(one.to, one.from, one.bytes);
-}
-
 /// What is in the strand's stream now comes before what is in everybody's afterwards.
 void Exchange::meet(int32_t strand) {
   if (captured_) return captured_->meet(peers());
@@ -325,112 +264,10 @@ void Exchange::meet(int32_t strand) {
   }
 }
 
-Folding Exchange::folding_of(const CudaPiece& piece) const {
-  return {.dtype = static_cast<DType>(piece.dtype),
-          .op = static_cast<ReduceOp>(piece.op),
-          .scales = {{piece.leaf_factor, piece.leaf_divide},
-                     {piece.finish_factor, piece.finish_divide}}};
-}
-
-void Exchange::fold(const CudaPiece& piece) {
-  const Folding folding = folding_of(piece);
-  std::array<const void*, kMostRanks> sources{};
-  std::array<void*, kMostRanks> buckets{};
-  for (uint32_t r = 0; r < size_; ++r)
-    sources[r] = buckets[r] = at_address(bucket_of(r, piece.strand));
-  std::span<void* const> to = std::span(buckets).first(size_);
-  if (piece.folds_to >= 0) to = to.subspan(static_cast<size_t>(piece.folds_to), 1);
-  TwoShot job{
-      .peers = {},
-      .fold = fold_of(std::span(sources).first(size_), to, piece.first, piece.count, folding)};
-  if (piece.folds_to == kFoldsToOutput) {
-    job.fold.destination_count = 1;
-    job.fold.destinations[0] = at_address(piece.fold_to);
-  }
-  const uint32_t blocks = blocks_for(Work::alone, piece.count * size_of(folding.dtype),
-                                     {.processors = multiprocessors()});
-  kernel(kernel_name("two_shot", folding.dtype))
-      .launch(stream_of(piece.strand), {.blocks = blocks, .threads = kThreads}, job);
-}
-
-/// New values of this rank's part, in its own bucket and then in all.
-void Exchange::update(const CudaPiece& piece) {
-  if (piece.update_count == 0) return;
-  const DevicePointer bucket = bucket_of(rank_, piece.strand);
-  std::vector<UpdatePiece> pieces;
-  for (const CudaUpdate& one : std::span(piece.updates, piece.update_count))
-    pieces.push_back({.value = at_address(one.value),
-                      .shared = at_address(bucket + one.gradient),
-                      .gradient = at_address(bucket + one.gradient),
-                      .state = {at_address(one.state[0]), at_address(one.state[1])},
-                      .count = one.count,
-                      .kind = static_cast<UpdateKind>(one.kind),
-                      .factors = factors_of(one)});
-  const auto dtype = static_cast<DType>(piece.dtype);
-  for (std::span<const UpdatePiece> rest = pieces; !rest.empty();) {
-    const auto some = rest.first(std::min<size_t>(rest.size(), kMostUpdates));
-    rest = rest.subspan(some.size());
-    const Updates job = updates_of(some);
-    const uint64_t bytes = job.chunks * kChunkElements * size_of(dtype);
-    kernel(kernel_name("update", dtype))
-        .launch(stream_of(piece.strand),
-                {.blocks = blocks_for(Work::alone, bytes, {.processors = multiprocessors()}),
-                 .threads = kThreads},
-                job);
-  }
-  // This rank alone has read that part of the others' buckets.
-  const uint64_t at = piece.first * size_of(dtype), bytes = piece.count * size_of(dtype);
-  for (uint32_t i = 1; i < size_ && bytes > 0; ++i) {
-    const uint32_t r = (rank_ + i) % size_;
-    stream_of(piece.strand).copy(bucket_of(r, piece.strand) + at, bucket + at, bytes);
-  }
-}
-
 const DeviceFunction& Exchange::kernel(const std::string& name) {
   const auto known = kernels_.find(name);
   if (known != kernels_.end()) return known->second;
   return kernels_.emplace(name, module_->function(name)).first->second;
-}
-
-// ---- by one kernel ----
-
-/// The same on all ranks: what the least of their devices has, and the most crowded of them.
-Room Exchange::room() const {
-  std::ptrdiff_t most = 1;
-  for (const DeviceUuid& device : devices_)
-    most = std::max(most, std::ranges::count(devices_, device));
-  return {.processors = least_multiprocessors_, .ranks_on_device = static_cast<uint32_t>(most)};
-}
-
-uint64_t Exchange::spin_bytes(bool granted) const {
-  const Room shared = room();
-  if (mailbox_bytes_ == 0 || (shared.ranks_on_device > 1 && !granted)) return 0;
-  return uint64_t{blocks_for(Work::slots, ~uint32_t{0}, shared)} * kSlotBytes;
-}
-
-void Exchange::spin(const CudaPiece& piece, bool granted) {
-  const Folding folding = folding_of(piece);
-  const uint64_t bytes = piece.count * size_of(folding.dtype);
-  if (bytes > spin_bytes(granted))
-    throw Error(ErrorCode::internal, "more than kernels that run at once can take");
-  Peers peers{.rank = rank_, .size = size_};
-  peers.abort = abort_word();
-  std::array<void*, kMostRanks> mailboxes{};
-  for (uint32_t r = 0; r < size_; ++r) {
-    peers.flags[r] = spin_flags_of(r);
-    mailboxes[r] = at_address(peers_[r]->address() + 2 * kFlagBytes);
-  }
-  // Arrays that lie apart are brought together first.
-  const bool apart = piece.ins > 0;
-  const DevicePointer input = apart ? bucket_of(rank_, piece.strand) : piece.input;
-  const DevicePointer output = apart ? input : piece.output;
-  move_in(piece);
-  const OneShot job = all_reduce_in_one(peers, at_address(input), at_address(output),
-                                        std::span(mailboxes).first(size_), piece.count, folding);
-  kernel(kernel_name("one_shot", folding.dtype))
-      .launch(strands_[0].stream,
-              {.blocks = blocks_for(Work::slots, bytes, room()), .threads = kThreads}, job);
-  move_out(piece);
 }
 
 void Exchange::open_nccl(const CudaNcclId& id) {

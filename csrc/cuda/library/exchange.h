@@ -23,17 +23,23 @@
 #include "cuda/driver/peer_memory.h"
 #include "cuda/kernels/parameters.h"
 #include "cuda/library/captured_steps.h"
+#include "cuda/library/device_clock.h"
 #include "cuda/library/move_tables.h"
 #include "cuda/nccl/communicator.h"
 #include "cuda/plans.h"
 
 namespace farandole::cuda {
 
-/// When an operation's arrays are ready, and when it is complete.
+/// When an operation's arrays are ready, and when it is complete; where it is timed also when it
+/// begins, and since when the host's clock counts.
 struct Moments {
-  explicit Moments(const std::shared_ptr<const DeviceContext>& context)
-      : ready(context), complete(context) {}
+  explicit Moments(const std::shared_ptr<const DeviceContext>& context, Timing timing = Timing::off)
+      : ready(context, timing), complete(context, timing) {
+    if (timing == Timing::on) begun.emplace(context, timing);
+  }
   DeviceEvent ready, complete;
+  std::optional<DeviceEvent> begun;
+  std::shared_ptr<const ClockMark> since;
 };
 
 class Exchange {
@@ -55,11 +61,11 @@ class Exchange {
   void let_go_of_peers() noexcept;
 
   /// Ready after what now is in `stream`. Any thread; given back by whoever has done with it.
-  std::unique_ptr<Moments> moments(const StreamRef& stream);
+  std::unique_ptr<Moments> moments(const StreamRef& stream, Timing timing = Timing::off);
   void give_back(std::unique_ptr<Moments> moments);
 
   /// Of so many pieces.
-  void begin(const Moments& moments, uint64_t pieces);
+  void begin(Moments& moments, uint64_t pieces);
   void run(const CudaPiece& piece);
   uint64_t spin_bytes(bool granted) const;
   void spin(const CudaPiece& piece, bool granted);
@@ -102,6 +108,7 @@ class Exchange {
   const StreamRef& stream_of(int32_t strand) const;
   Peers peers() const;
   DevicePointer bucket_of(uint32_t rank, int32_t strand) const;
+  DevicePointer mailbox_of(uint32_t rank) const;
   Flags* flags_of(uint32_t rank) const;
   Flags* spin_flags_of(uint32_t rank) const;
   void move(int32_t strand, std::string_view what, std::span<const Move> moves);
@@ -135,8 +142,9 @@ class Exchange {
   std::optional<CapturedSteps> captured_;
   PinnedMemory abort_;  // a word that ends kernels which spin
   CompletionCount completions_;
-  std::mutex mutex_;  // guards spare_
+  std::mutex mutex_;  // guards the two
   std::vector<std::unique_ptr<Moments>> spare_;
+  DeviceClock clock_;
   size_t strands_used_ = 0;  // by the operation in flight
   uint32_t newest_ = 0;      // mark
   bool open_ = false;        // an operation has begun, and has no mark

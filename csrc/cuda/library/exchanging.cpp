@@ -103,9 +103,11 @@ void close_exchange(CudaExchange* exchange) {
   kept_for_graphs().sweep();
 }
 
-CudaMoments* open_moments(CudaExchange* exchange, CudaQueue* queue, CudaFailure* failure) {
+CudaMoments* open_moments(CudaExchange* exchange, CudaQueue* queue, int32_t timed,
+                          CudaFailure* failure) {
   return guarded(failure, [&] {
-    return new CudaMoments{exchange->exchange.moments(stream_to_host_of(*queue))};
+    return new CudaMoments{exchange->exchange.moments(stream_to_host_of(*queue),
+                                                      timed != 0 ? Timing::on : Timing::off)};
   });
 }
 
@@ -114,8 +116,7 @@ void close_moments(CudaExchange* exchange, CudaMoments* moments) {
   delete moments;
 }
 
-int32_t begin(CudaExchange* exchange, const CudaMoments* moments, uint64_t pieces,
-              CudaFailure* failure) {
+int32_t begin(CudaExchange* exchange, CudaMoments* moments, uint64_t pieces, CudaFailure* failure) {
   return guarded(failure, [&] {
     exchange->exchange.begin(*moments->moments, pieces);
     return 1;
@@ -150,6 +151,18 @@ int32_t end(CudaExchange* exchange, CudaMoments* moments, uint32_t* number, Cuda
 
 int32_t is_complete(const CudaExchange* exchange, uint32_t number) {
   return exchange->exchange.is_complete(number);
+}
+
+int32_t times_of(const CudaMoments* moments, CudaTimes* times, CudaFailure* failure) {
+  return guarded(failure, [&] {
+    const Moments& those = *moments->moments;
+    if (!those.since) throw Error(ErrorCode::invalid_argument, "these moments are not timed");
+    const auto by_host = [&](const DeviceEvent& event) {
+      return those.since->time_of(event).time_since_epoch().count();
+    };
+    *times = {by_host(those.ready), by_host(*those.begun), by_host(those.complete)};
+    return 1;
+  });
 }
 
 int32_t complete_before(CudaExchange* exchange, const CudaMoments* moments, uint64_t stream,
@@ -256,6 +269,7 @@ void add_exchanging(CudaTable& table) {
   table.spin = spin;
   table.end = end;
   table.is_complete = is_complete;
+  table.times_of = times_of;
   table.complete_before = complete_before;
   table.look_for_lost_exchange = look_for_lost_exchange;
   table.drain = drain;

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from farandole._trace.parts import Operation, Part, Span, load
+from farandole._trace.parts import OnDevice, Operation, Part, Span, load
 
 SLOWEST = 5  # operations that a summary shows
 
@@ -45,6 +46,9 @@ class RankSummary:
     operations: int
     failed_operations: int
     reduced_bytes: int
+    on_devices: float  # any gradients in a device's streams: union of begin to done
+    after_the_last: float  # of steps: from when the last gradients were ready on the device
+    device_overlap: float | None
     last_to_arrive: int = 0  # operations that it entered after all others
     late_by_median: float = 0.0  # after the last but one, in these
     late_by_total: float = 0.0
@@ -78,6 +82,7 @@ class Summary:
     final_wait_per_step: float | None
     communicating_per_step: float | None
     overlap: float | None
+    device_overlap: float | None
     compared_operations: int  # that several ranks took part in
     by_rank: list[RankSummary]
     slowest: list[OperationSummary]
@@ -115,6 +120,9 @@ def summary(directory: str | Path) -> Summary:
         final_wait_per_step=blocked / count if count else None,
         communicating_per_step=communicating / count if count else None,
         overlap=overlap_share(blocked, communicating),
+        device_overlap=overlap_share(
+            sum(r.after_the_last for r in by_rank), sum(r.on_devices for r in by_rank)
+        ),
         compared_operations=len(compared),
         by_rank=by_rank,
         slowest=sorted(map(_of_operation, compared), key=lambda o: -o.took)[:SLOWEST],
@@ -129,6 +137,7 @@ def _of_rank(part: Part) -> RankSummary:
     final = sum(union(spans) for spans in part.final_waits.values())
     waits = sum(union(spans) for spans in part.waits.values())
     gradients = [(o.launched, o.end) for o in part.operations if o.stream in part.step_streams]
+    on_devices, after_the_last = _on_devices(part)
     reducing = [o for o in part.operations if o.collective in ("all_reduce", "reduce_scatter")]
     return RankSummary(
         rank=part.header.rank,
@@ -144,7 +153,31 @@ def _of_rank(part: Part) -> RankSummary:
         operations=len(part.operations),
         failed_operations=sum(o.failed for o in part.operations),
         reduced_bytes=sum(o.bytes for o in reducing if not o.failed),
+        on_devices=on_devices,
+        after_the_last=after_the_last,
+        device_overlap=overlap_share(after_the_last, on_devices),
     )
+
+
+def _on_devices(part: Part) -> tuple[float, float]:
+    """How long gradients were in devices' streams, and for how much of that no more were to come
+    in their step."""
+    steps: dict[tuple[str, int], list[OnDevice]] = {}
+    ends = {
+        stream: sorted(
+            o.sequence for o in part.operations if o.stream == stream and o.name == "used"
+        )
+        for stream in part.step_streams
+    }
+    for one in part.on_devices:
+        if one.stream in ends:
+            step = bisect(ends[one.stream], one.sequence)
+            steps.setdefault((one.stream, step), []).append(one)
+    busy = [union((one.begin, one.end) for one in step) for step in steps.values()]
+    left = [
+        max(one.end for one in step) - max(one.ready for one in step) for step in steps.values()
+    ]
+    return sum(busy), sum(max(0.0, time) for time in left)
 
 
 def together(parts: Iterable[Part]) -> list[list[Operation]]:

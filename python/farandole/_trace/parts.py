@@ -55,12 +55,24 @@ class Operation:
     failed: bool
 
 
+@dataclass(frozen=True)
+class OnDevice:
+    """The same in a device's streams, by the device's clock."""
+
+    stream: str
+    sequence: int
+    ready: float  # its arrays
+    begin: float
+    end: float
+
+
 @dataclass
 class Part:
     """The events of one rank, by what they say."""
 
     header: Header
     operations: list[Operation] = field(default_factory=list)
+    on_devices: list[OnDevice] = field(default_factory=list)
     steps: list[Span] = field(default_factory=list)
     step_streams: set[str] = field(default_factory=set)  # where gradients are reduced
     running: dict[tuple[str, int], list[Span]] = field(default_factory=dict)  # data moved
@@ -213,6 +225,9 @@ def _sort_in(part: Part, event: dict[str, Any], span: Span) -> None:
                 failed=says.get("failed", False),
             )
         )
+    elif kind == "device":
+        ready = part.header.to_rank_0(float(says["ready"]))
+        part.on_devices.append(OnDevice(says["stream"], says["sequence"], ready, *span))
     elif kind == "phase":
         if event["name"] == "running":
             part.running.setdefault((says["stream"], says["sequence"]), []).append(span)

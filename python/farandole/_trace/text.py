@@ -45,6 +45,8 @@ def _measures(first: Summary, second: Summary) -> Iterator[tuple[str, Any, tuple
     yield "blocked in the final wait, per step", _time, both("final_wait_per_step")
     yield "gradients on their way, per step", _time, both("communicating_per_step")
     yield "overlap", _share, both("overlap")
+    if first.device_overlap is not None or second.device_overlap is not None:
+        yield "overlap on devices", _share, both("device_overlap")
     for name in ("other_waits", "reduced_bytes", "late_by_total"):
         sums = tuple(sum(getattr(r, name) for r in s.by_rank) for s in (first, second))
         show = _bytes if name == "reduced_bytes" else _time
@@ -108,6 +110,20 @@ def _tables(found: Summary) -> Iterator[str]:
             for r in found.by_rank
         ],
     )
+    if found.device_overlap is not None:
+        yield plain_table(
+            "on devices, by their own clocks (sums over all steps)",
+            ("rank", "reducing", "after the last gradient", "overlap"),
+            [
+                (
+                    str(r.rank),
+                    _time(r.on_devices),
+                    _time(r.after_the_last),
+                    _share(r.device_overlap),
+                )
+                for r in found.by_rank
+            ],
+        )
     if found.compared_operations:
         yield plain_table(
             f"who is late (of {found.compared_operations} operations; how long all others waited)",

@@ -1,0 +1,160 @@
+#include "cuda/library/measured_ranks.h"
+
+#include <algorithm>
+#include <barrier>
+#include <exception>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/relax.h"
+#include "cuda/library/kernel_image.h"
+#include "schedule/slicing.h"
+
+namespace farandole::cuda {
+namespace {
+
+constexpr int kBatchesOfRanks = 5;
+
+}  // namespace
+
+MeasuredRanks::Rank::Rank(const MeasuredDevice& device, const CudaMeasurement& asked,
+                          const CudaExchangeShape& shape)
+    : input(device.array(asked.bytes, static_cast<DType>(asked.dtype), kMeasuredNumber)),
+      output(device.array(asked.bytes, static_cast<DType>(asked.dtype), 0)),
+      exchange(device.context(), shape) {
+  exchange.open_bucket(kernel_image());
+}
+
+MeasuredRanks::Rank::~Rank() {
+  if (moments) exchange.give_back(std::move(moments));
+}
+
+MeasuredRanks::MeasuredRanks(MeasuredDevice& device, const CudaMeasurement& asked)
+    : device_(device),
+      asked_(asked),
+      dtype_(static_cast<DType>(asked.dtype)),
+      gate_(device.context(), sizeof(uint32_t)),
+      has_gate_(device.stream().try_wait(gate_.address(), 0)) {
+  const auto size = static_cast<uint32_t>(asked.ranks);
+  for (uint32_t r = 0; r < size; ++r)
+    ranks_.emplace_back(device, asked,
+                        CudaExchangeShape{.device = asked.device,
+                                          .rank = static_cast<int32_t>(r),
+                                          .size = asked.ranks,
+                                          .doorbell = doorbell_.get(),
+                                          .spins = spins() ? 1 : 0,
+                                          .captured = 0,
+                                          .bucket_bytes = asked.piece_bytes});
+  for (uint32_t r = 0; r < size; ++r)
+    for (uint32_t other = 0; other < size; ++other)
+      if (other != r)
+        ranks_[r].exchange.map(other, ranks_[other].exchange.share(), device.multiprocessors());
+}
+
+/// In a thread for each; throws what the first of them has thrown.
+void MeasuredRanks::all_ranks(const std::function<void(uint32_t)>& act) {
+  std::vector<std::exception_ptr> thrown(ranks_.size());
+  std::vector<std::thread> threads;
+  for (uint32_t r = 0; r < ranks_.size(); ++r)
+    threads.emplace_back([&, r] {
+      try {
+        act(r);
+      } catch (...) {
+        thrown[r] = std::current_exception();
+        for (Rank& rank : ranks_) rank.exchange.drain();  // those who wait for this one
+        open_gate();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const std::exception_ptr& one : thrown)
+    if (one) std::rethrow_exception(one);
+}
+
+void MeasuredRanks::open_gate() {
+  std::atomic_ref(*reinterpret_cast<uint32_t*>(gate_.host()))
+      .store(closed_at_, std::memory_order_release);
+}
+
+/// An all-reduce of a rank's arrays, behind the device's stream.
+void MeasuredRanks::launch(uint32_t at) {
+  Rank& rank = ranks_[at];
+  auto moments = rank.exchange.moments(device_.stream());
+  const int32_t own = static_cast<int32_t>(at);
+  const uint64_t step = spins() ? asked_.bytes : asked_.piece_bytes;
+  const uint64_t pieces = (asked_.bytes + step - 1) / step;
+  CudaPiece piece{};
+  piece.input = rank.input.at();
+  piece.output = rank.output.at();
+  piece.count = asked_.bytes / size_of(dtype_);
+  piece.dtype = asked_.dtype;
+  piece.op = static_cast<int32_t>(ReduceOp::sum);
+  piece.folds_to = kFoldsToAllBuckets;
+  piece.leaf_factor = piece.finish_factor = 1;
+  piece.leaf_divide = piece.finish_divide = 1;
+  rank.exchange.begin(*moments, pieces);
+  if (spins()) rank.exchange.spin(piece, true);
+  for (uint64_t k = 0; k < pieces && !spins(); ++k) {
+    const uint64_t begin = k * step, bytes = std::min(step, asked_.bytes - begin);
+    const CudaMove in{begin, 0, bytes, own}, out{0, begin, bytes, own};
+    const Slice mine = part({Space::input, 0, bytes / size_of(dtype_)}, asked_.ranks, own);
+    piece.strand = static_cast<int32_t>(k % kCudaStrands);
+    piece.in = &in;
+    piece.out = &out;
+    piece.ins = piece.outs = 1;
+    piece.first = mine.offset;
+    piece.count = mine.count;
+    rank.exchange.run(piece);
+  }
+  rank.number = rank.exchange.end(*moments);
+  if (rank.moments) rank.exchange.give_back(std::move(rank.moments));
+  rank.moments = std::move(moments);
+}
+
+/// The gate opens when each rank has launched one: the streams take no endless number of launches.
+double MeasuredRanks::batch() {
+  ++closed_at_;
+  launched_.store(0);
+  if (has_gate_) device_.stream().wait(gate_.address(), closed_at_);
+  return device_.seconds_of([&] {
+    all_ranks([&](uint32_t r) {
+      const int together = spins() ? asked_.rounds : 1;
+      for (int i = 0; i < asked_.rounds; ++i) {
+        launch(r);
+        if (i + 1 == together && ++launched_ == ranks_.size()) open_gate();
+      }
+    });
+    for (Rank& rank : ranks_)
+      rank.exchange.complete_before(*rank.moments, device_.stream().handle());
+  }) / asked_.rounds;
+}
+
+double MeasuredRanks::device_seconds() {
+  double best = batch();
+  for (int i = 0; i < kBatchesOfRanks; ++i) best = std::min(best, batch());
+  return best;
+}
+
+double MeasuredRanks::host_seconds() {
+  std::barrier together(static_cast<std::ptrdiff_t>(ranks_.size()));
+  std::vector<double> took;
+  all_ranks([&](uint32_t r) {
+    for (int i = 0; i < asked_.rounds; ++i) {
+      together.arrive_and_wait();
+      const TimePoint begin = now();
+      launch(r);
+      while (!ranks_[r].exchange.is_complete(ranks_[r].number)) relax();
+      if (r == 0) took.push_back(seconds(now() - begin));
+    }
+  });
+  std::ranges::nth_element(took, took.begin() + static_cast<std::ptrdiff_t>(took.size() / 2));
+  return took[took.size() / 2];
+}
+
+bool MeasuredRanks::are_right() const {
+  const float sum = kMeasuredNumber * static_cast<float>(ranks_.size());
+  return std::ranges::all_of(
+      ranks_, [&](const Rank& rank) { return device_.is_full_of(rank.output, dtype_, sum); });
+}
+
+}  // namespace farandole::cuda
