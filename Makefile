@@ -48,7 +48,7 @@ ASKED := $(if $(filter default undefined,$(origin CXX)),,$(notdir $(CXX)))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES: # no rule of its own: make would compile a folder from the file of its name
-.PHONY: demo test test-all test-cpp test-tf216 mutants additions lint tidy format sanitize sanitize-module bench device docs site size clean help
+.PHONY: demo test test-all test-cpp test-tf216 mutants additions lint tidy format sanitize sanitize-module bench device device-wheels device-dry docs site size clean help
 
 # ---- what a person asks for ----
 
@@ -126,6 +126,14 @@ bench: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/bench $(PEERS:%=$(STAMPS)/b
 
 device:  ## on a machine with a GPU: compare collectives on its arrays with the host's bits, and measure them; DEVICE='--out FILE'
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) bench/device $(DEVICE)
+
+device-wheels: $(STAMPS)/farandole  ## what `make device` takes along to a machine that has a driver and a Python alone: wheels in build
+	$(BIN)/python -m pip --disable-pip-version-check download --quiet --no-deps --only-binary :all: --dest build/device-wheels numpy
+
+device-dry: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/test  ## `make device` over the driver of the tests: bench/device/dry-run.txt
+	cmake --build $(TREE) --target fake_libcuda
+	rm -f bench/device/dry-run.txt
+	LD_LIBRARY_PATH=$(TREE)/fake_libcuda $(BIN)/python bench/device --dry --out bench/device/dry-run.txt
 
 docs: $(STAMPS)/farandole  ## the generated part of docs/algorithms.md and its drawings
 	@$(BIN)/python docs/generate_algorithms.py

@@ -1,10 +1,11 @@
 """What a machine with a GPU shows of farandole: `make device`.
 
-It needs a driver, and a Python with numpy; no compiler and no network. It takes the farandole that
-this Python imports, or else unpacks a wheel that was built elsewhere (build/dist). Every way of
-collectives on the device's arrays is compared with the host's bits, then measured, and a text says
-what came of it, with the date, the device and the commands. Parts that were done before are not
-done again: whoever is cut off starts it once more with the same file.
+It needs a driver and a Python; no compiler and no network. What this Python cannot import of
+farandole and numpy is unpacked from wheels that were made elsewhere (`make device-wheels`:
+build). Every way of collectives on the device's arrays is compared with the host's bits; then
+kernels, collectives and a training step are measured. A text says what came of it, with the date,
+the device and the commands. Parts that were done before are not done again: whoever is cut off
+starts it once more with the same file. What needs PyTorch says so where there is none.
 """
 
 from __future__ import annotations
@@ -20,57 +21,95 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-HERE = Path(__file__).parent
-WAYS = ("staged", "step", "spin")
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+WAYS = ("staged", "step", "spin", "nccl")
+SETTINGS = {"spin": {"FARANDOLE_DEVICE_PATH": "spin"}, "nccl": {"FARANDOLE_LEVEL": "fast"}}
+TRAINING = ["run", "-np", "2", sys.executable, str(HERE / "train.py")]
 PATIENCE = 540  # seconds for a part: whoever lends a device gives ten minutes
 
 
 def find() -> None:
-    """Whatever farandole there is, for this process and those that it starts."""
-    if importlib.util.find_spec("farandole") is not None:
+    """Whatever farandole and numpy there are, for this process and those that it starts."""
+    missing = [n for n in ("numpy", "farandole") if importlib.util.find_spec(n) is None]
+    if not missing:
         return
     tag = f"-cp{sys.version_info[0]}{sys.version_info[1]}-"
-    wheels = sorted(HERE.parent.parent.glob(f"build/dist/farandole-*{tag}*.whl"))
-    if not wheels:
-        sys.exit(
-            f"there is no farandole to import, and no wheel for this Python in build/dist ({tag})"
-        )
-    folder = HERE.parent.parent / "build" / "device"
-    with zipfile.ZipFile(wheels[-1]) as wheel:
-        wheel.extractall(folder)
+    folder = ROOT / "build" / "device"
+    for name in missing:
+        wheels = sorted(ROOT.glob(f"build/d*/{name}-*{tag}*.whl"))
+        if not wheels:
+            sys.exit(
+                f"there is no {name} to import, and no wheel of it for this Python in build "
+                f"({tag}): make them by `make device-wheels` where there is a network"
+            )
+        with zipfile.ZipFile(wheels[-1]) as wheel:
+            wheel.extractall(folder)
     sys.path.insert(0, str(folder))
-    os.environ["PYTHONPATH"] = str(folder)
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{before}" if before else str(folder)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make device", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("device-report.txt"))
-    parser.add_argument("--ranks", default="1,2,4", help="how many; they take devices in turn")
+    parser.add_argument("--ranks", default="1,2,4,8", help="how many; they take devices in turn")
     parser.add_argument("--sizes", default="4,8K,64K,1M,16M,64M,256M")
     parser.add_argument("--seconds", default="1", help="for a row")
+    parser.add_argument("--kernels", default="", help="options of kernels.py, as one word")
+    parser.add_argument("--training", default="", help="options of train.py, as one word")
     parser.add_argument("--most", type=int, default=3_000_001, help="elements of an array compared")
+    parser.add_argument("--dry", action="store_true", help="few and small, to see it work")
     arguments = parser.parse_args()
+    if arguments.dry:
+        vars(arguments).update(_DRY)
     find()
     report = Report(arguments.out)
     report.part("machine", lambda: "\n".join(_machine()))
     for ranks in arguments.ranks.split(","):
         checks = [str(HERE / "checks.py"), str(arguments.most)]
         report.run(f"bits on {ranks} ranks", ["run", "-np", ranks, sys.executable, *checks])
+    report.script("kernels", "kernels.py", arguments.kernels.split())
     for ranks in arguments.ranks.split(","):
         if ranks == "1":
             continue
         for way in WAYS:
             options = ["--sizes", _that_go(arguments.sizes, way), "--seconds", arguments.seconds]
             asked = ["bench", "all_reduce", "-np", ranks, "--device", "cuda", "--algorithm", way]
-            report.run(f"all_reduce by {way} on {ranks} ranks", [*asked, *options])
-    report.part("NCCL", lambda: _NCCL)
+            title = f"all_reduce by {way} on {ranks} ranks"
+            if way == "nccl" and (why := _no_nccl(int(ranks))):
+                report.part(title, lambda why=why: f"not measured: {why}")
+                continue
+            report.run(title, [*asked, *options], **SETTINGS.get(way, {}))
+    training = [*TRAINING, *arguments.training.split()]
+    report.run("a training step of 2 ranks", training)
+    trace = str(ROOT / "build" / f"{arguments.out.stem}-trace")
+    report.run("the same, traced", [*training, "--blocks", "2"], FARANDOLE_TRACE=trace)
+    report.run("what backward hides, by the device's clock", ["trace", trace])
     return report.end()
 
 
-_NCCL = (
-    "not measured here: it refuses two ranks on a device. Where each rank has one, nccl-tests "
-    "shows the same bandwidths (algbw, busbw) for the same sizes"
-)
+_DRY = {
+    "ranks": "2",
+    "sizes": "8K",
+    "seconds": "0.01",
+    "most": 301,
+    "kernels": "--large 64K --small 8K --rounds 2",
+    "training": "--device cpu --width 32 --layers 1 --batch 2 --length 16 --steps 2 --blocks 5",
+}
+
+
+def _no_nccl(ranks: int) -> str:
+    """Why it cannot be measured; empty: it can."""
+    from farandole import _core, cuda
+
+    try:
+        if len(cuda.devices()) < ranks:
+            return "NCCL takes one rank on a device, and there are fewer devices than ranks"
+        cuda.nccl_library()
+    except _core.Error as error:
+        return str(error).splitlines()[0]
+    return ""
 
 
 def _that_go(sizes: str, way: str) -> str:
@@ -90,13 +129,23 @@ def _machine() -> Iterator[str]:
     if why := cuda.why_not():
         yield f"no device: {why}"
         return
-    yield "driver of CUDA {}.{}".format(*cuda.driver_version())
+    if any(device.name.startswith("Fake") for device in cuda.devices()):
+        yield "DRY RUN over tests/cuda/fake_libcuda: bits are compared, and times mean nothing"
+    yield "driver of CUDA {}.{}".format(*cuda.driver_version()) + _kernel_module()
     for device in cuda.devices():
         yield (
             f"device {device.ordinal}: {device.name}, {device.uuid}, compute capability "
             "{}.{}".format(*device.capability)
             + f", {device.multiprocessors} multiprocessors, {device.memory_bytes >> 20} MiB"
         )
+
+
+def _kernel_module() -> str:
+    """As the driver's own file says it, with its version."""
+    try:
+        return ", " + Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
+    except OSError:
+        return ""
 
 
 def _said(command: list[str]) -> str:
@@ -120,24 +169,33 @@ class Report:
         text = make()  # type: ignore[operator]
         self._add(title, text)
 
-    def run(self, title: str, arguments: list[str]) -> None:
+    def run(self, title: str, arguments: list[str], **settings: str) -> None:
         """A command of farandole's, with what it printed."""
+        shown = " ".join([f"{name}={value}" for name, value in settings.items()] + ["farandole"])
+        self._command(title, ["-m", "farandole", *arguments], [shown, *arguments], settings)
+
+    def script(self, title: str, name: str, arguments: list[str]) -> None:
+        """A program beside this one."""
+        command = [str(HERE / name), *arguments]
+        self._command(title, command, [sys.executable, *command], {})
+
+    def _command(
+        self, title: str, arguments: list[str], shown: list[str], settings: dict[str, str]
+    ) -> None:
         if self._has(title):
             return
-        command = [sys.executable, "-m", "farandole", *arguments]
+        command = [sys.executable, *arguments]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=PATIENCE, check=False,
-                env={**os.environ, "FARANDOLE_DEVICE_PATH": "spin" if "spin" in title else "auto"},
+                env={**os.environ, **settings},
             )  # fmt: skip
             printed, ended = done.stdout + done.stderr, f"exit code {done.returncode}"
         except subprocess.TimeoutExpired as late:
             printed, ended = str(late.stdout or ""), f"not done after {PATIENCE} s"
         self._failed += ended != "exit code 0"
-        shown = " ".join(["farandole", *arguments]).replace(sys.executable, "python")
-        self._add(
-            title, f"$ {shown.replace(str(HERE), 'bench/device')}\n{printed.rstrip()}\n{ended}"
-        )
+        text = f"$ {' '.join(shown).replace(sys.executable, 'python')}\n{printed.rstrip()}\n{ended}"
+        self._add(title, text.replace(f"{ROOT}/", ""))
 
     def end(self) -> int:
         text = self._path.read_text()

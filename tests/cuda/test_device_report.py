@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,18 +27,28 @@ def driver() -> dict[str, str]:
     return {**kept, "LD_LIBRARY_PATH": str(harness.TREE / "fake_libcuda")}
 
 
+def parts(report: str) -> list[str]:
+    """Titles without their time, and commands."""
+    lines = [line for line in report.splitlines() if line.startswith(("== ", "$ "))]
+    return [re.sub(", 20.*|build/[a-z-]*-trace", "", line) for line in lines]
+
+
 def test_report(driver: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "report.txt"
-    few = ["--ranks", "2", "--sizes", "8K", "--seconds", "0.01", "--most", "301"]
-    command = [sys.executable, str(TREE / "bench" / "device"), "--out", str(out), *few]
+    command = [sys.executable, str(TREE / "bench" / "device"), "--out", str(out), "--dry"]
     done = subprocess.run(command, env=driver, capture_output=True, text=True, timeout=300)
     report = out.read_text()
     assert done.returncode == 0, done.stdout + done.stderr + report
     assert "device 0: Fake GPU" in report
     assert "collectives have the host's bits" in report
     assert "WRONG" not in report
-    for way in ("staged", "step", "spin"):
+    assert "of copy" in report
+    assert "overhead" in report or "not done: there is no PyTorch" in report
+    for way in ("staged", "step", "spin", "nccl"):
         assert f"== all_reduce by {way} on 2 ranks" in report
+    assert parts(report) == parts((TREE / "bench" / "device" / "dry-run.txt").read_text()), (
+        "what is committed is of another program: make device-dry"
+    )
     before = report
     done = subprocess.run(command, env=driver, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
