@@ -23,7 +23,8 @@ constexpr size_t kMappedBytesPerLook = 128 << 10;  // bytes between two looks at
 /// shares: 256 KiB read 6.8 us, handed in 15; 1 MiB 38 and 37; 4 MiB 137 and 76; 16 MiB 930 and
 /// 690.
 constexpr size_t kHandedInBytes = 1 << 20;
-constexpr size_t kTile = 8 << 10;  // folded for an epilogue: fits the first cache with its state
+constexpr size_t kTile = kEpilogueBytes;  // fits the first cache with the optimizer's state
+static_assert(kMappedBytesPerLook % kTile == 0);
 
 /// Every operand is a destination here: a line that is read ahead has to be asked for once more to
 /// be written. While all that is written fits the cores' own caches, lines come from the other's

@@ -93,6 +93,13 @@ struct CudaUpdate {
   UpdateFactors factors;
 };
 
+/// A stretch of one parameter whose gradients were folded to this rank's bucket, for a norm.
+struct CudaNormStretch {
+  uint64_t gradient, count;  // an offset, elements
+  uint64_t begin;            // elements of its first tile that are before it
+  uint64_t first_term;
+};
+
 /// A part of a collective: move in, meet, fold, move out, and meet again, before the last move
 /// where that needs what others have folded.
 struct CudaPiece {
@@ -109,6 +116,11 @@ struct CudaPiece {
   int64_t leaf_divide, finish_divide;
   const CudaUpdate* updates;  // of what was folded to this rank's own bucket
   uint64_t update_count;
+  const CudaNormStretch* norms;  // likewise, in place of updates
+  uint64_t norm_count;
+  uint64_t norm_terms;   // the address of all terms, of doubles: one for each tile of a stretch
+  uint64_t norm_tile;    // elements
+  int32_t norm_largest;  // magnitudes, in place of sums of squares
 };
 
 /// What is heard of collectives in graphs, by the numbers that begin_captured() was given.

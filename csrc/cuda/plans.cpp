@@ -161,6 +161,22 @@ Updates updates_of(std::span<const UpdatePiece> pieces) {
   return all;
 }
 
+Norms norms_of(std::span<const NormPiece> pieces, uint64_t tile, bool largest, double* made,
+               double* scratch) {
+  Norms all;
+  all.piece_count = pieces.size();
+  all.tile = tile;
+  all.largest = largest ? 1 : 0;
+  all.made = made;
+  all.scratch = scratch;
+  std::ranges::copy(pieces, all.pieces);
+  for (NormPiece& piece : std::span(all.pieces).first(pieces.size())) {
+    piece.first_chunk = all.terms;
+    all.terms += tiles_of(piece.begin, piece.count, tile);
+  }
+  return all;
+}
+
 LaneTable lanes_of(const Schedule& schedule) {
   const auto code = [](auto word) { return static_cast<uint8_t>(word); };
   LaneTable table{.steps = {}, .first = {0}};
@@ -187,12 +203,16 @@ LaneTable lanes_of(const Schedule& schedule) {
   return table;
 }
 
+uint32_t most_blocks_alone(uint32_t processors) {
+  return static_cast<uint32_t>(processors * kBlocksAlone);
+}
+
 uint32_t blocks_for(Work work, uint64_t bytes, const Room& room) {
   const uint64_t of_block =
       work == Work::slots ? kSlotBytes : kAccessBytes * kAccessesOfThread * kThreads;
   const uint64_t wanted = std::max<uint64_t>(1, (bytes + of_block - 1) / of_block);
   if (work == Work::alone)
-    return static_cast<uint32_t>(std::min(wanted, room.processors * kBlocksAlone));
+    return static_cast<uint32_t>(std::min<uint64_t>(wanted, most_blocks_alone(room.processors)));
   // Blocks that wait must all run at once, those of other ranks on this device, too. They leave
   // room for the step that they run beside.
   const uint64_t resident =

@@ -64,6 +64,10 @@ Pieces pieces_of(std::span<Piece> pieces, const Piece* table, const Scale& scale
 /// The same of an update: kMostUpdates at most.
 Updates updates_of(std::span<const UpdatePiece> pieces);
 
+/// The same of a norm: kMostNormPieces at most, to `made`.
+Norms norms_of(std::span<const NormPiece> pieces, uint64_t tile, bool largest, double* made,
+               double* scratch);
+
 /// A schedule as farandole_lanes_<dtype> takes it: one block for each of `lanes`, which are at most
 /// kMostChannels.
 struct LaneTable {
@@ -88,6 +92,8 @@ enum class Work : uint8_t {
   slots,     // one_shot: the same, and one slot per block and round
 };
 
+/// Of Work::alone, at most.
+uint32_t most_blocks_alone(uint32_t processors);
 /// Blocks of kThreads for `bytes`, of the longest input or, of Work::exchange, of what one rank
 /// reads of each.
 uint32_t blocks_for(Work work, uint64_t bytes, const Room& room);

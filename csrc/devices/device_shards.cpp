@@ -51,6 +51,9 @@ DeviceShards::DeviceShards(ShardedUpdate& update, int device, std::vector<bool> 
     }
     any |= state.stays;
   }
+  for (size_t b = 0; b < buckets_.size(); ++b)
+    for (const Placement& p : update.buckets()[b].placements)
+      buckets_[b].most_terms += terms_of(b, p);
   if (any) steps_ = steps_of(update, device);
   for (BucketState& state : buckets_) state.stays &= steps_ != nullptr;
   alive_->shards = this;
@@ -139,7 +142,7 @@ void DeviceShards::copy_value(const Home& home) {
 void DeviceShards::bring_all() {
   or_fail_group(update_.group(), [&] {
     for (Home& home : homes_)
-      if (home.owner && !home.copied) copy_gradient(home);
+      if (home.owner && !home.copied && !takes_norm(home.bucket)) copy_gradient(home);
   });
 }
 
@@ -174,6 +177,65 @@ void DeviceShards::arrive() {
     if (!buckets_[home.bucket].stays) home.owner = nullptr;
 }
 
+// ---- a norm on the device ----
+
+/// Of a parameter, as far as it is this rank's part.
+size_t DeviceShards::terms_of(size_t b, const Placement& at) const {
+  const Slice part = mine(b), here = clip(part, {part.space, at.offset, at.count});
+  const size_t tile = kEpilogueBytes / size_of(update_.buckets()[b].dtype);
+  return tiles_of((here.offset - part.offset) % tile, here.count, tile);
+}
+
+/// Where the device's pieces have whole tiles, and terms have room where values lie on the host.
+bool DeviceShards::takes_norm(size_t b) const {
+  const BucketState& state = buckets_[b];
+  const size_t piece = update_.group().engine()->options().device_bucket_bytes;
+  return state.stays && state.most_terms * sizeof(double) <= update_.buckets()[b].bytes() &&
+         piece / static_cast<size_t>(update_.group().size()) >= kEpilogueBytes;
+}
+
+std::shared_ptr<OnDevices> DeviceShards::launch_norm(size_t b, const Shard& shard, Norm norm) {
+  BucketState& state = buckets_[b];
+  if (!takes_norm(b)) return nullptr;
+  return or_fail_group(update_.group(), [&]() -> std::shared_ptr<OnDevices> {
+    const Bucket& bucket = update_.buckets()[b];
+    if (state.terms.address == 0)
+      state.terms = queue_->allocate(std::max<size_t>(state.most_terms, 1) * sizeof(double));
+    auto made = make_update(b);
+    state.new_terms = 0;
+    for (size_t k = 0; k < bucket.placements.size(); ++k) {
+      const Placement& at = bucket.placements[k];
+      if (shard.updates[k].skipped) continue;
+      made->add(bucket, at, gradient_of(static_cast<size_t>(at.parameter), *made));
+      state.new_terms += terms_of(b, at);
+    }
+    if (made->empty()) return nullptr;  // so it is on all ranks
+    made->take_norm(state.terms.address, norm == Norm::infinite);
+    made->keep(state.terms.memory);
+    made->seal(*queue_);
+    return state.norm = made;
+  });
+}
+
+void DeviceShards::finish_norm(size_t b, PartNorm& norm) {
+  BucketState& state = buckets_[b];
+  const auto made = std::exchange(state.norm, nullptr);
+  if (!made || !made->launched()) return;  // the host has made it
+  made->hand_over(std::nullopt);
+  if (state.new_terms == 0) return;
+  or_fail_group(update_.group(), [&] {
+    const DevicePages& through = pages(state.values, &ShardedUpdate::values, b);
+    queue_->copy_to_host(through, state.terms.address, state.new_terms * sizeof(double));
+    queue_->synchronize(kToHost);
+  });
+  const std::byte* const memory = update_.values(b).get();
+  for (size_t i = 0; i < state.new_terms; ++i) {
+    double term = 0;
+    std::memcpy(&term, memory + i * sizeof term, sizeof term);
+    norm.add(term);
+  }
+}
+
 // ---- an update on the device ----
 
 std::shared_ptr<OnDevices> DeviceShards::launch(size_t b, Shard& shard) {
@@ -184,29 +246,39 @@ std::shared_ptr<OnDevices> DeviceShards::launch(size_t b, Shard& shard) {
     const Bucket& bucket = update_.buckets()[b];
     uint64_t addresses[kMostSlots] = {};
     for (size_t s = 0; s < state.state.size(); ++s) addresses[s] = state.state[s].address;
-    auto to_host = [alive = alive_, b](Operation& operation) {
-      const std::lock_guard lock(alive->mutex);
-      if (alive->shards == nullptr)
-        throw Error(ErrorCode::aborted, "the optimizer of these parameters has gone");
-      alive->shards->go_by_host(b, operation);
-    };
-    auto made = std::make_shared<DeviceUpdate>(steps_, std::move(to_host));
+    auto made = make_update(b);
     for (size_t k = 0; k < bucket.placements.size(); ++k) {
       const Placement& at = bucket.placements[k];
       const auto i = static_cast<size_t>(at.parameter);
-      Home& home = homes_[i];
       if (shard.updates[k].skipped) continue;
-      const bool here = update_.is_present(i);  // what was brought may be of a step given up
-      const uint64_t gradient = here ? home.gradient : zeros(at.count * home.element);
-      if (!here) made->keep(zeros_.memory);  // there may be longer ones soon
-      made->add(bucket, at, shard.updates[k], gradient, home.value, addresses);
-      made->keep(home.owner);
+      const uint64_t gradient = gradient_of(i, *made);
+      made->add(bucket, at, shard.updates[k], gradient, homes_[i].value, addresses);
     }
     if (made->empty()) return nullptr;  // so it is on all ranks
     for (const DeviceRoom& room : state.state) made->keep(room.memory);
     made->seal(*queue_);
     return state.newest = made;
   });
+}
+
+std::shared_ptr<DeviceUpdate> DeviceShards::make_update(size_t b) {
+  auto to_host = [alive = alive_, b](Operation& operation) {
+    const std::lock_guard lock(alive->mutex);
+    if (alive->shards == nullptr)
+      throw Error(ErrorCode::aborted, "the optimizer of these parameters has gone");
+    alive->shards->go_by_host(b, operation);
+  };
+  return std::make_shared<DeviceUpdate>(steps_, std::move(to_host));
+}
+
+/// Its address, zeros where this rank has none.
+uint64_t DeviceShards::gradient_of(size_t parameter, DeviceUpdate& made) {
+  const Home& home = homes_[parameter];
+  const bool here = update_.is_present(parameter);  // what was brought may be of a step given up
+  const uint64_t gradient = here ? home.gradient : zeros(home.count * home.element);
+  if (!here) made.keep(zeros_.memory);  // there may be longer ones soon
+  made.keep(home.owner);
+  return gradient;
 }
 
 /// With what the host has of it.
@@ -250,7 +322,7 @@ void DeviceShards::go_by_host(size_t b, Operation& operation) {
     BucketState& state = buckets_[b];
     state.stays = false;
     state.state.clear();
-    state.newest = nullptr;
+    state.newest = state.norm = nullptr;
     const Bucket& bucket = update_.buckets()[b];
     auto gate = std::make_shared<BucketArrival>(staging_, queue_, rank, bucket.dtype, 1);
     for (const Placement& p : bucket.placements) {

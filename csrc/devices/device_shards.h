@@ -9,7 +9,9 @@
 //   take_back()     after it: parameters are updated; what their owner's stream does next comes
 //                   after that
 //
-// How a bucket goes is found at its first update, and stays so. A norm is always the host's.
+// How a bucket goes is found at its first update or norm, and stays so. Of a norm the device makes
+// terms, which are a small part of the gradients, and the host adds them up in the order in which
+// it would have made them.
 #pragma once
 
 #include <functional>
@@ -41,7 +43,7 @@ class DeviceShards : public ShardCarrier {
   void bring(size_t parameter, uint64_t address, uint64_t stream,
              std::shared_ptr<const void> owner);
   void bring_value(size_t parameter, uint64_t address, uint64_t stream);
-  /// Before a norm: all gradients come to the host.
+  /// Before a norm: gradients whose part of it is the host's come there.
   void bring_all();
   /// Throws the group's verdict, and Error(stalled) after the group's timeout.
   void arrive();
@@ -50,6 +52,9 @@ class DeviceShards : public ShardCarrier {
   void take_back(std::span<const std::pair<size_t, uint64_t>> values, uint64_t stream);
 
   std::shared_ptr<OnDevices> launch(size_t bucket, Shard& shard) override;
+  std::shared_ptr<OnDevices> launch_norm(size_t bucket, const Shard& shard, Norm norm) override;
+  /// Waits for the device.
+  void finish_norm(size_t bucket, PartNorm& norm) override;
   void fetch_state(size_t bucket, Shard& shard) override;
   void replace_state(size_t bucket, Shard& shard) override;
 
@@ -71,6 +76,9 @@ class DeviceShards : public ShardCarrier {
     bool stays = false;             // on the device, unless other ranks' do not
     std::vector<DeviceRoom> state;  // of this rank's part, by slot; none: the host has it
     std::shared_ptr<DeviceUpdate> newest;
+    DeviceRoom terms;  // of a norm
+    size_t most_terms = 0, new_terms = 0;
+    std::shared_ptr<DeviceUpdate> norm;  // under way
   };
   using Memory = const std::shared_ptr<std::byte>& (ShardedUpdate::*)(size_t bucket) const;
 
@@ -79,6 +87,10 @@ class DeviceShards : public ShardCarrier {
   void copy_gradient(Home& home);
   void copy_value(const Home& home);
   void go_by_host(size_t bucket, Operation& operation);
+  std::shared_ptr<DeviceUpdate> make_update(size_t bucket);
+  uint64_t gradient_of(size_t parameter, DeviceUpdate& made);
+  size_t terms_of(size_t bucket, const Placement& at) const;
+  bool takes_norm(size_t bucket) const;
   void make_state(size_t bucket, Shard& shard);
   void copy_state(size_t bucket, Shard& shard, CudaWay way);
   uint64_t zeros(size_t bytes);

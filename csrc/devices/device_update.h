@@ -24,6 +24,10 @@ class DeviceUpdate : public OnDevices {
   /// bucket's. Gradient and value lie contiguous.
   void add(const Bucket& bucket, const Placement& at, const ParameterUpdate& update,
            uint64_t gradient, uint64_t value, const uint64_t (&state)[kMostSlots]);
+  /// Of a norm alone, a parameter of which only the gradient counts.
+  void add(const Bucket& bucket, const Placement& at, uint64_t gradient);
+  /// Then: `terms`, of doubles, gets what becomes of the tiles.
+  void take_norm(uint64_t terms, bool largest) { arrays_.norm = {terms, largest}; }
   /// What it uses until it is complete on the device.
   void keep(std::shared_ptr<const void> used) { used_->push_back(std::move(used)); }
   bool empty() const { return arrays_.updates.empty(); }

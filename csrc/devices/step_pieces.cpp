@@ -21,7 +21,8 @@ StepPieces::StepPieces(const Operation& operation, const Shape& shape, const Ste
            .piece_bytes = piece_bytes,
            .in_place = arrays.in_place,
            .apart = !arrays.together.empty() || !arrays.updates.empty(),
-           .updates = !arrays.updates.empty()};
+           .updates = !arrays.updates.empty(),
+           .tile = arrays.norm ? kEpilogueBytes / size_of(dtype) : 0};
   common_.input = arrays.input;
   common_.output = arrays.output;
   common_.dtype = static_cast<int32_t>(dtype);
@@ -47,7 +48,10 @@ const CudaPiece& StepPieces::operator[](size_t index) {
   piece_.count = moves_.count;
   piece_.folds_to = moves_.folds_to;
   piece_.fold_to = arrays_->output + moves_.fold_to;
-  add_updates();
+  if (arrays_->norm)
+    add_norms();
+  else
+    add_updates();
   return piece_;
 }
 
@@ -73,6 +77,27 @@ void StepPieces::add_updates() {
   }
   piece_.updates = updates_.data();
   piece_.update_count = updates_.size();
+}
+
+/// Of each parameter what this rank has in the piece, which begins with a tile of its part.
+void StepPieces::add_norms() {
+  norms_.clear();
+  const Slice mine = moves_.mine;
+  for (const StepUpdate& update : arrays_->updates) {
+    const Slice here = clip(mine, {mine.space, update.whole.offset, update.whole.count});
+    if (here.count == 0) continue;
+    const uint64_t begin = (here.offset - mine.offset) % step_.tile;
+    norms_.push_back({.gradient = (moves_.first + here.offset - mine.offset) * step_.element,
+                      .count = here.count,
+                      .begin = begin,
+                      .first_term = terms_});
+    terms_ += tiles_of(begin, here.count, step_.tile);
+  }
+  piece_.norms = norms_.data();
+  piece_.norm_count = norms_.size();
+  piece_.norm_terms = arrays_->norm->terms;
+  piece_.norm_tile = step_.tile;
+  piece_.norm_largest = arrays_->norm->largest ? 1 : 0;
 }
 
 CudaPiece StepPieces::whole() const {

@@ -26,6 +26,12 @@ struct StepUpdate {
   UpdateFactors factors;
 };
 
+/// Of elements of an update, that are only looked at.
+struct StepNorm {
+  uint64_t terms = 0;  // the address of what becomes of each tile of a parameter
+  bool largest = false;
+};
+
 /// One operation's arrays, as its backend needs them.
 struct StepArrays {
   uint64_t input = 0, output = 0;  // addresses
@@ -34,6 +40,7 @@ struct StepArrays {
   std::vector<Operand> together;  // several arrays that travel as one; then there is no address
   Stretches inputs, outputs;      // of these, as parts of the whole
   std::vector<StepUpdate> updates;  // of an all-reduce: inputs are gradients, outputs values
+  std::optional<StepNorm> norm;     // there are no outputs, then
   StepMoments moments;              // none in a graph
   std::optional<uint64_t> graph;    // the stream that is being captured, with all of it
   std::shared_ptr<const void> kept;
@@ -54,7 +61,7 @@ class StepPieces {
   const Shape& shape() const { return step_.shape; }
   size_t size() const { return pieces_of(step_); }
   bool lie_apart() const { return step_.apart; }
-  /// Of the exchange's first strand. Good until the next call.
+  /// Of the exchange's first strand, in order. Good until the next call.
   const CudaPiece& operator[](size_t index);
   /// All elements as one, without moves.
   CudaPiece whole() const;
@@ -65,9 +72,12 @@ class StepPieces {
   StepShape step_{};
   CudaPiece common_{};  // to all pieces
   void add_updates();
+  void add_norms();
 
   StepPiece moves_;
   std::vector<CudaUpdate> updates_;
+  std::vector<CudaNormStretch> norms_;
+  uint64_t terms_ = 0;  // of the pieces so far
   CudaPiece piece_{};
 };
 

@@ -33,7 +33,8 @@ size_t most_of(const StepShape& s) {
   const size_t room = s.piece_bytes / s.element;
   if (!has_places(s)) return room;
   const size_t each = room / static_cast<size_t>(s.shape.size);
-  return std::max<size_t>(1, each >= kAlike ? each / kAlike * kAlike : each);
+  const size_t grain = s.tile > 0 ? s.tile : kAlike;
+  return std::max<size_t>(1, each >= grain ? each / grain * grain : each);
 }
 
 struct Cutting {
@@ -82,6 +83,7 @@ struct Cutting {
     piece.first = place(me());
     piece.count = piece.mine.count;
     piece.folds_to = me();
+    if (s.tile > 0) return;
     for (int i = 1; i < s.shape.size; ++i) {
       const int r = (me() + i) % s.shape.size;
       take(me(), place(r), part_of(r));

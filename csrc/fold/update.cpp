@@ -11,7 +11,7 @@ namespace {
 
 /// Calls body(lane, element as double). Elements go to a few lanes in turn: independent sums are
 /// what lets a compiler that may not reorder additions use vectors.
-constexpr size_t kLanes = 16;
+constexpr size_t kLanes = kNormLanes;
 
 template <typename T, typename Body>
 void by_lanes(const std::byte* elements, size_t count, Body body) {

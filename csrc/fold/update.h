@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "base/dtype.h"
 #include "base/update_factors.h"
@@ -24,6 +25,12 @@ struct UpdateArrays {
 constexpr bool can_update(DType dtype) { return row(dtype).kind == DTypeKind::floating; }
 void update(UpdateKind kind, DType dtype, const UpdateArrays& arrays, const UpdateFactors& factors);
 
+/// How many tiles of so many elements a stretch touches that begins `begin` elements behind one.
+constexpr size_t tiles_of(size_t begin, size_t count, size_t tile) {
+  return count == 0 ? 0 : (begin + count + tile - 1) / tile;
+}
+/// Sums side by side, of elements modulo that.
+inline constexpr uint32_t kNormLanes = 16;
 /// Both in double and in one order of additions, which depends on `count` alone. A NaN among the
 /// elements gives NaN.
 double sum_of_squares(const std::byte* elements, size_t count, DType dtype);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -10,7 +11,9 @@
 
 namespace farandole {
 
+class PartNorm;
 class Shard;
+enum class Norm : uint8_t;
 
 /// How the gradients of a bucket go from here.
 struct Carried {
@@ -26,6 +29,9 @@ class ShardCarrier {
   /// The next update of a bucket, which says what becomes of each parameter. Null: it goes by the
   /// bucket on the host, where all that it needs is.
   virtual std::shared_ptr<OnDevices> launch(size_t bucket, Shard& shard) = 0;
+  /// The same of a norm, which is told of it afterwards.
+  virtual std::shared_ptr<OnDevices> launch_norm(size_t bucket, const Shard& shard, Norm norm) = 0;
+  virtual void finish_norm(size_t bucket, PartNorm& norm) = 0;
   /// The shard's state is to be that of the last update; or is another one from now on.
   virtual void fetch_state(size_t bucket, Shard& shard) = 0;
   virtual void replace_state(size_t bucket, Shard& shard) = 0;

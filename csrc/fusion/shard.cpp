@@ -64,13 +64,16 @@ void PartNorm::apply(std::byte*, const std::byte* reduced, size_t first, size_t 
   const DType dtype = shard_->bucket().dtype;
   by_parameters(*shard_, first, count, [&](const ParameterUpdate&, size_t at, size_t here) {
     const std::byte* from = reduced + (at - first) * size_of(dtype);
-    if (norm_ == Norm::two) {
-      total_ += sum_of_squares(from, here, dtype);
-    } else {
-      const double most = largest_magnitude(from, here, dtype);
-      if (!(most <= total_)) total_ = total_ != total_ ? total_ : most;  // a NaN stays
-    }
+    add(norm_ == Norm::two ? sum_of_squares(from, here, dtype)
+                           : largest_magnitude(from, here, dtype));
   });
+}
+
+void PartNorm::add(double term) {
+  if (norm_ == Norm::two)
+    total_ += term;
+  else if (!(term <= total_))
+    total_ = total_ != total_ ? total_ : term;  // a NaN stays
 }
 
 }  // namespace farandole

@@ -59,6 +59,8 @@ class PartNorm final : public Epilogue {
   void apply(std::byte* result, const std::byte* reduced, size_t first, size_t count) override;
   bool stores() const override { return false; }
 
+  /// Of one tile of one parameter; in order.
+  void add(double term);
   /// The sum of squares, or the largest magnitude, of the gradients that are not skipped.
   double total() const { return total_; }
 

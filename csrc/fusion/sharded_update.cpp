@@ -24,6 +24,10 @@ std::string describe(const ShardedOptions& o) {
   return text.str();
 }
 
+Norm norm_of(ShardedUpdate::Task task) {
+  return task == ShardedUpdate::Task::norm_two ? Norm::two : Norm::infinite;
+}
+
 uint64_t hash_of(const std::vector<std::string>& texts) {
   Hash hash;
   for (const std::string& text : texts) hash.add(text);
@@ -246,7 +250,7 @@ void ShardedUpdate::prepare() {
 void ShardedUpdate::make_epilogues() {
   norms_.clear();
   epilogues_.clear();
-  const Norm norm = task_ == Task::norm_two ? Norm::two : Norm::infinite;
+  const Norm norm = norm_of(task_);
   for (const auto& shard : shards_) {
     if (task_ == Task::update) {
       epilogues_.push_back(shard);
@@ -284,9 +288,12 @@ void ShardedUpdate::launch_buckets() {
 }
 
 std::shared_ptr<OnDevices> ShardedUpdate::carried(size_t bucket) {
-  for (ShardCarrier* carrier : carriers_)
-    if (task_ == Task::update)
-      if (auto on_devices = carrier->launch(bucket, *shards_[bucket])) return on_devices;
+  for (ShardCarrier* carrier : carriers_) {
+    auto on_devices = task_ == Task::update
+                          ? carrier->launch(bucket, *shards_[bucket])
+                          : carrier->launch_norm(bucket, *shards_[bucket], norm_of(task_));
+    if (on_devices) return on_devices;
+  }
   return nullptr;
 }
 
@@ -318,6 +325,8 @@ void ShardedUpdate::launch_gathers() {
 }
 
 void ShardedUpdate::launch_sum() {
+  for (size_t b = 0; b < norms_.size(); ++b)
+    for (ShardCarrier* carrier : carriers_) carrier->finish_norm(b, *norms_[b]);
   *sum_ = 0;
   for (const auto& part : norms_)
     *sum_ = task_ == Task::norm_two ? *sum_ + part->total() : std::fmax(*sum_, part->total());

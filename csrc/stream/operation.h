@@ -51,6 +51,9 @@ class OnDevices {
   virtual void go_by_host(Operation& operation) = 0;
 };
 
+/// Bytes of the elements that an epilogue gets at a time, from where its rank's part begins.
+inline constexpr size_t kEpilogueBytes = 8 << 10;
+
 /// What an all-reduce over memory that all ranks map makes of its sums before anything is stored. A
 /// rank is asked for its own part of the elements alone, each once, in pieces, by the thread that
 /// polls; what it answers is what all ranks get.

@@ -90,7 +90,12 @@ struct StepRank {
                     .leaf_divide = 1,
                     .finish_divide = 1,
                     .updates = nullptr,
-                    .update_count = 0});
+                    .update_count = 0,
+                    .norms = nullptr,
+                    .norm_count = 0,
+                    .norm_terms = 0,
+                    .norm_tile = 0,
+                    .norm_largest = 0});
     }
   }
 };

@@ -133,7 +133,7 @@ def steady() -> list[str]:
     return [call for call in calls if call in NEVER_IN_A_STEADY_STEP]
 
 
-def calls_of_steps(rank: Rank, tensors: Tensors, steps: int) -> list[str]:
+def calls_of_steps(rank: Rank, tensors: Tensors, steps: int, *, clip: bool = False) -> list[str]:
     model = torch.nn.Sequential(torch.nn.Linear(40, 50), torch.nn.Linear(50, 1))
     list(parameters_on(tensors, model))
     kept = [tensors.put(torch.zeros_like(p)) for p in model.parameters()]
@@ -145,6 +145,8 @@ def calls_of_steps(rank: Rank, tensors: Tensors, steps: int) -> list[str]:
         for p, home in zip(model.parameters(), kept, strict=True):
             p.grad = home.zero_()  # autograd adds to it: no memory of the device is new
         model(torch.ones(3, 40)).sum().backward()
+        if clip:
+            optimizer.clip_grad_norm_(1.0)
         optimizer.step()
         rank.machine.call("cuStreamSynchronize", rank.machine.streams[0])
 

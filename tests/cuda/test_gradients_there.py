@@ -68,6 +68,36 @@ def test_several_devices_of_one_rank(there: Start) -> None:
     ranks.run(training.as_on_the_host, places, ["plain", "accumulated"])
 
 
+def in_a_set() -> tuple[bool, int]:
+    """Of ranks 0 and 2, and an operation by name of theirs."""
+    rank = Rank()
+    tensors = Tensors(rank)
+    ends = hvd.add_process_set([0, 2])
+    expected = training.train(None, "none", 3, process_set=ends)
+    result = training.train(tensors, "all", 3, process_set=ends)
+    same = all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
+    launched = rank.machine.calls(KERNEL)
+    if hvd.rank() != 1:
+        x = tensors.put(torch.full((64 << 10,), hvd.rank() + 1.0))
+        total = hvd.allreduce(x, op=hvd.Sum, name="large", process_set=ends)
+        tensors.settle()
+        same = same and bool((total == 4).all())
+        del x, total
+    del ends
+    gc.collect()
+    rank.end()
+    return same, launched
+
+
+def test_a_process_set(there: Start) -> None:
+    """Its gradients stay on the device; operations by name go by the host."""
+    first, middle, last = there(3, FAKE_CUDA_JITTER="21").run(in_a_set)
+    assert [same for same, _ in (first, middle, last)] == [True] * 3
+    assert first[1] > 0
+    assert last[1] > 0
+    assert middle[1] == 0
+
+
 @pytest.mark.parametrize("predivide", [1.0, 3.0])
 def test_compressed(there: Start, predivide: float) -> None:
     there(2, FAKE_CUDA_JITTER="9").run(training.compressed, predivide)

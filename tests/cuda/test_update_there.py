@@ -4,6 +4,7 @@ driver: weights and state are those of the same training on the host, bit by bit
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -133,12 +134,51 @@ def test_a_step_that_is_given_up(there: Start, path: str) -> None:
     assert all(there(2, FAKE_CUDA_JITTER="17", FARANDOLE_DEVICE_PATH=path).run(gives_a_step_up))
 
 
+def norms(kind: float) -> tuple[list[float], list[float], int]:
+    """Of steps of the same training on the host and on the device; the second time with gradients
+    that are no numbers. And what was launched."""
+    rank = Rank()
+    tensors = Tensors(rank)
+    found: list[list[float]] = []
+    for on_device in (False, True):
+        model = Model()
+        if on_device:
+            list(parameters_on(tensors, model, rank.device))
+        optimizer = adam_of(model, **sharded.SHARDED)
+        found.append([])
+        for step in range(3):
+            optimizer.zero_grad()
+            (
+                (float("inf") if step == 2 else 1) * model(batch(step), hvd.rank() == 0)
+            ).sum().backward()
+            tensors.settle()
+            found[-1].append(float(optimizer.clip_grad_norm_(1.0, kind)))
+            optimizer.step()
+            tensors.settle()
+        del model, optimizer
+    gc.collect()
+    launched = rank.machine.calls(KERNEL)
+    rank.end()
+    return found[0], found[1], launched
+
+
+@pytest.mark.parametrize(("size", "kind"), [(1, math.inf), (3, 2.0)])
+def test_norms_are_those_of_the_host(there: Start, size: int, kind: float) -> None:
+    ranks = there(size, FAKE_CUDA_JITTER="19").run(norms, kind)
+    for on_host, there_, launched in ranks:
+        assert on_host[:2] == there_[:2]
+        assert math.isnan(on_host[2]) or math.isinf(on_host[2])
+        assert math.isnan(on_host[2]) == math.isnan(there_[2])
+        assert launched > 0
+    assert len({norm for _, there_, _ in ranks for norm in there_[:1]}) == 1
+
+
 # ---- what it costs ----
 
 
-def steady() -> tuple[list[str], int]:
+def steady(clip: bool) -> tuple[list[str], int]:
     rank = Rank()
-    calls = sharded.calls_of_steps(rank, Tensors(rank), 10)
+    calls = sharded.calls_of_steps(rank, Tensors(rank), 10, clip=clip)
     gc.collect()
     launched = rank.machine.calls(KERNEL)
     rank.end()
@@ -146,9 +186,15 @@ def steady() -> tuple[list[str], int]:
 
 
 def test_a_steady_step_neither_allocates_nor_waits_for_the_device(there: Start) -> None:
-    for extra, launched in there(2).run(steady):
+    for extra, launched in there(2).run(steady, False):
         assert extra == ["cuStreamSynchronize"] * 10, "the test's own, once a step"
         assert launched == 10 * 5, "gather, arrive, fold, update and arrive"
+
+
+def test_a_norm_waits_once_and_copies_terms_alone(there: Start) -> None:
+    for extra, launched in there(2).run(steady, True):
+        assert extra == ["cuStreamSynchronize"] * 20, "the test's own, and one for the terms"
+        assert launched == 10 * 10, "before the update: gather, arrive, fold, norms and arrive"
 
 
 # ---- what goes wrong ----

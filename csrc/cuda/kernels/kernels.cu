@@ -4,6 +4,7 @@
 #include "cuda/kernels/exchange.cuh"
 #include "cuda/kernels/graph.cuh"
 #include "cuda/kernels/lanes.cuh"
+#include "cuda/kernels/norm.cuh"
 #include "cuda/kernels/update.cuh"
 
 namespace farandole::cuda {

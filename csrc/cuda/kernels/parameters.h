@@ -250,4 +250,30 @@ struct Updates {
 };
 static_assert(sizeof(Updates) <= 4096);
 
+/// A stretch of one parameter, of which a norm is taken.
+struct NormPiece {
+  const void* gradient = nullptr;  // reduced
+  uint64_t count = 0;              // elements
+  uint64_t begin = 0;              // elements of its first tile that are before it
+  uint64_t first_chunk = 0;        // terms of all pieces before this one
+};
+
+inline constexpr uint32_t kMostNormPieces = 96;
+
+/// farandole_norms_<dtype>: a term for each tile of each piece (norm.cuh), of float32 and float64.
+struct Norms {
+  uint64_t piece_count = 0;
+  uint64_t terms = 0;    // of all pieces
+  uint64_t tile = 0;     // elements
+  uint64_t largest = 0;  // not 0: magnitudes, in place of sums of squares
+  double* made = nullptr;
+  double* scratch = nullptr;  // norm_scratch(blocks, threads) numbers
+  NormPiece pieces[kMostNormPieces];
+};
+static_assert(sizeof(Norms) <= 4096);
+
+constexpr uint64_t norm_scratch(uint32_t blocks, uint32_t threads) {
+  return uint64_t{blocks} * (threads > kNormLanes ? threads : kNormLanes);
+}
+
 }  // namespace farandole::cuda

@@ -27,6 +27,8 @@ KERNEL(farandole_deliver, Deliver, deliver)
 
 KERNEL(farandole_update_float32, Updates, update<float>)
 KERNEL(farandole_update_float64, Updates, update<double>)
+KERNEL(farandole_norms_float32, Norms, norms<float>)
+KERNEL(farandole_norms_float64, Norms, norms<double>)
 
 FARANDOLE_CUDA_OF_ONE(float16, Float16)
 FARANDOLE_CUDA_OF_ONE(bfloat16, BFloat16)

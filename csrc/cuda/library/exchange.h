@@ -117,6 +117,7 @@ class Exchange {
   void meet(int32_t strand);
   void fold(const CudaPiece& piece);
   void update(const CudaPiece& piece);
+  void norm(const CudaPiece& piece);
   const DeviceFunction& kernel(const std::string& name);
   Folding folding_of(const CudaPiece& piece) const;
   const uint32_t* abort_word() const;
@@ -140,7 +141,8 @@ class Exchange {
   std::vector<DeviceUuid> devices_;                          // of the peers
   uint32_t least_multiprocessors_;
   std::optional<CapturedSteps> captured_;
-  PinnedMemory abort_;  // a word that ends kernels which spin
+  PinnedMemory abort_;                     // a word that ends kernels which spin
+  std::unique_ptr<DeviceMemory> scratch_;  // of norms, by strand: made for the first of them
   CompletionCount completions_;
   std::mutex mutex_;  // guards the two
   std::vector<std::unique_ptr<Moments>> spare_;

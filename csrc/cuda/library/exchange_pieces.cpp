@@ -22,6 +22,7 @@ void Exchange::run(const CudaPiece& piece) {
   meet(piece.strand);
   if (piece.count > 0) fold(piece);
   update(piece);
+  norm(piece);
   if (piece.folds_to == kFoldsToOutput) move_out(piece);
   meet(piece.strand);
   if (piece.folds_to != kFoldsToOutput) move_out(piece);
@@ -66,6 +67,38 @@ void Exchange::move(int32_t strand, std::string_view what, std::span<const Move>
     moves = moves.subspan(some.size());
   }
   for (const Move& one : moves) stream.copy(one.to, one.from, one.bytes);
+}
+
+/// Terms of this rank's part, to where the host will look for them.
+void Exchange::norm(const CudaPiece& piece) {
+  if (piece.norm_count == 0) return;
+  const uint64_t most = norm_scratch(most_blocks_alone(multiprocessors()), kThreads);
+  if (!scratch_)
+    scratch_ = allocate_device(context_, kCudaStrands * most * sizeof(double), Sharing::none);
+  const DevicePointer scratch =
+      scratch_->address() + static_cast<uint64_t>(piece.strand) * most * sizeof(double);
+  const DevicePointer bucket = bucket_of(rank_, piece.strand);
+  const auto dtype = static_cast<DType>(piece.dtype);
+  for (std::span rest(piece.norms, piece.norm_count); !rest.empty();) {
+    const auto some = rest.first(std::min<size_t>(rest.size(), kMostNormPieces));
+    rest = rest.subspan(some.size());
+    std::vector<NormPiece> pieces;
+    uint64_t bytes = 0;
+    for (const CudaNormStretch& one : some) {
+      pieces.push_back(
+          {.gradient = at_address(bucket + one.gradient), .count = one.count, .begin = one.begin});
+      bytes += one.count * size_of(dtype);
+    }
+    const DevicePointer made = piece.norm_terms + some.front().first_term * sizeof(double);
+    const Norms job =
+        norms_of(pieces, piece.norm_tile, piece.norm_largest != 0,
+                 static_cast<double*>(at_address(made)), static_cast<double*>(at_address(scratch)));
+    kernel(kernel_name("norms", dtype))
+        .launch(stream_of(piece.strand),
+                {.blocks = blocks_for(Work::alone, bytes, {.processors = multiprocessors()}),
+                 .threads = kThreads},
+                job);
+  }
 }
 
 Folding Exchange::folding_of(const CudaPiece& piece) const {

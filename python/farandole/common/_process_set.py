@@ -181,6 +181,16 @@ def registered_sets() -> list[ProcessSet]:
     return [each for each in _registered if each.process_set_id is not None]
 
 
+def _forget_all() -> None:
+    """What a set has of its world (memory of devices, say) goes with the world."""
+    for each in _registered:
+        each._world = each._group = None
+    _registered.clear()
+
+
+_world.before_leaving(_forget_all)
+
+
 def number_of(process_set: object) -> int:
     """Of a set that this rank may use. Raises InvalidArgument."""
     if process_set is global_process_set:
