@@ -420,6 +420,32 @@ def test_a_steady_step_neither_allocates_nor_waits_for_the_device(by_nccl: Start
         assert calls == 15
 
 
+def packs() -> tuple[int, int]:
+    """Many small arrays and a large one in one call, twice: what NCCL was asked for, and kernels."""
+    rank = NcclRank("functions")
+    asked = 0
+    for dtype, counts in (("float32", range(1, 40)), ("float16", range(3, 90, 2))):
+        pairs = [small(rank, count, dtype) for count in (*counts, 600_000)]
+        for _ in range(2):
+            before = rank.nccl.calls("ncclAllReduce")
+            fd.grouped_all_reduce([x for x, _ in pairs], out=[x for x, _ in pairs])
+            asked += rank.nccl.calls("ncclAllReduce") - before
+            went_by("nccl")
+            fd.grouped_all_reduce([h.array for _, h in pairs], out=[h.array for _, h in pairs])
+            assert [x.get() for x, _ in pairs] == [h.get() for _, h in pairs], dtype
+        del pairs
+    kernels = rank.machine.calls("cuLaunchKernel")
+    rank.end()
+    return asked, kernels
+
+
+@pytest.mark.parametrize("hosts", ["", "1,1"])
+def test_small_arrays_travel_as_one(by_nccl: Start, hosts: str) -> None:
+    for asked, kernels in by_nccl(2, hosts).run(packs):
+        assert asked == 2 * 2 * 2, "of each call what is packed, and the large one"
+        assert (kernels > 0) == (not hosts), "which pack where there is a bucket"
+
+
 # ---- where it is found ----
 
 ASK = "from farandole import cuda; found = cuda.nccl_library(); print(found.version, found.file)"

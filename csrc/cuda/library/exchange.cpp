@@ -190,6 +190,7 @@ void Exchange::give_back(std::unique_ptr<Moments> moments) {
 void Exchange::begin(Moments& moments, uint64_t pieces) {
   if (let_go_) throw Error(ErrorCode::internal, "another rank's device has left this exchange");
   open_ = true;
+  unpack_.clear();  // of one that was aborted
   strands_used_ = std::min<uint64_t>(pieces, strands_.size());
   Strand& first = strands_[0];
   first.stream.wait(moments.ready);
@@ -202,6 +203,7 @@ void Exchange::begin(Moments& moments, uint64_t pieces) {
 
 uint32_t Exchange::end(Moments& moments) {
   Strand& first = strands_[0];
+  move(0, "scatter", std::exchange(unpack_, {}));
   for (size_t i = 1; i < strands_used_; ++i) {
     strands_[i].edge.record(strands_[i].stream);
     first.stream.wait(strands_[i].edge);

@@ -82,7 +82,8 @@ class Exchange {
   /// Null until it was opened.
   NcclCommunicator* nccl() { return nccl_ ? &*nccl_ : nullptr; }
   void open_nccl(const CudaNcclId& id);
-  void run_nccl(const CudaNcclJob& job) { nccl_->run(strands_[0].stream, job); }
+  /// Small arrays of all-reduces travel as one: in here, out in end(), when NCCL has launched.
+  void run_nccl(const CudaNcclJob& job);
 
   bool is_complete(uint32_t number) const {
     return captured_ ? captured_->have_ended(number) : completions_.reached(number);
@@ -118,6 +119,7 @@ class Exchange {
   void fold(const CudaPiece& piece);
   void update(const CudaPiece& piece);
   void norm(const CudaPiece& piece);
+  DevicePointer pack_of(uint64_t bytes);
   const DeviceFunction& kernel(const std::string& name);
   Folding folding_of(const CudaPiece& piece) const;
   const uint32_t* abort_word() const;
@@ -141,7 +143,9 @@ class Exchange {
   std::vector<DeviceUuid> devices_;                          // of the peers
   uint32_t least_multiprocessors_;
   std::optional<CapturedSteps> captured_;
-  PinnedMemory abort_;                     // a word that ends kernels which spin
+  PinnedMemory abort_;                                // a word that ends kernels which spin
+  std::vector<std::unique_ptr<DeviceMemory>> packs_;  // for NCCL: the last one is used
+  std::vector<Move> unpack_;                          // once it has launched
   std::unique_ptr<DeviceMemory> scratch_;  // of norms, by strand: made for the first of them
   CompletionCount completions_;
   std::mutex mutex_;  // guards the two

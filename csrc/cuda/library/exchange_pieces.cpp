@@ -10,6 +10,11 @@
 namespace farandole::cuda {
 namespace {
 
+/// Arrays of at most so many bytes travel through NCCL as one; larger ones are not worth two
+/// copies.
+constexpr uint64_t kPackedBytes = 1 << 20;
+/// What lies between two of them is reduced, too, and nobody looks at it.
+constexpr uint64_t whole_packs(uint64_t bytes) { return (bytes + 15) / 16 * 16; }
 /// So many are quicker by the driver's copies than a table is brought.
 constexpr size_t kFewMoves = 4;
 /// Elements of 1, 2, 4 and 8 bytes, whatever they are.
@@ -44,11 +49,11 @@ void Exchange::move_out(const CudaPiece& piece) {
   move(piece.strand, "scatter", moves);
 }
 
-/// Many by kernels, in the widest elements that divide them all; few by the driver's copies, and
-/// those of a graph, in which a table would have to last.
+/// Many by kernels, in the widest elements that divide them all; few by the driver's copies, those
+/// of an exchange without a bucket, and those of a graph, in which a table would have to last.
 void Exchange::move(int32_t strand, std::string_view what, std::span<const Move> moves) {
   const StreamRef& stream = stream_of(strand);
-  while (moves.size() > kFewMoves && !captured_) {
+  while (moves.size() > kFewMoves && tables_ && !captured_) {
     const auto some = moves.first(std::min<size_t>(moves.size(), kMovesOfTable));
     uint64_t bits = 8, bytes = 0;
     for (const Move& one : some) {
@@ -160,6 +165,45 @@ void Exchange::update(const CudaPiece& piece) {
     const uint32_t r = (rank_ + i) % size_;
     stream_of(piece.strand).copy(bucket_of(r, piece.strand) + at, bucket + at, bytes);
   }
+}
+
+// ---- by NCCL ----
+
+/// Memory that is given up for more is kept: to free it would wait for the device.
+DevicePointer Exchange::pack_of(uint64_t bytes) {
+  if (packs_.empty() || packs_.back()->bytes() < bytes) {
+    const uint64_t before = packs_.empty() ? 0 : packs_.back()->bytes();
+    packs_.push_back(allocate_device(context_, std::max(bytes, 2 * before), Sharing::none));
+    strands_[0].stream.fill(packs_.back()->address(), 0, packs_.back()->bytes());
+  }
+  return packs_.back()->address();
+}
+
+/// What is packed depends on kinds, counts and dtype alone: it is the same on all ranks.
+void Exchange::run_nccl(const CudaNcclJob& job) {
+  const size_t element = size_of(static_cast<DType>(job.dtype));
+  std::vector<CudaNcclCall> calls, small;
+  uint64_t bytes = 0;
+  for (const CudaNcclCall& call : std::span(job.calls, job.size)) {
+    const bool is_small = call.what == kNcclAllReduce && call.count * element <= kPackedBytes;
+    (is_small ? small : calls).push_back(call);
+    if (is_small) bytes += whole_packs(call.count * element);
+  }
+  if (small.size() < 2) return nccl_->run(strands_[0].stream, job);
+  const DevicePointer pack = pack_of(bytes);
+  calls.push_back({kNcclAllReduce, 0, pack, pack, bytes / element});
+  std::vector<Move> in;
+  DevicePointer at = pack;
+  for (const CudaNcclCall& call : small) {
+    in.push_back({at, call.input, call.count * element});
+    unpack_.push_back({call.output, at, call.count * element});
+    at += whole_packs(call.count * element);
+  }
+  move(0, "gather", in);
+  CudaNcclJob packed = job;
+  packed.calls = calls.data();
+  packed.size = calls.size();
+  nccl_->run(strands_[0].stream, packed);
 }
 
 // ---- by one kernel ----
