@@ -4,18 +4,20 @@
 #
 # Targets, only with nvcc: farandole_cuda_fatbin, an object library with farandole_fatbin (fatbin.h),
 # and farandole_cuda_ptx, the text that tests/cuda/check_ptx.py reads.
-set(FARANDOLE_NVCC "" CACHE FILEPATH "The nvcc that compiles kernels; empty: look for one")
+set(FARANDOLE_NVCC "" CACHE STRING "The nvcc that compiles kernels; empty: look for one; off: none")
 # Code of an architecture runs on all of its generation: that of sm_80 on sm_86 and sm_89, too.
 set(FARANDOLE_CUDA_CODES "sm_70;sm_75;sm_80;sm_90;sm_100;sm_120" CACHE STRING
     "What kernels are compiled for, oldest first, as far as nvcc knows it")
 set(FARANDOLE_FATBIN_CACHE "$ENV{FATBIN_CACHE}" CACHE PATH
     "A folder of compiled kernels for several builds, by a hash of all they come from; empty: none")
 set(nvcc "${FARANDOLE_NVCC}")
-if(NOT nvcc)
+if(nvcc STREQUAL "")
   find_program(FARANDOLE_NVCC_IN_PATH nvcc)
   set(nvcc "${FARANDOLE_NVCC_IN_PATH}")
 endif()
-if(NOT nvcc AND Python_EXECUTABLE)
+if(nvcc STREQUAL "off")
+  set(nvcc "")
+elseif(NOT nvcc AND Python_EXECUTABLE)
   execute_process(COMMAND ${Python_EXECUTABLE} -c "import nvidia, pathlib
 for folder in nvidia.__path__:
   for nvcc in sorted(pathlib.Path(folder).glob('*/bin/nvcc')):

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import os
 import signal
+import time
 from collections.abc import Callable
 
 import pytest
@@ -120,6 +121,41 @@ def test_a_rank_that_is_killed(by_steps: Start, driver: str) -> None:
     assert "was killed by SIGKILL during all_reduce" in verdict
     assert kind == "PeerLost"
     assert left == ["", ""]
+
+
+def hears_of_it() -> tuple[float, tuple[str, str, list[str]]]:
+    """When all streams and this rank's program had ended."""
+    found = waits_for_one()
+    return time.monotonic(), found
+
+
+def test_a_rank_that_is_killed_is_known_within_two_seconds(by_steps: Start) -> None:
+    world = by_steps(3)
+    world.start(hears_of_it)
+    world.hear_all()
+    begin = time.monotonic()
+    world.signal(1, signal.SIGKILL)
+    for survivor in (0, 2):
+        when, (verdict, _, left) = world.outcome(survivor).value
+        assert when - begin < 2
+        assert "was killed by SIGKILL" in verdict
+        assert left == ["", ""]
+
+
+def test_a_rank_that_is_stopped(by_steps: Start) -> None:
+    """Its peers go on at their deadline; what its device still does is left where it is harmless,
+    and it hears the same when it goes on."""
+    world = by_steps(3)
+    world.start(waits_for_one, 0.5)
+    world.hear_all()
+    world.signal(1, signal.SIGSTOP)
+    survivors = [o.value for o in world.outcomes([0, 2])]
+    world.signal(1, signal.SIGCONT)
+    world.say(1, "go")
+    for verdict, kind, left in (*survivors, world.outcome(1).value):
+        assert "'gradient' was not complete on device 0 in time" in verdict
+        assert kind == "Stalled"
+        assert left == ["", ""]
 
 
 def test_a_rank_that_is_killed_while_kernels_spin(by_steps: Start) -> None:
