@@ -55,6 +55,21 @@ def test_report(driver: dict[str, str], tmp_path: Path) -> None:
     assert out.read_text() == before, "what was done is not done again"
 
 
+def test_bench_beside_nccl(driver: dict[str, str], tmp_path: Path) -> None:
+    """Where each rank has a device."""
+    harness.build("fake_libnccl")
+    rows = tmp_path / "rows.json"
+    command = [sys.executable, "-m", "farandole", "bench", "all_reduce", "-np", "2"]
+    command += ["--device", "cuda", "--sizes", "64K", "--iterations", "3", "--json", str(rows)]
+    nccl = str(harness.TREE / "fake_libnccl" / "libnccl.so.2")
+    env = {**driver, "FAKE_CUDA_DEVICES": "2", "FARANDOLE_NCCL": nccl}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ours, beside = json.loads(rows.read_text())
+    assert ours["algorithm"] != "nccl"
+    assert (beside["algorithm"], beside["level"], beside["errors"]) == ("nccl", "fast", 0)
+
+
 def test_bench(driver: dict[str, str], tmp_path: Path) -> None:
     rows = tmp_path / "rows.json"
     command = [sys.executable, "-m", "farandole", "bench", "all_gather", "-np", "2"]

@@ -421,7 +421,7 @@ def test_a_steady_step_neither_allocates_nor_waits_for_the_device(by_nccl: Start
 
 
 def packs() -> tuple[int, int]:
-    """Many small arrays and a large one in one call, twice: what NCCL was asked for, and kernels."""
+    """Many small arrays and a large one in a call, twice: what NCCL was asked for, and kernels."""
     rank = NcclRank("functions")
     asked = 0
     for dtype, counts in (("float32", range(1, 40)), ("float16", range(3, 90, 2))):

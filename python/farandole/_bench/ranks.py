@@ -11,7 +11,7 @@ import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,20 +52,37 @@ def measure(request: Request) -> list[dict[str, Any]]:
     pins = fd.all_gather(np.array([-1 if core is None else core])).tolist()
     collective = COLLECTIVES[request.collective]
     kinds = request.memory if collective.moves else ("",)
-    cases = [(size, memory) for size in request.sizes for memory in kinds]
+    ways = [request.options, *_by_nccl(request, collective)]
+    cases = [(size, memory, way) for size in request.sizes for memory in kinds for way in ways]
     shown = _shown(request, len(cases), placement.describe([None if p < 0 else p for p in pins]))
     rows = []
     try:
-        for size, memory in cases:
+        for size, memory, way in cases:
             if shown is not None:
                 shown.begin(size, memory)
-            rows.append(_row(request, collective, size, memory))
+            rows.append(_row(replace(request, options=way), collective, size, memory))
             if shown is not None:
                 shown.show(rows[-1])
     finally:
         if shown is not None:
             shown.end()
     return rows
+
+
+def _by_nccl(request: Request, collective: Collective) -> Iterator[dict[str, Any]]:
+    """The same by NCCL, beside it: on devices, where each rank has one, and none was asked for."""
+    if list(request.memory) != ["device"] or "algorithm" in request.options or not collective.moves:
+        return
+    from farandole import _core, cuda
+
+    try:
+        cuda.nccl_library()
+        there = len(cuda.devices()) >= fd.local_size()
+    except _core.Error:
+        there = False
+    if fd.all_reduce(np.array([there and fd.size() > 1]), "min")[0]:
+        fast = {"level": "fast"} if collective.folds else {}
+        yield {**request.options, **fast, "algorithm": "nccl"}
 
 
 def _shown(request: Request, total: int, placed: str) -> Rows | None:
