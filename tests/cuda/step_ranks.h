@@ -55,8 +55,8 @@ struct StepRank {
   }
 
   /// Half of the sum of all ranks' arrays, in place, in two pieces.
-  void launch(int rank, int size) {
-    moments.push_back(exchange.moments(owner));
+  void launch(int rank, int size, farandole::cuda::Timing timing = farandole::cuda::Timing::off) {
+    moments.push_back(exchange.moments(owner, timing));
     exchange.begin(*moments.back(), 2);
     run_pieces(rank, size);
     newest = exchange.end(*moments.back());

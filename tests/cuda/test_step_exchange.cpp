@@ -60,6 +60,32 @@ TEST(step_exchange_orders_ranks_by_flags_alone) {
   }
 }
 
+TEST(step_exchange_tells_when_its_operations_ran) {
+  StepRanks ranks(2);
+  fake().configure("jitter", "7");
+  const TimePoint begin = now();
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 2; ++r)
+    threads.emplace_back([&, r] {
+      StepRank& me = ranks.all[static_cast<size_t>(r)];
+      me.put(1);
+      for (int round = 0; round < 3; ++round) me.launch(r, 2, Timing::on);
+      me.get();
+      me.owner.synchronize();
+      TimePoint reached = begin;
+      for (const auto& moments : me.moments) {
+        const auto at = [&](const DeviceEvent& event) { return moments->since->time_of(event); };
+        CHECK(at(moments->ready) <= at(*moments->begun));
+        CHECK(reached <= at(*moments->begun));
+        reached = at(moments->complete);
+        CHECK(at(*moments->begun) <= reached);
+        CHECK(reached - begin < std::chrono::seconds(60));
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK(ranks.all[0].moments[0]->since == ranks.all[0].moments[2]->since);
+}
+
 TEST(step_exchange_leaves_no_stream_waiting_for_a_rank_that_does_not_come) {
   // What drains is read while it may still be written: by design, since nobody uses it any more.
   if (testing::kThreadSanitizer) return;
