@@ -20,8 +20,8 @@ Bytes numbers(DType dtype, size_t count, uint64_t seed) {
   std::mt19937_64 random(seed);
   Bytes out(count * size_of(dtype));
   for (size_t i = 0; i < count; ++i) {
-    const double x = std::ldexp(static_cast<double>(random() % 4001) - 2000,
-                                static_cast<int>(random() % 16) - 8);
+    const double x =
+        std::ldexp(static_cast<double>(random() >> 11), static_cast<int>(random() % 8));
     const auto narrow = static_cast<float>(x);
     if (dtype == DType::float32)
       std::memcpy(out.data() + 4 * i, &narrow, 4);
