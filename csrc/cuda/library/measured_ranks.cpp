@@ -9,7 +9,6 @@
 #include "base/clock.h"
 #include "base/relax.h"
 #include "cuda/library/kernel_image.h"
-#include "schedule/slicing.h"
 
 namespace farandole::cuda {
 namespace {
@@ -97,13 +96,14 @@ void MeasuredRanks::launch(uint32_t at) {
   for (uint64_t k = 0; k < pieces && !spins(); ++k) {
     const uint64_t begin = k * step, bytes = std::min(step, asked_.bytes - begin);
     const CudaMove in{begin, 0, bytes, own}, out{0, begin, bytes, own};
-    const Slice mine = part({Space::input, 0, bytes / size_of(dtype_)}, asked_.ranks, own);
+    const uint64_t elements = bytes / size_of(dtype_);
+    const uint64_t first = elements * at / ranks_.size();
     piece.strand = static_cast<int32_t>(k % kCudaStrands);
     piece.in = &in;
     piece.out = &out;
     piece.ins = piece.outs = 1;
-    piece.first = mine.offset;
-    piece.count = mine.count;
+    piece.first = first;
+    piece.count = elements * (at + 1) / ranks_.size() - first;
     rank.exchange.run(piece);
   }
   rank.number = rank.exchange.end(*moments);
