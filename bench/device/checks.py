@@ -15,6 +15,12 @@ from farandole._bench.devices import DeviceArray, driver
 
 WAYS = ("staged", "step", "spin")
 COUNTS = (1, 7, 1001, 65_537)
+# Zeros, infinities, a NaN, one, the least subnormal and the largest number of each.
+SPECIALS = {
+    "float16": (0, 0x8000, 0x7C00, 0xFC00, 0x7E00, 0x3C00, 0x0001, 0x7BFF),
+    "bfloat16": (0, 0x8000, 0x7F80, 0xFF80, 0x7FC0, 0x3F80, 0x0001, 0x7F7F),
+}
+HALVES = 65536 * 8  # every value with each of these
 FORMS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
 
 
@@ -24,6 +30,16 @@ def contents(dtype: str, count: int, seed: int) -> Any:
     raw = np.random.default_rng(seed).integers(0, 256, count * kind.itemsize, np.uint8)
     array = driver().pinned(count, kind)
     array[:] = (raw & 1 if dtype == "bool" else raw).view(kind)
+    return array
+
+
+def halves(dtype: str, count: int) -> Any:
+    """Rank 0 has every value, as far as they are asked for, and the others have special ones."""
+    kind = data.storage(dtype)
+    array = driver().pinned(count, kind)
+    numbers = np.arange(count, dtype=np.int64) * (HALVES // count)
+    every, special = numbers % 65536, np.array(SPECIALS[dtype])[(numbers // 65536 + fd.rank()) % 8]
+    array[:] = (every if fd.rank() == 0 else special).astype(np.uint16).view(kind)
     return array
 
 
@@ -41,10 +57,13 @@ def lengths(kind: str, count: int) -> tuple[int, int]:
     return count, count * ranks if kind == "all_gather" else count
 
 
-def is_right(kind: str, way: str, dtype: str, count: int, **options: Any) -> tuple[bool, str]:
-    """Whether the bits are the host's on this rank, and how it went."""
+def is_right(
+    kind: str, way: str, dtype: str, count: int, *, every: bool = False, **options: Any
+) -> tuple[bool, str]:
+    """Whether the bits are the host's on this rank, and how it went. `every`: value of a half."""
     given, got = lengths(kind, count)
-    x, wanted = contents(dtype, given, 1000 * fd.rank() + count), contents(dtype, got, 1)
+    x = halves(dtype, count) if every else contents(dtype, given, 1000 * fd.rank() + count)
+    wanted = contents(dtype, got, 1)
     fd.world().run(kind, of_host(x, dtype), of_host(wanted, dtype), **options)
     input_, output = DeviceArray(x, dtype), DeviceArray(contents(dtype, got, 2), dtype)
     input_.put()
@@ -61,12 +80,16 @@ def is_right(kind: str, way: str, dtype: str, count: int, **options: Any) -> tup
 def cases(most: int) -> Iterator[tuple[str, str, str, int, dict[str, Any]]]:
     counts = (*(count for count in COUNTS if count < most), most)
     for dtype in _core.dtypes:
-        for op in ("sum", "max") if dtype != "bool" else ("max",):
+        for op in _core.reduce_ops if dtype != "bool" else ("max",):
             for way in WAYS:
                 for count in counts:
                     size = count * data.storage(dtype).itemsize
                     if way != "spin" or (size <= 64 << 10 and fd.size() > 1):
                         yield "all_reduce", way, dtype, count, {"op": op}
+    for dtype in SPECIALS:
+        for op in _core.reduce_ops:
+            for way in WAYS[:2]:
+                yield "all_reduce", way, dtype, min(HALVES, most), {"op": op, "every": True}
     for kind in FORMS[1:]:
         for way in WAYS[:2]:
             for count in counts:
