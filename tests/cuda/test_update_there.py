@@ -134,23 +134,27 @@ def test_a_step_that_is_given_up(there: Start, path: str) -> None:
     assert all(there(2, FAKE_CUDA_JITTER="17", FARANDOLE_DEVICE_PATH=path).run(gives_a_step_up))
 
 
+NORMS = 12  # a square root hides many a difference
+
+
 def norms(kind: float) -> tuple[list[float], list[float], int]:
-    """Of steps of the same training on the host and on the device; the second time with gradients
-    that are no numbers. And what was launched."""
+    """Of the same training on the host and on the device: many parameters in one bucket, whose
+    gradients in the last step are no numbers. And what was launched."""
     rank = Rank()
     tensors = Tensors(rank)
     found: list[list[float]] = []
     for on_device in (False, True):
-        model = Model()
+        torch.manual_seed(5)
+        model = torch.nn.Sequential(
+            *(torch.nn.Linear(300, 30), *(torch.nn.Linear(30, 30) for _ in range(9)))
+        )
         if on_device:
             list(parameters_on(tensors, model, rank.device))
-        optimizer = adam_of(model, **sharded.SHARDED)
+        optimizer = adam_of(model, sharded_update=True)
         found.append([])
-        for step in range(3):
+        for step in range(NORMS):
             optimizer.zero_grad()
-            (
-                (float("inf") if step == 2 else 1) * model(batch(step), hvd.rank() == 0)
-            ).sum().backward()
+            ((float("inf") if step == NORMS - 1 else 1) * model(batch(step))).sum().backward()
             tensors.settle()
             optimizer.clip_grad_norm_(1.0, kind)
             found[-1].append(optimizer._shards.update.norm)  # what is returned has half of the bits
@@ -167,9 +171,9 @@ def norms(kind: float) -> tuple[list[float], list[float], int]:
 def test_norms_are_those_of_the_host(there: Start, size: int, kind: float) -> None:
     ranks = there(size, FAKE_CUDA_JITTER="19").run(norms, kind)
     for on_host, there_, launched in ranks:
-        assert on_host[:2] == there_[:2]
-        assert math.isnan(on_host[2]) or math.isinf(on_host[2])
-        assert math.isnan(on_host[2]) == math.isnan(there_[2])
+        assert on_host[:-1] == there_[:-1]
+        assert math.isnan(on_host[-1]) or math.isinf(on_host[-1])
+        assert math.isnan(on_host[-1]) == math.isnan(there_[-1])
         assert launched > 0
     assert len({norm for _, there_, _ in ranks for norm in there_[:1]}) == 1
 
