@@ -157,6 +157,8 @@ std::shared_ptr<Group> open_world(int rank, int size, const std::string& job,
   return Group::world(engine, defaults, deadline);
 }
 
+int world_rank(const Group& group) { return group.members()[static_cast<size_t>(group.rank())]; }
+
 /// What keeps some rank from coming to MPI_Finalize.
 std::optional<Error> failure_of(const Group& group) {
   try {
@@ -174,14 +176,12 @@ void leave(Group& group) {
     group.engine()->driver().stop();
     std::optional<Error> failure = group.engine()->leave_transports();
     if (!failure) failure = failure_of(group);
-    if (failure) abandon_mpi(failure->verdict());
+    if (failure) abandon_mpi(failure->verdict(), failure->where().rank != world_rank(group));
   }
   if (const auto channel = jax_channel(); channel && channel->world().get() == &group)
     set_jax_channel(nullptr);
   finish_trace(group.engine()->trace());
 }
-
-int world_rank(const Group& group) { return group.members()[static_cast<size_t>(group.rank())]; }
 
 void show_why(Group& group, const py::object& what, const py::object& place) {
   refuse_in_child();

@@ -71,9 +71,10 @@ void bind_mpi_port(py::module_& module) {
            "`communicator`: the handle of one that nobody else uses; its errors return. `world`: "
            "the same on all ranks, and another each time. `threads`: as MPI was initialized: "
            "multiple, serialized, or funneled: then this thread alone calls it.");
-  module.def("abandon_mpi", &abandon_mpi, py::arg("why"),
-             "From now on MPI_Finalize ends this process with exit code 1: some rank will not come "
-             "to it.");
+  module.def(
+      "abandon_mpi", [](const std::string& why) { abandon_mpi(why); }, py::arg("why"),
+      "From now on MPI_Finalize ends this process with exit code 1: some rank will not come "
+      "to it.");
 }
 
 }  // namespace farandole

@@ -3,9 +3,11 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "base/log.h"
@@ -14,11 +16,14 @@
 namespace farandole {
 namespace {
 
+constexpr auto kGiveWay = std::chrono::milliseconds(250);  // to the rank that is the cause
+
 /// Never freed: MPI_Finalize may come after everything else has been destroyed.
 struct Ending {
   std::mutex mutex;  // guards what follows
   bool watched = false;
   std::optional<std::string> abandoned;  // why
+  bool by_another = false;
   std::weak_ptr<MpiPort> port;
 };
 std::atomic<bool> memory_with_mpi{false};
@@ -38,6 +43,7 @@ void when_mpi_ends() {
       log(LogLevel::warning, "MPI_Finalize would wait for ever (" + *ending.abandoned +
                                  "); this process ends with exit code 1");
       std::fflush(nullptr);
+      if (ending.by_another) std::this_thread::sleep_for(kGiveWay);
       ::_exit(1);
     }
   }
@@ -46,10 +52,12 @@ void when_mpi_ends() {
 
 }  // namespace
 
-void abandon_mpi(const std::string& why) {
+void abandon_mpi(const std::string& why, bool by_another) {
   Ending& ending = ending_of_mpi();
   const std::lock_guard lock(ending.mutex);
-  if (ending.watched && !ending.abandoned) ending.abandoned = why;
+  if (!ending.watched || ending.abandoned) return;
+  ending.abandoned = why;
+  ending.by_another = by_another;
 }
 
 void watch_the_end_of_mpi(MpiFunctions& functions) {

@@ -370,6 +370,23 @@ def test_an_exception_ends_the_job(mpi: Mpi) -> None:
         assert "bad sample" in o.verdict
 
 
+EXITS = """
+import sys
+import numpy as np
+import farandole as fd
+fd.init()
+fd.all_reduce(np.ones(3))
+if fd.rank() == 1: sys.exit(9)
+fd.all_reduce(np.ones(300_007))
+"""
+
+
+def test_mpiexec_has_the_code_of_the_rank_that_is_the_cause(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(EXITS)
+    ended = mpi.start(3, ["-m", "mpi4py", str(tmp_path / "program.py")], **FORCED)
+    assert ended.returncode == 9, ended.stdout
+
+
 def is_unreachable(who: int) -> None:
     """Rank `who` says that it listens where nobody does."""
     if world().Get_rank() == who:
