@@ -71,6 +71,8 @@ void bind_mpi_port(py::module_& module) {
            "`communicator`: the handle of one that nobody else uses; its errors return. `world`: "
            "the same on all ranks, and another each time. `threads`: as MPI was initialized: "
            "multiple, serialized, or funneled: then this thread alone calls it.");
+  module.def("is_mpi_abandoned_by_another", &is_abandoned_by_another,
+             "Whether another rank is why MPI_Finalize will end this process.");
   module.def(
       "abandon_mpi", [](const std::string& why) { abandon_mpi(why); }, py::arg("why"),
       "From now on MPI_Finalize ends this process with exit code 1: some rank will not come "

@@ -3,11 +3,9 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstdio>
 #include <mutex>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include "base/log.h"
@@ -15,8 +13,6 @@
 
 namespace farandole {
 namespace {
-
-constexpr auto kGiveWay = std::chrono::milliseconds(250);  // to the rank that is the cause
 
 /// Never freed: MPI_Finalize may come after everything else has been destroyed.
 struct Ending {
@@ -43,7 +39,6 @@ void when_mpi_ends() {
       log(LogLevel::warning, "MPI_Finalize would wait for ever (" + *ending.abandoned +
                                  "); this process ends with exit code 1");
       std::fflush(nullptr);
-      if (ending.by_another) std::this_thread::sleep_for(kGiveWay);
       ::_exit(1);
     }
   }
@@ -58,6 +53,12 @@ void abandon_mpi(const std::string& why, bool by_another) {
   if (!ending.watched || ending.abandoned) return;
   ending.abandoned = why;
   ending.by_another = by_another;
+}
+
+bool is_abandoned_by_another() {
+  Ending& ending = ending_of_mpi();
+  const std::lock_guard lock(ending.mutex);
+  return ending.by_another;
 }
 
 void watch_the_end_of_mpi(MpiFunctions& functions) {

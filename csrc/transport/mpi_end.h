@@ -14,6 +14,7 @@ class MpiPort;
 /// From now on MPI_Finalize ends the process, with exit code 1, if that is watched. `by_another`: a
 /// rank that ends by itself, too, and whose exit code mpiexec is to hear first.
 void abandon_mpi(const std::string& why, bool by_another = false);
+bool is_abandoned_by_another();
 /// What MPI_Finalize begins with. `port` may have ended by then.
 void watch_the_end_of_mpi(MpiFunctions& functions);
 void watch_the_end_of_mpi(const std::shared_ptr<MpiPort>& port);

@@ -28,6 +28,7 @@ _TOLD, _ANSWERED, _LATER = (
     3,
 )  # tags of words, in our communicator; the core has one of its own
 _GRACE = 4.0  # seconds that rank 0 may need after its deadline to say what is wrong
+_GIVE_WAY = 1.0  # seconds
 _LOOK = 0.001
 
 # By MPI's level: what the core calls the threads that may call it.
@@ -323,6 +324,13 @@ def _binding() -> _core.MpiBinding:
 
 def _handle(of: Any) -> int:
     return int(_found["module"]._handleof(of)) & (2**64 - 1)
+
+
+def give_way() -> None:
+    """At the end: to the rank that is the cause, whose exit code mpiexec is to have. It calls
+    MPI_Abort with it, if mpi4py runs the program; and so does this one, with its own."""
+    if is_bound() and _core.is_mpi_abandoned_by_another():
+        time.sleep(_GIVE_WAY)
 
 
 def is_bound() -> bool:

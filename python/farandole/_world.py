@@ -334,6 +334,7 @@ def _leave_at_exit() -> None:
     shutdown()
     if not _core.in_child():
         _core.drop_trace_file()
+        _mpi.give_way()
 
 
 atexit.register(_leave_at_exit)
