@@ -114,6 +114,8 @@ def master(environment: Environment) -> tuple[str, int]:
     name = next((name for name in _PORTS if environment.get(name)), None)
     if not address and name is None and (first := first_of_cluster(environment)) is not None:
         return first
+    if address.startswith("[") and address.endswith("]"):  # an IPv6 address, as URLs have it
+        address = address[1:-1]
     return address or "127.0.0.1", port(environment, name) if name else 0
 
 

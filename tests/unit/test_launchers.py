@@ -297,6 +297,7 @@ def test_what_names_the_job_on_all_hosts(
 
 def test_a_port_is_one_that_there_is() -> None:
     assert _place.master({"MASTER_PORT": "65535"}) == ("127.0.0.1", 65535)
+    assert _place.master({"MASTER_ADDR": "[fd00::1]", "MASTER_PORT": "7"}) == ("fd00::1", 7)
     for environment, said in [
         ({"MASTER_PORT": "99999"}, "MASTER_PORT=99999, which is no port: these are 1 to 65535"),
         ({"MASTER_PORT": "0"}, "MASTER_PORT=0, which"),
