@@ -116,8 +116,7 @@ def meet(
         met = _store.exchange(meeting, mine, _objection)
     if is_made_here:
         secret = bytes.fromhex(met.table[0]["secret"])
-    with _mpi.meeting(ranks), _store.told(met.line):
-        return _measured(met, rank, secret, listeners, ranks)
+    return _measured(met, rank, secret, listeners, ranks)  # refused by all, if at all
 
 
 def _say_why(
