@@ -408,9 +408,12 @@ def loaders_of_torch() -> None:
     compare(shared(), fit)
 
     # A shuffle whose seed nobody gave.
-    model = shared()
-    model.fit(loader(shuffle=True), epochs=2, shuffle=False, verbose=0)
+    model, drawn = shared(), loader(shuffle=True)
+    model.fit(drawn, epochs=2, shuffle=False, verbose=0)
     work.assert_same_on_all_ranks(model.model)
+    first, second = (model.predict(drawn, verbose=0) for _ in range(2))
+    assert sorted(first.ravel().tolist()) == sorted(second.ravel().tolist())
+    assert first.tolist() != second.tolist()  # orders go on from one call to the next
 
     def fit_drawn(model: Any, _: bool) -> Any:
         drawn = loader(shuffle=True, generator=torch.Generator().manual_seed(4))
@@ -861,6 +864,29 @@ def datasets_of_tensorflow() -> None:
         return scores | {f"some {k}": v for k, v in some.items()} | {"all": outputs, "x": only}
 
     compare(shared(), lambda m, _: m.fit(X, Y, shuffle=False, verbose=0), then=then)
+
+
+@on_ranks(2)
+def lists_and_texts_are_data() -> None:
+    import tensorflow as tf
+
+    texts = np.array(["a b", "c", "b a", "d"] * 9)
+    words = keras.layers.TextVectorization(output_mode="multi_hot")
+    words.adapt(texts)
+
+    def build() -> Any:
+        keras.utils.set_random_seed(1)
+        inputs = [keras.Input((), dtype="string"), keras.Input((X.shape[1],))]
+        joined = keras.layers.Concatenate()([words(inputs[0]), inputs[1]])
+        return keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(joined))
+
+    def fit(model: Any, _: bool) -> Any:
+        n = min(len(texts), len(X))
+        x = [tf.constant(texts[:n]), X[:n]]
+        return model.fit(x, Y[:n], batch_size=BATCH, shuffle=False, verbose=0)
+
+    model = hvd.Model(build())
+    compare(compiled(model), fit, build=build)
 
 
 @on_ranks(3)

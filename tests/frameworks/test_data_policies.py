@@ -254,6 +254,62 @@ def test_orders_go_on_from_one_split_to_the_next() -> None:
     assert sorted(order(train) + order(held)) == list(range(N))
 
 
+@pytest.mark.parametrize("policy", ["index", "slice"])
+@pytest.mark.parametrize("seed", [None, 3])
+def test_orders_below_a_repeat_do_not_depend_on_what_was_read_ahead(
+    policy: Any, seed: int | None
+) -> None:
+    def orders(read: int) -> list[list[int]]:
+        """Of three calls, the first of which reads so many batches."""
+        data = rows().map(lambda x, y: (x, y)).shuffle(9, seed).repeat().batch(4)
+        calls = []
+        for take in (read, 6, 6):
+            split = split_dataset(data, size=1, rank=0, policy=policy).take(take)
+            calls.append([int(y) for (_, each), _ in split for y in each])
+        return calls
+
+    first, *later = orders(12)
+    serial = rows().shuffle(9, DEFAULT_SEED if seed is None else seed).repeat().batch(4).take(12)
+    assert first == [int(y) for _, each in serial for y in each]
+    assert later[0] != later[1]
+    assert first[:24] not in later
+    assert orders(1)[1:] == later
+
+
+def test_lookups_move_and_no_order_is_an_order() -> None:
+    names = tf.lookup.KeyValueTensorInitializer(tf.constant(range(N)), tf.constant(range(N)) * 2)
+    table = tf.lookup.StaticHashTable(names, -1)
+
+    def data() -> Any:
+        options = tf.data.Options()
+        options.deterministic = False
+        read = rows().interleave(
+            lambda x, y: tf.data.Dataset.from_tensors((x, y)), 4, num_parallel_calls=4
+        )
+        return read.map(lambda x, y: (x, table.lookup(tf.cast(y, tf.int32)))).with_options(options)
+
+    order_of = [
+        [int(y) for (_, each), _ in split_dataset(data().batch(4), size=1, rank=0, policy="index")
+         for y in each]
+        for _ in range(2)
+    ]  # fmt: skip
+    assert order_of == [list(range(0, 2 * N, 2))] * 2
+
+
+def test_a_pass_that_is_given_up_changes_orders_alone() -> None:
+    def may(data: Any) -> bool:
+        block = Block(2, range(1))
+        return bool(split_dataset_in(data.batch(4), None, block, "auto", 1).may_be_looked_into)
+
+    shuffled = rows().shuffle(9, seed=1)
+    assert may(shuffled.map(double).take(9).prefetch(2))
+    for other in (
+        shuffled.cache(), shuffled.repeat(2), shuffled.map(drawn), rows().cache().shuffle(9),
+        shuffled.interleave(lambda *row: tf.data.Dataset.from_tensors(row)),
+    ):  # fmt: skip
+        assert not may(other)
+
+
 def test_a_seed_of_the_program_stays() -> None:
     def make() -> Any:
         tf.random.set_seed(5)

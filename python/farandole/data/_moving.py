@@ -16,13 +16,25 @@ from farandole.data._same import checksum, sampled
 
 # They look at no sample's values: which ones come, in which order, is the same of any samples.
 ORDERS = frozenset(("shuffle", "repeat", "take", "skip", "shard", "prefetch", "with_options"))
+_WITHOUT_STATE = ORDERS - {"repeat"} | {"batch", "concatenate", "map", "padded_batch", "zip"}
 # Ops that TensorFlow says have a state, and that give the same for a sample whoever runs them.
 _HARMLESS = frozenset(
     (
         "Assert", "If", "While", "Case", "PartitionedCall", "StatefulPartitionedCall", "PrintV2",
-        "ReadVariableOp", "ResourceGather", "VarIsInitializedOp", "Placeholder",
+        "LookupTableFindV2", "LookupTableSizeV2", "ReadVariableOp", "ResourceGather",
+        "VarIsInitializedOp", "Placeholder",
     )
 )  # fmt: skip
+
+
+def passes_are_orders(end: Step) -> bool:
+    """Whether nothing but the orders of shuffles differs between its passes: then one that is given
+    up early changes the next ones as one to its end does, however far it was read ahead."""
+    if end.inputs and (end.again is None or end.name not in _WITHOUT_STATE):
+        return False
+    if end.name == "map" and _state_of(end.function.traced):
+        return False
+    return all(map(passes_are_orders, end.inputs))
 
 
 class Moving(NamedTuple):

@@ -9,6 +9,10 @@ Note [Orders that go on]
 A shuffle() draws a new order for each pass, and goes on from one fit() to the next. So one that is
 made anew, with a seed or of other samples, is kept with the user's own, and is the same one when
 that comes again. A cache() is kept likewise.
+
+Below a repeat(), how many orders have been drawn depends on how far was read ahead, which differs
+between ranks. So from the second call on that reads it, such a shuffle is a new one, whose seeds
+say how many calls there have been.
 """
 
 from __future__ import annotations
@@ -22,7 +26,9 @@ from weakref import WeakKeyDictionary
 
 _UNKNOWN = (AttributeError, KeyError, TypeError, ValueError)  # another version's attributes
 _PROGRAM_SEED = 87654321  # TensorFlow's, of one that sets none: then shuffle(n, seed) is the same
-_DETERMINISTIC = {"true": True, "false": False, "default": None}
+_BETWEEN_CALLS = 1_000_003  # from one seed to the next, of a shuffle below a repeat()
+# Where the program asks for no order, one of all ranks is well.
+_DETERMINISTIC = {"true": True, "false": True, "default": None}
 
 Again = Callable[..., Any]
 _Read = tuple[list[Any], dict[str, Any]]  # inputs, and what else a step is made of
@@ -35,8 +41,10 @@ class Step:
     name: str  # as programs write it
     dataset: Any  # the user's own
     inputs: tuple[Step, ...] = ()
-    again: Again | None = None  # the same of other datasets, and of a seed where it is unseeded
+    # The same of other datasets; of a shuffle: of a seed, where it has none, and of a call.
+    again: Again | None = None
     unseeded: bool = False
+    reshuffles: bool = False
     function: Any = None  # of a map
     options: tuple[tuple[str, Any], ...] = ()  # of a map
     size: int = 0  # of a batch
@@ -185,13 +193,14 @@ def _shuffle(dataset: Any) -> _Read:
         made._farandole_below = below  # with its Python functions, which TensorFlow does not hold
         return made
 
-    if seeds == (0, 0):  # by which TensorFlow means: draw them
+    unseeded = seeds == (0, 0)  # by which TensorFlow means: draw them
 
-        def with_seed(below: Any, seed: int) -> Any:
-            return seeded(below, (_PROGRAM_SEED, seed))
+    def again(below: Any, seed: int, call: int) -> Any:
+        first, second = (_PROGRAM_SEED, seed) if unseeded else seeds
+        return seeded(below, (first, second + call * _BETWEEN_CALLS))
 
-        return [dataset._input_dataset], {"again": with_seed, "unseeded": True}
-    return [dataset._input_dataset], {"again": lambda below: seeded(below, seeds)}
+    about = {"again": again, "unseeded": unseeded, "reshuffles": reshuffles is not False}
+    return [dataset._input_dataset], about
 
 
 def _require_dense(specs: list[Any]) -> None:
@@ -324,18 +333,27 @@ def rebuilt(step: Step, seed: int, without: frozenset[Step] = frozenset()) -> An
     Args:
         without: maps to leave out. Every step after them can be applied again.
     """
-    made = _Rebuilding(seed, without).of(step)
+    made = _Rebuilding(seed, without, _repeated(step)).of(step)
     if made is not step.dataset:
         made = made.with_options(step.dataset.options())  # of all steps; some are made of ops
     return made
 
 
-_kept: WeakKeyDictionary[Any, dict[tuple[int, int, bool], Any]] = WeakKeyDictionary()
+# By the user's own: what was made of it, and calls that have read it, below a repeat().
+_kept: WeakKeyDictionary[Any, dict[tuple[int, int, bool, int], Any]] = WeakKeyDictionary()
+_calls: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+
+def _repeated(step: Step, below: bool = False) -> frozenset[Step]:
+    """Shuffles below a repeat() that draw more than one order."""
+    mine = {step} if below and step.name == "shuffle" and step.reshuffles else set[Step]()
+    below = below or step.name == "repeat"
+    return frozenset(mine).union(*(_repeated(each, below) for each in step.inputs))
 
 
 class _Rebuilding:
-    def __init__(self, seed: int, without: frozenset[Step]) -> None:
-        self._seed, self._without = seed, without
+    def __init__(self, seed: int, without: frozenset[Step], repeated: frozenset[Step]) -> None:
+        self._seed, self._without, self._repeated = seed, without, repeated
         self._shuffles = 0  # without a seed, so far
         self._made: dict[Step, tuple[Any, bool]] = {}
 
@@ -358,14 +376,24 @@ class _Rebuilding:
         short = any(lacks for _, lacks in found)
         number = self._shuffles
         self._shuffles += step.unseeded
+        call = self._call_of(step)
         same = all(mine is own.dataset for mine, own in zip(below, step.inputs, strict=True))
-        if same and not step.unseeded:
+        if same and not step.unseeded and call == 0:
             return step.dataset, False
-        seeds = [self._seed + number] if step.unseeded else []
         if not step.keeps_state:
             return step.again(*below), short
+        orders = [self._seed + number, call] if step.name == "shuffle" else []
         kept = _kept.setdefault(step.dataset, {})  # Note [Orders that go on]
-        key = self._seed, number, short
+        key = self._seed, number, short, call
         if key not in kept:
-            kept[key] = step.again(*below, *seeds)
+            if call > 0:
+                kept.clear()
+            kept[key] = step.again(*below, *orders)
         return kept[key], short
+
+    def _call_of(self, step: Step) -> int:
+        if step not in self._repeated:
+            return 0
+        call = _calls.get(step.dataset, 0)
+        _calls[step.dataset] = call + 1
+        return call

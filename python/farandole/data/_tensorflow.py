@@ -11,7 +11,14 @@ import numpy as np
 from farandole import _world
 from farandole._core import InvalidArgument
 from farandole.data._logical import Block
-from farandole.data._moving import ORDERS, InTheWay, Moving, checksum_of, movable
+from farandole.data._moving import (
+    ORDERS,
+    InTheWay,
+    Moving,
+    checksum_of,
+    movable,
+    passes_are_orders,
+)
 from farandole.data._order import DEFAULT_SEED
 from farandole.data._pipeline import Step, chain, element_of, read_pipeline, rebuilt
 from farandole.data._policy import Policy, check_policy, refuse_index
@@ -56,6 +63,7 @@ def split_dataset(
 class Split(NamedTuple):
     data: Any
     how: str  # the policy, for ranks to compare
+    may_be_looked_into: bool  # by a pass that is given up early
 
 
 def split_dataset_in(
@@ -82,6 +90,7 @@ def _split(
     pipeline = read_pipeline(dataset) if tf.executing_eagerly() else Step("a graph", dataset)
     if 0 in block.mine:  # on rank 0
         _warn_of_samples(pipeline)
+    looks = passes_are_orders(pipeline)
     found = InTheWay("") if policy == "slice" else movable(pipeline)
     if isinstance(found, InTheWay):
         if policy == "index":
@@ -89,15 +98,26 @@ def _split(
         first = 0 in block.mine and len(block.mine) < block.parts  # of several
         if first and found.step is not None and found.step.name == "map":
             _say_that_all_make_whole_batches(str(found))
-        return Split(_slices(rebuilt(pipeline, seed), read, block, put), "slice")
+        return Split(_slices(_in_order(rebuilt(pipeline, seed)), read, block, put), "slice", looks)
     if len(block.mine) == block.parts:  # all of it is this rank's
-        return Split(_slices(rebuilt(pipeline, seed), read, block, put), "index")
-    without = rebuilt(pipeline, seed, frozenset(found.maps))
+        return Split(_slices(_in_order(rebuilt(pipeline, seed)), read, block, put), "index", looks)
+    without = _in_order(rebuilt(pipeline, seed, frozenset(found.maps)))
     parts = _own_samples(without, found, read, block, put)
     length = dataset.cardinality()
     if length != tf.data.UNKNOWN_CARDINALITY:
         parts = parts.apply(tf.data.experimental.assert_cardinality(length))
-    return Split(parts, "index")
+    return Split(parts, "index", looks)
+
+
+def _in_order(dataset: Any) -> Any:
+    """The same on all ranks, also where the program asks for no order."""
+    import tensorflow as tf
+
+    if dataset.options().deterministic is not False:
+        return dataset
+    options = tf.data.Options()
+    options.deterministic = True
+    return dataset.with_options(options)
 
 
 def _slices(dataset: Any, read: ReadBatches | None, block: Block, put: _Put) -> Any:

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from farandole import _world
 from farandole._core import InvalidArgument
@@ -69,7 +70,7 @@ def _split(
     put: Callable[[list[Any]], Any],
     policy: Policy,
 ) -> Any:
-    batches = batches_of(loader, seed)
+    batches = _going_on(loader.batch_sampler, batches_of(loader, seed), seed)
     whole = _Slice(loader.collate_fn, block, put)
     if batches is None:
         if policy == "index":
@@ -145,6 +146,16 @@ def _options(loader: Any) -> dict[str, Any]:
         )
         if hasattr(loader, name)
     }  # fmt: skip
+
+
+_kept: WeakKeyDictionary[Any, dict[int, Any]] = WeakKeyDictionary()
+
+
+def _going_on(batch_sampler: Any, seeded: Any, seed: int) -> Any:
+    """What gets a seed is kept with the user's own, and goes on from one call to the next."""
+    if seeded is None or seeded is batch_sampler:
+        return seeded
+    return _kept.setdefault(batch_sampler, {}).setdefault(seed, seeded)
 
 
 def _seeded(batch_sampler: Any, seed: int) -> Any:

@@ -73,14 +73,28 @@ def _packed(x: Any, y: Any, sample_weight: Any) -> tuple[Any, ...]:
 
 def marked_parts(parts: list[Part], block: Block | None) -> Any:
     """As Keras reads them, of its float type: a part, or those of a block."""
-    batches = tuple(map_leaves(_of_floatx, part.batch) for part in parts)
+    batches = tuple(map_leaves(_as_keras_reads, _as_tuples(part.batch)) for part in parts)
     shares = np.array([part.share for part in parts], np.float32)
     return marked(batches[0] if block is None else batches, shares)
 
 
-def _of_floatx(leaf: Any) -> Any:
-    floating = isinstance(leaf, np.ndarray) and leaf.dtype == np.float64
-    return leaf.astype(keras.config.floatx()) if floating else leaf
+def _as_tuples(batch: Any) -> Any:
+    """On TensorFlow, which takes a list for a tensor."""
+    if keras.backend.backend() != "tensorflow":
+        return batch
+    if isinstance(batch, dict):
+        return {name: _as_tuples(each) for name, each in batch.items()}
+    return tuple(map(_as_tuples, batch)) if isinstance(batch, tuple | list) else batch
+
+
+def _as_keras_reads(leaf: Any) -> Any:
+    if not isinstance(leaf, np.ndarray):
+        return leaf
+    if leaf.dtype.kind in "OSU" and keras.backend.backend() == "tensorflow":  # texts
+        import tensorflow as tf
+
+        return tf.constant(leaf)
+    return leaf.astype(keras.config.floatx()) if leaf.dtype == np.float64 else leaf
 
 
 def class_weights(y: Any, weights: Mapping[int, float], how: How) -> np.ndarray[Any, Any]:

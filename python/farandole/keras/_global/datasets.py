@@ -19,7 +19,7 @@ _LENGTHS = {-1: "infinitely many", -2: "an unknown number of"}  # tf.data's card
 
 def of_dataset(x: Any, how: How) -> Source:
     read = ReadBatches()
-    data, policy = split_dataset_in(x, read, how.block, how.policy, how.seed)
+    data, policy, looks = split_dataset_in(x, read, how.block, how.policy, how.seed)
     length, specs = int(x.cardinality()), leaves(x.element_spec)
     several = how.block is not None
     if how.class_weight is not None:
@@ -41,7 +41,7 @@ def of_dataset(x: Any, how: How) -> Source:
     def symbols() -> Any:
         return map_leaves(lambda s: symbol(s.shape[1:], s.dtype.name, count), as_tuple(spec))
 
-    return Source(data.map(marked), symbols, rows, batch, read, is_looked_into=True)
+    return Source(data.map(marked), symbols, rows, batch, read, is_looked_into=looks)
 
 
 def _weighing(spec: Any, how: How) -> Callable[[Any, Any], Any]:

@@ -64,6 +64,8 @@ def symbol(shape: Any, dtype: Any, count: int) -> Any:
 
 
 def _dtype(dtype: Any) -> str:
+    if getattr(dtype, "kind", "") in ("O", "S", "U"):
+        return "string"
     name: str = keras.backend.standardize_dtype(dtype)
     floatx: str = keras.config.floatx()
     return floatx if name == "float64" else name
