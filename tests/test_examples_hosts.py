@@ -30,7 +30,8 @@ def by_mpiexec(name: str) -> Callable[[Path], None]:
     """MPI carries what goes between the hosts."""
 
     def start(found: Path) -> None:
-        done = mpis.find(name).start(4, words(found), FARANDOLE_SPLIT_HOSTS=PARTS)
+        env = {"FARANDOLE_SPLIT_HOSTS": PARTS, "FARANDOLE_TRANSPORT": "mpi"}
+        done = mpis.find(name).start(4, words(found), **env)
         assert done.returncode == 0, done.stdout
 
     return start
