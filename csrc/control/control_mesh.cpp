@@ -317,11 +317,12 @@ void ControlMesh::tell_state() {
 void ControlMesh::tell_last_state() {
   tell_state();
   const Deadline until = Deadline::after(kLastWords);
-  while (!until.passed(now())) {  // its thread sends it, or this one
-    const Lock lock(mutex_);
-    for (const auto& other : peers_)
-      if (other->open) flush(*other);
-    if (!has_outgoing()) return;
+  while (!until.passed(now())) {  // its thread sends it, and finds out who is gone
+    {
+      const Lock lock(mutex_);
+      if (!has_outgoing()) return;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 
