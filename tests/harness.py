@@ -509,6 +509,32 @@ def launch(
     return done
 
 
+def two_torchruns(
+    ranks: int, command: Sequence[str], parts: str, rendezvous: Sequence[str]
+) -> list[tuple[str, str]]:
+    """Runs a program under two torchruns of so many ranks each, as on two hosts, to its end: what
+    each of them has written, stdout and stderr."""
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}",
+             f"--nproc-per-node={ranks}", *rendezvous, *command],
+            env=os.environ | split(parts) | {"OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for node in range(2)
+    ]  # fmt: skip
+    try:
+        said = []
+        for node in nodes:
+            said.append(node.communicate(timeout=150))
+            assert node.returncode == 0, said[-1][1]
+        return said
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()
+
+
 def start_program(script: Path, ranks: int) -> list[subprocess.Popen[str]]:
     """The ranks of a job of their own, each an interpreter that runs the script."""
     job = {"WORLD_SIZE": str(ranks), "MASTER_PORT": "1", "FARANDOLE_RUN_ID": uuid.uuid4().hex}

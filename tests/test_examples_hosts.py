@@ -4,8 +4,6 @@ loss is that of one host, bit for bit."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -45,23 +43,7 @@ def over_namespaces(found: Path) -> None:
 
 def by_two_torchruns(found: Path) -> None:
     options = ["--master-addr=127.0.0.1", f"--master-port={harness._free_port()}"]
-    nodes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}",
-             "--nproc-per-node=2", *options, *words(found)],
-            env=os.environ | harness.split(PARTS) | {"OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for node in range(2)
-    ]  # fmt: skip
-    try:
-        for node in nodes:
-            said, _ = node.communicate(timeout=150)
-            assert node.returncode == 0, said
-    finally:
-        for node in nodes:
-            node.kill()
-            node.wait()
+    harness.two_torchruns(2, words(found), PARTS, options)
 
 
 WAYS: dict[str, Callable[[Path], None]] = {

@@ -7,7 +7,8 @@ rest before it looks at a result, and leaves alone what is on its way. All else 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from fake_device import Rank
@@ -105,6 +106,18 @@ class Tensors:
 
     def copied_to(self, like: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         return self.put(tensor, self.device_of(like) or 0)
+
+
+def here_and_there(
+    make: Callable[[], torch.nn.Module], tensors: Tensors, device: int = 0
+) -> Iterator[Any]:
+    """A module on the host, then one like it on a device."""
+    for on_device in (False, True):
+        module = make()
+        if on_device:
+            list(parameters_on(tensors, module, device))
+        yield module
+        del module
 
 
 def parameters_on(

@@ -17,7 +17,7 @@ import torch
 from device_model import Model, batch, goes_wrong, small
 from fake_device import Rank
 from fake_nccl import NcclRank
-from fake_tensors import Tensors, parameters_on
+from fake_tensors import Tensors, here_and_there, parameters_on
 from fault_work import how_it_went_wrong, is_rank_1s
 from test_device_collectives import NEVER_IN_A_STEADY_STEP
 from test_step_faults import barriers
@@ -156,10 +156,7 @@ def by_nccl_alone() -> tuple[int, int]:
     rank = NcclRank()
     tensors = Tensors(rank)
     results = []
-    for on_device in (False, True):
-        model = Model()
-        if on_device:
-            list(parameters_on(tensors, model, rank.device))
+    for model in here_and_there(Model, tensors, rank.device):
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), 0.1), gradient_predivide_factor=2.0
         )

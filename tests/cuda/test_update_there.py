@@ -13,7 +13,7 @@ import test_device_sharded as sharded
 import torch
 from device_model import Model, batch, goes_wrong
 from fake_device import Rank
-from fake_tensors import Tensors, parameters_on
+from fake_tensors import Tensors, here_and_there, parameters_on
 from fault_work import how_it_went_wrong, is_rank_1s
 from test_device_collectives import NEVER_IN_A_STEADY_STEP
 
@@ -70,10 +70,7 @@ def resumes() -> tuple[bool, int]:
     rank = Rank()
     tensors = Tensors(rank)
     results = []
-    for on_device in (False, True):
-        model = Model()
-        if on_device:
-            list(parameters_on(tensors, model, rank.device))
+    for model in here_and_there(Model, tensors, rank.device):
         optimizer = adam_of(model, **sharded.SHARDED)
         for step in range(6):
             if step == 3:
@@ -110,10 +107,7 @@ def gives_a_step_up() -> bool:
     rank = Rank()
     tensors = Tensors(rank)
     results = []
-    for on_device in (False, True):
-        model = Model()
-        if on_device:
-            list(parameters_on(tensors, model, rank.device))
+    for model in here_and_there(Model, tensors, rank.device):
         optimizer = adam_of(model, **sharded.SHARDED)
         for step in range(2):
             for way in (True, hvd.rank() == 0):  # the first of them is given up

@@ -246,21 +246,6 @@ def test_ranks_of_two_torchruns_meet_as_of_two_hosts(tmp_path: Path, rendezvous:
     (tmp_path / "program.py").write_text(AGAIN)
     port = harness._free_port()
     options = [option.format(port=port) for option in RENDEZVOUS[rendezvous]]
-    agents = [
-        subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}",
-             "--nproc-per-node=1", *options, str(tmp_path / "program.py")],
-            env=os.environ | harness.split("1,1") | {"OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for node in range(2)
-    ]  # fmt: skip
-    try:
-        for agent in agents:
-            out, err = agent.communicate(timeout=150)
-            assert agent.returncode == 0, err
-            assert "sum 3.0 of 2 ranks, 1 here" in out.splitlines(), out + err
-    finally:
-        for agent in agents:
-            agent.kill()
-            agent.wait()
+    program = [str(tmp_path / "program.py")]
+    for out, err in harness.two_torchruns(1, program, "1,1", options):
+        assert "sum 3.0 of 2 ranks, 1 here" in out.splitlines(), out + err
