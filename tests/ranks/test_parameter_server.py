@@ -531,19 +531,26 @@ def test_tickets() -> None:
 
 # ---- under the launcher ----
 
+# The steps are the workers' together: on a busy machine the others could do all before worker 1
+# starts. They hold their first until it has one.
 SCRIPT = """
-import os, signal, sys
+import os, pathlib, signal, sys, time
 import numpy as np
 import farandole as fd
 from farandole import parameter_server as ps
 
 fd.init()
+worker_1_has_one = pathlib.Path(sys.argv[2])
 node = ps.join({"w": np.zeros(3)}, ps.SGD(1.0))
 if node.is_server:
     print("updates", node.serve().updates)
 else:
     with node:
         for step in node.steps(20):
+            if node.index == 1:
+                worker_1_has_one.touch()
+            while not worker_1_has_one.exists() and sys.argv[1] != "all raise":
+                time.sleep(0.01)
             node.pull()
             if node.index == 1 and sys.argv[1] == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -564,8 +571,11 @@ else:
         ("all raise", 1, "ValueError: bad sample"),
     ],
 )
-def test_the_launcher_lets_the_others_go_on(how: str, code: int, said: str) -> None:
-    done = harness.launch(4, [sys.executable, "-c", SCRIPT, how], code=None)
+def test_the_launcher_lets_the_others_go_on(
+    how: str, code: int, said: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", SCRIPT, how, str(tmp_path / "started")]
+    done = harness.launch(4, command, code=None)
     assert done.returncode == code, done.stdout + done.stderr
     assert said in done.stderr
     if how != "all raise":
