@@ -571,9 +571,7 @@ else:
         ("all raise", 1, "ValueError: bad sample"),
     ],
 )
-def test_the_launcher_lets_the_others_go_on(
-    how: str, code: int, said: str, tmp_path: Path
-) -> None:
+def test_the_launcher_lets_the_others_go_on(how: str, code: int, said: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, how, str(tmp_path / "started")]
     done = harness.launch(4, command, code=None)
     assert done.returncode == code, done.stdout + done.stderr
