@@ -82,8 +82,9 @@ test-tf216: $(STAMPS)/farandole  ## the tests of TensorFlow with the oldest vers
 	$(BIN)/python -m pip --disable-pip-version-check --python $(VENV)/tf216/bin/python install --quiet --no-deps --force-reinstall $(WHEEL)/*.whl
 	$(VENV)/tf216/bin/python -m pytest $(WORKERS) tests/frameworks/test_tensorflow_*.py $(PYTEST)
 
+# Without ruff's cache: it does not see that a module moved, by which imports are sorted.
 lint: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/test $(STAMPS)/lint  ## formatting, lint, spelling, types; clang-tidy over what changed since BASE
-	ruff check
+	ruff check --no-cache
 	ruff format --check
 	clang-format --dry-run -Werror $(CPP)
 	codespell

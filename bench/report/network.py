@@ -23,11 +23,11 @@ from measuring import (
     time_of,
     versions,
 )
-from namespaces import cable
 
 from farandole._bench.peers.hosts import Hosts
 from farandole._bench.peers.table import PEERS
 from farandole._bench.statistics import format_size
+from namespaces import cable
 
 _MIB = 1 << 20
 _PEERS = (*(name for name in MPIS if name != "mpich-mpir"), "gloo", "copy", "floor")

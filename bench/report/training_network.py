@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from document import table
 from measuring import Bench, Row, only, ratio_cell, select
-from namespaces import cable
 from steps import LABELS
+
+from namespaces import cable
 
 _VARIANTS = ("farandole_flat", "farandole", "ddp", "ddp_lean")
 
