@@ -22,13 +22,14 @@ MpiThreads threads_from(const std::string& level) {
 using Handles = std::map<std::string, uint64_t>;
 
 MpiBinding binding_from(std::string module, size_t handle_bytes, size_t status_bytes, uint64_t byte,
-                        uint64_t comm_self, uint64_t errors_return, uint64_t in_place,
-                        const Handles& dtypes, const Handles& ops) {
+                        uint64_t comm_self, uint64_t comm_world, uint64_t errors_return,
+                        uint64_t in_place, const Handles& dtypes, const Handles& ops) {
   MpiBinding binding{.module = std::move(module),
                      .handle_bytes = handle_bytes,
                      .status_bytes = status_bytes,
                      .byte = byte,
                      .self = comm_self,
+                     .world = comm_world,
                      .returns = errors_return,
                      .in_place = in_place};
   for (const auto& [name, handle] : dtypes)
@@ -59,8 +60,8 @@ void bind_mpi_port(py::module_& module) {
   py::class_<MpiBinding>(module, "MpiBinding", "An MPI, as mpi4py knows it.")
       .def(
           py::init(&binding_from), py::kw_only(), py::arg("module"), py::arg("handle_bytes"),
-          py::arg("status_bytes"), py::arg("byte"), py::arg("comm_self"), py::arg("errors_return"),
-          py::arg("in_place"), py::arg("dtypes"), py::arg("ops"),
+          py::arg("status_bytes"), py::arg("byte"), py::arg("comm_self"), py::arg("comm_world"),
+          py::arg("errors_return"), py::arg("in_place"), py::arg("dtypes"), py::arg("ops"),
           "`module`: the file of mpi4py.MPI. Sizes and handles: of MPI's types and objects, as "
           "MPI._sizeof and MPI._handleof say; `dtypes` and `ops` by the names that they have here, "
           "as far as MPI has them. From now on MPI_Finalize is noticed.");
@@ -71,6 +72,17 @@ void bind_mpi_port(py::module_& module) {
            "`communicator`: the handle of one that nobody else uses; its errors return. `world`: "
            "the same on all ranks, and another each time. `threads`: as MPI was initialized: "
            "multiple, serialized, or funneled: then this thread alone calls it.");
+  module.def(
+      "end_mpi_at_exit",
+      [](const MpiBinding& binding, bool joined) {
+        end_mpi_at_exit(bind_mpi_exit(binding), joined);
+      },
+      py::arg("binding"), py::arg("joined"),
+      "exit() ends MPI: by MPI_Abort where its code is not 0 and this process is `joined` to a "
+      "world, "
+      "or was to one that has failed; else by MPI_Finalize. What exit() is to do before it is "
+      "asked "
+      "of it afterwards.");
   module.def("is_mpi_abandoned_by_another", &is_abandoned_by_another,
              "Whether another rank is why MPI_Finalize will end this process.");
   module.def(

@@ -3,9 +3,12 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "base/log.h"
@@ -23,6 +26,15 @@ struct Ending {
   std::weak_ptr<MpiPort> port;
 };
 std::atomic<bool> memory_with_mpi{false};
+
+constexpr auto kLastWords = std::chrono::milliseconds(500);  // of ranks that MPI_Abort will end
+
+/// Never freed, for the same reason.
+struct Exit {
+  std::unique_ptr<MpiExit> by;
+  bool joined;
+  pid_t process;
+};
 
 Ending& ending_of_mpi() {
   static auto* const ending = new Ending;
@@ -45,7 +57,25 @@ void when_mpi_ends() {
   if (port) port->finalize();
 }
 
+bool is_abandoned() {
+  Ending& ending = ending_of_mpi();
+  const std::lock_guard lock(ending.mutex);
+  return ending.abandoned.has_value();
+}
+
+void end_mpi(int code, void* of) {
+  const auto& exit = *static_cast<Exit*>(of);
+  if (::getpid() != exit.process || exit.by->is_finalized()) return;
+  if (code == 0 || !(exit.joined || is_abandoned())) return exit.by->finalize();
+  std::this_thread::sleep_for(kLastWords);
+  exit.by->abort(code);
+}
+
 }  // namespace
+
+void end_mpi_at_exit(std::unique_ptr<MpiExit> by, bool joined) {
+  ::on_exit(&end_mpi, new Exit{std::move(by), joined, ::getpid()});
+}
 
 void abandon_mpi(const std::string& why, bool by_another) {
   Ending& ending = ending_of_mpi();

@@ -19,6 +19,11 @@ bool is_abandoned_by_another();
 void watch_the_end_of_mpi(MpiFunctions& functions);
 void watch_the_end_of_mpi(const std::shared_ptr<MpiPort>& port);
 
+/// Where MPI is ours to end, exit() does it, which alone knows the exit code: where that is 0, or
+/// the world was left before (`joined` is false) and has not failed, by MPI_Finalize, else by
+/// MPI_Abort.
+void end_mpi_at_exit(std::unique_ptr<MpiExit> by, bool joined);
+
 /// MPI may still read or write memory of an operation that has failed: it must not be called again.
 void leave_memory_with_mpi();
 bool has_memory_with_mpi();

@@ -38,6 +38,14 @@ class Library {
   void* handle_;  // never closed: MPI does not end before the process does
 };
 
+template <typename Handle>
+Handle handle_from(uint64_t number) {
+  if constexpr (std::is_pointer_v<Handle>)
+    return std::bit_cast<Handle>(number);
+  else
+    return static_cast<Handle>(number);  // its low 4 bytes
+}
+
 /// The functions, as they are where handles are of this type.
 template <typename Handle>
 class Bound : public MpiFunctions {
@@ -139,12 +147,7 @@ class Bound : public MpiFunctions {
     return kSuccess;
   }
 
-  static Handle handle_of(uint64_t number) {
-    if constexpr (std::is_pointer_v<Handle>)
-      return std::bit_cast<Handle>(number);
-    else
-      return static_cast<Handle>(number);  // its low 4 bytes
-  }
+  static Handle handle_of(uint64_t number) { return handle_from<Handle>(number); }
   static uint64_t number_of(Handle handle) {
     if constexpr (std::is_pointer_v<Handle>)
       return std::bit_cast<uint64_t>(handle);
@@ -187,13 +190,43 @@ class Bound : public MpiFunctions {
   int (*error_string_)(int, char*, int*) = library_.find<int(int, char*, int*)>("MPI_Error_string");
 };
 
+template <typename Handle>
+class BoundExit : public MpiExit {
+ public:
+  explicit BoundExit(const MpiBinding& binding)
+      : library_(binding.module), world_(handle_from<Handle>(binding.world)) {}
+
+  bool is_finalized() override {
+    int finalized = 0;
+    return finalized_(&finalized) != kSuccess || finalized != 0;
+  }
+  void finalize() override { finalize_(); }
+  void abort(int code) override { abort_(world_, code); }
+
+ private:
+  Library library_;
+  Handle world_;
+  int (*finalized_)(int*) = library_.find<int(int*)>("MPI_Finalized");
+  int (*finalize_)() = library_.find<int()>("MPI_Finalize");
+  int (*abort_)(Handle, int) = library_.find<int(Handle, int)>("MPI_Abort");
+};
+
+template <typename Interface, template <typename> typename Of>
+std::unique_ptr<Interface> bound_to(const MpiBinding& binding) {
+  if (binding.handle_bytes == sizeof(int)) return std::make_unique<Of<int>>(binding);
+  if (binding.handle_bytes == sizeof(void*)) return std::make_unique<Of<void*>>(binding);
+  throw Error(ErrorCode::link, "handles of this MPI have " + std::to_string(binding.handle_bytes) +
+                                   " bytes; those of every known one have 4 or 8");
+}
+
 }  // namespace
 
 std::unique_ptr<MpiFunctions> bind_mpi(const MpiBinding& binding) {
-  if (binding.handle_bytes == sizeof(int)) return std::make_unique<Bound<int>>(binding);
-  if (binding.handle_bytes == sizeof(void*)) return std::make_unique<Bound<void*>>(binding);
-  throw Error(ErrorCode::link, "handles of this MPI have " + std::to_string(binding.handle_bytes) +
-                                   " bytes; those of every known one have 4 or 8");
+  return bound_to<MpiFunctions, Bound>(binding);
+}
+
+std::unique_ptr<MpiExit> bind_mpi_exit(const MpiBinding& binding) {
+  return bound_to<MpiExit, BoundExit>(binding);
 }
 
 }  // namespace farandole

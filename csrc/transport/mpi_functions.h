@@ -24,6 +24,7 @@ struct MpiBinding {
   size_t status_bytes = 0;
   uint64_t byte = 0;      // MPI_BYTE
   uint64_t self = 0;      // MPI_COMM_SELF
+  uint64_t world = 0;     // MPI_COMM_WORLD
   uint64_t returns = 0;   // MPI_ERRORS_RETURN
   uint64_t in_place = 0;  // MPI_IN_PLACE, an address
   // By dtype and by operation: MPI_FLOAT, MPI_SUM …; none where MPI has no such thing.
@@ -70,7 +71,17 @@ class MpiFunctions {
   virtual void at_finalize(void (*act)()) = 0;
 };
 
-/// Throws Error(link) where a function is not found.
+/// How MPI ends in this process, by whoever has initialized it.
+class MpiExit {
+ public:
+  virtual ~MpiExit() = default;
+  virtual bool is_finalized() = 0;
+  virtual void finalize() = 0;       // waits for all ranks
+  virtual void abort(int code) = 0;  // ends all ranks; mpiexec's exit code is this one
+};
+
+/// Both throw Error(link) where a function is not found.
 std::unique_ptr<MpiFunctions> bind_mpi(const MpiBinding& binding);
+std::unique_ptr<MpiExit> bind_mpi_exit(const MpiBinding& binding);
 
 }  // namespace farandole

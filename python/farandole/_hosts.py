@@ -308,7 +308,8 @@ def _secret(*, may_be_made: bool) -> tuple[bytes, bool]:
         raise AuthError(
             "the ranks are on several hosts and this one knows no secret of their job; set "
             "FARANDOLE_SECRET_FILE to a file of mode 600 with 64 hexadecimal digits, the same on "
-            "every rank, or FARANDOLE_INSECURE=1 in a network that you trust"
+            "every rank (`farandole run` makes one), or FARANDOLE_INSECURE=1 in a network that you "
+            "trust"
         )
     path = Path(name)
     try:

@@ -93,13 +93,27 @@ def ranks_of(comm: Any) -> Ranks:
 def all_ranks() -> Ranks:
     """Those of MPI_COMM_WORLD, where all data are to go over MPI."""
     try:
-        mpi = importlib.import_module("mpi4py.MPI")
+        with _ours_to_end():
+            mpi = importlib.import_module("mpi4py.MPI")
     except (ImportError, RuntimeError) as error:  # the latter where it finds no MPI
         raise RendezvousError(
             f"FARANDOLE_TRANSPORT=mpi takes mpi4py, which cannot be imported: {error}; "
             "pip install mpi4py, and run it over the MPI whose mpiexec starts the ranks"
         ) from error
     return ranks_of(mpi.COMM_WORLD)
+
+
+@contextmanager
+def _ours_to_end() -> Iterator[None]:
+    """mpi4py initializes MPI when it is imported first, and ends it before the program's exit code is
+    known. Where the program has left both to us, exit() ends it (end_at_exit)."""
+    rc = importlib.import_module("mpi4py").rc
+    ours = "mpi4py.MPI" not in sys.modules and rc.initialize and rc.finalize is None
+    if ours:
+        rc.finalize = False
+    yield
+    if ours:
+        _found["is ours to end"] = True
 
 
 # ---- how its ranks meet ----
@@ -309,6 +323,7 @@ def _binding() -> _core.MpiBinding:
             status_bytes=mpi._sizeof(mpi.Status),
             byte=_handle(mpi.BYTE),
             comm_self=_handle(mpi.COMM_SELF),
+            comm_world=_handle(mpi.COMM_WORLD),
             errors_return=_handle(mpi.ERRORS_RETURN),
             in_place=int(mpi.IN_PLACE) & (2**64 - 1),
             dtypes={
@@ -326,9 +341,18 @@ def _handle(of: Any) -> int:
     return int(_found["module"]._handleof(of)) & (2**64 - 1)
 
 
+def end_at_exit(joined: bool) -> bool:
+    """Whether MPI is ours to end, as exit() will do: by MPI_Abort if this process is `joined` to a
+    world, or that has failed, and its exit code is not 0."""
+    ours: bool = _found.pop("is ours to end", False)
+    if ours:
+        _core.end_mpi_at_exit(_binding(), joined)
+    return ours
+
+
 def give_way() -> None:
     """At the end: to the rank that is the cause, whose exit code mpiexec is to have. It calls
-    MPI_Abort with it, if mpi4py runs the program; and so does this one, with its own."""
+    MPI_Abort with it, and so does this one, with its own (or mpi4py does, if it runs the program)."""
     if is_bound() and _core.is_mpi_abandoned_by_another():
         time.sleep(_GIVE_WAY)
 

@@ -328,9 +328,11 @@ def _leave_at_exit() -> None:
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if error is not None:  # where somebody replaced our hook
         _endings.tell_exception(_state.group, error)
-    # MPI_Finalize comes before the exit code is known, and waits for those who would wait for it.
-    if _state.group is not None and not _core.in_child() and not _mpi.is_bound():
-        _endings.tell_end(_state.group)
+    if not _core.in_child():
+        # mpi4py calls MPI_Finalize before the exit code is known, and that waits for the others.
+        knows_its_code = _mpi.end_at_exit(_state.group is not None) or not _mpi.is_bound()
+        if _state.group is not None and knows_its_code:
+            _endings.tell_end(_state.group)
     shutdown()
     if not _core.in_child():
         _core.drop_trace_file()

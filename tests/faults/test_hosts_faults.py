@@ -353,6 +353,21 @@ def test_any_error_while_ranks_connect_is_told(spawn: Spawn, who: int) -> None:
         assert "KeyError('of the program')" in o.text or rank == who
 
 
+def stands_still_after_it_has_met(who: int) -> None:
+    if os.environ["RANK"] == str(who):
+        _core.open_world = lambda *_: os.kill(os.getpid(), signal.SIGSTOP)  # type: ignore[assignment, misc]
+    fd.init()
+
+
+@pytest.mark.parametrize("who", [0, 1, 2])
+def test_a_rank_that_stands_still_while_others_connect_is_named(spawn: Spawn, who: int) -> None:
+    world = spawn(3, env=split("1,1,1") | {"FARANDOLE_START_TIMEOUT": "3"})
+    world.start(stands_still_after_it_has_met, who)
+    for o in world.outcomes([r for r in range(3) if r != who]):
+        assert o.error == "RendezvousError", o.trace
+        assert o.text.startswith(f"ranks on other hosts did not connect: {who}")
+
+
 def test_a_missing_rank_is_named(spawn: Spawn) -> None:
     env = split("1,2") | {"FARANDOLE_START_TIMEOUT": "2"}
     world = spawn(3, env=env)

@@ -110,6 +110,24 @@ def test_ranks_of_pretended_hosts_meet_as_on_several() -> None:
     }  # fmt: skip
 
 
+def test_ranks_meet_without_a_secret_where_the_launcher_is_told_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FARANDOLE_SECRET_FILE", "/not/there")  # of the launcher alone
+    script = "import json, os\nprint(os.environ['FARANDOLE_SECRET_FILE'] or 'none')" + WORLD
+    options = ["-H", "a:1,b:1", "--launcher=local", "--insecure"]
+    result = launch(2, [sys.executable, "-c", script], *options)
+    seen = by_prefix(result.stdout)
+    assert {prefix: secret for prefix, (secret, _) in seen.items()} == {
+        "0 a": "none",
+        "1 b": "none",
+    }
+    assert [json.loads(place)[-1] for _, place in seen.values()] == [3.0, 3.0]
+    options = ["-H", "localhost:2", "--insecure"]
+    result = launch(2, [sys.executable, "-c", "pass"], *options)
+    assert "--insecure not used: all ranks are on this host" in result.stderr
+
+
 def test_ranks_of_network_namespaces_meet(spaces: list[str]) -> None:
     a, b = spaces
     script = "import json, os\nprint(os.environ['MASTER_ADDR'])" + WORLD

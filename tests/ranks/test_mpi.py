@@ -381,10 +381,36 @@ fd.all_reduce(np.ones(300_007))
 """
 
 
-def test_mpiexec_has_the_code_of_the_rank_that_is_the_cause(mpi: Mpi, tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", [[], ["-m", "mpi4py"]], ids=["python", "python -m mpi4py"])
+def test_mpiexec_has_the_code_of_the_rank_that_is_the_cause(
+    mpi: Mpi, by: list[str], tmp_path: Path
+) -> None:
     (tmp_path / "program.py").write_text(EXITS)
-    ended = mpi.start(3, ["-m", "mpi4py", str(tmp_path / "program.py")], **FORCED)
+    ended = mpi.start(3, [*by, str(tmp_path / "program.py")], **FORCED)
     assert ended.returncode == 9, ended.stdout
+
+
+# How a program ends, and mpiexec's code.
+ENDS = {
+    "at its end": ("", 0),
+    "with a code, after it left": ("fd.shutdown(); sys.exit(9)", 9),
+    "with a code, by raise": ("if fd.rank() == 1: raise SystemExit(7)\nfd.barrier()", 7),
+    "by an exception": ("if fd.rank() == 1: raise ValueError\nfd.barrier()", 1),
+    "early": ("if fd.rank() == 0: fd.barrier()", 1),
+    "by its own MPI_Finalize": ("from mpi4py import MPI; fd.shutdown(); MPI.Finalize()", 0),
+}
+
+
+@pytest.mark.drawn(2, of="what takes long")
+@pytest.mark.parametrize("end", ENDS)
+def test_mpi_ends_with_the_program(mpi: Mpi, end: str) -> None:
+    """MPI is ours to end where the program does not import mpi4py itself."""
+    how, code = ENDS[end]
+    program = f"import sys\nimport farandole as fd\nfd.init()\nfd.barrier()\n{how}"
+    ended = mpi.start(2, ["-c", program], **FORCED)
+    assert ended.returncode == code, ended.stdout
+    if code == 0:
+        assert not ended.stdout
 
 
 def is_unreachable(who: int) -> None:

@@ -123,6 +123,9 @@ def test_slots_of_this_host(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(LaunchError, match=says):
             slots_here(None, file)
+    file.write_bytes("söme.example.com".encode("latin-1"))
+    with pytest.raises(LaunchError, match="is not text in UTF-8"):
+        slots_here(None, file)
     with pytest.raises(LaunchError, match="both given"):
         slots_here("localhost", file)
 

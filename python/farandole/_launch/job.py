@@ -60,3 +60,4 @@ class Job(NamedTuple):  # a dataclass would import inspect: ranks start that muc
     hosts: Sequence[Share] = ()  # in order; none: this host alone, without an agent
     reach: Reach | None = None  # how agents are started there
     start_timeout: float = 30.0  # until all of them are ready
+    insecure: bool = False  # ranks of several hosts meet without a secret

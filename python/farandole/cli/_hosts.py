@@ -23,6 +23,12 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
         help="the Python with farandole on other hosts (default: the same path as here)",
     )
     parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="ranks of several hosts meet without a secret: whoever reaches a rank's port is one of "
+        "them. For networks that you trust",
+    )
+    parser.add_argument(
         "-x",
         metavar="NAME[=VALUE]",
         dest="exports",
@@ -107,6 +113,7 @@ def reach(arguments: argparse.Namespace, is_used: bool, name: str) -> Reach:
         "--ssh-port": arguments.ssh_port,
         "--ssh-identity-file": arguments.ssh_identity_file,
         "--remote-python": arguments.remote_python,
+        "--insecure": arguments.insecure or None,
     }
     idle = [option for option, value in given.items() if value is not None]
     if is_used:

@@ -28,7 +28,7 @@ what the ranks find:
   environment   RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK CROSS_RANK
                 CROSS_SIZE MASTER_ADDR MASTER_PORT, the HOROVOD_ names of these, FARANDOLE_RUN_ID,
                 PYTHONUNBUFFERED=1; OMP_NUM_THREADS = cores / ranks unless it is set; on several
-                hosts FARANDOLE_SECRET_FILE
+                hosts FARANDOLE_SECRET_FILE (with --insecure FARANDOLE_INSECURE=1)
   stdin         empty (/dev/null)
 
 before they start: the first job on a kind of host measures its memory for about 2 s, for all later
@@ -144,6 +144,7 @@ def handle(arguments: argparse.Namespace, name: str = "farandole run") -> int:
             hosts=hosts,
             reach=_hosts.reach(arguments, bool(hosts), name),
             start_timeout=float(settings.get("FARANDOLE_START_TIMEOUT") or 30),
+            insecure=arguments.insecure,
         )
         if job.hosts:
             return _launch.launch(job)

@@ -54,13 +54,14 @@ def main() -> int:
 def _carry_out(
     order: Order, inherited: dict[str, str], seen: address.Seen, streams: tuple[int, int]
 ) -> int:
-    secret = _written(order)
+    secret = _written(order) if order.secret else None
 
     def run(lifeline: int, signals: SignalPipe) -> int:
         try:
             Agent(here, order.patience, streams, lifeline, signals, seen.launcher).run()
         finally:
-            secret.remove()  # also where the watchdog, which does it too, is gone
+            if secret:
+                secret.remove()  # also where the watchdog, which does it too, is gone
         return 0
 
     try:
@@ -68,14 +69,19 @@ def _carry_out(
             order.command,
             order.counts,
             inherited,
-            added={VARIABLE: str(secret.path)},
+            added=(
+                {VARIABLE: str(secret.path)}
+                if secret
+                else {VARIABLE: "", "FARANDOLE_INSECURE": "1"}
+            ),
             index=order.number,
             host=order.host,
             address=seen.host,
         )
         return guarded(run, "farandole agent", "agent")
     finally:
-        secret.remove()
+        if secret:
+            secret.remove()
 
 
 def _written(order: Order) -> SecretFile:

@@ -19,7 +19,7 @@ class Order(NamedTuple):
     command: list[str]
     directory: str
     environment: dict[str, str]
-    secret: str
+    secret: str  # empty: ranks shall meet without one
     patience: float
 
     @property
