@@ -27,6 +27,7 @@ from farandole._launch.watchdog import guarded
 
 # From the start of this process to the whole order.
 _ORDER_TIMEOUT = 60.0
+_INSECURE = {VARIABLE: "", "FARANDOLE_INSECURE": "1"}
 
 
 def main() -> int:
