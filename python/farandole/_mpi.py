@@ -105,8 +105,8 @@ def all_ranks() -> Ranks:
 
 @contextmanager
 def _ours_to_end() -> Iterator[None]:
-    """mpi4py initializes MPI when it is imported first, and ends it before the program's exit code is
-    known. Where the program has left both to us, exit() ends it (end_at_exit)."""
+    """mpi4py initializes MPI when it is imported first, and ends it before the program's exit code
+    is known. Where the program has left both to us, exit() ends it (end_at_exit)."""
     rc = importlib.import_module("mpi4py").rc
     ours = "mpi4py.MPI" not in sys.modules and rc.initialize and rc.finalize is None
     if ours:
@@ -352,7 +352,7 @@ def end_at_exit(joined: bool) -> bool:
 
 def give_way() -> None:
     """At the end: to the rank that is the cause, whose exit code mpiexec is to have. It calls
-    MPI_Abort with it, and so does this one, with its own (or mpi4py does, if it runs the program)."""
+    MPI_Abort with it, as does this one, with its own (or mpi4py does, if it runs the program)."""
     if is_bound() and _core.is_mpi_abandoned_by_another():
         time.sleep(_GIVE_WAY)
 

@@ -70,11 +70,7 @@ def _carry_out(
             order.command,
             order.counts,
             inherited,
-            added=(
-                {VARIABLE: str(secret.path)}
-                if secret
-                else {VARIABLE: "", "FARANDOLE_INSECURE": "1"}
-            ),
+            added={VARIABLE: str(secret.path)} if secret else _INSECURE,
             index=order.number,
             host=order.host,
             address=seen.host,
