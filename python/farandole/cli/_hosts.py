@@ -25,8 +25,8 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--insecure",
         action="store_true",
-        help="ranks of several hosts meet without a secret, whoever reaches a port of theirs can be "
-        "one of them: for networks that you trust",
+        help="ranks of several hosts meet without a secret, and whoever reaches their ports can "
+        "be one of them: for networks that you trust",
     )
     parser.add_argument(
         "-x",
