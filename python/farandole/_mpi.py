@@ -368,6 +368,7 @@ def is_bound() -> bool:
 def describe() -> dict[str, Any]:
     """What `farandole info` says of the communicator that init() would take, as plain values."""
     ranks = all_ranks()
+    end_at_exit(joined=False)
     mpi = _found["module"]
     mine = threads()
     why = why_not(

@@ -16,6 +16,7 @@ import torch
 from rank_cases import begin_torch, make_tests, on_ranks, raises
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import farandole as fd
@@ -62,6 +63,31 @@ def cnn() -> nn.Module:
 def transformer() -> nn.Module:
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True)
     return nn.Sequential(nn.Embedding(11, 8), layer, nn.Linear(8, 11))
+
+
+class Twice(nn.Module):
+    """A layer in two reentrant checkpoints: its gradient comes in two parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(6, 6), nn.Linear(6, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = checkpoint(self.inner, x.tanh().requires_grad_(), use_reentrant=True)
+        return self.last(x)
+
+
+class Sometimes(nn.Module):
+    """Layers that some parts of a batch use, and others do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(6, 1) for _ in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = x[0, 0] if len(x) else 0.0
+        return self.layers[0](x) if first < 0.5 else self.layers[1](x) * self.layers[2](x)
 
 
 def digest(tree: Any) -> str:
@@ -157,6 +183,8 @@ def train() -> dict[str, str]:
     add("mlp", mlp, adam, loader(X, Y, drop_last=True), loss_of=mse)
     add("short batch", plain, sgd, loader(X, Y), loss_of=mse, bucket_bytes=0)
     add("micro-batches", plain, sgd, loader(X, Y), loss_of=mse, micro_batch_size=1)
+    add("twice", Twice, sgd, loader(X, Y), loss_of=mse)
+    add("sometimes", Sometimes, adam, loader(X, Y), loss_of=mse)
     add("cnn", cnn, sgd, loader(IMAGES, LABELS), loss_of=entropy)
     words = loader(WORDS, TAGS, shuffle=False)
     add("transformer", transformer, adam, words, loss_of=tagged, count=words_in)
@@ -253,6 +281,28 @@ def gradients_fold_as_they_are_written_down() -> None:
     for p, first, second in zip(model.parameters(), *whole, strict=True):
         assert p.grad is not None
         assert torch.equal(p.grad, first + second)
+
+
+@on_ranks(1, 2)
+def the_last_part_sends_its_gradients_while_backward_goes_on() -> None:
+    """From the second batch on, and if no gradients stand as a batch begins."""
+    model = plain()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = hvd.GlobalBatch(loader(X, Y), model, optimizer, logical_ranks=PARTS)
+    exchange: Any = optimizer._exchange  # type: ignore[attr-defined]
+    sends: list[bool] = []
+    first: Any = model[0].weight
+    first.register_hook(lambda _: sends.append(exchange is not None and exchange.reducing))
+    for batch in range(4):
+        for x, y in batches:
+            batches.scale_loss(functional.mse_loss(model(x), y)).backward()
+            if batches.sync_gradients:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=batch != 1)
+                break
+    others = [False] * (PARTS // hvd.size() - 1)
+    several = hvd.size() > 1
+    assert sends == [each for last in (False, several, False, several) for each in [*others, last]]
 
 
 @on_ranks(2)

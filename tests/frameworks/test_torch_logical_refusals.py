@@ -14,6 +14,7 @@ from rank_cases import begin_torch, make_tests, on_ranks, raises
 from test_torch_logical_ranks import PARTS, N, Spawn, X, Y, digest, loader, mlp, plain
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import farandole as fd
 import farandole.torch as hvd
@@ -47,7 +48,6 @@ def what_would_make_bits_depend_on_ranks_is_refused() -> None:
         ({"gradient_predivide_factor": 2.0}, "gradient_predivide_factor changes"),
         ({"sharded_update": True}, "sharded_update=True"),
         ({"sparse_as_dense": True}, "sparse_as_dense=True"),
-        ({"overlap": True}, "overlap=True"),
         ({"backward_passes_per_step": 2}, "takes no backward_passes_per_step"),
     ]:
         with raises(fd.InvalidArgument, words):
@@ -106,10 +106,36 @@ def loops_that_are_wrong_are_refused_on_every_rank() -> None:
             loss = model[2](Fails.apply(model[1](model[0](X)))).mean()
         batches.scale_loss(loss).backward()
 
+    stepped = []
+
+    def fails_late(loss: Any, model: Any, optimizer: Any, batches: Any) -> None:
+        """Some of its gradients have been sent."""
+        if stepped and batches.sync_gradients and several:
+            loss = model[2](Fails.apply(model[1](model[0](X)))).mean()
+        ends_batch(loss, optimizer, batches)
+
+    def comes_twice(loss: Any, model: Any, optimizer: Any, batches: Any) -> None:
+        """As no backward before: what is sent already changes."""
+        if stepped and batches.sync_gradients and several and not alone:
+            x = X.clone().requires_grad_()
+            both = [checkpoint(model[0], x, use_reentrant=True) for _ in range(2)]
+            loss = model[2](both[0] + both[1]).mean()
+        ends_batch(loss, optimizer, batches)
+
+    def ends_batch(loss: Any, optimizer: Any, batches: Any) -> None:
+        batches.scale_loss(loss).backward()
+        if batches.sync_gradients:
+            optimizer.zero_grad()
+            stepped.append(True)
+
     wrong("zero_grad() in the middle of a global batch", zeros)
     wrong("step() in the middle of a global batch", steps)
     wrong("was set between two parts of a batch", sets)
     wrong("the backward of this part", fails)
+    wrong("the backward of this part", fails_late)
+    if not alone:
+        stepped.clear()
+        wrong("became ready twice in one step", comes_twice)
 
 
 class Fails(torch.autograd.Function):

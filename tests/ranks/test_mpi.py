@@ -502,7 +502,8 @@ def one_leaves(how: str) -> str:
             raise SystemExit(3)
         fd.shutdown()
         return ""
-    with pytest.raises(fd.EarlyExit) as found:  # in the second, or for the slower one in the first
+    error = fd.RemoteError if how == "exits" else fd.EarlyExit
+    with pytest.raises(error) as found:  # in the second, or for the slower one in the first
         reduce_for_ever(np.ones(3))
     return found.value.verdict
 

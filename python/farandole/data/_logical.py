@@ -8,7 +8,7 @@ any number of ranks] in keras/_global/logical.py).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from farandole import _world
@@ -107,6 +107,10 @@ class Folding(Generic[_T]):
         for _, lower in reversed(self._sums[:-1]):
             value = self._add(lower, value)
         return value
+
+    def downwards(self) -> Iterator[_T]:
+        """What lies below the next value, in the order in which result() would add them to it."""
+        return (value for _, value in reversed(self._sums))
 
     def __bool__(self) -> bool:
         return bool(self._sums)

@@ -88,7 +88,7 @@ def share_between_ranks(
         if _world.size() > 1:
             broadcast_optimizer_state(optimizer, root_rank=0)
         if logical_ranks is not None:
-            options = {**options, "op": Sum, "overlap": False}
+            options = {**options, "op": Sum}
         DistributedOptimizer(optimizer, model.named_parameters(), **options)
     assert isinstance(optimizer, WrappedOptimizer)
     optimizer.take_weighed_losses_only()

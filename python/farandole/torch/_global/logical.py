@@ -16,11 +16,12 @@ depends on the part alone:
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 
 from farandole._core import InvalidArgument
@@ -42,7 +43,6 @@ def block_for(logical_ranks: Any, model: Any, options: dict[str, Any]) -> Block:
     for name, why in [
         ("sharded_update", "no rank has the gradients that parts fold into"),
         ("sparse_as_dense", "sparse gradients are refused"),
-        ("overlap", "gradients are reduced when the last part is computed"),
     ]:
         if options.get(name):
             raise InvalidArgument(
@@ -116,9 +116,9 @@ class LogicalRanks:
         if micro.part != self._part:
             self._end_part()
             self._part = micro.part
-            entropy = [self._seed % 2**64, *step, micro.part]
-            seed = np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]
-            _seed_all(int(seed))
+            entropy = struct.pack("4Q", self._seed % 2**64, *step, micro.part)
+            digest = hashlib.blake2b(entropy, digest_size=8).digest()
+            _seed_all(int.from_bytes(digest, "little"))
         self._micro = micro
         if self._gradients is not None:
             self._gradients.expect(micro.part, last=last)

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import torch
 
@@ -36,6 +36,16 @@ from farandole.torch._training.sparse_gradients import SparseGradients
 from farandole.torch._training.weighing import not_weighed
 from farandole.torch._training.weights import BROADCAST, watch_weights
 from farandole.torch._training.wrapped import too_many_passes
+
+
+class Completes(Protocol):
+    """Who makes what autograd has accumulated what is to be reduced."""
+
+    def complete(self, p: torch.Tensor) -> None:
+        """The gradient of that parameter is there, in a pass that reduces."""
+
+    def complete_rest(self) -> None:
+        """No other comes in this pass."""
 
 
 class GradientExchange(Hooked):
@@ -114,6 +124,8 @@ class GradientExchange(Hooked):
         self._held = 0  # depth of no_sync()
         # Reduced gradients stand where autograd accumulates, and nobody has used them up.
         self._standing = False
+        self.completes: Completes | None = None
+        self.failures = 0  # of passes that reduced, of which the others know
         # step() must still reduce: since the last reduction a step or a zero_grad was seen.
         self._due = True
         self._dropped = False  # a pass failed, and nothing was done about it
@@ -132,6 +144,8 @@ class GradientExchange(Hooked):
         if not self.reducing or (self.weighed_only and self.lacks_weight()):
             return  # what has no weight yet is not sent before it is known to have one
         try:
+            if self.completes is not None:
+                self.completes.complete(self.parameters[i])
             self._take(i)
         except BaseException:
             present.fail()  # now, since the traceback may keep the pass alive
@@ -222,6 +236,8 @@ class GradientExchange(Hooked):
         if self.lacks_weight():
             self.reducer.abandon()  # nothing was sent; the others shall know
             raise not_weighed()
+        if self.completes is not None:
+            self.completes.complete_rest()
         for i in self._gradients.missing():
             self._take(i)
         self.show_weights(self.reducer)
@@ -246,6 +262,7 @@ class GradientExchange(Hooked):
         """Tells the other ranks, without waiting for them; the next pass will work again."""
         if not self.reducing:
             return
+        self.failures += 1
         self.reducing = False
         self._passes = 0
         self._standing, self._due, self._dropped = False, True, True
@@ -261,9 +278,10 @@ class GradientExchange(Hooked):
         raise why
 
     def reduce(self) -> None:
-        """Reduces what stands, whether or not a pass of this rank brought it. For gradients that a
-        rank has computed in several parts (parts.py)."""
-        self._begin(reducing=True)
+        """Reduces what stands, whether or not a pass of this rank brought it, or what the running
+        pass has brought. For gradients that a rank has computed in several parts (parts.py)."""
+        if not self.reducing:
+            self._begin(reducing=True)
         self._finish_pass()
 
     def abandon(self) -> None:
@@ -272,7 +290,8 @@ class GradientExchange(Hooked):
         Raises:
             Error: the group has failed.
         """
-        self._begin(reducing=True)
+        if not self.reducing:
+            self._begin(reducing=True)
         try:
             self.reducer.abandon()
         finally:

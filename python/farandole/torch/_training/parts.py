@@ -5,9 +5,13 @@ Note [Gradients in parts]
 Autograd adds to what stands in p.grad, one part after the other. Here every part begins without
 gradients, and its own are taken away as its backward ends. They fold in the canonical tree over all
 parts, of which a rank has a subtree (data/_logical.py); what a rank's parts give goes into the sum
-over ranks, which is the upper part of that tree, when the last of them is there: nothing is sent
-earlier. A part in which a parameter has no gradient counts as zeros, if another part has one, as it
-does between ranks.
+over ranks, which is the upper part of that tree. A part in which a parameter has no gradient counts
+as zeros, if another part has one, as it does between ranks.
+
+The backward of the last part reduces: each gradient is folded with those of the parts before it as
+autograd leaves it, and is sent while backward goes on. Not where gradients stood as the batch
+began, and not in the first batch: that shows whether autograd comes to a parameter twice in a
+backward (reentrant checkpoints do that), which would be sent too early.
 
 A hook before autograd's accumulation is what clears p.grad, and not the loop, so that it does not
 matter where a program calls zero_grad(). What stands there as a batch begins (a program adds up
@@ -69,7 +73,9 @@ class PartGradients(Hooked):
         self.of_batch = of_batch
         self.reduced: Callable[[], None] = lambda: None  # called when a batch's gradients are
         self._unmanaged, self._exchange = unmanaged, exchange
+        self._numbers = {id(p): i for i, p in enumerate(self.parameters)}
         self._stands = _Stands.NOWHERE
+        self._comes_once: bool | None = None  # autograd, in a backward; None before the first batch
         self.forget()
         if exchange is not None:
             exchange.open = True  # its own passes only accumulate
@@ -101,6 +107,7 @@ class PartGradients(Hooked):
         self._seen: set[int] = set()  # in this backward
         self._mine: _Gradients = {}  # of the present part, so far
         self._folding: Folding[_Gradients] = Folding(_sum)
+        self._stop_sending()
 
     def expect(self, part: int, *, last: bool) -> None:
         """A (micro-)batch is given out; `last`: of this rank's of the batch."""
@@ -128,7 +135,8 @@ class PartGradients(Hooked):
                 self._pass = weakref.ref(present)
             present.enter(graph)
         if i in self._seen:
-            return  # a reentrant backward comes to it once more
+            self._comes_once = False  # a reentrant backward comes to it once more
+            return
         self._seen.add(i)
         self._clear(i)
 
@@ -158,6 +166,8 @@ class PartGradients(Hooked):
                 )
             )
         self._seen.clear()
+        if self._last and self._may_send():
+            self._start_sending()
 
     def _clear(self, i: int) -> None:
         p = self.parameters[i]
@@ -183,7 +193,8 @@ class PartGradients(Hooked):
         if unweighed:
             self.refuse(not_weighed())
         with torch.no_grad():
-            self._take()
+            if not self._sending:
+                self._take()
             self._stands = _Stands.COMPUTED
             if self._last:
                 self.finish()
@@ -191,21 +202,67 @@ class PartGradients(Hooked):
     def _take(self) -> None:
         """What this backward has accumulated."""
         for i in sorted(self._seen):
-            p = self.parameters[i]
-            if p.grad is None:
-                continue
-            if p.grad.requires_grad:
-                self.refuse(part_of_a_graph(self.names[i]))
-            if p.grad.layout != torch.strided:
-                self.refuse(
-                    InvalidArgument(
-                        f"the gradient of '{self.names[i]}' is sparse, which logical_ranks do not "
-                        "support\n  advice: torch.nn.Embedding(sparse=False)"
-                    )
-                )
-            self._mine[i] = p.grad
-            p.grad = None
+            self._take_one(i)
         self._seen.clear()
+
+    def _take_one(self, i: int) -> None:
+        p = self.parameters[i]
+        if p.grad is None:
+            return
+        if p.grad.requires_grad:
+            self.refuse(part_of_a_graph(self.names[i]))
+        if p.grad.layout != torch.strided:
+            self.refuse(
+                InvalidArgument(
+                    f"the gradient of '{self.names[i]}' is sparse, which logical_ranks do not "
+                    "support\n  advice: torch.nn.Embedding(sparse=False)"
+                )
+            )
+        self._mine[i] = p.grad
+        p.grad = None
+
+    # The last backward of a batch, which the exchange reduces as it goes on.
+
+    def _may_send(self) -> bool:
+        stand = self._before or any(p.grad is not None for p in self.parameters)
+        return self._exchange is not None and bool(self._comes_once) and not stand
+
+    def _start_sending(self) -> None:
+        assert self._exchange is not None
+        self._exchange.open, self._exchange.completes = False, self
+        self._sending, self._unsent = True, set(range(len(self.parameters)))
+        self._failures = self._exchange.failures
+
+    def _stop_sending(self) -> None:
+        self._sending, self._unsent = False, set[int]()
+        if self._exchange is not None:
+            self._exchange.open, self._exchange.completes = True, None
+
+    def _is_reduced(self) -> bool:
+        """As the exchange's own pass has ended."""
+        assert self._exchange is not None
+        return not self._unsent and not self._exchange.reducing
+
+    def complete(self, p: torch.Tensor) -> None:
+        self._complete(self._numbers[id(p)])
+
+    def complete_rest(self) -> None:
+        """What this backward has not come to; other parts may have."""
+        for i in sorted(self._unsent):
+            self._complete(i)
+
+    @torch.no_grad()
+    def _complete(self, i: int) -> None:
+        self._unsent.discard(i)
+        self._take_one(i)
+        self.parameters[i].grad = self._folded(i)
+
+    def _folded(self, i: int) -> torch.Tensor | None:
+        gradient = self._mine.get(i)
+        for lower in self._folding.downwards():
+            if gradient is not None or i in lower:
+                gradient = _add(lower.get(i), gradient)
+        return gradient
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -217,12 +274,17 @@ class PartGradients(Hooked):
             return
         self.check_alive()
         self._stands = _Stands.FAILED  # unless it comes to its end
-        self._close_part()
-        for i, gradient in self._set_aside().items():
-            self.parameters[i].grad = gradient
+        if not self._sending:
+            self._close_part()
+            for i, gradient in self._set_aside().items():
+                self.parameters[i].grad = gradient
         refuse_unmanaged(self._unmanaged)
-        if self._exchange is not None:
+        if self._exchange is not None and not (self._sending and self._is_reduced()):
             self._exchange.reduce()
+        self._stop_sending()
+        self._folding = Folding(_sum)
+        if self._comes_once is None:
+            self._comes_once = True
         for i, before in self._before.items():
             p = self.parameters[i]
             p.grad = before if p.grad is None else p.grad.add_(before)
@@ -238,9 +300,7 @@ class PartGradients(Hooked):
                 self._before[i] = p.grad
             p.grad = None
         self._before = {i: before.clone() for i, before in self._before.items()}
-        gradients = self._folding.result()
-        self._folding = Folding(_sum)
-        return gradients
+        return self._folding.result()
 
     # What goes wrong.
 
@@ -248,10 +308,11 @@ class PartGradients(Hooked):
         """A backward raised; the other ranks are told, without waiting for them."""
         if self._stands is _Stands.FAILED:
             return
+        told = self._sending and self._exchange and self._exchange.failures > self._failures
         self.forget()
         self._stands = _Stands.FAILED
         self._drop()
-        if self._exchange is not None:
+        if self._exchange is not None and not told:
             with suppress(Error):  # of a group that has failed: the next call will say it
                 self._exchange.abandon()
 
