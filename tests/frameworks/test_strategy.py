@@ -10,6 +10,7 @@ import copy
 import importlib.util
 import pickle
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -547,6 +548,24 @@ def datasets_are_split_or_made_by_each_rank() -> None:
         return result
 
     assert int(total(dist)) == sum(range(8))
+
+
+@on_ranks(2)
+def loops_over_a_shuffle_below_a_repeat_read_the_same_on_all_ranks() -> None:
+    """Though how far is read ahead, and so how many orders are drawn, differs."""
+    strategy = mirrored()
+    data = tf.data.Dataset.range(6).shuffle(6, seed=3).repeat().batch(2)
+    dist = strategy.experimental_distribute_dataset(data.prefetch(2 + 20 * fd.rank()))
+    seen = []
+    for _ in range(4):
+        for batch, x in enumerate(dist, 1):
+            seen.append(strategy.gather(x, axis=0).numpy().tolist())
+            if batch == 2:
+                time.sleep(0.05)  # for what is read ahead
+                break
+    assert len({tuple(each) for each in seen}) > 4, seen
+    for first, second in zip(seen[::2], seen[1::2], strict=True):
+        assert len({*first, *second}) == 4  # of one pass
 
 
 @on_ranks(2)

@@ -333,7 +333,7 @@ def rebuilt(step: Step, seed: int, without: frozenset[Step] = frozenset()) -> An
     Args:
         without: maps to leave out. Every step after them can be applied again.
     """
-    made = _Rebuilding(seed, without, _repeated(step)).of(step)
+    made = _Rebuilding(seed, without, drawn_below_a_repeat(step)).of(step)
     if made is not step.dataset:
         made = made.with_options(step.dataset.options())  # of all steps; some are made of ops
     return made
@@ -344,11 +344,11 @@ _kept: WeakKeyDictionary[Any, dict[tuple[int, int, bool, int], Any]] = WeakKeyDi
 _calls: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
-def _repeated(step: Step, below: bool = False) -> frozenset[Step]:
+def drawn_below_a_repeat(step: Step, below: bool = False) -> frozenset[Step]:
     """Shuffles below a repeat() that draw more than one order."""
     mine = {step} if below and step.name == "shuffle" and step.reshuffles else set[Step]()
     below = below or step.name == "repeat"
-    return frozenset(mine).union(*(_repeated(each, below) for each in step.inputs))
+    return frozenset(mine).union(*(drawn_below_a_repeat(each, below) for each in step.inputs))
 
 
 class _Rebuilding:

@@ -20,7 +20,14 @@ from farandole.data._moving import (
     passes_are_orders,
 )
 from farandole.data._order import DEFAULT_SEED
-from farandole.data._pipeline import Step, chain, element_of, read_pipeline, rebuilt
+from farandole.data._pipeline import (
+    Step,
+    chain,
+    drawn_below_a_repeat,
+    element_of,
+    read_pipeline,
+    rebuilt,
+)
 from farandole.data._policy import Policy, check_policy, refuse_index
 from farandole.data._same import ELEMENTS, ReadBatches
 from farandole.data._share import share
@@ -76,6 +83,11 @@ def split_dataset_in(
     me = _world.rank()
     here = Block(_world.size(), range(me, me + 1))
     return _split(dataset, read, here, policy, seed, lambda parts: parts[0])
+
+
+def is_to_be_split_anew(dataset: Any) -> bool:
+    """Whether it is for each reading: Note [Orders that go on] in data/_pipeline.py."""
+    return bool(drawn_below_a_repeat(read_pipeline(dataset)))
 
 
 _Put = Callable[[list[Any]], Any]  # the parts of a batch, as they are given

@@ -90,10 +90,14 @@ def check_options(options: Any) -> None:
         )
 
 
-def part_of_each_batch(dataset: Any) -> tuple[Any, Read]:
-    """The parts of this replica, which may have no sample; and their record."""
-    length = int(dataset.cardinality()) if tf.executing_eagerly() else tf.data.UNKNOWN_CARDINALITY
-    read = Read(length)
+def record_of(dataset: Any) -> Read:
+    return Read(
+        int(dataset.cardinality()) if tf.executing_eagerly() else tf.data.UNKNOWN_CARDINALITY
+    )
+
+
+def part_of_each_batch(dataset: Any, read: Read) -> Any:
+    """The parts of this replica, which may have no sample."""
     shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
     split = split_dataset(dataset, read if _world.size() > 1 else None)
 
@@ -104,7 +108,7 @@ def part_of_each_batch(dataset: Any) -> tuple[Any, Read]:
             tensor.set_shape([_part_of(shape[0]), *shape[1:]])
         return tf.nest.pack_sequence_as(batch, tensors)
 
-    return split.map(counted), read
+    return split.map(counted)
 
 
 def _part_of(batch: int | None) -> int | None:

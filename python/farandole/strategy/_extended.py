@@ -13,6 +13,7 @@ from tensorflow.python.distribute import values as tf_values
 
 from farandole import _world
 from farandole.common._labels import without_numbers
+from farandole.data._tensorflow import is_to_be_split_anew
 from farandole.strategy import _collectives as collectives
 from farandole.strategy import _data, _keras, _reading
 from farandole.strategy._checks import check_call
@@ -240,9 +241,15 @@ class Extended(OneOfManyExtended):
         if _keras.are_shared(dataset):
             return distribute(dataset, options)
         _data.check(dataset, options)
-        parts, read = _data.part_of_each_batch(dataset)
-        made = distribute(parts, options)
-        return _reading.compared(made, read) if _world.size() > 1 else made
+        read = _data.record_of(dataset)
+
+        def made() -> Any:
+            return distribute(_data.part_of_each_batch(dataset, read), options)
+
+        if _world.size() == 1:
+            return made()
+        anew = tf.executing_eagerly() and is_to_be_split_anew(dataset)
+        return _reading.compared(made(), read, made if anew else None)
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
         _data.check_options(options)

@@ -8,6 +8,7 @@ others of the parts inside. So which record belongs to them is one of the parts.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -22,13 +23,19 @@ _records: WeakValueDictionary[int, Read] = WeakValueDictionary()
 _NUMBER = tf.TensorSpec([], tf.int64)
 
 
-def compared(dataset: Any, read: Read) -> Any:
-    """The same distributed dataset, whose batches ranks compare."""
+def compared(dataset: Any, read: Read, anew: Callable[[], Any] | None) -> Any:
+    """The same distributed dataset, whose batches ranks compare.
+
+    Args:
+        anew: makes what a loop of Python goes over, from the second on, if that is another one.
+    """
     number = next(_numbers)
     read.name = f"distributed dataset {number}"
     _records[number] = read
     with tf.device("/cpu:0"):
-        return _known(dataset, ReadDataset, tf.constant(number, tf.int64), read)
+        known = _known(dataset, ReadDataset, tf.constant(number, tf.int64), read)
+    known.anew = anew
+    return known
 
 
 def _known(thing: Any, kind: type, number: Any, read: Read | None = None) -> Any:
@@ -42,9 +49,14 @@ class ReadDataset(input_lib.DistributedDataset):  # type: ignore[misc]  # no typ
 
     number: Any
     read: Read | None
+    anew: Callable[[], Any] | None = None  # Note [Orders that go on] in data/_pipeline.py
+    _read_before = False
 
     def __iter__(self) -> Any:
-        return _known(super().__iter__(), ReadIterator, self.number, self.read)
+        anew = self.anew if self._read_before and tf.executing_eagerly() else None
+        self._read_before = True
+        iterator = super().__iter__() if anew is None else iter(anew())
+        return _known(iterator, ReadIterator, self.number, self.read)
 
     @property
     def _type_spec(self) -> Any:
