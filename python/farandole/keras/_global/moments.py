@@ -18,14 +18,15 @@ from farandole.keras._global.sums import sum_over_ranks
 
 
 def moments_of_all_ranks(inputs: Any, mask: Any, axes: list[int], steps: Steps, name: str) -> Any:
-    """As Keras' ``BatchNormalization._moments``, whose place it takes. A rank's sample that does
-    not count is in neither."""
+    """As Keras' ``BatchNormalization._moments``, whose place it takes, with its epsilon in the count
+    of what a mask leaves. A rank's sample that does not count is in neither."""
     ops = keras.ops
     count, mean, variance = _of_this_rank(inputs, mask, axes)
     count = ops.where(steps.counts, count, ops.zeros_like(count))
     table = _rows_of_all_ranks(ops.stack([count, mean, variance]), name)
     counts, means, variances = table[:, 0], table[:, 1], table[:, 2]
-    weights = counts / ops.maximum(ops.sum(counts, 0), 1)  # of a mask that leaves nothing: 0
+    total = ops.sum(counts, 0)
+    weights = counts / (ops.maximum(total, 1) if mask is None else total + keras.config.epsilon())
     mean = ops.sum(weights * means, 0)
     return mean, ops.sum(weights * (variances + ops.square(means - mean)), 0)
 
