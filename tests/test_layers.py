@@ -52,7 +52,7 @@ PYBIND = re.compile(r"pybind11/")
 # before its own, also inside functions. A module belongs to the longest name that it begins with.
 PYTHON_LAYERS = [
     "_core _host_parts _interfaces _launchers _progress _tables _words typing",
-    "_place _plan_size _store",
+    "_listening _place _plan_size _secret _store",
     "_mpi",
     "_arguments _errors _limits _plan _watch",
     "_endings _hosts _trace cuda",

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import errno
-import hashlib
-import ipaddress
 import os
 import secrets
 import socket
-import stat
 import sys
 import time
 from collections import Counter
@@ -18,16 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from farandole import _core, _interfaces, _mpi, _place, _store
-from farandole._core import AuthError, Error, InvalidArgument, RendezvousError
+from farandole import _core, _listening, _mpi, _place, _secret, _store
+from farandole._core import Error, InvalidArgument, RendezvousError
 from farandole._host_parts import host_of_each
 from farandole._limits import setting
 from farandole._mpi import Ranks
 from farandole._store import KeyValueStore
 
-_SECRET_BYTES = 32
 _attempts: Counter[str] = Counter()  # to meet in a store, by job: what was said there stays
-_MOST_ADDRESSES = 8  # of a rank, as the core keeps them
 
 
 @dataclass(frozen=True)
@@ -81,26 +76,26 @@ def meet(
             shared memory.
     """
     until = time.monotonic() + (_start_timeout() if timeout is None else timeout)
-    nobodys = secrets.token_bytes(_SECRET_BYTES)
+    nobodys = secrets.token_bytes(_secret.BYTES)
     who = "" if among is None else among.ranks
     meeting = _store.Meeting(rank, size, address, port, nobodys, until, who, (), *_warnings(rank))
     mine = _who(rank, size)
     try:
         with _mpi.meeting(ranks):
-            secret, is_made_here = _secret(may_be_made=ranks is not None)
+            secret, is_made_here = _secret.find(may_be_made=ranks is not None)
             meeting = replace(meeting, secret=secret)
             others = address if ranks is None else _way_to_others(ranks, until)
-            listeners = _listen(others, avoid=port)
+            listeners = _listening.listen(others, avoid=port)
             started = (rank, size) if among is None else (among.rank, among.size)
             mine |= _words(job, named, agree, listeners, _identity(*started))
-            mine["knows"] = "none" if is_made_here else _shown(secret)
+            mine["knows"] = "none" if is_made_here else _secret.shown(secret)
     except Error as error:
         if ranks is None:
             _say_why(meeting, mine | {"failed": str(error)}, job, store)
         raise
     if rank == 0:
         mine["tuning"] = tuning
-        mine["secret"] = secrets.token_hex(_SECRET_BYTES) if is_made_here else ""
+        mine["secret"] = secrets.token_hex(_secret.BYTES) if is_made_here else ""
     if ranks is not None:
         mine |= {**_mpi.threads(), "world": secrets.token_hex(8)}
         met = _mpi.exchange(ranks, mine, _objection, until)
@@ -112,7 +107,7 @@ def meet(
             "the host of rank 0 and MASTER_PORT to a free port there"
         )
     else:
-        meeting = replace(meeting, at=_receiving_at(address))
+        meeting = replace(meeting, at=_listening.receiving_at(address))
         met = _store.exchange(meeting, mine, _objection)
     if is_made_here:
         secret = bytes.fromhex(met.table[0]["secret"])
@@ -129,7 +124,7 @@ def _say_why(
         if store is not None:
             _store.fail_in(store, _place_in_store(job), failed, str(_objection([failed])))
         elif meeting.port:
-            at = _receiving_at(meeting.address)
+            at = _listening.receiving_at(meeting.address)
             _store.exchange(replace(meeting, until=until, at=at), failed, _objection)
 
 
@@ -287,48 +282,8 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def _shown(secret: bytes) -> str:
-    """By which ranks see that they have the same one, and nobody what it is."""
-    return f"of digest {hashlib.sha256(b'farandole shows ' + secret).hexdigest()[:8]}"
-
-
 def _start_timeout() -> float:
     return float(setting("FARANDOLE_START_TIMEOUT"))
-
-
-# ---- the secret ----
-
-
-def _secret(*, may_be_made: bool) -> tuple[bytes, bool]:
-    """The job's, and whether rank 0 makes one since there is none."""
-    name = os.environ.get("FARANDOLE_SECRET_FILE")
-    if not name:
-        if may_be_made or os.environ.get("FARANDOLE_INSECURE") == "1":
-            return b"", True
-        raise AuthError(
-            "the ranks are on several hosts and this one knows no secret of their job; set "
-            "FARANDOLE_SECRET_FILE to a file of mode 600 with 64 hexadecimal digits, the same on "
-            "every rank (`farandole run` makes one), or FARANDOLE_INSECURE=1 in a network that you "
-            "trust"
-        )
-    path = Path(name)
-    try:
-        mode = path.stat().st_mode
-        text = path.read_text().strip()
-    except OSError as error:
-        raise AuthError(f"FARANDOLE_SECRET_FILE={name}: {error.strerror}") from error
-    if stat.S_IMODE(mode) & 0o077:
-        raise AuthError(
-            f"FARANDOLE_SECRET_FILE={name} may be read by others (mode {stat.S_IMODE(mode):o}); "
-            "chmod 600 it"
-        )
-    try:
-        secret = bytes.fromhex(text)
-    except ValueError:
-        secret = b""
-    if len(secret) != _SECRET_BYTES:
-        raise AuthError(f"FARANDOLE_SECRET_FILE={name} does not hold 64 hexadecimal digits")
-    return secret, False
 
 
 # ---- where rank 0 is ----
@@ -359,39 +314,6 @@ def _is_elsewhere(address: str) -> bool:
     return False
 
 
-# ---- where it listens ----
-
-
-def _listen(master: str, avoid: int) -> list[socket.socket]:
-    """At the addresses by which the others may reach this rank, the likeliest first; at each by
-    itself, never at all that this host may get. `avoid`: the port where rank 0 will receive."""
-    first, *more = _own_addresses(master)
-    try:
-        listeners = [_listener_at(first, avoid)]
-    except OSError as error:
-        raise RendezvousError(f"this rank cannot listen at {first}: {error.strerror}") from error
-    for address in more:
-        with suppress(OSError):  # tentative, say
-            listeners.append(_listener_at(address, avoid))
-    return listeners
-
-
-def _listener_at(address: str, avoid: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.bind((address, 0))
-        if listener.getsockname()[1] == avoid:
-            with listener:  # meanwhile the kernel chooses another one
-                return _listener_at(address, avoid)
-        listener.listen(1024)
-    except OSError:
-        listener.close()
-        raise
-    listener.setblocking(False)
-    return listener
-
-
 def _way_to_others(ranks: Ranks, until: float) -> str:
     """A name on the other side of the network, for ranks that were given none."""
     if master := os.environ.get("MASTER_ADDR"):
@@ -399,62 +321,3 @@ def _way_to_others(ranks: Ranks, until: float) -> str:
     mine = _who(ranks.rank, ranks.size) | {"boot": boot_id()}
     met = _mpi.exchange(ranks, mine, lambda _: None, until)
     return next((w["host"] for w in met.table if w["boot"] != mine["boot"]), "127.0.0.1")
-
-
-def _own_addresses(master: str) -> list[str]:
-    """Those of FARANDOLE_IFACE; else the one from which a route leads to `master`, then the others
-    that this host has. It alone if `master` is an address of the loopback: all ranks are here. (A
-    name may mean the loopback on its own host, and this host on others.)"""
-    if iface := os.environ.get("FARANDOLE_IFACE"):
-        return _addresses_of(iface)
-    others = list(_interfaces.addresses(_interfaces.names()))
-    try:
-        family, kind, _, _, where = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(where)  # sends nothing: the kernel chooses the route
-            first = str(probe.getsockname()[0])
-    except OSError as error:
-        if isinstance(error, socket.gaierror) and others:  # a pod's name may come later
-            return others[:_MOST_ADDRESSES]
-        raise RendezvousError(
-            f"this rank finds no way to {master}: {error.strerror}; set MASTER_ADDR or "
-            "FARANDOLE_IFACE to the network interface that leads to the other hosts"
-        ) from error
-    if ipaddress.ip_address(first).is_loopback:
-        return [first] if _is_loopback(master) or not others else others[:_MOST_ADDRESSES]
-    return list(dict.fromkeys([first, *others]))[:_MOST_ADDRESSES]
-
-
-def _receiving_at(master: str) -> list[str]:
-    """The addresses at which ranks look for the one that has this name: here it may mean the
-    loopback, and this host on others."""
-    try:
-        first = str(socket.getaddrinfo(master, 9, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError:
-        return [master]  # whoever listens there says what is wrong
-    meant = ipaddress.ip_address(first)
-    if meant.is_unspecified:
-        raise RendezvousError(
-            f"MASTER_ADDR={master} is no address of a host; set it to one of rank 0's host"
-        )
-    if not meant.is_loopback or _is_loopback(master):
-        return [first]
-    iface = os.environ.get("FARANDOLE_IFACE")
-    more = _interfaces.addresses([iface] if iface else _interfaces.names())
-    return list(dict.fromkeys([first, *more]))[:_MOST_ADDRESSES]
-
-
-def _is_loopback(master: str) -> bool:
-    with suppress(ValueError):
-        return ipaddress.ip_address(master).is_loopback
-    return master == "localhost"
-
-
-def _addresses_of(iface: str) -> list[str]:
-    found = list(_interfaces.addresses([iface], loopback=True))
-    if not found:
-        raise InvalidArgument(
-            f"FARANDOLE_IFACE={iface} has no address here, or is down; interfaces: "
-            f"{', '.join(_interfaces.names())}"
-        )
-    return found[:_MOST_ADDRESSES]

@@ -25,7 +25,7 @@ from test_tcp import (
 )
 
 import farandole as fd
-from farandole import _core, _hosts, _interfaces
+from farandole import _core, _hosts, _interfaces, _listening
 from harness import World, split
 
 Spawn = Callable[..., World]
@@ -325,11 +325,11 @@ def resolved(ask: Callable[[str], list[str]], master: str, found: str | None) ->
 
 
 def own_addresses(master: str, found: str | None) -> list[str]:
-    return resolved(_hosts._own_addresses, master, found)
+    return resolved(_listening.own_addresses, master, found)
 
 
 def receiving_at(master: str, found: str | None) -> list[str]:
-    return resolved(_hosts._receiving_at, master, found)
+    return resolved(_listening.receiving_at, master, found)
 
 
 def test_a_name_that_means_the_loopback_here_may_mean_this_host_elsewhere(
@@ -362,7 +362,7 @@ def test_data_do_not_take_the_port_where_ranks_meet(monkeypatch: pytest.MonkeyPa
             return "", next(self.ports, 1)
 
     monkeypatch.setattr(socket, "socket", Chosen)
-    listener = _hosts._listener_at("127.0.0.1", 0)
+    listener = _listening._listener_at("127.0.0.1", 0)
     assert listener.fileno() >= 0
     assert listener.getsockname()[1] == 1
     assert next(Chosen.ports, None) is None

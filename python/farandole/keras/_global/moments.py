@@ -18,8 +18,8 @@ from farandole.keras._global.sums import sum_over_ranks
 
 
 def moments_of_all_ranks(inputs: Any, mask: Any, axes: list[int], steps: Steps, name: str) -> Any:
-    """As Keras' ``BatchNormalization._moments``, whose place it takes, with its epsilon in the count
-    of what a mask leaves. A rank's sample that does not count is in neither."""
+    """As Keras' ``BatchNormalization._moments``, whose place it takes, with its epsilon in the
+    count that a mask leaves. A rank's sample that does not count is in neither."""
     ops = keras.ops
     count, mean, variance = _of_this_rank(inputs, mask, axes)
     count = ops.where(steps.counts, count, ops.zeros_like(count))
