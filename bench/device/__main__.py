@@ -23,8 +23,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-WAYS = ("staged", "step", "spin", "nccl")
-SETTINGS = {"spin": {"FARANDOLE_DEVICE_PATH": "spin"}, "nccl": {"FARANDOLE_LEVEL": "fast"}}
+WAYS = ("staged", "step", "spin", "nccl", "nvls")
+_FAST = {"FARANDOLE_LEVEL": "fast"}
+SETTINGS = {"spin": {"FARANDOLE_DEVICE_PATH": "spin"}, "nccl": _FAST, "nvls": _FAST}
 TRAINING = ["run", "-np", "2", sys.executable, str(HERE / "train.py")]
 PATIENCE = 540  # seconds for a part: whoever lends a device gives ten minutes
 
@@ -77,7 +78,7 @@ def main() -> int:
             options = ["--sizes", _that_go(arguments.sizes, way), "--seconds", arguments.seconds]
             asked = ["bench", "all_reduce", "-np", ranks, "--device", "cuda", "--algorithm", way]
             title = f"all_reduce by {way} on {ranks} ranks"
-            if way == "nccl" and (why := _no_nccl(int(ranks))):
+            if why := _missing(way, int(ranks)):
                 report.part(title, lambda why=why: f"not measured: {why}")
                 continue
             report.run(title, [*asked, *options], **SETTINGS.get(way, {}))
@@ -99,14 +100,22 @@ _DRY = {
 }
 
 
-def _no_nccl(ranks: int) -> str:
+def _missing(way: str, ranks: int) -> str:
     """Why it cannot be measured; empty: it can."""
     from farandole import _core, cuda
 
+    if way not in ("nccl", "nvls"):
+        return ""
     try:
-        if len(cuda.devices()) < ranks:
-            return "NCCL takes one rank on a device, and there are fewer devices than ranks"
-        cuda.nccl_library()
+        devices = cuda.devices()
+        if len(devices) < ranks:
+            return (
+                f"{way.upper()} takes one rank on a device, and there are fewer devices than ranks"
+            )
+        if way == "nccl":
+            cuda.nccl_library()
+        elif not all(device.folds_by_switch for device in devices):
+            return "the devices have no switch that folds (NVLS)"
     except _core.Error as error:
         return str(error).splitlines()[0]
     return ""

@@ -187,8 +187,9 @@ const std::vector<Variable>& variables() {
                "step: in the devices' streams, where all ranks' arrays lie on one host's; spin: "
                "small ones by one kernel on each rank, also where ranks share a device and their "
                "kernels may not run at once; nccl: by NCCL, which takes a device for each rank and "
-               "FARANDOLE_LEVEL=fast; auto: as is faster",
-               {"auto", "staged", "step", "spin", "nccl"})),
+               "FARANDOLE_LEVEL=fast; nvls: all-reduces by the switch between the devices, which "
+               "takes the same; auto: as is faster",
+               {"auto", "staged", "step", "spin", "nccl", "nvls"})),
       text("FARANDOLE_NCCL", &Config::nccl,
            "where NCCL is. auto: the one that this process has loaded, that of the wheel "
            "nvidia-nccl, or the loader's; off: it is not used; else the file"),

@@ -26,6 +26,7 @@ struct CudaDevice {
   uint64_t memory_bytes;
   int32_t instance;     // of a device in MIG mode
   int32_t descriptors;  // its memory can be exported as a file descriptor
+  int32_t multicast;    // a switch folds what devices have bound to multicast objects
   char name[256];
   char uuid[64];
   char bus_id[32];
@@ -130,6 +131,13 @@ struct CudaGraphState {
   int32_t overlaps;       // 1: it began before another had ended
   int32_t differs;        // a rank that was at another one when this rank was at `own`; -1: none
   uint32_t own, theirs;
+};
+
+/// What the ranks tell each other to fold by a switch between their devices (NVLS): each has a
+/// device of its own, and the first one's multicast object, whose descriptor goes with it.
+struct CudaNvls {
+  char device[16];
+  uint64_t bytes;  // that each binds to the object
 };
 
 /// What is told of NCCL's library.
@@ -262,7 +270,8 @@ struct CudaTable {
   CudaMoments* (*open_moments)(CudaExchange* exchange, CudaQueue* queue, int32_t timed,
                                CudaFailure* failure);
   void (*close_moments)(CudaExchange* exchange, CudaMoments* moments);
-  /// begin, run for each piece (or spin, or run_nccl once), end: nothing waits for the device.
+  /// begin, run or run_nvls for each piece (or spin, or run_nccl once), end: nothing waits for the
+  /// device.
   /// Operations of an exchange come one after the other.
   int32_t (*begin)(CudaExchange* exchange, CudaMoments* moments, uint64_t pieces,
                    CudaFailure* failure);
@@ -305,6 +314,23 @@ struct CudaTable {
   /// 1: the state says that graphs overlap, or differ between ranks.
   int32_t (*graphs_are_wrong)(const CudaExchange* exchange);
 
+  // ---- a multicast object of an exchange, once all peers are mapped ----
+
+  /// Fails where this rank's device, driver or build has no part in one. The first rank makes it:
+  /// `descriptor` is the caller's then, for the others, or -1.
+  int32_t (*offer_nvls)(CudaExchange* exchange, CudaNvls* mine, int32_t* descriptor,
+                        CudaFailure* failure);
+  /// With what all ranks have offered, by place; `descriptor` stays the caller's.
+  int32_t (*join_nvls)(CudaExchange* exchange, const CudaNvls* all, int32_t descriptor,
+                       CudaFailure* failure);
+  /// Once all have joined: before, the driver would wait for them.
+  int32_t (*bind_nvls)(CudaExchange* exchange, CudaFailure* failure);
+  /// In place of run(), once all have bound: an all-reduce that the switch folds. Parts of ranks
+  /// begin at multiples of 16 bytes.
+  int32_t (*run_nvls)(CudaExchange* exchange, const CudaPiece* piece, CudaFailure* failure);
+  /// Where it came to nothing.
+  void (*close_nvls)(CudaExchange* exchange);
+
   // ---- NCCL's communicator of an exchange ----
 
   int32_t (*make_nccl_id)(CudaNcclId* id, CudaFailure* failure);
@@ -324,6 +350,6 @@ struct CudaTable {
 
 }  // extern "C"
 
-inline constexpr uint32_t kCudaTableVersion = 9;
+inline constexpr uint32_t kCudaTableVersion = 10;
 
 }  // namespace farandole

@@ -89,7 +89,7 @@ py::list explained(const std::string& collective, size_t count, const std::strin
 py::list explained_on_devices(const std::string& collective, size_t bytes, int ranks,
                               size_t spin_bytes, const std::string& setting,
                               const std::string& dtype, const std::string& level,
-                              const std::string& no_nccl) {
+                              const std::string& no_nccl, const std::string& no_nvls) {
   DeviceQuestion question;
   question.spec.kind = collective_of(collective);
   question.dtype = dtype_of(dtype);
@@ -97,6 +97,7 @@ py::list explained_on_devices(const std::string& collective, size_t bytes, int r
   question.bytes = bytes;
   question.ranks = ranks;
   question.no_nccl = no_nccl;
+  question.no_nvls = no_nvls;
   question.spin_bytes = spin_bytes;
   question.setting = setting;
   py::list rows;
@@ -152,9 +153,10 @@ void bind_tuner(py::module_& module) {
       "explain_devices", explained_on_devices, py::arg("collective"), py::arg("bytes"),
       py::arg("ranks") = 2, py::arg("spin_bytes") = 0, py::arg("setting") = "auto",
       py::arg("dtype") = "float32", py::arg("level") = "canonical", py::arg("no_nccl") = "",
+      py::arg("no_nvls") = "",
       "Every way of a collective on arrays of devices as a dict: name, predicted seconds, words, "
-      "refusal, chosen. spin_bytes: that kernels which run at once can take; no_nccl: why there is "
-      "no NCCL.");
+      "refusal, chosen. spin_bytes: that kernels which run at once can take; no_nccl, "
+      "no_nvls: why there is no NCCL, and no switch that folds.");
   tuning.def(
       "is_measured", [](const std::string& text) { return table_or_defaults(text).measured; },
       py::arg("text") = "", "Whether paths are chosen by these numbers.");

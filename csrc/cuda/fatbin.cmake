@@ -2,8 +2,8 @@
 # nvidia-cuda-nvcc (with nvidia-cuda-crt, nvidia-nvvm and nvidia-cuda-runtime) of the Python that
 # builds. Of the runtime nvcc includes headers by itself; nothing of it is linked.
 #
-# Targets, only with nvcc: farandole_cuda_fatbin, an object library with farandole_fatbin (fatbin.h),
-# and farandole_cuda_ptx, the text that tests/cuda/check_ptx.py reads.
+# Targets, only with nvcc: farandole_cuda_fatbin, an object library with the images of fatbin.h, and
+# farandole_cuda_ptx, the texts that tests/cuda/check_ptx.py reads.
 set(FARANDOLE_NVCC "" CACHE STRING "The nvcc that compiles kernels; empty: look for one; off: none")
 # Code of an architecture runs on all of its generation: that of sm_80 on sm_86 and sm_89, too.
 set(FARANDOLE_CUDA_CODES "sm_70;sm_75;sm_80;sm_90;sm_100;sm_120" CACHE STRING
@@ -66,10 +66,9 @@ if(nvcc)
   if(NOT codes)
     message(FATAL_ERROR "${nvcc} knows none of FARANDOLE_CUDA_CODES, ${FARANDOLE_CUDA_CODES}")
   endif()
-  list(GET codes 0 oldest)
-  string(REPLACE sm_ compute_ oldest ${oldest})
+  list(GET codes 0 first)
   list(JOIN codes "," code_list)
-  message(STATUS "Kernels for ${code_list} and PTX for ${oldest}, by ${nvcc}")
+  message(STATUS "Kernels for ${code_list} and PTX for ${first}, by ${nvcc}")
 
   # nvcc preprocesses by a compiler for the host, and none of its code is kept: so g++ is as good as
   # the compiler of the rest, which nvcc may not know.
@@ -78,39 +77,64 @@ if(nvcc)
   set(flags -std=c++20 --expt-relaxed-constexpr -fmad=false -ftz=false -prec-div=true
             -allow-unsupported-compiler -ccbin ${FARANDOLE_NVCC_HOST_COMPILER}
             -I${CMAKE_CURRENT_SOURCE_DIR}/csrc)
-  set(kernels ${CMAKE_CURRENT_SOURCE_DIR}/csrc/cuda/kernels/kernels.cu)
-  farandole_included_by(${kernels} kernel_sources)
-  # What they include may change with any of them.
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${kernel_sources})
-
-  set(ptx ${CMAKE_CURRENT_BINARY_DIR}/farandole_cuda.ptx)
-  add_custom_command(OUTPUT ${ptx} COMMAND ${nvcc} ${flags} -ptx -arch=${oldest} ${kernels} -o ${ptx}
-                     DEPENDS ${kernel_sources} VERBATIM COMMENT "Kernels to PTX")
-  add_custom_target(farandole_cuda_ptx DEPENDS ${ptx})
-
-  set(fatbin ${CMAKE_CURRENT_BINARY_DIR}/farandole_cuda.fatbin)
-  set(compile ${nvcc} ${flags} -fatbin -Xfatbin -compress-all --threads 0
-              -gencode "arch=${oldest},code=[${code_list},${oldest}]" ${kernels} -o)
-  if(FARANDOLE_FATBIN_CACHE)
-    # At most as many compilations as there are versions of the kernels: it takes minutes.
-    execute_process(COMMAND ${nvcc} --version OUTPUT_VARIABLE made_of)
-    foreach(source IN LISTS kernel_sources)
-      file(SHA256 ${source} hash)
-      string(APPEND made_of ${hash})
-    endforeach()
-    string(SHA256 key "${made_of} ${flags} ${code_list}")
-    set(kept ${FARANDOLE_FATBIN_CACHE}/${key}.fatbin)
-    add_custom_command(OUTPUT ${fatbin}
-                       COMMAND sh -c "test -f '${kept}' || { mkdir -p '${FARANDOLE_FATBIN_CACHE}' && \"$@\" '${kept}.new' && mv '${kept}.new' '${kept}'; }" -- ${compile}
-                       COMMAND ${CMAKE_COMMAND} -E copy ${kept} ${fatbin}
-                       DEPENDS ${kernel_sources} VERBATIM COMMENT "Kernels for ${code_list}")
-  else()
-    add_custom_command(OUTPUT ${fatbin} COMMAND ${compile} ${fatbin}
-                       DEPENDS ${kernel_sources} VERBATIM COMMENT "Kernels for ${code_list}")
+  # Those of nvls.cu need instructions of compute capability 9.0, which the common PTX has not: a
+  # module of its own, of nvcc 12.2 and later.
+  set(nvls_codes ${codes})
+  list(FILTER nvls_codes INCLUDE REGEX "^sm_(9|1[0-9][0-9])")
+  list(APPEND nvls_codes sm_90)
+  list(REMOVE_DUPLICATES nvls_codes)
+  execute_process(COMMAND ${nvcc} --version OUTPUT_VARIABLE made_of)
+  string(REGEX MATCH "release ([0-9.]+)" release "${made_of}")
+  set(FARANDOLE_HAS_NVLS OFF)
+  if("sm_90" IN_LIST known AND CMAKE_MATCH_1 VERSION_GREATER_EQUAL 12.2)
+    set(FARANDOLE_HAS_NVLS ON)
   endif()
-  set(embedded ${CMAKE_CURRENT_BINARY_DIR}/farandole_fatbin.cpp)
-  configure_file(csrc/cuda/fatbin.cpp.in ${embedded} @ONLY)
-  add_library(farandole_cuda_fatbin OBJECT EXCLUDE_FROM_ALL ${embedded})
+
+  add_library(farandole_cuda_fatbin OBJECT EXCLUDE_FROM_ALL)
   target_link_libraries(farandole_cuda_fatbin PRIVATE farandole_flags)
-  set_source_files_properties(${embedded} PROPERTIES OBJECT_DEPENDS ${fatbin})
+
+  # ${image}.ptx and ${image}.fatbin, which is embedded as ${symbol}: kernels of a file, compiled by
+  # way of PTX of the oldest architecture, and with that.
+  function(farandole_kernel_image source image symbol oldest codes)
+    string(REPLACE sm_ compute_ oldest ${oldest})
+    list(JOIN codes "," code_list)
+    set(kernels ${CMAKE_CURRENT_SOURCE_DIR}/csrc/cuda/kernels/${source})
+    farandole_included_by(${kernels} kernel_sources)
+    # What they include may change with any of them.
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${kernel_sources})
+
+    set(ptx ${CMAKE_CURRENT_BINARY_DIR}/${image}.ptx)
+    add_custom_command(OUTPUT ${ptx} COMMAND ${nvcc} ${flags} -ptx -arch=${oldest} ${kernels} -o ${ptx}
+                       DEPENDS ${kernel_sources} VERBATIM COMMENT "Kernels to PTX")
+    add_custom_target(${image}_ptx DEPENDS ${ptx})
+
+    set(fatbin ${CMAKE_CURRENT_BINARY_DIR}/${image}.fatbin)
+    set(compile ${nvcc} ${flags} -fatbin -Xfatbin -compress-all --threads 0
+                -gencode "arch=${oldest},code=[${code_list},${oldest}]" ${kernels} -o)
+    if(FARANDOLE_FATBIN_CACHE)
+      # At most as many compilations as there are versions of the kernels: it takes minutes.
+      foreach(part IN LISTS kernel_sources)
+        file(SHA256 ${part} hash)
+        string(APPEND made_of ${hash})
+      endforeach()
+      string(SHA256 key "${made_of} ${flags} ${code_list}")
+      set(kept ${FARANDOLE_FATBIN_CACHE}/${key}.fatbin)
+      add_custom_command(OUTPUT ${fatbin}
+                         COMMAND sh -c "test -f '${kept}' || { mkdir -p '${FARANDOLE_FATBIN_CACHE}' && \"$@\" '${kept}.new' && mv '${kept}.new' '${kept}'; }" -- ${compile}
+                         COMMAND ${CMAKE_COMMAND} -E copy ${kept} ${fatbin}
+                         DEPENDS ${kernel_sources} VERBATIM COMMENT "Kernels for ${code_list}")
+    else()
+      add_custom_command(OUTPUT ${fatbin} COMMAND ${compile} ${fatbin}
+                         DEPENDS ${kernel_sources} VERBATIM COMMENT "Kernels for ${code_list}")
+    endif()
+    set(embedded ${CMAKE_CURRENT_BINARY_DIR}/${symbol}.cpp)
+    configure_file(csrc/cuda/fatbin.cpp.in ${embedded} @ONLY)
+    target_sources(farandole_cuda_fatbin PRIVATE ${embedded})
+    set_source_files_properties(${embedded} PROPERTIES OBJECT_DEPENDS ${fatbin})
+  endfunction()
+  farandole_kernel_image(kernels.cu farandole_cuda farandole_fatbin ${first} "${codes}")
+  if(FARANDOLE_HAS_NVLS)
+    farandole_kernel_image(nvls.cu farandole_nvls farandole_nvls_fatbin sm_90 "${nvls_codes}")
+    add_dependencies(farandole_cuda_ptx farandole_nvls_ptx)
+  endif()
 endif()

@@ -46,7 +46,7 @@ DeviceGradients::DeviceGradients(Reducer& reducer, int device, std::vector<bool>
       staging_(Staging::of(*reducer.group().engine())),
       queue_(or_fail_group(reducer.group(), [&] { return staging_->queue(device); })),
       homes_(carried_.size()) {
-  check_level_of_nccl(reducer.group(), CollectiveSpec{Collective::all_reduce});
+  check_level_of_way(reducer.group(), CollectiveSpec{Collective::all_reduce});
   look_at_buckets();
 }
 

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "devices/nccl_plan.h"
+#include "devices/nvls_plan.h"
 #include "devices/step_plan.h"
 
 namespace farandole {
@@ -56,6 +57,14 @@ double nccl_seconds(const DeviceQuestion& q) {
   return 5 * kCall + kMeeting + (q.ranks - 1) * kHop + 2 * bytes / kPeers;
 }
 
+/// The steps' copies and meetings; of what crosses the links, each device sends its inputs and its
+/// part of the result, once.
+double nvls_seconds(const DeviceQuestion& q) {
+  const auto bytes = static_cast<double>(q.bytes);
+  return (12 + 2 * (q.ranks - 1)) * kCall + 2 * kMeeting + 4 * bytes / kDevice +
+         (1 + 1.0 / q.ranks) * bytes / kPeers;
+}
+
 constexpr std::array kPaths{
     DevicePath{DeviceWay::staged, "staged", "to the host's memory, reduced there, and back",
                staged_seconds},
@@ -64,7 +73,9 @@ constexpr std::array kPaths{
                step_seconds},
     DevicePath{DeviceWay::spin, "spin", "one kernel on each rank, which waits for the others'",
                spin_seconds},
-    DevicePath{DeviceWay::nccl, "nccl", "by NCCL, in an order of folds of its own", nccl_seconds}};
+    DevicePath{DeviceWay::nccl, "nccl", "by NCCL, in an order of folds of its own", nccl_seconds},
+    DevicePath{DeviceWay::nvls, "nvls", "as step, folded by the switch in an order of its own",
+               nvls_seconds}};
 
 /// Whether `setting` names a path that can run this.
 std::optional<DeviceWay> forced(const DeviceQuestion& q) {
@@ -81,13 +92,21 @@ std::optional<DeviceWay> forced(const DeviceQuestion& q) {
 std::string why_not_nccl(const DeviceQuestion& q) {
   if (!q.no_nccl.empty()) return std::string(q.no_nccl);
   const Collective kind = q.spec.kind;
-  if (std::string why = why_not_of_level(kind, q.level); !why.empty()) return why;
+  if (std::string why = why_not_of_level(DeviceWay::nccl, kind, q.level); !why.empty()) return why;
   if (folds(kind)) {
     if (std::string why = why_not_by_nccl(q.spec, q.dtype); !why.empty()) return why;
   }
   if (q.level == Determinism::canonical && q.setting != "nccl")
     return "is taken at level 'fast', or by name";
   return "";
+}
+
+std::string why_not_nvls(const DeviceQuestion& q) {
+  if (std::string why = why_not_by_nvls(q.spec, q.dtype); !why.empty()) return why;
+  if (std::string why = why_not_of_level(DeviceWay::nvls, q.spec.kind, q.level); !why.empty())
+    return why;
+  if (q.ranks == 1) return "takes two ranks at least";
+  return std::string(q.no_nvls);
 }
 
 std::string why_not_spin(const DeviceQuestion& q) {
@@ -120,9 +139,11 @@ std::optional<DeviceWay> device_way_named(std::string_view name) {
 
 std::string_view name_of(DeviceWay way) { return kPaths.at(static_cast<size_t>(way)).name; }
 
-std::string why_not_of_level(Collective kind, Determinism level) {
+std::string why_not_of_level(DeviceWay way, Collective kind, Determinism level) {
   if (level == Determinism::fast || !folds(kind)) return "";
-  return "NCCL folds in an order of its own, and level 'canonical' promises bits";
+  if (way != DeviceWay::nccl && way != DeviceWay::nvls) return "";
+  return std::string(way == DeviceWay::nccl ? "NCCL" : "the switch") +
+         " folds in an order of its own, and level 'canonical' promises bits";
 }
 
 std::string why_not(const DevicePath& path, const DeviceQuestion& q) {
@@ -130,6 +151,7 @@ std::string why_not(const DevicePath& path, const DeviceQuestion& q) {
   if (!has_steps(q.spec.kind)) return std::string(name_of(q.spec.kind)) + " goes by the host alone";
   if (path.way == DeviceWay::nccl) return why_not_nccl(q);
   if (!q.no_buckets.empty()) return std::string(q.no_buckets);
+  if (path.way == DeviceWay::nvls) return why_not_nvls(q);
   return path.way == DeviceWay::spin ? why_not_spin(q) : "";
 }
 

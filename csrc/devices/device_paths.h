@@ -13,7 +13,7 @@
 
 namespace farandole {
 
-enum class DeviceWay : uint8_t { staged, step, spin, nccl };
+enum class DeviceWay : uint8_t { staged, step, spin, nccl, nvls };
 
 /// The same on all ranks, all of which have their arrays on devices.
 struct DeviceQuestion {
@@ -24,6 +24,7 @@ struct DeviceQuestion {
   int ranks = 1;
   std::string_view no_buckets = "";  // why devices cannot fold each other's buckets
   std::string_view no_nccl = "";     // why there is no communicator; empty also while nobody knows
+  std::string_view no_nvls = "";     // likewise, why no switch folds
   size_t spin_bytes = 0;  // that a kernel which waits for others can take; 0: there is none
   std::string_view setting = "auto";  // FARANDOLE_DEVICE_PATH, or the call's algorithm
 };
@@ -49,8 +50,9 @@ std::string why_not(const DevicePath& path, const DeviceQuestion& question);
 /// That of least predicted time, or the one that the setting names, where it can run.
 DeviceWay choose_device_way(const DeviceQuestion& question);
 
-/// Why an order of folds of NCCL's own is not allowed; empty: it is, or nothing is folded.
-std::string why_not_of_level(Collective kind, Determinism level);
+/// Why the order of folds that this way has of its own is not allowed; empty: it is, or it has
+/// none, or nothing is folded.
+std::string why_not_of_level(DeviceWay way, Collective kind, Determinism level);
 
 /// Each path with its words for this question.
 struct DeviceCandidate {

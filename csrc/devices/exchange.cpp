@@ -1,5 +1,7 @@
 #include "devices/exchange.h"
 
+#include <vector>
+
 #include "base/fixed_text.h"
 
 namespace farandole {
@@ -25,6 +27,22 @@ void DeviceExchange::map_all(int own, std::span<const PeerOffered> all) {
     const auto theirs = offered.get<CudaShare>();
     if (r != own) ask_cuda(library_.map_peer, exchange_.get(), r, &theirs, offered.descriptor);
   }
+}
+
+PeerOffer DeviceExchange::offer_nvls() {
+  PeerOffer mine;
+  CudaNvls offered{};
+  int32_t descriptor = -1;
+  ask_cuda(library_.offer_nvls, exchange_.get(), &offered, &descriptor);
+  mine.descriptor = Fd(descriptor);
+  mine.put(offered);
+  return mine;
+}
+
+void DeviceExchange::join_nvls(std::span<const PeerOffered> all) {
+  std::vector<CudaNvls> offered;
+  for (const PeerOffered& theirs : all) offered.push_back(theirs.get<CudaNvls>());
+  ask_cuda(library_.join_nvls, exchange_.get(), offered.data(), all.front().descriptor);
 }
 
 void DeviceExchange::find_nccl() {

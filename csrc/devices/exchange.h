@@ -78,6 +78,17 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
   /// The ranks have failed: again and again, until all is complete.
   void drain() { ask_cuda(library_.drain, exchange_.get()); }
 
+  // ---- by a switch (NVLS) ----
+
+  /// A CudaNvls, and on the first rank a descriptor. Throws where this rank has no part in it.
+  PeerOffer offer_nvls();
+  void join_nvls(std::span<const PeerOffered> all);
+  /// Once all have joined.
+  void bind_nvls() { ask_cuda(library_.bind_nvls, exchange_.get()); }
+  void run_nvls(const CudaPiece& piece) { ask_cuda(library_.run_nvls, exchange_.get(), &piece); }
+  /// Where it came to nothing.
+  void close_nvls() noexcept { library_.close_nvls(exchange_.get()); }
+
   // ---- by NCCL ----
 
   /// Throws where this rank has none.

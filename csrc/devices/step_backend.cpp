@@ -7,13 +7,15 @@
 #include "base/fixed_text.h"
 #include "base/log.h"
 #include "devices/nccl_plan.h"
+#include "devices/nvls_plan.h"
 #include "devices/staged_copies.h"
 
 namespace farandole {
 namespace {
 
 constexpr auto kSoon = std::chrono::milliseconds(1);
-constexpr uint64_t kNcclNumber = 1;  // within the steps: how ranks come by NCCL
+// Within the steps: how ranks come by NCCL, and by a multicast object, which takes two numbers.
+constexpr uint64_t kNcclNumber = 1, kNvlsNumber = 2;
 
 bool needs_parting(const PeerOffer& bucket) {
   CudaShare share;
@@ -65,6 +67,11 @@ Progress StepBackend::poll(TimePoint until) {
       if (!nccl_->done()) return moved ? Progress::moved : Progress::idle;
       if (!no_nccl_.empty()) return Progress::moved;  // and is chosen for again
     }
+    if (way_ == DeviceWay::nvls && !begun_) {
+      const bool moved = meet_in_nvls();
+      if (!nvls_->done()) return moved ? Progress::moved : Progress::idle;
+      if (!no_nvls_.empty()) return Progress::moved;  // likewise
+    }
     if (!std::exchange(begun_, true)) begin();
     while (next_ < count_) {
       run_piece(next_++);
@@ -95,6 +102,7 @@ void StepBackend::end_meeting() {
 }
 
 void StepBackend::stop_meeting() {
+  if (nvls_ && !nvls_->done()) nvls_.reset();
   if (!meeting_) return;
   no_buckets_ = "a rank has left its devices";
   end_meeting();
@@ -115,6 +123,18 @@ bool StepBackend::meet_in_nccl() {
   }
   const bool moved = nccl_->poll();
   if (nccl_->done()) no_nccl_ = nccl_->refusal();
+  return moved;
+}
+
+/// The same of a switch. Their memory is in each other's hands from then on.
+bool StepBackend::meet_in_nvls() {
+  if (!nvls_)
+    nvls_.emplace(engine_.host(), membership_, stream_key(key_, kNvlsNumber), exchange_,
+                  asked() == "nvls");
+  const bool moved = nvls_->poll();
+  if (!nvls_->done()) return moved;
+  no_nvls_ = nvls_->refusal();
+  if (auto parting = nvls_->take_parting()) parting_ = std::move(parting);
   return moved;
 }
 
@@ -150,6 +170,7 @@ void StepBackend::choose() {
   DeviceQuestion question = question_of(spec_here(), o.input.dtype, o.level, shape_here(), asked());
   question.no_buckets = no_buckets_;
   question.no_nccl = no_nccl_;
+  question.no_nvls = no_nvls_;
   question.spin_bytes = spin_bytes();
   way_ = choose_device_way(question);
   if (!o.algorithm.empty() && name_of(way_) != o.algorithm)
@@ -160,8 +181,9 @@ void StepBackend::choose() {
 }
 
 void StepBackend::begin() {
-  pieces_ = StepPieces(*operation_, shape_here(), *arrays_, piece_bytes_);
-  count_ = way_ == DeviceWay::step ? pieces_.size() : 1;
+  pieces_ = StepPieces(*operation_, shape_here(), *arrays_, piece_bytes_,
+                       way_ == DeviceWay::nvls ? kNvlsGrain : 1);
+  count_ = goes_in_pieces() ? pieces_.size() : 1;
   exchange_->begin(*arrays_->moments, count_);
 }
 
@@ -172,6 +194,7 @@ void StepBackend::run_piece(size_t index) {
   CudaPiece piece = pieces_[index];
   piece.strand = static_cast<int32_t>(index % kCudaStrands);
   if (way_ == DeviceWay::step) return exchange_->run(piece);
+  if (way_ == DeviceWay::nvls) return exchange_->run_nvls(piece);
   piece.count = operation_->count;
   exchange_->spin(piece, grants_spinning());
 }
@@ -236,6 +259,7 @@ void StepBackend::end() {
 
 std::vector<int> StepBackend::lacking() const {
   if (meeting_) return meeting_->silent();
+  if (nvls_ && !nvls_->done()) return nvls_->silent();
   return nccl_ ? nccl_->silent() : std::vector<int>();
 }
 

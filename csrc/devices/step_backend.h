@@ -1,7 +1,8 @@
 // Collectives on arrays of devices, step by step in the devices' streams: into the bucket, meet,
 // fold the own part of all buckets, meet, out of the bucket. The host launches the steps and waits
 // for none of them; no two ranks' kernels have to run at once. Where they may, one kernel does all
-// of a small all-reduce, or NCCL all of any.
+// of a small all-reduce, or NCCL all of any; and where devices are joined by a switch, that may
+// fold in a kernel's place.
 #pragma once
 
 #include <memory>
@@ -11,6 +12,7 @@
 
 #include "devices/device_paths.h"
 #include "devices/nccl_meeting.h"
+#include "devices/nvls_meeting.h"
 #include "devices/step_pieces.h"
 #include "devices/step_watch.h"
 #include "stream/backend.h"
@@ -45,7 +47,7 @@ class StepBackend : public Backend {
   std::string_view name() const override { return "devices"; }
   bool can_run(const Operation&) const override { return true; }
   void refuse(const Operation&) const override {}
-  std::string ways_for(const Operation&) const override { return "step, spin, nccl"; }
+  std::string ways_for(const Operation&) const override { return "step, spin, nccl, nvls"; }
   void start(const Operation& operation, uint32_t sequence) override;
   Progress poll(TimePoint until) override;
   std::string declined() const override { return declined_; }
@@ -58,6 +60,8 @@ class StepBackend : public Backend {
   void end_meeting();
   std::string_view asked() const;
   bool meet_in_nccl();
+  bool meet_in_nvls();
+  bool goes_in_pieces() const { return way_ == DeviceWay::step || way_ == DeviceWay::nvls; }
   bool grants_spinning() const;
   Shape shape_here() const;
   CollectiveSpec spec_here() const;
@@ -82,6 +86,8 @@ class StepBackend : public Backend {
   std::optional<PeerParting> parting_;  // once they have met
   std::optional<NcclMeeting> nccl_;     // from the first operation that would go by NCCL
   std::string no_nccl_;                 // likewise
+  std::optional<NvlsMeeting> nvls_;     // this and the next: the same of a switch
+  std::string no_nvls_;
 
   // The operation in flight.
   const Operation* operation_ = nullptr;

@@ -102,13 +102,15 @@ uint64_t hash_of_call(const Options& o, Determinism level, DType dtype, size_t c
 
 }  // namespace
 
-void check_level_of_nccl(const Group& group, const Options& o) {
-  if (asked_way(group, o) != name_of(DeviceWay::nccl)) return;
-  const std::string why = why_not_of_level(o.kind, o.level.value_or(group.defaults().level));
+void check_level_of_way(const Group& group, const Options& o) {
+  const auto way = device_way_named(asked_way(group, o));
+  if (!way || (way == DeviceWay::nvls && o.kind != Collective::all_reduce)) return;
+  const std::string why = why_not_of_level(*way, o.kind, o.level.value_or(group.defaults().level));
   if (!why.empty())
-    throw Error(ErrorCode::invalid_argument,
-                std::string(name_of(o.kind)) + " cannot go by 'nccl': " + why, {},
-                "choose level='fast' (FARANDOLE_LEVEL=fast), or another way for it");
+    throw Error(
+        ErrorCode::invalid_argument,
+        std::string(name_of(o.kind)) + " cannot go by '" + std::string(name_of(*way)) + "': " + why,
+        {}, "choose level='fast' (FARANDOLE_LEVEL=fast), or another way for it");
 }
 
 std::shared_ptr<StepCall> StepCall::offer(Group& group, Options& options,
@@ -135,7 +137,7 @@ std::shared_ptr<StepCall> StepCall::offer(Group& group, Options& options,
     return nullptr;
   }
   const Determinism level = options.level.value_or(group.defaults().level);
-  if (runs) check_level_of_nccl(group, options);
+  if (runs) check_level_of_way(group, options);
   const bool may_run = runs && devices_may_run(group, options, whole.output.dtype, level, shape);
   std::shared_ptr<Steps> steps;
   if (device && may_run)

@@ -12,9 +12,9 @@
 
 namespace farandole {
 
-/// Throws Error(invalid_argument) where NCCL was asked for, for this call or for all of them, and
-/// its order of folds is none that the level allows.
-void check_level_of_nccl(const Group& group, const Options& options);
+/// Throws Error(invalid_argument) where a way was asked for, for this call or for all of them,
+/// whose order of folds is none that the level allows.
+void check_level_of_way(const Group& group, const Options& options);
 
 class StepCall : public OnDevices {
  public:

@@ -1,5 +1,7 @@
 #include "devices/step_pieces.h"
 
+#include <algorithm>
+
 #include "fold/fold.h"
 #include "schedule/slicing.h"
 
@@ -12,7 +14,7 @@ std::string title_of(const Operation& operation, uint32_t sequence) {
 }
 
 StepPieces::StepPieces(const Operation& operation, const Shape& shape, const StepArrays& arrays,
-                       size_t piece_bytes)
+                       size_t piece_bytes, size_t grain)
     : arrays_(&arrays), count_(operation.count) {
   const DType dtype = operation.input.dtype;
   step_ = {.kind = operation.kind,
@@ -22,6 +24,7 @@ StepPieces::StepPieces(const Operation& operation, const Shape& shape, const Ste
            .in_place = arrays.in_place,
            .apart = !arrays.together.empty() || !arrays.updates.empty(),
            .updates = !arrays.updates.empty(),
+           .grain = std::max<size_t>(1, grain / size_of(dtype)),
            .tile = arrays.norm ? kEpilogueBytes / size_of(dtype) : 0};
   common_.input = arrays.input;
   common_.output = arrays.output;

@@ -64,9 +64,10 @@ struct Cutting {
   /// Every rank folds a part, to buckets.
   void fold_part(int to) {
     bring(whole(), 0);
-    const Slice mine = part({Space::input, 0, whole().count}, s.shape.size, me());
-    piece.first = mine.offset;
-    piece.count = mine.count;
+    const size_t count = whole().count, grains = (count + s.grain - 1) / s.grain;
+    const Slice mine = part({Space::input, 0, grains}, s.shape.size, me());
+    piece.first = std::min(count, mine.offset * s.grain);
+    piece.count = std::min(count - piece.first, mine.count * s.grain);
     piece.folds_to = to;
   }
   void all_reduce() {

@@ -19,6 +19,7 @@ struct StepShape {
   bool in_place = false;   // input and output begin at one address
   bool apart = false;      // input and output are several arrays
   bool updates = false;    // an all-reduce whose sums each rank makes new values of, in its part
+  size_t grain = 1;        // elements: an all-reduce's parts begin at multiples of it
   size_t tile = 0;  // elements; not 0: sums are looked at by such tiles, and there are no values
 };
 

@@ -28,7 +28,7 @@ __all__ = [
     "why_not",
 ]
 
-_VERSION = 9  # of the table: csrc/base/cuda_table.h
+_VERSION = 10  # of the table: csrc/base/cuda_table.h
 
 
 class _Failure(ctypes.Structure):
@@ -47,6 +47,7 @@ class _Device(ctypes.Structure):
         ("memory_bytes", ctypes.c_uint64),
         ("instance", ctypes.c_int32),
         ("descriptors", ctypes.c_int32),
+        ("multicast", ctypes.c_int32),
         ("name", ctypes.c_char * 256),
         ("uuid", ctypes.c_char * 64),
         ("bus_id", ctypes.c_char * 32),
@@ -121,6 +122,7 @@ class Device:
         multiprocessors: how many there are.
         is_instance: whether it is an instance of a GPU in MIG mode.
         exports_memory: whether other processes can map its memory by file descriptors.
+        folds_by_switch: whether a switch (NVLink SHARP) folds what it and others hold.
         unfit: why farandole's kernels do not run on it; empty where they do.
     """
 
@@ -133,6 +135,7 @@ class Device:
     multiprocessors: int
     is_instance: bool
     exports_memory: bool
+    folds_by_switch: bool
     unfit: str
 
 
@@ -263,6 +266,7 @@ def _device(ordinal: int) -> Device:
         multiprocessors=told.multiprocessors,
         is_instance=bool(told.instance),
         exports_memory=bool(told.descriptors),
+        folds_by_switch=bool(told.multicast),
         unfit=told.unfit.decode(errors="replace"),
     )
 

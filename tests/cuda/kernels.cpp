@@ -1,9 +1,10 @@
-// The kernels, compiled for the host: csrc/cuda/kernels/kernels.cu with other entry points.
+// The kernels, compiled for the host: csrc/cuda/kernels/*.cu with other entry points.
 #include "cuda/kernels/bucket.cuh"
 #include "cuda/kernels/exchange.cuh"
 #include "cuda/kernels/graph.cuh"
 #include "cuda/kernels/lanes.cuh"
 #include "cuda/kernels/norm.cuh"
+#include "cuda/kernels/nvls.cuh"
 #include "cuda/kernels/update.cuh"
 #include "executor.h"
 
@@ -14,6 +15,7 @@ std::span<const Kernel> kernels() {
 #define KERNEL(name, Parameters, function) \
   {#name, sizeof(Parameters),              \
    [](const void* parameters) { (function)(*static_cast<const Parameters*>(parameters)); }},
+#include "cuda/kernels/nvls_table.h"
 #include "cuda/kernels/table.h"
 #undef KERNEL
   };

@@ -56,6 +56,7 @@ def test_devices_are_described(fake: str) -> None:
         "multiprocessors": 4,
         "is_instance": False,
         "exports_memory": True,
+        "folds_by_switch": False,
         "unfit": "",
     }
     assert ask("cuda.driver_version()", fake, FAKE_CUDA_VERSION="13000") == [13, 0]

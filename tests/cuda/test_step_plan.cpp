@@ -218,6 +218,8 @@ TEST(ways_on_devices_are_chosen_by_cost_and_by_name) {
 TEST(nccl_is_chosen_where_the_level_allows_it) {
   DeviceQuestion question{.level = Determinism::fast, .bytes = 64 << 20, .ranks = 4};
   const auto why = [&] { return why_not(device_paths()[size_t{3}], question); };
+  CHECK(choose_device_way(question) == DeviceWay::nvls);
+  question.no_nvls = "there is no switch";
   CHECK(choose_device_way(question) == DeviceWay::nccl);
   question.no_buckets = "no room";
   CHECK(choose_device_way(question) == DeviceWay::nccl);
@@ -247,6 +249,59 @@ TEST(nccl_is_chosen_where_the_level_allows_it) {
   question.spec.op = ReduceOp::max;
   question.spec.prescale = 2;
   CHECK(why().find("sums and means alone") != std::string::npos);
+}
+
+TEST(nvls_is_chosen_for_what_the_switch_folds) {
+  DeviceQuestion question{.level = Determinism::fast, .bytes = 64 << 20, .ranks = 4};
+  const auto why = [&] { return why_not(device_paths()[size_t{4}], question); };
+  CHECK(choose_device_way(question) == DeviceWay::nvls);
+  question.bytes = 1 << 10;
+  CHECK(choose_device_way(question) != DeviceWay::nvls);
+  question.spec.op = ReduceOp::mean;
+  CHECK_EQUAL(why(), std::string());
+  question.spec.op = ReduceOp::max;
+  CHECK_EQUAL(why(), std::string("NVLS has no max of float32"));
+  question.dtype = DType::int64;
+  CHECK_EQUAL(why(), std::string());
+  for (const DType dtype : {DType::boolean, DType::int8, DType::uint16}) {
+    question.dtype = dtype;
+    CHECK_EQUAL(why(), "NVLS folds no " + std::string(name_of(dtype)));
+  }
+  question = {.ranks = 4, .setting = "nvls"};
+  CHECK_EQUAL(why(), std::string("the switch folds in an order of its own, and level 'canonical' "
+                                 "promises bits"));
+  CHECK(choose_device_way(question) == DeviceWay::step);
+  question.level = Determinism::fast;
+  CHECK(choose_device_way(question) == DeviceWay::nvls);
+  question.no_nvls = "there is none";
+  CHECK_EQUAL(why(), std::string("there is none"));
+  CHECK(choose_device_way(question) == DeviceWay::step);
+  question.no_buckets = "no room";
+  CHECK_EQUAL(why(), std::string("no room"));
+  question = {.level = Determinism::fast, .ranks = 1};
+  CHECK_EQUAL(why(), std::string("takes two ranks at least"));
+  question = {.level = Determinism::fast, .ranks = 2};
+  question.spec.kind = Collective::reduce;
+  CHECK_EQUAL(why(), std::string("runs all_reduce alone"));
+}
+
+TEST(parts_begin_at_multiples_of_a_grain) {
+  constexpr int kSize = 3;
+  for (const size_t count : {size_t{1}, size_t{8}, size_t{17}, size_t{40}, size_t{100}}) {
+    size_t end = 0;
+    for (int r = 0; r < kSize; ++r) {
+      const StepShape step{.kind = Collective::all_reduce,
+                           .shape = {.rank = r, .size = kSize, .count = count},
+                           .element = 2,
+                           .piece_bytes = 4096,
+                           .grain = 8};
+      const StepPiece piece = piece_of(step, 0);
+      CHECK_EQUAL(piece.first, end);
+      CHECK(piece.count == 0 || piece.first % 8 == 0);
+      end = piece.first + piece.count;
+    }
+    CHECK_EQUAL(end, count);
+  }
 }
 
 TEST(nccl_is_what_devices_of_several_hosts_have) {

@@ -22,6 +22,7 @@ enum Attribute : int {
   kHostRegister = 99,
   kVirtualMemory = 102,
   kDescriptors = 103,
+  kMulticast = 132,
 };
 
 std::string capability_text(int capability) {
@@ -123,6 +124,9 @@ DeviceProperties device_properties(const Driver& driver, int ordinal) {
   found.shared_bytes_per_block = static_cast<size_t>(ask.attribute(kMaxSharedPerBlockOptin));
   found.descriptors = functions.have_virtual_memory() && ask.attribute(kVirtualMemory) != 0 &&
                       ask.attribute(kDescriptors) != 0;
+  // Drivers without its functions do not know the attribute either.
+  found.multicast =
+      found.descriptors && functions.have_multicast() && ask.attribute(kMulticast) != 0;
   found.cooperative = ask.attribute(kCooperativeLaunch) != 0;
   found.registers_host_memory = ask.attribute(kHostRegister) != 0;
   found.integrated = ask.attribute(kIntegrated) != 0;

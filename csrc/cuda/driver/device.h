@@ -23,6 +23,7 @@ struct DeviceProperties {
   int threads_per_block = 0, threads_per_multiprocessor = 0;
   size_t shared_bytes_per_block = 0;  // at most, where a function asks for it
   bool descriptors = false;           // memory can be exported as a file descriptor
+  bool multicast = false;             // a switch folds and spreads what devices have bound to it
   bool cooperative = false;           // cooperative launches
   bool registers_host_memory = false;
   bool integrated = false;  // shares the host's memory

@@ -102,6 +102,15 @@ struct Deliver {
   void* to[kMostRanks] = {};
 };
 
+/// farandole_nvls_<dtype>: folds what all devices have bound to a multicast object, and writes the
+/// result to all of them. Meets nobody: all have come, and nobody else touches it meanwhile.
+struct NvlsFold {
+  uint64_t packs = 0;  // of 16 bytes
+  Formula formula = Formula::add;
+  Scaling finish;
+  void* all = nullptr;  // the object's address of the first one, aligned to 16
+};
+
 /// Where lanes count what they have handed to each other: one in the memory of each rank, mapped by
 /// all and zero at first. By lane and peer; words only grow. Slots are numbered, and slot n lies in
 /// place n % 2 of the mailbox.

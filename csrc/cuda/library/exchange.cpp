@@ -156,6 +156,7 @@ void Exchange::let_go_of_peers() noexcept {
   finish();
   for (uint32_t r = 0; r < size_; ++r)
     if (r != rank_) peers_[r] = nullptr;
+  if (nvls_) nvls_->let_go();
   let_go_ = true;
 }
 

@@ -25,6 +25,7 @@
 #include "cuda/library/captured_steps.h"
 #include "cuda/library/device_clock.h"
 #include "cuda/library/move_tables.h"
+#include "cuda/library/nvls_bucket.h"
 #include "cuda/nccl/communicator.h"
 #include "cuda/plans.h"
 
@@ -70,6 +71,13 @@ class Exchange {
   uint64_t spin_bytes(bool granted) const;
   void spin(const CudaPiece& piece, bool granted);
   uint32_t end(Moments& moments);
+
+  /// In the other ranks' company: this one's part in a multicast object. The first rank makes it.
+  NvlsBucket& open_nvls(const void* image);
+  NvlsBucket* nvls() { return nvls_ ? &*nvls_ : nullptr; }
+  void close_nvls() { nvls_.reset(); }
+  /// In place of run(): the switch folds.
+  void run_nvls(const CudaPiece& piece);
 
   /// Whether graphs may still use it.
   bool has_graphs() const { return captured_ && captured_->has_graphs(); }
@@ -119,6 +127,8 @@ class Exchange {
   void fold(const CudaPiece& piece);
   void update(const CudaPiece& piece);
   void norm(const CudaPiece& piece);
+  void scale_leaves(const CudaPiece& piece, DevicePointer bucket, uint64_t bytes);
+  void fold_by_switch(const CudaPiece& piece);
   DevicePointer pack_of(uint64_t bytes);
   const DeviceFunction& kernel(const std::string& name);
   Folding folding_of(const CudaPiece& piece) const;
@@ -147,6 +157,7 @@ class Exchange {
   std::vector<std::unique_ptr<DeviceMemory>> packs_;  // for NCCL: the last one is used
   std::vector<Move> unpack_;                          // once it has launched
   std::unique_ptr<DeviceMemory> scratch_;  // of norms, by strand: made for the first of them
+  std::optional<NvlsBucket> nvls_;
   CompletionCount completions_;
   std::mutex mutex_;  // guards the two
   std::vector<std::unique_ptr<Moments>> spare_;

@@ -212,6 +212,45 @@ void graph_state(const CudaExchange* exchange, CudaGraphState* state) {
   *state = exchange->exchange.captured().state();
 }
 
+// ---- by a switch ----
+
+int32_t offer_nvls(CudaExchange* exchange, CudaNvls* mine, int32_t* descriptor,
+                   CudaFailure* failure) {
+  return guarded(failure, [&] {
+    if (nvls_image() == nullptr)
+      throw Error(ErrorCode::device,
+                  "this build of farandole has no kernels for NVLS: it had no nvcc of CUDA 12.2");
+    *descriptor = exchange->exchange.open_nvls(nvls_image()).offer(*mine).release();
+    return 1;
+  });
+}
+
+int32_t join_nvls(CudaExchange* exchange, const CudaNvls* all, int32_t descriptor,
+                  CudaFailure* failure) {
+  return guarded(failure, [&] {
+    exchange->exchange.nvls()->join(
+        all,
+        descriptor >= 0 ? Fd(checked(::fcntl(descriptor, F_DUPFD_CLOEXEC, 0), "fcntl")) : Fd());
+    return 1;
+  });
+}
+
+int32_t bind_nvls(CudaExchange* exchange, CudaFailure* failure) {
+  return guarded(failure, [&] {
+    exchange->exchange.nvls()->bind();
+    return 1;
+  });
+}
+
+int32_t run_nvls(CudaExchange* exchange, const CudaPiece* piece, CudaFailure* failure) {
+  return guarded(failure, [&] {
+    exchange->exchange.run_nvls(*piece);
+    return 1;
+  });
+}
+
+void close_nvls(CudaExchange* exchange) { exchange->exchange.close_nvls(); }
+
 // ---- NCCL ----
 
 int32_t make_nccl_id(CudaNcclId* id, CudaFailure* failure) {
@@ -277,6 +316,11 @@ void add_exchanging(CudaTable& table) {
   table.end_captured = end_captured;
   table.graph_state = graph_state;
   table.graphs_are_wrong = graphs_are_wrong;
+  table.offer_nvls = offer_nvls;
+  table.join_nvls = join_nvls;
+  table.bind_nvls = bind_nvls;
+  table.run_nvls = run_nvls;
+  table.close_nvls = close_nvls;
   table.make_nccl_id = make_nccl_id;
   table.open_nccl = open_nccl;
   table.nccl_ready = nccl_ready;

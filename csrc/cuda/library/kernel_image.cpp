@@ -14,4 +14,12 @@ const void* kernel_image() {
 #endif
 }
 
+const void* nvls_image() {
+#ifdef FARANDOLE_HAS_NVLS
+  return farandole_nvls_fatbin;
+#else
+  return nullptr;
+#endif
+}
+
 }  // namespace farandole::cuda

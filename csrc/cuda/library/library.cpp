@@ -27,6 +27,7 @@ int32_t device(int32_t ordinal, CudaDevice* into, CudaFailure* failure) {
     into->memory_bytes = found.memory_bytes;
     into->instance = found.instance;
     into->descriptors = found.descriptors;
+    into->multicast = found.multicast;
     copy_cut(found.name, into->name);
     copy_cut(found.uuid_text(), into->uuid);
     copy_cut(found.bus_id, into->bus_id);

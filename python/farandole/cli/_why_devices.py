@@ -31,6 +31,7 @@ def answer(asked: dict[str, str], ranks: int, size: int) -> dict[str, Any]:
     rows = _core.tuning.explain_devices(
         asked["collective"], longest, ranks, spin_bytes, chosen_by,
         dtype=asked["dtype"], level=asked["level"], no_nccl=_why_no_nccl(asked),
+        no_nvls=_why_no_nvls(asked),
     )  # fmt: skip
     return {
         "question": {**asked, "ranks": ranks, "bytes": size},
@@ -51,6 +52,19 @@ def _why_no_nccl(asked: dict[str, str]) -> str:
     except (_core.Error, ImportError) as error:
         return str(getattr(error, "verdict", error))
     return ""
+
+
+def _why_no_nvls(asked: dict[str, str]) -> str:
+    """Likewise."""
+    from farandole import _core, cuda
+
+    if asked["memory"] == "shared-device" and asked["ranks"] != "1":
+        return "NVLS takes one rank on a device, and these share one"
+    try:
+        alike = [d.folds_by_switch for d in cuda.devices()]
+    except (_core.Error, ImportError) as error:
+        return str(getattr(error, "verdict", error))
+    return "" if alike and all(alike) else "the devices have no switch that folds (NVLS)"
 
 
 def _verdict(row: dict[str, Any]) -> str:

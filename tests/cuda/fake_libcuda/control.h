@@ -6,6 +6,7 @@
 //   lacks ""           functions that cuGetProcAddress does not find, with commas
 //   jitter 0           a seed: streams sleep a little before they do anything
 //   memory_operations 1   streams wait for words and write them
+//   multicast 0        a switch folds what devices have bound to multicast objects
 //   deinitialized 0    every call is answered as at the end of a process
 //   fail ""            "cuMemCreate#2=2,cuStreamQuery#1=700": see fail()
 //   report ""          a file that gets what misuse() and alive() say when the process ends

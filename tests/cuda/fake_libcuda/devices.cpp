@@ -102,6 +102,7 @@ FAKE_CUDA cuDeviceGetAttribute(int* value, int attribute, int device) {
         {99, config.host_register},
         {102, config.virtual_memory},
         {103, config.virtual_memory},
+        {132, config.multicast},
     };
     const auto found = attributes.find(attribute);
     if (found == attributes.end()) return kInvalidValue;

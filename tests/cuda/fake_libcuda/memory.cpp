@@ -16,7 +16,6 @@ using namespace farandole::cuda::fake;
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr size_t kGranularity = 2 << 20;
 constexpr char kMemfd[] = "fake-cuda";
 
 size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
@@ -34,28 +33,6 @@ DevicePointer map_new(int descriptor, size_t bytes) {
 void block(DevicePointer address, size_t bytes) {
   ::mmap(host(address), whole_pages(bytes), PROT_NONE,
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-}
-
-int make_memfd(size_t bytes) {
-  const int descriptor = ::memfd_create(kMemfd, MFD_CLOEXEC);
-  if (descriptor >= 0 && ::ftruncate(descriptor, static_cast<off_t>(whole_pages(bytes))) != 0) {
-    ::close(descriptor);
-    return -1;
-  }
-  return descriptor;
-}
-
-bool is_ours(int descriptor) {
-  char target[64] = {};
-  const std::string link = "/proc/self/fd/" + std::to_string(descriptor);
-  return ::readlink(link.c_str(), target, sizeof target - 1) > 0 &&
-         std::strstr(target, kMemfd) != nullptr;
-}
-
-/// A descriptor that shares nothing with `of` but the memory: locks on it are its own.
-int open_again(pid_t process, int of) {
-  const std::string link = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(of);
-  return ::open(link.c_str(), O_RDWR | O_CLOEXEC);
 }
 
 bool others_have_it_open(int descriptor) {
@@ -89,13 +66,6 @@ int free_region(State& all, const char* call, RegionKind kind, DevicePointer add
   return kSuccess;
 }
 
-void drop_if_unused(State& all, PhysicalHandle handle) {
-  const auto found = all.physicals.find(handle);
-  if (!found->second.released || found->second.mappings > 0) return;
-  ::close(found->second.descriptor);
-  all.physicals.erase(found);
-}
-
 /// What an IPC handle says.
 struct Ipc {
   char magic[8];
@@ -106,6 +76,35 @@ struct Ipc {
 
 }  // namespace
 
+int farandole::cuda::fake::make_memfd(const char* name, size_t bytes) {
+  const int descriptor = ::memfd_create(name, MFD_CLOEXEC);
+  if (descriptor >= 0 && ::ftruncate(descriptor, static_cast<off_t>(whole_pages(bytes))) != 0) {
+    ::close(descriptor);
+    return -1;
+  }
+  return descriptor;
+}
+
+bool farandole::cuda::fake::is_memfd(int descriptor, const char* name) {
+  char target[64] = {};
+  const std::string link = "/proc/self/fd/" + std::to_string(descriptor);
+  return ::readlink(link.c_str(), target, sizeof target - 1) > 0 &&
+         std::string(target).starts_with("/memfd:" + std::string(name) + " ");
+}
+
+int farandole::cuda::fake::open_again(pid_t process, int of) {
+  const std::string link = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(of);
+  return ::open(link.c_str(), O_RDWR | O_CLOEXEC);
+}
+
+void farandole::cuda::fake::drop_if_unused(State& all, PhysicalHandle handle) {
+  const auto found = all.physicals.find(handle);
+  if (!found->second.released || found->second.mappings > 0) return;
+  ::close(found->second.descriptor);
+  close_multicast(found->second);
+  all.physicals.erase(found);
+}
+
 void farandole::cuda::fake::free_all(State& all, const CUctx_st* context) {
   for (auto it = all.regions.begin(); it != all.regions.end();) {
     const auto next = std::next(it);
@@ -113,8 +112,10 @@ void farandole::cuda::fake::free_all(State& all, const CUctx_st* context) {
     it = next;
   }
   std::erase_if(all.physicals, [&](const auto& entry) {
-    if (entry.second.context == context) ::close(entry.second.descriptor);
-    return entry.second.context == context;
+    if (entry.second.context != context) return false;
+    ::close(entry.second.descriptor);
+    close_multicast(entry.second);
+    return true;
   });
   std::erase_if(all.events, [&](const auto* event) { return event->context == context; });
   std::erase_if(all.modules, [&](const auto* module) { return module->context == context; });
@@ -126,7 +127,7 @@ FAKE_CUDA cuMemAlloc_v2(DevicePointer* address, size_t bytes) {
     if (bytes == 0) return kInvalidValue;
     if (bytes > all.config.memory || all.used_memory() > all.config.memory - bytes)
       return kOutOfMemory;
-    const int descriptor = make_memfd(bytes);
+    const int descriptor = make_memfd(kMemfd, bytes);
     if (descriptor < 0) return 304;
     *address = map_new(descriptor, bytes);
     std::memset(host(*address), 0xcd, bytes);  // nobody may count on zeros
@@ -156,7 +157,7 @@ FAKE_CUDA cuMemGetInfo_v2(size_t* free, size_t* total) {
 FAKE_CUDA cuMemHostAlloc(void** address, size_t bytes, unsigned) {
   return call("cuMemHostAlloc", Needs::context, [&](State& all, Lock&, CUctx_st* context) {
     if (bytes == 0) return kInvalidValue;
-    const int descriptor = make_memfd(bytes);
+    const int descriptor = make_memfd(kMemfd, bytes);
     if (descriptor < 0) return 304;
     const DevicePointer at = map_new(descriptor, bytes);
     std::memset(host(at), 0xcd, bytes);
@@ -241,7 +242,7 @@ FAKE_CUDA cuIpcOpenMemHandle_v2(DevicePointer* address, IpcMemoryHandle handle, 
         return kSuccess;
       }
     const int descriptor = open_again(ipc.process, ipc.descriptor);
-    if (descriptor < 0 || !is_ours(descriptor)) {
+    if (descriptor < 0 || !is_memfd(descriptor, kMemfd)) {
       if (descriptor >= 0) ::close(descriptor);
       return kInvalidValue;
     }
@@ -283,7 +284,7 @@ FAKE_CUDA cuMemCreate(PhysicalHandle* handle, size_t bytes, const PhysicalProper
       return kInvalidValue;
     if (bytes > all.config.memory || all.used_memory() > all.config.memory - bytes)
       return kOutOfMemory;
-    const int descriptor = make_memfd(bytes);
+    const int descriptor = make_memfd(kMemfd, bytes);
     if (descriptor < 0) return 304;
     *handle = ++all.last_physical;
     all.physicals[*handle] = {context, bytes, descriptor};
@@ -341,6 +342,7 @@ FAKE_CUDA cuMemMap(DevicePointer address, size_t bytes, size_t offset, PhysicalH
         bytes > physical->second.bytes || bytes > reserved->second)
       return kInvalidValue;
     if (all.regions.contains(address)) return 208;
+    if (!may_map(all, physical->second)) return kInvalidValue;
     ::mmap(host(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, physical->second.descriptor, 0);
     Region region{RegionKind::mapped, context, bytes};
     region.physical = handle;
@@ -375,7 +377,8 @@ FAKE_CUDA cuMemSetAccess(DevicePointer address, size_t bytes, const MemoryAccess
       return kInvalidValue;
     if (access->location.id < 0 || access->location.id >= static_cast<int>(all.visible.size()))
       return kInvalidDevice;
-    ::mprotect(host(address), bytes, PROT_READ | PROT_WRITE);
+    if (all.physicals[found->second.physical].multicast == nullptr)
+      ::mprotect(host(address), bytes, PROT_READ | PROT_WRITE);  // else for kernels alone
     found->second.accessible = true;
     return kSuccess;
   });
@@ -399,12 +402,17 @@ FAKE_CUDA cuMemImportFromShareableHandle(PhysicalHandle* handle, void* from, int
               [&](State& all, Lock&, CUctx_st* context) {
                 const auto given = static_cast<int>(reinterpret_cast<intptr_t>(from));
                 struct stat status{};
-                if (type != kByDescriptor || !is_ours(given) || ::fstat(given, &status) != 0)
+                MulticastTable* const multicast = open_multicast(given);
+                const bool known = multicast != nullptr || is_memfd(given, kMemfd);
+                if (type != kByDescriptor || !known || ::fstat(given, &status) != 0)
                   return kInvalidValue;
                 const int descriptor = ::fcntl(given, F_DUPFD_CLOEXEC, 0);
                 if (descriptor < 0) return 304;
                 *handle = ++all.last_physical;
-                all.physicals[*handle] = {context, static_cast<size_t>(status.st_size), descriptor};
+                const size_t bytes =
+                    multicast != nullptr ? multicast->bytes : static_cast<size_t>(status.st_size);
+                all.physicals[*handle] = {context, bytes, descriptor};
+                all.physicals[*handle].multicast = multicast;
                 return kSuccess;
               });
 }

@@ -39,7 +39,7 @@ void add_failures(State& all, const std::string& text) {
 void read_environment(State& all) {
   for (const char* name :
        {"devices", "version", "capability", "memory", "name", "virtual_memory", "host_register",
-        "peers", "lacks", "jitter", "deinitialized", "fail", "memory_operations"}) {
+        "peers", "lacks", "jitter", "deinitialized", "fail", "memory_operations", "multicast"}) {
     std::string variable = "FAKE_CUDA_";
     for (const char* c = name; *c != 0; ++c) variable += static_cast<char>(std::toupper(*c));
     if (const char* value = std::getenv(variable.c_str())) configure(all, name, value);
@@ -125,6 +125,8 @@ void configure(State& all, const std::string& name, const std::string& value) {
     config.peers = number != 0;
   else if (name == "memory_operations")
     config.memory_operations = number != 0;
+  else if (name == "multicast")
+    config.multicast = number != 0;
   else if (name == "deinitialized")
     config.deinitialized = number != 0;
   else if (name == "jitter")
@@ -178,7 +180,8 @@ size_t State::used_memory() const {
   size_t used = 0;
   for (const auto& [base, region] : regions)
     if (region.kind == RegionKind::allocated) used += region.bytes;
-  for (const auto& [handle, physical] : physicals) used += physical.bytes;
+  for (const auto& [handle, physical] : physicals)
+    if (physical.multicast == nullptr) used += physical.bytes;
   return used;
 }
 

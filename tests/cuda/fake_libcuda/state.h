@@ -1,6 +1,7 @@
 // Everything the fake driver knows, under one mutex.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -62,12 +63,34 @@ struct Region {
   bool portable = true;     // registered: other contexts may have it, too
 };
 
+/// What all processes know of a multicast object: its memfd.
+struct MulticastTable {
+  enum class Bound : int { no, yes, not_any_more };
+  struct Member {
+    std::atomic<int> device{-1};  // its number on this machine; -1: nobody's yet
+    std::atomic<Bound> bound{Bound::no};
+    std::atomic<pid_t> process{0};
+    std::atomic<int> descriptor{-1};
+  };
+  static constexpr int kMost = 64;
+  int devices = 0;
+  size_t bytes = 0;
+  Member members[kMost];
+
+  bool has_all() const;
+  Member* of(int device);
+};
+
+/// Memory of a device, or a multicast object.
 struct Physical {
   CUctx_st* context = nullptr;
   size_t bytes = 0;
   int descriptor = -1;
-  int mappings = 0;
+  int mappings = 0;  // and bindings
   bool released = false, exportable = false;
+  MulticastTable* multicast = nullptr;
+  std::vector<void*> members{};  // of it, as mapped here for kernels; null where they are not yet
+  PhysicalHandle bound = 0;      // to it by this process
 };
 
 /// A piece of work in a stream.
@@ -114,7 +137,7 @@ struct Config {
   size_t memory = size_t{1} << 30;
   std::string name = "Fake GPU", lacks;
   bool virtual_memory = true, host_register = true, peers = true, deinitialized = false;
-  bool memory_operations = true;
+  bool memory_operations = true, multicast = false;
   uint64_t jitter = 0;
 };
 
@@ -195,6 +218,20 @@ int call(const char* name, Needs needs, const Body& body) {
 // memory.cpp
 /// All that a context's end takes with it.
 void free_all(State& state, const CUctx_st* context);
+inline constexpr size_t kGranularity = 2 << 20;
+/// One that other processes may map, if they know its name; -1: the system has none.
+int make_memfd(const char* name, size_t bytes);
+bool is_memfd(int descriptor, const char* name);
+/// A descriptor that shares nothing with `of` but the memory: locks on it are its own.
+int open_again(pid_t process, int of);
+void drop_if_unused(State& state, PhysicalHandle handle);
+
+// multicast.cpp
+/// Null where the descriptor is none of a multicast object.
+MulticastTable* open_multicast(int descriptor);
+void close_multicast(const Physical& physical);
+/// For cuMemMap: false where the driver would wait for devices that nobody has added.
+bool may_map(State& state, const Physical& physical);
 
 // streams.cpp
 /// Puts work into a stream; `ranges`: what it uses.
@@ -219,6 +256,7 @@ int spoil(State& state, const std::string& call);
 const Kernel* test_kernel(const std::string& name);
 /// Whether a kernel of this thread went wrong since somebody asked.
 bool take_kernel_failure();
+void fail_kernel();
 
 }  // namespace farandole::cuda::fake
 

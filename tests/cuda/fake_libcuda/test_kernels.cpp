@@ -26,7 +26,7 @@ bool& failure() {
   return failed;
 }
 
-void go_wrong(const void*) { failure() = true; }
+void go_wrong(const void*) { fail_kernel(); }
 
 const Kernel kKernels[] = {{"test_add", sizeof(TestAdd), add},
                            {"test_wait", sizeof(TestWait), wait},
@@ -34,6 +34,7 @@ const Kernel kKernels[] = {{"test_add", sizeof(TestAdd), add},
 
 }  // namespace
 
+void fail_kernel() { failure() = true; }
 bool take_kernel_failure() { return std::exchange(failure(), false); }
 
 const Kernel* test_kernel(const std::string& name) {

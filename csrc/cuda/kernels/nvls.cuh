@@ -1,0 +1,38 @@
+// A fold by the switch between the devices.
+#pragma once
+
+#include "cuda/kernels/multimem.h"
+
+namespace farandole::cuda {
+
+template <typename E, Formula formula>
+FARANDOLE_DEVICE void nvls_fold_by(const NvlsFold& p) {
+  if constexpr (kFoldedBySwitch<E, formula>) {
+    for (uint64_t i = grid_thread(); i < p.packs; i += grid_threads()) {
+      auto* const at = static_cast<Packed<E>*>(p.all) + i;
+      store_to_all(at, scale_unit(load_folded<E, formula>(at), p.finish));
+    }
+  }
+}
+
+/// By all threads of the grid.
+template <typename E>
+FARANDOLE_DEVICE void nvls_fold(const NvlsFold& p) {
+  order_addresses();
+  switch (p.formula) {
+    case Formula::add:
+      nvls_fold_by<E, Formula::add>(p);
+      break;
+    case Formula::smaller:
+      nvls_fold_by<E, Formula::smaller>(p);
+      break;
+    case Formula::larger:
+      nvls_fold_by<E, Formula::larger>(p);
+      break;
+    case Formula::multiply:  // nobody asks for it
+      break;
+  }
+  order_addresses();
+}
+
+}  // namespace farandole::cuda

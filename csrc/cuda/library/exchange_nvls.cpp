@@ -1,0 +1,69 @@
+// What an exchange does with one piece that the switch between the devices folds: the steps of
+// exchange_pieces.cpp, in a bucket that all devices have at one address.
+#include <array>
+#include <vector>
+
+#include "cuda/library/exchange.h"
+
+namespace farandole::cuda {
+namespace {
+
+constexpr uint64_t kPackBytes = 16;
+
+}  // namespace
+
+NvlsBucket& Exchange::open_nvls(const void* image) {
+  return nvls_.emplace(context_, rank_, size_, strand_bytes_, image);
+}
+
+void Exchange::run_nvls(const CudaPiece& piece) {
+  const DevicePointer bucket = nvls_->own(piece.strand);
+  std::vector<Move> moves;
+  uint64_t bytes = 0;
+  for (const CudaMove& one : std::span(piece.in, piece.ins)) {
+    moves.push_back({bucket + one.to, piece.input + one.from, one.bytes});
+    bytes += one.bytes;
+  }
+  move(piece.strand, "gather", moves);
+  scale_leaves(piece, bucket, bytes);
+  meet(piece.strand);
+  if (piece.count > 0) fold_by_switch(piece);
+  meet(piece.strand);
+  moves.clear();
+  for (const CudaMove& one : std::span(piece.out, piece.outs))
+    moves.push_back({piece.output + one.to, bucket + one.from, one.bytes});
+  move(piece.strand, "scatter", moves);
+}
+
+/// The switch takes elements as they are: where they are scaled first, they are folded alone.
+void Exchange::scale_leaves(const CudaPiece& piece, DevicePointer bucket, uint64_t bytes) {
+  Folding folding = folding_of(piece);
+  folding.scales.finish = {};
+  if (folding.scales.leaf.is_identity()) return;
+  const std::array<const void*, 1> from{at_address(bucket)};
+  const std::array<void*, 1> to{at_address(bucket)};
+  const TwoShot job{.peers = {},
+                    .fold = fold_of(from, to, 0, bytes / size_of(folding.dtype), folding)};
+  kernel(kernel_name("two_shot", folding.dtype))
+      .launch(stream_of(piece.strand),
+              {.blocks = blocks_for(Work::alone, bytes, {.processors = multiprocessors()}),
+               .threads = kThreads},
+              job);
+}
+
+/// In whole packs: behind the last element of all there is room, and nobody looks at it.
+void Exchange::fold_by_switch(const CudaPiece& piece) {
+  const Folding folding = folding_of(piece);
+  const uint64_t element = size_of(folding.dtype), bytes = piece.count * element;
+  const NvlsFold job{.packs = (bytes + kPackBytes - 1) / kPackBytes,
+                     .formula = row(folding.op).formula,
+                     .finish = scaling_of(folding.scales.finish),
+                     .all = at_address(nvls_->all(piece.strand) + piece.first * element)};
+  nvls_->kernel(folding.dtype)
+      .launch(stream_of(piece.strand),
+              {.blocks = blocks_for(Work::alone, bytes, {.processors = multiprocessors()}),
+               .threads = kThreads},
+              job);
+}
+
+}  // namespace farandole::cuda

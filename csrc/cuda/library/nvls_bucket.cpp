@@ -1,0 +1,63 @@
+#include "cuda/library/nvls_bucket.h"
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+#include <utility>
+
+#include "cuda/plans.h"
+
+namespace farandole::cuda {
+namespace {
+
+constexpr int kLeastCapability = 90;
+
+std::string why_not(const DeviceProperties& device) {
+  if (device.capability < kLeastCapability)
+    return "has compute capability " + std::to_string(device.capability / 10) + "." +
+           std::to_string(device.capability % 10) + ", and NVLS takes 9.0";
+  if (!device.multicast) return "has no switch that folds (NVLS), or its driver does not show it";
+  return "";
+}
+
+}  // namespace
+
+NvlsBucket::NvlsBucket(std::shared_ptr<const DeviceContext> context, uint32_t rank, uint32_t size,
+                       uint64_t strand_bytes, const void* image)
+    : context_(std::move(context)), rank_(rank), size_(size), strand_bytes_(strand_bytes) {
+  const DeviceProperties& device = context_->device();
+  if (const std::string why = why_not(device); !why.empty())
+    throw Error(ErrorCode::device, device.label() + " " + why);
+  module_ = DeviceModule::load(context_, image);
+}
+
+Fd NvlsBucket::offer(CudaNvls& mine) {
+  static_assert(sizeof mine.device == sizeof(DeviceUuid));
+  std::memcpy(mine.device, context_->device().uuid.bytes, sizeof mine.device);
+  mine.bytes = 0;
+  if (rank_ != 0) return {};
+  const auto devices = static_cast<int>(size_);
+  mine.bytes = Multicast::whole_bytes(*context_, devices, kCudaStrands * strand_bytes_);
+  multicast_ = Multicast::make(context_, devices, mine.bytes);
+  return multicast_->descriptor();
+}
+
+void NvlsBucket::join(const CudaNvls* all, const Fd& descriptor) {
+  for (uint32_t r = 0; r < size_; ++r)
+    for (uint32_t other = r + 1; other < size_; ++other)
+      if (std::ranges::equal(all[r].device, all[other].device))
+        throw Error(ErrorCode::device, "NVLS takes one rank on a device, and here two share one");
+  if (all[0].bytes < kCudaStrands * strand_bytes_)
+    throw Error(ErrorCode::internal, "the first rank's multicast object is smaller than ours");
+  if (!multicast_)
+    multicast_ = Multicast::from(context_, descriptor, static_cast<int>(size_), all[0].bytes);
+  multicast_->add_device();
+}
+
+const DeviceFunction& NvlsBucket::kernel(DType dtype) {
+  const auto known = kernels_.find(dtype);
+  if (known != kernels_.end()) return known->second;
+  return kernels_.emplace(dtype, module_->function(kernel_name("nvls", dtype))).first->second;
+}
+
+}  // namespace farandole::cuda

@@ -1,0 +1,51 @@
+// One rank's part in a multicast object of an exchange: a bucket of its own, whose copies on all
+// devices the switch between them folds.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "base/cuda_table.h"
+#include "base/dtype.h"
+#include "cuda/driver/module.h"
+#include "cuda/driver/multicast.h"
+
+namespace farandole::cuda {
+
+class NvlsBucket {
+ public:
+  /// `image`: the kernels. Throws Error(device) where the device lacks what it takes.
+  NvlsBucket(std::shared_ptr<const DeviceContext> context, uint32_t rank, uint32_t size,
+             uint64_t strand_bytes, const void* image);
+
+  /// What the others need of this rank. The descriptor is there on the first one, which makes the
+  /// object.
+  Fd offer(CudaNvls& mine);
+  /// With what all have offered, by place, and the first one's descriptor.
+  void join(const CudaNvls* all, const Fd& descriptor);
+  /// Once all have joined.
+  void bind() { multicast_->bind(); }
+
+  /// This rank's own memory, and that of all at once.
+  DevicePointer own(int32_t strand) const { return multicast_->own() + offset_of(strand); }
+  DevicePointer all(int32_t strand) const { return multicast_->all() + offset_of(strand); }
+  const DeviceFunction& kernel(DType dtype);
+
+  /// Nothing of other ranks' is used any more. They may still use this one's, until its end.
+  void let_go() noexcept {
+    if (multicast_) multicast_->unmap();
+  }
+
+ private:
+  uint64_t offset_of(int32_t strand) const { return static_cast<uint64_t>(strand) * strand_bytes_; }
+
+  std::shared_ptr<const DeviceContext> context_;
+  uint32_t rank_, size_;
+  uint64_t strand_bytes_;
+  std::shared_ptr<const DeviceModule> module_;
+  std::map<DType, DeviceFunction> kernels_;
+  std::unique_ptr<Multicast> multicast_;
+};
+
+}  // namespace farandole::cuda
