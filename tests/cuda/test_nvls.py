@@ -197,6 +197,13 @@ def test_one_rank(by_nvls: Start) -> None:
 # ---- where there is none ----
 
 
+def memory_of(rank: NvlsRank) -> str:
+    """What there is of modules and mappings, and of what lies there."""
+    return ", ".join(
+        re.findall(r"\d+ (?:module|mapping|physical|reservation)", rank.machine.alive())
+    )
+
+
 def without(why: str, switch: str, fail: tuple[int, str, int] | None) -> int:
     """All ranks go by steps together, and say which rank has none. `switch`: whether each has one;
     `fail`: a call that comes to nothing on a rank."""
@@ -208,11 +215,12 @@ def without(why: str, switch: str, fail: tuple[int, str, int] | None) -> int:
     assert path_of(rank.array(1, "int8")) == "step"
     if fail and fd.rank() == fail[0]:
         rank.machine.fail(fail[1], fail[2], UNAVAILABLE if fail[1] != "cuMulticastBindMem" else 802)
-    before = rank.machine.calls("cuMulticastAddDevice")
+    before, held = rank.machine.calls("cuMulticastAddDevice"), memory_of(rank)
     for _ in range(2):
         fd.all_reduce(x, out=y)
         went_by("step")
         assert y.get() == hx.get()
+    assert memory_of(rank) == held, "nothing is kept of what came to nothing"
     with pytest.raises(fd.InvalidArgument, match=re.escape(f"cannot go by 'nvls': {why}")):
         fd.all_reduce(x, out=y, algorithm="nvls")
     added = rank.machine.calls("cuMulticastAddDevice") - before
