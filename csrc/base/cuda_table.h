@@ -320,8 +320,9 @@ struct CudaTable {
   /// `descriptor` is the caller's then, for the others, or -1.
   int32_t (*offer_nvls)(CudaExchange* exchange, CudaNvls* mine, int32_t* descriptor,
                         CudaFailure* failure);
-  /// With what all ranks have offered, by place; `descriptor` stays the caller's.
-  int32_t (*join_nvls)(CudaExchange* exchange, const CudaNvls* all, int32_t descriptor,
+  /// With what the first rank has offered; `descriptor` stays the caller's. No two ranks have one
+  /// device.
+  int32_t (*join_nvls)(CudaExchange* exchange, const CudaNvls* first, int32_t descriptor,
                        CudaFailure* failure);
   /// Once all have joined: before, the driver would wait for them.
   int32_t (*bind_nvls)(CudaExchange* exchange, CudaFailure* failure);

@@ -1,7 +1,5 @@
 #include "devices/exchange.h"
 
-#include <vector>
-
 #include "base/fixed_text.h"
 
 namespace farandole {
@@ -39,10 +37,9 @@ PeerOffer DeviceExchange::offer_nvls() {
   return mine;
 }
 
-void DeviceExchange::join_nvls(std::span<const PeerOffered> all) {
-  std::vector<CudaNvls> offered;
-  for (const PeerOffered& theirs : all) offered.push_back(theirs.get<CudaNvls>());
-  ask_cuda(library_.join_nvls, exchange_.get(), offered.data(), all.front().descriptor);
+void DeviceExchange::join_nvls(const PeerOffered& first) {
+  const auto offered = first.get<CudaNvls>();
+  ask_cuda(library_.join_nvls, exchange_.get(), &offered, first.descriptor);
 }
 
 void DeviceExchange::find_nccl() {

@@ -82,7 +82,7 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
 
   /// A CudaNvls, and on the first rank a descriptor. Throws where this rank has no part in it.
   PeerOffer offer_nvls();
-  void join_nvls(std::span<const PeerOffered> all);
+  void join_nvls(const PeerOffered& first);
   /// Once all have joined.
   void bind_nvls() { ask_cuda(library_.bind_nvls, exchange_.get()); }
   void run_nvls(const CudaPiece& piece) { ask_cuda(library_.run_nvls, exchange_.get(), &piece); }

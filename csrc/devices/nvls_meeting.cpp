@@ -1,5 +1,7 @@
 #include "devices/nvls_meeting.h"
 
+#include <iterator>
+#include <map>
 #include <utility>
 
 #include "base/log.h"
@@ -29,8 +31,10 @@ NvlsMeeting::NvlsMeeting(const Host& host, const Membership& membership, uint64_
       key_(key),
       exchange_(std::move(exchange)),
       wanted_(wanted) {
-  meeting_.emplace(host_, membership_, key_, offer(),
-                   [this](std::span<const PeerOffered> all) { exchange_->join_nvls(all); });
+  meeting_.emplace(host_, membership_, key_, offer(), [this](std::span<const PeerOffered> all) {
+    refuse_shared_devices(all);
+    exchange_->join_nvls(all.front());
+  });
 }
 
 PeerOffer NvlsMeeting::offer() const {
@@ -42,6 +46,19 @@ PeerOffer NvlsMeeting::bound() const {
     exchange_->bind_nvls();
     return PeerOffer();
   });
+}
+
+void NvlsMeeting::refuse_shared_devices(std::span<const PeerOffered> all) const {
+  std::map<std::string, int> owners;
+  for (size_t r = 0; r < all.size(); ++r) {
+    const auto offered = all[r].get<CudaNvls>();
+    const int rank = membership_.members[r];
+    const auto [owner, alone] =
+        owners.try_emplace(std::string(std::begin(offered.device), std::end(offered.device)), rank);
+    if (!alone)
+      throw Error(ErrorCode::device, "NVLS takes one rank on a device, and " +
+                                         name_ranks({owner->second, rank}) + " share one");
+  }
 }
 
 bool NvlsMeeting::poll() {

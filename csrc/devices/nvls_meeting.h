@@ -36,6 +36,7 @@ class NvlsMeeting {
  private:
   PeerOffer offer() const;
   PeerOffer bound() const;
+  void refuse_shared_devices(std::span<const PeerOffered> all) const;
   void end(std::string refusal);
 
   const Host& host_;

@@ -152,8 +152,8 @@ def test_a_backward_that_raises_in_the_middle(there: Start) -> None:
     assert min(there(2, FAKE_CUDA_JITTER="7").run(raises_in_the_middle)) > 0
 
 
-def by_nccl_alone() -> tuple[int, int]:
-    rank = NcclRank()
+def trains_as_on_the_host(rank: Rank) -> None:
+    """In another order of folds."""
     tensors = Tensors(rank)
     results = []
     for model in here_and_there(Model, tensors, rank.device):
@@ -168,9 +168,13 @@ def by_nccl_alone() -> tuple[int, int]:
         results.append([p.detach().clone() for p in model.parameters()])
     for on_host, there in zip(*results, strict=True):
         torch.testing.assert_close(on_host, there)
-    calls = rank.nccl.calls("ncclAllReduce"), rank.machine.calls(KERNEL)
-    del optimizer, model
+
+
+def by_nccl_alone() -> tuple[int, int]:
+    rank = NcclRank()
+    trains_as_on_the_host(rank)
     gc.collect()
+    calls = rank.nccl.calls("ncclAllReduce"), rank.machine.calls(KERNEL)
     rank.end()
     return calls
 
@@ -180,6 +184,22 @@ def test_by_nccl(by_nccl: Start, hosts: str) -> None:
     for reduced, launched in by_nccl(2, hosts, framework="torch").run(by_nccl_alone):
         assert reduced > 0
         assert launched == 0
+
+
+def by_a_switch() -> tuple[int, int]:
+    rank = Rank()
+    rank.device = fd.rank()
+    trains_as_on_the_host(rank)
+    gc.collect()
+    calls = rank.machine.calls("cuMulticastBindMem"), rank.machine.calls(KERNEL)
+    rank.end()
+    return calls
+
+
+def test_by_a_switch(by_nvls: Start) -> None:
+    for bound, launched in by_nvls(2, framework="torch").run(by_a_switch):
+        assert bound == 1, "an optimizer has memory of its own there"
+        assert launched > 0
 
 
 def test_several_hosts_at_level_canonical(by_nccl: Start) -> None:

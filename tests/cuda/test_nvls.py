@@ -28,22 +28,6 @@ Start = Callable[..., World]
 NO_SWITCH = "has no switch that folds (NVLS), or its driver does not show it"
 
 
-@pytest.fixture
-def by_nvls(by_steps: Start) -> Start:
-    """Ranks of level fast with a device each, which a switch joins."""
-
-    def started(size: int, **env: str) -> World:
-        told = {
-            "FARANDOLE_DEVICE_PATH": "nvls",
-            "FARANDOLE_LEVEL": "fast",
-            "FAKE_CUDA_MULTICAST": "1",
-            "FAKE_CUDA_DEVICES": str(size),
-        }
-        return by_steps(size, **{**told, **env})
-
-    return started
-
-
 class NvlsRank(Rank):
     """A rank that has a device for itself."""
 
@@ -199,9 +183,8 @@ def test_one_rank(by_nvls: Start) -> None:
 
 def memory_of(rank: NvlsRank) -> str:
     """What there is of modules and mappings, and of what lies there."""
-    return ", ".join(
-        re.findall(r"\d+ (?:module|mapping|physical|reservation)", rank.machine.alive())
-    )
+    kinds = r"\d+ (?:module|mapping|physical|reservation)"
+    return ", ".join(re.findall(kinds, rank.machine.alive()))
 
 
 def without(why: str, switch: str, fail: tuple[int, str, int] | None) -> int:
@@ -221,7 +204,8 @@ def without(why: str, switch: str, fail: tuple[int, str, int] | None) -> int:
         went_by("step")
         assert y.get() == hx.get()
     assert memory_of(rank) == held, "nothing is kept of what came to nothing"
-    with pytest.raises(fd.InvalidArgument, match=re.escape(f"cannot go by 'nvls': {why}")):
+    said = re.escape(f"cannot go by 'nvls': {why}").replace(r"\?", r"\d")
+    with pytest.raises(fd.InvalidArgument, match=said):
         fd.all_reduce(x, out=y, algorithm="nvls")
     added = rank.machine.calls("cuMulticastAddDevice") - before
     rank.end()
@@ -263,8 +247,8 @@ def test_a_call_that_comes_to_nothing(
 WITHOUT: dict[str, tuple[dict[str, str], str, str]] = {
     "one rank has none": ({}, "10", f"rank 1: device 1 (Fake GPU) {NO_SWITCH}"),
     "the first has none": ({}, "01", f"rank 0: device 0 (Fake GPU) {NO_SWITCH}"),
-    "a device that ranks share": ({"FAKE_CUDA_DEVICES": "1"}, "11",
-                                  "rank 0: NVLS takes one rank on a device, and here two share"),
+    "a device that ranks share": ({"FAKE_CUDA_DEVICES": "1"}, "11", "rank ?: NVLS takes one rank "
+                                  "on a device, and ranks 0-1 share one"),
     "an older device": ({"FAKE_CUDA_CAPABILITY": "80"}, "11", "rank 0: device 0 (Fake GPU) has "
                         "compute capability 8.0, and NVLS takes 9.0"),
     "older handles": ({"FAKE_CUDA_VIRTUAL_MEMORY": "0"}, "11",

@@ -225,12 +225,11 @@ int32_t offer_nvls(CudaExchange* exchange, CudaNvls* mine, int32_t* descriptor,
   });
 }
 
-int32_t join_nvls(CudaExchange* exchange, const CudaNvls* all, int32_t descriptor,
+int32_t join_nvls(CudaExchange* exchange, const CudaNvls* first, int32_t descriptor,
                   CudaFailure* failure) {
   return guarded(failure, [&] {
-    exchange->exchange.nvls()->join(
-        all,
-        descriptor >= 0 ? Fd(checked(::fcntl(descriptor, F_DUPFD_CLOEXEC, 0), "fcntl")) : Fd());
+    const Fd own(checked(::fcntl(descriptor, F_DUPFD_CLOEXEC, 0), "fcntl"));
+    exchange->exchange.nvls()->join(*first, own);
     return 1;
   });
 }

@@ -1,8 +1,6 @@
 #include "cuda/library/nvls_bucket.h"
 
-#include <algorithm>
 #include <cstring>
-#include <span>
 #include <utility>
 
 #include "cuda/plans.h"
@@ -42,15 +40,11 @@ Fd NvlsBucket::offer(CudaNvls& mine) {
   return multicast_->descriptor();
 }
 
-void NvlsBucket::join(const CudaNvls* all, const Fd& descriptor) {
-  for (uint32_t r = 0; r < size_; ++r)
-    for (uint32_t other = r + 1; other < size_; ++other)
-      if (std::ranges::equal(all[r].device, all[other].device))
-        throw Error(ErrorCode::device, "NVLS takes one rank on a device, and here two share one");
-  if (all[0].bytes < kCudaStrands * strand_bytes_)
+void NvlsBucket::join(const CudaNvls& first, const Fd& descriptor) {
+  if (first.bytes < kCudaStrands * strand_bytes_)
     throw Error(ErrorCode::internal, "the first rank's multicast object is smaller than ours");
   if (!multicast_)
-    multicast_ = Multicast::from(context_, descriptor, static_cast<int>(size_), all[0].bytes);
+    multicast_ = Multicast::from(context_, descriptor, static_cast<int>(size_), first.bytes);
   multicast_->add_device();
 }
 

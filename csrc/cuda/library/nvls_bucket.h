@@ -22,8 +22,8 @@ class NvlsBucket {
   /// What the others need of this rank. The descriptor is there on the first one, which makes the
   /// object.
   Fd offer(CudaNvls& mine);
-  /// With what all have offered, by place, and the first one's descriptor.
-  void join(const CudaNvls* all, const Fd& descriptor);
+  /// With what the first one has offered.
+  void join(const CudaNvls& first, const Fd& descriptor);
   /// Once all have joined.
   void bind() { multicast_->bind(); }
 
