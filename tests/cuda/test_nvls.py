@@ -349,6 +349,6 @@ def test_a_device_that_does_not_come_by(by_nvls: Start) -> None:
     one, other = (o.value for o in world.outcomes())
     assert one == other
     verdict, kind, left = one
-    assert "'gradient' was not complete on device 0 in time" in verdict
+    assert "'gradient' was not complete on device " in verdict
     assert kind == "Stalled"
     assert left == ["", ""]
