@@ -51,18 +51,25 @@ double spin_seconds(const DeviceQuestion& q) {
   return 5 * kCall + kMeeting + bytes / kPeers;
 }
 
-/// Its kernel is launched once, and its ranks hand on to each other.
+/// How often the data cross a link where a switch folds: a device sends its input, and its part of
+/// the result once for all.
+double crossings_by_switch(const DeviceQuestion& q) { return 1 + 1.0 / q.ranks; }
+
+/// Its kernel is launched once, and its ranks hand on to each other. Where a switch folds, NCCL
+/// lets it, too, among more than two ranks (as its sources say).
 double nccl_seconds(const DeviceQuestion& q) {
-  const auto bytes = static_cast<double>(q.bytes);
-  return 5 * kCall + kMeeting + (q.ranks - 1) * kHop + 2 * bytes / kPeers;
+  const bool by_switch = q.spec.kind == Collective::all_reduce && q.ranks > 2 &&
+                         q.no_nvls.empty() && q.no_buckets.empty();
+  const double crossings = by_switch ? crossings_by_switch(q) : 2;
+  return 5 * kCall + kMeeting + (q.ranks - 1) * kHop +
+         crossings * static_cast<double>(q.bytes) / kPeers;
 }
 
-/// The steps' copies and meetings; of what crosses the links, each device sends its inputs and its
-/// part of the result, once.
+/// The steps' copies and meetings.
 double nvls_seconds(const DeviceQuestion& q) {
   const auto bytes = static_cast<double>(q.bytes);
   return (12 + 2 * (q.ranks - 1)) * kCall + 2 * kMeeting + 4 * bytes / kDevice +
-         (1 + 1.0 / q.ranks) * bytes / kPeers;
+         crossings_by_switch(q) * bytes / kPeers;
 }
 
 constexpr std::array kPaths{

@@ -218,7 +218,7 @@ TEST(ways_on_devices_are_chosen_by_cost_and_by_name) {
 TEST(nccl_is_chosen_where_the_level_allows_it) {
   DeviceQuestion question{.level = Determinism::fast, .bytes = 64 << 20, .ranks = 4};
   const auto why = [&] { return why_not(device_paths()[size_t{3}], question); };
-  CHECK(choose_device_way(question) == DeviceWay::nvls);
+  CHECK(choose_device_way(question) == DeviceWay::nccl);
   question.no_nvls = "there is no switch";
   CHECK(choose_device_way(question) == DeviceWay::nccl);
   question.no_buckets = "no room";
@@ -254,6 +254,8 @@ TEST(nccl_is_chosen_where_the_level_allows_it) {
 TEST(nvls_is_chosen_for_what_the_switch_folds) {
   DeviceQuestion question{.level = Determinism::fast, .bytes = 64 << 20, .ranks = 4};
   const auto why = [&] { return why_not(device_paths()[size_t{4}], question); };
+  CHECK(choose_device_way(question) == DeviceWay::nccl);  // which has the switch, too
+  question.no_nccl = "there is none";
   CHECK(choose_device_way(question) == DeviceWay::nvls);
   question.bytes = 1 << 10;
   CHECK(choose_device_way(question) != DeviceWay::nvls);
