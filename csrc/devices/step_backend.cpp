@@ -102,7 +102,10 @@ void StepBackend::end_meeting() {
 }
 
 void StepBackend::stop_meeting() {
-  if (nvls_ && !nvls_->done()) nvls_.reset();
+  if (nvls_ && !nvls_->done()) {
+    no_nvls_ = "a rank has left its devices";
+    nvls_.reset();
+  }
   if (!meeting_) return;
   no_buckets_ = "a rank has left its devices";
   end_meeting();

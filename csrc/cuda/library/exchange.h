@@ -72,7 +72,7 @@ class Exchange {
   void spin(const CudaPiece& piece, bool granted);
   uint32_t end(Moments& moments);
 
-  /// In the other ranks' company: this one's part in a multicast object. The first rank makes it.
+  /// This rank's part in a multicast object, which the first rank makes.
   NvlsBucket& open_nvls(const void* image);
   NvlsBucket* nvls() { return nvls_ ? &*nvls_ : nullptr; }
   void close_nvls() { nvls_.reset(); }
