@@ -101,8 +101,9 @@ Backend& BucketOnDevice::backend() {
   return steps_->backend();
 }
 
-void BucketOnDevice::go_by_host(Operation& operation) {
+std::shared_ptr<PiecesOnDevices> BucketOnDevice::go_by_host(Operation& operation) {
   to_host_(operation, *this, steps_->backend().declined().empty());
+  return nullptr;
 }
 
 }  // namespace farandole

@@ -35,7 +35,10 @@ class DeviceUpdate : public OnDevices {
   void seal(const DeviceQueue& queue);
 
   Backend& backend() override;
-  void go_by_host(Operation& operation) override { to_host_(operation); }
+  std::shared_ptr<PiecesOnDevices> go_by_host(Operation& operation) override {
+    to_host_(operation);
+    return nullptr;
+  }
 
   /// Whether it went so; once the operation is complete on the host.
   bool launched() const { return arrays_.launched.load(std::memory_order_acquire); }

@@ -6,12 +6,12 @@ namespace farandole {
 namespace {
 
 /// Whether this rank's input is read at all.
-bool reads_input(const Options& o, const PlacedArray& input, int rank) {
+bool reads_input(const CollectiveSpec& o, const PlacedArray& input, int rank) {
   return input.buffer.count > 0 && (o.kind != Collective::broadcast || rank == o.root);
 }
 
 /// Whether this rank's output changes: the root of a broadcast in place has it already.
-bool writes_output(const Options& o, const PlacedArray& input, const PlacedArray& output,
+bool writes_output(const CollectiveSpec& o, const PlacedArray& input, const PlacedArray& output,
                    int rank) {
   const bool has_it =
       o.kind == Collective::broadcast && rank == o.root && input.buffer.data == output.buffer.data;
@@ -19,24 +19,37 @@ bool writes_output(const Options& o, const PlacedArray& input, const PlacedArray
 }
 
 /// An all_reduce may overwrite its copy of the input; others might, and need not.
-bool may_share(const Options& o, const PlacedArray& input, const PlacedArray& output) {
+bool may_share(const CollectiveSpec& o, const PlacedArray& input, const PlacedArray& output) {
   return o.kind == Collective::all_reduce && input.device && output.device &&
          input.device->queue == output.device->queue;
 }
 
 }  // namespace
 
+StagedEnds::StagedEnds(const CollectiveSpec& spec, const PlacedArray& input, const PlacedArray& output,
+                       int rank)
+    : brings(input.device && reads_input(spec, input, rank)),
+      takes_back(output.device && writes_output(spec, input, output, rank)),
+      shares(brings && takes_back && may_share(spec, input, output)) {}
+
+Operand StagedEnds::lie(const PlacedArray& input, const PlacedArray& output, std::byte* brought,
+                        std::byte* taken_back) const {
+  Buffer from = input.buffer, to = output.buffer;
+  if (brings) from.data = brought;
+  if (takes_back) to.data = taken_back;
+  // What is not brought is not read: the other buffer's memory stands for it.
+  if (input.device && !brings) from.data = to.data;
+  if (output.device && !takes_back) to.data = from.data;
+  return {from, to};
+}
+
 Operand stage(StagedCopies& copies, const Options& options, const PlacedArray& input,
               const PlacedArray& output, int rank) {
-  Buffer from = input.buffer, to = output.buffer;
-  const bool brings = input.device && reads_input(options, input, rank);
-  if (brings) from.data = copies.bring(*input.device);
-  if (output.device && writes_output(options, input, output, rank))
-    to.data = copies.expect(*output.device, brings && may_share(options, input, output));
-  // What is not brought is not read: the other buffer's memory stands for it.
-  if (input.device && from.data == input.buffer.data) from.data = to.data;
-  if (output.device && to.data == output.buffer.data) to.data = from.data;
-  return {from, to};
+  const StagedEnds ends(options, input, output, rank);
+  std::byte* const brought = ends.brings ? copies.bring(*input.device) : nullptr;
+  std::byte* const back =
+      ends.takes_back ? copies.expect(*output.device, ends.shares) : nullptr;
+  return ends.lie(input, output, brought, back);
 }
 
 StagedArrays stage_all(StagedCopies& copies, const Options& options,

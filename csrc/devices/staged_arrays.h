@@ -33,6 +33,19 @@ struct PlacedOperand {
 /// none is. Throws Error(invalid_argument) where it is not one for all.
 std::optional<uint64_t> graph_of(const std::vector<PlacedOperand>& arrays);
 
+/// What has to be copied of the arrays of one operation.
+struct StagedEnds {
+  bool brings = false;      // the input, to the host
+  bool takes_back = false;  // the result, to its device
+  bool shares = false;      // on the host it comes where the input lies
+
+  StagedEnds(const CollectiveSpec& spec, const PlacedArray& input, const PlacedArray& output,
+             int rank);
+  /// Where the arrays lie on the host, if what is copied lies there.
+  Operand lie(const PlacedArray& input, const PlacedArray& output, std::byte* brought,
+              std::byte* taken_back) const;
+};
+
 /// Where the arrays of one operation lie on the host, and the copies of what has to be brought.
 Operand stage(StagedCopies& copies, const Options& options, const PlacedArray& input,
               const PlacedArray& output, int rank);

@@ -67,9 +67,35 @@ void StagedCopies::seal() {
     }
 }
 
+void StagedCopies::leave_to_pieces(const DeviceSpan* input, const DeviceSpan* output) {
+  if (input != nullptr) inputs_.push_back({*input, nullptr, {.lost = true}});
+  if (output != nullptr) outputs_.push_back({*output, nullptr, {.lost = true}});
+}
+
+void StagedCopies::end_pieces(const std::vector<std::shared_ptr<StagingBlock>>& blocks) noexcept {
+  const std::lock_guard lock(mutex_);
+  taken_back_ = true;
+  std::map<const DeviceQueue*, CopiesUntil> marks;
+  for (std::vector<Copy>* copies : {&inputs_, &outputs_})
+    for (Copy& copy : *copies) {
+      DeviceQueue& queue = *copy.span.queue;
+      const auto [until, is_new] = marks.try_emplace(&queue, CopiesUntil{.lost = true});
+      try {
+        if (is_new)
+          until->second = {.to_host = queue.mark(kToHost),
+                           .to_device = queue.mark(kToDevice),
+                           .has_to_host = true,
+                           .has_to_device = true};
+      } catch (const Error&) {  // NOLINT: a device that is lost is noticed where it is waited for
+      }
+      copy.until = until->second;
+    }
+  for (const auto& block : blocks) staging_->give_back(block, marks.at(block->queue.get()));
+}
+
 bool StagedCopies::is_open() {
   const auto arrived = [](const Copy& copy) {
-    return copy.span.queue->reached(kToHost, copy.until.to_host);
+    return !copy.until.has_to_host || copy.span.queue->reached(kToHost, copy.until.to_host);
   };
   if (std::ranges::all_of(inputs_, arrived) && std::ranges::all_of(outputs_, arrived)) return true;
   if (watch_.due()) look_for_loss();

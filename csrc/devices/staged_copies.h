@@ -30,6 +30,9 @@ class StagedCopies : public Gate {
                int rank, std::shared_ptr<const void> kept);
   ~StagedCopies() override;
 
+  Staging& staging() const { return *staging_; }
+  int rank() const { return rank_; }  // of the world
+
   /// Begins the copy of an input to the host. Where it will lie.
   std::byte* bring(const DeviceSpan& input);
   /// Where a result has to lie on the host, which will be copied to `output`: where the last input
@@ -37,6 +40,11 @@ class StagedCopies : public Gate {
   std::byte* expect(const DeviceSpan& output, bool where_input_lies);
   /// All that has to be done before the operation may begin has been asked for.
   void seal();
+
+  /// Instead of all that: they come in pieces, and so do results go back (StagedPieces).
+  void leave_to_pieces(const DeviceSpan* input, const DeviceSpan* output);
+  /// No other piece is copied; these blocks are given back once all have been.
+  void end_pieces(const std::vector<std::shared_ptr<StagingBlock>>& blocks) noexcept;
 
   bool is_open() override;
   std::string awaited() const override;

@@ -9,6 +9,8 @@ Operand StagedOperation::offer(Group& group, const std::vector<PlacedOperand>& a
   step_ = StepCall::offer(group, options, arrays, copies_, stream);
   options.on_devices = step_;
   if (step_) return step_->operand();
+  options.on_devices = PieceCall::offer(group, options, arrays, copies_);
+  if (options.on_devices) return arrays.front().buffers();
   StagedArrays lie = stage_all(*copies_, options, arrays, group.rank(), group.size(), group.pool());
   pack_ = std::move(lie.pack);
   if (pack_) {

@@ -1,5 +1,5 @@
 // One operation of which arrays lie on devices: by steps where those of all ranks do, else staged
-// on the host, packed if they are several.
+// on the host, packed if they are several, and in pieces if one is long.
 #pragma once
 
 #include <memory>
@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "devices/piece_call.h"
 #include "devices/staged_arrays.h"
 #include "devices/step_call.h"
 
@@ -18,7 +19,7 @@ class StagedOperation {
   StagedOperation(Group& group, Options& options) : copies_(copies_for(group, options)) {}
 
   /// What is submitted, with what the options then say of it: the arrays where they are, if they
-  /// may go by steps, or where they lie on the host, their copies begun. `stream`: as StepCall's.
+  /// may go by steps or go in pieces, or where they lie on the host, their copies begun. `stream`: as StepCall's.
   Operand offer(Group& group, const std::vector<PlacedOperand>& arrays, Options& options,
                 const std::shared_ptr<Stream>& stream = nullptr);
 

@@ -174,7 +174,8 @@ StepCall::StepCall(std::shared_ptr<Steps> steps, const Group& group, const Optio
       placed_(arrays),
       operand_(operand),
       copies_(std::move(copies)),
-      call_(call) {
+      call_(call),
+      piece_(piece_of(group, options, arrays)) {
   arrays_.in_place = std::ranges::all_of(placed_, [](const PlacedOperand& array) {
     return array.input.buffer.data == array.output.buffer.data;
   });
@@ -212,9 +213,10 @@ Backend& StepCall::backend() {
   return steps_->backend();
 }
 
-void StepCall::go_by_host(Operation& operation) {
+std::shared_ptr<PiecesOnDevices> StepCall::go_by_host(Operation& operation) {
   steps_->note_failed(call_);
   try {
+    if (piece_ > 0) return StagedPieces::of(copies_, spec_, placed_.front(), piece_, rank_);
     BufferPool pool(arena_);
     const StagedArrays lie = stage_all(*copies_, Options(spec_), placed_, rank_, size_, pool);
     pack_ = lie.pack;
@@ -222,6 +224,7 @@ void StepCall::go_by_host(Operation& operation) {
     if (pack_) run_on(pack_, operation);
     operation.input = lie.whole.input;
     operation.output = lie.whole.output;
+    return nullptr;
   } catch (const Error& error) {
     throw on_rank(error, world_rank_);
   }

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "devices/staged_arrays.h"
+#include "devices/staged_pieces.h"
 #include "devices/steps.h"
 
 namespace farandole {
@@ -32,7 +32,8 @@ class StepCall : public OnDevices {
   int device() const { return steps_->device(); }
 
   Backend& backend() override;
-  void go_by_host(Operation& operation) override;
+  std::shared_ptr<PiecesOnDevices> go_by_host(Operation& operation) override;
+  size_t piece() const override { return piece_; }
 
   /// Whether it becomes part of a graph.
   bool is_captured() const { return arrays_.graph.has_value(); }
@@ -59,6 +60,7 @@ class StepCall : public OnDevices {
   Operand operand_;
   std::shared_ptr<StagedCopies> copies_;
   uint64_t call_;
+  size_t piece_;  // elements, if it goes by the host in pieces
   StepArrays arrays_;
   std::shared_ptr<Pack> pack_;  // on the host
 };

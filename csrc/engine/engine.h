@@ -43,6 +43,7 @@ struct EngineOptions {
   BackendMaker eager;                     // of several hosts: runs small operations instead of them
   std::string device_path = "auto";       // auto, staged, step, spin, nccl, nvls
   size_t device_bucket_bytes = 16 << 20;  // of a device, for one piece of a collective
+  size_t staged_piece_bytes = 4 << 20;    // of a long array on a device that goes by the host
   bool pairs_by_schedules = false;        // direct runs nothing between two ranks either
   ConnectMaker channels;                  // none: ranks exchange no messages
   std::shared_ptr<Trace> trace;           // null: nothing is traced until set_trace()

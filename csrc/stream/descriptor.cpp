@@ -82,6 +82,13 @@ std::string text_of(std::span<const size_t> counts, size_t most) {
   return text + rest;
 }
 
+uint8_t lie_of(const Operation& o) {
+  if (!o.on_devices) return 0;
+  return o.on_devices->declines() ? 2 : 1;
+}
+
+size_t piece_of(const Operation& o) { return o.on_devices ? o.on_devices->piece() : 0; }
+
 }  // namespace
 
 Descriptor describe(const Operation& o) {
@@ -91,7 +98,8 @@ Descriptor describe(const Operation& o) {
   d.spec.kind = common_name(o.kind);
   d.dtype = o.input.dtype;
   d.level = o.level;
-  d.on_devices = o.on_devices != nullptr;
+  d.on_devices = lie_of(o);
+  d.piece = piece_of(o);
   d.count = o.count;
   d.arrays = o.bundle ? o.bundle->arrays().size() : 1;
   copy_cut(o.algorithm, d.algorithm);
@@ -110,7 +118,7 @@ uint32_t hash_of(const Operation& o) {
   h.add(o.postscale);
   h.add(cut(o.algorithm, sizeof Descriptor::algorithm));  // no more than others can be shown
   h.add(cut(shown_name(o), sizeof Descriptor::name));
-  h.add(static_cast<uint64_t>(o.on_devices != nullptr));
+  h.add(static_cast<uint64_t>(lie_of(o)) | static_cast<uint64_t>(piece_of(o)) << 2);
   h.add(std::span(o.counts));
   if (o.bundle) h.add(o.bundle->hash());
   const auto hash = static_cast<uint32_t>(h.value());
@@ -177,6 +185,12 @@ bool lie_alike(const std::vector<Shown>& by_member) {
   return std::ranges::all_of(by_member, [&](const Shown& s) {
     return s.descriptor.on_devices == by_member.front().descriptor.on_devices;
   });
+}
+
+size_t piece_of(const std::vector<Shown>& by_member) {
+  uint64_t piece = 0;
+  for (const Shown& s : by_member) piece = std::max(piece, s.descriptor.piece);
+  return piece;
 }
 
 }  // namespace farandole

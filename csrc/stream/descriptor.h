@@ -15,8 +15,9 @@ struct Descriptor {
   CollectiveSpec spec;
   DType dtype;
   Determinism level;
-  uint8_t on_devices;
+  uint8_t on_devices;  // 1: they may stay there; 2: they go by the host
   uint64_t count;
+  uint64_t piece;      // of an operation that goes by the host in pieces; 0: as a whole
   uint64_t arrays;     // of the call; those of a bundle stand at:
   uint64_t arrays_at;  // offset in the segment; 0: nowhere
   char algorithm[32];
@@ -37,8 +38,10 @@ struct Shown {
 /// by world rank; nothing when they do not.
 std::optional<Error> disagreement(const std::vector<Shown>& by_member,
                                   const std::vector<int>& members);
-/// Whether they have arrays on devices, all or none of them: the one difference that refuses
-/// nothing.
+/// Whether they have arrays on devices, all or none of them, and may all keep them there or not: the
+/// one difference that refuses nothing.
 bool lie_alike(const std::vector<Shown>& by_member);
+/// Elements of a piece, where any of them brings its array to the host in pieces; 0: none does.
+size_t piece_of(const std::vector<Shown>& by_member);
 
 }  // namespace farandole

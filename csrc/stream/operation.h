@@ -41,14 +41,30 @@ class Gate {
 class Backend;
 struct Operation;
 
+/// The arrays of an operation that lie on devices and come to the host in pieces, and their results
+/// on the way back. By the thread that polls.
+class PiecesOnDevices {
+ public:
+  virtual ~PiecesOnDevices() = default;
+  /// Where the piece that follows lies on the host, and what it waits for.
+  virtual void begin(Operation& piece) = 0;
+  /// That piece has run.
+  virtual void end() = 0;
+};
+
 /// What runs an operation whose arrays lie on devices. Ranks agree on whether they all do.
 class OnDevices {
  public:
   virtual ~OnDevices() = default;
   virtual Backend& backend() = 0;
+  /// Whether this rank knows beforehand that the operation goes by the host, as its backend says.
+  virtual bool declines() const { return false; }
+  /// Elements of a piece, where it goes by the host in pieces; 0: as a whole. The same on all ranks
+  /// that have arrays on devices.
+  virtual size_t piece() const { return 0; }
   /// Not all ranks' arrays do, or their devices cannot: begins to bring them to the host, and makes
-  /// the operation one on memory there.
-  virtual void go_by_host(Operation& operation) = 0;
+  /// the operation one on memory there. Or gives its pieces, if it is to run in such.
+  virtual std::shared_ptr<PiecesOnDevices> go_by_host(Operation& operation) = 0;
 };
 
 /// Bytes of the elements that an epilogue gets at a time, from where its rank's part begins.

@@ -141,9 +141,14 @@ void Stream::give_back() {
 }
 
 void Stream::begin() {
+  started_ = TimePoint{};  // stamped by the first look around: most operations end before it
+  take_number();
+}
+
+/// For the front operation, or what runs of it next.
+void Stream::take_number() {
   ++sequence_;
   held_since_ = leaving_since_ = TimePoint{};
-  started_ = TimePoint{};  // stamped by the first look around: most operations end before it
   shut_ = mixed_ = false;
   idle_looks_ = 0;
   backend_ = nullptr;
@@ -152,7 +157,7 @@ void Stream::begin() {
 
 /// True while this rank's own input has not come.
 bool Stream::look_at_gate() {
-  const std::shared_ptr<Gate>& gate = operation().gate;
+  const std::shared_ptr<Gate>& gate = running().gate;
   return shut_ = gate && !gate->is_open();
 }
 
@@ -187,7 +192,7 @@ void Stream::require_backend(const Operation& o) const {
 }
 
 void Stream::start() {
-  const Operation& o = operation();
+  const Operation& o = running();
   memory_.ticket = progress(sequence_, o.hash != 0 ? o.hash : hash_of(o));
   backend_ = o.on_devices ? &o.on_devices->backend() : &backend_for(o);
   backend_->start(o, sequence_);
@@ -233,7 +238,9 @@ Progress Stream::run(TimePoint until) {
     // data count only when the group was alive after the last of them was read.
     std::atomic_thread_fence(std::memory_order_acquire);  // partner: FailureDetector::report
     if (membership_.detector->failed()) return Progress::moved;
-    if (const std::string why = backend_->declined(); !why.empty()) return go_by_host(why);
+    if (const std::string why = backend_->declined(); !why.empty())
+      return go_by_host(why, operation().on_devices->piece());
+    if (pieces_) return next_piece();
     finish(std::nullopt);
   } else if (progress == Progress::idle && backend_->agrees_in_data() && sees_difference()) {
     backend_->abort();
@@ -244,7 +251,7 @@ Progress Stream::run(TimePoint until) {
 }
 
 /// Under the next number, on all ranks. One that asked for its way by name is refused.
-Progress Stream::go_by_host(const std::string& why) {
+Progress Stream::go_by_host(const std::string& why, size_t piece) {
   Operation& o = queue_.front()->operation;
   const std::shared_ptr<OnDevices> before = std::exchange(o.on_devices, nullptr);
   if (!o.algorithm.empty() && !o.epilogue) {
@@ -253,21 +260,36 @@ Progress Stream::go_by_host(const std::string& why) {
     return Progress::finished;
   }
   agreement_->complete(sequence_);
-  if (before) before->go_by_host(o);
+  auto on_devices = before ? before->go_by_host(o) : nullptr;
+  if (piece > 0) pieces_.emplace(o, piece, std::move(on_devices));
   o.hash = 0;
-  begin();
+  take_number();
+  return Progress::moved;
+}
+
+Progress Stream::next_piece() {
+  if (pieces_->is_first()) way_of_pieces_ = backend_->way();
+  if (!pieces_->next()) {
+    finish(std::nullopt);
+    return Progress::finished;
+  }
+  agreement_->complete(sequence_);
+  take_number();
   return Progress::moved;
 }
 
 void Stream::finish(std::optional<Error> error) {
   agreement_->complete(sequence_);
-  const std::string_view path = backend_ != nullptr ? backend_->way() : "";
+  std::string_view path = backend_ != nullptr ? backend_->way() : "";
+  if (pieces_) path = std::exchange(way_of_pieces_, "");
   // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): names are literals
   last_way_.store(path.data(), std::memory_order_relaxed);
   queue_.front()->error = std::move(error);
   if (logs(LogLevel::debug))
     log(LogLevel::debug, title() + (queue_.front()->error ? " failed" : " went by ") +
-                             std::string(queue_.front()->error ? "" : path));
+                             std::string(queue_.front()->error ? "" : path) +
+                             (pieces_ ? " in pieces" : ""));
+  pieces_.reset();
   enter(Phase::resting);
   give_back();
   backend_ = nullptr;
@@ -277,7 +299,7 @@ void Stream::finish(std::optional<Error> error) {
 
 Progress Stream::describe_mine() {
   const std::shared_ptr<Bundle>& bundle = operation().bundle;
-  agreement_->describe(farandole::describe(operation()),
+  agreement_->describe(farandole::describe(running()),
                        bundle ? std::span(bundle->arrays()) : std::span<const BundledArray>());
   enter(Phase::comparing);
   return Progress::moved;
@@ -300,6 +322,7 @@ Progress Stream::compare_all() {
     if (!all) return Progress::idle;
     refused = disagreement(*all, memory_.members);
     mixed_ = !refused && !lie_alike(*all);
+    piece_ = piece_of(*all);
     if (!refused && !mixed_)
       throw Error(ErrorCode::internal,
                   "ranks disagree on " + title() + ", but what they started looks the same");
@@ -307,7 +330,7 @@ Progress Stream::compare_all() {
     return Progress::moved;
   }
   if (!agreement_->settled() && !membership_.detector->failed()) return Progress::idle;
-  if (mixed_) return go_by_host("not all ranks' arrays lie on devices");
+  if (mixed_) return go_by_host("not all ranks' arrays lie on devices", piece_);
   if (const auto& bundle = operation().bundle) bundle->refuse(*refused);
   finish(std::move(refused));
   return Progress::finished;
@@ -350,7 +373,7 @@ Progress Stream::leave() {
                                             "finish its report");
   const Held held = backend_ != nullptr ? backend_->let_go() : Held::no;
   if (!verdict || !others_are_out() || held == Held::for_now) return Progress::idle;
-  if (held == Held::for_ever) keep_for_ever(operation().keepalive);
+  if (held == Held::for_ever) keep_for_ever(running().keepalive);
   finish(std::move(verdict));
   return Progress::finished;
 }

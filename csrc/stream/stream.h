@@ -3,13 +3,16 @@
 //
 //   resting ─► opening ─► agreeing ─► running ─► resting
 //                            └► describing ─► comparing ─► resting      (the ranks disagree)
+//   running ─► opening ─► …                  (it goes by the host instead, or its next piece does)
 //   any phase ─► leaving ─► resting                                     (the group has failed)
 #pragma once
 
 #include <atomic>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/trace.h"
@@ -17,6 +20,7 @@
 #include "control/failure_detector.h"
 #include "stream/agreement.h"
 #include "stream/backend.h"
+#include "stream/pieces.h"
 #include "stream/request.h"
 #include "stream/stream_page.h"
 
@@ -96,6 +100,7 @@ class Stream {
   bool drop_refused();
   void give_back();
   void begin();
+  void take_number();
   void enter(Phase next);
   Trace* trace() const { return around_.trace->load(std::memory_order_acquire); }
   void trace_phase(Trace* trace, Phase next);
@@ -115,11 +120,14 @@ class Stream {
   void fail_group(const Error& error);
   Progress leave();
   bool others_are_out();
-  Progress go_by_host(const std::string& why);
+  Progress go_by_host(const std::string& why, size_t piece);
+  Progress next_piece();
   void finish(std::optional<Error> error);
   Backend& backend_for(const Operation& operation);
 
   const Operation& operation() const { return queue_.front()->operation; }
+  /// Of it, what runs now.
+  const Operation& running() const { return pieces_ ? pieces_->piece() : operation(); }
   std::vector<int> waiting_for() const;  // group ranks that have not submitted it
   std::vector<int> lacking() const;      // those that have, and whose data this rank waits for
   std::vector<int> culprits() const;     // those that keep their data from whoever waits
@@ -150,6 +158,9 @@ class Stream {
   TimePoint started_{}, next_warning_{}, leaving_since_{}, held_since_{};
   bool shut_ = false;   // this rank's own input has not come
   bool mixed_ = false;  // the ranks disagree on nothing but whether arrays lie on devices
+  size_t piece_ = 0;    // then: of what they go by the host in; 0: as a whole
+  std::optional<Pieces> pieces_;    // of the operation in flight, where it runs in pieces
+  std::string_view way_of_pieces_;  // the first one's
   int idle_looks_ = 0;  // at data that carry the agreement, since posts were compared
   std::deque<std::shared_ptr<Request>> queue_;  // the front one is in flight
   std::vector<std::shared_ptr<Request>> finished_;

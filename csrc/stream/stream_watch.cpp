@@ -148,7 +148,7 @@ void Stream::check_members(int r) {
 
 void Stream::warn(TimePoint when) {
   std::string text = title() + " has waited " + seconds_text(when - started_);
-  if (shut_) return log(LogLevel::warning, text + " for " + operation().gate->awaited());
+  if (shut_) return log(LogLevel::warning, text + " for " + running().gate->awaited());
   std::vector<int> ranks = waiting_for();
   text += ranks.empty() ? " for data" : " for ranks that have not submitted it:";
   if (ranks.empty()) {
@@ -200,7 +200,7 @@ Error Stream::stalled_here(TimePoint when) const {
   where.values = {{"missing", {mine}}};
   return Error(ErrorCode::stalled,
                title() + " was not complete after " + seconds_text(when - started_) + "; " +
-                   name_ranks({mine}) + " waits for " + operation().gate->awaited(),
+                   name_ranks({mine}) + " waits for " + running().gate->awaited(),
                std::move(where), "look at what that rank's device is doing");
 }
 

@@ -1,0 +1,69 @@
+// The copies of one operation on a long array, piece by piece: while the host reduces one, the next
+// one comes, and the result of the one before goes back. They lie in a few blocks, which are used
+// in turn, so the memory for it does not grow with the array.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "devices/staged_arrays.h"
+#include "stream/pieces.h"
+
+namespace farandole {
+
+/// Elements of a piece, where arrays of such a call go by the host in pieces, on every rank that
+/// has them on devices; 0: as a whole.
+size_t piece_of(const Group& group, const Options& options,
+                const std::vector<PlacedOperand>& arrays);
+
+class StagedPieces : public PiecesOnDevices,
+                     public Gate,
+                     public std::enable_shared_from_this<StagedPieces> {
+ public:
+  /// Begins to bring the first pieces, of `elements` each. `copies`: of the call; they are left to
+  /// the pieces. `rank`: of the group.
+  static std::shared_ptr<StagedPieces> of(std::shared_ptr<StagedCopies> copies,
+                                          const CollectiveSpec& spec, const PlacedOperand& arrays,
+                                          size_t elements, int rank);
+  ~StagedPieces() override;
+
+  void begin(Operation& piece) override;
+  void end() override;
+
+  /// Of the piece that was begun.
+  bool is_open() override;
+  std::string awaited() const override;
+
+ private:
+  static constexpr size_t kAtOnce = 3;  // one comes, one is reduced, and one goes
+  /// What is used in turn.
+  struct Place {
+    std::shared_ptr<StagingBlock> input, output;  // one and the same, if they share it
+    uint32_t input_has_come = 0, output_is_free = 0;
+  };
+  struct Stretch {
+    size_t at, bytes;  // of the arrays
+  };
+
+  StagedPieces(std::shared_ptr<StagedCopies> copies, const CollectiveSpec& spec,
+               const PlacedOperand& arrays, size_t elements, int rank);
+  Place& place_of(size_t index) { return places_[index % kAtOnce]; }
+  Stretch stretch_of(size_t index) const;
+  void borrow(Place& place);
+  void bring_next();
+  void take_back(size_t index);
+  void end_all() noexcept;
+  void look_for_loss();
+
+  std::shared_ptr<StagedCopies> copies_;
+  PlacedOperand arrays_;
+  StagedEnds ends_;
+  size_t bytes_, all_;  // of a piece, and of all
+  std::array<Place, kAtOnce> places_;
+  size_t brought_ = 0, ended_ = 0;  // pieces
+  bool all_ended_ = false;
+  LossWatch watch_;
+};
+
+}  // namespace farandole

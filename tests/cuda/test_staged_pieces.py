@@ -1,0 +1,460 @@
+"""Long arrays of devices that go by way of the host, in pieces that overlap: the bits are those of
+the host's arrays, however they are cut and whatever lies where; memory for it is bounded, and
+nothing is left when something fails in the middle. Ranks over the fake driver."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_device import Array, OnHost, Rank, all_come
+from fault_work import UNAVAILABLE, how_it_went_wrong, let_fail
+from test_device_collectives import NEVER_IN_A_STEADY_STEP
+from test_device_names import in_any_order
+
+import farandole as fd
+import harness
+from harness import World
+
+Start = Callable[..., World]
+
+PIECE = 4096  # bytes: the least
+WIDTHS = {"float32": 4, "bfloat16": 2, "int64": 8, "bool": 1}
+
+
+@pytest.fixture
+def in_pieces(start: Start) -> Start:
+    def started(size: int, framework: str = "", **env: str) -> World:
+        return start(size, framework, **{"FARANDOLE_STAGED_PIECE_BYTES": str(PIECE), **env})
+
+    return started
+
+
+def counts_around(dtype: str) -> list[int]:
+    one = PIECE // WIDTHS[dtype]
+    return [one - 1, one, one + 1, 2 * one, 3 * one + one // 2, 11 * one + 3]
+
+
+def on_host(kind: str, x: OnHost, count: int, **options: Any) -> bytes:
+    """What has to come."""
+    out = OnHost(bytes(len(x.get())), x.array.dtype)
+    gets = kind != "reduce" or fd.rank() == options["root"]
+    fd.world().run(kind, x.array, out.array if gets else None, **options)
+    return out.get() if gets else b""
+
+
+def folds(dtype: str, kind: str) -> list[int]:
+    """How many copies each size took, each way."""
+    rank = Rank(kind)
+    copies = []
+    op = "max" if dtype == "bool" else "mean" if dtype == "float32" else "sum"
+    for count in counts_around(dtype):
+        x, hx = rank.pair(count, dtype)
+        y = rank.array(count, dtype)
+        wanted = on_host("all_reduce", hx, count, op=op)
+        rank.machine.call("cuStreamSynchronize", x.stream)
+        rank.machine.control.clear_log()
+        assert fd.all_reduce(x, op, out=y) is y
+        copies.append(rank.machine.calls("cuMemcpyAsync"))
+        assert y.get() == wanted
+        assert x.get() == hx.get(), "the input is as it was"
+        assert fd.all_reduce(x, op, out=x) is x
+        assert x.get() == wanted
+    rank.end()
+    return copies
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "kind"),
+    [
+        (1, "float32", "both"),
+        (2, "bool", "dlpack"),
+        (3, "bfloat16", "version 1"),
+        (4, "int64", "functions"),
+    ],
+)
+def test_bits_are_those_of_the_host(in_pieces: Start, size: int, dtype: str, kind: str) -> None:
+    for copies in in_pieces(size, FAKE_CUDA_JITTER="3").run(folds, dtype, kind):
+        assert copies == [2, 2, 4, 4, 8, 24], "of each piece one to the host and one from it"
+
+
+def test_where_ranks_share_no_memory(in_pieces: Start) -> None:
+    in_pieces(2, FARANDOLE_TRANSPORT="tcp").run(folds, "float32", "interface")
+
+
+def test_between_hosts(in_pieces: Start) -> None:
+    apart = {"FARANDOLE_SPLIT_HOSTS": "2,1", "FARANDOLE_INSECURE": "1"}
+    in_pieces(3, **apart).run(folds, "float32", "interface")
+
+
+def of_a_root() -> None:
+    """Not every rank brings an array, nor has one brought back."""
+    rank = Rank()
+    count = 4 * PIECE // 2 + 5
+    for root in {0, fd.size() - 1}:
+        x, hx = rank.pair(count, "float16")
+        y = rank.array(count, "float16")
+        wanted = on_host("broadcast", hx, count, root=root)
+        assert fd.broadcast(x, root, out=y).get() == wanted
+        summed = on_host("reduce", hx, count, root=root)
+        out = fd.reduce(x, "sum", root)
+        assert (out.get() if out is not None else b"") == summed
+        assert fd.broadcast(x, root, out=x).get() == wanted
+    rank.end()
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_broadcast_and_a_reduce(in_pieces: Start, size: int) -> None:
+    in_pieces(size, FAKE_CUDA_JITTER="7").run(of_a_root)
+
+
+def mixed() -> None:
+    """Whoever has an array on the host cuts it as the others do, if one has it on a device."""
+    rank = Rank()
+    count = 5 * PIECE // 8 + 1
+    for repeated in range(2):
+        x, hx = rank.pair(count, "float64")
+        wanted = on_host("all_reduce", hx, count)
+        y = rank.array(count, "float64")
+        to_host = np.empty(count)
+        if fd.rank() == 1:
+            fd.all_reduce(hx.array, out=to_host)
+            assert to_host.tobytes() == wanted
+        else:
+            assert fd.all_reduce(x, out=y).get() == wanted
+        fd.all_reduce(x, out=to_host)
+        assert to_host.tobytes() == wanted
+        if fd.rank() == repeated:
+            assert fd.all_reduce(hx.array, out=y).get() == wanted
+        else:
+            fd.all_reduce(hx.array, out=to_host)
+            assert to_host.tobytes() == wanted
+    rank.end()
+
+
+def test_some_arrays_on_the_host_some_on_devices(in_pieces: Start) -> None:
+    in_pieces(3, FAKE_CUDA_JITTER="5").run(mixed)
+
+
+def test_the_same_between_hosts(in_pieces: Start) -> None:
+    in_pieces(3, FARANDOLE_SPLIT_HOSTS="1,2", FARANDOLE_INSECURE="1").run(mixed)
+
+
+def test_where_steps_are_tried_first(by_steps: Start) -> None:
+    """Some of the ranks cannot go by them: then none does."""
+    by_steps(3, FARANDOLE_STAGED_PIECE_BYTES=str(PIECE)).run(mixed)
+
+
+def two_devices() -> None:
+    """Each way has a queue of its own, and so has each block."""
+    rank = Rank()
+    count = 6 * PIECE // 4 + 2
+    for _ in range(3):
+        x, hx = rank.pair(count, "int32")
+        far = rank.array(count, "int32", device=1)
+        wanted = on_host("all_reduce", hx, count)
+        assert fd.all_reduce(x, out=far).get() == wanted
+    rank.end()
+
+
+def test_two_devices(in_pieces: Start) -> None:
+    in_pieces(2, FAKE_CUDA_DEVICES="2", FAKE_CUDA_JITTER="2").run(two_devices)
+
+
+def in_flight() -> None:
+    """Long ones and short ones, and a grouped call."""
+    rank = Rank()
+    pairs = [rank.pair(1 + 1237 * i, "float32") for i in range(12)]
+    expected = [rank.host(x.count, "float32") for x, _ in pairs]
+    for (_, hx), result in zip(pairs, expected, strict=True):
+        fd.all_reduce(hx.array, out=result.array)
+    rank.machine.control.hold(True)
+    handles = [fd.all_reduce(x, out=x, async_op=True) for x, _ in pairs]
+    assert not any(handle.done() for handle in handles)
+    with pytest.raises(TimeoutError):
+        handles[-1].wait(timeout=0.01)
+    rank.machine.control.hold(False)
+    all_come(handles, [x for x, _ in pairs], expected)
+    xs = [x for x, _ in pairs]
+    wanted = [on_host("all_reduce", OnHost(x.get(), "float32"), x.count) for x in xs]
+    assert [x.get() for x in fd.grouped_all_reduce(xs, out=xs)] == wanted
+    rank.end()
+
+
+def test_many_in_flight(in_pieces: Start) -> None:
+    in_pieces(2, FAKE_CUDA_JITTER="11").run(in_flight)
+
+
+def test_by_name(in_pieces: Start) -> None:
+    """Of one rank's some lie on the host."""
+    assert in_pieces(3, FAKE_CUDA_JITTER="3").run(in_any_order, "both") == [0, 0, 0]
+
+
+# ---- memory ----
+
+ARENA = 2 << 20
+LONG = (6 << 20) // 4 + 1  # elements: three times that
+
+
+def longer_than_the_arena() -> int:
+    """How much memory of the host was registered."""
+    rank = Rank("interface")
+    x, hx = rank.pair(LONG, "float32")
+    y = rank.array(LONG, "float32")
+    wanted = on_host("all_reduce", hx, LONG)
+    assert fd.all_reduce(x, out=y).get() == wanted
+    assert fd.all_reduce(x, out=x).get() == wanted
+    registered = rank.machine.calls("cuMemHostRegister")
+    rank.end()
+    return registered
+
+
+def test_an_array_that_is_longer_than_the_arena(start: Start) -> None:
+    env = {"FARANDOLE_STAGED_PIECE_BYTES": "128K", "FARANDOLE_ARENA_BYTES": str(ARENA)}
+    assert start(2, **env).run(longer_than_the_arena) == [3, 3], "one block for each piece at once"
+
+
+def is_too_long() -> str:
+    rank = Rank()
+    x, _ = rank.pair(LONG, "float32")
+    with pytest.raises(fd.ResourceError) as caught:
+        fd.all_reduce(x, out=x)
+    return caught.value.advice
+
+
+def test_the_same_in_one_piece(start: Start) -> None:
+    env = {"FARANDOLE_STAGED_PIECE_BYTES": "1G", "FARANDOLE_ARENA_BYTES": str(ARENA)}
+    for advice in start(2, **env).run(is_too_long):
+        assert "FARANDOLE_ARENA_BYTES" in advice
+
+
+def steady() -> list[str]:
+    rank = Rank("interface")
+    arrays = [(rank.array(n, "float32"), rank.array(n, "float32")) for n in (3000, 10_000)]
+
+    def step(held: bool = False) -> None:
+        rank.machine.control.hold(held)
+        handles = [fd.all_reduce(x, out=y, async_op=True) for x, y in arrays]
+        handles += [fd.all_reduce(x, out=x, async_op=True) for x, _ in arrays]
+        rank.machine.control.hold(False)
+        for handle in handles:
+            handle.wait()
+        rank.machine.call("cuStreamSynchronize", rank.machine.streams[0])
+
+    step(held=True)
+    step()
+    rank.machine.control.clear_log()
+    before = rank.machine.alive()
+    for _ in range(20):
+        step()
+    log = rank.machine.log()
+    assert rank.machine.alive() == before
+    rank.end()
+    return [call for call in log if call in NEVER_IN_A_STEADY_STEP]
+
+
+def test_a_steady_step_neither_allocates_nor_waits_for_the_device(in_pieces: Start) -> None:
+    for extra in in_pieces(2).run(steady):
+        assert extra == ["cuStreamSynchronize"] * 20, "the test's own, once a step"
+
+
+# ---- at once ----
+
+
+def copied_ahead() -> tuple[int, int, int]:
+    """Copies that were asked for before any piece was reduced, once one was, and in all."""
+    rank = Rank("both")
+    count = 8 * PIECE // 4
+    x, _ = rank.pair(count, "float32")
+    rank.machine.call("cuStreamSynchronize", x.stream)
+    rank.machine.control.clear_log()
+
+    def copies() -> int:
+        return rank.machine.calls("cuMemcpyAsync")
+
+    fd.barrier()
+    if fd.rank() == 1:
+        harness.listen()
+    handle = fd.all_reduce(x, out=x, async_op=True)
+    for _ in range(50):
+        fd.world().turn()
+    before = copies()
+    if fd.rank() == 0:  # what is brought from now on does not arrive, and nothing leaves
+        rank.machine.call("cuStreamSynchronize", rank.machine.arrivals)
+        rank.machine.control.hold(True)
+        harness.tell("two have come")
+        harness.wait_until(lambda: copies() == before + 4, "two are reduced")
+        between = copies()
+        assert not handle.done()
+        rank.machine.control.hold(False)
+    else:
+        between = 0
+    handle.wait()
+    total = copies()
+    del handle
+    rank.end()
+    return before, between, total
+
+
+def test_pieces_are_copied_while_others_are_reduced(in_pieces: Start) -> None:
+    world = in_pieces(2)
+    world.start(copied_ahead)
+    world.hear(0)
+    world.say(1, "go")
+    first, _ = (o.value for o in world.outcomes())
+    assert first == (2, 6, 16)
+
+
+def traced() -> None:
+    rank = Rank()
+    x, _ = rank.pair(3 * PIECE, "float32")
+    for _ in range(4):
+        fd.all_reduce(x, out=x, name="gradient")
+    rank.end()
+
+
+def test_a_trace_shows_one_operation(in_pieces: Start, tmp_path: Path) -> None:
+    directory = tmp_path / "trace"
+    in_pieces(2, FARANDOLE_TRACE=str(directory)).run(traced)
+    for rank in range(2):
+        lines = (directory / f"rank-{rank}.jsonl").read_text().splitlines()
+        events = [json.loads(line) for line in lines]
+        shown = [e for e in events if e.get("args", {}).get("name") == "gradient"]
+        operations = [e["args"] for e in events if "gradient" in e.get("name", "")]
+        assert len(operations) == 4, shown
+        assert {each["bytes"] for each in operations} == {12 * PIECE}
+
+
+# ---- what goes wrong ----
+
+
+def goes_wrong(call: str, nth: int) -> tuple[str, int | None, list[str]]:
+    rank = Rank("interface")
+    x, _ = rank.pair(6 * PIECE // 4, "float32")
+    fd.all_reduce(x, out=x)
+    rank.machine.call("cuStreamSynchronize", x.stream)
+    let_fail(rank, call, nth)
+    with pytest.raises(fd.DeviceError) as caught:
+        for _ in range(3):
+            fd.all_reduce(x, out=x, async_op=True, name="gradient").wait()
+    with contextlib.suppress(fd.Error):
+        fd.shutdown()
+    gc.collect()
+    return caught.value.verdict, caught.value.rank, list(rank.machine.leave())
+
+
+@pytest.mark.parametrize(
+    ("call", "nth"),
+    [
+        ("cuMemcpyAsync", 2),  # the second piece, before the operation begins
+        ("cuMemcpyAsync", 3),  # the third, once the first has been reduced
+        ("cuMemcpyAsync", 4),  # the first on its way back
+        ("cuMemcpyAsync", 12),  # the last
+        ("cuStreamWriteValue32", 4),
+        ("cuStreamWaitEvent", 3),
+        ("cuLaunchHostFunc", 5),
+    ],
+)
+def test_a_call_of_the_driver_that_fails(in_pieces: Start, call: str, nth: int) -> None:
+    one, other = how_it_went_wrong(in_pieces(2), goes_wrong, call, nth)
+    assert one == other
+    assert one[0].startswith("rank 1: cannot ")
+    assert one[1:] == (1, ["", ""]), "all that was taken is given back"
+
+
+def says_which() -> tuple[str | None, str | None]:
+    """Of a failure in the middle."""
+    rank = Rank("interface")
+    x, _ = rank.pair(6 * PIECE // 4, "float32")
+    let_fail(rank, "cuMemcpyAsync", 4, UNAVAILABLE)
+    with pytest.raises(fd.DeviceError) as caught:
+        fd.all_reduce(x, out=x, name="gradient")
+    return caught.value.operation, caught.value.tensor
+
+
+def test_a_verdict_names_the_operation(in_pieces: Start) -> None:
+    for operation, tensor in how_it_went_wrong(in_pieces(2), says_which):
+        assert operation is not None
+        assert "'gradient'" in operation
+        assert tensor == "gradient"
+
+
+def is_late() -> tuple[str, list[str]]:
+    rank = Rank()
+    x, _ = rank.pair(2 * PIECE, "float32")
+    fd.all_reduce(x, out=x)
+    rank.machine.control.hold(fd.rank() == 1)
+    with pytest.raises(fd.Stalled) as caught:
+        fd.all_reduce(x, out=x, timeout=0.5, name="gradient")
+    rank.machine.control.hold(False)
+    with contextlib.suppress(fd.Error):
+        fd.shutdown()
+    gc.collect()
+    return caught.value.verdict, list(rank.machine.leave())
+
+
+def test_a_device_that_does_not_come_by(in_pieces: Start) -> None:
+    one, other = in_pieces(2).run(is_late)
+    assert one == other
+    assert "'gradient' was not complete after" in one[0]
+    assert "rank 1" in one[0]
+    assert one[1] == ["", ""]
+
+
+def until_one_is_killed() -> tuple[str, int | None, list[str]]:
+    rank = Rank()
+    x, _ = rank.pair(10 * PIECE, "float32")
+    y: Array = rank.array(10 * PIECE, "float32")
+    fd.barrier()
+    with pytest.raises(fd.PeerLost) as caught:
+        while True:
+            fd.all_reduce(x, out=y)
+    with contextlib.suppress(fd.Error):
+        fd.shutdown()
+    gc.collect()
+    return caught.value.verdict, caught.value.rank, list(rank.machine.leave())
+
+
+@pytest.mark.parametrize("point", ["stream.post#8", "stream.post#20"])
+def test_a_rank_that_is_killed_between_pieces(
+    spawn_faulty: Callable[..., World], fake_driver: str, point: str
+) -> None:
+    env = {
+        "CUDA_VISIBLE_DEVICES": None,
+        "FAKE_LIBCUDA": fake_driver,
+        "FARANDOLE_DEVICE_PATH": "staged",
+        "FARANDOLE_STAGED_PIECE_BYTES": str(PIECE),
+        "FARANDOLE_FAULT": f"rank=1,at={point},do=sigkill",
+    }
+    world = spawn_faulty(3, env=env)
+    world.start(until_one_is_killed)
+    survivors = [o.value for o in world.outcomes([0, 2])]
+    assert survivors[0] == survivors[1]
+    verdict, lost, left = survivors[0]
+    assert "was killed by SIGKILL" in verdict
+    assert lost == 1
+    assert left == ["", ""]
+
+
+def disagrees() -> str:
+    """Arguments that differ are refused before anything is cut, and the next call works."""
+    rank = Rank()
+    x, hx = rank.pair(5 * PIECE // 4, "float32")
+    with pytest.raises(fd.Mismatch) as caught:
+        fd.all_reduce(x, "sum" if fd.rank() == 0 else "max", out=x)
+    assert x.get() == hx.get()
+    wanted = on_host("all_reduce", hx, x.count)
+    assert fd.all_reduce(x, out=x).get() == wanted
+    rank.end()
+    return caught.value.verdict
+
+
+def test_ranks_that_disagree(in_pieces: Start) -> None:
+    one, other = in_pieces(2).run(disagrees)
+    assert one == other
+    assert "ranks disagree on the op of all_reduce" in one
