@@ -15,6 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import farandole
 import grid
 import harness
 import namespaces
@@ -58,6 +59,8 @@ def faulty_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ROOT / "python" / "farandole", package, ignore=shutil.ignore_patterns("*.so", "__pycache__")
     )
     for module in (harness.TREE / "faulty").glob("_core*.so"):
+        (package / module.name).symlink_to(module)
+    for module in Path(farandole.__file__).parent.glob("_cuda*.so"):
         (package / module.name).symlink_to(module)
     return package.parent
 

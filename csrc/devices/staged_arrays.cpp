@@ -26,8 +26,8 @@ bool may_share(const CollectiveSpec& o, const PlacedArray& input, const PlacedAr
 
 }  // namespace
 
-StagedEnds::StagedEnds(const CollectiveSpec& spec, const PlacedArray& input, const PlacedArray& output,
-                       int rank)
+StagedEnds::StagedEnds(const CollectiveSpec& spec, const PlacedArray& input,
+                       const PlacedArray& output, int rank)
     : brings(input.device && reads_input(spec, input, rank)),
       takes_back(output.device && writes_output(spec, input, output, rank)),
       shares(brings && takes_back && may_share(spec, input, output)) {}
@@ -47,8 +47,7 @@ Operand stage(StagedCopies& copies, const Options& options, const PlacedArray& i
               const PlacedArray& output, int rank) {
   const StagedEnds ends(options, input, output, rank);
   std::byte* const brought = ends.brings ? copies.bring(*input.device) : nullptr;
-  std::byte* const back =
-      ends.takes_back ? copies.expect(*output.device, ends.shares) : nullptr;
+  std::byte* const back = ends.takes_back ? copies.expect(*output.device, ends.shares) : nullptr;
   return ends.lie(input, output, brought, back);
 }
 

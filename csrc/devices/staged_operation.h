@@ -19,7 +19,8 @@ class StagedOperation {
   StagedOperation(Group& group, Options& options) : copies_(copies_for(group, options)) {}
 
   /// What is submitted, with what the options then say of it: the arrays where they are, if they
-  /// may go by steps or go in pieces, or where they lie on the host, their copies begun. `stream`: as StepCall's.
+  /// may go by steps or go in pieces, or where they lie on the host, their copies begun. `stream`:
+  /// as StepCall's.
   Operand offer(Group& group, const std::vector<PlacedOperand>& arrays, Options& options,
                 const std::shared_ptr<Stream>& stream = nullptr);
 

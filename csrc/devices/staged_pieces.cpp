@@ -91,9 +91,9 @@ void StagedPieces::begin(Operation& piece) {
     return block ? block->memory.get() : nullptr;
   };
   const Place& place = place_of(ended_);
-  const Operand lies = ends_.lie({piece.input, arrays_.input.device},
-                                 {piece.output, arrays_.output.device}, memory_of(place.input),
-                                 memory_of(place.output));
+  const Operand lies =
+      ends_.lie({piece.input, arrays_.input.device}, {piece.output, arrays_.output.device},
+                memory_of(place.input), memory_of(place.output));
   piece.input = lies.input;
   piece.output = lies.output;
   piece.gate = shared_from_this();

@@ -29,8 +29,8 @@ template <>
 inline constexpr auto fields_of<Descriptor> =
     Fields<Sent<&Descriptor::spec>, Sent<&Descriptor::dtype, kDTypes.back().dtype>,
            Sent<&Descriptor::level, Determinism::canonical>, Sent<&Descriptor::on_devices>,
-           Sent<&Descriptor::count>, Sent<&Descriptor::piece>, Sent<&Descriptor::arrays>, Sent<&Descriptor::algorithm>,
-           Sent<&Descriptor::name>, Sent<&Descriptor::counts>>{};
+           Sent<&Descriptor::count>, Sent<&Descriptor::piece>, Sent<&Descriptor::arrays>,
+           Sent<&Descriptor::algorithm>, Sent<&Descriptor::name>, Sent<&Descriptor::counts>>{};
 template <>
 inline constexpr auto fields_of<BundledArray> =
     Fields<Sent<&BundledArray::count>, Sent<&BundledArray::counts>, Sent<&BundledArray::options>,

@@ -38,8 +38,8 @@ struct Shown {
 /// by world rank; nothing when they do not.
 std::optional<Error> disagreement(const std::vector<Shown>& by_member,
                                   const std::vector<int>& members);
-/// Whether they have arrays on devices, all or none of them, and may all keep them there or not: the
-/// one difference that refuses nothing.
+/// Whether they have arrays on devices, all or none of them, and may all keep them there or not:
+/// the one difference that refuses nothing.
 bool lie_alike(const std::vector<Shown>& by_member);
 /// Elements of a piece, where any of them brings its array to the host in pieces; 0: none does.
 size_t piece_of(const std::vector<Shown>& by_member);

@@ -147,12 +147,12 @@ void Stream::begin() {
 
 /// For the front operation, or what runs of it next.
 void Stream::take_number() {
+  enter(Phase::opening);
   ++sequence_;
   held_since_ = leaving_since_ = TimePoint{};
   shut_ = mixed_ = false;
   idle_looks_ = 0;
   backend_ = nullptr;
-  enter(Phase::opening);
 }
 
 /// True while this rank's own input has not come.

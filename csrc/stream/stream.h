@@ -156,12 +156,12 @@ class Stream {
   uint32_t track_ = 0;                     // of `traced_`
   TimePoint begun_{}, phase_begun_{};      // set while tracing
   TimePoint started_{}, next_warning_{}, leaving_since_{}, held_since_{};
-  bool shut_ = false;   // this rank's own input has not come
-  bool mixed_ = false;  // the ranks disagree on nothing but whether arrays lie on devices
-  size_t piece_ = 0;    // then: of what they go by the host in; 0: as a whole
-  std::optional<Pieces> pieces_;    // of the operation in flight, where it runs in pieces
+  bool shut_ = false;             // this rank's own input has not come
+  bool mixed_ = false;            // the ranks disagree on nothing but whether arrays lie on devices
+  size_t piece_ = 0;              // then: of what they go by the host in; 0: as a whole
+  std::optional<Pieces> pieces_;  // of the operation in flight, where it runs in pieces
   std::string_view way_of_pieces_;  // the first one's
-  int idle_looks_ = 0;  // at data that carry the agreement, since posts were compared
+  int idle_looks_ = 0;              // at data that carry the agreement, since posts were compared
   std::deque<std::shared_ptr<Request>> queue_;  // the front one is in flight
   std::vector<std::shared_ptr<Request>> finished_;
 };

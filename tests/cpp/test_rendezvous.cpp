@@ -22,12 +22,12 @@ using namespace farandole;
 
 namespace {
 
-constexpr size_t kArenaBytes = 1 << 20;
+constexpr size_t kArenaOfEach = 1 << 20;
 
 Deadline soon() { return Deadline::after(std::chrono::seconds(60)); }
 
 Invitation invitation(const std::string& job, int rank, int size) {
-  return {rank, size, "test " + std::to_string(::getpid()) + " " + job, kArenaBytes, "level=x"};
+  return {rank, size, "test " + std::to_string(::getpid()) + " " + job, kArenaOfEach, "level=x"};
 }
 
 /// What meet() throws, or "met".
