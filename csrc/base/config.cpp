@@ -197,8 +197,8 @@ const std::vector<Variable>& variables() {
                    "memory of a device for one piece of a collective that goes by steps; two are "
                    "under way at once")),
       agreed(bytes("FARANDOLE_STAGED_PIECE_BYTES", &Config::staged_piece_bytes,
-                   "an all_reduce, a broadcast or a reduce of an array on a device that is longer "
-                   "and goes by the host does so in pieces of this size, three at once")),
+                   "a collective on an array of a device that is longer and goes by the host does "
+                   "so in pieces of this size, three at once")),
       text(
           "FARANDOLE_TUNING", &Config::tuning,
           "the measurements that choices follow from, rank 0's for all ranks. auto: those kept for "

@@ -101,7 +101,7 @@ Backend& BucketOnDevice::backend() {
   return steps_->backend();
 }
 
-std::shared_ptr<PiecesOnDevices> BucketOnDevice::go_by_host(Operation& operation) {
+std::shared_ptr<PiecesOnDevices> BucketOnDevice::go_by_host(Operation& operation, size_t) {
   to_host_(operation, *this, steps_->backend().declined().empty());
   return nullptr;
 }

@@ -70,7 +70,7 @@ class BucketOnDevice : public OnDevices {
   void seal(const DeviceQueue& queue);
 
   Backend& backend() override;
-  std::shared_ptr<PiecesOnDevices> go_by_host(Operation& operation) override;
+  std::shared_ptr<PiecesOnDevices> go_by_host(Operation& operation, size_t piece) override;
 
   /// Whether it went by steps; once the operation is complete on the host.
   bool launched() const { return arrays_.launched.load(std::memory_order_acquire); }

@@ -35,7 +35,7 @@ class DeviceUpdate : public OnDevices {
   void seal(const DeviceQueue& queue);
 
   Backend& backend() override;
-  std::shared_ptr<PiecesOnDevices> go_by_host(Operation& operation) override {
+  std::shared_ptr<PiecesOnDevices> go_by_host(Operation& operation, size_t) override {
     to_host_(operation);
     return nullptr;
   }

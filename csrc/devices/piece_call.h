@@ -11,22 +11,30 @@ namespace farandole {
 
 class PieceCall : public OnDevices {
  public:
-  /// Null where the array is none to be cut. Else its first pieces begin to come.
+  /// Null where the array is none to be cut. Else its first pieces begin to come, where they lie
+  /// together: then it goes in pieces for certain.
   static std::shared_ptr<PieceCall> offer(Group& group, const Options& options,
                                           const std::vector<PlacedOperand>& arrays,
                                           const std::shared_ptr<StagedCopies>& copies);
-  PieceCall(std::shared_ptr<StagedPieces> pieces, size_t piece);
   ~PieceCall() override;
 
   Backend& backend() override;
   bool declines() const override { return true; }
   size_t piece() const override { return piece_; }
-  std::shared_ptr<PiecesOnDevices> go_by_host(Operation& operation) override;
+  std::shared_ptr<PiecesOnDevices> go_by_host(Operation& operation, size_t piece) override;
 
  private:
-  std::shared_ptr<StagedPieces> pieces_;
+  PieceCall(const Group& group, const CollectiveSpec& spec, const PlacedOperand& arrays,
+            std::shared_ptr<StagedCopies> copies, size_t piece);
+  std::shared_ptr<StagedPieces> pieces_of(const Shape& shape) const;
+
+  int rank_, size_;
+  CollectiveSpec spec_;
+  PlacedOperand arrays_;
+  std::shared_ptr<StagedCopies> copies_;
   size_t piece_;
-  std::unique_ptr<Backend> backend_;  // which declines
+  std::shared_ptr<StagedPieces> pieces_;  // that come already
+  std::unique_ptr<Backend> backend_;      // which declines
 };
 
 }  // namespace farandole

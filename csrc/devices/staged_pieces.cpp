@@ -1,71 +1,65 @@
 #include "devices/staged_pieces.h"
 
+#include "devices/step_plan.h"
+
 #include <algorithm>
+#include <span>
 #include <utility>
 
 namespace farandole {
-namespace {
-
-/// Also on a rank that gives or gets nothing.
-const Buffer& longer_of(const PlacedOperand& arrays) {
-  const Buffer &input = arrays.input.buffer, &output = arrays.output.buffer;
-  return input.count > output.count ? input : output;
-}
-
-}  // namespace
-
 size_t piece_of(const Group& group, const Options& options,
                 const std::vector<PlacedOperand>& arrays) {
   const bool named = !options.algorithm.empty() || !group.defaults().algorithm.empty();
   if (arrays.size() != 1 || named || options.epilogue || !can_be_cut(options.kind)) return 0;
-  const Buffer& whole = longer_of(arrays.front());
-  const size_t elements = group.engine()->options().staged_piece_bytes / size_of(whole.dtype);
-  return whole.count > elements ? elements : 0;
+  const auto& [input, output] = arrays.front().buffers();
+  const Shape shape = checked_shape(input, output, options, group.rank(), group.size());
+  const size_t most = group.engine()->options().staged_piece_bytes / size_of(input.dtype);
+  if (amount_of(options.kind, shape) <= most) return 0;
+  if (is_cut_by_elements(options.kind)) return most;
+  return std::max<size_t>(most / static_cast<size_t>(group.size()), 1);
 }
 
 std::shared_ptr<StagedPieces> StagedPieces::of(std::shared_ptr<StagedCopies> copies,
                                                const CollectiveSpec& spec,
-                                               const PlacedOperand& arrays, size_t elements,
-                                               int rank) {
+                                               const PlacedOperand& arrays, Cut cut, int rank) {
   std::shared_ptr<StagedPieces> made(
-      new StagedPieces(std::move(copies), spec, arrays, elements, rank));
-  while (made->brought_ + 1 < kAtOnce) made->bring_next();
+      new StagedPieces(std::move(copies), spec, arrays, std::move(cut), rank));
+  made->borrow();
+  for (size_t ahead = 1; ahead < kAtOnce; ++ahead) made->bring_next();
   return made;
 }
 
 StagedPieces::StagedPieces(std::shared_ptr<StagedCopies> copies, const CollectiveSpec& spec,
-                           const PlacedOperand& arrays, size_t elements, int rank)
+                           const PlacedOperand& arrays, Cut cut, int rank)
     : copies_(std::move(copies)),
       arrays_(arrays),
       ends_(spec, arrays.input, arrays.output, rank),
-      bytes_(elements * size_of(arrays.input.buffer.dtype)),
-      all_(longer_of(arrays).bytes()) {
+      cut_(std::move(cut)),
+      width_(size_of(arrays.input.buffer.dtype)) {
   copies_->leave_to_pieces(ends_.brings ? &*arrays_.input.device : nullptr,
                            ends_.takes_back ? &*arrays_.output.device : nullptr);
 }
 
 StagedPieces::~StagedPieces() { end_all(); }
 
-StagedPieces::Stretch StagedPieces::stretch_of(size_t index) const {
-  const size_t at = index * bytes_;
-  return {at, std::min(bytes_, all_ - at)};
-}
-
-void StagedPieces::borrow(Place& place) {
+/// All at once, so that what an operation needs does not follow from who is how fast.
+void StagedPieces::borrow() {
   Staging& staging = copies_->staging();
-  if (ends_.brings) place.input = staging.borrow(arrays_.input.device->queue, bytes_);
-  if (ends_.shares)
-    place.output = place.input;
-  else if (ends_.takes_back)
-    place.output = staging.borrow(arrays_.output.device->queue, bytes_);
+  const CutPiece longest = cut_[0];
+  const size_t input = count_of(longest.input) * width_, output = count_of(longest.output) * width_;
+  for (Place& place : std::span(places_).first(std::min(kAtOnce, cut_.pieces()))) {
+    if (ends_.brings) place.input = staging.borrow(arrays_.input.device->queue, input);
+    if (ends_.shares)
+      place.output = place.input;
+    else if (ends_.takes_back)
+      place.output = staging.borrow(arrays_.output.device->queue, output);
+  }
 }
 
 /// Into the place of the one that went back before the one that is reduced, if it is there.
 void StagedPieces::bring_next() {
-  if (brought_ * bytes_ >= all_) return;
-  const auto [at, bytes] = stretch_of(brought_);
+  if (brought_ == cut_.pieces()) return;
   Place& place = place_of(brought_);
-  if (brought_ < kAtOnce) borrow(place);
   if (ends_.takes_back) {
     DeviceQueue& queue = *arrays_.output.device->queue;
     if (brought_ >= kAtOnce) queue.precede(queue.stream());  // so its marks are after that
@@ -73,7 +67,13 @@ void StagedPieces::bring_next() {
   }
   if (ends_.brings) {
     const DeviceSpan& input = *arrays_.input.device;
-    input.queue->copy_to_host(place.input->pages, input.address + at, bytes);
+    size_t offset = 0;
+    for (const auto& [at, count] : cut_[brought_].input) {
+      const size_t bytes = count * width_;
+      if (bytes > 0)
+        input.queue->copy_to_host(place.input->pages, input.address + at * width_, bytes, offset);
+      offset += bytes;
+    }
     place.input_has_come = input.queue->mark(kToHost);
   }
   ++brought_;
@@ -81,9 +81,14 @@ void StagedPieces::bring_next() {
 
 void StagedPieces::take_back(size_t index) {
   if (!ends_.takes_back) return;
-  const auto [at, bytes] = stretch_of(index);
   const DeviceSpan& output = *arrays_.output.device;
-  output.queue->copy_to_device(output.address + at, place_of(index).output->pages, bytes);
+  const DevicePages& pages = place_of(index).output->pages;
+  size_t offset = 0;
+  for (const auto& [at, count] : cut_[index].output) {
+    const size_t bytes = count * width_;
+    if (bytes > 0) output.queue->copy_to_device(output.address + at * width_, pages, bytes, offset);
+    offset += bytes;
+  }
 }
 
 void StagedPieces::begin(Operation& piece) {
@@ -107,7 +112,7 @@ void StagedPieces::end() {
   } catch (const Error& error) {
     throw on_rank(error, copies_->rank());
   }
-  if (ended_ * bytes_ >= all_) end_all();
+  if (ended_ == cut_.pieces()) end_all();
 }
 
 void StagedPieces::end_all() noexcept {

@@ -12,8 +12,8 @@
 
 namespace farandole {
 
-/// Elements of a piece, where arrays of such a call go by the host in pieces, on every rank that
-/// has them on devices; 0: as a whole.
+/// Of a Cut, where arrays of such a call, which are checked, go by the host in pieces, on every
+/// rank that has them on devices; 0: as a whole.
 size_t piece_of(const Group& group, const Options& options,
                 const std::vector<PlacedOperand>& arrays);
 
@@ -21,11 +21,11 @@ class StagedPieces : public PiecesOnDevices,
                      public Gate,
                      public std::enable_shared_from_this<StagedPieces> {
  public:
-  /// Begins to bring the first pieces, of `elements` each. `copies`: of the call; they are left to
-  /// the pieces. `rank`: of the group.
+  /// Begins to bring the first pieces. `copies`: of the call; they are left to the pieces. `rank`:
+  /// of the group.
   static std::shared_ptr<StagedPieces> of(std::shared_ptr<StagedCopies> copies,
                                           const CollectiveSpec& spec, const PlacedOperand& arrays,
-                                          size_t elements, int rank);
+                                          Cut cut, int rank);
   ~StagedPieces() override;
 
   void begin(Operation& piece) override;
@@ -42,15 +42,11 @@ class StagedPieces : public PiecesOnDevices,
     std::shared_ptr<StagingBlock> input, output;  // one and the same, if they share it
     uint32_t input_has_come = 0, output_is_free = 0;
   };
-  struct Stretch {
-    size_t at, bytes;  // of the arrays
-  };
 
   StagedPieces(std::shared_ptr<StagedCopies> copies, const CollectiveSpec& spec,
-               const PlacedOperand& arrays, size_t elements, int rank);
+               const PlacedOperand& arrays, Cut cut, int rank);
   Place& place_of(size_t index) { return places_[index % kAtOnce]; }
-  Stretch stretch_of(size_t index) const;
-  void borrow(Place& place);
+  void borrow();
   void bring_next();
   void take_back(size_t index);
   void end_all() noexcept;
@@ -59,7 +55,8 @@ class StagedPieces : public PiecesOnDevices,
   std::shared_ptr<StagedCopies> copies_;
   PlacedOperand arrays_;
   StagedEnds ends_;
-  size_t bytes_, all_;  // of a piece, and of all
+  Cut cut_;
+  size_t width_;  // bytes of an element
   std::array<Place, kAtOnce> places_;
   size_t brought_ = 0, ended_ = 0;  // pieces
   bool all_ended_ = false;

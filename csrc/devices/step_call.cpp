@@ -213,10 +213,13 @@ Backend& StepCall::backend() {
   return steps_->backend();
 }
 
-std::shared_ptr<PiecesOnDevices> StepCall::go_by_host(Operation& operation) {
+std::shared_ptr<PiecesOnDevices> StepCall::go_by_host(Operation& operation, size_t piece) {
   steps_->note_failed(call_);
   try {
-    if (piece_ > 0) return StagedPieces::of(copies_, spec_, placed_.front(), piece_, rank_);
+    if (piece > 0) {
+      const Cut cut(spec_.kind, shape_of(operation, rank_, size_), piece);
+      return StagedPieces::of(copies_, spec_, placed_.front(), cut, rank_);
+    }
     BufferPool pool(arena_);
     const StagedArrays lie = stage_all(*copies_, Options(spec_), placed_, rank_, size_, pool);
     pack_ = lie.pack;

@@ -32,7 +32,7 @@ class StepCall : public OnDevices {
   int device() const { return steps_->device(); }
 
   Backend& backend() override;
-  std::shared_ptr<PiecesOnDevices> go_by_host(Operation& operation) override;
+  std::shared_ptr<PiecesOnDevices> go_by_host(Operation& operation, size_t piece) override;
   size_t piece() const override { return piece_; }
 
   /// Whether it becomes part of a graph.
@@ -60,7 +60,7 @@ class StepCall : public OnDevices {
   Operand operand_;
   std::shared_ptr<StagedCopies> copies_;
   uint64_t call_;
-  size_t piece_;  // elements, if it goes by the host in pieces
+  size_t piece_;
   StepArrays arrays_;
   std::shared_ptr<Pack> pack_;  // on the host
 };

@@ -9,6 +9,7 @@
 
 #include "base/fixed_text.h"
 #include "base/hash.h"
+#include "stream/cut.h"
 
 namespace farandole {
 namespace {
@@ -189,8 +190,12 @@ bool lie_alike(const std::vector<Shown>& by_member) {
 
 size_t piece_of(const std::vector<Shown>& by_member) {
   uint64_t piece = 0;
-  for (const Shown& s : by_member) piece = std::max(piece, s.descriptor.piece);
-  return piece;
+  bool all_bring = true;
+  for (const Shown& s : by_member) {
+    piece = std::max(piece, s.descriptor.piece);
+    all_bring = all_bring && s.descriptor.piece > 0;
+  }
+  return all_bring || is_cut_by_elements(by_member.front().descriptor.spec.kind) ? piece : 0;
 }
 
 }  // namespace farandole

@@ -41,7 +41,7 @@ std::optional<Error> disagreement(const std::vector<Shown>& by_member,
 /// Whether they have arrays on devices, all or none of them, and may all keep them there or not:
 /// the one difference that refuses nothing.
 bool lie_alike(const std::vector<Shown>& by_member);
-/// Elements of a piece, where any of them brings its array to the host in pieces; 0: none does.
+/// Of a Cut, where any of them brings its array to the host in pieces, and all can; 0: as a whole.
 size_t piece_of(const std::vector<Shown>& by_member);
 
 }  // namespace farandole

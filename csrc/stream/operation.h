@@ -59,12 +59,13 @@ class OnDevices {
   virtual Backend& backend() = 0;
   /// Whether this rank knows beforehand that the operation goes by the host, as its backend says.
   virtual bool declines() const { return false; }
-  /// Elements of a piece, where it goes by the host in pieces; 0: as a whole. The same on all ranks
+  /// Of a Cut, if the operation goes by the host in pieces; 0: as a whole. The same on all ranks
   /// that have arrays on devices.
   virtual size_t piece() const { return 0; }
   /// Not all ranks' arrays do, or their devices cannot: begins to bring them to the host, and makes
-  /// the operation one on memory there. Or gives its pieces, if it is to run in such.
-  virtual std::shared_ptr<PiecesOnDevices> go_by_host(Operation& operation) = 0;
+  /// the operation one on memory there. Or gives its pieces, where `piece`, the one that all ranks
+  /// know of, is not 0.
+  virtual std::shared_ptr<PiecesOnDevices> go_by_host(Operation& operation, size_t piece) = 0;
 };
 
 /// Bytes of the elements that an epilogue gets at a time, from where its rank's part begins.

@@ -1,20 +1,21 @@
 #include "stream/pieces.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace farandole {
 namespace {
 
-Buffer part_of(const Buffer& whole, size_t first, size_t count) {
+/// Where it begins; all of it, where it lies together.
+Buffer part_of(const Buffer& whole, const std::vector<CutPiece::Stretch>& stretches) {
   if (whole.count == 0) return whole;  // of a rank that gets nothing
-  return {whole.data + first * size_of(whole.dtype), count, whole.dtype};
+  return {whole.data + stretches.front().at * size_of(whole.dtype), count_of(stretches),
+          whole.dtype};
 }
 
 }  // namespace
 
-Pieces::Pieces(const Operation& whole, size_t elements, std::shared_ptr<PiecesOnDevices> lie)
-    : whole_(whole), elements_(elements), lie_(std::move(lie)) {
+Pieces::Pieces(const Operation& whole, Cut cut, std::shared_ptr<PiecesOnDevices> lie)
+    : whole_(whole), cut_(std::move(cut)), lie_(std::move(lie)) {
   static_cast<CollectiveSpec&>(piece_) = whole;
   piece_.name = whole.name;
   piece_.level = whole.level;
@@ -23,16 +24,17 @@ Pieces::Pieces(const Operation& whole, size_t elements, std::shared_ptr<PiecesOn
 }
 
 void Pieces::begin() {
-  piece_.count = std::min(elements_, whole_.count - first_);
-  piece_.input = part_of(whole_.input, first_, piece_.count);
-  piece_.output = part_of(whole_.output, first_, piece_.count);
+  CutPiece cut = cut_[index_];
+  piece_.count = cut.count;
+  piece_.counts = std::move(cut.counts);
+  piece_.input = part_of(whole_.input, cut.input);
+  piece_.output = part_of(whole_.output, cut.output);
   if (lie_) lie_->begin(piece_);
 }
 
 bool Pieces::next() {
   if (lie_) lie_->end();
-  if (whole_.count - first_ <= elements_) return false;
-  first_ += elements_;
+  if (++index_ == cut_.pieces()) return false;
   begin();
   return true;
 }

@@ -4,28 +4,21 @@
 
 #include <memory>
 
+#include "stream/cut.h"
 #include "stream/operation.h"
 
 namespace farandole {
 
-/// Whether an element of the result follows from the inputs' elements of the same place alone, so
-/// that cutting changes no bits.
-constexpr bool can_be_cut(Collective kind) {
-  return kind == Collective::all_reduce || kind == Collective::broadcast ||
-         kind == Collective::reduce;
-}
-
 /// By the thread that polls.
 class Pieces {
  public:
-  /// `elements`: of a piece. `lie`: null where the buffers are memory of this process. `whole`
-  /// outlives it.
-  Pieces(const Operation& whole, size_t elements, std::shared_ptr<PiecesOnDevices> lie);
+  /// `lie`: null where the buffers are memory of this process, and pieces of them lie together.
+  /// `whole` outlives it.
+  Pieces(const Operation& whole, Cut cut, std::shared_ptr<PiecesOnDevices> lie);
 
   /// The one that runs. Its address stays.
   const Operation& piece() const { return piece_; }
-  bool is_first() const { return first_ == 0; }
-  size_t size() const { return (whole_.count + elements_ - 1) / elements_; }
+  bool is_first() const { return index_ == 0; }
   /// It has run: the next one takes its place. False where there is none.
   bool next();
 
@@ -33,9 +26,9 @@ class Pieces {
   void begin();
 
   const Operation& whole_;
-  size_t elements_;
+  Cut cut_;
   std::shared_ptr<PiecesOnDevices> lie_;
-  size_t first_ = 0;  // element of the piece that runs
+  size_t index_ = 0;  // of the piece that runs
   Operation piece_;
 };
 

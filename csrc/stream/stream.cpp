@@ -260,8 +260,10 @@ Progress Stream::go_by_host(const std::string& why, size_t piece) {
     return Progress::finished;
   }
   agreement_->complete(sequence_);
-  auto on_devices = before ? before->go_by_host(o) : nullptr;
-  if (piece > 0) pieces_.emplace(o, piece, std::move(on_devices));
+  auto on_devices = before ? before->go_by_host(o, piece) : nullptr;
+  if (piece > 0)
+    pieces_.emplace(o, Cut(o.kind, shape_of(o, memory_.rank, memory_.size()), piece),
+                    std::move(on_devices));
   o.hash = 0;
   take_number();
   return Progress::moved;

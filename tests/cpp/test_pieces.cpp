@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "engines.h"
+#include "schedule/slicing.h"
 #include "stream/pieces.h"
 
 using namespace farandole;
@@ -26,7 +27,9 @@ class Elsewhere : public OnDevices,
   farandole::Backend& backend() override { return *this; }
   bool declines() const override { return declines_; }
   size_t piece() const override { return kPiece; }
-  std::shared_ptr<PiecesOnDevices> go_by_host(Operation&) override { return shared_from_this(); }
+  std::shared_ptr<PiecesOnDevices> go_by_host(Operation&, size_t) override {
+    return shared_from_this();
+  }
 
   void begin(Operation& piece) override {
     CHECK(!under_way_);
@@ -123,4 +126,37 @@ TEST(pieces_share_the_time_of_their_operation) {
     CHECK(error.find("rank 1") != std::string::npos);
     CHECK_EQUAL(data[2 * kPiece], static_cast<int32_t>(2 * kPiece));
   });
+}
+
+TEST(cuts_cover_every_share_once) {
+  for (const Collective kind : {Collective::reduce_scatter, Collective::all_gather})
+    for (const std::vector<size_t>& counts :
+         {std::vector<size_t>{5, 0, 12}, {7, 7, 7}, {1, 0, 0}, {3, 4, 3}})
+      for (size_t elements = 1; elements < 14; ++elements)
+        for (int rank = 0; rank < 3; ++rank) {
+          Shape shape;
+          shape.rank = rank;
+          shape.size = 3;
+          shape.counts = counts;
+          const Cut cut(kind, shape, elements);
+          std::vector<int> seen(5 + 12 + 7, 0);
+          size_t own = 0;
+          for (size_t i = 0; i < cut.pieces(); ++i) {
+            const CutPiece piece = cut[i];
+            const bool scatters = kind == Collective::reduce_scatter;
+            for (const auto& [at, count] : scatters ? piece.input : piece.output)
+              for (size_t n = at; n < at + count; ++n) ++seen[n];
+            const auto& alone = scatters ? piece.output : piece.input;
+            CHECK(alone.front().count == 0 || alone.front().at == own);
+            own += alone.front().count;
+            Shape part = shape;
+            part.count = piece.count;
+            part.counts = piece.counts;
+            CHECK_EQUAL(sizes_of(kind, part).input, count_of(piece.input));
+            CHECK_EQUAL(sizes_of(kind, part).output, count_of(piece.output));
+          }
+          const size_t all = counts[0] + counts[1] + counts[2];
+          for (size_t n = 0; n < seen.size(); ++n) CHECK_EQUAL(seen[n], n < all ? 1 : 0);
+          CHECK_EQUAL(own, counts[static_cast<size_t>(rank)]);
+        }
 }

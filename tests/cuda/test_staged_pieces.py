@@ -16,7 +16,7 @@ import pytest
 from fake_device import Array, OnHost, Rank, all_come
 from fault_work import UNAVAILABLE, how_it_went_wrong, let_fail
 from test_device_collectives import NEVER_IN_A_STEADY_STEP
-from test_device_names import in_any_order
+from test_device_names import in_any_order, stands_in
 
 import farandole as fd
 import harness
@@ -114,6 +114,76 @@ def test_a_broadcast_and_a_reduce(in_pieces: Start, size: int) -> None:
     in_pieces(size, FAKE_CUDA_JITTER="7").run(of_a_root)
 
 
+def of_shares() -> list[int]:
+    """Each rank's share is cut, and pieces do not lie together. How many copies the first call
+    took."""
+    rank = Rank()
+    p, r = fd.size(), fd.rank()
+    copies = []
+    for count in (PIECE // 2 // p, PIECE // 2 // p + 1, 4 * PIECE + 5):
+        x, hx = rank.pair(count, "float16")
+        wanted = rank.host(p * count, "float16")
+        fd.world().run("all_gather", hx.array, wanted.array)
+        y = rank.array(p * count, "float16")
+        rank.machine.call("cuStreamSynchronize", x.stream)
+        rank.machine.control.clear_log()
+        assert fd.all_gather(x, out=y) is y
+        copies.append(rank.machine.calls("cuMemcpyAsync"))
+        assert y.get() == wanted.get()
+        wanted = rank.host(count // p + (r < count % p), "float16")
+        fd.world().run("reduce_scatter", hx.array, wanted.array)
+        assert fd.reduce_scatter(x).get() == wanted.get()
+    shares = [0 if i == 1 else 700 * (3 * i + 1) for i in range(p)]  # one has nothing
+    x, hx = rank.pair((shares[r], 2), "float32")
+    wanted = rank.host(2 * sum(shares), "float32")
+    counts = [2 * n for n in shares]
+    fd.world().run("all_gather", hx.array, wanted.array, counts=counts)
+    assert fd.all_gather(x, uneven=True).get() == wanted.get()
+    rows, hrows = rank.pair(2 * sum(shares), "float32")
+    part = rank.host(counts[r], "float32")
+    fd.world().run("reduce_scatter", hrows.array, part.array, counts=counts)
+    y = rank.array(counts[r], "float32")
+    fd.world().run("reduce_scatter", rows, y, counts=counts)
+    assert y.get() == part.get()
+    rank.end()
+    return copies
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_shares_of_each_rank(in_pieces: Start, size: int) -> None:
+    for copies in in_pieces(size, FAKE_CUDA_JITTER="9").run(of_shares):
+        per_piece = 1 + size
+        assert copies[:2] == [2, 2 * per_piece], "of each piece its own share, and all of them"
+        assert copies[2] >= 8 * size * per_piece
+
+
+def test_shares_between_hosts(in_pieces: Start) -> None:
+    in_pieces(3, FARANDOLE_SPLIT_HOSTS="2,1", FARANDOLE_INSECURE="1").run(of_shares)
+
+
+def mixed_shares() -> None:
+    """Where one lies on the host nobody cuts them."""
+    rank = Rank()
+    count, p = 3 * PIECE, fd.size()
+    for here in (0, 1, None):
+        x, hx = rank.pair(count, "float32")
+        wanted = rank.host(p * count, "float32")
+        fd.world().run("all_gather", hx.array, wanted.array)
+        to_host = np.empty(p * count, np.float32)
+        y: Any = to_host if fd.rank() == here else rank.array(p * count, "float32")
+        fd.all_gather(x, out=y)
+        assert (y.tobytes() if y is to_host else y.get()) == wanted.get()
+        y = to_host if fd.rank() == here else rank.array(p * count, "float32")
+        fd.all_gather(hx.array if fd.rank() == here else x, out=y)
+        assert (y.tobytes() if y is to_host else y.get()) == wanted.get()
+    rank.end()
+
+
+def test_shares_of_which_some_lie_on_the_host(in_pieces: Start, by_steps: Start) -> None:
+    in_pieces(2, FAKE_CUDA_JITTER="4").run(mixed_shares)
+    by_steps(2, FARANDOLE_STAGED_PIECE_BYTES=str(PIECE)).run(mixed_shares)
+
+
 def mixed() -> None:
     """Whoever has an array on the host cuts it as the others do, if one has it on a device."""
     rank = Rank()
@@ -194,6 +264,10 @@ def test_many_in_flight(in_pieces: Start) -> None:
 def test_by_name(in_pieces: Start) -> None:
     """Of one rank's some lie on the host."""
     assert in_pieces(3, FAKE_CUDA_JITTER="3").run(in_any_order, "both") == [0, 0, 0]
+
+
+def test_a_rank_that_has_joined(in_pieces: Start) -> None:
+    in_pieces(2).run(stands_in)
 
 
 # ---- memory ----
