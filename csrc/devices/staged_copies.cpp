@@ -72,25 +72,32 @@ void StagedCopies::leave_to_pieces(const DeviceSpan* input, const DeviceSpan* ou
   if (output != nullptr) outputs_.push_back({*output, nullptr, {.lost = true}});
 }
 
-void StagedCopies::end_pieces(const std::vector<std::shared_ptr<StagingBlock>>& blocks) noexcept {
+void StagedCopies::end_pieces(const std::vector<std::shared_ptr<StagingBlock>>& blocks,
+                              bool have_come) {
   const std::lock_guard lock(mutex_);
   taken_back_ = true;
   std::map<const DeviceQueue*, CopiesUntil> marks;
-  for (std::vector<Copy>* copies : {&inputs_, &outputs_})
-    for (Copy& copy : *copies) {
-      DeviceQueue& queue = *copy.span.queue;
-      const auto [until, is_new] = marks.try_emplace(&queue, CopiesUntil{.lost = true});
-      try {
-        if (is_new)
-          until->second = {.to_host = queue.mark(kToHost),
-                           .to_device = queue.mark(kToDevice),
-                           .has_to_host = true,
-                           .has_to_device = true};
-      } catch (const Error&) {  // NOLINT: a device that is lost is noticed where it is waited for
-      }
-      copy.until = until->second;
+  for (const std::vector<Copy>* copies : {&inputs_, &outputs_})
+    for (const Copy& copy : *copies) marks[copy.span.queue.get()] = {};
+  std::optional<Error> failure;
+  try {
+    for (const Copy& copy : outputs_)
+      marks[copy.span.queue.get()] = {.to_device = copy.span.queue->mark(kToDevice),
+                                      .has_to_device = true};
+    for (const Copy& copy : inputs_) {
+      if (have_come) break;
+      CopiesUntil& until = marks[copy.span.queue.get()];
+      until.to_host = copy.span.queue->mark(kToHost);
+      until.has_to_host = true;
     }
+  } catch (const Error& error) {
+    failure = error;
+    for (auto& [queue, until] : marks) until.lost = true;
+  }
+  for (std::vector<Copy>* copies : {&inputs_, &outputs_})
+    for (Copy& copy : *copies) copy.until = marks.at(copy.span.queue.get());
   for (const auto& block : blocks) staging_->give_back(block, marks.at(block->queue.get()));
+  if (failure) throw Error(*failure);
 }
 
 bool StagedCopies::is_open() {

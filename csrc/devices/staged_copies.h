@@ -43,8 +43,9 @@ class StagedCopies : public Gate {
 
   /// Instead of all that: they come in pieces, and so do results go back (StagedPieces).
   void leave_to_pieces(const DeviceSpan* input, const DeviceSpan* output);
-  /// No other piece is copied; these blocks are given back once all have been.
-  void end_pieces(const std::vector<std::shared_ptr<StagingBlock>>& blocks) noexcept;
+  /// No other piece is copied; these blocks are given back once all have been. `have_come`: all
+  /// pieces are here.
+  void end_pieces(const std::vector<std::shared_ptr<StagingBlock>>& blocks, bool have_come);
 
   bool is_open() override;
   std::string awaited() const override;

@@ -40,7 +40,12 @@ StagedPieces::StagedPieces(std::shared_ptr<StagedCopies> copies, const Collectiv
                            ends_.takes_back ? &*arrays_.output.device : nullptr);
 }
 
-StagedPieces::~StagedPieces() { end_all(); }
+StagedPieces::~StagedPieces() {
+  try {
+    end_all();
+  } catch (const Error&) {  // NOLINT: of an operation that has failed
+  }
+}
 
 /// All at once, so that what an operation needs does not follow from who is how fast.
 void StagedPieces::borrow() {
@@ -109,20 +114,20 @@ void StagedPieces::end() {
   try {
     bring_next();
     take_back(ended_++);
+    if (ended_ == cut_.pieces()) end_all();
   } catch (const Error& error) {
     throw on_rank(error, copies_->rank());
   }
-  if (ended_ == cut_.pieces()) end_all();
 }
 
-void StagedPieces::end_all() noexcept {
+void StagedPieces::end_all() {
   if (std::exchange(all_ended_, true)) return;
   std::vector<std::shared_ptr<StagingBlock>> blocks;
   for (Place& place : places_) {
     if (place.output && !ends_.shares) blocks.push_back(std::move(place.output));
     if (place.input) blocks.push_back(std::move(place.input));
   }
-  copies_->end_pieces(blocks);
+  copies_->end_pieces(blocks, ended_ == cut_.pieces());
 }
 
 bool StagedPieces::is_open() {

@@ -49,7 +49,7 @@ class StagedPieces : public PiecesOnDevices,
   void borrow();
   void bring_next();
   void take_back(size_t index);
-  void end_all() noexcept;
+  void end_all();
   void look_for_loss();
 
   std::shared_ptr<StagedCopies> copies_;
