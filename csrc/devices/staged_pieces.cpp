@@ -65,11 +65,9 @@ void StagedPieces::borrow() {
 void StagedPieces::bring_next() {
   if (brought_ == cut_.pieces()) return;
   Place& place = place_of(brought_);
-  if (ends_.takes_back) {
-    DeviceQueue& queue = *arrays_.output.device->queue;
-    if (brought_ >= kAtOnce) queue.precede(queue.stream());  // so its marks are after that
-    if (!ends_.shares) place.output_is_free = queue.mark(kToHost);
-  }
+  DeviceQueue* const results = ends_.takes_back ? arrays_.output.device->queue.get() : nullptr;
+  if (results != nullptr && brought_ >= kAtOnce)
+    results->precede(results->stream());  // its marks come after that
   if (ends_.brings) {
     const DeviceSpan& input = *arrays_.input.device;
     size_t offset = 0;
@@ -81,6 +79,9 @@ void StagedPieces::bring_next() {
     }
     place.input_has_come = input.queue->mark(kToHost);
   }
+  const bool one_queue = ends_.brings && arrays_.input.device->queue.get() == results;
+  if (results != nullptr)
+    place.output_is_free = one_queue ? place.input_has_come : results->mark(kToHost);
   ++brought_;
 }
 
@@ -136,8 +137,7 @@ bool StagedPieces::is_open() {
     return array.device->queue->reached(kToHost, mark);
   };
   const bool has_come = !ends_.brings || reached(arrays_.input, place.input_has_come);
-  const bool is_free =
-      !ends_.takes_back || ends_.shares || reached(arrays_.output, place.output_is_free);
+  const bool is_free = !ends_.takes_back || reached(arrays_.output, place.output_is_free);
   if (has_come && is_free) return true;
   if (watch_.due()) look_for_loss();
   return false;
