@@ -288,7 +288,8 @@ def between_hosts() -> None:
 
 def test_between_hosts_at_level_fast_alone(by_nccl: Start) -> None:
     auto = {"FARANDOLE_DEVICE_PATH": "auto", "FARANDOLE_LEVEL": "canonical"}
-    by_nccl(2, "1,1", **auto).run(between_hosts)
+    whole = {"FARANDOLE_STAGED_PIECE_BYTES": "16M"}  # pieces have numbers of their own
+    by_nccl(2, "1,1", **auto, **whole).run(between_hosts)
 
 
 def mixed() -> None:
