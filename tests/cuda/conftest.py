@@ -32,6 +32,16 @@ def start(spawn: Callable[..., World], fake_driver: str) -> Start:
 
 
 @pytest.fixture
+def in_pieces(start: Start) -> Start:
+    """The same, for ranks that cut arrays of more than 4 KiB into pieces."""
+
+    def started(size: int, framework: str = "", **env: str) -> World:
+        return start(size, framework, **{"FARANDOLE_STAGED_PIECE_BYTES": "4096", **env})
+
+    return started
+
+
+@pytest.fixture
 def by_steps(start: Start) -> Start:
     """The same, for ranks whose collectives go by steps, in pieces of 64 KiB."""
     if not cuda._table().has_kernels:
