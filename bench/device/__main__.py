@@ -23,9 +23,14 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-WAYS = ("staged", "step", "spin", "nccl", "nvls")
+WAYS = ("staged", "step", "lanes", "spin", "nccl", "nvls")
 _FAST = {"FARANDOLE_LEVEL": "fast"}
-SETTINGS = {"spin": {"FARANDOLE_DEVICE_PATH": "spin"}, "nccl": _FAST, "nvls": _FAST}
+SETTINGS = {
+    "lanes": {"FARANDOLE_DEVICE_PATH": "lanes"},
+    "spin": {"FARANDOLE_DEVICE_PATH": "spin"},
+    "nccl": _FAST,
+    "nvls": _FAST,
+}
 TRAINING = ["run", "-np", "2", sys.executable, str(HERE / "train.py")]
 PATIENCE = 540  # seconds for a part: whoever lends a device gives ten minutes
 

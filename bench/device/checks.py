@@ -13,13 +13,14 @@ from farandole import _core
 from farandole._bench import data
 from farandole._bench.devices import DeviceArray, driver
 
-WAYS = ("staged", "step", "spin")
+WAYS = ("staged", "step", "lanes", "spin")
 COUNTS = (1, 7, 1001, 65_537)
 # Zeros, infinities, a NaN, one, the least subnormal and the largest number of each.
 SPECIALS = {
     "float16": (0, 0x8000, 0x7C00, 0xFC00, 0x7E00, 0x3C00, 0x0001, 0x7BFF),
     "bfloat16": (0, 0x8000, 0x7F80, 0xFF80, 0x7FC0, 0x3F80, 0x0001, 0x7F7F),
 }
+LANES_SHARES = 1 << 20  # elements of which lanes take shares: they do not cut them
 HALVES = 65536 * 8  # every value with each of these
 FORMS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
 
@@ -88,11 +89,13 @@ def cases(most: int) -> Iterator[tuple[str, str, str, int, dict[str, Any]]]:
                         yield "all_reduce", way, dtype, count, {"op": op}
     for dtype in SPECIALS:
         for op in _core.reduce_ops:
-            for way in WAYS[:2]:
+            for way in WAYS[:3]:
                 yield "all_reduce", way, dtype, min(HALVES, most), {"op": op, "every": True}
     for kind in FORMS[1:]:
-        for way in WAYS[:2]:
+        for way in WAYS[:3]:
             for count in counts:
+                if way == "lanes" and count * fd.size() > LANES_SHARES:
+                    continue
                 if kind != "all_to_all" or count >= fd.size():
                     yield kind, way, "bfloat16", count, {}
 

@@ -24,7 +24,7 @@ from farandole import _core, cuda
 from farandole._bench.statistics import format_size, parse_size
 from farandole._tables import plain_table
 
-COPY, GATHER, SCATTER, FOLD, TWO_SHOT, ONE_SHOT = range(6)  # csrc/base/cuda_table.h
+COPY, GATHER, SCATTER, FOLD, TWO_SHOT, ONE_SHOT, LANES = range(7)  # csrc/base/cuda_table.h
 SHARE = 0.85  # of the copy's bandwidth, where that is a goal
 LARGE = 64 << 20  # from where it is
 MICROSECONDS, SMALL = 10.0, 8 << 10  # a one-shot of two ranks, up to so many bytes
@@ -53,6 +53,8 @@ ROWS = (
     Row("two-shot, 2 ranks", TWO_SHOT, ranks=2),
     Row("two-shot, 2 ranks, bfloat16", TWO_SHOT, "bfloat16", ranks=2),
     Row("two-shot, 4 ranks", TWO_SHOT, ranks=4),
+    Row("a schedule by lanes, 2 ranks", LANES, ranks=2),
+    Row("a schedule by lanes, 4 ranks", LANES, ranks=4),
 )
 
 
@@ -84,7 +86,8 @@ def bandwidth(size: int, rounds: int) -> Iterator[tuple[str, ...]]:
     yield "the device's copy", format_size(size), f"{copy:.1f}", "1", ""
     for row in ROWS:
         found = rate(measured(row, size, rounds))
-        says = verdict(found >= SHARE * copy) if size >= LARGE else ""
+        has_goal = size >= LARGE and row.what != LANES
+        says = verdict(found >= SHARE * copy) if has_goal else ""
         yield row.name, format_size(size), f"{found:.1f}", f"{found / copy:.2f}", says
     for name, moved, seconds in of_torch(size, rounds):
         found = moved / seconds / 1e9

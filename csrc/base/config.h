@@ -25,7 +25,7 @@ struct Config {
   std::string insecure = "0";        // FARANDOLE_INSECURE: 0, 1
   std::string level = "canonical";   // FARANDOLE_LEVEL
   std::string algorithm;             // FARANDOLE_ALGORITHM
-  std::string device_path = "auto";  // FARANDOLE_DEVICE_PATH: auto, staged, step, spin, nccl, nvls
+  std::string device_path = "auto";  // FARANDOLE_DEVICE_PATH: auto, or a way (devices/device_paths)
   std::string nccl = "auto";         // FARANDOLE_NCCL: auto, off, a file
   size_t device_bucket_bytes = 16 << 20;  // FARANDOLE_DEVICE_BUCKET_BYTES
   size_t staged_piece_bytes = 4 << 20;    // FARANDOLE_STAGED_PIECE_BYTES

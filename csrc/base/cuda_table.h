@@ -67,7 +67,7 @@ struct CudaShare {
 struct CudaExchangeShape {
   int32_t device, rank, size;
   int32_t doorbell;       // an event descriptor, as open_queue's
-  int32_t spins;          // there is to be room for what spin() needs
+  int32_t spins;          // there is to be room for what spin() and run_lanes() need
   int32_t captured;       // all its operations become parts of graphs: begin_captured()
   uint64_t bucket_bytes;  // what a piece may take: there are kCudaStrands times as many, or one
                           // where it is captured
@@ -122,6 +122,21 @@ struct CudaPiece {
   uint64_t norm_terms;   // the address of all terms, of doubles: one for each tile of a stretch
   uint64_t norm_tile;    // elements
   int32_t norm_largest;  // magnitudes, in place of sums of squares
+};
+
+/// What run_lanes() may use, the same on all ranks once all peers are mapped. No lanes: it cannot
+/// be used.
+struct CudaLaneRoom {
+  int32_t lanes;         // at most
+  uint64_t piece_bytes;  // of a collective on the whole, at most; half of it of all shares
+};
+/// A schedule: of the planner of this name (schedule/planners.h), for a shape of this rank's.
+struct CudaLanes {
+  char planner[32];
+  int32_t collective, root, lanes, segments;
+  uint64_t count;
+  const uint64_t* counts;
+  uint64_t counts_size;
 };
 
 /// What is heard of collectives in graphs, by the numbers that begin_captured() was given.
@@ -183,11 +198,12 @@ enum CudaMeasured : int32_t {
   kMeasuredFold,     // of `ranks` arrays into one
   kMeasuredTwoShot,  // an all-reduce by steps, each rank's array out of place
   kMeasuredOneShot,  // the same by one kernel on each rank
+  kMeasuredLanes,    // the same by a kernel on each that runs a schedule
 };
 struct CudaMeasurement {
   int32_t device, what, dtype, bucket_dtype, ranks, parts, rounds;
   uint64_t bytes;        // of each rank's array
-  uint64_t piece_bytes;  // of a two-shot
+  uint64_t piece_bytes;  // of a two-shot; for lanes what a bucket's part has
   // Answers, of one round. `moved`: what is read and written of the device's memory, at least.
   int32_t right;
   uint64_t moved;
@@ -270,9 +286,8 @@ struct CudaTable {
   CudaMoments* (*open_moments)(CudaExchange* exchange, CudaQueue* queue, int32_t timed,
                                CudaFailure* failure);
   void (*close_moments)(CudaExchange* exchange, CudaMoments* moments);
-  /// begin, run or run_nvls for each piece (or spin, or run_nccl once), end: nothing waits for the
-  /// device.
-  /// Operations of an exchange come one after the other.
+  /// begin, run, run_nvls or run_lanes for each piece, or spin or run_nccl once, end: nothing waits
+  /// for the device. Operations of an exchange come one after the other.
   int32_t (*begin)(CudaExchange* exchange, CudaMoments* moments, uint64_t pieces,
                    CudaFailure* failure);
   int32_t (*run)(CudaExchange* exchange, const CudaPiece* piece, CudaFailure* failure);
@@ -284,6 +299,13 @@ struct CudaTable {
   /// bucket, between the moves.
   int32_t (*spin)(CudaExchange* exchange, const CudaPiece* piece, int32_t granted,
                   CudaFailure* failure);
+  /// `granted`: as of spin_bytes().
+  void (*lane_room)(const CudaExchange* exchange, int32_t granted, CudaLaneRoom* room);
+  /// In place of run(): a collective by one kernel that interprets a schedule, and waits for those
+  /// of the other ranks. With moves from and to this rank's bucket it runs there, else from input
+  /// to output. Of the piece moves, dtype, operation and scales count.
+  int32_t (*run_lanes)(CudaExchange* exchange, const CudaLanes* lanes, const CudaPiece* piece,
+                       int32_t granted, CudaFailure* failure);
   /// `number`: reached when all of it is done.
   int32_t (*end)(CudaExchange* exchange, CudaMoments* moments, uint32_t* number,
                  CudaFailure* failure);
@@ -351,6 +373,6 @@ struct CudaTable {
 
 }  // extern "C"
 
-inline constexpr uint32_t kCudaTableVersion = 10;
+inline constexpr uint32_t kCudaTableVersion = 11;
 
 }  // namespace farandole

@@ -9,6 +9,7 @@
 #include "bindings/bind.h"
 #include "bindings/schedules.h"
 #include "devices/device_paths.h"
+#include "devices/step_plan.h"
 
 namespace farandole {
 namespace {
@@ -89,17 +90,20 @@ py::list explained(const std::string& collective, size_t count, const std::strin
 py::list explained_on_devices(const std::string& collective, size_t bytes, int ranks,
                               size_t spin_bytes, const std::string& setting,
                               const std::string& dtype, const std::string& level,
-                              const std::string& no_nccl, const std::string& no_nvls) {
-  DeviceQuestion question;
-  question.spec.kind = collective_of(collective);
-  question.dtype = dtype_of(dtype);
-  question.level = level_of(level);
+                              const std::string& no_nccl, const std::string& no_nvls, int lanes,
+                              size_t piece_bytes) {
+  const CollectiveSpec spec{.kind = collective_of(collective)};
+  const bool has_shares = !is_of_whole(spec.kind) && spec.kind != Collective::reduce_scatter;
+  const size_t count = bytes / size_of(dtype_of(dtype));
+  const Shape shape{.size = ranks,
+                    .count = has_shares ? count / static_cast<size_t>(ranks) : count};
+  DeviceQuestion question =
+      question_of(spec, dtype_of(dtype), level_of(level), shape, device_asked("", setting));
   question.bytes = bytes;
-  question.ranks = ranks;
   question.no_nccl = no_nccl;
   question.no_nvls = no_nvls;
   question.spin_bytes = spin_bytes;
-  question.setting = setting;
+  question.lanes = {lanes, piece_bytes};
   py::list rows;
   for (const DeviceCandidate& c : explain_devices(question)) {
     py::dict d;
@@ -153,10 +157,11 @@ void bind_tuner(py::module_& module) {
       "explain_devices", explained_on_devices, py::arg("collective"), py::arg("bytes"),
       py::arg("ranks") = 2, py::arg("spin_bytes") = 0, py::arg("setting") = "auto",
       py::arg("dtype") = "float32", py::arg("level") = "canonical", py::arg("no_nccl") = "",
-      py::arg("no_nvls") = "",
+      py::arg("no_nvls") = "", py::arg("lanes") = 0, py::arg("piece_bytes") = 0,
       "Every way of a collective on arrays of devices as a dict: name, predicted seconds, words, "
       "refusal, chosen. spin_bytes: that kernels which run at once can take; no_nccl, "
-      "no_nvls: why there is no NCCL, and no switch that folds.");
+      "no_nvls: why there is no NCCL, and no switch that folds; lanes, piece_bytes: of schedules "
+      "that kernels which run at once can take.");
   tuning.def(
       "is_measured", [](const std::string& text) { return table_or_defaults(text).measured; },
       py::arg("text") = "", "Whether paths are chosen by these numbers.");

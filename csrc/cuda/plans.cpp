@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "fold/kernels.h"
+#include "schedule/planners.h"
 #include "schedule/slicing.h"
 
 namespace farandole::cuda {
@@ -14,6 +16,15 @@ constexpr uint64_t kAccessesOfThread = 4;
 /// 2048 threads is what a multiprocessor holds: fewer would leave requests to memory unmade, more
 /// would only wait.
 constexpr uint64_t kBlocksAlone = 2048 / kThreads;
+/// Lanes beyond these would move no more, and leave less of the device to what runs beside them.
+constexpr uint32_t kMostLanes = 32;
+/// Smaller slots are handed over more often than they are worth, larger ones later than they could.
+constexpr uint64_t kLeastSlotBytes = 256, kMostSlotBytes = 16384;
+/// Scratch of any planner, in arrays of the piece's length; and packs that each lane may have
+/// besides, and one for each rank, where shares of a piece do not divide.
+constexpr uint64_t kScratchOfPiece = 2, kScratchOfLane = 16;
+/// Elements of every dtype that fill whole packs.
+constexpr uint64_t kWholePacks = 128;
 
 const void* at(const void* array, size_t element, size_t size) {
   return static_cast<const std::byte*>(array) + element * size;
@@ -177,9 +188,9 @@ Norms norms_of(std::span<const NormPiece> pieces, uint64_t tile, bool largest, d
   return all;
 }
 
-LaneTable lanes_of(const Schedule& schedule) {
+LaneTable lanes_of(const Schedule& schedule, int lanes) {
   const auto code = [](auto word) { return static_cast<uint8_t>(word); };
-  LaneTable table{.steps = {}, .first = {0}};
+  LaneTable table{.steps = {}, .first = {0}, .scratch = schedule.scratch};
   for (const Lane& lane : schedule.lanes) {
     for (const Step& s : lane) {
       const Slice& held = s.held.count > 0 ? s.held : s.recv;
@@ -200,7 +211,49 @@ LaneTable lanes_of(const Schedule& schedule) {
     }
     table.first.push_back(static_cast<uint32_t>(table.steps.size()));
   }
+  table.first.resize(static_cast<size_t>(lanes) + 1, static_cast<uint32_t>(table.steps.size()));
   return table;
+}
+
+namespace {
+
+template <typename Change>
+void change_slices(Schedule& schedule, Change change) {
+  for (Lane& lane : schedule.lanes)
+    for (Step& step : lane)
+      for (Slice* slice : {&step.send, &step.recv, &step.held}) change(*slice);
+}
+
+}  // namespace
+
+LaneTable lanes_of(const LanesAsked& asked, uint32_t rank, uint32_t size) {
+  const Planner* const planner = find_planner(asked.kind, asked.planner);
+  if (planner == nullptr)
+    throw Error(ErrorCode::internal, "there is no planner '" + asked.planner + "' for " +
+                                         std::string(name_of(asked.kind)));
+  const auto plan = [&](size_t count, int lanes) {
+    return planner->plan({.rank = static_cast<int>(rank),
+                          .size = static_cast<int>(size),
+                          .count = count,
+                          .counts = asked.counts,
+                          .lanes = lanes,
+                          .segments = asked.segments,
+                          .root = asked.root});
+  };
+  const size_t grain = asked.grain, whole = asked.count / grain * grain;
+  Schedule schedule = plan(asked.count / grain, asked.lanes);
+  change_slices(schedule, [&](Slice& s) { s = {s.space, s.offset * grain, s.count * grain}; });
+  schedule.scratch *= grain;
+  if (whole < asked.count) {
+    Schedule rest = plan(asked.count - whole, 1);
+    change_slices(
+        rest, [&](Slice& s) { s.offset += s.space == Space::scratch ? schedule.scratch : whole; });
+    schedule.scratch += rest.scratch;
+    schedule.lanes.resize(static_cast<size_t>(asked.lanes));
+    Lane& last = schedule.lanes.back();
+    for (const Lane& lane : rest.lanes) last.insert(last.end(), lane.begin(), lane.end());
+  }
+  return lanes_of(schedule, asked.lanes);
 }
 
 uint32_t most_blocks_alone(uint32_t processors) {
@@ -218,6 +271,26 @@ uint32_t blocks_for(Work work, uint64_t bytes, const Room& room) {
   const uint64_t resident =
       std::max<uint64_t>(1, room.processors * kResidentBlocks / room.ranks_on_device);
   return static_cast<uint32_t>(std::min({wanted, resident, uint64_t{kMostChannels}}));
+}
+
+uint32_t LaneRoom::slot_bytes(uint32_t of_lanes, uint32_t size) const {
+  const uint64_t each = mailbox_bytes / lane_mailbox_bytes(of_lanes, size, 1);
+  return static_cast<uint32_t>(std::min(kMostSlotBytes, each / 16 * 16));
+}
+
+/// Half of what may be resident: lanes of another group find their place beside these.
+LaneRoom lane_room(uint64_t bytes, uint64_t shared, uint32_t size, const Room& room) {
+  const uint64_t of_slots = lane_mailbox_bytes(1, size, 1);
+  const uint64_t resident = blocks_for(Work::exchange, ~uint64_t{0} / 2, room);
+  LaneRoom made;
+  made.lanes = static_cast<uint32_t>(std::clamp<uint64_t>(
+      std::min(resident / 2, shared / (of_slots * kLeastSlotBytes)), 1, kMostLanes));
+  made.mailbox_bytes = std::min(shared, made.lanes * of_slots * kMostSlotBytes);
+  const uint64_t rounding = (size + kScratchOfLane) * (made.lanes + 1) * kAccessBytes;
+  const uint64_t rest = bytes - made.mailbox_bytes;
+  made.piece_bytes = (rest - rounding) / (1 + kScratchOfPiece) / kWholePacks * kWholePacks;
+  made.scratch_bytes = rest - made.piece_bytes;
+  return made;
 }
 
 }  // namespace farandole::cuda

@@ -69,14 +69,29 @@ Norms norms_of(std::span<const NormPiece> pieces, uint64_t tile, bool largest, d
                double* scratch);
 
 /// A schedule as farandole_lanes_<dtype> takes it: one block for each of `lanes`, which are at most
-/// kMostChannels.
+/// kMostChannels. Those that this rank's schedule does not have are empty: all ranks have as many.
 struct LaneTable {
   std::vector<LaneStep> steps;
   std::vector<uint32_t> first;  // lanes + 1
+  uint64_t scratch = 0;         // elements
 
   uint32_t lanes() const { return static_cast<uint32_t>(first.size()) - 1; }
 };
-LaneTable lanes_of(const Schedule& schedule);
+LaneTable lanes_of(const Schedule& schedule, int lanes);
+
+/// By which ranks know a schedule: each plans its own. What is left beside whole grains has one by
+/// itself, in the last lane.
+struct LanesAsked {
+  std::string planner;
+  Collective kind{};
+  size_t count = 0;
+  std::vector<size_t> counts{};
+  int root = 0, lanes = 1, segments = 1;
+  uint32_t grain = 1;  // elements that stay together, of a collective on the whole: a pack's
+
+  bool operator==(const LanesAsked&) const = default;
+};
+LaneTable lanes_of(const LanesAsked& asked, uint32_t rank, uint32_t size);
 
 // Grid sizes.
 
@@ -97,5 +112,18 @@ uint32_t most_blocks_alone(uint32_t processors);
 /// Blocks of kThreads for `bytes`, of the longest input or, of Work::exchange, of what one rank
 /// reads of each.
 uint32_t blocks_for(Work work, uint64_t bytes, const Room& room);
+
+/// How lanes use `bytes` of memory that each rank has, of which it hands `shared` to the others at
+/// most: a piece lies at the begin and scratch for it behind that, slots are the last.
+struct LaneRoom {
+  uint32_t lanes = 1;        // at most
+  uint64_t piece_bytes = 0;  // a multiple of 128: no piece begins within a pack
+  uint64_t scratch_bytes = 0;
+  uint64_t mailbox_bytes = 0;
+
+  /// Of each slot, where so many lanes share the mailbox.
+  uint32_t slot_bytes(uint32_t of_lanes, uint32_t size) const;
+};
+LaneRoom lane_room(uint64_t bytes, uint64_t shared, uint32_t size, const Room& room);
 
 }  // namespace farandole::cuda

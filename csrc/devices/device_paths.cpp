@@ -6,6 +6,7 @@
 #include "devices/nccl_plan.h"
 #include "devices/nvls_plan.h"
 #include "devices/step_plan.h"
+#include "schedule/planners.h"
 
 namespace farandole {
 namespace {
@@ -16,11 +17,13 @@ constexpr double kCall = 2e-6;     // of the driver
 constexpr double kMeeting = 3e-6;  // of ranks, by flags
 constexpr double kHop = 1e-6;      // from one rank to the next, within a kernel
 constexpr double kHostRoundTrip =
-    3e-5;                           // two copies' latencies, a doorbell, and a thread that wakes
-constexpr double kLink = 2.5e10;    // to the host and back, for all ranks together
-constexpr double kHostFold = 1e10;  // likewise
-constexpr double kDevice = 1e12;    // of a device's memory, read or written
-constexpr double kPeers = 1e11;     // of one device into another
+    3e-5;                            // two copies' latencies, a doorbell, and a thread that wakes
+constexpr double kLink = 2.5e10;     // to the host and back, for all ranks together
+constexpr double kHostFold = 1e10;   // likewise
+constexpr double kDevice = 1e12;     // of a device's memory, read or written
+constexpr double kPeers = 1e11;      // of one device into another
+constexpr double kLane = 5e9;        // by one block, in slots
+constexpr double kPassesOfLane = 4;  // through a device's memory: out of it, into a slot, out, in
 
 /// How many ranks have the longer of input and output, counted for each of the two.
 int ends_of(const DeviceQuestion& q) {
@@ -41,9 +44,15 @@ double staged_seconds(const DeviceQuestion& q) {
   return kHostRoundTrip + bytes / kLink + bytes / 2 / kHostFold;
 }
 
+/// What a rank sends at least where all get the whole, each a part from each, and takes likewise.
+double sent_bytes(const DeviceQuestion& q) {
+  return 2 * static_cast<double>(q.bytes) * (q.ranks - 1) / q.ranks;
+}
+
 double step_seconds(const DeviceQuestion& q) {
   const auto bytes = static_cast<double>(q.bytes);
-  return (12 + 2 * (q.ranks - 1)) * kCall + 2 * kMeeting + 4 * bytes / kDevice + 2 * bytes / kPeers;
+  return (12 + 2 * (q.ranks - 1)) * kCall + 2 * kMeeting + 4 * bytes / kDevice +
+         sent_bytes(q) / kPeers;
 }
 
 double spin_seconds(const DeviceQuestion& q) {
@@ -60,9 +69,9 @@ double crossings_by_switch(const DeviceQuestion& q) { return 1 + 1.0 / q.ranks; 
 double nccl_seconds(const DeviceQuestion& q) {
   const bool by_switch = q.spec.kind == Collective::all_reduce && q.ranks > 2 &&
                          q.no_nvls.empty() && q.no_buckets.empty();
-  const double crossings = by_switch ? crossings_by_switch(q) : 2;
-  return 5 * kCall + kMeeting + (q.ranks - 1) * kHop +
-         crossings * static_cast<double>(q.bytes) / kPeers;
+  const double sent =
+      by_switch ? crossings_by_switch(q) * static_cast<double>(q.bytes) : sent_bytes(q);
+  return 5 * kCall + kMeeting + (q.ranks - 1) * kHop + sent / kPeers;
 }
 
 /// The steps' copies and meetings.
@@ -70,6 +79,44 @@ double nvls_seconds(const DeviceQuestion& q) {
   const auto bytes = static_cast<double>(q.bytes);
   return (12 + 2 * (q.ranks - 1)) * kCall + 2 * kMeeting + 4 * bytes / kDevice +
          crossings_by_switch(q) * bytes / kPeers;
+}
+
+/// A message in a slot is there after one hop, and is heard of after another.
+ChannelCosts lane_costs(int lanes) {
+  return {.round = 2 * kHop,
+          .message = kHop,
+          .byte = 1 / std::min(kPeers, lanes * kLane) + kPassesOfLane / kDevice,
+          .folded_byte = 1 / kDevice};
+}
+
+/// A schedule, and the room for it: of a device with many multiprocessors where there is none.
+struct Lanes {
+  explicit Lanes(const DeviceQuestion& q)
+      : room(q.lanes.lanes > 0 ? q.lanes : CudaLaneRoom{.lanes = 32, .piece_bytes = 1 << 23}),
+        shape(lanes_shape(q.spec.kind, q.shape, size_of(q.dtype), room)),
+        costs(lane_costs(shape.lanes)) {
+    if (q.asked.planner.empty()) {
+      planner = &choose_planner(q.spec.kind, shape, size_of(q.dtype), q.level, costs);
+      return;
+    }
+    const Planner* const named = find_planner(q.spec.kind, q.asked.planner);
+    if (named != nullptr && is_allowed(*named, shape, q.level)) planner = named;
+  }
+
+  CudaLaneRoom room;
+  Shape shape;
+  ChannelCosts costs;
+  const Planner* planner = nullptr;
+};
+
+/// Pieces of an array begin one after the other.
+double lanes_seconds(const DeviceQuestion& q) {
+  if (!has_steps(q.spec.kind)) return 0;  // and never looked at
+  const Lanes lanes(q);
+  if (lanes.planner == nullptr) return 0;  // likewise
+  const auto further = static_cast<double>(q.bytes / lanes.room.piece_bytes);
+  return 5 * kCall + kMeeting + further * (kCall + kMeeting) +
+         predicted_seconds(lanes.planner->cost(lanes.shape), size_of(q.dtype), lanes.costs);
 }
 
 constexpr std::array kPaths{
@@ -80,13 +127,15 @@ constexpr std::array kPaths{
                step_seconds},
     DevicePath{DeviceWay::spin, "spin", "one kernel on each rank, which waits for the others'",
                spin_seconds},
+    DevicePath{DeviceWay::lanes, "lanes",
+               "a schedule by one kernel on each rank, as the host runs it", lanes_seconds},
     DevicePath{DeviceWay::nccl, "nccl", "by NCCL, in an order of folds of its own", nccl_seconds},
     DevicePath{DeviceWay::nvls, "nvls", "as step, folded by the switch in an order of its own",
                nvls_seconds}};
 
-/// Whether `setting` names a path that can run this.
+/// Whether what is asked for is a path that can run this.
 std::optional<DeviceWay> forced(const DeviceQuestion& q) {
-  const auto named = device_way_named(q.setting);
+  const auto named = device_way_named(q.asked.way);
   if (!named) return std::nullopt;
   const auto runs = [&](DeviceWay way) {
     return why_not(kPaths.at(static_cast<size_t>(way)), q).empty();
@@ -103,7 +152,7 @@ std::string why_not_nccl(const DeviceQuestion& q) {
   if (folds(kind)) {
     if (std::string why = why_not_by_nccl(q.spec, q.dtype); !why.empty()) return why;
   }
-  if (q.level == Determinism::canonical && q.setting != "nccl")
+  if (q.level == Determinism::canonical && q.asked.way != "nccl")
     return "is taken at level 'fast', or by name";
   return "";
 }
@@ -125,16 +174,51 @@ std::string why_not_spin(const DeviceQuestion& q) {
   return "";
 }
 
+std::string why_not_lanes(const DeviceQuestion& q) {
+  if (q.lanes.lanes == 0) return "ranks share a device: their kernels may not run at once";
+  if (q.apart && q.spec.kind != Collective::all_reduce)
+    return "takes arrays that travel as one for all_reduce alone";
+  // Schedules of shares have more scratch, and are not cut.
+  if (const size_t most = q.lanes.piece_bytes / 2; !is_of_whole(q.spec.kind) && q.bytes > most)
+    return "takes " + std::to_string(most) + " bytes at most here";
+  if (lanes_planner(q) == nullptr)
+    return "there is no schedule '" + std::string(q.asked.planner) + "' of this level";
+  return "";
+}
+
 }  // namespace
 
+DeviceAsked device_asked(std::string_view algorithm, std::string_view setting) {
+  if (device_way_named(algorithm)) return {algorithm, ""};
+  return {setting, algorithm};
+}
+
+const Planner* lanes_planner(const DeviceQuestion& q) {
+  return has_steps(q.spec.kind) ? Lanes(q).planner : nullptr;
+}
+
+Shape lanes_shape(Collective kind, Shape shape, size_t element, const CudaLaneRoom& room) {
+  constexpr size_t kOfLane = 4 * 1024;      // bytes that are worth another block
+  constexpr size_t kOfSegment = 64 * 1024;  // and another round
+  constexpr size_t kMostSegments = 8;
+  const size_t bytes = amount_of(kind, shape) * element;
+  const auto most = static_cast<size_t>(room.lanes);
+  const size_t lanes = std::clamp<size_t>(bytes / kOfLane, 1, most);
+  shape.lanes = static_cast<int>(lanes);
+  shape.segments =
+      static_cast<int>(std::clamp<size_t>(bytes / lanes / kOfSegment, 1, kMostSegments));
+  return shape;
+}
+
 DeviceQuestion question_of(const CollectiveSpec& spec, DType dtype, Determinism level,
-                           const Shape& shape, std::string_view setting) {
+                           const Shape& shape, const DeviceAsked& asked) {
   return {.spec = spec,
           .dtype = dtype,
           .level = level,
           .bytes = amount_of(spec.kind, shape) * size_of(dtype),
           .ranks = shape.size,
-          .setting = setting};
+          .shape = shape,
+          .asked = asked};
 }
 
 std::span<const DevicePath> device_paths() { return kPaths; }
@@ -156,9 +240,12 @@ std::string why_not_of_level(DeviceWay way, Collective kind, Determinism level) 
 std::string why_not(const DevicePath& path, const DeviceQuestion& q) {
   if (path.way == DeviceWay::staged) return "";
   if (!has_steps(q.spec.kind)) return std::string(name_of(q.spec.kind)) + " goes by the host alone";
+  if (path.way != DeviceWay::lanes && !q.asked.planner.empty())
+    return "runs no schedule by its name";
   if (path.way == DeviceWay::nccl) return why_not_nccl(q);
   if (!q.no_buckets.empty()) return std::string(q.no_buckets);
   if (path.way == DeviceWay::nvls) return why_not_nvls(q);
+  if (path.way == DeviceWay::lanes) return why_not_lanes(q);
   return path.way == DeviceWay::spin ? why_not_spin(q) : "";
 }
 

@@ -7,13 +7,21 @@
 #include <string_view>
 #include <vector>
 
+#include "base/cuda_table.h"
 #include "base/dtype.h"
 #include "schedule/collective_spec.h"
 #include "schedule/schedule.h"
 
 namespace farandole {
 
-enum class DeviceWay : uint8_t { staged, step, spin, nccl, nvls };
+enum class DeviceWay : uint8_t { staged, step, spin, lanes, nccl, nvls };
+
+/// What somebody has asked for: a way, by a call's `algorithm` or FARANDOLE_DEVICE_PATH, and a
+/// planner, by the algorithm: then devices run its schedule, or the host does.
+struct DeviceAsked {
+  std::string_view way = "auto", planner = "";
+};
+DeviceAsked device_asked(std::string_view algorithm, std::string_view setting);
 
 /// The same on all ranks, all of which have their arrays on devices.
 struct DeviceQuestion {
@@ -26,12 +34,15 @@ struct DeviceQuestion {
   std::string_view no_nccl = "";     // why there is no communicator; empty also while nobody knows
   std::string_view no_nvls = "";     // likewise, why no switch folds
   size_t spin_bytes = 0;  // that a kernel which waits for others can take; 0: there is none
-  std::string_view setting = "auto";  // FARANDOLE_DEVICE_PATH, or the call's algorithm
+  Shape shape{};          // as schedules are for; its counts live as long
+  CudaLaneRoom lanes{};   // no lanes: there is no such kernel for schedules
+  bool apart = false;     // it is of several arrays that travel as one
+  DeviceAsked asked{};    // likewise
 };
 
-/// As far as what is asked for says. `setting` lives as long.
+/// As far as what is asked for says.
 DeviceQuestion question_of(const CollectiveSpec& spec, DType dtype, Determinism level,
-                           const Shape& shape, std::string_view setting);
+                           const Shape& shape, const DeviceAsked& asked);
 
 struct DevicePath {
   DeviceWay way;
@@ -47,12 +58,18 @@ std::string_view name_of(DeviceWay way);
 
 /// Why a path is not considered; empty: it is.
 std::string why_not(const DevicePath& path, const DeviceQuestion& question);
-/// That of least predicted time, or the one that the setting names, where it can run.
+/// That of least predicted time, or the one that is asked for, where it can run.
 DeviceWay choose_device_way(const DeviceQuestion& question);
 
 /// Why the order of folds that this way has of its own is not allowed; empty: it is, or it has
 /// none, or nothing is folded.
 std::string why_not_of_level(DeviceWay way, Collective kind, Determinism level);
+
+/// Whose schedule lanes run: that which is asked for, or the quickest. Null: that one is none, or
+/// not of the level.
+const Planner* lanes_planner(const DeviceQuestion& question);
+/// In how many lanes and segments.
+Shape lanes_shape(Collective kind, Shape shape, size_t element, const CudaLaneRoom& room);
 
 /// Each path with its words for this question.
 struct DeviceCandidate {

@@ -47,6 +47,15 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
   void spin(const CudaPiece& piece, bool granted) {
     ask_cuda(library_.spin, exchange_.get(), &piece, granted ? 1 : 0);
   }
+  /// No lanes: likewise.
+  CudaLaneRoom lane_room(bool granted) const {
+    CudaLaneRoom room{};
+    library_.lane_room(exchange_.get(), granted ? 1 : 0, &room);
+    return room;
+  }
+  void run_lanes(const CudaLanes& lanes, const CudaPiece& piece, bool granted) {
+    ask_cuda(library_.run_lanes, exchange_.get(), &lanes, &piece, granted ? 1 : 0);
+  }
   /// A number that is reached when all of it is done.
   uint32_t end(CudaMoments& moments);
 

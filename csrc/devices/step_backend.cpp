@@ -111,10 +111,9 @@ void StepBackend::stop_meeting() {
   end_meeting();
 }
 
-/// Which way, for this operation or for all; "auto": none.
-std::string_view StepBackend::asked() const {
-  const std::string& setting = engine_.options().device_path;
-  return operation_->algorithm.empty() ? setting : operation_->algorithm;
+/// For this operation or for all.
+DeviceAsked StepBackend::asked() const {
+  return device_asked(operation_->algorithm, engine_.options().device_path);
 }
 
 /// Whether anything has moved.
@@ -122,7 +121,7 @@ bool StepBackend::meet_in_nccl() {
   if (!nccl_) {
     const Connect connect =
         engine_.options().channels(engine_, membership_, stream_key(key_, kNcclNumber));
-    nccl_.emplace(engine_.host(), membership_, connect, exchange_, asked() == "nccl");
+    nccl_.emplace(engine_.host(), membership_, connect, exchange_, is_asked(DeviceWay::nccl));
   }
   const bool moved = nccl_->poll();
   if (nccl_->done()) no_nccl_ = nccl_->refusal();
@@ -133,7 +132,7 @@ bool StepBackend::meet_in_nccl() {
 bool StepBackend::meet_in_nvls() {
   if (!nvls_)
     nvls_.emplace(engine_.host(), membership_, stream_key(key_, kNvlsNumber), exchange_,
-                  asked() == "nvls");
+                  is_asked(DeviceWay::nvls));
   const bool moved = nvls_->poll();
   if (!nvls_->done()) return moved;
   no_nvls_ = nvls_->refusal();
@@ -141,13 +140,14 @@ bool StepBackend::meet_in_nvls() {
   return moved;
 }
 
-/// Kernels of ranks that share a device run at once for whoever says so.
-bool StepBackend::grants_spinning() const { return asked() == "spin"; }
+/// Whether it was asked for. Then kernels of ranks that share a device may count on running at
+/// once.
+bool StepBackend::is_asked(DeviceWay way) const { return asked().way == name_of(way); }
 
 /// Arrays that travel as one are brought together in the bucket first.
 size_t StepBackend::spin_bytes() const {
   if (!no_buckets_.empty()) return 0;
-  const size_t most = exchange_->spin_bytes(grants_spinning());
+  const size_t most = exchange_->spin_bytes(is_asked(DeviceWay::spin));
   return arrays_->together.empty() ? most : std::min(most, piece_bytes_);
 }
 
@@ -175,31 +175,63 @@ void StepBackend::choose() {
   question.no_nccl = no_nccl_;
   question.no_nvls = no_nvls_;
   question.spin_bytes = spin_bytes();
+  question.apart = !arrays_->together.empty();
+  if (no_buckets_.empty()) question.lanes = exchange_->lane_room(is_asked(DeviceWay::lanes));
   way_ = choose_device_way(question);
-  if (!o.algorithm.empty() && name_of(way_) != o.algorithm)
-    declined_ =
-        why_not(device_paths()[static_cast<size_t>(*device_way_named(o.algorithm))], question);
+  if (way_ == DeviceWay::lanes) {
+    planner_ = lanes_planner(question);
+    lane_room_ = question.lanes;
+  }
+  if (const auto named = device_way_named(o.algorithm); named && way_ != *named)
+    declined_ = why_not(device_paths()[static_cast<size_t>(*named)], question);
   else if (way_ == DeviceWay::staged)
     declined_ = no_buckets_.empty() ? "the way by the host is predicted to be faster" : no_buckets_;
 }
 
+/// Lanes cut the whole, and no shares.
+bool StepBackend::goes_in_pieces() const {
+  if (way_ == DeviceWay::lanes) return is_of_whole(operation_->kind);
+  return way_ == DeviceWay::step || way_ == DeviceWay::nvls;
+}
+
 void StepBackend::begin() {
-  pieces_ = StepPieces(*operation_, shape_here(), *arrays_, piece_bytes_,
-                       way_ == DeviceWay::nvls ? kNvlsGrain : 1);
+  const bool lanes = way_ == DeviceWay::lanes;
+  pieces_ =
+      StepPieces(*operation_, shape_here(), *arrays_, lanes ? lane_room_.piece_bytes : piece_bytes_,
+                 way_ == DeviceWay::nvls ? kNvlsGrain : 1);
   count_ = goes_in_pieces() ? pieces_.size() : 1;
-  exchange_->begin(*arrays_->moments, count_);
+  exchange_->begin(*arrays_->moments, lanes ? 1 : count_);
 }
 
 void StepBackend::run_piece(size_t index) {
   if (way_ == DeviceWay::nccl) return run_nccl();
+  if (way_ == DeviceWay::lanes) return run_lanes(index);
   if (way_ == DeviceWay::spin && !pieces_.lie_apart())
-    return exchange_->spin(pieces_.whole(), grants_spinning());
+    return exchange_->spin(pieces_.whole(), is_asked(way_));
   CudaPiece piece = pieces_[index];
   piece.strand = static_cast<int32_t>(index % kCudaStrands);
   if (way_ == DeviceWay::step) return exchange_->run(piece);
   if (way_ == DeviceWay::nvls) return exchange_->run_nvls(piece);
   piece.count = operation_->count;
-  exchange_->spin(piece, grants_spinning());
+  exchange_->spin(piece, is_asked(way_));
+}
+
+/// A piece of the whole is a collective of its own; kernels of one operation follow each other.
+void StepBackend::run_lanes(size_t index) {
+  const CudaPiece piece = pieces_.stretch(index);
+  Shape shape = pieces_.shape();
+  shape.count = piece.count;
+  shape = lanes_shape(operation_->kind, shape, size_of(operation_->input.dtype), lane_room_);
+  CudaLanes lanes{.planner = {},
+                  .collective = static_cast<int32_t>(operation_->kind),
+                  .root = shape.root,
+                  .lanes = shape.lanes,
+                  .segments = shape.segments,
+                  .count = shape.count,
+                  .counts = shape.counts.data(),
+                  .counts_size = shape.counts.size()};
+  copy_cut(planner_->name, lanes.planner);
+  exchange_->run_lanes(lanes, piece, is_asked(way_));
 }
 
 /// Arrays that travel together are operations of NCCL's that run as one.

@@ -1,8 +1,8 @@
 // Collectives on arrays of devices, step by step in the devices' streams: into the bucket, meet,
 // fold the own part of all buckets, meet, out of the bucket. The host launches the steps and waits
 // for none of them; no two ranks' kernels have to run at once. Where they may, one kernel does all
-// of a small all-reduce, or NCCL all of any; and where devices are joined by a switch, that may
-// fold in a kernel's place.
+// of a small all-reduce or runs a schedule, or NCCL does all of any; and where devices are joined
+// by a switch, that may fold in a kernel's place.
 #pragma once
 
 #include <memory>
@@ -47,7 +47,7 @@ class StepBackend : public Backend {
   std::string_view name() const override { return "devices"; }
   bool can_run(const Operation&) const override { return true; }
   void refuse(const Operation&) const override {}
-  std::string ways_for(const Operation&) const override { return "step, spin, nccl, nvls"; }
+  std::string ways_for(const Operation&) const override { return "step, spin, lanes, nccl, nvls"; }
   void start(const Operation& operation, uint32_t sequence) override;
   Progress poll(TimePoint until) override;
   std::string declined() const override { return declined_; }
@@ -58,17 +58,18 @@ class StepBackend : public Backend {
  private:
   bool have_met();
   void end_meeting();
-  std::string_view asked() const;
+  DeviceAsked asked() const;
   bool meet_in_nccl();
   bool meet_in_nvls();
-  bool goes_in_pieces() const { return way_ == DeviceWay::step || way_ == DeviceWay::nvls; }
-  bool grants_spinning() const;
+  bool goes_in_pieces() const;
+  bool is_asked(DeviceWay way) const;
   Shape shape_here() const;
   CollectiveSpec spec_here() const;
   void choose();
   void begin();
   size_t spin_bytes() const;
   void run_piece(size_t index);
+  void run_lanes(size_t index);
   void run_nccl();
   bool is_launched();
   TraceEvent shown_in(Trace& trace);
@@ -96,6 +97,8 @@ class StepBackend : public Backend {
   StepPieces pieces_;
   size_t count_ = 0, next_ = 0;  // of pieces
   DeviceWay way_ = DeviceWay::step;
+  const Planner* planner_ = nullptr;  // whose schedule lanes run
+  CudaLaneRoom lane_room_{};
   std::string declined_;
   bool begun_ = false;
   TimePoint asked_nccl_{};

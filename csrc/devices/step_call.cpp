@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/hash.h"
+#include "schedule/planners.h"
 
 namespace farandole {
 namespace {
@@ -50,10 +51,16 @@ Pack pack_of(Collective kind, int size, const std::vector<PlacedOperand>& arrays
   return {kind, size, std::move(buffers)};
 }
 
-/// Whether nobody has said how.
-bool may_choose(const Group& group, const Options& options) {
-  return group.engine()->options().device_path != "staged" && options.algorithm.empty() &&
-         group.defaults().algorithm.empty() && !options.epilogue;
+/// As the operation will have it.
+const std::string& algorithm_of(const Group& group, const Options& o) {
+  return o.algorithm.empty() ? group.defaults().algorithm : o.algorithm;
+}
+
+/// Whether nobody has said how, or named a planner, whose schedule devices may run, too.
+bool may_choose(const Group& group, const Options& o) {
+  const std::string& algorithm = algorithm_of(group, o);
+  return group.engine()->options().device_path != "staged" && !o.epilogue &&
+         (algorithm.empty() || find_planner(o.kind, algorithm) != nullptr);
 }
 
 void name_graph(Options& options) {
@@ -68,9 +75,9 @@ void name_graph(Options& options) {
   options.algorithm = kGraphWay;
 }
 
-/// Which way, for this call or for all of them; "auto": none.
-const std::string& asked_way(const Group& group, const Options& o) {
-  return o.algorithm.empty() ? group.engine()->options().device_path : o.algorithm;
+/// For this call or for all of them.
+DeviceAsked asked_of(const Group& group, const Options& o) {
+  return device_asked(algorithm_of(group, o), group.engine()->options().device_path);
 }
 
 /// Whether the ranks' devices may run it, as far as all of them know beforehand: those that share
@@ -79,8 +86,8 @@ bool devices_may_run(const Group& group, const Options& o, DType dtype, Determin
                      const Shape& shape) {
   const std::string no_buckets = Steps::why_no_buckets(group);
   if (no_buckets.empty()) return true;
-  if (!o.algorithm.empty()) return o.algorithm == name_of(DeviceWay::nccl);
-  DeviceQuestion question = question_of(o, dtype, level, shape, asked_way(group, o));
+  if (device_way_named(o.algorithm)) return o.algorithm == name_of(DeviceWay::nccl);
+  DeviceQuestion question = question_of(o, dtype, level, shape, asked_of(group, o));
   question.no_buckets = no_buckets;
   return choose_device_way(question) != DeviceWay::staged;
 }
@@ -103,8 +110,11 @@ uint64_t hash_of_call(const Options& o, Determinism level, DType dtype, size_t c
 }  // namespace
 
 void check_level_of_way(const Group& group, const Options& o) {
-  const auto way = device_way_named(asked_way(group, o));
-  if (!way || (way == DeviceWay::nvls && o.kind != Collective::all_reduce)) return;
+  const DeviceAsked asked = asked_of(group, o);
+  const auto way = device_way_named(asked.way);
+  if (!way || !asked.planner.empty() ||
+      (way == DeviceWay::nvls && o.kind != Collective::all_reduce))
+    return;
   const std::string why = why_not_of_level(*way, o.kind, o.level.value_or(group.defaults().level));
   if (!why.empty())
     throw Error(
@@ -131,12 +141,16 @@ std::shared_ptr<StepCall> StepCall::offer(Group& group, Options& options,
                             ? arrays[0].buffers()
                             : together(pack_of(options.kind, group.size(), arrays), options);
   const Shape shape = checked_shape(whole.input, whole.output, options, group.rank(), group.size());
+  const Determinism level = options.level.value_or(group.defaults().level);
+  const DeviceAsked named = asked_of(group, options);
+  if (!graph && !named.planner.empty() &&
+      !lanes_planner(question_of(options, whole.output.dtype, level, shape, named)))
+    return nullptr;  // the host says what is wrong with it
   const bool runs = has_steps(options.kind);
   if (runs && amount_of(options.kind, shape) == 0) {  // on no rank there is anything to do
     if (asked || graph) options.algorithm.clear();
     return nullptr;
   }
-  const Determinism level = options.level.value_or(group.defaults().level);
   if (runs) check_level_of_way(group, options);
   const bool may_run = runs && devices_may_run(group, options, whole.output.dtype, level, shape);
   std::shared_ptr<Steps> steps;
@@ -166,6 +180,7 @@ StepCall::StepCall(std::shared_ptr<Steps> steps, const Group& group, const Optio
                    std::shared_ptr<StagedCopies> copies, uint64_t call,
                    std::optional<uint64_t> graph)
     : steps_(std::move(steps)),
+      named_(graph || device_way_named(options.algorithm)),
       arena_(group.engine()->arena()),
       rank_(group.rank()),
       world_rank_(group.engine()->host().rank),

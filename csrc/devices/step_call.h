@@ -34,6 +34,7 @@ class StepCall : public OnDevices {
   Backend& backend() override;
   std::shared_ptr<PiecesOnDevices> go_by_host(Operation& operation, size_t piece) override;
   size_t piece() const override { return piece_; }
+  bool is_named() const override { return named_; }
 
   /// Whether it becomes part of a graph.
   bool is_captured() const { return arrays_.graph.has_value(); }
@@ -53,6 +54,7 @@ class StepCall : public OnDevices {
 
   std::shared_ptr<Steps> steps_;
   GraphBackend* graphs_ = nullptr;  // of steps_, in a graph
+  bool named_;
   std::shared_ptr<Arena> arena_;
   int rank_, world_rank_, size_;
   CollectiveSpec spec_;

@@ -109,4 +109,15 @@ CudaPiece StepPieces::whole() const {
   return whole;
 }
 
+CudaPiece StepPieces::stretch(size_t index) {
+  const Slice here = stretch_of(step_, index);
+  CudaPiece piece = step_.apart ? (*this)[index] : common_;
+  piece.count = here.count;
+  if (!step_.apart) {
+    piece.input += here.offset * step_.element;
+    piece.output += here.offset * step_.element;
+  }
+  return piece;
+}
+
 }  // namespace farandole

@@ -65,6 +65,9 @@ class StepPieces {
   const CudaPiece& operator[](size_t index);
   /// All elements as one, without moves.
   CudaPiece whole() const;
+  /// A piece of a collective on the whole, which is one by itself: `count` elements of the arrays
+  /// or, where those lie apart, of the bucket, between its moves. Of others all.
+  CudaPiece stretch(size_t index);
 
  private:
   const StepArrays* arrays_ = nullptr;

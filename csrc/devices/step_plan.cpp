@@ -16,12 +16,6 @@ bool has_places(const StepShape& s) {
          s.kind == Collective::scatter;
 }
 
-/// Whether what is cut is the whole, and not each rank's share.
-bool is_of_whole(Collective kind) {
-  return kind == Collective::all_reduce || kind == Collective::reduce ||
-         kind == Collective::broadcast;
-}
-
 /// Elements of all that is cut: the whole, or the longest share.
 size_t length_of(const StepShape& s) {
   if (s.updates) return part({Space::input, 0, s.shape.count}, s.shape.size, 0).count;
@@ -142,6 +136,11 @@ bool has_steps(Collective kind) {
   return kind != Collective::barrier && kind != Collective::send && kind != Collective::recv;
 }
 
+bool is_of_whole(Collective kind) {
+  return kind == Collective::all_reduce || kind == Collective::reduce ||
+         kind == Collective::broadcast;
+}
+
 size_t amount_of(Collective kind, const Shape& shape) {
   if (is_of_whole(kind)) return shape.count;
   if (kind != Collective::all_to_all) return all_shares(kind, shape);
@@ -185,6 +184,12 @@ StepPiece piece_of(const StepShape& step, size_t index) {
       cutting.all_to_all();
   }
   return std::move(cutting.piece);
+}
+
+Slice stretch_of(const StepShape& step, size_t index) {
+  const Slice all{Space::input, 0, step.shape.count};
+  return is_of_whole(step.kind) ? clip(all, {all.space, index * most_of(step), most_of(step)})
+                                : all;
 }
 
 void lie_apart(StepPiece& piece, const Stretches& input, const Stretches& output) {

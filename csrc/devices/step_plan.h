@@ -35,11 +35,16 @@ struct StepPiece {
 /// Whether steps can run it.
 bool has_steps(Collective kind);
 
+/// Whether what is cut is the whole, and not each rank's share.
+bool is_of_whole(Collective kind);
+
 /// Elements of the longer of input and output, of the rank where that is longest.
 size_t amount_of(Collective kind, const Shape& shape);
 
 size_t pieces_of(const StepShape& step);
 StepPiece piece_of(const StepShape& step, size_t index);
+/// What of the whole is in the piece; of what is cut by shares, and is not cut then, all.
+Slice stretch_of(const StepShape& step, size_t index);
 /// Of arrays that lie apart: its offsets in input and output become addresses.
 void lie_apart(StepPiece& piece, const Stretches& input, const Stretches& output);
 

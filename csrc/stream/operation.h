@@ -66,6 +66,8 @@ class OnDevices {
   /// the operation one on memory there. Or gives its pieces, where `piece`, the one that all ranks
   /// know of, is not 0.
   virtual std::shared_ptr<PiecesOnDevices> go_by_host(Operation& operation, size_t piece) = 0;
+  /// Whether its `algorithm` names a way of devices: then it goes so or not at all.
+  virtual bool is_named() const { return false; }
 };
 
 /// Bytes of the elements that an epilogue gets at a time, from where its rank's part begins.

@@ -254,7 +254,7 @@ Progress Stream::run(TimePoint until) {
 Progress Stream::go_by_host(const std::string& why, size_t piece) {
   Operation& o = queue_.front()->operation;
   const std::shared_ptr<OnDevices> before = std::exchange(o.on_devices, nullptr);
-  if (!o.algorithm.empty() && !o.epilogue) {
+  if (before && before->is_named()) {
     finish(Error(ErrorCode::invalid_argument,
                  title() + " cannot go by '" + o.algorithm + "': " + why));
     return Progress::finished;

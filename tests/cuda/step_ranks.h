@@ -7,9 +7,11 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/fixed_text.h"
 #include "cuda/library/exchange.h"
 #include "fake.h"
 #include "fold/fold.h"
+#include "schedule/schedule.h"
 
 namespace testing {
 
@@ -61,7 +63,28 @@ struct StepRank {
     run_pieces(rank, size);
     newest = exchange.end(*moments.back());
   }
-  /// The same, into the graph that the owner's stream is being captured into.
+  /// The same of elements from `first` on, in one piece, by the schedule of this planner.
+  void launch_lanes(const char* planner, size_t first = 0) {
+    farandole::CudaLanes asked{};
+    farandole::copy_cut(planner, asked.planner);
+    asked.collective = static_cast<int32_t>(farandole::Collective::all_reduce);
+    asked.lanes = 1;
+    asked.segments = 2;
+    asked.count = kCount - first;
+    farandole::CudaPiece piece{};
+    piece.input = piece.output = array->address() + first * sizeof(float);
+    piece.count = asked.count;
+    piece.dtype = static_cast<int32_t>(farandole::DType::float32);
+    piece.op = static_cast<int32_t>(farandole::ReduceOp::sum);
+    piece.leaf_factor = 1;
+    piece.finish_factor = 0.5;
+    piece.leaf_divide = piece.finish_divide = 1;
+    moments.push_back(exchange.moments(owner, farandole::cuda::Timing::off));
+    exchange.begin(*moments.back(), 1);
+    exchange.run_lanes(asked, piece, true);
+    newest = exchange.end(*moments.back());
+  }
+  /// The same as launch(), into the graph that the owner's stream is being captured into.
   void capture(int rank, int size, uint32_t number) {
     exchange.captured().begin(owner.handle(), number);
     run_pieces(rank, size);

@@ -146,6 +146,8 @@ def test_what_comes_of_collectives(start: Start) -> None:
     start(2, "torch", FAKE_CUDA_JITTER="5").run(as_on_the_host, [3, 40_001])
 
 
-def test_what_comes_of_collectives_by_steps(by_steps: Start) -> None:
+@pytest.mark.parametrize("path", ["step", "lanes"])
+def test_what_comes_of_collectives_there(by_steps: Start, path: str) -> None:
     """Also of those that are one call."""
-    by_steps(2, framework="torch", FAKE_CUDA_JITTER="5").run(as_on_the_host, [3, 40_001])
+    ranks = by_steps(2, framework="torch", FARANDOLE_DEVICE_PATH=path, FAKE_CUDA_JITTER="5")
+    ranks.run(as_on_the_host, [3, 40_001])

@@ -44,7 +44,7 @@ def test_report(driver: dict[str, str], tmp_path: Path) -> None:
     assert "WRONG" not in report
     assert "of copy" in report
     assert "overhead" in report or "not done: there is no PyTorch" in report
-    for way in ("staged", "step", "spin", "nccl"):
+    for way in ("staged", "step", "lanes", "spin", "nccl"):
         assert f"== all_reduce by {way} on 2 ranks" in report
     assert parts(report) == parts((TREE / "bench" / "device" / "dry-run.txt").read_text()), (
         "what is committed is of another program: make device-dry"

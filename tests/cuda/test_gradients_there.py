@@ -51,8 +51,9 @@ def test_weights_are_those_of_the_host(by_steps: Start) -> None:
     assert min(ranks.run(training.as_on_the_host, ["all"], WAYS)) > 0
 
 
-def test_the_way_that_is_chosen(there: Start) -> None:
-    ranks = there(2, FARANDOLE_DEVICE_PATH="auto", FAKE_CUDA_JITTER="11")
+@pytest.mark.parametrize("path", ["auto", "lanes"])
+def test_the_way_that_is_chosen(there: Start, path: str) -> None:
+    ranks = there(2, FARANDOLE_DEVICE_PATH=path, FAKE_CUDA_JITTER="11")
     assert min(ranks.run(training.as_on_the_host, ["all"], ["plain"])) > 0
 
 

@@ -14,11 +14,11 @@ struct LaneCase {
   Shape shape;
   DType dtype;
   ReduceOp op;
+  uint32_t grain = 1;
 };
 
 /// One rank of a schedule, with its memory.
 struct Rank {
-  Schedule schedule;
   LaneTable table;
   std::vector<Array> input, output, scratch;  // one each
   std::unique_ptr<LaneFlags> flags = std::make_unique<LaneFlags>();
@@ -81,24 +81,28 @@ void run_case(const LaneCase& now, uint64_t seed) {
     const Shape shape = of_rank(now.shape, r);
     const Sizes sizes = sizes_of(now.planner.collective, shape);
     inputs.push_back(some_elements(now.dtype, sizes.input, seed * 100 + r));
-    me.schedule = now.planner.plan(shape);
-    me.table = lanes_of(me.schedule);
+    me.table =
+        lanes_of({.planner = std::string(now.planner.name),
+                  .kind = now.planner.collective,
+                  .count = shape.count,
+                  .root = shape.root,
+                  .lanes = shape.lanes,
+                  .segments = shape.segments,
+                  .grain = counts_of(now.planner.collective, shape.size) == 0 ? now.grain : 1},
+                 r, size);
     me.input.emplace_back(now.dtype, inputs.back());
     me.output.emplace_back(now.dtype, sizes.output);
-    me.scratch.emplace_back(now.dtype, me.schedule.scratch);
+    me.scratch.emplace_back(now.dtype, me.table.scratch);
     me.mailbox = std::make_unique_for_overwrite<Pack[]>(
-        lane_mailbox_bytes(std::max(1U, me.table.lanes()), size, kSlot) / sizeof(Pack));
+        lane_mailbox_bytes(me.table.lanes(), size, kSlot) / sizeof(Pack));
   }
-  const uint32_t abort = 0;
+  Ranks meeting(size);
   std::vector<Stream> streams(size);
   for (uint32_t r = 0; r < size; ++r) {
     Rank& me = ranks[r];
-    if (me.table.lanes() == 0) continue;
-    Lanes lanes{.rank = r,
-                .size = size,
+    Lanes lanes{.peers = meeting.peers(r),
                 .formula = row(now.op).formula,
                 .slot_bytes = kSlot,
-                .abort = &abort,
                 .steps = me.table.steps.data(),
                 .first = me.table.first.data(),
                 .spaces = {me.input[0].data(), me.output[0].data(), me.scratch[0].data()},
@@ -134,36 +138,119 @@ TEST(cuda_lanes_run_the_schedules_of_every_planner) {
                                  " ranks, ", count, " elements, seed ", ++seed);
         // Sums of integers have the same bits in any order.
         run_case({planner, shape, DType::int32, ReduceOp::min}, seed);
-        run_case({planner, shape, DType::uint16, ReduceOp::product}, seed);
+        run_case({planner, shape, DType::uint16, ReduceOp::product, 8}, seed);
         if (planner.order(shape) != Order::canonical) continue;
         run_case({planner, shape, DType::float32, ReduceOp::sum}, seed);
-        run_case({planner, shape, DType::bfloat16, ReduceOp::mean}, seed);
+        run_case({planner, shape, DType::bfloat16, ReduceOp::mean, 8}, seed);
       }
   }
   CHECK(seed > (testing::kSanitizer ? 20 : 100));
 }
 
-TEST(cuda_lanes_end_when_the_group_is_aborted) {
-  const uint32_t abort = 1;
-  LaneFlags flags{}, others{};
-  Pack mailbox[4 * kSlot / sizeof(Pack)];
-  const LaneStep step{.to = 1, .from = 1, .send_count = 1, .recv_count = 1};
-  const uint32_t first[] = {0, 1};
-  float memory[2] = {};
-  Lanes lanes{.size = 2,
-              .slot_bytes = kSlot,
-              .abort = &abort,
-              .steps = &step,
-              .first = first,
-              .spaces = {memory, memory + 1},
-              .leaf = {},
-              .finish = {}};
-  for (uint32_t r = 0; r < 2; ++r) {
-    lanes.flags[r] = r == 0 ? &flags : &others;
-    lanes.mailboxes[r] = mailbox;
+/// Two ranks that send each other an element, in a lane.
+struct Pair {
+  Ranks meeting{2};
+  LaneFlags flags[2]{};
+  Pack mailboxes[2][4 * kSlot / sizeof(Pack)]{};
+  LaneStep steps[2] = {
+      {.to = 1, .from = 1, .recv_space = 1, .held_space = 1, .send_count = 1, .recv_count = 1},
+      {.to = 0, .from = 0, .recv_space = 1, .held_space = 1, .send_count = 1, .recv_count = 1}};
+  uint32_t first[2] = {0, 1};
+  float input[2] = {1, 2}, output[2]{};
+
+  Launch launch(uint32_t rank) {
+    Lanes lanes{.peers = meeting.peers(rank),
+                .slot_bytes = kSlot,
+                .steps = &steps[rank],
+                .first = first,
+                .spaces = {&input[rank], &output[rank]},
+                .leaf = {},
+                .finish = {}};
+    for (uint32_t r = 0; r < 2; ++r) {
+      lanes.flags[r] = &flags[r];
+      lanes.mailboxes[r] = mailboxes[r];
+    }
+    return launch_of("farandole_lanes_float32", lanes, 1, 4);
   }
-  run(launch_of("farandole_lanes_float32", lanes, 1, 4));
-  CHECK_EQUAL(others.filled[0][0], 1U);  // it sent, and waited for what never came
+};
+
+TEST(cuda_lanes_have_room_for_the_scratch_of_every_planner) {
+  constexpr uint64_t kShared = 1 << 16;
+  for (const int size : {1, 2, 3, 5, 8, 13, 64}) {
+    const auto ranks = static_cast<uint32_t>(size);
+    const LaneRoom room = lane_room(2 * kShared, kShared, ranks, {.processors = 64});
+    CHECK(room.piece_bytes % 128 == 0 && room.piece_bytes > kShared / 4);
+    CHECK(room.slot_bytes(room.lanes, ranks) >= 256);
+    CHECK(lane_mailbox_bytes(room.lanes, ranks, room.slot_bytes(room.lanes, ranks)) <=
+          room.mailbox_bytes);
+    CHECK(room.piece_bytes + room.scratch_bytes + room.mailbox_bytes <= 2 * kShared);
+    for (const Planner& planner : planners())
+      for (const int lanes : {1, static_cast<int>(room.lanes)})
+        for (const int segments : {1, 3, 8}) {
+          if (planner.collective == Collective::barrier) continue;
+          const size_t count = room.piece_bytes / sizeof(uint64_t) - 1;
+          const bool has_shares = planner.collective >= Collective::gather ||
+                                  planner.collective == Collective::all_gather;
+          for (int rank = 0; rank < size; rank += std::max(1, size / 3)) {
+            const Shape shape{.rank = rank,
+                              .size = size,
+                              .count = has_shares ? count / 2 / ranks : count,
+                              .lanes = lanes,
+                              .segments = segments,
+                              .root = size / 2};
+            if (!planner.fits(shape)) continue;
+            const testing::Note note(name_of(planner.collective), " ", planner.name, ", ", size,
+                                     " ranks, ", lanes, " lanes");
+            const LanesAsked asked{.planner = std::string(planner.name),
+                                   .kind = planner.collective,
+                                   .count = shape.count,
+                                   .root = shape.root,
+                                   .lanes = lanes,
+                                   .segments = segments,
+                                   .grain = counts_of(planner.collective, size) == 0 ? 2U : 1U};
+            const LaneTable made = lanes_of(asked, static_cast<uint32_t>(rank), ranks);
+            CHECK(made.scratch * sizeof(uint64_t) <= room.scratch_bytes);
+            CHECK_EQUAL(made.lanes(), static_cast<uint32_t>(lanes));
+          }
+        }
+  }
+}
+
+TEST(cuda_lanes_leave_half_of_a_device_to_others) {
+  CHECK_EQUAL(lane_room(1 << 25, 1 << 24, 8, {.processors = 132}).lanes, 32U);
+  CHECK_EQUAL(lane_room(1 << 25, 1 << 24, 8, {.processors = 132, .ranks_on_device = 8}).lanes, 16U);
+  CHECK_EQUAL(lane_room(1 << 25, 1 << 24, 8, {.processors = 4}).lanes, 4U);
+  CHECK_EQUAL(lane_room(1 << 25, 1 << 24, 8, {.processors = 1, .ranks_on_device = 8}).lanes, 1U);
+  CHECK_EQUAL(lane_room(1 << 13, 1 << 12, 64, {.processors = 132}).lanes, 1U);
+  CHECK_EQUAL(lane_room(1 << 25, 1 << 24, 8, {.processors = 132}).slot_bytes(32, 8), 16384U);
+}
+
+TEST(cuda_lanes_end_when_the_group_is_aborted) {
+  Pair pair;
+  pair.meeting.abort(1);
+  run(pair.launch(0));
+  CHECK_EQUAL(pair.flags[1].filled[0][0], 0U);  // it waited for a rank that did not come
+  pair.meeting.peers(0).flags[0]->arrived[0][1] = 2;
+  run(pair.launch(0));
+  CHECK_EQUAL(pair.flags[1].filled[0][0], 1U);  // it sent, and waited for what never came
+}
+
+TEST(cuda_lanes_fill_no_mailbox_that_its_owner_still_uses) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    const testing::Note note("seed ", seed);
+    Pair pair;
+    Pack kept[4 * kSlot / sizeof(Pack)];
+    Piece piece{.from = pair.mailboxes[1], .to = kept, .count = sizeof kept};
+    const Pieces before = pieces_of({&piece, 1}, &piece, Scale{});
+    std::vector<Stream> streams(2);
+    streams[0].push_back(pair.launch(0));
+    for (int i = 0; i < 20; ++i)  // rank 1 is late
+      streams[1].push_back(launch_of("farandole_scatter_uint8_uint8", before, 1, 4));
+    streams[1].push_back(pair.launch(1));
+    run_together(streams, seed);
+    CHECK_EQUAL(kept[0].words[0], 0U);
+    CHECK(pair.output[0] == 2 && pair.output[1] == 1);
+  }
 }
 
 }  // namespace

@@ -60,6 +60,73 @@ TEST(step_exchange_orders_ranks_by_flags_alone) {
   }
 }
 
+TEST(step_exchange_runs_schedules_by_turns_with_steps) {
+  for (const char* seed : {"4", "5"})
+    for (const char* planner : {"halving_doubling", "double_tree", "direct"}) {
+      constexpr int kSize = 3;
+      StepRanks ranks(kSize);
+      fake().configure("jitter", seed);
+      std::vector<std::thread> threads;
+      for (int r = 0; r < kSize; ++r)
+        threads.emplace_back([&, r] {
+          StepRank& me = ranks.all[static_cast<size_t>(r)];
+          for (int round = 0; round < 2; ++round) {
+            const testing::Note note("seed ", seed, ", ", planner, ", rank ", r);
+            me.put(static_cast<float>(8 * r));
+            me.launch(r, kSize);
+            me.launch_lanes(planner);
+            me.launch_lanes(planner);
+            me.launch(r, kSize);
+            me.get();
+            me.owner.synchronize();
+            bool right = true;
+            for (size_t i = 0; i < kCount; ++i) {
+              const float once = 0.5F * (24.0F + 3.0F * static_cast<float>(i));
+              right &= me.values()[i] == 1.5F * 1.5F * 1.5F * once;
+            }
+            CHECK(right);
+          }
+        });
+      for (std::thread& thread : threads) thread.join();
+    }
+}
+
+TEST(step_exchange_runs_more_schedules_than_it_keeps) {
+  constexpr int kSize = 2;
+  StepRanks ranks(kSize);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < kSize; ++r)
+    threads.emplace_back([&, r] {
+      StepRank& me = ranks.all[static_cast<size_t>(r)];
+      me.put(1);
+      for (int round = 0; round < 3; ++round)
+        for (size_t first = 0; first < 100; ++first)
+          me.launch_lanes("halving_doubling", kCount - 1 - first);
+      me.get();
+      me.owner.synchronize();
+      bool right = true;
+      for (size_t i = 0; i < kCount; ++i)  // half of a sum of two that are equal
+        right &= me.values()[i] == 1 + static_cast<float>(i);
+      CHECK(right);
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(step_exchange_ends_lanes_that_wait_for_a_rank_that_does_not_come) {
+  if (testing::kThreadSanitizer) return;  // as above
+  StepRanks ranks(2);
+  StepRank& here = ranks.all[0];
+  here.put(1);
+  here.launch_lanes("ring");
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  CHECK(!here.exchange.is_complete(here.newest));
+  for (int looks = 0; looks < 10000 && !here.exchange.is_idle(); ++looks) {
+    here.exchange.drain();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  CHECK(here.exchange.is_complete(here.newest));
+}
+
 TEST(step_exchange_tells_when_its_operations_ran) {
   StepRanks ranks(2);
   fake().configure("jitter", "7");

@@ -204,7 +204,7 @@ TEST(ways_on_devices_are_chosen_by_cost_and_by_name) {
   CHECK_EQUAL(chosen(large), std::string("step"));
   CHECK_EQUAL(chosen(other), std::string("staged"));
   const auto set_to = [](DeviceQuestion question, std::string_view setting) {
-    question.setting = setting;
+    question.asked.way = setting;
     return question;
   };
   CHECK_EQUAL(chosen(set_to(apart, "step")), std::string("step"));
@@ -215,9 +215,45 @@ TEST(ways_on_devices_are_chosen_by_cost_and_by_name) {
   CHECK_EQUAL(chosen(set_to(other, "spin")), std::string("staged"));
 }
 
+TEST(lanes_are_chosen_between_spin_and_step) {
+  const CudaLaneRoom room{.lanes = 32, .piece_bytes = 8 << 20};
+  const auto of = [&](size_t bytes, int ranks, DeviceAsked asked, Collective kind) {
+    const Shape shape{.size = ranks, .count = bytes / sizeof(float)};
+    DeviceQuestion question =
+        question_of({.kind = kind}, DType::float32, Determinism::canonical, shape, asked);
+    question.spin_bytes = 256 << 10;
+    question.lanes = room;
+    return question;
+  };
+  const auto chosen = [&](size_t bytes, int ranks, DeviceAsked asked = {},
+                          Collective kind = Collective::all_reduce) {
+    return std::string(name_of(choose_device_way(of(bytes, ranks, asked, kind))));
+  };
+  for (const int ranks : {2, 4, 8}) {
+    const testing::Note note(ranks, " ranks");
+    CHECK_EQUAL(chosen(1 << 10, ranks), std::string("spin"));
+    CHECK_EQUAL(chosen(2 << 20, ranks), std::string("lanes"));
+    CHECK_EQUAL(chosen(1 << 30, ranks), std::string("step"));
+    CHECK_EQUAL(chosen(1 << 10, ranks, {"lanes", ""}), std::string("lanes"));
+  }
+  CHECK_EQUAL(chosen(1 << 10, 8, {"auto", "halving_doubling"}), std::string("lanes"));
+  CHECK_EQUAL(chosen(1 << 10, 8, {"step", "halving_doubling"}), std::string("staged"));
+  CHECK_EQUAL(chosen(1 << 10, 8, {"auto", "ring"}), std::string("staged"));  // below the level
+  CHECK_EQUAL(chosen(64 << 20, 8, {"lanes", ""}, Collective::all_gather), std::string("step"));
+  CHECK_EQUAL(chosen(64 << 10, 8, {"lanes", ""}, Collective::all_gather), std::string("lanes"));
+  DeviceQuestion question = of(1 << 20, 2, {"lanes", ""}, Collective::broadcast);
+  question.apart = true;
+  CHECK(choose_device_way(question) == DeviceWay::step);
+  question.apart = false;
+  question.lanes = {};
+  CHECK(choose_device_way(question) == DeviceWay::step);
+}
+
 TEST(nccl_is_chosen_where_the_level_allows_it) {
   DeviceQuestion question{.level = Determinism::fast, .bytes = 64 << 20, .ranks = 4};
-  const auto why = [&] { return why_not(device_paths()[size_t{3}], question); };
+  const auto why = [&] {
+    return why_not(device_paths()[static_cast<size_t>(DeviceWay::nccl)], question);
+  };
   CHECK(choose_device_way(question) == DeviceWay::nccl);
   question.no_nvls = "there is no switch";
   CHECK(choose_device_way(question) == DeviceWay::nccl);
@@ -229,11 +265,11 @@ TEST(nccl_is_chosen_where_the_level_allows_it) {
   question.no_nccl = "";
   question.level = Determinism::canonical;
   CHECK(why().find("promises bits") != std::string::npos);
-  question.setting = "nccl";
+  question.asked.way = "nccl";
   CHECK(why().find("promises bits") != std::string::npos);
   question.spec.kind = Collective::all_gather;
   CHECK_EQUAL(why(), std::string());
-  question.setting = "auto";
+  question.asked.way = "auto";
   CHECK_EQUAL(why(), std::string("is taken at level 'fast', or by name"));
   question = {.level = Determinism::fast, .bytes = 64 << 20, .ranks = 4};
   for (const DType dtype : {DType::boolean, DType::int16, DType::uint16}) {
@@ -253,7 +289,9 @@ TEST(nccl_is_chosen_where_the_level_allows_it) {
 
 TEST(nvls_is_chosen_for_what_the_switch_folds) {
   DeviceQuestion question{.level = Determinism::fast, .bytes = 64 << 20, .ranks = 4};
-  const auto why = [&] { return why_not(device_paths()[size_t{4}], question); };
+  const auto why = [&] {
+    return why_not(device_paths()[static_cast<size_t>(DeviceWay::nvls)], question);
+  };
   CHECK(choose_device_way(question) == DeviceWay::nccl);  // which has the switch, too
   question.no_nccl = "there is none";
   CHECK(choose_device_way(question) == DeviceWay::nvls);
@@ -269,7 +307,7 @@ TEST(nvls_is_chosen_for_what_the_switch_folds) {
     question.dtype = dtype;
     CHECK_EQUAL(why(), "NVLS folds no " + std::string(name_of(dtype)));
   }
-  question = {.ranks = 4, .setting = "nvls"};
+  question = {.ranks = 4, .asked = {"nvls", ""}};
   CHECK_EQUAL(why(), std::string("the switch folds in an order of its own, and level 'canonical' "
                                  "promises bits"));
   CHECK(choose_device_way(question) == DeviceWay::step);
@@ -310,7 +348,7 @@ TEST(nccl_is_what_devices_of_several_hosts_have) {
   const Shape shape{.size = 16, .count = 16 << 20};
   const CollectiveSpec sum{.kind = Collective::all_reduce};
   const auto chosen = [&](Determinism level, std::string_view setting) {
-    DeviceQuestion question = question_of(sum, DType::float32, level, shape, setting);
+    DeviceQuestion question = question_of(sum, DType::float32, level, shape, {setting, ""});
     question.no_buckets = "its ranks are on several hosts";
     return std::string(name_of(choose_device_way(question)));
   };

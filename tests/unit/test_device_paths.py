@@ -20,6 +20,8 @@ def test_by_size_and_by_who_shares_a_device(capfd: pytest.CaptureFixture[str]) -
     small = choice(capfd, "1K", "--memory", "shared-device")
     assert small["choice"] == "staged"
     assert "their kernels may not run at once" in small["spin"]
+    assert "their kernels may not run at once" in small["lanes"]
+    assert choice(capfd, "1M", "--memory", "device")["choice"] == "lanes"
     large = choice(capfd, "64M", "--memory", "device")
     assert large["choice"] == "step"
     assert "takes 262144 bytes at most here" in large["spin"]
@@ -31,6 +33,12 @@ def test_by_size_and_by_who_shares_a_device(capfd: pytest.CaptureFixture[str]) -
 def test_what_is_forced(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FARANDOLE_DEVICE_PATH", "spin")
     assert choice(capfd, "1K", "--memory", "shared-device")["choice"] == "spin"
+    monkeypatch.setenv("FARANDOLE_DEVICE_PATH", "lanes")
+    assert choice(capfd, "1K", "--memory", "shared-device")["choice"] == "lanes"
+    gathered = choice(capfd, "64M", "--memory", "device", "--collective", "all_gather")
+    assert gathered["choice"] == "step"
+    assert gathered["lanes"] == "takes 4194304 bytes at most here"
+    monkeypatch.setenv("FARANDOLE_DEVICE_PATH", "spin")
     assert cli.main(["info", "--why", "64M", "--memory", "device", "--ranks", "4"]) == 0
     shown = capfd.readouterr().out
     assert "4 ranks of this host with a device each: step" in shown

@@ -1,6 +1,7 @@
 // Schedules on the device: every block runs one lane, step by step. What a step sends goes through
 // slots in the receiver's mailbox, two for each lane and pair of ranks, which the sender fills and
-// the receiver empties.
+// the receiver empties. Blocks of a lane meet before the first step: a receiver has done by then
+// with what else its mailbox was used for.
 //
 // A step sends and receives by turns, whatever can be done now: two ranks that send to each other
 // more than fits the slots do not wait for each other.
@@ -71,13 +72,13 @@ struct LaneRun {
 
   static constexpr uint32_t kSend = 1, kTake = 2;
 
-  FARANDOLE_DEVICE LaneFlags& own() const { return *p.flags[p.rank]; }
+  FARANDOLE_DEVICE LaneFlags& own() const { return *p.flags[p.peers.rank]; }
   FARANDOLE_DEVICE void* place(uint8_t space, uint64_t offset) const {
     return unit_at<One<E>>(p.spaces[space], offset);
   }
   FARANDOLE_DEVICE char* slot(uint32_t owner, uint32_t from, uint32_t number) const {
     return static_cast<char*>(p.mailboxes[owner]) +
-           lane_slot_offset(lane, number % 2, from, p.size, p.slot_bytes);
+           lane_slot_offset(lane, number % 2, from, p.peers.size, p.slot_bytes);
   }
 
   /// Thread 0 waits until it may send or take; 0 when the group has failed. Then all know.
@@ -88,7 +89,7 @@ struct LaneRun {
       if (sends && sent - load_acquire(&own().emptied[lane][step.to]) < 2) can |= kSend;
       if (takes && load_acquire(&own().filled[lane][step.from]) != taken) can |= kTake;
       if (can != 0) break;
-      if (turn % kTurnsBetweenLooks == 0 && load_acquire(p.abort) != 0) break;
+      if (turn % kTurnsBetweenLooks == 0 && load_acquire(p.peers.abort) != 0) break;
       relax(turn);
     }
     return block_broadcast(can);
@@ -115,16 +116,18 @@ struct LaneRun {
       if (can == 0) return false;
       if ((can & kSend) != 0) {
         const uint64_t rest = step.send_count - out, count = rest < most ? rest : most;
-        fill<E>(place(step.send_space, step.send_offset + out), slot(to, p.rank, sent), count);
-        publish(&p.flags[to]->filled[lane][p.rank], &own().sent[lane][to], ++sent);
+        fill<E>(place(step.send_space, step.send_offset + out), slot(to, p.peers.rank, sent),
+                count);
+        publish(&p.flags[to]->filled[lane][p.peers.rank], &own().sent[lane][to], ++sent);
         out += count;
       }
       if ((can & kTake) != 0) {
         const uint64_t rest = step.recv_count - in, count = rest < most ? rest : most;
-        take<E, adds>(p, step,
-                      {slot(p.rank, from, taken), place(step.held_space, step.held_offset + in),
-                       place(step.recv_space, step.recv_offset + in), count});
-        publish(&p.flags[from]->emptied[lane][p.rank], &own().taken[lane][from], ++taken);
+        take<E, adds>(
+            p, step,
+            {slot(p.peers.rank, from, taken), place(step.held_space, step.held_offset + in),
+             place(step.recv_space, step.recv_offset + in), count});
+        publish(&p.flags[from]->emptied[lane][p.peers.rank], &own().taken[lane][from], ++taken);
         in += count;
       }
     }
@@ -143,7 +146,7 @@ struct LaneRun {
   FARANDOLE_DEVICE void run() const {
     for (uint32_t s = p.first[lane]; s < p.first[lane + 1]; ++s) {
       const LaneStep& step = p.steps[s];
-      if (step.to == static_cast<int32_t>(p.rank))
+      if (step.to == static_cast<int32_t>(p.peers.rank))
         locally(step);
       else if (!exchange(step))
         return;
@@ -153,6 +156,7 @@ struct LaneRun {
 
 template <typename E>
 FARANDOLE_DEVICE void lanes(const Lanes& p) {
+  if (!meet(p.peers)) return;
   if (p.formula == Formula::add)
     LaneRun<E, true>{p, block_index()}.run();
   else

@@ -131,13 +131,13 @@ struct LaneStep {
 };
 
 /// farandole_lanes_<dtype>: block b runs lane b of a schedule, the same as on the host. Tables lie
-/// in device memory: lane b has the steps from first[b] to first[b + 1]. NEEDS ALL RANKS' KERNELS
-/// RESIDENT AT ONCE.
+/// in device memory: lane b has the steps from first[b] to first[b + 1]. All ranks have as many
+/// blocks. They meet first, so mailboxes may be memory that had another use before. NEEDS ALL
+/// RANKS' KERNELS RESIDENT AT ONCE.
 struct Lanes {
-  uint32_t rank = 0, size = 1;
+  Peers peers;
   Formula formula = Formula::add;
   uint32_t slot_bytes = 0;  // a multiple of 16
-  const uint32_t* abort = nullptr;
   const LaneStep* steps = nullptr;
   const uint32_t* first = nullptr;
   void* spaces[3] = {};

@@ -15,7 +15,8 @@ namespace farandole::cuda {
 namespace {
 
 constexpr uint64_t kPage = 4096;
-constexpr uint64_t kFlagBytes = (sizeof(Flags) + kPage - 1) / kPage * kPage;
+constexpr uint64_t whole_pages(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+constexpr uint64_t kFlagBytes = whole_pages(sizeof(Flags));
 /// A mailbox has 512 KiB for each rank, and every rank writes to all.
 constexpr uint32_t kMostRanksThatSpin = 16;
 /// Farther than any meeting that has been asked for.
@@ -33,9 +34,7 @@ Local& local() {
   return *one;
 }
 
-uint64_t strand_bytes_of(const CudaExchangeShape& shape) {
-  return (shape.bucket_bytes + kPage - 1) / kPage * kPage;
-}
+uint64_t strand_bytes_of(const CudaExchangeShape& shape) { return whole_pages(shape.bucket_bytes); }
 
 uint64_t mailbox_bytes_of(const CudaExchangeShape& shape) {
   const auto size = static_cast<uint32_t>(shape.size);
@@ -61,6 +60,7 @@ Exchange::Exchange(const std::shared_ptr<const DeviceContext>& context,
       strand_bytes_(strand_bytes_of(shape)),
       in_graphs_(shape.captured != 0),
       doorbell_(checked(::fcntl(shape.doorbell, F_DUPFD_CLOEXEC, 0), "fcntl")),
+      lane_flag_bytes_(shape.spins != 0 ? whole_pages(sizeof(LaneFlags)) : 0),
       mailbox_bytes_(mailbox_bytes_of(shape)),
       mappings_(context),
       peers_(size_),
@@ -77,9 +77,10 @@ void Exchange::open_bucket(const void* image) {
   module_ = DeviceModule::load(context_, image);
   arrive_.emplace(module_->function("farandole_arrive"));
   tables_.emplace(context_);
+  if (lane_flag_bytes_ > 0) lane_tables_.emplace(context_, rank_, size_);
   bucket_ = make_bucket(context_, bucket_bytes());
   // Before any peer can arrive: it learns of the bucket afterwards.
-  marks_.fill(bucket_->address(), 0, 2 * kFlagBytes);
+  marks_.fill(bucket_->address(), 0, 2 * kFlagBytes + lane_flag_bytes_);
   if (!marks_.try_wait(bucket_->address(), 0)) await_.emplace(module_->function("farandole_await"));
   marks_.synchronize();
   peers_[rank_] = bucket_;
@@ -88,7 +89,8 @@ void Exchange::open_bucket(const void* image) {
 
 /// In a graph pieces come one after the other.
 uint64_t Exchange::bucket_bytes() const {
-  return 2 * kFlagBytes + mailbox_bytes_ + (in_graphs_ ? 1 : kCudaStrands) * strand_bytes_;
+  return 2 * kFlagBytes + lane_flag_bytes_ + mailbox_bytes_ +
+         (in_graphs_ ? 1 : kCudaStrands) * strand_bytes_;
 }
 
 /// Graphs live as long as their programs like: nobody can be the last to let go of their memory.
@@ -214,6 +216,7 @@ uint32_t Exchange::end(Moments& moments) {
   marks_.wait(moments.complete);
   newest_ = completions_.mark(marks_, doorbell_.get());
   if (tables_) tables_->end(newest_);
+  if (lane_tables_) lane_tables_->end(newest_);
   open_ = false;
   return newest_;
 }
@@ -229,7 +232,7 @@ DevicePointer Exchange::bucket_of(uint32_t rank, int32_t strand) const {
 }
 
 DevicePointer Exchange::mailbox_of(uint32_t rank) const {
-  return peers_[rank]->address() + 2 * kFlagBytes;
+  return peers_[rank]->address() + 2 * kFlagBytes + lane_flag_bytes_;
 }
 
 Flags* Exchange::flags_of(uint32_t rank) const {
@@ -237,6 +240,10 @@ Flags* Exchange::flags_of(uint32_t rank) const {
 }
 Flags* Exchange::spin_flags_of(uint32_t rank) const {
   return std::bit_cast<Flags*>(static_cast<uintptr_t>(peers_[rank]->address() + kFlagBytes));
+}
+LaneFlags* Exchange::lane_flags_of(uint32_t rank) const {
+  return std::bit_cast<LaneFlags*>(
+      static_cast<uintptr_t>(peers_[rank]->address() + 2 * kFlagBytes));
 }
 const StreamRef& Exchange::stream_of(int32_t strand) const {
   if (captured_) return captured_->stream();

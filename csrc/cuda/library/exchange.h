@@ -24,6 +24,7 @@
 #include "cuda/kernels/parameters.h"
 #include "cuda/library/captured_steps.h"
 #include "cuda/library/device_clock.h"
+#include "cuda/library/lane_tables.h"
 #include "cuda/library/move_tables.h"
 #include "cuda/library/nvls_bucket.h"
 #include "cuda/nccl/communicator.h"
@@ -70,6 +71,8 @@ class Exchange {
   void run(const CudaPiece& piece);
   uint64_t spin_bytes(bool granted) const;
   void spin(const CudaPiece& piece, bool granted);
+  LaneRoom lane_room(bool granted) const;
+  void run_lanes(const CudaLanes& lanes, const CudaPiece& piece, bool granted);
   uint32_t end(Moments& moments);
 
   /// This rank's part in a multicast object, which the first rank makes.
@@ -120,6 +123,8 @@ class Exchange {
   DevicePointer mailbox_of(uint32_t rank) const;
   Flags* flags_of(uint32_t rank) const;
   Flags* spin_flags_of(uint32_t rank) const;
+  LaneFlags* lane_flags_of(uint32_t rank) const;
+  Peers spinning_peers() const;
   void move(int32_t strand, std::string_view what, std::span<const Move> moves);
   void move_in(const CudaPiece& piece);
   void move_out(const CudaPiece& piece);
@@ -144,10 +149,12 @@ class Exchange {
   std::optional<DeviceFunction> arrive_;
   std::optional<DeviceFunction> await_;            // where streams cannot wait for words
   std::map<std::string, DeviceFunction> kernels_;  // by name
-  std::optional<MoveTables> tables_;               // likewise
-  uint64_t mailbox_bytes_;                         // 0: nothing spins
+  std::optional<MoveTables> tables_;               // this and the next: likewise
+  std::optional<LaneTables> lane_tables_;
+  uint64_t lane_flag_bytes_;  // 0: nothing spins
+  uint64_t mailbox_bytes_;    // 0: there is no spin()
   std::shared_ptr<DeviceMemory>
-      bucket_;  // flags, the same for spin(), mailbox, part of each strand
+      bucket_;  // flags, the same for kernels that spin, those of lanes, mailbox, parts of strands
   PeerMappings mappings_;
   std::vector<std::shared_ptr<const DeviceAddress>> peers_;  // by rank, this one included
   std::vector<DeviceUuid> devices_;                          // of the peers

@@ -1,4 +1,4 @@
-// What an exchange does with one piece: moves, folds, updates; or all of it by one kernel.
+// What an exchange does with one piece: moves, folds, updates.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -204,47 +204,6 @@ void Exchange::run_nccl(const CudaNcclJob& job) {
   packed.calls = calls.data();
   packed.size = calls.size();
   nccl_->run(strands_[0].stream, packed);
-}
-
-// ---- by one kernel ----
-
-/// The same on all ranks: what the least of their devices has, and the most crowded of them.
-Room Exchange::room() const {
-  std::ptrdiff_t most = 1;
-  for (const DeviceUuid& device : devices_)
-    most = std::max(most, std::ranges::count(devices_, device));
-  return {.processors = least_multiprocessors_, .ranks_on_device = static_cast<uint32_t>(most)};
-}
-
-uint64_t Exchange::spin_bytes(bool granted) const {
-  const Room shared = room();
-  if (mailbox_bytes_ == 0 || (shared.ranks_on_device > 1 && !granted)) return 0;
-  return uint64_t{blocks_for(Work::slots, ~uint32_t{0}, shared)} * kSlotBytes;
-}
-
-void Exchange::spin(const CudaPiece& piece, bool granted) {
-  const Folding folding = folding_of(piece);
-  const uint64_t bytes = piece.count * size_of(folding.dtype);
-  if (bytes > spin_bytes(granted))
-    throw Error(ErrorCode::internal, "more than kernels that run at once can take");
-  Peers peers{.rank = rank_, .size = size_};
-  peers.abort = abort_word();
-  std::array<void*, kMostRanks> mailboxes{};
-  for (uint32_t r = 0; r < size_; ++r) {
-    peers.flags[r] = spin_flags_of(r);
-    mailboxes[r] = at_address(mailbox_of(r));
-  }
-  // Arrays that lie apart are brought together first.
-  const bool apart = piece.ins > 0;
-  const DevicePointer input = apart ? bucket_of(rank_, piece.strand) : piece.input;
-  const DevicePointer output = apart ? input : piece.output;
-  move_in(piece);
-  const OneShot job = all_reduce_in_one(peers, at_address(input), at_address(output),
-                                        std::span(mailboxes).first(size_), piece.count, folding);
-  kernel(kernel_name("one_shot", folding.dtype))
-      .launch(strands_[0].stream,
-              {.blocks = blocks_for(Work::slots, bytes, room()), .threads = kThreads}, job);
-  move_out(piece);
 }
 
 }  // namespace farandole::cuda

@@ -142,6 +142,19 @@ int32_t spin(CudaExchange* exchange, const CudaPiece* piece, int32_t granted,
   });
 }
 
+void lane_room(const CudaExchange* exchange, int32_t granted, CudaLaneRoom* room) {
+  const LaneRoom found = exchange->exchange.lane_room(granted != 0);
+  *room = {static_cast<int32_t>(found.lanes), found.piece_bytes};
+}
+
+int32_t run_lanes(CudaExchange* exchange, const CudaLanes* lanes, const CudaPiece* piece,
+                  int32_t granted, CudaFailure* failure) {
+  return guarded(failure, [&] {
+    exchange->exchange.run_lanes(*lanes, *piece, granted != 0);
+    return 1;
+  });
+}
+
 int32_t end(CudaExchange* exchange, CudaMoments* moments, uint32_t* number, CudaFailure* failure) {
   return guarded(failure, [&] {
     *number = exchange->exchange.end(*moments->moments);
@@ -305,6 +318,8 @@ void add_exchanging(CudaTable& table) {
   table.run = run;
   table.spin_bytes = spin_bytes;
   table.spin = spin;
+  table.lane_room = lane_room;
+  table.run_lanes = run_lanes;
   table.end = end;
   table.is_complete = is_complete;
   table.times_of = times_of;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/fixed_text.h"
 #include "base/relax.h"
 #include "cuda/library/kernel_image.h"
 
@@ -42,7 +43,7 @@ MeasuredRanks::MeasuredRanks(MeasuredDevice& device, const CudaMeasurement& aske
                                           .rank = static_cast<int32_t>(r),
                                           .size = asked.ranks,
                                           .doorbell = doorbell_.get(),
-                                          .spins = spins() ? 1 : 0,
+                                          .spins = asked.what == kMeasuredTwoShot ? 0 : 1,
                                           .captured = 0,
                                           .bucket_bytes = asked.piece_bytes});
   for (uint32_t r = 0; r < size; ++r)
@@ -75,40 +76,61 @@ void MeasuredRanks::open_gate() {
       .store(closed_at_, std::memory_order_release);
 }
 
+uint64_t MeasuredRanks::piece_bytes() const {
+  if (spins()) return asked_.bytes;
+  return asked_.what == kMeasuredLanes ? ranks_[0].exchange.lane_room(true).piece_bytes
+                                       : asked_.piece_bytes;
+}
+
 /// An all-reduce of a rank's arrays, behind the device's stream.
 void MeasuredRanks::launch(uint32_t at) {
   Rank& rank = ranks_[at];
   auto moments = rank.exchange.moments(device_.stream());
-  const int32_t own = static_cast<int32_t>(at);
-  const uint64_t step = spins() ? asked_.bytes : asked_.piece_bytes;
-  const uint64_t pieces = (asked_.bytes + step - 1) / step;
+  const uint64_t most = piece_bytes(), pieces = (asked_.bytes + most - 1) / most;
   CudaPiece piece{};
   piece.input = rank.input.at();
   piece.output = rank.output.at();
-  piece.count = asked_.bytes / size_of(dtype_);
   piece.dtype = asked_.dtype;
   piece.op = static_cast<int32_t>(ReduceOp::sum);
   piece.folds_to = kFoldsToAllBuckets;
   piece.leaf_factor = piece.finish_factor = 1;
   piece.leaf_divide = piece.finish_divide = 1;
-  rank.exchange.begin(*moments, pieces);
-  if (spins()) rank.exchange.spin(piece, true);
-  for (uint64_t k = 0; k < pieces && !spins(); ++k) {
-    const uint64_t begin = k * step, bytes = std::min(step, asked_.bytes - begin);
-    const CudaMove in{begin, 0, bytes, own}, out{0, begin, bytes, own};
-    const uint64_t elements = bytes / size_of(dtype_);
-    const uint64_t first = elements * at / ranks_.size();
-    piece.strand = static_cast<int32_t>(k % kCudaStrands);
-    piece.in = &in;
-    piece.out = &out;
-    piece.ins = piece.outs = 1;
-    piece.first = first;
-    piece.count = elements * (at + 1) / ranks_.size() - first;
-    rank.exchange.run(piece);
-  }
+  rank.exchange.begin(*moments, asked_.what == kMeasuredTwoShot ? pieces : 1);
+  for (uint64_t k = 0; k < pieces; ++k)
+    run(at, k * most, std::min(most, asked_.bytes - k * most),
+        static_cast<int32_t>(k % kCudaStrands), piece);
   rank.number = rank.exchange.end(*moments);
   if (rank.moments) rank.exchange.give_back(std::move(rank.moments));
   rank.moments = std::move(moments);
+}
+
+/// A piece of it.
+void MeasuredRanks::run(uint32_t at, uint64_t begin, uint64_t bytes, int32_t strand,
+                        CudaPiece piece) {
+  Exchange& exchange = ranks_[at].exchange;
+  const uint64_t elements = bytes / size_of(dtype_);
+  if (asked_.what == kMeasuredTwoShot) {
+    const auto own = static_cast<int32_t>(at);
+    const CudaMove in{begin, 0, bytes, own}, out{0, begin, bytes, own};
+    piece.strand = strand;
+    piece.in = &in;
+    piece.out = &out;
+    piece.ins = piece.outs = 1;
+    piece.first = elements * at / ranks_.size();
+    piece.count = elements * (at + 1) / ranks_.size() - piece.first;
+    return exchange.run(piece);
+  }
+  piece.input += begin;
+  piece.output += begin;
+  piece.count = elements;
+  if (spins()) return exchange.spin(piece, true);
+  CudaLanes lanes{};
+  copy_cut("halving_doubling", lanes.planner);
+  lanes.collective = static_cast<int32_t>(Collective::all_reduce);
+  lanes.lanes = static_cast<int32_t>(exchange.lane_room(true).lanes);
+  lanes.segments = 1;
+  lanes.count = elements;
+  exchange.run_lanes(lanes, piece, true);
 }
 
 /// The gate opens when each rank has launched one: the streams take no endless number of launches.

@@ -37,8 +37,11 @@ class MeasuredRanks {
     uint32_t number = 0;
   };
 
+  /// One kernel does all of it.
   bool spins() const { return asked_.what == kMeasuredOneShot; }
   void launch(uint32_t at);
+  uint64_t piece_bytes() const;
+  void run(uint32_t at, uint64_t begin, uint64_t bytes, int32_t strand, CudaPiece piece);
   double batch();
   void all_ranks(const std::function<void(uint32_t)>& act);
   void open_gate();

@@ -80,10 +80,17 @@ void measure_fold(MeasuredDevice& device, CudaMeasurement& m) {
 }
 
 /// Of a rank's bytes a one-shot reads its own and every mailbox, and writes to those and its
-/// output. Steps copy in, fold (each rank its part of all, to all), and copy out.
-void measure_ranks(MeasuredDevice& device, CudaMeasurement& m) {
+/// output. Steps copy in, fold (each rank its part of all, to all), and copy out. Of what lanes
+/// send, all but a rank's part, each is read, written to a slot, read there and written, and half
+/// of it is folded with what is read once more.
+uint64_t moved_by_ranks(const CudaMeasurement& m) {
   const auto size = static_cast<uint64_t>(m.ranks);
-  m.moved = (m.what == kMeasuredOneShot ? 2 * size + 2 : 6) * size * m.bytes;
+  if (m.what == kMeasuredOneShot) return (2 * size + 2) * size * m.bytes;
+  return m.what == kMeasuredLanes ? 9 * (size - 1) * m.bytes : 6 * size * m.bytes;
+}
+
+void measure_ranks(MeasuredDevice& device, CudaMeasurement& m) {
+  m.moved = moved_by_ranks(m);
   MeasuredRanks ranks(device, m);
   m.device_seconds = ranks.device_seconds();
   m.host_seconds = ranks.host_seconds();
@@ -96,7 +103,7 @@ void check(const CudaMeasurement& m) {
   const bool ranks = m.what >= kMeasuredFold;
   if (!whole || (bucket && (m.parts < 1 || m.bytes / sizeof(uint64_t) < uint64_t(m.parts))) ||
       (ranks && (m.ranks < 1 || m.ranks > static_cast<int32_t>(kMostRanks))) ||
-      (m.what == kMeasuredTwoShot && m.piece_bytes == 0))
+      ((m.what == kMeasuredTwoShot || m.what == kMeasuredLanes) && m.piece_bytes == 0))
     throw Error(ErrorCode::invalid_argument, "there is nothing to measure");
 }
 
@@ -119,6 +126,7 @@ int32_t measure(CudaMeasurement* measurement, CudaFailure* failure) {
         break;
       case kMeasuredTwoShot:
       case kMeasuredOneShot:
+      case kMeasuredLanes:
         measure_ranks(device, *measurement);
         break;
       default:

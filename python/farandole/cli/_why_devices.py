@@ -6,8 +6,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-# What a kernel that waits for others takes on a device of 128 multiprocessors: csrc/cuda/plans.cpp.
+# What kernels that wait for others take on devices of 128 multiprocessors: csrc/cuda/plans.cpp.
 _SPIN_BYTES = 64 * 4096
+_LANES, _PIECE_BYTES = 32, 8 << 20
 
 
 def show(asked: dict[str, str], ranks: int, size: int, *, as_json: bool) -> int:
@@ -27,11 +28,13 @@ def answer(asked: dict[str, str], ranks: int, size: int) -> dict[str, Any]:
 
     chosen_by = setting("FARANDOLE_DEVICE_PATH")
     longest = size * (ranks if asked["collective"] in ("all_gather", "all_to_all") else 1)
-    spin_bytes = 0 if asked["memory"] == "shared-device" and chosen_by != "spin" else _SPIN_BYTES
+    shared = asked["memory"] == "shared-device"
+    spin_bytes = 0 if shared and chosen_by != "spin" else _SPIN_BYTES
+    lanes = 0 if shared and chosen_by != "lanes" else _LANES
     rows = _core.tuning.explain_devices(
         asked["collective"], longest, ranks, spin_bytes, chosen_by,
         dtype=asked["dtype"], level=asked["level"], no_nccl=_why_no_nccl(asked),
-        no_nvls=_why_no_nvls(asked),
+        no_nvls=_why_no_nvls(asked), lanes=lanes, piece_bytes=_PIECE_BYTES,
     )  # fmt: skip
     return {
         "question": {**asked, "ranks": ranks, "bytes": size},

@@ -1,0 +1,58 @@
+// Schedules on a device: planned once, and kept there for whoever runs them again.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cuda/driver/completion.h"
+#include "cuda/driver/memory.h"
+#include "cuda/driver/stream.h"
+#include "cuda/plans.h"
+
+namespace farandole::cuda {
+
+/// A table as farandole_lanes_<dtype> takes it.
+struct LanesThere {
+  const LaneStep* steps = nullptr;
+  const uint32_t* first = nullptr;
+  uint32_t lanes = 0;
+  uint64_t scratch = 0;  // elements
+};
+
+/// Of one rank. What was used least recently makes room for others.
+class LaneTables {
+ public:
+  LaneTables(std::shared_ptr<const DeviceContext> context, uint32_t rank, uint32_t size)
+      : context_(std::move(context)), rank_(rank), size_(size) {}
+
+  /// Good for what follows in the stream, until end().
+  const LanesThere& get(const StreamRef& stream, const LanesAsked& asked,
+                        const CompletionCount& completions);
+  /// What was asked for since the last end is read when `number` is reached.
+  void end(uint32_t number);
+
+ private:
+  static constexpr size_t kKept = 64;
+  struct Table {
+    Table(const std::shared_ptr<const DeviceContext>& context, size_t bytes)
+        : here(context, bytes), there(allocate_device(context, bytes, Sharing::none)) {}
+
+    LanesAsked asked;
+    LanesThere plan;
+    std::optional<uint32_t> read_at;  // none: not known yet
+    PinnedMemory here;
+    std::unique_ptr<DeviceMemory> there;
+  };
+
+  Table& room_for(size_t bytes, const CompletionCount& completions);
+
+  std::shared_ptr<const DeviceContext> context_;
+  uint32_t rank_, size_;
+  std::list<Table> tables_;  // what was used last comes first
+};
+
+}  // namespace farandole::cuda
