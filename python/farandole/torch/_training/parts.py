@@ -39,6 +39,7 @@ from farandole.torch._training.weighing import not_weighed
 from farandole.torch._training.wrapped import refuse_unmanaged
 
 _Gradients = dict[int, torch.Tensor]  # by parameter, where there is one
+_NONE = -2  # of the numbers of graph tasks, of which -1 is outside of a backward
 
 
 class _Stands(enum.Enum):
@@ -75,10 +76,11 @@ class PartGradients(Hooked):
         self._unmanaged, self._exchange = unmanaged, exchange
         self._numbers = {id(p): i for i, p in enumerate(self.parameters)}
         self._stands = _Stands.NOWHERE
+        self._graph = _NONE  # the last one that the running pass has entered
         self._comes_once: bool | None = None  # autograd, in a backward; None before the first batch
         self.forget()
         if exchange is not None:
-            exchange.open = True  # its own passes only accumulate
+            exchange.open = True  # its own passes only accumulate, but that of a last backward
         self._hear_before()
 
     def _hear_before(self) -> None:
@@ -127,6 +129,15 @@ class PartGradients(Hooked):
     def hear_before(self, i: int) -> None:
         """Autograd is about to accumulate the gradient of parameter i."""
         graph = graph_task()
+        if graph != self._graph:
+            self._enter(graph)
+        if i in self._seen:
+            self._comes_once = False  # a reentrant backward comes to it once more
+            return
+        self._seen.add(i)
+        self._clear(i)
+
+    def _enter(self, graph: int) -> None:
         with self._entering:
             present = self.present_pass()
             if present is None:
@@ -134,11 +145,7 @@ class PartGradients(Hooked):
                 present = Pass(self)
                 self._pass = weakref.ref(present)
             present.enter(graph)
-        if i in self._seen:
-            self._comes_once = False  # a reentrant backward comes to it once more
-            return
-        self._seen.add(i)
-        self._clear(i)
+            self._graph = graph
 
     def _begin_pass(self, graph: int) -> None:
         self.check_alive()
@@ -186,7 +193,7 @@ class PartGradients(Hooked):
 
     def end(self, *, failed: bool) -> None:
         unweighed = not failed and self.lacks_weight()
-        self._pass = None
+        self._pass, self._graph = None, _NONE
         if failed:
             self._fail()
             return
@@ -251,17 +258,18 @@ class PartGradients(Hooked):
         for i in sorted(self._unsent):
             self._complete(i)
 
-    @torch.no_grad()
     def _complete(self, i: int) -> None:
         self._unsent.discard(i)
         self._take_one(i)
         self.parameters[i].grad = self._folded(i)
 
     def _folded(self, i: int) -> torch.Tensor | None:
-        gradient = self._mine.get(i)
+        """Keeps none of them: the next parameter's can have their memory, which is in the cache."""
+        gradient = self._mine.pop(i, None)
         for lower in self._folding.downwards():
-            if gradient is not None or i in lower:
-                gradient = _add(lower.get(i), gradient)
+            there = lower.pop(i, None)
+            if gradient is not None or there is not None:
+                gradient = _add(there, gradient)
         return gradient
 
     @torch.no_grad()
