@@ -1,4 +1,5 @@
-"""What an installed wheel must do where there is nothing but numpy: `python smoke.py`."""
+"""What an installed wheel must do where there is nothing but numpy: `python smoke.py`. With
+`--kernels` it must have been built with kernels for devices."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import farandole as fd
-from farandole import _core
+from farandole import _core, cuda
 from farandole.testing import run_ranks
 
 ALLOWED = {"farandole", "numpy", "pip", "setuptools"}
@@ -55,8 +56,15 @@ def check_instructions() -> None:
         assert (flag in has) == (name in found), f"of {flag} there is {found}"
 
 
+def check_kernels() -> None:
+    """A build that finds no nvcc goes without them, and nothing else would tell."""
+    assert cuda._table().has_kernels, "this wheel has no kernels for devices"
+
+
 def main() -> None:
     check_instructions()
+    if "--kernels" in sys.argv:
+        check_kernels()
     installed = {str(d.metadata["Name"]).lower() for d in importlib.metadata.distributions()}
     assert installed <= ALLOWED, f"more than numpy is installed: {installed - ALLOWED}"
     assert run_ranks(3, as_a_rank) == [0, 1, 2]

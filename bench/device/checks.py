@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import farandole as fd
-from farandole import _core
+from farandole import _core, cuda
 from farandole._bench import data
 from farandole._bench.devices import DeviceArray, driver
 
@@ -21,6 +21,7 @@ SPECIALS = {
     "bfloat16": (0, 0x8000, 0x7F80, 0xFF80, 0x7FC0, 0x3F80, 0x0001, 0x7F7F),
 }
 LANES_SHARES = 1 << 20  # elements of which lanes take shares: they do not cut them
+LANES_BY_TURNS = 65_537  # elements that lanes move where ranks take turns on a device
 HALVES = 65536 * 8  # every value with each of these
 FORMS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
 
@@ -78,19 +79,27 @@ def is_right(
     return right, path
 
 
+def shares_a_device() -> bool:
+    """Each hand-over of lanes takes slices of its time then."""
+    return len(cuda.devices()) < fd.size()
+
+
 def cases(most: int) -> Iterator[tuple[str, str, str, int, dict[str, Any]]]:
     counts = (*(count for count in COUNTS if count < most), most)
     for dtype in _core.dtypes:
         for op in _core.reduce_ops if dtype != "bool" else ("max",):
             for way in WAYS:
                 for count in counts:
+                    if way == "lanes" and shares_a_device() and count > LANES_BY_TURNS:
+                        continue
                     size = count * data.storage(dtype).itemsize
                     if way != "spin" or (size <= 64 << 10 and fd.size() > 1):
                         yield "all_reduce", way, dtype, count, {"op": op}
     for dtype in SPECIALS:
         for op in _core.reduce_ops:
             for way in WAYS[:3]:
-                yield "all_reduce", way, dtype, min(HALVES, most), {"op": op, "every": True}
+                if way != "lanes" or not shares_a_device():
+                    yield "all_reduce", way, dtype, min(HALVES, most), {"op": op, "every": True}
     for kind in FORMS[1:]:
         for way in WAYS[:3]:
             for count in counts:

@@ -54,6 +54,17 @@ def test_report(driver: dict[str, str], tmp_path: Path) -> None:
     assert done.returncode == 0
     assert out.read_text() == before, "what was done is not done again"
 
+    bits, kernels = "== bits on 2 ranks", "== kernels"
+    begin, end = before.index(bits), before.index(kernels)
+    late = before[begin:end].replace("exit code 0", "not done after 540 s")
+    out.write_text(before[:begin] + late + before[end:])
+    done = subprocess.run(command, env=driver, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+    assert "bits on 2 ranks: done" in done.stdout
+    assert "kernels: done" not in done.stdout
+    assert out.read_text().count(bits) == 1, "what did not do well is run again"
+    assert "not done after" not in out.read_text()
+
 
 def test_bench_beside_nccl(driver: dict[str, str], tmp_path: Path) -> None:
     """Where each rank has a device."""
