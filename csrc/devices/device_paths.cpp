@@ -114,8 +114,8 @@ double lanes_seconds(const DeviceQuestion& q) {
   if (!has_steps(q.spec.kind)) return 0;  // and never looked at
   const Lanes lanes(q);
   if (lanes.planner == nullptr) return 0;  // likewise
-  const auto further = static_cast<double>(q.bytes / lanes.room.piece_bytes);
-  return 5 * kCall + kMeeting + further * (kCall + kMeeting) +
+  const size_t further = q.bytes / lanes.room.piece_bytes;
+  return 5 * kCall + kMeeting + static_cast<double>(further) * (kCall + kMeeting) +
          predicted_seconds(lanes.planner->cost(lanes.shape), size_of(q.dtype), lanes.costs);
 }
 
