@@ -32,6 +32,7 @@ from farandole._launch.processes import Process, adopt_orphans, descendants, des
 from farandole._launch.signals import PASSED_ON, SignalPipe
 
 _SWEEP_SECONDS = 5.0
+_LOOK_SECONDS = 0.5
 
 Body = Callable[[int, SignalPipe], int]
 
@@ -104,7 +105,9 @@ def _watch_over(
 ) -> int:
     """Passes signals to the launcher until it ends, and cleans up behind it."""
     while True:
-        number = signal.sigwait([*signals, signal.SIGCHLD])
+        # Where a program with threads has called the launcher, one of them may take its SIGCHLD.
+        told = signal.sigtimedwait([*signals, signal.SIGCHLD], _LOOK_SECONDS)
+        number = told.si_signo if told is not None else signal.SIGCHLD
         if number == signal.SIGCHLD:
             pid, status = os.waitpid(launcher, os.WNOHANG)
             if pid == launcher:
