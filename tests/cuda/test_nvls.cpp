@@ -14,6 +14,7 @@ namespace farandole::cuda {
 namespace {
 
 constexpr size_t kPack = 16;
+constexpr uint32_t kNotAborted = 0;
 
 /// Addresses of a multicast object, at which nothing lies, and what its members have bound.
 struct Object {
@@ -44,14 +45,16 @@ struct NvlsCase {
 size_t padded(size_t bytes) { return (bytes + kPack - 1) / kPack * kPack; }
 
 /// Part r of whole packs, as step_plan cuts them.
-Launch launch_of(const NvlsCase& now, uint32_t rank, const Scale& finish) {
+Launch launch_of(const NvlsCase& now, uint32_t rank, const Scale& finish,
+                 const uint32_t* abort = &kNotAborted) {
   const size_t packs = padded(now.count * size_of(now.dtype)) / kPack;
   const Slice mine =
       part({Space::input, 0, packs}, static_cast<int>(now.size), static_cast<int>(rank));
   const NvlsFold job{.packs = mine.count,
                      .formula = row(now.op).formula,
                      .finish = scaling_of(finish),
-                     .all = object().base + mine.offset * kPack};
+                     .all = object().base + mine.offset * kPack,
+                     .abort = abort};
   return cuda::launch_of(kernel_name("nvls", now.dtype), job, 2, 32);
 }
 
@@ -146,6 +149,21 @@ TEST(nvls_order_is_the_switchs_own_and_halves_are_rounded_once) {
   CHECK_EQUAL(sum(DType::float32, {bits(-1e8F), bits(1e8F), bits(1)}), bits(0));
   // 2048 + 1 + 1 of float16: each step alone would be rounded to even, to 2048.
   CHECK_EQUAL(sum(DType::float16, {0x3c00, 0x3c00, 0x6800}), uint32_t{0x6801});
+}
+
+TEST(nvls_touches_nothing_once_the_group_is_aborted) {
+  static size_t touched = 0;
+  set_multicast([](const void*, size_t) {
+    ++touched;
+    return std::vector<void*>{};
+  });
+  const NvlsCase now{DType::float32, ReduceOp::sum, 2, 333};
+  for (const uint32_t abort : {0U, 1U}) {
+    touched = 0;
+    const Launch launches[] = {launch_of(now, 0, {}, &abort), launch_of(now, 1, {}, &abort)};
+    run_together(launches, 1);
+    CHECK_EQUAL(touched == 0, abort != 0);
+  }
 }
 
 }  // namespace farandole::cuda

@@ -1,6 +1,7 @@
 // A fold by the switch between the devices.
 #pragma once
 
+#include "cuda/kernels/device.h"
 #include "cuda/kernels/multimem.h"
 
 namespace farandole::cuda {
@@ -15,9 +16,10 @@ FARANDOLE_DEVICE void nvls_fold_by(const NvlsFold& p) {
   }
 }
 
-/// By all threads of the grid.
+/// By all threads of the grid. One of each block looks at the abort word, which lies far away.
 template <typename E>
 FARANDOLE_DEVICE void nvls_fold(const NvlsFold& p) {
+  if (!block_all(thread_index() != 0 || load_acquire(p.abort) == 0)) return;
   order_addresses();
   switch (p.formula) {
     case Formula::add:

@@ -296,6 +296,7 @@ void Exchange::drain() {
   if (nccl_) nccl_->abort();
   if (!peers_[rank_]) return;
   if (captured_) return captured_->drain(rescue_, flags_of(rank_));
+  // First: what the streams go on with looks at it.
   std::atomic_ref(*reinterpret_cast<uint32_t*>(abort_.host())).store(1, std::memory_order_release);
   for (size_t strand = 0; strand < strands_.size(); ++strand) {
     const auto* const words = &flags_of(rank_)->arrived[strand][0];

@@ -58,7 +58,8 @@ void Exchange::fold_by_switch(const CudaPiece& piece) {
   const NvlsFold job{.packs = (bytes + kPackBytes - 1) / kPackBytes,
                      .formula = row(folding.op).formula,
                      .finish = scaling_of(folding.scales.finish),
-                     .all = at_address(nvls_->all(piece.strand) + piece.first * element)};
+                     .all = at_address(nvls_->all(piece.strand) + piece.first * element),
+                     .abort = abort_word()};
   nvls_->kernel(folding.dtype)
       .launch(stream_of(piece.strand),
               {.blocks = blocks_for(Work::alone, bytes, {.processors = multiprocessors()}),
