@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fake_device import Rank, all_come
 from fault_work import UNAVAILABLE, how_it_went_wrong
-from test_device_collectives import NEVER_IN_A_STEADY_STEP
+from test_device_collectives import LOADS, NEVER_IN_A_STEADY_STEP
 from test_device_faults import goes_wrong
 from test_step_faults import waits_for_one
 from test_steps import OLDER, together
@@ -20,6 +20,8 @@ import farandole as fd
 from harness import World
 
 Start = Callable[..., World]
+DTYPES = [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
+DTYPES += ["float16", "bfloat16", "float32", "float64"]
 PLANNERS = ("direct", "binomial", "halving_doubling", "doubling", "ring", "double_tree")
 
 
@@ -272,6 +274,28 @@ def test_between_hosts(by_lanes: Start) -> None:
 
 
 # ---- what a device is asked for ----
+
+WAITS_PERHAPS = {*LOADS, "cuMemAlloc", "cuMemHostAlloc"}
+
+
+def the_first_of_each() -> list[str]:
+    rank = Rank("functions")
+    arrays = [rank.array(1000, dtype) for dtype in (*DTYPES, "bool")]
+    several = [rank.array(100 + i, "uint8") for i in range(6)]
+    fd.all_reduce(arrays[0], out=arrays[0], algorithm="step")
+    rank.machine.control.clear_log()
+    for way in ("step", "spin", "lanes"):
+        for x in arrays:
+            fd.all_reduce(x, "max", out=x, algorithm=way)
+            went(way)
+        fd.grouped_all_reduce(several, out=several, algorithm=way)
+    log = rank.machine.log()
+    rank.end()
+    return [call for call in log if call in WAITS_PERHAPS]
+
+
+def test_nothing_is_loaded_or_allocated_once_there_is_a_bucket(by_lanes: Start) -> None:
+    assert by_lanes(2).run(the_first_of_each) == [[], []]
 
 
 def steady() -> list[str]:

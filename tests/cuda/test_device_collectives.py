@@ -17,14 +17,16 @@ from harness import World
 
 Start = Callable[..., World]
 
+# May wait for all that runs on the device, kernels that wait for other ranks included.
+LOADS = {"cuModuleLoadDataEx", "cuModuleGetFunction", "cuFuncLoad"}
 NEVER_IN_A_STEADY_STEP = {
+    *LOADS,
     "cuMemAlloc",
     "cuMemHostAlloc",
     "cuMemHostRegister",
     "cuMemHostUnregister",
     "cuStreamCreateWithPriority",
     "cuEventCreate",
-    "cuModuleLoadDataEx",
     "cuStreamSynchronize",
     "cuEventSynchronize",
     "cuDevicePrimaryCtxRetain",

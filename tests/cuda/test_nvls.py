@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from fake_device import Array, OnHost, Rank
 from fault_work import UNAVAILABLE, how_it_went_wrong, let_fail, verdict_of
+from test_device_collectives import LOADS
 from test_nccl import small
 from test_step_faults import waits_with
 
@@ -79,6 +80,21 @@ def folds(dtype: str) -> None:
 )  # fmt: skip
 def test_what_it_folds(by_nvls: Start, size: int, dtype: str) -> None:
     by_nvls(size, FAKE_CUDA_JITTER="3").run(folds, dtype)
+
+
+def loads_of_other_dtypes() -> list[str]:
+    rank = NvlsRank("functions")
+    assert path_of(rank.array(9, "float32")) == "nvls"
+    rank.machine.control.clear_log()
+    for dtype in ("float16", "bfloat16", "float64", "int32", "int64", "uint32", "uint64"):
+        assert path_of(rank.array(9, dtype), prescale=2.0) == "nvls"
+    log = rank.machine.log()
+    rank.end()
+    return [call for call in log if call in LOADS]
+
+
+def test_nothing_is_loaded_once_there_is_a_bucket(by_nvls: Start) -> None:
+    assert by_nvls(2).run(loads_of_other_dtypes) == [[], []]
 
 
 def order_of_its_own() -> None:

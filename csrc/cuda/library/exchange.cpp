@@ -76,6 +76,8 @@ Exchange::Exchange(const std::shared_ptr<const DeviceContext>& context,
 void Exchange::open_bucket(const void* image) {
   module_ = DeviceModule::load(context_, image);
   arrive_.emplace(module_->function("farandole_arrive"));
+  load_kernels();
+  scratch_ = allocate_device(context_, kCudaStrands * scratch_bytes(), Sharing::none);
   tables_.emplace(context_);
   if (lane_flag_bytes_ > 0) lane_tables_.emplace(context_, rank_, size_);
   bucket_ = make_bucket(context_, bucket_bytes());
@@ -272,12 +274,6 @@ void Exchange::meet(int32_t strand) {
     const auto* const word = &flags_of(rank_)->arrived[strand][r];
     here.stream.wait(static_cast<DevicePointer>(std::bit_cast<uintptr_t>(word)), here.met);
   }
-}
-
-const DeviceFunction& Exchange::kernel(const std::string& name) {
-  const auto known = kernels_.find(name);
-  if (known != kernels_.end()) return known->second;
-  return kernels_.emplace(name, module_->function(name)).first->second;
 }
 
 void Exchange::open_nccl(const CudaNcclId& id) {

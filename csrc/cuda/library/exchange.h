@@ -32,6 +32,9 @@
 
 namespace farandole::cuda {
 
+/// What moves elements of 1, 2, 4 and 8 bytes, whatever they are.
+inline constexpr std::array kOfWidth{DType::uint8, DType::uint16, DType::uint32, DType::uint64};
+
 /// When an operation's arrays are ready, and when it is complete; where it is timed also when it
 /// begins, and since when the host's clock counts.
 struct Moments {
@@ -132,10 +135,12 @@ class Exchange {
   void fold(const CudaPiece& piece);
   void update(const CudaPiece& piece);
   void norm(const CudaPiece& piece);
+  uint64_t scratch_bytes() const;
   void scale_leaves(const CudaPiece& piece, DevicePointer bucket, uint64_t bytes);
   void fold_by_switch(const CudaPiece& piece);
   DevicePointer pack_of(uint64_t bytes);
-  const DeviceFunction& kernel(const std::string& name);
+  void load_kernels();
+  const DeviceFunction& kernel(const std::string& name) const { return kernels_.at(name); }
   Folding folding_of(const CudaPiece& piece) const;
   const uint32_t* abort_word() const;
   Room room() const;
@@ -163,7 +168,7 @@ class Exchange {
   PinnedMemory abort_;                                // a word that ends kernels which spin
   std::vector<std::unique_ptr<DeviceMemory>> packs_;  // for NCCL: the last one is used
   std::vector<Move> unpack_;                          // once it has launched
-  std::unique_ptr<DeviceMemory> scratch_;  // of norms, by strand: made for the first of them
+  std::unique_ptr<DeviceMemory> scratch_;             // of norms, by strand
   std::optional<NvlsBucket> nvls_;
   CompletionCount completions_;
   std::mutex mutex_;  // guards the two

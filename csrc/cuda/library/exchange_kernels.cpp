@@ -1,5 +1,5 @@
-// Collectives by one kernel on each rank, which waits for the others': a one-shot of a small array,
-// or a schedule.
+// Which kernels an exchange has; and collectives by one kernel on each rank, which waits for the
+// others': a one-shot of a small array, or a schedule.
 #include <algorithm>
 #include <array>
 #include <string>
@@ -8,6 +8,28 @@
 #include "cuda/library/exchange.h"
 
 namespace farandole::cuda {
+
+/// All that any operation may launch, before there is one: to load a kernel may wait for all that
+/// runs, and what runs then may be a kernel that waits for the other ranks.
+void Exchange::load_kernels() {
+  const auto load = [&](const std::string& name) {
+    kernels_.emplace(name, module_->function(name));
+  };
+  for (const DTypeRow& d : kDTypes) {
+    load(kernel_name("two_shot", d.dtype));
+    if (mailbox_bytes_ > 0) load(kernel_name("one_shot", d.dtype));
+    if (lane_flag_bytes_ > 0) load(kernel_name("lanes", d.dtype));
+  }
+  for (const DType dtype : {DType::float32, DType::float64}) {
+    load(kernel_name("update", dtype));
+    load(kernel_name("norms", dtype));
+  }
+  if (in_graphs_) return;  // their moves are copies
+  for (const DType width : kOfWidth) {
+    load(kernel_name("gather", width, width));
+    load(kernel_name("scatter", width, width));
+  }
+}
 
 /// The same on all ranks: what the least of their devices has, and the most crowded of them.
 Room Exchange::room() const {

@@ -17,8 +17,6 @@ constexpr uint64_t kPackedBytes = 1 << 20;
 constexpr uint64_t whole_packs(uint64_t bytes) { return (bytes + 15) / 16 * 16; }
 /// So many are quicker by the driver's copies than a table is brought.
 constexpr size_t kFewMoves = 4;
-/// Elements of 1, 2, 4 and 8 bytes, whatever they are.
-constexpr std::array kOfWidth{DType::uint8, DType::uint16, DType::uint32, DType::uint64};
 
 }  // namespace
 
@@ -74,14 +72,15 @@ void Exchange::move(int32_t strand, std::string_view what, std::span<const Move>
   for (const Move& one : moves) stream.copy(one.to, one.from, one.bytes);
 }
 
+uint64_t Exchange::scratch_bytes() const {
+  return norm_scratch(most_blocks_alone(multiprocessors()), kThreads) * sizeof(double);
+}
+
 /// Terms of this rank's part, to where the host will look for them.
 void Exchange::norm(const CudaPiece& piece) {
   if (piece.norm_count == 0) return;
-  const uint64_t most = norm_scratch(most_blocks_alone(multiprocessors()), kThreads);
-  if (!scratch_)
-    scratch_ = allocate_device(context_, kCudaStrands * most * sizeof(double), Sharing::none);
   const DevicePointer scratch =
-      scratch_->address() + static_cast<uint64_t>(piece.strand) * most * sizeof(double);
+      scratch_->address() + static_cast<uint64_t>(piece.strand) * scratch_bytes();
   const DevicePointer bucket = bucket_of(rank_, piece.strand);
   const auto dtype = static_cast<DType>(piece.dtype);
   for (std::span rest(piece.norms, piece.norm_count); !rest.empty();) {

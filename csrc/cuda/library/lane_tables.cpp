@@ -7,10 +7,17 @@
 namespace farandole::cuda {
 namespace {
 
-/// Room of a table at least: others find theirs where one has been.
-constexpr size_t kLeastBytes = 4096;
+/// Room of a table: enough for eight ranks in all lanes. Longer ones have memory of their own.
+constexpr size_t kTableBytes = size_t{64} << 10;
 
 }  // namespace
+
+LaneTables::LaneTables(std::shared_ptr<const DeviceContext> context, uint32_t rank, uint32_t size)
+    : context_(std::move(context)), rank_(rank), size_(size) {
+  const auto memory = std::make_shared<const Memory>(context_, kKept * kTableBytes);
+  for (size_t i = 0; i < kKept; ++i)
+    tables_.push_back({.memory = memory, .offset = i * kTableBytes, .bytes = kTableBytes});
+}
 
 const LanesThere& LaneTables::get(const StreamRef& stream, const LanesAsked& asked,
                                   const CompletionCount& completions) {
@@ -24,10 +31,12 @@ const LanesThere& LaneTables::get(const StreamRef& stream, const LanesAsked& ask
   const std::span steps(made.steps);
   const std::span first(made.first);
   Table& table = room_for(steps.size_bytes() + first.size_bytes(), completions);
-  if (!steps.empty()) std::memcpy(table.here.host(), steps.data(), steps.size_bytes());
-  std::memcpy(table.here.host() + steps.size_bytes(), first.data(), first.size_bytes());
-  const DevicePointer lies = table.there->address();
-  stream.copy(lies, table.here.address(), steps.size_bytes() + first.size_bytes());
+  const Memory& memory = *table.memory;
+  std::byte* const here = memory.here.host() + table.offset;
+  if (!steps.empty()) std::memcpy(here, steps.data(), steps.size_bytes());
+  std::memcpy(here + steps.size_bytes(), first.data(), first.size_bytes());
+  const DevicePointer lies = memory.there->address() + table.offset;
+  stream.copy(lies, memory.here.address() + table.offset, steps.size_bytes() + first.size_bytes());
   table.asked = asked;
   table.plan = {static_cast<const LaneStep*>(at_address(lies)),
                 static_cast<const uint32_t*>(at_address(lies + steps.size_bytes())), made.lanes(),
@@ -35,11 +44,12 @@ const LanesThere& LaneTables::get(const StreamRef& stream, const LanesAsked& ask
   return table.plan;
 }
 
-/// That of one that nobody reads any more, or more memory. It comes first.
+/// That of one that nobody reads any more, or more memory: of which as many are kept that did not
+/// fit. It comes first.
 LaneTables::Table& LaneTables::room_for(size_t bytes, const CompletionCount& completions) {
-  if (tables_.size() >= kKept) {
+  if (bytes <= kTableBytes || tables_.size() >= 2 * kKept) {
     const auto old = std::ranges::find_if(tables_.rbegin(), tables_.rend(), [&](const Table& t) {
-      return t.there->bytes() >= bytes && t.read_at && completions.reached(*t.read_at);
+      return t.bytes >= bytes && t.read_at && completions.reached(*t.read_at);
     });
     if (old != tables_.rend()) {
       tables_.splice(tables_.begin(), tables_, std::next(old).base());
@@ -48,7 +58,10 @@ LaneTables::Table& LaneTables::room_for(size_t bytes, const CompletionCount& com
       return tables_.front();
     }
   }
-  return tables_.emplace_front(context_, std::max(kLeastBytes, std::bit_ceil(bytes)));
+  const size_t room = std::max(kTableBytes, std::bit_ceil(bytes));
+  tables_.push_front({.memory = std::make_shared<const Memory>(context_, room), .bytes = room});
+  tables_.front().read_at.reset();
+  return tables_.front();
 }
 
 void LaneTables::end(uint32_t number) {

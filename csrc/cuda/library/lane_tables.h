@@ -26,8 +26,9 @@ struct LanesThere {
 /// Of one rank. What was used least recently makes room for others.
 class LaneTables {
  public:
-  LaneTables(std::shared_ptr<const DeviceContext> context, uint32_t rank, uint32_t size)
-      : context_(std::move(context)), rank_(rank), size_(size) {}
+  /// Takes the room of kKept tables at once: to allocate it later may wait for all that runs on the
+  /// device, kernels that wait for other ranks included.
+  LaneTables(std::shared_ptr<const DeviceContext> context, uint32_t rank, uint32_t size);
 
   /// Good for what follows in the stream, until end().
   const LanesThere& get(const StreamRef& stream, const LanesAsked& asked,
@@ -37,15 +38,19 @@ class LaneTables {
 
  private:
   static constexpr size_t kKept = 64;
-  struct Table {
-    Table(const std::shared_ptr<const DeviceContext>& context, size_t bytes)
+  struct Memory {
+    Memory(const std::shared_ptr<const DeviceContext>& context, size_t bytes)
         : here(context, bytes), there(allocate_device(context, bytes, Sharing::none)) {}
-
-    LanesAsked asked;
-    LanesThere plan;
-    std::optional<uint32_t> read_at;  // none: not known yet
     PinnedMemory here;
     std::unique_ptr<DeviceMemory> there;
+  };
+  /// A stretch of memory, and what is in it.
+  struct Table {
+    std::shared_ptr<const Memory> memory;
+    size_t offset = 0, bytes = 0;
+    LanesAsked asked{};
+    LanesThere plan{};
+    std::optional<uint32_t> read_at = 0;  // none: not known yet
   };
 
   Table& room_for(size_t bytes, const CompletionCount& completions);

@@ -10,6 +10,12 @@ namespace {
 
 constexpr int kLeastCapability = 90;
 
+constexpr const char* kKernels[] = {
+#define KERNEL(name, Parameters, function) #name,
+#include "cuda/kernels/nvls_table.h"
+#undef KERNEL
+};
+
 std::string why_not(const DeviceProperties& device) {
   if (device.capability < kLeastCapability)
     return "has compute capability " + std::to_string(device.capability / 10) + "." +
@@ -26,7 +32,8 @@ NvlsBucket::NvlsBucket(std::shared_ptr<const DeviceContext> context, uint32_t ra
   const DeviceProperties& device = context_->device();
   if (const std::string why = why_not(device); !why.empty())
     throw Error(ErrorCode::device, device.label() + " " + why);
-  module_ = DeviceModule::load(context_, image);
+  const auto module = DeviceModule::load(context_, image);
+  for (const char* name : kKernels) kernels_.emplace(name, module->function(name));
 }
 
 Fd NvlsBucket::offer(CudaNvls& mine) {
@@ -48,10 +55,8 @@ void NvlsBucket::join(const CudaNvls& first, const Fd& descriptor) {
   multicast_->add_device();
 }
 
-const DeviceFunction& NvlsBucket::kernel(DType dtype) {
-  const auto known = kernels_.find(dtype);
-  if (known != kernels_.end()) return known->second;
-  return kernels_.emplace(dtype, module_->function(kernel_name("nvls", dtype))).first->second;
+const DeviceFunction& NvlsBucket::kernel(DType dtype) const {
+  return kernels_.at(kernel_name("nvls", dtype));
 }
 
 }  // namespace farandole::cuda

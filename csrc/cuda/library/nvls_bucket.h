@@ -30,7 +30,7 @@ class NvlsBucket {
   /// This rank's own memory, and that of all at once.
   DevicePointer own(int32_t strand) const { return multicast_->own() + offset_of(strand); }
   DevicePointer all(int32_t strand) const { return multicast_->all() + offset_of(strand); }
-  const DeviceFunction& kernel(DType dtype);
+  const DeviceFunction& kernel(DType dtype) const;
 
   /// Nothing of other ranks' is used any more. They may still use this one's, until its end.
   void let_go() noexcept {
@@ -43,8 +43,7 @@ class NvlsBucket {
   std::shared_ptr<const DeviceContext> context_;
   uint32_t rank_, size_;
   uint64_t strand_bytes_;
-  std::shared_ptr<const DeviceModule> module_;
-  std::map<DType, DeviceFunction> kernels_;
+  std::map<std::string, DeviceFunction> kernels_;  // all, by name
   std::unique_ptr<Multicast> multicast_;
 };
 
