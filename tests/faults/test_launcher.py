@@ -582,3 +582,26 @@ def test_children_of_the_shell_that_became_the_launcher_are_left_alone() -> None
             assert state(stranger) == "S"
         finally:
             os.kill(stranger, signal.SIGKILL)
+
+
+THREADED = """
+import sys, threading, time
+from farandole._launch import watchdog
+from farandole.cli import main
+
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+watch = watchdog._watch_over
+
+def late(*what):
+    time.sleep(0.5)  # the launcher has ended, and the thread has its SIGCHLD
+    return watch(*what)
+
+watchdog._watch_over = late
+sys.exit(main(["run", "-np", "1", "--", "true"]))
+"""
+
+
+def test_a_program_with_threads_may_call_the_launcher() -> None:
+    command = [sys.executable, "-c", THREADED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
