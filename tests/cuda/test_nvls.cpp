@@ -2,6 +2,7 @@
 // at once, each of its part. Over memory that "devices" have bound to a multicast object. The
 // host's switch folds from the last member to the first.
 #include <sys/mman.h>
+#include <atomic>
 
 #include <algorithm>
 
@@ -152,7 +153,7 @@ TEST(nvls_order_is_the_switchs_own_and_halves_are_rounded_once) {
 }
 
 TEST(nvls_touches_nothing_once_the_group_is_aborted) {
-  static size_t touched = 0;
+  static std::atomic<size_t> touched = 0;
   set_multicast([](const void*, size_t) {
     ++touched;
     return std::vector<void*>{};
