@@ -1,5 +1,5 @@
 """What an installed wheel must do where there is nothing but numpy: `python smoke.py`. With
-`--kernels` it must have been built with kernels for devices."""
+`--kernels` it must have been built with kernels for devices, with `--no-kernels` without."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def check_instructions() -> None:
         assert (flag in has) == (name in found), f"of {flag} there is {found}"
 
 
-def check_kernels() -> None:
+def check_kernels(has: bool) -> None:
     """A build that finds no nvcc goes without them, and nothing else would tell."""
-    assert cuda._table().has_kernels, "this wheel has no kernels for devices"
+    assert cuda._table().has_kernels == has, f"kernels for devices are there: {not has}"
 
 
 def main() -> None:
     check_instructions()
-    if "--kernels" in sys.argv:
-        check_kernels()
+    if (has := "--kernels" in sys.argv) or "--no-kernels" in sys.argv:
+        check_kernels(has)
     installed = {str(d.metadata["Name"]).lower() for d in importlib.metadata.distributions()}
     assert installed <= ALLOWED, f"more than numpy is installed: {installed - ALLOWED}"
     assert run_ranks(3, as_a_rank) == [0, 1, 2]
