@@ -30,6 +30,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
+import training_step
+
 import farandole.torch as fd
 from farandole._bench.statistics import median, median_interval
 from farandole.data import share
@@ -49,11 +51,27 @@ class ByHand:
             yield mine
 
 
-def network(width: int) -> nn.Module:
+def network(arguments: argparse.Namespace) -> nn.Module:
     torch.manual_seed(0)
+    if arguments.model is not None:
+        return training_step.MODELS[arguments.model].build()
+    width = arguments.width
     return nn.Sequential(
         nn.Linear(256, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
     )
+
+
+def samples(arguments: argparse.Namespace) -> TensorDataset:
+    """Some dozen batches of all ranks."""
+    random = torch.Generator().manual_seed(0)
+    if arguments.model is None:
+        return TensorDataset(
+            torch.randn(5000, 256, generator=random), torch.randint(10, (5000,), generator=random)
+        )
+    model = training_step.MODELS[arguments.model]
+    xs, ys = zip(*(model.batch(random) for _ in range(40)), strict=True)
+    x = torch.cat(xs)
+    return TensorDataset(x, torch.cat(ys).view(len(x), -1))
 
 
 class Way:
@@ -67,7 +85,7 @@ class Way:
         self, data: TensorDataset, arguments: argparse.Namespace, how: dict[str, int] | None
     ) -> None:
         by_hand = how is None
-        self.model = network(arguments.width)
+        self.model = network(arguments)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         sampler = RandomSampler(data, generator=torch.Generator().manual_seed(1))
         options: dict[str, Any] = {"num_workers": arguments.workers}
@@ -91,7 +109,7 @@ class Way:
             for i, (x, y) in enumerate(self.loader):
                 if begins:
                     self.optimizer.zero_grad()
-                loss = cross_entropy(self.model(x), y)
+                loss = cross_entropy(self.model(x), y.flatten())
                 if self.by_hand:
                     (loss * self.mine.weights[i]).backward()
                 else:
@@ -117,7 +135,10 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=15)
     parser.add_argument("--steps", type=int, default=40, help="in a block")
     parser.add_argument("--batch", type=int, default=129, help="samples of all ranks")
-    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument(
+        "--model", choices=training_step.MODELS, help="of training_step.py; default: three layers"
+    )
+    parser.add_argument("--width", type=int, default=512, help="of those three layers")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--logical", type=int, default=0, help="logical ranks")
     arguments = parser.parse_args()
@@ -127,9 +148,8 @@ def main() -> None:
     compared: list[dict[str, int] | None] = [None, {}]
     if parts:
         compared = [{"micro_batch_size": -(-arguments.batch // parts)}, {"logical_ranks": parts}]
-    random = torch.Generator().manual_seed(0)
-    x, y = torch.randn(5000, 256, generator=random), torch.randint(10, (5000,), generator=random)
-    ways = [Way(TensorDataset(x, y), arguments, how) for how in compared]
+    data = samples(arguments)
+    ways = [Way(data, arguments, how) for how in compared]
     for way in ways:
         way.block(10)
     ratios, by_hand = [], []

@@ -13,7 +13,6 @@ namespace {
 
 constexpr size_t kAwaited = 2;  // pieces of a transfer: one comes while one is folded
 constexpr auto kAnswer = std::chrono::milliseconds(250);  // of the peer to what it was told
-constexpr auto kLongestHold = std::chrono::seconds(1);    // then this rank has its memory back
 
 /// Of this process: what was sent there may come in any later world.
 std::set<int>& burnt_tags() {

@@ -105,6 +105,8 @@ class MpiPort {
   static constexpr size_t kShortestPlaced = 32 * 1024;  // of transfers that go in no frames
   static constexpr size_t kFolded = 512 * 1024;       // of such a one that is to be folded: a piece
   static constexpr size_t kPlaced = 2 * 1024 * 1024;  // of one that goes to its place
+  /// Of memory by MPI, for a rank that does not answer; a busy machine keeps one from it for long.
+  static constexpr auto kLongestHold = std::chrono::seconds(3);
 
   /// `world`: the same on all its ranks, and another for every world. `duplicates`: those of the
   /// communicator.

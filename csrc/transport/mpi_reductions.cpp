@@ -12,7 +12,6 @@ namespace farandole {
 namespace {
 
 constexpr auto kListening = std::chrono::milliseconds(250);  // of others that have begun
-constexpr auto kLongest = std::chrono::seconds(1);           // then this rank has its memory back
 
 /// Whom a rank tells: what one knows, all know after as many words in a row as there are bits in
 /// their number.
@@ -100,7 +99,7 @@ Held MpiPort::let_go(MpiReduction& reduction) {
       ends(reduction);
     });
   if (reduction.stage == MpiReduction::Stage::complete) return Held::no;
-  const Duration patience = begun || !joined_.empty() ? Duration(kLongest) : Duration(kListening);
+  const Duration patience = begun || !joined_.empty() ? Duration(kLongestHold) : Duration(kListening);
   if (state_ == State::open && now() - reduction.ends_since < patience) return Held::for_now;
   if (!begun) return Held::no;
   lose("not all ranks took part in ending an all-reduce by MPI, which may still use its memory");

@@ -415,7 +415,7 @@ TEST(mpi_that_may_still_read_memory_is_called_no_more) {
   CHECK_EQUAL(out.write(bytes), bytes.size());
   CHECK(out.refers());
   CHECK(out.let_go() == Held::for_now);
-  std::this_thread::sleep_for(std::chrono::milliseconds(1010));
+  std::this_thread::sleep_for(MpiPort::kLongestHold + std::chrono::milliseconds(10));
   CHECK(out.let_go() == Held::for_ever);
   CHECK(has_memory_with_mpi());
   two.mpi->broken = true;
