@@ -12,11 +12,12 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kReceives = 4;      // posted ahead for each link: MPI fills one while we take one
-constexpr size_t kMostSends = 16;    // frames of one link that MPI has, for more data to go to it
-constexpr size_t kSmall = 4096;      // what arrives is copied, and its long buffer is free again
-constexpr size_t kMostShut = 4096;   // channels of a link that it remembers
-constexpr size_t kMostBuffers = 64;  // kept for the next frames
+constexpr size_t kReceives = 4;     // posted ahead for each link: MPI fills one while we take one
+constexpr size_t kMostSends = 16;   // frames of one link that MPI has, for more data to go to it
+constexpr int kLooks = 4;           // for what is awaited, in a row: the engine's turn takes longer
+constexpr size_t kSmall = 4096;     // what arrives is copied, and its long buffer is free again
+constexpr size_t kMostShut = 4096;  // channels of a link that it remembers
+constexpr size_t kMostBuffers = 64;                  // kept for the next frames
 constexpr auto kPatience = std::chrono::seconds(1);  // for a death to be seen by all that it ends
 constexpr auto kLastSends = std::chrono::milliseconds(500);
 constexpr auto kLastReceives = std::chrono::milliseconds(100);
@@ -115,7 +116,8 @@ std::span<const std::byte> MpiPort::peek(const std::shared_ptr<MpiPipe>& pipe, s
     if (!usable()) return {};
     guard([&] {
       if (pipe->is_expecting()) collect(pipe);
-      if (lacks()) progress(*pipe->link, pipe.get(), at_least);
+      for (int look = 0; look < kLooks && lacks(); ++look)
+        progress(*pipe->link, pipe.get(), at_least);
     });
   }
   if (lacks()) return {};
