@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from farandole._launch.agents import address, frames
@@ -55,14 +56,13 @@ def main() -> int:
 def _carry_out(
     order: Order, inherited: dict[str, str], seen: address.Seen, streams: tuple[int, int]
 ) -> int:
-    secret = _written(order) if order.secret else None
+    added, remove = _secret(order)
 
     def run(lifeline: int, signals: SignalPipe) -> int:
         try:
             Agent(here, order.patience, streams, lifeline, signals, seen.launcher).run()
         finally:
-            if secret:
-                secret.remove()  # also where the watchdog, which does it too, is gone
+            remove()  # also where the watchdog, which does it too, is gone
         return 0
 
     try:
@@ -70,20 +70,23 @@ def _carry_out(
             order.command,
             order.counts,
             inherited,
-            added={VARIABLE: str(secret.path)} if secret else _INSECURE,
+            added=added,
             index=order.number,
             host=order.host,
             address=seen.host,
         )
         return guarded(run, "farandole agent", "agent")
     finally:
-        if secret:
-            secret.remove()
+        remove()
 
 
-def _written(order: Order) -> SecretFile:
+def _secret(order: Order) -> tuple[dict[str, str], Callable[[], None]]:
+    """What the ranks are told of it, and what removes it."""
+    if not order.secret:
+        return _INSECURE, lambda: None
     try:
-        return SecretFile(order.secret_name, order.secret)
+        file = SecretFile(order.secret_name, order.secret)
+        return {VARIABLE: str(file.path)}, file.remove
     except OSError as error:
         raise LaunchError(
             f"the job's secret cannot be written there: {error.filename}: {error.strerror}", 1
