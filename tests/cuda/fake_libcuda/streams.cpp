@@ -197,6 +197,21 @@ FAKE_CUDA cuStreamSynchronize(StreamHandle stream) {
   });
 }
 
+/// Which farandole never calls: by it a program sees that nothing is left on a device.
+FAKE_CUDA cuCtxSynchronize() {
+  return call("cuCtxSynchronize", Needs::context, [](State& all, Lock& lock, CUctx_st* context) {
+    const auto rests = [&](CUstream_st* stream) {
+      return stream->context != context || !is_busy(*stream);
+    };
+    all.changed.wait(lock, [&] {
+      const auto& ours = all.streams;
+      return context->lost != 0 || (std::all_of(ours.begin(), ours.end(), rests) &&
+                                    std::all_of(all.ending.begin(), all.ending.end(), rests));
+    });
+    return context->lost;
+  });
+}
+
 FAKE_CUDA cuStreamQuery(StreamHandle stream) {
   return of_stream("cuStreamQuery", stream, [](State&, Lock&, CUstream_st* found) {
     if (found->capturing != nullptr) return spoilt(*found->capturing);
