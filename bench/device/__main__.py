@@ -2,25 +2,26 @@
 
 It needs a driver and a Python; no compiler and no network. What this Python cannot import of
 farandole and numpy is unpacked from wheels that were made elsewhere (`make device-wheels`:
-build). Every way of collectives on the device's arrays is compared with the host's bits; then
+build). Every way of collectives on the device's arrays is compared with the host's bits, and
+trainings by each framework that is there with the same in one process; ranks are killed, and worse;
 kernels, collectives and a training step are measured. A text says what came of it, with the date,
 the device and the commands. Parts that were done before are not done again: whoever is cut off
-starts it once more with the same file. What needs PyTorch says so where there is none.
+starts it once more with the same file. What needs a framework says so where there is none.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib.util
 import os
 import platform
-import re
 import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from report import Report
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -33,7 +34,13 @@ SETTINGS = {
     "nvls": _FAST,
 }
 TRAINING = ["run", "-np", "2", sys.executable, str(HERE / "train.py")]
-PATIENCE = 540  # seconds for a part: whoever lends a device gives ten minutes
+FEW = 2  # ranks, as in most parts
+PROGRAMS = {
+    "PyTorch": "torch_hooks",
+    "torch.distributed": "torch_groups",
+    "JAX": "jax_programs",
+    "TensorFlow": "tensorflow_programs",
+}
 
 
 def find() -> None:
@@ -66,38 +73,62 @@ def main() -> int:
     parser.add_argument("--kernels", default="", help="options of kernels.py, as one word")
     parser.add_argument("--training", default="", help="options of train.py, as one word")
     parser.add_argument("--most", type=int, default=3_000_001, help="elements of an array compared")
+    parser.add_argument(
+        "--device", default="cuda", help="that tensors of frameworks lie on; or cpu"
+    )
+    parser.add_argument("--without", default="", help="parts to leave out: words of their titles")
+    parser.add_argument(
+        "--minutes", type=float, default=9.5, help="in all: whoever lends a device gives ten"
+    )
     parser.add_argument("--dry", action="store_true", help="few and small, to see it work")
     arguments = parser.parse_args()
     if arguments.dry:
         vars(arguments).update(_DRY)
     find()
-    report = Report(arguments.out)
+    without = [word for word in arguments.without.split(",") if word]
+    report = Report(arguments.out, arguments.minutes * 60, without)
     report.part("machine", lambda: "\n".join(_machine()))
-    for ranks in arguments.ranks.split(","):
-        checks = [str(HERE / "checks.py"), str(arguments.most)]
-        report.run(f"bits on {ranks} ranks", ["run", "-np", ranks, sys.executable, *checks])
-    report.script("kernels", "kernels.py", arguments.kernels.split())
-    for ranks in arguments.ranks.split(","):
-        if ranks == "1":
-            continue
-        for way in WAYS:
-            sizes = _that_go(arguments.sizes, way, int(ranks))
-            options = ["--sizes", sizes, "--seconds", arguments.seconds]
-            asked = ["bench", "all_reduce", "-np", ranks, "--device", "cuda", "--algorithm", way]
-            title = f"all_reduce by {way} on {ranks} ranks"
-            if why := _missing(way, int(ranks)):
-                report.part(title, lambda why=why: f"not measured: {why}")
-                continue
-            report.run(title, [*asked, *options], **SETTINGS.get(way, {}))
+    counts = arguments.ranks.split(",")
+    _compare_bits(report, [ranks for ranks in counts if int(ranks) <= FEW], arguments.most)
+    _train_and_fail(report, arguments.device)
+    report.script("kernels", 120, "kernels.py", arguments.kernels.split())
+    _compare_bits(report, [ranks for ranks in counts if int(ranks) > FEW], arguments.most)
+    for ranks in counts:
+        if ranks != "1":
+            _measure(report, ranks, arguments.sizes, arguments.seconds)
     training = [*TRAINING, *arguments.training.split()]
-    report.run("a training step of 2 ranks", training)
+    report.run("a training step of 2 ranks", 120, training)
     trace = str(ROOT / "build" / f"{arguments.out.stem}-trace")
-    report.run("the same, traced", [*training, "--blocks", "2"], FARANDOLE_TRACE=trace)
-    report.run("what backward hides, by the device's clock", ["trace", trace])
+    report.run("the same, traced", 120, [*training, "--blocks", "2"], FARANDOLE_TRACE=trace)
+    report.run("what backward hides, by the device's clock", 60, ["trace", trace])
     return report.end()
 
 
+def _compare_bits(report: Report, counts: list[str], most: int) -> None:
+    for ranks in counts:
+        checks = [sys.executable, str(HERE / "checks.py"), str(most)]
+        report.run(f"bits on {ranks} ranks", 240, ["run", "-np", ranks, *checks])
+
+
+def _train_and_fail(report: Report, device: str) -> None:
+    for title, program in PROGRAMS.items():
+        report.script(title, 150, "cases.py", [program, "--device", device, "--limit", "40"])
+    report.script("faults", 150, "faults.py", ["--device", device])
+
+
+def _measure(report: Report, ranks: str, sizes: str, seconds: str) -> None:
+    for way in WAYS:
+        title = f"all_reduce by {way} on {ranks} ranks"
+        if why := _missing(way, int(ranks)):
+            report.part(title, lambda why=why: f"not measured: {why}")
+            continue
+        asked = ["bench", "all_reduce", "-np", ranks, "--device", "cuda", "--algorithm", way]
+        options = ["--sizes", _that_go(sizes, way, int(ranks)), "--seconds", seconds]
+        report.run(title, 90, [*asked, *options], **SETTINGS.get(way, {}))
+
+
 _DRY = {
+    "device": "cpu",
     "ranks": "2",
     "sizes": "8K",
     "seconds": "0.01",
@@ -148,7 +179,7 @@ def _machine() -> Iterator[str]:
     from farandole import cuda
 
     yield f"farandole {fd.__version__}, Python {platform.python_version()}, {platform.platform()}"
-    yield f"commit {_said(['git', '-C', str(HERE), 'rev-parse', 'HEAD'])}"
+    yield f"trees of csrc and python: {_trees('csrc', 'python')}"  # which outlive a rebase
     if why := cuda.why_not():
         yield f"no device: {why}"
         return
@@ -171,84 +202,20 @@ def _kernel_module() -> str:
         return ""
 
 
+def _trees(*folders: str) -> str:
+    """As git names them, and whether they were changed since."""
+    git = ["git", "-C", str(ROOT)]
+    named = _said([*git, "rev-parse", *(f"HEAD:{folder}" for folder in folders)])
+    changed = _said([*git, "status", "--porcelain", "--", *folders])
+    return " ".join(named.split()) + (", changed since" if changed else "")
+
+
 def _said(command: list[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return "not known"
     return done.stdout.strip()
-
-
-def _did_well(part: str) -> bool:
-    is_command = any(line.startswith("$ ") for line in part.splitlines())
-    return not is_command or part.rstrip().endswith("\nexit code 0")
-
-
-def _text(printed: bytes | str | None) -> str:
-    """Of a command that took too long, Python keeps bytes."""
-    return printed.decode(errors="replace") if isinstance(printed, bytes) else printed or ""
-
-
-class Report:
-    """A text with a part for each title. What stands in the file already is kept, but for commands
-    that did not do well: they are run again."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._failed = path, 0
-        text = path.read_text() if path.exists() else ""
-        parts = [part for part in re.split("(?m)^== ", text) if part.strip()]
-        self._before = "".join(f"== {part}" for part in parts if _did_well(part))
-        if self._before != text:
-            path.write_text(self._before)
-
-    def part(self, title: str, make: object) -> None:
-        if self._has(title):
-            return
-        text = make()  # type: ignore[operator]
-        self._add(title, text)
-
-    def run(self, title: str, arguments: list[str], **settings: str) -> None:
-        """A command of farandole's, with what it printed."""
-        shown = " ".join([f"{name}={value}" for name, value in settings.items()] + ["farandole"])
-        self._command(title, ["-m", "farandole", *arguments], [shown, *arguments], settings)
-
-    def script(self, title: str, name: str, arguments: list[str]) -> None:
-        """A program beside this one."""
-        command = [str(HERE / name), *arguments]
-        self._command(title, command, [sys.executable, *command], {})
-
-    def _command(
-        self, title: str, arguments: list[str], shown: list[str], settings: dict[str, str]
-    ) -> None:
-        if self._has(title):
-            return
-        command = [sys.executable, *arguments]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=PATIENCE, check=False,
-                env={**os.environ, **settings},
-            )  # fmt: skip
-            printed, ended = done.stdout + done.stderr, f"exit code {done.returncode}"
-        except subprocess.TimeoutExpired as late:
-            printed = "".join(_text(each) for each in (late.stdout, late.stderr))
-            ended = f"not done after {PATIENCE} s"
-        self._failed += ended != "exit code 0"
-        text = f"$ {' '.join(shown).replace(sys.executable, 'python')}\n{printed.rstrip()}\n{ended}"
-        self._add(title, text.replace(f"{ROOT}/", ""))
-
-    def end(self) -> int:
-        wrong = self._failed
-        print(f"{self._path}: " + (f"{wrong} parts failed" if wrong else "all parts did well"))
-        return 1 if wrong else 0
-
-    def _has(self, title: str) -> bool:
-        return f"\n== {title}, " in f"\n{self._before}"
-
-    def _add(self, title: str, text: str) -> None:
-        when = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-        with self._path.open("a") as file:
-            file.write(f"== {title}, {when}\n{text}\n\n")
-        print(f"{title}: done", flush=True)
 
 
 if __name__ == "__main__":

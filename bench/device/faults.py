@@ -28,8 +28,8 @@ LIMIT = 75  # seconds for the ranks of a case
 
 @dataclass(frozen=True)
 class Fault:
-    """`kind`: of the verdict; empty: there is none. `hears`: the rank itself hears it, too. A verdict
-    that does not `name` the rank has the one that could wait no longer."""
+    """`kind`: of the verdict; empty: there is none. `hears`: the rank itself hears it, too. Where
+    the verdict does not `name` it, that names the rank which could wait no longer."""
 
     case: str
     path: str
@@ -37,6 +37,7 @@ class Fault:
     hears: bool = False
     names: bool = True
     framework: str = ""
+    ranks: int = RANKS
 
 
 FAULTS = {
@@ -44,7 +45,9 @@ FAULTS = {
     "killed, others by lanes": Fault("killed", "lanes", "PeerLost"),
     "killed, others by one kernel": Fault("killed, small", "spin", "PeerLost"),
     "killed, others by way of the host": Fault("killed", "staged", "PeerLost"),
-    "killed, others in training": Fault("killed in training", "", "PeerLost", framework="torch"),
+    "killed, others in training": Fault(
+        "killed in training", "", "PeerLost", framework="torch", ranks=2
+    ),
     "stopped, others by steps": Fault("stopped", "step", "Stalled", hears=True, names=False),
     "a kernel has used a wrong address": Fault("wrong address", "step", "DeviceError", hears=True),
     "no memory left on the device": Fault("no memory", "step", "", hears=True),
@@ -67,14 +70,21 @@ def outcome(fault: Fault, on_host: bool) -> str:
     if why := why_not(fault, on_host):
         raise Skipped(why)
     command = [sys.executable, "-m", "farandole", "run", "--no-prefix", "--grace", str(LIMIT)]
-    command += ["-np", str(RANKS), "--", sys.executable, str(HERE / "faulty_rank.py"), fault.case]
+    command += [
+        "-np",
+        str(fault.ranks),
+        "--",
+        sys.executable,
+        str(HERE / "faulty_rank.py"),
+        fault.case,
+    ]
     told = {"FARANDOLE_DEVICE_BUCKET_BYTES": str(PIECE)}
     if fault.path:
         told["FARANDOLE_DEVICE_PATH"] = fault.path
     printed = ran(command + ["--device=cpu"] * on_host, LIMIT, **told)
     lines = [line for line in printed.splitlines() if line.startswith("saw ")]
     seen = {each["rank"]: each for each in (json.loads(line[4:]) for line in lines)}
-    for rank in range(RANKS):
+    for rank in range(fault.ranks):
         if rank not in seen and (fault.hears or rank != VICTIM):
             raise RuntimeError(f"rank {rank} has not come to its end{last_words(printed)}")
     return judged(fault, seen)

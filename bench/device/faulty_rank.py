@@ -69,8 +69,8 @@ class Late:
 
 
 def touch_a_wrong_address() -> None:
-    """A kernel that is not farandole's does, in a stream of its own. The fake driver compiles none: it
-    is told so."""
+    """A kernel that is not farandole's does, in a stream of its own. The fake driver, which
+    compiles none, is told so."""
     library = ctypes.CDLL("libcuda.so.1")
     if hasattr(library, "fake_cuda_control"):
         functions = ctypes.cast(library.fake_cuda_control, ctypes.CFUNCTYPE(ctypes.c_void_p))()
