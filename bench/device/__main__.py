@@ -184,7 +184,10 @@ def _machine() -> Iterator[str]:
         yield f"no device: {why}"
         return
     if any(device.name.startswith("Fake") for device in cuda.devices()):
-        yield "DRY RUN over tests/cuda/fake_libcuda: bits are compared, and times mean nothing"
+        yield (
+            "DRY RUN over tests/cuda/fake_libcuda: bits are compared, times mean nothing, and "
+            "frameworks have their tensors on the host"
+        )
     yield "driver of CUDA {}.{}".format(*cuda.driver_version()) + _kernel_module()
     for device in cuda.devices():
         yield (

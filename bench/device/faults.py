@@ -92,6 +92,9 @@ def outcome(fault: Fault, on_host: bool) -> str:
 
 def judged(fault: Fault, seen: dict[int, dict[str, Any]]) -> str:
     """What a case that is right says; raises Differs."""
+    for each in seen.values():
+        if "skipped" in each:
+            raise Skipped(each["skipped"])
     wrong = [f"rank {rank}: {each['wrong']}" for rank, each in seen.items() if "wrong" in each]
     verdicts = {each.get("verdict", "") for each in seen.values()}
     kinds = {each.get("kind", "") for each in seen.values()}
@@ -106,9 +109,11 @@ def judged(fault: Fault, seen: dict[int, dict[str, Any]]) -> str:
         for rank, each in seen.items()
         if each.get("lacking", 0) > SLACK
     ]
-    if not fault.kind and not wrong:
+    if not fault.kind:
+        if wrong:
+            raise Differs("; ".join(wrong))
         return f"results are right, by {seen[0]['path']}; memory came back"
-    struck = next((each["struck"] for each in seen.values() if "struck" in each), None)
+    struck = next(each["struck"] for each in seen.values() if "struck" in each)
     for rank, each in seen.items():
         for what in ("heard", "rested"):
             after = each.get(what, struck) - struck

@@ -32,6 +32,7 @@ class How:
     """A training."""
 
     dtype: str = "float32"
+    adam: bool = False  # SGD with momentum otherwise, to which a wrong scale shows
     scaled: bool = False  # float16 by autocast and GradScaler, with an infinite loss in one step
     clipped: bool = False
     sharded: bool = False
@@ -71,7 +72,10 @@ class Training:
         self.how, self.exchanges = how, exchanges
         model = network(getattr(torch, how.dtype))
         self.model = Split(model) if how.split else model
-        self.optimizer: Any = torch.optim.Adam(self.model.parameters(), 1e-2)
+        parameters = self.model.parameters()
+        self.optimizer: Any = torch.optim.SGD(parameters, 0.1, momentum=0.9)
+        if how.adam:
+            self.optimizer = torch.optim.Adam(self.model.parameters(), 1e-2)
         if exchanges:
             self.optimizer = hvd.DistributedOptimizer(
                 self.optimizer, self.model.named_parameters(), sharded_update=how.sharded,
@@ -191,10 +195,11 @@ def _operations(where: Any) -> list[Any]:
 
 CASES = {
     "float32": train,
+    "float32, Adam": lambda: train(adam=True),
     "GradScaler and float16, one step infinite": lambda: train(scaled=True),
     "bfloat16": lambda: train(dtype="bfloat16", tolerance=1e-2),
     "clipped by norm": lambda: train(clipped=True),
-    "sharded update": lambda: train(sharded=True),
+    "sharded update": lambda: train(sharded=True, adam=True),
     "sharded update, clipped by norm": lambda: train(sharded=True, clipped=True),
     "sharded update, bits of the host": sharded_here_and_there,
     "parameters on the device and on the host": lambda: train(split=True),
