@@ -74,13 +74,14 @@ def main(cases: dict[str, Case], begin: Callable[[], None], end: Callable[[], No
             return 0
     for name in asked.cases:
         with _limited(asked.limit):
-            _say(name, _outcome(cases[name]))
+            _say(name, outcome(cases[name]))
     with _limited(asked.limit):
         end()
     return 0
 
 
-def _outcome(case: Case) -> str:
+def outcome(case: Case) -> str:
+    """What a line says of it."""
     try:
         return f"ok: {case()}"
     except Differs as error:
@@ -89,8 +90,8 @@ def _outcome(case: Case) -> str:
         return f"skipped: {why}"
 
 
-def _say(name: str, outcome: str) -> None:
-    print(f"case {name}: {outcome}", flush=True)
+def _say(name: str, said: str) -> None:
+    print(f"case {name}: {said}", flush=True)
 
 
 @contextlib.contextmanager
@@ -157,9 +158,9 @@ def ran(command: list[str], limit: float, **settings: str) -> str:
 def _judged(said: dict[str, str], ranks: int) -> str:
     """One line of what ranks said, by rank: the worst of them."""
     for kind in ("differs", "skipped"):
-        for rank, outcome in sorted(said.items()):
-            if outcome.startswith(kind):
-                return outcome if kind == "skipped" else f"{outcome} (rank {rank})"
+        for rank, line in sorted(said.items()):
+            if line.startswith(kind):
+                return line if kind == "skipped" else f"{line} (rank {rank})"
     return said["0"] if len(said) == ranks else ""
 
 
@@ -177,10 +178,10 @@ def supervise(program: str, names: list[str], ranks: int, options: list[str], li
         command = [*launcher, sys.executable, script, *options, *left]
         printed = ran(command, STARTING + limit * len(left))
         said: dict[str, dict[str, str]] = {}
-        for rank, name, outcome in LINE.findall(printed):
-            said.setdefault(name, {})[rank] = outcome
-        if (line := said.get(ALL, {}).get("0")) is not None:
-            print(line)
+        for rank, name, line in LINE.findall(printed):
+            said.setdefault(name, {})[rank] = line
+        if (why := said.get(ALL, {}).get("0")) is not None:
+            print(why)
             return well
         while left and (line := _judged(said.get(left[0], {}), ranks)):
             well = well and not line.startswith("differs")

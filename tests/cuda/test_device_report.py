@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -27,21 +28,29 @@ def driver() -> dict[str, str]:
     return {**kept, "LD_LIBRARY_PATH": str(harness.TREE / "fake_libcuda")}
 
 
+ELSEWHERE = ("JAX", "TensorFlow")  # parts that tests/frameworks/test_device_programs.py runs
+
+
 def parts(report: str) -> list[str]:
-    """Titles without their time, and commands."""
-    lines = [line for line in report.splitlines() if line.startswith(("== ", "$ "))]
-    return [re.sub(", 20.*|build/[a-z-]*-trace", "", line) for line in lines]
+    """Titles without their time, commands and, where there is PyTorch, cases."""
+    parts = [part for part in re.split("(?m)^== ", report) if not part.startswith(ELSEWHERE)]
+    cases = "|[^:\n]+: ok: " if importlib.util.find_spec("torch") else ""
+    lines = re.findall(rf"(?m)^(?:.*, 20\d\d-|\$ {cases}).*$", "".join(parts))
+    return [re.sub(", 20.*|build/[a-z-]*-trace|: ok: .*", "", line) for line in lines]
 
 
 def test_report(driver: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "report.txt"
     command = [sys.executable, str(TREE / "bench" / "device"), "--out", str(out), "--dry"]
+    command += ["--without", ",".join(ELSEWHERE)]
     done = subprocess.run(command, env=driver, capture_output=True, text=True, timeout=300)
     report = out.read_text()
     assert done.returncode == 0, done.stdout + done.stderr + report
     assert "device 0: Fake GPU" in report
     assert "collectives have the host's bits" in report
     assert "WRONG" not in report
+    assert "a kernel has used a wrong address: ok: DeviceError on all" in report
+    assert "no memory left on the device: ok: results are right, by mapped and step" in report
     assert "of copy" in report
     assert "overhead" in report or "not done: there is no PyTorch" in report
     for way in ("staged", "step", "lanes", "spin", "nccl"):
@@ -95,3 +104,45 @@ def test_bench(driver: dict[str, str], tmp_path: Path) -> None:
     done = subprocess.run(command, env=driver, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "--device cuda: there is no CUDA driver" in done.stderr
+
+
+CASES = """
+import os, sys, time
+import cases
+import farandole as fd
+
+CASES = {
+    "right": lambda: "the sum",
+    "apart": lambda: cases.compared([fd.rank()], [0], 0.5, "zero"),
+    "NaN": lambda: cases.compared([float("nan")], [0.0], 0.5, "zero"),
+    "raises": lambda: {}["nothing"],
+    "dies": lambda: os._exit(3) if fd.rank() == 1 else time.sleep(60),
+    "hangs": lambda: time.sleep(60),
+    "needs": lambda: cases.needs("no_such_module"),
+    "near": lambda: cases.compared([1.0], [1.01], 0.5, "one"),
+}
+
+if __name__ == "__main__":
+    sys.exit(cases.main(CASES, fd.init, fd.shutdown))
+"""
+
+
+def test_a_case_that_goes_wrong_costs_itself_alone(tmp_path: Path) -> None:
+    (tmp_path / "some_cases.py").write_text(CASES)
+    (tmp_path / "cases.py").write_text((TREE / "bench" / "device" / "cases.py").read_text())
+    command = [sys.executable, str(tmp_path / "cases.py"), "some_cases", "--limit", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if not line.startswith(" ")]
+    assert lines == [
+        "right: ok: the sum",
+        "apart: differs: number 0 is 1.0e+00 of its largest away from zero (rank 1)",
+        "NaN: differs: number 0 is nan of its largest away from zero (rank 0)",
+        "raises: failed",
+        "dies: failed",
+        "hangs: failed",
+        "needs: skipped: there is no no_such_module",
+        "near: ok: one, to 1e-02",
+    ]
+    assert "    farandole: rank 1 (pid" in done.stdout
+    assert "in <lambda>" in done.stdout, "where one hangs"
