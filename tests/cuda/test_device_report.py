@@ -28,7 +28,8 @@ def driver() -> dict[str, str]:
     return {**kept, "LD_LIBRARY_PATH": str(harness.TREE / "fake_libcuda")}
 
 
-ELSEWHERE = ("JAX", "TensorFlow")  # parts that tests/frameworks/test_device_programs.py runs
+# Parts that tests/frameworks/test_device_programs.py runs.
+ELSEWHERE = ("PyTorch", "torch.distributed", "JAX", "TensorFlow")
 
 
 def parts(report: str) -> list[str]:
