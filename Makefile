@@ -125,7 +125,7 @@ sanitize-module: $(STAMPS)/farandole  ## the Python module on real ranks under A
 bench: $(STAMPS)/farandole $(STAMPS)/torch $(STAMPS)/bench $(PEERS:%=$(STAMPS)/bench-%)  ## measure all of docs/benchmarks.md beside peers and write its tables
 	$(BIN)/python bench/report $(if $(PEERS),--peer-python $(subst $(SPACE),$(COMMA),$(foreach p,$(PEERS),$p=$(VENV)/peers/$p/bin/python))) $(REPORT)
 
-device:  ## on a machine with a GPU: compare collectives on its arrays with the host's bits, and measure them; DEVICE='--out FILE'
+device:  ## on a machine with a GPU: compare collectives with the host's bits and trainings with one process, kill ranks, and measure; DEVICE='--out FILE'
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) bench/device $(DEVICE)
 
 device-wheels: $(STAMPS)/farandole  ## what `make device` takes along to a machine that has a driver and a Python alone: wheels in build

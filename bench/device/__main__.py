@@ -35,12 +35,13 @@ SETTINGS = {
 }
 TRAINING = ["run", "-np", "2", sys.executable, str(HERE / "train.py")]
 FEW = 2  # ranks, as in most parts
-PROGRAMS = {
-    "PyTorch": "torch_hooks",
-    "torch.distributed": "torch_groups",
-    "JAX": "jax_programs",
-    "TensorFlow": "tensorflow_programs",
-}
+PROGRAMS = (
+    ("PyTorch", "cases.py", "torch_hooks"),
+    ("torch.distributed", "cases.py", "torch_groups"),
+    ("faults", "faults.py"),
+    ("JAX", "cases.py", "jax_programs"),
+    ("TensorFlow", "cases.py", "tensorflow_programs"),
+)
 
 
 def find() -> None:
@@ -111,9 +112,8 @@ def _compare_bits(report: Report, counts: list[str], most: int) -> None:
 
 
 def _train_and_fail(report: Report, device: str) -> None:
-    for title, program in PROGRAMS.items():
-        report.script(title, 150, "cases.py", [program, "--device", device, "--limit", "40"])
-    report.script("faults", 150, "faults.py", ["--device", device])
+    for title, program, *options in PROGRAMS:
+        report.script(title, 150, program, [*options, "--device", device])
 
 
 def _measure(report: Report, ranks: str, sizes: str, seconds: str) -> None:

@@ -50,7 +50,7 @@ class Asked:
     """Where tensors lie, by the first word; `host`: the host stands in for devices."""
 
     device: str = "cuda"
-    limit: float = 60.0
+    limit: float = 40.0
     cases: list[str] = field(default_factory=list)
 
     @property
@@ -137,7 +137,7 @@ def compared(mine: Iterable[Any], wanted: Iterable[Any], tolerance: float, with_
 def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds for a case")
+    parser.add_argument("--limit", type=float, default=40.0, help="seconds for a case")
     parser.add_argument("cases", nargs="*")
     return parser
 
