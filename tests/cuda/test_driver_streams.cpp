@@ -295,6 +295,18 @@ TEST(kernels_keep_their_module) {
   CHECK_EQUAL(words(memory)[0], 5U);
 }
 
+TEST(kernels_are_loaded_into_a_context_once) {
+  const FreshDriver fresh;
+  const auto context = fresh.context();
+  auto module = DeviceModule::load(context, kImage);
+  CHECK(DeviceModule::load(context, kImage) == module);
+  CHECK_EQUAL(fake().calls("cuModuleLoadDataEx"), 1U);
+  module.reset();
+  CHECK_EQUAL(fake().calls("cuModuleUnload"), 1U);
+  module = DeviceModule::load(context, kImage);
+  CHECK_EQUAL(fake().calls("cuModuleLoadDataEx"), 2U);
+}
+
 TEST(kernels_that_all_run_at_once_are_bounded) {
   const FreshDriver fresh;
   const auto context = fresh.context();

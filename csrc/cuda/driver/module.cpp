@@ -2,13 +2,32 @@
 
 #include <array>
 #include <bit>
+#include <map>
+#include <mutex>
 #include <utility>
 
 namespace farandole::cuda {
 
+namespace {
+
+/// By context and image. Whoever finds one there has its context, too.
+using Modules =
+    std::map<std::pair<const DeviceContext*, const void*>, std::weak_ptr<const DeviceModule>>;
+
+}  // namespace
+
 std::shared_ptr<const DeviceModule> DeviceModule::load(std::shared_ptr<const DeviceContext> context,
                                                        const void* image) {
-  return std::shared_ptr<const DeviceModule>(new DeviceModule(std::move(context), image));
+  static std::mutex mutex;  // guards them
+  static auto* const modules = new Modules;
+  const std::lock_guard lock(mutex);
+  std::weak_ptr<const DeviceModule>& known = (*modules)[{context.get(), image}];
+  std::shared_ptr<const DeviceModule> module = known.lock();
+  if (!module) {
+    module.reset(new DeviceModule(std::move(context), image));
+    known = module;
+  }
+  return module;
 }
 
 DeviceModule::DeviceModule(std::shared_ptr<const DeviceContext> context, const void* image)

@@ -57,8 +57,10 @@ class DeviceFunction {
 
 class DeviceModule : public std::enable_shared_from_this<DeviceModule> {
  public:
-  /// `image`: a fatbin, cubin or PTX. Throws Error(device) where it does not fit the device; the
-  /// words of the driver's compiler are its evidence.
+  /// `image`: a fatbin, cubin or PTX that stays where it is. Who has loaded it into this context
+  /// has the same: loading one takes memory, and may wait for all that runs there. Throws
+  /// Error(device) where it does not fit the device; the words of the driver's compiler are its
+  /// evidence.
   static std::shared_ptr<const DeviceModule> load(std::shared_ptr<const DeviceContext> context,
                                                   const void* image);
   ~DeviceModule();
