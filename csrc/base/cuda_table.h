@@ -148,6 +148,13 @@ struct CudaGraphState {
   uint32_t own, theirs;
 };
 
+/// Ranks by their bits: which have not come to where others have, or none of them; none where all
+/// have come to all that is under way.
+struct CudaLate {
+  int32_t known;  // 0: the device has yet to say
+  uint64_t ranks;
+};
+
 /// What the ranks tell each other to fold by a switch between their devices (NVLS): each has a
 /// device of its own, and the first one's multicast object, whose descriptor goes with it.
 struct CudaNvls {
@@ -318,6 +325,9 @@ struct CudaTable {
                              CudaFailure* failure);
   /// Fails where the context is lost, and nothing will be complete any more.
   int32_t (*look_for_lost_exchange)(CudaExchange* exchange, CudaFailure* failure);
+  /// Whose devices keep this rank's waiting, where it waits in vain: to be called again, every few
+  /// milliseconds. Not of NCCL's operations, nor of graphs.
+  int32_t (*look_for_late)(CudaExchange* exchange, CudaLate* late, CudaFailure* failure);
   /// The ranks have failed: nothing waits for others any more, and what is in flight ends, with
   /// results that mean nothing. A rank that is late may undo it: again, until all is complete.
   int32_t (*drain)(CudaExchange* exchange, CudaFailure* failure);
@@ -373,6 +383,6 @@ struct CudaTable {
 
 }  // extern "C"
 
-inline constexpr uint32_t kCudaTableVersion = 11;
+inline constexpr uint32_t kCudaTableVersion = 12;
 
 }  // namespace farandole

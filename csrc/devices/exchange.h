@@ -84,6 +84,12 @@ class DeviceExchange : public std::enable_shared_from_this<DeviceExchange> {
   }
   /// Throws where nothing will be complete any more.
   void look_for_loss() { ask_cuda(library_.look_for_lost_exchange, exchange_.get()); }
+  /// Whose devices keep the others waiting, as members by their bits: cuda_table.h.
+  CudaLate look_for_late() {
+    CudaLate late{};
+    ask_cuda(library_.look_for_late, exchange_.get(), &late);
+    return late;
+  }
   /// The ranks have failed: again and again, until all is complete.
   void drain() { ask_cuda(library_.drain, exchange_.get()); }
 

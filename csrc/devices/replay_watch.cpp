@@ -137,6 +137,7 @@ void ReplayWatch::see(const CudaGraphState& state, TimePoint when) {
        .shown = {},
        .deadline = timeout_ > Duration::zero() ? Deadline{when + timeout_} : Deadline::never(),
        .timeout = {},
+       .way = std::nullopt,
        .moments = nullptr,
        .kept = nullptr});
 }

@@ -287,6 +287,7 @@ void StepBackend::end() {
               .deadline = o.deadline,
               .timeout = o.timeout,
               .moments = arrays_->moments,
+              .way = way_,
               .kept = std::move(arrays_->kept)});
   arrays_->launched.store(
       true, std::memory_order_release);  // partner: StepCall::launched, BucketOnDevice::launched

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "base/log.h"
-#include "base/seconds_text.h"
 #include "control/absence.h"
 #include "devices/staged_copies.h"
 #include "engine/fork.h"
@@ -17,6 +16,14 @@ namespace {
 constexpr auto kBetweenStepLooks = std::chrono::milliseconds(20);
 constexpr auto kNapAtTheEnd = std::chrono::microseconds(200);
 
+/// Its timeout counts from the first look around.
+void see(StepInFlight& step, TimePoint when) {
+  if (step.seen != TimePoint{}) return;
+  step.seen = when;
+  if (step.timeout > Duration::zero())
+    step.deadline.at = std::min(step.deadline.at, when + step.timeout);
+}
+
 }  // namespace
 
 StepWatch::StepWatch(Engine& engine, Membership membership,
@@ -24,7 +31,8 @@ StepWatch::StepWatch(Engine& engine, Membership membership,
     : engine_(engine),
       around_(engine.view()),
       membership_(std::move(membership)),
-      exchange_(std::move(exchange)) {}
+      exchange_(std::move(exchange)),
+      late_(around_, membership_, exchange_) {}
 
 StepWatch::~StepWatch() {
   if (in_child()) return;
@@ -33,9 +41,7 @@ StepWatch::~StepWatch() {
   for (drop_complete(); !in_flight_.empty(); drop_complete()) {
     const TimePoint when = now();
     StepInFlight& first = in_flight_.front();
-    if (first.timeout > Duration::zero())
-      first.deadline.at =
-          std::min(first.deadline.at, when + std::exchange(first.timeout, Duration::zero()));
+    see(first, when);
     const bool late = first.deadline.passed(when);
     if (late || membership_.detector->failed() || somebody_has_died()) {
       if (late)
@@ -101,28 +107,30 @@ void StepWatch::look_around(TimePoint when) {
 }
 
 void StepWatch::look_for_failure(TimePoint when) {
-  for (StepInFlight& step : in_flight_)
-    if (step.timeout > Duration::zero())
-      step.deadline.at =
-          std::min(step.deadline.at, when + std::exchange(step.timeout, Duration::zero()));
+  for (StepInFlight& step : in_flight_) see(step, when);
+  std::optional<Error> failure;
   try {
     exchange_->look_for_loss();
     look_for_the_dead();
     exchange_->look_for_nccl_failure();
-    const auto late = std::ranges::find_if(
-        in_flight_, [&](const StepInFlight& step) { return step.deadline.passed(when); });
-    if (late == in_flight_.end()) return;
-    Context where;
-    where.operation = late->title;
-    throw Error(ErrorCode::stalled,
-                late->title + " was not complete on device " + std::to_string(exchange_->device()) +
-                    " in time",
-                where, "look what the streams of all ranks' devices wait for");
+    failure = look_for_the_late(when);
+    if (!failure) return;
   } catch (const Error& error) {
     const bool own = error.code() != ErrorCode::peer_lost;
-    membership_.detector->report(own ? during(on_rank(error, engine_.host().rank)) : error);
-    engine_.wake_everyone();
+    failure = own ? during(on_rank(error, engine_.host().rank)) : error;
   }
+  membership_.detector->report(*failure);
+  engine_.wake_everyone();
+}
+
+/// Operations come one after the other: the first one holds up whatever is late.
+std::optional<Error> StepWatch::look_for_the_late(TimePoint when) {
+  const auto late = std::ranges::find_if(
+      in_flight_, [&](const StepInFlight& step) { return step.deadline.passed(when); });
+  if (late != in_flight_.end())
+    return late_.look({late->title, when - late->seen, in_flight_.front().way}, when);
+  late_.forget();
+  return std::nullopt;
 }
 
 /// The first of what is in flight is what failed, or is nearest to it.

@@ -5,10 +5,11 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/trace.h"
-#include "devices/exchange.h"
+#include "devices/late_devices.h"
 #include "engine/engine.h"
 
 namespace farandole {
@@ -20,9 +21,11 @@ struct StepInFlight {
   Trace* trace = nullptr;  // where it is shown, if it is
   TraceEvent shown{};      // but for its times
   Deadline deadline;
-  Duration timeout{};  // besides, from the first look around; zero: none
+  Duration timeout{};            // besides, from the first look around; zero: none
+  std::optional<DeviceWay> way;  // nothing: in a graph
   StepMoments moments;
   std::shared_ptr<const void> kept;  // what keeps its arrays
+  TimePoint seen{};                  // by the first look around
 };
 
 /// By the thread that polls; its end by any.
@@ -44,6 +47,7 @@ class StepWatch {
   size_t drop_complete();
   void trace(const StepInFlight& step);
   void look_for_failure(TimePoint when);
+  std::optional<Error> look_for_the_late(TimePoint when);
   Error during(const Error& error) const;
   void look_for_the_dead();
   void drain() noexcept;
@@ -53,6 +57,7 @@ class StepWatch {
   EngineView around_;
   Membership membership_;
   std::shared_ptr<DeviceExchange> exchange_;
+  LateDevices late_;
   std::deque<StepInFlight> in_flight_;
   TimePoint next_look_{};
   TimePoint traced_until_{};

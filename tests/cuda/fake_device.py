@@ -8,7 +8,7 @@ import ctypes
 import gc
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,7 @@ class Machine:
         self.arrays: list[Array] = []
         self.arrivals: ctypes.c_void_p | None = None  # the stream in which arrays reach the host
         self.streams: dict[int, ctypes.c_void_p] = {}
+        self.gates: list[Any] = []  # at which streams wait
         self.enter(0)
 
     def call(self, name: str, *arguments: Any) -> None:
@@ -121,6 +122,22 @@ class Machine:
         with self.on(0):
             for graph in graphs:
                 self.call("cuGraphDestroy", graph)
+
+    def keep_busy(self, device: int) -> Callable[[], None]:
+        """The stream of the device's owner, and no other one, until the answer is called. By no
+        function of Python's: whoever waits for the stream may hold the interpreter's lock."""
+        libc = ctypes.CDLL(None)
+        gate = ctypes.create_string_buffer(64)  # a sem_t
+        self.gates.append(gate)
+        assert libc.sem_init(gate, 0, 0) == 0
+        wait = ctypes.cast(libc.sem_wait, ctypes.c_void_p)
+        with self.on(device):
+            self.call("cuLaunchHostFunc", self.streams[device], wait, gate)
+
+        def go_on() -> None:
+            libc.sem_post(gate)
+
+        return go_on
 
     def leave(self) -> tuple[str, str]:
         """After shutdown(), without our own arrays and streams: what is alive, and what was done

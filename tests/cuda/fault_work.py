@@ -1,8 +1,11 @@
-"""A call of a fake library's that fails on rank 1 in the middle of what two ranks do."""
+"""What goes wrong in the middle of what ranks do: a call of a fake library's that fails on rank 1,
+or devices that do not come by."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +17,11 @@ import harness
 from harness import World
 
 UNAVAILABLE, MEMORY = 46, 2
+
+
+def device_of_this_rank() -> int:
+    """Ranks take the fake driver's devices in turn."""
+    return fd.rank() % int(os.environ.get("FAKE_CUDA_DEVICES", "1"))
 
 
 def let_fail(rank: Rank, call: str, nth: int, code: int = UNAVAILABLE) -> None:
@@ -55,6 +63,17 @@ def how_it_went_wrong(world: World, case: Callable[..., Any], *arguments: Any) -
     return [o.value for o in outcomes]
 
 
+def failed_on_rank_1(answers: list[Any], tried: str) -> None:
+    """Of both ranks: the verdict with its kind, the rank that each error names, what is left."""
+    of_rank_0, of_rank_1 = answers
+    assert of_rank_0[0] == of_rank_1[0], "one verdict for all"
+    verdict, kind = of_rank_0[0]
+    assert verdict.startswith(f"rank 1: cannot {tried}")
+    assert kind == "DeviceError"
+    assert {*of_rank_0[1], *of_rank_1[1]} == {1}
+    assert of_rank_0[2] == of_rank_1[2] == ["", ""], "all that was taken is given back"
+
+
 def is_rank_1s(one: Any, other: Any) -> None:
     """One verdict for both, which names rank 1; and nothing is left. Each says the verdict, the
     rank, and what the fake driver says."""
@@ -62,3 +81,70 @@ def is_rank_1s(one: Any, other: Any) -> None:
     assert one[0].startswith("rank 1: cannot ")
     assert one[1] == 1
     assert one[2] == other[2] == ["", ""]
+
+
+def barriers() -> None:
+    while True:
+        fd.barrier()
+
+
+# Of a rank whose device did not come by: verdict, kind of error, whom it blames, what is left.
+Found = tuple[str, str, list[int], list[str]]
+
+
+def waits_with(
+    rank: Rank,
+    path: str,
+    count: int = 50_000,
+    timeout: float | None = None,
+    late: tuple[int, ...] = (1,),
+    how: str = "stopped",
+) -> Found:
+    """A collective of all is launched, and does not run on the late ranks: their devices are
+    stopped, or lost when they are told to go on, or their owners' streams are busy. What programs
+    wait for on the other ranks ends nevertheless."""
+    x, _ = rank.pair(count, "float32")
+    y = rank.array(count, "float32")
+    for _ in range(2):
+        fd.all_reduce(x, out=y)
+    y.get()
+    fd.barrier()
+    control = rank.machine.control
+    is_late = fd.rank() in late
+    is_lost = is_late and how == "lost"
+    if is_late and how == "busy":
+        go_on = rank.machine.keep_busy(rank.device)
+    else:
+        control.hold(is_late)
+        go_on = lambda: control.hold(False)  # noqa: E731
+    fd.all_reduce(x, out=y, timeout=timeout, name="gradient")
+    assert fd.world().last_path == path
+    harness.tell("launched")
+    if not is_late:
+        y.get()  # whatever it is
+    else:
+        harness.listen()
+        if is_lost:
+            control.lose(700)
+    with pytest.raises(fd.Error) as caught:
+        barriers()
+    go_on()
+    with contextlib.suppress(fd.Error):
+        fd.shutdown()
+    gc.collect()
+    error = caught.value
+    blamed = error.values.get("missing", [] if error.rank is None else [error.rank])
+    if is_lost:
+        control.forget()
+    left = ["", ""] if is_lost else list(rank.machine.leave())
+    return error.verdict, caught.type.__name__, blamed, left
+
+
+def all_hear(world: World, killed: int | None = None) -> tuple[str, str, list[int]]:
+    """What all ranks, or those that survive, say with one voice; nothing is left."""
+    outcomes = [world.outcome(r) for r in range(len(world)) if r != killed]
+    assert [o.error for o in outcomes] == [None] * len(outcomes), world.report()
+    (*facts, left), *others = (o.value for o in outcomes)
+    assert left == ["", ""]
+    assert others == [(*facts, left)] * len(others)
+    return tuple(facts)

@@ -2,10 +2,13 @@
 // array and a stream of its owner.
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <memory>
+#include <thread>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/dtype.h"
 #include "base/fixed_text.h"
 #include "cuda/library/exchange.h"
@@ -19,6 +22,17 @@ inline constexpr char kImage[] = "fake image";
 inline constexpr size_t kCount = 1500;
 
 enum class StepsRun : int32_t { now, in_graphs };
+
+/// Whether that is so in the end.
+template <typename Seen>
+bool comes(const Seen& seen) {
+  const farandole::Deadline patience = farandole::Deadline::after(std::chrono::seconds(60));
+  while (!seen()) {
+    if (patience.passed(farandole::now())) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
 
 struct StepRank {
   static constexpr size_t kBytes = kCount * sizeof(float);

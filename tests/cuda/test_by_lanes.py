@@ -3,17 +3,13 @@ buckets; by ranks over the fake driver, which runs the kernels' own source."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from fake_device import Rank, all_come
-from fault_work import UNAVAILABLE, how_it_went_wrong
 from test_device_collectives import LOADS, NEVER_IN_A_STEADY_STEP
-from test_device_faults import goes_wrong
-from test_step_faults import waits_for_one
 from test_steps import OLDER, together
 
 import farandole as fd
@@ -328,42 +324,3 @@ def steady() -> list[str]:
 def test_a_steady_step_neither_allocates_nor_waits_for_the_device(by_lanes: Start) -> None:
     for extra in by_lanes(2).run(steady):
         assert extra == ["cuStreamSynchronize"] * 4, "the test's own"
-
-
-# ---- what goes wrong ----
-
-
-@pytest.mark.parametrize("count", [1000, 50_000])
-def test_a_rank_that_is_killed_while_kernels_spin(by_lanes: Start, count: int) -> None:
-    world = by_lanes(3)
-    world.start(waits_for_one, None, False, "lanes", count)
-    world.hear_all()
-    world.signal(1, signal.SIGKILL)
-    for survivor in (0, 2):
-        verdict, kind, left = world.outcome(survivor).value
-        assert "was killed by SIGKILL during all_reduce" in verdict
-        assert kind == "PeerLost"
-        assert left == ["", ""]
-
-
-def test_a_device_that_does_not_come_by(by_lanes: Start) -> None:
-    world = by_lanes(2)
-    world.start(waits_for_one, 0.5, False, "lanes", 50_000)
-    world.hear_all()
-    world.say(1, "go")
-    one, other = (o.value for o in world.outcomes())
-    assert one == other
-    verdict, kind, left = one
-    assert "'gradient' was not complete on device 0 in time" in verdict
-    assert kind == "Stalled"
-    assert left == ["", ""]
-
-
-def test_a_kernel_that_cannot_be_launched(by_lanes: Start) -> None:
-    answers = how_it_went_wrong(by_lanes(2), goes_wrong, "cuLaunchKernel", 1, UNAVAILABLE, "lanes")
-    of_rank_0, of_rank_1 = answers
-    assert of_rank_0[0] == of_rank_1[0], "one verdict for all"
-    verdict, kind = of_rank_0[0]
-    assert verdict.startswith("rank 1: cannot launch farandole_lanes_float32")
-    assert kind == "DeviceError"
-    assert of_rank_0[2] == of_rank_1[2] == ["", ""], "all that was taken is given back"

@@ -11,6 +11,7 @@
 using namespace farandole;
 using namespace farandole::cuda;
 using testing::Capture;
+using testing::comes;
 using testing::contains;
 using testing::fake;
 using testing::FreshDriver;
@@ -44,14 +45,6 @@ void drain(StepRanks& ranks) {
     }
   for (StepRank& rank : ranks.all) rank.owner.synchronize();
   CHECK(!patience.passed(now()));
-}
-
-template <typename Seen>
-bool comes(const Seen& seen) {
-  const Deadline patience = Deadline::after(std::chrono::seconds(60));
-  while (!seen() && !patience.passed(now()))
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  return seen();
 }
 
 }  // namespace

@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 from fake_device import Rank, WithVersion
-from fault_work import MEMORY, UNAVAILABLE, how_it_went_wrong, let_fail
+from fault_work import (
+    MEMORY,
+    UNAVAILABLE,
+    device_of_this_rank,
+    failed_on_rank_1,
+    how_it_went_wrong,
+    let_fail,
+)
 
 import farandole as fd
 import harness
@@ -54,6 +61,7 @@ def goes_wrong(
 ) -> tuple[list[str], list[Any], list[str]]:
     """`before`: by which way an operation goes that precedes it."""
     rank = Rank("interface")
+    rank.device = device_of_this_rank()
     x, _ = rank.pair(1001, "float32")
     if before:
         fd.all_reduce(x, out=x)
@@ -79,13 +87,7 @@ def goes_wrong(
 
 @pytest.mark.parametrize(("call", "nth", "tried"), [*BEFORE, *AFTER])
 def test_a_call_of_the_driver_that_fails(start: Start, call: str, nth: int, tried: str) -> None:
-    of_rank_0, of_rank_1 = how_it_went_wrong(start(2), goes_wrong, call, nth, UNAVAILABLE)
-    assert of_rank_0[0] == of_rank_1[0], "one verdict for all"
-    verdict, kind = of_rank_0[0]
-    assert verdict.startswith(f"rank 1: cannot {tried}")
-    assert kind == "DeviceError"
-    assert {*of_rank_0[1], *of_rank_1[1]} == {1}
-    assert of_rank_0[2] == of_rank_1[2] == ["", ""], "all that was taken is given back"
+    failed_on_rank_1(how_it_went_wrong(start(2), goes_wrong, call, nth, UNAVAILABLE), tried)
 
 
 def test_no_memory_is_left(start: Start) -> None:

@@ -18,9 +18,8 @@ from device_model import Model, batch, goes_wrong, small
 from fake_device import Rank
 from fake_nccl import NcclRank
 from fake_tensors import Tensors, here_and_there, parameters_on
-from fault_work import how_it_went_wrong, is_rank_1s
+from fault_work import barriers, how_it_went_wrong, is_rank_1s
 from test_device_collectives import NEVER_IN_A_STEADY_STEP
-from test_step_faults import barriers
 
 import farandole as fd
 import farandole.torch as hvd

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from fake_nccl import NcclRank
-from fault_work import how_it_went_wrong, on_rank_1
-from test_step_faults import waits_with
+from fault_work import Found, how_it_went_wrong, on_rank_1, waits_with
 
 import farandole as fd
 import harness
@@ -122,10 +121,10 @@ def test_an_error_that_comes_later(by_nccl: Start) -> None:
     assert left == ["", "", ""]
 
 
-def waits(timeout: float | None = None) -> tuple[str, str, list[str]]:
+def waits(timeout: float | None = None) -> Found:
     rank = NcclRank("functions")
-    verdict, kind, left = waits_with(rank, timeout, False, "nccl", 50_000)
-    return verdict, kind, [*left, rank.nccl.left()]
+    *facts, left = waits_with(rank, "nccl", timeout=timeout)
+    return *facts, [*left, rank.nccl.left()]
 
 
 @pytest.mark.parametrize(("hosts", "notices"), [("", "0"), ("", "1"), ("1,2", "0"), ("2,1", "0")])
@@ -137,7 +136,7 @@ def test_a_rank_that_is_killed(by_nccl: Start, hosts: str, notices: str) -> None
     world.signal(1, signal.SIGKILL)
     survivors = [o.value for o in world.outcomes([0, 2])]
     assert survivors[0] == survivors[1]
-    verdict, kind, left = survivors[0]
+    verdict, kind, _, left = survivors[0]
     if notices == "0":
         assert "rank 1 " in verdict
         assert " during all_reduce" in verdict
@@ -155,9 +154,8 @@ def test_a_device_that_does_not_come_by(by_nccl: Start, hosts: str) -> None:
     world.say(1, "go")
     one, other = (o.value for o in world.outcomes())
     assert one == other
-    assert "'gradient' was not complete on device " in one[0]
-    assert one[1] == "Stalled"
-    assert one[2] == ["", "", ""]
+    assert "'gradient' was not complete on device " in one[0], "NCCL does not tell who is late"
+    assert one[1:] == ("Stalled", [], ["", "", ""])
 
 
 def meets(killed: int) -> list[Any]:

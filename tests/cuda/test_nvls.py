@@ -8,7 +8,6 @@ import contextlib
 import gc
 import os
 import re
-import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_device import Array, OnHost, Rank
-from fault_work import UNAVAILABLE, how_it_went_wrong, let_fail, verdict_of
+from fault_work import UNAVAILABLE
 from test_device_collectives import LOADS
 from test_nccl import small
-from test_step_faults import waits_with
 
 import farandole as fd
 from harness import World
@@ -283,55 +281,6 @@ def test_where_there_is_none(by_nvls: Start, what: str) -> None:
 
 # ---- what goes wrong later ----
 
-# The nth call of an operation, in their order, and what the rank tried. One operation went before.
-LAUNCHES = [
-    ("cuMemcpyAsync", 1, "copy 4004 bytes"),
-    ("cuLaunchKernel", 2, "launch farandole_nvls_float32"),
-    ("cuStreamWaitValue32", 2, "let a stream wait for a word"),
-]
-
-
-def goes_wrong(call: str, nth: int) -> list[Any]:
-    rank = NvlsRank("interface")
-    x = rank.array(1001, "float32")
-    assert path_of(x) == "nvls"
-    let_fail(rank, call, nth)
-
-    def reduce(_: int) -> None:
-        fd.all_reduce(x, out=x, name="gradient")
-
-    facts = verdict_of(reduce)
-    gc.collect()
-    return [*facts, list(rank.machine.leave())]
-
-
-@pytest.mark.parametrize(("call", "nth", "tried"), LAUNCHES)
-def test_a_call_of_the_driver_that_fails(by_nvls: Start, call: str, nth: int, tried: str) -> None:
-    one, other = how_it_went_wrong(by_nvls(2), goes_wrong, call, nth)
-    assert one == other
-    verdict, rank, left = one
-    assert verdict.startswith(f"rank 1: cannot {tried}")
-    assert rank == 1
-    assert left == ["", ""], "all that was taken is given back"
-
-
-def waits_for_one(timeout: float | None) -> tuple[str, str, list[str]]:
-    return waits_with(NvlsRank("functions"), timeout, False, "nvls", 50_000)
-
-
-def test_a_rank_that_is_killed(by_nvls: Start) -> None:
-    """The others' streams end, and give all back once nobody uses it."""
-    world = by_nvls(3)
-    world.start(waits_for_one, None)
-    world.hear_all()
-    world.signal(1, signal.SIGKILL)
-    survivors = [o.value for o in world.outcomes([0, 2])]
-    assert survivors[0] == survivors[1]
-    verdict, kind, left = survivors[0]
-    assert "was killed by SIGKILL during all_reduce" in verdict
-    assert kind == "PeerLost"
-    assert left == ["", ""]
-
 
 def reads_late() -> list[str]:
     """After a verdict rank 1's device goes on late, with what it had of the other one's memory."""
@@ -360,16 +309,3 @@ def reads_late() -> list[str]:
 
 def test_memory_stays_bound_while_others_may_use_it(by_nvls: Start) -> None:
     assert by_nvls(2).run(reads_late) == [["", ""], ["", ""]]
-
-
-def test_a_device_that_does_not_come_by(by_nvls: Start) -> None:
-    world = by_nvls(2)
-    world.start(waits_for_one, 0.5)
-    world.hear_all()
-    world.say(1, "go")
-    one, other = (o.value for o in world.outcomes())
-    assert one == other
-    verdict, kind, left = one
-    assert "'gradient' was not complete on device " in verdict
-    assert kind == "Stalled"
-    assert left == ["", ""]

@@ -22,6 +22,7 @@
 
 using namespace farandole;
 using namespace farandole::cuda;
+using testing::comes;
 using testing::contains;
 using testing::fake;
 using testing::FreshDriver;
@@ -110,6 +111,52 @@ TEST(step_exchange_runs_more_schedules_than_it_keeps) {
       CHECK(right);
     });
   for (std::thread& thread : threads) thread.join();
+}
+
+TEST(step_exchange_knows_who_is_late) {
+  if (testing::kThreadSanitizer) return;  // flags are read while they may be written
+  using Launch = void (*)(StepRank&, int);
+  const Launch steps = [](StepRank& me, int r) { me.launch(r, 3); };
+  const Launch lanes = [](StepRank& me, int) { me.launch_lanes("ring"); };
+  for (const Launch launch : {steps, lanes})
+    for (const uint64_t late : {0b010, 0b110, 0b101, 0b111, 0b000}) {
+      const testing::Note note(launch == steps ? "steps" : "lanes", ", late: ", late);
+      StepRanks ranks(3);
+      const DeviceStream gate(ranks.context);
+      const PinnedMemory word(ranks.context, sizeof(uint32_t));
+      for (int r = 0; r < 3; ++r) {
+        StepRank& me = ranks.all[static_cast<size_t>(r)];
+        me.put(1);
+        launch(me, r);  // once, so that all have met
+      }
+      for (StepRank& me : ranks.all) {
+        me.get();
+        me.owner.synchronize();
+      }
+      for (int r = 0; r < 3; ++r) {
+        StepRank& me = ranks.all[static_cast<size_t>(r)];
+        if ((late >> r & 1) != 0) me.owner.wait(word.address(), 1);
+        launch(me, r);
+      }
+      for (int r = 0; r < 3; ++r) {
+        const testing::Note rank("as seen by rank ", r);
+        Exchange& here = ranks.all[static_cast<size_t>(r)].exchange;
+        CHECK(comes([&] { return here.look_for_late() == late; }));
+      }
+      gate.write(word.address(), 1);
+      for (StepRank& me : ranks.all) {
+        me.get();
+        me.owner.synchronize();
+        CHECK(comes([&] { return me.exchange.look_for_late() == uint64_t{0}; }));
+      }
+    }
+}
+
+TEST(step_exchange_does_not_know_who_is_late_while_the_device_is_silent) {
+  StepRanks ranks(2);
+  fake().hold(true);
+  for (int looks = 0; looks < 3; ++looks) CHECK(!ranks.all[0].exchange.look_for_late());
+  fake().hold(false);
 }
 
 TEST(step_exchange_ends_lanes_that_wait_for_a_rank_that_does_not_come) {

@@ -3,20 +3,23 @@ waiting for a rank that does not come. Ranks over the fake driver."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import os
 import signal
 import time
 from collections.abc import Callable
 
 import pytest
 from fake_device import Rank
-from fault_work import UNAVAILABLE, how_it_went_wrong
+from fault_work import (
+    UNAVAILABLE,
+    Found,
+    all_hear,
+    failed_on_rank_1,
+    how_it_went_wrong,
+    waits_with,
+)
 from test_device_faults import bad_input, forks, goes_wrong
 
 import farandole as fd
-import harness
 from harness import World
 
 Start = Callable[..., World]
@@ -44,88 +47,16 @@ CALLS = [
 @pytest.mark.parametrize(("call", "nth", "tried"), CALLS)
 def test_a_call_of_the_driver_that_fails(by_steps: Start, call: str, nth: int, tried: str) -> None:
     answers = how_it_went_wrong(by_steps(2), goes_wrong, call, nth, UNAVAILABLE, "step")
-    of_rank_0, of_rank_1 = answers
-    assert of_rank_0[0] == of_rank_1[0], "one verdict for all"
-    verdict, kind = of_rank_0[0]
-    assert verdict.startswith(f"rank 1: cannot {tried}")
-    assert kind == "DeviceError"
-    assert {*of_rank_0[1], *of_rank_1[1]} == {1}
-    assert of_rank_0[2] == of_rank_1[2] == ["", ""], "all that was taken is given back"
+    failed_on_rank_1(answers, tried)
 
 
-def barriers() -> None:
-    while True:
-        fd.barrier()
+def waits(timeout: float | None = None, how: str = "stopped") -> Found:
+    return waits_with(Rank("functions"), "step", timeout=timeout, how=how)
 
 
-def waits_for_one(
-    timeout: float | None = None, lost: bool = False, path: str = "step", count: int = 50_000
-) -> tuple[str, str, list[str]]:
-    """Steps of all are launched, and those of rank 1 do not run. What the others' programs wait for
-    ends nevertheless."""
-    rank = Rank("functions")
-    rank.device = fd.rank() % int(os.environ.get("FAKE_CUDA_DEVICES", "1"))
-    return waits_with(rank, timeout, lost, path, count)
-
-
-def waits_with(
-    rank: Rank, timeout: float | None, lost: bool, path: str, count: int
-) -> tuple[str, str, list[str]]:
-    x, _ = rank.pair(count, "float32")
-    y = rank.array(count, "float32")
-    for _ in range(2):
-        fd.all_reduce(x, out=y)
-    y.get()
-    fd.barrier()
-    held = fd.rank() == 1
-    rank.machine.control.hold(held)
-    fd.all_reduce(x, out=y, timeout=timeout, name="gradient")
-    assert fd.world().last_path == path
-    harness.tell("launched")
-    if not held:
-        y.get()  # whatever it is
-    else:
-        harness.listen()
-        if lost:
-            rank.machine.control.lose(700)
-    with pytest.raises(fd.Error) as caught:
-        barriers()
-    if held:
-        rank.machine.control.hold(False)
-    with contextlib.suppress(fd.Error):
-        fd.shutdown()
-    gc.collect()
-    if lost and held:
-        rank.machine.control.forget()
-        return caught.value.verdict, caught.type.__name__, ["", ""]
-    return caught.value.verdict, caught.type.__name__, list(rank.machine.leave())
-
-
-DRIVERS = {
-    "all that there is": {},
-    "older handles": {"FAKE_CUDA_VIRTUAL_MEMORY": "0"},
-    "no memory operations": {"FAKE_CUDA_MEMORY_OPERATIONS": "0", "FAKE_CUDA_DEVICES": "3"},
-}
-
-
-@pytest.mark.parametrize("driver", DRIVERS)
-def test_a_rank_that_is_killed(by_steps: Start, driver: str) -> None:
-    world = by_steps(3, **DRIVERS[driver])
-    world.start(waits_for_one)
-    world.hear_all()
-    world.signal(1, signal.SIGKILL)
-    survivors = [o.value for o in world.outcomes([0, 2])]
-    assert survivors[0] == survivors[1]
-    verdict, kind, left = survivors[0]
-    assert "rank 1" in verdict
-    assert "was killed by SIGKILL during all_reduce" in verdict
-    assert kind == "PeerLost"
-    assert left == ["", ""]
-
-
-def hears_of_it() -> tuple[float, tuple[str, str, list[str]]]:
+def hears_of_it() -> tuple[float, Found]:
     """When all streams and this rank's program had ended."""
-    found = waits_for_one()
+    found = waits()
     return time.monotonic(), found
 
 
@@ -136,7 +67,7 @@ def test_a_rank_that_is_killed_is_known_within_two_seconds(by_steps: Start) -> N
     begin = time.monotonic()
     world.signal(1, signal.SIGKILL)
     for survivor in (0, 2):
-        when, (verdict, _, left) = world.outcome(survivor).value
+        when, (verdict, _, _, left) = world.outcome(survivor).value
         assert when - begin < 2
         assert "was killed by SIGKILL" in verdict
         assert left == ["", ""]
@@ -146,55 +77,27 @@ def test_a_rank_that_is_stopped(by_steps: Start) -> None:
     """Its peers go on at their deadline; what its device still does is left where it is harmless,
     and it hears the same when it goes on."""
     world = by_steps(3)
-    world.start(waits_for_one, 0.5)
+    world.start(waits, 0.5)
     world.hear_all()
     world.signal(1, signal.SIGSTOP)
     survivors = [o.value for o in world.outcomes([0, 2])]
     world.signal(1, signal.SIGCONT)
     world.say(1, "go")
-    for verdict, kind, left in (*survivors, world.outcome(1).value):
-        assert "'gradient' was not complete on device 0 in time" in verdict
-        assert kind == "Stalled"
+    for verdict, kind, blamed, left in (*survivors, world.outcome(1).value):
+        assert "'gradient' was not complete after " in verdict
+        assert verdict.endswith("; not reached by the device of rank 1")
+        assert (kind, blamed) == ("Stalled", [1])
         assert left == ["", ""]
-
-
-def test_a_rank_that_is_killed_while_kernels_spin(by_steps: Start) -> None:
-    world = by_steps(3, FARANDOLE_DEVICE_PATH="spin")
-    world.start(waits_for_one, None, False, "spin", 1000)
-    world.hear_all()
-    world.signal(1, signal.SIGKILL)
-    for survivor in (0, 2):
-        verdict, kind, left = world.outcome(survivor).value
-        assert "was killed by SIGKILL during all_reduce" in verdict
-        assert kind == "PeerLost"
-        assert left == ["", ""]
-
-
-def test_a_device_that_does_not_come_by(by_steps: Start) -> None:
-    world = by_steps(2)
-    world.start(waits_for_one, 0.5)
-    world.hear_all()
-    world.say(1, "go")
-    one, other = (o.value for o in world.outcomes())
-    assert one == other
-    verdict, kind, left = one
-    assert "'gradient' was not complete on device 0 in time" in verdict
-    assert kind == "Stalled"
-    assert left == ["", ""]
 
 
 def test_a_device_that_is_lost(by_steps: Start) -> None:
     world = by_steps(2)
-    world.start(waits_for_one, None, True)
+    world.start(waits, None, "lost")
     world.hear_all()
     world.say(1, "go")
-    outcomes = world.outcomes()
-    assert [o.error for o in outcomes] == [None, None], world.report()
-    one, other = (o.value for o in outcomes)
-    assert one == other
-    assert one[0].startswith("rank 1: ")
-    assert one[1] == "DeviceError"
-    assert one[2] == ["", ""]
+    verdict, kind, blamed = all_hear(world)
+    assert verdict.startswith("rank 1: ")
+    assert (kind, blamed) == ("DeviceError", [1])
 
 
 def ends_early() -> None:

@@ -66,6 +66,7 @@ Exchange::Exchange(const std::shared_ptr<const DeviceContext>& context,
       peers_(size_),
       devices_(size_, context->device().uuid),
       least_multiprocessors_(multiprocessors()),
+      arrivals_(context),
       abort_(context, sizeof(uint32_t)),
       completions_(context),
       clock_(context),
@@ -286,6 +287,15 @@ bool Exchange::is_idle() const {
   bool idle = marks_.idle();
   for (const Strand& strand : strands_) idle &= strand.stream.idle();
   return idle;
+}
+
+std::optional<RankBits> Exchange::look_for_late() {
+  if (!peers_[rank_] || !rescue_.idle()) return std::nullopt;
+  std::optional<RankBits> found;
+  if (arrivals_.asked())
+    found = arrivals_.late(rank_, size_, {strands_[0].met, strands_[1].met}, spun_);
+  arrivals_.ask(rescue_, flags_of(rank_), spin_flags_of(rank_));
+  return found;
 }
 
 void Exchange::drain() {

@@ -22,6 +22,7 @@
 #include "cuda/driver/module.h"
 #include "cuda/driver/peer_memory.h"
 #include "cuda/kernels/parameters.h"
+#include "cuda/library/arrivals.h"
 #include "cuda/library/captured_steps.h"
 #include "cuda/library/device_clock.h"
 #include "cuda/library/lane_tables.h"
@@ -105,6 +106,9 @@ class Exchange {
   void complete_before(const Moments& moments, StreamHandle stream) const;
   /// Throws the context's lasting error.
   bool is_idle() const;
+  /// Whose devices keep the streams waiting (Arrivals::late), as soon as it is known: asks for it
+  /// anew each time. Of what is in no graph.
+  std::optional<RankBits> look_for_late();
   void drain();
 
  private:
@@ -165,6 +169,8 @@ class Exchange {
   std::vector<DeviceUuid> devices_;                          // of the peers
   uint32_t least_multiprocessors_;
   std::optional<CapturedSteps> captured_;
+  Arrivals arrivals_;
+  uint32_t spun_ = 0;                                 // meetings of kernels that spin
   PinnedMemory abort_;                                // a word that ends kernels which spin
   std::vector<std::unique_ptr<DeviceMemory>> packs_;  // for NCCL: the last one is used
   std::vector<Move> unpack_;                          // once it has launched

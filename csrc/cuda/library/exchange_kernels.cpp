@@ -67,6 +67,7 @@ void Exchange::spin(const CudaPiece& piece, bool granted) {
   const DevicePointer input = apart ? bucket_of(rank_, piece.strand) : piece.input;
   const DevicePointer output = apart ? input : piece.output;
   move_in(piece);
+  if (piece.count > 0) ++spun_;
   const OneShot job = all_reduce_in_one(spinning_peers(), at_address(input), at_address(output),
                                         std::span(mailboxes).first(size_), piece.count, folding);
   kernel(kernel_name("one_shot", folding.dtype))
@@ -113,6 +114,7 @@ void Exchange::run_lanes(const CudaLanes& asked, const CudaPiece& piece, bool gr
   const DevicePointer here = bucket_of(rank_, 0);
   const bool apart = piece.ins > 0;
   move_in(piece);
+  ++spun_;
   Lanes job{
       .peers = spinning_peers(),
       .formula = row(folding.op).formula,

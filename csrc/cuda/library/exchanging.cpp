@@ -193,6 +193,14 @@ int32_t look_for_lost_exchange(CudaExchange* exchange, CudaFailure* failure) {
   });
 }
 
+int32_t look_for_late(CudaExchange* exchange, CudaLate* late, CudaFailure* failure) {
+  return guarded(failure, [&] {
+    const auto found = exchange->exchange.look_for_late();
+    *late = {found.has_value(), found.value_or(0)};
+    return 1;
+  });
+}
+
 int32_t drain(CudaExchange* exchange, CudaFailure* failure) {
   return guarded(failure, [&] {
     exchange->exchange.drain();
@@ -325,6 +333,7 @@ void add_exchanging(CudaTable& table) {
   table.times_of = times_of;
   table.complete_before = complete_before;
   table.look_for_lost_exchange = look_for_lost_exchange;
+  table.look_for_late = look_for_late;
   table.drain = drain;
   table.begin_captured = begin_captured;
   table.end_captured = end_captured;

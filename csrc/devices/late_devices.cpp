@@ -1,0 +1,80 @@
+#include "devices/late_devices.h"
+
+#include <utility>
+#include <vector>
+
+#include "base/seconds_text.h"
+#include "control/wait_watch.h"
+
+namespace farandole {
+namespace {
+
+/// How long a device may take to say the same twice: others do so meanwhile, where it is this one
+/// that answers nothing.
+constexpr auto kPatience = std::chrono::seconds(2);
+constexpr char kAdvice[] =
+    "look what the streams of those devices wait for, or allow more time by timeout= or "
+    "FARANDOLE_TIMEOUT";
+
+std::string unfinished(const LateStep& step) { return step.title + " was not complete"; }
+
+/// Empty: the ranks' flags say who is late.
+std::string why_unknown(const LateStep& step) {
+  if (!step.held_up) return "collectives in CUDA graphs do not tell which rank is late";
+  return step.held_up == DeviceWay::nccl ? "NCCL does not tell which rank is late" : "";
+}
+
+}  // namespace
+
+LateDevices::LateDevices(const EngineView& around, const Membership& membership,
+                         std::shared_ptr<DeviceExchange> exchange)
+    : around_(around), membership_(membership), exchange_(std::move(exchange)) {}
+
+std::optional<Error> LateDevices::look(const LateStep& step, TimePoint when) {
+  if (const std::string why = why_unknown(step); !why.empty()) return blame_nobody(step, why);
+  if (asked_ == TimePoint{}) {
+    asked_ = when;
+    seen_.reset();
+  }
+  const CudaLate found = exchange_->look_for_late();
+  if (found.known != 0 && std::exchange(seen_, found.ranks) == found.ranks) {
+    if (found.ranks != 0) return blame(step, found.ranks);
+    // What is left is this rank's own, but that lanes go on to wait for each other.
+    if (step.held_up != DeviceWay::lanes) return blame(step, uint64_t{1} << membership_.rank);
+    return blame_nobody(step, "the devices of all ranks have begun it");
+  }
+  if (when - asked_ < kPatience) return std::nullopt;
+  return blame_nobody(step, seen_ ? "the devices are still at it" : "the device does not answer");
+}
+
+/// Of members, by their bits.
+Error LateDevices::blame(const LateStep& step, uint64_t places) const {
+  Context where;
+  where.operation = step.title;
+  std::vector<int> late;
+  for (size_t place = 0; place < membership_.members.size(); ++place) {
+    if ((places >> place & 1) == 0) continue;
+    late.push_back(membership_.members[place]);
+    where.evidence += (where.evidence.empty() ? "" : "; ") + around_.host->name_of(late.back()) +
+                      " is " + around_.host->state_of(late.back()) +
+                      around_.waits->doing(late.back(), " and ");
+  }
+  where.rank = late.front();
+  where.values = {{"missing", late}};
+  return {ErrorCode::stalled,
+          unfinished(step) + " after " + seconds_text(step.waited) + "; not reached by the " +
+              (late.size() > 1 ? "devices" : "device") + " of " + name_ranks(late),
+          std::move(where), kAdvice};
+}
+
+Error LateDevices::blame_nobody(const LateStep& step, const std::string& why) const {
+  Context where;
+  where.operation = step.title;
+  where.evidence = why;
+  return {ErrorCode::stalled,
+          unfinished(step) + " on device " + std::to_string(exchange_->device()) + " of " +
+              name_ranks({around_.host->rank}) + " after " + seconds_text(step.waited),
+          std::move(where), "look what the streams of all ranks' devices wait for"};
+}
+
+}  // namespace farandole
