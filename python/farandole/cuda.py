@@ -83,7 +83,7 @@ class _Table(ctypes.Structure):  # its head: what follows is the native core's
     _fields_ = [
         ("version", ctypes.c_uint32),
         ("bytes", ctypes.c_uint32),
-        ("has_kernels", ctypes.c_int32),
+        ("nvcc", ctypes.c_int32),
         ("driver_version", ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(_Failure))),
         ("device_count", ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(_Failure))),
         (
@@ -153,12 +153,14 @@ class NcclLibrary:
 
 
 def is_available() -> bool:
-    """Whether collectives take arrays on a GPU of this process; ``why_not()`` says why not."""
+    """Whether collectives run on a GPU of this process; ``why_not()`` says why not."""
     return not why_not()
 
 
 def why_not() -> str:
-    """One sentence about what keeps farandole from using a GPU; empty where nothing does."""
+    """One sentence about what keeps farandole from using a GPU; empty where nothing does. Where it
+    is that the driver is too old for the kernels, arrays on a GPU are reduced by the host.
+    """
     try:
         found = devices()
     except (_core.Error, ImportError) as error:

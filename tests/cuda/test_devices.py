@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import harness
+from farandole import cuda
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +100,19 @@ def test_a_device_that_is_too_old_is_seen_and_not_used(fake: str) -> None:
     why = "device 0 (Fake GPU) is too old: it has compute capability 6.1, and the kernels need 7.0"
     old = {"FAKE_CUDA_CAPABILITY": "61"}
     assert ask("[cuda.why_not(), cuda.devices()[0].unfit]", fake, **old) == [why, why]
+
+
+def test_a_driver_that_is_too_old_for_the_kernels(fake: str) -> None:
+    nvcc = cuda._table().nvcc
+    if nvcc < 13000:
+        pytest.skip("no driver that farandole takes is too old for kernels by this nvcc, or none")
+    why = "the CUDA driver is too old: it is of CUDA 12.8, and the kernels, compiled by nvcc "
+    why += f"{nvcc // 1000}.{nvcc % 1000 // 10}, need {nvcc // 1000}.0"
+    old = {"FAKE_CUDA_VERSION": "12080"}
+    assert ask("[cuda.why_not(), cuda.devices()[0].unfit]", fake, **old) == [why, why]
+    assert f"machine CUDA: no: {why}\n" in run(["-m", "farandole", "info"], fake, **old)
+    new = {"FAKE_CUDA_VERSION": str(nvcc)}
+    assert ask("cuda.why_not()", fake, **new) == ""
 
 
 def test_a_machine_without_a_driver(tmp_path: Path) -> None:

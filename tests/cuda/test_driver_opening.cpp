@@ -2,6 +2,7 @@
 #include <cstdlib>
 
 #include "cuda/driver/driver.h"
+#include "cuda/library/kernel_image.h"
 #include "fake.h"
 
 using namespace farandole;
@@ -36,7 +37,7 @@ TEST(driver_opens) {
   const FreshDriver fresh;
   fake().configure("devices", "2");
   const auto driver = fresh.open();
-  CHECK_EQUAL(driver->version(), 12080);
+  CHECK_EQUAL(driver->version(), 99000);
   CHECK_EQUAL(driver->device_count(), 2);
 }
 
@@ -51,6 +52,28 @@ TEST(driver_is_not_there) {
 TEST(driver_is_something_else) {
   CHECK_THROWS(Driver::open("libm.so.6"), Error,
                contains(e.verdict(), "it has no cuInit, which drivers have from CUDA 2.0 on; it "));
+}
+
+TEST(driver_is_too_old_for_what_nvcc_has_compiled) {
+  constexpr int kCodes[] = {75, 80, 90};
+  const auto why = [&](int nvcc, int driver, int capability) {
+    DeviceProperties device;
+    device.ordinal = 0;
+    device.name = "GPU";
+    device.capability = capability;
+    return why_too_old({nvcc, kCodes}, driver, device);
+  };
+  CHECK_EQUAL(why(0, 12000, 90), "");
+  CHECK_EQUAL(why(13000, 13000, 90), "");
+  CHECK_EQUAL(why(12080, 13000, 103), "");
+  for (const int capability : {75, 80, 86, 89, 90}) CHECK_EQUAL(why(12080, 12000, capability), "");
+  for (const int capability : {70, 100, 120})
+    CHECK_EQUAL(why(12080, 12020, capability),
+                "the CUDA driver is too old: it is of CUDA 12.2, and takes no PTX by nvcc 12.8, "
+                "which is all that the kernels have for device 0 (GPU)");
+  CHECK_EQUAL(why(13010, 12080, 90),
+              "the CUDA driver is too old: it is of CUDA 12.8, and the kernels, compiled by nvcc "
+              "13.1, need 13.0");
 }
 
 TEST(driver_is_too_old) {

@@ -1,13 +1,17 @@
 #include "cuda/library/kernel_image.h"
 
-#ifdef FARANDOLE_HAS_KERNELS
+#include <algorithm>
+
+#include "cuda/driver/functions.h"
+
+#ifdef FARANDOLE_NVCC
 #include "cuda/fatbin.h"
 #endif
 
 namespace farandole::cuda {
 
 const void* kernel_image() {
-#ifdef FARANDOLE_HAS_KERNELS
+#ifdef FARANDOLE_NVCC
   return farandole_fatbin;
 #else
   return nullptr;
@@ -20,6 +24,35 @@ const void* nvls_image() {
 #else
   return nullptr;
 #endif
+}
+
+KernelBuild kernel_build() {
+#ifdef FARANDOLE_NVCC
+  static constexpr int kCodes[] = {FARANDOLE_KERNEL_CODES};
+  return {FARANDOLE_NVCC, kCodes};
+#else
+  return {};
+#endif
+}
+
+/// Code runs with any driver of its nvcc's major release or a later one, on devices of its
+/// capability's major number with the same minor number or a higher one; PTX takes a driver that is
+/// no older than nvcc.
+std::string why_too_old(const KernelBuild& build, int driver_version,
+                        const DeviceProperties& device) {
+  if (build.nvcc == 0 || driver_version >= build.nvcc) return "";
+  const std::string is =
+      "the CUDA driver is too old: it is of CUDA " + version_text(driver_version);
+  const std::string by = "nvcc " + version_text(build.nvcc);
+  if (driver_version / 1000 < build.nvcc / 1000)
+    return is + ", and the kernels, compiled by " + by + ", need " +
+           version_text(build.nvcc / 1000 * 1000);
+  const bool has_code = std::ranges::any_of(build.codes, [&](int code) {
+    return code / 10 == device.capability / 10 && code <= device.capability;
+  });
+  if (has_code) return "";
+  return is + ", and takes no PTX by " + by + ", which is all that the kernels have for " +
+         device.label();
 }
 
 }  // namespace farandole::cuda

@@ -1,6 +1,11 @@
 // The kernels, as nvcc has compiled them.
 #pragma once
 
+#include <span>
+#include <string>
+
+#include "cuda/driver/device.h"
+
 namespace farandole::cuda {
 
 /// A fatbin in this library; null where it was built without nvcc.
@@ -8,5 +13,16 @@ const void* kernel_image();
 /// Those for a switch between devices, of compute capability 9.0 and more; null where that nvcc was
 /// older than 12.2, too.
 const void* nvls_image();
+
+/// What the fatbin was built with.
+struct KernelBuild {
+  int nvcc = 0;                // 13000: of CUDA 13.0; 0: none
+  std::span<const int> codes;  // capabilities that have code of their own, besides the PTX
+};
+KernelBuild kernel_build();
+
+/// Why a driver of this version does not load them for a device: one sentence; empty where it does.
+std::string why_too_old(const KernelBuild& build, int driver_version,
+                        const DeviceProperties& device);
 
 }  // namespace farandole::cuda

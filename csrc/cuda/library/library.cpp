@@ -21,7 +21,8 @@ int32_t device_count(CudaFailure* failure) {
 
 int32_t device(int32_t ordinal, CudaDevice* into, CudaFailure* failure) {
   return guarded(failure, [&] {
-    const DeviceProperties found = device_properties(*Driver::of_process(), ordinal);
+    const auto driver = Driver::of_process();
+    const DeviceProperties found = device_properties(*driver, ordinal);
     into->capability = found.capability;
     into->multiprocessors = found.multiprocessors;
     into->memory_bytes = found.memory_bytes;
@@ -31,7 +32,9 @@ int32_t device(int32_t ordinal, CudaDevice* into, CudaFailure* failure) {
     copy_cut(found.name, into->name);
     copy_cut(found.uuid_text(), into->uuid);
     copy_cut(found.bus_id, into->bus_id);
-    copy_cut(found.why_unfit(), into->unfit);
+    std::string unfit = found.why_unfit();
+    if (unfit.empty()) unfit = why_too_old(kernel_build(), driver->version(), found);
+    copy_cut(unfit, into->unfit);
     return 1;
   });
 }
@@ -60,7 +63,7 @@ extern "C" __attribute__((visibility("default"))) const farandole::CudaTable* fa
     CudaTable made{};
     made.version = kCudaTableVersion;
     made.bytes = sizeof made;
-    made.has_kernels = cuda::kernel_image() != nullptr;
+    made.nvcc = cuda::kernel_build().nvcc;
     made.driver_version = cuda::driver_version;
     made.device_count = cuda::device_count;
     made.device = cuda::device;

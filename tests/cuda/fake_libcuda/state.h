@@ -133,7 +133,7 @@ struct CUuserObject_st {
 namespace farandole::cuda::fake {
 
 struct Config {
-  int devices = 1, version = 12080, capability = 90;
+  int devices = 1, version = 99000, capability = 90;
   size_t memory = size_t{1} << 30;
   std::string name = "Fake GPU", lacks;
   bool virtual_memory = true, host_register = true, peers = true, deinitialized = false;
