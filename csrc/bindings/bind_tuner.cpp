@@ -91,7 +91,7 @@ py::list explained_on_devices(const std::string& collective, size_t bytes, int r
                               size_t spin_bytes, const std::string& setting,
                               const std::string& dtype, const std::string& level,
                               const std::string& no_nccl, const std::string& no_nvls, int lanes,
-                              size_t piece_bytes) {
+                              size_t piece_bytes, size_t staged_piece_bytes) {
   const CollectiveSpec spec{.kind = collective_of(collective)};
   const bool has_shares = !is_of_whole(spec.kind) && spec.kind != Collective::reduce_scatter;
   const size_t count = bytes / size_of(dtype_of(dtype));
@@ -104,6 +104,7 @@ py::list explained_on_devices(const std::string& collective, size_t bytes, int r
   question.no_nvls = no_nvls;
   question.spin_bytes = spin_bytes;
   question.lanes = {lanes, piece_bytes};
+  question.staged_piece = staged_piece_bytes;
   py::list rows;
   for (const DeviceCandidate& c : explain_devices(question)) {
     py::dict d;
@@ -158,10 +159,13 @@ void bind_tuner(py::module_& module) {
       py::arg("ranks") = 2, py::arg("spin_bytes") = 0, py::arg("setting") = "auto",
       py::arg("dtype") = "float32", py::arg("level") = "canonical", py::arg("no_nccl") = "",
       py::arg("no_nvls") = "", py::arg("lanes") = 0, py::arg("piece_bytes") = 0,
+      py::arg("staged_piece_bytes") = 0,
       "Every way of a collective on arrays of devices as a dict: name, predicted seconds, words, "
       "refusal, chosen. spin_bytes: that kernels which run at once can take; no_nccl, "
       "no_nvls: why there is no NCCL, and no switch that folds; lanes, piece_bytes: of schedules "
-      "that kernels which run at once can take.");
+      "that kernels which run at once can take; staged_piece_bytes: of those in which long arrays "
+      "go "
+      "by the host, 0: as a whole.");
   tuning.def(
       "is_measured", [](const std::string& text) { return table_or_defaults(text).measured; },
       py::arg("text") = "", "Whether paths are chosen by these numbers.");

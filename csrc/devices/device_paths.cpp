@@ -7,6 +7,7 @@
 #include "devices/nvls_plan.h"
 #include "devices/step_plan.h"
 #include "schedule/planners.h"
+#include "stream/cut.h"
 
 namespace farandole {
 namespace {
@@ -18,30 +19,47 @@ constexpr double kMeeting = 3e-6;  // of ranks, by flags
 constexpr double kHop = 1e-6;      // from one rank to the next, within a kernel
 constexpr double kHostRoundTrip =
     3e-5;                            // two copies' latencies, a doorbell, and a thread that wakes
-constexpr double kLink = 2.5e10;     // to the host and back, for all ranks together
-constexpr double kHostFold = 1e10;   // likewise
+constexpr double kLink = 2.5e10;     // to the host, and likewise back, for all ranks together
+constexpr double kHostFold = 1e10;   // for all ranks together
 constexpr double kDevice = 1e12;     // of a device's memory, read or written
 constexpr double kPeers = 1e11;      // of one device into another
 constexpr double kLane = 5e9;        // by one block, in slots
 constexpr double kPassesOfLane = 4;  // through a device's memory: out of it, into a slot, out, in
 
-/// How many ranks have the longer of input and output, counted for each of the two.
-int ends_of(const DeviceQuestion& q) {
+/// How often the longer of input and output goes to the host, and how often it comes back.
+struct Ends {
+  int in, out;
+};
+Ends ends_of(const DeviceQuestion& q) {
   switch (q.spec.kind) {
     case Collective::gather:
     case Collective::scatter:  // the root, and all others together
-      return 2;
+      return {1, 1};
     case Collective::reduce:
+      return {q.ranks, 1};
     case Collective::broadcast:
-      return q.ranks + 1;
+      return {1, q.ranks};
     default:
-      return 2 * q.ranks;
+      return {q.ranks, q.ranks};
   }
 }
 
+/// StagedPieces.
+size_t staged_pieces_of(const DeviceQuestion& q) {
+  const bool whole = q.staged_piece == 0 || q.apart || !q.asked.planner.empty() ||
+                     !can_be_cut(q.spec.kind) || q.bytes == 0;
+  return whole ? 1 : (q.bytes + q.staged_piece - 1) / q.staged_piece;
+}
+
+/// What takes longest is done for one piece while the rest is for others.
 double staged_seconds(const DeviceQuestion& q) {
-  const auto bytes = static_cast<double>(q.bytes) * ends_of(q);
-  return kHostRoundTrip + bytes / kLink + bytes / 2 / kHostFold;
+  const auto bytes = static_cast<double>(q.bytes);
+  const Ends ends = ends_of(q);
+  const double in = bytes * ends.in / kLink, out = bytes * ends.out / kLink,
+               folds = bytes * (ends.in + ends.out) / 2 / kHostFold;
+  const double longest = std::max({in, folds, out});
+  return kHostRoundTrip + longest +
+         (in + folds + out - longest) / static_cast<double>(staged_pieces_of(q));
 }
 
 /// What a rank sends at least where all get the whole, each a part from each, and takes likewise.

@@ -33,11 +33,12 @@ struct DeviceQuestion {
   std::string_view no_buckets = "";  // why devices cannot fold each other's buckets
   std::string_view no_nccl = "";     // why there is no communicator; empty also while nobody knows
   std::string_view no_nvls = "";     // likewise, why no switch folds
-  size_t spin_bytes = 0;  // that a kernel which waits for others can take; 0: there is none
-  Shape shape{};          // as schedules are for; its counts live as long
-  CudaLaneRoom lanes{};   // no lanes: there is no such kernel for schedules
-  bool apart = false;     // it is of several arrays that travel as one
-  DeviceAsked asked{};    // likewise
+  size_t spin_bytes = 0;    // that a kernel which waits for others can take; 0: there is none
+  Shape shape{};            // as schedules are for; its counts live as long
+  CudaLaneRoom lanes{};     // no lanes: there is no such kernel for schedules
+  size_t staged_piece = 0;  // bytes of those in which a long array goes by the host; 0: as a whole
+  bool apart = false;       // it is of several arrays that travel as one
+  DeviceAsked asked{};      // likewise
 };
 
 /// As far as what is asked for says.

@@ -175,6 +175,7 @@ void StepBackend::choose() {
   question.no_nccl = no_nccl_;
   question.no_nvls = no_nvls_;
   question.spin_bytes = spin_bytes();
+  question.staged_piece = engine_.options().staged_piece_bytes;
   question.apart = !arrays_->together.empty();
   if (no_buckets_.empty()) question.lanes = exchange_->lane_room(is_asked(DeviceWay::lanes));
   way_ = choose_device_way(question);
@@ -286,8 +287,8 @@ void StepBackend::end() {
               .shown = trace != nullptr ? shown_in(*trace) : TraceEvent{},
               .deadline = o.deadline,
               .timeout = o.timeout,
-              .moments = arrays_->moments,
               .way = way_,
+              .moments = arrays_->moments,
               .kept = std::move(arrays_->kept)});
   arrays_->launched.store(
       true, std::memory_order_release);  // partner: StepCall::launched, BucketOnDevice::launched

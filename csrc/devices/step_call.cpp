@@ -89,6 +89,7 @@ bool devices_may_run(const Group& group, const Options& o, DType dtype, Determin
   if (device_way_named(o.algorithm)) return o.algorithm == name_of(DeviceWay::nccl);
   DeviceQuestion question = question_of(o, dtype, level, shape, asked_of(group, o));
   question.no_buckets = no_buckets;
+  question.staged_piece = group.engine()->options().staged_piece_bytes;
   return choose_device_way(question) != DeviceWay::staged;
 }
 

@@ -215,6 +215,27 @@ TEST(ways_on_devices_are_chosen_by_cost_and_by_name) {
   CHECK_EQUAL(chosen(set_to(other, "spin")), std::string("staged"));
 }
 
+TEST(staged_copies_overlap_where_they_go_in_pieces) {
+  DeviceQuestion question{.bytes = 64 << 20, .ranks = 4};
+  const auto staged = [&] {
+    return device_paths()[static_cast<size_t>(DeviceWay::staged)].seconds(question);
+  };
+  const double whole = staged();
+  question.staged_piece = 64 << 20;
+  CHECK_EQUAL(staged(), whole);
+  question.staged_piece = 4 << 20;
+  CHECK(staged() < 0.7 * whole);  // folds take longer than copies
+  CHECK(staged() > 0.5 * whole);
+  question.apart = true;
+  CHECK_EQUAL(staged(), whole);
+  question.apart = false;
+  question.asked.planner = "ring";
+  CHECK_EQUAL(staged(), whole);
+  question.asked.planner = "";
+  question.spec.kind = Collective::all_to_all;
+  CHECK_EQUAL(staged(), whole);
+}
+
 TEST(lanes_are_chosen_between_spin_and_step) {
   const CudaLaneRoom room{.lanes = 32, .piece_bytes = 8 << 20};
   const auto of = [&](size_t bytes, int ranks, DeviceAsked asked, Collective kind) {

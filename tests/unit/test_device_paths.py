@@ -30,6 +30,18 @@ def test_by_size_and_by_who_shares_a_device(capfd: pytest.CaptureFixture[str]) -
         assert rooted["choice"] == "step", collective
 
 
+def test_copies_that_overlap(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    took = []
+    for piece in ("4M", "1G"):
+        monkeypatch.setenv("FARANDOLE_STAGED_PIECE_BYTES", piece)
+        assert cli.main(["info", "--json", "--why", "64M", "--memory", "device"]) == 0
+        rows = json.loads(capfd.readouterr().out)["candidates"]
+        took.append(next(row["seconds"] for row in rows if row["name"] == "staged"))
+    assert took[0] < 0.7 * took[1]
+
+
 def test_what_is_forced(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FARANDOLE_DEVICE_PATH", "spin")
     assert choice(capfd, "1K", "--memory", "shared-device")["choice"] == "spin"

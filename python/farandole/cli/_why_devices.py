@@ -35,6 +35,7 @@ def answer(asked: dict[str, str], ranks: int, size: int) -> dict[str, Any]:
         asked["collective"], longest, ranks, spin_bytes, chosen_by,
         dtype=asked["dtype"], level=asked["level"], no_nccl=_why_no_nccl(asked),
         no_nvls=_why_no_nvls(asked), lanes=lanes, piece_bytes=_PIECE_BYTES,
+        staged_piece_bytes=int(setting("FARANDOLE_STAGED_PIECE_BYTES")),
     )  # fmt: skip
     return {
         "question": {**asked, "ranks": ranks, "bytes": size},
