@@ -38,42 +38,22 @@ template <Formula formula>
 FARANDOLE_DEVICE void load_folded_one(double& value, size_t from) {
   FARANDOLE_LD_REDUCE("add.f64", "d", value);
 }
-template <Formula formula>
-FARANDOLE_DEVICE void load_folded_one(int32_t& value, size_t from) {
-  if constexpr (formula == Formula::add)
-    FARANDOLE_LD_REDUCE("add.s32", "r", value);
-  else if constexpr (formula == Formula::smaller)
-    FARANDOLE_LD_REDUCE("min.s32", "r", value);
-  else
-    FARANDOLE_LD_REDUCE("max.s32", "r", value);
-}
-template <Formula formula>
-FARANDOLE_DEVICE void load_folded_one(uint32_t& value, size_t from) {
-  if constexpr (formula == Formula::add)
-    FARANDOLE_LD_REDUCE("add.u32", "r", value);
-  else if constexpr (formula == Formula::smaller)
-    FARANDOLE_LD_REDUCE("min.u32", "r", value);
-  else
-    FARANDOLE_LD_REDUCE("max.u32", "r", value);
-}
-template <Formula formula>
-FARANDOLE_DEVICE void load_folded_one(int64_t& value, size_t from) {
-  if constexpr (formula == Formula::add)  // modulo 2^64: the sum of unsigned ones
-    FARANDOLE_LD_REDUCE("add.u64", "l", value);
-  else if constexpr (formula == Formula::smaller)
-    FARANDOLE_LD_REDUCE("min.s64", "l", value);
-  else
-    FARANDOLE_LD_REDUCE("max.s64", "l", value);
-}
-template <Formula formula>
-FARANDOLE_DEVICE void load_folded_one(uint64_t& value, size_t from) {
-  if constexpr (formula == Formula::add)
-    FARANDOLE_LD_REDUCE("add.u64", "l", value);
-  else if constexpr (formula == Formula::smaller)
-    FARANDOLE_LD_REDUCE("min.u64", "l", value);
-  else
-    FARANDOLE_LD_REDUCE("max.u64", "l", value);
-}
+#define FARANDOLE_LOAD_FOLDED_ONE(E, constraint, sum, least, most) \
+  template <Formula formula>                                       \
+  FARANDOLE_DEVICE void load_folded_one(E& value, size_t from) {   \
+    if constexpr (formula == Formula::add)                         \
+      FARANDOLE_LD_REDUCE(sum, constraint, value);                 \
+    else if constexpr (formula == Formula::smaller)                \
+      FARANDOLE_LD_REDUCE(least, constraint, value);               \
+    else                                                           \
+      FARANDOLE_LD_REDUCE(most, constraint, value);                \
+  }
+FARANDOLE_LOAD_FOLDED_ONE(int32_t, "r", "add.s32", "min.s32", "max.s32")
+FARANDOLE_LOAD_FOLDED_ONE(uint32_t, "r", "add.u32", "min.u32", "max.u32")
+// Modulo 2^64 the sum is that of unsigned ones.
+FARANDOLE_LOAD_FOLDED_ONE(int64_t, "l", "add.u64", "min.s64", "max.s64")
+FARANDOLE_LOAD_FOLDED_ONE(uint64_t, "l", "add.u64", "min.u64", "max.u64")
+#undef FARANDOLE_LOAD_FOLDED_ONE
 #undef FARANDOLE_LD_REDUCE
 
 template <typename E, Formula formula>
