@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,45 @@ def test_a_case_that_goes_wrong_costs_itself_alone(tmp_path: Path) -> None:
     ]
     assert "    farandole: rank 1 (pid" in done.stdout
     assert "in <lambda>" in done.stdout, "where one hangs"
+
+
+# In a Python that has the standard library alone; and in one that this one starts.
+FINDS = """
+import pathlib, runpy, subprocess, sys
+sys.path.insert(0, str(pathlib.Path(sys.argv[1]).parent))
+find = runpy.run_path(sys.argv[1])["find"]
+find.__globals__["ROOT"] = pathlib.Path(sys.argv[2])
+find()
+import farandole, numpy
+print(farandole.here, numpy.here)
+child = "import farandole, numpy; print(farandole.here, numpy.here)"
+print(subprocess.run([sys.executable, "-S", "-c", child], capture_output=True, text=True).stdout)
+"""
+
+
+def finds(root: Path) -> subprocess.CompletedProcess[str]:
+    main = str(TREE / "bench" / "device" / "__main__.py")
+    command = [sys.executable, "-I", "-S", "-c", FINDS, main, str(root)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def put_wheel(root: Path, folder: str, name: str, tag: str) -> None:
+    """That says where it comes from."""
+    wheel = root / "build" / folder / f"{name}-1.0-{tag}-{tag}-any.whl"
+    wheel.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(wheel, "w") as made:
+        made.writestr(f"{name}/__init__.py", f"here = '{folder} {tag}'\n")
+
+
+def test_what_cannot_be_imported_is_unpacked_from_wheels(tmp_path: Path) -> None:
+    this = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    put_wheel(tmp_path, "device-wheels", "numpy", this)
+    put_wheel(tmp_path, "dist", "farandole", "cp27")
+    done = finds(tmp_path)
+    assert done.returncode == 1
+    assert "there is no farandole to import, and no wheel of it for this Python" in done.stderr
+    assert "make device-wheels" in done.stderr
+    put_wheel(tmp_path, "dist", "farandole", this)
+    done = finds(tmp_path)
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[:2] == [f"dist {this} device-wheels {this}"] * 2

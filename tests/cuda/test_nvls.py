@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from fake_device import Array, OnHost, Rank
 from fault_work import UNAVAILABLE
-from test_device_collectives import LOADS
+from test_device_collectives import LOADS, NEVER_IN_A_STEADY_STEP
 from test_nccl import small
 
 import farandole as fd
@@ -309,3 +309,43 @@ def reads_late() -> list[str]:
 
 def test_memory_stays_bound_while_others_may_use_it(by_nvls: Start) -> None:
     assert by_nvls(2).run(reads_late) == [["", ""], ["", ""]]
+
+
+# ---- what a device is asked for ----
+
+
+def steady() -> list[str]:
+    """In one piece, in several, and of arrays that travel as one."""
+    rank = NvlsRank("interface")
+    arrays = [(rank.array(n, "float32"), rank.array(n, "float32")) for n in (3, 1000, 40_001)]
+    together = [rank.array(100 + i, "float32") for i in range(12)]
+
+    def step() -> None:
+        handles = [fd.all_reduce(x, out=y, async_op=True) for x, y in arrays]
+        handles.append(fd.grouped_all_reduce(together, out=together, async_op=True))
+        for handle in handles:
+            handle.wait()
+            went_by("nvls")
+        rank.machine.call("cuStreamSynchronize", rank.machine.streams[rank.device])
+
+    with rank.machine.on(rank.device):
+        step()
+        rank.machine.control.hold(True)  # more is in flight at once than ever afterwards
+        handles = [fd.all_reduce(x, out=y, async_op=True) for x, y in 4 * arrays]
+        handles[-1].wait()
+        rank.machine.control.hold(False)
+        handles.clear()
+        step()
+        rank.machine.control.clear_log()
+        before = rank.machine.alive()
+        for _ in range(5):
+            step()
+        log = rank.machine.log()
+    assert rank.machine.alive() == before
+    rank.end()
+    return [call for call in log if call in NEVER_IN_A_STEADY_STEP]
+
+
+def test_a_steady_step_neither_allocates_nor_waits_for_the_device(by_nvls: Start) -> None:
+    for extra in by_nvls(2).run(steady):
+        assert extra == ["cuStreamSynchronize"] * 5, "the test's own, once a step"
