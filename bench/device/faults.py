@@ -28,14 +28,12 @@ LIMIT = 75  # seconds for the ranks of a case
 
 @dataclass(frozen=True)
 class Fault:
-    """`kind`: of the verdict; empty: there is none. `hears`: the rank itself hears it, too. Where
-    the verdict does not `name` it, that names the rank which could wait no longer."""
+    """`kind`: of the verdict; empty: there is none. `hears`: the rank itself hears it, too."""
 
     case: str
     path: str
     kind: str
     hears: bool = False
-    names: bool = True
     framework: str = ""
     ranks: int = RANKS
 
@@ -48,7 +46,7 @@ FAULTS = {
     "killed, others in training": Fault(
         "killed in training", "", "PeerLost", framework="torch", ranks=2
     ),
-    "stopped, others by steps": Fault("stopped", "step", "Stalled", hears=True, names=False),
+    "stopped, others by steps": Fault("stopped", "step", "Stalled", hears=True),
     "a kernel has used a wrong address": Fault("wrong address", "step", "DeviceError", hears=True),
     "no memory left on the device": Fault("no memory", "step", "", hears=True),
 }
@@ -102,7 +100,7 @@ def judged(fault: Fault, seen: dict[int, dict[str, Any]]) -> str:
         wrong.append(f"{len(verdicts)} verdicts: {' | '.join(sorted(verdicts))}")
     if kinds != {fault.kind}:
         wrong.append(f"the verdict is a {' and a '.join(sorted(kinds))}, not a {fault.kind}")
-    if fault.kind and fault.names and f"rank {VICTIM}" not in "".join(verdicts):
+    if fault.kind and f"rank {VICTIM}" not in "".join(verdicts):
         wrong.append(f"the verdict names no rank {VICTIM}: {' '.join(verdicts)}")
     wrong += [
         f"rank {rank} lacks {each['lacking'] >> 20} MiB of its device's memory"
